@@ -1,0 +1,174 @@
+"""The errors that a person may see: what happened, what to do about it, which exit code.
+
+    ClusterctlError                one line; .hint is a second; .exit_code
+      ConfigError        3         .problems: (path, line, column, text)...; nothing was started
+      NodeError          4         .node; ConnectError, HostKeyError, AuthError, AgentError
+      UnhealthyError     5         .findings; nothing was started
+      RefusedError       6
+      TeardownError      7         .remaining
+      NotFoundError      102
+      RunFailed          100, 103-106   .state; everything reachable was stopped
+
+Anything else that reaches the door is a bug of ours (exit code 1) and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class ExitCode(IntEnum):
+    """Exit codes of the command line, by meaning."""
+
+    OK = 0
+    BUG = 1
+    USAGE = 2
+    CONFIG = 3
+    NODE = 4
+    UNHEALTHY = 5
+    REFUSED = 6
+    TEARDOWN_INCOMPLETE = 7
+    FAILED = 100
+    UNATTENDED = 101
+    NOT_FOUND = 102
+    CANCELLED = 103
+    STALLED = 104
+    LOST = 105
+    TIME_LIMIT = 106
+    WAIT_TIMED_OUT = 124
+    INTERRUPTED = 130
+
+
+class ClusterctlError(Exception):
+    """Base of every expected error.
+
+    Attributes:
+        hint: What the reader can do about it, or `None`.
+        exit_code: What the process ends with.
+    """
+
+    exit_code: ExitCode = ExitCode.BUG
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One mistake in a cluster file.
+
+    Attributes:
+        path: The file as the user named it.
+        line: 1-based; 0 where no place can be named.
+        column: 1-based; 0 where no place can be named.
+        text: What is wrong, without the place.
+        hint: A remedy such as "did you mean `gpus`?", or `None`.
+        length: Characters to underline from `column`.
+        source: The text of the line, or `None`.
+    """
+
+    path: str
+    line: int
+    column: int
+    text: str
+    hint: str | None = None
+    length: int = 1
+    source: str | None = None
+
+
+class ConfigError(ClusterctlError):
+    """The cluster file is wrong; `problems` holds all that is; nothing was started."""
+
+    exit_code = ExitCode.CONFIG
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        first = problems[0]
+        place = f"{first.path}:{first.line}:{first.column}" if first.line else first.path
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        super().__init__(f"{place}: {first.text}{more}", hint=first.hint)
+        self.problems = tuple(problems)
+
+
+class NodeError(ClusterctlError):
+    """A node could not be reached, trusted or used."""
+
+    exit_code = ExitCode.NODE
+
+    def __init__(self, node: str, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.node = node
+
+
+class ConnectError(NodeError):
+    """No route, refused, timed out."""
+
+
+class HostKeyError(NodeError):
+    """The host key is unknown or has changed."""
+
+
+class AuthError(NodeError):
+    """The server did not accept any identity."""
+
+
+class AgentError(NodeError):
+    """No usable Python, a wrong protocol, or a garbled answer."""
+
+
+class NodesError(ClusterctlError):
+    """Several nodes failed; `errors` holds one NodeError a node."""
+
+    exit_code = ExitCode.NODE
+
+    def __init__(self, errors: Sequence[NodeError]) -> None:
+        super().__init__(f"{len(errors)} nodes cannot be used", hint=None)
+        self.errors = tuple(errors)
+
+
+class UnhealthyError(ClusterctlError):
+    """Health checks failed; nothing was started."""
+
+    exit_code = ExitCode.UNHEALTHY
+
+    def __init__(self, message: str, findings: Sequence[Any], *, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.findings = tuple(findings)
+
+
+class RefusedError(ClusterctlError):
+    """Done as asked, this would harm something; nothing was changed."""
+
+    exit_code = ExitCode.REFUSED
+
+
+class TeardownError(ClusterctlError):
+    """Something of the run may still be there; `remaining` names it."""
+
+    exit_code = ExitCode.TEARDOWN_INCOMPLETE
+
+    def __init__(self, message: str, remaining: Sequence[Any], *, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.remaining = tuple(remaining)
+
+
+class NotFoundError(ClusterctlError):
+    """No such run, rank, node or file."""
+
+    exit_code = ExitCode.NOT_FOUND
+
+
+class RunFailed(ClusterctlError):  # noqa: N818 - the design's word; the run failed, not clusterctl
+    """The run ended without success; everything reachable was stopped."""
+
+    exit_code = ExitCode.FAILED
+
+    def __init__(self, message: str, *, exit_code: ExitCode, state: Any = None) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+        self.state = state
