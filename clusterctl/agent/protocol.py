@@ -147,6 +147,34 @@ class Command(str, Enum):
     BYE = "bye"  # {} -> {}; the agent exits
 
 
+# What travels without being asked for, or without an answer:
+#
+# controller -> agent
+#   {"beat": n}                              every BEAT_SECONDS; carries no id, no command, no epoch
+# agent -> controller
+#   {"beat": n, "wall": s, "mono": s, "boot": id}    at once, from the reading loop: the answer to that beat; with the times
+#                                            at which n left and came back, it bounds the offset of the node's clocks
+#   {"push": "event", "run": r, "node": d, "event": {…}}   the record of one line of the journal (as `encode_event` wrote it)
+#   {"push": "stream", "stream": n, "run": r, "node": d, "file": f}   Data of stream n is that file's, from now on; `offset`
+#                                            of a Data frame is the offset in the file
+# Streams that the agent announces have numbers >= AGENT_STREAMS; those below belong to the controller (EXEC, FETCH,
+# RECEIVE). Only what FOLLOW sends is on credit; the files of a FETCH are sent one after the other in the stream of its
+# request, in the order of its answer, and the offsets run through. The answer of EXEC and FETCH comes after their last
+# Data. Data of a RECEIVE follows its request at once, with offsets that run through, and its answer comes after that.
+
+AGENT_STREAMS = 1 << 31
+
+
+def beat(number: int) -> dict[str, Any]:
+    """Return a sign of life of the controller."""
+    return {"beat": number}
+
+
+def beat_answer(number: int, wall: float, mono: float, boot: str) -> dict[str, Any]:
+    """Return the agent's answer to a beat: its wall and monotonic clocks (seconds) and its boot id."""
+    return {"beat": number, "wall": wall, "mono": mono, "boot": boot}
+
+
 UNANSWERED = frozenset({Command.CREDIT, Command.REPLICATED, Command.CANCEL})
 
 
