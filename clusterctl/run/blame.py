@@ -1,0 +1,175 @@
+"""Which of several exits came first, and is it to blame? Pure.
+
+When one rank dies, its peers die within a second, saying that a connection closed. Those texts mark a secondary death;
+it is never blamed while an earlier or an unexplained one is there. Exits are compared as intervals on the head's clock;
+where they overlap and the texts do not decide, the answer is "ambiguous".
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+_PEER_LOSS = re.compile(
+    "|".join(
+        (
+            r"connection (was )?closed by (remote )?peer",
+            r"connection reset",
+            r"broken pipe",
+            r"connection refused",
+            r"timed out waiting \d+ ?ms for (recv|send)",
+            r"socket timeout|read timeout|wait timeout",
+            r"nccl ?remote ?error|ncclRemoteError|remote process exited",
+            r"DistNetworkError|DistStoreError",
+            r"failed to (recv|send), got",
+            r"heartbeat|coordination service|peer .{0,40}(disconnected|unavailable)",
+        )
+    ),
+    re.IGNORECASE,
+)
+_TRACEBACK = re.compile(r"^(?:\[?rank\d+\]?:? ?)?Traceback \(most recent call last\):", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exit:
+    """A worker's end that was not asked for. `earliest..latest` bounds it on the head's clock (seconds)."""
+
+    rank: int
+    node: str
+    exit_code: int | None
+    signal: int | None
+    oom: str | None
+    error: dict[str, Any] | None
+    tail: str
+    earliest: float
+    latest: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """What ended a run.
+
+    Attributes:
+        kind: exit, signal, oom, unknown (nobody saw the exit), exited_early, node_lost, stalled, time_limit, start_failed.
+        message: One line: the last line of the traceback, or of the output.
+        traceback: The worker's own, where it left one.
+        certain: No other exit may have come first.
+    """
+
+    kind: str
+    node: str | None = None
+    rank: int | None = None
+    exit_code: int | None = None
+    signal: str | None = None
+    message: str = ""
+    traceback: str | None = None
+    certain: bool = False
+    secondary: bool = False
+
+
+def first_failure(exits: Sequence[Exit]) -> tuple[Cause, ...]:
+    """Return the causes of all exits, the first observed failure on top.
+
+    The top is certain when every other exit is secondary or surely later.
+    """
+    ordered = sorted(exits, key=lambda e: (is_secondary(e), e.latest, e.rank))
+    first, rest = ordered[0], ordered[1:]
+    rivals = [e for e in rest if is_secondary(e) == is_secondary(first) and e.earliest <= first.latest]
+    causes = [_cause(e) for e in ordered]
+    causes[0] = replace(causes[0], certain=not rivals)
+    return tuple(causes)
+
+
+def is_secondary(exit_: Exit) -> bool:
+    """Return whether a worker died only because a peer did, by what it wrote last.
+
+    A signal that nobody of ours sent, other than the abort with which runtimes react to a lost peer, is a death of its
+    own, whatever was printed before it.
+    """
+    if exit_.oom or exit_.signal not in (None, signal.SIGABRT):
+        return False
+    return bool(_PEER_LOSS.search(_last_words(exit_)))
+
+
+def _last_words(exit_: Exit) -> str:
+    """Return the text that says why: the last traceback's end, or the last lines."""
+    if exit_.error:
+        return str(exit_.error.get("message", ""))
+    starts = [m.start() for m in _TRACEBACK.finditer(exit_.tail)]
+    text = exit_.tail[starts[-1] :] if starts else exit_.tail
+    lines = [line for line in text.splitlines() if line.strip()]
+    return "\n".join(line for line in lines[-12:] if not _is_frame(line)) if starts else "\n".join(lines[-6:])
+
+
+def _is_frame(line: str) -> bool:
+    return bool(re.match(r"^(?:\[?rank\d+\]?:? ?)?\s+", line))
+
+
+def _cause(exit_: Exit) -> Cause:
+    name = None if exit_.signal is None else signal_name(exit_.signal)
+    kind = "exit"
+    if exit_.oom:
+        kind = "oom"
+    elif exit_.signal is not None:
+        kind = "signal"
+    elif exit_.exit_code is None:
+        kind = "unknown"
+    elif exit_.exit_code == 0:
+        kind = "exited_early"
+    return Cause(
+        kind=kind,
+        node=exit_.node,
+        rank=exit_.rank,
+        exit_code=exit_.exit_code,
+        signal=name,
+        message=_message(exit_, name),
+        traceback=_traceback(exit_),
+        secondary=is_secondary(exit_),
+    )
+
+
+def _message(exit_: Exit, name: str | None) -> str:
+    if exit_.error and exit_.error.get("message"):
+        return str(exit_.error["message"]).strip().splitlines()[-1]
+    if exit_.oom:
+        doubt = "probably " if exit_.oom == "probably" else ""
+        return f"{doubt}killed by the kernel for lack of memory ({exit_.oom})"
+    traceback = _traceback(exit_)
+    if traceback:
+        return _unprefixed(traceback.strip().splitlines()[-1])
+    if name:
+        return f"killed by {name}"
+    if exit_.exit_code is None:
+        return "exit status unknown: supervisor and waiter were both gone"
+    lines = [line for line in exit_.tail.splitlines() if line.strip()]
+    return lines[-1].strip() if lines else ""
+
+
+def _traceback(exit_: Exit) -> str | None:
+    if exit_.error and exit_.error.get("traceback"):
+        return str(exit_.error["traceback"])
+    starts = [m.start() for m in _TRACEBACK.finditer(exit_.tail)]
+    if not starts:
+        return None
+    lines: list[str] = []
+    for line in exit_.tail[starts[-1] :].splitlines():
+        lines.append(line)
+        plain = _unprefixed(line)
+        if len(lines) > 1 and plain and not plain.startswith((" ", "Traceback")):
+            break
+    return "\n".join(lines)
+
+
+def _unprefixed(line: str) -> str:
+    return re.sub(r"^\[?rank\d+\]?:? ?", "", line)
+
+
+def signal_name(number: int) -> str:
+    """Return `SIGSEGV` for 11; real-time signals are given as their number."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

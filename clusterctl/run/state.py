@@ -1,0 +1,389 @@
+"""What is known about a run: a fold over the journals of its nodes and of its controller. No I/O, no clock.
+
+Run states: starting running stalled restarting stopping, then succeeded failed cancelled lost.
+Worker states: pending starting running exited lost.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Any, assert_never
+
+from clusterctl.agent import protocol as wire
+from clusterctl.run import events as head
+from clusterctl.run.blame import Cause, Exit, first_failure
+
+
+class RunPhase(str, Enum):
+    """Where a run is in its life. The last four are final."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    STALLED = "stalled"
+    RESTARTING = "restarting"
+    STOPPING = "stopping"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    LOST = "lost"
+
+    @property
+    def final(self) -> bool:
+        """Nothing more will happen to the run."""
+        return self in (RunPhase.SUCCEEDED, RunPhase.FAILED, RunPhase.CANCELLED, RunPhase.LOST)
+
+
+class WorkerPhase(str, Enum):
+    """Where a worker is in its life, in the current attempt."""
+
+    PENDING = "pending"
+    STARTING = "starting"
+    RUNNING = "running"
+    EXITED = "exited"
+    LOST = "lost"
+
+
+class NodePhase(str, Enum):
+    """What a node does for the current attempt, or that nobody knows."""
+
+    WAITING = "waiting"
+    PREPARED = "prepared"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    SWEPT = "swept"
+    UNREACHABLE = "unreachable"
+    LOST = "lost"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerState:
+    """One rank in the current attempt. Times are head seconds; `earliest..latest` bounds the exit."""
+
+    rank: int
+    local_rank: int
+    node: str
+    phase: WorkerPhase = WorkerPhase.PENDING
+    pid: int | None = None
+    start_time: int | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    stopped: bool = False
+    oom: str | None = None
+    error: dict[str, Any] | None = None
+    tail: str = ""
+    earliest: float = 0.0
+    latest: float = 0.0
+
+    @property
+    def failed(self) -> bool:
+        """It ended by itself, and not well. An exit that nobody saw counts."""
+        return self.phase is WorkerPhase.EXITED and not self.stopped and self.exit_code != 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeState:
+    """One node in the current attempt.
+
+    Attributes:
+        link: connected, unreachable, lost; empty before the first connection.
+        link_since: Head time of the last change of the link.
+        swept: Nothing of the current attempt is left there, or `remaining` is.
+        stop_reason: Why the node stops or stopped its workers, or `None`.
+        clock: Offset and error that put its monotonic clock on the head's line.
+    """
+
+    node: str
+    node_rank: int
+    address: str | None = None
+    ranks: tuple[int, ...] = ()
+    link: str = ""
+    link_why: str = ""
+    link_since: float = 0.0
+    prepared: bool = False
+    swept: bool = False
+    finished: bool = False
+    stop_reason: str | None = None
+    remaining: tuple[dict[str, Any], ...] = ()
+    clock: tuple[float, float] | None = None
+    seq: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StallView:
+    """What the stall rule says. `phase` is suspected or confirmed."""
+
+    phase: str
+    since_s: float
+    limit_s: float
+    reason: str
+    at: float
+    evidence: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunState:
+    """Everything that is known about a run, from its journals alone.
+
+    Attributes:
+        reason: The `StopReason` for which the current attempt is being ended, or `None`.
+        exit_code: Of the run itself, once it is over.
+        remaining: Processes that may still be there: `{node, pid, start_time, command, why}`.
+        error: Why the start failed (`StartFailed.error`).
+        dropped: Output file (with its node) to first valid offset and bytes lost for good.
+        restarts: Head times at which attempts after the first began.
+    """
+
+    run: str = ""
+    name: str = ""
+    path: str = ""
+    phase: RunPhase = RunPhase.STARTING
+    attempt: int = -1
+    world_size: int = 0
+    master_addr: str | None = None
+    master_port: int | None = None
+    nodes: dict[str, NodeState] = field(default_factory=dict)
+    workers: dict[int, WorkerState] = field(default_factory=dict)
+    created: float | None = None
+    running_since: float | None = None
+    ended: float | None = None
+    reason: str | None = None
+    reason_text: str = ""
+    exit_code: int | None = None
+    cause: Cause | None = None
+    causes: tuple[Cause, ...] = ()
+    stall: StallView | None = None
+    remaining: tuple[dict[str, Any], ...] = ()
+    error: dict[str, Any] | None = None
+    dropped: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
+    restarts: tuple[float, ...] = ()
+    restart_at: float | None = None
+
+    @property
+    def over(self) -> bool:
+        """The run has ended."""
+        return self.phase.final
+
+    def node_phase(self, node: str) -> NodePhase:
+        """Return what a node is doing, in one word."""
+        state = self.nodes[node]
+        workers = [self.workers[r] for r in state.ranks if r in self.workers]
+        if state.link == "lost":
+            return NodePhase.LOST
+        if state.swept:
+            return NodePhase.SWEPT
+        if state.link == "unreachable":
+            return NodePhase.UNREACHABLE
+        if state.stop_reason:
+            return NodePhase.STOPPING
+        if any(w.phase is not WorkerPhase.PENDING for w in workers):
+            return NodePhase.RUNNING
+        return NodePhase.PREPARED if state.prepared else NodePhase.WAITING
+
+
+def apply_node(state: RunState, node: str, stamp: wire.Stamp, event: wire.Event) -> RunState:
+    """Return `state` after an event of a node's journal, or `state` itself where it was seen before.
+
+    Events of earlier attempts only move the cursor: their part is over.
+    """
+    seen = state.nodes.get(node)
+    if seen is None or stamp.seq <= seen.seq:
+        return state
+    state = _with_node(state, replace(seen, seq=stamp.seq))
+    attempt = getattr(event, "attempt", state.attempt)
+    if attempt != state.attempt:
+        return state
+    return _apply_current(state, state.nodes[node], event)
+
+
+def _apply_current(state: RunState, node: NodeState, event: wire.Event) -> RunState:
+    match event:
+        case wire.Prepared():
+            return _with_node(state, replace(node, prepared=True))
+        case wire.Started():
+            return _started(state, event)
+        case wire.Exited():
+            return _exited(state, node, event)
+        case wire.Stopping():
+            return _with_node(state, replace(node, stop_reason=event.reason))
+        case wire.Swept():
+            remaining = tuple({"node": node.node, **r} for r in event.remaining)
+            return _with_node(state, replace(node, swept=True, remaining=remaining))
+        case wire.Finished():
+            return _with_node(state, replace(node, finished=True))
+        case wire.Dropped():
+            key = (node.node, wire.output_file(event.attempt, event.rank))
+            lost = state.dropped.get(key, (0, 0))[1] + event.lost
+            return replace(state, dropped={**state.dropped, key: (event.first_valid, lost)})
+        case wire.Adopted() | wire.Alarm():
+            return state
+        case _:
+            assert_never(event)
+
+
+def _started(state: RunState, event: wire.Started) -> RunState:
+    worker = state.workers.get(event.rank)
+    if worker is None or worker.phase is WorkerPhase.EXITED:
+        return state
+    worker = replace(worker, phase=WorkerPhase.RUNNING, pid=event.pid, start_time=event.start_time)
+    state = _with_worker(state, worker)
+    pending = (WorkerPhase.PENDING, WorkerPhase.STARTING)
+    if state.phase is RunPhase.STARTING and not any(w.phase in pending for w in state.workers.values()):
+        stalled = state.stall is not None and state.stall.phase == "confirmed"
+        return replace(state, phase=RunPhase.STALLED if stalled else RunPhase.RUNNING)
+    return state
+
+
+def _exited(state: RunState, node: NodeState, event: wire.Exited) -> RunState:
+    worker = state.workers.get(event.rank)
+    if worker is None:
+        return state
+    offset, error = node.clock or (0.0, float("inf"))
+    worker = replace(
+        worker,
+        phase=WorkerPhase.EXITED,
+        exit_code=event.exit_code,
+        signal=event.signal,
+        stopped=event.stopped,
+        oom=event.oom,
+        error=event.error,
+        tail=event.tail,
+        earliest=event.earliest + offset - error,
+        latest=event.latest + offset + error,
+    )
+    return blamed(_with_worker(state, worker))
+
+
+def blamed(state: RunState) -> RunState:
+    """Return `state` with the first observed failure among the exits known so far."""
+    exits = [
+        Exit(
+            rank=w.rank,
+            node=w.node,
+            exit_code=w.exit_code,
+            signal=w.signal,
+            oom=w.oom,
+            error=w.error,
+            tail=w.tail,
+            earliest=w.earliest,
+            latest=w.latest,
+        )
+        for w in state.workers.values()
+        if w.failed
+    ]
+    if not exits:
+        return state
+    causes = first_failure(exits)
+    return replace(state, cause=causes[0], causes=causes)
+
+
+def apply_head(state: RunState, time: float, event: head.ControllerEvent) -> RunState:
+    """Return `state` after an event of the controller's journal; `time` is when it was written (head, seconds)."""
+    match event:
+        case head.Created():
+            return replace(state, run=event.run, name=event.name, path=event.path, created=time)
+        case head.Link():
+            return _link(state, time, event)
+        case head.Clock():
+            node = state.nodes.get(event.node)
+            return state if node is None else _with_node(state, replace(node, clock=(event.offset, event.error)))
+        case head.Attempt():
+            return _attempt(state, time, event)
+        case head.Decided():
+            if event.attempt != state.attempt or state.reason is not None:
+                return state
+            return replace(state, phase=RunPhase.STOPPING, reason=event.reason, reason_text=event.message)
+        case head.Restarting():
+            return replace(state, phase=RunPhase.RESTARTING, restart_at=event.at)
+        case head.StallSeen():
+            return _stall(state, time, event)
+        case head.StartFailed():
+            return replace(state, error=event.error, cause=_start_cause(event.error))
+        case head.Ended():
+            phase = RunPhase(event.state)
+            return replace(state, phase=phase, exit_code=event.exit_code, ended=time, remaining=tuple(event.remaining))
+        case head.Phase() | head.Note():
+            return state
+        case _:
+            assert_never(event)
+
+
+def _start_cause(error: dict[str, Any]) -> Cause:
+    return Cause(kind="start_failed", node=error.get("node"), message=str(error.get("message", "")), certain=True)
+
+
+def _link(state: RunState, time: float, event: head.Link) -> RunState:
+    node = state.nodes.get(event.node)
+    if node is None:
+        return state
+    state = _with_node(state, replace(node, link=event.link, link_why=event.why, link_since=time))
+    if event.link != "lost":
+        return state
+    lost = {
+        r: replace(state.workers[r], phase=WorkerPhase.LOST)
+        for r in node.ranks
+        if state.workers[r].phase is not WorkerPhase.EXITED
+    }
+    state = replace(state, workers={**state.workers, **lost})
+    if state.cause is not None or not lost:
+        return state
+    message = f"node lost: {event.why or 'no answer'}"
+    cause = Cause(kind="node_lost", node=event.node, rank=min(lost), message=message, certain=True)
+    return replace(state, cause=cause, causes=(cause,))
+
+
+def _attempt(state: RunState, time: float, event: head.Attempt) -> RunState:
+    nodes: dict[str, NodeState] = {}
+    workers: dict[int, WorkerState] = {}
+    for entry in event.nodes:
+        name, ranks = entry["node"], tuple(entry["ranks"])
+        old = state.nodes.get(name)
+        fresh = NodeState(node=name, node_rank=entry["node_rank"], address=entry.get("address"), ranks=ranks)
+        if old is not None:
+            fresh = replace(fresh, link=old.link, link_since=old.link_since, clock=old.clock, seq=old.seq)
+        nodes[name] = fresh
+        workers |= {r: WorkerState(rank=r, local_rank=i, node=name) for i, r in enumerate(ranks)}
+    return replace(
+        state,
+        attempt=event.attempt,
+        phase=RunPhase.STARTING,
+        world_size=event.world_size,
+        master_addr=event.master_addr,
+        master_port=event.master_port,
+        nodes=nodes,
+        workers=workers,
+        running_since=time,
+        reason=None,
+        reason_text="",
+        cause=None,
+        causes=(),
+        stall=None,
+        restart_at=None,
+        restarts=(*state.restarts, time) if event.attempt > 0 else state.restarts,
+    )
+
+
+def _stall(state: RunState, time: float, event: head.StallSeen) -> RunState:
+    if event.attempt != state.attempt:
+        return state
+    if event.phase == "none":
+        phase = RunPhase.RUNNING if state.phase is RunPhase.STALLED else state.phase
+        return replace(state, stall=None, phase=phase)
+    stall = StallView(
+        phase=event.phase,
+        since_s=event.since_s,
+        limit_s=event.limit_s,
+        reason=event.reason,
+        at=time,
+        evidence=event.evidence,
+    )
+    confirmed = event.phase == "confirmed" and state.phase is RunPhase.RUNNING
+    return replace(state, stall=stall, phase=RunPhase.STALLED if confirmed else state.phase)
+
+
+def _with_node(state: RunState, node: NodeState) -> RunState:
+    return replace(state, nodes={**state.nodes, node.node: node})
+
+
+def _with_worker(state: RunState, worker: WorkerState) -> RunState:
+    return replace(state, workers={**state.workers, worker.rank: worker})
