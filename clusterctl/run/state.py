@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any, assert_never
+from typing import Any
+
+from typing_extensions import assert_never
 
 from clusterctl.agent import protocol as wire
 from clusterctl.run import events as head

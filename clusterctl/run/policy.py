@@ -1,0 +1,272 @@
+"""What to do next with a run: a pure function of what is known and of the time. It performs nothing.
+
+A controller may stop with partial sight; it starts a new attempt only when every node of the old one has reported swept
+or its fence has expired.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from clusterctl.agent.protocol import StopReason
+from clusterctl.config.spec import RestartSpec, StallAction
+from clusterctl.errors import ExitCode
+from clusterctl.run.blame import Cause
+from clusterctl.run.state import NodeState, RunPhase, RunState, WorkerPhase
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+FENCE_MARGIN = 10.0
+"""Seconds added to a fence: the node acts up to this much later than the clock says."""
+
+UNREACHABLE_SHOWN_AFTER = 3.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What the user allowed. Durations in seconds."""
+
+    grace: float = 10.0
+    finish_grace: float = 300.0
+    max_duration: float | None = None
+    node_lost_after: float = 120.0
+    stop_after: float | None = None
+    stall_action: StallAction = StallAction.REPORT
+    restart: RestartSpec = RestartSpec()
+
+    @property
+    def fence(self) -> float | None:
+        """Seconds after the last frame from which a silent node has surely stopped, or `None` where it never does."""
+        return None if self.stop_after is None else self.stop_after + self.grace + FENCE_MARGIN
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sight:
+    """What the controller sees that no journal tells.
+
+    Attributes:
+        silent: Node to seconds since its last frame; nodes that answer are absent.
+        idle: Seconds since any unfinished rank showed activity.
+        cancelled: A person asked for the end.
+        alike: How many attempts in a row failed alike without progress.
+        checkpoint_moved: The newest checkpoint differs from the one that this attempt began with.
+        spares: Hosts that could replace a lost node.
+        unhealthy: Nodes that a check condemned during the run.
+    """
+
+    silent: Mapping[str, float]
+    idle: float = 0.0
+    cancelled: bool = False
+    alike: int = 0
+    spares: int = 0
+    unhealthy: Collection[str] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndAttempt:
+    """Stop everything of the attempt, everywhere that can be reached."""
+
+    reason: StopReason
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GiveUpNode:
+    """Count this node as lost."""
+
+    node: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restart:
+    """Begin a new attempt at `at`, without the nodes in `without`."""
+
+    at: float
+    why: str
+    without: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finish:
+    """The run is over; `exit_code` is its own."""
+
+    phase: RunPhase
+    exit_code: int
+    remaining: tuple[dict[str, Any], ...] = ()
+
+
+Action = EndAttempt | GiveUpNode | Restart | Finish
+
+
+def decide(state: RunState, limits: Limits, sight: Sight, now: float) -> Action | None:
+    """Return what comes next, or `None` to go on watching.
+
+    Args:
+        state: What the journals tell.
+        limits: What the user allowed.
+        sight: What the controller sees.
+        now: The head's clock, the one that stamps the controller's journal.
+    """
+    if state.over or state.attempt < 0 or state.phase is RunPhase.RESTARTING:
+        return None
+    lost = _newly_lost(state, limits, sight)
+    if lost is not None:
+        return lost
+    if state.reason is None:
+        end = _reason_to_end(state, limits, sight, now)
+        if end is not None:
+            return end
+    if not _settled(state, limits, sight):
+        return None
+    return _conclude(state, limits, sight, now)
+
+
+def _reason_to_end(state: RunState, limits: Limits, sight: Sight, now: float) -> EndAttempt | None:
+    if sight.cancelled:
+        return EndAttempt(reason=StopReason.CANCELLED)
+    lost = [n.node for n in state.nodes.values() if n.link == "lost"]
+    if lost:
+        return EndAttempt(reason=StopReason.NODE_LOST, message=f"{lost[0]} is lost")
+    if any(w.failed for w in state.workers.values()):
+        return EndAttempt(reason=StopReason.PEER_FAILED)
+    fenced = [n for n in state.nodes.values() if n.stop_reason == StopReason.FENCE.value]
+    if fenced:
+        return EndAttempt(reason=StopReason.FENCE, message=f"{fenced[0].node} heard no controller and stopped")
+    if sight.unhealthy and "unhealthy" in limits.restart.on:
+        return EndAttempt(reason=StopReason.UNHEALTHY, message=f"{min(sight.unhealthy)} is unhealthy")
+    if limits.max_duration is not None and now - (state.created or now) >= limits.max_duration:
+        return EndAttempt(reason=StopReason.TIME_LIMIT, message=f"max_duration of {limits.max_duration:g} s is over")
+    if _left_alone(state) and sight.idle >= limits.finish_grace:
+        return EndAttempt(reason=StopReason.PEER_FAILED, message="a rank ended early and the others stand still")
+    if state.phase is RunPhase.STALLED and limits.stall_action is not StallAction.REPORT:
+        return EndAttempt(reason=StopReason.STALLED)
+    return None
+
+
+def _left_alone(state: RunState) -> bool:
+    """Return whether some ranks have ended well while others are still there."""
+    phases = {w.phase for w in state.workers.values()}
+    return WorkerPhase.EXITED in phases and WorkerPhase.RUNNING in phases
+
+
+def _newly_lost(state: RunState, limits: Limits, sight: Sight) -> GiveUpNode | None:
+    """Return a node to give up: silent for too long while another node of the run answers."""
+    waiting = [n for n in state.nodes.values() if not n.swept and n.link != "lost"]
+    if not waiting or all(name in sight.silent for name in state.nodes):
+        return None
+    for node in waiting:
+        silent = sight.silent.get(node.node, 0.0)
+        if silent >= limits.node_lost_after:
+            return GiveUpNode(node=node.node, why=node.link_why or f"no answer for {silent:.0f} s")
+    return None
+
+
+def _settled(state: RunState, limits: Limits, sight: Sight) -> bool:
+    """Return whether nothing of the attempt is running any more, as far as it can ever be known."""
+    return all(_node_settled(n, limits, sight) for n in state.nodes.values())
+
+
+def _node_settled(node: NodeState, limits: Limits, sight: Sight) -> bool:
+    if node.swept:
+        return True
+    if node.link != "lost":
+        return False
+    return limits.fence is None or sight.silent.get(node.node, 0.0) >= limits.fence
+
+
+def _conclude(state: RunState, limits: Limits, sight: Sight, now: float) -> Action:
+    kind = _restart_kind(state)
+    if kind is not None and _may_restart(state, limits, sight, kind, now):
+        number = state.attempt
+        pause = min(limits.restart.backoff * 2**number, max(limits.restart.backoff_max, limits.restart.backoff))
+        return Restart(at=now + pause, why=kind, without=_unusable(state, sight))
+    phase, code = outcome(state)
+    return Finish(phase=phase, exit_code=int(code), remaining=_remaining(state))
+
+
+def _unusable(state: RunState, sight: Sight) -> tuple[str, ...]:
+    bad = {n.node for n in state.nodes.values() if n.link == "lost" or n.remaining}
+    return tuple(sorted(bad | set(sight.unhealthy)))
+
+
+def _restart_kind(state: RunState) -> str | None:
+    """Return the word of `restart.on` under which this end falls, or `None` where it is no reason to try again."""
+    if all(w.phase is WorkerPhase.EXITED and w.exit_code == 0 and not w.stopped for w in state.workers.values()):
+        return None
+    match state.reason:
+        case None | StopReason.PEER_FAILED.value:
+            return "crash"
+        case StopReason.STALLED.value:
+            return "stall"
+        case StopReason.NODE_LOST.value | StopReason.FENCE.value:
+            return "node_lost"
+        case StopReason.UNHEALTHY.value:
+            return "unhealthy"
+        case _:
+            return None
+
+
+def _may_restart(state: RunState, limits: Limits, sight: Sight, kind: str, now: float) -> bool:
+    rules = limits.restart
+    if kind not in rules.on:
+        return False
+    if kind == "stall" and limits.stall_action is not StallAction.RESTART:
+        return False
+    recent = [t for t in state.restarts if rules.window is None or now - t < rules.window]
+    if len(recent) >= rules.max_restarts or sight.alike >= 2:
+        return False
+    if state.cause is not None and state.cause.exit_code in rules.never_codes:
+        return False
+    unusable = _unusable(state, sight)
+    if unusable and limits.fence is None:
+        return False
+    return len(unusable) <= sight.spares
+
+
+def outcome(state: RunState) -> tuple[RunPhase, ExitCode]:
+    """Return how an attempt that is over ended, as the state of its run and its exit code."""
+    match state.reason:
+        case StopReason.CANCELLED.value:
+            return RunPhase.CANCELLED, ExitCode.CANCELLED
+        case StopReason.STALLED.value:
+            return RunPhase.FAILED, ExitCode.STALLED
+        case StopReason.TIME_LIMIT.value:
+            return RunPhase.FAILED, ExitCode.TIME_LIMIT
+        case StopReason.NODE_LOST.value:
+            return RunPhase.LOST, ExitCode.LOST
+        case StopReason.UNHEALTHY.value:
+            return RunPhase.FAILED, ExitCode.UNHEALTHY
+        case _:
+            pass
+    if any(n.link == "lost" for n in state.nodes.values()):
+        return RunPhase.LOST, ExitCode.LOST
+    if state.cause is not None and state.cause.kind == "unknown":
+        return RunPhase.LOST, ExitCode.LOST
+    done = all(w.phase is WorkerPhase.EXITED and w.exit_code == 0 and not w.stopped for w in state.workers.values())
+    return (RunPhase.SUCCEEDED, ExitCode.OK) if done else (RunPhase.FAILED, ExitCode.FAILED)
+
+
+def final_cause(state: RunState) -> Cause | None:
+    """Return what to put on top of the report of a run that is over."""
+    if state.cause is not None:
+        return state.cause
+    kinds = {StopReason.STALLED.value: "stalled", StopReason.TIME_LIMIT.value: "time_limit"}
+    if state.reason in kinds:
+        return Cause(kind=kinds[state.reason], message=state.reason_text, certain=True)
+    return None
+
+
+def _remaining(state: RunState) -> tuple[dict[str, Any], ...]:
+    left: list[dict[str, Any]] = []
+    for node in state.nodes.values():
+        left += node.remaining
+        if node.link == "lost" and not node.swept:
+            left += [
+                {"node": node.node, "pid": w.pid, "start_time": w.start_time, "command": None, "why": "node lost"}
+                for r in node.ranks
+                if (w := state.workers[r]).phase is WorkerPhase.LOST and w.pid is not None
+            ]
+    return tuple(left)
