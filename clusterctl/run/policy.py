@@ -6,7 +6,7 @@ or its fence has expired.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.protocol import StopReason
@@ -34,7 +34,7 @@ class Limits:
     node_lost_after: float = 120.0
     stop_after: float | None = None
     stall_action: StallAction = StallAction.REPORT
-    restart: RestartSpec = RestartSpec()
+    restart: RestartSpec = field(default_factory=RestartSpec)
 
     @property
     def fence(self) -> float | None:

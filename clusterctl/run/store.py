@@ -1,0 +1,376 @@
+"""The run directory on the head: the whole interface for reading. One writer at a time, any number of readers.
+
+RUN/spec.json            what the run was started with (no secrets)
+RUN/plan-A.json          the launch plan of attempt A (no secrets)
+RUN/events.jsonl         the controller's own journal
+RUN/lock                 held (flock) while a controller is alive
+RUN/epoch                the highest epoch that a controller of this head has used
+RUN/manifest.json        what was synced; the content is under RUN/content/SHA256
+RUN/nodes/NODE/          replicas, under the node's own names; their size is the cursor
+RUN/stall-N/             evidence of a stall
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import re
+import secrets
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from clusterctl.agent import protocol as wire
+from clusterctl.errors import NotFoundError, RefusedError
+from clusterctl.run import events as head
+from clusterctl.run.state import RunPhase, RunState, apply_head, apply_node
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"
+
+
+def runs_root() -> Path:
+    """Return where all runs of this user lie on this head."""
+    base = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    return Path(base) / "clusterctl" / "runs"
+
+
+@dataclass(frozen=True, slots=True)
+class RunDir:
+    """Every path of a run on the head."""
+
+    path: Path
+
+    @property
+    def run(self) -> str:
+        """The run id."""
+        return self.path.name
+
+    @property
+    def spec(self) -> Path:
+        """What the run was started with."""
+        return self.path / "spec.json"
+
+    @property
+    def events(self) -> Path:
+        """The controller's own journal."""
+        return self.path / "events.jsonl"
+
+    @property
+    def lock(self) -> Path:
+        """Held while a controller is alive."""
+        return self.path / "lock"
+
+    @property
+    def epoch(self) -> Path:
+        """The highest epoch that was used from here."""
+        return self.path / "epoch"
+
+    @property
+    def log(self) -> Path:
+        """The controller's stderr, with the tracebacks of our bugs."""
+        return self.path / "controller.log"
+
+    @property
+    def manifest(self) -> Path:
+        """What was synced at the start."""
+        return self.path / "manifest.json"
+
+    @property
+    def content(self) -> Path:
+        """What was synced at the start, by content hash."""
+        return self.path / "content"
+
+    def plan(self, attempt: int) -> Path:
+        """Return where the launch plan of an attempt lies."""
+        return self.path / f"plan-{attempt}.json"
+
+    def node(self, node: str) -> Path:
+        """Return where the replicas of a node lie."""
+        return self.path / "nodes" / node
+
+    def control_address(self) -> str:
+        """Return the abstract unix address on which the controller of this run listens."""
+        digest = hashlib.sha256(os.fsencode(self.path.resolve())).hexdigest()[:24]
+        return f"\0clusterctl-{os.getuid()}-{digest}"
+
+    @property
+    def attended(self) -> bool:
+        """A controller is alive."""
+        try:
+            fd = os.open(self.lock, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(fd)
+        return False
+
+
+def create(name: str, root: Path | None = None) -> RunDir:
+    """Make the directory of a new run; its id is the name and four random characters."""
+    base = root or runs_root()
+    base.mkdir(parents=True, exist_ok=True, mode=0o700)
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:40] or "run"
+    while True:
+        path = base / f"{stem}-{''.join(secrets.choice(_ALPHABET) for _ in range(4))}"
+        with contextlib.suppress(FileExistsError):
+            path.mkdir(mode=0o700)
+            (path / "nodes").mkdir()
+            return RunDir(path)
+
+
+def all_runs(root: Path | None = None) -> list[RunDir]:
+    """Return every run of this head, newest last."""
+    base = root or runs_root()
+    found = [p for p in base.iterdir() if (p / "events.jsonl").exists()] if base.is_dir() else []
+    return [RunDir(p) for p in sorted(found, key=lambda p: (p.stat().st_ctime_ns, p.name))]
+
+
+def find(reference: str | None, root: Path | None = None) -> RunDir:
+    """Return the run that a person means.
+
+    Args:
+        reference: An id, a name, or a cluster file; `None` for the only active run, or the newest.
+        root: Where runs lie; the user's own by default.
+
+    Raises:
+        NotFoundError: There is none.
+        RefusedError: Several could be meant.
+    """
+    runs = all_runs(root)
+    if reference is None:
+        active = [r for r in runs if not load_state(r).over]
+        candidates = active or runs[-1:]
+        what = "no run yet"
+    else:
+        candidates = [r for r in runs if r.run == reference] or _by_name_or_file(runs, reference)
+        what = f"no run `{reference}`"
+    if not candidates:
+        raise NotFoundError(what, hint="`clusterctl ps -a` lists all runs of this head")
+    if len(candidates) > 1:
+        names = ", ".join(r.run for r in candidates)
+        raise RefusedError(f"several runs could be meant: {names}", hint="name one of them")
+    return candidates[0]
+
+
+def _by_name_or_file(runs: list[RunDir], reference: str) -> list[RunDir]:
+    path = Path(reference)
+    wanted = os.path.realpath(path) if path.is_file() else None
+    states = [(r, load_state(r)) for r in runs]
+    matching = [(r, s) for r, s in states if s.name == reference or (wanted and os.path.realpath(s.path) == wanted)]
+    active = [r for r, s in matching if not s.over]
+    return active or [r for r, _ in matching][-1:]
+
+
+# --- reading
+
+
+def head_events(run: RunDir) -> Iterator[tuple[int, float, head.ControllerEvent]]:
+    """Yield the controller's journal; a torn last line is ignored."""
+    for line in _lines(run.events):
+        with contextlib.suppress(wire.FrameError):
+            decoded = head.decode(line)
+            if decoded is not None:
+                yield decoded
+
+
+def node_events(run: RunDir, node: str) -> Iterator[tuple[wire.Stamp, wire.Event]]:
+    """Yield the replica of a node's journal; a torn last line is ignored."""
+    for line in _lines(run.node(node) / wire.JOURNAL_FILE):
+        with contextlib.suppress(wire.FrameError):
+            decoded = wire.decode_event(line)
+            if decoded is not None:
+                yield decoded
+
+
+def _lines(path: Path) -> list[bytes]:
+    try:
+        return path.read_bytes().splitlines()
+    except FileNotFoundError:
+        return []
+
+
+def load_state(run: RunDir) -> RunState:
+    """Return the state of a run from its files alone."""
+    state = RunState()
+    for _, stamped, event in head_events(run):
+        state = apply_head(state, stamped, event)
+    for node in list(state.nodes):
+        for stamp, node_event in node_events(run, node):
+            state = apply_node(state, node, stamp, node_event)
+    return state
+
+
+def visible_state(run: RunDir) -> tuple[RunState, bool]:
+    """Return the state of a run and whether it is attended.
+
+    A start whose controller died before any attempt began left nothing to adopt: it has failed.
+    """
+    attended = run.attended
+    state = load_state(run)
+    if not attended and not state.over and state.attempt < 0 and state.created is not None:
+        return _never_started(state), False
+    return state, attended
+
+
+def _never_started(state: RunState) -> RunState:
+    from dataclasses import replace
+
+    return replace(state, phase=RunPhase.FAILED, exit_code=100)
+
+
+def latest_samples(run: RunDir, node: str, kind: str) -> dict[str, Any] | None:
+    """Return the newest sample of a kind (activity, health) that was replicated from a node."""
+    path = run.node(node) / wire.SAMPLES_FILE
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - 256 * 1024))
+            lines = file.read().splitlines()
+    except FileNotFoundError:
+        return None
+    for line in reversed(lines):
+        with contextlib.suppress(ValueError):
+            record = json.loads(line)
+            if isinstance(record, dict) and record.get("kind") == kind:
+                return record
+    return None
+
+
+# --- writing
+
+
+class Writer:
+    """The one writer of a run directory. Holds the lock from construction to `close`.
+
+    Raises:
+        RefusedError: Another controller is alive.
+    """
+
+    def __init__(self, run: RunDir) -> None:
+        self.run = run
+        self._lock = os.open(run.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(self._lock)
+            raise RefusedError(
+                f"{run.run} has a controller already", hint=f"`clusterctl attach {run.run}` shows it"
+            ) from error
+        _drop_torn_line(run.events)
+        self._seq = max((seq for seq, _, _ in head_events(run)), default=0)
+        self._events = os.open(run.events, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._files: dict[tuple[str, str], int] = {}
+
+    def append(self, event: head.ControllerEvent, now: float) -> None:
+        """Write an event of the controller's own; `now` is the head's clock in seconds."""
+        self._seq += 1
+        _write_all(self._events, (head.encode(self._seq, now, event) + "\n").encode())
+
+    def journal(self, node: str, record: dict[str, Any]) -> None:
+        """Append one line to the replica of a node's journal."""
+        key = (node, wire.JOURNAL_FILE)
+        if key not in self._files:
+            _drop_torn_line(self.run.node(node) / wire.JOURNAL_FILE)
+        fd = self._open(*key)
+        os.lseek(fd, 0, os.SEEK_END)
+        _write_all(fd, (json.dumps(record, separators=(",", ":")) + "\n").encode())
+
+    def replicate(self, node: str, file: str, offset: int, payload: bytes) -> int:
+        """Write bytes of a node's file at their own offset; return the replica's new size, which is the cursor."""
+        fd = self._open(node, file)
+        view = memoryview(payload)
+        while view:
+            written = os.pwrite(fd, view, offset)
+            view, offset = view[written:], offset + written
+        return offset
+
+    def cursors(self, node: str) -> dict[str, int]:
+        """Return the size of every replica of a node, by the file's own name, the journal left out."""
+        base = self.run.node(node)
+        found = {p.relative_to(base).as_posix(): p.stat().st_size for p in base.rglob("*") if p.is_file()}
+        found.pop(wire.JOURNAL_FILE, None)
+        return found
+
+    def restart_replica(self, node: str, file: str) -> None:
+        """Throw away a replica that turned out to differ from the node's file, so that it is sent again."""
+        os.ftruncate(self._open(node, file), 0)
+
+    def next_epoch(self, seen: int) -> int:
+        """Return an epoch above every one used so far, and remember it; `seen` is the highest that a node knows."""
+        try:
+            stored = int(self.run.epoch.read_text())
+        except (FileNotFoundError, ValueError):
+            stored = 0
+        epoch = max(stored, seen) + 1
+        write_atomically(self.run.epoch, str(epoch).encode())
+        return epoch
+
+    def close(self) -> None:
+        """Let go of the lock and of every file."""
+        for fd in (*self._files.values(), self._events, self._lock):
+            os.close(fd)
+        self._files.clear()
+
+    def _open(self, node: str, file: str) -> int:
+        fd = self._files.get((node, file))
+        if fd is None:
+            if ".." in file.split("/") or file.startswith("/"):
+                raise RefusedError(f"{node} names a file outside its run directory: {file!r}")
+            path = self.run.node(node) / file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._files[node, file] = fd
+        return fd
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Put a whole file in place: readers see the old one or the new one, never a part."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        _write_all(fd, data)
+    finally:
+        os.close(fd)
+    temporary.replace(path)
+
+
+def is_full(error: OSError) -> bool:
+    """Return whether an error means that the disk or the quota is full."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def _drop_torn_line(path: Path) -> None:
+    """Cut what a crash left behind the last whole line, so that the next line stands by itself."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return
+    whole = data.rfind(b"\n") + 1
+    if whole != len(data):
+        os.truncate(path, whole)
+
+
+def now() -> float:
+    """Return the head's wall clock as it was at import, moved on by the monotonic clock: jumps do not reach it."""
+    return _WALL_AT_IMPORT + (time.monotonic() - _MONO_AT_IMPORT)
+
+
+_WALL_AT_IMPORT, _MONO_AT_IMPORT = time.time(), time.monotonic()
