@@ -1,0 +1,190 @@
+"""Which code goes to the nodes: the manifest of a folder, and its content kept for later attempts.
+
+Content is stored once per hash for all runs of this head, so a run can always be restarted with exactly what it
+started with, however the folder has changed since.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from clusterctl.errors import ConfigError, Problem, RefusedError
+from clusterctl.run.store import RunDir, write_atomically
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from clusterctl.config.spec import SyncSpec
+
+_CHUNK = 1024 * 1024
+_NEVER = frozenset({".git", "__pycache__", ".hg", ".svn"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """What a folder holds: path to size, permission bits and SHA-256."""
+
+    files: dict[str, tuple[int, int, str]] = field(default_factory=dict)
+
+    @property
+    def code_hash(self) -> str:
+        """One hash over everything that is synced."""
+        listing = json.dumps(sorted((p, m, s) for p, (_, m, s) in self.files.items()))
+        return hashlib.sha256(listing.encode("utf-8", "surrogateescape")).hexdigest()
+
+    @property
+    def size(self) -> int:
+        """Bytes in all."""
+        return sum(size for size, _, _ in self.files.values())
+
+
+class ContentStore:
+    """Files by their hash, shared by all runs of a head."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        root.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    def path(self, digest: str) -> Path:
+        """Return where the content of a hash lies."""
+        return self.root / digest[:2] / digest
+
+    def take(self, source: Path) -> tuple[int, str]:
+        """Copy a file in, in one pass that also hashes it; return its size and hash."""
+        digest, size = hashlib.sha256(), 0
+        temporary = self.root / f".{os.getpid()}.part"
+        with source.open("rb") as reader, temporary.open("wb") as writer:
+            while chunk := reader.read(_CHUNK):
+                digest.update(chunk)
+                writer.write(chunk)
+                size += len(chunk)
+        target = self.path(digest.hexdigest())
+        target.parent.mkdir(exist_ok=True)
+        temporary.replace(target)
+        return size, digest.hexdigest()
+
+
+def store_of(run: RunDir) -> ContentStore:
+    """Return the content store of the head that a run belongs to."""
+    return ContentStore(run.path.parent.parent / "content")
+
+
+def collect(sync: SyncSpec, store: ContentStore) -> Manifest:
+    """Return the manifest of a folder, its content stored.
+
+    Files that have not changed (size, mtime, inode) since they were last stored are not read again.
+
+    Raises:
+        ConfigError: The folder is not there.
+        RefusedError: It is larger than `sync.max_size`.
+    """
+    source = Path(sync.source)
+    if not source.is_dir():
+        raise ConfigError([Problem(sync.source, 0, 0, "`sync.source` is not a folder")])
+    known = _Known(store.root / "known.json")
+    files: dict[str, tuple[int, int, str]] = {}
+    total, largest = 0, list[tuple[int, str]]()
+    for relative, status in walk(source, sync.exclude):
+        total += status.st_size
+        largest = sorted([*largest, (status.st_size, relative)], reverse=True)[:3]
+        if total > sync.max_size:
+            raise _too_large(sync, total, largest)
+        files[relative] = known.digest(source / relative, status, store)
+    known.save()
+    return Manifest(files=files)
+
+
+def _too_large(sync: SyncSpec, total: int, largest: list[tuple[int, str]]) -> RefusedError:
+    names = ", ".join(f"{name} ({size / 1024**2:.0f} MiB)" for size, name in largest)
+    return RefusedError(
+        f"{sync.source} holds more than {sync.max_size / 1024**2:.0f} MiB to sync (at least {total / 1024**2:.0f} MiB)",
+        hint=f"add to `sync.exclude` or raise `sync.max_size`; the largest: {names}",
+    )
+
+
+class _Known:
+    """Hashes of files by device, inode, size and time of change."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self._entries: dict[str, list[Any]] = json.loads(path.read_text())
+        except (FileNotFoundError, ValueError):
+            self._entries = {}
+        self._used: dict[str, list[Any]] = {}
+
+    def digest(self, path: Path, status: os.stat_result, store: ContentStore) -> tuple[int, int, str]:
+        key = f"{status.st_dev}:{status.st_ino}:{status.st_size}:{status.st_mtime_ns}"
+        size, digest = self._entries.get(key, (0, ""))
+        if not digest or not store.path(digest).exists():
+            size, digest = store.take(path)
+        self._used[key] = [size, digest]
+        return size, stat.S_IMODE(status.st_mode), digest
+
+    def save(self) -> None:
+        write_atomically(self._path, json.dumps({**self._entries, **self._used}).encode())
+
+
+def walk(source: Path, exclude: tuple[str, ...]) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield the files that sync takes, relative to `source`, with their status.
+
+    `.gitignore` files are respected in every folder; `.git`, `__pycache__` and virtual environments are never taken.
+    Symbolic links to files inside `source` are followed; others are left out.
+    """
+    import pathspec
+
+    extra = pathspec.GitIgnoreSpec.from_lines(exclude)
+    yield from _walk(source, "", [("", extra)])
+
+
+def _walk(source: Path, folder: str, rules: list[tuple[str, Any]]) -> Iterator[tuple[str, os.stat_result]]:
+    import pathspec
+
+    base = source / folder
+    ignore = base / ".gitignore"
+    if ignore.is_file():
+        lines = ignore.read_text(errors="replace").splitlines()
+        rules = [*rules, (folder, pathspec.GitIgnoreSpec.from_lines(lines))]
+    for entry in sorted(os.scandir(base), key=lambda e: e.name):
+        relative = f"{folder}/{entry.name}" if folder else entry.name
+        if entry.is_dir(follow_symlinks=False):
+            if entry.name in _NEVER or _ignored(relative + "/", rules) or os.path.exists(f"{entry.path}/pyvenv.cfg"):
+                continue
+            yield from _walk(source, relative, rules)
+        elif entry.is_file() and not _ignored(relative, rules) and _inside(source, entry):
+            yield relative, entry.stat()
+
+
+def _ignored(relative: str, rules: list[tuple[str, Any]]) -> bool:
+    verdict = False
+    for folder, spec in rules:
+        inner = relative[len(folder) + 1 :] if folder else relative
+        result = spec.check_file(inner).include
+        verdict = verdict if result is None else result
+    return verdict
+
+
+def _inside(source: Path, entry: os.DirEntry[str]) -> bool:
+    if not entry.is_symlink():
+        return True
+    return os.path.realpath(entry.path).startswith(os.path.realpath(source) + os.sep)
+
+
+def save(run: RunDir, manifest: Manifest) -> None:
+    """Keep the manifest with its run."""
+    write_atomically(run.manifest, json.dumps({"files": manifest.files}, ensure_ascii=True).encode())
+
+
+def load(run: RunDir) -> Manifest | None:
+    """Return the manifest that a run was started with, or `None` where nothing was synced."""
+    try:
+        stored = json.loads(run.manifest.read_text())
+    except FileNotFoundError:
+        return None
+    return Manifest(files={p: (s, m, d) for p, (s, m, d) in stored["files"].items()})
