@@ -1,0 +1,89 @@
+"""Puts a small shim into the workers, through the environment alone and without touching user code.
+
+    TARGET/sitecustomize.py       first on PYTHONPATH; arms the shim in the process that is the rank
+    TARGET/_clusterctl_shim/      the shim (`shim/` here): counters, status file, stack dumps by signal
+    TARGET/lib/clusterctl/        `import clusterctl` for workers with nothing installed; last on `sys.path`
+
+Files in the status directory (a 0700 directory on tmpfs, one per run, node and attempt), R being the global rank:
+
+    rank-R.claim        pid and start time of the process that is the rank
+    rank-R.status.json  written once a second; its keys are those of `shim.beat.Beat.status`
+    rank-R.stacks       where stacks are dumped
+    rank-R.ready.json   who is armed to dump them: pid, start_time, signal, fd, dev, ino, main_thread
+    rank-R.refused      why the shim could not be armed, if so
+"""
+
+from __future__ import annotations
+
+import os
+import pkgutil
+import tempfile
+from typing import Optional
+
+_SHIM = ("__init__", "beat", "claim", "collectives", "dump", "encode", "hooks", "stamp", "state")
+# Source package and module -> path below TARGET. `sync` and what it needs travel where they exist.
+_FILES = (
+    ("clusterctl.agent.inject", "sitecustomize.py", "sitecustomize.py"),
+    *(("clusterctl.agent.inject.shim", f"{name}.py", f"_clusterctl_shim/{name}.py") for name in _SHIM),
+    ("clusterctl", "__init__.py", "lib/clusterctl/__init__.py"),
+    ("clusterctl.agent", "__init__.py", "lib/clusterctl/agent/__init__.py"),
+    ("clusterctl.agent.worker", "__init__.py", "lib/clusterctl/agent/worker/__init__.py"),
+    ("clusterctl.agent.worker", "sync.py", "lib/clusterctl/agent/worker/sync.py"),
+)
+
+
+def install(target_dir: str) -> str:
+    """Writes the shim out as real files, since an interpreter starting up can import nothing else.
+
+    Works from a zip as well as from a directory; each file is replaced atomically, so it may be called again while
+    workers run.
+
+    Args:
+        target_dir: Where to; created with mode 0700 if missing.
+
+    Returns:
+        The absolute path of `target_dir`, for `environment`.
+
+    Raises:
+        OSError: If a file cannot be written.
+    """
+    target = os.path.abspath(target_dir)
+    os.makedirs(target, mode=0o700, exist_ok=True)
+    for package, name, destination in _FILES:
+        data = _read(package, name)
+        if data is not None:
+            _write(os.path.join(target, destination), data)
+    return target
+
+
+def environment(inject_dir: str, status_dir: str, existing_pythonpath: str | None = None) -> dict[str, str]:
+    """What to add to a worker's environment. RANK and CLUSTERCTL_ATTEMPT are the launcher's to set.
+
+    Args:
+        inject_dir: What `install` returned.
+        status_dir: The directory for the status files of this run, node and attempt.
+        existing_pythonpath: The worker's own PYTHONPATH, kept behind ours.
+    """
+    # An empty element would mean the current directory, which the user did not ask for.
+    path = os.pathsep.join([inject_dir, existing_pythonpath] if existing_pythonpath else [inject_dir])
+    return {"PYTHONPATH": path, "CLUSTERCTL_STATUS_DIR": status_dir}
+
+
+def _read(package: str, name: str) -> Optional[bytes]:  # noqa: UP045  (Python 3.9)
+    try:
+        return pkgutil.get_data(package, name)
+    except OSError:
+        return None  # a bundle built without this file: the name it would give raises ImportError when used
+
+
+def _write(path: str, data: bytes) -> None:
+    folder = os.path.dirname(path)
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=folder)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise

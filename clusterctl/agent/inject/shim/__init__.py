@@ -1,0 +1,63 @@
+"""The shim inside a worker; it runs there as the package `_clusterctl_shim`.
+
+It counts steps, knows how long the main thread has been away, writes one status file a second and lets the supervisor
+dump all stacks by a signal. What it cannot do with this Python or this torch it lists under `degraded`.
+"""
+
+from __future__ import annotations
+
+import os
+
+from . import claim as claims
+from .state import State
+
+# Not from `typing`: importing that would cost more than all the rest at start.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .beat import Beat
+
+
+class Armed:
+    """What is armed in this process: `state` for the worker API, `beat` that writes the status file."""
+
+    def __init__(self, state: State, beat: Beat) -> None:
+        self.state = state
+        self.beat = beat
+
+
+armed: Armed | None = None
+
+
+def arm(status_dir: str, rank: int) -> None:
+    """Arms everything if this process gets the rank; else does nothing.
+
+    Args:
+        status_dir: The directory for the status files of this run, node and attempt.
+        rank: The global rank.
+    """
+    global armed  # noqa: PLW0603  (one per process, by its nature)
+    start_time = claims.claim(status_dir, rank)
+    if start_time is None:
+        return
+    # Imported here: in the many Pythons that are not the rank, nothing more is to be paid.
+    import atexit
+
+    from . import hooks
+    from .beat import Beat
+    from .dump import Dumper
+
+    state = State()
+    beat = Beat(state, Dumper(status_dir, rank, start_time), status_dir, rank, start_time)
+    armed = Armed(state, beat)
+    hooks.watch_imports(state)
+    os.register_at_fork(before=beat.pause, after_in_parent=beat.resume, after_in_child=_disarm)
+    atexit.register(beat.finish)
+    beat.begin()
+
+
+def _disarm() -> None:
+    """In a forked child: the rank is the parent, so nothing here may speak for it."""
+    global armed  # noqa: PLW0603
+    if armed is not None:
+        armed.beat.forget()
+        armed = None

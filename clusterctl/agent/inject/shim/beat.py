@@ -1,0 +1,179 @@
+"""Once a second: look at main thread, collectives and descriptors, and write the status file."""
+
+from __future__ import annotations
+
+import _thread
+import os
+import time
+from time import monotonic
+
+from .encode import encode
+
+# Not from `typing`: importing that would cost more than all the rest at start.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from .collectives import Collectives
+    from .dump import Dumper
+    from .stamp import MainStamp
+    from .state import State
+
+INTERVAL_S = 1.0
+
+
+class Beat:
+    """The thread behind the status file. It stands still while the process forks and ends before Python does."""
+
+    def __init__(self, state: State, dumper: Dumper, status_dir: str, rank: int, start_time: int) -> None:
+        self._state = state
+        self._dumper = dumper
+        self._path = os.path.join(status_dir, f"rank-{rank}.status.json")
+        self._pid = os.getpid()
+        self._start_time = start_time
+        self._rank = rank
+        self._attempt = os.environ.get("CLUSTERCTL_ATTEMPT")
+        self._ticks = 0
+        self._forks = 0
+        self._tid = 0
+        self._running = self._stopping = False
+        self._wake = _thread.allocate_lock()
+        self._done = _thread.allocate_lock()
+        self._wake.acquire()
+        self._stamp: MainStamp | None = None
+        self._collectives: Collectives | None = None
+
+    def begin(self) -> None:
+        """Arms the dump and starts the thread; what fails is degraded."""
+        self._try("stacks", self._dumper.arm)
+        self._start()
+
+    def pause(self) -> None:
+        """Before a fork: ends the thread, so that the child inherits no lock of it and Python sees no thread more."""
+        self._forks += 1
+        self._stop(0.5)
+
+    def resume(self) -> None:
+        """After a fork, in the parent."""
+        self._forks -= 1
+        if self._forks == 0 and self._pid == os.getpid():
+            self._start()
+
+    def finish(self) -> None:
+        """At exit: the last word, with the final step."""
+        if self._pid == os.getpid():
+            self._stop(0.5)
+            self._try("status", self._write)
+
+    def forget(self) -> None:
+        """In a forked child: nothing here is ours any more."""
+        self._pid = -1
+        self._running = False
+
+    def _start(self) -> None:
+        if self._running or self._pid != os.getpid():
+            return
+        self._stopping, self._running = False, True
+        self._done.acquire(False)
+        try:
+            _thread.start_new_thread(self._run, ())
+        except RuntimeError:  # out of threads, or the interpreter is ending
+            self._running = False
+
+    def _stop(self, patience_s: float) -> None:
+        if not self._running or self._pid != os.getpid():
+            return
+        self._stopping = True
+        if self._wake.locked():
+            self._wake.release()
+        # Stuck in a tick (an import that waits for this very thread): then it stays, nothing is worth waiting longer.
+        if not self._done.acquire(True, patience_s):
+            return
+        self._running = False
+        task = f"/proc/self/task/{self._tid}"
+        for _ in range(100):
+            if not os.path.exists(task):
+                return
+            time.sleep(0.0001)
+
+    def _run(self) -> None:
+        self._tid = _thread.get_native_id()
+        try:
+            while not self._stopping:
+                self._tick()
+                self._wake.acquire(True, INTERVAL_S)
+        finally:
+            self._done.release()
+
+    def _tick(self) -> None:
+        # The first second belongs to the script: what needs imports waits.
+        if self._ticks > 0:
+            self._try("main_thread", self._look_at_main)
+            self._try("collectives", self._look_at_collectives)
+            self._try("stacks", self._dumper.check)
+        self._ticks += 1
+        self._try("status", self._write)
+
+    def _try(self, part: str, action: Callable[[], None]) -> None:
+        try:
+            action()
+            if part in self._state.degraded:
+                del self._state.degraded[part]
+        except Exception as error:  # not to be known here is better than to harm the worker
+            self._state.degraded[part] = f"{type(error).__name__}: {error}"
+
+    def _look_at_main(self) -> None:
+        if self._stamp is None:
+            from .stamp import MainStamp, allow_tracer
+
+            self._stamp = MainStamp()
+            tracer = os.environ.get("CLUSTERCTL_TRACER_PID", "")
+            if tracer.isdigit():
+                allow_tracer(int(tracer))
+        self._stamp.look()
+
+    def _look_at_collectives(self) -> None:
+        if "torch" not in self._state.frameworks:
+            return
+        if self._collectives is None:
+            from .collectives import Collectives
+
+            self._collectives = Collectives()
+        if self._collectives.look():
+            self._state.progress_time = monotonic()
+
+    def _write(self) -> None:
+        temporary = f"{self._path}.tmp"
+        with open(temporary, "w", encoding="ascii") as file:
+            file.write(encode(self.status(monotonic())))
+        os.replace(temporary, self._path)
+
+    def status(self, now: float) -> dict[str, Any]:
+        """The content of the status file; all times are CLOCK_MONOTONIC of the node, in seconds.
+
+        pid, start_time (ticks since boot), rank, attempt, time; step, source (torch, keras, user), beats (rises with
+        every sign of progress), progress_time; seq {group: [enqueued, completed]}, backend, timeout_s of the default
+        process group; main_time (when the main thread last ran Python); phase {name, since, limit_s}; facts;
+        frameworks; degraded {part: reason}.
+        """
+        state, collectives, phase = self._state, self._collectives, self._state.phase()
+        return {
+            "pid": self._pid,
+            "start_time": self._start_time,
+            "rank": self._rank,
+            "attempt": self._attempt,
+            "time": now,
+            "step": state.step,
+            "source": state.source,
+            "beats": state.beats,
+            "progress_time": state.progress_time,
+            "seq": collectives.seq if collectives else {},
+            "backend": collectives.backend if collectives else None,
+            "timeout_s": collectives.timeout_s if collectives else None,
+            "main_time": self._stamp.time if self._stamp else None,
+            "phase": {"name": phase[0], "since": phase[1], "limit_s": phase[2]} if phase else None,
+            "facts": dict(state.facts),
+            "frameworks": list(state.frameworks),
+            "degraded": dict(state.degraded),
+        }

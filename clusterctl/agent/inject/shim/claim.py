@@ -1,0 +1,62 @@
+"""Which process is the rank: the first Python that claims it, until that one is gone."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+
+
+def claim(status_dir: str, rank: int) -> int | None:
+    """Claims the rank for this process.
+
+    A child finds its living parent's claim and gets nothing; the training script started after a helper of the
+    prologue finds a dead one and takes over; a process that replaced itself by exec finds its own.
+
+    Args:
+        status_dir: One directory per attempt, so an earlier attempt's claims do not count.
+        rank: The global rank.
+
+    Returns:
+        This process's start time in ticks since boot if the rank is ours, else `None`.
+    """
+    base = os.path.join(status_dir, f"rank-{rank}")
+    # The lock makes "look, then replace" one step; it is held for microseconds, so whoever finds it taken has lost.
+    lock = os.open(f"{base}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        start_time = start_ticks("self")
+        if start_time is None or _taken(f"{base}.claim", (os.getpid(), start_time)):
+            return None
+        return start_time
+    except BlockingIOError:
+        return None
+    finally:
+        os.close(lock)
+
+
+def _taken(path: str, ours: tuple[int, int]) -> bool:
+    try:
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except FileExistsError:
+        with open(path, encoding="ascii") as existing:
+            words = existing.read().split()
+        holder = (int(words[0]), int(words[1])) if len(words) == 2 else (0, 0)
+        if holder != ours and holder[0] > 0 and start_ticks(holder[0]) == holder[1]:
+            return True
+        file = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
+    try:
+        os.write(file, b"%d %d\n" % ours)
+    finally:
+        os.close(file)
+    return False
+
+
+def start_ticks(pid: object) -> int | None:
+    """Start time of a process in clock ticks since boot, `None` if it is gone or a zombie (proc(5), stat field 22)."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            # The command in field 2 may hold spaces and brackets: count from the last closing one.
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in (b"Z", b"X") else int(fields[19])

@@ -1,0 +1,85 @@
+"""Sequence numbers of collectives, from torch's flight recorder, and the time limit of its process groups.
+
+The names are torch's private ones (seen in 2.13): each is looked for, and what is missing is reported as degraded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+
+# Not from `typing`: importing that would cost more than all the rest at start.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+_C10D = "torch.distributed.distributed_c10d"
+_BINDINGS = "torch._C._distributed_c10d"
+# One recorder for gloo and newer backends, a ring of its own for the older NCCL backend.
+_DUMPS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
+
+
+class Collectives:
+    """Reads the counters, once there is a process group.
+
+    Attributes:
+        seq: Process group id -> (last enqueued, last completed) collective.
+        backend: Backends of the default group, such as `gloo` or `cpu:gloo,cuda:nccl`.
+        timeout_s: Its time limit in seconds.
+    """
+
+    def __init__(self) -> None:
+        self.seq: dict[str, tuple[int, int]] = {}
+        self.backend: str | None = None
+        self.timeout_s: float | None = None
+        self._group: Any = None
+
+    def look(self) -> bool:
+        """Reads all counters; says whether any has moved.
+
+        Raises:
+            RuntimeError: With what this torch lacks.
+        """
+        group = _default_group()
+        if group is None:  # the recorder reads its settings at first use: not before the user's own
+            return False
+        if group is not self._group:
+            self._group = group
+            self.backend, self.timeout_s = _describe(group)
+        seq = _sequence_numbers()
+        moved = seq != self.seq
+        self.seq = seq
+        return moved
+
+
+def _default_group() -> Any:
+    module = sys.modules.get(_C10D)
+    return getattr(getattr(module, "_world", None), "default_pg", None)
+
+
+def _sequence_numbers() -> dict[str, tuple[int, int]]:
+    bindings = sys.modules.get(_BINDINGS)
+    dumps = [dump for dump in (getattr(bindings, name, None) for name in _DUMPS) if dump is not None]
+    if not dumps:
+        raise RuntimeError("this torch has no flight recorder")
+    import json
+
+    found: dict[str, tuple[int, int]] = {}
+    for dump in dumps:
+        for group, status in json.loads(dump(includeCollectives=False)).get("pg_status", {}).items():
+            numbers = (int(status["last_enqueued_collective"]), int(status["last_completed_collective"]))
+            found[group] = max(found.get(group, numbers), numbers)
+    return found
+
+
+def _describe(group: Any) -> tuple[str | None, float | None]:
+    """Backend and shortest time limit of a group; `None` for what cannot be read."""
+    module = sys.modules[_C10D]
+    try:
+        backend: str | None = str(module._world.pg_map[group][0])  # noqa: SLF001
+    except (AttributeError, KeyError, IndexError, TypeError):
+        backend = None
+    limits = []
+    for device in getattr(group, "_device_types", ()):
+        with contextlib.suppress(AttributeError, RuntimeError, TypeError):
+            limits.append(group._get_backend(device).options._timeout.total_seconds())  # noqa: SLF001
+    return backend, min(limits, default=None)

@@ -1,0 +1,105 @@
+"""Counts steps of torch and Keras from the moment they are imported, in the thread that imports them.
+
+Registering later, from a thread of ours, could change torch's table of hooks while a step walks through it.
+"""
+
+from __future__ import annotations
+
+import sys
+
+# Not from `typing`: importing that would cost more than all the rest at start.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from .state import State
+
+_TORCH = "torch.optim.optimizer"
+# Where Keras 3, Keras 2.13 to 2.15 and tf_keras keep the class through which every batch of `fit` goes.
+_KERAS = (
+    "keras.src.callbacks.callback_list",
+    "keras.src.callbacks",
+    "keras.callbacks",
+    "tf_keras.src.callbacks",
+)
+
+
+def watch_imports(state: State) -> None:
+    """Hooks the frameworks that are there already, and the others when they come."""
+    actions: dict[str, Callable[[Any], None]] = {_TORCH: lambda module: _torch(state, module)}
+    actions.update(dict.fromkeys(_KERAS, lambda module: _keras(state, module)))
+    for name in [name for name in actions if name in sys.modules]:
+        _apply(state, actions.pop(name), sys.modules[name])
+    sys.meta_path.insert(0, _Finder(state, actions))
+
+
+class _Finder:
+    """Finds nothing itself: it lets the others find, and looks again once the module has been executed."""
+
+    def __init__(self, state: State, actions: dict[str, Callable[[Any], None]]) -> None:
+        self._state = state
+        self._actions = actions
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        action = self._actions.pop(name, None)
+        if action is None:
+            return None
+        for finder in sys.meta_path:
+            find = getattr(finder, "find_spec", None)
+            spec = find(name, path, target) if find and finder is not self else None
+            if spec is not None:
+                self._after_exec(spec.loader, action)
+                return spec
+        return None
+
+    def _after_exec(self, loader: Any, action: Callable[[Any], None]) -> None:
+        """Wraps this one loader's `exec_module` on the instance, so the module keeps the loader it would have had."""
+        original = getattr(loader, "exec_module", None)
+        if original is None:
+            return
+
+        def exec_module(module: Any) -> None:
+            del loader.exec_module
+            original(module)
+            _apply(self._state, action, module)
+
+        try:
+            loader.exec_module = exec_module
+        except AttributeError:
+            self._state.degraded["steps"] = f"loader of {type(loader).__name__} cannot be watched"
+
+
+def _apply(state: State, action: Callable[[Any], None], module: Any) -> None:
+    try:
+        action(module)
+    except Exception as error:  # the framework has changed: show it, harm nothing
+        state.degraded["steps"] = f"{module.__name__}: {type(error).__name__}: {error}"
+
+
+def _torch(state: State, module: Any) -> None:
+    # In torch since 2.1; its hooks run after every `step` of every optimizer.
+    module.register_optimizer_step_post_hook(state.optimizer_step)
+    state.frameworks.append("torch")
+
+
+def _keras(state: State, module: Any) -> None:
+    callbacks = getattr(module, "CallbackList", None)
+    if callbacks is None or "keras" in state.frameworks:
+        return
+    _wrap(callbacks, "on_train_batch_end", lambda: state.count("keras"))
+    _wrap(callbacks, "on_test_batch_end", state.moved)
+    _wrap(callbacks, "on_predict_batch_end", state.moved)
+    state.frameworks.append("keras")
+
+
+def _wrap(owner: Any, name: str, mark: Callable[[], None]) -> None:
+    original = getattr(owner, name)
+
+    def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        mark()
+        return original(self, *args, **kwargs)
+
+    counted.__name__, counted.__qualname__ = name, getattr(original, "__qualname__", name)
+    counted.__doc__ = original.__doc__
+    setattr(owner, name, counted)

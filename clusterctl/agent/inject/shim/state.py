@@ -1,0 +1,113 @@
+"""What a worker has done so far, counted where it happens: cheap enough for every step, and never raising."""
+
+from __future__ import annotations
+
+from time import monotonic
+
+# Not from `typing`: importing that would cost more than all the rest at start.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+DEFAULT_LIMIT_S = 900.0
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+class State:
+    """Counters of one worker. Writers are the worker's own threads, the reader is the beat.
+
+    Attributes:
+        beats: Rises with every sign of progress: a step, a batch, a call of `progress`.
+        progress_time: Monotonic time of the last sign of progress; `None` before the first.
+        source: Where `step` comes from: `torch`, `keras`, `user`; `None` before the first.
+        degraded: What cannot be seen here, by part.
+    """
+
+    def __init__(self) -> None:
+        self.beats = 0
+        self.progress_time: float | None = None
+        self.source: str | None = None
+        self.frameworks: list[str] = []
+        self.degraded: dict[str, str] = {}
+        self.facts: dict[str, Any] = {}
+        self._steps: dict[str, int] = {}
+        self._optimizers: dict[int, int] = {}
+        self._phases: list[tuple[str, float, float]] = []
+
+    @property
+    def step(self) -> int | None:
+        """The step to show: what the user says wins over what is counted, Keras batches over optimizer steps."""
+        for source in ("user", "keras", "torch"):
+            if source in self._steps:
+                return self._steps[source]
+        return None
+
+    def moved(self) -> None:
+        """Counts a sign of progress that is no step, such as a validation batch."""
+        self.beats += 1
+        self.progress_time = monotonic()
+
+    def count(self, source: str) -> None:
+        """Counts one step of `source`."""
+        self._steps[source] = self._steps.get(source, 0) + 1
+        self.source = self.source or source
+        self.moved()
+
+    def optimizer_step(self, optimizer: object, _args: object, _kwargs: object) -> None:
+        """The optimizer post-step hook. With several optimizers the step is the count of the busiest."""
+        counts = self._optimizers
+        if len(counts) > 256:  # optimizers made anew all the time; the shown step then starts over
+            counts.clear()
+        key = id(optimizer)
+        counts[key] = steps = counts.get(key, 0) + 1
+        if steps > self._steps.get("torch", 0):
+            self._steps["torch"] = steps
+        self.source = self.source or "torch"
+        self.moved()
+
+    def report(self, step: int | None, facts: dict[str, Any]) -> None:
+        """What `clusterctl.progress` says."""
+        if step is not None:
+            try:
+                self._steps["user"] = int(step)
+                self.source = "user"
+            except (TypeError, ValueError, OverflowError):
+                self.degraded["progress"] = "step is not a number"
+        if facts:
+            self.facts = facts
+        self.moved()
+
+    def enter(self, name: str, limit: float | str) -> tuple[str, float, float]:
+        """Begins a declared phase; what it returns ends it in `leave`."""
+        seconds = parse_limit(limit)
+        if seconds is None:
+            self.degraded["phase"] = "cannot read its limit, taking 15m"
+            seconds = DEFAULT_LIMIT_S
+        entry = (str(name), monotonic(), seconds)
+        self._phases.append(entry)
+        self.moved()
+        return entry
+
+    def leave(self, entry: tuple[str, float, float]) -> None:
+        """Ends a declared phase."""
+        if entry in self._phases:
+            self._phases.remove(entry)
+        self.moved()
+
+    def phase(self) -> tuple[str, float, float] | None:
+        """Name, begin and limit of the open phase that may last longest; `None` if there is none."""
+        return max(list(self._phases), key=lambda entry: entry[1] + entry[2], default=None)
+
+
+def parse_limit(limit: float | str) -> float | None:
+    """Seconds of `900`, `"900"`, `"90s"`, `"15m"` or `"1h30m"`; `None` for anything else."""
+    if isinstance(limit, (int, float)):
+        return float(limit) if limit > 0 else None
+    total, digits = 0.0, ""
+    for character in str(limit):
+        if character in _UNITS and digits:
+            total, digits = total + int(digits) * _UNITS[character], ""
+        elif "0" <= character <= "9":
+            digits += character
+        else:
+            return None
+    return (total + int(digits or "0")) or None

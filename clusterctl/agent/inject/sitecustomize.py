@@ -1,0 +1,54 @@
+"""Put first on a worker's PYTHONPATH: arms the shim in the process that is the rank, then hands on to the next one.
+
+Every Python below the worker runs this, of any version, so it uses old syntax only and imports nothing but `os`,
+which the interpreter has loaded by then.
+"""
+
+# mypy: ignore-errors
+import os
+import sys
+
+
+def _arm():
+    status = os.environ.get("CLUSTERCTL_STATUS_DIR")
+    rank = os.environ.get("RANK", "")
+    # torchrun's own process has no RANK; a second copy on the path must not arm twice.
+    if not status or not rank.isdigit() or sys.version_info < (3, 9) or "_clusterctl_shim" in sys.modules:
+        return
+    try:
+        import _clusterctl_shim
+
+        _clusterctl_shim.arm(status, int(rank))
+    except BaseException as error:
+        # Nothing of ours may reach user code, not even a KeyboardInterrupt that hit us here: the reason is left behind.
+        try:
+            with open(os.path.join(status, "rank-%s.refused" % rank), "w") as file:  # noqa: UP031, PTH
+                file.write("%s: %s\n" % (type(error).__name__, error))  # noqa: UP031
+        except Exception:
+            pass
+        if isinstance(error, KeyboardInterrupt):
+            raise
+
+
+def _chain(here):
+    """Runs the next sitecustomize on the path; its errors are its own and are reported by Python as ever."""
+    others = [path for path in sys.path if os.path.realpath(path or os.curdir) != here]
+    for finder in sys.meta_path:
+        find = getattr(finder, "find_spec", None)
+        spec = find("sitecustomize", others, None) if find else None
+        if spec is None or spec.loader is None:
+            continue
+        from importlib import util
+
+        module = util.module_from_spec(spec)
+        # Python ends the import with whatever stands under the name, so user code sees its own module.
+        sys.modules["sitecustomize"] = module
+        spec.loader.exec_module(module)
+        return
+
+
+_here = os.path.dirname(os.path.realpath(__file__))
+# Last on the path: an installed clusterctl wins, and without one `import clusterctl` works all the same.
+sys.path.append(os.path.join(_here, "lib"))
+_arm()
+_chain(_here)
