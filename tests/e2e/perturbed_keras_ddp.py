@@ -20,7 +20,7 @@ TEMPLATE = Path(__file__).resolve().parents[2] / "templates" / "keras_ddp" / "tr
 class SpoiltAdamW(torch.optim.AdamW):
     """AdamW whose steps on one rank leave the last bit of one weight different."""
 
-    def step(self, closure=None):  # noqa: ANN001, ANN201, D102
+    def step(self, closure=None):
         loss = super().step(closure)
         if int(os.environ.get("RANK", "0")) == int(os.environ.get("PERTURB_RANK", "1")):
             with torch.no_grad():
