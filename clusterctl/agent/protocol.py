@@ -130,6 +130,7 @@ class Command(str, Enum):
     MANIFEST = "manifest"  # {workdir, files: {path: [size, mode, sha256]}, run} -> {need: [path]}
     RECEIVE = "receive"  # {workdir, files: [[path, size, mode, sha256]], stream} then data -> {written, hash}
     FETCH = "fetch"  # {workdir, pattern, stream} -> data of each file, then {files: [[path, size, mode]]}
+    CHECKPOINTS = "checkpoints"  # {workdir, pattern} -> {found: [{path, mtime}]}, complete ones only
     PREPARE = "prepare"  # Prepare -> {ports: [int], run_dir, python}
     START = "start"  # Start -> {}
     STOP = "stop"  # Stop -> {}
