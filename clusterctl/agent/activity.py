@@ -1,0 +1,230 @@
+"""What the workers of this node are doing, as seen from outside and as they say themselves; cheap enough to ask always.
+
+Everything is read, nothing is decided: the rule that calls a run stalled is on the head (`run/stall.py`).
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from clusterctl.agent import proc
+from clusterctl.agent.system import read_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+_SCAN_EVERY_S = 15.0
+_MAX_WATCHED = 200
+
+
+@dataclass(frozen=True)
+class WorkerId:
+    """One worker of this node.
+
+    Attributes:
+        rank: Global rank.
+        pid: What the supervisor started; the rank itself may be a descendant of it.
+        start_time: Its start in clock ticks since boot.
+        output: Path of its output file.
+    """
+
+    rank: int
+    pid: int
+    start_time: int
+    output: str
+
+
+def tree(root: int, processes: dict[int, proc.Stat]) -> list[proc.Stat]:
+    """A process, its descendants and everything in its POSIX session; the root first, ancestors before children."""
+    children: dict[int, list[proc.Stat]] = {}
+    for process in processes.values():
+        children.setdefault(process.ppid, []).append(process)
+    starts = [processes[root]] if root in processes else []
+    starts += [process for process in processes.values() if process.sid == root and process.pid != root]
+    found: dict[int, proc.Stat] = {}
+    while starts:
+        process = starts.pop(0)
+        if process.pid not in found:
+            found[process.pid] = process
+            starts.extend(children.get(process.pid, ()))
+    return list(found.values())
+
+
+def all_processes() -> dict[int, proc.Stat]:
+    """Every process that `/proc` shows now."""
+    found = (proc.stat(pid) for pid in proc.pids())
+    return {process.pid: process for process in found if process is not None}
+
+
+def inside(status_dir: str, rank: int, now: float) -> dict[str, Any] | None:
+    """What the shim in a worker says, with ages (seconds) for times; `None` if it says nothing or its process is gone.
+
+    Keys: pid, step, source, beats, seq, backend, timeout_s, frameworks, facts, degraded as the shim wrote them, and
+    age_s (of the file), progress_age_s, main_age_s, phase {name, age_s, limit_s}.
+    """
+    data = read_bytes(os.path.join(status_dir, f"rank-{rank}.status.json"))
+    try:
+        said = json.loads(data or b"null")
+        process = proc.stat(said["pid"]) if said else None
+        if process is None or process.start_time != said["start_time"]:
+            return None
+        return _with_ages(said, now)
+    except (ValueError, KeyError, TypeError):  # user code may write anything anywhere; a bad file is no file
+        return None
+
+
+def _with_ages(said: dict[str, Any], now: float) -> dict[str, Any]:
+    def age(moment: float | None) -> float | None:
+        return None if moment is None else round(max(0.0, now - moment), 3)
+
+    keys = ("pid", "step", "source", "beats", "seq", "backend", "timeout_s", "frameworks", "facts", "degraded")
+    phase = said["phase"]
+    return {
+        **{key: said[key] for key in keys},
+        "age_s": age(said["time"]),
+        "progress_age_s": age(said["progress_time"]),
+        "main_age_s": age(said["main_time"]),
+        "phase": phase and {"name": phase["name"], "age_s": age(phase["since"]), "limit_s": phase["limit_s"]},
+    }
+
+
+class Sampler:
+    """Samples all workers of one node and attempt.
+
+    Args:
+        workers: The workers that were started.
+        status_dir: Where their shims write.
+        watch: Globs of files whose growth means that work goes on; relative ones start at `workdir`.
+        workdir: The workers' working directory.
+        gpus: Whether this node has GPUs, where CPU time tells nothing.
+    """
+
+    def __init__(
+        self,
+        workers: Iterable[WorkerId],
+        status_dir: str,
+        watch: Sequence[str] = (),
+        workdir: str = "",
+        gpus: bool = False,
+    ) -> None:
+        self._workers = tuple(workers)
+        self._status_dir = status_dir
+        self._watch = tuple(os.path.join(workdir, os.path.expanduser(pattern)) for pattern in watch)
+        self._gpus = gpus
+        self._trees: dict[int, list[tuple[int, int]]] = {}
+        self._scanned: float | None = None
+
+    def sample(self, now: float | None = None) -> dict[str, Any]:
+        """One look at everything.
+
+        Args:
+            now: CLOCK_MONOTONIC of this node in seconds.
+
+        Returns:
+            `{time, gpus, watched: {path: [mtime_ns, bytes]}, ranks: {"R": {...}}}`; per rank: alive, pid (the process
+            that is the rank), state, wchan, procs, cpu_s, read, written, output (bytes, of the whole tree; `null` where
+            it cannot be read) and `inside` (see there).
+        """
+        now = time.monotonic() if now is None else now
+        if self._scanned is None or now - self._scanned >= _SCAN_EVERY_S:
+            self._scan()
+            self._scanned = now
+        ranks = {str(worker.rank): self._rank(worker, now) for worker in self._workers}
+        for rank in self._claimed_elsewhere():
+            ranks[str(rank)] = self._claimed(rank, now)
+        return {"time": round(now, 3), "gpus": self._gpus, "watched": self._files(), "ranks": ranks}
+
+    def _scan(self) -> None:
+        """Looks up the whole trees; in between only their known members are read."""
+        processes = all_processes()
+        for worker in self._workers:
+            members = tree(worker.pid, processes)
+            self._trees[worker.rank] = [(process.pid, process.start_time) for process in members]
+
+    def _rank(self, worker: WorkerId, now: float) -> dict[str, Any]:
+        members = self._members(worker)
+        root = next((process for process in members if process.pid == worker.pid), None)
+        alive = root is not None and root.start_time == worker.start_time and root.state not in "ZX"
+        said = inside(self._status_dir, worker.rank, now)
+        subject = proc.stat(said["pid"]) if said else root
+        transfers = [_transfers(process.pid) for process in members]
+        return {
+            "alive": alive,
+            "pid": subject.pid if subject else worker.pid,
+            "state": subject.state if subject else None,
+            "wchan": (proc.wchan(subject.pid) or None) if subject else None,
+            "procs": len(members),
+            "cpu_s": round(sum(process.ticks for process in members) / proc.TICKS, 2),
+            "read": _total(transfer and transfer[0] for transfer in transfers),
+            "written": _total(transfer and transfer[1] for transfer in transfers),
+            "output": _size(worker.output),
+            "inside": said,
+        }
+
+    def _members(self, worker: WorkerId) -> list[proc.Stat]:
+        known = self._trees.get(worker.rank) or [(worker.pid, worker.start_time)]
+        found = [(proc.stat(pid), start_time) for pid, start_time in known]
+        return [process for process, start_time in found if process and process.start_time == start_time]
+
+    def _claimed_elsewhere(self) -> list[int]:
+        """Ranks that started below another worker of ours, as under torchrun."""
+        known = {worker.rank for worker in self._workers}
+        names = glob.glob(os.path.join(glob.escape(self._status_dir), "rank-*.status.json"))
+        ranks = (os.path.basename(name)[len("rank-") : -len(".status.json")] for name in names)
+        return sorted(int(rank) for rank in ranks if rank.isdigit() and int(rank) not in known)
+
+    def _claimed(self, rank: int, now: float) -> dict[str, Any]:
+        said = inside(self._status_dir, rank, now)
+        process = proc.stat(said["pid"]) if said else None
+        transfer = _transfers(process.pid) if process else None
+        return {
+            "alive": process is not None and process.state not in "ZX",
+            "pid": process.pid if process else None,
+            "state": process.state if process else None,
+            "wchan": (proc.wchan(process.pid) or None) if process else None,
+            "procs": 1 if process else 0,
+            "cpu_s": round(process.ticks / proc.TICKS, 2) if process else 0.0,
+            "read": transfer and transfer[0],
+            "written": transfer and transfer[1],
+            "output": None,
+            "inside": said,
+        }
+
+    def _files(self) -> dict[str, list[int]]:
+        found: dict[str, list[int]] = {}
+        for pattern in self._watch:
+            for path in glob.iglob(pattern, recursive=True):
+                if len(found) >= _MAX_WATCHED:
+                    return found
+                try:
+                    status = os.stat(path)
+                except OSError:
+                    continue
+                found[path] = [status.st_mtime_ns, status.st_size]
+        return found
+
+
+def _total(values: Iterable[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+def _transfers(pid: int) -> tuple[int, int] | None:
+    """Bytes a process (and the children it waited for) has read and written through system calls."""
+    data = read_bytes(f"/proc/{pid}/io")
+    if not data:
+        return None
+    fields = dict(line.split(b": ", 1) for line in data.splitlines())
+    return int(fields[b"rchar"]), int(fields[b"wchar"])
+
+
+def _size(path: str) -> int | None:
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return None

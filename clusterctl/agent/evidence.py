@@ -1,0 +1,187 @@
+"""Everything that tells where the ranks of this node are, taken at one moment, before anybody ends them.
+
+All ranks are looked at in parallel and within a deadline: a rank that does not answer costs its own evidence, never
+that of the others. The result is kept as plain files, one set per rank.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from clusterctl.agent import proc, stacks
+from clusterctl.agent.activity import all_processes, inside, tree
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+_WINDOW_S = 0.25
+_TAIL_BYTES = 64 * 1024
+_TAIL_LINES = 40
+_MAX_CHILDREN = 64
+_PYTHON = "python"
+
+
+def collect(ranks: Iterable[Mapping[str, Any]], status_dir: str, out_dir: str, deadline: float) -> dict[str, Any]:
+    """Looks at all given ranks at once.
+
+    Args:
+        ranks: Per worker `{rank, pid, start_time, output}` (`activity.WorkerId` as a mapping).
+        status_dir: Where the shims of this attempt write.
+        out_dir: Gets `rank-R.json` (everything), `rank-R.txt` (for people) and `rank-R.stacks` (as dumped); made if
+            missing.
+        deadline: `time.monotonic()` after which nothing is waited for any more.
+
+    Returns:
+        `{took_s, ranks: {"R": E}}`. E: rank, pid, state, wchan, cpu (share of one core over a quarter of a second),
+        threads, command, source (`signal`, `py-spy`, `proc`), why (what the rungs above said), stacks (text as
+        dumped), main_thread, inside, children [{pid, name, state, wchan, cpu, command}], tail [lines]. A rank that
+        gave nothing in time has `source: "proc"` and `error`.
+
+    Raises:
+        OSError: If `out_dir` cannot be written.
+    """
+    begun = time.monotonic()
+    os.makedirs(out_dir, mode=0o700, exist_ok=True)
+    workers = [dict(rank) for rank in ranks]
+    processes = all_processes()
+    found: dict[str, dict[str, Any]] = {}
+
+    def look(worker: dict[str, Any]) -> None:
+        found[str(worker["rank"])] = _rank(worker, processes, status_dir, deadline)
+
+    threads = [threading.Thread(target=look, args=(worker,), daemon=True) for worker in workers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    for worker in workers:
+        found.setdefault(str(worker["rank"]), _nothing(worker, "no answer in time"))
+    complete = dict(sorted(found.items(), key=_by_rank))
+    for rank, evidence in complete.items():
+        _keep(out_dir, rank, evidence)
+    return {"took_s": round(time.monotonic() - begun, 3), "ranks": complete}
+
+
+def _by_rank(item: tuple[str, object]) -> int:
+    return int(item[0])
+
+
+def _nothing(worker: Mapping[str, Any], why: str) -> dict[str, Any]:
+    return {
+        "rank": worker["rank"],
+        "pid": worker["pid"],
+        "state": None,
+        "wchan": None,
+        "source": "proc",
+        "why": [],
+        "stacks": "",
+        "main_thread": None,
+        "inside": None,
+        "children": [],
+        "tail": _tail(worker.get("output")),
+        "error": why,
+    }
+
+
+def _rank(worker: dict[str, Any], processes: dict[int, proc.Stat], status_dir: str, deadline: float) -> dict[str, Any]:
+    root = processes.get(worker["pid"])
+    if root is None or root.start_time != worker["start_time"] or root.gone:
+        return _nothing(worker, "the worker is gone")
+    members = tree(root.pid, processes)
+    subject = _subject(members, status_dir, worker["rank"])
+    begun, before = time.monotonic(), _ticks(members)
+    taken = stacks.take(subject.pid, status_dir, worker["rank"], deadline)
+    # Enough ticks of the kernel's clock to tell a spinning process from a waiting one.
+    time.sleep(max(0.0, min(begun + _WINDOW_S, deadline) - time.monotonic()))
+    elapsed = max(time.monotonic() - begun, 0.01)
+    after = _ticks(members)
+    shares = {pid: round((ticks - before[pid]) / proc.TICKS / elapsed, 2) for pid, ticks in after.items()}
+    children = [process for process in members if process.pid != subject.pid][:_MAX_CHILDREN]
+    return {
+        "rank": worker["rank"],
+        **_process(subject, shares),
+        "threads": subject.threads,
+        "source": taken.source,
+        "why": list(taken.why),
+        "stacks": taken.text,
+        "main_thread": taken.main_thread,
+        "inside": inside(status_dir, worker["rank"], time.monotonic()),
+        "children": [_process(child, shares) for child in children],
+        "tail": _tail(worker.get("output")),
+    }
+
+
+def _subject(members: list[proc.Stat], status_dir: str, rank: int) -> proc.Stat:
+    """The process that is the rank: the one that armed itself, else the first Python, else the worker as started."""
+    said = stacks.ready(status_dir, rank)
+    armed = [process for process in members if said and process.pid == said["pid"]]
+    pythons = [process for process in members if _is_python(process.pid)]
+    return (armed or pythons or members)[0]
+
+
+def _is_python(pid: int) -> bool:
+    try:
+        return os.path.basename(os.readlink(f"/proc/{pid}/exe")).startswith(_PYTHON)
+    except OSError:
+        return False
+
+
+def _ticks(members: list[proc.Stat]) -> dict[int, int]:
+    found = ((process, proc.stat(process.pid)) for process in members)
+    return {was.pid: now.ticks if now and now.start_time == was.start_time else was.ticks for was, now in found}
+
+
+def _process(process: proc.Stat, shares: dict[int, float]) -> dict[str, Any]:
+    now = proc.stat(process.pid)
+    return {
+        "pid": process.pid,
+        "name": process.comm,
+        "state": now.state if now else None,
+        "wchan": proc.wchan(process.pid) or None,
+        "cpu": shares.get(process.pid, 0.0),
+        "command": proc.command(process.pid),
+    }
+
+
+def _tail(path: str | None) -> list[str]:
+    """The last lines of an output file."""
+    try:
+        with open(path or "", "rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            return file.read().decode("utf-8", "replace").splitlines()[-_TAIL_LINES:]
+    except OSError:
+        return []
+
+
+def _keep(out_dir: str, rank: str, evidence: dict[str, Any]) -> None:
+    base = os.path.join(out_dir, f"rank-{rank}")
+    contents = {".json": json.dumps(evidence, indent=1) + "\n", ".txt": _text(evidence)}
+    if evidence["stacks"]:
+        contents[".stacks"] = evidence["stacks"]
+    for ending, text in contents.items():
+        with open(base + ending, "w", encoding="utf-8") as file:
+            file.write(text)
+
+
+def _text(evidence: dict[str, Any]) -> str:
+    lines = [
+        f"rank {evidence['rank']}: {_line(evidence)}",
+        f"stacks by: {evidence['source']}" + "".join(f"\n  not {reason}" for reason in evidence["why"]),
+        *([f"error: {evidence['error']}"] if "error" in evidence else []),
+        *(f"  child {_line(child)}" for child in evidence["children"]),
+        "",
+        "last output:",
+        *(f"  {line}" for line in evidence["tail"]),
+    ]
+    if evidence["source"] == "signal":
+        lines += ["", "stacks:", evidence["stacks"].rstrip("\n")]
+    return "\n".join(lines) + "\n"
+
+
+def _line(process: dict[str, Any]) -> str:
+    cpu, command = process.get("cpu", 0.0), process.get("command", "")
+    return f"pid {process['pid']}, state {process['state']}, in {process['wchan']}, cpu {cpu:.0%}, {command}"
