@@ -1,0 +1,111 @@
+"""Bytes of a worker's output into text that is safe to show.
+
+Workers write what they like: progress bars, cursor movement, terminal titles, binary rubbish. A log view keeps the
+text and the colours, and nothing that could move the cursor, change the terminal, reorder or hide text.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+LINE_LIMIT = 256 * 1024
+"""Bytes of one line that are kept for showing; what is longer gets a note."""
+
+RESET = "\x1b[0m"
+
+_HARMLESS = bytes(b for b in range(256) if b in b"\t\n" or (0x20 <= b < 0x7F) or (b >= 0x80 and b not in (0xC2, 0xE2)))
+"""Bytes of a block that need no look: C2 leads the C1 controls, E2 the marks that reorder text."""
+
+_REORDERING = "\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069"
+_SUSPECT = re.compile(f"[\x00-\x08\x0b-\x1f\x7f-\x9f{_REORDERING}]")
+
+# ECMA-48: CSI, OSC, DCS/SOS/PM/APC, then the two- and three-character escapes. An unterminated string is not matched,
+# so that a torn sequence hides nothing; its escape character is made visible instead.
+_SEQUENCE = re.compile(
+    r"(?P<sgr>\x1b\[[0-9;:]{0,64}m)"
+    r"|(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
+    r"|(?:\x1b\]|\x9d)[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)"
+    r"|(?:\x1b[PX^_]|[\x90\x98\x9e\x9f])[^\x1b\x9c]*(?:\x1b\\|\x9c)"
+    r"|\x1b[ -/]*[0-OQ-WYZ\\`-~]"
+)
+_SGR = re.compile(r"\x1b\[[0-9;:]*m")
+_VISIBLE = re.compile(f"[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f{_REORDERING}]|\x1b(?!\\[[0-9;:]{{0,64}}m)")
+_TOKEN = re.compile(r"\x1b\[[0-9;:]*m|.", re.DOTALL)
+
+
+def clean_block(block: bytes) -> list[str]:
+    """Return the lines of `block` as safe text.
+
+    Args:
+        block: Whole lines, the last with or without its end.
+    """
+    text = block.decode("utf-8", "replace")
+    lines = text.split("\n")
+    if not lines[-1]:
+        lines.pop()
+    suspects = block.translate(None, _HARMLESS)
+    if not suspects or (0x1B not in suspects and _SUSPECT.search(text) is None):
+        return lines
+    if _VISIBLE.search(text) is None:  # nothing but colours
+        return [line if "\x1b" not in line else _reset(line) for line in lines]
+    return [clean_text(line) if _SUSPECT.search(line) else line for line in lines]
+
+
+def clean_text(line: str) -> str:
+    """Return one line as safe text: the last frame of a progress bar, colours kept and reset, controls visible."""
+    if "\r" in line:
+        line = last_frame(line)
+    if "\x1b" in line or not line.isascii():
+        line = _SEQUENCE.sub(_keep_colours, line)
+    if "\x08" in line:
+        line = _apply_backspaces(line)
+    line = _VISIBLE.sub(_make_visible, line)
+    return _reset(line) if "\x1b" in line else line
+
+
+def last_frame(line: str) -> str:
+    """Return what a terminal would end up showing of a line with carriage returns: its last frame with any text."""
+    frames = line.split("\r")
+    return next((frame for frame in reversed(frames) if not _blank(frame)), frames[-1])
+
+
+def strip_colours(text: str) -> str:
+    """Return cleaned text without its colours."""
+    return _SGR.sub("", text) if "\x1b" in text else text
+
+
+def _reset(line: str) -> str:
+    return line if line.endswith((RESET, "\x1b[m")) else line + RESET
+
+
+def _blank(frame: str) -> bool:
+    return not frame or frame.isspace() or ("\x1b" in frame and not _SEQUENCE.sub("", frame).strip())
+
+
+def _apply_backspaces(line: str) -> str:
+    kept: list[str] = []
+    for token in _TOKEN.findall(line):
+        if token != "\x08":
+            kept.append(token)
+        elif kept:
+            kept.pop()
+    return "".join(kept)
+
+
+def _keep_colours(match: re.Match[str]) -> str:
+    return match["sgr"] or ""
+
+
+def _make_visible(match: re.Match[str]) -> str:
+    return _visible(match[0])
+
+
+@lru_cache(maxsize=256)
+def _visible(character: str) -> str:
+    code = ord(character)
+    if code == 0x7F:
+        return "^?"
+    if code < 0x20:
+        return f"^{chr(code + 0x40)}"
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"

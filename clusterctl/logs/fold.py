@@ -1,0 +1,157 @@
+"""Identical lines of many ranks as one.
+
+Sixty-four ranks that print the same warning should show it once. Lines are held for a short while, so that the other
+ranks' copies can join; nothing is lost, nothing is shown twice, and each rank's lines stay in their order.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from dataclasses import dataclass
+from itertools import groupby, islice
+from operator import attrgetter
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from clusterctl.logs.line import LogLine
+
+WINDOW = 0.2
+"""Seconds that a line waits for its copies."""
+
+_MOST_HELD = 20_000
+_CHUNK = 1024
+
+
+class FoldedLine(NamedTuple):
+    """A line of one rank, or the same line of several.
+
+    Attributes:
+        time: When the first of them was complete, wall clock in seconds.
+        nodes: Names of the nodes, each once, in the order of arrival.
+        ranks: Sorted.
+    """
+
+    time: float
+    nodes: tuple[str, ...]
+    ranks: tuple[int, ...]
+    attempt: int
+    text: str
+    partial: bool = False
+
+
+@dataclass(slots=True)
+class _Group:
+    number: int
+    born: float
+    lines: list[LogLine]
+
+
+_number = attrgetter("number")
+
+
+class Folder:
+    """Folds lines as they come. Pure: time is only what the caller says it is.
+
+    Args:
+        expected: Ranks that may write; a line that all of them have written waits no longer. With one rank nothing
+            waits at all.
+        window: Seconds that a line is held.
+    """
+
+    def __init__(self, expected: frozenset[int] | None = None, *, window: float = WINDOW) -> None:
+        self._everyone = len(expected) if expected is not None else None
+        self._window = window
+        self._groups: deque[_Group] = deque()
+        self._open: dict[tuple[int, str, bool], list[_Group]] = {}
+        self._newest: dict[int, int] = {}
+        self._count = 0
+
+    def expect(self, ranks: frozenset[int]) -> None:
+        """Change the ranks that may write."""
+        self._everyone = len(ranks)
+
+    def feed(self, lines: Iterable[LogLine], now: float) -> list[FoldedLine]:
+        """Take in lines; return those that need not wait any longer.
+
+        Args:
+            lines: Each rank's in its order.
+            now: Seconds on any clock that does not go back; while following, that of the head; in history, the lines'.
+        """
+        late = self.due(now)
+        for line in lines:
+            self._add(line, now)
+        return late + self.due(now)
+
+    def due(self, now: float) -> list[FoldedLine]:
+        """Return the lines that have waited long enough."""
+        out: list[FoldedLine] = []
+        groups = self._groups
+        while groups and self._is_due(groups[0], now):
+            out.append(self._close())
+        return out
+
+    def flush(self) -> list[FoldedLine]:
+        """Return all that is held."""
+        return [self._close() for _ in range(len(self._groups))]
+
+    def next_due(self) -> float | None:
+        """Return when `due` will have something, on the caller's clock; `None` while nothing is held."""
+        return self._groups[0].born + self._window if self._groups else None
+
+    # --- inside
+
+    def _add(self, line: LogLine, now: float) -> None:
+        # Groups leave in the order in which they were made. A line may join a group only if that is newer than the
+        # last group of its rank: so the order within each rank holds.
+        key = (line.attempt, line.text, line.partial)
+        same = self._open.get(key)
+        if same is None:
+            same = self._open[key] = []
+        else:
+            after = self._newest.get(line.rank, -1)
+            if same[-1].number > after and not line.partial:
+                group = same[bisect_right(same, after, key=_number)]
+                group.lines.append(line)
+                self._newest[line.rank] = group.number
+                return
+        group = _Group(self._count, now, [line])
+        self._count += 1
+        self._newest[line.rank] = group.number
+        self._groups.append(group)
+        same.append(group)
+
+    def _is_due(self, group: _Group, now: float) -> bool:
+        return (
+            now >= group.born + self._window
+            or (self._everyone is not None and len(group.lines) >= self._everyone)
+            or group.lines[0].partial
+            or len(self._groups) > _MOST_HELD
+        )
+
+    def _close(self) -> FoldedLine:
+        group = self._groups.popleft()
+        first = group.lines[0]
+        key = (first.attempt, first.text, first.partial)
+        same = self._open[key]
+        same.pop(0)
+        if not same:
+            del self._open[key]
+        if len(group.lines) == 1:
+            return FoldedLine(first.time, (first.node,), (first.rank,), first.attempt, first.text, first.partial)
+        nodes = tuple(dict.fromkeys(line.node for line in group.lines))
+        ranks = tuple(sorted(line.rank for line in group.lines))
+        return FoldedLine(min(line.time for line in group.lines), nodes, ranks, first.attempt, first.text)
+
+
+def fold_history(lines: Iterable[LogLine], *, window: float = WINDOW) -> Iterator[FoldedLine]:
+    """Yield lines that lie in the past, folded by their own times."""
+    folder = Folder(window=window)
+    now = float("-inf")
+    for time, same_time in groupby(lines, key=attrgetter("time")):
+        now = max(now, time)
+        while chunk := list(islice(same_time, _CHUNK)):
+            yield from folder.feed(chunk, now)
+    yield from folder.flush()

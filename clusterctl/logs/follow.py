@@ -1,0 +1,132 @@
+"""The lines of a run as they come: first what is there, then, at each poll, what is new."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from clusterctl.logs.layout import Layout
+from clusterctl.logs.merge import by_time, history, matching, open_streams
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Iterator, Mapping
+
+    from clusterctl.logs.line import LogLine, LogQuery
+    from clusterctl.logs.stream import Batch, OutputStream
+
+_POLL_BYTES = 4 * 1024 * 1024
+
+
+class Follower:
+    """Follows all output files of a run, over ranks that start and attempts that begin anew.
+
+    Read `history()` to its end once (or leave it out to see only what is new), then call `poll()` whenever something
+    may have come; it never waits. Progress bars show at most one frame per `frame_interval`.
+
+    Args:
+        run_dir: The run directory on the head; need not have any output yet.
+        query: Which lines; `tail` counts for the history alone.
+        frame_interval: Seconds between two frames of a progress bar; `None` shows no unfinished line before its end.
+        skew: Seconds that each node's clock is ahead of the head's.
+        clock: Wall clock in seconds.
+    """
+
+    def __init__(
+        self,
+        run_dir: str | os.PathLike[str],
+        query: LogQuery,
+        *,
+        frame_interval: float | None = 1.0,
+        skew: Mapping[str, float] | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.more = False
+        """Whether the last poll left something unread, because it was much; poll again at once."""
+        self._layout = Layout(run_dir)
+        self._query = query
+        self._skew = skew or {}
+        self._clock = clock
+        self._frame_interval = None if query.raw else frame_interval
+        self._streams: list[OutputStream] = []
+        self._frames: dict[OutputStream, tuple[str | None, float]] = {}
+        self._newest: dict[int, int] = {}
+        self._turn = 0
+
+    def history(self) -> Iterator[LogLine]:
+        """Yield what is there now."""
+        self._discover()
+        return history(self._streams, self._query, flush=False)
+
+    def skip(self) -> None:
+        """Leave out what is there now; an unfinished line is skipped as well."""
+        self._discover()
+        for stream in self._streams:
+            stream.restart(stream.size())
+
+    def poll(self) -> list[LogLine]:
+        """Return what came since the last call, in the order of time; at most a few MiB (see `more`)."""
+        now = self._clock()
+        self._discover()
+        batches: list[Batch] = []
+        budget = _POLL_BYTES
+        self.more = False
+        for stream in self._in_turn():
+            if stream.closed:
+                continue
+            size = stream.size()
+            end = min(size, stream.offset + max(budget, 0))
+            budget -= max(0, end - stream.offset)
+            self.more |= end < size
+            batches += stream.read(end, now)
+        batches += self._close_old(now)
+        batches.sort(key=by_time)
+        lines = [line for b in batches if self._query.wants_time(b.time) for line in matching(b.lines, self._query)]
+        return lines + self._new_frames(now)
+
+    def finish(self) -> list[LogLine]:
+        """Return all that is still unread, unfinished last lines included; for when the run is over."""
+        lines = self.poll()
+        while self.more:
+            lines += self.poll()
+        now = self._clock()
+        batches = sorted((b for s in self._streams if (b := s.flush(now))), key=by_time)
+        return lines + [line for b in batches for line in matching(b.lines, self._query)]
+
+    # --- inside
+
+    def _discover(self) -> None:
+        for stream in open_streams(self._layout.discover(), self._query, self._skew):
+            self._streams.append(stream)
+            rank = stream.file.rank
+            self._newest[rank] = max(self._newest.get(rank, 0), stream.file.attempt)
+        self._streams.sort(key=lambda stream: stream.file)
+
+    def _in_turn(self) -> list[OutputStream]:
+        """Begin with another stream each time, so that one flood cannot starve the rest."""
+        self._turn = (self._turn + 1) % max(1, len(self._streams))
+        return self._streams[self._turn :] + self._streams[: self._turn]
+
+    def _close_old(self, now: float) -> Iterator[Batch]:
+        """Flush the last lines of ranks that have begun a new attempt; nothing more is written to the old files."""
+        for stream in self._streams:
+            done = stream.file.attempt < self._newest[stream.file.rank] and stream.offset >= stream.size()
+            if done and not stream.closed:
+                stream.closed = True
+                if batch := stream.flush(now):
+                    yield batch
+
+    def _new_frames(self, now: float) -> list[LogLine]:
+        if self._frame_interval is None:
+            return []
+        lines = []
+        for stream in self._streams:
+            shown, at = self._frames.get(stream, (None, 0.0))
+            if now - at < self._frame_interval:
+                continue
+            frame = stream.frame()
+            if frame != shown:
+                self._frames[stream] = (frame, now)
+                if frame is not None:
+                    lines.append(stream.partial_line(frame, now))
+        return matching(lines, self._query)

@@ -1,0 +1,102 @@
+"""The time index of an output file: when had it which size.
+
+The node's supervisor appends a record when it sees the file grow, at most four a second. A line that ends at byte `n`
+gets the time of the first record of at least that size, so it is never dated before it was written.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, NamedTuple
+
+from clusterctl.agent.protocol import INDEX_RECORD
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_BLOCK_RECORDS = 4096
+
+
+class Mark(NamedTuple):
+    """At wall clock `time` (seconds) the file had `size` bytes."""
+
+    size: int
+    time: float
+
+
+class TimeIndex:
+    """Looks records up in the file as it is now; keeps one block of them, whatever the length of the run.
+
+    A missing file is an empty index; a torn last record is left out until it is whole.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._block: list[Mark] = []
+        self._block_start = 0
+
+    def last(self) -> Mark | None:
+        """Return the newest record."""
+        count = self._count()
+        return self._record(count - 1) if count else None
+
+    def position_of_size(self, size: int) -> int:
+        """Return the number of the first record with at least `size` bytes (the number of records if there is none)."""
+        return self._bisect(lambda mark: mark.size >= size)
+
+    def size_before(self, time: float) -> int:
+        """Return the size that the file surely had before `time`; what lies beyond it is from `time` on."""
+        position = self._bisect(lambda mark: mark.time >= time)
+        return self._record(position - 1).size if position else 0
+
+    def size_until(self, time: float) -> int | None:
+        """Return the size up to which all was written until `time`, or `None` where nothing is known to be later."""
+        position = self._bisect(lambda mark: mark.time > time)
+        if position == self._count():
+            return None
+        return self._record(position - 1).size if position else 0
+
+    def get(self, position: int) -> Mark | None:
+        """Return a record by its number, or `None` where there is none yet."""
+        start = self._block_start
+        if start <= position < start + len(self._block):
+            return self._block[position - start]
+        self._load(position)
+        return self._block[0] if self._block else None
+
+    def _record(self, position: int) -> Mark:
+        mark = self.get(position)
+        return Mark(0, 0.0) if mark is None else mark
+
+    def _bisect(self, holds: Callable[[Mark], bool]) -> int:
+        low, high = 0, self._count()
+        while low < high:
+            middle = (low + high) // 2
+            if holds(self._peek(middle)):
+                high = middle
+            else:
+                low = middle + 1
+        return low
+
+    def _peek(self, position: int) -> Mark:
+        start = self._block_start
+        if start <= position < start + len(self._block):
+            return self._block[position - start]
+        self._load(max(0, position - _BLOCK_RECORDS // 2))
+        return self._record(position)
+
+    def _count(self) -> int:
+        try:
+            return os.stat(self._path).st_size // INDEX_RECORD.size
+        except FileNotFoundError:
+            return 0
+
+    def _load(self, position: int) -> None:
+        self._block, self._block_start = [], position
+        try:
+            with open(self._path, "rb", buffering=0) as file:
+                data = os.pread(file.fileno(), _BLOCK_RECORDS * INDEX_RECORD.size, position * INDEX_RECORD.size)
+        except FileNotFoundError:
+            return
+        whole = len(data) - len(data) % INDEX_RECORD.size
+        self._block = [Mark(*record) for record in INDEX_RECORD.iter_unpack(memoryview(data)[:whole])]

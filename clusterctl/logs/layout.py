@@ -1,0 +1,78 @@
+"""Where the replicas of the workers' output lie in a run directory on the head."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from clusterctl.agent.protocol import index_file, output_file
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+NODES_DIR = "nodes"
+
+_STAMP_SETTLES_NS = 1_000_000_000
+_ATTEMPT = re.compile(r"attempt-(\d+)")
+_OUTPUT = re.compile(r"rank-(\d+)\.log")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class OutputFile:
+    """The replica of one worker's output in one attempt."""
+
+    attempt: int
+    rank: int
+    node: str
+    path: str
+    index_path: str
+
+
+class Layout:
+    """Finds output files; looks again only into folders that changed, so that asking often is cheap."""
+
+    def __init__(self, run_dir: str | os.PathLike[str]) -> None:
+        self._nodes_dir = os.path.join(run_dir, NODES_DIR)
+        self._stamps: dict[str, int] = {}
+        self._known: set[str] = set()
+
+    def discover(self) -> list[OutputFile]:
+        """Return the output files that were not there at the last call, in the order of attempt and rank."""
+        return sorted(self._new_files())
+
+    def _new_files(self) -> Iterator[OutputFile]:
+        for node in _entries(self._nodes_dir):
+            node_dir = os.path.join(self._nodes_dir, node)
+            for name in _entries(node_dir):
+                if match := _ATTEMPT.fullmatch(name):
+                    yield from self._new_in(node_dir, node, int(match[1]))
+
+    def _new_in(self, node_dir: str, node: str, attempt: int) -> Iterator[OutputFile]:
+        folder = os.path.dirname(os.path.join(node_dir, output_file(attempt, 0)))
+        try:
+            stamp = os.stat(folder).st_mtime_ns
+        except OSError:
+            return
+        if self._stamps.get(folder) == stamp:
+            return
+        # File times are as coarse as a scheduler tick: only a stamp that is no longer young rules out later changes.
+        if time.time_ns() - stamp > _STAMP_SETTLES_NS:
+            self._stamps[folder] = stamp
+        for name in _entries(folder):
+            match = _OUTPUT.fullmatch(name)
+            path = os.path.join(folder, name)
+            if match and path not in self._known:
+                self._known.add(path)
+                rank = int(match[1])
+                index_path = os.path.join(node_dir, index_file(attempt, rank))
+                yield OutputFile(attempt=attempt, rank=rank, node=node, path=path, index_path=index_path)
+
+
+def _entries(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return []

@@ -1,0 +1,127 @@
+"""The lines of many output files as one stream in the order of time."""
+
+from __future__ import annotations
+
+import heapq
+import os
+import time
+from collections import deque
+from operator import attrgetter
+from typing import TYPE_CHECKING
+
+from clusterctl.logs.clean import strip_colours
+from clusterctl.logs.layout import Layout
+from clusterctl.logs.stream import OutputStream, line_start, tail_start
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from clusterctl.logs.layout import OutputFile
+    from clusterctl.logs.line import LogLine, LogQuery
+    from clusterctl.logs.stream import Batch
+
+_WIDEN = 8
+
+
+def read_lines(
+    run_dir: str | os.PathLike[str], query: LogQuery, *, skew: Mapping[str, float] | None = None
+) -> Iterator[LogLine]:
+    """Yield the lines of a run that are there now, in the order of time, the unfinished last ones included.
+
+    Args:
+        run_dir: The run directory on the head.
+        query: Which lines.
+        skew: Seconds that each node's clock is ahead of the head's.
+    """
+    streams = open_streams(Layout(run_dir).discover(), query, skew or {})
+    return history(streams, query, flush=True)
+
+
+def open_streams(files: Sequence[OutputFile], query: LogQuery, skew: Mapping[str, float]) -> list[OutputStream]:
+    """Return a stream for each file that can hold wanted lines, at its beginning."""
+    return [
+        OutputStream(file, raw=query.raw, skew=skew.get(file.node, 0.0))
+        for file in files
+        if query.wants_file(file.node, file.rank, file.attempt)
+    ]
+
+
+def history(streams: Sequence[OutputStream], query: LogQuery, *, flush: bool) -> Iterator[LogLine]:
+    """Move the streams to where the query begins, then yield up to the sizes that the files have now.
+
+    Args:
+        streams: Freshly opened.
+        query: Which lines.
+        flush: Yield unfinished last lines too; else they stay pending in their streams.
+    """
+    ends = [_end(stream, query) for stream in streams]
+    starts = [_since_start(stream, query, end) for stream, end in zip(streams, ends, strict=True)]
+    if query.tail is None:
+        yield from _merged(streams, starts, ends, query, flush=flush)
+        return
+    window = query.tail
+    while True:
+        moved = [
+            max(start, tail_start(stream.file.path, end, window)) if end else 0
+            for stream, start, end in zip(streams, starts, ends, strict=True)
+        ]
+        last = deque(_merged(streams, moved, ends, query, flush=flush), maxlen=query.tail)
+        # A filter by pattern may have eaten what was read; then look further back.
+        if query.grep is None or len(last) == query.tail or moved == starts:
+            yield from last
+            return
+        window = max(window, 1) * _WIDEN
+
+
+def matching(lines: list[LogLine], query: LogQuery) -> list[LogLine]:
+    """Return those lines that the query's pattern is found in."""
+    if query.grep is None:
+        return lines
+    search = query.grep.search
+    return [line for line in lines if search(strip_colours(line.text))]
+
+
+def by_time(batch: Batch) -> float:
+    """Key for sorting batches; ties keep the order of the streams."""
+    return batch.time
+
+
+def _merged(
+    streams: Sequence[OutputStream], starts: Sequence[int], ends: Sequence[int], query: LogQuery, *, flush: bool
+) -> Iterator[LogLine]:
+    parts = []
+    for stream, start, end in zip(streams, starts, ends, strict=True):
+        stream.restart(start)
+        parts.append(_batches(stream, end, flush=flush))
+    for batch in heapq.merge(*parts, key=attrgetter("time")) if len(parts) > 1 else (parts[0] if parts else ()):
+        if query.wants_time(batch.time):
+            yield from matching(batch.lines, query)
+
+
+def _batches(stream: OutputStream, end: int, *, flush: bool) -> Iterator[Batch]:
+    now = _age(stream)
+    yield from stream.read(end, now)
+    if flush and (batch := stream.flush(now)):
+        yield batch
+
+
+def _age(stream: OutputStream) -> float:
+    """Return the time for bytes that the index does not cover: when the replica was last written."""
+    try:
+        return os.stat(stream.file.path).st_mtime
+    except FileNotFoundError:
+        return time.time()
+
+
+def _end(stream: OutputStream, query: LogQuery) -> int:
+    size = stream.size()
+    if query.until is None:
+        return size
+    until = stream.size_until(query.until)
+    return size if until is None or until >= size else line_start(stream.file.path, until)
+
+
+def _since_start(stream: OutputStream, query: LogQuery, end: int) -> int:
+    if query.since is None or not end:
+        return 0
+    return line_start(stream.file.path, min(end, stream.size_before(query.since)))

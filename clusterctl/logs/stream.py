@@ -1,0 +1,288 @@
+"""One output file as lines with times, read forwards from a place, and the search for that place."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import TYPE_CHECKING, NamedTuple
+
+from clusterctl.logs.clean import LINE_LIMIT, clean_block, clean_text
+from clusterctl.logs.index import TimeIndex
+from clusterctl.logs.line import LogLine
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from clusterctl.logs.layout import OutputFile
+
+BLOCK = 256 * 1024
+_FRAME_LIMIT = LINE_LIMIT // 4
+_LONGEST_SEARCH = 32 * BLOCK
+"""How far back a line's beginning is looked for; a progress bar may go on for gigabytes without a line end."""
+
+
+class Batch(NamedTuple):
+    """Lines of one file that share one time."""
+
+    time: float
+    lines: list[LogLine]
+
+
+class OutputStream:
+    """Reads one output file from `offset` on, as far as it goes now; goes on later where it stopped.
+
+    Args:
+        file: Which file.
+        offset: Where to begin; the beginning of a line.
+        raw: Keep the bytes as they are (see `LogQuery.raw`).
+        skew: Seconds that the node's clock is ahead of ours; taken off every time.
+    """
+
+    def __init__(self, file: OutputFile, *, offset: int = 0, raw: bool = False, skew: float = 0.0) -> None:
+        self.file = file
+        self.closed = False
+        """Nothing more will be written; whoever reads may leave it out."""
+        self._index = TimeIndex(file.index_path)
+        self._raw = raw
+        self._skew = skew
+        self.restart(offset)
+        self._make: Callable[[bytes], list[str]] = _raw_lines if raw else clean_block
+
+    def restart(self, offset: int) -> None:
+        """Go on reading at byte `offset`, the beginning of a line; what was pending is forgotten."""
+        self.offset = offset
+        self._mark = self._index.position_of_size(offset + 1)
+        self._pending = b""
+        self._cut = 0
+        self._time = float("-inf")
+
+    def size_before(self, time: float) -> int:
+        """Return a size such that every line which ends beyond it is from `time` on."""
+        return self._index.size_before(time + self._skew)
+
+    def size_until(self, time: float) -> int | None:
+        """Return the size up to which lines are not later than `time`, or `None` where none is known to be."""
+        return self._index.size_until(time + self._skew)
+
+    def partial_line(self, text: str, time: float) -> LogLine:
+        """Return a frame as a line."""
+        return self._line(time, text, partial=True)
+
+    def size(self) -> int:
+        """Return the size of the file now; 0 where there is none (any more)."""
+        try:
+            return os.stat(self.file.path).st_size
+        except FileNotFoundError:
+            return 0
+
+    def read(self, end: int, now: float) -> Iterator[Batch]:
+        """Yield what is new up to byte `end`, whole lines only.
+
+        Args:
+            end: Read no further; what is left of a block's last line is kept for the next time.
+            now: The time of bytes that the index does not cover yet, seconds.
+        """
+        if self.offset >= end:
+            return
+        try:
+            handle = os.open(self.file.path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return
+        try:
+            while self.offset < end:
+                yield from self._gap(handle, end, now)
+                stop = min(end, self.offset + BLOCK, _seek_hole(handle, self.offset))
+                data = os.pread(handle, stop - self.offset, self.offset)
+                if not data:
+                    return
+                yield from self._take(data, now)
+        finally:
+            os.close(handle)
+
+    def frame(self) -> str | None:
+        """Return what the unfinished last line shows at this moment, or `None` where that is nothing."""
+        return clean_text(self._pending.decode("utf-8", "replace")) or None if self._pending else None
+
+    def flush(self, now: float) -> Batch | None:
+        """Return the unfinished last line, for no more will come."""
+        pending, self._pending = self._pending, b""
+        if not pending and not self._cut:
+            return None
+        time = self._time_of(self.offset, now)
+        texts = self._texts(pending, whole=False)
+        return Batch(time, [self._line(time, text, partial=True) for text in texts])
+
+    # --- inside
+
+    def _gap(self, handle: int, end: int, now: float) -> Iterator[Batch]:
+        """Step over a hole: bytes that were dropped on the node before they were replicated, or punched out here."""
+        data = min(_seek_data(handle, self.offset), end)
+        if data > self.offset:
+            kept = self._pending.rstrip(b"\0")
+            zeros, self._pending = len(self._pending) - len(kept), kept
+            if batch := self.flush(now):
+                yield batch
+            # Holes are made of whole pages; in the pages around one the missing bytes are zeros.
+            first = os.pread(handle, min(BLOCK, end - data), data)
+            data += len(first) - len(first.lstrip(b"\0"))
+            missing, self.offset = zeros + data - self.offset, data
+            time = self._time_of(data, now)
+            if not self._raw:
+                yield Batch(time, [self._line(time, f"[{missing:,} bytes of output are gone here]")])
+
+    def _take(self, data: bytes, now: float) -> Iterator[Batch]:
+        """Cut lines off pending bytes and `data`, one batch for each record of the index that covers some."""
+        self.offset += len(data)
+        body_end = data.rfind(b"\n") + 1
+        if not body_end:
+            if batch := self._hold(data, now):
+                yield batch
+            return
+        block, self._pending = self._pending + data[:body_end], b""
+        rest = data[body_end:]
+        start = self.offset - len(rest) - len(block)
+        yield from self._cut_by_time(block, start, now)
+        if batch := self._hold(rest, now):
+            yield batch
+
+    def _cut_by_time(self, block: bytes, start: int, now: float) -> Iterator[Batch]:
+        position, length = 0, len(block)
+        while position < length:
+            mark = self._index.get(self._mark)
+            if mark is not None and mark.size < start + length:
+                cut = block.rfind(b"\n", position, max(position, mark.size - start)) + 1
+                self._mark += 1
+                if cut > position:
+                    yield self._batch(block[position:cut], self._forward(mark.time - self._skew))
+                    position = cut
+                continue
+            time = now if mark is None else mark.time - self._skew
+            yield self._batch(block[position:] if position else block, self._forward(time))
+            position = length
+
+    def _batch(self, block: bytes, time: float) -> Batch:
+        node, rank, attempt = self.file.node, self.file.rank, self.file.attempt
+        texts = self._texts(block, whole=True)
+        return Batch(time, [LogLine(time, node, rank, attempt, text) for text in texts])
+
+    def _texts(self, block: bytes, *, whole: bool) -> list[str]:
+        cut, self._cut = self._cut, 0
+        if not cut:
+            return self._make(block)
+        head, _, rest = block.partition(b"\n")
+        kept = clean_text(head[:LINE_LIMIT].decode("utf-8", "replace"))
+        texts = [f"{kept} … [{cut + len(head):,} bytes in this line]"]
+        return texts + self._make(rest) if whole and rest else texts
+
+    def _hold(self, data: bytes, now: float) -> Batch | None:
+        """Keep the beginning of a line for later, but never more than the limit."""
+        self._pending += data
+        if len(self._pending) <= LINE_LIMIT:
+            return None
+        if self._raw:
+            time = self._time_of(self.offset, now)
+            piece, self._pending = self._pending, b""
+            return Batch(time, [self._line(time, _raw_text(piece), partial=True)])
+        if b"\r" in data:
+            self._cut = 0
+            self._pending = _last_frames(self._pending)
+        else:
+            self._cut += len(self._pending) - LINE_LIMIT
+            self._pending = self._pending[:LINE_LIMIT]
+        return None
+
+    def _time_of(self, offset: int, now: float) -> float:
+        mark = self._index.get(self._mark)
+        while mark is not None and mark.size < offset:
+            self._mark += 1
+            mark = self._index.get(self._mark)
+        return self._forward(now if mark is None else mark.time - self._skew)
+
+    def _forward(self, time: float) -> float:
+        """Hold the order of lines within a file whatever the node's clock does."""
+        self._time = max(self._time, time)
+        return self._time
+
+    def _line(self, time: float, text: str, *, partial: bool = False) -> LogLine:
+        return LogLine(time, self.file.node, self.file.rank, self.file.attempt, text, partial)
+
+
+def _raw_text(data: bytes) -> str:
+    return data.decode("utf-8", "surrogateescape")
+
+
+def _raw_lines(block: bytes) -> list[str]:
+    lines = _raw_text(block).split("\n")
+    if not lines[-1]:
+        lines.pop()
+    return lines
+
+
+def _last_frames(pending: bytes) -> bytes:
+    """Return the end of a progress bar: the frame being written, and the one before, which shows until then."""
+    *frames, current = pending.split(b"\r")
+    previous = next((frame for frame in reversed(frames) if frame.strip()), b"")
+    return b"\r".join((b"", previous[:_FRAME_LIMIT], current[:_FRAME_LIMIT]))
+
+
+def _seek_data(handle: int, offset: int) -> int:
+    """Return where the first bytes at or after `offset` are that are not a hole; the end of the file if none are."""
+    try:
+        return os.lseek(handle, offset, os.SEEK_DATA)
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            return max(offset, os.fstat(handle).st_size)
+        if error.errno in (errno.EINVAL, errno.EOPNOTSUPP):  # the filesystem knows no holes
+            return offset
+        raise
+
+
+def _seek_hole(handle: int, offset: int) -> int:
+    """Return where the bytes that begin at `offset` end: at a hole, or at the end of the file."""
+    try:
+        return os.lseek(handle, offset, os.SEEK_HOLE)
+    except OSError as error:
+        if error.errno in (errno.EINVAL, errno.EOPNOTSUPP, errno.ENXIO):
+            return os.fstat(handle).st_size
+        raise
+
+
+# --- places in a file
+
+
+def line_start(path: str, offset: int) -> int:
+    """Return the beginning of the line that byte `offset` is in."""
+    return _lines_before(path, offset, 1) if offset > 0 else 0
+
+
+def tail_start(path: str, end: int, lines: int) -> int:
+    """Return where the last `lines` lines before byte `end` begin; reads backwards, only as far as it must.
+
+    The line that reaches up to `end` counts, whether it has its end or not.
+    """
+    if lines <= 0 or end <= 0:
+        return end
+    with open(path, "rb", buffering=0) as file:
+        ended = os.pread(file.fileno(), 1, end - 1) == b"\n"
+    return _lines_before(path, end, lines + 1 if ended else lines)
+
+
+def _lines_before(path: str, end: int, ends: int) -> int:
+    """Return the byte after the `ends`-th last line end before `end`; 0 (or a hole's end) where there are fewer."""
+    position, searched = end, 0
+    with open(path, "rb", buffering=0) as file:
+        while position > 0:
+            size = min(BLOCK, position)
+            position -= size
+            block = os.pread(file.fileno(), size, position)
+            count = block.count(b"\n")
+            if count >= ends:
+                cut = len(block)
+                for _ in range(ends):
+                    cut = block.rfind(b"\n", 0, cut)
+                return position + cut + 1
+            ends -= count
+            searched = 0 if count else searched + size
+            if searched >= _LONGEST_SEARCH or not block.strip(b"\0"):
+                return position
+    return 0

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clusterctl.logs.clean import clean_block, clean_text, strip_colours
+
+RED = "\x1b[31m"
+RESET = "\x1b[0m"
+
+
+@pytest.mark.parametrize(
+    ("raw", "shown"),
+    [
+        pytest.param(b"plain\ttext\n", ["plain\ttext"], id="plain text stays"),
+        pytest.param("größe │ …\n".encode(), ["größe │ …"], id="non-ascii stays"),
+        pytest.param(b"a\n\nb", ["a", "", "b"], id="an empty line and a line without end count"),
+        pytest.param(b"bad \xff\xfe end\n", ["bad �� end"], id="bytes that are not utf-8"),
+        pytest.param(b"dos\r\n", ["dos"], id="a dos line end"),
+        pytest.param(b" 1%\r 50%\r100%\n", ["100%"], id="the last frame of a progress bar wins"),
+        pytest.param(b"50%\r      \rdone\n", ["done"], id="a frame that erases is no frame"),
+        pytest.param(b"99%\r    \r\n", ["99%"], id="the last frame with text wins"),
+        pytest.param(b"ab\x08\x08xy\n", ["xy"], id="backspaces erase"),
+        pytest.param(b"\x1b[31mred\x1b[0m\n", [f"{RED}red{RESET}"], id="colours stay"),
+        pytest.param(b"\x1b[31mred\nnext\n", [f"{RED}red{RESET}", "next"], id="colours end with their line"),
+        pytest.param(b"\x1b[2J\x1b[Hx\x1b[10;5Hy\n", ["xy"], id="cursor movement is stripped"),
+        pytest.param(b"\x1b]0;title\x07x\x1b]8;;http://a\x1b\\link\x1b]8;;\x1b\\\n", ["xlink"], id="titles and links"),
+        pytest.param(b"\x1bP1;2qpayload\x1b\\x\n", ["x"], id="device control strings"),
+        pytest.param(b"\x1bcx\x1b(By\x1b7z\n", ["xyz"], id="resets and character sets"),
+        pytest.param(b"\x1b]0;never ended\n", ["^[]0;never ended"], id="an unfinished sequence hides nothing"),
+        pytest.param(b"nul\x00 bell\x07 del\x7f\n", ["nul^@ bell^G del^?"], id="controls become visible"),
+        pytest.param("c1 \x9b2J \x85\n".encode(), ["c1  \\x85"], id="eight-bit controls"),
+        pytest.param("rm \u202etxt\n".encode(), ["rm \\u202etxt"], id="marks that reorder text become visible"),
+    ],
+)
+def test_shows_text_and_colours_and_nothing_that_acts_on_the_terminal(raw: bytes, shown: list[str]) -> None:
+    assert clean_block(raw) == shown
+
+
+@given(st.binary(max_size=200))
+def test_no_bytes_get_a_control_sequence_other_than_a_colour_through(data: bytes) -> None:
+    for line in clean_block(data):
+        assert all(c == "\t" or (c >= " " and not "\x7f" <= c <= "\x9f") for c in strip_colours(line))
+        assert line.count("\x1b") == 0 or line.endswith((RESET, "\x1b[m"))
+
+
+@given(st.lists(st.binary(max_size=30).filter(lambda b: b"\n" not in b), max_size=20))
+def test_a_block_is_cleaned_as_its_lines_are(lines: list[bytes]) -> None:
+    whole = clean_block(b"".join(line + b"\n" for line in lines))
+    assert whole == [clean_text(line.decode("utf-8", "replace")) for line in lines]
+
+
+def test_a_long_line_of_backspaces_takes_linear_time() -> None:
+    assert clean_text("a" * 100_000 + "\x08" * 100_000 + "b") == "b"
