@@ -1,0 +1,131 @@
+"""What a node is like, told as JSON: looked at in children with deadlines, so that nothing sick can hang the one who looks.
+
+The probe never judges. It is started exactly as a worker would be (same Python, prologue, environment, limits), so what
+it sees of limits, PATH and packages is what workers will see. It never imports torch.
+
+Request (every key optional):
+
+    {"root": "/",            prefix of /sys, /proc, /etc, /dev/shm and device nodes, for made-up trees
+     "deadline": 3.0,        seconds for everything
+     "groups": [name],       only these; default all
+     "workdir": path,        where the code will lie
+     "paths": [path],        more places whose free space matters (checkpoints)
+     "mounts": [path],       places that must answer, beside every network mount of the node
+     "peers": {node: address}, "ports": [port],
+     "expect_gpus": bool,    false: leave the driver alone altogether
+     "live_runs": [run]}     not read here; the controller's own keeping
+
+Answer, one object:
+
+    {"schema": 1, "time": wall clock, "ms": whole duration, "groups": {name: result}, "stuck": [{"group", "pid", "state", "wchan"}]}
+    result: {"status": "ok" | "timeout" | "error" | "denied" | "absent", "reason": text or null, "data": {...}, "ms": number}
+    of a timeout also "state" and "wchan" of the child, and "abandoned": true where even SIGKILL did not end it
+
+Data of each group:
+
+    driver      {module, proc_version, nouveau, modules: [name], nvswitches, pci: [{address, width, max_width}], dev: [{path, readable}]}
+    nvml        {init_error, driver, cuda, nvml, count, devices: [{index, v: {...}, err: {field: code}}], p2p: [[i, j, nvlink, read]]}
+                v: uuid serial name pci vbios minor recovery_action temp temp_slowdown temp_max mem_temp mem_temp_max
+                throttle [sample...] power_w power_limit_w power_default_w pstate sm_clock sm_clock_max util
+                pcie_width pcie_width_max pcie_gen pcie_gen_max nvlinks [0|1...] fabric {state, status, health}
+                ecc_mode [now, pending] ecc_unc ecc_cor ecc_unc_aggregate sram {unc, threshold} remapped [cor, unc, pending, failure]
+                retired_pending inforom repair [channel, tpc] persistence mig [now, pending] compute_mode
+                memory {used, total, version} procs [{pid, used, kind, comm, user, run, gone}]
+    smi         {rc, devices: [{index, uuid, name, pci, driver}], errors: [text]}      second source, asked where NVML failed
+    kernel_log  {source, uptime, dropped, lines: [{age_s, text}]}
+    host        {boot_id, machine_id, netns, kernel, arch, distro, user, uptime, cpus, cpus_allowed, load1, mem_total, mem_available,
+                swap_used, governors: {name: n}, clocksource, memlock, nofile, nproc, cgroup_mem_max, shm: {total, free}, env: {name: value}}
+                a limit of null is "unlimited"
+    disk        {paths: [{path, what, total, free, inodes, inodes_free, readonly, writable, error}]}
+    mounts      {paths: [{path, fs, device, status, reason, ms, state, wchan}]}
+    names       {hostname, addresses, error, peers: {node: {name, addresses, error}}}
+    net         {interfaces: [{name, operstate, mtu, speed, virtual, address}], routes: {node: {address, source, interface, error}},
+                ib: [{device, port, state, phys, rate, link_layer, gids, roce_v2, firmware}]}
+    ports       {ports: [{port, free, error, owner}]}
+    procs       {runs: [{run, pid, comm}], dstate: [{pid, comm, wchan, gpu}], zombies, fabric_manager, time_daemon}
+    versions    {python, executable, torch, torch_cuda, nccl, packages, packages_hash, names: {name: version}}
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any, Callable, TextIO
+
+from clusterctl.agent.facts import children
+
+SCHEMA = 1
+DEADLINE = 3.0
+
+
+def collect(request: dict[str, Any]) -> dict[str, Any]:
+    """Look at this node; return within the request's deadline whatever has been seen by then.
+
+    Call it from a process with a single thread: every group runs in a fork.
+    """
+    began = time.monotonic()
+    deadline = began + float(request.get("deadline") or DEADLINE)
+    chosen = request.get("groups")
+    tasks = {name: task for name, task in _tasks(request, deadline).items() if not chosen or name in chosen}
+    groups = children.run(tasks, deadline)
+    if "smi" in (chosen or ["smi"]) and _nvml_failed(groups.get("nvml")) and deadline - time.monotonic() > 0.2:
+        from clusterctl.agent.facts import smi
+
+        groups.update(children.run({"smi": lambda: smi.collect(deadline)}, deadline))
+    stuck = [
+        {"group": name, "pid": result.get("pid"), "state": result.get("state"), "wchan": result.get("wchan")}
+        for name, result in groups.items()
+        if result["status"] == "timeout"
+    ]
+    elapsed = round((time.monotonic() - began) * 1000, 1)
+    return {"schema": SCHEMA, "time": time.time(), "ms": elapsed, "groups": groups, "stuck": stuck}
+
+
+def _nvml_failed(result: dict[str, Any] | None) -> bool:
+    """Tell whether a second source is worth asking. A driver that hangs would only hang it too."""
+    if result is None or result["status"] in ("absent", "timeout"):
+        return False
+    return result["status"] != "ok" or result["data"].get("init_error") is not None
+
+
+def _tasks(request: dict[str, Any], deadline: float) -> dict[str, Callable[[], dict[str, Any]]]:
+    root = str(request.get("root") or "/")
+
+    def of(module: str, *arguments: Any) -> Callable[[], dict[str, Any]]:
+        def call() -> dict[str, Any]:
+            # Imported in the child: what one group needs costs the others nothing.
+            import importlib
+
+            result: dict[str, Any] = importlib.import_module(f"clusterctl.agent.facts.{module}").collect(*arguments)
+            return result
+
+        return call
+
+    return {
+        "nvml": of("nvml", root, request.get("expect_gpus") is not False),
+        "driver": of("driver", root),
+        "kernel_log": of("kernel_log", root, deadline),
+        "host": of("host", root),
+        "disk": of("disk", root, request.get("workdir"), request.get("paths") or []),
+        "mounts": of("mounts", root, request.get("mounts") or [], deadline),
+        "names": of("names", request.get("peers") or {}),
+        "net": of("net", root, request.get("peers") or {}),
+        "ports": of("ports", request.get("ports") or [], root),
+        "procs": of("procs", root),
+        "versions": of("versions"),
+    }
+
+
+def main(stdin: TextIO, stdout: TextIO) -> int:
+    """Read one request, write one line of JSON; the exit code is 0 unless the request is no JSON object."""
+    text = stdin.read()
+    try:
+        request = json.loads(text) if text.strip() else {}
+    except ValueError:
+        request = None
+    if not isinstance(request, dict):
+        stdout.write(json.dumps({"schema": SCHEMA, "error": "the request is not a JSON object"}) + "\n")
+        return 2
+    stdout.write(json.dumps(collect(request)) + "\n")
+    stdout.flush()
+    return 0

@@ -1,0 +1,58 @@
+"""Free space and inodes where a run writes, and whether one can write there at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from typing import Any
+
+
+def collect(root: str, workdir: str | None, more: list[str]) -> dict[str, Any]:
+    """Return the group `disk`: the root file system, /tmp, home, the working directory and the places in `more`."""
+    wanted = [("root", root), ("tmp", tempfile.gettempdir()), ("home", os.path.expanduser("~"))]
+    if workdir:
+        wanted.append(("workdir", os.path.expanduser(workdir)))
+    wanted += [("path", os.path.expanduser(path)) for path in more]
+    return {"paths": [_look(path, what) for what, path in wanted]}
+
+
+def _look(path: str, what: str) -> dict[str, Any]:
+    """Measure the nearest directory that is there: a working directory may still have to be made."""
+    place = path
+    while not os.path.isdir(place) and place not in ("/", ""):
+        place = os.path.dirname(place)
+    entry: dict[str, Any] = {"path": path, "what": what, "error": None, "writable": None}
+    try:
+        found = os.statvfs(place)
+    except OSError as error:
+        return {**entry, "error": error.strerror}
+    entry.update(
+        total=found.f_blocks * found.f_frsize,
+        free=found.f_bavail * found.f_frsize,
+        used=(found.f_blocks - found.f_bfree) * found.f_frsize,
+        inodes=found.f_files,
+        inodes_free=found.f_favail,
+        readonly=bool(found.f_flag & os.ST_RDONLY),
+    )
+    if what in ("workdir", "path", "tmp"):
+        entry.update(_write(place))
+    return entry
+
+
+def _write(place: str) -> dict[str, Any]:
+    """Write, sync and remove one small file, as a checkpoint would."""
+    name = os.path.join(place, f".clusterctl-probe-{os.getpid()}")
+    try:
+        fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            os.write(fd, b"clusterctl")
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        return {"writable": False, "error": error.strerror}
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+    return {"writable": True, "error": None}

@@ -1,0 +1,80 @@
+"""Processes that matter before a run: leftovers of runs of ours, those stuck in the kernel, the daemons a node needs."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from clusterctl.agent.facts import paths
+
+MARKER = b"CLUSTERCTL_RUN_ID="
+_TIME_DAEMONS = ("chronyd", "ntpd", "systemd-timesyn", "ptp4l", "openntpd", "phc2sys")
+
+
+def collect(root: str) -> dict[str, Any]:
+    """Return the group `procs`."""
+    runs, stuck, names, zombies = [], [], set(), 0
+    for name in paths.names(root, "/proc"):
+        if not name.isdigit() or int(name) == os.getpid():
+            continue
+        comm, state = _stat(root, name)
+        if comm is None:
+            continue
+        names.add(comm)
+        zombies += state == "Z"
+        if state == "D":
+            wchan = paths.text(root, f"/proc/{name}/wchan")
+            stuck.append({"pid": int(name), "comm": comm, "wchan": wchan, "gpu": _holds_gpu(root, name)})
+        run = None if state == "Z" else run_of(root, name)
+        # The probe and what started it carry the marker of the run on whose behalf they look.
+        if run is not None and not _is_ancestor(root, name):
+            runs.append({"run": run, "pid": int(name), "comm": comm})
+    return {
+        "runs": runs,
+        "dstate": stuck,
+        "zombies": zombies,
+        "fabric_manager": any(name.startswith("nv-fabricmanage") for name in names),
+        "time_daemon": next((name for name in _TIME_DAEMONS if name in names), None),
+    }
+
+
+def run_of(root: str, pid: str | int) -> str | None:
+    """Return the run that a process carries in its environment, or `None` (also where we may not look)."""
+    try:
+        with open(paths.under(root, f"/proc/{pid}/environ"), "rb") as file:
+            content = file.read()
+    except OSError:
+        return None
+    for entry in content.split(b"\0"):
+        if entry.startswith(MARKER):
+            return entry[len(MARKER) :].decode(errors="replace")
+    return None
+
+
+def _stat(root: str, pid: str) -> tuple[str | None, str]:
+    content = paths.text(root, f"/proc/{pid}/stat")
+    if not content or ")" not in content:
+        return None, ""
+    head, _, tail = content.rpartition(")")
+    return head.partition("(")[2], tail.split()[0]
+
+
+def _is_ancestor(root: str, pid: str) -> bool:
+    above = os.getpid()
+    while above > 1:
+        if above == int(pid):
+            return True
+        content = paths.text("/" if root == "/" else root, f"/proc/{above}/stat") or ""
+        words = content.rpartition(")")[2].split()
+        if len(words) < 2:
+            return False
+        above = int(words[1])
+    return False
+
+
+def _holds_gpu(root: str, pid: str) -> bool:
+    base = paths.under(root, f"/proc/{pid}/fd")
+    try:
+        return any(os.readlink(f"{base}/{fd}").startswith("/dev/nvidia") for fd in os.listdir(base))
+    except OSError:
+        return False

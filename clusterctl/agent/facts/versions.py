@@ -1,0 +1,67 @@
+"""Versions that must be equal on all nodes, from the names of package metadata alone: nothing is imported.
+
+The probe runs in the job's Python, so `sys.path` is the job's. Reading the names of `*.dist-info` directories costs
+milliseconds where `importlib.metadata` would cost a tenth of a second for a large environment.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import re
+import sys
+from typing import Any
+
+_TOLD = ("torch", "keras", "tensorflow", "jax", "jaxlib", "numpy", "transformers", "triton", "flash-attn", "deepspeed", "lightning")
+_NCCL = re.compile(r"nvidia-nccl-cu\d+$")
+_CUDA = re.compile(r"^cuda(?:\s*:[^=]*)?\s*=\s*['\"]([\d.]+)['\"]", re.MULTILINE)
+
+
+def collect() -> dict[str, Any]:
+    """Return the group `versions`."""
+    found, places = _packages()
+    digest = hashlib.sha256("\n".join(f"{name}=={found[name]}" for name in sorted(found)).encode())
+    return {
+        "python": platform.python_version(),
+        "executable": sys.executable,
+        "torch": found.get("torch"),
+        "torch_cuda": _torch_cuda(places.get("torch")),
+        "nccl": next((version for name, version in sorted(found.items()) if _NCCL.match(name)), None),
+        "packages": len(found),
+        "packages_hash": digest.hexdigest()[:16],
+        "names": {name: found[name] for name in _TOLD if name in found},
+    }
+
+
+def _packages() -> tuple[dict[str, str], dict[str, str]]:
+    """Return name to version and name to place; the first on the path wins, as for an import."""
+    found: dict[str, str] = {}
+    places: dict[str, str] = {}
+    for place in dict.fromkeys(sys.path):
+        try:
+            entries = sorted(os.listdir(place or "."))
+        except OSError:
+            continue
+        for entry in entries:
+            stem, suffix = os.path.splitext(entry)
+            if suffix not in (".dist-info", ".egg-info"):
+                continue
+            name, _, rest = stem.partition("-")
+            version = rest.split("-py")[0] if suffix == ".egg-info" else rest
+            name = re.sub(r"[-_.]+", "-", name).lower()
+            if version and name not in found:
+                found[name], places[name] = version, place
+    return found, places
+
+
+def _torch_cuda(place: str | None) -> str | None:
+    """Return the CUDA version torch was built for, read from the text of its version file."""
+    if place is None:
+        return None
+    try:
+        with open(os.path.join(place, "torch", "version.py"), encoding="utf-8") as file:
+            built = _CUDA.search(file.read(8192))
+    except OSError:
+        return None
+    return built.group(1) if built else None
