@@ -104,7 +104,7 @@ class NetworkSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyncSpec:
-    """Which code goes to the nodes. `source` is absolute; `max_size` in bytes. `ClusterSpec.sync` is `None` for `sync: none`."""
+    """Which code goes to the nodes; `None` in its place is `sync: none`. `source` is absolute; `max_size` in bytes."""
 
     source: str
     exclude: tuple[str, ...] = ()
@@ -151,7 +151,7 @@ class RestartSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StallSpec:
-    """When a run counts as stalled. Durations in seconds; `timeout` is `None` for the default ceiling (8m with NCCL, 25m else)."""
+    """When a run is stalled, in seconds; `timeout` is `None` for the default ceiling (8m with NCCL, else 25m)."""
 
     timeout: float | None = None
     startup_timeout: float = 1500.0

@@ -1,0 +1,249 @@
+"""Host ranges such as `gpu[01-04,07],rack[1-2]-n[0-3]`: expand, fold, choose.
+
+The notation is Slurm's: a bracket holds numbers and ascending ranges, zero padding is kept, several brackets in one
+name multiply. Nothing here needs YAML or pydantic, because the log view and the error folding use it all the time.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import itertools
+import math
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from clusterctl.errors import NotFoundError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+MAX_HOSTS = 10_000
+"""Most hosts that one expression may stand for; a typing error must not fill the memory."""
+
+_MAX_DIGITS = 18
+_RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
+_LAST_NUMBER = re.compile(r"(.*?)([0-9]+)([^0-9]*)", re.DOTALL)
+_NATURAL = re.compile(r"([0-9]+)")
+
+
+class RangeError(ValueError):
+    """A host expression that cannot be read.
+
+    Attributes:
+        offset: Index of the offending text in the expression.
+        length: How much of it is wrong, in characters.
+        hint: A remedy, or `None`.
+    """
+
+    def __init__(self, message: str, offset: int, length: int = 1, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.offset = offset
+        self.length = max(1, length)
+        self.hint = hint
+
+
+@dataclass(frozen=True)
+class _Span:
+    """Numbers `first` to `last`, each padded with zeros to `width` (0: as they are)."""
+
+    first: int
+    last: int
+    width: int
+
+    def __len__(self) -> int:
+        return self.last - self.first + 1
+
+    def texts(self) -> Iterator[str]:
+        return (str(number).zfill(self.width) for number in range(self.first, self.last + 1))
+
+
+def expand(expression: str, *, limit: int = MAX_HOSTS) -> list[str]:
+    """Give every name that an expression stands for, in the order written; duplicates stay.
+
+    Raises:
+        RangeError: The expression is empty, unbalanced, descending or stands for more than `limit` names.
+    """
+    names: list[str] = []
+    for offset, item in _items(expression):
+        parts = _parts(item, offset)
+        count = math.prod(sum(map(len, part)) for part in parts if not isinstance(part, str))
+        if len(names) + count > limit:
+            raise RangeError(f"stands for more than {limit} hosts", offset, len(item))
+        choices = [[p] if isinstance(p, str) else [t for span in p for t in span.texts()] for p in parts]
+        names.extend("".join(choice) for choice in itertools.product(*choices))
+    return names
+
+
+def _items(expression: str) -> Iterator[tuple[int, str]]:
+    """Split at commas outside brackets; give the offset of each item without its surrounding blanks."""
+    start, opened = 0, -1
+    for index, character in enumerate(expression + ","):
+        if character == "[":
+            if opened >= 0:
+                raise RangeError("`[` inside of `[`", index)
+            opened = index
+        elif character == "]":
+            if opened < 0:
+                raise RangeError("`]` without `[`", index)
+            opened = -1
+        elif character == "," and (opened < 0 or index == len(expression)):
+            if opened >= 0:
+                raise RangeError("`[` is not closed", opened, len(expression) - opened)
+            yield _item(expression, start, index)
+            start = index + 1
+
+
+def _item(expression: str, start: int, end: int) -> tuple[int, str]:
+    text = expression[start:end]
+    stripped = text.strip()
+    if not stripped:
+        raise RangeError("a host name is missing", min(start, max(0, len(expression) - 1)))
+    offset = start + text.index(stripped)
+    blank = next((i for i, c in enumerate(stripped) if c.isspace()), None)
+    if blank is not None:
+        hint = "separate hosts with commas"
+        raise RangeError("a host name cannot hold blanks", offset + blank, 1, hint)
+    return offset, stripped
+
+
+def _parts(item: str, offset: int) -> list[str | list[_Span]]:
+    parts: list[str | list[_Span]] = []
+    position = 0
+    for piece in re.split(r"(\[[^\]]*\])", item):
+        if piece.startswith("["):
+            parts.append(_spans(piece[1:-1], offset + position + 1))
+        elif piece:
+            parts.append(piece)
+        position += len(piece)
+    return parts
+
+
+def _spans(body: str, offset: int) -> list[_Span]:
+    spans: list[_Span] = []
+    for piece in body.split(","):
+        spans.append(_span(piece, offset))
+        offset += len(piece) + 1
+    return spans
+
+
+def _span(piece: str, offset: int) -> _Span:
+    found = _RANGE.fullmatch(piece)
+    if found is None:
+        hint = "write numbers, as in `gpu[01-04,07]`"
+        raise RangeError(f"`{piece}` is not a range of numbers", offset, len(piece), hint)
+    first, last = found[1], found[2] or found[1]
+    if max(len(first), len(last)) > _MAX_DIGITS:
+        raise RangeError(f"a number of more than {_MAX_DIGITS} digits", offset, len(piece))
+    if int(last) < int(first):
+        hint = f"did you mean `{last}-{first}`?"
+        raise RangeError(f"the range `{piece}` runs backwards", offset, len(piece), hint)
+    return _Span(int(first), int(last), len(first) if _padded(first) else 0)
+
+
+def _padded(digits: str) -> bool:
+    return len(digits) > 1 and digits[0] == "0"
+
+
+def natural_key(name: str) -> tuple[object, ...]:
+    """Sort key that puts `n2` before `n10`."""
+    pieces = _NATURAL.split(name)
+    numbers = (int(p) if len(p) <= _MAX_DIGITS else 10**_MAX_DIGITS for p in pieces[1::2])
+    return (*zip(pieces[::2], [*numbers, -1], strict=True), name)
+
+
+def fold(names: Iterable[str]) -> str:
+    """Write names in the fewest ranges: `["gpu01", "gpu02", "gpu07"]` gives `gpu[01-02,07]`.
+
+    Names come sorted and once each. `expand(fold(names))` gives them back, unless one holds a bracket, a comma or a
+    blank, which host names do not.
+    """
+    items = [(name, "") for name in sorted(set(names), key=natural_key)]
+    while any(_foldable(head) for head, _ in items):
+        items = _fold_last_number(items)
+    return ",".join(head + tail for head, tail in items)
+
+
+def _foldable(head: str) -> bool:
+    return any("0" <= character <= "9" for character in head)
+
+
+def _fold_last_number(items: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Fold the last number of each head; the head keeps what stands before it, the tail takes the rest."""
+    groups: dict[tuple[str, str | None], list[str]] = {}
+    for head, tail in items:
+        found = _LAST_NUMBER.fullmatch(head)
+        if found is None:
+            groups.setdefault((head + tail, None), [])
+        elif len(found[2]) > _MAX_DIGITS:
+            groups.setdefault((found[1] + "\0", found[2] + found[3] + tail), [])
+        else:
+            groups.setdefault((found[1], found[3] + tail), []).append(found[2])
+    return [_folded_item(prefix, rest, digits) for (prefix, rest), digits in groups.items()]
+
+
+def _folded_item(prefix: str, rest: str | None, digits: list[str]) -> tuple[str, str]:
+    if rest is None:
+        return "", prefix
+    if not digits:
+        return prefix.removesuffix("\0"), rest
+    return prefix, _bracket(digits) + rest
+
+
+def _bracket(digits: list[str]) -> str:
+    if len(digits) == 1:
+        return digits[0]
+    widths = {len(text) for text in digits if _padded(text)}
+    runs: list[list[str]] = []
+    for text in sorted(digits, key=lambda t: (len(t) if len(t) in widths else 0, int(t))):
+        if runs and _follows(runs[-1][-1], text, widths):
+            runs[-1].append(text)
+        else:
+            runs.append([text])
+    if len(runs) == 1 and len(runs[0]) == 1:
+        return runs[0][0]
+    return "[" + ",".join(run[0] if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs) + "]"
+
+
+def _follows(previous: str, text: str, widths: set[int]) -> bool:
+    """Whether both may stand in one range: neighbours, padded alike."""
+    same = (len(previous) in widths, len(text) in widths)
+    if int(text) != int(previous) + 1 or same[0] != same[1]:
+        return False
+    return len(previous) == len(text) or not same[0]
+
+
+def select(names: Sequence[str], include: str | None = None, exclude: str | None = None) -> list[str]:
+    """Choose nodes by set expressions, keeping the order of `names`.
+
+    Both expressions take ranges, and `*` and `?` as in file names. A name stands for its numbered copies too:
+    `localhost` chooses `localhost.0` and `localhost.1`.
+
+    Raises:
+        RangeError: An expression cannot be read.
+        NotFoundError: An expression names a node that is not there, or nothing is left.
+    """
+    wanted = set(names) if include is None else _matching(names, include)
+    unwanted = set() if exclude is None else _matching(names, exclude)
+    chosen = [name for name in names if name in wanted and name not in unwanted]
+    if not chosen:
+        raise NotFoundError("no node is left to act on", hint=f"there are: {fold(names)}" if names else None)
+    return chosen
+
+
+def _matching(names: Sequence[str], expression: str) -> set[str]:
+    found: set[str] = set()
+    for wanted in expand(expression):
+        hits = {n for n in names if n == wanted or _is_copy(n, wanted) or fnmatch.fnmatchcase(n, wanted)}
+        if not hits:
+            import difflib
+
+            close = difflib.get_close_matches(wanted, names, 1)
+            hint = f"did you mean `{close[0]}`?" if close else f"there are: {fold(names)}"
+            raise NotFoundError(f"no node `{wanted}`", hint=hint)
+        found |= hits
+    return found
+
+
+def _is_copy(name: str, host: str) -> bool:
+    return name.startswith(host + ".") and name[len(host) + 1 :].isdigit()

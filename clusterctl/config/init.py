@@ -1,0 +1,223 @@
+"""Starter cluster files, from nothing or from what another tool already knows about the machines.
+
+All of it is text to text; who reads and writes the files is the caller.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from clusterctl.config import hosts as ranges
+from clusterctl.config.tree import Document, Mark
+from clusterctl.errors import ConfigError, Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+SCHEMA_URL = "https://raw.githubusercontent.com/clusterctl/clusterctl/main/docs/cluster.schema.json"
+
+_SLOTS = re.compile(r"(?:max[_-])?slots", re.IGNORECASE)
+# Names that stand in many people's ssh_config and are no training machines.
+_FORGES = ("github.com", "gitlab.com", "bitbucket.org", "codeberg.org", "ssh.dev.azure.com")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One machine for a starter file.
+
+    Attributes:
+        host: Its name.
+        gpus: A count, indices, or `None` where nothing is known: all that it turns out to have.
+    """
+
+    host: str
+    gpus: int | tuple[int, ...] | None = None
+
+
+def from_hostfile(path: str, text: str, *, include: str = "", exclude: str = "") -> list[Machine]:
+    """Read a hostfile of DeepSpeed or Open MPI: one host a line, `slots=N`, comments.
+
+    Args:
+        path: For messages.
+        text: The file.
+        include: DeepSpeed's `--include`, such as `worker-1:0,2@worker-2`: these hosts and slots only.
+        exclude: DeepSpeed's `--exclude`, in the same form; only one of both may be given.
+
+    Raises:
+        ConfigError: A line or a filter cannot be read; all such are named.
+    """
+    problems: list[Problem] = []
+    machines: dict[str, Machine] = {}
+    document = Document(path, text)
+    for number, line in enumerate(document.lines, start=1):
+        machine = _hostfile_line(Mark(document, number, 1), line, problems)
+        if machine is None:
+            continue
+        if machine.host in machines:
+            problems.append(Mark(document, number, 1).problem(f"`{machine.host}` is listed twice"))
+        machines[machine.host] = machine
+    if not machines and not problems:
+        problems.append(Problem(path, 0, 0, "no host in this file"))
+    if problems:
+        raise ConfigError(problems)
+    return _filtered(list(machines.values()), include, exclude)
+
+
+def _hostfile_line(mark: Mark, line: str, problems: list[Problem]) -> Machine | None:
+    words = line.partition("#")[0].replace(" = ", "=").split()
+    if not words:
+        return None
+    machine = Machine(words[0].rpartition("@")[2])
+    for word in words[1:]:
+        key, equals, value = word.partition("=")
+        if not equals or (_SLOTS.fullmatch(key) and not value.isdigit()):
+            problems.append(mark.problem(f"`{word}` cannot be read", "a line is `HOST slots=N`"))
+        elif key == "slots":
+            machine = replace(machine, gpus=int(value))
+    return machine
+
+
+def _filtered(machines: list[Machine], include: str, exclude: str) -> list[Machine]:
+    if include and exclude:
+        raise ConfigError([Problem("--include", 0, 0, "cannot be used together with --exclude")])
+    if not include and not exclude:
+        return machines
+    option = "--include" if include else "--exclude"
+    wanted = _filters(option, include or exclude, {machine.host for machine in machines})
+    if include:
+        chosen = {machine.host: machine for machine in machines}
+        return [replace(chosen[host], gpus=slots or chosen[host].gpus) for host, slots in wanted.items()]
+    return [kept for machine in machines if (kept := _without(machine, wanted)) is not None]
+
+
+def _filters(option: str, text: str, known: set[str]) -> dict[str, tuple[int, ...]]:
+    """Read `HOST[:SLOT,...][@...]`; no slots mean all of the host."""
+    wanted: dict[str, tuple[int, ...]] = {}
+    for part in text.split("@"):
+        host, _, listed = part.strip().partition(":")
+        slots = [slot.strip() for slot in listed.split(",")] if listed else []
+        if host not in known or not all(slot.isdigit() for slot in slots):
+            raise ConfigError([Problem(option, 0, 0, f"`{part}` fits no host and slots of the file")])
+        wanted[host] = tuple(int(slot) for slot in slots)
+    return wanted
+
+
+def _without(machine: Machine, unwanted: dict[str, tuple[int, ...]]) -> Machine | None:
+    slots = unwanted.get(machine.host)
+    if slots is None:
+        return machine
+    if not slots or not isinstance(machine.gpus, int):
+        return None
+    left = tuple(index for index in range(machine.gpus) if index not in slots)
+    return replace(machine, gpus=left) if left else None
+
+
+def from_ssh_config(text: str, read_include: Callable[[str], Iterable[str]] = lambda pattern: ()) -> list[Machine]:
+    """Read the hosts of an `ssh_config`: every name after `Host` that is no pattern.
+
+    Args:
+        text: The file.
+        read_include: Gives the texts of the files that an `Include` names; each is read once.
+    """
+    names = dict.fromkeys(_ssh_hosts(text, read_include, depth=0))
+    return [Machine(name) for name in names if not name.endswith(_FORGES)]
+
+
+def _ssh_hosts(text: str, read_include: Callable[[str], Iterable[str]], depth: int) -> Iterable[str]:
+    # ssh itself stops at 16 levels of Include.
+    for line in text.splitlines() if depth < 16 else ():
+        words = line.replace("=", " ", 1).split()
+        if len(words) < 2 or words[0].startswith("#"):
+            continue
+        keyword, rest = words[0].lower(), [word.strip('"') for word in words[1:]]
+        if keyword == "host":
+            yield from (word for word in rest if not any(c in word for c in "*?!"))
+        elif keyword == "include":
+            for pattern in rest:
+                for included in read_include(pattern):
+                    yield from _ssh_hosts(included, read_include, depth + 1)
+
+
+def from_slurm(expression: str) -> list[Machine]:
+    """Read a Slurm node list such as `gpu[01-04,07]` (of `SLURM_JOB_NODELIST` or `sinfo`).
+
+    Raises:
+        ConfigError: It cannot be read.
+    """
+    try:
+        return [Machine(host) for host in dict.fromkeys(ranges.expand(expression))]
+    except ranges.RangeError as error:
+        raise ConfigError([Problem("--from", 0, 0, f"`{expression}`: {error}", error.hint)]) from error
+
+
+def starter(
+    machines: Sequence[Machine] = (), *, script: str = "train.py", name: str | None = None, schema: str = SCHEMA_URL
+) -> str:
+    """Write a commented cluster file. Without machines it names two that are to be replaced."""
+    hosts = _host_lines(machines or [Machine("gpu01", 8), Machine("gpu02", 8)])
+    title = f"name: {json.dumps(name)}\n" if name else ""
+    return _STARTER.format(schema=schema, title=title, hosts="\n".join(hosts), script=_scalar(script))
+
+
+def _host_lines(machines: Sequence[Machine]) -> list[str]:
+    """Fold neighbours that are alike; order is node rank, so machines are never moved."""
+    groups: list[tuple[int | tuple[int, ...] | None, list[str]]] = []
+    for machine in machines:
+        if groups and groups[-1][0] == machine.gpus and _folds(groups[-1][1], machine.host):
+            groups[-1][1].append(machine.host)
+        else:
+            groups.append((machine.gpus, [machine.host]))
+    return [f"  {_scalar(ranges.fold(names))}: {_gpus(gpus)}" for gpus, names in groups]
+
+
+def _folds(names: list[str], host: str) -> bool:
+    folded = ranges.fold([*names, host])
+    return ranges.expand(folded) == [*names, host] and "," not in re.sub(r"\[[^\]]*\]", "", folded)
+
+
+def _gpus(gpus: int | tuple[int, ...] | None) -> str:
+    return "auto" if gpus is None else json.dumps(gpus)
+
+
+def _scalar(text: str) -> str:
+    return text if re.fullmatch(r"[A-Za-z_./][\w./\[\],-]*", text) and text.lower() != "null" else json.dumps(text)
+
+
+_STARTER = """\
+# yaml-language-server: $schema={schema}
+version: 1
+{title}
+# Host or range: GPUs. The order is the node rank. Whatever `ssh HOST` understands is a host.
+hosts:
+{hosts}
+
+# Keys for all hosts; a host that is a mapping may have its own:
+#   gpu03: {{gpus: [0, 2], user: root}}
+# defaults:
+#   user: ubuntu
+#   identity_file: ~/.ssh/id_ed25519
+#   python: .venv/bin/python        # relative to the synced folder
+
+job:
+  script: {script}
+  # args: ["--epochs", 3]           # `clusterctl up -- ARGS` appends to them
+  # max_duration: 72h
+  # checkpoint: {{pattern: "ckpt/step-*", shared: true}}
+
+# This folder is sent to every node before the start, without what .gitignore names.
+# sync:
+#   exclude: ["data/", "*.ckpt"]    # or `sync: none` where all nodes see one filesystem
+
+# env:
+#   HF_HOME: /scratch/hf
+# secrets:                          # values are never shown nor stored
+#   HF_TOKEN: {{env: HF_TOKEN}}
+
+# restart:
+#   max_restarts: 3
+# stall:
+#   action: restart                 # report (default), stop or restart
+"""

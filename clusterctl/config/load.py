@@ -1,0 +1,215 @@
+"""From cluster files to a spec: the way in.
+
+`load` reads the files and is all that touches the disk; `parse` is the same as a pure function of texts, environment
+and a `Files`.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Protocol
+
+from clusterctl.config import build, foreign, override
+from clusterctl.config.interpolate import prepare
+from clusterctl.config.override import Overrides
+from clusterctl.config.tree import Report
+from clusterctl.config.yaml_text import MAX_BYTES, parse_document
+from clusterctl.errors import ConfigError, Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from clusterctl.config.spec import ClusterSpec
+    from clusterctl.config.tree import Node
+
+__all__ = ["Disk", "Files", "Loaded", "Overrides", "Source", "load", "parse"]
+
+
+class Files(Protocol):
+    """What parsing may ask about other files: `env_file`, secrets, the script and the synced folder."""
+
+    def read(self, path: str) -> bytes:
+        """Read a file, at most 1 MiB and one byte of it.
+
+        Raises:
+            OSError: It cannot be read.
+        """
+
+    def is_file(self, path: str) -> bool:
+        """Whether there is a file."""
+
+    def is_dir(self, path: str) -> bool:
+        """Whether there is a folder."""
+
+    def names(self, path: str) -> Sequence[str]:
+        """Names in a folder, for suggestions; empty where it cannot be listed."""
+
+
+class Disk:
+    """The files of this machine."""
+
+    def read(self, path: str) -> bytes:
+        """Read at most 1 MiB and one byte."""
+        with open(path, "rb") as file:
+            return file.read(MAX_BYTES + 1)
+
+    def is_file(self, path: str) -> bool:
+        """Whether there is a file."""
+        return os.path.isfile(path)
+
+    def is_dir(self, path: str) -> bool:
+        """Whether there is a folder."""
+        return os.path.isdir(path)
+
+    def names(self, path: str) -> Sequence[str]:
+        """Names in a folder; empty where it cannot be listed."""
+        try:
+            return sorted(os.listdir(path))
+        except OSError:
+            return []
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A text to parse.
+
+    Attributes:
+        path: The file as the user named it, for messages.
+        absolute: Its absolute path; that of the first one says where relative paths begin.
+        text: Its content, decoded or not.
+    """
+
+    path: str
+    absolute: str
+    text: bytes | str
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A good cluster file.
+
+    Attributes:
+        spec: What it says, every default that needs no node filled in.
+        warnings: What is allowed and probably not meant.
+    """
+
+    spec: ClusterSpec
+    warnings: tuple[Problem, ...]
+    _built: build.Built
+
+    @cached_property
+    def origins(self) -> dict[str, str]:
+        """Where each value came from: `cluster.yaml:12:3`, `default`, `--set`, `--script`.
+
+        The keys are the paths of `clusterctl.config.resolve.resolved`, such as `hosts[0].gpus`.
+        """
+        from clusterctl.config.resolve import origins
+
+        return origins(self.spec, self._built)
+
+
+def load(
+    paths: Sequence[str | os.PathLike[str]],
+    *,
+    environ: Mapping[str, str],
+    sets: Sequence[str] = (),
+    overrides: Overrides | None = None,
+    require_job: bool = False,
+    with_secrets: bool = False,
+) -> Loaded:
+    """Read cluster files, later ones merged over earlier ones.
+
+    Args:
+        paths: Files as the user named them; at least one.
+        environ: For `${VAR}`, `secrets` and `~`.
+        sets: `key=value` of each `--set`.
+        overrides: What options of `up` say about the job.
+        require_job: Whether a file without a complete job is wrong, as it is for `up`.
+        with_secrets: Whether secrets are read, as `up` needs them; else their values are empty.
+
+    Raises:
+        ConfigError: Something is wrong; all that is, at once.
+    """
+    disk = Disk()
+    sources = []
+    for path in paths:
+        name = os.fspath(path)
+        try:
+            text = disk.read(name)
+        except OSError as error:
+            raise ConfigError([_unreadable(name, error)]) from error
+        sources.append(Source(path=name, absolute=os.path.abspath(name), text=text))
+    return parse(
+        sources,
+        environ=environ,
+        files=disk,
+        sets=sets,
+        overrides=overrides,
+        require_job=require_job,
+        with_secrets=with_secrets,
+    )
+
+
+def _unreadable(name: str, error: OSError) -> Problem:
+    if isinstance(error, FileNotFoundError):
+        return Problem(name, 0, 0, "no such file", "`clusterctl init` writes a cluster file to start from")
+    if isinstance(error, IsADirectoryError):
+        return Problem(name, 0, 0, "is a folder", f"did you mean `{os.path.join(name, 'cluster.yaml')}`?")
+    return Problem(name, 0, 0, f"cannot be read: {error.strerror or error}")
+
+
+def parse(
+    sources: Sequence[Source],
+    *,
+    environ: Mapping[str, str],
+    files: Files,
+    sets: Sequence[str] = (),
+    overrides: Overrides | None = None,
+    require_job: bool = False,
+    with_secrets: bool = False,
+) -> Loaded:
+    """Turn texts into a spec; see `load` for the arguments.
+
+    Raises:
+        ConfigError: Something is wrong; all that is, at once.
+    """
+    report = Report()
+    trees = [tree for source in sources if (tree := _tree(source, environ, report)) is not None]
+    if len(trees) < len(sources):
+        raise ConfigError(report.ordered(source.path for source in sources))
+    root = override.merged(trees)
+    root = override.apply_sets(root, sets, report)
+    root = override.apply_overrides(root, overrides or Overrides())
+    context = build.Context(
+        path=sources[0].absolute,
+        environ=environ,
+        files=files,
+        report=report,
+        require_job=require_job,
+        with_secrets=with_secrets,
+    )
+    built = build.build(root, context)
+    if report.problems or built is None:
+        raise ConfigError(report.ordered(source.path for source in sources))
+    return Loaded(built.spec, tuple(report.warnings), built)
+
+
+def _tree(source: Source, environ: Mapping[str, str], report: Report) -> Node | None:
+    """Read one text; `None` where it is not a cluster file at all."""
+    if foreign.is_hostfile(source.text):
+        place = foreign.start(source.path, source.text)
+        hint = f"`clusterctl init --from {source.path}` makes a cluster file of it"
+        report.add(place, "this is a hostfile, not a cluster file", hint)
+        return None
+    before = len(report.problems)
+    node = parse_document(source.path, source.text, report)
+    if node is None:
+        if len(report.problems) == before:
+            hint = "`clusterctl init` writes one to start from"
+            report.add(foreign.start(source.path, source.text), "the file is empty", hint)
+        return None
+    if not foreign.check(node, report):
+        return None
+    return prepare(node, environ, report)

@@ -1,0 +1,110 @@
+"""The JSON Schema of cluster files for editors, made of the models.
+
+Draft-07, because yaml-language-server reads no newer one. Every value may also be filled in from a variable, so each
+place that wants no text allows `${...}` too.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from clusterctl.config.models import (
+    ClusterFile,
+    ControllerLossModel,
+    DefaultsModel,
+    HostModel,
+    SyncModel,
+)
+
+_VARIABLE = {"type": "string", "pattern": r"\$\{"}
+_EXTENSION: dict[str, Any] = {"^x-": {}}
+
+
+def schema() -> dict[str, Any]:
+    """Give the schema as JSON data."""
+    # Importing this at the top would make every command that reads a cluster file pay for it.
+    from pydantic.json_schema import models_json_schema
+
+    models = (ClusterFile, DefaultsModel, HostModel, SyncModel, ControllerLossModel)
+    made: dict[str, Any]
+    _, made = models_json_schema([(model, "validation") for model in models])
+    definitions: dict[str, Any] = {name: _converted(part) for name, part in made["$defs"].items()}
+    root = definitions.pop("ClusterFile")
+    _describe(root["properties"], "hosts", _hosts())
+    _describe(root["properties"], "sync", {"anyOf": [{"const": "none"}, _ref("SyncModel")]})
+    loss = {"anyOf": [{"const": "keep"}, _ref("ControllerLossModel")]}
+    _describe(root["properties"], "on_controller_loss", loss)
+    head: dict[str, Any] = {"$schema": "http://json-schema.org/draft-07/schema#", "title": "clusterctl cluster file"}
+    return head | root | {"definitions": dict(sorted(definitions.items()))}
+
+
+def schema_text() -> str:
+    """Give the schema as it is committed in `docs/cluster.schema.json`."""
+    return json.dumps(schema(), indent=2, ensure_ascii=False) + "\n"
+
+
+def _ref(name: str) -> dict[str, Any]:
+    return {"$ref": f"#/definitions/{name}"}
+
+
+def _hosts() -> dict[str, Any]:
+    gpus = _ref("DefaultsModel/properties/gpus")
+    keyed = {"anyOf": [gpus, _ref("DefaultsModel"), {"type": "null"}]}
+    item = {"anyOf": [{"type": "string"}, _ref("HostModel")]}
+    return {
+        "anyOf": [
+            {"type": "string", "title": "hosts and ranges, separated by commas"},
+            {"type": "object", "title": "host or range: GPUs", "minProperties": 1, "additionalProperties": keyed},
+            {"type": "array", "title": "list of hosts", "minItems": 1, "items": item},
+        ]
+    }
+
+
+def _describe(properties: dict[str, Any], key: str, shape: dict[str, Any]) -> None:
+    properties[key] = {**shape, **{k: v for k, v in properties[key].items() if k in ("description", "examples")}}
+
+
+def _converted(part: Any) -> Any:
+    """Bring a part of a 2020-12 schema down to draft-07."""
+    if isinstance(part, list):
+        return [_converted(item) for item in part]
+    if not isinstance(part, dict):
+        return part
+    result = {key: _member(key, value) for key, value in part.items() if not _unwanted(key, value)}
+    reference = result.get("$ref")
+    if isinstance(reference, str):
+        return _reference(result, reference)
+    if result.get("additionalProperties") is False and "properties" in result:
+        result["patternProperties"] = _EXTENSION
+    return result
+
+
+def _member(key: str, value: Any) -> Any:
+    """Names of properties are no keywords, and what stands below them may be filled in or left empty."""
+    if key != "properties" or not isinstance(value, dict):
+        return _converted(value)
+    return {name: _fillable(_converted(child)) for name, child in value.items()}
+
+
+def _unwanted(key: str, value: Any) -> bool:
+    return (key == "default" and value is None) or (key == "title" and isinstance(value, str))
+
+
+def _reference(result: dict[str, Any], reference: str) -> dict[str, Any]:
+    """In draft-07 a `$ref` silences its neighbours, so it goes into an `allOf`."""
+    del result["$ref"]
+    target = {"$ref": reference.replace("#/$defs/", "#/definitions/")}
+    return {"allOf": [target], **result} if result else target
+
+
+def _fillable(shape: dict[str, Any]) -> dict[str, Any]:
+    """Allow `${...}` wherever the shape is one of numbers, words or truth values."""
+    words = {key: value for key, value in shape.items() if key in ("description", "examples")}
+    rest = {key: value for key, value in shape.items() if key not in words}
+    choices = rest["anyOf"] if set(rest) == {"anyOf"} else [rest]
+    scalars = {"integer", "number", "boolean"}
+    wanting = any(choice.get("type") in scalars or "enum" in choice or "const" in choice for choice in choices)
+    if rest and wanting:
+        return {"anyOf": [*choices, _VARIABLE], **words}
+    return shape

@@ -1,0 +1,154 @@
+"""A parsed document in which every value and every key knows where it was written."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from clusterctl.errors import Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+# The line breaks of YAML 1.1, which libyaml counts lines by.
+_BREAK = re.compile("\r\n|[\n\r\x85\u2028\u2029]")
+
+Path = tuple["str | int", ...]
+
+
+@dataclass(frozen=True)
+class Document:
+    """One text that values came from: a file, or an option of the command line (then `places` is false)."""
+
+    path: str
+    text: str
+    places: bool = True
+
+    @cached_property
+    def lines(self) -> list[str]:
+        """The text without its line breaks."""
+        return _BREAK.split(self.text)
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A place in a document. `line` and `column` count from 1; `length` is in characters, on that line."""
+
+    document: Document
+    line: int
+    column: int
+    length: int = 1
+
+    @property
+    def place(self) -> str:
+        """`cluster.yaml:12:3`, or the option's name."""
+        if not self.document.places:
+            return self.document.path
+        return f"{self.document.path}:{self.line}:{self.column}"
+
+    def problem(self, text: str, hint: str | None = None) -> Problem:
+        """Say that something is wrong here."""
+        if not self.document.places:
+            return Problem(self.document.path, 0, 0, text, hint)
+        lines = self.document.lines
+        source = lines[self.line - 1] if self.line <= len(lines) else ""
+        return Problem(self.document.path, self.line, self.column, text, hint, self.length, source)
+
+    def shifted(self, offset: int, length: int) -> Mark:
+        """The place `offset` characters further on the same line."""
+        return replace(self, column=self.column + offset, length=length)
+
+
+@dataclass(slots=True)
+class Node:
+    """A value with its place; nodes are never changed once made, because aliases share them.
+
+    Attributes:
+        value: A scalar, a list of nodes, or a dict of nodes by key.
+        mark: Where the value begins.
+        raw: A scalar's text before it was taken for a number, a truth value or null; `None` for the others.
+        quoted: Whether a scalar was written in quotes or as a block, so that it is text whatever it looks like.
+        keys: For a mapping: where each key stands.
+        size: How many nodes this one stands for, with aliases counted in full.
+        depth: Levels of nesting, 1 for a scalar.
+    """
+
+    value: Any
+    mark: Mark
+    raw: str | None = None
+    quoted: bool = False
+    keys: dict[str, Mark] = field(default_factory=dict)
+    size: int = 1
+    depth: int = 1
+
+    def child(self, key: str | int) -> Node | None:
+        """The entry or item, or `None` where there is none."""
+        if isinstance(self.value, dict):
+            found = self.value.get(key)
+            return found if isinstance(found, Node) else None
+        if isinstance(self.value, list) and isinstance(key, int) and 0 <= key < len(self.value):
+            item: Node = self.value[key]
+            return item
+        return None
+
+    def key_mark(self, key: str | int) -> Mark:
+        """Where the key stands, or the value where keys have no place."""
+        found = self.keys.get(str(key))
+        return found if found is not None else self.mark
+
+    def with_entries(self, entries: dict[str, Node], keys: dict[str, Mark] | None = None) -> Node:
+        """The same mapping with other entries."""
+        return Node(entries, self.mark, keys={**self.keys, **(keys or {})})
+
+    def plain(self) -> Any:
+        """The value alone, as dicts, lists and scalars."""
+        if isinstance(self.value, dict):
+            return {key: child.plain() for key, child in self.value.items()}
+        if isinstance(self.value, list):
+            return [child.plain() for child in self.value]
+        return self.value
+
+    def inside(self, offset: int, length: int) -> Mark:
+        """The place of a part of a scalar, as exactly as its quoting allows."""
+        line = self.mark.document.lines[self.mark.line - 1] if self.mark.document.places else ""
+        start = self.mark.column - 1 + (1 if self.quoted else 0)
+        if self.raw is None or not line.startswith(self.raw, start):
+            return self.mark
+        return self.mark.shifted(start - self.mark.column + 1 + offset, length)
+
+
+@dataclass
+class Report:
+    """Problems and warnings, in the order found, each once."""
+
+    problems: list[Problem] = field(default_factory=list)
+    warnings: list[Problem] = field(default_factory=list)
+
+    def add(self, mark: Mark, text: str, hint: str | None = None) -> None:
+        """Note a mistake."""
+        self._note(self.problems, mark.problem(text, hint))
+
+    def warn(self, mark: Mark, text: str, hint: str | None = None) -> None:
+        """Note something that is allowed and probably not meant."""
+        self._note(self.warnings, mark.problem(text, hint))
+
+    @staticmethod
+    def _note(where: list[Problem], problem: Problem) -> None:
+        # An anchor used in several places makes the same problem several times.
+        if problem not in where:
+            where.append(problem)
+
+    def ordered(self, paths: Iterable[str]) -> list[Problem]:
+        """The problems by file, as the files were given, then by place."""
+        order = {path: index for index, path in enumerate(paths)}
+        return sorted(self.problems, key=lambda p: (order.get(p.path, len(order)), p.line, p.column))
+
+
+def label(path: Path) -> str:
+    """Write a path as people do: `hosts[1].gpus`."""
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
+    return text

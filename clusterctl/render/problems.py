@@ -1,0 +1,82 @@
+"""Mistakes in a cluster file as people read them: place, reason, the line with a caret, a remedy."""
+
+from __future__ import annotations
+
+import unicodedata
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from clusterctl.errors import ConfigError, Problem
+
+_BOLD, _RED, _YELLOW, _CYAN, _RESET = "\x1b[1m", "\x1b[31m", "\x1b[33m", "\x1b[36m", "\x1b[0m"
+_TAB = 4
+
+
+def render_config_error(error: ConfigError, *, color: bool = False, width: int = 0) -> str:
+    """Write all problems, and their number below.
+
+    Args:
+        error: What is wrong.
+        color: Whether to use ANSI colours.
+        width: Columns of the terminal, to cut long source lines around the caret; 0 leaves them whole.
+    """
+    blocks = [render_problem(problem, color=color, width=width) for problem in error.problems]
+    count = len(error.problems)
+    files = len({problem.path for problem in error.problems})
+    where = f" in {files} files" if files > 1 else f" in {error.problems[0].path}"
+    blocks.append(f"{count} problem{'s' if count > 1 else ''}{where}; nothing was started")
+    return "\n".join(blocks)
+
+
+def render_warnings(warnings: Sequence[Problem], *, color: bool = False, width: int = 0) -> str:
+    """Write warnings in the same form; empty where there are none."""
+    return "\n".join(render_problem(w, kind="warning", color=color, width=width) for w in warnings)
+
+
+def render_problem(problem: Problem, *, kind: str = "error", color: bool = False, width: int = 0) -> str:
+    """Write one problem in up to four lines, without a line break at the end."""
+    place = f"{problem.path}:{problem.line}:{problem.column}" if problem.line else problem.path
+    tint = _RED if kind == "error" else _YELLOW
+    lines = [f"{_styled(_visible(place), _BOLD, color)}: {_styled(kind, tint, color)}: {_visible(problem.text)}"]
+    if problem.source and problem.line:
+        lines += _source_lines(problem, problem.source, tint if color else "", width)
+    if problem.hint:
+        lines.append(f"  {_styled('hint', _CYAN, color)}: {_visible(problem.hint)}")
+    return "\n".join(lines)
+
+
+def _styled(text: str, style: str, color: bool) -> str:
+    return f"{style}{text}{_RESET}" if color else text
+
+
+def _source_lines(problem: Problem, source: str, tint: str, width: int) -> list[str]:
+    number = str(problem.line)
+    room = width - len(number) - 4 if width else 0
+    text, column = _window(source, problem.column, room)
+    before = _visible(text[: column - 1])
+    marked = _visible(text[column - 1 : column - 1 + problem.length])
+    caret = "^" + "~" * (_cells(marked) - 1)
+    caret = f"{tint}{caret}{_RESET}" if tint else caret
+    return [f" {number} | {_visible(text)}", f" {' ' * len(number)} | {' ' * _cells(before)}{caret}"]
+
+
+def _window(source: str, column: int, room: int) -> tuple[str, int]:
+    """Cut a line that does not fit, keeping the caret in sight."""
+    column = min(column, len(source) + 1)
+    if room < 20 or _cells(_visible(source)) <= room:
+        return source, column
+    start = max(0, min(column - 1 - room // 3, len(source) - room))
+    return source[start : start + room], column - start
+
+
+def _visible(text: str) -> str:
+    """Tabs as blanks, control characters as `?`: text of a file never steers the terminal."""
+    text = text.replace("\t", " " * _TAB)
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
+def _cells(text: str) -> int:
+    """Columns that a text takes on the screen."""
+    return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
