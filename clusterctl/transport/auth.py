@@ -1,0 +1,311 @@
+"""Whom we log in as: the keys of an ssh-agent and of files, in the order in which OpenSSH would offer them.
+
+The ssh-agent protocol is draft-ietf-sshm-ssh-agent: a length, a type, and strings with lengths before them.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import socket
+import struct
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from clusterctl.errors import AuthError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+_REQUEST_IDENTITIES, _IDENTITIES = 11, 12
+_SIGN_REQUEST, _SIGN_RESPONSE = 13, 14
+_SIGN_FLAGS = {"rsa-sha2-256": 2, "rsa-sha2-512": 4}
+_OPENSSH_KEY = b"openssh-key-v1\0"
+_AGENT_SECONDS = 5.0
+_MAX_MESSAGE = 1 << 20
+
+
+ENCRYPTED = "is protected by a passphrase"
+FORWARDED_ONLY = "only a forwarded ssh-agent could log in: reconnecting will fail once this login ends"
+
+
+class SshAgentError(OSError):
+    """The ssh-agent cannot be spoken to, or would not sign."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentIdentity:
+    """A public key (or certificate) whose private part an ssh-agent holds."""
+
+    type: str
+    blob: bytes
+    comment: str
+
+
+class SshAgent:
+    """A running ssh-agent. One request at a time; each is bounded, because a forwarded agent may hang."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._lock = threading.Lock()
+        self._sock: socket.socket | None = None
+
+    def identities(self) -> list[AgentIdentity]:
+        """Return what the agent holds.
+
+        Raises:
+            SshAgentError: It does not answer.
+        """
+        kind, body = self._ask(bytes([_REQUEST_IDENTITIES]))
+        if kind != _IDENTITIES:
+            raise SshAgentError("the ssh-agent refuses to list its keys")
+        try:
+            return _identities(_Reader(body))
+        except ValueError as error:
+            raise SshAgentError("the ssh-agent's answer makes no sense") from error
+
+    def sign(self, blob: bytes, data: bytes, algorithm: str) -> bytes:
+        """Return the signature of `data` by the key of `blob`, in the wire form of `algorithm`.
+
+        Raises:
+            SshAgentError: The agent would not sign (locked, or its user declined).
+        """
+        flags = _SIGN_FLAGS.get(algorithm.removesuffix("-cert-v01@openssh.com"), 0)
+        request = bytes([_SIGN_REQUEST]) + _string(blob) + _string(data) + struct.pack(">I", flags)
+        kind, body = self._ask(request)
+        if kind != _SIGN_RESPONSE:
+            raise SshAgentError("the ssh-agent declined to sign")
+        return _Reader(body).string()
+
+    def is_forwarded(self, environment: Mapping[str, str]) -> bool:
+        """Tell whether sshd made this agent's socket, so that it goes when its login session does."""
+        if "SSH_CONNECTION" not in environment:
+            return False
+        try:
+            with self._lock:
+                sock = self._connected()
+                credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+            owner = struct.unpack("3i", credentials)[0]
+            return Path(f"/proc/{owner}/comm").read_text().startswith("sshd")
+        except OSError:
+            return False
+
+    def close(self) -> None:
+        """Close the connection; the next request opens another."""
+        with self._lock:
+            self._drop()
+
+    def _ask(self, request: bytes) -> tuple[int, bytes]:
+        with self._lock:
+            try:
+                sock = self._connected()
+                sock.sendall(struct.pack(">I", len(request)) + request)
+                (length,) = struct.unpack(">I", _read(sock, 4))
+                if not 0 < length <= _MAX_MESSAGE:
+                    raise SshAgentError("the ssh-agent's answer makes no sense")
+                answer = _read(sock, length)
+            except OSError as error:
+                self._drop()
+                if isinstance(error, SshAgentError):
+                    raise
+                raise SshAgentError(f"the ssh-agent at {self.path} does not answer: {error}") from error
+        return answer[0], answer[1:]
+
+    def _connected(self) -> socket.socket:
+        if self._sock is None:
+            sock = socket.socket(socket.AF_UNIX)
+            try:
+                sock.settimeout(_AGENT_SECONDS)
+                sock.connect(self.path)
+            except OSError:
+                sock.close()
+                raise
+            self._sock = sock
+        return self._sock
+
+    def _drop(self) -> None:
+        if self._sock is not None:
+            self._sock.close()
+            self._sock = None
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """One attempt to log in: by the agent's `identity`, or by the private key in the file `path`.
+
+    Attributes:
+        certificate: File of a user certificate that goes with the private key of `path`.
+    """
+
+    path: str | None = None
+    identity: AgentIdentity | None = None
+    certificate: str | None = None
+
+    @property
+    def name(self) -> str:
+        """What a message calls it."""
+        if self.identity is not None:
+            return f"{self.identity.comment or self.identity.type} (ssh-agent)"
+        return self.certificate or self.path or ""
+
+
+def offers(
+    files: Sequence[str],
+    certificates: Sequence[str],
+    identities: Sequence[AgentIdentity],
+    *,
+    identities_only: bool,
+    files_first: bool = False,
+) -> list[Offer]:
+    """Return the attempts in order: certificates, keys of files that the agent holds, its other keys, files themselves.
+
+    Args:
+        files: Private keys, as configured; those that are not there are passed over.
+        certificates: Certificates that were configured beside `<key>-cert.pub`.
+        identities: What the agent holds.
+        identities_only: Leave out keys of the agent that no file stands for.
+        files_first: Try files before the agent, to learn whether the agent is needed at all.
+    """
+    public = {path: public_blob(path) for path in files}
+    held = {identity.blob: identity for identity in identities}
+    certified = [
+        Offer(path=path, certificate=name)
+        for path in files
+        for name in dict.fromkeys((f"{path}-cert.pub", *certificates))
+        if Path(path).is_file() and Path(name).is_file()
+    ]
+    known = [Offer(path=path, identity=held[blob]) for path, blob in public.items() if blob in held]
+    taken = {offer.identity.blob for offer in known if offer.identity}
+    others = [] if identities_only else [Offer(identity=i) for i in identities if i.blob not in taken]
+    plain = [Offer(path=path) for path in files if Path(path).is_file() and public[path] not in held]
+    if files_first:
+        return [*certified, *(Offer(path=path) for path in files if Path(path).is_file()), *known, *others]
+    return [*certified, *known, *others, *plain]
+
+
+@dataclass
+class Tried:
+    """What came of trying to log in.
+
+    Attributes:
+        unusable: Files to why their key could not be used.
+        refused: Names of the keys that were turned down, in order.
+        methods: What the server allows in place of what was tried.
+        wants_more: What the server asks for beyond a key that it accepted.
+        closed: The server hung up.
+        sha1_only: The server cannot check RSA signatures other than with SHA-1.
+    """
+
+    user: str
+    unusable: dict[str, str] = field(default_factory=dict)
+    refused: list[str] = field(default_factory=list)
+    methods: tuple[str, ...] = ()
+    wants_more: tuple[str, ...] = ()
+    closed: bool = False
+    sha1_only: bool = False
+
+
+def failure(node: str, tried: Tried) -> AuthError:
+    """Return the error for a login that failed: the likeliest reason and its remedy."""
+    encrypted = [path for path, reason in tried.unusable.items() if reason == ENCRYPTED]
+    if tried.wants_more and "publickey" not in tried.wants_more:
+        text = f"accepted the key, but also asks for {' or '.join(tried.wants_more)} (two factors)"
+        hint = "let sshd accept a key alone for this user and host (`Match` with `AuthenticationMethods publickey`)"
+        return AuthError(node, text, hint=hint)
+    if tried.methods and "publickey" not in tried.methods:
+        text = f"sshd allows no login by key, only by {' or '.join(tried.methods)}"
+        return AuthError(node, text, hint="set `PubkeyAuthentication yes` in its sshd_config and add your public key")
+    if encrypted:
+        text = f"the key {encrypted[0]} {ENCRYPTED} and no ssh-agent holds it"
+        return AuthError(node, text, hint=f"run `ssh-add {encrypted[0]}`")
+    if tried.sha1_only and tried.refused:
+        hint = "log in with an ed25519 key, or update its sshd"
+        return AuthError(node, "its sshd is too old to accept RSA keys other than with SHA-1", hint=hint)
+    if tried.closed and tried.refused:
+        hint = "name the right one by `identity_file:`, with `IdentitiesOnly yes` in ~/.ssh/config"
+        return AuthError(node, f"sshd hung up after {len(tried.refused)} keys were offered", hint=hint)
+    if tried.refused:
+        text = f"no key was accepted for user `{tried.user}` (offered: {', '.join(tried.refused)})"
+        return AuthError(node, text, hint=f"add one to the machine: `ssh-copy-id {tried.user}@{node}`")
+    if tried.unusable:
+        path, reason = next(iter(tried.unusable.items()))
+        return AuthError(node, f"the key {path} {reason}", hint="name another by `identity_file:`")
+    text = f"there is no key to log in with as user `{tried.user}`"
+    return AuthError(node, text, hint="make one with `ssh-keygen`, or load one with `ssh-add`")
+
+
+def public_blob(path: str) -> bytes | None:
+    """Return the public key that belongs to a private one: from the file beside it, or from its own head."""
+    try:
+        fields = Path(path if path.endswith(".pub") else f"{path}.pub").read_text("utf-8", "replace").split()
+        return base64.b64decode(fields[1], validate=True)
+    except (OSError, IndexError, binascii.Error):
+        return _embedded_blob(path)
+
+
+def _embedded_blob(path: str) -> bytes | None:
+    """Read the public key that OpenSSH's own format has in clear even where the private part is encrypted."""
+    try:
+        body = "".join(line for line in Path(path).read_text("ascii").splitlines() if not line.startswith("-----"))
+        data = base64.b64decode(body, validate=True)
+        if not data.startswith(_OPENSSH_KEY):
+            return None
+        reader = _Reader(data[len(_OPENSSH_KEY) :])
+        for _ in ("cipher", "kdf", "kdf options"):
+            reader.string()
+        return reader.string() if reader.number() == 1 else None
+    except (OSError, ValueError):
+        return None
+
+
+def blob_type(blob: bytes) -> str:
+    """Return the type that a key or certificate in wire form begins with."""
+    try:
+        return _Reader(blob).string().decode("ascii", "replace")
+    except ValueError:
+        return ""
+
+
+def _identities(reader: _Reader) -> list[AgentIdentity]:
+    found = []
+    for _ in range(reader.number()):
+        blob, comment = reader.string(), reader.string()
+        found.append(AgentIdentity(blob_type(blob), blob, comment.decode("utf-8", "replace")))
+    return found
+
+
+def _string(value: bytes) -> bytes:
+    return struct.pack(">I", len(value)) + value
+
+
+def _read(sock: socket.socket, count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        part = sock.recv(count - len(data))
+        if not part:
+            raise SshAgentError("the ssh-agent closed the connection")
+        data += part
+    return data
+
+
+class _Reader:
+    """Reads numbers and strings of the SSH wire format."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._position = 0
+
+    def number(self) -> int:
+        return int.from_bytes(self._take(4), "big")
+
+    def string(self) -> bytes:
+        return self._take(self.number())
+
+    def _take(self, count: int) -> bytes:
+        part = self._data[self._position : self._position + count]
+        if len(part) < count:
+            raise ValueError("truncated")
+        self._position += count
+        return part

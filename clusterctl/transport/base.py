@@ -1,0 +1,88 @@
+"""What every way to reach a node has in common: it opens a byte stream to `/bin/sh` there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from clusterctl.errors import HostKeyError
+
+if TYPE_CHECKING:
+    from clusterctl.config.spec import HostSpec
+    from clusterctl.transport.known_hosts import HostKey, Verdict
+
+EXEC_COMMAND = "/bin/sh"
+"""All that is ever executed through a login shell. What a user wrote travels as data, over the stream."""
+
+STDERR_TAIL_BYTES = 4096
+
+Progress = Callable[[str], None]
+"""Called with a stage in words ("connecting", "logged in"), so that whoever waits can say what for."""
+
+
+def silent(_stage: str) -> None:
+    """Be told of progress and do nothing with it."""
+
+
+class HostKeyRefusal(HostKeyError):  # noqa: N818 - it is one, with what is needed to act on it
+    """A host key that is not trusted, with what is needed to accept it.
+
+    Attributes:
+        name: What the key would be filed under.
+        path: The known-hosts file that it would be filed in.
+        hashed: New entries of that file hide their names.
+    """
+
+    def __init__(
+        self, node: str, message: str, *, hint: str, name: str, key: HostKey, verdict: Verdict, path: str, hashed: bool
+    ) -> None:
+        super().__init__(node, message, hint=hint)
+        self.name = name
+        self.key = key
+        self.verdict = verdict
+        self.path = path
+        self.hashed = hashed
+
+
+class Channel(Protocol):
+    """A stream to `/bin/sh` on a node. One thread may receive while others send."""
+
+    auth_note: str | None
+    """What a person should know of how the login was done (only a forwarded ssh-agent helped), or `None`."""
+
+    warnings: tuple[str, ...]
+    """What was done otherwise than asked for, a sentence each."""
+
+    def send(self, data: bytes, *, timeout: float) -> None:
+        """Send all of `data`.
+
+        Raises:
+            OSError: The stream is closed, or the peer took nothing for `timeout` seconds (`TimeoutError`).
+        """
+
+    def recv(self, limit: int, *, timeout: float | None = None) -> bytes:
+        """Return up to `limit` bytes as soon as there are any; `b""` at the end of the stream.
+
+        Raises:
+            TimeoutError: Nothing came for `timeout` seconds.
+        """
+
+    def close(self) -> None:
+        """End the stream. Wakes who receives, waits for nobody, may be repeated."""
+
+    def stderr_tail(self) -> str:
+        """Return the end of what came on standard error (at most `STDERR_TAIL_BYTES`)."""
+
+
+class Transport(Protocol):
+    """A way to reach nodes. `open` may be called from many threads at once."""
+
+    def open(self, host: HostSpec, *, progress: Progress = silent) -> Channel:
+        """Return a stream to `/bin/sh` on `host`, within the transport's time limit.
+
+        Raises:
+            NodeError: It cannot be reached, trusted or logged in to.
+        """
+
+    def close(self) -> None:
+        """Close what is shared between channels, such as connections to jump hosts."""

@@ -1,0 +1,90 @@
+"""Jump hosts: each is connected once and shared, and passes on only so many new connections at a time."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PARALLEL_PER_JUMP_HOST = 8
+MAX_HOPS = 8
+
+
+class Closable(Protocol):
+    """A connection that may break."""
+
+    @property
+    def alive(self) -> bool:
+        """It can still be used."""
+
+    def close(self) -> None:
+        """End it."""
+
+
+C = TypeVar("C", bound=Closable)
+
+
+class Shared(Generic[C]):
+    """Connections by name. The first who asks connects, whoever else asks meanwhile waits for that."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._found: dict[str, Future[C]] = {}
+        self._slots: dict[str, threading.Semaphore] = {}
+        self._closed = False
+
+    def get(self, name: str, connect: Callable[[], C], deadline: float) -> C:
+        """Return the live connection called `name`.
+
+        Args:
+            name: Of the whole chain up to the host.
+            connect: Makes it; what it raises is raised to all who wait, and the next who asks tries again.
+            deadline: On the monotonic clock.
+
+        Raises:
+            TimeoutError: Someone else's attempt did not end before `deadline`.
+        """
+        with self._lock:
+            if self._closed:
+                raise ConnectionError("closed")
+            future = self._found.get(name)
+            mine = future is None or (future.done() and not _usable(future))
+            if mine:
+                future = self._found[name] = Future()
+        assert future is not None
+        if mine:
+            self._run(future, connect)
+        try:
+            return future.result(max(0.0, deadline - time.monotonic()))
+        except FutureTimeoutError as error:
+            raise TimeoutError from error
+
+    def slot(self, name: str) -> threading.Semaphore:
+        """Return what bounds the connections that are being opened through `name`."""
+        with self._lock:
+            return self._slots.setdefault(name, threading.Semaphore(PARALLEL_PER_JUMP_HOST))
+
+    def close(self) -> None:
+        """Close every connection; no more can be made."""
+        with self._lock:
+            self._closed = True
+            found = list(self._found.values())
+        for future in found:
+            if future.done() and _usable(future):
+                future.result().close()
+
+    @staticmethod
+    def _run(future: Future[C], connect: Callable[[], C]) -> None:
+        try:
+            future.set_result(connect())
+        except BaseException as error:  # handed to whoever waits
+            future.set_exception(error)
+
+
+def _usable(future: Future[C]) -> bool:
+    return future.exception() is None and future.result().alive

@@ -1,0 +1,170 @@
+"""The known-hosts files of OpenSSH: which keys are filed for a host, and what a key that it shows is worth.
+
+The format is that of sshd(8), "SSH_KNOWN_HOSTS FILE FORMAT": an optional marker, patterns separated by commas (or one
+name hidden by HMAC-SHA1 with its salt), the type of the key, and the key in base64.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import fcntl
+import fnmatch
+import hashlib
+import hmac
+import os
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+_RSA_SIGNATURES = ("rsa-sha2-512", "rsa-sha2-256")
+
+
+@dataclass(frozen=True, slots=True)
+class HostKey:
+    """A public key as it is filed: its type (`ssh-ed25519`) and its wire form."""
+
+    type: str
+    blob: bytes
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 in the form that `ssh` and `ssh-keygen -l` show."""
+        return "SHA256:" + base64.b64encode(hashlib.sha256(self.blob).digest()).decode().rstrip("=")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One line: `names` holds its patterns; `marker` is empty, `@cert-authority` or `@revoked`."""
+
+    path: str
+    line: int
+    marker: str
+    names: tuple[str, ...]
+    key: HostKey
+
+    def matches(self, name: str) -> bool:
+        """Tell whether this line is about `name` (`host`, `[host]:port` or an alias)."""
+        if self.names[0].startswith("|"):
+            return _hidden_matches(self.names[0], name)
+        lowered = name.lower()
+        if any(n.startswith("!") and _pattern_matches(n[1:], lowered) for n in self.names):
+            return False
+        return any(_pattern_matches(n, lowered) for n in self.names if not n.startswith("!"))
+
+
+class Verdict(Enum):
+    """What a host key is worth."""
+
+    TRUSTED = "trusted"
+    UNKNOWN = "unknown"
+    CHANGED = "changed"
+    REVOKED = "revoked"
+    AUTHORITY = "authority"  # only a host certificate would be trusted, and we cannot check one
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """A verdict and the line that led to it, if one did."""
+
+    verdict: Verdict
+    entry: Entry | None = None
+
+
+def parse(text: str, path: str = "") -> list[Entry]:
+    """Return the lines of a known-hosts file that can be read; OpenSSH passes over the others too."""
+    entries = []
+    for number, line in enumerate(text.splitlines(), 1):
+        fields = line.split()
+        marker = fields.pop(0) if fields and fields[0].startswith("@") else ""
+        if len(fields) < 3 or fields[0].startswith("#"):
+            continue
+        try:
+            blob = base64.b64decode(fields[2], validate=True)
+        except binascii.Error:
+            continue
+        entries.append(Entry(path, number, marker, tuple(fields[0].split(",")), HostKey(fields[1], blob)))
+    return entries
+
+
+def load(paths: Iterable[str]) -> list[Entry]:
+    """Return the entries of the files that are there and can be read."""
+    entries = []
+    for path in paths:
+        try:
+            text = Path(path).read_text("utf-8", "surrogateescape")
+        except OSError:
+            continue
+        entries += parse(text, path)
+    return entries
+
+
+def judge(entries: Sequence[Entry], name: str, key: HostKey) -> Judgement:
+    """Return what `key`, shown by the host filed as `name`, is worth."""
+    about = [entry for entry in entries if entry.matches(name)]
+    for entry in entries:
+        if entry.marker == "@revoked" and entry.key.blob == key.blob and entry.matches(name):
+            return Judgement(Verdict.REVOKED, entry)
+    plain = [entry for entry in about if not entry.marker]
+    for entry in plain:
+        if entry.key.blob == key.blob:
+            return Judgement(Verdict.TRUSTED, entry)
+    if plain:
+        same_type = [entry for entry in plain if entry.key.type == key.type]
+        return Judgement(Verdict.CHANGED, (same_type or plain)[0])
+    authority = next((entry for entry in about if entry.marker == "@cert-authority"), None)
+    return Judgement(Verdict.AUTHORITY, authority) if authority else Judgement(Verdict.UNKNOWN)
+
+
+def preferred_algorithms(entries: Sequence[Entry], name: str, all_algorithms: Sequence[str]) -> tuple[str, ...]:
+    """Return `all_algorithms` with those first for which a key of `name` is filed, so that a server shows that key."""
+    types = {entry.key.type for entry in entries if not entry.marker and entry.matches(name)}
+    filed = {a for a in all_algorithms if a in types or (a in _RSA_SIGNATURES and "ssh-rsa" in types)}
+    return (*(a for a in all_algorithms if a in filed), *(a for a in all_algorithms if a not in filed))
+
+
+def append(path: str, name: str, key: HostKey, *, hashed: bool = False) -> None:
+    """File `key` for `name` at the end of the file; the folder and the file are made as ssh makes them.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    shown = hide(name, os.urandom(20)) if hashed else name
+    line = f"{shown} {key.type} {base64.b64encode(key.blob).decode()}\n".encode("utf-8", "surrogateescape")
+    Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        size = os.fstat(descriptor).st_size
+        if size and os.pread(descriptor, 1, size - 1) != b"\n":
+            line = b"\n" + line
+        os.write(descriptor, line)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def hide(name: str, salt: bytes) -> str:
+    """Return `name` hidden as `HashKnownHosts` does."""
+    digest = hmac.new(salt, name.encode(), hashlib.sha1).digest()
+    return f"|1|{base64.b64encode(salt).decode()}|{base64.b64encode(digest).decode()}"
+
+
+def _hidden_matches(hidden: str, name: str) -> bool:
+    parts = hidden.split("|")
+    if len(parts) != 4 or parts[1] != "1":
+        return False
+    try:
+        salt = base64.b64decode(parts[2], validate=True)
+    except binascii.Error:
+        return False
+    return hmac.compare_digest(hide(name, salt), hidden)
+
+
+def _pattern_matches(pattern: str, name: str) -> bool:
+    # Only * and ? are special in OpenSSH; brackets stand for themselves.
+    return fnmatch.fnmatchcase(name, pattern.lower().replace("[", "[[]"))

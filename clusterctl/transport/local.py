@@ -1,0 +1,113 @@
+"""This machine as a node: `/bin/sh` as a child of its own session, its standard streams one socket, as under sshd."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+from typing import TYPE_CHECKING
+
+from clusterctl.errors import ConnectError
+from clusterctl.transport.base import EXEC_COMMAND, STDERR_TAIL_BYTES, Progress, silent
+
+if TYPE_CHECKING:
+    from typing import IO
+
+    from clusterctl.config.spec import HostSpec
+
+_END_SECONDS = 2.0
+
+
+class LocalChannel:
+    """The stream to a child process. The agent ends by itself when the stream does; a child that does not is killed."""
+
+    def __init__(self, process: subprocess.Popen[bytes], sock: socket.socket, stderr: IO[bytes]) -> None:
+        self.auth_note: str | None = None
+        self.warnings: tuple[str, ...] = ()
+        self._process = process
+        self._sock = sock
+        self._stderr = stderr
+        self._closing = threading.Lock()
+
+    def send(self, data: bytes, *, timeout: float) -> None:
+        """Send all of `data` (see `Channel.send`)."""
+        # A duplicate has its own timeout, so that a sender does not change how long a receiver waits.
+        with self._sock.dup() as sender:
+            sender.settimeout(timeout)
+            sender.sendall(data)
+
+    def recv(self, limit: int, *, timeout: float | None = None) -> bytes:
+        """Return what has come (see `Channel.recv`)."""
+        self._sock.settimeout(timeout)
+        try:
+            return self._sock.recv(limit)
+        except (ConnectionError, ValueError):
+            return b""
+        except OSError as error:
+            if isinstance(error, TimeoutError):
+                raise
+            return b""
+
+    def close(self) -> None:
+        """End the stream; see to the child in the background."""
+        if not self._closing.acquire(blocking=False):
+            return
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+        threading.Thread(target=self._end, name="clusterctl-local-end", daemon=True).start()
+
+    def _end(self) -> None:
+        try:
+            self._process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        self._sock.close()
+
+    def stderr_tail(self) -> str:
+        """Return the end of the child's standard error."""
+        descriptor = self._stderr.fileno()
+        size = os.fstat(descriptor).st_size
+        tail = os.pread(descriptor, STDERR_TAIL_BYTES, max(0, size - STDERR_TAIL_BYTES))
+        return tail.decode("utf-8", "replace")
+
+
+class LocalTransport:
+    """Nodes that are this machine.
+
+    Args:
+        env: The environment of the agent; `None` for this process's own.
+    """
+
+    def __init__(self, env: dict[str, str] | None = None) -> None:
+        self._env = env
+
+    def open(self, host: HostSpec, *, progress: Progress = silent) -> LocalChannel:
+        """Start `/bin/sh` for `host` (see `Transport.open`)."""
+        progress("starting")
+        stderr = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the channel
+        ours, theirs = socket.socketpair()
+        try:
+            process = subprocess.Popen(
+                [EXEC_COMMAND],
+                stdin=theirs.fileno(),
+                stdout=theirs.fileno(),
+                stderr=stderr,
+                start_new_session=True,
+                env=self._env,
+            )
+        except OSError as error:
+            ours.close()
+            stderr.close()
+            raise ConnectError(host.name, f"`{EXEC_COMMAND}` cannot be started: {error.strerror}") from error
+        finally:
+            theirs.close()
+        return LocalChannel(process, ours, stderr)
+
+    def close(self) -> None:
+        """Nothing is shared between channels."""

@@ -1,0 +1,461 @@
+"""Nodes reached by SSH. The only file that knows paramiko, and the one door at which its exceptions become ours.
+
+Each wait ends with the time limit of the connection: a watchdog closes the socket, whatever is being waited for then.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import re
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, cast
+
+import paramiko
+from paramiko.message import Message
+
+from clusterctl.errors import AuthError, ConnectError, HostKeyError, NodeError
+from clusterctl.transport import auth
+from clusterctl.transport.base import EXEC_COMMAND, STDERR_TAIL_BYTES, HostKeyRefusal, Progress, silent
+from clusterctl.transport.host_keys import HostKeys, ShownKey
+from clusterctl.transport.jump import MAX_HOPS, Shared
+from clusterctl.transport.known_hosts import HostKey
+from clusterctl.transport.ssh_config import CONFIG_VARIABLE, Destination, SshOptions, parse_hop, resolve
+from clusterctl.transport.wire import Watchdog, Wire, open_wire
+
+if TYPE_CHECKING:
+    from clusterctl.config.spec import HostSpec, SshSpec
+
+# GCM first: one pass of the hardware does both encryption and integrity, at half the cost of a cipher with a digest.
+_CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr", "aes256-ctr", "aes192-ctr")
+_DIGESTS = ("hmac-sha2-256-etm@openssh.com", "hmac-sha2-256", "hmac-sha2-512-etm@openssh.com", "hmac-sha2-512")
+_KEY_TYPES = (
+    "ssh-ed25519",
+    "ecdsa-sha2-nistp256",
+    "ecdsa-sha2-nistp384",
+    "ecdsa-sha2-nistp521",
+    "rsa-sha2-512",
+    "rsa-sha2-256",
+)
+_WINDOW = 8 << 20
+_PACKET = 32 << 10
+_TICK_SECONDS = 1.0
+_ATTEMPTS = 5
+_BACKOFF_SECONDS = 0.25
+_FORBIDDEN = 1
+_RSA_SHA2_SINCE = (7, 2)
+
+logging.getLogger("paramiko").addHandler(logging.NullHandler())
+logging.getLogger("paramiko").setLevel(logging.CRITICAL + 1)
+
+
+class _DroppedError(Exception):
+    """The server closed the connection before it was secured, as one does that is too busy: worth another attempt."""
+
+
+class _AgentKey:
+    """A key that an ssh-agent signs with: as much of the library's `PKey` as logging in needs."""
+
+    public_blob = None
+
+    def __init__(self, agent: auth.SshAgent, identity: auth.AgentIdentity) -> None:
+        self._agent = agent
+        self._identity = identity
+
+    def get_name(self) -> str:
+        return self._identity.type
+
+    def asbytes(self) -> bytes:
+        return self._identity.blob
+
+    def sign_ssh_data(self, data: bytes, algorithm: str | None = None) -> Message:
+        try:
+            signature = self._agent.sign(self._identity.blob, data, algorithm or self._identity.type)
+        except auth.SshAgentError:
+            # Called on the library's thread, which an exception would end: an empty signature is merely turned down.
+            signature = b""
+        return Message(signature)
+
+
+@dataclass
+class _Link:
+    """A secured connection; after `_log_in`, one that channels can be opened on."""
+
+    transport: paramiko.Transport
+    wire: Wire
+    auth_note: str | None = None
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def alive(self) -> bool:
+        return self.transport.is_active()
+
+    def close(self) -> None:
+        self.wire.close()
+
+
+class SshChannel:
+    """`/bin/sh` on a node, over a connection of its own."""
+
+    def __init__(self, link: _Link, channel: paramiko.Channel) -> None:
+        self.auth_note = link.auth_note
+        self.warnings = tuple(link.warnings)
+        self._link = link
+        self._channel = channel
+        self._stderr: deque[bytes] = deque(maxlen=64)
+        channel.settimeout(_TICK_SECONDS)
+
+    def send(self, data: bytes, *, timeout: float) -> None:
+        """Send all of `data` (see `Channel.send`)."""
+        deadline = time.monotonic() + timeout
+        position = 0
+        while position < len(data):
+            try:
+                sent = self._channel.send(data[position : position + _PACKET])
+            except TimeoutError:
+                if time.monotonic() >= deadline:
+                    raise
+                continue
+            except (paramiko.SSHException, EOFError) as error:
+                raise ConnectionError(f"connection lost: {error}") from error
+            if sent == 0:
+                raise ConnectionError("connection lost")
+            position += sent
+            deadline = time.monotonic() + timeout
+
+    def recv(self, limit: int, *, timeout: float | None = None) -> bytes:
+        """Return what has come (see `Channel.recv`)."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            self._drain_stderr()
+            try:
+                return self._channel.recv(limit)
+            except TimeoutError:
+                if deadline is not None and time.monotonic() >= deadline:
+                    raise
+
+    def close(self) -> None:
+        """End the connection; the library's thread sees that and ends too."""
+        self._link.close()
+
+    def stderr_tail(self) -> str:
+        """Return the end of what came on standard error."""
+        self._drain_stderr()
+        return b"".join(self._stderr)[-STDERR_TAIL_BYTES:].decode("utf-8", "replace")
+
+    def _drain_stderr(self) -> None:
+        # What is not taken counts against the window, and would in the end hold back standard output.
+        while self._channel.recv_stderr_ready():
+            self._stderr.append(self._channel.recv_stderr(_PACKET)[-STDERR_TAIL_BYTES:])
+
+
+class SshTransport:
+    """Nodes reached by SSH, as `ssh` with the user's configuration would reach them.
+
+    Args:
+        spec: Time limit, trust and known-hosts files, where the cluster file says so.
+        config_file: In place of the user's ssh_config; default: the environment's `CLUSTERCTL_SSH_CONFIG`.
+    """
+
+    def __init__(self, spec: SshSpec, *, config_file: str | None = None) -> None:
+        self._spec = spec
+        self._config_file = config_file or os.environ.get(CONFIG_VARIABLE) or None
+        self._host_keys = HostKeys(spec)
+        self._jumps: Shared[_Link] = Shared()
+        self._keys = _Keys()
+
+    def open(self, host: HostSpec, *, progress: Progress = silent) -> SshChannel:
+        """Connect, log in and run `/bin/sh` on `host` (see `Transport.open`)."""
+        progress("connecting")
+        deadline = time.monotonic() + self._spec.connect_timeout
+        link = self._connect(host.name, _destination(host), deadline, depth=0, progress=progress)
+        with Watchdog(link.wire, deadline) as watchdog:
+            try:
+                channel = link.transport.open_session(_WINDOW, _PACKET, timeout=self._spec.connect_timeout)
+                channel.exec_command(EXEC_COMMAND)
+            except (paramiko.SSHException, EOFError, OSError) as error:
+                link.close()
+                raise _shell_error(host.name, error, expired=watchdog.expired) from error
+        return SshChannel(link, channel)
+
+    def host_key(self, host: HostSpec) -> ShownKey:
+        """Return the key that `host` shows, without logging in to it (its jump hosts have to be trusted already).
+
+        Raises:
+            NodeError: It cannot be reached.
+        """
+        deadline = time.monotonic() + self._spec.connect_timeout
+        options = resolve(host.name, _destination(host), config_file=self._config_file)
+        link = self._secure_with_retries(host.name, options, deadline, depth=0)
+        link.close()
+        return self._host_keys.look_at(host.name, options, _shown_key(link))
+
+    def close(self) -> None:
+        """Close the connections to jump hosts and to ssh-agents."""
+        self._jumps.close()
+        self._keys.close()
+
+    def _connect(
+        self, node: str, destination: Destination, deadline: float, *, depth: int, progress: Progress = silent
+    ) -> _Link:
+        options = resolve(node, destination, config_file=self._config_file)
+        link = self._secure_with_retries(node, options, deadline, depth)
+        try:
+            warning = self._host_keys.check(node, options, _shown_key(link))
+            progress("logging in")
+            with Watchdog(link.wire, deadline) as watchdog:
+                link.auth_note = _log_in(node, link.transport, options, self._keys, watchdog)
+        except BaseException:
+            link.close()
+            raise
+        if warning:
+            link.warnings.append(warning)
+        return link
+
+    def _secure_with_retries(self, node: str, options: SshOptions, deadline: float, depth: int) -> _Link:
+        """Secure a connection, again after a pause where the server is too busy (MaxStartups, PerSourcePenalties)."""
+        for attempt in range(_ATTEMPTS):
+            try:
+                return self._secure(node, options, deadline, depth)
+            except _DroppedError as error:  # noqa: PERF203 - the pause is the point
+                pause = _BACKOFF_SECONDS * 2**attempt * random.uniform(0.75, 1.25)
+                if attempt == _ATTEMPTS - 1 or time.monotonic() + pause >= deadline:
+                    hint = "too many connections at once (MaxStartups), or sshd refuses this machine for a while; wait"
+                    raise ConnectError(node, "sshd closes the connection at once", hint=hint) from error
+                time.sleep(pause)
+        raise AssertionError("unreachable")
+
+    def _secure(self, node: str, options: SshOptions, deadline: float, depth: int) -> _Link:
+        wire = self._wire(node, options, deadline, depth)
+        with Watchdog(wire, deadline) as watchdog:
+            try:
+                transport = paramiko.Transport(cast("str", wire), _WINDOW, _PACKET)
+                self._choose_algorithms(transport, options)
+                secured = threading.Event()
+                transport.start_client(event=secured)
+                secured.wait()
+                if not transport.is_active():
+                    raise transport.get_exception() or EOFError()
+            except (paramiko.SSHException, EOFError, OSError) as error:
+                wire.close()
+                if watchdog.expired:
+                    hint = "sshd accepts connections but says nothing; is the machine overloaded?"
+                    raise ConnectError(node, "connected, no answer from sshd", hint=hint) from error
+                raise _handshake_error(node, error) from error
+        return _Link(transport, wire)
+
+    def _choose_algorithms(self, transport: paramiko.Transport, options: SshOptions) -> None:
+        transport.banner_timeout = transport.auth_timeout = transport.handshake_timeout = self._spec.connect_timeout
+        security = transport.get_security_options()
+        security.ciphers = _CIPHERS
+        security.digests = _DIGESTS
+        security.key_types = self._host_keys.algorithms(options, _KEY_TYPES)
+
+    def _wire(self, node: str, options: SshOptions, deadline: float, depth: int) -> Wire:
+        if not options.proxy_jump:
+            return open_wire(node, options, deadline)
+        if depth >= MAX_HOPS:
+            hint = "exempt the jump host itself, as in `Host * !bastion`"
+            raise ConnectError(node, "its chain of jump hosts goes in a circle", hint=hint)
+        *before, last = options.proxy_jump
+        hop = parse_hop(last, proxy_jump=",".join(before) or None)
+        name = ",".join(options.proxy_jump)
+        try:
+            link = self._jumps.get(name, lambda: self._connect(last, hop, deadline, depth=depth + 1), deadline)
+        except NodeError as error:
+            raise _of_jump(node, last, error) from error
+        return self._through(node, link, name, last, options, deadline)
+
+    def _through(self, node: str, link: _Link, name: str, hop: str, options: SshOptions, deadline: float) -> Wire:
+        with self._jumps.slot(name):
+            left = max(0.1, deadline - time.monotonic())
+            target = (options.hostname, options.port)
+            try:
+                channel = link.transport.open_channel("direct-tcpip", target, ("127.0.0.1", 0), timeout=left)
+            except paramiko.ChannelException as error:
+                raise _jump_error(node, hop, error) from error
+            except (paramiko.SSHException, EOFError, OSError) as error:
+                raise ConnectError(node, f"jump host `{hop}`: no answer from behind it") from error
+        return Wire(channel)
+
+
+def _destination(host: HostSpec) -> Destination:
+    return Destination(
+        host=host.host,
+        address=host.address,
+        user=host.user,
+        port=host.port,
+        identity_file=host.identity_file,
+        proxy_jump=host.proxy_jump,
+    )
+
+
+def _shown_key(link: _Link) -> HostKey:
+    key = link.transport.get_remote_server_key()
+    return HostKey(key.get_name(), key.asbytes())
+
+
+# --- logging in
+
+
+class _Keys:
+    """Private keys and ssh-agents, opened once for all nodes."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loaded: dict[auth.Offer, paramiko.PKey | str] = {}
+        self._agents: dict[str, auth.SshAgent] = {}
+        self._held: dict[str, list[auth.AgentIdentity]] = {}
+
+    def agent(self, path: str | None) -> auth.SshAgent | None:
+        if path is None:
+            return None
+        with self._lock:
+            return self._agents.setdefault(path, auth.SshAgent(path))
+
+    def identities(self, agent: auth.SshAgent | None) -> list[auth.AgentIdentity]:
+        if agent is None:
+            return []
+        with self._lock:
+            if agent.path not in self._held:
+                try:
+                    self._held[agent.path] = agent.identities()
+                except OSError:
+                    return []
+            return self._held[agent.path]
+
+    def key(self, offer: auth.Offer, agent: auth.SshAgent | None) -> paramiko.PKey | str:
+        """Return what signs for `offer`, or why nothing can."""
+        if offer.identity is not None and agent is not None:
+            return cast("paramiko.PKey", _AgentKey(agent, offer.identity))
+        with self._lock:
+            if offer not in self._loaded:
+                self._loaded[offer] = _load(offer)
+            return self._loaded[offer]
+
+    def close(self) -> None:
+        with self._lock:
+            for agent in self._agents.values():
+                agent.close()
+
+
+def _load(offer: auth.Offer) -> paramiko.PKey | str:
+    path = offer.path or ""
+    try:
+        key = paramiko.PKey.from_path(path)
+        if offer.certificate:
+            key.load_certificate(offer.certificate)
+    except paramiko.PasswordRequiredException:
+        return auth.ENCRYPTED
+    except (TypeError, ValueError, OSError, paramiko.SSHException, paramiko.pkey.UnknownKeyType) as error:
+        # The library lets those of the cryptography package through, which ask for a password by a TypeError.
+        return auth.ENCRYPTED if "password" in str(error).lower() else f"cannot be read: {error}"
+    return key
+
+
+def _log_in(
+    node: str, transport: paramiko.Transport, options: SshOptions, keys: _Keys, watchdog: Watchdog
+) -> str | None:
+    """Try keys until one is accepted; return what a person should know of how."""
+    agent = keys.agent(options.identity_agent)
+    forwarded = agent is not None and agent.is_forwarded(os.environ)
+    todo = auth.offers(
+        options.identity_files,
+        options.certificate_files,
+        keys.identities(agent),
+        identities_only=options.identities_only,
+        files_first=forwarded,
+    )
+    tried = auth.Tried(options.user)
+    for offer in todo:
+        key = keys.key(offer, agent)
+        if isinstance(key, str):
+            tried.unusable[offer.path or ""] = key
+            continue
+        if _offer(transport, options.user, key, tried, offer.name):
+            return auth.FORWARDED_ONLY if forwarded and offer.identity is not None else None
+        if not transport.is_active():
+            break
+    if not tried.refused and transport.is_active() and _offer(transport, options.user, None, tried, "none"):
+        return None
+    if watchdog.expired:
+        raise AuthError(node, "no answer to the login in time", hint="its directory service may be down (LDAP, SSSD)")
+    tried.closed = not transport.is_active()
+    tried.sha1_only = _takes_sha1_only(transport)
+    raise auth.failure(node, tried)
+
+
+def _offer(transport: paramiko.Transport, user: str, key: paramiko.PKey | None, tried: auth.Tried, name: str) -> bool:
+    answered = threading.Event()
+    try:
+        if key is None:
+            transport.auth_none(user)
+        else:
+            transport.auth_publickey(user, key, answered)
+            answered.wait()
+        if transport.is_authenticated():
+            return True
+        error = transport.get_exception()
+    except (paramiko.SSHException, EOFError, OSError) as raised:
+        error = raised
+    if isinstance(error, paramiko.ssh_exception.PartialAuthentication):
+        tried.wants_more = tuple(error.allowed_types)
+    elif isinstance(error, paramiko.BadAuthenticationType):
+        tried.methods = tuple(error.allowed_types)
+    if key is not None:
+        tried.refused.append(name)
+    return False
+
+
+def _takes_sha1_only(transport: paramiko.Transport) -> bool:
+    """Tell whether the server is an OpenSSH from before RSA keys could sign with SHA-2."""
+    version = re.search(r"OpenSSH_(\d+)\.(\d+)", transport.remote_version or "")
+    return version is not None and (int(version[1]), int(version[2])) < _RSA_SHA2_SINCE
+
+
+# --- foreign exceptions
+
+
+def _handshake_error(node: str, error: Exception) -> NodeError | _DroppedError:
+    text = str(error)
+    if isinstance(error, paramiko.ssh_exception.IncompatiblePeer):
+        if "host key" in text:
+            hint = "it may be too old (SHA-1 RSA only): update it, or add a key there with `ssh-keygen -A`"
+            return HostKeyError(node, "sshd offers no host key of a type that is still accepted", hint=hint)
+        hint = "its sshd is too old, or restricted to algorithms that are not supported"
+        return ConnectError(node, f"no common SSH algorithm: {text}", hint=hint)
+    if isinstance(error, EOFError | OSError) or "protocol banner" in text:
+        return _DroppedError(text)
+    if "protocol version" in text or "Invalid SSH banner" in text:
+        return ConnectError(node, "what answers there is not sshd", hint="check `port:`")
+    return ConnectError(node, f"the connection cannot be secured: {text}")
+
+
+def _shell_error(node: str, error: Exception, *, expired: bool) -> ConnectError:
+    if expired:
+        return ConnectError(node, "logged in, but no shell was started in time", hint="is its home folder reachable?")
+    if isinstance(error, paramiko.ChannelException):
+        hint = "sshd allows no session here (MaxSessions 0, or the account may only forward)"
+        return ConnectError(node, "logged in, but sshd opens no session", hint=hint)
+    return ConnectError(node, "logged in, but the connection was closed", hint="see sshd's log on the machine")
+
+
+def _of_jump(node: str, hop: str, error: NodeError) -> NodeError:
+    """Return the trouble with a jump host as trouble of the node behind it."""
+    text = f"jump host `{hop}`: {error}"
+    if isinstance(error, HostKeyRefusal):
+        return error
+    kind = AuthError if isinstance(error, AuthError) else ConnectError
+    return kind(node, text, hint=error.hint)
+
+
+def _jump_error(node: str, hop: str, error: paramiko.ChannelException) -> ConnectError:
+    if error.code == _FORBIDDEN:
+        hint = "set `AllowTcpForwarding yes` in its sshd_config"
+        return ConnectError(node, f"jump host `{hop}` does not allow forwarding", hint=hint)
+    hint = "is the machine up, and can the jump host reach it?"
+    return ConnectError(node, f"jump host `{hop}` cannot reach it: {error.text.lower()}", hint=hint)
