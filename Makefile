@@ -1,0 +1,101 @@
+# Two commands do all set-up on a fresh Debian: `make up` runs a real training job, `make test` runs every test.
+#
+#   TORCH        what pip installs as torch            (make up TORCH=torch==2.12.0)
+#   TORCH_INDEX  the package index to take it from      (make up TORCH_INDEX=https://download.pytorch.org/whl/cpu)
+#   PYTHON       the interpreter that makes .venv       (make up PYTHON=python3.12)
+
+SHELL := /bin/bash
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+TORCH_INDEX ?=
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+SYSTEM_TESTS := openssh-server openssh-client iproute2 nftables libfaketime tcsh fish tmux fuse3 gcc libc6-dev
+SYSTEM_BENCH := pdsh clustershell
+
+.PHONY: help up test check unit agent lab-tests e2e lab bench format dist clean killer controls heavy health-repeat docs
+
+help:  ## Show what there is
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+up: $(VENV)/.train  ## Set up, then train a real model on two local nodes with two workers each
+	$(BIN)/clusterctl up cluster.example.yaml
+
+test: $(VENV)/.dev $(VENV)/.system check  ## Install what the tests need, then run everything
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: $(VENV)/.dev  ## Format, lint, types, imports, generated files
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/.dev  ## Put the code into its form
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+unit: $(VENV)/.dev  ## Only the pure tests
+	$(BIN)/python -m pytest tests/unit $(PYTEST_ARGS)
+
+agent: $(VENV)/.dev  ## Only the tests with processes, without ssh
+	$(BIN)/python -m pytest tests/agent $(PYTEST_ARGS)
+
+lab-tests: $(VENV)/.dev $(VENV)/.system  ## Only the tests on lab nodes
+	$(BIN)/python -m pytest tests/lab tests/e2e $(PYTEST_ARGS)
+
+lab: $(VENV)/.dev $(VENV)/.system  ## Start lab nodes for a person, until Ctrl-C
+	$(BIN)/python -m tests.lab $(LAB_ARGS)
+
+bench: $(VENV)/.dev $(VENV)/.system  ## Measure against peers, side by side
+	@command -v pdsh clush >/dev/null || $(MAKE) --no-print-directory system PACKAGES="$(SYSTEM_BENCH)"
+	$(BIN)/python -m benchmarks $(BENCH_ARGS)
+
+docs: $(VENV)/.dev  ## Write the generated files again
+	$(BIN)/python -m clusterctl.cli.docs docs/cli.md
+	$(BIN)/clusterctl schema -o docs/cluster.schema.json
+
+dist: $(VENV)/.dev  ## Build the wheel
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+
+clean:  ## Remove what make made
+	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+
+# --- set-up
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || $(MAKE) --no-print-directory system PACKAGES=python3-venv
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.base: $(VENV)/bin/python pyproject.toml
+	$(PIP) --editable .
+	@touch $@
+
+$(VENV)/.train: $(VENV)/.base
+	@echo "installing $(TORCH), keras and scikit-learn (about 1 GB with the CPU build of torch, 6 GB with CUDA)"
+	$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(TORCH)
+	$(PIP) --editable '.[train]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.train
+	$(PIP) --editable '.[train,bench,dev]'
+	@touch $@
+
+$(VENV)/.system: $(VENV)/bin/python
+	@$(MAKE) --no-print-directory system PACKAGES="$(SYSTEM_TESTS)"
+	@touch $@
+
+.PHONY: system
+system:
+	@missing=; for p in $(PACKAGES); do dpkg -s "$$p" >/dev/null 2>&1 || missing="$$missing $$p"; done; \
+	[ -z "$$missing" ] && exit 0; \
+	as=; [ "$$(id -u)" = 0 ] || as="sudo -n"; \
+	if $$as true 2>/dev/null && command -v apt-get >/dev/null; then \
+	  echo "installing$$missing"; \
+	  $$as apt-get update -qq && DEBIAN_FRONTEND=noninteractive $$as apt-get install -y -qq --no-install-recommends $$missing >/dev/null; \
+	else \
+	  echo "error: these packages are missing:$$missing"; \
+	  echo "hint: sudo apt-get install$$missing"; exit 1; \
+	fi

@@ -1,0 +1,211 @@
+"""The door: which command, in which module, and how errors leave."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from clusterctl.errors import ClusterctlError, ExitCode
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+COMMANDS: dict[str, str] = {
+    "up": "Start a run: check, sync, launch every rank, follow",
+    "down": "Tear a run down and prove that nothing is left",
+    "ps": "List runs",
+    "status": "Show one run: nodes, workers, what failed first",
+    "logs": "Show or follow the output of all ranks",
+    "attach": "Follow a run; `d` or Ctrl-C leaves it running",
+    "wait": "Wait until a run ends; exit with its code",
+    "health": "Check GPUs, drivers, disks, clocks and network of all nodes",
+    "stacks": "Show where every rank is, equal stacks folded",
+    "stats": "Show utilisation, memory, temperature and power",
+    "top": "Keep ranks, GPUs and nodes on the screen",
+    "exec": "Run a command on all nodes, equal output folded",
+    "sync": "Push code to the nodes, or pull results home",
+    "bench": "Measure how the job scales over workers",
+    "config": "Check and print the cluster file",
+    "init": "Write a cluster file to start from",
+    "templates": "List ready-to-run jobs",
+    "trust": "Accept the host keys of the nodes",
+    "clean": "Remove old runs from head and nodes",
+    "schema": "Print the JSON Schema of the cluster file",
+    "completion": "Print the completion script of a shell",
+    "version": "Show versions",
+}
+"""Every command with its line of help, so that `--help` imports none of them."""
+
+
+class LazyGroup(click.Group):
+    """A group that imports a command when it is run."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the commands in the order in which people meet them."""
+        return [name for name in COMMANDS if _exists(name)]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import and return a command."""
+        if cmd_name not in COMMANDS or not _exists(cmd_name):
+            return None
+        module = importlib.import_module(f"clusterctl.cli.{_module(cmd_name)}")
+        command: click.Command = module.command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of commands without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, COMMANDS[name]) for name in self.list_commands(ctx)])
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command, or suggest one."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            import difflib
+
+            close = difflib.get_close_matches(args[0], COMMANDS, n=1)
+            if close and "Did you mean" not in error.message:
+                error.message += f" Did you mean `{close[0]}`?"
+            raise
+
+
+def _module(name: str) -> str:
+    return f"{name}_command"
+
+
+def _exists(name: str) -> bool:
+    return importlib.util.find_spec(f"clusterctl.cli.{_module(name)}") is not None
+
+
+def _print_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        from clusterctl._version import __version__
+
+        click.echo(f"clusterctl {__version__}")
+        ctx.exit()
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.option(
+    "--version",
+    "-V",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Print the version.",
+)
+def cli() -> None:
+    """Multi-node training over SSH: start every rank, collect every log, find the bad machine, leave nothing behind.
+
+    \b
+    clusterctl up cluster.yaml        start a run and follow it
+    clusterctl health cluster.yaml    check every machine
+    clusterctl down                   end it, and prove that nothing is left
+    """
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and exit."""
+    code = run(arguments)
+    _flush()
+    # Threads of a library must not hold up the end of a command that is through.
+    os._exit(code)
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; return its exit code."""
+    try:
+        result = cli.main(args=arguments, prog_name=_program(), standalone_mode=False)
+    except ClusterctlError as error:
+        from clusterctl.render.errors import print_error
+
+        print_error(error)
+        return int(error.exit_code)
+    except click.exceptions.Exit as stop:
+        return stop.exit_code
+    except click.UsageError as error:
+        _flush()
+        error.show()
+        return int(ExitCode.USAGE)
+    except click.ClickException as error:
+        error.show()
+        return int(ExitCode.USAGE)
+    except (click.Abort, KeyboardInterrupt):
+        return int(ExitCode.INTERRUPTED)
+    except BrokenPipeError:
+        _silence()
+        return int(ExitCode.OK)
+    except Exception:
+        return _bug()
+    return result if isinstance(result, int) else 0
+
+
+def _program() -> str:
+    name = os.path.basename(sys.argv[0])
+    return name if name in ("clusterctl", "cctl") else "clusterctl"
+
+
+def _bug() -> int:
+    import traceback
+
+    from clusterctl.run.store import runs_root
+
+    path = runs_root().parent / "bug.log"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a") as log:
+            traceback.print_exc(file=log)
+    except OSError:
+        traceback.print_exc()
+        return int(ExitCode.BUG)
+    last = traceback.format_exc().strip().splitlines()[-1]
+    click.echo(f"error: this is a bug of clusterctl: {last}\n\nhint: the traceback is in {path}", err=True)
+    return int(ExitCode.BUG)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            _silence()
+
+
+def _silence() -> None:
+    """Keep the interpreter from complaining that nobody reads any more."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+
+
+def parameters_after_dashes(arguments: list[str]) -> tuple[list[str], tuple[str, ...]]:
+    """Split at the first `--`: ours before it, the job's after it."""
+    if "--" not in arguments:
+        return arguments, ()
+    at = arguments.index("--")
+    return arguments[:at], tuple(arguments[at + 1 :])
+
+
+class WithJobArguments(click.Command):
+    """A command that takes everything after `--` as it is, in `ctx.meta["clusterctl.args"]`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Take the job's arguments off before click looks at them."""
+        own, rest = parameters_after_dashes(args)
+        ctx.meta["clusterctl.args"] = rest
+        return super().parse_args(ctx, own)
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        """Show that there may be more."""
+        return [*super().collect_usage_pieces(ctx), "[-- ARGS...]"]
+
+
+__all__ = ["COMMANDS", "WithJobArguments", "cli", "main", "run"]

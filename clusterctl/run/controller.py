@@ -1,0 +1,655 @@
+"""The loop of one run: take what arrived, fold it, decide, act. One thread owns the state.
+
+It is a process of its own, in a session of its own, without a terminal. If it dies, the run goes on; a new one rebuilds
+the state from the journals and goes on from the cursors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from clusterctl.agent import protocol as wire
+from clusterctl.agent.protocol import Command, StopReason
+from clusterctl.errors import ClusterctlError, ExitCode, NodesError, UnhealthyError
+from clusterctl.run import events, policy
+from clusterctl.run.control import ControlRequest, ControlServer
+from clusterctl.run.launch import Begun, CancelledError, Launch, NotBegun, Progress
+from clusterctl.run.links import Links, Redialed, each, names, quietly
+from clusterctl.run.state import RunPhase, apply_head, apply_node
+from clusterctl.run.store import RunDir, Writer, is_full, load_state, now
+from clusterctl.session import BeatReceived, EventReceived, OutputReceived, SessionLost
+
+if TYPE_CHECKING:
+    from clusterctl.config.spec import ClusterSpec, HostSpec
+    from clusterctl.session import Session
+
+_TICK = 1.0
+_SHOWN_SILENT_AFTER = 6.5
+_ACKNOWLEDGE_EVERY = 2.0
+_FULL_RETRY = 5.0
+_DRAIN_WITHOUT_PROGRESS = 15.0
+_CALL_SECONDS = 20.0
+
+Dial = Callable[["HostSpec", Callable[[str], None]], "Session"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Post:
+    """A controller event made by another thread."""
+
+    event: events.ControllerEvent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Started:
+    """A launch thread is through."""
+
+    result: Begun | NotBegun
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sizes:
+    """How large the files of the nodes are, now that nobody writes to them any more."""
+
+    targets: dict[tuple[str, str], int]
+
+
+@dataclass(slots=True)
+class _Ending:
+    """The run is decided; what is still on its way is taken in first."""
+
+    finish: policy.Finish
+    targets: dict[tuple[str, str], int] | None = None
+    moved: float = field(default_factory=time.monotonic)
+
+
+class Controller:
+    """Runs one run to its end, or goes on with one that lost its controller.
+
+    Args:
+        run: The run directory; this becomes its one writer.
+        spec: What to run, with its secrets.
+        dial: Opens a session to a host, with a callback for progress.
+        preflight: Checks the nodes before anything starts, or `None`; raises UnhealthyError.
+    """
+
+    def __init__(
+        self,
+        run: RunDir,
+        spec: ClusterSpec,
+        dial: Callable[[queue.SimpleQueue[Any]], Dial],
+        preflight: Callable[[dict[str, Session], Callable[[events.ControllerEvent], None]], None] | None = None,
+    ) -> None:
+        self._run, self._spec, self._preflight = run, spec, preflight
+        self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._dial = dial(self._inbox)
+        self._writer = Writer(run)
+        self._links = Links(lambda host: self._dial(host, lambda _: None), self._inbox)
+        self._cancelled = threading.Event()
+        self._launch = Launch(run, spec, self._links.sessions, self._post, self._cancelled)
+        self._hosts = {h.name: h for h in spec.hosts}
+        self._limits = limits_of(spec)
+        self._state = load_state(run)
+        self._epoch = 0
+        self._launching = False
+        self._ending: _Ending | None = None
+        self._kill = False
+        self._full_until = 0.0
+        self._held: list[OutputReceived] = []
+        self._acknowledged = 0.0
+        self._sizes: dict[tuple[str, str], int] = {}
+        self._spares = [h for h in spec.spares]
+        self._failures: list[tuple[str, str | None]] = []
+        self._control = ControlServer(run.control_address(), self._inbox.put)
+
+    # --- beginnings
+
+    def start(self) -> int:
+        """Start the run and see it to its end; return its exit code."""
+        self._record(events.Created(run=self._run.run, name=self._spec.name, path=self._spec.path))
+        self._epoch = self._writer.next_epoch(0)
+        self._in_background(self._first_attempt)
+        return self._loop()
+
+    def adopt(self) -> int:
+        """Go on with a run whose controller is gone; return its exit code."""
+        self._in_background(self._take_over)
+        return self._loop()
+
+    def _in_background(self, work: Callable[[], Begun | NotBegun]) -> None:
+        self._launching = True
+
+        def run() -> None:
+            try:
+                result: Begun | NotBegun = work()
+            except ClusterctlError as error:
+                result = NotBegun(error=error, prepared=())
+            self._inbox.put(_Started(result=result))
+
+        threading.Thread(target=run, name="launch", daemon=True).start()
+
+    def _first_attempt(self) -> Begun | NotBegun:
+        hosts = self._spec.workers
+        self._connect(self._spec.hosts if self._spec.spares else hosts)
+        if self._preflight is not None:
+            self._preflight(self._links.sessions, self._post)
+        self._launch.sync(self._spec.hosts, first=True)
+        return self._launch.attempt(0, hosts, self._follow)
+
+    def _connect(self, hosts: tuple[HostSpec, ...]) -> None:
+        """Open all sessions at once.
+
+        Raises:
+            NodeError, NodesError: Some cannot be had; every other one is closed again.
+        """
+        step = Progress("connect", len(hosts), self._post)
+        opened, errors = dial_all(hosts, self._dial, step, self._spec.ssh.parallel)
+        for node, session in opened.items():
+            session.epoch = self._epoch
+            self._links.add(node, session)
+        step.end(names(opened), failed=bool(errors))
+        for session in opened.values():
+            for warning in session.warnings:
+                self._post(events.Note(text=warning, level="warn"))
+        if errors:
+            self._links.close()
+            found = list(errors.values())
+            raise found[0] if len(found) == 1 else NodesError(found)
+        if self._cancelled.is_set():
+            raise CancelledError("cancelled during the start")
+
+    def _take_over(self) -> Begun | NotBegun:
+        hosts = tuple(self._hosts[n] for n in self._state.nodes if n in self._hosts)
+        step = Progress("connect", len(hosts), self._post)
+        opened, errors = dial_all(hosts, self._dial, step, self._spec.ssh.parallel)
+        step.end(names(opened), failed=bool(errors))
+        asked = {"run": self._run.run}
+        seen, _ = each(opened, lambda n, s: s.call(Command.STATUS, {**asked, "node": n}, timeout=_CALL_SECONDS))
+        self._epoch = self._writer.next_epoch(max((int(s.get("epoch") or 0) for s in seen.values()), default=0))
+        for host in hosts:
+            if host.name in opened:
+                self._inbox.put(Redialed(node=host.name, session=opened[host.name]))
+            else:
+                self._inbox.put(SessionLost(node=host.name, error=errors[host.name]))
+        raise _AdoptedError
+
+    def _follow(self, node: str) -> None:
+        """Ask a node for everything after the cursors. Called from launch threads and from the loop."""
+        known = self._state.nodes.get(node)
+        request = wire.Follow(
+            run=self._run.run, node=node, seq=known.seq if known else 0, cursors=self._writer.cursors(node)
+        )
+        session = self._links.sessions.get(node)
+        if session is not None:
+            session.call(Command.FOLLOW, wire.to_wire(request), timeout=_CALL_SECONDS)
+
+    # --- the loop
+
+    def _loop(self) -> int:
+        try:
+            while not self._state.over:
+                self._take_in()
+                self._look_at_links()
+                self._act()
+                self._acknowledge()
+            return self._state.exit_code or 0
+        finally:
+            self._links.close()
+            self._writer.close()
+            self._control.close()
+
+    def _take_in(self) -> None:
+        """Handle what has arrived; wait for the first item, not for the others."""
+        try:
+            item = self._inbox.get(timeout=_TICK)
+        except queue.Empty:
+            return
+        handled = 0
+        while True:
+            self._handle(item)
+            handled += 1
+            if handled >= 512:
+                break
+            try:
+                item = self._inbox.get_nowait()
+            except queue.Empty:
+                break
+        self._control.wake()
+
+    def _handle(self, item: Any) -> None:
+        match item:
+            case EventReceived():
+                self._event(item)
+            case OutputReceived():
+                self._output(item)
+            case BeatReceived():
+                self._beat(item)
+            case SessionLost():
+                self._session_lost(item)
+            case Redialed():
+                self._redialed(item)
+            case ControlRequest():
+                self._control_request(item)
+            case _Post():
+                self._record(item.event)
+            case _Started():
+                self._launched(item.result)
+            case _Sizes():
+                if self._ending is not None:
+                    self._ending.targets = item.targets
+            case _:
+                raise AssertionError(f"nobody handles {type(item).__name__}")
+
+    def _post(self, event: events.ControllerEvent) -> None:
+        self._inbox.put(_Post(event=event))
+
+    def _record(self, event: events.ControllerEvent) -> None:
+        moment = now()
+        with self._full_disk_tolerated():
+            self._writer.append(event, moment)
+        self._state = apply_head(self._state, moment, event)
+
+    @contextlib.contextmanager
+    def _full_disk_tolerated(self) -> Any:
+        """A full disk on the head harms nothing on the nodes: what they hold is fetched when there is space again."""
+        try:
+            yield
+        except OSError as error:
+            if not is_full(error):
+                raise
+            self._full_until = time.monotonic() + _FULL_RETRY
+
+    # --- what arrives from nodes
+
+    def _event(self, item: EventReceived) -> None:
+        known = self._state.nodes.get(item.node)
+        if known is None or item.stamp.seq <= known.seq:
+            return
+        with self._full_disk_tolerated():
+            self._writer.journal(item.node, item.record)
+        self._state = apply_node(self._state, item.node, item.stamp, item.event)
+
+    def _output(self, item: OutputReceived) -> None:
+        if self._held or time.monotonic() < self._full_until:
+            self._held.append(item)
+            return
+        self._store_output(item)
+
+    def _store_output(self, item: OutputReceived) -> bool:
+        before = self._full_until
+        with self._full_disk_tolerated():
+            size = self._writer.replicate(item.node, item.file, item.offset, item.payload)
+            self._sizes[item.node, item.file] = size
+            session = self._links.sessions.get(item.node)
+            if session is not None:
+                session.credit(len(item.payload))
+            if self._ending is not None:
+                self._ending.moved = time.monotonic()
+            return True
+        if before == 0.0:
+            self._post(
+                events.Note(text="the head's disk is full: replication waits, workers are not affected", level="warn")
+            )
+        self._held.append(item)
+        return False
+
+    def _retry_held(self) -> None:
+        if not self._held or time.monotonic() < self._full_until:
+            return
+        held, self._held = self._held, []
+        for i, item in enumerate(held):
+            if not self._store_output(item):
+                self._held += held[i + 1 :]
+                return
+        self._full_until = 0.0
+
+    def _beat(self, item: BeatReceived) -> None:
+        node = self._state.nodes.get(item.node)
+        if node is None:
+            return
+        offset = now() - time.monotonic() + item.mono_offset
+        if (
+            node.clock is None
+            or item.error < node.clock[1] / 2
+            or abs(offset - node.clock[0]) > 5 * node.clock[1] + 0.005
+        ):
+            self._record(events.Clock(node=item.node, offset=offset, error=item.error, boot=item.boot))
+
+    def _session_lost(self, item: SessionLost) -> None:
+        host = self._hosts.get(item.node)
+        if host is None or (self._ending is not None and self._ending.targets is None and not self._state.nodes):
+            return
+        node = self._state.nodes.get(item.node)
+        if node is not None and node.link not in ("unreachable", "lost"):
+            self._record(events.Link(node=item.node, link="unreachable", why=str(item.error)))
+        self._links.broken(host)
+
+    def _redialed(self, item: Redialed) -> None:
+        item.session.epoch = self._epoch
+        self._links.add(item.node, item.session)
+        node = self._state.nodes.get(item.node)
+        if node is None:
+            return
+        if node.link != "lost":
+            self._record(events.Link(node=item.node, link="connected"))
+        threading.Thread(target=self._resume, args=(item.node, item.session), daemon=True).start()
+
+    def _resume(self, node: str, session: Session) -> None:
+        """Go on with a node from the cursors, and repeat what it may have missed."""
+        with contextlib.suppress(ClusterctlError):
+            self._compare_replicas(node, session)
+            self._follow(node)
+            state = self._state
+            if state.reason is not None and not state.nodes[node].swept:
+                self._stop_node(node, session, state.reason)
+
+    def _compare_replicas(self, node: str, session: Session) -> None:
+        from clusterctl.run.replicas import differing
+
+        for file in differing(self._run, node, session):
+            self._writer.restart_replica(node, file)
+
+    # --- links
+
+    def _look_at_links(self) -> None:
+        silent = self._links.silent(_SHOWN_SILENT_AFTER)
+        for node in self._state.nodes.values():
+            seconds = silent.get(node.node)
+            if (node.swept and node.finished) or node.link == "lost":
+                continue
+            if seconds is not None and node.link != "unreachable":
+                self._record(events.Link(node=node.node, link="unreachable", why="no answer", seconds=seconds))
+                self._control.wake()
+            elif seconds is None and node.link != "connected" and node.node in self._links.sessions:
+                self._record(events.Link(node=node.node, link="connected"))
+                self._control.wake()
+
+    def _acknowledge(self) -> None:
+        """Tell nodes what is safe here, so that a full disk there costs nothing."""
+        self._retry_held()
+        if time.monotonic() - self._acknowledged < _ACKNOWLEDGE_EVERY or not self._sizes:
+            return
+        self._acknowledged = time.monotonic()
+        by_node: dict[str, dict[str, int]] = {}
+        for (node, file), size in self._sizes.items():
+            by_node.setdefault(node, {})[file] = size
+        self._sizes.clear()
+        for node, offsets in by_node.items():
+            session = self._links.sessions.get(node)
+            if session is not None:
+                quietly(
+                    lambda s=session, n=node, o=offsets: s.post(
+                        Command.REPLICATED, {"run": self._run.run, "node": n, "offsets": o}
+                    )
+                )
+
+    # --- acting
+
+    def _act(self) -> None:
+        if self._ending is not None:
+            self._continue_ending()
+            return
+        if self._launching and not self._cancelled.is_set() and self._state.attempt < 0:
+            return
+        action = policy.decide(self._state, self._limits, self._sight(), now())
+        match action:
+            case None:
+                self._restart_when_due()
+            case policy.EndAttempt():
+                self._end_attempt(action.reason, action.message)
+            case policy.GiveUpNode():
+                self._record(events.Link(node=action.node, link="lost", why=action.why))
+            case policy.Restart():
+                self._restart(action)
+            case policy.Finish():
+                self._finish(action)
+
+    def _sight(self) -> policy.Sight:
+        return policy.Sight(
+            silent=self._links.silent(_SHOWN_SILENT_AFTER),
+            cancelled=self._cancelled.is_set(),
+            alike=self._alike(),
+            spares=len(self._spares),
+        )
+
+    def _end_attempt(self, reason: StopReason, message: str) -> None:
+        self._record(events.Decided(attempt=self._state.attempt, reason=reason.value, message=message))
+        self._stop_all(reason.value)
+        self._control.wake()
+
+    def _stop_all(self, reason: str) -> None:
+        for node in self._state.nodes.values():
+            session = self._links.sessions.get(node.node)
+            if session is not None and not node.swept:
+                threading.Thread(
+                    target=quietly, args=(lambda n=node.node, s=session: self._stop_node(n, s, reason),), daemon=True
+                ).start()
+
+    def _stop_node(self, node: str, session: Session, reason: str) -> None:
+        grace = 0.0 if self._kill else self._limits.grace
+        request = wire.Stop(run=self._run.run, node=node, grace=grace, reason=reason)
+        session.call(Command.STOP, wire.to_wire(request), timeout=_CALL_SECONDS)
+
+    # --- launches and restarts
+
+    def _launched(self, result: Begun | NotBegun) -> None:
+        self._launching = False
+        match result:
+            case Begun():
+                return
+            case NotBegun(error=_AdoptedError()):
+                return
+            case NotBegun() if self._state.attempt < 0 or not self._state.workers or self._before_its_attempt():
+                self._fail_start(result)
+            case NotBegun():
+                self._record(events.StartFailed(error=error_json(result.error)))
+                reason = StopReason.CANCELLED if self._cancelled.is_set() else StopReason.START_FAILED
+                if self._state.reason is None:
+                    self._end_attempt(reason, str(result.error))
+
+    def _before_its_attempt(self) -> bool:
+        return self._state.phase is RunPhase.RESTARTING
+
+    def _fail_start(self, result: NotBegun) -> None:
+        """End a run none of whose workers was started; undo what was prepared."""
+        cancelled = self._cancelled.is_set()
+        if not cancelled:
+            self._record(events.StartFailed(error=error_json(result.error)))
+        code = ExitCode.CANCELLED if cancelled else result.error.exit_code
+        phase = RunPhase.CANCELLED if cancelled else RunPhase.FAILED
+        self._finish_nodes(list(result.prepared), phase.value, int(code))
+        self._record(events.Ended(state=phase.value, exit_code=int(code)))
+        self._control.wake()
+
+    def _restart(self, action: policy.Restart) -> None:
+        self._failures.append(self._signature())
+        self._record(events.Restarting(attempt=self._state.attempt + 1, why=action.why, at=action.at))
+        self._control.wake()
+        hosts, gone = self._replace(action.without)
+        for name in gone:
+            self._links.drop(name)
+        number = self._state.attempt + 1
+        self._due = (action.at, number, hosts, action.why)
+
+    _due: tuple[float, int, tuple[HostSpec, ...], str] | None = None
+
+    def _restart_when_due(self) -> None:
+        if self._due is None or self._launching:
+            return
+        if self._cancelled.is_set():
+            self._due = None
+            self._finish(policy.Finish(phase=RunPhase.CANCELLED, exit_code=int(ExitCode.CANCELLED)))
+            return
+        at, number, hosts, why = self._due
+        if now() < at:
+            return
+        self._due = None
+
+        def begin() -> Begun | NotBegun:
+            self._launch.sync(hosts, first=False)
+            return self._launch.attempt(number, hosts, self._follow, why)
+
+        self._in_background(begin)
+
+    def _replace(self, without: tuple[str, ...]) -> tuple[tuple[HostSpec, ...], list[str]]:
+        """Return the hosts of the next attempt: a spare takes the place of each node that cannot be used."""
+        hosts = [self._hosts[n.node] for n in sorted(self._state.nodes.values(), key=lambda n: n.node_rank)]
+        result, gone = [], []
+        for host in hosts:
+            if host.name not in without:
+                result.append(host)
+                continue
+            spare = self._spares.pop(0)
+            gone.append(host.name)
+            self._record(events.Note(text=f"{spare.name} replaces {host.name}", level="warn"))
+            result.append(spare)
+        return tuple(result), gone
+
+    def _signature(self) -> tuple[str, str | None]:
+        cause = self._state.cause
+        text = "" if cause is None else f"{cause.kind} {cause.exit_code} {cause.signal} {cause.message}"
+        return text, self._launch.resume_from
+
+    def _alike(self) -> int:
+        """Return how many attempts before this one ended like it, without a newer checkpoint between."""
+        current = self._signature()
+        count = 0
+        for past in reversed(self._failures):
+            if past != current:
+                break
+            count += 1
+        return count
+
+    # --- endings
+
+    def _finish(self, finish: policy.Finish) -> None:
+        self._ending = _Ending(finish=finish)
+        sessions = {n: s for n, s in self._links.sessions.items() if n in self._state.nodes}
+        files = self._files_of_run()
+
+        def measure() -> None:
+            found, _ = each(sessions, lambda n, s: s.sizes(self._run.run, n, files.get(n, [])))
+            self._inbox.put(_Sizes(targets={(n, f): size for n, sizes in found.items() for f, size in sizes.items()}))
+
+        threading.Thread(target=measure, daemon=True).start()
+
+    def _files_of_run(self) -> dict[str, list[str]]:
+        return {
+            n.node: [
+                f
+                for r in n.ranks
+                for f in (wire.output_file(self._state.attempt, r), wire.index_file(self._state.attempt, r))
+            ]
+            for n in self._state.nodes.values()
+        }
+
+    def _continue_ending(self) -> None:
+        ending = self._ending
+        if ending is None or ending.targets is None:
+            return
+        waited = time.monotonic() - ending.moved
+        missing = [
+            key
+            for key, size in ending.targets.items()
+            if self._replica_size(*key) < size and key[0] in self._links.sessions
+        ]
+        if missing and waited < _DRAIN_WITHOUT_PROGRESS:
+            return
+        if missing:
+            files = ", ".join(f"{n}: {f}" for n, f in missing[:3])
+            self._record(
+                events.Note(text=f"output was not replicated whole ({files}); the nodes still have it", level="warn")
+            )
+        finish = ending.finish
+        self._finish_nodes(list(self._state.nodes), finish.phase.value, finish.exit_code)
+        self._record(
+            events.Ended(state=finish.phase.value, exit_code=finish.exit_code, remaining=list(finish.remaining))
+        )
+        self._control.wake()
+
+    def _replica_size(self, node: str, file: str) -> int:
+        path = self._run.node(node) / file
+        return path.stat().st_size if path.exists() else 0
+
+    def _finish_nodes(self, nodes: list[str], state: str, code: int) -> None:
+        sessions = {n: s for n in nodes if (s := self._links.sessions.get(n)) is not None}
+        asked = {"run": self._run.run, "state": state, "exit_code": code}
+        each(sessions, lambda n, s: s.call(Command.FINISH, {**asked, "node": n}, timeout=_CALL_SECONDS))
+
+    # --- what people ask
+
+    def _control_request(self, item: ControlRequest) -> None:
+        match item.command:
+            case "down":
+                self._cancel(kill=bool(item.arguments.get("kill")))
+                item.reply({"ok": True, "grace": self._limits.grace})
+            case "ping":
+                item.reply({"ok": True, "run": self._run.run})
+            case _:
+                item.reply({"error": f"unknown command {item.command!r}"})
+
+    def _cancel(self, *, kill: bool) -> None:
+        self._cancelled.set()
+        if kill and not self._kill:
+            self._kill = True
+            if self._state.reason is not None:
+                self._stop_all(self._state.reason)
+
+
+class _AdoptedError(ClusterctlError):
+    """Nothing failed: the run was there already."""
+
+
+def dial_all(
+    hosts: tuple[HostSpec, ...], dial: Dial, step: Progress, parallel: int
+) -> tuple[dict[str, Session], dict[str, Any]]:
+    """Open a session to every host, all at once; return them and the errors of those that cannot be had."""
+    by_name = {h.name: h for h in hosts}
+
+    def one(node: str, _: Any) -> Session:
+        step.at(node, "connecting")
+        session = dial(by_name[node], lambda what: step.at(node, what))
+        step.through(node)
+        return session
+
+    placeholder: dict[str, Any] = dict.fromkeys(by_name)
+    return each(placeholder, one, parallel)
+
+
+def limits_of(spec: ClusterSpec) -> policy.Limits:
+    """Return what the policy needs of a spec."""
+    job = spec.job
+    assert job is not None, "a run has a job"
+    return policy.Limits(
+        grace=job.grace,
+        finish_grace=job.finish_grace,
+        max_duration=job.max_duration,
+        node_lost_after=spec.network.node_lost_after,
+        stop_after=spec.stop_after,
+        stall_action=spec.stall.action,
+        restart=spec.restart,
+    )
+
+
+def error_json(error: ClusterctlError) -> dict[str, Any]:
+    """Return an error as the controller's journal keeps it."""
+    found: dict[str, Any] = {
+        "class": type(error).__name__,
+        "message": str(error),
+        "hint": error.hint,
+        "exit_code": int(error.exit_code),
+        "node": getattr(error, "node", None),
+    }
+    if isinstance(error, NodesError):
+        found["nodes"] = [
+            {"node": e.node, "message": str(e), "hint": e.hint, "class": type(e).__name__} for e in error.errors
+        ]
+    if isinstance(error, UnhealthyError):
+        found["findings"] = [f.to_json() for f in error.findings]
+    return found

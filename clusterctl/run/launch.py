@@ -1,0 +1,430 @@
+"""The steps from a spec to running workers: connect, health, sync, prepare, plan, start. All nodes at once in each.
+
+Runs in a thread of its own beside the controller's loop and owns no state: what happens is posted, in order.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from clusterctl import plan as planning
+from clusterctl.agent import protocol as wire
+from clusterctl.agent.protocol import Command
+from clusterctl.config.spec import ClusterSpec, HostSpec, TransportKind
+from clusterctl.errors import ClusterctlError, NodeError, RefusedError
+from clusterctl.run import code, events
+from clusterctl.run.links import each, names, raise_first
+from clusterctl.run.store import write_atomically
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from clusterctl.run.store import RunDir
+    from clusterctl.session import Session
+
+_CALL_SECONDS = 60.0
+_SYNC_SECONDS = 1800.0
+_REPORT_EVERY = 0.1
+
+
+class CancelledError(ClusterctlError):
+    """A person ended the run while it was being started."""
+
+
+@dataclass
+class Progress:
+    """Posts how far a step is: at most every 100 ms while it goes on, and once when it is over."""
+
+    name: str
+    total: int
+    post: Callable[[events.ControllerEvent], None]
+    began: float = field(default_factory=time.monotonic)
+    waiting: dict[str, tuple[str, float]] = field(default_factory=dict)
+    done: int = 0
+    _last: float = 0.0
+    _guard: threading.Lock = field(default_factory=threading.Lock)
+
+    def at(self, node: str, what: str) -> None:
+        """Say what a node is waited for."""
+        with self._guard:
+            self.waiting[node] = (what, time.monotonic())
+            self._report()
+
+    def through(self, node: str, count: int = 1) -> None:
+        """Count a node as done."""
+        with self._guard:
+            self.waiting.pop(node, None)
+            self.done += count
+            self._report()
+
+    def end(self, detail: str = "", *, failed: bool = False) -> None:
+        """Close the step."""
+        with self._guard:
+            self._post(detail=detail, ended=True, failed=failed)
+
+    def _report(self) -> None:
+        if time.monotonic() - self._last >= _REPORT_EVERY:
+            self._post()
+
+    def _post(self, *, detail: str = "", ended: bool = False, failed: bool = False) -> None:
+        self._last = time.monotonic()
+        slowest = sorted(self.waiting.items(), key=lambda item: item[1][1])[:5]
+        self.post(
+            events.Phase(
+                name=self.name,
+                done=self.done,
+                total=self.total,
+                waiting=[[node, what] for node, (what, _) in slowest],
+                detail=detail,
+                seconds=self._last - self.began,
+                ended=ended,
+                failed=failed,
+            )
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begun:
+    """An attempt's workers were asked to start everywhere."""
+
+    plan: planning.LaunchPlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotBegun:
+    """An attempt could not be started. `prepared` are the nodes on which something may have to be undone."""
+
+    error: ClusterctlError
+    prepared: tuple[str, ...]
+
+
+class Launch:
+    """Starts attempts of one run.
+
+    Args:
+        run: Where the run lies.
+        spec: What to run.
+        sessions: Node name to session; shared with the controller, which replaces broken ones.
+        post: Takes controller events, in order.
+        cancelled: Set when a person has ended the run.
+    """
+
+    def __init__(
+        self,
+        run: RunDir,
+        spec: ClusterSpec,
+        sessions: dict[str, Session],
+        post: Callable[[events.ControllerEvent], None],
+        cancelled: threading.Event,
+    ) -> None:
+        self._run = run
+        self._spec = spec
+        self._sessions = sessions
+        self._post = post
+        self._cancelled = cancelled
+        self._prepared: list[str] = []
+        self.code_hash: str | None = None
+
+    def attempt(
+        self, number: int, hosts: Sequence[HostSpec], follow: Callable[[str], None], why: str = ""
+    ) -> Begun | NotBegun:
+        """Bring one attempt up on these hosts, in order of node rank.
+
+        Args:
+            number: The attempt.
+            hosts: Who takes part.
+            follow: Begins to follow the journal of a node; called once its place in the attempt is posted.
+            why: Why there is a new attempt.
+        """
+        self._prepared = []
+        try:
+            return Begun(plan=self._attempt(number, hosts, follow, why))
+        except ClusterctlError as error:
+            return NotBegun(error=error, prepared=tuple(self._prepared))
+
+    def _attempt(
+        self, number: int, hosts: Sequence[HostSpec], follow: Callable[[str], None], why: str
+    ) -> planning.LaunchPlan:
+        answers = {h.name: self._answer(h) for h in hosts}
+        entries = planning.layout(hosts, {n: a.gpus for n, a in answers.items()})
+        ports = self._prepare(number, entries)
+        where = self._meeting(entries, answers)
+        identity = planning.RunIdentity(
+            run=self._run.run,
+            attempt=number,
+            max_restarts=self._spec.restart.max_restarts,
+            resume_from=self._newest_checkpoint(hosts) if number else None,
+        )
+        plan = planning.plan_launch(self._spec, identity, entries, answers, where, ports)
+        shown = planning.plan_json(plan, self._spec.secrets)
+        write_atomically(self._run.plan(number), json.dumps(shown, indent=1).encode())
+        self._check()
+        self._post(_attempt_event(plan, why))
+        for host in hosts:
+            follow(host.name)
+        self._start(plan)
+        return plan
+
+    def _check(self) -> None:
+        if self._cancelled.is_set():
+            raise CancelledError("cancelled during the start")
+
+    def _on(self, hosts: Sequence[HostSpec] | Sequence[str]) -> dict[str, Session]:
+        wanted = [h if isinstance(h, str) else h.name for h in hosts]
+        missing = [n for n in wanted if n not in self._sessions]
+        if missing:
+            raise NodeError(missing[0], f"{names(missing)}: the connection was lost during the start")
+        return {n: self._sessions[n] for n in wanted}
+
+    def _answer(self, host: HostSpec) -> planning.NodeAnswer:
+        hello = self._on([host])[host.name].hello
+        addresses = tuple(
+            (a["interface"], a["address"]) for a in hello.get("addresses", []) if a.get("up") and not a.get("loopback")
+        )
+        gpus = (hello.get("gpus") or {}).get("count")
+        return planning.NodeAnswer(
+            node=host.name,
+            addresses=addresses,
+            reached_at=self._sessions[host.name].peer_address,
+            gpus=gpus,
+            cores=int(hello.get("cores") or 1),
+            place=(hello.get("boot_id", ""), hello.get("net_ns", "")),
+            rdma=bool(hello.get("rdma")),
+        )
+
+    # --- code
+
+    def sync(self, hosts: Sequence[HostSpec], *, first: bool) -> None:
+        """Bring the code to every ssh node among `hosts`: the folder as it is on the first attempt, else as it was then."""
+        if self._spec.sync is None:
+            return
+        store = code.store_of(self._run)
+        if first:
+            manifest = code.collect(self._spec.sync, store)
+            code.save(self._run, manifest)
+        else:
+            kept = code.load(self._run)
+            if kept is None:
+                return
+            manifest = kept
+        self.code_hash = manifest.code_hash
+        remote = [h for h in hosts if h.transport is TransportKind.SSH]
+        if not remote:
+            return
+        step = Progress("sync", len(remote), self._post)
+        sent, errors = each(
+            self._on(remote), lambda node, session: self._sync_node(node, session, manifest, store, step)
+        )
+        if errors:
+            step.end(failed=True)
+            raise_first(errors)
+        most = max(sent.values(), key=lambda s: s[1])
+        step.end(f"{len(manifest.files)} files, {_size(most[1])} changed")
+        self._check()
+
+    def _sync_node(
+        self, node: str, session: Session, manifest: code.Manifest, store: code.ContentStore, step: Progress
+    ) -> tuple[int, int]:
+        step.at(node, "comparing files")
+        workdir = workdir_of(self._spec, node)
+        listing = {path: list(entry) for path, entry in manifest.files.items()}
+        asked = {"workdir": workdir, "files": listing, "run": self._run.run}
+        need: list[str] = session.call(Command.MANIFEST, asked, timeout=_SYNC_SECONDS)["need"]
+        if need:
+            step.at(node, f"receiving {len(need)} files")
+            files = [[path, *manifest.files[path]] for path in need]
+            chunks = _contents(store, [manifest.files[path][2] for path in need])
+            session.upload(Command.RECEIVE, {"workdir": workdir, "files": files}, chunks, timeout=_SYNC_SECONDS)
+        step.through(node)
+        return len(need), sum(manifest.files[path][0] for path in need)
+
+    # --- prepare
+
+    def _prepare(self, number: int, entries: Sequence[planning.Layout]) -> dict[str, list[int]]:
+        step = Progress("prepare", len(entries), self._post)
+        by_name = {e.host.name: e for e in entries}
+
+        def prepare(node: str, session: Session) -> list[int]:
+            step.at(node, "preparing")
+            self._prepared.append(node)
+            answer = session.call(
+                Command.PREPARE,
+                wire.to_wire(prepare_request(self._spec, self._run.run, number, by_name[node])),
+                timeout=_CALL_SECONDS,
+            )
+            step.through(node)
+            return list(answer.get("ports", []))
+
+        ports, errors = each(self._on([e.host for e in entries]), prepare)
+        step.end(failed=bool(errors))
+        raise_first(errors)
+        self._check()
+        return ports
+
+    # --- addresses
+
+    def _meeting(
+        self, entries: Sequence[planning.Layout], answers: Mapping[str, planning.NodeAnswer]
+    ) -> planning.Meeting:
+        if planning.share_loopback(list(answers.values())):
+            return planning.loopback_meeting(entries)
+        interface = self._spec.network.interface
+        first, others = entries[0], entries[1:]
+        addresses = {
+            e.host.name: planning.provisional_address(e.host, answers[e.host.name], interface) for e in entries
+        }
+        wanted = [a for e in others if (a := addresses[e.host.name])]
+        routes = self._routes({first.host.name: wanted})[first.host.name]
+        master = planning.master_address(first.host, addresses[first.host.name], [routes.get(a) for a in wanted])
+        if interface and not first.host.internal_ip:
+            master = addresses[first.host.name]
+        if master is None:
+            raise RefusedError(
+                f"{first.host.name} has no address that other nodes could reach",
+                hint="set `internal_ip` of its host, or `network.interface`",
+            )
+        found = self._routes({e.host.name: [master] for e in others})
+        to_master = {node: found[node].get(master) for node in found}
+        if interface:
+            to_master = {n: planning.Route(source=addresses[n] or "", interface=interface) for n in to_master}
+        return planning.meeting(entries, answers, master, to_master)
+
+    def _routes(self, targets: Mapping[str, Sequence[str]]) -> dict[str, dict[str, planning.Route | None]]:
+        def ask(node: str, session: Session) -> dict[str, planning.Route | None]:
+            answer = session.call(Command.ROUTES, {"targets": list(targets[node])}, timeout=_CALL_SECONDS)["routes"]
+            return {
+                t: planning.Route(source=r["source"], interface=r["interface"]) if r else None
+                for t, r in answer.items()
+            }
+
+        found, errors = each(self._on(list(targets)), ask)
+        raise_first(errors)
+        return found
+
+    # --- start
+
+    def _start(self, plan: planning.LaunchPlan) -> None:
+        spec, step = self._spec, Progress("start", plan.world_size or 0, self._post)
+        assert spec.job is not None, "a run has a job"
+        prologue, inject = spec.job.prologue, spec.job.inject
+        by_name = {n.node: n for n in plan.nodes}
+
+        def start(node: str, session: Session) -> None:
+            workers = [
+                wire.to_wire(
+                    wire.WorkerStart(
+                        rank=w.rank, local_rank=w.local_rank, argv=list(w.argv), env=dict(w.env), prologue=prologue
+                    )
+                )
+                for w in by_name[node].workers
+            ]
+            step.at(node, f"starting {len(workers)} workers")
+            request = wire.Start(
+                run=plan.run,
+                node=node,
+                attempt=plan.attempt,
+                workers=workers,
+                secrets=spec.secrets,
+                keep_secrets=spec.restart.max_restarts > 0,
+                inject=inject,
+            )
+            session.call(Command.START, wire.to_wire(request), timeout=_CALL_SECONDS)
+            step.through(node, len(workers))
+
+        _, errors = each(self._on(list(by_name)), start)
+        detail = f"{plan.world_size} workers on {len(plan.nodes)} nodes · master {plan.master_addr}:{plan.master_port}"
+        step.end(f"{detail} · attempt {plan.attempt}", failed=bool(errors))
+        raise_first(errors)
+
+    # --- checkpoints
+
+    def _newest_checkpoint(self, hosts: Sequence[HostSpec]) -> str | None:
+        """Return the newest checkpoint that all nodes see complete (on any one node, where it is not shared: node 0's)."""
+        checkpoint = self._spec.job.checkpoint if self._spec.job else None
+        if checkpoint is None or checkpoint.pattern is None:
+            return None
+        pattern = checkpoint.pattern
+
+        def ask(node: str, session: Session) -> dict[str, float]:
+            asked = {"workdir": workdir_of(self._spec, node), "pattern": pattern}
+            found = session.call(Command.CHECKPOINTS, asked, timeout=_CALL_SECONDS)["found"]
+            return {entry["path"]: entry["mtime"] for entry in found}
+
+        seen, errors = each(self._on(hosts), ask)
+        raise_first(errors)
+        counts = Counter(path for found in seen.values() for path in found)
+        common = [path for path, count in counts.items() if count == len(hosts)]
+        first = seen[hosts[0].name]
+        return max(common, key=lambda path: first[path], default=None)
+
+
+def prepare_request(spec: ClusterSpec, run: str, number: int, entry: planning.Layout) -> wire.Prepare:
+    """Return what one node must make ready."""
+    import sys
+
+    host, job = entry.host, spec.job
+    assert job is not None, "a run has a job"
+    return wire.Prepare(
+        run=run,
+        node=host.name,
+        attempt=number,
+        workdir=workdir_of(spec, host.name),
+        name=spec.name,
+        ports=list(planning.ports_wanted(spec, entry)),
+        gpus=list(entry.gpus),
+        ranks=list(entry.ranks),
+        reserve=spec.logs.reserve,
+        max_size=spec.logs.max_size,
+        grace=job.grace,
+        stop_after=spec.stop_after,
+        python=host.python,
+        python_hint=sys.executable,
+        watch=list(spec.stall.watch),
+    )
+
+
+def workdir_of(spec: ClusterSpec, node: str) -> str:
+    """Return where the code lies on a node; `~` is the node's own home."""
+    host = next(h for h in spec.hosts if h.name == node)
+    if host.workdir is not None:
+        return host.workdir
+    if host.transport is TransportKind.LOCAL:
+        import os
+
+        return spec.sync.source if spec.sync else os.path.dirname(spec.path)
+    return f"~/.local/share/clusterctl/work/{spec.name}"
+
+
+def _attempt_event(plan: planning.LaunchPlan, why: str) -> events.Attempt:
+    return events.Attempt(
+        attempt=plan.attempt,
+        world_size=plan.world_size or 0,
+        master_addr=plan.master_addr,
+        master_port=plan.master_port,
+        nodes=[
+            {"node": n.node, "node_rank": n.node_rank, "address": n.address, "ranks": [w.rank for w in n.workers]}
+            for n in plan.nodes
+        ],
+        why=why,
+    )
+
+
+def _contents(store: code.ContentStore, digests: Sequence[str]) -> Any:
+    for digest in digests:
+        with store.path(digest).open("rb") as file:
+            while chunk := file.read(wire.CHUNK_BYTES):
+                yield chunk
+
+
+def _size(count: int) -> str:
+    size, unit = float(count), "B"
+    for larger in ("KiB", "MiB", "GiB"):
+        if size < 1024:
+            break
+        size, unit = size / 1024, larger
+    return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"

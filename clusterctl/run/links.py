@@ -1,0 +1,163 @@
+"""The controller's connections: opened all at once, watched, and opened again with back-off when they break."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from clusterctl.errors import AuthError, ClusterctlError, NodeError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from queue import SimpleQueue
+
+    from clusterctl.config.spec import HostSpec
+    from clusterctl.session import Session
+
+T = TypeVar("T")
+
+_FIRST_PAUSE = 1.0
+_LONGEST_PAUSE = 15.0
+_AFTER_REFUSED_LOGIN = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Redialed:
+    """A broken connection is there again."""
+
+    node: str
+    session: Session
+
+
+class Links:
+    """One session per node, kept.
+
+    Args:
+        dial: Opens a session to a host; raises NodeError.
+        inbox: Where `Redialed` goes.
+    """
+
+    def __init__(self, dial: Callable[[HostSpec], Session], inbox: SimpleQueue[Any]) -> None:
+        self._dial = dial
+        self._inbox = inbox
+        self._closed = threading.Event()
+        self._dialing: set[str] = set()
+        self._broken_at: dict[str, float] = {}
+        self.sessions: dict[str, Session] = {}
+
+    def add(self, node: str, session: Session) -> None:
+        """Take in a session that was opened."""
+        old = self.sessions.pop(node, None)
+        if old is not None:
+            old.close()
+        self._dialing.discard(node)
+        self._broken_at.pop(node, None)
+        self.sessions[node] = session
+
+    def broken(self, host: HostSpec, session: Session | None = None) -> None:
+        """Forget a session that broke, and dial again until it answers. Repeating it does nothing."""
+        current = self.sessions.get(host.name)
+        if session is not None and current is not None and current is not session:
+            return
+        if current is not None:
+            self._broken_at[host.name] = current.last_frame
+            del self.sessions[host.name]
+            threading.Thread(target=current.close, daemon=True).start()
+        self._broken_at.setdefault(host.name, time.monotonic())
+        if host.name not in self._dialing:
+            self._dialing.add(host.name)
+            threading.Thread(target=self._redial, args=(host,), name=f"dial {host.name}", daemon=True).start()
+
+    def silent(self, after: float) -> dict[str, float]:
+        """Return the nodes that have not been heard for over `after` seconds, with how long that is."""
+        now = time.monotonic()
+        heard = {node: session.last_frame for node, session in self.sessions.items()} | self._broken_at
+        return {node: now - last for node, last in heard.items() if now - last > after or node in self._broken_at}
+
+    def drop(self, node: str) -> None:
+        """Close the connection to a node for good."""
+        session = self.sessions.pop(node, None)
+        if session is not None:
+            session.close()
+
+    def close(self) -> None:
+        """Close everything; stop dialing."""
+        self._closed.set()
+        each(self.sessions, lambda _, session: session.close())
+
+    def _redial(self, host: HostSpec) -> None:
+        pause = 0.0
+        while not self._closed.wait(pause):
+            try:
+                session = self._dial(host)
+            except NodeError as error:
+                # A server that refuses our key will do so again, and counts it: do not knock on it.
+                pause = _AFTER_REFUSED_LOGIN if isinstance(error, AuthError) else _next_pause(pause)
+            except Exception:
+                pause = _next_pause(pause)
+            else:
+                if self._closed.is_set():
+                    session.close()
+                else:
+                    self._inbox.put(Redialed(node=host.name, session=session))
+                return
+
+
+def _next_pause(pause: float) -> float:
+    return min(max(_FIRST_PAUSE, pause * 2), _LONGEST_PAUSE)
+
+
+def each(
+    sessions: Mapping[str, Session], call: Callable[[str, Session], T], parallel: int = 64
+) -> tuple[dict[str, T], dict[str, ClusterctlError]]:
+    """Return what `call` gave for every node, all at once, and the errors of those where it failed."""
+    results: dict[str, T] = {}
+    errors: dict[str, ClusterctlError] = {}
+    if not sessions:
+        return results, errors
+
+    def one(item: tuple[str, Session]) -> None:
+        try:
+            results[item[0]] = call(*item)
+        except ClusterctlError as error:
+            errors[item[0]] = error
+
+    with ThreadPoolExecutor(max_workers=min(parallel, len(sessions))) as pool:
+        list(pool.map(one, list(sessions.items())))
+    order = list(sessions)
+    return {n: results[n] for n in order if n in results}, {n: errors[n] for n in order if n in errors}
+
+
+def raise_first(errors: Mapping[str, ClusterctlError]) -> None:
+    """Raise what stands for the errors of several nodes: the one there is, or all connection errors folded.
+
+    Raises:
+        ClusterctlError: There is at least one error.
+    """
+    from clusterctl.errors import NodesError
+
+    if not errors:
+        return
+    found = list(errors.values())
+    nodes = [e for e in found if isinstance(e, NodeError)]
+    others = [e for e in found if not isinstance(e, NodeError)]
+    if others:
+        raise others[0]
+    raise nodes[0] if len(nodes) == 1 else NodesError(nodes)
+
+
+def quietly(call: Callable[[], Any]) -> None:
+    """Do something whose failure changes nothing."""
+    with contextlib.suppress(ClusterctlError):
+        call()
+
+
+def names(nodes: Iterable[str]) -> str:
+    """Return node names folded."""
+    from clusterctl.config.hosts import fold
+
+    return fold(list(nodes))

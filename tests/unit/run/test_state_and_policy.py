@@ -1,0 +1,291 @@
+"""State as a fold over journals, and the decisions made from it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from clusterctl.agent import protocol as wire
+from clusterctl.agent.protocol import StopReason
+from clusterctl.config.spec import RestartSpec, StallAction
+from clusterctl.run import events, policy
+from clusterctl.run.state import RunPhase, RunState, WorkerPhase, apply_head, apply_node
+from hypothesis import given
+from hypothesis import strategies as st
+
+NOW = 1000.0
+NOTHING = policy.Sight(silent={})
+
+
+def begun(nodes: int = 2, per_node: int = 2, attempt: int = 0) -> RunState:
+    layout = [
+        {
+            "node": f"n{i}",
+            "node_rank": i,
+            "address": f"10.0.0.{i}",
+            "ranks": list(range(i * per_node, (i + 1) * per_node)),
+        }
+        for i in range(nodes)
+    ]
+    state = apply_head(RunState(), NOW, events.Created(run="r-1", name="r", path="/w/c.yaml"))
+    return apply_head(
+        state,
+        NOW,
+        events.Attempt(
+            attempt=attempt, world_size=nodes * per_node, master_addr="10.0.0.0", master_port=1, nodes=layout
+        ),
+    )
+
+
+def journal(state: RunState, node: str, *written: wire.Event) -> RunState:
+    for event in written:
+        seq = state.nodes[node].seq + 1
+        state = apply_node(state, node, wire.Stamp(seq=seq, wall=NOW, mono=NOW, boot="b"), event)
+    return state
+
+
+def running(nodes: int = 2, per_node: int = 2, attempt: int = 0) -> RunState:
+    state = begun(nodes, per_node, attempt)
+    for name, node in state.nodes.items():
+        started = [
+            wire.Started(attempt=attempt, rank=r, local_rank=i, pid=100 + r, start_time=1)
+            for i, r in enumerate(node.ranks)
+        ]
+        state = journal(state, name, *started)
+    return state
+
+
+def exited(state: RunState, rank: int, code: int | None = 0, **more: object) -> RunState:
+    node = state.workers[rank].node
+    return journal(
+        state, node, wire.Exited(attempt=state.attempt, rank=rank, exit_code=code, earliest=1, latest=1, **more)
+    )  # type: ignore[arg-type]
+
+
+def swept(state: RunState, *nodes: str, remaining: list[dict[str, object]] | None = None) -> RunState:
+    for node in nodes:
+        state = journal(state, node, wire.Swept(attempt=state.attempt, remaining=remaining or []))
+    return state
+
+
+def stopped(state: RunState) -> RunState:
+    for rank, worker in state.workers.items():
+        if worker.phase is WorkerPhase.RUNNING:
+            state = exited(state, rank, None, signal=15, stopped=True)
+    return swept(state, *state.nodes)
+
+
+def test_a_run_is_running_once_every_rank_has_started() -> None:
+    assert begun().phase is RunPhase.STARTING
+    assert running().phase is RunPhase.RUNNING
+
+
+@given(st.integers(0, 30))
+def test_events_that_were_seen_before_change_nothing(upto: int) -> None:
+    state = running()
+
+    again = apply_node(
+        state, "n0", wire.Stamp(seq=min(upto, state.nodes["n0"].seq), wall=0, mono=0, boot="b"), wire.Swept(attempt=0)
+    )
+
+    assert again is state
+
+
+def test_events_of_an_earlier_attempt_only_move_the_cursor() -> None:
+    state = running(attempt=1)
+
+    later = journal(state, "n0", wire.Exited(attempt=0, rank=0, exit_code=3))
+
+    assert later.workers == state.workers
+    assert later.nodes["n0"].seq == state.nodes["n0"].seq + 1
+
+
+def test_a_rank_that_we_stopped_did_not_fail() -> None:
+    assert not exited(running(), 0, None, signal=15, stopped=True).workers[0].failed
+
+
+DONE = swept(exited(exited(exited(exited(running(), 0), 1), 2), 3), "n0", "n1")
+ONE_FAILED = exited(running(), 2, 3, tail="boom")
+
+
+@pytest.mark.parametrize(
+    ("state", "limits", "sight", "expected"),
+    [
+        pytest.param(running(), policy.Limits(), NOTHING, None, id="nothing to do while all goes well"),
+        pytest.param(
+            ONE_FAILED,
+            policy.Limits(),
+            NOTHING,
+            policy.EndAttempt(reason=StopReason.PEER_FAILED),
+            id="one fails, all stop",
+        ),
+        pytest.param(
+            DONE,
+            policy.Limits(),
+            NOTHING,
+            policy.Finish(phase=RunPhase.SUCCEEDED, exit_code=0),
+            id="all done and swept",
+        ),
+        pytest.param(
+            swept(DONE, "n0"),
+            policy.Limits(),
+            NOTHING,
+            policy.Finish(phase=RunPhase.SUCCEEDED, exit_code=0),
+            id="swept twice",
+        ),
+        pytest.param(exited(running(), 0), policy.Limits(), NOTHING, None, id="one ends well, the others work on"),
+        pytest.param(
+            exited(running(), 0),
+            policy.Limits(finish_grace=60),
+            replace(NOTHING, idle=61.0),
+            policy.EndAttempt(reason=StopReason.PEER_FAILED, message="a rank ended early and the others stand still"),
+            id="one ends well, the others stand still",
+        ),
+        pytest.param(
+            running(),
+            policy.Limits(),
+            replace(NOTHING, cancelled=True),
+            policy.EndAttempt(reason=StopReason.CANCELLED),
+            id="cancelled",
+        ),
+        pytest.param(
+            running(),
+            policy.Limits(),
+            replace(NOTHING, silent={"n1": 119.0}),
+            None,
+            id="silent, but not for long enough",
+        ),
+        pytest.param(
+            running(),
+            policy.Limits(),
+            replace(NOTHING, silent={"n1": 120.0}),
+            policy.GiveUpNode(node="n1", why="no answer for 120 s"),
+            id="silent for too long while another answers",
+        ),
+        pytest.param(
+            running(),
+            policy.Limits(),
+            replace(NOTHING, silent={"n0": 999.0, "n1": 999.0}),
+            None,
+            id="all silent: it is the head's own link",
+        ),
+    ],
+)
+def test_decide(state: RunState, limits: policy.Limits, sight: policy.Sight, expected: policy.Action | None) -> None:
+    assert policy.decide(state, limits, sight, NOW) == expected
+
+
+def test_the_time_limit_counts_from_the_start_of_the_run() -> None:
+    limits = policy.Limits(max_duration=60)
+
+    assert policy.decide(running(), limits, NOTHING, NOW + 59.9) is None
+    end = policy.decide(running(), limits, NOTHING, NOW + 60)
+
+    assert isinstance(end, policy.EndAttempt)
+    assert end.reason is StopReason.TIME_LIMIT
+
+
+def ended(state: RunState, reason: StopReason) -> RunState:
+    return stopped(apply_head(state, NOW, events.Decided(attempt=state.attempt, reason=reason.value)))
+
+
+@pytest.mark.parametrize(
+    ("reason", "phase", "code"),
+    [
+        pytest.param(StopReason.PEER_FAILED, RunPhase.FAILED, 100, id="a worker failed"),
+        pytest.param(StopReason.CANCELLED, RunPhase.CANCELLED, 103, id="a person ended it"),
+        pytest.param(StopReason.STALLED, RunPhase.FAILED, 104, id="stalled"),
+        pytest.param(StopReason.TIME_LIMIT, RunPhase.FAILED, 106, id="time limit"),
+        pytest.param(StopReason.NODE_LOST, RunPhase.LOST, 105, id="node lost"),
+    ],
+)
+def test_the_end_of_a_run_by_its_reason(reason: StopReason, phase: RunPhase, code: int) -> None:
+    assert policy.decide(ended(ONE_FAILED, reason), policy.Limits(), NOTHING, NOW) == policy.Finish(
+        phase=phase, exit_code=code
+    )
+
+
+def test_an_unknown_exit_makes_the_run_lost() -> None:
+    state = swept(exited(ended(running(1, 1), StopReason.PEER_FAILED), 0, None), "n0")
+    unseen = apply_head(exited(running(1, 1), 0, None), NOW, events.Decided(attempt=0, reason="peer_failed"))
+
+    finish = policy.decide(swept(unseen, "n0"), policy.Limits(), NOTHING, NOW)
+
+    assert state.attempt == 0
+    assert finish == policy.Finish(phase=RunPhase.LOST, exit_code=105)
+
+
+def test_nothing_new_starts_before_every_node_has_swept() -> None:
+    limits = policy.Limits(restart=RestartSpec(max_restarts=1))
+    half = apply_head(ONE_FAILED, NOW, events.Decided(attempt=0, reason="peer_failed"))
+
+    assert policy.decide(swept(half, "n0"), limits, NOTHING, NOW) is None
+
+
+@pytest.mark.parametrize(
+    ("rules", "sight", "restarts"),
+    [
+        pytest.param(RestartSpec(max_restarts=1), NOTHING, True, id="budget left"),
+        pytest.param(RestartSpec(), NOTHING, False, id="no budget"),
+        pytest.param(RestartSpec(max_restarts=1, on=("stall",)), NOTHING, False, id="not for a crash"),
+        pytest.param(RestartSpec(max_restarts=1, never_codes=(3,)), NOTHING, False, id="never for this code"),
+        pytest.param(RestartSpec(max_restarts=9), replace(NOTHING, alike=2), False, id="attempts fail alike"),
+    ],
+)
+def test_a_crash_restarts(rules: RestartSpec, sight: policy.Sight, restarts: bool) -> None:
+    action = policy.decide(ended(ONE_FAILED, StopReason.PEER_FAILED), policy.Limits(restart=rules), sight, NOW)
+
+    assert isinstance(action, policy.Restart) is restarts
+
+
+@given(st.integers(0, 6))
+def test_the_pause_doubles_up_to_its_limit(attempt: int) -> None:
+    limits = policy.Limits(restart=RestartSpec(max_restarts=99, backoff=10, backoff_max=60))
+    state = ended(exited(running(attempt=attempt), 2, 3), StopReason.PEER_FAILED)
+
+    action = policy.decide(state, limits, NOTHING, NOW)
+
+    assert isinstance(action, policy.Restart)
+    assert action.at == NOW + min(10 * 2**attempt, 60)
+
+
+def lost(state: RunState, node: str) -> RunState:
+    return apply_head(state, NOW, events.Link(node=node, link="lost", why="gone"))
+
+
+def test_a_lost_node_without_a_fence_ends_the_run_and_is_not_replaced() -> None:
+    limits = policy.Limits(restart=RestartSpec(max_restarts=1))
+    state = swept(apply_head(lost(running(), "n1"), NOW, events.Decided(attempt=0, reason="node_lost")), "n0")
+
+    finish = policy.decide(state, limits, replace(NOTHING, silent={"n1": 130.0}, spares=1), NOW)
+
+    assert isinstance(finish, policy.Finish)
+    assert (finish.exit_code, {r["node"] for r in finish.remaining}) == (105, {"n1"})
+
+
+@pytest.mark.parametrize(
+    ("silent", "acts"), [pytest.param(39.9, False, id="before"), pytest.param(40.0, True, id="after")]
+)
+def test_a_fenced_node_is_replaced_only_after_its_fence(silent: float, acts: bool) -> None:
+    limits = policy.Limits(grace=10, stop_after=20, restart=RestartSpec(max_restarts=1), node_lost_after=5)
+    state = swept(apply_head(lost(running(), "n1"), NOW, events.Decided(attempt=0, reason="node_lost")), "n0")
+
+    action = policy.decide(state, limits, replace(NOTHING, silent={"n1": silent}, spares=1), NOW)
+
+    assert (isinstance(action, policy.Restart) and action.without == ("n1",)) is acts
+
+
+def test_a_stall_is_only_reported_unless_asked_otherwise() -> None:
+    state = apply_head(running(), NOW, events.StallSeen(attempt=0, phase="confirmed", since_s=70, limit_s=60))
+
+    assert state.phase is RunPhase.STALLED
+    assert policy.decide(state, policy.Limits(), NOTHING, NOW) is None
+    assert policy.decide(state, policy.Limits(stall_action=StallAction.STOP), NOTHING, NOW) == policy.EndAttempt(
+        reason=StopReason.STALLED
+    )
+
+
+def test_progress_brings_a_stalled_run_back() -> None:
+    state = apply_head(running(), NOW, events.StallSeen(attempt=0, phase="confirmed"))
+
+    assert apply_head(state, NOW, events.StallSeen(attempt=0, phase="none")).phase is RunPhase.RUNNING
