@@ -1,0 +1,237 @@
+"""Train with checkpoints such that a run that was interrupted and resumed ends with exactly the same weights.
+
+Three things make it exact: all that a step depends on is saved (weights, optimizer), all else follows from the step's
+number alone (the batch, dropout's random numbers), and a checkpoint is either whole or not there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+
+def read_arguments() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=150)
+    parser.add_argument("--batch-size", type=int, default=96, help="over all ranks")
+    parser.add_argument("--learning-rate", type=float, default=3e-3)
+    parser.add_argument("--directory", type=Path, default=Path("checkpoints"))
+    parser.add_argument("--every", type=int, default=20, metavar="STEPS", help="save this often")
+    parser.add_argument("--keep", type=int, default=3, help="newest checkpoints to keep, beside the best")
+    parser.add_argument("--sharded", action="store_true", help="shard the model (FSDP2); every rank writes its part")
+    parser.add_argument("--per-node", action="store_true", help="the directory is not shared: each node writes a copy")
+    parser.add_argument("--resume", type=Path, help="default: $CLUSTERCTL_RESUME_FROM, else start anew")
+    parser.add_argument("--backend", choices=["auto", "gloo", "nccl"], default="auto")
+    parser.add_argument("--min-accuracy", type=float, default=0.95, help="fail below it")
+    return parser.parse_args()
+
+
+def join_run(backend: str) -> torch.device:
+    """Meet the other processes; return the device that this one trains on: NCCL means its GPU, gloo the CPU."""
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    gpus = torch.cuda.device_count()
+    if backend == "auto":
+        backend = "nccl" if gpus >= local_world_size else "gloo"
+    if backend == "nccl" and local_world_size > gpus:
+        sys.exit(
+            f"error: --backend nccl needs a GPU per worker: {local_world_size} workers here, torch sees {gpus} GPUs; "
+            "use --backend gloo, start fewer workers, or install a CUDA build of torch"
+        )
+    device = torch.device("cuda", local_rank) if backend == "nccl" else torch.device("cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if "RANK" in os.environ:
+        dist.init_process_group(backend)
+    else:
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    return device
+
+
+def load_data(device: torch.device) -> tuple[torch.Tensor, ...]:
+    """Return training images and labels, then test images and labels, the same on every rank."""
+    digits = load_digits()
+    order = torch.randperm(len(digits.target), generator=torch.Generator().manual_seed(0))
+    images = (torch.tensor(digits.data, dtype=torch.float32) / 16)[order].to(device)
+    labels = torch.tensor(digits.target, dtype=torch.int64)[order].to(device)
+    return images[:1437], labels[:1437], images[1437:], labels[1437:]
+
+
+def batch_of_step(step: int, samples: int, batch_size: int) -> torch.Tensor:
+    """Return this rank's indices in this step: a function of the step alone, so that no data loader needs saving."""
+    epoch, place = divmod(step, samples // batch_size)
+    order = torch.randperm(samples, generator=torch.Generator().manual_seed(epoch))
+    return order[place * batch_size : (place + 1) * batch_size][dist.get_rank() :: dist.get_world_size()]
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> tuple[float, float]:
+    """Return (loss, accuracy) on the test images; every rank judges all, since a sharded model needs all ranks."""
+    model.eval()
+    logits = model(images)
+    model.train()
+    return nn.functional.cross_entropy(logits, labels).item(), (logits.argmax(-1) == labels).float().mean().item()
+
+
+def save(step: int, loss: float, model: nn.Module, optimizer: torch.optim.Optimizer, args: argparse.Namespace) -> None:
+    """Write a checkpoint beside its place, then rename it into place: whoever sees the name sees a whole one."""
+    final = args.directory / f"step-{step:08d}"
+    partial = args.directory / f".{final.name}.partial"
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    writes = (local_rank if args.per_node else dist.get_rank()) == 0
+    if writes:
+        shutil.rmtree(partial, ignore_errors=True)  # left by an attempt that died while it saved
+        partial.mkdir(parents=True)
+    dist.barrier()
+    weights, moments = get_state_dict(model, optimizer)
+    if args.sharded:
+        dcp.save({"model": weights, "optimizer": moments}, checkpoint_id=partial)
+    elif writes:
+        torch.save({"model": weights, "optimizer": moments}, partial / "state.pt")
+    if writes:
+        about = {"step": step, "loss": loss, "world_size": dist.get_world_size(), "sharded": args.sharded}
+        about["files"] = {file.name: digest(file) for file in sorted(partial.iterdir())}
+        (partial / "about.json").write_text(json.dumps(about))
+        for path in [*partial.iterdir(), partial]:
+            flush(path)
+        shutil.rmtree(final, ignore_errors=True)
+        partial.rename(final)
+        flush(args.directory)
+        prune(args.directory, args.keep)
+    dist.barrier()
+
+
+def digest(file: Path) -> str:
+    """Return what tells a whole file from a torn one."""
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def flush(path: Path) -> None:
+    """Make sure that a file, or a directory's names, survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.close(descriptor)
+
+
+def prune(directory: Path, keep: int) -> None:
+    """Point `best` at the checkpoint with the lowest loss; delete all but it and the newest ones."""
+    saved = sorted(directory.glob("step-*"))
+    best = min(saved, key=lambda path: json.loads((path / "about.json").read_text())["loss"])
+    link = directory / ".best.partial"
+    link.unlink(missing_ok=True)
+    link.symlink_to(best.name)
+    link.replace(directory / "best")
+    for path in saved[:-keep]:
+        if path != best:
+            shutil.rmtree(path)
+
+
+def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, args: argparse.Namespace) -> int:
+    """Restore a checkpoint; return the number of steps that it has behind it."""
+    problem, about = inspect(path, args.sharded)
+    problems = [None] * dist.get_world_size()
+    dist.all_gather_object(problems, problem)  # all ranks give up together, and none waits for one that did
+    if any(problems):
+        sys.exit(f"error: cannot resume from {path}: {next(filter(None, problems))}")
+    weights, moments = get_state_dict(model, optimizer)
+    state = {"model": weights, "optimizer": moments}
+    if args.sharded:
+        dcp.load(state, checkpoint_id=path)
+    else:
+        state = torch.load(path / "state.pt", map_location="cpu", weights_only=True)
+    set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+    return about["step"]
+
+
+def inspect(path: Path, sharded: bool) -> tuple[str | None, dict]:
+    """Return what speaks against resuming from a checkpoint (None: nothing), and what it says about itself."""
+    try:
+        about = json.loads((path / "about.json").read_text())
+        torn = [name for name, expected in about["files"].items() if digest(path / name) != expected]
+    except (OSError, ValueError, KeyError) as error:
+        return f"it is torn or no checkpoint ({error}); delete it, and an older one is taken", {}
+    if torn:
+        return f"it is torn: {torn[0]} is not what was written; delete it, and an older one is taken", about
+    if about["sharded"] != sharded:
+        return f"it was written {'with' if about['sharded'] else 'without'} --sharded; start it in the same way", about
+    if about["world_size"] != dist.get_world_size():
+        # The weights would load, but ranks would see other batches: the end would not be that of the same run.
+        remedy = f"start {about['world_size']} workers, or begin a new run"
+        return f"it is from {about['world_size']} ranks, this run has {dist.get_world_size()}; {remedy}", about
+    return None, about
+
+
+def fingerprint(model: nn.Module) -> str:
+    """Return a digest of all weights, gathered where they are sharded."""
+    whole = hashlib.sha256()
+    for parameter in model.parameters():
+        full = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
+        whole.update(full.detach().cpu().numpy().tobytes())
+    return whole.hexdigest()
+
+
+def main() -> None:
+    """Train from the newest checkpoint, or from the start, to the end."""
+    args = read_arguments()
+    device = join_run(args.backend)
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    say = print if rank == 0 else lambda *_: None
+    if args.batch_size < world_size:
+        sys.exit(
+            f"error: a batch of {args.batch_size} leaves some of {world_size} ranks without data; raise --batch-size"
+        )
+    if args.sharded and args.per_node:
+        sys.exit("error: a sharded checkpoint has parts of all ranks and needs a directory that all nodes share")
+
+    images, labels, test_images, test_labels = load_data(device)
+    torch.manual_seed(0)
+    layers = nn.Linear(64, 128), nn.ReLU(), nn.Dropout(0.1), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 10)
+    model: nn.Module = nn.Sequential(*layers).to(device)
+    model = fully_shard(model) if args.sharded else DistributedDataParallel(model)
+    optimizer = torch.optim.AdamW(model.parameters(), args.learning_rate)
+
+    resume = args.resume or os.environ.get("CLUSTERCTL_RESUME_FROM")
+    done = load(Path(resume), model, optimizer, args) if resume else 0
+    say(f"resumed from {resume} at step {done}" if resume else "started anew")
+    first_loss, _ = evaluate(model, test_images, test_labels)
+    for step in range(done, args.steps):
+        torch.manual_seed(step * world_size + rank)  # dropout's random numbers follow from the step, too
+        indices = batch_of_step(step, len(images), args.batch_size)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(images[indices]), labels[indices]).backward()
+        optimizer.step()
+        if (step + 1) % args.every == 0 or step + 1 == args.steps:
+            loss, accuracy = evaluate(model, test_images, test_labels)
+            save(step + 1, loss, model, optimizer, args)
+            say(f"step {step + 1}/{args.steps}  test loss {loss:.4f}  accuracy {accuracy:.4f}  saved")
+
+    loss, accuracy = evaluate(model, test_images, test_labels)
+    digests = [""] * world_size
+    dist.all_gather_object(digests, fingerprint(model))
+    odd = [rank for rank, its in enumerate(digests) if its != digests[0]]
+    if odd:
+        sys.exit(f"error: weights differ: ranks {odd} do not hold what rank 0 holds")
+    say(f"weights identical on all {world_size} ranks")
+    say(f"test accuracy {accuracy:.4f}  final weights {digests[0][:16]}")
+    if accuracy < args.min_accuracy or (done < args.steps and loss > first_loss):
+        sys.exit(f"error: not learnt: test loss {first_loss:.4f} to {loss:.4f}, accuracy {accuracy:.4f}")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
