@@ -84,14 +84,12 @@ class State:
             seconds = DEFAULT_LIMIT_S
         entry = (str(name), monotonic(), seconds)
         self._phases.append(entry)
-        self.moved()
         return entry
 
     def leave(self, entry: tuple[str, float, float]) -> None:
         """Ends a declared phase."""
         if entry in self._phases:
             self._phases.remove(entry)
-        self.moved()
 
     def phase(self) -> tuple[str, float, float] | None:
         """Name, begin and limit of the open phase that may last longest; `None` if there is none."""
