@@ -487,7 +487,12 @@ def decode_event(line: str | bytes) -> tuple[Stamp, Event] | None:
         record = json.loads(line)
     except ValueError as error:
         raise FrameError(f"not an event: {line[:80]!r}") from error
+    return decode_record(record)
+
+
+def decode_record(record: Any) -> tuple[Stamp, Event] | None:
+    """Return what the object of a line of a journal says (see `decode_event`)."""
     if not isinstance(record, dict) or "kind" not in record:
-        raise FrameError(f"not an event: {line[:80]!r}")
+        raise FrameError(f"not an event: {str(record)[:80]!r}")
     cls = _EVENTS.get(record["kind"])
     return None if cls is None else (from_wire(Stamp, record), from_wire(cls, record))

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from clusterctl.config.spec import HostSpec
 
 _END_SECONDS = 2.0
+_FOREVER_SECONDS = 1e6
 
 
 class LocalChannel:
@@ -30,26 +31,24 @@ class LocalChannel:
         self.warnings: tuple[str, ...] = ()
         self._process = process
         self._sock = sock
+        # A sender has its own time limit. Both stay non-blocking underneath: they are one open file.
+        self._sender = sock.dup()
         self._stderr = stderr
         self._closing = threading.Lock()
 
     def send(self, data: bytes, *, timeout: float) -> None:
         """Send all of `data` (see `Channel.send`)."""
-        # A duplicate has its own timeout, so that a sender does not change how long a receiver waits.
-        with self._sock.dup() as sender:
-            sender.settimeout(timeout)
-            sender.sendall(data)
+        self._sender.settimeout(timeout)
+        self._sender.sendall(data)
 
     def recv(self, limit: int, *, timeout: float | None = None) -> bytes:
         """Return what has come (see `Channel.recv`)."""
-        self._sock.settimeout(timeout)
+        self._sock.settimeout(_FOREVER_SECONDS if timeout is None else timeout)
         try:
             return self._sock.recv(limit)
-        except (ConnectionError, ValueError):
-            return b""
-        except OSError as error:
-            if isinstance(error, TimeoutError):
-                raise
+        except TimeoutError:
+            raise
+        except OSError:
             return b""
 
     def close(self) -> None:
@@ -68,6 +67,7 @@ class LocalChannel:
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
         self._sock.close()
+        self._sender.close()
 
     def stderr_tail(self) -> str:
         """Return the end of the child's standard error."""

@@ -1,0 +1,451 @@
+"""One conversation with one node's agent: requests and their answers, and what the agent says by itself.
+
+One thread a session reads; all that arrives unasked goes into the owner's inbox as values. Signs of life go both ways
+every `BEAT_SECONDS`, from one thread for all sessions; their echo also tells how far the node's clocks are from ours.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
+
+from clusterctl.agent.protocol import (
+    AGENT_STREAMS,
+    BEAT_SECONDS,
+    CHUNK_BYTES,
+    Command,
+    Data,
+    Decoder,
+    ErrorKind,
+    Event,
+    FrameError,
+    Stamp,
+    beat,
+    decode_record,
+    encode_data,
+    encode_message,
+    request,
+)
+from clusterctl.errors import AgentError, ClusterctlError, ConnectError, NodeError, NotFoundError, RefusedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from queue import SimpleQueue
+
+    from clusterctl.transport.base import Channel
+    from clusterctl.transport.bootstrap import Preamble
+
+SILENCE_SECONDS = 3 * BEAT_SECONDS
+"""A peer that said nothing for so long is taken as gone, although its connection may look alive."""
+
+CALL_SECONDS = 30.0
+
+_READ_BYTES = 1 << 20
+_SEND_SECONDS = SILENCE_SECONDS
+_TICK_SECONDS = 1.0
+_QUOTED_CHARACTERS = 300
+
+
+class StaleEpochError(RefusedError):
+    """The node obeys a later controller: this one has been replaced and must stop acting."""
+
+
+@dataclass(frozen=True, slots=True)
+class EventReceived:
+    """A line of a journal. `record` is the line as an object, with fields that only a newer agent knows."""
+
+    node: str
+    run: str
+    stamp: Stamp
+    event: Event
+    record: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class OutputReceived:
+    """Bytes of a file of a run, which begin at `offset` in it. They are on credit: give it back once they are safe."""
+
+    node: str
+    run: str
+    file: str
+    offset: int
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StreamReceived:
+    """Bytes of a stream that one of our requests named, and that nobody `listen`s to."""
+
+    node: str
+    stream: int
+    offset: int
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class BeatReceived:
+    """The agent lives, and its clocks read so much more than ours, each give or take `error_s` (seconds).
+
+    Attributes:
+        wall_offset_s: Node's wall clock minus ours.
+        mono_offset_s: Node's monotonic clock minus ours.
+        error_s: Half the time that the question took to come back.
+        boot: Boot id of the node.
+    """
+
+    node: str
+    wall_offset_s: float
+    mono_offset_s: float
+    error_s: float
+    boot: str
+
+
+@dataclass(frozen=True, slots=True)
+class SessionLost:
+    """The conversation is over although we did not end it. The last thing that a session puts into an inbox."""
+
+    node: str
+    error: NodeError
+
+
+Item = EventReceived | OutputReceived | StreamReceived | BeatReceived | SessionLost
+Inbox = "SimpleQueue[Item]"
+
+
+class Session:
+    """A conversation with the agent of `node`. Every method may be called from any thread.
+
+    Attributes:
+        node: Name of the node.
+        epoch: What each request carries; `None` before a run has one.
+        preamble: What the node said before the first frame.
+        hello: The answer to the first request: facts of machine and user.
+        auth_note: What a person should know of how the login was done, or `None`.
+        warnings: What was done otherwise than the configuration asks, a sentence each.
+    """
+
+    def __init__(
+        self, node: str, channel: Channel, preamble: Preamble, inbox: SimpleQueue[Item], *, epoch: int | None = None
+    ) -> None:
+        self.node = node
+        self.epoch = epoch
+        self.preamble = preamble
+        self.hello: dict[str, Any] = {}
+        self.auth_note = channel.auth_note
+        self.warnings = channel.warnings
+        self._channel = channel
+        self._inbox = inbox
+        self._numbers = itertools.count(1)
+        self._streams = itertools.count(1)
+        self._state = threading.Lock()
+        self._sending = threading.Lock()
+        self._pending: dict[int, Future[dict[str, Any]]] = {}
+        self._listeners: dict[int, Callable[[Data], None]] = {}
+        self._files: dict[int, tuple[str, str]] = {}
+        self._beats: dict[int, tuple[float, float]] = {}
+        self._error: NodeError | None = None
+        self._heard = self._beaten = time.monotonic()
+
+    def start(self, first: bytes = b"") -> None:
+        """Begin to read; `first` are bytes that came with the preamble."""
+        threading.Thread(target=self._read, args=(first,), name=f"session-{self.node}", daemon=True).start()
+        _PULSE.add(self)
+        self.beat()
+
+    @property
+    def alive(self) -> bool:
+        """The conversation goes on, as far as is known."""
+        return self._error is None
+
+    @property
+    def silence_s(self) -> float:
+        """Seconds since the node last said anything."""
+        return time.monotonic() - self._heard
+
+    def call(
+        self, command: Command, arguments: dict[str, Any] | None = None, *, timeout: float = CALL_SECONDS
+    ) -> dict[str, Any]:
+        """Ask and wait for the answer.
+
+        Raises:
+            RefusedError: The node would not; `StaleEpochError` where it obeys a later controller.
+            NotFoundError: It has no such run, rank or file.
+            AgentError: It could not, or did not answer within `timeout` seconds.
+            NodeError: The session is lost.
+        """
+        future = self.call_async(command, arguments)
+        try:
+            return future.result(timeout)
+        except FutureTimeoutError as error:
+            self._forget(future)
+            raise AgentError(self.node, f"no answer to `{command.value}` within {timeout:g}s") from error
+
+    def call_async(self, command: Command, arguments: dict[str, Any] | None = None) -> Future[dict[str, Any]]:
+        """Ask; the future holds the answer, or what `call` would raise. Its callbacks run on the reading thread."""
+        number = next(self._numbers)
+        future: Future[dict[str, Any]] = Future()
+        with self._state:
+            if self._error is not None:
+                future.set_exception(self._error)
+                return future
+            self._pending[number] = future
+        try:
+            self._send(encode_message(request(number, command, arguments or {}, self.epoch)))
+        except NodeError as error:
+            self._lose(error)
+        return future
+
+    def post(self, command: Command, arguments: dict[str, Any] | None = None) -> None:
+        """Say something that has no answer; a lost session swallows it."""
+        try:
+            self._send(encode_message(request(next(self._numbers), command, arguments or {}, self.epoch)))
+        except NodeError as error:
+            self._lose(error)
+
+    def credit(self, count: int) -> None:
+        """Let the node send `count` more bytes of output."""
+        self.post(Command.CREDIT, {"bytes": count})
+
+    def new_stream(self, listener: Callable[[Data], None] | None = None, *, count: int = 1) -> int:
+        """Return the first of `count` unused stream numbers, to name in a request.
+
+        Args:
+            listener: Called on the reading thread with what comes in them; while it works nothing more is read, which
+                holds back the node. `None`: it goes into the inbox.
+            count: How many numbers in a row.
+        """
+        with self._state:
+            numbers = [next(self._streams) for _ in range(count)]
+            if listener is not None:
+                self._listeners.update(dict.fromkeys(numbers, listener))
+        return numbers[0]
+
+    def send_data(self, stream: int, offset: int, payload: bytes) -> None:
+        """Send bytes of a stream, in frames of `CHUNK_BYTES`.
+
+        Raises:
+            NodeError: The session is lost.
+        """
+        view = memoryview(payload)
+        for start in range(0, len(payload), CHUNK_BYTES):
+            self._send(encode_data(stream, offset + start, bytes(view[start : start + CHUNK_BYTES])))
+
+    def beat(self) -> None:
+        """Give a sign of life. Done by itself every `BEAT_SECONDS`."""
+        number = next(self._numbers)
+        if not self._sending.acquire(blocking=False):
+            return  # somebody is sending: that is a sign of life
+        try:
+            with self._state:
+                self._beats[number] = (time.time(), time.monotonic())
+            self._beaten = time.monotonic()
+            self._channel.send(encode_message(beat(number)), timeout=_TICK_SECONDS)
+        except OSError as error:
+            self._lose(self._broken(error))
+        finally:
+            self._sending.release()
+
+    def close(self, *, error: NodeError | None = None) -> None:
+        """End the conversation. Waits for nobody; whoever waits for an answer gets an error; may be repeated."""
+        self._end(error or ConnectError(self.node, "the session was closed"))
+
+    def tick(self, *, stopped_s: float) -> None:
+        """Beat if it is time, and end a session that has been silent for too long.
+
+        Args:
+            stopped_s: For so long this process itself did not run, which is no silence of the node's.
+        """
+        self._heard += stopped_s
+        if self.silence_s > SILENCE_SECONDS:
+            text = f"no sign of life for {SILENCE_SECONDS:g}s"
+            self._lose(ConnectError(self.node, text, hint="the machine or the network between is down, or frozen"))
+        elif time.monotonic() - self._beaten >= BEAT_SECONDS:
+            self.beat()
+
+    # --- sending
+
+    def _send(self, frame: bytes) -> None:
+        if self._error is not None:
+            raise self._error
+        with self._sending:
+            try:
+                self._channel.send(frame, timeout=_SEND_SECONDS)
+            except OSError as error:
+                raise self._broken(error) from error
+
+    def _broken(self, error: OSError) -> NodeError:
+        if isinstance(error, TimeoutError):
+            return ConnectError(self.node, "it takes no more data")
+        return ConnectError(self.node, "the connection was lost")
+
+    # --- reading
+
+    def _read(self, first: bytes) -> None:
+        decoder = Decoder()
+        data = first or self._receive()
+        try:
+            while data:
+                self._heard = time.monotonic()
+                for frame in decoder.feed(data):
+                    self._take(frame)
+                data = self._receive()
+            self._lose(self._ended())
+        except FrameError as error:
+            hint = "something on the machine writes into our connection, or the network damages it"
+            self._lose(AgentError(self.node, f"garbled answer: {str(error)[:_QUOTED_CHARACTERS]}", hint=hint))
+        except Exception as error:  # a bug of ours must not look like a node that is merely silent
+            self._lose(AgentError(self.node, f"its answer could not be handled: {error!r}"))
+            raise
+
+    def _receive(self) -> bytes:
+        try:
+            return self._channel.recv(_READ_BYTES)
+        except OSError:
+            return b""
+
+    def _ended(self) -> NodeError:
+        said = " ".join(self._channel.stderr_tail().split())
+        if said:
+            return AgentError(self.node, f"the agent ended; it said: {said[-_QUOTED_CHARACTERS:]!r}")
+        return ConnectError(self.node, "the connection was lost")
+
+    def _take(self, frame: dict[str, Any] | Data) -> None:
+        if isinstance(frame, Data):
+            self._take_data(frame)
+        elif "push" in frame:
+            self._take_push(frame)
+        elif "beat" in frame:
+            self._take_beat(frame)
+        elif "id" in frame:
+            self._take_answer(frame)
+
+    def _take_data(self, data: Data) -> None:
+        if data.stream >= AGENT_STREAMS:
+            if data.stream not in self._files:
+                raise FrameError(f"data of stream {data.stream}, which was never announced")
+            run, file = self._files[data.stream]
+            self._inbox.put(OutputReceived(self.node, run, file, data.offset, data.payload))
+            return
+        listener = self._listeners.get(data.stream)
+        if listener is None:
+            self._inbox.put(StreamReceived(self.node, data.stream, data.offset, data.payload))
+        else:
+            listener(data)
+
+    def _take_push(self, push: dict[str, Any]) -> None:
+        if push["push"] == "stream":
+            self._files[push["stream"]] = (push["run"], push["file"])
+        elif push["push"] == "event":
+            decoded = decode_record(push["event"])
+            if decoded is not None:
+                self._inbox.put(EventReceived(self.node, push["run"], *decoded, push["event"]))
+
+    def _take_beat(self, answer: dict[str, Any]) -> None:
+        now_wall, now_mono = time.time(), time.monotonic()
+        with self._state:
+            sent = self._beats.pop(answer["beat"], None)
+            # Answers come in order: what is older than this one will never come.
+            self._beats = {n: t for n, t in self._beats.items() if n > answer["beat"]}
+        if sent is None:
+            return
+        sent_wall, sent_mono = sent
+        self._inbox.put(
+            BeatReceived(
+                self.node,
+                wall_offset_s=answer["wall"] - (sent_wall + now_wall) / 2,
+                mono_offset_s=answer["mono"] - (sent_mono + now_mono) / 2,
+                error_s=(now_mono - sent_mono) / 2,
+                boot=answer["boot"],
+            )
+        )
+
+    def _take_answer(self, answer: dict[str, Any]) -> None:
+        with self._state:
+            future = self._pending.pop(answer["id"], None)
+        if future is None:
+            return  # nobody waits any more
+        if "error" in answer:
+            future.set_exception(_refusal(self.node, answer["error"]))
+        else:
+            future.set_result(answer["result"])
+
+    # --- ending
+
+    def _forget(self, future: Future[dict[str, Any]]) -> None:
+        with self._state:
+            for number in [n for n, f in self._pending.items() if f is future]:
+                del self._pending[number]
+
+    def _lose(self, error: NodeError) -> None:
+        if self._end(error):
+            self._inbox.put(SessionLost(self.node, error))
+
+    def _end(self, error: NodeError) -> bool:
+        with self._state:
+            if self._error is not None:
+                return False
+            self._error = error
+            pending = list(self._pending.values())
+            self._pending.clear()
+        _PULSE.remove(self)
+        self._channel.close()
+        for future in pending:
+            future.set_exception(error)
+        return True
+
+
+def _refusal(node: str, error: dict[str, Any]) -> ClusterctlError:
+    """Return what an agent's refusal is on our side."""
+    message, hint = str(error.get("message", "")), error.get("hint")
+    match error.get("kind"):
+        case ErrorKind.STALE_EPOCH.value:
+            return StaleEpochError(f"{node}: {message}", hint=hint)
+        case ErrorKind.REFUSED.value:
+            return RefusedError(f"{node}: {message}", hint=hint)
+        case ErrorKind.NOT_FOUND.value:
+            return NotFoundError(f"{node}: {message}", hint=hint)
+        case _:
+            return AgentError(node, message, hint=hint)
+
+
+class _Pulse:
+    """The thread that lets all sessions beat. It ends by itself with the process, and runs only while there are any."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sessions: WeakSet[Session] = WeakSet()
+        self._running = False
+
+    def add(self, session: Session) -> None:
+        with self._lock:
+            self._sessions.add(session)
+            if not self._running:
+                self._running = True
+                threading.Thread(target=self._run, name="sessions-pulse", daemon=True).start()
+
+    def remove(self, session: Session) -> None:
+        with self._lock:
+            self._sessions.discard(session)
+
+    def _run(self) -> None:
+        last = time.monotonic()
+        while True:
+            time.sleep(_TICK_SECONDS)
+            now = time.monotonic()
+            stopped, last = max(0.0, now - last - 2 * _TICK_SECONDS), now
+            with self._lock:
+                sessions = list(self._sessions)
+                if not sessions:
+                    self._running = False
+                    return
+            for session in sessions:
+                session.tick(stopped_s=stopped)
+
+
+_PULSE = _Pulse()

@@ -1,0 +1,174 @@
+"""Sessions with many nodes, opened all at once and bounded; what each is waiting for can be told at any time."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Protocol
+
+from clusterctl.agent.protocol import PROTOCOL, Command
+from clusterctl.config.spec import SshSpec, TransportKind
+from clusterctl.errors import AgentError, NodeError
+from clusterctl.session import Item, Session
+from clusterctl.transport.bootstrap import start_agent
+from clusterctl.transport.bundle import agent_bundle
+from clusterctl.transport.local import LocalTransport
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from queue import SimpleQueue
+
+    from clusterctl.config.spec import HostSpec
+    from clusterctl.transport.base import Transport
+
+ANSWER_SECONDS = 20.0
+"""How long a shell that was reached may take until its agent answers: login scripts and cold disks are slow."""
+
+
+class Progress(Protocol):
+    """Called, on any thread, with a node and the stage that it is in ("connected, no Python answer")."""
+
+    def __call__(self, node: str, stage: str) -> None: ...
+
+
+class Transports:
+    """The ways to reach nodes, made when first used: importing SSH takes longer than most commands.
+
+    Args:
+        ssh: How connections are opened.
+    """
+
+    def __init__(self, ssh: SshSpec | None = None) -> None:
+        self._ssh_spec = ssh or SshSpec()
+        self._lock = threading.Lock()
+        self._made: dict[TransportKind, Transport] = {}
+
+    def of(self, host: HostSpec) -> Transport:
+        """Return what reaches `host`."""
+        with self._lock:
+            if host.transport not in self._made:
+                self._made[host.transport] = self._make(host.transport)
+            return self._made[host.transport]
+
+    def close(self) -> None:
+        """Close what connections share. Sessions that are open go on unless they pass through a jump host."""
+        with self._lock:
+            made = list(self._made.values())
+        for transport in made:
+            transport.close()
+
+    def _make(self, kind: TransportKind) -> Transport:
+        if kind is TransportKind.LOCAL:
+            return LocalTransport()
+        from clusterctl.transport.ssh import SshTransport
+
+        return SshTransport(self._ssh_spec)
+
+
+def open_session(
+    transport: Transport,
+    host: HostSpec,
+    inbox: SimpleQueue[Item],
+    *,
+    epoch: int | None = None,
+    answer_timeout: float = ANSWER_SECONDS,
+    progress: Callable[[str], None] = lambda _stage: None,
+) -> Session:
+    """Reach `host`, have the agent run there and say hello.
+
+    Raises:
+        NodeError: It cannot be reached, trusted, logged in to or used.
+    """
+    is_local = host.transport is TransportKind.LOCAL
+    channel = transport.open(host, progress=progress)
+    try:
+        preamble, rest = start_agent(
+            host.name,
+            channel,
+            agent_bundle(),
+            timeout=answer_timeout,
+            pythons=(host.python,) if host.python else (),
+            first=(sys.executable,) if is_local else (),
+            progress=progress,
+        )
+    except BaseException:
+        channel.close()
+        raise
+    session = Session(host.name, channel, preamble, inbox, epoch=epoch)
+    session.start(rest)
+    try:
+        session.hello = session.call(Command.HELLO, timeout=answer_timeout)
+        _check_protocol(session)
+    except BaseException as error:
+        session.close()
+        raise error if isinstance(error, NodeError) or not isinstance(error, Exception) else _unusable(host, error)
+    progress("joined")
+    return session
+
+
+def open_sessions(
+    transports: Transports,
+    hosts: Iterable[HostSpec],
+    inbox: SimpleQueue[Item],
+    *,
+    epoch: int | None = None,
+    parallel: int = 64,
+    answer_timeout: float = ANSWER_SECONDS,
+    progress: Progress = lambda _node, _stage: None,
+) -> tuple[dict[str, Session], dict[str, NodeError]]:
+    """Open a session with every host at once, `parallel` at a time; return those that were and why others were not.
+
+    Both are by node, in the order of `hosts`. Interrupted (Ctrl-C), it closes what was opened.
+    """
+    wanted = list(hosts)
+    agent_bundle()
+
+    def attempt(host: HostSpec) -> Session | NodeError:
+        try:
+            return open_session(
+                transports.of(host),
+                host,
+                inbox,
+                epoch=epoch,
+                answer_timeout=answer_timeout,
+                progress=lambda stage: progress(host.name, stage),
+            )
+        except NodeError as error:
+            return error
+
+    pool = ThreadPoolExecutor(max(1, min(parallel, len(wanted))), thread_name_prefix="connect")
+    attempts = [pool.submit(attempt, host) for host in wanted]
+    try:
+        outcomes = {host.name: future.result() for host, future in zip(wanted, attempts, strict=True)}
+    except BaseException:
+        for future in attempts:
+            future.cancel()
+            future.add_done_callback(_close_late)
+        raise
+    finally:
+        pool.shutdown(wait=False)
+    sessions = {node: outcome for node, outcome in outcomes.items() if isinstance(outcome, Session)}
+    return sessions, {node: outcome for node, outcome in outcomes.items() if isinstance(outcome, NodeError)}
+
+
+def _close_late(future: object) -> None:
+    from concurrent.futures import Future
+
+    if isinstance(future, Future) and not future.cancelled() and not future.exception():
+        outcome = future.result()
+        if isinstance(outcome, Session):
+            outcome.close()
+
+
+def _check_protocol(session: Session) -> None:
+    spoken = session.hello.get("protocol", PROTOCOL)
+    if spoken != PROTOCOL:
+        text = f"its agent speaks protocol {spoken}, this is {PROTOCOL}"
+        raise AgentError(session.node, text, hint="use one version of clusterctl for all commands on a run")
+
+
+def _unusable(host: HostSpec, error: Exception) -> AgentError:
+    failure = AgentError(host.name, f"its agent does not answer: {error}")
+    failure.__cause__ = error
+    return failure
