@@ -18,6 +18,8 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from clusterctl.run.rankview import RankView, active, look
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
@@ -31,12 +33,7 @@ SHARE_OF_GROUP_TIMEOUT = 0.8
 # Signs that a run is past its first steps: one rank has done a few, or collectives went on for a while without any.
 FIRST_STEPS = 3
 FIRST_MOVES = 10
-CONFIRM_MIN_S, CONFIRM_MAX_S, CONFIRM_SHARE = 15.0, 60.0, 0.25
-# Below these a waiting worker's own threads (heartbeats, the status file) would count as work.
-BUSY_CORES = 0.05
-TRANSFER_BYTES_S = 16 * 1024
-# A main thread that comes back to Python this often, for that long, computes; one that polls every 5 s only waits.
-FRESH_S, FRESH_FOR_S = 2.5, 6.0
+CONFIRM_MIN_S, CONFIRM_MAX_S, CONFIRM_SHARE = 15.0, 60.0, 0.2
 # Ranks of one step report it at slightly different times: closer than this is one advance.
 SAME_ADVANCE_S = 1.0
 BLIND_S = 5.0
@@ -96,30 +93,6 @@ class Stall:
             "phase": self.phase.value,
             "verdict": None,
         }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankView:
-    """The last sample of one rank, and when it last did what. Times are the head's."""
-
-    node: str
-    seen: float
-    sampled: float
-    alive: bool
-    gpus: bool
-    output: int | None = None
-    transferred: int | None = None
-    cpu_s: float = 0.0
-    beats: int = 0
-    marker: object = None
-    progress_at: float | None = None
-    busy_at: float | None = None
-    fresh_from: float | None = None
-    fresh_at: float | None = None
-    phase: tuple[str, float, float] | None = None
-    frameworks: bool = False
-    backend: str | None = None
-    group_timeout: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,12 +201,12 @@ def _observe_rank(
     before = watch.ranks.get(rank)
     if before is not None and sample["time"] <= before.sampled:
         return watch
-    view = _view(before, content, sample, node, now)
+    view = look(before, content, sample, node, now)
     if before is not None and view.phase != before.phase and _changed(view.phase, before.phase):
         watch = replace(watch, held_at=now)
     if view.progress_at is not None and (before is None or view.progress_at != before.progress_at):
         watch = _advance(watch, view.progress_at, before, now)
-    if before is not None and _active(before, view):
+    if before is not None and active(before, view):
         watch = replace(watch, activity_at=now)
     return replace(watch, ranks={**watch.ranks, rank: view})
 
@@ -243,52 +216,6 @@ def _changed(one: tuple[str, float, float] | None, other: tuple[str, float, floa
     if one is None or other is None:
         return one is not other
     return one[0] != other[0] or abs(one[1] - other[1]) > SAME_ADVANCE_S
-
-
-def _view(
-    before: RankView | None, content: Mapping[str, Any], sample: Mapping[str, Any], node: str, now: float
-) -> RankView:
-    inside: Mapping[str, Any] = content.get("inside") or {}
-    transfers = [content[key] for key in ("read", "written") if content.get(key) is not None]
-    view = RankView(
-        node=node,
-        seen=now,
-        sampled=sample["time"],
-        alive=bool(content["alive"]),
-        gpus=bool(sample.get("gpus")),
-        output=content.get("output"),
-        transferred=sum(transfers) if transfers else None,
-        cpu_s=content.get("cpu_s") or 0.0,
-        beats=inside.get("beats") or 0,
-        marker=(inside["pid"], inside["beats"], inside["seq"]) if inside else None,
-        phase=_phase(inside.get("phase"), now),
-        frameworks=bool(inside.get("frameworks")),
-        backend=inside.get("backend"),
-        group_timeout=inside.get("timeout_s"),
-    )
-    return replace(view, **_moments(before, view, inside, now))
-
-
-def _phase(said: Mapping[str, Any] | None, now: float) -> tuple[str, float, float] | None:
-    return None if said is None else (str(said["name"]), now - said["age_s"], float(said["limit_s"]))
-
-
-def _moments(before: RankView | None, view: RankView, inside: Mapping[str, Any], now: float) -> dict[str, float | None]:
-    """When the rank last progressed, was busy, and had a main thread that computes."""
-    progress_at = before.progress_at if before else None
-    age = inside.get("progress_age_s")
-    if age is not None and (before is None or before.marker != view.marker):
-        progress_at = max(now - age, progress_at or now - age)
-    busy_at = before.busy_at if before else None
-    if before is not None and view.cpu_s - before.cpu_s >= BUSY_CORES * (view.sampled - before.sampled):
-        busy_at = now
-    main_age, file_age = inside.get("main_age_s"), inside.get("age_s")
-    fresh = main_age is not None and file_age is not None and max(main_age, file_age) <= FRESH_S
-    since = before.fresh_from if before else None
-    fresh_from = (now if since is None else since) if fresh else None
-    steadily = fresh_from is not None and now - fresh_from >= FRESH_FOR_S
-    fresh_at = now if steadily else (before.fresh_at if before else None)
-    return {"progress_at": progress_at, "busy_at": busy_at, "fresh_from": fresh_from, "fresh_at": fresh_at}
 
 
 def _advance(watch: StallWatch, moment: float, before: RankView | None, now: float) -> StallWatch:
@@ -307,13 +234,6 @@ def _advance(watch: StallWatch, moment: float, before: RankView | None, now: flo
     return replace(watch, recorded_at=moment, intervals=(*watch.intervals, interval)[-INTERVALS:])
 
 
-def _active(before: RankView, view: RankView) -> bool:
-    if (view.output or 0) > (before.output or 0):
-        return True
-    moved = (view.transferred or 0) - (before.transferred or 0)
-    return moved >= TRANSFER_BYTES_S * (view.sampled - before.sampled)
-
-
 def _activity_of_all(watch: StallWatch) -> StallWatch:
     """CPU counts when every rank spends it; with GPUs, where waiting spins, main threads that compute do instead."""
     live = list(watch.live.values())
@@ -326,7 +246,7 @@ def _activity_of_all(watch: StallWatch) -> StallWatch:
 
 
 def _started(watch: StallWatch) -> bool:
-    return watch.moves >= FIRST_MOVES or any(view.beats >= FIRST_STEPS for view in watch.ranks.values())
+    return len(watch.intervals) >= FIRST_MOVES or any(view.beats >= FIRST_STEPS for view in watch.ranks.values())
 
 
 def _idle(watch: StallWatch, limits: StallLimits, horizon: float) -> tuple[float, float, str]:

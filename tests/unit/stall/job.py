@@ -1,0 +1,112 @@
+"""A job as the rule sees it: samples made from what each rank does at each moment, without any process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from clusterctl.run import stall
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SAMPLE_S = 2.0
+
+
+@dataclass
+class Rank:
+    """One rank, described by functions of time (seconds since the start of the attempt)."""
+
+    step: Callable[[float], int] | None = None
+    output: Callable[[float], int] = lambda t: 0
+    written: Callable[[float], int] = lambda t: 0
+    cpu: Callable[[float], float] = lambda t: 0.0
+    main_age: Callable[[float], float] = lambda t: t
+    phase: Callable[[float], tuple[str, float, float] | None] = lambda t: None
+    alive: Callable[[float], bool] = lambda t: True
+    frameworks: tuple[str, ...] = ("torch",)
+    backend: str | None = "gloo"
+    timeout_s: float | None = None
+    injected: bool = True
+    node: str = "a"
+
+    def sample(self, t: float) -> dict[str, Any]:
+        return {
+            "alive": self.alive(t),
+            "output": self.output(t),
+            "read": 0,
+            "written": self.written(t),
+            "cpu_s": self.cpu(t),
+            "inside": self.inside(t) if self.injected else None,
+        }
+
+    def inside(self, t: float) -> dict[str, Any]:
+        steps = self.step(t) if self.step else 0
+        phase = self.phase(t)
+        return {
+            "pid": 7,
+            "beats": steps,
+            "seq": {},
+            "age_s": 0.5,
+            "progress_age_s": t - self._last(t, steps) if steps else None,
+            "main_age_s": self.main_age(t),
+            "phase": phase and {"name": phase[0], "age_s": t - phase[1], "limit_s": phase[2]},
+            "frameworks": list(self.frameworks),
+            "backend": self.backend,
+            "timeout_s": self.timeout_s,
+        }
+
+    def _last(self, t: float, steps: int) -> float:
+        """When the last step was made, to a millisecond."""
+        low, high = 0.0, t
+        while high - low > 0.001:
+            middle = (low + high) / 2
+            low, high = (low, middle) if self.step and self.step(middle) >= steps else (middle, high)
+        return high
+
+
+@dataclass
+class Seen:
+    """What the rule said over time."""
+
+    suspected: float | None = None
+    confirmed: float | None = None
+    last: stall.Stall = field(default_factory=stall.Stall)
+    all: list[tuple[float, stall.Stall]] = field(default_factory=list)
+
+
+def watch(
+    ranks: dict[int, Rank],
+    until: float,
+    limits: stall.StallLimits | None = None,
+    *,
+    gpus: bool = False,
+    seen: Callable[[str, float], bool] = lambda node, t: True,
+    watched: Callable[[float], dict[str, list[int]]] = lambda t: {},
+) -> Seen:
+    """Runs the rule over a job, one sample of each node every two seconds."""
+    limits = limits or stall.StallLimits()
+    state, said, t = stall.begin(0, ranks, 1000.0), Seen(), 0.0
+    while t < until:
+        t += SAMPLE_S
+        for node in sorted({rank.node for rank in ranks.values()}):
+            if seen(node, t):
+                members = {str(r): rank.sample(t) for r, rank in ranks.items() if rank.node == node}
+                sample = {"time": 50.0 + t, "gpus": gpus, "watched": watched(t), "ranks": members}
+                state = stall.observe(state, sample, node=node, attempt=0, now=1000.0 + t)
+        state, said.last = stall.judge(state, limits, 1000.0 + t)
+        said.all.append((t, said.last))
+        if said.last.phase is not stall.StallPhase.NONE and said.suspected is None:
+            said.suspected = t
+        if said.last.phase is stall.StallPhase.CONFIRMED and said.confirmed is None:
+            said.confirmed = t
+    return said
+
+
+def steps(period: float, freeze: float = 1e9, first: float = 10.0) -> Callable[[float], int]:
+    """A step every `period` seconds from `first` on, until the freeze."""
+    return lambda t: max(0, int((min(t, freeze) - first) / period))
+
+
+def busy(until: float = 1e9, share: float = 0.9) -> Callable[[float], float]:
+    return lambda t: min(t, until) * share

@@ -1,0 +1,244 @@
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clusterctl.run import stall
+from clusterctl.run.stall import StallLimits, StallPhase
+
+# Test folders are no packages: the model of a job is loaded by its path.
+_spec = importlib.util.spec_from_file_location("stall_job", Path(__file__).parent / "job.py")
+assert _spec is not None
+assert _spec.loader is not None
+job = importlib.util.module_from_spec(_spec)
+sys.modules["stall_job"] = job
+_spec.loader.exec_module(job)
+Rank, busy, steps, watch = job.Rank, job.busy, job.steps, job.watch
+
+FREEZE = 100.0
+
+
+def two(**kinds):
+    """Two ranks that do the same, on two nodes."""
+    return {0: Rank(**kinds, node="a"), 1: Rank(**kinds, node="b")}
+
+
+@pytest.mark.parametrize("period", [0.01, 0.1, 0.5, 1.0, 2.0])
+def test_a_freeze_is_suspected_within_35_s_and_confirmed_within_60(period):
+    seen = watch(two(step=steps(period, FREEZE)), FREEZE + 90)
+    assert FREEZE + 25 < seen.suspected <= FREEZE + 35
+    assert seen.confirmed <= FREEZE + 60
+
+
+def test_a_freeze_soon_after_the_first_steps_is_noticed_as_fast():
+    seen = watch(two(step=steps(0.1, 10.6)), 100)
+    assert seen.suspected <= 45
+    assert seen.confirmed <= 70
+
+
+def test_one_rank_spinning_does_not_hide_that_the_others_wait():
+    ranks = two(step=steps(0.5, FREEZE))
+    ranks[0].cpu, ranks[1].cpu = busy(), busy(FREEZE)
+    assert watch(ranks, FREEZE + 60).confirmed is not None
+
+
+def test_chatter_of_a_stalled_run_hides_it_only_until_the_ceiling():
+    ranks = two(step=steps(0.5, FREEZE), output=int, backend="nccl")
+    seen = watch(ranks, 700)
+    assert FREEZE + 480 <= seen.suspected <= FREEZE + 490
+    assert seen.confirmed <= FREEZE + 550
+
+
+def test_the_limit_grows_with_slow_steps():
+    ranks = two(step=steps(20.0, 210.0))
+    seen = watch(ranks, 500)
+    assert 210 + 100 < seen.suspected <= 210 + 150
+
+
+CONTROLS = {
+    "slow first step": (two(step=steps(0.5, first=600.0)), {}),
+    "long silent validation on all ranks": (
+        two(step=lambda t: int(min(t, 100) + max(0, t - 300)), cpu=busy()),
+        {},
+    ),
+    "rank-0 checkpoint with a growing file": (
+        {
+            0: Rank(step=lambda t: int(min(t, 100) + max(0, t - 300)), written=lambda t: int(t * 1e6)),
+            1: Rank(step=lambda t: int(min(t, 100) + max(0, t - 300))),
+        },
+        {},
+    ),
+    "rank-0 work on a watched file": (
+        two(step=lambda t: int(min(t, 100) + max(0, t - 300))),
+        {"watched": lambda t: {"x": [int(t), int(t)]}},
+    ),
+    "declared phase": (
+        two(
+            step=lambda t: int(min(t, 100) + max(0, t - 300)),
+            phase=lambda t: ("checkpoint", 100.0, 900.0) if 100 <= t < 300 else None,
+        ),
+        {},
+    ),
+    "straggler": ({0: Rank(step=steps(0.5)), 1: Rank(step=steps(0.5, 100))}, {}),
+    "silent logs with moving steps": (two(step=steps(1.0)), {}),
+    "chatty logs": (two(step=steps(1.0), output=lambda t: int(t * 1e6)), {}),
+    "one node unseen for 20 s": (
+        two(step=steps(0.1)),
+        {"seen": lambda node, t: not (node == "b" and 100 < t < 120)},
+    ),
+    "no node seen for 200 s": (two(step=steps(0.1)), {"seen": lambda node, t: not 100 < t < 300}),
+    "plain workers that print now and then": (
+        two(injected=False, output=lambda t: int(t / 70), frameworks=()),
+        {},
+    ),
+    "injected plain workers that print now and then": (two(output=lambda t: int(t / 70), frameworks=()), {}),
+    "silent validation on GPUs, seen by main threads that compute": (
+        two(
+            step=lambda t: int(min(t, 100) + max(0, t - 300)),
+            main_age=lambda t: 0.8,
+            backend="nccl",
+            cpu=busy(),
+        ),
+        {"gpus": True},
+    ),
+}
+
+
+@pytest.mark.parametrize(("ranks", "kinds"), CONTROLS.values(), ids=CONTROLS.keys())
+def test_a_healthy_run_is_never_called_stalled(ranks, kinds):
+    seen = watch(ranks, 800, **kinds)
+    assert seen.suspected is None
+    assert seen.last.hint is None
+
+
+def test_waiting_on_gpus_spins_and_so_cpu_does_not_count_there():
+    ranks = two(step=steps(0.5, FREEZE), cpu=busy(), backend="nccl")
+    assert watch(ranks, FREEZE + 60, gpus=True).confirmed is not None
+
+
+def test_a_rank_that_polls_now_and_then_does_not_compute():
+    ranks = two(step=steps(0.5, FREEZE), main_age=lambda t: t % 5.0, backend="nccl")
+    assert watch(ranks, FREEZE + 60, gpus=True).confirmed is not None
+
+
+def test_the_startup_timeout_rules_until_the_first_steps():
+    seen = watch(two(), 200, StallLimits(startup_timeout=60.0))
+    assert 60 <= seen.suspected <= 64
+    assert "first step" in seen.last.reason
+
+
+def test_a_job_without_progress_is_judged_by_its_activity():
+    ranks = two(injected=False, output=lambda t: int(min(t, FREEZE)))
+    seen = watch(ranks, 200, StallLimits(timeout=40.0))
+    assert FREEZE + 40 <= seen.suspected <= FREEZE + 45
+
+
+def test_a_phase_that_outlasts_its_limit_is_a_stall():
+    phase = ("checkpoint", 100.0, 120.0)
+    seen = watch(two(step=steps(0.5, FREEZE), phase=lambda t: phase if t >= 100 else None), 300)
+    assert 218 <= seen.suspected <= 226
+    assert "`checkpoint`" in seen.all[-1][1].reason
+
+
+def test_progress_after_a_confirmed_stall_takes_it_back():
+    seen = watch(two(step=lambda t: int(min(t, 100) + max(0, t - 200))), 300)
+    assert seen.confirmed is not None
+    assert seen.last.phase is StallPhase.NONE
+
+
+def test_a_straggler_is_shown():
+    seen = watch(CONTROLS["straggler"][0], 200)
+    assert seen.last.stragglers == (1,)
+
+
+def test_ranks_that_have_ended_are_not_waited_for():
+    ranks = two(step=steps(0.5, FREEZE))
+    ranks[1].alive = lambda t: t < 50
+    assert watch(ranks, FREEZE + 60).confirmed is not None
+
+
+def test_nothing_is_judged_before_every_rank_was_seen():
+    seen = watch(two(step=steps(0.5, FREEZE)), 600, seen=lambda node, t: node == "a")
+    assert seen.suspected is None
+    assert seen.last.blind_s >= 600
+
+
+def test_what_another_attempt_says_is_ignored():
+    state = stall.begin(1, [0], 0.0)
+    sample = {"time": 1.0, "gpus": False, "watched": {}, "ranks": {"0": Rank(step=steps(1)).sample(50.0)}}
+    assert stall.observe(state, sample, node="a", attempt=0, now=5.0) is state
+
+
+@pytest.mark.parametrize(
+    ("backend", "gpus", "group", "user", "expected"),
+    [
+        pytest.param("cpu:gloo,cuda:nccl", True, None, None, 480.0, id="NCCL"),
+        pytest.param("gloo", True, None, None, 1500.0, id="gloo, even with GPUs"),
+        pytest.param(None, True, None, None, 480.0, id="GPUs before a group exists"),
+        pytest.param(None, False, None, None, 1500.0, id="no GPUs"),
+        pytest.param("nccl", True, 300.0, None, 240.0, id="cut to 0.8 of the group's timeout"),
+        pytest.param("nccl", True, 300.0, 400.0, 400.0, id="what the user set stands"),
+    ],
+)
+def test_the_ceiling(backend, gpus, group, user, expected):
+    state = _after_one_sample(Rank(step=steps(1), backend=backend, timeout_s=group), gpus)
+    assert stall.ceiling(state, StallLimits(timeout=user)) == expected
+
+
+@pytest.mark.parametrize(
+    ("timeout", "warned"),
+    [
+        pytest.param(None, False, id="the default lies before it"),
+        pytest.param(200.0, False, id="well before"),
+        pytest.param(280.0, True, id="before, but not confirmed by then"),
+        pytest.param(600.0, True, id="after"),
+    ],
+)
+def test_a_limit_that_the_framework_would_forestall_is_warned_about(timeout, warned):
+    state = _after_one_sample(Rank(step=steps(1), backend="nccl", timeout_s=300.0), True)
+    assert (stall.warning(state, StallLimits(timeout=timeout)) is not None) is warned
+
+
+def _after_one_sample(rank, gpus):
+    sample = {"time": 1.0, "gpus": gpus, "watched": {}, "ranks": {"0": rank.sample(50.0)}}
+    return stall.observe(stall.begin(0, [0], 0.0), sample, node="a", attempt=0, now=50.0)
+
+
+def test_the_json_shape_is_the_one_of_status():
+    seen = watch(two(step=steps(0.5, FREEZE)), FREEZE + 60)
+    assert seen.last.as_json() == {
+        "since_s": pytest.approx(60, abs=4),
+        "limit_s": 30.0,
+        "phase": "confirmed",
+        "verdict": None,
+    }
+    assert stall.Stall().as_json() is None
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    period=st.floats(0.005, 15.0),
+    freeze=st.floats(60.0, 200.0),
+    ranks=st.integers(1, 5),
+)
+def test_a_run_is_never_suspected_before_its_freeze_and_always_confirmed_after_it(period, freeze, ranks):
+    group = {rank: Rank(step=steps(period, freeze), node="ab"[rank % 2]) for rank in range(ranks)}
+    seen = watch(group, freeze + 320)
+    assert seen.suspected > freeze - period
+    assert seen.confirmed is not None
+    assert seen.confirmed > seen.suspected
+
+
+@settings(deadline=None, max_examples=40)
+@given(gaps=st.lists(st.floats(0.01, 25.0), min_size=5, max_size=40))
+def test_no_mixture_of_steps_up_to_25_s_is_called_stalled(gaps):
+    moments = [10.0]
+    for gap in gaps:
+        moments.append(moments[-1] + gap)
+    rank = Rank(step=lambda t: sum(moment <= t for moment in moments))
+    assert watch({0: rank}, moments[-1]).suspected is None
