@@ -1,0 +1,31 @@
+"""Waiting for what can be observed, with a deadline."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def wait_for(predicate: Callable[[], T], deadline: float = 15.0, what: str = "", every: float = 0.01) -> T:
+    """Ask again and again until the answer is truthy, and return it.
+
+    Args:
+        predicate: Observes; must not block for long.
+        deadline: Seconds until it is a failure.
+        what: Said in the failure, as in "waited 15 s for <what>".
+        every: Seconds between two looks.
+
+    Raises:
+        TimeoutError: naming `what` and the last answer.
+    """
+    end = time.monotonic() + deadline
+    while True:
+        answer = predicate()
+        if answer:
+            return answer
+        if time.monotonic() > end:
+            raise TimeoutError(f"waited {deadline:g} s for {what or predicate!r}; last answer: {answer!r}")
+        time.sleep(every)
