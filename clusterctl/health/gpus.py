@@ -141,4 +141,3 @@ def each(
 def numbers(gpus: Sequence[int]) -> str:
     """Name GPUs: `GPU 3`, `GPUs 0, 2`."""
     return f"GPU{'s' if len(gpus) > 1 else ''} {', '.join(map(str, gpus))}"
-

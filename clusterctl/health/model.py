@@ -291,7 +291,7 @@ class Check:
         severity: The worst that it says by itself: `FAIL` or `WARN`.
         remedy: The standing hint.
         doc: What it is for, one or two sentences.
-        group: The group of facts it needs; where that group is not ok, the answer is UNKNOWN by itself. `None`: it asks by itself.
+        group: The group of facts it needs, UNKNOWN where that is not ok; `None` where the judge asks by itself.
         gpu: It concerns GPUs: SKIP where none is declared or there.
         action: The standing action.
         thresholds: Numbers that `health.thresholds` may override as `name.key`.
@@ -353,4 +353,3 @@ def cluster_check(**fields: Any) -> Callable[[Callable[[ClusterView], Iterable[O
 
 def _sentence(judge: Callable[..., object]) -> str:
     return " ".join((judge.__doc__ or "").split())
-

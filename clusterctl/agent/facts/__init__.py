@@ -1,4 +1,4 @@
-"""What a node is like, told as JSON: looked at in children with deadlines, so that nothing sick can hang the one who looks.
+"""What a node is like, told as JSON: looked at in children with deadlines, so that nothing sick can hang us.
 
 The probe never judges. It is started exactly as a worker would be (same Python, prologue, environment, limits), so what
 it sees of limits, PATH and packages is what workers will see. It never imports torch.
@@ -12,34 +12,38 @@ Request (every key optional):
      "paths": [path],        more places whose free space matters (checkpoints)
      "mounts": [path],       places that must answer, beside every network mount of the node
      "peers": {node: address}, "ports": [port],
-     "expect_gpus": bool,    false: leave the driver alone altogether
-     "live_runs": [run]}     not read here; the controller's own keeping
+     "expect_gpus": bool}    false: leave the driver alone altogether
 
 Answer, one object:
 
-    {"schema": 1, "time": wall clock, "ms": whole duration, "groups": {name: result}, "stuck": [{"group", "pid", "state", "wchan"}]}
-    result: {"status": "ok" | "timeout" | "error" | "denied" | "absent", "reason": text or null, "data": {...}, "ms": number}
-    of a timeout also "state" and "wchan" of the child, and "abandoned": true where even SIGKILL did not end it
+    {"schema": 1, "time": wall clock, "ms": whole duration, "groups": {name: result},
+     "stuck": [{"group", "pid", "state", "wchan"}]}
+    result: {"status": "ok" | "timeout" | "error" | "denied" | "absent", "reason": text or null, "data": {...}, "ms": n}
+    of a timeout also "pid", "state" and "wchan" of the child, and "abandoned": true where even SIGKILL did not end it
 
 Data of each group:
 
-    driver      {module, proc_version, nouveau, modules: [name], nvswitches, pci: [{address, width, max_width}], dev: [{path, readable}]}
-    nvml        {init_error, driver, cuda, nvml, count, devices: [{index, v: {...}, err: {field: code}}], p2p: [[i, j, nvlink, read]]}
+    driver      {module, proc_version, nouveau, modules: [name], nvswitches, pci: [{address, width, max_width}],
+                dev: [{path, readable}]}
+    nvml        {init_error, init_ms, driver, cuda, nvml, count, count_error, p2p: [[i, j, nvlink, read]],
+                devices: [{index, v: {...}, err: {field: NVML return code}}]}
                 v: uuid serial name pci vbios minor recovery_action temp temp_slowdown temp_max mem_temp mem_temp_max
                 throttle [sample...] power_w power_limit_w power_default_w pstate sm_clock sm_clock_max util
                 pcie_width pcie_width_max pcie_gen pcie_gen_max nvlinks [0|1...] fabric {state, status, health}
-                ecc_mode [now, pending] ecc_unc ecc_cor ecc_unc_aggregate sram {unc, threshold} remapped [cor, unc, pending, failure]
-                retired_pending inforom repair [channel, tpc] persistence mig [now, pending] compute_mode
-                memory {used, total, version} procs [{pid, used, kind, comm, user, run, gone}]
-    smi         {rc, devices: [{index, uuid, name, pci, driver}], errors: [text]}      second source, asked where NVML failed
+                ecc_mode [now, pending] ecc_unc ecc_cor ecc_unc_aggregate sram {unc, threshold}
+                remapped [cor, unc, pending, failure] retired_pending inforom repair [channel, tpc] persistence
+                mig [now, pending] compute_mode memory {used, total, version}
+                procs [{pid, used, kind: compute | mps | graphics, comm, user, run, gone}]
+    smi         {rc, devices: [{index, uuid, name, pci, driver}], errors: [text]}    asked only where NVML failed
     kernel_log  {source, uptime, dropped, lines: [{age_s, text}]}
-    host        {boot_id, machine_id, netns, kernel, arch, distro, user, uptime, cpus, cpus_allowed, load1, mem_total, mem_available,
-                swap_used, governors: {name: n}, clocksource, memlock, nofile, nproc, cgroup_mem_max, shm: {total, free}, env: {name: value}}
-                a limit of null is "unlimited"
-    disk        {paths: [{path, what, total, free, inodes, inodes_free, readonly, writable, error}]}
-    mounts      {paths: [{path, fs, device, status, reason, ms, state, wchan}]}
+    host        {boot_id, machine_id, netns, kernel, arch, distro, user, uptime, cpus, cpus_allowed, load1, mem_total,
+                mem_available, swap_used, governors: {name: n}, clocksource, memlock, nofile, nproc, cgroup_mem_max,
+                shm: {total, free}, env: {name: value}}    a limit of null is "unlimited"
+    disk        {paths: [{path, what, total, free, used, inodes, inodes_free, readonly, writable, error}]}
+    mounts      {paths: [{path, fs, device, status, reason, ms, state, wchan}], left_out}
     names       {hostname, addresses, error, peers: {node: {name, addresses, error}}}
-    net         {interfaces: [{name, operstate, mtu, speed, virtual, address}], routes: {node: {address, source, interface, error}},
+    net         {interfaces: [{name, operstate, mtu, speed, virtual, address}],
+                routes: {node: {address, source, interface, error}},
                 ib: [{device, port, state, phys, rate, link_layer, gids, roce_v2, firmware}]}
     ports       {ports: [{port, free, error, owner}]}
     procs       {runs: [{run, pid, comm}], dstate: [{pid, comm, wchan, gpu}], zombies, fabric_manager, time_daemon}

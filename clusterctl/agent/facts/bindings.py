@@ -12,7 +12,7 @@ import sys
 from typing import Any
 
 
-class NoBindings(Exception):
+class NoBindingsError(Exception):
     """There is no `pynvml` in the bundle nor in the job's environment."""
 
 
@@ -20,11 +20,11 @@ def load() -> Any:
     """Return the module `pynvml`.
 
     Raises:
-        NoBindings: It is not there.
+        NoBindingsError: It is not there.
     """
     spec = importlib.util.find_spec("pynvml")
     if spec is None or spec.loader is None:
-        raise NoBindings("nvidia-ml-py is neither in the bundle nor in the job's Python")
+        raise NoBindingsError("nvidia-ml-py is neither in the bundle nor in the job's Python")
     archive = getattr(spec.loader, "archive", None)
     if archive is not None:
         place = _unpacked(archive, spec.loader)

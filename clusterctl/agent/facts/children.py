@@ -19,11 +19,11 @@ REAP_SECONDS = 0.1
 """How long a killed child may take to go before it is abandoned."""
 
 
-class Denied(Exception):
+class DeniedError(Exception):
     """The task may not look; the text says why and who may."""
 
 
-class Absent(Exception):
+class AbsentError(Exception):
     """There is nothing to look at."""
 
 
@@ -128,11 +128,11 @@ def _child(task: Task, writer: int) -> None:
 def _outcome(task: Task) -> dict[str, Any]:
     try:
         return {"status": "ok", "reason": None, "data": task()}
-    except Denied as error:
+    except DeniedError as error:
         return {"status": "denied", "reason": str(error), "data": {}}
     except PermissionError as error:
         return {"status": "denied", "reason": str(error), "data": {}}
-    except Absent as error:
+    except AbsentError as error:
         return {"status": "absent", "reason": str(error), "data": {}}
     except Exception as error:
         return {"status": "error", "reason": f"{type(error).__name__}: {error}", "data": {}}

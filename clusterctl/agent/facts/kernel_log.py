@@ -8,15 +8,17 @@ import time
 from typing import Any
 
 from clusterctl.agent.facts import paths
-from clusterctl.agent.facts.children import Absent, Denied
+from clusterctl.agent.facts.children import AbsentError, DeniedError
 
 KEEP = 200
 """Lines kept, the newest; the rest is counted."""
 
 _RELEVANT = re.compile(
-    rb"NVRM|nvidia-nvswitch|blocked for more than|soft lockup|hard LOCKUP|Out of memory: Kill|Memory cgroup out of memory"
-    rb"|Remounting filesystem read-only|I/O error, dev|not responding, (?:still trying|timed out)|nfs: server .* OK"
-    rb"|Hardware Error|mce: |insufficient power on|High Temperature|available PCIe bandwidth, limited by|EXT4-fs error|XFS .*(?:shut down|Corruption)"
+    rb"NVRM|nvidia-nvswitch|blocked for more than|soft lockup|hard LOCKUP|Out of memory: Kill"
+    rb"|Memory cgroup out of memory|Remounting filesystem read-only|I/O error, dev"
+    rb"|not responding, (?:still trying|timed out)|nfs: server .* OK|Hardware Error|mce: "
+    rb"|insufficient power on|High Temperature|available PCIe bandwidth, limited by"
+    rb"|EXT4-fs error|XFS .*(?:shut down|Corruption)"
 )
 _STAMP = re.compile(rb"^(?:<\d+>)?\[\s*(\d+\.\d+)\]\s*(.*)$")
 _JOURNAL = re.compile(rb"^\[\s*(\d+\.\d+)\]\s+\S+\s+kernel:\s*(.*)$")
@@ -26,8 +28,8 @@ def collect(root: str, deadline: float) -> dict[str, Any]:
     """Return the group `kernel_log`, from `dmesg`, else from the journal.
 
     Raises:
-        Denied: Neither may be read by this user.
-        Absent: Neither program is there.
+        DeniedError: Neither may be read by this user.
+        AbsentError: Neither program is there.
     """
     uptime = float((paths.text(root, "/proc/uptime") or str(time.monotonic())).split()[0])
     reasons, missing = [], 0
@@ -48,8 +50,8 @@ def collect(root: str, deadline: float) -> dict[str, Any]:
         complaint = done.stderr.decode(errors="replace").strip().splitlines()
         reasons.append(complaint[-1] if complaint else f"{source}: nothing to read")
     if missing == 2:
-        raise Absent("neither `dmesg` nor `journalctl` is there")
-    raise Denied("; ".join(reasons))
+        raise AbsentError("neither `dmesg` nor `journalctl` is there")
+    raise DeniedError("; ".join(reasons))
 
 
 def _lines(output: bytes, pattern: re.Pattern[bytes], uptime: float) -> dict[str, Any]:

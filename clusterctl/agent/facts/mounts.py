@@ -30,7 +30,9 @@ def collect(root: str, wanted: list[str], deadline: float) -> dict[str, Any]:
 
 
 def _is_remote(kind: str) -> bool:
-    return kind in NETWORK or (kind.startswith("fuse.") and kind not in ("fuse.lxcfs", "fuse.portal", "fuse.gvfsd-fuse"))
+    return kind in NETWORK or (
+        kind.startswith("fuse.") and kind not in ("fuse.lxcfs", "fuse.portal", "fuse.gvfsd-fuse")
+    )
 
 
 def _table(root: str) -> dict[str, tuple[str, str]]:

@@ -12,7 +12,7 @@ import time
 from typing import Any, Callable
 
 from clusterctl.agent.facts import bindings, paths
-from clusterctl.agent.facts.children import Absent
+from clusterctl.agent.facts.children import AbsentError
 from clusterctl.agent.facts.procs import run_of
 
 LIBRARY = "libnvidia-ml.so.1"
@@ -30,10 +30,10 @@ def collect(root: str, wanted: bool) -> dict[str, Any]:
     """Return the group `nvml`.
 
     Raises:
-        Absent: No GPU is asked for, or there is neither library nor bindings.
+        AbsentError: No GPU is asked for, or there is neither library nor bindings.
     """
     if not wanted:
-        raise Absent("no GPU is declared")
+        raise AbsentError("no GPU is declared")
     library = _open(root)
     if library is not None:
         return library
@@ -48,7 +48,12 @@ def _open(root: str) -> dict[str, Any] | None:
     try:
         ctypes.CDLL(LIBRARY)
     except OSError:
-        return {"init_error": 12, "devices": [], "library": None, "nodes": bool(paths.text(root, "/sys/module/nvidia/version"))}
+        return {
+            "init_error": 12,
+            "devices": [],
+            "library": None,
+            "nodes": bool(paths.text(root, "/sys/module/nvidia/version")),
+        }
     return None
 
 
@@ -62,8 +67,8 @@ class Session:
     def __init__(self) -> None:
         try:
             self._nvml = bindings.load()
-        except bindings.NoBindings as error:
-            raise Absent(str(error)) from error
+        except bindings.NoBindingsError as error:
+            raise AbsentError(str(error)) from error
         self.init_error: int | None = None
         self.init_ms = 0.0
         began = time.monotonic()

@@ -138,7 +138,13 @@ def connect(address: str, port: int, nonce: str, timeout: float) -> dict[str, An
     except TimeoutError:
         error = "timeout"
     except OSError as caught:
-        error = "unreachable" if caught.errno in (101, 113) else "timeout" if isinstance(caught, socket.timeout) else str(caught)
+        error = (
+            "unreachable"
+            if caught.errno in (101, 113)
+            else "timeout"
+            if isinstance(caught, socket.timeout)
+            else str(caught)
+        )
     return {"ok": error is None, "ms": round((time.monotonic() - began) * 1000, 1), "error": error}
 
 

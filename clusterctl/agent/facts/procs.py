@@ -1,4 +1,4 @@
-"""Processes that matter before a run: leftovers of runs of ours, those stuck in the kernel, the daemons a node needs."""
+"""Processes that matter before a run: leftovers of ours, those stuck in the kernel, daemons that a node needs."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import subprocess
 import time
 from typing import Any
 
-from clusterctl.agent.facts.children import Absent
+from clusterctl.agent.facts.children import AbsentError
 
 _QUERY = "index,uuid,name,pci.bus_id,driver_version"
 
@@ -15,13 +15,15 @@ def collect(deadline: float) -> dict[str, Any]:
     """Return the group `smi`.
 
     Raises:
-        Absent: There is no `nvidia-smi`.
+        AbsentError: There is no `nvidia-smi`.
     """
     argv = ["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"]
     try:
-        done = subprocess.run(argv, capture_output=True, check=False, timeout=max(0.1, deadline - time.monotonic() - 0.1))
+        done = subprocess.run(
+            argv, capture_output=True, check=False, timeout=max(0.1, deadline - time.monotonic() - 0.1)
+        )
     except FileNotFoundError as error:
-        raise Absent("there is no `nvidia-smi`") from error
+        raise AbsentError("there is no `nvidia-smi`") from error
     devices, errors = [], []
     for line in done.stdout.decode(errors="replace").splitlines():
         words = [word.strip() for word in line.split(",")]

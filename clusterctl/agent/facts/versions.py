@@ -13,7 +13,19 @@ import re
 import sys
 from typing import Any
 
-_TOLD = ("torch", "keras", "tensorflow", "jax", "jaxlib", "numpy", "transformers", "triton", "flash-attn", "deepspeed", "lightning")
+_TOLD = (
+    "torch",
+    "keras",
+    "tensorflow",
+    "jax",
+    "jaxlib",
+    "numpy",
+    "transformers",
+    "triton",
+    "flash-attn",
+    "deepspeed",
+    "lightning",
+)
 _NCCL = re.compile(r"nvidia-nccl-cu\d+$")
 _CUDA = re.compile(r"^cuda(?:\s*:[^=]*)?\s*=\s*['\"]([\d.]+)['\"]", re.MULTILINE)
 

@@ -1,0 +1,135 @@
+"""From facts to findings, and from findings to a verdict."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+from clusterctl.health import gpus
+from clusterctl.health.model import (
+    Action,
+    Check,
+    ClusterView,
+    Context,
+    Facts,
+    Finding,
+    Outcome,
+    Status,
+    View,
+    skipped,
+    unknown,
+)
+from clusterctl.health.registry import CHECKS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+_GRAVITY = (Status.FAIL, Status.WARN, Status.UNKNOWN, Status.PASS)
+
+
+def judge_node(node: str, facts: Facts, context: Context, checks: Iterable[str] | None = None) -> list[Finding]:
+    """Judge one node by its own facts.
+
+    Args:
+        node: Its name in `context.nodes`.
+        facts: What it told, with the key `controller` (see `Context`); `{"unreachable": why}` where it told nothing.
+        context: Promises and tolerances.
+        checks: Names to judge; `None` for all.
+
+    Returns:
+        At least one finding a check, or only `net.ssh` for a node that could not be reached.
+    """
+    findings: list[Finding] = []
+    for check in _chosen(checks):
+        if check.node_judge is None or ("unreachable" in facts and check.name != "net.ssh"):
+            continue
+        view = View(node=node, facts=facts, context=context, check=check)
+        took = view.group().ms if check.group else view.group("nvml").ms if check.gpu else None
+        findings += [check.finding(outcome, node=node, duration_ms=took) for outcome in _judge(check, view)]
+    return [weigh(finding, context) for finding in findings]
+
+
+def judge_cluster(
+    facts_by_node: Mapping[str, Facts], context: Context, checks: Iterable[str] | None = None
+) -> list[Finding]:
+    """Judge the nodes against each other; nodes that gave no facts are left out (their `net.ssh` has failed).
+
+    Returns:
+        Findings with a node where one is to blame, and with `node` `None` where it is about all.
+    """
+    findings: list[Finding] = []
+    for check in _chosen(checks):
+        if check.cluster_judge is None:
+            continue
+        views = tuple(
+            View(node=node, facts=facts, context=context, check=check)
+            for node, facts in facts_by_node.items()
+            if facts.get("groups")
+        )
+        outcomes = _compare(check, views, context)
+        findings += [check.finding(outcome, node=None) for outcome in outcomes]
+    return [weigh(finding, context) for finding in findings]
+
+
+def verdict(findings: Iterable[Finding], strict: bool = False) -> Status:
+    """Return the worst of the findings: FAIL, WARN, UNKNOWN, PASS.
+
+    UNKNOWN is never a pass: it is the verdict where nothing is wrong but something could not be looked at, or where
+    there is no finding at all. With `strict`, WARN and UNKNOWN are FAIL.
+    """
+    seen = {finding.status for finding in findings}
+    worst = next((status for status in _GRAVITY if status in seen), Status.UNKNOWN)
+    return Status.FAIL if strict and worst in (Status.WARN, Status.UNKNOWN) else worst
+
+
+def weigh(finding: Finding, context: Context) -> Finding:
+    """Apply `required`, `severity` and `ignore` of the cluster file to one finding."""
+    if finding.status is Status.UNKNOWN and any(fnmatchcase(finding.check, name) for name in context.required):
+        finding = replace(finding, status=Status.FAIL, message=f"required, but could not look: {finding.message}")
+    if finding.status not in (Status.WARN, Status.FAIL, Status.UNKNOWN):
+        return finding
+    names = [name for name in (finding.key, finding.check) if name]
+    wanted = next((context.severity[name].lower() for name in names if name in context.severity), None)
+    if wanted == "ignore" or any(_ignores(rule, names, finding.node) for rule in context.ignore):
+        message = f"ignored ({finding.status.value}): {finding.message}"
+        return replace(finding, status=Status.SKIP, message=message, ignored=True, action=Action.NONE.value)
+    if wanted and finding.status is not Status.UNKNOWN:
+        return replace(finding, status=Status.WARN if wanted == "warn" else Status.FAIL)
+    return finding
+
+
+def _ignores(rule: str, names: Sequence[str], node: str | None) -> bool:
+    pattern, at, where = rule.partition("@")
+    matches = any(fnmatchcase(name, pattern) for name in names)
+    return matches and (not at or (node is not None and fnmatchcase(node, where)))
+
+
+def _chosen(checks: Iterable[str] | None) -> list[Check]:
+    if checks is None:
+        return list(CHECKS.values())
+    wanted = set(checks)
+    return [check for name, check in CHECKS.items() if name in wanted]
+
+
+def _judge(check: Check, view: View) -> Sequence[Outcome]:
+    """Judge one node; where the facts that a check rests on could not be had, say so."""
+    assert check.node_judge is not None
+    if check.gpu:
+        blocked = gpus.gate(view)
+        if blocked is not None:
+            return [blocked]
+    if check.group:
+        group = view.group()
+        if group.status != "ok":
+            return [unknown(f"could not look: {group.reason or group.status}")]
+    return list(check.node_judge(view)) or [unknown("the facts say nothing about it")]
+
+
+def _compare(check: Check, views: tuple[View, ...], context: Context) -> Sequence[Outcome]:
+    assert check.cluster_judge is not None
+    if not views:
+        return [unknown("no node gave facts")]
+    if check.gpu and all(gpus.gate(view) is not None for view in views):
+        return [skipped("no GPUs declared")]
+    return list(check.cluster_judge(ClusterView(views=views, context=context, check=check)))

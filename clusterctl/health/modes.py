@@ -1,0 +1,96 @@
+"""Modes that an administrator sets on a GPU."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from clusterctl.health import gpus
+from clusterctl.health.model import Action, Outcome, View, failed, node_check, warned
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_FAMILY = "GPU modes"
+_PROHIBITED = 2
+_EXCLUSIVE = 3
+
+
+@node_check(
+    name="gpu.mig_mode",
+    family=_FAMILY,
+    source="NVML nvmlDeviceGetMigMode",
+    threshold="off, or on where `health.expect.mig` is true; no change pending",
+    severity="FAIL",
+    remedy="`sudo nvidia-smi -mig 0` (or 1) and reset the GPU",
+    action=Action.FIX_CONFIG,
+    gpu=True,
+)
+def mig_mode(view: View) -> Iterable[Outcome]:
+    """GPUs are not split into instances, unless the cluster file says so."""
+    wanted = int(bool(view.context.expect.get("mig", False)))
+
+    def judge(device: gpus.Device, value: Any) -> Outcome | None:
+        now, pending = value
+        index = device["index"]
+        if now != pending:
+            return failed(
+                f"{gpus.label(device)}: MIG mode changes at the next reset", gpu=index, value=value, expected=wanted
+            )
+        if now != wanted:
+            return failed(
+                f"{gpus.label(device)}: MIG is {'on' if now else 'off'}", gpu=index, value=now, expected=wanted
+            )
+        return None
+
+    return gpus.each(view, "mig", judge, "MIG as expected on {n} GPUs")
+
+
+@node_check(
+    name="gpu.compute_mode",
+    family=_FAMILY,
+    source="NVML nvmlDeviceGetComputeMode",
+    threshold="default; exclusive WARN, prohibited FAIL",
+    severity="FAIL",
+    remedy="`sudo nvidia-smi -c 0`",
+    action=Action.FIX_CONFIG,
+    gpu=True,
+)
+def compute_mode(view: View) -> Iterable[Outcome]:
+    """GPUs may be computed on."""
+
+    def judge(device: gpus.Device, value: Any) -> Outcome | None:
+        if value == _PROHIBITED:
+            return failed(
+                f"{gpus.label(device)}: compute mode prohibited", gpu=device["index"], value=value, expected=0
+            )
+        if value == _EXCLUSIVE:
+            return warned(f"{gpus.label(device)}: compute mode exclusive", gpu=device["index"], value=value, expected=0)
+        return None
+
+    return gpus.each(view, "compute_mode", judge, "compute mode of {n} GPUs is default")
+
+
+@node_check(
+    name="gpu.persistence",
+    family=_FAMILY,
+    source="NVML nvmlDeviceGetPersistenceMode",
+    threshold="on",
+    severity="WARN",
+    remedy="`sudo nvidia-smi -pm 1` (or nvidia-persistenced): without it every start of CUDA costs seconds",
+    action=Action.FIX_CONFIG,
+    gpu=True,
+)
+def persistence(view: View) -> Iterable[Outcome]:
+    """The driver stays loaded while nobody uses a GPU."""
+
+    def judge(device: gpus.Device, value: Any) -> Outcome | None:
+        return (
+            None
+            if value
+            else warned(f"{gpus.label(device)}: persistence mode is off", gpu=device["index"], value=value, expected=1)
+        )
+
+    return gpus.each(view, "persistence", judge, "persistence mode is on, {n} GPUs")
+
+
+CHECKS = (mig_mode, compute_mode, persistence)

@@ -1,0 +1,354 @@
+"""Names, interfaces and RDMA ports."""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import TYPE_CHECKING, Any
+
+from clusterctl.health import compare
+from clusterctl.health.model import (
+    Action,
+    ClusterView,
+    Outcome,
+    View,
+    cluster_check,
+    failed,
+    node_check,
+    passed,
+    skipped,
+    unknown,
+    warned,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+_FAMILY = "Network"
+_UNSUITABLE = ("docker", "veth", "virbr", "br-", "cni", "flannel", "cali")
+
+
+@node_check(
+    name="net.ssh",
+    family=_FAMILY,
+    source="the connection itself",
+    threshold="opens, and the agent answers; WARN above `warn` seconds",
+    severity="FAIL",
+    remedy="Try `ssh NODE` by hand",
+    action=Action.FIX_CONFIG,
+    thresholds={"warn": 5.0},
+)
+def ssh(view: View) -> Iterator[Outcome]:
+    """The node can be reached and answered."""
+    why, took = view.facts.get("unreachable"), view.controller.get("connect_ms")
+    if why:
+        yield failed(str(why))
+    elif not view.facts.get("groups"):
+        yield unknown("the node gave no facts")
+    elif took is not None and took > view.limit("warn") * 1000:
+        yield warned(f"connecting took {took / 1000:.1f} s", value=took)
+    else:
+        yield passed("reached", value=took)
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+    except ValueError:
+        return False
+
+
+@node_check(
+    name="net.hostname_loopback",
+    family=_FAMILY,
+    source="getaddrinfo of the node's own name",
+    threshold="not a loopback address (never FAIL: workers are told their interface)",
+    severity="WARN",
+    remedy=("Harmless to a run, which is told its interface; other tools trip over `127.0.1.1 NAME` in /etc/hosts"),
+    group="names",
+)
+def hostname_loopback(view: View) -> Iterator[Outcome]:
+    """The node's own name does not mean loopback.
+
+    Gloo would announce that address to its peers if it were not told better.
+    """
+    data = view.group().data
+    addresses = data.get("addresses") or []
+    loops = [address for address in addresses if _is_loopback(address)]
+    if not addresses:
+        yield unknown(f"{data.get('hostname')} does not resolve: {data.get('error')}")
+    elif len(loops) == len(addresses) and view.context.multi_node:
+        yield warned(f"{data.get('hostname')} resolves to {', '.join(loops)}", value=addresses)
+    else:
+        yield passed(f"{data.get('hostname')} resolves to {', '.join(addresses)}", value=addresses)
+
+
+@node_check(
+    name="net.resolve",
+    family=_FAMILY,
+    source="getaddrinfo of every peer's address, on the node",
+    threshold="all resolve",
+    severity="FAIL",
+    remedy="Add the name to DNS or /etc/hosts of the node, or set `internal_ip` of the peer",
+    action=Action.FIX_CONFIG,
+    group="names",
+)
+def resolve(view: View) -> Iterator[Outcome]:
+    """Every node knows the addresses of its peers."""
+    peers = view.group().data.get("peers") or {}
+    bad = {node: entry for node, entry in peers.items() if not entry.get("addresses")}
+    for node, entry in bad.items():
+        yield failed(f"{entry.get('name')} ({node}) does not resolve: {entry.get('error')}", value=node)
+    if not peers:
+        yield skipped("no peers") if not view.context.multi_node else unknown("peers were not looked up")
+    elif not bad:
+        yield passed(f"{len(peers)} peers resolve")
+
+
+@node_check(
+    name="net.interface",
+    family=_FAMILY,
+    source="route to every peer; /sys/class/net",
+    threshold="a route by an interface that is up, not loopback and not a bridge of containers",
+    severity="FAIL",
+    remedy="Set `network.interface` or `internal_ip` to the network that joins the nodes",
+    action=Action.FIX_CONFIG,
+    group="net",
+)
+def interface(view: View) -> Iterator[Outcome]:
+    """Peers are reached by a real interface that is up."""
+    data = view.group().data
+    routes: dict[str, Any] = data.get("routes") or {}
+    states = {entry["name"]: entry for entry in data.get("interfaces") or []}
+    problems: dict[str, list[str]] = {}
+    for node, route in routes.items():
+        problem = _route_problem(route, states)
+        if problem:
+            problems.setdefault(problem, []).append(node)
+    for problem, nodes in problems.items():
+        say = warned if "container" in problem else failed
+        yield say(f"to {', '.join(nodes[:4])}: {problem}", value=nodes)
+    if not routes:
+        yield skipped("no peers") if not view.context.multi_node else unknown("routes were not looked up")
+    elif not problems:
+        names = sorted({str(route.get("interface")) for route in routes.values()})
+        yield passed(f"{len(routes)} peers by {', '.join(names)}", value=names)
+
+
+def _route_problem(route: dict[str, Any], states: dict[str, dict[str, Any]]) -> str | None:
+    if route.get("error"):
+        return f"no route: {route['error']}"
+    name, source = route.get("interface"), str(route.get("source"))
+    if _is_loopback(source):
+        # A peer on the same machine is reached over loopback, rightly.
+        return None
+    if name and name.startswith(_UNSUITABLE):
+        return f"by the container interface {name}"
+    state = states.get(name or "", {}).get("operstate")
+    return f"interface {name} is {state}" if state in ("down", "lowerlayerdown", "notpresent") else None
+
+
+@node_check(
+    name="net.ifname_env",
+    family=_FAMILY,
+    source=("NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME, TP_SOCKET_IFNAME in the job's environment; /sys/class/net"),
+    threshold="names an interface that is there; GLOO_SOCKET_IFNAME is one plain name",
+    severity="FAIL",
+    remedy="Unset it (workers are told their interface) or name one that every node has",
+    action=Action.FIX_CONFIG,
+    group="host",
+)
+def ifname_env(view: View) -> Iterator[Outcome]:
+    """Interfaces that the user set by hand exist."""
+    env, net = view.group().data.get("env"), view.group("net")
+    if env is None or net.status != "ok":
+        yield unknown(f"environment or interfaces were not reported: {net.reason or ''}".rstrip(": "))
+        return
+    there = [entry["name"] for entry in net.data.get("interfaces") or []]
+    set_by_hand = {
+        k: v for k, v in env.items() if k in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME") and v
+    }
+    bad = {key: value for key, value in set_by_hand.items() if not _names_one(key, value, there)}
+    for key, value in bad.items():
+        yield failed(f"{key}={value} names no interface of this node", value=value, expected=there)
+    if not set_by_hand:
+        yield skipped("not set by hand")
+    elif not bad:
+        yield passed(", ".join(f"{key}={value}" for key, value in sorted(set_by_hand.items())))
+
+
+def _names_one(key: str, value: str, there: list[str]) -> bool:
+    """Tell whether a setting selects an interface: NCCL takes prefixes, `=exact`, `^not`; others one plain name."""
+    if not key.startswith("NCCL"):
+        return value in there
+    if value.startswith("^"):
+        return True
+    exact = value.startswith("=")
+    wanted = [name.split(":")[0] for name in value.lstrip("=").split(",")]
+    return any(name == want if exact else name.startswith(want) for name in there for want in wanted)
+
+
+def _usable(entry: dict[str, Any]) -> bool:
+    return entry.get("state") == "ACTIVE"
+
+
+def _in_use(entry: dict[str, Any]) -> bool:
+    """Tell whether a port has a cable and is meant to work: disabled and sleeping ones are left out."""
+    return entry.get("phys") not in ("Disabled", "Sleep")
+
+
+@node_check(
+    name="net.ib_port",
+    family=_FAMILY,
+    source="/sys/class/infiniband/*/ports/*",
+    threshold="every enabled port active; as many as `health.expect.ib_ports`",
+    severity="FAIL",
+    remedy="Check cable, switch port and subnet manager (`ibstat` on the node)",
+    action=Action.CHECK_LINK,
+    group="net",
+)
+def ib_port(view: View) -> Iterator[Outcome]:
+    """RDMA ports are up."""
+    ports = [entry for entry in view.group().data.get("ib") or [] if _in_use(entry)]
+    wanted = view.context.expect.get("ib_ports")
+    active = [entry for entry in ports if _usable(entry)]
+    if wanted is not None and len(active) < wanted:
+        down = ", ".join(f"{e['device']}/{e['port']} {e.get('state')}" for e in ports if not _usable(e))
+        yield failed(
+            f"{len(active)} of {wanted} RDMA ports active{': ' + down if down else ''}",
+            value=len(active),
+            expected=wanted,
+        )
+    elif not ports:
+        yield skipped("no RDMA ports")
+    elif len(active) < len(ports):
+        # With nothing promised, a dark port beside an active one may be spare; all dark is a fault.
+        say = warned if active else failed
+        down = ", ".join(f"{e['device']}/{e['port']} {e.get('state')}" for e in ports if not _usable(e))
+        yield say(f"{len(active)} of {len(ports)} RDMA ports active: {down}", value=len(active), expected=len(ports))
+    else:
+        yield passed(f"{len(active)} RDMA ports active", value=len(active))
+
+
+@node_check(
+    name="net.roce_gid",
+    family=_FAMILY,
+    source="/sys/class/infiniband/*/ports/*/gids, gid_attrs/types",
+    threshold="a RoCE v2 address on Ethernet, any on InfiniBand",
+    severity="FAIL",
+    remedy="Give the interface an IP address and set RoCE v2 as its mode",
+    action=Action.FIX_CONFIG,
+    group="net",
+)
+def roce_gid(view: View) -> Iterator[Outcome]:
+    """Active RDMA ports have an address that peers can use."""
+    active = [entry for entry in view.group().data.get("ib") or [] if _usable(entry)]
+    bad = [e for e in active if not (e.get("roce_v2") if e.get("link_layer") == "Ethernet" else e.get("gids"))]
+    for entry in bad:
+        yield failed(
+            f"{entry['device']}/{entry['port']} has no usable address ({entry.get('link_layer')})",
+            value=entry["device"],
+        )
+    if not active:
+        yield skipped("no active RDMA ports")
+    elif not bad:
+        yield passed(f"{len(active)} RDMA ports have addresses")
+
+
+@cluster_check(
+    name="net.ib_mixed",
+    family=_FAMILY,
+    source="/sys/class/infiniband of all nodes",
+    threshold="all nodes have active RDMA ports, or none",
+    severity="FAIL",
+    remedy="Bring up RDMA on all nodes, or set NCCL_IB_DISABLE=1 for all: one on RDMA and one on TCP hang",
+    action=Action.FIX_CONFIG,
+)
+def ib_mixed(view: ClusterView) -> Iterable[Outcome]:
+    """Either all nodes have RDMA or none."""
+
+    def active(node: View) -> int | None:
+        group = node.group("net")
+        return sum(map(_usable, group.data.get("ib") or [])) if group.status == "ok" else None
+
+    if all(count == 0 for count in map(active, view.views)):
+        return [skipped("no node has RDMA")]
+    return compare.node_categories(view, active, "number of active RDMA ports", say=failed)
+
+
+@cluster_check(
+    name="net.ib_rate",
+    family=_FAMILY,
+    source="/sys/class/infiniband/*/ports/*/rate",
+    threshold="the same on all nodes",
+    severity="WARN",
+    remedy="A port that came up slower than its like wants a new cable",
+    action=Action.CHECK_LINK,
+)
+def ib_rate(view: ClusterView) -> Iterable[Outcome]:
+    """RDMA ports run at the same rate on all nodes."""
+
+    def rates(node: View) -> list[str] | None:
+        group = node.group("net")
+        return (
+            sorted(str(e.get("rate")) for e in group.data.get("ib") or [] if _usable(e))
+            if group.status == "ok"
+            else None
+        )
+
+    if all(found == [] for found in map(rates, view.views)):
+        return [skipped("no node has RDMA")]
+    return compare.node_categories(view, rates, "rates of RDMA ports")
+
+
+def _used(node: View, field: str) -> list[Any] | None:
+    """Return a property of the interfaces by which peers are reached."""
+    group = node.group("net")
+    if group.status != "ok":
+        return None
+    names = {route.get("interface") for route in (group.data.get("routes") or {}).values()} - {None, "lo"}
+    return sorted({e.get(field) for e in group.data.get("interfaces") or [] if e["name"] in names} - {None, -1}) or None
+
+
+@cluster_check(
+    name="net.mtu",
+    family=_FAMILY,
+    source="/sys/class/net/*/mtu of the interfaces that reach the peers",
+    threshold="the same on all nodes",
+    severity="WARN",
+    remedy=("Set one MTU on all nodes and switches: with different ones small messages pass and large ones hang"),
+    action=Action.FIX_CONFIG,
+)
+def mtu(view: ClusterView) -> Iterable[Outcome]:
+    """All nodes use the same packet size."""
+    return compare.node_categories(view, lambda node: _used(node, "mtu"), "MTU")
+
+
+@cluster_check(
+    name="net.link_speed",
+    family=_FAMILY,
+    source="/sys/class/net/*/speed of the interfaces that reach the peers",
+    threshold="the same on all nodes",
+    severity="WARN",
+    remedy="A link that came up slower than its like wants a new cable or a look at the switch",
+    action=Action.CHECK_LINK,
+)
+def link_speed(view: ClusterView) -> Iterable[Outcome]:
+    """All nodes have equally fast links."""
+    if all(_used(node, "speed") is None and node.group("net").status == "ok" for node in view.views):
+        return [skipped("no interface tells its speed (virtual interfaces do not)")]
+    return compare.node_categories(view, lambda node: _used(node, "speed"), "link speed")
+
+
+CHECKS = (
+    ssh,
+    hostname_loopback,
+    resolve,
+    interface,
+    ifname_env,
+    ib_port,
+    roce_gid,
+    ib_mixed,
+    ib_rate,
+    mtu,
+    link_speed,
+)

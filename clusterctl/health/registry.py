@@ -1,0 +1,83 @@
+"""Every check there is, in the order in which they are shown."""
+
+from __future__ import annotations
+
+import difflib
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+from clusterctl.health import (
+    clock,
+    devices,
+    driver,
+    host,
+    kernel_log,
+    links,
+    memory_errors,
+    modes,
+    network,
+    rendezvous,
+    storage,
+    thermal,
+    usage,
+    versions,
+    xid,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from clusterctl.config.spec import HealthSpec
+    from clusterctl.health.model import Check
+
+_FAMILIES = (
+    network,
+    driver,
+    devices,
+    xid,
+    memory_errors,
+    thermal,
+    links,
+    usage,
+    modes,
+    host,
+    storage,
+    kernel_log,
+    rendezvous,
+    clock,
+    versions,
+)
+
+CHECKS: dict[str, Check] = {check.name: check for family in _FAMILIES for check in family.CHECKS}
+"""Name to check."""
+
+SEVERITIES = ("fail", "warn", "ignore")
+
+
+def mistakes(health: HealthSpec) -> list[tuple[str, str, str | None]]:
+    """Return what is wrong with names in a `health:` section: (key, name, the name that was probably meant).
+
+    A rule that matches no check would silently do nothing, so it is an error of the cluster file.
+    """
+    from clusterctl.health.model import EXPECT_KEYS
+
+    wrong: list[tuple[str, str, str | None]] = []
+    thresholds = [f"{check.name}.{key}" for check in CHECKS.values() for key in check.thresholds]
+    wrong += _unknown("ignore", (pattern.partition("@")[0] for pattern in health.ignore), CHECKS)
+    wrong += _unknown("severity", health.severity, CHECKS)
+    wrong += _unknown("required", health.required, CHECKS)
+    wrong += _unknown("thresholds", health.thresholds, thresholds)
+    wrong += _unknown("expect", health.expect, EXPECT_KEYS)
+    return wrong
+
+
+def _unknown(key: str, names: Iterable[str], known: Iterable[str]) -> list[tuple[str, str, str | None]]:
+    everything = list(known)
+    wrong: list[tuple[str, str, str | None]] = []
+    for name in names:
+        event = name.startswith(("xid.", "sxid.")) and key in ("ignore", "severity")
+        if event or any(fnmatchcase(candidate, name) for candidate in everything):
+            continue
+        close = difflib.get_close_matches(name, everything, 1)
+        wrong.append((key, name, close[0] if close else None))
+    return wrong

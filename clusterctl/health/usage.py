@@ -1,0 +1,176 @@
+"""Who is already there: foreign processes, memory in use, leftovers of runs of ours."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from clusterctl.health import gpus
+from clusterctl.health.model import Action, Outcome, View, failed, node_check, passed, unknown, warned
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+_FAMILY = "GPU already in use"
+_GIB = 1024**3
+AGENTS = ("nv-hostengine", "dcgm-exporter", "nvidia-persiste", "gpud", "nvidia-smi", "nvitop", "nvtop")
+"""Monitoring programs that may hold a GPU; names as the kernel cuts them."""
+
+
+def _process(entry: dict[str, Any]) -> str:
+    used = entry.get("used")
+    size = f", {used / _GIB:.1f} GiB" if isinstance(used, int) else ""
+    return f"{entry.get('comm') or 'process'} {entry['pid']} (uid {entry.get('user')}{size})"
+
+
+def _allowed(view: View, entry: dict[str, Any]) -> bool:
+    run = entry.get("run")
+    mine = run is not None and run == view.controller.get("own_run")
+    names = (*AGENTS, *(str(name)[:15] for name in view.context.expect.get("allowed_procs") or ()))
+    return mine or bool(entry.get("gone")) or (entry.get("comm") or "") in names
+
+
+@node_check(
+    name="gpu.foreign_procs",
+    family=_FAMILY,
+    source="NVML compute, MPS and graphics processes; /proc",
+    threshold="none but monitoring agents and `health.expect.allowed_procs`; graphics clients WARN",
+    severity="FAIL",
+    remedy=("End the process, or its run (`clusterctl down RUN`); clusterctl does not kill what it did not start"),
+    action=Action.KILL_PROCS,
+    gpu=True,
+)
+def foreign_procs(view: View) -> Iterable[Outcome]:
+    """Nobody else computes on the GPUs.
+
+    The commonest reason why training does not start on a healthy node.
+    """
+
+    def judge(device: gpus.Device, value: Any) -> Outcome | None:
+        strangers = [entry for entry in value if not _allowed(view, entry)]
+        if not strangers:
+            return None
+        computing = [entry for entry in strangers if entry["kind"] != "graphics"]
+        say = failed if computing else warned
+        whose = computing or strangers
+        runs = sorted({entry["run"] for entry in whose if entry.get("run")})
+        hint = f"They belong to run {', '.join(runs)}: `clusterctl down {runs[0]}`" if runs else None
+        message = f"{gpus.label(device)}: held by {', '.join(map(_process, whose[:4]))}"
+        return say(message, gpu=device["index"], value=[entry["pid"] for entry in whose], hint=hint)
+
+    return gpus.each(view, "procs", judge, "no foreign process on {n} GPUs")
+
+
+@node_check(
+    name="gpu.mem_used",
+    family=_FAMILY,
+    source="NVML memory info, version 2 (which leaves out what the driver reserves)",
+    threshold="less than `warn` bytes, FAIL from `fail` bytes; with the old call less than `old` bytes",
+    severity="FAIL",
+    remedy="Find the holder: `sudo fuser -v /dev/nvidia*` (a container or a zombie is invisible to us)",
+    action=Action.KILL_PROCS,
+    gpu=True,
+    thresholds={"warn": 0.3 * _GIB, "fail": 1.0 * _GIB, "old": 1.5 * _GIB},
+)
+def mem_used(view: View) -> Iterable[Outcome]:
+    """GPU memory is free before a run."""
+
+    def judge(device: gpus.Device, value: Any) -> Outcome | None:
+        used = value["used"]
+        most = view.limit("warn") if value["version"] == 2 else view.limit("old")
+        own = sum(entry.get("used") or 0 for entry in device["v"].get("procs") or [] if _allowed(view, entry))
+        if used - own < most:
+            return None
+        say = failed if used - own >= view.limit("fail") else warned
+        seen = [entry for entry in device["v"].get("procs") or [] if not _allowed(view, entry)]
+        who = f" by {', '.join(map(_process, seen[:4]))}" if seen else " by a process that we cannot see"
+        message = f"{gpus.label(device)}: {used / _GIB:.1f} of {value['total'] / _GIB:.0f} GiB in use{who}"
+        return say(message, gpu=device["index"], value=used, expected=0)
+
+    return gpus.each(view, "memory", judge, "memory of {n} GPUs is free")
+
+
+@node_check(
+    name="gpu.idle",
+    family=_FAMILY,
+    source="NVML utilisation",
+    threshold="below `warn` percent",
+    severity="WARN",
+    remedy="Something computes on this GPU; look at `nvidia-smi` on the node",
+    action=Action.KILL_PROCS,
+    gpu=True,
+    thresholds={"warn": 20.0},
+)
+def idle(view: View) -> Iterable[Outcome]:
+    """GPUs do nothing before a run."""
+    most = view.limit("warn")
+
+    def judge(device: gpus.Device, value: Any) -> Outcome | None:
+        if value < most:
+            return None
+        return warned(f"{gpus.label(device)}: {value} % busy", gpu=device["index"], value=value, expected=0)
+
+    return gpus.each(view, "util", judge, "{n} GPUs are idle")
+
+
+@node_check(
+    name="run.leftover",
+    family=_FAMILY,
+    source="run marker in the environment of processes of this user",
+    threshold="no process of a run that is over",
+    severity="FAIL",
+    remedy="`clusterctl down RUN` ends what a run left behind",
+    action=Action.KILL_PROCS,
+    group="procs",
+)
+def leftover(view: View) -> Iterator[Outcome]:
+    """Nothing is left of earlier runs of ours."""
+    live = view.controller.get("live_runs")
+    held: dict[str, list[int]] = {}
+    for entry in view.group().data.get("runs") or []:
+        if entry["run"] != view.controller.get("own_run"):
+            held.setdefault(entry["run"], []).append(entry["pid"])
+    for run, pids in held.items():
+        shown = ", ".join(map(str, pids[:5]))
+        hint = f"`clusterctl down {run}`"
+        if live is None:
+            yield warned(f"{len(pids)} processes of run {run} ({shown})", value=pids, hint=hint)
+        elif run in live:
+            yield passed(f"run {run} is alive with {len(pids)} processes", value=pids)
+        else:
+            yield failed(f"{len(pids)} processes left over by run {run} ({shown})", value=pids, hint=hint)
+    if not held:
+        yield passed("nothing left of earlier runs")
+
+
+@node_check(
+    name="host.stuck_procs",
+    family=_FAMILY,
+    source="/proc/*/stat, /proc/*/wchan",
+    threshold="no process in state D that holds a GPU; others WARN from `warn` on",
+    severity="FAIL",
+    remedy=("Such a process cannot be killed; find what it waits for (mount, disk, driver), else reboot the node"),
+    action=Action.REBOOT_NODE,
+    group="procs",
+    thresholds={"warn": 3.0},
+)
+def stuck_procs(view: View) -> Iterator[Outcome]:
+    """No process is stuck in the kernel with a GPU in its hands."""
+    stuck = view.group().data.get("dstate")
+    if stuck is None:
+        yield unknown("states of processes were not reported")
+        return
+    with_gpu = [entry for entry in stuck if entry.get("gpu")]
+    for entry in with_gpu:
+        yield failed(
+            f"{entry['comm']} {entry['pid']} holds a GPU and is stuck in {entry.get('wchan') or 'the kernel'}",
+            value=entry["pid"],
+        )
+    if with_gpu:
+        return
+    if len(stuck) >= view.limit("warn"):
+        yield warned(f"{len(stuck)} processes in state D: {', '.join(e['comm'] for e in stuck[:5])}", value=len(stuck))
+    else:
+        yield passed("no process is stuck")
+
+
+CHECKS = (foreign_procs, mem_used, idle, leftover, stuck_procs)

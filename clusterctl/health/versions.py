@@ -1,0 +1,253 @@
+"""Versions that have to be equal on all nodes, or as the cluster file promises."""
+
+from __future__ import annotations
+
+import fnmatch
+from typing import TYPE_CHECKING, Any
+
+from clusterctl.health import compare, gpus
+from clusterctl.health.model import (
+    Action,
+    Check,
+    ClusterView,
+    Outcome,
+    View,
+    cluster_check,
+    failed,
+    node_check,
+    passed,
+    skipped,
+    unknown,
+    warned,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+_FAMILY = "Versions"
+
+
+def _promised(view: View) -> dict[str, Any]:
+    versions, nvml = view.group("versions").data, view.group("nvml").data
+    return {
+        "python": versions.get("python"),
+        "torch": versions.get("torch"),
+        "cuda": versions.get("torch_cuda"),
+        "nccl": versions.get("nccl"),
+        "driver": nvml.get("driver"),
+    }
+
+
+@node_check(
+    name="version.expected",
+    family=_FAMILY,
+    source="package metadata in the job's Python, NVML",
+    threshold="as `health.expect` says for python, torch, cuda, nccl, driver",
+    severity="FAIL",
+    remedy="Install the promised version on the node, or correct `health.expect`",
+    action=Action.FIX_CONFIG,
+    group="versions",
+)
+def expected(view: View) -> Iterator[Outcome]:
+    """The node has the versions that the cluster file promises."""
+    found = _promised(view)
+    wanted = {key: str(view.context.expect[key]) for key in found if view.context.expect.get(key) is not None}
+    bad = 0
+    for key, pattern in wanted.items():
+        if found[key] is None:
+            bad += 1
+            say = unknown if key == "driver" else failed
+            yield say(f"{key} is absent, expected {pattern}", expected=pattern)
+        elif not fnmatch.fnmatchcase(str(found[key]), pattern):
+            bad += 1
+            yield failed(f"{key} {found[key]}, expected {pattern}", value=found[key], expected=pattern)
+    if not wanted:
+        yield skipped("nothing promised")
+    elif not bad:
+        yield passed(", ".join(f"{key} {found[key]}" for key in wanted))
+
+
+def _alike(
+    name: str,
+    what: str,
+    doc: str,
+    read: Callable[[View], Any],
+    *,
+    group: str,
+    source: str,
+    say: Callable[..., Outcome] = failed,
+    absent: bool = False,
+    remedy: str | None = None,
+    gpu: bool = False,
+) -> Check:
+    def judge(view: ClusterView) -> Iterable[Outcome]:
+        looked = [node for node in view.views if node.group(group).status == "ok"]
+        if not looked:
+            return [unknown(f"no node could be asked for its {what}")]
+        seen = ClusterView(views=tuple(looked), context=view.context, check=view.check)
+        blind = [node.node for node in view.views if node not in looked]
+        outcomes = compare.node_categories(seen, read, what, say=say, absent=absent)
+        return [*outcomes, *(unknown(f"could not ask for its {what}", node=node) for node in blind)]
+
+    judge.__doc__ = doc
+    return cluster_check(
+        name=name,
+        family=_FAMILY,
+        source=source,
+        threshold="the same on all nodes",
+        severity="FAIL" if say is failed else "WARN",
+        remedy=remedy or f"Install the same {what} on all nodes",
+        action=Action.FIX_CONFIG,
+        gpu=gpu,
+    )(judge)
+
+
+def _major(version: str | None) -> str | None:
+    return version.partition(".")[0] if version else None
+
+
+_METADATA = "package metadata in the job's Python (nothing is imported)"
+
+python = _alike(
+    "version.python",
+    "Python",
+    "All nodes run the job with the same minor version of Python.",
+    lambda view: ".".join(str(view.group("versions").data.get("python")).split(".")[:2]),
+    group="versions",
+    source=_METADATA,
+)
+torch = _alike(
+    "version.torch",
+    "torch",
+    "All nodes have the same torch. Different ones hang at the first collective or die minutes later.",
+    lambda view: view.group("versions").data.get("torch"),
+    group="versions",
+    source=_METADATA,
+    absent=True,
+)
+cuda = _alike(
+    "version.cuda",
+    "CUDA build of torch",
+    "All nodes have torch built for the same CUDA.",
+    lambda view: view.group("versions").data.get("torch_cuda"),
+    group="versions",
+    source=_METADATA,
+    absent=True,
+)
+nccl = _alike(
+    "version.nccl",
+    "NCCL package",
+    "All nodes have the same NCCL. Mixed versions hang.",
+    lambda view: view.group("versions").data.get("nccl"),
+    group="versions",
+    source=_METADATA,
+    absent=True,
+)
+packages = _alike(
+    "version.packages",
+    "set of packages",
+    "All nodes have the same packages.",
+    lambda view: view.group("versions").data.get("packages_hash"),
+    group="versions",
+    source=_METADATA,
+    say=warned,
+    remedy="Compare `pip freeze` of the nodes",
+)
+driver = _alike(
+    "version.driver",
+    "NVIDIA driver",
+    "All nodes have the same major version of the NVIDIA driver.",
+    lambda view: _major(view.group("nvml").data.get("driver")) if gpus.gate(view) is None else None,
+    group="nvml",
+    source="NVML driver version",
+    gpu=True,
+)
+driver_minor = _alike(
+    "version.driver_minor",
+    "NVIDIA driver release",
+    "All nodes have exactly the same NVIDIA driver.",
+    lambda view: view.group("nvml").data.get("driver") if gpus.gate(view) is None else None,
+    group="nvml",
+    source="NVML driver version",
+    say=warned,
+    gpu=True,
+)
+gpu_model = _alike(
+    "version.gpu_model",
+    "GPU model",
+    "All nodes have GPUs of one model.",
+    lambda view: sorted({d["v"]["name"] for d in gpus.devices(view) if d.get("v", {}).get("name")}) or None,
+    group="nvml",
+    source="NVML device name",
+    remedy=(
+        "A run over mixed models goes at the speed of the slowest; `severity: {version.gpu_model: warn}` allows it"
+    ),
+    gpu=True,
+)
+kernel = _alike(
+    "version.kernel",
+    "kernel",
+    "All nodes run the same kernel.",
+    lambda view: view.group("host").data.get("kernel"),
+    group="host",
+    source="uname",
+    say=warned,
+)
+arch = _alike(
+    "version.arch",
+    "processor architecture",
+    "All nodes have the same processor architecture.",
+    lambda view: view.group("host").data.get("arch"),
+    group="host",
+    source="uname",
+    say=warned,
+)
+
+
+@cluster_check(
+    name="version.vbios",
+    family=_FAMILY,
+    source="NVML VBIOS version of all GPUs of one model",
+    threshold="the same on all",
+    severity="WARN",
+    remedy="Ask the vendor for the firmware that the others have",
+    action=Action.CONTACT_SUPPORT,
+    gpu=True,
+)
+def vbios(view: ClusterView) -> Iterable[Outcome]:
+    """GPUs of one model have the same firmware."""
+    return compare.gpu_categories(view, "vbios", "VBIOS")
+
+
+@cluster_check(
+    name="version.code",
+    family=_FAMILY,
+    source="content hash of the synced code, told by each node",
+    threshold="the same on all nodes",
+    severity="FAIL",
+    remedy="Sync again (`clusterctl sync`), or find who changes files on that node",
+    action=Action.FIX_CONFIG,
+)
+def code(view: ClusterView) -> Iterable[Outcome]:
+    """All nodes have the same code."""
+    hashes = [node.controller.get("code_hash") for node in view.views]
+    if not any(hashes):
+        return [unknown("code hashes were not compared yet")]
+    return compare.node_categories(view, lambda node: node.controller.get("code_hash"), "code", say=failed, absent=True)
+
+
+CHECKS = (
+    expected,
+    python,
+    torch,
+    cuda,
+    nccl,
+    packages,
+    driver,
+    driver_minor,
+    gpu_model,
+    kernel,
+    arch,
+    vbios,
+    code,
+)
