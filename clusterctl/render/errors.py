@@ -1,0 +1,120 @@
+"""Errors for people: what happened, then what to do about it; the same failure of many nodes once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from clusterctl.errors import (
+    ClusterctlError,
+    ConfigError,
+    NodeError,
+    NodesError,
+    TeardownError,
+    UnhealthyError,
+)
+from clusterctl.render.console import BOLD, CYAN, RED, YELLOW, Console, Terminal, safe
+from clusterctl.render.ranks import fold_nodes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+_MOST_REMAINING = 20
+
+
+def print_error(error: ClusterctlError, console: Console | None = None) -> None:
+    """Write an error to stderr; a run that failed has its report already, so only its one line."""
+    console = console or Console.standard()
+    console.narrate(*render_error(error, console.err))
+
+
+def render_error(error: ClusterctlError, terminal: Terminal) -> list[str]:
+    """Return an error as lines: `error: …`, details where there are any, `hint: …`."""
+    match error:
+        case ConfigError():
+            from clusterctl.render.problems import render_config_error
+
+            return [render_config_error(error, color=terminal.colour, width=terminal.width or 0)]
+        case NodesError():
+            return _nodes([(e.node, str(e), e.hint) for e in error.errors], terminal)
+        case NodeError():
+            return _nodes([(error.node, str(error), error.hint)], terminal)
+        case UnhealthyError() if error.findings:
+            return _unhealthy(str(error), error.findings, error.hint, terminal)
+        case TeardownError():
+            lines = [error_line(str(error), terminal), *remaining_lines(error.remaining, terminal)]
+            return [*lines, *hint_lines(error.hint, terminal)]
+        case _:
+            return [error_line(str(error), terminal), *hint_lines(error.hint, terminal)]
+
+
+def error_line(text: str, terminal: Terminal) -> str:
+    """Return `error: …`."""
+    return f"{terminal.style('error', RED, BOLD)}: {_text(text)}"
+
+
+def warning_line(text: str, terminal: Terminal) -> str:
+    """Return `warning: …`."""
+    return f"{terminal.style('warning', YELLOW, BOLD)}: {_text(text)}"
+
+
+def hint_lines(hint: str | None, terminal: Terminal) -> list[str]:
+    """Return `hint: …`, or nothing."""
+    return [f"{terminal.style('hint', CYAN)}: {_text(hint)}"] if hint else []
+
+
+def start_failed_lines(error: Mapping[str, Any], terminal: Terminal) -> list[str]:
+    """Return a start's failure as the controller wrote it down (`StartFailed.error`)."""
+    nodes = error.get("nodes")
+    if nodes:
+        return _nodes([(str(n["node"]), str(n["message"]), n.get("hint")) for n in nodes], terminal)
+    message, hint = str(error.get("message", "the start failed")), error.get("hint")
+    if findings := error.get("findings"):
+        return _unhealthy(message, findings, hint, terminal)
+    if node := error.get("node"):
+        return _nodes([(str(node), message, hint)], terminal)
+    return [error_line(message, terminal), *hint_lines(hint, terminal)]
+
+
+def remaining_lines(remaining: Iterable[Mapping[str, Any]], terminal: Terminal) -> list[str]:
+    """Return one line for each process that may still be there."""
+    entries = list(remaining)
+    lines = [_remaining(entry, terminal) for entry in entries[:_MOST_REMAINING]]
+    more = len(entries) - len(lines)
+    return [*lines, f"  and {more} more"] if more else lines
+
+
+def _unhealthy(message: str, findings: Sequence[Any], hint: str | None, terminal: Terminal) -> list[str]:
+    from clusterctl.render.findings import problems_by_check
+
+    return [*problems_by_check(findings, terminal), error_line(message, terminal), *hint_lines(hint, terminal)]
+
+
+def _remaining(entry: Mapping[str, Any], terminal: Terminal) -> str:
+    why = f" ({safe(entry['why'])})" if entry.get("why") else ""
+    command = f" `{safe(entry['command'])}`" if entry.get("command") else ""
+    pid = f" pid {entry['pid']}" if entry.get("pid") is not None else ""
+    return f"  {terminal.style(safe(entry.get('node', '')), BOLD)}:{pid}{command}{why}"
+
+
+def _nodes(errors: Sequence[tuple[str, str, str | None]], terminal: Terminal) -> list[str]:
+    """Fold equal messages of many nodes, in the order of their first node; each hint once, below what it belongs to."""
+    groups: dict[tuple[str, str | None], list[str]] = {}
+    for node, message, hint in errors:
+        groups.setdefault((_without(node, message), hint), []).append(node)
+    lines: list[str] = []
+    hints = [hint for _, hint in groups]
+    for number, ((message, hint), nodes) in enumerate(groups.items()):
+        lines.append(error_line(f"{fold_nodes(nodes)}: {message}", terminal))
+        if hint not in hints[number + 1 :]:
+            lines += hint_lines(hint, terminal)
+    return lines
+
+
+def _without(node: str, message: str) -> str:
+    """Return a message without the name of its node in front, so that those of many nodes are equal."""
+    return message.removeprefix(f"{node}: ")
+
+
+def _text(text: str) -> str:
+    """Return a text that may have several lines, each of them safe."""
+    return "\n".join(safe(line) for line in text.splitlines()) or ""

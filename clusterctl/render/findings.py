@@ -1,0 +1,207 @@
+"""Health for people (nodes first, then what is wrong, each remedy once) and for machines (JSON, lines, Prometheus)."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from clusterctl.health.model import Finding, Status
+from clusterctl.render.console import BOLD, CYAN, DIM, GREEN, RED, YELLOW, cells, fit, pad, safe
+from clusterctl.render.ranks import count, fold_nodes, fold_ranks
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from clusterctl.render.console import Terminal
+
+WORST_FIRST = (Status.FAIL, Status.WARN, Status.UNKNOWN, Status.PASS, Status.SKIP)
+_STYLES = {
+    Status.FAIL: (RED, BOLD),
+    Status.WARN: (YELLOW,),
+    Status.UNKNOWN: (YELLOW,),
+    Status.PASS: (GREEN,),
+    Status.SKIP: (DIM,),
+}
+_ADVERSE = (Status.FAIL, Status.WARN, Status.UNKNOWN)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeHealth:
+    """What was found on one node."""
+
+    node: str
+    verdict: Status
+    findings: tuple[Finding, ...] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    summary: str = ""
+    """What the node is, in a few words, such as `8x H100 80GB · driver 580.65`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HealthView:
+    """What `health` shows. Nodes come in the order of node rank; `cluster` holds what concerns no single node."""
+
+    verdict: Status
+    nodes: tuple[NodeHealth, ...]
+    cluster: tuple[Finding, ...] = ()
+
+    @property
+    def findings(self) -> list[Finding]:
+        """All of them."""
+        return [finding for node in self.nodes for finding in node.findings] + list(self.cluster)
+
+
+def finding_from_json(value: Mapping[str, Any]) -> Finding:
+    """Return a finding as `Finding.to_json` wrote it."""
+    known = {key: value[key] for key in Finding.__dataclass_fields__ if key in value}
+    return Finding(**{**known, "status": Status(value["status"])})
+
+
+# --- for people
+
+
+def render_health(view: HealthView, terminal: Terminal, *, verbose: bool = False) -> list[str]:
+    """Return one line for each node, then what is wrong.
+
+    Args:
+        view: What was found.
+        terminal: Where it will stand.
+        verbose: Show what passed or was skipped, too.
+    """
+    widest = max((cells(node.node) for node in view.nodes), default=0)
+    lines = [_node_line(node, widest, terminal) for node in view.nodes]
+    statuses = tuple(WORST_FIRST) if verbose else _ADVERSE
+    groups = problems_by_check(view.findings, terminal, statuses=statuses)
+    if groups:
+        lines += ["", *groups]
+    return [*lines, "", _verdict_line(view, terminal)]
+
+
+def problems_by_check(
+    findings: Iterable[Finding | Mapping[str, Any]],
+    terminal: Terminal,
+    *,
+    statuses: Sequence[Status] = (Status.FAIL, Status.WARN),
+) -> list[str]:
+    """Return findings grouped by check, worst first: nodes with equal messages folded, each remedy once."""
+    groups: dict[tuple[Status, str], list[Finding]] = {}
+    for each in findings:
+        finding = each if isinstance(each, Finding) else finding_from_json(each)
+        if finding.status in statuses:
+            groups.setdefault((finding.status, finding.check), []).append(finding)
+    lines: list[str] = []
+    for status, check in sorted(groups, key=lambda key: WORST_FIRST.index(key[0])):
+        lines += _group(status, check, groups[status, check], terminal)
+    return lines
+
+
+def _group(status: Status, check: str, findings: Sequence[Finding], terminal: Terminal) -> list[str]:
+    lines = [f"{_sign(status, terminal)} {terminal.style(status.value, *_STYLES[status])} {check}"]
+    nodes: dict[tuple[str, tuple[int, ...]], list[str]] = {}
+    for (node, message), gpus in _by_message(findings).items():
+        nodes.setdefault((message, tuple(gpus)), []).append(node)
+    for (message, indices), names in nodes.items():
+        where = fold_nodes(name for name in names if name) or "cluster"
+        which = f" GPU {fold_ranks(indices)}" if indices else ""
+        lines.append(f"    {terminal.style(where + which, BOLD)}: {safe(message)}")
+    hints = dict.fromkeys(finding.hint for finding in findings if finding.hint)
+    return lines + [f"    {terminal.style('hint', CYAN)}: {safe(hint)}" for hint in hints]
+
+
+def _by_message(findings: Sequence[Finding]) -> dict[tuple[str, str], list[int]]:
+    """Join the GPUs of a node that say the same."""
+    joined: dict[tuple[str, str], list[int]] = {}
+    for finding in findings:
+        gpus = joined.setdefault((finding.node or "", finding.message), [])
+        if finding.gpu is not None:
+            gpus.append(finding.gpu)
+    return joined
+
+
+def _node_line(node: NodeHealth, widest: int, terminal: Terminal) -> str:
+    counts = Counter(finding.status for finding in node.findings)
+    parts = [node.summary] if node.summary else []
+    for status in _ADVERSE:
+        if counts[status]:
+            checks = dict.fromkeys(f.check for f in node.findings if f.status is status)
+            parts.append(f"{counts[status]} {status.value.lower()}: {', '.join(checks)}")
+    if counts[Status.PASS]:
+        parts.append(f"{counts[Status.PASS]} passed")
+    text = fit(
+        f" {terminal.glyphs.dot} ".join(safe(part) for part in parts),
+        None if terminal.width is None else max(20, terminal.width - widest - 14),
+        terminal.glyphs,
+    )
+    verdict = terminal.style(pad(node.verdict.value, 7), *_STYLES[node.verdict])
+    return f"{_sign(node.verdict, terminal)} {pad(safe(node.node), widest)}  {verdict}  {text}".rstrip()
+
+
+def _verdict_line(view: HealthView, terminal: Terminal) -> str:
+    counts = Counter(node.verdict for node in view.nodes)
+    parts = [f"{counts[status]} {status.value}" for status in WORST_FIRST if counts[status]]
+    verdict = terminal.style(view.verdict.value, *_STYLES[view.verdict])
+    return f"{verdict}: {count(len(view.nodes), 'node')}" + (f" ({', '.join(parts)})" if len(parts) > 1 else "")
+
+
+def _sign(status: Status, terminal: Terminal) -> str:
+    glyphs = terminal.glyphs
+    sign = {Status.FAIL: glyphs.fail, Status.PASS: glyphs.ok, Status.SKIP: glyphs.dot}.get(status, glyphs.warn)
+    return terminal.style(pad(sign, cells(glyphs.ok)), *_STYLES[status])
+
+
+# --- for machines
+
+
+def health_json(view: HealthView) -> dict[str, Any]:
+    """Return `health --json`."""
+    return {
+        "verdict": view.verdict.value,
+        "nodes": [
+            {
+                "node": node.node,
+                "verdict": node.verdict.value,
+                "findings": [finding.to_json() for finding in node.findings],
+                "facts": dict(node.facts),
+            }
+            for node in view.nodes
+        ],
+        "cluster": [finding.to_json() for finding in view.cluster],
+    }
+
+
+def health_ndjson(view: HealthView) -> list[str]:
+    """Return one finding a line."""
+    return [json.dumps(finding.to_json(), ensure_ascii=False) for finding in view.findings]
+
+
+def health_prometheus(view: HealthView) -> list[str]:
+    """Return the text exposition format: 1 for the status that each check has, and for each node's verdict."""
+    lines = [
+        "# HELP clusterctl_health_finding What a check says of a node or a GPU; 1 for the status that holds.",
+        "# TYPE clusterctl_health_finding gauge",
+    ]
+    seen: set[str] = set()
+    for finding in view.findings:
+        labels = {"node": finding.node or "", "check": finding.check, "status": finding.status.value}
+        if finding.gpu is not None:
+            labels["gpu"] = str(finding.gpu)
+        sample = f"clusterctl_health_finding{_labels(labels)} 1"
+        if sample not in seen:  # several findings of one check may differ in their message alone
+            seen.add(sample)
+            lines.append(sample)
+    lines += [
+        "# HELP clusterctl_health_verdict The verdict over a node; 1 for the status that holds.",
+        "# TYPE clusterctl_health_verdict gauge",
+    ]
+    for node in view.nodes:
+        lines.append(f"clusterctl_health_verdict{_labels({'node': node.node, 'status': node.verdict.value})} 1")
+    return lines
+
+
+def _labels(labels: Mapping[str, str]) -> str:
+    escaped = (
+        (key, value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")) for key, value in labels.items()
+    )
+    return "{" + ",".join(f'{key}="{value}"' for key, value in escaped) + "}"

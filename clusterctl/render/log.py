@@ -1,0 +1,193 @@
+"""The log view: lines of workers with a prefix that says whose they are."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timezone
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from clusterctl.logs.clean import RESET, strip_colours
+from clusterctl.logs.fold import FoldedLine
+from clusterctl.render.console import DIM, cells
+from clusterctl.render.ranks import fold_ranks
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from clusterctl.logs.line import LogLine
+    from clusterctl.render.console import Terminal
+
+NODE_COLOURS = ("36", "33", "32", "35", "34", "96", "93", "92", "95", "94", "38;5;208", "38;5;141")
+"""Twelve colours that tell neighbours apart; red is kept for failures. A node's is that of its place in the run."""
+
+_LONGEST_ON_SCREEN = 4000
+_WIDEST_PREFIX = 32
+
+
+class Timestamps(str, Enum):
+    """What `-t` shows before each line."""
+
+    NONE = "none"
+    SHORT = "short"
+    ISO = "iso"
+
+
+class LogFormat(str, Enum):
+    """What `-o` chooses."""
+
+    TEXT = "text"
+    JSON = "json"
+    RAW = "raw"
+
+
+def format_time(time: float, kind: Timestamps, *, utc: bool = False) -> str:
+    """Return a wall clock time: `14:03:22.125`, or RFC 3339 with its zone."""
+    moment = datetime.fromtimestamp(time, tz=timezone.utc)
+    local = moment if utc else moment.astimezone()
+    if kind is Timestamps.SHORT:
+        return f"{local:%H:%M:%S}.{local.microsecond // 1000:03}"
+    return rfc3339(time) if utc else local.isoformat(timespec="milliseconds")
+
+
+def rfc3339(time: float) -> str:
+    """Return a wall clock time for machines, in UTC."""
+    return datetime.fromtimestamp(time, tz=timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+class LogWriter:
+    """Writes lines of workers to a terminal or a pipe.
+
+    On a terminal an unfinished line (a progress bar) is rewritten in place; in a pipe each frame is a line of its own.
+
+    Args:
+        terminal: Where to.
+        nodes: All nodes of the run in the order of node rank: they decide colours and the width of the prefix.
+        ranks: All ranks that may be shown; they decide the width of the prefix.
+        timestamps: What to show before each line.
+        utc: Times in UTC, not in the local zone.
+        prefix: Show whose line it is.
+    """
+
+    def __init__(
+        self,
+        terminal: Terminal,
+        nodes: Sequence[str] = (),
+        ranks: Iterable[int] = (),
+        *,
+        timestamps: Timestamps = Timestamps.NONE,
+        utc: bool = False,
+        prefix: bool = True,
+    ) -> None:
+        self._terminal = terminal
+        self._colours: dict[str, str] = {}
+        self._with_prefix = prefix
+        self._timestamps = timestamps
+        self._utc = utc
+        self._width = 0
+        self._prefixes: dict[tuple[tuple[str, ...], tuple[int, ...]], str] = {}
+        self._stamp: tuple[float, str] = (float("nan"), "")
+        self.expect(nodes, ranks)
+
+    def expect(self, nodes: Sequence[str], ranks: Iterable[int]) -> None:
+        """Learn nodes and ranks; the prefix only ever grows."""
+        for node in nodes:
+            self._colours.setdefault(node, NODE_COLOURS[len(self._colours) % len(NODE_COLOURS)])
+        widest = max(map(cells, nodes), default=0) + len(f" r{max(ranks, default=0)}") if nodes else 0
+        self._grow(widest)
+
+    def write(self, lines: Sequence[LogLine | FoldedLine]) -> None:
+        """Write lines; flushes once."""
+        terminal = self._terminal
+        frame: str | None = None
+        out: list[str] = []
+        for line in lines:
+            if line.partial and terminal.live:
+                frame = self.format(line)
+            else:
+                frame = None
+                out.append(self.format(line))
+        terminal.lines(out)
+        if frame is not None:
+            terminal.transient(_fit_coloured(frame, terminal.width))
+
+    def format(self, line: LogLine | FoldedLine) -> str:
+        """Return one line as it is shown."""
+        text = line.text
+        if self._terminal.live and len(text) > _LONGEST_ON_SCREEN:
+            text = f"{text[:_LONGEST_ON_SCREEN]}{RESET if ESCAPE in text else ''} {self._terminal.glyphs.ellipsis}"
+            text += f" [{len(line.text):,} characters; all of them with -o raw]"
+        if ESCAPE in text and not self._terminal.colour:
+            text = strip_colours(text)
+        stamp = self._time(line.time) if self._timestamps is not Timestamps.NONE else ""
+        if not self._with_prefix:
+            return stamp + text
+        if isinstance(line, FoldedLine):
+            nodes, ranks = line.nodes, line.ranks
+        else:
+            nodes, ranks = (line.node,), (line.rank,)
+        prefix = self._prefixes.get((nodes, ranks))
+        return stamp + (prefix if prefix is not None else self._make_prefix(nodes, ranks)) + text
+
+    # --- inside
+
+    def _make_prefix(self, nodes: tuple[str, ...], ranks: tuple[int, ...]) -> str:
+        label = f"{nodes[0]} r{ranks[0]}" if len(ranks) == 1 else f"r{fold_ranks(ranks)}"
+        self._grow(cells(label))
+        colour = self._colours.setdefault(nodes[0], NODE_COLOURS[len(self._colours) % len(NODE_COLOURS)])
+        if len(label) > _WIDEST_PREFIX and len(ranks) > 1:
+            label = f"r{min(ranks)}-{max(ranks)} ({len(ranks)} ranks)"
+        padded = f"{label}{' ' * (self._width - cells(label))} {self._terminal.glyphs.bar}"
+        prefix = self._terminal.style(padded, colour if len(ranks) == 1 else DIM) + " "
+        if len(self._prefixes) > 5000:
+            self._prefixes.clear()
+        self._prefixes[nodes, ranks] = prefix
+        return prefix
+
+    def _grow(self, width: int) -> None:
+        width = min(width, _WIDEST_PREFIX)
+        if width > self._width:
+            self._width = width
+            self._prefixes.clear()
+
+    def _time(self, time: float) -> str:
+        if self._stamp[0] != time:
+            text = format_time(time, self._timestamps, utc=self._utc)
+            self._stamp = (time, self._terminal.style(text, DIM) + " ")
+        return self._stamp[1]
+
+
+ESCAPE = "\x1b"
+
+
+def json_line(line: LogLine) -> str:
+    """Return a line for machines; `partial` is there where no line end was seen."""
+    value: dict[str, object] = {
+        "time": rfc3339(line.time),
+        "node": line.node,
+        "rank": line.rank,
+        "attempt": line.attempt,
+        "text": strip_colours(line.text),
+    }
+    if line.partial:
+        value["partial"] = True
+    return json.dumps(value, ensure_ascii=False)
+
+
+def raw_bytes(line: LogLine) -> bytes:
+    """Return a line that was read raw as the very bytes that the worker wrote."""
+    return line.text.encode("utf-8", "surrogateescape") + (b"" if line.partial else b"\n")
+
+
+def _fit_coloured(text: str, width: int | None) -> str:
+    """Cut a line with colours to the width of the screen, so that it can be rewritten in place."""
+    if width is None or cells(strip_colours(text)) < width:
+        return text
+    out, used, position = [], 0, 0
+    while position < len(text) and used < width - 1:
+        end = text.find("m", position) if text[position] == ESCAPE else -1
+        piece = text[position : end + 1] if end >= 0 else text[position]
+        used += 0 if end >= 0 else cells(piece)
+        out.append(piece)
+        position += len(piece)
+    return "".join(out) + (RESET if ESCAPE in text else "")

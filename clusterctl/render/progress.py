@@ -1,0 +1,225 @@
+"""The phases of a start: one aligned line each, with its time; on a terminal rewritten in place while it lasts."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from clusterctl.render.console import CYAN, DIM, GREEN, RED, YELLOW, cells, fit, pad, safe, seconds
+
+if TYPE_CHECKING:
+    from clusterctl.render.console import Glyphs, Terminal
+    from clusterctl.run.events import Phase
+
+SLOWEST = 5
+_NAME, _COUNT = 9, 7
+_LINE = 80
+_REMIND_SECONDS = 5.0
+_SPIN_SECONDS = 0.1
+
+
+class ProgressMode(str, Enum):
+    """What `--progress` chooses."""
+
+    AUTO = "auto"
+    TTY = "tty"
+    PLAIN = "plain"
+    JSON = "json"
+    QUIET = "quiet"
+
+
+class PhaseEnd(str, Enum):
+    """How a phase is going, or went."""
+
+    RUNNING = "running"
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseView:
+    """A phase as it is now.
+
+    Attributes:
+        name: connect, health, sync, prepare, start.
+        done: Nodes (or workers) that are through.
+        total: How many there are; 0 where nothing is counted.
+        detail: What a person wants to know of it.
+        waiting: Node and what it waits for, slowest first.
+        seconds: Since it began.
+        noun: What is counted, singular.
+    """
+
+    name: str
+    done: int = 0
+    total: int = 0
+    detail: str = ""
+    waiting: tuple[tuple[str, str], ...] = ()
+    seconds: float = 0.0
+    end: PhaseEnd = PhaseEnd.RUNNING
+    noun: str = "node"
+
+
+def phase_view(event: Phase) -> PhaseView:
+    """Return how a phase stands after an event of the controller's journal."""
+    end = PhaseEnd.RUNNING if not event.ended else PhaseEnd.FAIL if event.failed else PhaseEnd.OK
+    return PhaseView(
+        name=event.name,
+        done=event.done,
+        total=event.total,
+        detail=event.detail,
+        waiting=tuple((node, what) for node, what in event.waiting),
+        seconds=event.seconds,
+        end=end,
+        noun="worker" if event.name == "start" else "node",
+    )
+
+
+def phase_line(view: PhaseView, glyphs: Glyphs, *, width: int | None = None, spin: int = 0) -> str:
+    """Return the line of a phase without colours: sign, name, count, detail, and its time at the right."""
+    sign = {
+        PhaseEnd.RUNNING: glyphs.running[spin % len(glyphs.running)],
+        PhaseEnd.OK: glyphs.ok,
+        PhaseEnd.WARN: glyphs.warn,
+        PhaseEnd.FAIL: glyphs.fail,
+    }[view.end]
+    count = f"{view.done}/{view.total}" if view.total else ""
+    head = f"{pad(sign, cells(glyphs.ok))} {pad(view.name, _NAME)} {pad(count, _COUNT, right=True)}   "
+    time = seconds(view.seconds)
+    room = (_LINE if width is None else min(width, _LINE)) - cells(head) - cells(time) - 2
+    detail = safe(view.detail) if width is None else fit(safe(view.detail), max(room, 0), glyphs)
+    return f"{head}{pad(detail, max(room, 0))}  {time}"
+
+
+def waiting_text(view: PhaseView) -> str:
+    """Return what a phase waits for in one sentence: `2 of 4 nodes, waiting for gpu03: no Python answer for 4 s`."""
+    noun = view.noun if view.total == 1 else f"{view.noun}s"
+    start = f"{view.done} of {view.total} {noun}"
+    if not view.waiting:
+        return start
+    shown = "; ".join(f"{safe(node)}: {safe(what)}" for node, what in view.waiting[:SLOWEST])
+    more = len(view.waiting) - SLOWEST
+    return f"{start}, waiting for {shown}" + (f"; and {more} more" if more > 0 else "")
+
+
+def waiting_lines(view: PhaseView, glyphs: Glyphs, width: int | None) -> list[str]:
+    """Return one line for each of the slowest, to stand below the phase."""
+    shown = view.waiting[:SLOWEST]
+    widest = max((cells(safe(node)) for node, _ in shown), default=0)
+    lines = [fit(f"    {pad(safe(node), widest)}  {safe(what)}", width, glyphs) for node, what in shown]
+    more = len(view.waiting) - len(shown)
+    return [*lines, f"    and {more} more"] if more > 0 else lines
+
+
+@dataclass
+class _Shown:
+    text: str = ""
+    at: float = 0.0
+    lines: int = 0
+    finished: set[str] = field(default_factory=set)
+
+
+class PhaseWriter:
+    """Shows phases as they go by.
+
+    Args:
+        terminal: Stderr.
+        mode: `auto` is `tty` where lines can be rewritten, else `plain`.
+
+    """
+
+    def __init__(self, terminal: Terminal, *, mode: ProgressMode = ProgressMode.AUTO) -> None:
+        if mode is ProgressMode.AUTO:
+            mode = ProgressMode.TTY if terminal.live else ProgressMode.PLAIN
+        self._terminal = terminal
+        self._mode = mode
+        self._view: PhaseView | None = None
+        self._began = 0.0
+        self._shown = _Shown()
+
+    def update(self, view: PhaseView, now: float) -> None:
+        """Show a phase as it is at `now` (seconds, monotonic); one that ended is shown once and stays."""
+        if view.name in self._shown.finished and view.end is not PhaseEnd.RUNNING:
+            return
+        if self._mode is ProgressMode.JSON:
+            self._json(view)
+        if view.end is PhaseEnd.RUNNING:
+            if self._view is None or self._view.name != view.name:
+                self._shown.text, self._shown.at = "", now
+            self._view, self._began = view, now - view.seconds
+            self._shown.finished.discard(view.name)
+            self.tick(now)
+        else:
+            self._finish(view)
+
+    def tick(self, now: float) -> None:
+        """Let time pass: redraw on a terminal, remind of what is waited for elsewhere."""
+        view = self._view
+        if view is None:
+            return
+        view = replace(view, seconds=max(0.0, now - self._began))
+        if self._mode is ProgressMode.TTY:
+            self._draw(view, spin=int(now / _SPIN_SECONDS))
+        elif self._mode is ProgressMode.PLAIN and now - self._shown.at >= _REMIND_SECONDS and view.waiting:
+            text = waiting_text(view)
+            if text != self._shown.text:
+                self._terminal.line(f"{view.name}: {text}")
+            self._shown.text, self._shown.at = text, now
+
+    def note(self, *lines: str) -> None:
+        """Write lines of narration above the phase that is being drawn."""
+        self._erase()
+        self._terminal.lines(lines)
+
+    def close(self) -> None:
+        """Take away what is not finished."""
+        self._erase()
+        self._view = None
+
+    # --- inside
+
+    def _finish(self, view: PhaseView) -> None:
+        self._erase()
+        self._view = None
+        self._shown.finished.add(view.name)
+        if self._mode in (ProgressMode.JSON, ProgressMode.QUIET) and view.end is not PhaseEnd.FAIL:
+            return
+        if self._mode is not ProgressMode.JSON:
+            self._terminal.line(self._paint(view, phase_line(view, self._terminal.glyphs, width=self._terminal.width)))
+
+    def _draw(self, view: PhaseView, *, spin: int) -> None:
+        terminal, width = self._terminal, self._terminal.width
+        lines = [self._paint(view, phase_line(view, terminal.glyphs, width=width, spin=spin))]
+        if view.seconds >= 1.0:  # what is quick needs no reasons
+            lines += [terminal.style(line, DIM) for line in waiting_lines(view, terminal.glyphs, width)]
+        terminal.write(self._above() + "\n".join(lines) + "\n")
+        self._shown.lines = len(lines)
+
+    def _erase(self) -> None:
+        if above := self._above():
+            self._terminal.write(above)
+
+    def _above(self) -> str:
+        """Return what goes back to the beginning of what was drawn, and takes it away."""
+        lines, self._shown.lines = self._shown.lines, 0
+        return f"\x1b[{lines}A\r\x1b[J" if lines else ""
+
+    def _paint(self, view: PhaseView, line: str) -> str:
+        colour = {PhaseEnd.OK: GREEN, PhaseEnd.WARN: YELLOW, PhaseEnd.FAIL: RED, PhaseEnd.RUNNING: CYAN}[view.end]
+        sign, rest = line.split(" ", 1)
+        return f"{self._terminal.style(sign, colour)} {rest}"
+
+    def _json(self, view: PhaseView) -> None:
+        record = {
+            "phase": view.name,
+            "state": view.end.value,
+            "done": view.done,
+            "total": view.total,
+            "detail": view.detail,
+            "waiting": [list(pair) for pair in view.waiting],
+            "seconds": round(view.seconds, 3),
+        }
+        self._terminal.line(json.dumps(record, ensure_ascii=False))

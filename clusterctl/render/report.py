@@ -1,0 +1,186 @@
+"""How a run ended: the first observed failure on top, then the others folded, then what to do next."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from clusterctl.logs.clean import clean_block
+from clusterctl.logs.select import end_lines
+from clusterctl.render.console import BOLD, DIM, GREEN, RED, YELLOW, safe, seconds
+from clusterctl.render.errors import remaining_lines, start_failed_lines
+from clusterctl.render.ranks import count, fold_nodes, fold_ranks
+from clusterctl.render.status import stall_line, summary, worker_state
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from clusterctl.render.console import Terminal
+    from clusterctl.run.blame import Cause
+    from clusterctl.run.state import RunState, WorkerState
+
+_MOST_TRACEBACK = 40
+_MOST_LAST_LINES = 10
+_MOST_GROUPS = 8
+
+
+def render_report(state: RunState, terminal: Terminal, *, log_path: str | None = None) -> list[str]:
+    """Return the report of a run that is over.
+
+    Args:
+        state: Its final state.
+        terminal: Where it will stand.
+        log_path: Where the output of all ranks lies, if that is to be told.
+    """
+    if state.phase.value == "succeeded":
+        return [_success(state, terminal)]
+    lines: list[str] = []
+    if state.cause is not None and state.error is None:
+        lines += _first_failure(state, state.cause, terminal)
+    elif state.error is not None:
+        lines += start_failed_lines(state.error, terminal)
+    if state.stall is not None:
+        lines.append(stall_line(state.stall))
+    if state.remaining:
+        nodes = fold_nodes(str(entry.get("node", "")) for entry in state.remaining)
+        lines += [terminal.style(f"may still be there, on {nodes}:", YELLOW)]
+        lines += remaining_lines(state.remaining, terminal)
+    lines.append(_end_line(state, terminal))
+    lines += _next_steps(state, terminal, log_path)
+    return lines
+
+
+def failure_line(cause: Cause, attempt: int, terminal: Terminal) -> str:
+    """Return the first observed failure in one line; says so where another may have come first."""
+    word = "first observed failure" if cause.certain else "first observed failure (ambiguous: others overlap in time)"
+    place = [f"rank {cause.rank}"] if cause.rank is not None else []
+    place += [f"on {safe(cause.node)}"] if cause.node else []
+    place += [f"attempt {attempt}"] if attempt > 0 else []
+    where = ", ".join(filter(None, [" ".join(place[:2]), *place[2:]]))
+    message = f": {safe(cause.message)}" if cause.message and cause.message != how_it_ended(cause) else ""
+    parts = [part for part in (where, how_it_ended(cause)) if part]
+    return f"{terminal.style(word, RED, BOLD)}: {', '.join(parts)}{message}"
+
+
+def how_it_ended(cause: Cause) -> str:
+    """Return the exit code or the signal's name, in words."""
+    if cause.kind == "oom":
+        return f"killed by {cause.signal} for lack of memory" if cause.signal else "killed for lack of memory"
+    if cause.signal:
+        return f"killed by {cause.signal}"
+    words = {
+        "exited_early": "exit code 0 while the others went on",
+        "unknown": "exit status unknown",
+        "node_lost": "",
+        "stalled": "stalled",
+        "time_limit": "time limit reached",
+        "start_failed": "did not start",
+    }
+    if cause.kind in words:
+        return words[cause.kind]
+    return "exit status unknown" if cause.exit_code is None else f"exit code {cause.exit_code}"
+
+
+# --- inside
+
+
+def _success(state: RunState, terminal: Terminal) -> str:
+    attempts = f", {count(state.attempt + 1, 'attempt')}" if state.attempt > 0 else ""
+    size = f"{count(len(state.workers), 'rank')} on {count(len(state.nodes), 'node')}"
+    sign = terminal.style(terminal.glyphs.ok, GREEN)
+    return f"{sign} {safe(state.run)} succeeded: {size}{attempts}, {_duration(state)}"
+
+
+def _duration(state: RunState) -> str:
+    if state.created is None or state.ended is None:
+        return "duration unknown"
+    return seconds(state.ended - state.created)
+
+
+def _first_failure(state: RunState, cause: Cause, terminal: Terminal) -> list[str]:
+    lines = [failure_line(cause, state.attempt, terminal)]
+    worker = state.workers.get(cause.rank) if cause.rank is not None else None
+    lines += _evidence(cause, worker, terminal)
+    others = [
+        w for rank in sorted(state.workers) if (w := state.workers[rank]).phase.value in ("exited", "lost")
+        and rank != cause.rank
+    ]  # fmt: skip
+    lines += _others(others, state, terminal)
+    return lines
+
+
+def _evidence(cause: Cause, worker: WorkerState | None, terminal: Terminal) -> list[str]:
+    """The worker's own traceback; without one, or where it ends differently, its last lines."""
+    bar = terminal.style(f"  {terminal.glyphs.bar}", RED) + " "
+    if cause.traceback:
+        trace = clean_block(cause.traceback.encode("utf-8", "replace"))
+        shown = _middle_cut(trace, terminal)
+        return [bar + _coloured(line, terminal) for line in shown]
+    tail = end_lines(worker.tail)[-_MOST_LAST_LINES:] if worker is not None and worker.tail else []
+    return [bar + _coloured(line, terminal) for line in tail]
+
+
+def _middle_cut(lines: Sequence[str], terminal: Terminal) -> list[str]:
+    if len(lines) <= _MOST_TRACEBACK:
+        return list(lines)
+    head, tail = 5, _MOST_TRACEBACK - 5
+    return [*lines[:head], f"  {terminal.glyphs.ellipsis} {len(lines) - head - tail} lines", *lines[-tail:]]
+
+
+def _coloured(line: str, terminal: Terminal) -> str:
+    return line if terminal.colour else safe(line)
+
+
+def _others(others: Sequence[WorkerState], state: RunState, terminal: Terminal) -> list[str]:
+    """Fold the other failures by how they ended and what they said last; ranks that we stopped are only counted."""
+    messages = {cause.rank: cause for cause in state.causes}
+    groups: dict[tuple[str, str], list[WorkerState]] = {}
+    for worker in others:
+        if worker.failed or worker.phase.value == "lost":
+            cause = messages.get(worker.rank)
+            text = "" if cause is None else safe(cause.message)
+            text = "" if text == worker_state(worker) else text
+            groups.setdefault((worker_state(worker), text), []).append(worker)
+    lines = [
+        f"  then ranks {fold_ranks(w.rank for w in group)} on {fold_nodes(w.node for w in group)}: {how}"
+        + (f": {text}" if text else "")
+        for (how, text), group in list(groups.items())[:_MOST_GROUPS]
+    ]
+    if len(groups) > _MOST_GROUPS:
+        rest = [w for group in list(groups.values())[_MOST_GROUPS:] for w in group]
+        lines.append(f"  and ranks {fold_ranks(w.rank for w in rest)} in other ways: {summary(rest)}")
+    lines = [line.replace("then ranks", "then rank", 1) if _single(line) else line for line in lines]
+    if stopped := [w for w in others if w.stopped]:
+        lines.append(terminal.style(f"  stopped by clusterctl: {_named(stopped)}", DIM))
+    if well := [w for w in others if w.exit_code == 0 and not w.stopped]:
+        lines.append(terminal.style(f"  ended well: {_named(well)}", DIM))
+    return lines
+
+
+def _single(line: str) -> bool:
+    return line.startswith("  then ranks ") and line.split()[2].isdigit()
+
+
+def _named(workers: Sequence[WorkerState]) -> str:
+    noun = "rank" if len(workers) == 1 else "ranks"
+    return f"{noun} {fold_ranks(w.rank for w in workers)}"
+
+
+def _end_line(state: RunState, terminal: Terminal) -> str:
+    code = "" if state.exit_code is None else f" (exit code {state.exit_code})"
+    attempts = f" in attempt {state.attempt}" if state.attempt > 0 else ""
+    reason = f": {safe(state.reason_text)}" if state.reason_text and state.cause is None else ""
+    style = (YELLOW,) if state.phase.value == "cancelled" else (RED,)
+    sign = terminal.glyphs.warn if state.phase.value == "cancelled" else terminal.glyphs.fail
+    text = f"{safe(state.run)} {state.phase.value}{attempts} after {_duration(state)}{code}{reason}"
+    return f"{terminal.style(sign, *style)} {text}"
+
+
+def _next_steps(state: RunState, terminal: Terminal, log_path: str | None) -> list[str]:
+    if state.error is not None or state.phase.value == "cancelled":
+        return []
+    cause = state.cause
+    which = f" --rank {cause.rank}" if cause is not None and cause.rank is not None else ""
+    lines = [f"  clusterctl logs {safe(state.run)}{which} -n 200"]
+    if log_path:
+        lines.append(f"  all output: {safe(log_path)}")
+    return [terminal.style(line, DIM) for line in lines]

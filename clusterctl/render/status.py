@@ -1,0 +1,379 @@
+"""`ps` and `status`: tables for people, and their twins for machines."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from clusterctl.render.console import BOLD, DIM, GREEN, RED, YELLOW, safe, seconds
+from clusterctl.render.errors import remaining_lines
+from clusterctl.render.log import rfc3339
+from clusterctl.render.ranks import count, fold_nodes, fold_ranks
+from clusterctl.render.table import Cell, Column, render_table
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from clusterctl.render.console import Terminal
+    from clusterctl.run.blame import Cause
+    from clusterctl.run.state import RunState, StallView, WorkerState
+
+STATE_STYLES: dict[str, tuple[str, ...]] = {
+    "starting": (YELLOW,),
+    "running": (GREEN,),
+    "stalled": (RED, BOLD),
+    "restarting": (YELLOW,),
+    "stopping": (YELLOW,),
+    "succeeded": (GREEN,),
+    "failed": (RED,),
+    "cancelled": (DIM,),
+    "lost": (RED,),
+    "unreachable": (RED,),
+    "exited": (DIM,),
+    "pending": (DIM,),
+    "waiting": (DIM,),
+}
+_MOST_WORKERS = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerActivity:
+    """What one rank was last seen doing. Ages in seconds, `None` where unknown."""
+
+    step: int | None = None
+    last_output_s: float | None = None
+    last_progress_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunView:
+    """A run as `ps` and `status` show it.
+
+    Attributes:
+        attended: A controller is alive.
+        activity: By rank; may lack ranks.
+        verdict: What `diagnose` said of a stall, or `None`.
+    """
+
+    state: RunState
+    attended: bool
+    activity: Mapping[int, WorkerActivity] = field(default_factory=dict)
+    verdict: Any = None
+
+    @property
+    def step(self) -> int | None:
+        """The step that the slowest rank has reached."""
+        return min((a.step for a in self.activity.values() if a.step is not None), default=None)
+
+    @property
+    def last_progress_s(self) -> float | None:
+        """The age of the newest progress of any rank."""
+        return min((a.last_progress_s for a in self.activity.values() if a.last_progress_s is not None), default=None)
+
+
+def activity_from_sample(sample: Mapping[str, Any], age_s: float) -> dict[int, WorkerActivity]:
+    """Return what the ranks of one node do, from its newest activity sample.
+
+    Args:
+        sample: As the agent's sampler wrote it.
+        age_s: How old the sample is, seconds.
+    """
+    out: dict[int, WorkerActivity] = {}
+    for rank, said in (sample.get("ranks") or {}).items():
+        inside = said.get("inside") or {}
+        progress = inside.get("progress_age_s")
+        out[int(rank)] = WorkerActivity(
+            step=inside.get("step"), last_progress_s=None if progress is None else progress + age_s
+        )
+    return out
+
+
+# --- for machines
+
+
+def cause_json(cause: Cause | None) -> dict[str, Any] | None:
+    """Return the first observed failure."""
+    if cause is None:
+        return None
+    keys = ("kind", "node", "rank", "exit_code", "signal", "message", "traceback", "certain")
+    return {key: getattr(cause, key) for key in keys}
+
+
+def stall_json(stall: StallView | None, verdict: Any = None) -> dict[str, Any] | None:
+    """Return what the stall rule says."""
+    if stall is None:
+        return None
+    return {"since_s": stall.since_s, "limit_s": stall.limit_s, "phase": stall.phase, "verdict": verdict}
+
+
+def ps_json(views: Sequence[RunView]) -> list[dict[str, Any]]:
+    """Return `ps --json`."""
+    return [
+        {
+            "run": view.state.run,
+            "name": view.state.name,
+            "state": view.state.phase.value,
+            "stall": stall_json(view.state.stall, view.verdict),
+            "attended": view.attended,
+            "attempt": view.state.attempt,
+            "nodes": len(view.state.nodes),
+            "world_size": view.state.world_size,
+            "started": None if view.state.created is None else rfc3339(view.state.created),
+            "step": view.step,
+            "last_progress_s": _rounded(view.last_progress_s),
+            "exit_code": view.state.exit_code,
+        }
+        for view in views
+    ]
+
+
+def status_json(view: RunView) -> dict[str, Any]:
+    """Return `status --json`."""
+    state = view.state
+    return {
+        "run": state.run,
+        "name": state.name,
+        "state": state.phase.value,
+        "attended": view.attended,
+        "attempt": state.attempt,
+        "exit_code": state.exit_code,
+        "cause": cause_json(state.cause),
+        "stall": stall_json(state.stall, view.verdict),
+        "remaining": list(state.remaining),
+        "nodes": [
+            {
+                "node": node.node,
+                "node_rank": node.node_rank,
+                "address": node.address,
+                "state": state.node_phase(node.node).value,
+            }
+            for node in sorted(state.nodes.values(), key=lambda n: n.node_rank)
+        ],
+        "workers": [_worker_json(state.workers[rank], view) for rank in sorted(state.workers)],
+    }
+
+
+def _worker_json(worker: WorkerState, view: RunView) -> dict[str, Any]:
+    activity = view.activity.get(worker.rank, WorkerActivity())
+    return {
+        "rank": worker.rank,
+        "local_rank": worker.local_rank,
+        "node": worker.node,
+        "pid": worker.pid,
+        "state": worker.phase.value,
+        "exit_code": worker.exit_code,
+        "signal": None if worker.signal is None else signal_name(worker.signal),
+        "stopped": worker.stopped,
+        "step": activity.step,
+        "last_output_s": _rounded(activity.last_output_s),
+    }
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 3)
+
+
+# --- for people
+
+
+def render_ps(views: Sequence[RunView], now: float, terminal: Terminal, *, header: bool = True) -> list[str]:
+    """Return the table of `ps`; `now` is the head's wall clock in seconds."""
+    columns = [
+        Column(title="RUN", shrink=True),
+        Column(title="STATE"),
+        Column(title="NODES", right=True),
+        Column(title="RANKS", right=True),
+        Column(title="STEP", right=True),
+        Column(title="AGE", right=True),
+        Column(title="PROGRESS", right=True),
+        Column(title="", shrink=True),
+    ]
+    return render_table(columns, [_ps_row(view, now) for view in views], terminal, header=header)
+
+
+def _ps_row(view: RunView, now: float) -> list[Cell | str]:
+    state = view.state
+    end = now if state.ended is None else state.ended
+    progress = view.last_progress_s
+    return [
+        state.run,
+        _state_cell(state.phase.value),
+        str(len(state.nodes)) if state.nodes else "-",
+        str(state.world_size or "-"),
+        "-" if view.step is None else str(view.step),
+        "-" if state.created is None else seconds(end - state.created),
+        "-" if progress is None or state.over else f"{seconds(progress)} ago",
+        _ps_remark(view),
+    ]
+
+
+def _ps_remark(view: RunView) -> str:
+    state = view.state
+    if state.over:
+        return "" if state.exit_code in (0, None) else f"exit {state.exit_code}"
+    if state.phase.value == "stalled":
+        return f"clusterctl diagnose {state.run}"
+    if not view.attended:
+        return f"unattended: clusterctl attach --adopt {state.run}"
+    return f"attempt {state.attempt}" if state.attempt > 0 else ""
+
+
+def render_status(view: RunView, now: float, terminal: Terminal) -> list[str]:
+    """Return what `status` shows: the run in a line, what is wrong, then nodes, then workers folded by what they do."""
+    state = view.state
+    lines = [_headline(view, now, terminal)]
+    if not view.attended and not state.over:
+        lines.append(f"  no controller is alive; the run goes on. hint: clusterctl attach --adopt {state.run}")
+    if state.cause is not None:
+        from clusterctl.render.report import failure_line
+
+        lines.append(f"  {failure_line(state.cause, state.attempt, terminal)}")
+    if state.stall is not None:
+        lines.append(f"  {stall_line(state.stall)}")
+    if state.remaining:
+        lines.append("  may still be there:")
+        lines += [f"  {line}" for line in remaining_lines(state.remaining, terminal)]
+    if state.nodes:
+        lines += ["", *_node_table(view, terminal), "", *_worker_table(view, terminal)]
+    return lines
+
+
+def stall_line(stall: StallView) -> str:
+    """Return what the stall rule says in one sentence."""
+    word = "stalled" if stall.phase == "confirmed" else "no progress"
+    reason = f" ({safe(stall.reason)})" if stall.reason else ""
+    return f"{word} for {seconds(stall.since_s)}, limit {seconds(stall.limit_s)}{reason}"
+
+
+def _headline(view: RunView, now: float, terminal: Terminal) -> str:
+    state = view.state
+    dot = f" {terminal.glyphs.dot} "
+    parts = [_styled_state(state.phase.value, terminal)]
+    if state.exit_code is not None:
+        parts[0] += f" ({state.exit_code})"
+    if state.attempt > 0:
+        parts.append(f"attempt {state.attempt}")
+    if state.nodes:
+        parts.append(f"{count(len(state.nodes), 'node')}, {count(len(state.workers), 'rank')}")
+    if view.step is not None:
+        parts.append(f"step {view.step}")
+    if state.created is not None:
+        parts.append(f"{seconds((now if state.ended is None else state.ended) - state.created)}")
+    return f"{terminal.style(safe(state.run), BOLD)}  {dot.join(parts)}"
+
+
+def _node_table(view: RunView, terminal: Terminal) -> list[str]:
+    columns = [
+        Column(title="NODE", shrink=True),
+        Column(title="NR", right=True),
+        Column(title="STATE"),
+        Column(title="RANKS"),
+        Column(title="ADDRESS", shrink=True),
+    ]
+    nodes = sorted(view.state.nodes.values(), key=lambda n: n.node_rank)
+    rows: list[list[Cell | str]] = [
+        [
+            node.node,
+            str(node.node_rank),
+            _state_cell(view.state.node_phase(node.node).value),
+            fold_ranks(node.ranks) or "-",
+            node.address or "-",
+        ]
+        for node in nodes
+    ]
+    return render_table(columns, rows, terminal)
+
+
+def _worker_table(view: RunView, terminal: Terminal) -> list[str]:
+    """One row per rank; where they are many, one row for those that do the same."""
+    workers = [view.state.workers[rank] for rank in sorted(view.state.workers)]
+    if len(workers) > _MOST_WORKERS:
+        return _folded_workers(workers, view, terminal)
+    columns = [
+        Column(title="RANK", right=True),
+        Column(title="NODE", shrink=True),
+        Column(title="LOCAL", right=True),
+        Column(title="PID", right=True),
+        Column(title="STATE"),
+        Column(title="STEP", right=True),
+        Column(title="OUTPUT", right=True),
+    ]
+    rows: list[list[Cell | str]] = []
+    for worker in workers:
+        activity = view.activity.get(worker.rank, WorkerActivity())
+        output = activity.last_output_s
+        rows.append(
+            [
+                str(worker.rank),
+                worker.node,
+                str(worker.local_rank),
+                "-" if worker.pid is None else str(worker.pid),
+                Cell(worker_state(worker), _worker_style(worker)),
+                "-" if activity.step is None else str(activity.step),
+                "-" if output is None or view.state.over else f"{seconds(output)} ago",
+            ]
+        )
+    return render_table(columns, rows, terminal)
+
+
+def _folded_workers(workers: Sequence[WorkerState], view: RunView, terminal: Terminal) -> list[str]:
+    groups: dict[str, list[WorkerState]] = {}
+    for worker in workers:
+        groups.setdefault(worker_state(worker), []).append(worker)
+    columns = [
+        Column(title="RANKS", shrink=True),
+        Column(title="STATE"),
+        Column(title="STEP", right=True),
+        Column(title="NODES", shrink=True),
+    ]
+    rows: list[list[Cell | str]] = []
+    for text, group in groups.items():
+        steps = [s for w in group if (s := view.activity.get(w.rank, WorkerActivity()).step) is not None]
+        span = "-" if not steps else str(min(steps)) if min(steps) == max(steps) else f"{min(steps)}-{max(steps)}"
+        ranks = fold_ranks(w.rank for w in group)
+        rows.append([ranks, Cell(text, _worker_style(group[0])), span, fold_nodes(w.node for w in group)])
+    return render_table(columns, rows, terminal)
+
+
+def worker_state(worker: WorkerState) -> str:
+    """Return what a worker does, or how it ended, in a few words."""
+    if worker.phase.value != "exited":
+        return worker.phase.value
+    if worker.stopped:
+        return "stopped"
+    if worker.oom:
+        return "killed: out of memory"
+    if worker.signal is not None:
+        return f"killed by {signal_name(worker.signal)}"
+    return "exit unknown" if worker.exit_code is None else f"exit {worker.exit_code}"
+
+
+def signal_name(number: int) -> str:
+    """Return `SIGKILL` for 9."""
+    import signal
+
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def summary(workers: Sequence[WorkerState]) -> str:
+    """Return how many workers are in which state: `6 stopped, 2 exit 1`."""
+    counted = Counter(worker_state(worker) for worker in workers)
+    return ", ".join(f"{number} {text}" for text, number in counted.most_common())
+
+
+def _worker_style(worker: WorkerState) -> tuple[str, ...]:
+    if worker.phase.value != "exited":
+        return STATE_STYLES.get(worker.phase.value, ())
+    return (RED,) if worker.failed else (DIM,)
+
+
+def _state_cell(state: str) -> Cell:
+    return Cell(state, STATE_STYLES.get(state, ()))
+
+
+def _styled_state(state: str, terminal: Terminal) -> str:
+    return terminal.style(state, *STATE_STYLES.get(state, ()))

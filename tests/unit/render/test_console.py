@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clusterctl.render.console import (
+    ASCII,
+    ColorChoice,
+    Console,
+    Terminal,
+    cells,
+    fit,
+    safe,
+    seconds,
+    size,
+    wants_colour,
+)
+
+if TYPE_CHECKING:
+    from conftest import Screen
+
+
+@pytest.mark.parametrize(
+    ("choice", "env", "isatty", "expected"),
+    [
+        pytest.param("auto", {"TERM": "xterm"}, True, True, id="terminal"),
+        pytest.param("auto", {"TERM": "xterm"}, False, False, id="pipe"),
+        pytest.param("auto", {"TERM": "dumb"}, True, False, id="dumb terminal"),
+        pytest.param("auto", {"NO_COLOR": "1", "TERM": "xterm"}, True, False, id="NO_COLOR"),
+        pytest.param("auto", {"NO_COLOR": "", "TERM": "xterm"}, True, True, id="NO_COLOR that is empty"),
+        pytest.param("auto", {"FORCE_COLOR": "1"}, False, True, id="FORCE_COLOR in a pipe"),
+        pytest.param("auto", {"FORCE_COLOR": "0", "TERM": "xterm"}, True, False, id="FORCE_COLOR=0"),
+        pytest.param("auto", {"CLICOLOR_FORCE": "1"}, False, True, id="CLICOLOR_FORCE"),
+        pytest.param("auto", {"NO_COLOR": "1", "FORCE_COLOR": "1"}, True, False, id="NO_COLOR beats FORCE_COLOR"),
+        pytest.param("always", {"NO_COLOR": "1"}, False, True, id="the flag beats all"),
+        pytest.param("never", {"FORCE_COLOR": "1"}, True, False, id="the flag beats all, too"),
+    ],
+)
+def test_colours_follow_flag_then_environment_then_stream(
+    choice: str, env: dict[str, str], isatty: bool, expected: bool
+) -> None:
+    assert wants_colour(ColorChoice(choice), env, isatty=isatty) is expected
+
+
+def test_a_pipe_has_no_width() -> None:
+    assert Terminal.of(io.StringIO(), env={"TERM": "xterm"}).width is None
+
+
+def test_an_encoding_that_lacks_signs_gets_words() -> None:
+    raw = io.BytesIO()
+    terminal = Terminal.of(io.TextIOWrapper(raw, encoding="ascii"), env={})
+    assert terminal.glyphs is ASCII
+    terminal.line("größe \udcff")
+    assert raw.getvalue() == b"gr\\xf6\\xdfe \\udcff\n"
+
+
+def test_output_takes_the_transient_line_of_either_stream_away(new_screen: type[Screen]) -> None:
+    out, err = new_screen(live=True), new_screen(live=True)
+    console = Console(out.terminal, err.terminal)
+    out.terminal.transient("50%")
+    console.narrate("note")
+    console.data("line")
+    assert out.text == "\r\x1b[K50%\r\x1b[Kline\n"
+    assert err.text == "note\n"
+
+
+def test_a_pipe_gets_no_transient_lines(new_screen: type[Screen]) -> None:
+    screen = new_screen()
+    screen.terminal.transient("50%")
+    assert screen.text == ""
+
+
+@given(st.text(st.characters(exclude_categories=["Cs", "Cc"])), st.integers(0, 30))
+def test_a_fitted_text_is_never_wider_than_asked(text: str, width: int) -> None:
+    assert cells(fit(text, width)) <= max(width, 0)
+
+
+@given(st.text())
+def test_safe_text_is_one_line_without_controls(text: str) -> None:
+    assert all(c.isprintable() or not (c < " " or "\x7f" <= c <= "\x9f") or c == "\t" for c in safe(text))
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.04, "0.0s"), (0.6, "0.6s"), (42.2, "42s"), (192, "3m12s"), (7500, "2h05m"), (273600, "3d04h"), (59.7, "1m00s")],
+)
+def test_durations_are_short(value: float, text: str) -> None:
+    assert seconds(value) == text
+
+
+@pytest.mark.parametrize(("value", "text"), [(512, "512 B"), (1536, "1.5 KiB"), (85899345920, "80.0 GiB")])
+def test_sizes_are_short(value: float, text: str) -> None:
+    assert size(value) == text

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from clusterctl.render.console import ASCII, UNICODE
+from clusterctl.render.progress import (
+    PhaseEnd,
+    PhaseView,
+    PhaseWriter,
+    ProgressMode,
+    phase_line,
+    waiting_lines,
+    waiting_text,
+)
+
+if TYPE_CHECKING:
+    from conftest import Screen
+
+CONNECTED = PhaseView(name="connect", done=4, total=4, detail="gpu[01-04]", seconds=0.62, end=PhaseEnd.OK)
+WAITING = PhaseView(
+    name="connect", done=2, total=4, seconds=4.0,
+    waiting=(("gpu03", "connected, no Python answer for 4 s"), ("gpu10", "no answer to TCP for 2 s")),
+)  # fmt: skip
+
+
+def test_a_phase_is_one_line_of_eighty_columns_with_its_time_at_the_end() -> None:
+    line = phase_line(CONNECTED, UNICODE)
+    assert line.split() == ["✓", "connect", "4/4", "gpu[01-04]", "0.6s"]
+    assert len(line) == 80
+
+
+def test_phases_stand_below_each_other() -> None:
+    started = PhaseView(name="start", done=16, total=16, detail="master gpu01:29500", seconds=12.3, end=PhaseEnd.FAIL)
+    lines = [phase_line(CONNECTED, ASCII), phase_line(started, ASCII)]
+    assert [line.index("4/4") + 3 for line in lines[:1]] == [lines[1].index("16/16") + 5]
+    assert lines[1].startswith("x  start")
+
+
+def test_a_pipe_gets_the_whole_detail() -> None:
+    long = PhaseView(name="health", detail="x" * 200, end=PhaseEnd.OK)
+    assert "x" * 200 in phase_line(long, UNICODE)
+    assert len(phase_line(long, UNICODE, width=60)) == 60
+
+
+def test_says_what_it_waits_for() -> None:
+    assert waiting_text(WAITING) == (
+        "2 of 4 nodes, waiting for gpu03: connected, no Python answer for 4 s; gpu10: no answer to TCP for 2 s"
+    )
+
+
+def test_names_the_slowest_five() -> None:
+    many = PhaseView(name="connect", total=99, waiting=tuple((f"gpu{n:02}", "no answer") for n in range(9)))
+    assert waiting_text(many).endswith("gpu04: no answer; and 4 more")
+    assert waiting_lines(many, UNICODE, 80)[-2:] == ["    gpu04  no answer", "    and 4 more"]
+
+
+def test_a_pipe_gets_a_line_when_a_phase_ends_and_a_reminder_now_and_then(new_screen: type[Screen]) -> None:
+    screen = new_screen()
+    writer = PhaseWriter(screen.terminal)
+    for now in (100.0, 100.1, 105.0, 105.2, 111.0):
+        writer.update(WAITING, now)
+    writer.update(CONNECTED, 112.0)
+    writer.update(CONNECTED, 113.0)
+    assert screen.text.splitlines() == [f"connect: {waiting_text(WAITING)}", phase_line(CONNECTED, UNICODE)]
+
+
+def test_a_terminal_is_redrawn_in_place(new_screen: type[Screen]) -> None:
+    screen = new_screen(live=True, width=80)
+    writer = PhaseWriter(screen.terminal)
+    writer.update(WAITING, 100.0)
+    writer.update(CONNECTED, 101.0)
+    drawn, _, rest = screen.text.partition("\x1b[3A\r\x1b[J")
+    assert drawn.count("\n") == 3
+    assert rest == phase_line(CONNECTED, UNICODE, width=80) + "\n"
+
+
+def test_time_goes_on_between_updates(new_screen: type[Screen]) -> None:
+    screen = new_screen(live=True, width=80)
+    writer = PhaseWriter(screen.terminal)
+    writer.update(WAITING, 100.0)
+    writer.tick(103.5)
+    assert "7.5s" in screen.text
+
+
+def test_json_is_one_object_a_change(new_screen: type[Screen]) -> None:
+    screen = new_screen()
+    PhaseWriter(screen.terminal, mode=ProgressMode.JSON).update(CONNECTED, 1.0)
+    assert json.loads(screen.text)["state"] == "ok"
+
+
+def test_quiet_shows_failures_only(new_screen: type[Screen]) -> None:
+    screen = new_screen()
+    writer = PhaseWriter(screen.terminal, mode=ProgressMode.QUIET)
+    writer.update(CONNECTED, 1.0)
+    writer.update(PhaseView(name="sync", end=PhaseEnd.FAIL), 2.0)
+    assert screen.text.split()[:2] == ["✗", "sync"]
