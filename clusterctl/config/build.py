@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from clusterctl.config.machines import Machine
     from clusterctl.config.tree import Node, Report
 
+_TARGETS = ("script", "module", "command")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
@@ -107,12 +108,19 @@ def build(root: Node, context: Context) -> Built | None:
     return Built(spec, root, hosts, environ.node)
 
 
+def _meant_at_top(root: Node) -> set[str | None]:
+    """Keys that are there after all, misspelt or outside of their section."""
+    unknown = [key for key in root.value if key not in ClusterFile.model_fields]
+    found = {meant_key(key, ClusterFile.model_fields) for key in unknown}
+    return found | ({"job"} if any(key in _TARGETS for key in unknown) else set())
+
+
 def _check_top(root: Node, report: Report) -> None:
     for key in root.value:
         if key not in ClusterFile.model_fields:
             hint = unknown_key_hint(key, ClusterFile.model_fields)
             report.add(root.key_mark(key), f"{key}: unknown key", hint)
-    meant = {meant_key(key, ClusterFile.model_fields) for key in root.value if key not in ClusterFile.model_fields}
+    meant = _meant_at_top(root)
     version = root.child("version")
     if version is None:
         if "version" not in meant:
@@ -218,14 +226,14 @@ def _stop_after(root: Node, report: Report) -> float | None:
 def _job(root: Node, model: Section | None, context: Context) -> JobSpec | None:
     node = root.child("job")
     if node is None or node.value is None:
-        if context.require_job:
+        if context.require_job and "job" not in _meant_at_top(root):
             mark = root.key_mark("job") if "job" in root.keys else root.mark.shifted(0, 1)
             hint = "add `job: {script: train.py}`, or pass `--script`, `--module` or `--command`"
             context.report.add(mark, "there is no `job`: nothing to run", hint)
         return None
     if not isinstance(model, JobModel):
         return None
-    targets = [key for key in ("script", "module", "command") if key in model.model_fields_set]
+    targets = [key for key in _TARGETS if key in model.model_fields_set]
     if len(targets) > 1:
         first, second = sorted(targets, key=list(node.value).index)[:2]
         hint = "a job runs exactly one of `script`, `module`, `command`"

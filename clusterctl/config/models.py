@@ -122,6 +122,7 @@ _SIZE: dict[str, Any] = {
 }
 _COUNT: dict[str, Any] = {"type": "integer", "minimum": 0, "maximum": _MAX_DEVICES}
 _WORD: dict[str, Any] = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
+_CAUSE: dict[str, Any] = {"enum": ["crash", "stall", "node_lost", "unhealthy"]}
 _TEXT: dict[str, Any] = {"type": ["string", "number", "boolean"]}
 
 
@@ -260,6 +261,7 @@ class RestartModel(Section):
     on: Annotated[
         list[Literal["crash", "stall", "node_lost", "unhealthy"]],
         BeforeValidator(_as_list),
+        WithJsonSchema({"anyOf": [_CAUSE, {"type": "array", "items": _CAUSE}]}),
     ] = _f("What calls for a new attempt. Default: crash, stall, node_lost.", ["crash", "node_lost"])
     backoff: Duration = _f("Pause before the first restart, doubled up to 5m. Default: 10s.", "10s", 0)
     window: DurationOrNone = _f("Count only the restarts of this time. Default: `none`, all of them.", "6h", "none")

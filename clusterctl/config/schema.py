@@ -29,8 +29,8 @@ def schema() -> dict[str, Any]:
     models = (ClusterFile, DefaultsModel, HostModel, SyncModel, ControllerLossModel)
     made: dict[str, Any]
     _, made = models_json_schema([(model, "validation") for model in models])
-    definitions: dict[str, Any] = {name: _converted(part) for name, part in made["$defs"].items()}
-    root = definitions.pop("ClusterFile")
+    definitions = {name: _converted(part) for name, part in made["$defs"].items()}
+    root: dict[str, Any] = definitions.pop("ClusterFile")
     _describe(root["properties"], "hosts", _hosts())
     _describe(root["properties"], "sync", {"anyOf": [{"const": "none"}, _ref("SyncModel")]})
     loss = {"anyOf": [{"const": "keep"}, _ref("ControllerLossModel")]}
@@ -77,6 +77,9 @@ def _converted(part: Any) -> Any:
         return _reference(result, reference)
     if result.get("additionalProperties") is False and "properties" in result:
         result["patternProperties"] = _EXTENSION
+        required = result.get("required", ())
+        fields = result["properties"].items()
+        result["properties"] = {n: field if n in required else _or_empty(field) for n, field in fields}
     return result
 
 
@@ -98,13 +101,26 @@ def _reference(result: dict[str, Any], reference: str) -> dict[str, Any]:
     return {"allOf": [target], **result} if result else target
 
 
-def _fillable(shape: dict[str, Any]) -> dict[str, Any]:
-    """Allow `${...}` wherever the shape is one of numbers, words or truth values."""
+def _or_empty(shape: dict[str, Any]) -> dict[str, Any]:
+    """Allow a key without a value, which is as if it were not there."""
+    words, choices = _choices(shape)
+    if len(choices) == 1 and set(choices[0]) == {"type"} and isinstance(choices[0]["type"], str):
+        return {"type": [choices[0]["type"], "null"], **words}
+    return {"anyOf": [*choices, {"type": "null"}], **words} if choices != [{}] else shape
+
+
+def _choices(shape: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Part a shape into what it says to people and the forms that it allows."""
     words = {key: value for key, value in shape.items() if key in ("description", "examples")}
     rest = {key: value for key, value in shape.items() if key not in words}
-    choices = rest["anyOf"] if set(rest) == {"anyOf"} else [rest]
+    return words, rest["anyOf"] if set(rest) == {"anyOf"} else rest["allOf"] if set(rest) == {"allOf"} else [rest]
+
+
+def _fillable(shape: dict[str, Any]) -> dict[str, Any]:
+    """Allow `${...}` wherever the shape is one of numbers, words or truth values."""
+    words, choices = _choices(shape)
     scalars = {"integer", "number", "boolean"}
     wanting = any(choice.get("type") in scalars or "enum" in choice or "const" in choice for choice in choices)
-    if rest and wanting:
+    if wanting:
         return {"anyOf": [*choices, _VARIABLE], **words}
     return shape

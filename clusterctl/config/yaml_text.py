@@ -316,6 +316,9 @@ def _no_colon(mark: Mark, opened: Mark | None) -> _Answer:
 
 def _not_closed(mark: Mark, opened: Mark | None) -> _Answer:
     at = opened or mark
+    before = mark.document.lines[mark.line - 1][: mark.column - 1] if mark.line <= len(mark.document.lines) else ""
+    if _character(mark) == "{" and before.endswith("$"):
+        return "a `${` inside of brackets must be quoted", 'write `"${VAR}"`', mark.shifted(-1, 2)
     if mark.line == at.line and _character(mark) in ("[", "]"):
         return "a `[` inside of brackets must be quoted", 'write `"gpu[01-02]"`', mark
     return f"this `{_character(at)}` is not closed, or a comma is missing in it", None, at
@@ -324,7 +327,8 @@ def _not_closed(mark: Mark, opened: Mark | None) -> _Answer:
 def _key_expected(mark: Mark, opened: Mark | None) -> _Answer:
     if opened is not None and mark.column == opened.column and _character(mark) == "-":
         return "a list item among keys", "indent the list below its key", mark
-    if opened is not None and mark.line != opened.line and mark.column != opened.column:
+    begins_line = not mark.document.lines[mark.line - 1][: mark.column - 1].strip()
+    if opened is not None and begins_line and mark.column != opened.column:
         text = f"the indentation fits neither the keys above nor below (they begin in column {opened.column})"
         return text, None, mark
     return "something is left behind the value", "put the whole value in quotes", mark

@@ -1,0 +1,58 @@
+"""A cluster file's surroundings, as data."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from clusterctl.config.load import Loaded, Source, parse
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+FOLDER = "/home/me/llm"
+
+
+class Shelf:
+    """Files by path; folders are what holds them."""
+
+    def __init__(self, contents: dict[str, bytes]) -> None:
+        self.contents = contents
+
+    def read(self, path: str) -> bytes:
+        if path not in self.contents:
+            raise FileNotFoundError(2, "No such file or directory", path)
+        return self.contents[path]
+
+    def is_file(self, path: str) -> bool:
+        return path in self.contents
+
+    def is_dir(self, path: str) -> bool:
+        return any(name.startswith(path.rstrip("/") + "/") for name in self.contents)
+
+    def names(self, path: str) -> Sequence[str]:
+        return sorted({name[len(path) + 1 :].split("/")[0] for name in self.contents if name.startswith(path + "/")})
+
+
+SHELF = Shelf(
+    {
+        f"{FOLDER}/train.py": b"",
+        f"{FOLDER}/src/run.py": b"",
+        f"{FOLDER}/.env": b"# settings\nA=1\nexport B='x y' \nC=a b # note\n\n",
+        f"{FOLDER}/bad.env": b"A=1\nRANK=1\nno equals sign\n",
+        f"{FOLDER}/latin.env": b"A=\xe4\n",
+        "/home/me/.token": b"s3cret\n",
+    }
+)
+
+
+def _parse(*texts: bytes | str, environ: dict[str, str] | None = None, **options: Any) -> Loaded:
+    names = ["cluster.yaml", "more.yaml", "third.yaml"]
+    sources = [Source(path=n, absolute=f"{FOLDER}/{n}", text=t) for n, t in zip(names, texts, strict=False)]
+    return parse(sources, environ={"HOME": "/home/me", **(environ or {})}, files=SHELF, **options)
+
+
+@pytest.fixture(scope="session")
+def parse_text() -> Callable[..., Loaded]:
+    return _parse

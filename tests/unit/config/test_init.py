@@ -1,0 +1,112 @@
+"""Starter files are good cluster files, whatever they were made from."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from clusterctl.config.init import Machine, from_hostfile, from_slurm, from_ssh_config, starter
+from clusterctl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from clusterctl.config.load import Loaded
+
+HOSTFILE = (
+    "# two racks\nworker-1 slots=8\nworker-2 slots=8  # new\nroot@worker-3 slots = 4\n\nmpi1 slots=2 max_slots=4\n"
+)
+
+
+@pytest.mark.parametrize(
+    "machines",
+    [
+        pytest.param([], id="nothing_known"),
+        pytest.param([Machine("gpu01", 8), Machine("gpu02", 8), Machine("gpu03", 4)], id="unequal"),
+        pytest.param([Machine("b"), Machine("a"), Machine("10.0.0.1"), Machine("null")], id="odd_names"),
+        pytest.param([Machine("n2", (0, 2)), Machine("n1", (0, 2))], id="order_against_folding"),
+        pytest.param([Machine("fe80::1", 1)], id="ipv6"),
+    ],
+)
+def test_a_starter_file_is_a_good_file_with_its_machines_in_order(
+    machines: list[Machine], parse_text: Callable[..., Loaded]
+) -> None:
+    spec = parse_text(starter(machines, name="trial"), require_job=True).spec
+    expected = machines or [Machine("gpu01", 8), Machine("gpu02", 8)]
+    assert [Machine(h.host, h.gpus) for h in spec.hosts] == expected
+    assert spec.name == "trial"
+
+
+def test_every_commented_line_of_the_starter_file_is_good_too(parse_text: Callable[..., Loaded]) -> None:
+    lines = starter().splitlines()
+    uncommented = [line.replace("# ", "", 1) if _is_example(line) else line for line in lines]
+    spec = parse_text("\n".join(uncommented)).spec
+    assert spec.restart.max_restarts == 3
+    assert spec.hosts[0].user == "ubuntu"
+
+
+def _is_example(line: str) -> bool:
+    text = line.strip().removeprefix("# ")
+    return (
+        line.strip().startswith("# ")
+        and text.split(":")[0].strip().isidentifier()
+        and ":" in text
+        and "gpu03" not in text
+    )
+
+
+def test_a_hostfile_gives_hosts_and_slots() -> None:
+    assert from_hostfile("hf", HOSTFILE) == [
+        Machine("worker-1", 8),
+        Machine("worker-2", 8),
+        Machine("worker-3", 4),
+        Machine("mpi1", 2),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("include", "exclude", "expected"),
+    [
+        pytest.param("worker-2@worker-1:0,2", "", [Machine("worker-2", 8), Machine("worker-1", (0, 2))], id="include"),
+        pytest.param(
+            "", "worker-1@worker-3:0@mpi1", [Machine("worker-2", 8), Machine("worker-3", (1, 2, 3))], id="exclude"
+        ),
+    ],
+)
+def test_filters_of_deepspeed_choose_hosts_and_slots(include: str, exclude: str, expected: list[Machine]) -> None:
+    assert from_hostfile("hf", HOSTFILE, include=include, exclude=exclude) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        pytest.param("a slots=x\n", ("hf", 1), id="slots"),
+        pytest.param("a\na\n", ("hf", 2), id="twice"),
+        pytest.param("#\n", ("hf", 0), id="none"),
+    ],
+)
+def test_a_bad_hostfile_is_refused_at_its_line(text: str, place: tuple[str, int]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        from_hostfile("hf", text)
+    assert (caught.value.problems[0].path, caught.value.problems[0].line) == place
+
+
+def test_ssh_config_gives_hosts_without_patterns_and_forges() -> None:
+    text = "Host gpu01 gpu02\n  User u\nHost *.corp !x\nhost=gpu03\nHost github.com\nInclude more\n"
+    assert [m.host for m in from_ssh_config(text, lambda pattern: ["Host inner\n"])] == [
+        "gpu01",
+        "gpu02",
+        "gpu03",
+        "inner",
+    ]
+
+
+def test_an_ssh_config_that_includes_itself_ends() -> None:
+    assert from_ssh_config("Include self\nHost a\n", lambda pattern: ["Include self\nHost a\n"]) == [Machine("a")]
+
+
+def test_a_slurm_expression_gives_its_hosts() -> None:
+    assert [m.host for m in from_slurm("gpu[08-10],head")] == ["gpu08", "gpu09", "gpu10", "head"]
+    with pytest.raises(ConfigError):
+        from_slurm("gpu[08-")
