@@ -1,0 +1,261 @@
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import clusterctl
+
+SLEEP = "import time\nprint('up')\ntime.sleep(100)\n"
+
+
+def test_what_a_worker_says_reaches_the_status_file(bench, python, until):
+    worker = bench.start(
+        "import clusterctl, time\n"
+        "clusterctl.progress(step=3, loss=0.5)\n"
+        "with clusterctl.phase('checkpoint', limit='1h30m'):\n"
+        "    time.sleep(100)\n",
+        python=python,
+    )
+    said = until(lambda: (said := worker.said()) and said["phase"] and said["main_time"] and said)
+    assert (said["pid"], said["start_time"], said["rank"]) == (worker.pid, worker.start_time, 0)
+    assert (said["step"], said["source"], said["facts"]) == (3, "user", {"loss": 0.5})
+    assert (said["phase"]["name"], said["phase"]["limit_s"]) == ("checkpoint", 5400.0)
+    assert said["degraded"] == {}
+
+
+def test_the_last_word_holds_the_last_step(bench, python):
+    worker = bench.start("import clusterctl\nfor i in range(1, 8): clusterctl.progress(step=i)\n", python=python)
+    assert worker.wait() == 0
+    assert worker.text == ""
+    assert worker.said()["step"] == 7
+
+
+def test_the_main_threads_stamp_grows_old_while_it_is_away(bench, python, until):
+    worker = bench.start(
+        "import time\nt = time.time()\nwhile time.time() < t + 3: pass\ntime.sleep(100)\n", python=python
+    )
+    until(lambda: (said := worker.said()) and said["main_time"] and said["time"] - said["main_time"] < 1.5)
+    until(lambda: (said := worker.said()) and said["time"] - said["main_time"] > 3)
+
+
+def test_by_hand_everything_is_a_no_op(tmp_path):
+    script = "import clusterctl\nclusterctl.progress(step=1)\nwith clusterctl.phase('x', limit='nonsense'): print('ok')"
+    root = Path(clusterctl.__file__).parents[1]
+    done = subprocess.run(
+        [sys.executable, "-c", script], env={"PYTHONPATH": str(root)}, capture_output=True, text=True, check=False
+    )
+    assert (done.stdout, done.stderr) == ("ok\n", "")
+
+
+def test_children_of_the_rank_do_not_speak_for_it(bench, python, until):
+    worker = bench.start(
+        "import clusterctl, subprocess, sys, time\n"
+        "clusterctl.progress(step=5)\n"
+        "subprocess.run([sys.executable, '-c', 'import clusterctl; clusterctl.progress(step=99)'], check=True)\n"
+        "print('done')\ntime.sleep(100)\n",
+        python=python,
+    )
+    worker.prints("done")
+    said = until(lambda: (said := worker.said()) and said["main_time"] and said)
+    assert (said["pid"], said["step"]) == (worker.pid, 5)
+
+
+def test_forking_is_as_before(bench, python, until):
+    # Warnings as errors: since 3.12 a fork beside another thread warns, and ours must not be that thread.
+    worker = bench.start(
+        "import clusterctl, os, time\n"
+        "for i in range(20):\n"
+        "    pid = os.fork()\n"
+        "    if pid == 0:\n"
+        "        clusterctl.progress(step=99)\n"
+        "        os._exit(0)\n"
+        "    assert os.waitpid(pid, 0)[1] == 0\n"
+        "print('forked')\n"
+        "clusterctl.progress(step=6)\n"
+        "time.sleep(100)\n",
+        python=python,
+        options=("-W", "error"),
+    )
+    worker.prints("forked")
+    until(lambda: (worker.said() or {}).get("step") == 6)
+
+
+def test_the_training_takes_over_from_a_helper_of_the_prologue(bench, python, until):
+    script = bench.tmp_path / "train.py"
+    script.write_text(SLEEP)
+    worker = bench.start(argv=["bash", "-c", f"{python} -c 'print(1)'; {python} {script}; true"])
+    worker.prints("up")
+    said = until(lambda: (said := worker.said()) and said["main_time"] and said)
+    assert said["pid"] != worker.pid
+    assert b"train.py" in Path(f"/proc/{said['pid']}/cmdline").read_bytes()
+
+
+def test_a_process_without_a_rank_claims_nothing_and_its_children_do(bench, until):
+    # As torchrun: its own process has no RANK, its workers have.
+    launcher = (
+        "import os, subprocess, sys\n"
+        "subprocess.run([sys.executable, '-c', 'import time; time.sleep(100)'], env={**os.environ, 'RANK': '4'})\n"
+    )
+    worker = bench.start(launcher, env={"RANK": ""})
+    worker.rank = 4
+    said = until(worker.said)
+    assert said["pid"] != worker.pid
+
+
+def test_a_process_that_replaces_itself_keeps_its_rank(bench, until):
+    worker = bench.start(
+        "import os, sys\nos.execv(sys.executable, [sys.executable, '-c', 'import time; time.sleep(100)'])"
+    )
+    until(lambda: b"-c" in Path(f"/proc/{worker.pid}/cmdline").read_bytes())
+    assert worker.armed()["pid"] == worker.pid
+
+
+def test_the_users_own_sitecustomize_runs_as_if_ours_were_not_there(bench, python):
+    own = bench.tmp_path / "own"
+    own.mkdir()
+    (own / "sitecustomize.py").write_text("MARK = 'theirs'\nprint('their sitecustomize')\n")
+    worker = bench.start(
+        "import sitecustomize\nprint(sitecustomize.MARK, sitecustomize.__file__)\n", python=python, pythonpath=str(own)
+    )
+    assert worker.wait() == 0
+    assert worker.text == f"their sitecustomize\ntheirs {own / 'sitecustomize.py'}\n"
+    assert worker.said()["pid"] == worker.pid
+
+
+def test_errors_of_the_users_sitecustomize_are_reported_as_ever(bench):
+    own = bench.tmp_path / "own"
+    own.mkdir()
+    (own / "sitecustomize.py").write_text("raise ValueError('theirs')\n")
+    worker = bench.start("print('runs')", pythonpath=str(own))
+    assert worker.wait() == 0
+    assert "ValueError: theirs" in worker.text
+    assert worker.text.endswith("runs\n")
+
+
+def test_a_status_directory_that_cannot_be_used_harms_nothing(bench, python):
+    worker = bench.start("print('runs')", python=python, env={"CLUSTERCTL_STATUS_DIR": "/proc/none"})
+    assert worker.wait() == 0
+    assert worker.text == "runs\n"
+
+
+def test_an_installed_clusterctl_is_not_shadowed(bench):
+    own = bench.tmp_path / "own" / "clusterctl"
+    own.mkdir(parents=True)
+    (own / "__init__.py").write_text("WHO = 'installed'\n")
+    worker = bench.start("import clusterctl\nprint(clusterctl.WHO)", pythonpath=str(own.parent))
+    assert worker.wait() == 0
+    assert worker.text == "installed\n"
+
+
+def test_the_shim_can_be_written_out_of_a_zip(tmp_path):
+    source = Path(clusterctl.__file__).parent
+    bundle = tmp_path / "bundle.zip"
+    with zipfile.ZipFile(bundle, "w") as archive:
+        for path in [source / "__init__.py", *source.joinpath("agent").rglob("*.py")]:
+            archive.write(path, path.relative_to(source.parent))
+    code = f"from clusterctl.agent import inject; print(inject.install({str(tmp_path / 'out')!r}))"
+    subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": str(bundle)}, check=True, cwd=tmp_path)
+    written = {str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*.py")}
+    shim = {f"_clusterctl_shim/{path.name}" for path in source.glob("agent/inject/shim/*.py")}
+    assert shim | {"sitecustomize.py", "lib/clusterctl/__init__.py", "lib/clusterctl/agent/__init__.py"} <= written
+    assert {path for path in written if "worker" in path} == {
+        f"lib/clusterctl/agent/worker/{path.name}" for path in source.glob("agent/worker/*.py")
+    }
+
+
+def test_a_phase_whose_limit_cannot_be_read_is_said_and_raises_nothing(bench, until):
+    worker = bench.start("import clusterctl, time\nwith clusterctl.phase('x', limit='soon'): time.sleep(100)\n")
+    said = until(lambda: (said := worker.said()) and said["phase"] and said)
+    assert said["phase"]["limit_s"] == 900.0
+    assert "phase" in said["degraded"]
+
+
+def test_handlers_of_the_user_stay_in_place(bench, python, until):
+    worker = bench.start(
+        "import signal, time\n"
+        "seen = []\n"
+        "for s in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGALRM, signal.SIGHUP):\n"
+        "    signal.signal(s, lambda number, frame: (seen.append(number), print('got', number)))\n"
+        "import faulthandler; faulthandler.enable()\n"
+        "print('set')\n"
+        "while True: time.sleep(0.05)\n",
+        python=python,
+    )
+    worker.prints("set")
+    worker.armed()
+    for number in (10, 12, 15, 14, 1):
+        os.kill(worker.pid, number)
+        worker.prints(f"got {number}")
+    assert worker.said()["degraded"] == {}
+
+
+def test_a_signal_that_the_user_takes_over_is_given_up_and_another_armed(bench, python, until):
+    worker = bench.start(
+        "import glob, json, os, signal, time\n"
+        "path = os.path.join(os.environ['CLUSTERCTL_STATUS_DIR'], 'rank-0.ready.json')\n"
+        "first = json.load(open(path))['signal']\n"
+        "signal.signal(first, lambda *_: print('taken over'))\n"
+        "print('first', first)\n"
+        "while True: time.sleep(0.05)\n",
+        python=python,
+    )
+    worker.prints("first")
+    first = int(re.findall(r"first (\d+)", worker.text)[0])
+    ready = until(lambda: (ready := worker.said("ready")) and ready["signal"] != first and ready)
+    os.kill(worker.pid, ready["signal"])
+    until((bench.status_dir / "rank-0.stacks").read_text)
+    assert "taken over" not in worker.text
+
+
+def test_a_worker_that_closes_all_descriptors_is_armed_again(bench, python, until):
+    worker = bench.start(
+        "import os, time\n"
+        "os.closerange(3, 5000)\n"
+        "mine = [open(f'mine-{i}', 'w') for i in range(900)]\n"  # one of them gets the number we had
+        "print('closed')\n"
+        "while True: time.sleep(0.05)\n",
+        python=python,
+    )
+    worker.prints("closed")
+
+    def descriptor_is_ours():
+        ready = worker.said("ready")
+        return ready and os.path.samestat(
+            os.stat(bench.status_dir / "rank-0.stacks"), os.stat(f"/proc/{worker.pid}/fd/{ready['fd']}")
+        )
+
+    until(descriptor_is_ours)
+    os.kill(worker.pid, worker.said("ready")["signal"])
+    until(lambda: "script-0.py" in (bench.status_dir / "rank-0.stacks").read_text())
+    assert not any(path.read_bytes() for path in bench.tmp_path.glob("mine-*"))
+
+
+def test_setproctitle_changes_nothing(bench, until):
+    pytest.importorskip("setproctitle")
+    worker = bench.start("import setproctitle, time\nsetproctitle.setproctitle('renamed')\nprint('x')\n" + SLEEP)
+    worker.prints("up")
+    assert worker.armed()["pid"] == worker.pid
+    assert worker.said()["degraded"] == {}
+
+
+def test_the_environment_keeps_the_users_path_behind_ours_and_adds_no_current_directory():
+    from clusterctl.agent import inject
+
+    assert inject.environment("/i", "/s", "/a:/b")["PYTHONPATH"] == "/i:/a:/b"
+    assert inject.environment("/i", "/s", "")["PYTHONPATH"] == "/i"
+
+
+def test_importing_clusterctl_loads_nothing_else():
+    root = Path(clusterctl.__file__).parents[1]
+    code = "import sys; before = set(sys.modules); import clusterctl; print(sorted(set(sys.modules) - before))"
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code], env={"PYTHONPATH": str(root)}, capture_output=True, check=True
+    )
+    assert json.loads(done.stdout.decode().replace("'", '"')) == ["__future__", "clusterctl"]
