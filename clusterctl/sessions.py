@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from clusterctl.agent.protocol import PROTOCOL, Command
 from clusterctl.config.spec import SshSpec, TransportKind
-from clusterctl.errors import AgentError, NodeError
+from clusterctl.errors import AgentError, ClusterctlError, NodeError
 from clusterctl.session import Item, Session
 from clusterctl.transport.bootstrap import start_agent
 from clusterctl.transport.bundle import agent_bundle
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from clusterctl.config.spec import HostSpec
     from clusterctl.transport.base import Transport
+    from clusterctl.transport.bundle import Bundle
 
 ANSWER_SECONDS = 20.0
 """How long a shell that was reached may take until its agent answers: login scripts and cold disks are slow."""
@@ -29,7 +30,8 @@ ANSWER_SECONDS = 20.0
 class Progress(Protocol):
     """Called, on any thread, with a node and the stage that it is in ("connected, no Python answer")."""
 
-    def __call__(self, node: str, stage: str) -> None: ...
+    def __call__(self, node: str, stage: str) -> None:
+        """Take note that `node` is in `stage` now."""
 
 
 class Transports:
@@ -71,6 +73,7 @@ def open_session(
     host: HostSpec,
     inbox: SimpleQueue[Item],
     *,
+    bundle: Bundle | None = None,
     epoch: int | None = None,
     answer_timeout: float = ANSWER_SECONDS,
     progress: Callable[[str], None] = lambda _stage: None,
@@ -86,7 +89,7 @@ def open_session(
         preamble, rest = start_agent(
             host.name,
             channel,
-            agent_bundle(),
+            bundle or agent_bundle(),
             timeout=answer_timeout,
             pythons=(host.python,) if host.python else (),
             first=(sys.executable,) if is_local else (),
@@ -102,7 +105,9 @@ def open_session(
         _check_protocol(session)
     except BaseException as error:
         session.close()
-        raise error if isinstance(error, NodeError) or not isinstance(error, Exception) else _unusable(host, error)
+        if isinstance(error, ClusterctlError) and not isinstance(error, NodeError):
+            raise AgentError(host.name, f"its agent does not answer: {error}", hint=error.hint) from error
+        raise
     progress("joined")
     return session
 
@@ -112,6 +117,7 @@ def open_sessions(
     hosts: Iterable[HostSpec],
     inbox: SimpleQueue[Item],
     *,
+    bundle: Bundle | None = None,
     epoch: int | None = None,
     parallel: int = 64,
     answer_timeout: float = ANSWER_SECONDS,
@@ -122,7 +128,7 @@ def open_sessions(
     Both are by node, in the order of `hosts`. Interrupted (Ctrl-C), it closes what was opened.
     """
     wanted = list(hosts)
-    agent_bundle()
+    bundle = bundle or agent_bundle()
 
     def attempt(host: HostSpec) -> Session | NodeError:
         try:
@@ -130,6 +136,7 @@ def open_sessions(
                 transports.of(host),
                 host,
                 inbox,
+                bundle=bundle,
                 epoch=epoch,
                 answer_timeout=answer_timeout,
                 progress=lambda stage: progress(host.name, stage),
@@ -166,9 +173,3 @@ def _check_protocol(session: Session) -> None:
     if spoken != PROTOCOL:
         text = f"its agent speaks protocol {spoken}, this is {PROTOCOL}"
         raise AgentError(session.node, text, hint="use one version of clusterctl for all commands on a run")
-
-
-def _unusable(host: HostSpec, error: Exception) -> AgentError:
-    failure = AgentError(host.name, f"its agent does not answer: {error}")
-    failure.__cause__ = error
-    return failure

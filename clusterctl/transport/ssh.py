@@ -221,7 +221,7 @@ class SshTransport:
         for attempt in range(_ATTEMPTS):
             try:
                 return self._secure(node, options, deadline, depth)
-            except _DroppedError as error:  # noqa: PERF203 - the pause is the point
+            except _DroppedError as error:
                 pause = _BACKOFF_SECONDS * 2**attempt * random.uniform(0.75, 1.25)
                 if attempt == _ATTEMPTS - 1 or time.monotonic() + pause >= deadline:
                     hint = "too many connections at once (MaxStartups), or sshd refuses this machine for a while; wait"

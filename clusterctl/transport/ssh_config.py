@@ -7,6 +7,7 @@ Facts about the output of `ssh -G` (OpenSSH 7.2 to 10): one `key value` a line, 
 
 from __future__ import annotations
 
+import functools
 import getpass
 import os
 import pwd
@@ -27,6 +28,10 @@ CONFIG_VARIABLE = "CLUSTERCTL_SSH_CONFIG"
 """Environment variable that names a file to use in place of the user's ssh_config, as `ssh -F` does."""
 
 _RESOLVE_SECONDS = 10.0
+_KEYS = frozenset(
+    "hostname port user identityfile certificatefile identitiesonly identityagent proxyjump proxycommand hostkeyalias "
+    "userknownhostsfile globalknownhostsfile stricthostkeychecking hashknownhosts".split()
+)
 _DEFAULT_KEYS = ("id_rsa", "id_ecdsa", "id_ecdsa_sk", "id_ed25519", "id_ed25519_sk")
 _DEFAULT_KNOWN_HOSTS = ("known_hosts", "known_hosts2")
 
@@ -48,7 +53,6 @@ class SshOptions:
         global_known_hosts: Files of the machine.
         strict_host_keys: As ssh prints it: `ask`, `yes`, `true`, `accept-new`, `no`, `off`, `false`.
         hash_known_hosts: New entries hide the name of their host.
-        connect_timeout: Seconds, or `None` where the config says nothing.
     """
 
     hostname: str
@@ -65,7 +69,6 @@ class SshOptions:
     global_known_hosts: tuple[str, ...] = ()
     strict_host_keys: str = "ask"
     hash_known_hosts: bool = False
-    connect_timeout: float | None = None
 
     @property
     def known_name(self) -> str:
@@ -126,7 +129,7 @@ def resolve(node: str, destination: Destination, *, config_file: str | None = No
     """
     if destination.host.startswith("-"):
         raise ConnectError(node, f"`{destination.host}` is not a host name")
-    program = shutil.which("ssh")
+    program = _program()
     if program is None:
         return _defaults(destination)
     command = [program, *arguments(destination, config_file)]
@@ -149,7 +152,8 @@ def parse(text: str, destination: Destination) -> SshOptions:
     values: dict[str, list[str]] = {}
     for line in text.splitlines():
         key, _, value = line.partition(" ")
-        values.setdefault(key.lower(), []).append(value.strip())
+        if key in _KEYS:
+            values.setdefault(key, []).append(value.strip())
     tokens = _tokens(destination, values)
 
     def first(key: str) -> str | None:
@@ -172,7 +176,6 @@ def parse(text: str, destination: Destination) -> SshOptions:
         global_known_hosts=_paths(first("globalknownhostsfile"), tokens),
         strict_host_keys=(first("stricthostkeychecking") or "ask").lower(),
         hash_known_hosts=first("hashknownhosts") == "yes",
-        connect_timeout=_seconds(first("connecttimeout")),
     )
 
 
@@ -188,6 +191,12 @@ def _defaults(destination: Destination) -> SshOptions:
     return parse("\n".join(lines), destination)
 
 
+@functools.cache
+def _program() -> str | None:
+    return shutil.which("ssh")
+
+
+@functools.cache
 def _home() -> str:
     # ssh goes by the password database, not by $HOME; its files are where it looks for them.
     try:
@@ -213,6 +222,7 @@ def _tokens(destination: Destination, values: dict[str, list[str]]) -> dict[str,
     }
 
 
+@functools.cache
 def _local_user() -> str:
     try:
         return pwd.getpwuid(os.getuid()).pw_name
@@ -221,12 +231,15 @@ def _local_user() -> str:
 
 
 def _expand(text: str, tokens: dict[str, str]) -> str:
+    if "%" not in text:
+        return text
     return re.sub(r"%(.)", lambda match: tokens.get(match[1], match[0]), text)
 
 
 def _path(text: str, tokens: dict[str, str]) -> str:
     text = _expand(text.strip('"'), tokens)
-    text = re.sub(r"\$\{(\w+)\}", lambda match: os.environ.get(match[1], match[0]), text)
+    if "${" in text:
+        text = re.sub(r"\$\{(\w+)\}", lambda match: os.environ.get(match[1], match[0]), text)
     return tokens["d"] + text[1:] if text == "~" or text.startswith("~/") else text
 
 
@@ -246,12 +259,3 @@ def _agent(value: str | None, tokens: dict[str, str]) -> str | None:
     if value.startswith("$") and not value.startswith("${"):
         return os.environ.get(value[1:]) or None
     return _path(value, tokens)
-
-
-def _seconds(text: str | None) -> float | None:
-    if text is None:
-        return None
-    try:
-        return float(text)
-    except ValueError:
-        return None

@@ -37,6 +37,7 @@ class Wire:
         self._ended = ended
         self._buffer = b""
         self._position = 0
+        self._closed = False  # paramiko looks at this name when the process ends
         stream.settimeout(_TICK_SECONDS)
 
     def recv(self, limit: int) -> bytes:
@@ -57,6 +58,7 @@ class Wire:
 
     def close(self) -> None:
         """End the stream and wake whoever waits on it."""
+        self._closed = True
         with contextlib.suppress(OSError, EOFError):
             self._stream.shutdown(socket.SHUT_RDWR)
         with contextlib.suppress(OSError, EOFError):
