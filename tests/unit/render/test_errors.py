@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from clusterctl.errors import (
+    AuthError,
+    ConnectError,
+    NodesError,
+    NotFoundError,
+    RefusedError,
+    TeardownError,
+    UnhealthyError,
+)
+from clusterctl.health.model import Finding, Status
+from clusterctl.render.errors import render_error
+from clusterctl.render.findings import HealthView, NodeHealth, health_json, health_prometheus, render_health
+
+if TYPE_CHECKING:
+    from conftest import Screen
+
+    from clusterctl.render.console import Terminal
+
+
+def test_an_error_is_two_lines(pipe: Terminal) -> None:
+    assert render_error(NotFoundError("no run `x`", hint="`clusterctl ps` lists them"), pipe) == [
+        "error: no run `x`",
+        "hint: `clusterctl ps` lists them",
+    ]
+
+
+def test_the_same_failure_of_many_nodes_is_one(pipe: Terminal) -> None:
+    errors = [ConnectError(f"gpu{n:02}", "connection refused", hint="is sshd running?") for n in (1, 2, 3, 7)]
+    errors.append(AuthError("gpu05", "no key was accepted"))
+    assert render_error(NodesError(errors), pipe) == [
+        "error: gpu[01-03,07]: connection refused",
+        "hint: is sshd running?",
+        "error: gpu05: no key was accepted",
+    ]
+
+
+def test_remote_text_does_not_steer_the_terminal(pipe: Terminal) -> None:
+    assert render_error(RefusedError("a\x1b[2Jb\nc"), pipe) == ["error: ab\nc"]
+
+
+def test_teardown_names_what_is_left(pipe: Terminal) -> None:
+    error = TeardownError("2 processes are left", [{"node": "gpu01", "pid": 5, "command": "python", "why": "state D"}])
+    assert render_error(error, pipe)[1] == "  gpu01: pid 5 `python` (state D)"
+
+
+def test_words_are_coloured_only_where_colours_are(new_screen: type[Screen]) -> None:
+    (line,) = render_error(RefusedError("no"), new_screen(colour=True).terminal)
+    assert line == "\x1b[31;1merror\x1b[0m: no"
+
+
+def finding(check: str, status: Status, message: str, node: str, **more: object) -> Finding:
+    return Finding(check=check, status=status, message=message, node=node, **more)  # type: ignore[arg-type]
+
+
+HEALTH = HealthView(
+    verdict=Status.FAIL,
+    nodes=(
+        NodeHealth(
+            node="gpu01",
+            verdict=Status.FAIL,
+            findings=(
+                finding("gpu.ecc", Status.FAIL, "uncorrectable errors", "gpu01", gpu=0, hint="reset the GPU"),
+                finding("gpu.ecc", Status.FAIL, "uncorrectable errors", "gpu01", gpu=3, hint="reset the GPU"),
+                finding("host.disk", Status.WARN, "91% full", "gpu01", hint="free space"),
+            ),
+        ),
+        NodeHealth(
+            node="gpu02",
+            verdict=Status.WARN,
+            findings=(
+                finding("host.disk", Status.WARN, "91% full", "gpu02", hint="free space"),
+                finding("gpu.ecc", Status.PASS, "none", "gpu02"),
+            ),
+            summary="8x H100",
+        ),
+    ),
+)
+
+
+def test_health_shows_nodes_then_what_is_wrong_with_each_remedy_once(pipe: Terminal) -> None:
+    assert render_health(HEALTH, pipe) == [
+        "✗ gpu01  FAIL     2 fail: gpu.ecc · 1 warn: host.disk",
+        "! gpu02  WARN     8x H100 · 1 warn: host.disk · 1 passed",
+        "",
+        "✗ FAIL gpu.ecc",
+        "    gpu01 GPU 0,3: uncorrectable errors",
+        "    hint: reset the GPU",
+        "! WARN host.disk",
+        "    gpu[01-02]: 91% full",
+        "    hint: free space",
+        "",
+        "FAIL: 2 nodes (1 FAIL, 1 WARN)",
+    ]
+
+
+def test_health_has_the_agreed_keys() -> None:
+    value = health_json(HEALTH)
+    assert set(value) == {"verdict", "nodes", "cluster"}
+    assert set(value["nodes"][0]) == {"node", "verdict", "findings", "facts"}
+
+
+def test_prometheus_lines_are_unique_and_escaped() -> None:
+    lines = health_prometheus(HEALTH)
+    assert len(lines) == len(set(lines))
+    assert 'clusterctl_health_finding{node="gpu01",check="gpu.ecc",status="FAIL",gpu="3"} 1' in lines
+
+
+def test_an_unhealthy_start_shows_the_findings_then_the_error(pipe: Terminal) -> None:
+    error = UnhealthyError("1 node is not fit", [f.to_json() for f in HEALTH.nodes[0].findings])
+    assert render_error(error, pipe)[-1] == "error: 1 node is not fit"
+    assert render_error(error, pipe)[0] == "✗ FAIL gpu.ecc"

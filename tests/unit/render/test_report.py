@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from clusterctl.render.report import failure_line, render_report
+from clusterctl.run.blame import Cause
+from clusterctl.run.state import NodeState, RunPhase, RunState, WorkerPhase, WorkerState
+
+if TYPE_CHECKING:
+    from clusterctl.render.console import Terminal
+
+TRACE = 'Traceback (most recent call last):\n  File "train.py", line 88, in <module>\n    step()\nValueError: bad batch'
+CAUSE = Cause(
+    kind="exit", node="gpu02", rank=5, exit_code=1, message="ValueError: bad batch", traceback=TRACE, certain=True
+)
+
+
+def failed_run() -> RunState:
+    nodes = {
+        name: NodeState(node=name, node_rank=i, ranks=tuple(range(4 * i, 4 * i + 4)), swept=True)
+        for i, name in enumerate(("gpu01", "gpu02"))
+    }
+    workers = {
+        rank: WorkerState(
+            rank=rank,
+            local_rank=rank % 4,
+            node=f"gpu0{1 + rank // 4}",
+            phase=WorkerPhase.EXITED,
+            signal=15,
+            stopped=True,
+        )
+        for rank in range(8)
+    }
+    gone = {"exit_code": 1, "signal": None, "stopped": False}
+    workers[5] = replace(workers[5], **gone, tail="step 1\n" + TRACE)
+    workers[6] = replace(workers[6], **gone)
+    workers[7] = replace(workers[7], **gone)
+    peer = Cause(kind="exit", node="gpu02", exit_code=1, message="Connection closed by peer", secondary=True)
+    return RunState(
+        run="digits-k3x9", name="digits", phase=RunPhase.FAILED, attempt=0, world_size=8, nodes=nodes, workers=workers,
+        created=1000.0, ended=1192.0, exit_code=100, cause=CAUSE,
+        causes=(CAUSE, replace(peer, rank=6), replace(peer, rank=7)),
+    )  # fmt: skip
+
+
+def test_begins_with_the_first_observed_failure_then_folds_the_others(pipe: Terminal) -> None:
+    assert render_report(failed_run(), pipe) == [
+        "first observed failure: rank 5 on gpu02, exit code 1: ValueError: bad batch",
+        "  │ Traceback (most recent call last):",
+        '  │   File "train.py", line 88, in <module>',
+        "  │     step()",
+        "  │ ValueError: bad batch",
+        "  then ranks 6-7 on gpu02: exit 1: Connection closed by peer",
+        "  stopped by clusterctl: ranks 0-4",
+        "✗ digits-k3x9 failed after 3m12s (exit code 100)",
+        "  clusterctl logs digits-k3x9 --rank 5 -n 200",
+    ]
+
+
+def test_says_so_where_another_may_have_come_first(pipe: Terminal) -> None:
+    line = failure_line(replace(CAUSE, certain=False), 2, pipe)
+    assert line == (
+        "first observed failure (ambiguous: others overlap in time): rank 5 on gpu02, attempt 2, exit code 1: "
+        "ValueError: bad batch"
+    )
+
+
+def test_a_signal_is_named_once(pipe: Terminal) -> None:
+    cause = Cause(kind="signal", node="gpu02", rank=5, signal="SIGSEGV", message="killed by SIGSEGV", certain=True)
+    assert failure_line(cause, 0, pipe) == "first observed failure: rank 5 on gpu02, killed by SIGSEGV"
+
+
+def test_without_a_traceback_the_last_lines_are_shown(pipe: Terminal) -> None:
+    state = failed_run()
+    workers = {**state.workers, 5: replace(state.workers[5], tail="loss nan\n\x1b[2Jgiving up\n")}
+    cause = replace(CAUSE, traceback=None, message="giving up")
+    lines = render_report(replace(state, cause=cause, workers=workers), pipe)
+    assert lines[1:3] == ["  │ loss nan", "  │ giving up"]
+
+
+def test_success_is_one_line(pipe: Terminal) -> None:
+    state = replace(failed_run(), phase=RunPhase.SUCCEEDED, exit_code=0, cause=None, attempt=1)
+    assert render_report(state, pipe) == ["✓ digits-k3x9 succeeded: 8 ranks on 2 nodes, 2 attempts, 3m12s"]
+
+
+def test_a_cancelled_run_did_not_fail(pipe: Terminal) -> None:
+    state = replace(failed_run(), phase=RunPhase.CANCELLED, exit_code=103, cause=None, reason_text="Ctrl-C")
+    assert render_report(state, pipe) == ["! digits-k3x9 cancelled after 3m12s (exit code 103): Ctrl-C"]
+
+
+def test_what_may_still_be_there_is_named(pipe: Terminal) -> None:
+    left = ({"node": "gpu02", "pid": 77, "start_time": 1, "command": "python train.py", "why": "state D"},)
+    lines = render_report(replace(failed_run(), remaining=left), pipe)
+    at = lines.index("may still be there, on gpu02:")
+    assert lines[at + 1] == "  gpu02: pid 77 `python train.py` (state D)"
+
+
+def test_a_start_that_failed_shows_its_error_folded(pipe: Terminal) -> None:
+    nodes = [
+        {"node": f"gpu0{n}", "message": f"gpu0{n}: connection refused", "hint": "is sshd running?"} for n in (1, 2)
+    ]
+    error = {"class": "NodesError", "message": "2 nodes cannot be used", "nodes": nodes}
+    state = RunState(run="r", phase=RunPhase.FAILED, error=error, exit_code=4)
+    assert render_report(state, pipe) == [
+        "error: gpu[01-02]: connection refused",
+        "hint: is sshd running?",
+        "✗ r failed after duration unknown (exit code 4)",
+    ]

@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from clusterctl.render.stats import GpuStats, NodeStats, render_stats, stats_json
+from clusterctl.render.status import (
+    RunView,
+    WorkerActivity,
+    activity_from_sample,
+    ps_json,
+    render_ps,
+    render_status,
+    status_json,
+)
+from clusterctl.run.blame import Cause
+from clusterctl.run.state import NodeState, RunPhase, RunState, StallView, WorkerPhase, WorkerState
+
+if TYPE_CHECKING:
+    from clusterctl.render.console import Terminal
+
+
+def running(ranks: int = 4) -> RunView:
+    half = ranks // 2
+    nodes = {
+        name: NodeState(node=name, node_rank=i, address=f"10.0.0.{i + 1}", ranks=tuple(range(half * i, half * (i + 1))))
+        for i, name in enumerate(("gpu01", "gpu02"))
+    }
+    workers = {
+        rank: WorkerState(
+            rank=rank, local_rank=rank % half, node=f"gpu0{1 + rank // half}", phase=WorkerPhase.RUNNING, pid=100 + rank
+        )
+        for rank in range(ranks)
+    }
+    state = RunState(
+        run="digits-k3x9", name="digits", phase=RunPhase.RUNNING, attempt=0, world_size=ranks, nodes=nodes,
+        workers=workers, created=1000.0,
+    )  # fmt: skip
+    activity = {r: WorkerActivity(step=10 + r, last_output_s=0.5, last_progress_s=2.0 + r) for r in range(ranks)}
+    return RunView(state=state, attended=True, activity=activity)
+
+
+def test_status_has_the_agreed_keys() -> None:
+    value = json.loads(json.dumps(status_json(running())))
+    assert set(value) == {
+        "run", "name", "state", "attended", "attempt", "exit_code", "cause", "stall", "remaining", "nodes", "workers",
+    }  # fmt: skip
+    assert value["nodes"][1] == {"node": "gpu02", "node_rank": 1, "address": "10.0.0.2", "state": "running"}
+    assert value["workers"][3] == {
+        "rank": 3, "local_rank": 1, "node": "gpu02", "pid": 103, "state": "running", "exit_code": None, "signal": None,
+        "stopped": False, "step": 13, "last_output_s": 0.5,
+    }  # fmt: skip
+
+
+def test_cause_and_stall_have_the_agreed_keys() -> None:
+    from dataclasses import replace
+
+    view = running()
+    stall = StallView(phase="confirmed", since_s=500.0, limit_s=480.0, reason="no step", at=1.0)
+    view = replace(view, state=replace(view.state, stall=stall, cause=Cause(kind="exit", rank=1, exit_code=3)))
+    value = status_json(view)
+    assert set(value["cause"]) == {
+        "kind", "node", "rank", "exit_code", "signal", "message", "traceback", "certain",
+    }  # fmt: skip
+    assert value["stall"] == {"since_s": 500.0, "limit_s": 480.0, "phase": "confirmed", "verdict": None}
+
+
+def test_ps_has_the_agreed_keys() -> None:
+    assert ps_json([running()]) == [
+        {
+            "run": "digits-k3x9", "name": "digits", "state": "running", "stall": None, "attended": True, "attempt": 0,
+            "nodes": 2, "world_size": 4, "started": "1970-01-01T00:16:40.000Z", "step": 10, "last_progress_s": 2.0,
+            "exit_code": None,
+        }
+    ]  # fmt: skip
+
+
+def test_ps_is_a_table(narrow: Terminal) -> None:
+    assert render_ps([running()], 1192.0, narrow) == [
+        "RUN          STATE    NODES  RANKS  STEP    AGE  PROGRESS",
+        "digits-k3x9  running      2      4    10  3m12s  2.0s ago",
+    ]
+
+
+def test_status_shows_run_nodes_and_workers(narrow: Terminal) -> None:
+    assert render_status(running(), 1192.0, narrow) == [
+        "digits-k3x9  running · 2 nodes, 4 ranks · step 10 · 3m12s",
+        "",
+        "NODE   NR  STATE    RANKS  ADDRESS",
+        "gpu01   0  running  0-1    10.0.0.1",
+        "gpu02   1  running  2-3    10.0.0.2",
+        "",
+        "RANK  NODE   LOCAL  PID  STATE    STEP    OUTPUT",
+        "   0  gpu01      0  100  running    10  0.5s ago",
+        "   1  gpu01      1  101  running    11  0.5s ago",
+        "   2  gpu02      0  102  running    12  0.5s ago",
+        "   3  gpu02      1  103  running    13  0.5s ago",
+    ]
+
+
+def test_many_workers_fold_by_what_they_do(narrow: Terminal) -> None:
+    assert render_status(running(64), 1192.0, narrow)[-2:] == [
+        "RANKS  STATE     STEP  NODES",
+        "0-63   running  10-73  gpu[01-02]",
+    ]
+
+
+def test_a_run_without_controller_names_the_way_to_adopt_it(narrow: Terminal) -> None:
+    from dataclasses import replace
+
+    lines = render_status(replace(running(), attended=False), 1192.0, narrow)
+    assert lines[1].endswith("clusterctl attach --adopt digits-k3x9")
+
+
+def test_activity_comes_from_samples() -> None:
+    sample = {"ranks": {"3": {"inside": {"step": 7, "progress_age_s": 1.0}}, "4": {"inside": None}}}
+    assert activity_from_sample(sample, 2.0) == {
+        3: WorkerActivity(step=7, last_progress_s=3.0),
+        4: WorkerActivity(),
+    }
+
+
+NODES = [
+    NodeStats(
+        node="gpu01", time=0.0, cpu=12.3, mem=40.0,
+        gpus=(
+            GpuStats(gpu=0, util=97, mem_used=76 << 30, mem_total=80 << 30, temp_c=61, power_w=640.2),
+            GpuStats(gpu=1),
+        ),
+    ),
+    NodeStats(node="cpu01", time=0.0),
+]  # fmt: skip
+
+
+def test_stats_have_a_row_a_gpu(narrow: Terminal) -> None:
+    assert render_stats(NODES, narrow) == [
+        "NODE   CPU  MEM  GPU  UTIL           GPU MEMORY  TEMP  POWER",
+        "gpu01  12%  40%    0   97%  76.0 GiB / 80.0 GiB  61 C  640 W",
+        "                   1     -                    -     -      -",
+        "cpu01    -    -    -     -                    -     -      -",
+    ]
+
+
+def test_stats_have_the_agreed_keys() -> None:
+    (first, _) = stats_json(NODES)
+    assert set(first) == {"node", "time", "cpu", "mem", "gpus"}
+    assert set(first["gpus"][0]) == {"gpu", "util", "mem_used", "mem_total", "temp_c", "power_w"}
