@@ -17,8 +17,6 @@ from clusterctl.errors import ConfigError, Problem
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-SCHEMA_URL = "https://raw.githubusercontent.com/clusterctl/clusterctl/main/docs/cluster.schema.json"
-
 _SLOTS = re.compile(r"(?:max[_-])?slots", re.IGNORECASE)
 # Names that stand in many people's ssh_config and are no training machines.
 _FORGES = ("github.com", "gitlab.com", "bitbucket.org", "codeberg.org", "ssh.dev.azure.com")
@@ -154,12 +152,20 @@ def from_slurm(expression: str) -> list[Machine]:
 
 
 def starter(
-    machines: Sequence[Machine] = (), *, script: str = "train.py", name: str | None = None, schema: str = SCHEMA_URL
+    machines: Sequence[Machine] = (), *, script: str = "train.py", name: str | None = None, schema: str | None = None
 ) -> str:
-    """Write a commented cluster file. Without machines it names two that are to be replaced."""
+    """Write a commented cluster file.
+
+    Args:
+        machines: In order of node rank; without any, two are named that are to be replaced.
+        script: What the job runs.
+        name: Of the runs; the folder's otherwise.
+        schema: Path or URL of the JSON Schema for the modeline that editors read; no modeline without.
+    """
+    modeline = f"# yaml-language-server: $schema={schema}\n" if schema else ""
     hosts = _host_lines(machines or [Machine("gpu01", 8), Machine("gpu02", 8)])
     title = f"name: {json.dumps(name)}\n" if name else ""
-    return _STARTER.format(schema=schema, title=title, hosts="\n".join(hosts), script=_scalar(script))
+    return _STARTER.format(modeline=modeline, title=title, hosts="\n".join(hosts), script=_scalar(script))
 
 
 def _host_lines(machines: Sequence[Machine]) -> list[str]:
@@ -187,8 +193,7 @@ def _scalar(text: str) -> str:
 
 
 _STARTER = """\
-# yaml-language-server: $schema={schema}
-version: 1
+{modeline}version: 1
 {title}
 # Host or range: GPUs. The order is the node rank. Whatever `ssh HOST` understands is a host.
 hosts:

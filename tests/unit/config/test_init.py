@@ -110,3 +110,10 @@ def test_a_slurm_expression_gives_its_hosts() -> None:
     assert [m.host for m in from_slurm("gpu[08-10],head")] == ["gpu08", "gpu09", "gpu10", "head"]
     with pytest.raises(ConfigError):
         from_slurm("gpu[08-")
+
+
+def test_the_modeline_is_written_where_a_schema_is_given() -> None:
+    assert starter(schema="cluster.schema.json").startswith(
+        "# yaml-language-server: $schema=cluster.schema.json\nversion"
+    )
+    assert starter().startswith("version: 1\n")

@@ -1,6 +1,5 @@
 """Each mistake gives one message, at its place, with a remedy."""
 
-# ruff: noqa: E501
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
