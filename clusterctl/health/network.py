@@ -75,7 +75,7 @@ def hostname_loopback(view: View) -> Iterator[Outcome]:
     addresses = data.get("addresses") or []
     loops = [address for address in addresses if _is_loopback(address)]
     if not addresses:
-        yield unknown(f"{data.get('hostname')} does not resolve: {data.get('error')}")
+        yield warned(f"{data.get('hostname')} does not resolve: {data.get('error')}")
     elif len(loops) == len(addresses) and view.context.multi_node:
         yield warned(f"{data.get('hostname')} resolves to {', '.join(loops)}", value=addresses)
     else:

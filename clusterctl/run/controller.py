@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent import protocol as wire
 from clusterctl.agent.protocol import Command, StopReason
-from clusterctl.errors import ClusterctlError, ExitCode, NodesError, UnhealthyError
+from clusterctl.errors import ClusterctlError, ExitCode, NodesError, NotFoundError, UnhealthyError
 from clusterctl.run import events, policy
 from clusterctl.run.control import ControlRequest, ControlServer
 from clusterctl.run.launch import Begun, CancelledError, Launch, NotBegun, Progress
 from clusterctl.run.links import Links, Redialed, each, names, quietly
+from clusterctl.run.reader import load_state
 from clusterctl.run.state import RunPhase, apply_head, apply_node
-from clusterctl.run.store import RunDir, Writer, is_full, load_state, now
+from clusterctl.run.store import RunDir, Writer, is_full, now
 from clusterctl.session import BeatReceived, EventReceived, OutputReceived, SessionLost
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ class Controller:
         self._held: list[OutputReceived] = []
         self._acknowledged = 0.0
         self._sizes: dict[tuple[str, str], int] = {}
-        self._spares = [h for h in spec.spares]
+        self._spares = list(spec.spares)
         self._failures: list[tuple[str, str | None]] = []
         self._control = ControlServer(run.control_address(), self._inbox.put)
 
@@ -177,7 +178,7 @@ class Controller:
                 self._inbox.put(Redialed(node=host.name, session=opened[host.name]))
             else:
                 self._inbox.put(SessionLost(node=host.name, error=errors[host.name]))
-        raise _AdoptedError
+        raise _AdoptedError("adopted")
 
     def _follow(self, node: str) -> None:
         """Ask a node for everything after the cursors. Called from launch threads and from the loop."""
@@ -313,13 +314,13 @@ class Controller:
         node = self._state.nodes.get(item.node)
         if node is None:
             return
-        offset = now() - time.monotonic() + item.mono_offset
+        offset = now() - time.monotonic() - item.mono_offset_s
         if (
             node.clock is None
-            or item.error < node.clock[1] / 2
+            or item.error_s < node.clock[1] / 2
             or abs(offset - node.clock[0]) > 5 * node.clock[1] + 0.005
         ):
-            self._record(events.Clock(node=item.node, offset=offset, error=item.error, boot=item.boot))
+            self._record(events.Clock(node=item.node, offset=offset, error=item.error_s, boot=item.boot))
 
     def _session_lost(self, item: SessionLost) -> None:
         host = self._hosts.get(item.node)
@@ -427,9 +428,10 @@ class Controller:
         for node in self._state.nodes.values():
             session = self._links.sessions.get(node.node)
             if session is not None and not node.swept:
-                threading.Thread(
-                    target=quietly, args=(lambda n=node.node, s=session: self._stop_node(n, s, reason),), daemon=True
-                ).start()
+                self._stop_soon(node.node, session, reason)
+
+    def _stop_soon(self, node: str, session: Session, reason: str) -> None:
+        threading.Thread(target=quietly, args=(lambda: self._stop_node(node, session, reason),), daemon=True).start()
 
     def _stop_node(self, node: str, session: Session, reason: str) -> None:
         grace = 0.0 if self._kill else self._limits.grace
@@ -534,10 +536,18 @@ class Controller:
         files = self._files_of_run()
 
         def measure() -> None:
-            found, _ = each(sessions, lambda n, s: s.sizes(self._run.run, n, files.get(n, [])))
+            found, _ = each(sessions, lambda n, s: self._sizes_on(n, s, files.get(n, [])))
             self._inbox.put(_Sizes(targets={(n, f): size for n, sizes in found.items() for f, size in sizes.items()}))
 
         threading.Thread(target=measure, daemon=True).start()
+
+    def _sizes_on(self, node: str, session: Session, files: list[str]) -> dict[str, int]:
+        sizes = {}
+        for file in files:
+            asked = {"run": self._run.run, "node": node, "file": file, "offset": 0, "length": 0}
+            with contextlib.suppress(NotFoundError):
+                sizes[file] = int(session.call(Command.READ, asked, timeout=_CALL_SECONDS)["size"])
+        return sizes
 
     def _files_of_run(self) -> dict[str, list[str]]:
         return {
@@ -587,14 +597,15 @@ class Controller:
     def _control_request(self, item: ControlRequest) -> None:
         match item.command:
             case "down":
-                self._cancel(kill=bool(item.arguments.get("kill")))
+                self.cancel(kill=bool(item.arguments.get("kill")))
                 item.reply({"ok": True, "grace": self._limits.grace})
             case "ping":
                 item.reply({"ok": True, "run": self._run.run})
             case _:
                 item.reply({"error": f"unknown command {item.command!r}"})
 
-    def _cancel(self, *, kill: bool) -> None:
+    def cancel(self, *, kill: bool) -> None:
+        """End the run: gracefully, or at once."""
         self._cancelled.set()
         if kill and not self._kill:
             self._kill = True

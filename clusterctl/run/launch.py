@@ -9,6 +9,7 @@ import json
 import threading
 import time
 from collections import Counter
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -16,13 +17,14 @@ from clusterctl import plan as planning
 from clusterctl.agent import protocol as wire
 from clusterctl.agent.protocol import Command
 from clusterctl.config.spec import ClusterSpec, HostSpec, TransportKind
-from clusterctl.errors import ClusterctlError, NodeError, RefusedError
+from clusterctl.errors import AgentError, ClusterctlError, NodeError, RefusedError
 from clusterctl.run import code, events
 from clusterctl.run.links import each, names, raise_first
 from clusterctl.run.store import write_atomically
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from concurrent.futures import Future
 
     from clusterctl.run.store import RunDir
     from clusterctl.session import Session
@@ -129,6 +131,7 @@ class Launch:
         self._cancelled = cancelled
         self._prepared: list[str] = []
         self.code_hash: str | None = None
+        self.resume_from: str | None = None
 
     def attempt(
         self, number: int, hosts: Sequence[HostSpec], follow: Callable[[str], None], why: str = ""
@@ -154,11 +157,13 @@ class Launch:
         entries = planning.layout(hosts, {n: a.gpus for n, a in answers.items()})
         ports = self._prepare(number, entries)
         where = self._meeting(entries, answers)
+        if number:
+            self.resume_from = self._newest_checkpoint(hosts)
         identity = planning.RunIdentity(
             run=self._run.run,
             attempt=number,
             max_restarts=self._spec.restart.max_restarts,
-            resume_from=self._newest_checkpoint(hosts) if number else None,
+            resume_from=self.resume_from,
         )
         plan = planning.plan_launch(self._spec, identity, entries, answers, where, ports)
         shown = planning.plan_json(plan, self._spec.secrets)
@@ -190,7 +195,7 @@ class Launch:
         return planning.NodeAnswer(
             node=host.name,
             addresses=addresses,
-            reached_at=self._sessions[host.name].peer_address,
+            reached_at=hello.get("reached_at"),
             gpus=gpus,
             cores=int(hello.get("cores") or 1),
             place=(hello.get("boot_id", ""), hello.get("net_ns", "")),
@@ -239,7 +244,13 @@ class Launch:
             step.at(node, f"receiving {len(need)} files")
             files = [[path, *manifest.files[path]] for path in need]
             chunks = _contents(store, [manifest.files[path][2] for path in need])
-            session.upload(Command.RECEIVE, {"workdir": workdir, "files": files}, chunks, timeout=_SYNC_SECONDS)
+            stream = session.new_stream()
+            answer = session.call_async(Command.RECEIVE, {"workdir": workdir, "files": files, "stream": stream})
+            offset = 0
+            for chunk in chunks:
+                session.send_data(stream, offset, chunk)
+                offset += len(chunk)
+            answered(node, answer, _SYNC_SECONDS)
         step.through(node)
         return len(need), sum(manifest.files[path][0] for path in need)
 
@@ -414,7 +425,19 @@ def _attempt_event(plan: planning.LaunchPlan, why: str) -> events.Attempt:
     )
 
 
-def _contents(store: code.ContentStore, digests: Sequence[str]) -> Any:
+def answered(node: str, answer: Future[dict[str, Any]], timeout: float) -> dict[str, Any]:
+    """Return what a node answered.
+
+    Raises:
+        AgentError: It did not, within `timeout` seconds.
+    """
+    try:
+        return answer.result(timeout)
+    except FutureTimeoutError as error:
+        raise AgentError(node, f"no answer within {timeout:g} s") from error
+
+
+def _contents(store: code.ContentStore, digests: Sequence[str]) -> Iterator[bytes]:
     for digest in digests:
         with store.path(digest).open("rb") as file:
             while chunk := file.read(wire.CHUNK_BYTES):

@@ -64,7 +64,7 @@ class Links:
         if session is not None and current is not None and current is not session:
             return
         if current is not None:
-            self._broken_at[host.name] = current.last_frame
+            self._broken_at[host.name] = time.monotonic() - current.silence_s
             del self.sessions[host.name]
             threading.Thread(target=current.close, daemon=True).start()
         self._broken_at.setdefault(host.name, time.monotonic())
@@ -75,8 +75,8 @@ class Links:
     def silent(self, after: float) -> dict[str, float]:
         """Return the nodes that have not been heard for over `after` seconds, with how long that is."""
         now = time.monotonic()
-        heard = {node: session.last_frame for node, session in self.sessions.items()} | self._broken_at
-        return {node: now - last for node, last in heard.items() if now - last > after or node in self._broken_at}
+        quiet = {node: s.silence_s for node, s in list(self.sessions.items()) if s.silence_s > after}
+        return quiet | {node: now - last for node, last in self._broken_at.items()}
 
     def drop(self, node: str) -> None:
         """Close the connection to a node for good."""

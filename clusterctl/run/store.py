@@ -21,17 +21,15 @@ import os
 import re
 import secrets
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clusterctl.agent import protocol as wire
 from clusterctl.errors import NotFoundError, RefusedError
 from clusterctl.run import events as head
-from clusterctl.run.state import RunPhase, RunState, apply_head, apply_node
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from clusterctl.run.reader import load_state
+from clusterctl.run.state import RunPhase, RunState
 
 _ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"
 
@@ -176,42 +174,6 @@ def _by_name_or_file(runs: list[RunDir], reference: str) -> list[RunDir]:
 # --- reading
 
 
-def head_events(run: RunDir) -> Iterator[tuple[int, float, head.ControllerEvent]]:
-    """Yield the controller's journal; a torn last line is ignored."""
-    for line in _lines(run.events):
-        with contextlib.suppress(wire.FrameError):
-            decoded = head.decode(line)
-            if decoded is not None:
-                yield decoded
-
-
-def node_events(run: RunDir, node: str) -> Iterator[tuple[wire.Stamp, wire.Event]]:
-    """Yield the replica of a node's journal; a torn last line is ignored."""
-    for line in _lines(run.node(node) / wire.JOURNAL_FILE):
-        with contextlib.suppress(wire.FrameError):
-            decoded = wire.decode_event(line)
-            if decoded is not None:
-                yield decoded
-
-
-def _lines(path: Path) -> list[bytes]:
-    try:
-        return path.read_bytes().splitlines()
-    except FileNotFoundError:
-        return []
-
-
-def load_state(run: RunDir) -> RunState:
-    """Return the state of a run from its files alone."""
-    state = RunState()
-    for _, stamped, event in head_events(run):
-        state = apply_head(state, stamped, event)
-    for node in list(state.nodes):
-        for stamp, node_event in node_events(run, node):
-            state = apply_node(state, node, stamp, node_event)
-    return state
-
-
 def visible_state(run: RunDir) -> tuple[RunState, bool]:
     """Return the state of a run and whether it is attended.
 
@@ -225,8 +187,6 @@ def visible_state(run: RunDir) -> tuple[RunState, bool]:
 
 
 def _never_started(state: RunState) -> RunState:
-    from dataclasses import replace
-
     return replace(state, phase=RunPhase.FAILED, exit_code=100)
 
 
@@ -269,7 +229,7 @@ class Writer:
                 f"{run.run} has a controller already", hint=f"`clusterctl attach {run.run}` shows it"
             ) from error
         _drop_torn_line(run.events)
-        self._seq = max((seq for seq, _, _ in head_events(run)), default=0)
+        self._seq = _last_seq(run.events)
         self._events = os.open(run.events, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._files: dict[tuple[str, str], int] = {}
 
@@ -349,6 +309,15 @@ def write_atomically(path: Path, data: bytes) -> None:
 def is_full(error: OSError) -> bool:
     """Return whether an error means that the disk or the quota is full."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def _last_seq(path: Path) -> int:
+    last = 0
+    for line in path.read_bytes().splitlines() if path.exists() else ():
+        with contextlib.suppress(wire.FrameError):
+            decoded = head.decode(line)
+            last = decoded[0] if decoded else last
+    return last
 
 
 def _write_all(fd: int, data: bytes) -> None:

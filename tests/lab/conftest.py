@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.lab.lab import Lab
 from tests.lab.node import Node
 from tests.lab.spec import NodeSpec
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 NodeFactory = Callable[..., list[Node]]
 

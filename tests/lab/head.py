@@ -10,13 +10,15 @@ from __future__ import annotations
 import os
 import pwd
 import subprocess
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from tests.lab import kernel
 from tests.lab.keys import make_key
 from tests.lab.spec import SHARED
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 NETWORK: Final = "198.18.0"
 """The lab's /24, out of the range for benchmarks of RFC 2544."""

@@ -125,7 +125,7 @@ def _mount_all(setup: Setup) -> None:
     _bind_descriptor(shared, "/srv/shared")
     _mount_home(setup, home)
     for path, descriptor in kept.items():
-        if not os.path.exists(path):
+        if not (os.path.exists(path) and os.path.samestat(os.stat(path), os.fstat(descriptor))):
             _bind_descriptor(descriptor, path, read_only=True)
         os.close(descriptor)
     os.mkdir("/run/sshd", 0o755)
@@ -198,8 +198,9 @@ def _write(path: str, text: str, mode: int, uid: int, *, home: str) -> None:
         made.append(missing)
         missing = os.path.dirname(missing)
     for folder in reversed(made):
-        os.mkdir(folder, 0o700 if folder.endswith("/.ssh") else 0o755)
-        os.chown(folder, uid if folder.startswith(home) else 0, uid if folder.startswith(home) else 0)
+        owner = uid if folder.startswith(home) else 0
+        os.makedirs(folder, 0o700 if folder.endswith("/.ssh") else 0o755, exist_ok=True)
+        os.chown(folder, owner, owner)
     with open(path, "w", encoding="utf-8") as file:
         file.write(text)
     os.chmod(path, mode)

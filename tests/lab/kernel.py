@@ -58,16 +58,15 @@ def mount(source: str, target: str, kind: str = "none", flags: int = 0, options:
 
 
 def bind(source: str, target: str, *, read_only: bool = False, recursive: bool = False) -> None:
-    """Make `source` visible at `target` as well."""
+    """Make `source` visible at `target` as well; whether that can be written does not depend on `source`."""
     mount(source, target, flags=BIND | (REC if recursive else 0))
-    if read_only:
-        mount("none", target, flags=BIND | REMOUNT | RDONLY)
+    mount("none", target, flags=BIND | REMOUNT | (RDONLY if read_only else 0))
 
 
 class _MountAttr(ctypes.Structure):
     """`struct mount_attr` of <linux/mount.h>."""
 
-    _fields_ = [(name, ctypes.c_uint64) for name in ("attr_set", "attr_clr", "propagation", "userns_fd")]  # noqa: RUF012
+    _fields_ = [(name, ctypes.c_uint64) for name in ("attr_set", "attr_clr", "propagation", "userns_fd")]
 
 
 def read_only_tree(path: str) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import subprocess
-from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def make_key(path: Path, kind: str = "ed25519", comment: str = "lab") -> Path:

@@ -9,6 +9,7 @@ While a lab is up, the process (its main thread, and all it starts) is the head:
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -20,19 +21,21 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, TYPE_CHECKING, Final
 
 from tests.lab import kernel
 from tests.lab.head import ADDRESS, BRIDGE, NETWORK, Head, forget_links, ip
 from tests.lab.init import Setup
-from tests.lab.keys import certify, hash_password, make_key, public
+from tests.lab.keys import certify, make_key, public
 from tests.lab.machine import CONFIG, FAKETIME, HOST_KEY, etc, noise, sshd_argv, sshd_config
 from tests.lab.node import Node
 from tests.lab.spec import NodeSpec
 from tests.lab.waiting import wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
 
 PREFIX: Final = "clusterctl-lab-"
 REPOSITORY: Final = Path(__file__).resolve().parents[2]
@@ -194,6 +197,8 @@ class Lab:
     def remove(self, nodes: Sequence[Node]) -> None:
         """End nodes and forget them; their names and addresses are free again."""
         for node in nodes:
+            node.discard(wait=False)
+        for node in nodes:
             node.discard()
         forget_links([node.link for node in nodes])
         self.nodes = [node for node in self.nodes if node not in nodes]
@@ -228,8 +233,7 @@ class Lab:
                 node.attach(guard, int(_line(node, guard, deadline)))
             ip(*[command for node in nodes for command in _link_commands(node)])
             for guard in guards:
-                _stdin(guard).write("go\n")
-                _stdin(guard).flush()
+                _tell(guard, "go")
             for node, guard in zip(nodes, guards, strict=True):
                 if _line(node, guard, deadline) != "ready":
                     raise RuntimeError(f"{node.name} did not come up: {node.log.read_text()}")
@@ -259,7 +263,7 @@ class Lab:
             expose=[*prefixes, *(str(Path(os.path.realpath(path)).parents[1]) for path in chosen), *spec.expose],
             hide=list(spec.hide),
             without_python=spec.python is None,
-            links={"/usr/local/bin/python3": path for path in chosen},
+            links=dict.fromkeys(["/usr/local/bin/python3"][: len(chosen)], "".join(chosen)),
             files=self._files(node),
             sshd=sshd_argv(spec),
             port=spec.port,
@@ -336,14 +340,18 @@ def _spawn(node: Node, setup: Setup) -> subprocess.Popen[str]:
             argv, cwd=REPOSITORY, env=env, text=True, start_new_session=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
         )  # fmt: skip
-    _stdin(guard).write(json.dumps(setup) + "\n")
-    _stdin(guard).flush()
+    _tell(guard, json.dumps(setup))
     return guard
 
 
-def _stdin(guard: subprocess.Popen[str]) -> IO[str]:
+def _tell(guard: subprocess.Popen[str], line: str) -> None:
     assert guard.stdin is not None
-    return guard.stdin
+    # A guard that is gone has no answer either, and that failure shows what it wrote. Written without Python's
+    # buffer, which would fail once more when it is closed.
+    with contextlib.suppress(BrokenPipeError):
+        data = memoryview(f"{line}\n".encode())
+        while data:
+            data = data[os.write(guard.stdin.fileno(), data) :]
 
 
 def _line(node: Node, guard: subprocess.Popen[str], deadline: float) -> str:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+from tests.lab.keys import hash_password
 from tests.lab.spec import NOISE, NodeSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 CONFIG: Final = "/run/lab/sshd_config"
 HOST_KEY: Final = "/run/lab/host_key"
@@ -20,9 +23,7 @@ def sshd_argv(spec: NodeSpec) -> list[str]:
     return [*(["prlimit", *limits] if limits else []), "/usr/sbin/sshd", "-f", CONFIG, "-E", LOG]
 
 
-def sshd_config(
-    spec: NodeSpec, skew: float, first: Sequence[str], host_key: str, seen: Path | None = None
-) -> str:
+def sshd_config(spec: NodeSpec, skew: float, first: Sequence[str], host_key: str, seen: Path | None = None) -> str:
     """The node's sshd_config; `seen` is where the host key can be looked at, for its certificate."""
     certified = spec.host_certificate if seen is None else seen.with_name(seen.name + "-cert.pub").exists()
     lines = [

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from tests.lab.head import ADDRESS as HEAD_ADDRESS
 from tests.lab.head import BRIDGE, ip
 from tests.lab.init import listens
 from tests.lab.keys import make_key
 from tests.lab.machine import CONFIG, HOST_KEY, LOG, sshd_argv, sshd_config
-from tests.lab.spec import NodeSpec
 from tests.lab.waiting import wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from tests.lab.spec import NodeSpec
 
 T = TypeVar("T")
 
@@ -201,14 +205,16 @@ class Node:
             ip(f"link set {self.link} down")
         self.discard()
 
-    def discard(self) -> None:
-        """End the node without caring what its peers see; returns when its PID 1 is gone."""
+    def discard(self, *, wait: bool = True) -> None:
+        """End the node without caring what its peers see; returns when its PID 1 is gone, if told to wait."""
         if self._guard is None:
             return
-        # PID 1 dies with its guard, and nothing of the node outlives PID 1.
-        self._guard.kill()
-        self._guard.wait(timeout=30)
-        wait_for(lambda: not os.path.exists(f"/proc/{self.init_pid}"), what=f"{self.name} to be gone")
+        if self._guard.poll() is None:
+            # Not the guard: it must stay to reap PID 1, or the machine's own init would, in its own time.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.init_pid, signal.SIGKILL)
+        if wait:
+            self._guard.wait(timeout=30)
 
     def cut(self, *, carrier: bool = False) -> None:
         """Cut the node's link; packets vanish both ways, and with `carrier` both ends see the link go down."""

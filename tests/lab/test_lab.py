@@ -12,15 +12,18 @@ import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.lab.conftest import NodeFactory
 from tests.lab.keys import make_key
 from tests.lab.lab import REPOSITORY, Lab
-from tests.lab.node import Node
 from tests.lab.spec import NOISE, SHARED, NodeSpec
 from tests.lab.waiting import wait_for
+
+if TYPE_CHECKING:
+    from tests.lab.conftest import NodeFactory
+    from tests.lab.node import Node
 
 QUICK = ("-o", "ConnectTimeout=2", "-o", "ConnectionAttempts=1")
 
@@ -36,7 +39,7 @@ def test_every_node_is_a_machine_of_its_own_and_shares_one_directory(lab: Lab, n
         lab.ssh(
             node,
             f"hostname; cat /proc/sys/kernel/random/boot_id /etc/machine-id; ls /sys/class/net | grep -v lo; hostname -i;"
-            f"cat {SHARED}/hello; echo; touch /tmp/x /var/tmp/x /dev/shm/x ~/x /run/x; ls /tmp /var/tmp /dev/shm | wc -l",
+            f"cat {SHARED}/hello; echo; touch {SHARED}/$(hostname); touch /tmp/x /var/tmp/x /dev/shm/x ~/x /run/x; ls /tmp /var/tmp /dev/shm | wc -l",
         ).stdout.splitlines()
         for node in some
     ]
@@ -44,6 +47,7 @@ def test_every_node_is_a_machine_of_its_own_and_shares_one_directory(lab: Lab, n
         assert (hostname, boot_id, interface) == (node.name, node.boot_id, node.interface)
         assert (own_address, shared) == ("127.0.1.1", "from the head")
         assert node.leftovers() == []
+    assert {path.name for path in lab.shared.iterdir()} >= {node.name for node in some}
     for column in range(4):
         assert len({row[column] for row in seen}) == 4
     assert not os.path.exists("/run/x")
@@ -70,14 +74,21 @@ def test_thirty_two_nodes_take_sixty_four_connections_at_once(nodes: NodeFactory
 
 def test_nodes_reach_each_other_and_no_other_network(nodes: NodeFactory) -> None:
     first, second = nodes(2)
-    assert first.run(["python3", "-c", f"import socket; socket.create_connection(('{second.address}', 22), 5)"]).returncode == 0
+    assert (
+        first.run(["python3", "-c", f"import socket; socket.create_connection(('{second.address}', 22), 5)"]).returncode
+        == 0
+    )
     outside = "import socket; socket.create_connection(('192.0.2.1', 53), 1)"
     assert first.run(["python3", "-c", outside]).returncode != 0
 
 
-def test_the_system_ssh_client_finds_the_labs_files_by_itself(lab: Lab, nodes: NodeFactory, head_env: dict[str, str]) -> None:
+def test_the_system_ssh_client_finds_the_labs_files_by_itself(
+    lab: Lab, nodes: NodeFactory, head_env: dict[str, str]
+) -> None:
     (node,) = nodes()
-    done = subprocess.run(["ssh", "-o", "BatchMode=yes", node.name, "hostname"], env=head_env, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        ["ssh", "-o", "BatchMode=yes", node.name, "hostname"], env=head_env, capture_output=True, text=True, check=True
+    )
     assert done.stdout == f"{node.name}\n"
     settings = subprocess.run(["ssh", "-G", node.name], env=head_env, capture_output=True, text=True, check=True).stdout
     assert f"userknownhostsfile {lab.head_home}/.ssh/known_hosts" in settings
@@ -101,7 +112,9 @@ def test_a_killed_node_is_gone_without_a_word(lab: Lab, nodes: NodeFactory) -> N
 def test_a_cut_link_comes_back_with_its_connections(lab: Lab, nodes: NodeFactory, carrier: bool) -> None:
     (node,) = nodes()
     argv = ["ssh", "-F", str(lab.ssh_config), node.name, "cat"]
-    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=lab.head_env()) as session:
+    with subprocess.Popen(
+        argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=lab.head_env()
+    ) as session:
         assert session.stdin is not None
         assert session.stdout is not None
         session.stdin.write("before\n")
@@ -168,7 +181,9 @@ def test_a_stopped_sshd_accepts_and_says_nothing(lab: Lab, nodes: NodeFactory) -
 
 def test_a_full_disk_is_full_until_it_is_freed(lab: Lab, nodes: NodeFactory) -> None:
     (node,) = nodes(1, disk="64m")
-    assert lab.ssh(node, "head -c 1000000 /dev/zero > ~/some && df --output=size ~ | tail -n 1").stdout.strip() == "65536"
+    assert (
+        lab.ssh(node, "head -c 1000000 /dev/zero > ~/some && df --output=size ~ | tail -n 1").stdout.strip() == "65536"
+    )
     node.fill_disk()
     assert "No space left" in lab.ssh(node, "head -c 100000 /dev/zero > ~/more").stderr
     assert lab.ssh(node, "echo fine > /tmp/elsewhere").returncode == 0
@@ -269,7 +284,12 @@ def test_ways_to_authenticate_are_those_of_the_spec(lab: Lab, nodes: NodeFactory
 
 def test_host_keys_are_known_changed_unknown_or_certified(lab: Lab, nodes: NodeFactory) -> None:
     plain, unknown, certified, legacy = nodes(
-        [NodeSpec(), NodeSpec(known=False), NodeSpec(host_certificate=True), NodeSpec(host_key="rsa", sshd=("HostKeyAlgorithms ssh-rsa",))]
+        [
+            NodeSpec(),
+            NodeSpec(known=False),
+            NodeSpec(host_certificate=True),
+            NodeSpec(host_key="rsa", sshd=("HostKeyAlgorithms ssh-rsa",)),
+        ]
     )
     assert answers(lab, plain)
     assert "Host key verification failed" in lab.ssh(unknown, "true").stderr

@@ -115,7 +115,7 @@ class Bench:
     ) -> Worker:
         path, output = self.tmp_path / f"script-{rank}.py", self.tmp_path / f"output-{rank}"
         path.write_text(script)
-        variables = self.env(rank, pythonpath) if injected else {"PATH": os.environ["PATH"]}
+        variables = self.env(rank, pythonpath) if injected else {"PATH": os.environ["PATH"], "PYTHONUNBUFFERED": "1"}
         with output.open("wb") as file:
             process = subprocess.Popen(
                 argv or [python, *options, str(path)],

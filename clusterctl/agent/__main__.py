@@ -1,0 +1,33 @@
+"""The agent's own command line: `serve`, `supervise`, `facts`, `sampler`. People do not call it."""
+
+from __future__ import annotations
+
+import sys
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; return its exit code."""
+    command, *arguments = (sys.argv[1:] if argv is None else argv) or [""]
+    if command == "serve":
+        from clusterctl.agent import serve
+
+        return serve.main(arguments)
+    if command == "supervise":
+        from clusterctl.agent import supervisor
+
+        return supervisor.main(arguments)
+    if command == "facts":
+        from clusterctl.agent import facts
+
+        facts.main(sys.stdin, sys.stdout)
+        return 0
+    if command == "sampler":
+        from clusterctl.agent.facts import sampler
+
+        return sampler.main(arguments)
+    sys.stderr.write("usage: serve | supervise STATE_ROOT RUN NODE | facts | sampler SECONDS\n")
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

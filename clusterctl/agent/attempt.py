@@ -1,0 +1,316 @@
+"""One attempt on this node, from prepare to swept."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, Any, Callable
+
+from clusterctl.agent import cgroup, claims, oom, ports, proc, protocol, requests, stopping, sweep, system, waiter, workers
+from clusterctl.agent.outputs import Outputs
+
+if TYPE_CHECKING:
+    from clusterctl.agent.fold import NodeState
+    from clusterctl.agent.loop import Loop
+    from clusterctl.agent.marks import Marks
+    from clusterctl.agent.rundir import RunDir
+    from clusterctl.agent.workers import Worker
+
+Record = Callable[[protocol.Event], protocol.Stamp]
+
+
+class Attempt:
+    """The workers of one attempt, what is held for them, and how they end.
+
+    Every change is an event first; `record` writes it down.
+    """
+
+    def __init__(
+        self, loop: Loop, run: RunDir, marks: Marks, prepare: protocol.Prepare, record: Record, held: claims.Claims
+    ) -> None:
+        self._loop, self._run, self._marks, self._record = loop, run, marks, record
+        self.prepare = prepare
+        self.number = prepare.attempt
+        self.workers: dict[int, Worker] = {}
+        self.python = ""
+        self.ports = ports.Ports()
+        self.claims = held
+        self.ledger = sweep.Ledger()
+        self.stopping: tuple[float, protocol.StopReason] | None = None
+        self.swept = False
+        self.remaining: list[dict[str, Any]] = []
+        self.started = False
+        self._ladder: stopping.Ladder | None = None
+        self._oom = oom.counts()
+        self._kinds = {reason.value: reason for reason in protocol.StopReason}
+        self.outputs = Outputs(prepare.reserve, prepare.max_size, self._dropped, self._full)
+        us = proc.identify(os.getpid())
+        if us is not None:
+            self.ledger.ours.add(us)
+
+    # --- prepare
+
+    def make_ready(self) -> None:
+        """Take and make everything that the workers will need.
+
+        Raises:
+            RequestError: Something is not to be had; nothing is then held.
+        """
+        prepare = self.prepare
+        try:
+            os.makedirs(prepare.workdir, exist_ok=True)
+            self.python = workers.resolve_python(prepare)
+            self.claims.take(prepare.gpus)
+            self.ports.hold(prepare.ports)
+            self._make_folders()
+        except (claims.ClaimError, ports.PortError) as error:
+            self._let_go()
+            raise requests.refused(str(error)) from error
+        except OSError as error:
+            self._let_go()
+            if system.is_full(error):
+                raise requests.refused(f"no space left for the output of {len(prepare.ranks)} workers") from error
+            raise requests.of_system(error) from error
+        except requests.RequestError:
+            self._let_go()
+            raise
+
+    def _make_folders(self) -> None:
+        os.makedirs(self._run.attempt(self.number), mode=0o700, exist_ok=True)
+        os.makedirs(self._run.status_dir(self.number), mode=0o700, exist_ok=True)
+        for rank in self.prepare.ranks:
+            self._open_output(rank)
+
+    def _open_output(self, rank: int, first_valid: int = 0) -> None:
+        of_rank = self._run.of_rank
+        self.outputs.open(rank, of_rank(self.number, rank, "log"), of_rank(self.number, rank, "idx"), first_valid)
+
+    def reopen_outputs(self, first_valid: dict[tuple[int, int], int]) -> None:
+        """Open the output files again after a restart of the supervisor."""
+        for rank in self.prepare.ranks:
+            try:
+                self._open_output(rank, first_valid.get((self.number, rank), 0))
+            except OSError as error:
+                self._alarm("output", f"rank {rank}: cannot watch its output: {error.strerror}")
+
+    def _let_go(self) -> None:
+        self.ports.release()
+        self.claims.release()
+        self.outputs.close()
+
+    # --- start
+
+    def start(self, start: protocol.Start) -> None:
+        """Start the workers that are not started yet.
+
+        Raises:
+            RequestError: The attempt is ending or has ended, or a worker could not be started.
+        """
+        if self.stopping is not None or self.swept:
+            raise requests.refused(f"attempt {self.number} is stopped on this node already")
+        try:
+            self.claims.take(self.prepare.gpus)
+        except claims.ClaimError as error:
+            raise requests.refused(str(error)) from error
+        planned = [protocol.from_wire(protocol.WorkerStart, one) for one in start.workers]
+        self.started = True
+        if self.ledger.cgroup is None:
+            self.ledger.cgroup = cgroup.make(f"{self._run.key[:16]}-{self.number}")
+        ranks = [[one.rank, one.local_rank] for one in planned]
+        system.write_json(self._run.start(self.number), {"workers": ranks, "cgroup": self.ledger.cgroup})
+        for one in planned:
+            if one.rank not in self.workers:
+                self._start_worker(start, one)
+
+    def _start_worker(self, start: protocol.Start, one: protocol.WorkerStart) -> None:
+        if one.rank not in self.outputs.sizes():
+            self._open_output(one.rank)
+        post = waiter.Post(
+            program=workers.program(self._run, self._marks, self.prepare, start, one, self.python),
+            output=self.outputs.descriptor(one.rank),
+            spawn_file=self._run.of_rank(self.number, one.rank, "spawn"),
+            exit_file=self._run.of_rank(self.number, one.rank, "exit"),
+            keep=self.claims.descriptors,
+            stop_after=self.prepare.stop_after,
+            lease=self._run.lease,
+            enforce=self._enforce,
+            cgroup=cgroup.procs(self.ledger.cgroup),
+        )
+        worker = workers.begin(one.rank, one.local_rank, post)
+        self.take_in(worker)
+        self._record_started(worker)
+
+    def _enforce(self) -> None:
+        """End everything of the run here; called in a waiter whose fence has expired."""
+        sweep.end_all(self._marks, self.ledger, self.prepare.grace)
+
+    def _record_started(self, worker: Worker) -> None:
+        who = worker.identity
+        self._record(protocol.Started(self.number, worker.rank, worker.local_rank, who.pid, who.start_time))
+
+    def take_in(self, worker: Worker) -> None:
+        """Watch over a worker from now on."""
+        self.workers[worker.rank] = worker
+        self.ledger.workers[worker.identity] = None
+        self.ledger.ours.add(worker.waiter)
+        worker.seen = time.monotonic()
+        self._watch(worker)
+
+    def adopt(self, worker: Worker, state: NodeState) -> None:
+        """Watch over a worker that an earlier supervisor started; what it did not write down is written down now."""
+        self.take_in(worker)
+        if worker.rank not in state.started:
+            self._record_started(worker)
+        if worker.rank in state.exited:
+            worker.exited = True
+            self.ledger.workers[worker.identity] = int(state.exited[worker.rank].latest * proc.TICKS)
+
+    def _watch(self, worker: Worker) -> None:
+        if worker.watch is not None:
+            self._loop.forget(worker.watch)
+        workers.watch(worker)
+        if worker.watch is not None:
+            self._loop.on_readable(worker.watch, self.look)
+
+    # --- ends
+
+    @property
+    def living(self) -> list[Worker]:
+        """The workers whose end was not seen yet."""
+        return [worker for worker in self.workers.values() if not worker.exited]
+
+    def reaped(self, ended: dict[int, int]) -> None:
+        """Take note of children of ours that have ended: wait statuses by pid."""
+        for worker in self.living:
+            if worker.identity.pid in ended:
+                worker.status = ended[worker.identity.pid]
+        self.look()
+
+    def look(self) -> None:
+        """See which workers have ended, and do what follows from that."""
+        for worker in self.living:
+            said = self._end_of(worker)
+            if said is not None and not self.swept:
+                self._exited(worker, said)
+        if self._ladder is not None:
+            self._ladder.poke()
+        elif self.started and not self.swept and not self.living:
+            self._sweep(time.monotonic() + self.prepare.grace)
+
+    def _end_of(self, worker: Worker) -> dict[str, Any] | None:
+        """Return how a worker ended, or `None` while it lives."""
+        path = self._run.of_rank(self.number, worker.rank, "exit")
+        if proc.alive(worker.waiter):
+            # Between the file and the end of the waiter lies nothing that could go wrong.
+            return waiter.read_exit(path)
+        if worker.status is None and proc.alive(worker.identity):
+            worker.seen = time.monotonic()
+            if worker.watched != worker.identity:
+                self._watch(worker)
+            return None
+        return waiter.read_exit(path) or _from_status(worker)
+
+    def _exited(self, worker: Worker, said: dict[str, Any]) -> None:
+        worker.exited = True
+        if said.get("fenced") and self.stopping is None:
+            # The waiter had to end it, since no supervisor was there.
+            self.stopping = (0.0, protocol.StopReason.FENCE)
+            self._record(protocol.Stopping(self.number, protocol.StopReason.FENCE.value, self.prepare.grace))
+        if worker.watch is not None:
+            self._loop.forget(worker.watch)
+        workers.unwatch(worker)
+        self.ledger.workers[worker.identity] = int(time.monotonic() * proc.TICKS)
+        event = self._exit_event(worker, said)
+        self._record(event)
+        if not event.stopped and event.exit_code != 0 and self.living and self.stopping is None:
+            self.stop(self.prepare.grace, protocol.StopReason.PEER_FAILED.value)
+
+    def _exit_event(self, worker: Worker, said: dict[str, Any]) -> protocol.Exited:
+        latest = float(said["mono"])
+        stopped = self.stopping is not None and latest >= self.stopping[0]
+        code, number = said["exit_code"], said["signal"]
+        bad = code != 0
+        of_rank = self._run.of_rank
+        return protocol.Exited(
+            attempt=self.number,
+            rank=worker.rank,
+            exit_code=code,
+            signal=number,
+            stopped=stopped,
+            earliest=float(said["earliest"]),
+            latest=latest,
+            oom=oom.evidence(self._oom, worker.identity.pid) if number == 9 and not stopped else None,
+            error=workers.error_of(of_rank(self.number, worker.rank, "error.json")),
+            tail=workers.tail_of(of_rank(self.number, worker.rank, "log")) if bad and not stopped else "",
+        )
+
+    # --- stop and sweep
+
+    def stop(self, grace: float, reason: str) -> None:
+        """Stop everything of the attempt here; again, to shorten the grace."""
+        if self.swept and not self.remaining:
+            return
+        now = time.monotonic()
+        if self.swept:
+            self.swept, self._ladder = False, None
+        if self.stopping is None:
+            kind = self._kinds.get(reason, protocol.StopReason.CANCELLED)
+            # Who has ended by itself until now was not stopped by us, even if nobody has looked yet.
+            self.stopping = (now, kind)
+            self._record(protocol.Stopping(self.number, reason, grace))
+        self._sweep(now + grace)
+
+    def resume_stopping(self, since: float, event: protocol.Stopping) -> None:
+        """Go on with a stop that an earlier supervisor began."""
+        self.stopping = (since, self._kinds.get(event.reason, protocol.StopReason.CANCELLED))
+        self._sweep(since + event.grace)
+
+    def _sweep(self, kill_at: float) -> None:
+        if self._ladder is None:
+            self._ladder = stopping.Ladder(self._loop, self._marks, self.ledger, kill_at, self._empty)
+        else:
+            self._ladder.shorten(kill_at)
+
+    def _empty(self, remaining: list[dict[str, Any]], tries: int = 0) -> None:
+        """Nothing is left, or what is left cannot be ended: close the attempt once every exit is written down."""
+        self.look()
+        left = {one["pid"] for one in remaining}
+        if tries < 200 and any(worker.identity.pid not in left for worker in self.living):
+            # Its waiter is about to say how it ended.
+            self._loop.after(0.01, lambda: self._empty(remaining, tries + 1))
+            return
+        self._close(remaining)
+
+    def _close(self, remaining: list[dict[str, Any]]) -> None:
+        strays = self.ledger.found - set(self.ledger.workers)
+        if not remaining:
+            self.outputs.look()
+            self.outputs.close()
+            cgroup.remove(self.ledger.cgroup)
+        self.ports.release()
+        self.claims.release()
+        self.swept, self.remaining = True, remaining
+        self._record(protocol.Swept(self.number, len(strays), remaining))
+
+    # --- what the outputs say
+
+    def _dropped(self, rank: int, first_valid: int, lost: int, why: str) -> None:
+        self._record(protocol.Dropped(self.number, rank, first_valid, lost, why))
+
+    def _full(self, message: str) -> None:
+        self._alarm("disk_full", message)
+
+    def _alarm(self, code: str, message: str) -> None:
+        self._record(protocol.Alarm(self.number, code, message))
+
+
+def _from_status(worker: Worker) -> dict[str, Any]:
+    """Return how a worker ended whose waiter was gone: by its status where it became our child, else nobody knows."""
+    now = time.monotonic()
+    said: dict[str, Any] = {"exit_code": None, "signal": None, "earliest": worker.seen, "mono": now}
+    if worker.status is not None:
+        if os.WIFSIGNALED(worker.status):
+            said["signal"] = os.WTERMSIG(worker.status)
+        else:
+            said["exit_code"] = os.WEXITSTATUS(worker.status)
+    return said

@@ -1,0 +1,55 @@
+"""Who may command a run, and when its controller was last heard: two small files that are overwritten in place.
+
+In place, because a full disk must not keep a controller from stopping a run or from being heard.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+
+from clusterctl.agent import system
+from clusterctl.agent.protocol import ErrorKind
+from clusterctl.agent.requests import RequestError
+
+
+def current(path: str) -> int:
+    """Return the highest epoch seen, 0 where there was none yet."""
+    text = system.read_bytes(path, 64).strip()
+    return int(text) if text.isdigit() else 0
+
+
+def admit(path: str, epoch: int) -> None:
+    """Let a command of that epoch pass, and refuse lower ones from now on.
+
+    Raises:
+        RequestError: A controller with a higher epoch has taken over.
+    """
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        seen = int(os.pread(fd, 64, 0).strip() or b"0")
+        if epoch < seen:
+            raise stale(epoch, seen)
+        if epoch > seen:
+            os.pwrite(fd, b"%020d\n" % epoch, 0)
+    finally:
+        os.close(fd)
+
+
+def stale(epoch: int, seen: int) -> RequestError:
+    """Return the error that a controller gets which has been replaced."""
+    message = f"another controller has taken over: epoch {seen} is newer than {epoch}"
+    return RequestError(ErrorKind.STALE_EPOCH, message)
+
+
+def touch_lease(path: str) -> None:
+    """Write down that a controller was heard just now."""
+    with contextlib.suppress(OSError):
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.pwrite(fd, b"%020.3f\n" % time.monotonic(), 0)
+        finally:
+            os.close(fd)

@@ -1,0 +1,83 @@
+"""What a journal means: the state of a run on this node. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from clusterctl.agent import protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+@dataclass
+class NodeState:
+    """A run on a node, as its journal tells it. All but the first three are of the newest attempt.
+
+    Attributes:
+        seq: Of the last event.
+        attempt: The newest attempt, -1 before the first.
+        finished: The run is over.
+        boot: Boot id of the last event: another one now means that nothing of the run is left.
+        stopping: When SIGTERM went out (monotonic), with the event.
+        first_valid: Per attempt and rank, up to where output was given up.
+    """
+
+    seq: int = 0
+    attempt: int = -1
+    finished: protocol.Finished | None = None
+    boot: str = ""
+    prepared_at: float = 0.0
+    ports: list[int] = field(default_factory=list)
+    started: dict[int, protocol.Started] = field(default_factory=dict)
+    exited: dict[int, protocol.Exited] = field(default_factory=dict)
+    stopping: tuple[float, protocol.Stopping] | None = None
+    swept: protocol.Swept | None = None
+    first_valid: dict[tuple[int, int], int] = field(default_factory=dict)
+    began: float | None = None
+    ended: float | None = None
+
+    @property
+    def state(self) -> str:
+        """Return where the node is: `new, prepared, started, stopping, exited, swept, finished`."""
+        if self.finished is not None:
+            return "finished"
+        if self.swept is not None:
+            return "swept"
+        if self.stopping is not None:
+            return "stopping"
+        if self.started:
+            return "exited" if self.started.keys() <= self.exited.keys() else "started"
+        return "prepared" if self.attempt >= 0 else "new"
+
+
+def apply(state: NodeState, stamp: protocol.Stamp, event: protocol.Event) -> None:  # noqa: C901, PLR0912
+    """Take one event into a state."""
+    state.seq, state.boot = stamp.seq, stamp.boot
+    if isinstance(event, protocol.Prepared):
+        state.attempt, state.ports, state.prepared_at = event.attempt, event.ports, stamp.mono
+        state.started, state.exited, state.stopping, state.swept = {}, {}, None, None
+        if state.began is None:
+            state.began = stamp.wall
+    elif isinstance(event, protocol.Started):
+        state.started[event.rank] = event
+    elif isinstance(event, protocol.Exited):
+        state.exited[event.rank] = event
+    elif isinstance(event, protocol.Stopping):
+        state.stopping = state.stopping or (stamp.mono, event)
+    elif isinstance(event, protocol.Swept):
+        state.swept = event
+    elif isinstance(event, protocol.Finished):
+        state.finished, state.ended = event, stamp.wall
+    elif isinstance(event, protocol.Dropped):
+        key = (event.attempt, event.rank)
+        state.first_valid[key] = max(state.first_valid.get(key, 0), event.first_valid)
+
+
+def fold(entries: Iterable[tuple[protocol.Stamp, protocol.Event]]) -> NodeState:
+    """Return what a whole journal means."""
+    state = NodeState()
+    for stamp, event in entries:
+        apply(state, stamp, event)
+    return state

@@ -1,0 +1,34 @@
+"""Starting another process of the agent itself, from wherever this one was loaded: an archive or a source tree."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import clusterctl.agent
+
+_FLAGS = ["-I", "-S", "-X", "utf8"]
+"""Isolated from the user's Python settings, without site packages, and in UTF-8 whatever the locale."""
+
+
+def root() -> str:
+    """Return what has to be on `sys.path` to import us: the archive, or the folder of the source tree."""
+    place = clusterctl.agent.__path__[0]
+    return os.path.dirname(os.path.dirname(os.path.abspath(place)))
+
+
+def command(name: str, *arguments: str, python: str = sys.executable, isolated: bool = True) -> list[str]:
+    """Return the argv that runs a command of the agent.
+
+    Args:
+        name: `serve`, `supervise`, `facts` or `sampler`.
+        arguments: Of that command.
+        python: The interpreter.
+        isolated: False for what has to see the world as a worker does.
+    """
+    flags = _FLAGS if isolated else []
+    place = root()
+    if os.path.isfile(place):
+        return [python, *flags, place, name, *arguments]
+    code = "import sys; sys.path.insert(0, sys.argv.pop(1)); from clusterctl.agent.__main__ import main; sys.exit(main())"
+    return [python, *flags, "-c", code, place, name, *arguments]

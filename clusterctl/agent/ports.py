@@ -1,0 +1,104 @@
+"""Ports that are kept free for the workers: bound, never listening, from prepare to the end of the attempt.
+
+They are bound without SO_REUSEADDR, so that a second holder is refused, and get it right after, so that a worker (whose
+listening socket sets it too) can bind beside us.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+
+_TIME_WAIT = "06"
+
+
+class PortError(Exception):
+    """A port cannot be held; one line that says which and why."""
+
+
+class Ports:
+    """The ports that a run holds on this node."""
+
+    def __init__(self) -> None:
+        self._sockets: list[socket.socket] = []
+        self.numbers: list[int] = []
+
+    def hold(self, wanted: list[int]) -> None:
+        """Hold those ports (0: any free one), in that order.
+
+        Raises:
+            PortError: One of them is in use. Nothing is then held.
+        """
+        try:
+            for port in wanted:
+                self.numbers.append(self._hold(port))
+        except BaseException:
+            self.release()
+            raise
+
+    def _hold(self, port: int) -> int:
+        if port:
+            self._sockets.append(_name(port))
+        sock = _bind(port)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._sockets.append(sock)
+        return int(sock.getsockname()[1])
+
+    def release(self) -> None:
+        """Let all of them go."""
+        for sock in self._sockets:
+            sock.close()
+        self._sockets.clear()
+        self.numbers.clear()
+
+
+def _name(port: int) -> socket.socket:
+    """Hold the name of a port in this network namespace: what `_bind` may have to give up to a worn-out connection."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        sock.bind(f"\0clusterctl-port-{port}")
+    except OSError as error:
+        sock.close()
+        raise PortError(f"port {port} is held by another run") from error
+    return sock
+
+
+def _socket() -> tuple[socket.socket, str]:
+    try:
+        sock = socket.socket(socket.AF_INET6, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+    except OSError:
+        return socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC), ""
+    return sock, "::"
+
+
+def _bind(port: int) -> socket.socket:
+    sock, address = _socket()
+    try:
+        sock.bind((address, port))
+    except OSError as error:
+        # A connection of the attempt before may still be on its way out: that one does not keep a worker from listening.
+        if error.errno == errno.EADDRINUSE and _only_time_wait(port):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                sock.bind((address, port))
+            except OSError:
+                pass
+            else:
+                return sock
+        sock.close()
+        raise PortError(f"port {port} cannot be held: {os.strerror(error.errno or 0)}") from error
+    return sock
+
+
+def _only_time_wait(port: int) -> bool:
+    states = set()
+    for path in ("/proc/net/tcp", "/proc/net/tcp6"):
+        try:
+            with open(path) as file:
+                rows = [line.split() for line in file.readlines()[1:]]
+        except OSError:
+            continue
+        states |= {row[3] for row in rows if int(row[1].rsplit(":", 1)[1], 16) == port}
+    return states == {_TIME_WAIT}

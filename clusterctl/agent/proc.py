@@ -1,0 +1,191 @@
+"""Reading `/proc`: who a process is, whether it still lives, and what it carries with it."""
+
+from __future__ import annotations
+
+import functools
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from clusterctl.agent.system import read_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_PF_EXITING = 0x4
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@functools.lru_cache(maxsize=1)
+def boot_id() -> str:
+    """Return the id of this boot of the machine."""
+    return read_bytes("/proc/sys/kernel/random/boot_id").decode().strip()
+
+
+@functools.lru_cache(maxsize=1)
+def pid_namespace() -> str:
+    """Return what tells this PID namespace from others, `pid:[…]`."""
+    return namespace("pid")
+
+
+def namespace(kind: str) -> str:
+    """Return the id of one of this process's namespaces, or nothing where it cannot be read."""
+    try:
+        return os.readlink(f"/proc/self/ns/{kind}")
+    except OSError:
+        return ""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A process that cannot be mistaken for a later one with the same pid.
+
+    Attributes:
+        pid: Its pid in our namespace.
+        start_time: Clock ticks from boot to its start (`/proc/PID/stat`, field 22).
+    """
+
+    pid: int
+    start_time: int
+
+
+@dataclass(frozen=True)
+class Stat:
+    """What `/proc/PID/stat` says; see proc_pid_stat(5)."""
+
+    pid: int
+    comm: str
+    state: str
+    ppid: int
+    pgid: int
+    sid: int
+    flags: int
+    ticks: int
+    threads: int
+    start_time: int
+
+    @property
+    def identity(self) -> Identity:
+        """Who it is."""
+        return Identity(self.pid, self.start_time)
+
+    @property
+    def gone(self) -> bool:
+        """A zombie is gone, except a leader whose other threads still run."""
+        return self.state in "ZX" and self.threads <= 1
+
+
+def parse_stat(data: bytes) -> Stat | None:
+    """Return the fields of a `/proc/PID/stat`; the name may hold any byte, so the last bracket counts."""
+    head, bracket, tail = data.rpartition(b")")
+    fields = tail.split()
+    if not bracket or len(fields) < 20:
+        return None
+    pid, _, comm = head.partition(b" (")
+    numbers = [int(field) for field in fields[1:20]]
+    return Stat(
+        pid=int(pid),
+        comm=comm.decode("utf-8", "replace"),
+        state=fields[0].decode(),
+        ppid=numbers[0],
+        pgid=numbers[1],
+        sid=numbers[2],
+        flags=numbers[5],
+        ticks=numbers[10] + numbers[11],
+        threads=numbers[16],
+        start_time=numbers[18],
+    )
+
+
+def stat(pid: int) -> Stat | None:
+    """Return what a process is like now, or `None` where there is none of that pid."""
+    return parse_stat(read_bytes(f"/proc/{pid}/stat"))
+
+
+def identify(pid: int) -> Identity | None:
+    """Return who has that pid now."""
+    found = stat(pid)
+    return None if found is None else found.identity
+
+
+def alive(who: Identity) -> bool:
+    """Whether that very process still runs."""
+    found = stat(who.pid)
+    return found is not None and found.start_time == who.start_time and not found.gone
+
+
+def pids() -> Iterator[int]:
+    """Yield every pid of this namespace."""
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            yield int(name)
+
+
+def owner(pid: int) -> int | None:
+    """Return the effective uid of a process."""
+    for line in read_bytes(f"/proc/{pid}/status").splitlines():
+        if line.startswith(b"Uid:"):
+            return int(line.split()[2])
+    return None
+
+
+def environ(pid: int) -> dict[bytes, bytes]:
+    """Return the environment that a process was started with, as far as it may be read and was not overwritten."""
+    pairs = (entry.partition(b"=") for entry in read_bytes(f"/proc/{pid}/environ", 4 << 20).split(b"\0"))
+    return {name: value for name, equals, value in pairs if equals}
+
+
+def soft_limit(pid: int, name: bytes) -> int | None:
+    """Return a soft resource limit by its name in `/proc/PID/limits`; `None` where it is unlimited or unreadable."""
+    for line in read_bytes(f"/proc/{pid}/limits").splitlines():
+        if line.startswith(name):
+            value = line[len(name) :].split()[0]
+            return int(value) if value.isdigit() else None
+    return None
+
+
+def command(pid: int) -> str:
+    """Return the command line for a person to read, at most 200 characters."""
+    line = read_bytes(f"/proc/{pid}/cmdline", 4096).rstrip(b"\0").replace(b"\0", b" ")
+    if not line:
+        found = stat(pid)
+        return "" if found is None else f"[{found.comm}]"
+    return line.decode("utf-8", "replace")[:200]
+
+
+def wchan(pid: int) -> str:
+    """Return where in the kernel a process waits, or nothing where that is not shown."""
+    return read_bytes(f"/proc/{pid}/wchan").decode("ascii", "replace").strip("0\n")
+
+
+def writes_under(pid: int, folder: str) -> bool:
+    """Whether a process has a file under `folder` open for writing."""
+    base = f"/proc/{pid}/fd"
+    try:
+        names = os.listdir(base)
+    except OSError:
+        return False
+    return any(_writes(pid, name, base, folder + "/") for name in names)
+
+
+def _writes(pid: int, name: str, base: str, prefix: str) -> bool:
+    try:
+        if not os.readlink(f"{base}/{name}").startswith(prefix):
+            return False
+    except OSError:
+        return False
+    for line in read_bytes(f"/proc/{pid}/fdinfo/{name}").splitlines():
+        if line.startswith(b"flags:"):
+            return bool(int(line.split()[1], 8) & os.O_ACCMODE)
+    return False
+
+
+def exiting(found: Stat) -> bool:
+    """Whether the kernel is already taking the process apart."""
+    return bool(found.flags & _PF_EXITING)
+
+
+def run_delay() -> float | None:
+    """Return how long this process has waited for a processor so far, in seconds (`/proc/self/schedstat`)."""
+    fields = read_bytes("/proc/self/schedstat").split()
+    return int(fields[1]) / 1e9 if len(fields) >= 2 else None

@@ -1,0 +1,224 @@
+"""Where things lie on a node: the state root, the directory of a run, and each file in it.
+
+    STATE_ROOT/nodes/RUN/NODE/
+      journal.jsonl  samples.jsonl  epoch  lease  prepare.json  supervisor.log
+      attempt-N/  start.json  rank-R.log  rank-R.idx  rank-R.spawn  rank-R.exit  rank-R.error.json
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import stat
+import tempfile
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from urllib.parse import quote, unquote
+
+from clusterctl.agent import protocol
+from clusterctl.agent.system import read_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_NETWORK_FILESYSTEMS = frozenset(
+    "nfs nfs4 cifs smb3 smbfs lustre gpfs beegfs ceph fuse.ceph glusterfs fuse.glusterfs afs 9p fuse.sshfs panfs pvfs2 "
+    "orangefs wekafs fuse.juicefs fuse.s3fs fuse.gcsfuse fuse.mountpoint-s3 vastnfs quobyte".split()
+)
+_ST_NOEXEC = 8
+
+
+class RootError(Exception):
+    """No place for our state: one line that says which and why; `hint` says what helps."""
+
+    def __init__(self, message: str, hint: str) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+# --- the state root
+
+
+def filesystem(path: str) -> str:
+    """Return the type of the filesystem that holds `path`, as the mount table names it."""
+    path = os.path.realpath(path)
+    best, kind = "", ""
+    for line in read_bytes("/proc/self/mounts", 4 << 20).decode("utf-8", "surrogateescape").splitlines():
+        fields = line.split(" ")
+        # The kernel writes blanks in a path as octal numbers.
+        point = fields[1].replace("\\040", " ").replace("\\011", "\t").replace("\\134", "\\") if len(fields) > 2 else ""
+        inside = path == point or path.startswith(point.rstrip("/") + "/")
+        if point and inside and len(point) >= len(best):
+            best, kind = point, fields[2]
+    return kind
+
+
+def is_network(path: str) -> bool:
+    """Whether `path` (or its nearest parent that exists) lies on a filesystem that other machines share."""
+    while not os.path.exists(path) and path != "/":
+        path = os.path.dirname(path)
+    return filesystem(path) in _NETWORK_FILESYSTEMS
+
+
+def choose_root(environ: dict[str, str], home: str, uid: int) -> str:
+    """Return where our state goes: under the home, unless other machines share it."""
+    base = environ.get("XDG_STATE_HOME", "")
+    local = os.path.join(base if os.path.isabs(base) else os.path.join(home, ".local/state"), "clusterctl")
+    return f"/var/tmp/clusterctl-{uid}" if is_network(local) else local
+
+
+def state_root() -> str:
+    """Return the state root of this user on this machine, made and checked.
+
+    Raises:
+        RootError: It cannot be written, may not execute programs, or belongs to somebody else.
+    """
+    root = choose_root(dict(os.environ), os.path.expanduser("~"), os.getuid())
+    try:
+        os.makedirs(root, mode=0o700, exist_ok=True)
+        info = os.lstat(root)
+        with tempfile.TemporaryFile(dir=root):
+            pass
+        flags = os.statvfs(root).f_flag
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise RootError(f"cannot keep state in {root}: {reason}", "set XDG_STATE_HOME to a local folder") from error
+    if info.st_uid != os.getuid() or not stat.S_ISDIR(info.st_mode):
+        raise RootError(f"{root} belongs to uid {info.st_uid}", "set XDG_STATE_HOME to a folder of your own")
+    if flags & _ST_NOEXEC:
+        raise RootError(f"{root} is mounted noexec", "set XDG_STATE_HOME to a folder where programs may run")
+    return root
+
+
+# --- a run on a node
+
+
+def _safe(name: str) -> str:
+    quoted = quote(name, safe="@:+,=")
+    return quoted.replace(".", "%2E") if not quoted.strip(".") else quoted
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """The directory of one run on one node. Paths only: it makes nothing by itself.
+
+    Attributes:
+        root: The state root.
+        run: Id of the run.
+        node: Name of the node in the run; several may share one machine.
+    """
+
+    root: str
+    run: str
+    node: str
+
+    @property
+    def path(self) -> str:
+        """The directory itself."""
+        return os.path.join(self.root, "nodes", _safe(self.run), _safe(self.node))
+
+    @property
+    def key(self) -> str:
+        """A short name for this user, run and node, the same whoever computes it."""
+        text = f"{os.getuid()}\0{self.run}\0{self.node}"
+        return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
+
+    @property
+    def socket(self) -> str:
+        """Name of the supervisor's abstract socket."""
+        return f"\0clusterctl-{os.getuid()}-{self.key[:40]}"
+
+    def file(self, name: str) -> str:
+        """Return the path of a file of the run."""
+        return os.path.join(self.path, name)
+
+    @property
+    def journal(self) -> str:
+        """The journal."""
+        return self.file(protocol.JOURNAL_FILE)
+
+    @property
+    def samples(self) -> str:
+        """The samples."""
+        return self.file(protocol.SAMPLES_FILE)
+
+    @property
+    def prepare(self) -> str:
+        """The last `Prepare` that was carried out."""
+        return self.file("prepare.json")
+
+    @property
+    def lease(self) -> str:
+        """Monotonic clock of the last frame of a controller."""
+        return self.file("lease")
+
+    @property
+    def epoch(self) -> str:
+        """The highest epoch seen."""
+        return self.file("epoch")
+
+    @property
+    def log(self) -> str:
+        """What the supervisor itself has to say."""
+        return self.file("supervisor.log")
+
+    @property
+    def inject(self) -> str:
+        """What is put into workers through PYTHONPATH."""
+        return self.file("inject")
+
+    def attempt(self, attempt: int) -> str:
+        """Return the directory of an attempt."""
+        return self.file(f"attempt-{attempt}")
+
+    def start(self, attempt: int) -> str:
+        """Return where it is written which workers an attempt was to start."""
+        return os.path.join(self.attempt(attempt), "start.json")
+
+    def of_rank(self, attempt: int, rank: int, kind: str) -> str:
+        """Return a file of one worker: `log`, `idx`, `spawn`, `exit` or `error.json`."""
+        return os.path.join(self.attempt(attempt), f"rank-{rank}.{kind}")
+
+    def status_dir(self, attempt: int) -> str:
+        """Return the directory where workers of an attempt show how they are; on a tmpfs where there is one."""
+        return os.path.join(self._memory(), f"{self.key[:16]}-{attempt}")
+
+    def secrets(self) -> str:
+        """Return where secrets wait for a later attempt."""
+        return os.path.join(self._memory(), f"{self.key[:16]}.secrets")
+
+    def _memory(self) -> str:
+        return memory_root() or self.path
+
+    def make(self) -> None:
+        """Make the directory of the run."""
+        os.makedirs(self.path, mode=0o700, exist_ok=True)
+
+
+def memory_root() -> str | None:
+    """Return a private directory on a tmpfs, or `None` where the machine offers none that is ours."""
+    path = f"/dev/shm/clusterctl-{os.getuid()}"
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path, 0o700)
+        info = os.lstat(path)
+    except OSError:
+        return None
+    private = stat.S_ISDIR(info.st_mode) and info.st_uid == os.getuid() and not info.st_mode & 0o077
+    return path if private and os.access(path, os.W_OK) else None
+
+
+def runs(root: str) -> Iterator[RunDir]:
+    """Yield every run that has a directory on this node."""
+    top = os.path.join(root, "nodes")
+    for run in _list(top):
+        for node in _list(os.path.join(top, run)):
+            yield RunDir(root, unquote(run), unquote(node))
+
+
+def _list(path: str) -> list[str]:
+    try:
+        return sorted(os.listdir(path))
+    except OSError:
+        return []

@@ -1,0 +1,143 @@
+"""Samples: what the workers do, every few seconds, and what GPUs and machine say, from a child that may hang or die."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import time
+from typing import TYPE_CHECKING, Any, Callable
+
+from clusterctl.agent import activity, launch, system
+
+if TYPE_CHECKING:
+    from clusterctl.agent.attempt import Attempt
+    from clusterctl.agent.loop import Loop
+    from clusterctl.agent.rundir import RunDir
+
+_RESTART_SECONDS = 30.0
+_MAX_LINE = 1 << 20
+_MAX_SAMPLES = 256 << 20
+_BLOCK = 4096
+
+
+class Samples:
+    """The file of samples of a run. What cannot be written is left out: a sample is never worth a run."""
+
+    def __init__(self, path: str) -> None:
+        self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+    def write(self, attempt: int, kind: str, values: dict[str, Any]) -> None:
+        """Append one sample, with the time by both clocks."""
+        record = {"t": round(time.time(), 3), "m": round(time.monotonic(), 3), "attempt": attempt, "kind": kind, **values}
+        line = json.dumps(record, separators=(",", ":")).encode() + b"\n"
+        before = os.fstat(self._fd).st_size
+        try:
+            system.write_all(self._fd, line)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._fd, before)
+            return
+        if before // _MAX_SAMPLES != (before + len(line)) // _MAX_SAMPLES:
+            with contextlib.suppress(OSError):
+                system.punch(self._fd, 0, before // 2 // _BLOCK * _BLOCK)
+
+
+class Activity:
+    """Samples of the workers of one attempt."""
+
+    def __init__(self, run: RunDir, attempt: Attempt, samples: Samples) -> None:
+        self._run, self._attempt, self._samples = run, attempt, samples
+        self._known: frozenset[int] = frozenset()
+        self._sampler: activity.Sampler | None = None
+
+    def take(self) -> None:
+        """Write one sample, while a worker lives."""
+        attempt = self._attempt
+        if not attempt.living:
+            return
+        ranks = frozenset(attempt.workers)
+        status_dir = self._run.status_dir(attempt.number)
+        if self._sampler is None or ranks != self._known:
+            self._known = ranks
+            ids = [
+                activity.WorkerId(w.rank, w.identity.pid, w.identity.start_time, self._run.of_rank(attempt.number, w.rank, "log"))
+                for w in attempt.workers.values()
+            ]
+            prepare = attempt.prepare
+            self._sampler = activity.Sampler(ids, status_dir, prepare.watch, prepare.workdir, bool(prepare.gpus))
+        with contextlib.suppress(OSError):
+            # logind may clean a tmpfs when the user's last session ends.
+            os.makedirs(status_dir, mode=0o700, exist_ok=True)
+        self._samples.write(attempt.number, "activity", self._sampler.sample())
+
+
+class Health:
+    """The child that samples GPUs and machine: driver calls may hang, so they are not made in the supervisor."""
+
+    def __init__(self, loop: Loop, seconds: float, on_sample: Callable[[dict[str, Any]], None], died: Callable[[str], None]) -> None:
+        self._loop, self._seconds = loop, seconds
+        self._on_sample, self._died = on_sample, died
+        self._pid: int | None = None
+        self._fd = -1
+        self._buffer = b""
+        self._again = True
+        self._start()
+
+    def _start(self) -> None:
+        read, write = os.pipe2(os.O_CLOEXEC)
+        argv = launch.command("sampler", str(self._seconds))
+        pid = os.fork()
+        if pid == 0:
+            try:
+                system.die_with_parent(signal.SIGKILL)
+                null = os.open(os.devnull, os.O_RDWR)
+                os.dup2(null, 0)
+                os.dup2(write, 1)
+                os.dup2(null, 2)
+                os.execv(argv[0], argv)
+            finally:
+                os._exit(127)
+        os.close(write)
+        os.set_blocking(read, False)
+        self._pid, self._fd, self._buffer = pid, read, b""
+        self._loop.on_readable(read, self._readable)
+
+    def _readable(self) -> None:
+        try:
+            data = os.read(self._fd, 65536)
+        except BlockingIOError:
+            return
+        if not data:
+            self._ended()
+            return
+        lines = (self._buffer + data).split(b"\n")
+        self._buffer = lines.pop()[-_MAX_LINE:]
+        for line in lines:
+            with contextlib.suppress(ValueError):
+                value = json.loads(line)
+                if isinstance(value, dict):
+                    self._on_sample(value)
+
+    def _close(self) -> None:
+        self._loop.forget(self._fd)
+        os.close(self._fd)
+        self._fd = -1
+
+    def _ended(self) -> None:
+        self._close()
+        self._pid = None
+        again, self._again = self._again, False
+        self._died("the sampler of GPU and machine health ended" + ("; it is started once more" if again else ""))
+        if again:
+            self._loop.after(_RESTART_SECONDS, self._start)
+
+    def stop(self) -> None:
+        """End the child."""
+        self._again = False
+        if self._pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGKILL)
+            self._pid = None
+            self._close()

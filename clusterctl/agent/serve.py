@@ -1,0 +1,309 @@
+"""`serve`: what a controller talks to over its connection. Stateless; any number at once; ends with its connection."""
+
+from __future__ import annotations
+
+import os
+import time
+import traceback
+from typing import Any, Callable, Optional
+
+from clusterctl.agent import epochs, fold, journal, proc, protocol, requests, rundir
+from clusterctl.agent.channel import Channel
+from clusterctl.agent.follow import Follower
+from clusterctl.agent.jobs import Jobs, Task
+from clusterctl.agent.links import Link
+from clusterctl.agent.loop import Loop
+from clusterctl.agent.notify import Notifier
+from clusterctl.agent.protocol import Command, ErrorKind
+from clusterctl.agent.rundir import RunDir
+
+Result = Optional["dict[str, Any]"]
+Handler = Callable[[int, "dict[str, Any]", Optional[int]], Result]
+
+_QUEUE_LIMIT = 256 * 1024
+"""Bytes that may wait for a slow connection before no more data is added."""
+_LEASE_SECONDS = 0.5
+_CHECK_SECONDS = 1.0
+
+
+class Session:
+    """One controller. A handler returns its answer, or `None` where the answer comes later."""
+
+    def __init__(self, read: int, write: int, idle: float) -> None:
+        self.loop = Loop()
+        self.root = rundir.state_root()
+        self.channel = Channel(self.loop, read, write, self._frame, lambda _why: self.end())
+        self.jobs = Jobs(self.loop, self.channel)
+        self.data_handlers: dict[int, Callable[[protocol.Data], None]] = {}
+        self.followers: dict[tuple[str, str], Follower] = {}
+        self._links: dict[tuple[str, str], Link] = {}
+        self._held: dict[tuple[str, str], int] = {}
+        self._credit = 0
+        self._stream = protocol.AGENT_STREAMS
+        self._dirty = False
+        self._idle = idle
+        self._heard = self._leased = time.monotonic()
+        self._notifier = Notifier(self.loop, self._changed)
+        self._handlers = self._table()
+        self.loop.on_children(self.jobs.reap)
+        self.loop.before_waiting(self._pump)
+        self.loop.every(min(_CHECK_SECONDS, idle / 4), self._check)
+
+    def _table(self) -> dict[Command, Handler]:
+        from clusterctl.agent import node_commands, run_commands, sync_commands
+
+        supervised = (Command.PREPARE, Command.START, Command.STOP, Command.FINISH)
+        return {
+            **{command: self._forwarder(command) for command in supervised},
+            Command.FOLLOW: self._follow,
+            Command.CREDIT: self._more_credit,
+            Command.REPLICATED: self._replicated,
+            Command.BYE: self._bye,
+            **node_commands.handlers(self),
+            **run_commands.handlers(self),
+            **sync_commands.handlers(self),
+        }
+
+    # --- frames
+
+    def _frame(self, frame: protocol.Frame) -> None:
+        self._heard = time.monotonic()
+        self._keep_leases()
+        if isinstance(frame, protocol.Data):
+            handler = self.data_handlers.get(frame.stream)
+            if handler is not None:
+                handler(frame)
+        elif "cmd" in frame:
+            self._request(frame)
+        elif "beat" in frame:
+            self.channel.send(protocol.beat_answer(frame["beat"], time.time(), time.monotonic(), proc.boot_id()))
+
+    def _request(self, frame: dict[str, Any]) -> None:
+        identity = int(frame.get("id") or 0)
+        arguments = frame.get("args") or {}
+        try:
+            command = Command(frame["cmd"])
+            result = self._handlers[command](identity, arguments, frame.get("epoch"))
+        except Exception as error:  # noqa: BLE001 - every request gets its one answer
+            self.answer_error(identity, error)
+            return
+        if result is not None and command not in protocol.UNANSWERED:
+            self.channel.send(protocol.reply(identity, result))
+
+    def answer(self, identity: int, result: dict[str, Any]) -> None:
+        """Answer a request whose handler returned `None`."""
+        self.channel.send(protocol.reply(identity, result))
+
+    def answer_error(self, identity: int, error: Exception) -> None:
+        """Answer a request that went wrong."""
+        if isinstance(error, requests.RequestError):
+            message = error.answer(identity)
+        elif isinstance(error, (protocol.FrameError, KeyError, TypeError, ValueError)):
+            text = f"missing {error}" if isinstance(error, KeyError) else str(error)
+            message = protocol.refusal(identity, ErrorKind.BAD_REQUEST, text)
+        elif isinstance(error, rundir.RootError):
+            message = protocol.refusal(identity, ErrorKind.REFUSED, str(error), error.hint)
+        elif isinstance(error, OSError):
+            message = requests.of_system(error).answer(identity)
+        else:
+            traceback.print_exc()
+            message = protocol.refusal(identity, ErrorKind.FAILED, f"the agent failed: {error!r}")
+        self.channel.send(message)
+
+    def work(self, identity: int, task: Task) -> None:
+        """Do something in a fork and answer the request with what comes of it."""
+
+        def done(outcome: dict[str, Any] | Exception) -> None:
+            if isinstance(outcome, Exception):
+                self.answer_error(identity, outcome)
+            else:
+                self.answer(identity, outcome)
+
+        self.jobs.work(task, done)
+
+    # --- runs
+
+    def run_of(self, arguments: dict[str, Any]) -> RunDir:
+        """Return the run that a request names."""
+        return RunDir(self.root, str(arguments["run"]), str(arguments["node"]))
+
+    def known_run(self, arguments: dict[str, Any]) -> RunDir:
+        """Return the run that a request names.
+
+        Raises:
+            RequestError: This node knows no such run.
+        """
+        run = self.run_of(arguments)
+        if not os.path.isdir(run.path):
+            raise requests.RequestError(ErrorKind.NOT_FOUND, f"no run {run.run} of node {run.node} on this machine")
+        return run
+
+    def admit(self, run: RunDir, epoch: int | None) -> None:
+        """Let a command for a run pass; `None` may only read and is let pass always.
+
+        Raises:
+            RequestError: A newer controller has taken over.
+        """
+        if epoch is None:
+            return
+        key = (run.run, run.node)
+        try:
+            epochs.admit(run.epoch, int(epoch))
+        except requests.RequestError:
+            self._leave(key)
+            raise
+        if key not in self._held:
+            epochs.touch_lease(run.lease)
+        self._held[key] = int(epoch)
+
+    def _leave(self, key: tuple[str, str]) -> None:
+        """Have nothing more to do with a run that another controller has taken over."""
+        self._held.pop(key, None)
+        follower = self.followers.pop(key, None)
+        if follower is not None:
+            follower.close()
+        link = self._links.pop(key, None)
+        if link is not None:
+            link.close()
+
+    def _keep_leases(self) -> None:
+        """Let the fences of the runs that this controller holds know that it was heard."""
+        if self._heard - self._leased < _LEASE_SECONDS:
+            return
+        self._leased = self._heard
+        for (name, node), epoch in list(self._held.items()):
+            run = RunDir(self.root, name, node)
+            if epochs.current(run.epoch) > epoch:
+                self._leave((name, node))
+                self.channel.send({"push": "stale", "run": name, "node": node})
+            else:
+                epochs.touch_lease(run.lease)
+
+    def link(self, run: RunDir) -> Link:
+        """Return the link to a run's supervisor."""
+        key = (run.run, run.node)
+        if key not in self._links:
+            self._links[key] = Link(self.loop, run, lambda: self._needs_supervisor(key))
+        return self._links[key]
+
+    def _needs_supervisor(self, key: tuple[str, str]) -> bool:
+        """Whether a run that this controller follows still has something to be watched."""
+        follower = self.followers.get(key)
+        if follower is None or key not in self._held:
+            return False
+        follower.pump_events()
+        return follower.state.state not in ("new", "swept", "finished")
+
+    def _forwarder(self, command: Command) -> Handler:
+        def forward(identity: int, arguments: dict[str, Any], epoch: int | None) -> Result:
+            if epoch is None:
+                raise requests.RequestError(ErrorKind.BAD_REQUEST, f"`{command.value}` needs an epoch")
+            if command is Command.PREPARE:
+                run = self.run_of(arguments)
+                run.make()
+                arguments = {**arguments, "workdir": os.path.abspath(os.path.expanduser(arguments["workdir"]))}
+            else:
+                run = self.known_run(arguments)
+            self.admit(run, epoch)
+            if command in (Command.STOP, Command.FINISH) and _nothing_to_do(run):
+                return {}
+            self.link(run).ask(command, arguments, epoch, lambda message: self._pass_on(identity, message))
+            return None
+
+        return forward
+
+    def _pass_on(self, identity: int, message: dict[str, Any]) -> None:
+        self.channel.send({**message, "id": identity})
+
+    def _replicated(self, _identity: int, arguments: dict[str, Any], epoch: int | None) -> Result:
+        run = self.run_of(arguments)
+        key = (run.run, run.node)
+        if key in self._held and key in self._links:
+            self._links[key].tell(Command.REPLICATED, arguments, epoch)
+        return None
+
+    # --- following
+
+    def _follow(self, _identity: int, arguments: dict[str, Any], epoch: int | None) -> Result:
+        follow = protocol.from_wire(protocol.Follow, arguments)
+        run = self.known_run(arguments)
+        self.admit(run, epoch)
+        key = (run.run, run.node)
+        if not os.path.exists(run.journal):
+            raise requests.RequestError(ErrorKind.NOT_FOUND, f"run {run.run} was not prepared on this node")
+        if key in self.followers:
+            self.followers[key].close()
+        self.followers[key] = Follower(
+            run, follow, self.channel.send, self.channel.send_data, self.new_stream, self._notifier.watch
+        )
+        self._credit = follow.credit
+        self._dirty = True
+        if epoch is not None and self._needs_supervisor(key):
+            self.link(run).ensure()
+        return {}
+
+    def new_stream(self) -> int:
+        """Return a number for a stream that we announce."""
+        self._stream += 1
+        return self._stream
+
+    def _more_credit(self, _identity: int, arguments: dict[str, Any], _epoch: int | None) -> Result:
+        self._credit += int(arguments["bytes"])
+        self._dirty = True
+        return None
+
+    def _changed(self) -> None:
+        self._dirty = True
+
+    def _pump(self) -> None:
+        """Send what is new: all events, and bytes as far as credit and connection let us."""
+        if not self._dirty:
+            return
+        for follower in self.followers.values():
+            follower.pump_events()
+        while self._credit > 0 and self.channel.queued < _QUEUE_LIMIT:
+            sent = 0
+            for follower in list(self.followers.values()):
+                sent += follower.pump_data(self._credit - sent)
+                if sent >= self._credit:
+                    break
+            if not sent:
+                self._dirty = False
+                return
+            self._credit -= sent
+        # Credit or the connection holds us up; both wake the loop when they go on.
+        self._dirty = self._credit > 0
+
+    # --- the end
+
+    def _check(self) -> None:
+        if time.monotonic() - self._heard > self._idle:
+            self.channel.close("idle")
+
+    def _bye(self, identity: int, _arguments: dict[str, Any], _epoch: int | None) -> Result:
+        self.answer(identity, {})
+        self.channel.flush()
+        self.channel.close("bye")
+        return None
+
+    def end(self) -> None:
+        """End with everything that was started for this controller; runs are not."""
+        self.jobs.kill_all()
+        self.loop.stop()
+
+
+def _nothing_to_do(run: RunDir) -> bool:
+    state = fold.fold(journal.read(run.journal))
+    return state.finished is not None
+
+
+def main(arguments: list[str]) -> int:
+    """Serve on stdin and stdout. `--idle SECONDS` changes how long silence is borne."""
+    idle = float(arguments[1]) if arguments[:1] == ["--idle"] else protocol.IDLE_SECONDS
+    read, write = os.dup(0), os.dup(1)
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)
+    os.dup2(null, 1)
+    os.close(null)
+    Session(read, write, idle).loop.run()
+    return 0

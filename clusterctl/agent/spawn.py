@@ -1,0 +1,131 @@
+"""What a forked child does to become a program: everything that a user wrote travels as data, never as shell text."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import signal
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NoReturn
+
+from clusterctl.agent import system
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+NOT_FOUND = 127
+NOT_EXECUTABLE = 126
+# Linux has not enforced this limit since 2.4.25, shows it in /proc/PID/limits, and hands it on through fork and exec.
+_RLIMIT_LOCKS = 10
+
+PYTHON = "{python}"
+"""As `argv[0]`, the interpreter that `Prepare` found."""
+
+_SETTINGS_OF_OURS = (b"CLUSTERCTL_",)
+
+
+def encode(text: str) -> bytes:
+    """Return text of a peer as the bytes that it stood for."""
+    return text.encode("utf-8", "surrogateescape")
+
+
+def base_environment() -> dict[bytes, bytes]:
+    """Return what every program of a user starts from: our own environment, less what is ours."""
+    return {k: v for k, v in os.environb.items() if not k.startswith(_SETTINGS_OF_OURS)}
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program to run.
+
+    Attributes:
+        argv: Executed as it is.
+        env: The whole environment.
+        cwd: Where; it must be there.
+        prologue: Text for bash that runs first, in the same process.
+        tag: Value of the surviving marker, or `None`.
+    """
+
+    argv: list[bytes]
+    env: dict[bytes, bytes] = field(default_factory=dict)
+    cwd: bytes = b"/"
+    prologue: bytes | None = None
+    tag: int | None = None
+
+
+def command_line(program: Program) -> list[bytes]:
+    """Return what is executed: the argv itself, or bash that runs the prologue and then becomes the argv."""
+    if program.prologue is None:
+        return program.argv
+    return [b"bash", b"-c", program.prologue + b'\nexec "$@"', b"bash", *program.argv]
+
+
+def find(name: bytes, env: dict[bytes, bytes]) -> bytes | None:
+    """Return the path of a program as `execvp` would find it, or `None`; a path stays as it is."""
+    if b"/" in name:
+        return name
+    return shutil.which(name, path=env.get(b"PATH", os.defpath.encode()))
+
+
+def close_all(keep: Iterable[int]) -> None:
+    """Close every descriptor above 2 but those."""
+    kept = set(keep)
+    for name in os.listdir("/proc/self/fd"):
+        fd = int(name)
+        if fd > 2 and fd not in kept:
+            try:
+                os.close(fd)
+            except OSError:
+                continue
+
+
+def normal_signals() -> None:
+    """Undo what Python and our loop did to signals: dispositions are default, nothing is blocked."""
+    signal.set_wakeup_fd(-1)
+    for number in signal.valid_signals():
+        if number not in (signal.SIGKILL, signal.SIGSTOP) and signal.getsignal(number) is not signal.SIG_DFL:
+            try:
+                signal.signal(number, signal.SIG_DFL)
+            except (OSError, ValueError, RuntimeError):
+                continue
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+
+
+def set_tag(value: int) -> None:
+    """Put the surviving marker on this process and all that will come of it."""
+    for limit in (_RLIMIT_LOCKS, resource.RLIMIT_RSS):
+        try:
+            hard = resource.getrlimit(limit)[1]
+            resource.setrlimit(limit, (value, hard))
+        except (OSError, ValueError):
+            continue
+        return
+
+
+def become(program: Program) -> NoReturn:
+    """Turn this process into the program; if that fails, say so on descriptor 2 and end with 127 or 126."""
+    try:
+        if program.tag is not None:
+            set_tag(program.tag)
+        normal_signals()
+        os.chdir(program.cwd)
+        argv = command_line(program)
+        path = find(argv[0], program.env)
+        if path is None:
+            _fail(NOT_FOUND, argv[0], "no such program on PATH")
+        os.execve(path, argv, program.env)
+    except OSError as error:
+        code = NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
+        place = error.filename if error.filename is not None else program.argv[0]
+        _fail(code, place, error.strerror or str(error))
+    except BaseException as error:  # noqa: BLE001
+        _fail(NOT_EXECUTABLE, program.argv[0] if program.argv else b"", repr(error))
+
+
+def _fail(code: int, what: bytes | str, why: str) -> NoReturn:
+    name = what if isinstance(what, bytes) else encode(what)
+    try:
+        system.write_all(2, b"clusterctl: cannot run `" + name + b"`: " + why.encode() + b"\n")
+    finally:
+        os._exit(code)

@@ -1,0 +1,360 @@
+"""The supervisor: one for each run and node. It plans nothing; it starts, watches, writes down, stops and sweeps.
+
+It may be killed at any moment: all that matters is on the disk or in a waiter, and the next one goes on from there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import struct
+import sys
+import time
+import traceback
+from typing import Any
+
+from clusterctl.agent import claims, epochs, fold, journal, launch, marks, proc, protocol, requests, sampling, spawn
+from clusterctl.agent import secrets as kept
+from clusterctl.agent import system, waiter, workers
+from clusterctl.agent.attempt import Attempt
+from clusterctl.agent.channel import Channel
+from clusterctl.agent.loop import Loop
+from clusterctl.agent.rundir import RunDir
+
+TICK_SECONDS = 0.25
+_UNATTENDED_SECONDS = 600.0
+"""After so long without a controller, a supervisor with nothing to watch ends; the next command starts another."""
+_SLOW_SECONDS = 1.0
+READY = b"ready\n"
+TAKEN = b"taken\n"
+
+
+class Supervisor:
+    """Everything of one run on this node."""
+
+    def __init__(self, run: RunDir) -> None:
+        """Go on from what the run directory says. The single-instance lock must be held."""
+        run.make()
+        self._run = run
+        self._loop = Loop()
+        self._marks = marks.marks_of(run)
+        self._journal = journal.Journal(run.journal)
+        self._state = fold.fold(journal.read(run.journal))
+        self._claims = claims.Claims(run.run, run.node)
+        self._samples = sampling.Samples(run.samples)
+        self._attempt: Attempt | None = None
+        self._activity: sampling.Activity | None = None
+        self._health: sampling.Health | None = None
+        self._peers = 0
+        self._ending = False
+        self._commands = {
+            protocol.Command.PREPARE: self._prepare,
+            protocol.Command.START: self._start,
+            protocol.Command.STOP: self._stop,
+            protocol.Command.FINISH: self._finish,
+        }
+        self._next_sample = 0.0
+        self._adopt()
+
+    def serve(self, listener: socket.socket) -> None:
+        """Work until the run is finished."""
+        listener.setblocking(False)
+        self._loop.on_readable(listener.fileno(), lambda: self._accept(listener))
+        self._loop.on_children(self._reap)
+        self._loop.every(TICK_SECONDS, self._tick)
+        self._loop.every(_SLOW_SECONDS, self._slow_tick)
+        signal.signal(signal.SIGTERM, lambda _number, _frame: self._end_soon())
+        self._reap()
+        self._loop.run()
+        if self._health is not None:
+            self._health.stop()
+
+    def _end_soon(self) -> None:
+        """End when nothing is left to watch: the machine goes down, or somebody wants us gone."""
+        self._ending = True
+
+    # --- the journal
+
+    def _record(self, event: protocol.Event) -> protocol.Stamp:
+        try:
+            stamp = self._journal.append(event)
+        except OSError as error:
+            self._say(f"cannot write the journal: {error}")
+            stamp = protocol.Stamp(self._journal.seq, time.time(), time.monotonic(), proc.boot_id())
+        fold.apply(self._state, stamp, event)
+        # After this action, not now: who follows has seen it already, and the disk may be slow.
+        self._loop.after(0.0, self._sync)
+        return stamp
+
+    def _sync(self) -> None:
+        with contextlib.suppress(OSError):
+            self._journal.sync()
+
+    def _alarm(self, code: str, message: str) -> None:
+        self._record(protocol.Alarm(max(self._state.attempt, 0), code, message))
+
+    def _say(self, text: str) -> None:
+        print(time.strftime("%Y-%m-%dT%H:%M:%S"), text, file=sys.stderr, flush=True)  # noqa: T201
+
+    # --- adoption
+
+    def _adopt(self) -> None:
+        """Go on where the last supervisor of this run ended, if there was one."""
+        if self._state.seq == 0 or self._state.finished is not None:
+            return
+        self._record(protocol.Adopted(self._state.attempt, os.getpid()))
+        stored = system.read_json(self._run.prepare)
+        if stored is None or self._state.swept is not None:
+            return
+        prepare = protocol.from_wire(protocol.Prepare, stored)
+        if prepare.attempt != self._state.attempt:
+            return
+        attempt = Attempt(self._loop, self._run, self._marks, prepare, self._record, self._claims)
+        self._set_attempt(attempt)
+        attempt.reopen_outputs(self._state.first_valid)
+        with contextlib.suppress(requests.RequestError):
+            attempt.python = workers.resolve_python(prepare)
+        self._adopt_workers(attempt)
+        if self._state.stopping is not None:
+            attempt.resume_stopping(*self._state.stopping)
+        attempt.look()
+
+    def _adopt_workers(self, attempt: Attempt) -> None:
+        started = system.read_json(self._run.start(attempt.number))
+        if started is None:
+            return
+        attempt.started = True
+        attempt.ledger.cgroup = started.get("cgroup")
+        with contextlib.suppress(claims.ClaimError):
+            self._claims.take(attempt.prepare.gpus)
+        for rank, local_rank in started["workers"]:
+            said = waiter.read_spawn(self._run.of_rank(attempt.number, rank, "spawn"))
+            if said is not None:
+                attempt.adopt(workers.from_spawn(rank, local_rank, said), self._state)
+
+    def _set_attempt(self, attempt: Attempt) -> None:
+        self._attempt = attempt
+        self._activity = sampling.Activity(self._run, attempt, self._samples)
+        seconds = attempt.prepare.health_seconds
+        if seconds > 0 and self._health is None:
+            self._health = sampling.Health(self._loop, seconds, self._health_sample, self._sampler_died)
+
+    # --- samples and time
+
+    def _health_sample(self, values: dict[str, Any]) -> None:
+        self._samples.write(max(self._state.attempt, 0), "health", values)
+
+    def _sampler_died(self, message: str) -> None:
+        self._alarm("sampler_died", message)
+
+    def _tick(self) -> None:
+        attempt = self._attempt
+        if attempt is None or attempt.swept:
+            return
+        attempt.outputs.look()
+        attempt.look()
+        if self._activity is not None and time.monotonic() >= self._next_sample:
+            self._next_sample = time.monotonic() + attempt.prepare.sample_seconds
+            self._activity.take()
+
+    def _slow_tick(self) -> None:
+        attempt = self._attempt
+        heard = waiter.read_lease(self._run.lease)
+        age = time.monotonic() - heard if heard is not None else 0.0
+        if attempt is not None and not attempt.swept:
+            limit = attempt.prepare.stop_after
+            if limit is not None and age > limit and attempt.stopping is None:
+                attempt.stop(attempt.prepare.grace, protocol.StopReason.FENCE.value)
+        busy = attempt is not None and attempt.started and not attempt.swept
+        if not busy and self._peers == 0 and (self._ending or age > _UNATTENDED_SECONDS):
+            self._loop.stop()
+
+    def _reap(self) -> None:
+        """Take in the ends of all children: waiters, orphans of the run, and helpers."""
+        ended: dict[int, int] = {}
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if pid == 0:
+                    break
+                ended[pid] = status
+        if self._attempt is not None:
+            self._attempt.reaped(ended)
+
+    # --- conversations
+
+    def _accept(self, listener: socket.socket) -> None:
+        try:
+            sock, _ = listener.accept()
+        except OSError:
+            return
+        if peer_uid(sock) not in (os.getuid(), 0):
+            sock.close()
+            return
+        self._peers += 1
+        fd = sock.detach()
+        channel: list[Channel] = []
+
+        def gone(_why: str) -> None:
+            self._peers -= 1
+
+        channel.append(Channel(self._loop, fd, fd, lambda frame: self._answer(channel[0], frame), gone))
+
+    def _answer(self, channel: Channel, frame: protocol.Frame) -> None:
+        if not isinstance(frame, dict):
+            return
+        identity = frame.get("id", 0)
+        try:
+            result = self._do(frame)
+        except requests.RequestError as error:
+            message = error.answer(identity)
+        except protocol.FrameError as error:
+            message = protocol.refusal(identity, protocol.ErrorKind.BAD_REQUEST, str(error))
+        except OSError as error:
+            message = requests.of_system(error).answer(identity)
+        except Exception as error:  # noqa: BLE001 - a bug of ours must not take the run's guardian away
+            self._say(traceback.format_exc())
+            message = protocol.refusal(identity, protocol.ErrorKind.FAILED, f"the supervisor failed: {error!r}")
+        else:
+            message = protocol.reply(identity, result)
+        if identity:
+            channel.send(message)
+
+    def _do(self, frame: dict[str, Any]) -> dict[str, Any]:
+        command, arguments = frame.get("cmd"), frame.get("args", {})
+        epochs.admit(self._run.epoch, int(frame.get("epoch") or 0))
+        if command == protocol.Command.REPLICATED.value:
+            self._replicated(arguments.get("offsets", {}))
+            return {}
+        for known, action in self._commands.items():
+            if command == known.value:
+                return action(arguments)
+        raise requests.RequestError(protocol.ErrorKind.BAD_REQUEST, f"the supervisor knows no command {command!r}")
+
+    # --- commands
+
+    def _prepare(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        prepare = protocol.from_wire(protocol.Prepare, arguments)
+        if self._state.finished is not None:
+            raise requests.refused(f"run {self._run.run} is finished on this node")
+        attempt = self._attempt
+        if attempt is not None and not attempt.swept:
+            if prepare.attempt != attempt.number or attempt.stopping is not None:
+                raise requests.refused(f"attempt {attempt.number} of run {self._run.run} has not ended on this node")
+            return self._prepared(attempt)
+        if prepare.attempt <= self._state.attempt:
+            raise requests.refused(f"attempt {prepare.attempt} of run {self._run.run} is over on this node")
+        attempt = Attempt(self._loop, self._run, self._marks, prepare, self._record, self._claims)
+        attempt.make_ready()
+        system.write_json(self._run.prepare, protocol.to_wire(prepare))
+        epochs.touch_lease(self._run.lease)
+        self._set_attempt(attempt)
+        self._record(protocol.Prepared(prepare.attempt, list(attempt.ports.numbers)))
+        return self._prepared(attempt)
+
+    def _prepared(self, attempt: Attempt) -> dict[str, Any]:
+        return {"ports": list(self._state.ports), "run_dir": self._run.path, "python": attempt.python}
+
+    def _start(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        start = protocol.from_wire(protocol.Start, arguments)
+        attempt = self._attempt
+        if attempt is None or attempt.number != start.attempt:
+            raise requests.refused(f"attempt {start.attempt} of run {self._run.run} is not prepared on this node")
+        start = kept.recall(self._run.secrets(), start)
+        attempt.start(start)
+        return {}
+
+    def _stop(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        stop = protocol.from_wire(protocol.Stop, arguments)
+        if self._attempt is not None:
+            self._attempt.stop(stop.grace, stop.reason)
+        return {}
+
+    def _finish(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        if self._attempt is not None and not self._attempt.swept:
+            raise requests.refused(f"attempt {self._attempt.number} of run {self._run.run} has not ended on this node")
+        if self._state.finished is None:
+            self._record(protocol.Finished(str(arguments.get("state", "")), int(arguments.get("exit_code") or 0)))
+        kept.forget(self._run.secrets())
+        for number in range(self._state.attempt + 1):
+            kept.remove_folder(self._run.status_dir(number))
+        self._loop.after(0.05, self._loop.stop)
+        return {}
+
+    def _replicated(self, offsets: dict[str, int]) -> None:
+        if self._attempt is None or self._attempt.swept:
+            return
+        for rank in self._attempt.workers:
+            offset = offsets.get(protocol.output_file(self._attempt.number, rank))
+            if offset is not None:
+                self._attempt.outputs.replicated(rank, int(offset))
+
+
+def peer_uid(sock: socket.socket) -> int:
+    """Return the user at the other end of a unix socket."""
+    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return int(struct.unpack("3i", credentials)[1])
+
+
+# --- starting one
+
+
+def main(arguments: list[str]) -> int:
+    """Be the supervisor of `STATE_ROOT RUN NODE`; says on stdout whether it is ready or another one is there."""
+    run = RunDir(*arguments[:3])
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        listener.bind(run.socket)
+    except OSError:
+        os.write(1, TAKEN)
+        return 0
+    listener.listen(64)
+    _detach(run, listener)
+    supervisor = Supervisor(run)
+    with contextlib.suppress(OSError):
+        os.write(1, READY)
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 1)
+    os.close(null)
+    supervisor.serve(listener)
+    return 0
+
+
+def _detach(run: RunDir, listener: socket.socket) -> None:
+    """Depend on nothing of who started us: no terminal, no folder, no stray descriptor."""
+    run.make()
+    os.chdir("/")
+    spawn.close_all({listener.fileno()})
+    log = os.open(run.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    os.dup2(log, 2)
+    os.close(log)
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
+        signal.signal(number, signal.SIG_IGN)
+    system.set_name("clusterctl-supv")
+    system.become_subreaper()
+
+
+def start(run: RunDir) -> tuple[int, int]:
+    """Start a supervisor that outlives this process; return the pid of a short-lived child and where it says READY.
+
+    It is forked twice, so that it is never our child, and in a session of its own.
+    """
+    argv = launch.command("supervise", run.root, run.run, run.node)
+    read, write = os.pipe2(os.O_CLOEXEC)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setsid()
+            if os.fork() == 0:
+                spawn.normal_signals()
+                null = os.open(os.devnull, os.O_RDWR)
+                os.dup2(null, 0)
+                os.dup2(write, 1)
+                os.dup2(null, 2)
+                os.execv(argv[0], argv)
+        finally:
+            os._exit(0)
+    os.close(write)
+    return pid, read

@@ -1,0 +1,122 @@
+"""The few system calls that Python 3.9 does not wrap, and small files that are written whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import json
+import os
+import tempfile
+from typing import Any
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+_PR_SET_CHILD_SUBREAPER = 36
+_KEEP_SIZE = 1
+_PUNCH_HOLE = 2
+
+
+def become_subreaper() -> None:
+    """Make orphaned descendants children of this process, so that it sees how they end."""
+    _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def die_with_parent(signum: int) -> None:
+    """Ask the kernel for `signum` when the parent of this process ends. For our own helpers only, never for workers."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signum, 0, 0, 0)
+
+
+def set_name(name: str) -> None:
+    """Set what `ps -o comm` shows (15 bytes)."""
+    _LIBC.prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
+
+
+def _fallocate(fd: int, mode: int, offset: int, length: int) -> None:
+    result = _LIBC.fallocate(fd, mode, ctypes.c_int64(offset), ctypes.c_int64(length))
+    if result != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+
+
+def reserve(fd: int, offset: int, length: int) -> bool:
+    """Reserve disk blocks for `length` bytes from `offset` on, without changing the size of the file.
+
+    Returns:
+        False where the filesystem cannot do that.
+
+    Raises:
+        OSError: The disk is full (ENOSPC, EDQUOT) or the file is not writable.
+    """
+    try:
+        _fallocate(fd, _KEEP_SIZE, offset, length)
+    except OSError as error:
+        if error.errno in (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL):
+            return False
+        raise
+    return True
+
+
+def punch(fd: int, offset: int, length: int) -> bool:
+    """Give the blocks of a range back to the filesystem; it then reads as zeros. False where that is not possible."""
+    try:
+        _fallocate(fd, _PUNCH_HOLE | _KEEP_SIZE, offset, length)
+    except OSError as error:
+        if error.errno in (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL):
+            return False
+        raise
+    return True
+
+
+def is_full(error: OSError) -> bool:
+    """Whether an error means that no space is left."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def write_all(fd: int, data: bytes) -> None:
+    """Write all of `data` to a blocking descriptor."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def write_whole(path: str, data: bytes, mode: int = 0o600) -> None:
+    """Put a file in place so that a reader sees all of it or what was there before."""
+    fd, temporary = tempfile.mkstemp(prefix=".", dir=os.path.dirname(path))
+    try:
+        try:
+            os.fchmod(fd, mode)
+            write_all(fd, data)
+        finally:
+            os.close(fd)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def write_json(path: str, value: Any) -> None:
+    """Put a JSON file in place as a whole."""
+    write_whole(path, (json.dumps(value, separators=(",", ":")) + "\n").encode())
+
+
+def read_json(path: str) -> dict[str, Any] | None:
+    """Return the object in a file, or `None` where there is none that can be read."""
+    try:
+        with open(path, "rb") as file:
+            value = json.loads(file.read())
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def read_bytes(path: str, limit: int = 1 << 20) -> bytes:
+    """Return the start of a file, or nothing where it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(limit)
+    except OSError:
+        return b""

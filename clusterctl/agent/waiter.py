@@ -1,0 +1,248 @@
+"""The waiter: a fork between supervisor and worker that does nothing but wait, and writes down how the worker ended.
+
+It survives the supervisor, and holds the claims on the GPUs as long as the worker lives. Where a fence is set it also
+enforces it, so that the worker ends even if nobody is left to end it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import signal
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Callable, NoReturn
+
+from clusterctl.agent import proc, spawn, system
+
+if TYPE_CHECKING:
+    from clusterctl.agent.spawn import Program
+
+_FENCE_SLACK = 2.0
+"""Seconds by which the waiter lets the supervisor go first with the fence."""
+_UNMEASURED_DELAY = 0.05
+_MARGIN = 0.002
+
+
+@dataclass(frozen=True)
+class Post:
+    """What one waiter is told.
+
+    Attributes:
+        program: What the worker becomes.
+        output: Descriptor that becomes the worker's stdout and stderr.
+        spawn_file: Where the identities of waiter and worker are written, before the worker may run.
+        exit_file: Where it is written how the worker ended.
+        keep: Descriptors to hold (claims).
+        stop_after: Seconds without a controller after which the worker is ended; `None` for never.
+        lease: File with the monotonic time of the controller's last frame.
+        enforce: Ends everything of the run on this node; called when the fence has expired.
+        cgroup: `cgroup.procs` to join, or `None`.
+    """
+
+    program: Program
+    output: int
+    spawn_file: str
+    exit_file: str
+    keep: list[int] = field(default_factory=list)
+    stop_after: float | None = None
+    lease: str = ""
+    enforce: Callable[[], None] | None = None
+    cgroup: str | None = None
+
+
+def start(post: Post) -> tuple[int, int]:
+    """Fork a waiter, which forks the worker. To be called in a process with one thread.
+
+    Returns:
+        The pid of the waiter, and a descriptor from which `{"pid", "start_time"}` of the worker (or nothing) can be read.
+    """
+    read, write = os.pipe2(os.O_CLOEXEC)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            _wait_for_worker(post, write)
+        finally:
+            os._exit(1)
+    os.close(write)
+    return pid, read
+
+
+def read_spawn(path: str) -> dict[str, Any] | None:
+    """Return what a spawn file says: `pid, start_time, waiter_pid, waiter_start_time, boot`."""
+    return system.read_json(path)
+
+
+def read_exit(path: str) -> dict[str, Any] | None:
+    """Return what an exit file says: `exit_code, signal, earliest, mono, fenced`."""
+    return system.read_json(path)
+
+
+def _wait_for_worker(post: Post, report: int) -> NoReturn:
+    parent = os.getppid()
+    os.setsid()
+    gc.freeze()
+    gc.disable()
+    spawn.normal_signals()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
+        signal.signal(number, signal.SIG_IGN)
+    system.set_name("clusterctl-wait")
+    exit_fd = _open_exit(post.exit_file)
+    gate, go = os.pipe2(os.O_CLOEXEC)
+    worker = os.fork()
+    if worker == 0:
+        _work(post, gate, go)
+    os.close(gate)
+    # A waiter whose supervisor is gone already must not start anything: nobody would know of it.
+    if os.getppid() == parent and _claim(post.spawn_file, worker, report):
+        os.write(go, b"g")
+    os.close(go)
+    _forget_the_rest({*post.keep, exit_fd})
+    _write_exit(exit_fd, post.exit_file, _outcome(worker, post))
+    os._exit(0)
+
+
+def _work(post: Post, gate: int, go: int) -> NoReturn:
+    try:
+        os.setsid()
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.dup2(post.output, 1)
+        os.dup2(post.output, 2)
+        spawn.close_all({gate, go})
+        os.close(go)
+        if post.program.tag is not None:
+            spawn.set_tag(post.program.tag)
+        _join(post.cgroup)
+        if os.read(gate, 1):
+            os.close(gate)
+            spawn.become(post.program)
+    finally:
+        os._exit(spawn.NOT_EXECUTABLE)
+
+
+def _join(procs: str | None) -> None:
+    if procs is not None:
+        with contextlib.suppress(OSError), open(procs, "w") as file:
+            file.write("0")
+
+
+def _open_exit(path: str) -> int:
+    """Make the exit file under another name, with space for its content, so that a full disk cannot keep it empty."""
+    fd = os.open(path + ".new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with contextlib.suppress(OSError):
+        system.reserve(fd, 0, 4096)
+    return fd
+
+
+def _claim(path: str, worker: int, report: int) -> bool:
+    """Write the identities down; false where another waiter has this rank already."""
+    who, us = proc.identify(worker), proc.identify(os.getpid())
+    if who is None or us is None:
+        return False
+    record = {
+        "pid": who.pid,
+        "start_time": who.start_time,
+        "waiter_pid": us.pid,
+        "waiter_start_time": us.start_time,
+        "boot": proc.boot_id(),
+        "pid_ns": proc.pid_namespace(),
+    }
+    line = json.dumps(record).encode() + b"\n"
+    temporary = f"{path}.{us.pid}"
+    try:
+        system.write_whole(temporary, line)
+        os.link(temporary, path)
+    except FileExistsError:
+        return False
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+    os.write(report, line)
+    return True
+
+
+def _forget_the_rest(keep: set[int]) -> None:
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(null, fd)
+    spawn.close_all(keep)
+
+
+# --- waiting
+
+
+def read_lease(path: str) -> float | None:
+    """Return the monotonic time of the controller's last frame, or `None` where nothing says so."""
+    try:
+        return float(system.read_bytes(path, 64))
+    except ValueError:
+        return None
+
+
+class _Fence:
+    """How long the worker may go on without a controller."""
+
+    def __init__(self, post: Post) -> None:
+        self._post = post
+        self._last = time.monotonic()
+        self.expired = False
+
+    def left(self) -> float | None:
+        """Return the seconds until the fence expires, or `None` where there is none (any more)."""
+        if self._post.stop_after is None or self.expired:
+            return None
+        self._last = max(self._last, read_lease(self._post.lease) or 0.0)
+        return self._last + self._post.stop_after + _FENCE_SLACK - time.monotonic()
+
+    def enforce(self) -> None:
+        """End everything of the run on this node, and wait for the worker without a limit from then on."""
+        self.expired = True
+        if self._post.enforce is not None:
+            self._post.enforce()
+
+
+def _outcome(worker: int, post: Post) -> dict[str, Any]:
+    """Wait for the worker; return how it ended, and the monotonic times between which it did."""
+    fence = _Fence(post)
+    while True:
+        before = proc.run_delay()
+        status = _wait(worker, fence)
+        latest = time.monotonic()
+        if status is not None:
+            break
+    after = proc.run_delay()
+    # Between the worker's end and our looking at the clock lies only the time that we waited for a processor.
+    delay = after - before if before is not None and after is not None else _UNMEASURED_DELAY
+    killed = os.WIFSIGNALED(status)
+    return {
+        "exit_code": None if killed else os.WEXITSTATUS(status),
+        "signal": os.WTERMSIG(status) if killed else None,
+        "earliest": latest - delay - _MARGIN,
+        "mono": latest,
+        "fenced": fence.expired,
+    }
+
+
+def _wait(worker: int, fence: _Fence) -> int | None:
+    """Wait until the worker has ended and return its status, or `None` to be called again."""
+    left = fence.left()
+    if left is None:
+        return os.waitpid(worker, 0)[1]
+    if left <= 0:
+        fence.enforce()
+    else:
+        with contextlib.suppress(OSError):
+            signal.sigtimedwait({signal.SIGCHLD}, left)
+    pid, status = os.waitpid(worker, os.WNOHANG)
+    return status if pid else None
+
+
+def _write_exit(fd: int, path: str, record: dict[str, Any]) -> None:
+    # Where the directory is gone (the run was cleaned away), there is nobody left to tell.
+    with contextlib.suppress(FileNotFoundError):
+        system.write_all(fd, json.dumps(record).encode() + b"\n")
+        os.rename(path + ".new", path)

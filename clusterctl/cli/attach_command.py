@@ -1,0 +1,69 @@
+"""`clusterctl attach`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from clusterctl.cli import options
+from clusterctl.errors import RefusedError
+
+if TYPE_CHECKING:
+    from clusterctl.run.store import RunDir
+
+
+@click.command("attach")
+@options.run_argument
+@click.option("--adopt", is_flag=True, help="Start a new controller if the run has none.")
+@click.option("--rank", "ranks", metavar="SET", help="Only these ranks, e.g. 0-3,7.")
+@click.option("--all", "everything", is_flag=True, help="All ranks in full.")
+@click.option("--tail", "-n", type=int, default=20, show_default=True, help="Lines of what was before.")
+@click.option("--timestamps", "-t", is_flag=True, help="Show times before lines.")
+@options.output_options
+def command(
+    reference: str | None,
+    adopt: bool,
+    ranks: str | None,
+    everything: bool,
+    tail: int,
+    timestamps: bool,
+    color: str,
+    quiet: bool,
+) -> int:
+    """Follow a run; `d` or Ctrl-C leaves it running. Ends with the run's exit code."""
+    from clusterctl.cli.following import conclude
+    from clusterctl.cli.ranks import parse_ranks
+    from clusterctl.cli.view import RunScreen, ViewOptions
+    from clusterctl.render.log import Timestamps
+    from clusterctl.run import store
+
+    run = store.find(reference)
+    console = options.console_of(color)
+    state, attended = store.visible_state(run)
+    if adopt and not state.over:
+        if attended:
+            console.narrate(f"{run.run} has a controller already")
+        else:
+            _adopt(run)
+    elif state.over and reference is None:
+        raise RefusedError("no active run to attach to", hint=f"`clusterctl logs {run.run}` shows the last one")
+    screen = RunScreen(
+        run,
+        console,
+        ViewOptions(
+            ranks=parse_ranks(ranks),
+            everything=everything,
+            timestamps=Timestamps.SHORT if timestamps else Timestamps.NONE,
+            tail=tail,
+            phases=False,
+        ),
+    )
+    return conclude(run, screen.follow(), screen.state, console, quiet=quiet)
+
+
+def _adopt(run: RunDir) -> None:
+    from clusterctl.run import process
+    from clusterctl.run.serving import adopt_run
+
+    process.detach(run, lambda: adopt_run(run))

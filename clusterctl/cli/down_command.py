@@ -1,0 +1,120 @@
+"""`clusterctl down`."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from clusterctl.cli import options
+from clusterctl.errors import ExitCode, NotFoundError
+
+if TYPE_CHECKING:
+    from clusterctl.render.console import Console
+    from clusterctl.run.state import RunState
+    from clusterctl.run.store import RunDir
+
+
+@click.command("down")
+@click.argument("references", metavar="[RUN]...", nargs=-1)
+@click.option("--all", "everything", is_flag=True, help="End every active run.")
+@click.option("--stalled", is_flag=True, help="End the runs that are stalled, and nothing else.")
+@click.option("--kill", is_flag=True, help="No grace: SIGKILL at once.")
+@click.option(
+    "--orphans", metavar="FILE", help="End runs on the nodes of this cluster file that this head does not know."
+)
+@options.json_option
+@options.output_options
+def command(
+    references: tuple[str, ...],
+    everything: bool,
+    stalled: bool,
+    kill: bool,
+    orphans: str | None,
+    as_json: bool,
+    color: str,
+    quiet: bool,
+) -> int:
+    """Tear a run down, stalled or not, and prove that nothing is left.
+
+    SIGTERM, the grace of the file, SIGKILL, then a sweep of everything that belongs to the run. Works without a
+    controller. Exits with 7, and says what is left, where something is.
+    """
+    console = options.console_of(color)
+    if orphans is not None:
+        from clusterctl.cli.orphans import end_orphans
+
+        return end_orphans(orphans, console, as_json=as_json)
+    runs = _chosen(references, everything=everything, stalled=stalled)
+    states = {run.run: _end(run, console, kill=kill, quiet=quiet or as_json) for run in runs}
+    if as_json:
+        console.data(json.dumps([_entry(run, state) for run, state in states.items()], indent=2))
+    left = [s for s in states.values() if any(r.get("why") != "node lost" for r in s.remaining)]
+    return int(ExitCode.TEARDOWN_INCOMPLETE if left else ExitCode.OK)
+
+
+def _entry(run: str, state: RunState) -> dict[str, Any]:
+    return {"run": run, "state": state.phase.value, "remaining": list(state.remaining)}
+
+
+def _chosen(references: tuple[str, ...], *, everything: bool, stalled: bool) -> list[RunDir]:
+    from clusterctl.run import store
+    from clusterctl.run.reader import load_state
+
+    if everything or stalled:
+        active = [(r, load_state(r)) for r in store.all_runs()]
+        return [r for r, s in active if not s.over and (everything or s.phase.value == "stalled")]
+    if references:
+        return [store.find(reference) for reference in references]
+    runs = [r for r in store.all_runs() if not store.visible_state(r)[0].over]
+    if not runs:
+        raise NotFoundError("no active run", hint="`clusterctl ps -a` lists all runs of this head")
+    return [store.find(None)]
+
+
+def _end(run: RunDir, console: Console, *, kill: bool, quiet: bool) -> RunState:
+    from clusterctl.cli.view import Leave, RunScreen, ViewOptions
+    from clusterctl.render.errors import remaining_lines
+    from clusterctl.run import store
+
+    state, _ = store.visible_state(run)
+    if not state.over:
+        leave = Leave.UNATTENDED
+        for _ in range(3):
+            _ask_or_adopt(run, kill=kill)
+            screen = RunScreen(run, console, ViewOptions(output=False, phases=False))
+            leave, state = screen.follow(), screen.state
+            if leave is not Leave.UNATTENDED:
+                break
+        if leave is Leave.DETACHED:
+            raise click.Abort
+    if not quiet:
+        _say(run, state, console)
+        if state.remaining:
+            console.narrate(*remaining_lines(state.remaining, console.err))
+    return state
+
+
+def _say(run: RunDir, state: RunState, console: Console) -> None:
+    workers = len(state.workers)
+    if any(r.get("why") == "node lost" for r in state.remaining):
+        console.narrate(f"{run.run}: {state.phase.value}; what ran on lost nodes could not be ended")
+    elif state.remaining:
+        console.narrate(f"{run.run}: {state.phase.value}, but not everything could be ended")
+    else:
+        console.narrate(
+            f"{run.run}: {state.phase.value}; nothing is left of its {workers} workers on {len(state.nodes)} nodes"
+        )
+
+
+def _ask_or_adopt(run: RunDir, *, kill: bool) -> None:
+    from clusterctl.run import control, process
+    from clusterctl.run.serving import adopt_run
+
+    try:
+        control.ask(run, "down", {"kill": False})
+        if kill:
+            control.ask(run, "down", {"kill": True})
+    except control.NoControllerError:
+        process.detach(run, lambda: adopt_run(run, cancel=True, kill=kill))

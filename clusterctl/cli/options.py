@@ -1,0 +1,128 @@
+"""Options that several commands share, written once."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from clusterctl.config.load import Loaded
+    from clusterctl.config.override import Overrides
+    from clusterctl.config.spec import ClusterSpec, HostSpec
+    from clusterctl.render.console import Console
+
+F = TypeVar("F", bound="Callable[..., Any]")
+
+DEFAULT_FILE = "cluster.yaml"
+
+
+def cluster_file(command: F) -> F:
+    """`[FILE]`, `--file` (several are merged), `--set`."""
+    command = click.argument("path", metavar="[FILE]", required=False)(command)
+    command = click.option(
+        "--file", "files", metavar="FILE", multiple=True, help="Cluster file; several are merged, later ones win."
+    )(command)
+    return click.option("--set", "sets", metavar="KEY=VALUE", multiple=True, help="Set a key, e.g. job.grace=30s.")(
+        command
+    )
+
+
+def run_argument(command: F) -> F:
+    """`[RUN]`: an id, a name, or a cluster file."""
+    return click.argument("reference", metavar="[RUN]", required=False)(command)
+
+
+def nodes_option(command: F) -> F:
+    """`--node SET`."""
+    return click.option("--node", "nodes", metavar="SET", help="Only these nodes, e.g. gpu[01-04].")(command)
+
+
+def json_option(command: F) -> F:
+    """`--json`."""
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command)
+
+
+def output_options(command: F) -> F:
+    """`--color`, `-q`."""
+    command = click.option(
+        "--color",
+        type=click.Choice(["auto", "always", "never"]),
+        default="auto",
+        show_default=True,
+        help="Use colours.",
+    )(command)
+    return click.option("--quiet", "-q", is_flag=True, help="Only print what was asked for.")(command)
+
+
+def progress_option(command: F) -> F:
+    """`--progress`."""
+    return click.option(
+        "--progress",
+        type=click.Choice(["auto", "tty", "plain", "json", "quiet"]),
+        default="auto",
+        show_default=True,
+        help="How to show the steps of the start.",
+    )(command)
+
+
+def console_of(color: str = "auto") -> Console:
+    """Return the console of this process, with the colours that the user wants."""
+    from clusterctl.render.console import ColorChoice, Console
+
+    return Console.standard(color=ColorChoice(color))
+
+
+def paths_of(path: str | None, files: tuple[str, ...]) -> list[str]:
+    """Return the cluster files to read: those named, else `./cluster.yaml`."""
+    named = ([path] if path else []) + list(files)
+    return named or [DEFAULT_FILE]
+
+
+def load_file(
+    path: str | None,
+    files: tuple[str, ...],
+    sets: tuple[str, ...],
+    *,
+    overrides: Overrides | None = None,
+    require_job: bool = False,
+    with_secrets: bool = False,
+    console: Console | None = None,
+) -> Loaded:
+    """Read the cluster file; say what is probably not meant.
+
+    Raises:
+        ConfigError: Something is wrong.
+    """
+    from clusterctl.config.load import load
+
+    loaded = load(
+        paths_of(path, files),
+        environ=os.environ,
+        sets=sets,
+        overrides=overrides,
+        require_job=require_job,
+        with_secrets=with_secrets,
+    )
+    if console is not None:
+        for warning in loaded.warnings:
+            place = f"{warning.path}:{warning.line}: " if warning.line else ""
+            console.narrate(f"warning: {place}{warning.text}")
+    return loaded
+
+
+def chosen_hosts(spec: ClusterSpec, nodes: str | None, exclude: str | None = None) -> tuple[HostSpec, ...]:
+    """Return the hosts that `--node` and `--exclude` choose, in the order of the file.
+
+    Raises:
+        NotFoundError: A name that is no host of the file.
+    """
+    if nodes is None and exclude is None:
+        return spec.hosts
+    from clusterctl.config.hosts import select
+
+    wanted = set(select([h.name for h in spec.hosts], nodes, exclude))
+    return tuple(h for h in spec.hosts if h.name in wanted)

@@ -1,0 +1,44 @@
+"""A run as the reading commands show it: state, activity and whether it is attended, from files alone."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from clusterctl.agent.protocol import index_file, output_file
+from clusterctl.render.status import RunView, WorkerActivity, activity_from_sample
+from clusterctl.run import store
+
+if TYPE_CHECKING:
+    from clusterctl.run.state import RunState
+    from clusterctl.run.store import RunDir
+
+
+def view_of(run: RunDir) -> RunView:
+    """Return what is known of a run now."""
+    state, attended = store.visible_state(run)
+    return RunView(state=state, attended=attended, activity=_activity(run, state))
+
+
+def _activity(run: RunDir, state: RunState) -> dict[int, WorkerActivity]:
+    now = time.time()
+    found: dict[int, WorkerActivity] = {}
+    for node in state.nodes:
+        sample = store.latest_samples(run, node, "activity")
+        if sample is not None and sample.get("attempt") == state.attempt:
+            found |= activity_from_sample(sample, max(0.0, now - float(sample.get("t") or now)))
+    return {rank: _with_output_age(run, state, rank, found.get(rank), now) for rank in state.workers}
+
+
+def _with_output_age(
+    run: RunDir, state: RunState, rank: int, known: WorkerActivity | None, now: float
+) -> WorkerActivity:
+    known = known or WorkerActivity()
+    base = run.node(state.workers[rank].node)
+    written = [
+        p for f in (output_file(state.attempt, rank), index_file(state.attempt, rank)) if (p := base / f).exists()
+    ]
+    if not written:
+        return known
+    age = max(0.0, now - max(p.stat().st_mtime for p in written))
+    return WorkerActivity(step=known.step, last_output_s=age, last_progress_s=known.last_progress_s)

@@ -1,0 +1,31 @@
+"""`clusterctl status`."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import click
+
+from clusterctl.cli import options
+
+
+@click.command("status")
+@options.run_argument
+@options.json_option
+@options.output_options
+def command(reference: str | None, as_json: bool, color: str, quiet: bool) -> int:
+    """Show one run: its state, its nodes and workers, and what failed first."""
+    from clusterctl.cli.runs import view_of
+    from clusterctl.render.status import render_status, status_json
+    from clusterctl.run.store import find
+
+    console = options.console_of(color)
+    view = view_of(find(reference))
+    if as_json:
+        console.data(json.dumps(status_json(view), indent=2))
+    elif quiet:
+        console.data(view.state.phase.value)
+    else:
+        console.data(*render_status(view, time.time(), console.out))
+    return 0

@@ -1,0 +1,333 @@
+"""A run on the screen: its steps, its output, its end. Reads files; wakes when the controller rings or a key is pressed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from clusterctl.agent import protocol as wire
+from clusterctl.logs.fold import Folder
+from clusterctl.logs.follow import Follower
+from clusterctl.logs.line import LogQuery
+from clusterctl.logs.select import FailingEnds, default_ranks
+from clusterctl.render.log import LogWriter, Timestamps
+from clusterctl.render.progress import PhaseEnd, PhaseView, PhaseWriter, ProgressMode
+from clusterctl.run import control, events
+from clusterctl.run.reader import StateReader
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from clusterctl.render.console import Console
+    from clusterctl.run.state import RunState
+    from clusterctl.run.store import RunDir
+
+_REDRAW = 0.1
+_UNATTENDED_LOOK = 1.0
+
+
+class Leave(str, Enum):
+    """Why the view was left."""
+
+    ENDED = "ended"
+    DETACHED = "detached"
+    UNATTENDED = "unattended"
+    STARTED = "started"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ViewOptions:
+    """What to show.
+
+    Attributes:
+        ranks: Only these, in full; `None` for the default view (rank 0, and the failing ends of the others).
+        everything: All ranks in full.
+        owns: This is the `up` that started the run: Ctrl-C stops it.
+        until_started: Leave once every rank has started (`up -d`).
+        output: Show output of workers at all.
+    """
+
+    ranks: frozenset[int] | None = None
+    nodes: frozenset[str] | None = None
+    everything: bool = False
+    timestamps: Timestamps = Timestamps.NONE
+    progress: ProgressMode = ProgressMode.AUTO
+    owns: bool = False
+    until_started: bool = False
+    output: bool = True
+    tail: int | None = None
+    phases: bool = True
+
+
+class RunScreen:
+    """Follows one run until it ends or the person leaves."""
+
+    def __init__(self, run: RunDir, console: Console, options: ViewOptions) -> None:
+        self._run, self._console, self._options = run, console, options
+        self._reader = StateReader(run)
+        self._phases = PhaseWriter(console.err, mode=options.progress)
+        self._log = LogWriter(console.out, timestamps=options.timestamps)
+        self._follower: Follower | None = None
+        self._folder = Folder()
+        self._ends = FailingEnds(self._shown_ranks())
+        self._bell = control.Bell(run)
+        self._interrupts = 0
+        self._leave: Leave | None = None
+        self._told: set[str] = set()
+
+    @property
+    def state(self) -> RunState:
+        """What is known of the run."""
+        return self._reader.state
+
+    def follow(self) -> Leave:
+        """Show the run; return why the view ended."""
+        with _keys(enabled=sys.stdin.isatty() and sys.stderr.isatty()) as keys, self._signals() as wake:
+            while self._leave is None:
+                self._look()
+                if self._leave is None:
+                    self._wait(keys, wake)
+                    self._phases.tick(time.monotonic())
+        self._phases.close()
+        self._bell.close()
+        return self._leave
+
+    # --- looking
+
+    def _look(self) -> None:
+        bell = self._bell.clear()
+        heads, nodes = self._reader.refresh()
+        for _, event in heads:
+            self._show_head(event)
+        if self._options.output:
+            self._show_output()
+        self._show_nodes(nodes)
+        if self.state.over:
+            self._finish()
+        elif self._options.until_started and self._all_started():
+            self._leave = Leave.STARTED
+        elif not bell and not self._run.attended:
+            self._unattended()
+
+    def _all_started(self) -> bool:
+        state = self.state
+        return state.attempt >= 0 and all(w.pid is not None for w in state.workers.values())
+
+    def _unattended(self) -> None:
+        """The controller is gone; what it wrote last may have come after our look."""
+        self._reader.refresh()
+        if self.state.over:
+            self._finish()
+        elif self._bell.fileno() is None:
+            self._bell = control.Bell(self._run)
+            if self._bell.fileno() is None and not self._run.attended:
+                self._leave = Leave.UNATTENDED
+
+    def _finish(self) -> None:
+        if self._options.output:
+            self._show_output(last=True)
+        self._leave = Leave.ENDED
+
+    def _show_head(self, event: events.ControllerEvent) -> None:
+        match event:
+            case events.Phase() if self._options.phases:
+                self._phases.update(_phase_view(event), time.monotonic())
+            case events.Note():
+                self._phases.note(f"{event.level}: {event.text}" if event.level != "info" else event.text)
+            case events.Link() if event.link == "unreachable":
+                self._narrate(f"{event.node}: {event.why or 'no answer'}; its workers go on")
+                self._told.add(event.node)
+            case events.Link() if event.link == "connected" and event.node in self._told:
+                self._told.discard(event.node)
+                self._narrate(f"{event.node}: connected again")
+            case events.Link() if event.link == "lost":
+                self._narrate(f"{event.node}: lost ({event.why})")
+            case events.Decided():
+                self._narrate(_decided_text(event))
+            case events.Restarting():
+                self._narrate(f"restarting ({event.why}): attempt {event.attempt} follows")
+            case events.StallSeen():
+                self._narrate(_stall_text(event))
+            case _:
+                pass
+
+    def _show_nodes(self, news: list[tuple[str, wire.Stamp, wire.Event]]) -> None:
+        exits = [(node, stamp.wall, e) for node, stamp, e in news if isinstance(e, wire.Exited)]
+        if self._options.output and exits:
+            self._write(self._folder.flush())
+            self._write(self._ends.lines(exits))
+        for node, _, event in news:
+            match event:
+                case wire.Alarm():
+                    where = f"{node} GPU {event.gpu}" if event.gpu is not None else node
+                    self._narrate(f"{event.severity}: {where}: {event.message}")
+                case wire.Dropped() if event.lost:
+                    self._narrate(
+                        f"warning: {node} r{event.rank}: {event.lost} bytes of output were dropped ({event.why})"
+                    )
+                case wire.Adopted():
+                    self._narrate(f"{node}: a new supervisor has taken over; workers went on")
+                case _:
+                    pass
+
+    def _narrate(self, text: str) -> None:
+        self._console.out.clear()
+        self._phases.note(text)
+
+    # --- output
+
+    def _shown_ranks(self) -> frozenset[int] | None:
+        if self._options.everything:
+            return None
+        return self._options.ranks if self._options.ranks is not None else default_ranks(1)
+
+    def _show_output(self, *, last: bool = False) -> None:
+        state = self.state
+        if state.attempt < 0:
+            return
+        if self._follower is None:
+            ranks = self._shown_ranks()
+            query = LogQuery(ranks=ranks, nodes=self._options.nodes, tail=self._options.tail)
+            self._follower = Follower(self._run.path, query)
+            self._log.expect(list(state.nodes), state.workers.keys() if ranks is None else ranks)
+            self._folder = Folder(frozenset(state.workers) if ranks is None else ranks)
+            if self._options.tail is not None:
+                self._write(self._folder.feed(self._follower.history(), time.monotonic()))
+        lines = self._follower.finish() if last else self._follower.poll()
+        shown = self._folder.feed(lines, time.monotonic())
+        self._write([*shown, *self._folder.flush()] if last else shown)
+
+    def _write(self, lines: Any) -> None:
+        if lines:
+            self._phases.close()
+            self._log.write(lines)
+
+    # --- waiting
+
+    def _wait(self, keys: int | None, wake: int) -> None:
+        bell = self._bell.fileno()
+        watched = [fd for fd in (bell, keys, wake) if fd is not None]
+        timeout = _UNATTENDED_LOOK if self.state.attempt >= 0 else _REDRAW
+        if self._follower is not None and self._follower.more:
+            timeout = 0.0
+        due = self._folder.next_due()
+        if due is not None:
+            timeout = min(timeout, max(0.0, due - time.monotonic()))
+        ready, _, _ = select.select(watched, [], [], timeout)
+        if wake in ready:
+            self._signalled(os.read(wake, 64))
+        if keys is not None and keys in ready:
+            self._pressed(os.read(keys, 64))
+
+    def _pressed(self, data: bytes) -> None:
+        if data[:1] in (b"d", b"\x04"):
+            self._leave = Leave.DETACHED
+
+    def _signalled(self, numbers: bytes) -> None:
+        for number in numbers:
+            if number == signal.SIGHUP:
+                self._leave = Leave.DETACHED
+            elif number in (signal.SIGINT, signal.SIGTERM):
+                self._interrupted()
+
+    def _interrupted(self) -> None:
+        if not self._options.owns:
+            self._leave = Leave.DETACHED
+            return
+        self._interrupts += 1
+        kill = self._interrupts > 1
+        try:
+            answer = control.ask(self._run, "down", {"kill": kill}, timeout=5.0)
+        except control.NoControllerError:
+            self._leave = Leave.UNATTENDED
+            return
+        if kill:
+            self._narrate("killing now")
+        else:
+            self._narrate(
+                f"stopping {self._run.run}: SIGTERM, {answer.get('grace', 0):g} s grace, then SIGKILL · Ctrl-C again kills now"
+            )
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[int]:
+        reader, writer = os.pipe()
+        os.set_blocking(writer, False)
+        old_fd = signal.set_wakeup_fd(writer)
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        old = {n: signal.signal(n, lambda *_: None) for n in numbers}
+        try:
+            yield reader
+        finally:
+            signal.set_wakeup_fd(old_fd)
+            for number, handler in old.items():
+                signal.signal(number, handler)
+            os.close(reader)
+            os.close(writer)
+
+
+@contextlib.contextmanager
+def _keys(*, enabled: bool) -> Iterator[int | None]:
+    """Give single key presses, not echoed; Ctrl-C stays a signal."""
+    if not enabled:
+        yield None
+        return
+    import termios
+
+    fd = sys.stdin.fileno()
+    before = termios.tcgetattr(fd)
+    mode = termios.tcgetattr(fd)
+    mode[3] &= ~(termios.ICANON | termios.ECHO)
+    try:
+        # In the background the terminal is not ours to change.
+        if os.tcgetpgrp(fd) != os.getpgrp():
+            yield None
+            return
+        termios.tcsetattr(fd, termios.TCSANOW, mode)
+        yield fd
+    finally:
+        with contextlib.suppress(termios.error, OSError):
+            termios.tcsetattr(fd, termios.TCSANOW, before)
+
+
+def _phase_view(event: events.Phase) -> PhaseView:
+    end = PhaseEnd.RUNNING
+    if event.ended:
+        end = PhaseEnd.FAIL if event.failed else PhaseEnd.OK
+    return PhaseView(
+        name=event.name,
+        done=event.done,
+        total=event.total,
+        detail=event.detail,
+        waiting=tuple((node, what) for node, what in event.waiting),
+        seconds=event.seconds,
+        end=end,
+        noun="worker" if event.name == "start" else "node",
+    )
+
+
+def _decided_text(event: events.Decided) -> str:
+    words = {
+        wire.StopReason.PEER_FAILED.value: "a worker failed: stopping the others",
+        wire.StopReason.CANCELLED.value: "stopping every worker",
+        wire.StopReason.STALLED.value: "stalled: stopping every worker",
+        wire.StopReason.TIME_LIMIT.value: "time limit reached: stopping every worker",
+        wire.StopReason.NODE_LOST.value: "a node is lost: stopping the other workers",
+        wire.StopReason.START_FAILED.value: "the start failed: stopping what had started",
+    }
+    text = words.get(event.reason, f"{event.reason}: stopping every worker")
+    return f"{text} ({event.message})" if event.message else text
+
+
+def _stall_text(event: events.StallSeen) -> str:
+    if event.phase == "none":
+        return "progress again"
+    word = "stalled" if event.phase == "confirmed" else "no progress"
+    text = f"{word}: no progress for {event.since_s:.0f} s (limit {event.limit_s:.0f} s)"
+    return f"{text}; {event.reason}" if event.reason else text

@@ -1,0 +1,43 @@
+"""What to ask of a node's probe, as the cluster file has it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from clusterctl.config.spec import ClusterSpec, HostSpec
+
+DEADLINE = 3.0
+"""Seconds that a node's probe may take; `health.thresholds: {probe.deadline: N}` sets another."""
+
+
+def probe_request(
+    spec: ClusterSpec,
+    host: HostSpec,
+    *,
+    peers: Mapping[str, str],
+    workdir: str | None = None,
+    ports: Iterable[int] = (),
+    groups: Iterable[str] | None = None,
+) -> dict[str, Any]:
+    """Return the request for one node (`clusterctl.agent.facts` has its shape).
+
+    Args:
+        spec: The cluster file.
+        host: The node.
+        peers: The other nodes' names to the addresses that workers will use.
+        workdir: Where the code will lie, where it is known better than in `host.workdir`.
+        ports: Ports that the run asks for by number on this node.
+        groups: Only these groups of facts; `None` for all.
+    """
+    return {
+        "deadline": float(spec.health.thresholds.get("probe.deadline", DEADLINE)),
+        "groups": None if groups is None else list(groups),
+        "workdir": workdir or host.workdir,
+        "mounts": [str(path) for path in spec.health.expect.get("mounts") or ()],
+        "peers": {node: address for node, address in peers.items() if node != host.name},
+        "ports": list(ports),
+        "expect_gpus": host.gpus not in (0, ()),
+    }

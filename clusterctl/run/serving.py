@@ -1,0 +1,55 @@
+"""What the controller's process does: build the controller of a run and let it work."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from clusterctl.config.spec import ClusterSpec
+from clusterctl.run import process
+from clusterctl.run.controller import Controller, Dial
+from clusterctl.sessions import Transports, open_session
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from queue import SimpleQueue
+
+    from clusterctl.config.spec import HostSpec
+    from clusterctl.run.store import RunDir
+    from clusterctl.session import Session
+
+
+def dialer(spec: ClusterSpec) -> Callable[[SimpleQueue[Any]], Dial]:
+    """Return what makes the controller's way to open a session to one host."""
+    transports = Transports(spec.ssh)
+
+    def for_inbox(inbox: SimpleQueue[Any]) -> Dial:
+        def dial(host: HostSpec, progress: Callable[[str], None]) -> Session:
+            return open_session(transports.of(host), host, inbox, progress=progress)
+
+        return dial
+
+    return for_inbox
+
+
+def start_run(run: RunDir, spec: ClusterSpec, *, health: bool, strict: bool) -> int:
+    """Run a new run to its end; return its exit code."""
+    preflight = None
+    if health:
+        from clusterctl.run.preflight import Preflight
+
+        preflight = Preflight(run, spec, strict=strict)
+    controller = Controller(run, spec, dialer(spec), preflight)
+    process.ready()
+    return controller.start()
+
+
+def adopt_run(run: RunDir, *, cancel: bool = False, kill: bool = False) -> int:
+    """Go on with a run that has no controller, or end it; return its exit code."""
+    from clusterctl.config.stored import load_stored
+
+    spec = load_stored(run.spec.read_text())
+    controller = Controller(run, spec, dialer(spec))
+    if cancel:
+        controller.cancel(kill=kill)
+    process.ready()
+    return controller.adopt()

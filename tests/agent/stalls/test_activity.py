@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+
+from clusterctl.agent.activity import Sampler, WorkerId
+
+
+def sampler(bench, *workers, **options):
+    return Sampler([worker.id for worker in workers], str(bench.status_dir), **options)
+
+
+def test_a_sample_holds_what_the_worker_says_of_itself(bench, python, until):
+    worker = bench.start(
+        "import clusterctl, time\n"
+        "clusterctl.progress(step=3)\n"
+        "with clusterctl.phase('checkpoint', limit='2m'): time.sleep(100)\n",
+        python=python,
+    )
+    look = sampler(bench, worker)
+    rank = until(lambda: (rank := look.sample()["ranks"]["0"])["inside"] and rank["inside"]["phase"] and rank)
+    assert rank["alive"]
+    assert rank["pid"] == worker.pid
+    assert rank["inside"]["step"] == 3
+    assert rank["inside"]["phase"]["limit_s"] == 120.0
+    assert 0 <= rank["inside"]["progress_age_s"] < 30
+    json.dumps(rank)
+
+
+def test_output_and_transfers_and_cpu_of_the_whole_tree_grow(bench, until):
+    worker = bench.start(
+        argv=["bash", "-c", "while :; do head -c 100000 /dev/zero > file; echo line; done & wait"], injected=False
+    )
+    look = sampler(bench, worker)
+    first = look.sample()["ranks"]["0"]
+
+    def grown():
+        now = look.sample()["ranks"]["0"]
+        return now["output"] > first["output"] and now["procs"] > 1 and now["cpu_s"] > first["cpu_s"]
+
+    # Members are looked up anew now and then only: a later look finds the loop.
+    until(lambda: look.sample(now=time.monotonic() + 60)["ranks"]["0"]["procs"] > 1)
+    until(grown)
+
+
+def test_a_worker_that_ended_is_not_alive_even_if_its_pid_is_used_again(bench):
+    worker = bench.start("pass")
+    worker.wait()
+    assert not sampler(bench, worker).sample()["ranks"]["0"]["alive"]
+    other = WorkerId(0, os.getpid(), 1, "/dev/null")
+    assert not Sampler([other], str(bench.status_dir)).sample()["ranks"]["0"]["alive"]
+
+
+def test_what_a_dead_process_said_is_not_repeated(bench):
+    worker = bench.start("import clusterctl; clusterctl.progress(step=1)")
+    worker.wait()
+    assert worker.said()["step"] == 1
+    assert sampler(bench, worker).sample()["ranks"]["0"]["inside"] is None
+
+
+def test_a_stopped_worker_shows_its_state_and_where_it_waits(bench, until):
+    worker = bench.start("print('up')\nimport time\ntime.sleep(100)\n")
+    worker.prints("up")
+    os.kill(worker.pid, signal.SIGSTOP)
+    look = sampler(bench, worker)
+    until(lambda: look.sample()["ranks"]["0"]["state"] == "T")
+
+
+def test_watched_files_are_found_by_pattern_below_the_working_directory(bench):
+    worker = bench.start("import time\ntime.sleep(100)\n")
+    look = sampler(bench, worker, watch=["ckpt/**/*.pt"], workdir=str(bench.tmp_path))
+    path = bench.tmp_path / "ckpt" / "a" / "x.pt"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"1")
+    assert [size for _, size in look.sample()["watched"].values()] == [1]
+    path.write_bytes(b"12")
+    assert look.sample()["watched"][str(path)][1] == 2
+
+
+def test_ranks_below_a_launcher_of_the_user_are_sampled_too(bench, until):
+    worker = bench.start(
+        "import os, subprocess, sys\n"
+        "code = 'import clusterctl, time; clusterctl.progress(step=2); time.sleep(100)'\n"
+        "subprocess.run([sys.executable, '-c', code], env={**os.environ, 'RANK': '7'})\n",
+        env={"RANK": ""},
+    )
+    look = sampler(bench, worker)
+    rank = until(
+        lambda: (rank := look.sample()["ranks"].get("7")) and rank["inside"] and rank["inside"]["step"] and rank
+    )
+    assert rank["alive"]
+    assert rank["inside"]["step"] == 2
+
+
+def test_a_status_file_that_is_no_json_is_no_status(bench):
+    worker = bench.start("import time\ntime.sleep(100)\n", injected=False)
+    (bench.status_dir / "rank-0.status.json").write_text('{"pid": "x"')
+    assert sampler(bench, worker).sample()["ranks"]["0"]["inside"] is None
+
+
+def test_sampling_eight_ranks_every_two_seconds_costs_under_half_a_percent_of_a_core_per_rank(bench):
+    workers = [bench.start("import time\ntime.sleep(100)\n", rank=rank) for rank in range(8)]
+    for worker in workers:
+        worker.armed()
+    look = sampler(bench, *workers)
+    begun = time.process_time()
+    for tick in range(40):
+        look.sample(now=time.monotonic() + 2.0 * tick)
+    assert (time.process_time() - begun) / (40 * 2.0 * len(workers)) < 0.005

@@ -1,0 +1,224 @@
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import stat
+import sys
+import time
+
+import pytest
+
+from clusterctl.agent import evidence, stacks
+from clusterctl.diagnose import stacks as reader
+
+FOREVER = "import time\nprint('up')\ndef waits():\n    time.sleep(1000)\nwaits()\n"
+
+
+def collect(bench, *workers, seconds=4.0):
+    return evidence.collect(
+        [worker.facts for worker in workers],
+        str(bench.status_dir),
+        str(bench.tmp_path / "stall-1"),
+        time.monotonic() + seconds,
+    )
+
+
+def functions(found, rank):
+    entry = next(each for each in reader.from_evidence(found["ranks"]) if each.rank == rank)
+    return [frame.function for frame in entry.frames or ()]
+
+
+def test_the_evidence_of_a_rank_says_where_it_is_and_is_kept_as_plain_files(bench, python):
+    worker = bench.start(FOREVER, python=python)
+    worker.armed()
+    found = collect(bench, worker)
+    rank = found["ranks"]["0"]
+    assert (rank["source"], rank["state"], rank["pid"]) == ("signal", "S", worker.pid)
+    assert functions(found, 0) == ["waits", "<module>"]
+    assert rank["tail"] == ["up"]
+    folder = bench.tmp_path / "stall-1"
+    assert json.loads((folder / "rank-0.json").read_text()) == rank
+    assert "in waits" in (folder / "rank-0.stacks").read_text()
+    assert "stacks by: signal" in (folder / "rank-0.txt").read_text()
+
+
+def test_eight_ranks_take_under_two_seconds_and_under_four_with_one_stopped(bench):
+    workers = [bench.start(FOREVER, rank=rank) for rank in range(8)]
+    for worker in workers:
+        worker.armed()
+    assert collect(bench, *workers)["took_s"] < 2.0
+    os.kill(workers[3].pid, signal.SIGSTOP)
+    found = collect(bench, *workers)
+    assert found["took_s"] < 4.0
+    assert found["ranks"]["3"]["state"] == "T"
+    folded = reader.fold(reader.from_evidence(found["ranks"]))
+    assert [entry["ranks"] for entry in folded] == ["0-2,4-7", "3"]
+
+
+def test_a_rank_in_c_code_that_holds_the_gil_shows_its_stack(bench, python):
+    worker = bench.start(
+        "import re, time\n"
+        "time.sleep(1.5)\n"
+        "print('stuck')\n"
+        "def backtracks():\n"
+        "    re.match(r'(a+)+$', 'a' * 64 + 'b')\n"
+        "backtracks()\n",
+        python=python,
+    )
+    worker.prints("stuck")
+    found = collect(bench, worker)
+    assert found["ranks"]["0"]["source"] == "signal"
+    assert "backtracks" in functions(found, 0)
+    assert found["ranks"]["0"]["cpu"] > 0.2
+
+
+def test_a_process_that_has_not_armed_the_signal_is_never_sent_it(bench):
+    worker = bench.start(FOREVER, injected=False)
+    worker.prints("up")
+    found = collect(bench, worker)
+    assert found["ranks"]["0"]["source"] in ("proc", "py-spy")
+    assert worker.process.poll() is None
+
+
+def test_a_ready_file_of_another_process_is_not_believed(bench, until):
+    armed = bench.start(FOREVER, rank=0)
+    said = armed.armed()
+    victim = bench.start(FOREVER, rank=1, injected=False)
+    victim.prints("up")
+    claims = {**said, "pid": victim.pid, "start_time": victim.start_time}
+    (bench.status_dir / "rank-1.ready.json").write_text(json.dumps(claims))
+    found = collect(bench, victim)
+    assert any("not caught" in why for why in found["ranks"]["1"]["why"])
+    assert victim.process.poll() is None
+
+
+def test_a_dump_never_lands_in_a_file_of_the_user(bench):
+    worker = bench.start(
+        "import os, json, time\n"
+        "path = os.path.join(os.environ['CLUSTERCTL_STATUS_DIR'], 'rank-0.ready.json')\n"
+        "fd = json.load(open(path))['fd']\n"
+        "mine = os.open('mine', os.O_WRONLY | os.O_CREAT)\n"
+        "print('up')\n"
+        "while True:\n"  # faster than the shim can arm itself anew
+        "    fd = json.load(open(path))['fd'] if os.path.exists(path) else fd\n"
+        "    os.dup2(mine, fd)\n",
+    )
+    worker.prints("up")
+    for _ in range(5):
+        collect(bench, worker, seconds=1.0)
+    assert (bench.tmp_path / "mine").read_bytes() == b""
+    assert worker.process.poll() is None
+
+
+def test_a_signal_that_is_not_caught_any_more_is_not_sent(bench):
+    worker = bench.start(
+        "import ctypes, json, os, time\n"
+        "path = os.path.join(os.environ['CLUSTERCTL_STATUS_DIR'], 'rank-0.ready.json')\n"
+        "number = json.load(open(path))['signal']\n"
+        "ctypes.CDLL(None).signal(number, None)\n"  # back to its default, which kills
+        "print('up')\n"
+        "import _thread, time\n"
+        "time.sleep(1000)\n",
+    )
+    worker.prints("up")
+    collect(bench, worker)
+    assert worker.process.poll() is None
+
+
+def test_children_are_listed_with_their_state(bench, until):
+    worker = bench.start(
+        "import os, signal, time\n"
+        "pid = os.fork()\n"
+        "if pid == 0:\n"
+        "    os.kill(os.getpid(), signal.SIGSTOP)\n"
+        "print('child', pid)\n"
+        "time.sleep(1000)\n"
+    )
+    worker.prints("child")
+    child = until(lambda: collect(bench, worker)["ranks"]["0"]["children"])[0]
+    assert f"child {child['pid']}" in worker.text
+    until(lambda: collect(bench, worker)["ranks"]["0"]["children"][0]["state"] == "T")
+
+
+def test_a_worker_that_is_gone_is_said_to_be_gone(bench):
+    worker = bench.start("print('last words')")
+    worker.wait()
+    rank = collect(bench, worker)["ranks"]["0"]
+    assert rank["error"] == "the worker is gone"
+    assert rank["tail"] == ["last words"]
+
+
+def test_the_deadline_holds_even_if_nothing_answers(bench):
+    worker = bench.start(FOREVER)
+    worker.prints("up")
+    assert collect(bench, worker, seconds=0.0)["took_s"] < 1.0
+
+
+def test_py_spy_is_asked_where_the_signal_cannot_be(bench, monkeypatch):
+    frames = [{"name": "train", "filename": "t.py", "line": 3}]
+    thread = {"pid": 1, "thread_id": 1, "thread_name": "MainThread", "owns_gil": False, "frames": frames}
+    folder = bench.tmp_path / "bin"
+    folder.mkdir()
+    program = folder / "py-spy"
+    program.write_text(f"#!/bin/sh\n[ \"$2\" = --nonblocking ] || exit 1\ncat <<'END'\n{json.dumps([thread])}\nEND\n")
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    worker = bench.start(FOREVER, injected=False)
+    worker.prints("up")
+    found = collect(bench, worker)
+    assert found["ranks"]["0"]["source"] == "py-spy"
+    assert functions(found, 0) == ["train"]
+
+
+@pytest.mark.skipif(shutil.which("py-spy") is None, reason="py-spy is not installed")
+def test_a_stopped_rank_is_read_by_py_spy(bench):
+    worker = bench.start(FOREVER)
+    worker.armed()
+    os.kill(worker.pid, signal.SIGSTOP)
+    assert functions(collect(bench, worker), 0) == ["waits", "<module>"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="changing the user takes root")
+def test_an_unprivileged_user_gets_the_same(bench):
+    python = "/usr/bin/python3"
+    if not os.access(python, os.X_OK) or sys.version_info[:2] < (3, 9):
+        pytest.skip("no interpreter that another user may execute")
+    uid = 65534
+    for folder in (bench.status_dir, bench.tmp_path):
+        os.chown(folder, uid, uid)
+    for folder, _, names in os.walk(bench.inject_dir):
+        os.chown(folder, uid, uid)
+        for name in names:
+            os.chown(os.path.join(folder, name), uid, uid)
+    for parent in bench.tmp_path.parents:
+        with contextlib.suppress(PermissionError):
+            parent.chmod(parent.stat().st_mode | stat.S_IXOTH)
+    # Everything from here on is the other user's: the worker and who looks at it.
+    worker = bench.start(
+        FOREVER, argv=["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", python, "-c", FOREVER]
+    )
+    worker.armed()
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.setgid(uid)
+        os.setuid(uid)
+        os.write(writing, json.dumps(collect(bench, worker)).encode())
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        found = json.loads(pipe.read())
+    assert os.waitpid(child, 0)[1] == 0
+    assert found["ranks"]["0"]["source"] == "signal"
+    assert functions(found, 0) == ["waits", "<module>"]
+
+
+def test_a_dump_is_refused_for_a_stopped_process(bench, until):
+    worker = bench.start(FOREVER)
+    said = worker.armed()
+    os.kill(worker.pid, signal.SIGSTOP)
+    path = str(bench.status_dir / "rank-0.stacks")
+    assert until(lambda: stacks.unarmed(said, path)) == "process is in state T"

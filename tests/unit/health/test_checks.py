@@ -1,0 +1,282 @@
+"""Every check as data: facts of a healthy node pass, one sick fact is found, and where one cannot look it says so."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from clusterctl.health.judge import judge_cluster, judge_node
+from clusterctl.health.model import Context, Expectation, Finding, Status
+from clusterctl.health.registry import CHECKS
+from tests.unit.health.healthy import GIB, changed, facts
+
+NODES = ("n0", "n1", "n2", "n3")
+SICK = "n1"
+
+
+@dataclass(frozen=True)
+class Case:
+    """`bad`: changes of one node's facts, found as `worst` with `words`; `blind`: changes (of every node) that hide it."""
+
+    bad: dict[str, Any]
+    worst: Status
+    words: str
+    blind: dict[str, Any]
+    gpu: int | None = None
+    good: dict[str, Any] = field(default_factory=dict)
+    expect: dict[str, Any] = field(default_factory=dict)
+
+
+def log(*texts: str, age: float = 60.0) -> list[dict[str, Any]]:
+    return [{"age_s": age, "text": text} for text in texts]
+
+
+def every(field_name: str, code: int = 4) -> dict[str, Any]:
+    """One value that NVML refuses to tell about any GPU."""
+    return {f"err{gpu}__{field_name}": code for gpu in range(8)}
+
+
+FAIL, WARN = Status.FAIL, Status.WARN
+PLACE = {"path": "/work", "what": "workdir", "readonly": False, "writable": True, "error": None}
+ROOM = {"total": 100 * GIB, "used": 10 * GIB, "free": 90 * GIB, "inodes": 1000, "inodes_free": 900}
+PROC = {"pid": 4242, "used": 2 * GIB, "kind": "compute", "comm": "python", "user": 1000, "run": None, "gone": False}
+PORT = {"device": "mlx5_0", "port": 1, "phys": "LinkUp", "rate": "400 Gb/sec", "gids": 1, "roce_v2": 0}
+RENDEZVOUS = {"address": "10.0.0.1", "port": 29500, "role": "connect", "ok": False, "error": "timeout", "ms": 2000}
+
+CASES: dict[str, Case] = {
+    "net.ssh": Case({}, FAIL, "refused", {"groups": "x"}),
+    "net.hostname_loopback": Case({"names__addresses": ["127.0.1.1"]}, WARN, "127.0.1.1", {"names": "timeout"}),
+    "net.resolve": Case(
+        {"names__peers": {"other": {"name": "gpu99", "addresses": [], "error": "not known"}}},
+        FAIL,
+        "gpu99 (other) does not resolve",
+        {"names": "timeout"},
+    ),
+    "net.interface": Case({"net__interfaces__1__operstate": "down"}, FAIL, "eth0 is down", {"net": "error"}),
+    "net.ifname_env": Case(
+        {"host__env": {"NCCL_SOCKET_IFNAME": "ib7"}}, FAIL, "NCCL_SOCKET_IFNAME=ib7 names no interface", {"net": "error"}
+    ),
+    "net.ib_port": Case({"net__ib__0__state": "DOWN"}, FAIL, "mlx5_0/1 DOWN", {"net": "error"}),
+    "net.roce_gid": Case(
+        {"net__ib": [{**PORT, "state": "ACTIVE", "link_layer": "Ethernet"}]}, FAIL, "no usable address", {"net": "error"}
+    ),
+    "net.ib_mixed": Case({"net__ib": []}, FAIL, "RDMA ports 0, 1 elsewhere", {"net": "error"}),
+    "net.ib_rate": Case({"net__ib__0__rate": "200 Gb/sec"}, WARN, "200 Gb/sec", {"net": "error"}),
+    "net.mtu": Case({"net__interfaces__1__mtu": 1500}, WARN, "MTU [1500], [9000] elsewhere", {"net": "error"}),
+    "net.link_speed": Case({"net__interfaces__1__speed": 10000}, WARN, "link speed [10000]", {"net": "error"}),
+    "gpu.driver": Case(
+        {"nvml": "ok", "nvml__init_error": 9, "nvml__devices": []}, FAIL, "driver not loaded", {"nvml": "timeout"}
+    ),
+    "gpu.lib_mismatch": Case({"nvml__init_error": 18}, FAIL, "driver/library version mismatch", {"nvml": "timeout"}),
+    "gpu.count": Case({"nvml__count": 7}, FAIL, "7 of 8 GPUs", {"nvml": "error"}),
+    "gpu.model": Case({"gpu3__name": "NVIDIA A100"}, WARN, "2 models", {"nvml": "timeout"}),
+    "gpu.responsive": Case({"nvml": "timeout"}, FAIL, "NVML hangs", {"nvml": "absent"}),
+    "gpu.device_access": Case(
+        {"driver__dev": [{"path": "/dev/nvidia0", "readable": False}]}, FAIL, "/dev/nvidia0", {"driver__dev": []}
+    ),
+    "gpu.nouveau": Case({"driver__nouveau": True}, WARN, "nouveau is loaded", {"driver": "error"}),
+    "gpu.lost": Case({"err3__temp": 15}, FAIL, "GPU 3 (00000000:13:00.0): GPU is lost", {"nvml": "timeout"}, gpu=3),
+    "gpu.recovery_action": Case({"gpu2__recovery_action": 2}, FAIL, "asks for node reboot", every("recovery_action"), gpu=2),
+    "gpu.inforom": Case({"err6__inforom": 14}, FAIL, "corrupted infoROM", every("inforom"), gpu=6),
+    "gpu.bad_env": Case({"host__env": {"CUDA_PROFILE": "1"}}, WARN, "CUDA_PROFILE set", {"host__env": None}),
+    "gpu.xid": Case(
+        {"kernel_log__lines": log("NVRM: Xid (PCI:0000:15:00): 79, pid=1, GPU has fallen off the bus.")},
+        FAIL,
+        "GPU 5: XID 79, GPU has fallen off the bus, 1 min ago",
+        {"kernel_log": "denied"},
+        gpu=5,
+    ),
+    "gpu.sxid": Case(
+        {"kernel_log__lines": log("nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 20034, Fatal, Link 30 LTSSM Fault Up")},
+        FAIL,
+        "SXid 20034, fatal",
+        {"kernel_log": "denied"},
+    ),
+    "gpu.ecc_mode": Case({"gpu1__ecc_mode": [0, 0]}, WARN, "ECC is off", every("ecc_mode"), gpu=1),
+    "gpu.ecc_uncorrected": Case({"gpu1__ecc_unc": 2}, FAIL, "2 uncorrected", every("ecc_unc"), gpu=1),
+    "gpu.ecc_corrected": Case({"gpu1__ecc_cor": 10**8}, WARN, "corrected memory errors", every("ecc_cor"), gpu=1),
+    "gpu.sram_ecc": Case({"gpu1__sram": {"unc": 9, "threshold": 1}}, FAIL, "exceed", every("sram"), gpu=1),
+    "gpu.remap_pending": Case({"gpu1__remapped": [0, 1, 1, 0]}, FAIL, "waits for a reset", every("remapped"), gpu=1),
+    "gpu.remap_failure": Case({"gpu5__remapped": [0, 1, 0, 1]}, FAIL, "row remapping failed, serial", every("remapped"), gpu=5),
+    "gpu.remap_total": Case({"gpu1__remapped": [0, 600, 0, 0]}, WARN, "600 rows remapped", every("remapped"), gpu=1),
+    "gpu.repair_pending": Case({"gpu1__repair": [1, 0]}, WARN, "waits for a reboot", every("repair"), gpu=1),
+    "gpu.retired_pages": Case(
+        {"gpu1__retired_pending": 1},
+        FAIL,
+        "page retirement waits",
+        every("retired_pending"),
+        gpu=1,
+        good={f"gpu{i}__retired_pending": 0 for i in range(8)},
+    ),
+    "gpu.temperature": Case({"gpu1__temp": 91}, FAIL, "core 91 °C, limit 90 °C", every("temp"), gpu=1),
+    "gpu.throttle_hw": Case({"gpu1__throttle": [0x48] * 3}, FAIL, "hardware thermal slowdown", every("throttle"), gpu=1),
+    "gpu.throttle_sw": Case({"gpu1__throttle": [0x20]}, WARN, "thermal slowdown by the driver", every("throttle"), gpu=1),
+    "gpu.power_cap": Case({"gpu1__power_limit_w": 400.0}, WARN, "GPU 1: power limit 400 W, 700 W", {"nvml": "timeout"}, gpu=1),
+    "gpu.temperature_outlier": Case({"gpu1__temp": 75}, WARN, "GPU 1: 75 °C, its like 32 °C", {"nvml": "timeout"}, gpu=1),
+    "gpu.pcie_width": Case({"gpu1__pcie_width": 8}, FAIL, "8 PCIe lanes of 16", every("pcie_width"), gpu=1),
+    "gpu.nvlink": Case({"gpu1__nvlinks": [1] * 12 + [0] * 6}, FAIL, "12 of 18 NVLinks", every("nvlinks"), gpu=1),
+    "gpu.fabric": Case(
+        {"gpu1__fabric": {"state": 1, "status": 0, "health": 0}}, FAIL, "not registered with the fabric", every("fabric"), gpu=1
+    ),
+    "gpu.fabric_manager": Case({"procs__fabric_manager": False}, WARN, "no fabric manager", {"procs": "error"}),
+    "gpu.p2p": Case({"nvml__p2p__0": [0, 1, 4, 4]}, FAIL, "no peer access between GPUs 0-1", {"nvml__p2p": []}),
+    "gpu.pcie_outlier": Case(
+        {f"gpu{i}__pcie_width": 8 for i in range(8)}, FAIL, "PCIe lanes 8, 16 on its like", {"nvml": "timeout"}
+    ),
+    "gpu.nvlink_outlier": Case(
+        {f"gpu{i}__nvlinks": [1] * 12 for i in range(8)}, FAIL, "active NVLinks 12, 18 on its like", {"nvml": "timeout"}
+    ),
+    "gpu.foreign_procs": Case({"gpu1__procs": [PROC]}, FAIL, "held by python 4242 (uid 1000, 2.0 GiB)", every("procs"), gpu=1),
+    "gpu.mem_used": Case(
+        {"gpu1__memory": {"used": 3 * GIB, "total": 80 * GIB, "version": 2}},
+        FAIL,
+        "3.0 of 80 GiB in use by a process that we cannot see",
+        every("memory"),
+        gpu=1,
+    ),
+    "gpu.idle": Case({"gpu1__util": 97}, WARN, "97 % busy", every("util"), gpu=1),
+    "run.leftover": Case(
+        {"procs__runs": [{"run": "old-1", "pid": 77, "comm": "python"}]}, FAIL, "left over by run old-1", {"procs": "timeout"}
+    ),
+    "host.stuck_procs": Case(
+        {"procs__dstate": [{"pid": 8, "comm": "python", "wchan": "nv_lock", "gpu": True}]},
+        FAIL,
+        "python 8 holds a GPU and is stuck in nv_lock",
+        {"procs": "timeout"},
+    ),
+    "gpu.mig_mode": Case({"gpu1__mig": [1, 1]}, FAIL, "MIG is on", every("mig"), gpu=1),
+    "gpu.compute_mode": Case({"gpu1__compute_mode": 2}, FAIL, "prohibited", every("compute_mode"), gpu=1),
+    "gpu.persistence": Case({"gpu1__persistence": 0}, WARN, "persistence mode is off", every("persistence"), gpu=1),
+    "host.shm": Case({"host__shm": {"total": 64 << 20, "free": 64 << 20}}, FAIL, "64 MiB", {"host__shm": None}),
+    "host.memlock": Case({"host__memlock": 65536}, FAIL, "memlock 64 KiB", {"host": "error"}),
+    "host.nofile": Case({"host__nofile": 256}, FAIL, "256 open files", {"host": "error"}),
+    "host.nproc": Case({"host__nproc": 100}, WARN, "100 processes", {"host": "error"}),
+    "host.memory": Case({"host__mem_available": 10 * GIB}, WARN, "10 GiB of 1.0 TiB available", {"host__mem_total": None}),
+    "host.swap": Case({"host__swap_used": 4 * GIB}, WARN, "4.0 GiB swapped out", {"host__swap_used": None}),
+    "host.load": Case({"host__load1": 400.0}, WARN, "load 400.0 on 128 CPUs", {"host__load1": None}),
+    "host.cpus": Case({"host__cpus_allowed": 4}, WARN, "4 of 128 CPUs", {"host__cpus_allowed": None}),
+    "host.governor": Case({"host__governors": {"powersave": 128}}, WARN, "powersave", {"host__governors": None}),
+    "host.clocksource": Case({"host__clocksource": "hpet"}, WARN, "hpet", {"host__clocksource": None}),
+    "host.uptime": Case({"host__uptime": 60.0}, WARN, "up for 0.0 h", {"host__uptime": None}),
+    "host.memory_total": Case({"host__mem_total": 900 * GIB}, WARN, "900 GiB of memory", {"host__mem_total": None}),
+    "host.disk": Case(
+        {"disk__paths": [{**PLACE, **ROOM, "used": 99 * GIB, "free": 1 * GIB}]},
+        FAIL,
+        "/work: 99 % full",
+        {"disk__paths": [{**PLACE, "error": "Input/output error"}]},
+    ),
+    "host.inodes": Case(
+        {"disk__paths": [{**PLACE, **ROOM, "inodes_free": 5}]}, FAIL, "100 % of inodes", {"disk": "timeout"}
+    ),
+    "host.readonly": Case(
+        {"disk__paths": [{**PLACE, **ROOM, "writable": False, "error": "Permission denied"}]},
+        FAIL,
+        "/work cannot be written: Permission denied",
+        {"disk": "timeout"},
+    ),
+    "host.mounts": Case(
+        {"mounts__paths__0__status": "timeout", "mounts__paths__0__reason": "no answer within 2.6 s"},
+        FAIL,
+        "/data (nfs4) hangs",
+        {"mounts": "error"},
+    ),
+    "host.kernel_log": Case(
+        {"kernel_log__lines": log("EXT4-fs (sda1): Remounting filesystem read-only")},
+        FAIL,
+        "remounted read-only",
+        {"kernel_log": "denied"},
+    ),
+    "net.port_free": Case(
+        {"ports__ports": [{"port": 29500, "free": False, "error": "Address already in use", "owner": "a listener of uid 7"}]},
+        FAIL,
+        "port 29500 is taken by a listener of uid 7",
+        {"ports": "error"},
+    ),
+    "net.rendezvous": Case(
+        {"controller__rendezvous": RENDEZVOUS}, FAIL, "a firewall drops the packets", {"controller__rendezvous": None}
+    ),
+    "cluster.unique": Case(
+        {"gpu0__uuid": facts(0)["groups"]["nvml"]["data"]["devices"][0]["v"]["uuid"]},
+        FAIL,
+        "is declared by n0, n1",
+        {"host": "error"},
+    ),
+    "cluster.hostnames": Case({"names__hostname": "gpu00"}, WARN, "n0, n1 are all called gpu00", {"names": "error"}),
+    "net.clock_skew": Case(
+        {"controller__clock": {"offset": 5.0, "error": 0.01}}, WARN, "clock 5.0 s ahead", {"controller__clock": None}
+    ),
+    "host.time_daemon": Case({"procs__time_daemon": None}, WARN, "no time daemon", {"procs": "error"}),
+    "version.expected": Case(
+        {"versions__torch": "2.5.1"}, FAIL, "torch 2.5.1, expected 2.6.*", {"versions": "timeout"}, expect={"torch": "2.6.*"}
+    ),
+    "version.python": Case({"versions__python": "3.12.1"}, FAIL, "Python 3.12, 3.11 elsewhere", {"versions": "timeout"}),
+    "version.torch": Case({"versions__torch": None}, FAIL, "torch absent, 2.6.0 elsewhere", {"versions": "timeout"}),
+    "version.cuda": Case({"versions__torch_cuda": "11.8"}, FAIL, "11.8, 12.4 elsewhere", {"versions": "timeout"}),
+    "version.nccl": Case({"versions__nccl": "2.20.5"}, FAIL, "2.20.5, 2.21.5 elsewhere", {"versions": "timeout"}),
+    "version.packages": Case({"versions__packages_hash": "ff"}, WARN, "ff, 0123456789abcdef elsewhere", {"versions": "timeout"}),
+    "version.driver": Case({"nvml__driver": "535.183.01"}, FAIL, "535, 570 elsewhere", {"nvml": "timeout"}),
+    "version.driver_minor": Case({"nvml__driver": "570.86.10"}, WARN, "570.86.10, 570.86.15", {"nvml": "timeout"}),
+    "version.gpu_model": Case(
+        {f"gpu{i}__name": "NVIDIA A100" for i in range(8)}, FAIL, '["NVIDIA A100"], ["NVIDIA H100', {"nvml": "timeout"}
+    ),
+    "version.kernel": Case({"host__kernel": "5.15.0"}, WARN, "kernel 5.15.0, 6.8.0", {"host": "error"}),
+    "version.arch": Case({"host__arch": "aarch64"}, WARN, "aarch64, x86_64", {"host": "error"}),
+    "version.vbios": Case({"gpu1__vbios": "95"}, WARN, "GPU 1: VBIOS 95", {"nvml": "timeout"}, gpu=1),
+    "version.code": Case({"controller__code_hash": "dead"}, FAIL, "code dead, c0de elsewhere", {"controller__code_hash": None}),
+}
+
+
+def judged(name: str, changes: dict[str, Any], expect: dict[str, Any], *, all_nodes: bool = False) -> list[Finding]:
+    context = Context(nodes={node: Expectation(gpus=8) for node in NODES}, expect=expect)
+    told = {node: facts(i) for i, node in enumerate(NODES)}
+    for node in NODES if all_nodes else (SICK,):
+        told[node] = changed(told[node], **changes)
+    if name == "net.ssh" and not all_nodes and changes is CASES[name].bad:
+        told[SICK] = {"unreachable": "connection refused"}
+    if name == "net.ssh" and all_nodes:
+        told[SICK].pop("groups")
+    if CHECKS[name].cluster_judge is not None:
+        return judge_cluster(told, context, [name])
+    return judge_node(SICK, told[SICK], context, [name])
+
+
+def test_every_check_of_the_registry_has_its_three_cases() -> None:
+    assert set(CASES) == set(CHECKS)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_healthy_facts_pass(name: str) -> None:
+    found = judged(name, dict(CASES[name].good), CASES[name].expect)
+    assert [finding.status for finding in found] == [Status.PASS], found
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_sick_fact_is_found_and_named(name: str) -> None:
+    case = CASES[name]
+    found = [f for f in judged(name, case.bad, case.expect) if f.status in (FAIL, WARN)]
+    assert found
+    assert {finding.status for finding in found} == {case.worst}
+    assert any(case.words in finding.message for finding in found), [finding.message for finding in found]
+    assert all(finding.hint for finding in found)
+    assert case.gpu is None or [finding.gpu for finding in found] == [case.gpu]
+    if not name.startswith("cluster."):
+        assert {finding.node for finding in found} == {SICK}
+    if case.worst is FAIL:
+        assert CHECKS[name].severity == "FAIL"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_where_one_cannot_look_the_answer_is_unknown(name: str) -> None:
+    found = judged(name, CASES[name].blind, CASES[name].expect, all_nodes=True)
+    assert found
+    assert {finding.status for finding in found} == {Status.UNKNOWN}, found
+
+
+@pytest.mark.parametrize("name", [name for name, check in CHECKS.items() if check.gpu])
+def test_a_node_without_gpus_and_none_declared_is_skipped(name: str) -> None:
+    bare = changed(facts(), nvml="absent", driver__pci=[], driver__module=None)
+    context = Context(nodes={"n0": Expectation(gpus=None)})
+    found = judge_node("n0", bare, context, [name]) + judge_cluster({"n0": bare}, context, [name])
+    assert {finding.status for finding in found} == {Status.SKIP}, found
