@@ -286,11 +286,11 @@ class StallModel(Section):
 class HealthModel(Section):
     """How findings are weighed; checks are listed in docs/health.md."""
 
-    expect: dict[str, Any] = _f("What nodes must have.", {"gpus": 8, "driver": "570.*"})
+    expect: dict[str, Any] = _f("What nodes must have.", {"gpu_model": "NVIDIA H100*", "driver": "570.*"})
     ignore: Texts = _f("Checks to ignore, everywhere or `check@node`.", ["host.governor"])
-    severity: dict[str, Literal["fail", "warn", "ignore"]] = _f("Other weight for a check.", {"gpu.pcie": "warn"})
+    severity: dict[str, Literal["fail", "warn", "ignore"]] = _f("Other weight for a check.", {"xid.31": "ignore"})
     required: Texts = _f("Checks that fail where they cannot look.", ["gpu.count"])
-    thresholds: dict[str, float] = _f("Other limits for a check.", {"disk_free_gib": 20})
+    thresholds: dict[str, float] = _f("Other limits for a check.", {"host.disk.warn": 20})
 
 
 class LogsModel(Section):

@@ -49,7 +49,7 @@ def apply_sets(root: Node, sets: Sequence[str], report: Report) -> Node:
     for setting in sets:
         mark = _option("--set", setting)
         key, equals, text = setting.partition("=")
-        parts = [part for part in _INDEX.sub(r".\1", key.strip()).split(".") if part]
+        parts = _parts(key)
         if not equals or not parts:
             report.add(mark, f"`{setting}` does not set anything", "write `--set job.grace=30s`")
             continue
@@ -57,6 +57,14 @@ def apply_sets(root: Node, sets: Sequence[str], report: Report) -> Node:
         if value is not None:
             root = _put(root, parts, value, mark, report)
     return root
+
+
+def _parts(key: str) -> list[str]:
+    """Split a path; names of checks hold dots themselves, so below them nothing is split."""
+    parts = [part for part in _INDEX.sub(r".\1", key.strip()).split(".") if part]
+    if len(parts) > 2 and parts[0] == "health" and parts[1] in ("severity", "thresholds"):
+        return [*parts[:2], ".".join(parts[2:])]
+    return parts
 
 
 def _option(name: str, text: str) -> Mark:

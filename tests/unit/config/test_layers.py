@@ -34,6 +34,7 @@ def test_later_files_merge_mappings_and_replace_lists(parse_text: Callable[..., 
         pytest.param("env.NEW=a: b #c", "env.NEW", "a: b #c", id="text_is_never_a_mapping"),
         pytest.param("env.EMPTY=", "env.EMPTY", "", id="empty_text"),
         pytest.param("network.master_port=29500", "network.master_port", 29500, id="new_section"),
+        pytest.param("health.severity.xid.31=warn", "health.severity.xid.31", "warn", id="name_of_a_check"),
         pytest.param("hosts.b=2", "hosts[1].gpus", 2, id="host"),
     ],
 )
@@ -49,6 +50,7 @@ def test_set_changes_one_value_and_is_its_origin(
         "env.NEW": spec.env.get("NEW"),
         "env.EMPTY": spec.env.get("EMPTY"),
         "network.master_port": spec.network.master_port,
+        "health.severity.xid.31": spec.health.severity.get("xid.31"),
         "hosts[1].gpus": spec.hosts[1].gpus,
     }
     assert found[path] == value
