@@ -9,6 +9,7 @@ turn dies with the guard, and with PID 1 the kernel ends every process of the no
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -40,7 +41,7 @@ class Setup(TypedDict):
     expose: list[str]
     hide: list[str]
     without_python: bool
-    links: dict[str, str]
+    python: str | None
     files: list[tuple[str, str, int, int]]
     sshd: list[str]
     port: int
@@ -170,10 +171,10 @@ def _bind_descriptor(descriptor: int, target: str, *, read_only: bool = False, r
 def _change_programs(setup: Setup) -> None:
     """Lay a writable layer over the folders of programs, so that some can be added and others be missing."""
     _overlay("/usr/local/bin")
-    for path, target in setup["links"].items():
-        if os.path.lexists(path):
-            os.unlink(path)
-        os.symlink(target, path)
+    if setup["python"]:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink("/usr/local/bin/python3")
+        os.symlink(setup["python"], "/usr/local/bin/python3")
     if setup["without_python"]:
         _overlay("/usr/bin")
         for folder in ("/usr/bin", "/usr/local/bin"):

@@ -246,7 +246,7 @@ class Lab:
     def _setup(self, node: Node) -> Setup:
         spec = node.spec
         prefixes = () if spec.python is None else (sys.prefix, sys.base_prefix)
-        chosen = [spec.python] if spec.python not in (None, "host") else []
+        chosen = None if spec.python == "host" else spec.python
         return Setup(
             owner=os.getpid(),
             hostname=node.name,
@@ -260,10 +260,10 @@ class Lab:
             shared=str(self.shared),
             shared_home=str(self._shared_home()) if spec.shared_home else None,
             etc=etc(spec, node.name, node.boot_id),
-            expose=[*prefixes, *(str(Path(os.path.realpath(path)).parents[1]) for path in chosen), *spec.expose],
+            expose=[*prefixes, *([_prefix(chosen)] if chosen else []), *spec.expose],
             hide=list(spec.hide),
             without_python=spec.python is None,
-            links=dict.fromkeys(["/usr/local/bin/python3"][: len(chosen)], "".join(chosen)),
+            python=chosen,
             files=self._files(node),
             sshd=sshd_argv(spec),
             port=spec.port,
@@ -302,6 +302,10 @@ class Lab:
         authority = [f"@cert-authority n*,{NETWORK}.* {public(self.host_ca)}"]
         certified = any(node.spec.host_certificate and node.spec.known for node in self.nodes)
         self.head.write_ssh(hosts, known + (authority if certified else []))
+
+
+def _prefix(python: str) -> str:
+    return str(Path(os.path.realpath(python)).parents[1])
 
 
 def _plainly_known(node: Node) -> bool:

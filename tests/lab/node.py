@@ -73,9 +73,6 @@ class Node:
         self._closed_ports: dict[int, str] = {}
         self._blocked: set[str] = {HEAD_ADDRESS} if spec.via else set()
 
-    def __repr__(self) -> str:
-        return f"Node({self.name!r}, {self.address})"
-
     @property
     def guard_pid(self) -> int:
         """Pid of the process around the node's PID 1; it holds the node's network namespace as well."""
@@ -137,7 +134,7 @@ class Node:
         """The first of `pids_of`, or None."""
         return next(iter(self.pids_of(pattern)), None)
 
-    def wait_for(self, predicate: Callable[[], T], deadline: float = 15.0, what: str = "") -> T:
+    def wait_for(self, predicate: Callable[[], T | None], deadline: float = 15.0, what: str = "") -> T:
         """`waiting.wait_for`, with the node's name in the failure."""
         return wait_for(predicate, deadline, f"{what or predicate!r} on {self.name}")
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def wait_for(predicate: Callable[[], T], deadline: float = 15.0, what: str = "", every: float = 0.01) -> T:
+def wait_for(predicate: Callable[[], T | None], deadline: float = 15.0, what: str = "", every: float = 0.01) -> T:
     """Ask again and again until the answer is truthy, and return it.
 
     Args:
