@@ -119,7 +119,9 @@ def facts(node: int = 0, gpus: int = 8) -> dict[str, Any]:
             ]
         },
         "mounts": {
-            "paths": [{"path": "/data", "fs": "nfs4", "device": "filer:/data", "status": "ok", "reason": None, "ms": 2.0}],
+            "paths": [
+                {"path": "/data", "fs": "nfs4", "device": "filer:/data", "status": "ok", "reason": None, "ms": 2.0}
+            ],
             "left_out": 0,
         },
         "names": {
@@ -130,8 +132,22 @@ def facts(node: int = 0, gpus: int = 8) -> dict[str, Any]:
         },
         "net": {
             "interfaces": [
-                {"name": "lo", "operstate": "unknown", "mtu": 65536, "speed": None, "virtual": True, "address": "127.0.0.1"},
-                {"name": "eth0", "operstate": "up", "mtu": 9000, "speed": 100000, "virtual": False, "address": "10.0.0.1"},
+                {
+                    "name": "lo",
+                    "operstate": "unknown",
+                    "mtu": 65536,
+                    "speed": None,
+                    "virtual": True,
+                    "address": "127.0.0.1",
+                },
+                {
+                    "name": "eth0",
+                    "operstate": "up",
+                    "mtu": 9000,
+                    "speed": 100000,
+                    "virtual": False,
+                    "address": "10.0.0.1",
+                },
             ],
             "routes": {"other": {"address": "10.0.0.99", "source": "10.0.0.1", "interface": "eth0", "error": None}},
             "ib": [
@@ -169,7 +185,14 @@ def facts(node: int = 0, gpus: int = 8) -> dict[str, Any]:
         "groups": {name: group(data) for name, data in groups.items()},
         "controller": {
             "clock": {"offset": 0.002 * node, "error": 0.001},
-            "rendezvous": {"address": "10.0.0.1", "port": 29500, "role": "connect", "ok": True, "error": None, "ms": 0.4},
+            "rendezvous": {
+                "address": "10.0.0.1",
+                "port": 29500,
+                "role": "connect",
+                "ok": True,
+                "error": None,
+                "ms": 0.4,
+            },
             "code_hash": "c0de",
             "live_runs": [],
             "connect_ms": 120.0,

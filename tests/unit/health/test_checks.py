@@ -56,11 +56,17 @@ CASES: dict[str, Case] = {
     ),
     "net.interface": Case({"net__interfaces__1__operstate": "down"}, FAIL, "eth0 is down", {"net": "error"}),
     "net.ifname_env": Case(
-        {"host__env": {"NCCL_SOCKET_IFNAME": "ib7"}}, FAIL, "NCCL_SOCKET_IFNAME=ib7 names no interface", {"net": "error"}
+        {"host__env": {"NCCL_SOCKET_IFNAME": "ib7"}},
+        FAIL,
+        "NCCL_SOCKET_IFNAME=ib7 names no interface",
+        {"net": "error"},
     ),
     "net.ib_port": Case({"net__ib__0__state": "DOWN"}, FAIL, "mlx5_0/1 DOWN", {"net": "error"}),
     "net.roce_gid": Case(
-        {"net__ib": [{**PORT, "state": "ACTIVE", "link_layer": "Ethernet"}]}, FAIL, "no usable address", {"net": "error"}
+        {"net__ib": [{**PORT, "state": "ACTIVE", "link_layer": "Ethernet"}]},
+        FAIL,
+        "no usable address",
+        {"net": "error"},
     ),
     "net.ib_mixed": Case({"net__ib": []}, FAIL, "RDMA ports 0, 1 elsewhere", {"net": "error"}),
     "net.ib_rate": Case({"net__ib__0__rate": "200 Gb/sec"}, WARN, "200 Gb/sec", {"net": "error"}),
@@ -78,7 +84,9 @@ CASES: dict[str, Case] = {
     ),
     "gpu.nouveau": Case({"driver__nouveau": True}, WARN, "nouveau is loaded", {"driver": "error"}),
     "gpu.lost": Case({"err3__temp": 15}, FAIL, "GPU 3 (00000000:13:00.0): GPU is lost", {"nvml": "timeout"}, gpu=3),
-    "gpu.recovery_action": Case({"gpu2__recovery_action": 2}, FAIL, "asks for node reboot", every("recovery_action"), gpu=2),
+    "gpu.recovery_action": Case(
+        {"gpu2__recovery_action": 2}, FAIL, "asks for node reboot", every("recovery_action"), gpu=2
+    ),
     "gpu.inforom": Case({"err6__inforom": 14}, FAIL, "corrupted infoROM", every("inforom"), gpu=6),
     "gpu.bad_env": Case({"host__env": {"CUDA_PROFILE": "1"}}, WARN, "CUDA_PROFILE set", {"host__env": None}),
     "gpu.xid": Case(
@@ -99,7 +107,9 @@ CASES: dict[str, Case] = {
     "gpu.ecc_corrected": Case({"gpu1__ecc_cor": 10**8}, WARN, "corrected memory errors", every("ecc_cor"), gpu=1),
     "gpu.sram_ecc": Case({"gpu1__sram": {"unc": 9, "threshold": 1}}, FAIL, "exceed", every("sram"), gpu=1),
     "gpu.remap_pending": Case({"gpu1__remapped": [0, 1, 1, 0]}, FAIL, "waits for a reset", every("remapped"), gpu=1),
-    "gpu.remap_failure": Case({"gpu5__remapped": [0, 1, 0, 1]}, FAIL, "row remapping failed, serial", every("remapped"), gpu=5),
+    "gpu.remap_failure": Case(
+        {"gpu5__remapped": [0, 1, 0, 1]}, FAIL, "row remapping failed, serial", every("remapped"), gpu=5
+    ),
     "gpu.remap_total": Case({"gpu1__remapped": [0, 600, 0, 0]}, WARN, "600 rows remapped", every("remapped"), gpu=1),
     "gpu.repair_pending": Case({"gpu1__repair": [1, 0]}, WARN, "waits for a reboot", every("repair"), gpu=1),
     "gpu.retired_pages": Case(
@@ -111,14 +121,26 @@ CASES: dict[str, Case] = {
         good={f"gpu{i}__retired_pending": 0 for i in range(8)},
     ),
     "gpu.temperature": Case({"gpu1__temp": 91}, FAIL, "core 91 °C, limit 90 °C", every("temp"), gpu=1),
-    "gpu.throttle_hw": Case({"gpu1__throttle": [0x48] * 3}, FAIL, "hardware thermal slowdown", every("throttle"), gpu=1),
-    "gpu.throttle_sw": Case({"gpu1__throttle": [0x20]}, WARN, "thermal slowdown by the driver", every("throttle"), gpu=1),
-    "gpu.power_cap": Case({"gpu1__power_limit_w": 400.0}, WARN, "GPU 1: power limit 400 W, 700 W", {"nvml": "timeout"}, gpu=1),
-    "gpu.temperature_outlier": Case({"gpu1__temp": 75}, WARN, "GPU 1: 75 °C, its like 32 °C", {"nvml": "timeout"}, gpu=1),
+    "gpu.throttle_hw": Case(
+        {"gpu1__throttle": [0x48] * 3}, FAIL, "hardware thermal slowdown", every("throttle"), gpu=1
+    ),
+    "gpu.throttle_sw": Case(
+        {"gpu1__throttle": [0x20]}, WARN, "thermal slowdown by the driver", every("throttle"), gpu=1
+    ),
+    "gpu.power_cap": Case(
+        {"gpu1__power_limit_w": 400.0}, WARN, "GPU 1: power limit 400 W, 700 W", {"nvml": "timeout"}, gpu=1
+    ),
+    "gpu.temperature_outlier": Case(
+        {"gpu1__temp": 75}, WARN, "GPU 1: 75 °C, its like 32 °C", {"nvml": "timeout"}, gpu=1
+    ),
     "gpu.pcie_width": Case({"gpu1__pcie_width": 8}, FAIL, "8 PCIe lanes of 16", every("pcie_width"), gpu=1),
     "gpu.nvlink": Case({"gpu1__nvlinks": [1] * 12 + [0] * 6}, FAIL, "12 of 18 NVLinks", every("nvlinks"), gpu=1),
     "gpu.fabric": Case(
-        {"gpu1__fabric": {"state": 1, "status": 0, "health": 0}}, FAIL, "not registered with the fabric", every("fabric"), gpu=1
+        {"gpu1__fabric": {"state": 1, "status": 0, "health": 0}},
+        FAIL,
+        "not registered with the fabric",
+        every("fabric"),
+        gpu=1,
     ),
     "gpu.fabric_manager": Case({"procs__fabric_manager": False}, WARN, "no fabric manager", {"procs": "error"}),
     "gpu.p2p": Case({"nvml__p2p__0": [0, 1, 4, 4]}, FAIL, "no peer access between GPUs 0-1", {"nvml__p2p": []}),
@@ -128,7 +150,9 @@ CASES: dict[str, Case] = {
     "gpu.nvlink_outlier": Case(
         {f"gpu{i}__nvlinks": [1] * 12 for i in range(8)}, FAIL, "active NVLinks 12, 18 on its like", {"nvml": "timeout"}
     ),
-    "gpu.foreign_procs": Case({"gpu1__procs": [PROC]}, FAIL, "held by python 4242 (uid 1000, 2.0 GiB)", every("procs"), gpu=1),
+    "gpu.foreign_procs": Case(
+        {"gpu1__procs": [PROC]}, FAIL, "held by python 4242 (uid 1000, 2.0 GiB)", every("procs"), gpu=1
+    ),
     "gpu.mem_used": Case(
         {"gpu1__memory": {"used": 3 * GIB, "total": 80 * GIB, "version": 2}},
         FAIL,
@@ -138,7 +162,10 @@ CASES: dict[str, Case] = {
     ),
     "gpu.idle": Case({"gpu1__util": 97}, WARN, "97 % busy", every("util"), gpu=1),
     "run.leftover": Case(
-        {"procs__runs": [{"run": "old-1", "pid": 77, "comm": "python"}]}, FAIL, "left over by run old-1", {"procs": "timeout"}
+        {"procs__runs": [{"run": "old-1", "pid": 77, "comm": "python"}]},
+        FAIL,
+        "left over by run old-1",
+        {"procs": "timeout"},
     ),
     "host.stuck_procs": Case(
         {"procs__dstate": [{"pid": 8, "comm": "python", "wchan": "nv_lock", "gpu": True}]},
@@ -153,7 +180,9 @@ CASES: dict[str, Case] = {
     "host.memlock": Case({"host__memlock": 65536}, FAIL, "memlock 64 KiB", {"host": "error"}),
     "host.nofile": Case({"host__nofile": 256}, FAIL, "256 open files", {"host": "error"}),
     "host.nproc": Case({"host__nproc": 100}, WARN, "100 processes", {"host": "error"}),
-    "host.memory": Case({"host__mem_available": 10 * GIB}, WARN, "10 GiB of 1.0 TiB available", {"host__mem_total": None}),
+    "host.memory": Case(
+        {"host__mem_available": 10 * GIB}, WARN, "10 GiB of 1.0 TiB available", {"host__mem_total": None}
+    ),
     "host.swap": Case({"host__swap_used": 4 * GIB}, WARN, "4.0 GiB swapped out", {"host__swap_used": None}),
     "host.load": Case({"host__load1": 400.0}, WARN, "load 400.0 on 128 CPUs", {"host__load1": None}),
     "host.cpus": Case({"host__cpus_allowed": 4}, WARN, "4 of 128 CPUs", {"host__cpus_allowed": None}),
@@ -189,7 +218,11 @@ CASES: dict[str, Case] = {
         {"kernel_log": "denied"},
     ),
     "net.port_free": Case(
-        {"ports__ports": [{"port": 29500, "free": False, "error": "Address already in use", "owner": "a listener of uid 7"}]},
+        {
+            "ports__ports": [
+                {"port": 29500, "free": False, "error": "Address already in use", "owner": "a listener of uid 7"}
+            ]
+        },
         FAIL,
         "port 29500 is taken by a listener of uid 7",
         {"ports": "error"},
@@ -209,13 +242,21 @@ CASES: dict[str, Case] = {
     ),
     "host.time_daemon": Case({"procs__time_daemon": None}, WARN, "no time daemon", {"procs": "error"}),
     "version.expected": Case(
-        {"versions__torch": "2.5.1"}, FAIL, "torch 2.5.1, expected 2.6.*", {"versions": "timeout"}, expect={"torch": "2.6.*"}
+        {"versions__torch": "2.5.1"},
+        FAIL,
+        "torch 2.5.1, expected 2.6.*",
+        {"versions": "timeout"},
+        expect={"torch": "2.6.*"},
     ),
-    "version.python": Case({"versions__python": "3.12.1"}, FAIL, "Python 3.12, 3.11 elsewhere", {"versions": "timeout"}),
+    "version.python": Case(
+        {"versions__python": "3.12.1"}, FAIL, "Python 3.12, 3.11 elsewhere", {"versions": "timeout"}
+    ),
     "version.torch": Case({"versions__torch": None}, FAIL, "torch absent, 2.6.0 elsewhere", {"versions": "timeout"}),
     "version.cuda": Case({"versions__torch_cuda": "11.8"}, FAIL, "11.8, 12.4 elsewhere", {"versions": "timeout"}),
     "version.nccl": Case({"versions__nccl": "2.20.5"}, FAIL, "2.20.5, 2.21.5 elsewhere", {"versions": "timeout"}),
-    "version.packages": Case({"versions__packages_hash": "ff"}, WARN, "ff, 0123456789abcdef elsewhere", {"versions": "timeout"}),
+    "version.packages": Case(
+        {"versions__packages_hash": "ff"}, WARN, "ff, 0123456789abcdef elsewhere", {"versions": "timeout"}
+    ),
     "version.driver": Case({"nvml__driver": "535.183.01"}, FAIL, "535, 570 elsewhere", {"nvml": "timeout"}),
     "version.driver_minor": Case({"nvml__driver": "570.86.10"}, WARN, "570.86.10, 570.86.15", {"nvml": "timeout"}),
     "version.gpu_model": Case(
@@ -224,7 +265,9 @@ CASES: dict[str, Case] = {
     "version.kernel": Case({"host__kernel": "5.15.0"}, WARN, "kernel 5.15.0, 6.8.0", {"host": "error"}),
     "version.arch": Case({"host__arch": "aarch64"}, WARN, "aarch64, x86_64", {"host": "error"}),
     "version.vbios": Case({"gpu1__vbios": "95"}, WARN, "GPU 1: VBIOS 95", {"nvml": "timeout"}, gpu=1),
-    "version.code": Case({"controller__code_hash": "dead"}, FAIL, "code dead, c0de elsewhere", {"controller__code_hash": None}),
+    "version.code": Case(
+        {"controller__code_hash": "dead"}, FAIL, "code dead, c0de elsewhere", {"controller__code_hash": None}
+    ),
 }
 
 
