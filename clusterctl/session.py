@@ -126,8 +126,7 @@ class Session:
         epoch: What each request carries; `None` before a run has one.
         preamble: What the node said before the first frame.
         hello: The answer to the first request: facts of machine and user.
-        auth_note: What a person should know of how the login was done, or `None`.
-        warnings: What was done otherwise than the configuration asks, a sentence each.
+        warnings: What a person should know of how the connection was made, a sentence each.
     """
 
     def __init__(
@@ -137,8 +136,7 @@ class Session:
         self.epoch = epoch
         self.preamble = preamble
         self.hello: dict[str, Any] = {}
-        self.auth_note = channel.auth_note
-        self.warnings = channel.warnings
+        self.warnings = (*channel.warnings, *((channel.auth_note,) if channel.auth_note else ()))
         self._channel = channel
         self._inbox = inbox
         self._numbers = itertools.count(1)

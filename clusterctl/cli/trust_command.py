@@ -45,7 +45,7 @@ def command(
         new = [c for c in found if c.acceptable]
         if not new:
             break
-        console.data(*[f"{fold_nodes(c.nodes)}  {c.key.algorithm}  {c.key.fingerprint}" for c in new])
+        console.data(*[f"{fold_nodes(c.nodes)}  {c.key.type}  {c.key.fingerprint}" for c in new])
         _ask(new, yes=yes)
         accept(new)
         console.narrate(f"accepted {len(new)} keys in {new[0].path}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clusterctl.errors import ConnectError
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from clusterctl.config.spec import SshSpec
     from clusterctl.transport.ssh_config import SshOptions
 
+_Version = tuple[int, int, int]
 _NO_CHECKING = ("no", "off", "false")
 
 
@@ -39,12 +41,12 @@ class ShownKey:
 
 
 class HostKeys:
-    """The known-hosts files, read once each, and the policy of the cluster file or of ssh_config."""
+    """The known-hosts files, read again when they change, and the policy of the cluster file or of ssh_config."""
 
     def __init__(self, spec: SshSpec) -> None:
         self._spec = spec
         self._lock = threading.Lock()
-        self._entries: dict[tuple[str, ...], list[known_hosts.Entry]] = {}
+        self._files: dict[str, tuple[_Version, list[known_hosts.Entry]]] = {}
 
     def algorithms(self, options: SshOptions, supported: Sequence[str]) -> tuple[str, ...]:
         """Return `supported` in the order in which a server should choose, so that it shows a key that is filed."""
@@ -70,9 +72,6 @@ class HostKeys:
         if shown.judgement.verdict is not Verdict.UNKNOWN or not self._accepts_new(options):
             raise refusal(shown)
         known_hosts.append(shown.path, shown.name, key, hashed=shown.hashed)
-        with self._lock:
-            for entries in self._entries.values():
-                entries.append(known_hosts.Entry(shown.path, 0, "", (shown.name,), key))
         if self._spec.host_keys is None and options.strict_host_keys in _NO_CHECKING:
             return "`StrictHostKeyChecking no` in ssh_config is taken as `accept-new`: changed keys are still refused"
         return None
@@ -87,10 +86,20 @@ class HostKeys:
 
     def _load(self, options: SshOptions) -> list[known_hosts.Entry]:
         paths = (*self._user_files(options), *options.global_known_hosts)
+        return [entry for path in paths for entry in self._load_file(path)]
+
+    def _load_file(self, path: str) -> list[known_hosts.Entry]:
+        try:
+            state = Path(path).stat()
+        except OSError:
+            return []
+        version = (state.st_ino, state.st_mtime_ns, state.st_size)
         with self._lock:
-            if paths not in self._entries:
-                self._entries[paths] = known_hosts.load(paths)
-            return self._entries[paths]
+            found, entries = self._files.get(path, (None, []))
+            if found != version:
+                entries = known_hosts.load([path])
+                self._files[path] = (version, entries)
+            return entries
 
 
 def refusal(shown: ShownKey) -> HostKeyRefusal:

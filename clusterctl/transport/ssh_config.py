@@ -28,10 +28,11 @@ CONFIG_VARIABLE = "CLUSTERCTL_SSH_CONFIG"
 """Environment variable that names a file to use in place of the user's ssh_config, as `ssh -F` does."""
 
 _RESOLVE_SECONDS = 10.0
-_KEYS = frozenset(
-    "hostname port user identityfile certificatefile identitiesonly identityagent proxyjump proxycommand hostkeyalias "
-    "userknownhostsfile globalknownhostsfile stricthostkeychecking hashknownhosts".split()
-)
+_KEYS = {
+    *("hostname", "port", "user", "proxyjump", "proxycommand"),
+    *("identityfile", "certificatefile", "identitiesonly", "identityagent"),
+    *("hostkeyalias", "userknownhostsfile", "globalknownhostsfile", "stricthostkeychecking", "hashknownhosts"),
+}
 _DEFAULT_KEYS = ("id_rsa", "id_ecdsa", "id_ecdsa_sk", "id_ed25519", "id_ed25519_sk")
 _DEFAULT_KNOWN_HOSTS = ("known_hosts", "known_hosts2")
 
