@@ -18,7 +18,7 @@ SICK = "n1"
 
 @dataclass(frozen=True)
 class Case:
-    """`bad`: changes of one node's facts, found as `worst` with `words`; `blind`: changes (of every node) that hide it."""
+    """`bad`: changes of one node, found as `worst` with `words`; `blind`: changes (of every node) that hide it."""
 
     bad: dict[str, Any]
     worst: Status
