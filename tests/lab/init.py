@@ -44,13 +44,19 @@ class Setup(TypedDict):
     python: str | None
     files: list[tuple[str, str, int, int]]
     sshd: list[str]
+    cgroups: list[str]
     port: int
 
 
 def main() -> None:
     setup: Setup = json.loads(sys.stdin.readline())
     owner = os.pidfd_open(setup["owner"])
-    kernel.unshare(kernel.NEWNET | kernel.NEWNS | kernel.NEWPID | kernel.NEWUTS | kernel.NEWIPC)
+    for folder in setup["cgroups"]:
+        with open(f"{folder}/cgroup.procs", "w", encoding="utf-8") as file:
+            file.write(str(os.getpid()))
+    kinds = kernel.NEWNET | kernel.NEWNS | kernel.NEWPID | kernel.NEWUTS | kernel.NEWIPC
+    # A cgroup namespace takes the group that its first process is in as its root.
+    kernel.unshare(kinds | (kernel.NEWCGROUP if setup["cgroups"] else 0))
     child = os.fork()
     if child == 0:
         kernel.die_with_parent(signal.SIGKILL)
@@ -117,7 +123,7 @@ def _mount_all(setup: Setup) -> None:
     home = os.open(setup["shared_home"], os.O_PATH) if setup["shared_home"] else None
     repository = os.getcwd()
     kernel.mount("none", "/", flags=kernel.REMOUNT | kernel.BIND | kernel.RDONLY)
-    _mount_kernel_views()
+    _mount_kernel_views(setup["cgroups"])
     _tmpfs("/run", "755")
     for path in ("/tmp", "/var/tmp", "/dev/shm"):
         _tmpfs(path, "1777")
@@ -137,15 +143,30 @@ def _mount_all(setup: Setup) -> None:
     _bind_text(setup["etc"] | {"/proc/sys/kernel/random/boot_id": setup["boot_id"] + "\n"})
 
 
-def _mount_kernel_views() -> None:
+def _mount_kernel_views(own_groups: list[str]) -> None:
+    with_memory = any(os.path.exists(f"{folder}/memory.limit_in_bytes") for folder in own_groups)
     groups = os.open("/sys/fs/cgroup", os.O_PATH) if os.path.isdir("/sys/fs/cgroup") else None
     kernel.mount("proc", "/proc", "proc")
     # A fresh sysfs shows the interfaces of this network namespace.
     kernel.mount("sysfs", "/sys", "sysfs")
-    if groups is not None:
+    if own_groups:
+        _mount_cgroups(memory=with_memory)
+    elif groups is not None:
         _bind_descriptor(groups, "/sys/fs/cgroup", recursive=True)
         kernel.read_only_tree("/sys/fs/cgroup")
     kernel.mount("devpts", "/dev/pts", "devpts", options="newinstance,mode=620,gid=5,ptmxmode=666")
+
+
+def _mount_cgroups(*, memory: bool) -> None:
+    """Show the node's own groups where a machine has them: one hierarchy of version 2, or one beside version 1."""
+    if not memory:
+        kernel.mount("cgroup2", "/sys/fs/cgroup", "cgroup2")
+        return
+    _tmpfs("/sys/fs/cgroup", "755")
+    for name in ("memory", "unified"):
+        os.mkdir(f"/sys/fs/cgroup/{name}")
+    kernel.mount("cgroup", "/sys/fs/cgroup/memory", "cgroup", options="memory")
+    kernel.mount("cgroup2", "/sys/fs/cgroup/unified", "cgroup2")
 
 
 def _mount_home(setup: Setup, shared_home: int | None) -> None:

@@ -8,6 +8,7 @@ from typing import Final
 
 # <linux/sched.h>
 NEWNS: Final = 0x00020000
+NEWCGROUP: Final = 0x02000000
 NEWUTS: Final = 0x04000000
 NEWIPC: Final = 0x08000000
 NEWPID: Final = 0x20000000

@@ -25,7 +25,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final
 
-from tests.lab import kernel
+from tests.lab import cgroups, kernel
 from tests.lab.head import ADDRESS, BRIDGE, NETWORK, Head, forget_links, ip
 from tests.lab.init import Setup
 from tests.lab.keys import certify, make_key, public
@@ -200,6 +200,7 @@ class Lab:
             node.discard(wait=False)
         for node in nodes:
             node.discard()
+            cgroups.remove(node.cgroups)
         forget_links([node.link for node in nodes])
         self.nodes = [node for node in self.nodes if node not in nodes]
         self._write_ssh()
@@ -266,8 +267,14 @@ class Lab:
             python=chosen,
             files=self._files(node),
             sshd=sshd_argv(spec),
+            cgroups=self._cgroups(node),
             port=spec.port,
         )
+
+    def _cgroups(self, node: Node) -> list[str]:
+        if node.spec.cgroup:
+            node.cgroups = cgroups.make(f"{self.root.name}/{node.link}", node.spec.memory)
+        return node.cgroups
 
     def _shared_home(self) -> Path:
         home = self.root / "shared_home"
@@ -382,3 +389,4 @@ def _remove_stale() -> None:
                 shutil.rmtree(root, ignore_errors=True)
         except OSError:
             continue
+    cgroups.remove_stale(PREFIX)

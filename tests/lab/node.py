@@ -54,6 +54,7 @@ class Node:
         interface: The name of its network interface, another one on the next node.
         boot_id: What `/proc/sys/kernel/random/boot_id` says on it.
         spec: What was asked for.
+        cgroups: Folders of its cgroups as this machine sees them, with `NodeSpec.cgroup`.
         init_pid: Pid of its PID 1 as this machine numbers it.
     """
 
@@ -68,6 +69,7 @@ class Node:
         self.link = link
         self.log = log
         self.init_pid = 0
+        self.cgroups: list[str] = []
         self._guard: subprocess.Popen[str] | None = None
         self._skew = 0.0
         self._closed_ports: dict[int, str] = {}

@@ -41,6 +41,9 @@ class NodeSpec:
         limits: Resource limits of sshd and its sessions, in prlimit's words: `{"memlock": "65536"}`.
         programs: Scripts put into /usr/local/bin: name to text with its `#!` line.
         files: More files, owned by the user: path (below the home, or absolute in /tmp, /var/tmp, /run) to text.
+        cgroup: The node has writable cgroups, whose root is its own (else it sees the machine's, read-only).
+        memory: Limit for all of the node, its file systems included, as `memory.limit_in_bytes` takes it; needs
+            `cgroup` and the memory controller of version 1.
         expose: Head paths that stay visible at the same place, read-only, where the node would hide them.
         hide: Further directories that are empty on the node.
     """
@@ -65,6 +68,8 @@ class NodeSpec:
     limits: Mapping[str, str] = field(default_factory=dict)
     programs: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
+    cgroup: bool = False
+    memory: str | None = None
     expose: tuple[str, ...] = ()
     hide: tuple[str, ...] = ()
 

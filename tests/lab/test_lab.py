@@ -323,6 +323,27 @@ def test_nodes_cannot_change_the_machine_they_run_on(lab: Lab, nodes: NodeFactor
     assert done.stdout == ""
 
 
+def test_cgroups_of_a_node_are_its_own_and_go_with_it(lab: Lab, nodes: NodeFactory) -> None:
+    (node,) = nodes(1, cgroup=True)
+    top = lab.ssh(node, "grep -m 1 ' cgroup2 ' /proc/self/mounts").stdout.split()[1]
+    made = lab.ssh(
+        node, f"cat /proc/self/cgroup | tail -n 1; mkdir {top}/run && echo 1 > {top}/run/cgroup.kill && echo yes"
+    )
+    assert made.stdout == "0::/\nyes\n"
+    assert all(Path(folder).is_dir() for folder in node.cgroups)
+    lab.remove([node])
+    assert not any(Path(folder).exists() for folder in node.cgroups)
+
+
+def test_memory_of_a_node_can_run_out(lab: Lab, nodes: NodeFactory) -> None:
+    if not Path("/sys/fs/cgroup/memory/memory.limit_in_bytes").exists():
+        pytest.skip("no memory controller of cgroup version 1 here")
+    (node,) = nodes(1, cgroup=True, memory="200M")
+    eater = "python3 -c 'x = bytearray(400_000_000)'"
+    assert lab.ssh(node, f"{eater}; echo $?; cat /sys/fs/cgroup/memory/memory.oom_control").stdout.startswith("137")
+    assert answers(lab, node)
+
+
 OWNER = """
 import json, sys
 from tests.lab.lab import Lab
