@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -113,7 +114,8 @@ class Bench:
         options: tuple[str, ...] = (),
         env: dict[str, str] | None = None,
     ) -> Worker:
-        path, output = self.tmp_path / f"script-{rank}.py", self.tmp_path / f"output-{rank}"
+        path = self.tmp_path / f"script-{zlib.crc32(script.encode()):x}.py"  # equal scripts, equal stacks
+        output = self.tmp_path / f"output-{rank}"
         path.write_text(script)
         variables = self.env(rank, pythonpath) if injected else {"PATH": os.environ["PATH"], "PYTHONUNBUFFERED": "1"}
         with output.open("wb") as file:

@@ -233,15 +233,17 @@ def test_a_worker_that_closes_all_descriptors_is_armed_again(bench, python, unti
 
     until(descriptor_is_ours)
     os.kill(worker.pid, worker.said("ready")["signal"])
-    until(lambda: "script-0.py" in (bench.status_dir / "rank-0.stacks").read_text())
+    until(lambda: "script-" in (bench.status_dir / "rank-0.stacks").read_text())
     assert not any(path.read_bytes() for path in bench.tmp_path.glob("mine-*"))
 
 
 def test_setproctitle_changes_nothing(bench, until):
-    pytest.importorskip("setproctitle")
-    worker = bench.start("import setproctitle, time\nsetproctitle.setproctitle('renamed')\nprint('x')\n" + SLEEP)
+    folder = Path(str(pytest.importorskip("setproctitle").__file__)).parents[1]
+    script = "import setproctitle\nsetproctitle.setproctitle('renamed')\n" + SLEEP
+    worker = bench.start(script, pythonpath=str(folder))
     worker.prints("up")
     assert worker.armed()["pid"] == worker.pid
+    assert Path(f"/proc/{worker.pid}/cmdline").read_bytes().startswith(b"renamed")
     assert worker.said()["degraded"] == {}
 
 

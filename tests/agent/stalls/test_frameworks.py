@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import socket
+import time
+
+import pytest
+
+from clusterctl.agent import evidence
+from clusterctl.diagnose import stacks as reader
+
+pytestmark = pytest.mark.torch
+
+LOOP = """
+import os, time
+import torch, torch.distributed as dist
+from torch.utils.data import DataLoader
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+data = DataLoader(torch.randn(40, 4), batch_size=4, num_workers=2)
+for batch in data:
+    optimizer.zero_grad()
+    model(batch).sum().backward()
+    optimizer.step()
+def waits_for_the_others():
+    dist.all_reduce(torch.ones(1))
+kept = iter(data)
+next(kept)
+print("trained")
+if dist.get_rank() == 1:
+    time.sleep(1000)
+waits_for_the_others()
+"""
+
+
+@pytest.fixture
+def rendezvous():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
+
+
+def test_steps_and_collectives_of_ddp_are_counted_and_its_stacks_tell_who_waits(bench, until, rendezvous):
+    workers = [bench.start(LOOP, rank=rank, env=rendezvous) for rank in (0, 1)]
+    for worker in workers:
+        worker.prints("trained")
+    said = [until(lambda w=worker: (s := w.said()) and s["step"] == 10 and s["seq"] and s) for worker in workers]
+    assert [each["source"] for each in said] == ["torch", "torch"]
+    assert {each["backend"] for each in said} == {"gloo"}
+    assert {each["timeout_s"] for each in said} == {1800.0}
+    assert [each["degraded"] for each in said] == [{}, {}]
+    # Rank 0 has begun one collective more than rank 1 will ever join.
+    until(lambda: workers[0].said()["seq"]["0"][0] == workers[1].said()["seq"]["0"][0] + 1)
+    found = evidence.collect(
+        [worker.facts for worker in workers], str(bench.status_dir), str(bench.tmp_path / "s"), time.monotonic() + 4
+    )
+    frames = {stack.rank: [f.function for f in stack.frames or ()] for stack in reader.from_evidence(found["ranks"])}
+    assert "waits_for_the_others" in frames[0]
+    assert frames[1] == ["<module>"]
+    # The data loader's own processes are children, and never the rank.
+    assert [each["pid"] for each in said] == [worker.pid for worker in workers]
+    assert all(len(found["ranks"][rank]["children"]) >= 2 for rank in "01")
+
+
+def test_batches_of_keras_fit_are_counted(bench, until):
+    script = (
+        "import os; os.environ['KERAS_BACKEND'] = 'torch'\n"
+        "import keras, numpy, time\n"
+        "model = keras.Sequential([keras.layers.Dense(1)])\n"
+        "model.compile(optimizer='sgd', loss='mse')\n"
+        "x = numpy.ones((40, 4)); y = numpy.ones((40, 1))\n"
+        "model.fit(x, y, batch_size=4, epochs=2, validation_data=(x, y), validation_batch_size=8, verbose=0)\n"
+        "print('fitted'); time.sleep(1000)\n"
+    )
+    worker = bench.start(script)
+    worker.prints("fitted")
+    said = until(lambda: (said := worker.said()) and said["step"] and said)
+    assert (said["step"], said["source"]) == (20, "keras")
+    assert said["beats"] == 20 + 2 * 5
+    assert said["degraded"] == {}
+
+
+def test_a_compiled_optimizer_step_is_not_traced_anew_each_time(bench):
+    script = (
+        "import torch, torch._dynamo\n"
+        "p = torch.nn.Parameter(torch.ones(3)); p.grad = torch.ones(3)\n"
+        "optimizer = torch.optim.SGD([p], lr=0.1)\n"
+        "step = torch.compile(lambda: optimizer.step(), backend='eager')\n"
+        "with torch._dynamo.config.patch(error_on_recompile=True):\n"
+        "    for _ in range(20): step()\n"
+        "print('compiled')\n"
+    )
+    worker = bench.start(script)
+    assert worker.wait() == 0, worker.text
+    assert worker.said()["step"] == 20
