@@ -22,9 +22,9 @@ def main(argv: list[str] | None = None) -> int:
         facts.main(sys.stdin, sys.stdout)
         return 0
     if command == "sampler":
-        from clusterctl.agent.facts import sampler
+        import importlib
 
-        return sampler.main(arguments)
+        return int(importlib.import_module("clusterctl.agent.facts.sampler").main(arguments))
     sys.stderr.write("usage: serve | supervise STATE_ROOT RUN NODE | facts | sampler SECONDS\n")
     return 2
 

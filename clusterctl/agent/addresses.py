@@ -15,7 +15,7 @@ class _Ifaddrs(ctypes.Structure):
     pass
 
 
-_Ifaddrs._fields_ = [  # noqa: SLF001 - how ctypes declares a structure that points to itself
+_Ifaddrs._fields_ = [
     ("next", ctypes.POINTER(_Ifaddrs)),
     ("name", ctypes.c_char_p),
     ("flags", ctypes.c_uint),
@@ -47,14 +47,16 @@ def addresses() -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     try:
         entry = first
-        while entry:
+        while ctypes.cast(entry, ctypes.c_void_p).value is not None:
             one = entry.contents
             address = _text(one.address)
             if address is not None:
                 flags = int(one.flags)
                 up, loopback = bool(flags & _IFF_UP), bool(flags & _IFF_LOOPBACK)
                 name = one.name.decode("utf-8", "surrogateescape")
-                found.append({"interface": name, "address": address[1], "family": address[0], "up": up, "loopback": loopback})
+                found.append(
+                    {"interface": name, "address": address[1], "family": address[0], "up": up, "loopback": loopback}
+                )
             entry = one.next
     finally:
         libc.freeifaddrs(first)

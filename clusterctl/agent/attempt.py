@@ -6,7 +6,20 @@ import os
 import time
 from typing import TYPE_CHECKING, Any, Callable
 
-from clusterctl.agent import cgroup, claims, oom, ports, proc, protocol, requests, stopping, sweep, system, waiter, workers
+from clusterctl.agent import (
+    cgroup,
+    claims,
+    oom,
+    ports,
+    proc,
+    protocol,
+    requests,
+    stopping,
+    sweep,
+    system,
+    waiter,
+    workers,
+)
 from clusterctl.agent.outputs import Outputs
 
 if TYPE_CHECKING:

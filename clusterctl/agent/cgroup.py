@@ -76,7 +76,7 @@ def remove(folder: str | None) -> None:
 
 
 def oom_kills() -> int | None:
-    """Return how many processes the kernel has killed for memory in our memory cgroup, or `None` where that is not told."""
+    """Return how many processes the kernel killed for memory in our memory cgroup; `None` where that is not told."""
     for path in _oom_files():
         found = re.search(rb"^oom_kill (\d+)$", read_bytes(path), re.MULTILINE)
         if found:

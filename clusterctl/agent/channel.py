@@ -22,7 +22,12 @@ class Channel:
     """
 
     def __init__(
-        self, loop: Loop, read: int, write: int, on_frame: Callable[[protocol.Frame], None], on_close: Callable[[str], None]
+        self,
+        loop: Loop,
+        read: int,
+        write: int,
+        on_frame: Callable[[protocol.Frame], None],
+        on_close: Callable[[str], None],
     ) -> None:
         self._loop = loop
         self._read, self._write = read, write

@@ -52,7 +52,7 @@ class NodeState:
         return "prepared" if self.attempt >= 0 else "new"
 
 
-def apply(state: NodeState, stamp: protocol.Stamp, event: protocol.Event) -> None:  # noqa: C901, PLR0912
+def apply(state: NodeState, stamp: protocol.Stamp, event: protocol.Event) -> None:
     """Take one event into a state."""
     state.seq, state.boot = stamp.seq, stamp.boot
     if isinstance(event, protocol.Prepared):

@@ -120,7 +120,7 @@ class Follower:
         data = os.pread(file.fd, limit, file.offset)
         if not data:
             return 0
-        # What is given up is said before it is done: after another look at the journal, these bytes are known to be true.
+        # What is given up is said before it is done: after another look at the journal these bytes are known good.
         self.pump_events()
         if file.first_valid > file.offset:
             return self._pump(file, limit)

@@ -30,5 +30,7 @@ def command(name: str, *arguments: str, python: str = sys.executable, isolated: 
     place = root()
     if os.path.isfile(place):
         return [python, *flags, place, name, *arguments]
-    code = "import sys; sys.path.insert(0, sys.argv.pop(1)); from clusterctl.agent.__main__ import main; sys.exit(main())"
+    code = (
+        "import sys; sys.path.insert(0, sys.argv.pop(1)); from clusterctl.agent.__main__ import main; sys.exit(main())"
+    )
     return [python, *flags, "-c", code, place, name, *arguments]

@@ -23,7 +23,7 @@ class Marks:
     Attributes:
         run: Value of CLUSTERCTL_RUN_ID.
         node: Value of CLUSTERCTL_NODE.
-        tag: Value of a resource limit that Linux does not enforce; survives setsid, double fork and a cleared environment.
+        tag: Value of a resource limit that Linux does not enforce: survives setsid, double fork, a cleared environment.
         folder: The directory of the run, whose files only its own processes write.
         uid: Whose processes they are.
     """

@@ -86,7 +86,9 @@ class _Node:
     def probe(self, identity: int, arguments: dict[str, Any], _epoch: int | None) -> None:
         """Run the facts as a worker would be run, and answer what they say."""
         workdir = _folder(arguments.get("cwd"), make=True)
-        wanted = protocol.Prepare("", "", 0, workdir, python=arguments.get("python"), python_hint=arguments.get("python_hint"))
+        wanted = protocol.Prepare(
+            "", "", 0, workdir, python=arguments.get("python"), python_hint=arguments.get("python_hint")
+        )
         python = workers.resolve_python(wanted)
         asked = dict(arguments.get("request") or {})
         program = _program(arguments, launch.command("facts", python=python, isolated=False), workdir)

@@ -36,7 +36,7 @@ def counts() -> Counts:
 
 
 def evidence(before: Counts, pid: int) -> str | None:
-    """Return why it is thought that a SIGKILL of `pid` came for memory: `cgroup`, `kernel log`, `probably`, or `None`."""
+    """Return what tells that a SIGKILL of `pid` came for memory: `cgroup`, `kernel log`, `probably`, or `None`."""
     now = counts()
     if before.cgroup is not None and now.cgroup is not None and now.cgroup > before.cgroup:
         return "cgroup"

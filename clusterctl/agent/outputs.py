@@ -1,5 +1,4 @@
-"""The output files of the workers of an attempt: space kept reserved beyond their end, a time index, and what gives way
-when the disk is full.
+"""The output files of an attempt: space reserved beyond their end, a time index, what gives way on a full disk.
 
 A `print` on a full disk would end a rank, so bytes of ours give way first: those that are safe on the head, then the
 oldest. What is given up is said before it is done, so that a reader never takes a hole for output.

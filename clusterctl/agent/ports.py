@@ -78,7 +78,7 @@ def _bind(port: int) -> socket.socket:
     try:
         sock.bind((address, port))
     except OSError as error:
-        # A connection of the attempt before may still be on its way out: that one does not keep a worker from listening.
+        # A connection of the attempt before may be on its way out still: it does not keep a worker from listening.
         if error.errno == errno.EADDRINUSE and _only_time_wait(port):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:

@@ -1,8 +1,8 @@
 """Where things lie on a node: the state root, the directory of a run, and each file in it.
 
-    STATE_ROOT/nodes/RUN/NODE/
-      journal.jsonl  samples.jsonl  epoch  lease  prepare.json  supervisor.log
-      attempt-N/  start.json  rank-R.log  rank-R.idx  rank-R.spawn  rank-R.exit  rank-R.error.json
+STATE_ROOT/nodes/RUN/NODE/
+  journal.jsonl  samples.jsonl  epoch  lease  prepare.json  supervisor.log
+  attempt-N/  start.json  rank-R.log  rank-R.idx  rank-R.spawn  rank-R.exit  rank-R.error.json
 """
 
 from __future__ import annotations
@@ -23,8 +23,33 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _NETWORK_FILESYSTEMS = frozenset(
-    "nfs nfs4 cifs smb3 smbfs lustre gpfs beegfs ceph fuse.ceph glusterfs fuse.glusterfs afs 9p fuse.sshfs panfs pvfs2 "
-    "orangefs wekafs fuse.juicefs fuse.s3fs fuse.gcsfuse fuse.mountpoint-s3 vastnfs quobyte".split()
+    [
+        "nfs",
+        "nfs4",
+        "cifs",
+        "smb3",
+        "smbfs",
+        "lustre",
+        "gpfs",
+        "beegfs",
+        "ceph",
+        "fuse.ceph",
+        "glusterfs",
+        "fuse.glusterfs",
+        "afs",
+        "9p",
+        "fuse.sshfs",
+        "panfs",
+        "pvfs2",
+        "orangefs",
+        "wekafs",
+        "fuse.juicefs",
+        "fuse.s3fs",
+        "fuse.gcsfuse",
+        "fuse.mountpoint-s3",
+        "vastnfs",
+        "quobyte",
+    ]
 )
 _ST_NOEXEC = 8
 

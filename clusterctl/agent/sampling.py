@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import signal
@@ -30,7 +31,13 @@ class Samples:
 
     def write(self, attempt: int, kind: str, values: dict[str, Any]) -> None:
         """Append one sample, with the time by both clocks."""
-        record = {"t": round(time.time(), 3), "m": round(time.monotonic(), 3), "attempt": attempt, "kind": kind, **values}
+        record = {
+            "t": round(time.time(), 3),
+            "m": round(time.monotonic(), 3),
+            "attempt": attempt,
+            "kind": kind,
+            **values,
+        }
         line = json.dumps(record, separators=(",", ":")).encode() + b"\n"
         before = os.fstat(self._fd).st_size
         try:
@@ -62,7 +69,9 @@ class Activity:
         if self._sampler is None or ranks != self._known:
             self._known = ranks
             ids = [
-                activity.WorkerId(w.rank, w.identity.pid, w.identity.start_time, self._run.of_rank(attempt.number, w.rank, "log"))
+                activity.WorkerId(
+                    w.rank, w.identity.pid, w.identity.start_time, self._run.of_rank(attempt.number, w.rank, "log")
+                )
                 for w in attempt.workers.values()
             ]
             prepare = attempt.prepare
@@ -76,14 +85,17 @@ class Activity:
 class Health:
     """The child that samples GPUs and machine: driver calls may hang, so they are not made in the supervisor."""
 
-    def __init__(self, loop: Loop, seconds: float, on_sample: Callable[[dict[str, Any]], None], died: Callable[[str], None]) -> None:
+    def __init__(
+        self, loop: Loop, seconds: float, on_sample: Callable[[dict[str, Any]], None], died: Callable[[str], None]
+    ) -> None:
         self._loop, self._seconds = loop, seconds
         self._on_sample, self._died = on_sample, died
         self._pid: int | None = None
         self._fd = -1
         self._buffer = b""
         self._again = True
-        self._start()
+        if importlib.util.find_spec("clusterctl.agent.facts.sampler") is not None:
+            self._start()
 
     def _start(self) -> None:
         read, write = os.pipe2(os.O_CLOEXEC)

@@ -41,6 +41,7 @@ class Session:
         self._credit = 0
         self._stream = protocol.AGENT_STREAMS
         self._dirty = False
+        self._at_end: list[Callable[[], None]] = []
         self._idle = idle
         self._heard = self._leased = time.monotonic()
         self._notifier = Notifier(self.loop, self._changed)
@@ -84,7 +85,7 @@ class Session:
         try:
             command = Command(frame["cmd"])
             result = self._handlers[command](identity, arguments, frame.get("epoch"))
-        except Exception as error:  # noqa: BLE001 - every request gets its one answer
+        except Exception as error:
             self.answer_error(identity, error)
             return
         if result is not None and command not in protocol.UNANSWERED:
@@ -276,6 +277,10 @@ class Session:
 
     # --- the end
 
+    def at_end(self, action: Callable[[], None]) -> None:
+        """Call `action` when the session ends."""
+        self._at_end.append(action)
+
     def _check(self) -> None:
         if time.monotonic() - self._heard > self._idle:
             self.channel.close("idle")
@@ -289,6 +294,8 @@ class Session:
     def end(self) -> None:
         """End with everything that was started for this controller; runs are not."""
         self.jobs.kill_all()
+        for action in self._at_end:
+            action()
         self.loop.stop()
 
 

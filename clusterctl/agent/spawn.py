@@ -65,7 +65,7 @@ def find(name: bytes, env: dict[bytes, bytes]) -> bytes | None:
     """Return the path of a program as `execvp` would find it, or `None`; a path stays as it is."""
     if b"/" in name:
         return name
-    return shutil.which(name, path=env.get(b"PATH", os.defpath.encode()))
+    return shutil.which(name, path=os.fsdecode(env.get(b"PATH", os.defpath.encode())))
 
 
 def close_all(keep: Iterable[int]) -> None:
@@ -119,7 +119,7 @@ def become(program: Program) -> NoReturn:
         code = NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
         place = error.filename if error.filename is not None else program.argv[0]
         _fail(code, place, error.strerror or str(error))
-    except BaseException as error:  # noqa: BLE001
+    except BaseException as error:
         _fail(NOT_EXECUTABLE, program.argv[0] if program.argv else b"", repr(error))
 
 

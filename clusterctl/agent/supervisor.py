@@ -15,9 +15,23 @@ import time
 import traceback
 from typing import Any
 
-from clusterctl.agent import claims, epochs, fold, journal, launch, marks, proc, protocol, requests, sampling, spawn
+from clusterctl.agent import (
+    claims,
+    epochs,
+    fold,
+    journal,
+    launch,
+    marks,
+    proc,
+    protocol,
+    requests,
+    sampling,
+    spawn,
+    system,
+    waiter,
+    workers,
+)
 from clusterctl.agent import secrets as kept
-from clusterctl.agent import system, waiter, workers
 from clusterctl.agent.attempt import Attempt
 from clusterctl.agent.channel import Channel
 from clusterctl.agent.loop import Loop
@@ -214,7 +228,7 @@ class Supervisor:
             message = protocol.refusal(identity, protocol.ErrorKind.BAD_REQUEST, str(error))
         except OSError as error:
             message = requests.of_system(error).answer(identity)
-        except Exception as error:  # noqa: BLE001 - a bug of ours must not take the run's guardian away
+        except Exception as error:
             self._say(traceback.format_exc())
             message = protocol.refusal(identity, protocol.ErrorKind.FAILED, f"the supervisor failed: {error!r}")
         else:
@@ -294,8 +308,17 @@ class Supervisor:
 
 def peer_uid(sock: socket.socket) -> int:
     """Return the user at the other end of a unix socket."""
-    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    return int(struct.unpack("3i", credentials)[1])
+    return _credentials(sock)[1]
+
+
+def peer_pid(sock: socket.socket) -> int:
+    """Return the process at the other end of a unix socket, as it is called here."""
+    return _credentials(sock)[0]
+
+
+def _credentials(sock: socket.socket) -> tuple[int, int]:
+    pid, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+    return pid, uid
 
 
 # --- starting one

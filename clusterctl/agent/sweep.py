@@ -53,7 +53,7 @@ def find(marks: Marks, ledger: Ledger) -> list[Stat]:
 
 
 def _reachable(pid: int, marks: Marks) -> bool:
-    """Whether a process is this user's; the superuser also looks at what changed its user (`_belongs` is then strict)."""
+    """Whether a process is this user's; the superuser also looks at what changed its user (`_belongs` is strict)."""
     try:
         return marks.uid == _ROOT or os.stat(f"/proc/{pid}").st_uid == marks.uid
     except OSError:
@@ -126,7 +126,7 @@ def describe(found: Stat) -> dict[str, Any]:
 
 
 def end_all(marks: Marks, ledger: Ledger, grace: float, bound: float = 10.0) -> list[Stat]:
-    """Do the whole ladder and wait for it; for who has nothing else to do. Return what is left after `bound` seconds."""
+    """Do the whole ladder and wait for it; for who has nothing else to do. Return what is left after `bound` s."""
     signalled: set[int] = set()
     killing, last = time.monotonic() + grace, time.monotonic() + grace + bound
     empty = 0

@@ -57,7 +57,7 @@ def start(post: Post) -> tuple[int, int]:
     """Fork a waiter, which forks the worker. To be called in a process with one thread.
 
     Returns:
-        The pid of the waiter, and a descriptor from which `{"pid", "start_time"}` of the worker (or nothing) can be read.
+        The pid of the waiter, and a descriptor from which the content of the spawn file (or nothing) can be read.
     """
     read, write = os.pipe2(os.O_CLOEXEC)
     pid = os.fork()

@@ -85,6 +85,11 @@ class Listener:
             raise
         self.port: int = self._sock.getsockname()[1]
 
+    @property
+    def descriptor(self) -> int:
+        """The listening socket, for a fork that serves while this process goes on."""
+        return self._sock.fileno()
+
     def serve(self, seconds: float) -> int:
         """Answer until `seconds` are over or the socket is closed; return how many asked with the right nonce."""
         until, served = time.monotonic() + seconds, 0

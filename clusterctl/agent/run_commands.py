@@ -1,0 +1,235 @@
+"""What a controller asks about runs, answered from their directories: no supervisor is needed for any of it."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+import re
+import shutil
+import socket
+import time
+from typing import TYPE_CHECKING, Any
+
+from clusterctl.agent import (
+    cgroup,
+    epochs,
+    fold,
+    journal,
+    marks,
+    proc,
+    protocol,
+    requests,
+    rundir,
+    sweep,
+    system,
+    waiter,
+)
+from clusterctl.agent.proc import Identity
+from clusterctl.agent.protocol import Command, ErrorKind
+
+if TYPE_CHECKING:
+    from clusterctl.agent.jobs import Out
+    from clusterctl.agent.rundir import RunDir
+    from clusterctl.agent.serve import Handler, Session
+
+_MAX_READ = 4 << 20
+_EVIDENCE_SECONDS = 10.0
+_FILES = re.compile(r"attempt-(\d+)/rank-(\d+)\.(?:log|idx)")
+
+
+def handlers(session: Session) -> dict[Command, Handler]:
+    """Return the handlers of these commands."""
+    runs = _Runs(session)
+    return {
+        Command.READ: runs.read,
+        Command.STATUS: runs.status,
+        Command.RUNS: runs.runs,
+        Command.EVIDENCE: runs.evidence,
+        Command.CLEAN: runs.clean,
+    }
+
+
+class _Runs:
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def read(self, _identity: int, arguments: dict[str, Any], _epoch: int | None) -> dict[str, Any]:
+        run = self._session.known_run(arguments)
+        name = str(arguments["file"])
+        found = _FILES.fullmatch(name)
+        if found is None and name not in (protocol.JOURNAL_FILE, protocol.SAMPLES_FILE):
+            raise requests.RequestError(ErrorKind.BAD_REQUEST, f"no file of a run: `{name}`")
+        try:
+            fd = os.open(run.file(name), os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError as error:
+            raise requests.RequestError(ErrorKind.NOT_FOUND, f"run {run.run} has no {name} on this node") from error
+        try:
+            size = os.fstat(fd).st_size
+            offset = int(arguments["offset"])
+            offset = max(0, size + offset) if offset < 0 else offset
+            data = os.pread(fd, max(0, min(int(arguments["length"]), _MAX_READ)), offset)
+        finally:
+            os.close(fd)
+        first_valid = 0
+        if found is not None and name.endswith(".log"):
+            # Asked after the read: what is given up is said before it is done.
+            key = (int(found[1]), int(found[2]))
+            first_valid = _state(run).first_valid.get(key, 0)
+            if first_valid > offset:
+                data, offset = data[first_valid - offset :], first_valid
+        return {"offset": offset, "size": size, "first_valid": first_valid, "data": base64.b64encode(data).decode()}
+
+    def status(self, _identity: int, arguments: dict[str, Any], epoch: int | None) -> dict[str, Any]:
+        run = self._session.known_run(arguments)
+        self._session.admit(run, epoch)
+        state = _state(run)
+        return {
+            "supervisor": supervised(run),
+            "epoch": epochs.current(run.epoch),
+            "attempt": state.attempt,
+            "state": state.state,
+            "seq": state.seq,
+            "workers": _workers(run, state),
+        }
+
+    def runs(self, _identity: int, _arguments: dict[str, Any], _epoch: int | None) -> dict[str, Any]:
+        return {"runs": [summary(run) for run in rundir.runs(self._session.root)]}
+
+    def evidence(self, identity: int, arguments: dict[str, Any], _epoch: int | None) -> None:
+        run = self._session.known_run(arguments)
+        state = _state(run)
+        wanted = arguments.get("ranks")
+        workers = [
+            {**worker, "output": run.of_rank(state.attempt, worker["rank"], "log")}
+            for worker in _workers(run, state)
+            if worker["alive"] and (wanted is None or worker["rank"] in wanted)
+        ]
+        name = re.sub(r"[^A-Za-z0-9._-]", "_", str(arguments.get("name") or "evidence")).lstrip(".") or "evidence"
+        folder = os.path.join(run.file("evidence"), name)
+        seconds = float(arguments.get("deadline") or _EVIDENCE_SECONDS)
+
+        def collect(_out: Out) -> dict[str, Any]:
+            from clusterctl.agent import evidence
+
+            return evidence.collect(workers, run.status_dir(state.attempt), folder, time.monotonic() + seconds)
+
+        self._session.work(identity, collect)
+
+    def clean(self, identity: int, arguments: dict[str, Any], epoch: int | None) -> None:
+        run = self._session.known_run(arguments)
+        self._session.admit(run, epoch)
+        self._session.work(identity, lambda _out: {"bytes": _clean(run)})
+
+
+def _state(run: RunDir) -> fold.NodeState:
+    return fold.fold(journal.read(run.journal))
+
+
+def supervised(run: RunDir) -> bool:
+    """Whether a supervisor of the run is there."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as sock:
+        try:
+            sock.connect(run.socket)
+        except OSError:
+            return False
+    return True
+
+
+def _workers(run: RunDir, state: fold.NodeState) -> list[dict[str, Any]]:
+    """Return the workers of the newest attempt, those too that nobody wrote down in the journal."""
+    started = system.read_json(run.start(state.attempt)) or {"workers": []}
+    found = []
+    for rank, local_rank in started["workers"]:
+        said = waiter.read_spawn(run.of_rank(state.attempt, rank, "spawn"))
+        if said is not None:
+            who = Identity(said["pid"], said["start_time"])
+            alive = said["boot"] == proc.boot_id() and said["pid_ns"] == proc.pid_namespace() and proc.alive(who)
+            found.append(
+                {"rank": rank, "local_rank": local_rank, "pid": who.pid, "start_time": who.start_time, "alive": alive}
+            )
+    return found
+
+
+def alive(run: RunDir) -> bool:
+    """Whether anything of the run still runs on this node."""
+    return bool(remaining(run))
+
+
+def remaining(run: RunDir) -> list[proc.Stat]:
+    """Return every process of the run on this node, its waiters apart."""
+    state = _state(run)
+    ledger = sweep.Ledger()
+    started = system.read_json(run.start(state.attempt)) or {}
+    ledger.cgroup = started.get("cgroup") if cgroup.members(started.get("cgroup")) else None
+    for worker in _workers(run, state):
+        if worker["alive"]:
+            ledger.workers[Identity(worker["pid"], worker["start_time"])] = None
+        said = waiter.read_spawn(run.of_rank(state.attempt, worker["rank"], "spawn")) or {}
+        ledger.ours.add(Identity(said.get("waiter_pid", 0), said.get("waiter_start_time", 0)))
+    supervisor = _supervisor(run)
+    if supervisor is not None:
+        ledger.ours.add(supervisor)
+    return sweep.find(marks.marks_of(run), ledger)
+
+
+def _supervisor(run: RunDir) -> Identity | None:
+    from clusterctl.agent.supervisor import peer_pid
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as sock:
+        try:
+            sock.connect(run.socket)
+        except OSError:
+            return None
+        return proc.identify(peer_pid(sock))
+
+
+def summary(run: RunDir) -> dict[str, Any]:
+    """Return what there is to know of a run for a list."""
+    state = _state(run)
+    prepared = system.read_json(run.prepare) or {}
+    over = state.state in ("new", "swept", "finished")
+    live = supervised(run) or any(worker["alive"] for worker in _workers(run, state))
+    return {
+        "run": run.run,
+        "node": run.node,
+        "name": prepared.get("name", ""),
+        "live": live and not over,
+        "supervisor": supervised(run),
+        "state": state.state,
+        "epoch": epochs.current(run.epoch),
+        "attempt": state.attempt,
+        "workdir": prepared.get("workdir"),
+        "gpus": prepared.get("gpus", []),
+        "started": state.began,
+        "finished": state.ended,
+        "remaining": [] if state.swept is None else state.swept.remaining,
+    }
+
+
+def _clean(run: RunDir) -> int:
+    """Remove the directory of a run; return how many bytes that frees.
+
+    Raises:
+        RequestError: Something of the run still lives.
+    """
+    state = _state(run)
+    if supervised(run) and state.state not in ("finished", "swept", "new"):
+        raise requests.refused(f"run {run.run} still has a supervisor on this node", "`clusterctl down` ends it")
+    left = remaining(run)
+    if left:
+        names = ", ".join(str(one.pid) for one in left[:5])
+        raise requests.refused(
+            f"processes of run {run.run} still live on this node: {names}", "`clusterctl down` ends them"
+        )
+    size = 0
+    for place, _, names_here in os.walk(run.path):
+        for name in names_here:
+            size += os.lstat(os.path.join(place, name)).st_blocks * 512
+    shutil.rmtree(run.path)
+    for attempt in range(state.attempt + 1):
+        shutil.rmtree(run.status_dir(attempt), ignore_errors=True)
+    # Another node of the same run may lie beside it.
+    with contextlib.suppress(OSError):
+        os.rmdir(os.path.dirname(run.path))
+    return size

@@ -1,0 +1,109 @@
+"""Files that travel between the head and a workdir."""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import TYPE_CHECKING, Any
+
+from clusterctl.agent import protocol, rundir, workspace
+from clusterctl.agent.protocol import Command
+from clusterctl.agent.run_commands import summary
+
+if TYPE_CHECKING:
+    from clusterctl.agent.jobs import Out
+    from clusterctl.agent.serve import Handler, Session
+
+
+def handlers(session: Session) -> dict[Command, Handler]:
+    """Return the handlers of these commands."""
+    sync = _Sync(session)
+    return {
+        Command.MANIFEST: sync.manifest,
+        Command.RECEIVE: sync.receive,
+        Command.FETCH: sync.fetch,
+        Command.CHECKPOINTS: sync.checkpoints,
+    }
+
+
+def _folder(arguments: dict[str, Any]) -> str:
+    return os.path.abspath(os.path.expanduser(str(arguments["workdir"])))
+
+
+def _user_of(folder: str, root: str, run: str | None) -> str | None:
+    """Return another run that uses a workdir now, or `None`."""
+    folder = os.path.realpath(folder)
+    for other in rundir.runs(root):
+        if other.run == run:
+            continue
+        said = summary(other)
+        if said["live"] and said["workdir"] and os.path.realpath(said["workdir"]) == folder:
+            return other.run
+    return None
+
+
+class _Sync:
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def manifest(self, identity: int, arguments: dict[str, Any], _epoch: int | None) -> None:
+        folder, root, run = _folder(arguments), self._session.root, arguments.get("run")
+        files = {str(path): list(entry) for path, entry in arguments["files"].items()}
+
+        def compare(_out: Out) -> dict[str, Any]:
+            return {"need": workspace.Workspace(folder, root).compare(files, _user_of(folder, root, run))}
+
+        self._session.work(identity, compare)
+
+    def receive(self, identity: int, arguments: dict[str, Any], _epoch: int | None) -> dict[str, Any] | None:
+        stream = int(arguments["stream"])
+        place = workspace.Workspace(_folder(arguments), self._session.root)
+        receiver = place.receive([list(entry) for entry in arguments["files"]])
+        if receiver.done:
+            return {"written": receiver.written, "hash": receiver.hash}
+
+        def take(data: protocol.Data) -> None:
+            try:
+                receiver.feed(data.payload)
+            except Exception as error:
+                receiver.abandon()
+                # What is still on its way is swallowed.
+                self._session.data_handlers[stream] = lambda _data: None
+                self._session.answer_error(identity, error)
+                return
+            if receiver.done:
+                del self._session.data_handlers[stream]
+                self._session.answer(identity, {"written": receiver.written, "hash": receiver.hash})
+
+        self._session.data_handlers[stream] = take
+        self._session.at_end(receiver.abandon)
+        return None
+
+    def fetch(self, identity: int, arguments: dict[str, Any], _epoch: int | None) -> None:
+        folder, pattern, stream = _folder(arguments), str(arguments["pattern"]), int(arguments["stream"])
+
+        def send(out: Out) -> dict[str, Any]:
+            files, offset = [], 0
+            for name, path in workspace.files_matching(folder, pattern):
+                size, mode = _send_file(out, stream, offset, path)
+                offset += size
+                files.append([name, size, mode])
+            return {"files": files}
+
+        self._session.work(identity, send)
+
+    def checkpoints(self, identity: int, arguments: dict[str, Any], _epoch: int | None) -> None:
+        folder, pattern = _folder(arguments), str(arguments["pattern"])
+        self._session.work(identity, lambda _out: {"found": workspace.checkpoints(folder, pattern)})
+
+
+def _send_file(out: Out, stream: int, offset: int, path: str) -> tuple[int, int]:
+    """Send a file as far as it goes now; return how many bytes that were, and its mode."""
+    sent = 0
+    with open(path, "rb") as file:
+        while True:
+            data = file.read(protocol.CHUNK_BYTES)
+            if not data:
+                return sent, stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            out.data(stream, offset + sent, data)
+            sent += len(data)
