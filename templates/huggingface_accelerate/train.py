@@ -85,7 +85,8 @@ def check_identical_weights(accelerator: Accelerator, model) -> None:
     odd = [rank for rank, its in enumerate(digests) if its != digests[0]]
     if odd:
         sys.exit(f"error: weights differ: ranks {odd} do not hold what rank 0 holds")
-    accelerator.print(f"weights identical on all {len(digests)} ranks")
+    if accelerator.is_main_process:
+        print(f"weights identical on all {len(digests)} ranks")
 
 
 def main() -> None:
@@ -97,6 +98,7 @@ def main() -> None:
         sys.exit(
             f"error: the launcher started {os.environ['WORLD_SIZE']} ranks, Accelerate sees {accelerator.num_processes}"
         )
+    say = print if accelerator.is_main_process else lambda *_: None  # accelerator.print speaks once per node
     set_seed(0)
     train_set, test_set = load_data()
     if len(train_set) < accelerator.num_processes * args.batch_size:
@@ -111,18 +113,18 @@ def main() -> None:
         DataLoader(train_set, args.batch_size, shuffle=True, drop_last=True),
         DataLoader(test_set, 64),
     )
-    accelerator.print(f"training on {accelerator.num_processes} ranks, {accelerator.device.type}, {args.precision}")
+    say(f"training on {accelerator.num_processes} ranks, {accelerator.device.type}, {args.precision}")
 
     losses = []
     for epoch in range(args.epochs):
         start = time.perf_counter()
         train_loader.set_epoch(epoch)
         losses.append(train_epoch(accelerator, model, train_loader, optimizer))
-        accelerator.print(f"epoch {epoch + 1}/{args.epochs}  loss {losses[-1]:.4f}  {time.perf_counter() - start:.1f}s")
+        say(f"epoch {epoch + 1}/{args.epochs}  loss {losses[-1]:.4f}  {time.perf_counter() - start:.1f}s")
 
     check_identical_weights(accelerator, model)
     accuracy = evaluate(accelerator, model, test_loader)
-    accelerator.print(f"test accuracy {accuracy:.4f}")
+    say(f"test accuracy {accuracy:.4f}")
     if accuracy < args.min_accuracy or losses[-1] > losses[0]:
         sys.exit(f"error: not learnt: loss {losses[0]:.4f} to {losses[-1]:.4f}, test accuracy {accuracy:.4f}")
     accelerator.end_training()

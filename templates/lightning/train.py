@@ -119,11 +119,12 @@ def main() -> None:
         logger=False,
     )
     launched = TorchElasticEnvironment.detect()
-    model.print(f"training on {trainer.world_size} ranks" + (", started by a launcher" if launched else ""))
+    say = print if trainer.is_global_zero else lambda *_: None
+    say(f"training on {trainer.world_size} ranks" + (", started by a launcher" if launched else ""))
     trainer.fit(model, DataLoader(train_set, args.batch_size, shuffle=True, drop_last=True))
     check_identical_weights(trainer, model)
     accuracy = trainer.test(model, DataLoader(test_set, 60), verbose=False)[0]["accuracy"]
-    model.print(f"test accuracy {accuracy:.4f}")
+    say(f"test accuracy {accuracy:.4f}")
     if accuracy < args.min_accuracy or model.losses[-1] > model.losses[0]:
         sys.exit(
             f"error: not learnt: loss {model.losses[0]:.4f} to {model.losses[-1]:.4f}, test accuracy {accuracy:.4f}"
