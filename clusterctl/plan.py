@@ -549,3 +549,17 @@ def plan_json(plan: LaunchPlan, secrets: Mapping[str, str]) -> dict[str, Any]:
             for node in plan.nodes
         ],
     }
+
+
+def unknown_plan_json(spec: ClusterSpec, identity: RunIdentity) -> dict[str, Any]:
+    """Return a plan in its published shape where only the nodes can tell how many workers there are."""
+    nodes: list[dict[str, Any]] = [
+        {"node": h.name, "node_rank": i, "address": h.internal_ip, "workers": []} for i, h in enumerate(spec.workers)
+    ]
+    return {
+        "run": identity.run,
+        "world_size": None,
+        "master_addr": None,
+        "master_port": spec.network.master_port,
+        "nodes": nodes,
+    }

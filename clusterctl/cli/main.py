@@ -9,6 +9,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import click
+from typing_extensions import override
 
 from clusterctl.errors import ClusterctlError, ExitCode
 
@@ -45,10 +46,12 @@ COMMANDS: dict[str, str] = {
 class LazyGroup(click.Group):
     """A group that imports a command when it is run."""
 
+    @override
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the commands in the order in which people meet them."""
         return [name for name in COMMANDS if _exists(name)]
 
+    @override
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import and return a command."""
         if cmd_name not in COMMANDS or not _exists(cmd_name):
@@ -57,11 +60,13 @@ class LazyGroup(click.Group):
         command: click.Command = module.command
         return command
 
+    @override
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands without importing them."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, COMMANDS[name]) for name in self.list_commands(ctx)])
 
+    @override
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
@@ -73,7 +78,7 @@ class LazyGroup(click.Group):
 
             close = difflib.get_close_matches(args[0], COMMANDS, n=1)
             if close and "Did you mean" not in error.message:
-                error.message += f" Did you mean `{close[0]}`?"
+                raise click.UsageError(f"{error.message} Did you mean `{close[0]}`?", ctx) from error
             raise
 
 
@@ -104,7 +109,7 @@ def _print_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
     help="Print the version.",
 )
 def cli() -> None:
-    """Multi-node training over SSH: start every rank, collect every log, find the bad machine, leave nothing behind.
+    r"""Multi-node training over SSH: start every rank, collect every log, find the bad machine, leave nothing behind.
 
     \b
     clusterctl up cluster.yaml        start a run and follow it
@@ -197,12 +202,14 @@ def parameters_after_dashes(arguments: list[str]) -> tuple[list[str], tuple[str,
 class WithJobArguments(click.Command):
     """A command that takes everything after `--` as it is, in `ctx.meta["clusterctl.args"]`."""
 
+    @override
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Take the job's arguments off before click looks at them."""
         own, rest = parameters_after_dashes(args)
         ctx.meta["clusterctl.args"] = rest
         return super().parse_args(ctx, own)
 
+    @override
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         """Show that there may be more."""
         return [*super().collect_usage_pieces(ctx), "[-- ARGS...]"]

@@ -1,4 +1,4 @@
-"""A run on the screen: its steps, its output, its end. Reads files; wakes when the controller rings or a key is pressed."""
+"""A run on the screen: its steps, its output, its end. Reads files; wakes when the controller rings, or for a key."""
 
 from __future__ import annotations
 

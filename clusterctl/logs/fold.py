@@ -6,6 +6,7 @@ ranks' copies can join; nothing is lost, nothing is shown twice, and each rank's
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_right
 from collections import deque
 from dataclasses import dataclass
@@ -88,8 +89,13 @@ class Folder:
     def due(self, now: float) -> list[FoldedLine]:
         """Return the lines that have waited long enough."""
         out: list[FoldedLine] = []
-        groups = self._groups
-        while groups and self._is_due(groups[0], now):
+        groups, window = self._groups, self._window
+        everyone = self._everyone or sys.maxsize
+        while groups:
+            first = groups[0]
+            waits = now < first.born + window and len(first.lines) < everyone and not first.lines[0].partial
+            if waits and len(groups) <= _MOST_HELD:
+                break
             out.append(self._close())
         return out
 
@@ -106,39 +112,34 @@ class Folder:
     def _add(self, line: LogLine, now: float) -> None:
         # Groups leave in the order in which they were made. A line may join a group only if that is newer than the
         # last group of its rank: so the order within each rank holds.
-        key = (line.attempt, line.text, line.partial)
+        _, _, rank, attempt, text, partial = line
+        key = (attempt, text, partial)
         same = self._open.get(key)
-        if same is None:
-            same = self._open[key] = []
-        else:
-            after = self._newest.get(line.rank, -1)
-            if same[-1].number > after and not line.partial:
+        if same is not None and not partial:
+            after = self._newest.get(rank, -1)
+            if same[-1].number > after:
                 group = same[bisect_right(same, after, key=_number)]
                 group.lines.append(line)
-                self._newest[line.rank] = group.number
+                self._newest[rank] = group.number
                 return
         group = _Group(self._count, now, [line])
         self._count += 1
-        self._newest[line.rank] = group.number
+        self._newest[rank] = group.number
         self._groups.append(group)
-        same.append(group)
-
-    def _is_due(self, group: _Group, now: float) -> bool:
-        return (
-            now >= group.born + self._window
-            or (self._everyone is not None and len(group.lines) >= self._everyone)
-            or group.lines[0].partial
-            or len(self._groups) > _MOST_HELD
-        )
+        if same is None:
+            self._open[key] = [group]
+        else:
+            same.append(group)
 
     def _close(self) -> FoldedLine:
         group = self._groups.popleft()
         first = group.lines[0]
         key = (first.attempt, first.text, first.partial)
         same = self._open[key]
-        same.pop(0)
-        if not same:
+        if len(same) == 1:
             del self._open[key]
+        else:
+            same.pop(0)
         if len(group.lines) == 1:
             return FoldedLine(first.time, (first.node,), (first.rank,), first.attempt, first.text, first.partial)
         nodes = tuple(dict.fromkeys(line.node for line in group.lines))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from clusterctl.logs.layout import Layout
 from clusterctl.logs.merge import by_time, history, matching, open_streams
+from clusterctl.logs.stream import line_start
 
 if TYPE_CHECKING:
     import os
@@ -16,6 +18,16 @@ if TYPE_CHECKING:
     from clusterctl.logs.stream import Batch, OutputStream
 
 _POLL_BYTES = 4 * 1024 * 1024
+
+
+@dataclass(slots=True)
+class _Frame:
+    """An unfinished line: what it says since when, and what was shown of it when."""
+
+    text: str = ""
+    since: float = 0.0
+    shown: str = ""
+    at: float = float("-inf")
 
 
 class Follower:
@@ -28,6 +40,8 @@ class Follower:
         run_dir: The run directory on the head; need not have any output yet.
         query: Which lines; `tail` counts for the history alone.
         frame_interval: Seconds between two frames of a progress bar; `None` shows no unfinished line before its end.
+        unfinished: Also show any other unfinished line (a prompt, a row of dots) once it has stood still for that long;
+            for screens that rewrite it in place.
         skew: Seconds that each node's clock is ahead of the head's.
         clock: Wall clock in seconds.
     """
@@ -38,6 +52,7 @@ class Follower:
         query: LogQuery,
         *,
         frame_interval: float | None = 1.0,
+        unfinished: bool = False,
         skew: Mapping[str, float] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -48,8 +63,9 @@ class Follower:
         self._skew = skew or {}
         self._clock = clock
         self._frame_interval = None if query.raw else frame_interval
+        self._unfinished = unfinished
         self._streams: list[OutputStream] = []
-        self._frames: dict[OutputStream, tuple[str | None, float]] = {}
+        self._frames: dict[OutputStream, _Frame] = {}
         self._newest: dict[int, int] = {}
         self._turn = 0
 
@@ -59,14 +75,29 @@ class Follower:
         return history(self._streams, self._query, flush=False)
 
     def skip(self) -> None:
-        """Leave out what is there now; an unfinished line is skipped as well."""
+        """Leave out what is there now; a line that is being written will be shown whole."""
         self._discover()
         for stream in self._streams:
-            stream.restart(stream.size())
+            if size := stream.size():
+                stream.restart(line_start(stream.file.path, size))
 
     def poll(self) -> list[LogLine]:
         """Return what came since the last call, in the order of time; at most a few MiB (see `more`)."""
         now = self._clock()
+        return self._new_lines(now) + self._new_frames(now)
+
+    def finish(self) -> list[LogLine]:
+        """Return all that is still unread, unfinished last lines included; for when the run is over."""
+        now = self._clock()
+        lines = self._new_lines(now)
+        while self.more:
+            lines += self._new_lines(now)
+        batches = sorted((b for s in self._streams if (b := s.flush(now))), key=by_time)
+        return lines + [line for b in batches for line in matching(b.lines, self._query)]
+
+    # --- inside
+
+    def _new_lines(self, now: float) -> list[LogLine]:
         self._discover()
         batches: list[Batch] = []
         budget = _POLL_BYTES
@@ -81,19 +112,7 @@ class Follower:
             batches += stream.read(end, now)
         batches += self._close_old(now)
         batches.sort(key=by_time)
-        lines = [line for b in batches if self._query.wants_time(b.time) for line in matching(b.lines, self._query)]
-        return lines + self._new_frames(now)
-
-    def finish(self) -> list[LogLine]:
-        """Return all that is still unread, unfinished last lines included; for when the run is over."""
-        lines = self.poll()
-        while self.more:
-            lines += self.poll()
-        now = self._clock()
-        batches = sorted((b for s in self._streams if (b := s.flush(now))), key=by_time)
-        return lines + [line for b in batches for line in matching(b.lines, self._query)]
-
-    # --- inside
+        return [line for b in batches if self._query.wants_time(b.time) for line in matching(b.lines, self._query)]
 
     def _discover(self) -> None:
         for stream in open_streams(self._layout.discover(), self._query, self._skew):
@@ -121,12 +140,16 @@ class Follower:
             return []
         lines = []
         for stream in self._streams:
-            shown, at = self._frames.get(stream, (None, 0.0))
-            if now - at < self._frame_interval:
+            text = stream.frame() if not stream.closed and stream.offset >= stream.size() else None
+            frame = self._frames.get(stream)
+            if text is None or frame is None:
+                self._frames[stream] = frame = _Frame()
+            if text is None or text == frame.shown:
                 continue
-            frame = stream.frame()
-            if frame != shown:
-                self._frames[stream] = (frame, now)
-                if frame is not None:
-                    lines.append(stream.partial_line(frame, now))
+            if text != frame.text:
+                frame.text, frame.since = text, now
+            due = frame.at if stream.has_progress_bar else frame.since if self._unfinished else now
+            if now - due >= self._frame_interval:
+                frame.shown, frame.at = text, now
+                lines.append(stream.partial_line(text, now))
         return matching(lines, self._query)

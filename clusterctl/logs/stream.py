@@ -103,6 +103,11 @@ class OutputStream:
         """Return what the unfinished last line shows at this moment, or `None` where that is nothing."""
         return clean_text(self._pending.decode("utf-8", "replace")) or None if self._pending else None
 
+    @property
+    def has_progress_bar(self) -> bool:
+        """Whether the unfinished last line is being rewritten by carriage returns."""
+        return b"\r" in self._pending
+
     def flush(self, now: float) -> Batch | None:
         """Return the unfinished last line, for no more will come."""
         pending, self._pending = self._pending, b""

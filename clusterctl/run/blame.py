@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _PEER_LOSS = re.compile(
     "|".join(
@@ -53,7 +55,7 @@ class Cause:
     """What ended a run.
 
     Attributes:
-        kind: exit, signal, oom, unknown (nobody saw the exit), exited_early, node_lost, stalled, time_limit, start_failed.
+        kind: exit, signal, oom, unknown (nobody saw it), exited_early, node_lost, stalled, time_limit, start_failed.
         message: One line: the last line of the traceback, or of the output.
         traceback: The worker's own, where it left one.
         certain: No other exit may have come first.

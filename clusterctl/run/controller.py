@@ -292,6 +292,7 @@ class Controller:
                 session.credit(len(item.payload))
             if self._ending is not None:
                 self._ending.moved = time.monotonic()
+        if self._full_until == before:
             return True
         if before == 0.0:
             self._post(
@@ -384,11 +385,7 @@ class Controller:
         for node, offsets in by_node.items():
             session = self._links.sessions.get(node)
             if session is not None:
-                quietly(
-                    lambda s=session, n=node, o=offsets: s.post(
-                        Command.REPLICATED, {"run": self._run.run, "node": n, "offsets": o}
-                    )
-                )
+                session.post(Command.REPLICATED, {"run": self._run.run, "node": node, "offsets": offsets})
 
     # --- acting
 

@@ -47,7 +47,7 @@ class Phase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """The connection to a node changed: `connected`, `unreachable` (since `seconds`), or `lost` for this attempt."""
+    """The connection to a node changed: connected, unreachable (since `seconds`), or lost for this attempt."""
 
     KIND: ClassVar[str] = "link"
     node: str
@@ -58,7 +58,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clock:
-    """Head time is the node's monotonic clock plus `offset`, give or take `error` (seconds), while its boot id is `boot`."""
+    """Head time is the node's monotonic clock plus `offset`, give or take `error` (seconds), in this boot."""
 
     KIND: ClassVar[str] = "clock"
     node: str

@@ -205,8 +205,9 @@ class Launch:
     # --- code
 
     def sync(self, hosts: Sequence[HostSpec], *, first: bool) -> None:
-        """Bring the code to every ssh node among `hosts`: the folder as it is on the first attempt, else as it was then."""
-        if self._spec.sync is None:
+        """Bring the code to every ssh node: the folder as it is now on the first attempt, else as it was then."""
+        remote = [h for h in hosts if h.transport is TransportKind.SSH]
+        if self._spec.sync is None or not remote:
             return
         store = code.store_of(self._run)
         if first:
@@ -218,9 +219,6 @@ class Launch:
                 return
             manifest = kept
         self.code_hash = manifest.code_hash
-        remote = [h for h in hosts if h.transport is TransportKind.SSH]
-        if not remote:
-            return
         step = Progress("sync", len(remote), self._post)
         sent, errors = each(
             self._on(remote), lambda node, session: self._sync_node(node, session, manifest, store, step)
@@ -355,7 +353,7 @@ class Launch:
     # --- checkpoints
 
     def _newest_checkpoint(self, hosts: Sequence[HostSpec]) -> str | None:
-        """Return the newest checkpoint that all nodes see complete (on any one node, where it is not shared: node 0's)."""
+        """Return the newest checkpoint that all nodes see complete, by the time that node 0 gives it."""
         checkpoint = self._spec.job.checkpoint if self._spec.job else None
         if checkpoint is None or checkpoint.pattern is None:
             return None

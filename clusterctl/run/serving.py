@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.config.spec import ClusterSpec
 from clusterctl.run import process
 from clusterctl.run.controller import Controller, Dial
 from clusterctl.sessions import Transports, open_session
@@ -13,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from queue import SimpleQueue
 
-    from clusterctl.config.spec import HostSpec
+    from clusterctl.config.spec import ClusterSpec, HostSpec
     from clusterctl.run.store import RunDir
     from clusterctl.session import Session
 

@@ -197,7 +197,6 @@ def _program() -> str | None:
     return shutil.which("ssh")
 
 
-@functools.cache
 def _home() -> str:
     # ssh goes by the password database, not by $HOME; its files are where it looks for them.
     try:
@@ -223,7 +222,6 @@ def _tokens(destination: Destination, values: dict[str, list[str]]) -> dict[str,
     }
 
 
-@functools.cache
 def _local_user() -> str:
     try:
         return pwd.getpwuid(os.getuid()).pw_name

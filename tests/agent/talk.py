@@ -7,8 +7,9 @@ import select
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
 from clusterctl.agent import protocol
 from clusterctl.agent.protocol import Command

@@ -51,11 +51,11 @@ def test_lines_that_the_index_does_not_know_yet_are_new(run_dir: RunDir) -> None
 
 
 def test_skip_leaves_out_what_is_there(run_dir: RunDir) -> None:
-    run_dir.write("gpu01", 0, b"old\n", time=10.0)
+    run_dir.write("gpu01", 0, b"old\nbeg", time=10.0)
     follower = Follower(run_dir.path, LogQuery())
     follower.skip()
-    run_dir.write("gpu01", 0, b"new\n", time=11.0)
-    assert texts(follower.poll()) == ["new"]
+    run_dir.write("gpu01", 0, b"un\nnew\n", time=11.0)
+    assert texts(follower.poll()) == ["begun", "new"]
 
 
 def test_a_progress_bar_shows_one_frame_per_interval(run_dir: RunDir) -> None:
@@ -71,6 +71,27 @@ def test_a_progress_bar_shows_one_frame_per_interval(run_dir: RunDir) -> None:
     assert texts(follower.poll()) == ["30%"]
     run_dir.write("gpu01", 0, b"\r100%\n")
     assert [(line.text, line.partial) for line in follower.poll()] == [("100%", False)]
+
+
+def test_a_line_in_the_making_is_not_shown_twice(run_dir: RunDir) -> None:
+    clock = Clock()
+    follower = Follower(run_dir.path, LogQuery(), clock=clock)
+    run_dir.write("gpu01", 0, b"half")
+    assert follower.poll() == []
+    clock.now += 5.0
+    assert follower.poll() == []
+    assert texts(follower.finish()) == ["half"]
+
+
+def test_a_line_that_stands_still_is_shown_where_it_can_be_rewritten(run_dir: RunDir) -> None:
+    clock = Clock()
+    follower = Follower(run_dir.path, LogQuery(), unfinished=True, clock=clock)
+    run_dir.write("gpu01", 0, b"epoch 1 ...")
+    assert follower.poll() == []
+    clock.now += 1.0
+    assert [(line.text, line.partial) for line in follower.poll()] == [("epoch 1 ...", True)]
+    clock.now += 1.0
+    assert follower.poll() == []
 
 
 def test_the_pattern_counts_while_following(run_dir: RunDir) -> None:
@@ -94,4 +115,5 @@ def test_a_flood_is_taken_in_portions_and_starves_nobody(run_dir: RunDir) -> Non
     assert follower.more
     seen += follower.poll()
     assert "quiet" in texts(seen)
+    assert not [line for line in seen if line.partial]
     assert len(seen) + len(follower.finish()) == 2_000_001

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from clusterctl.run.blame import Exit, first_failure, is_secondary
 
 PEER = "RuntimeError: [/gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.2]:34211"

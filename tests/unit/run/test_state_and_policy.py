@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from clusterctl.agent import protocol as wire
 from clusterctl.agent.protocol import StopReason
 from clusterctl.config.spec import RestartSpec, StallAction
 from clusterctl.run import events, policy
 from clusterctl.run.state import RunPhase, RunState, WorkerPhase, apply_head, apply_node
-from hypothesis import given
-from hypothesis import strategies as st
 
 NOW = 1000.0
 NOTHING = policy.Sight(silent={})

@@ -1,0 +1,31 @@
+"""A launch plan for people."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING, Any
+
+from clusterctl.render.console import DIM, safe
+from clusterctl.render.ranks import fold_ranks
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from clusterctl.render.console import Terminal
+
+
+def render_plan(plan: Mapping[str, Any], terminal: Terminal) -> list[str]:
+    """Return a plan (`plan_json`) as lines: a head line, then each node with its ranks, argv and environment."""
+    world = "unknown: nodes must be asked for their GPUs" if plan["world_size"] is None else plan["world_size"]
+    where = f"{plan['master_addr'] or 'found at the start'}:{plan['master_port'] or 'free port'}"
+    lines = [f"world size {world} · master {where}"]
+    for node in plan["nodes"]:
+        workers = node["workers"]
+        ranks = f"rank {fold_ranks(w['rank'] for w in workers)}" if workers else "ranks unknown"
+        lines.append(f"{safe(node['node'])}  node rank {node['node_rank']}  {ranks}")
+        if workers:
+            argv = ["python" if a is None else a for a in workers[0]["argv"]]
+            lines.append(f"  {safe(shlex.join(argv))}")
+            env = sorted(workers[0]["env"].items())
+            lines += [terminal.style(f"    {safe(k)}={safe(v)}", DIM) for k, v in env]
+    return lines

@@ -1,0 +1,190 @@
+"""Sessions with this machine, and the first words with a shell."""
+
+from __future__ import annotations
+
+import os
+import queue
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from clusterctl.config.spec import HostSpec, TransportKind
+from clusterctl.errors import AgentError
+from clusterctl.sessions import Transports, open_session, open_sessions
+from clusterctl.transport.base import Channel
+from clusterctl.transport.bootstrap import Preamble, start_agent
+from clusterctl.transport.local import LocalTransport
+from tests.contract_sessions import DEADLINE, Open, Reach, SessionContract, standin_bundle
+
+HOST = HostSpec(name="here", host="here", transport=TransportKind.LOCAL)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return tmp_path
+
+
+@pytest.fixture
+def shell(home: Path) -> Callable[..., Channel]:
+    """Opens a fresh shell with that home and nothing else of this environment."""
+    return lambda **env: LocalTransport({"HOME": str(home), "PATH": "/usr/bin:/bin", **env}).open(HOST)
+
+
+def start(channel: Channel, **options: object) -> Preamble:
+    try:
+        return start_agent("here", channel, standin_bundle(), timeout=DEADLINE, **options)[0]  # type: ignore[arg-type]
+    finally:
+        channel.close()
+
+
+class TestLocal(SessionContract):
+    @pytest.fixture
+    def reach(self, home: Path) -> Reach:
+        return LocalTransport({**os.environ, "HOME": str(home), "XDG_CACHE_HOME": ""}), HOST
+
+    def test_closing_ends_the_agent(self, opened: Open) -> None:
+        session = opened()
+        process = Path(f"/proc/{session.hello['pid']}/stat")
+        session.close()
+        end = time.monotonic() + DEADLINE
+        while process.exists() and time.monotonic() < end:
+            time.sleep(0.01)
+        assert not process.exists()
+
+    def test_the_head_s_own_python_runs_the_agent(self, opened: Open) -> None:
+        assert opened().hello["version"] == list(sys.version_info[:2])
+
+
+def test_open_sessions_returns_what_joined_and_why_the_rest_did_not() -> None:
+    nowhere = HostSpec(name="gone", host="-bad")
+    sessions, errors = open_sessions(Transports(), [nowhere, HOST], queue.SimpleQueue(), bundle=standin_bundle())
+    for session in sessions.values():
+        session.close()
+    assert list(sessions) == ["here"]
+    assert str(errors["gone"]) == "`-bad` is not a host name"
+
+
+def test_the_real_agent_says_hello() -> None:
+    session = open_session(LocalTransport(), HOST, queue.SimpleQueue())
+    session.close()
+    assert session.hello
+
+
+@pytest.mark.parametrize("version", ["3.9.18", "3.10.13", "3.12.1", "3.13.0"])
+def test_any_python_since_3_9_can_run_the_agent(shell: Callable[..., Channel], version: str) -> None:
+    python = f"/root/.pyenv/versions/{version}/bin/python"
+    if not os.access(python, os.X_OK):
+        pytest.skip(f"{python} is not here")
+    found = start(shell(), first=(python,))
+    assert (found.version, found.python) == (version, python)
+
+
+def test_a_folder_name_full_of_shell_survives(shell: Callable[..., Channel], tmp_path: Path) -> None:
+    folder = tmp_path / "a'; echo foo $(id)\n \u00e4"
+    folder.mkdir()
+    python = folder / "python3"
+    python.symlink_to(sys.executable)
+    assert start(shell(), first=(str(python),)).python == str(python)
+
+
+def test_unusable_interpreters_are_passed_over(shell: Callable[..., Channel], tmp_path: Path) -> None:
+    broken, locked = tmp_path / "broken", tmp_path / "locked"
+    broken.write_text("#!/bin/sh\ncat >/dev/null\nexit 1\n")
+    broken.chmod(0o755)
+    locked.write_text("")
+    assert start(shell(), first=(str(broken), str(locked), str(tmp_path), "/nowhere", sys.executable)).version
+
+
+def test_what_precedes_the_preamble_is_skipped(shell: Callable[..., Channel]) -> None:
+    channel = shell()
+    channel.send(b"echo noise; echo more noise >&2; set -v\n", timeout=DEADLINE)
+    assert start(channel).version
+
+
+def test_a_shell_that_is_none_is_quoted(shell: Callable[..., Channel]) -> None:
+    channel = shell()
+    channel.send(b"echo 'This account is currently not available.'; exit 1\n", timeout=DEADLINE)
+    with pytest.raises(AgentError, match="This account is currently not available"):
+        start(channel)
+
+
+def test_a_shell_that_talks_without_end_is_given_up(shell: Callable[..., Channel]) -> None:
+    channel = shell()
+    channel.send(b"while :; do echo advertisement; done\n", timeout=DEADLINE)
+    with pytest.raises(AgentError, match="more than 64 KiB came before our answer; it said: .*advertisement"):
+        start(channel)
+
+
+def test_a_shell_that_hangs_is_given_up_in_time(shell: Callable[..., Channel]) -> None:
+    channel = shell()
+    channel.send(b"exec sleep 1000\n", timeout=DEADLINE)
+    with pytest.raises(AgentError, match=r"no Python answered within 0.3s"):
+        start_agent("here", channel, standin_bundle(), timeout=0.3)
+    channel.close()
+
+
+def test_a_damaged_copy_of_the_agent_is_replaced(shell: Callable[..., Channel], home: Path) -> None:
+    assert start(shell()).sent
+    copy = home / ".cache/clusterctl/agents" / f"{standin_bundle().sha256}.pyz"
+    copy.write_bytes(copy.read_bytes()[:-10] + b"\0" * 10)
+    assert start(shell()).sent
+    assert copy.read_bytes() == standin_bundle().data
+    assert not start(shell()).sent
+
+
+def test_sixteen_at_once_leave_one_whole_copy(home: Path, shell: Callable[..., Channel]) -> None:
+    hosts = [HostSpec(name=f"h{i}", host="h", transport=TransportKind.LOCAL) for i in range(16)]
+    transport = LocalTransport({"HOME": str(home), "PATH": "/usr/bin:/bin"})
+    sessions = [open_session(transport, host, queue.SimpleQueue(), bundle=standin_bundle()) for host in hosts]
+    for session in sessions:
+        session.close()
+    names = sorted(path.name for path in (home / ".cache/clusterctl/agents").iterdir())
+    assert len(names) == 2
+    assert all(name.startswith(standin_bundle().sha256) for name in names)
+
+
+def test_a_home_that_cannot_be_written_is_no_obstacle(shell: Callable[..., Channel], home: Path) -> None:
+    (home / ".cache").write_text("a file, not a folder")
+    first = start(shell())
+    fallback = Path(f"/var/tmp/clusterctl-{os.getuid()}/agents/{standin_bundle().sha256}.pyz")
+    try:
+        assert fallback.read_bytes() == standin_bundle().data
+        assert not start(shell()).sent
+        assert first.version
+    finally:
+        for copy in fallback.parent.glob(f"{standin_bundle().sha256}*"):
+            copy.unlink()
+
+
+def test_a_world_writable_folder_is_not_trusted(shell: Callable[..., Channel], home: Path) -> None:
+    start(shell())
+    (home / ".cache/clusterctl").chmod(0o777)
+    try:
+        assert start(shell()).sent
+    finally:
+        for copy in Path(f"/var/tmp/clusterctl-{os.getuid()}/agents").glob(f"{standin_bundle().sha256}*"):
+            copy.unlink()
+
+
+@pytest.mark.parametrize("name", ["dash", "bash", "busybox"])
+def test_shells_that_stand_behind_bin_sh(home: Path, name: str) -> None:
+    program = shutil.which(name)
+    if program is None:
+        pytest.skip(f"{name} is not here")
+    argv = [program, "sh"] if name == "busybox" else [program, "--posix"] if name == "bash" else [program]
+    from clusterctl.transport.bootstrap import script
+
+    done = subprocess.run(
+        argv,
+        input=script("n0nce", standin_bundle(), ()),
+        capture_output=True,
+        timeout=DEADLINE,
+        env={"HOME": str(home), "PATH": "/usr/bin:/bin"},
+        check=False,
+    )
+    assert b"\nclusterctl:n0nce:need {" in done.stdout

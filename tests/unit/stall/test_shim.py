@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clusterctl.agent.inject.shim.encode import encode
+from clusterctl.agent.inject.shim.state import State, parse_limit
+
+_TEXT = st.text(max_size=60)
+_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | _TEXT,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(_TEXT, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(_VALUES)
+def test_what_is_encoded_reads_back_as_it_was(value):
+    assert json.loads(encode(value)) == value
+
+
+def test_what_json_cannot_say_becomes_null_or_text():
+    assert json.loads(encode([math.nan, math.inf, b"x", object])) == [None, None, "b'x'", str(object)]
+
+
+@pytest.mark.parametrize(
+    ("limit", "seconds"),
+    [
+        (900, 900.0), (0.5, 0.5), ("90", 90.0), ("90s", 90.0), ("15m", 900.0), ("1h30m", 5400.0),
+        ("", None), ("0s", None), (0, None), ("soon", None), ("-5m", None), ("m", None), (None, None),
+    ],
+)  # fmt: skip
+def test_the_limit_of_a_phase(limit, seconds):
+    assert parse_limit(limit) == seconds
+
+
+def test_with_several_optimizers_the_step_is_that_of_the_busiest():
+    state, one, other = State(), object(), object()
+    for optimizer in (one, other, one, other, one):
+        state.optimizer_step(optimizer, (), {})
+    assert (state.step, state.beats) == (3, 5)
+
+
+def test_what_the_user_says_wins_over_what_is_counted():
+    state = State()
+    state.count("keras")
+    state.report(500, {})
+    state.count("keras")
+    assert (state.step, state.source) == (500, "user")
+
+
+def test_a_step_that_is_no_number_is_said_and_not_raised():
+    state = State()
+    state.report("many", {})  # type: ignore[arg-type]
+    assert state.beats == 1
+    assert "progress" in state.degraded
+
+
+def test_of_nested_phases_the_one_that_may_last_longest_counts():
+    state = State()
+    outer, inner = state.enter("validation", "30m"), state.enter("save", "1m")
+    assert state.phase() == outer
+    state.leave(inner)
+    state.leave(outer)
+    assert state.phase() is None

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clusterctl.diagnose import stacks
+from clusterctl.diagnose.stacks import Frame, RankStack, Thread
+
+DUMP = """\
+Thread 0x00007f6c0fb636c0 (most recent call first):
+  File "/a b/w.py", line 3 in inner
+  File "/usr/lib/python3.11/threading.py", line 982 in run
+
+Thread 0x00007f6c103646c0 (most recent call first):
+  File "/run/inject/_clusterctl_shim/beat.py", line 105 in _run
+
+Current thread 0x00007f6c10dd8b80 (most recent call first):
+  File "/a b/w.py", line 6 in main
+  File "/a b/w.py", line ??? in <module>
+"""
+
+
+def test_a_faulthandler_dump_gives_threads_without_ours():
+    threads = stacks.parse_signal(DUMP)
+    assert [thread.main for thread in threads] == [False, True]
+    assert threads[1].frames == (Frame("main", "/a b/w.py", 6), Frame("<module>", "/a b/w.py", 0))
+
+
+def test_the_thread_that_took_the_signal_need_not_be_the_main_one():
+    main = int("00007f6c0fb636c0", 16)
+    assert [thread.main for thread in stacks.parse_signal(DUMP, main)] == [True, False]
+
+
+def test_of_several_dumps_the_last_counts():
+    later = DUMP.replace("line 6 in main", "line 9 in main")
+    threads = stacks.parse_signal(DUMP + later)
+    assert len(threads) == 2
+    assert threads[1].frames[0].line == 9
+
+
+def test_thread_names_of_python_3_14_are_understood():
+    dump = 'Current thread 0x00007f6c10dd8b80 [python] (most recent call first):\n  File "w.py", line 6 in main\n'
+    assert stacks.parse_signal(dump)[0].frames == (Frame("main", "w.py", 6),)
+
+
+def test_py_spy_tells_who_holds_the_gil():
+    frames = [{"name": "f", "filename": "w.py", "line": 4, "module": None, "locals": None}]
+    said = [{"pid": 9, "thread_id": 1, "os_thread_id": 9, "thread_name": None, "owns_gil": True, "frames": frames}]
+    assert stacks.parse_py_spy(json.dumps(said)) == (
+        Thread(ident=9, main=True, frames=(Frame("f", "w.py", 4),), holds_gil=True),
+    )
+
+
+@given(st.text())
+def test_no_text_breaks_the_readers(text):
+    stacks.parse_signal(text)
+    stacks.parse_py_spy(text)
+
+
+def rank(number, function="f", state="S", wchan="futex", source="signal"):
+    threads = (Thread(ident=1, main=True, frames=(Frame(function, "w.py", 1),)),) if function else None
+    return RankStack(rank=number, source=source, state=state, wchan=wchan, threads=threads)
+
+
+@pytest.mark.parametrize(
+    ("given_ranks", "expected"),
+    [
+        pytest.param([rank(0), rank(1), rank(3)], [("0-1,3", "S", "futex")], id="equal stacks"),
+        pytest.param([rank(0), rank(1, "g")], [("0", "S", "futex"), ("1", "S", "futex")], id="another place"),
+        pytest.param([rank(0), rank(1, state="R", wchan=None)], [("0-1", "R,S", "futex")], id="caught running"),
+        pytest.param([rank(0), rank(1, state="T")], [("0", "S", "futex"), ("1", "T", "futex")], id="stopped"),
+        pytest.param(
+            [rank(0, None, wchan="a", source="proc"), rank(1, None, wchan="b", source="proc")],
+            [("0", "S", "a"), ("1", "S", "b")],
+            id="without stacks the wait channel tells",
+        ),
+        pytest.param([rank(0), rank(1, source="py-spy")], [("0", "S", "futex"), ("1", "S", "futex")], id="sources"),
+    ],
+)
+def test_equal_stacks_are_folded_with_their_ranks(given_ranks, expected):
+    folded = stacks.fold(given_ranks)
+    assert [(entry["ranks"], entry["state"], entry["wchan"]) for entry in folded] == expected
+
+
+def test_the_text_names_ranks_rung_and_lines():
+    assert stacks.text(stacks.fold([rank(0), rank(1), rank(2, None, source="proc")])) == [
+        "ranks 0-1  state S in futex  (by signal)",
+        "    f  w.py:1",
+        "ranks 2  state S in futex  (by proc)",
+        "    no Python stack to be had",
+    ]
+
+
+def test_evidence_without_a_readable_dump_counts_as_proc():
+    found = stacks.from_evidence({"0": {"source": "signal", "stacks": "noise", "state": "S", "wchan": None}})
+    assert (found[0].source, found[0].frames) == ("proc", None)
+
+
+def _unfold(text):
+    parts = [part.split("-") for part in text.split(",") if part]
+    return {number for part in parts for number in range(int(part[0]), int(part[-1]) + 1)}
+
+
+@given(st.sets(st.integers(0, 300)))
+def test_folded_ranks_are_the_ranks(ranks):
+    assert _unfold(stacks.fold_ranks(ranks)) == ranks
