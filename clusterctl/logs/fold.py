@@ -70,10 +70,6 @@ class Folder:
         self._newest: dict[int, int] = {}
         self._count = 0
 
-    def expect(self, ranks: frozenset[int]) -> None:
-        """Change the ranks that may write."""
-        self._everyone = len(ranks)
-
     def feed(self, lines: Iterable[LogLine], now: float) -> list[FoldedLine]:
         """Take in lines; return those that need not wait any longer.
 

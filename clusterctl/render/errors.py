@@ -12,7 +12,7 @@ from clusterctl.errors import (
     TeardownError,
     UnhealthyError,
 )
-from clusterctl.render.console import BOLD, CYAN, RED, YELLOW, Console, Terminal, safe
+from clusterctl.render.console import BOLD, CYAN, RED, Console, Terminal, safe
 from clusterctl.render.ranks import fold_nodes
 
 if TYPE_CHECKING:
@@ -50,11 +50,6 @@ def render_error(error: ClusterctlError, terminal: Terminal) -> list[str]:
 def error_line(text: str, terminal: Terminal) -> str:
     """Return `error: …`."""
     return f"{terminal.style('error', RED, BOLD)}: {_text(text)}"
-
-
-def warning_line(text: str, terminal: Terminal) -> str:
-    """Return `warning: …`."""
-    return f"{terminal.style('warning', YELLOW, BOLD)}: {_text(text)}"
 
 
 def hint_lines(hint: str | None, terminal: Terminal) -> list[str]:

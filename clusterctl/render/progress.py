@@ -11,7 +11,6 @@ from clusterctl.render.console import CYAN, DIM, GREEN, RED, YELLOW, cells, fit,
 
 if TYPE_CHECKING:
     from clusterctl.render.console import Glyphs, Terminal
-    from clusterctl.run.events import Phase
 
 SLOWEST = 5
 _NAME, _COUNT = 9, 7
@@ -61,21 +60,6 @@ class PhaseView:
     seconds: float = 0.0
     end: PhaseEnd = PhaseEnd.RUNNING
     noun: str = "node"
-
-
-def phase_view(event: Phase) -> PhaseView:
-    """Return how a phase stands after an event of the controller's journal."""
-    end = PhaseEnd.RUNNING if not event.ended else PhaseEnd.FAIL if event.failed else PhaseEnd.OK
-    return PhaseView(
-        name=event.name,
-        done=event.done,
-        total=event.total,
-        detail=event.detail,
-        waiting=tuple((node, what) for node, what in event.waiting),
-        seconds=event.seconds,
-        end=end,
-        noun="worker" if event.name == "start" else "node",
-    )
 
 
 def phase_line(view: PhaseView, glyphs: Glyphs, *, width: int | None = None, spin: int = 0) -> str:
