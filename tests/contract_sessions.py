@@ -42,14 +42,14 @@ DEADLINE = 20.0
 
 
 @functools.cache
-def standin_bundle() -> Bundle:
-    """The stand-in agent, in place of the real one."""
+def standin_bundle(salt: bytes = b"") -> Bundle:
+    """The stand-in agent, in place of the real one; another salt makes another bundle."""
     package = Path(clusterctl.__file__).parent
     return pack(
         {
             "__main__.py": b"import sys, standin_agent\nsys.exit(standin_agent.main())\n",
             "standin_agent.py": Path(__file__).with_name("standin_agent.py").read_bytes(),
-            "clusterctl/__init__.py": b"",
+            "clusterctl/__init__.py": b"# " + salt.hex().encode(),
             "clusterctl/agent/__init__.py": b"",
             "clusterctl/agent/protocol.py": (package / "agent" / "protocol.py").read_bytes(),
         }
@@ -116,9 +116,7 @@ class SessionContract:
         assert [offset for offset, _ in parts] == list(range(0, 5_000_001, 65536))
         assert answer["sha256"] == hashlib.sha256(data).hexdigest()
 
-    def test_a_stream_nobody_listens_to_goes_into_the_inbox(
-        self, opened: Open, inbox: queue.SimpleQueue[Item]
-    ) -> None:
+    def test_a_stream_nobody_listens_to_goes_into_the_inbox(self, opened: Open, inbox: queue.SimpleQueue[Item]) -> None:
         session = opened()
         stream = session.new_stream(count=2)
         session.call(Command.FETCH, {"stream": stream + 1, "bytes": 3})
@@ -200,9 +198,7 @@ class SessionContract:
         assert "garbled answer" in str(lost.error)
         assert "Segmentation fault" in str(lost.error)
 
-    def test_closing_fails_whoever_waits_and_is_not_a_loss(
-        self, opened: Open, inbox: queue.SimpleQueue[Item]
-    ) -> None:
+    def test_closing_fails_whoever_waits_and_is_not_a_loss(self, opened: Open, inbox: queue.SimpleQueue[Item]) -> None:
         session = opened()
         waiting = session.call_async(Command.STATUS)
         session.close()

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import os
+import signal
 import time
 from typing import TYPE_CHECKING, Any, Callable
 
 from clusterctl.agent import (
     cgroup,
     claims,
+    guardians,
     oom,
     ports,
     proc,
@@ -26,6 +30,7 @@ if TYPE_CHECKING:
     from clusterctl.agent.fold import NodeState
     from clusterctl.agent.loop import Loop
     from clusterctl.agent.marks import Marks
+    from clusterctl.agent.proc import Identity
     from clusterctl.agent.rundir import RunDir
     from clusterctl.agent.workers import Worker
 
@@ -49,13 +54,12 @@ class Attempt:
         self.ports = ports.Ports()
         self.claims = held
         self.ledger = sweep.Ledger()
-        self.stopping: tuple[float, protocol.StopReason] | None = None
+        self.stopping: float | None = None
         self.swept = False
         self.remaining: list[dict[str, Any]] = []
         self.started = False
         self._ladder: stopping.Ladder | None = None
         self._oom = oom.counts()
-        self._kinds = {reason.value: reason for reason in protocol.StopReason}
         self.outputs = Outputs(prepare.reserve, prepare.max_size, self._dropped, self._full)
         us = proc.identify(os.getpid())
         if us is not None:
@@ -125,6 +129,8 @@ class Attempt:
             self.claims.take(self.prepare.gpus)
         except claims.ClaimError as error:
             raise requests.refused(str(error)) from error
+        if start.inject and not workers.install_shim(self._run):
+            start = dataclasses.replace(start, inject=False)
         planned = [protocol.from_wire(protocol.WorkerStart, one) for one in start.workers]
         self.started = True
         if self.ledger.cgroup is None:
@@ -155,6 +161,7 @@ class Attempt:
 
     def _enforce(self) -> None:
         """End everything of the run here; called in a waiter whose fence has expired."""
+        self.ledger.ours |= guardians.of_run(self._run)
         sweep.end_all(self._marks, self.ledger, self.prepare.grace)
 
     def _record_started(self, worker: Worker) -> None:
@@ -215,7 +222,10 @@ class Attempt:
         path = self._run.of_rank(self.number, worker.rank, "exit")
         if proc.alive(worker.waiter):
             # Between the file and the end of the waiter lies nothing that could go wrong.
-            return waiter.read_exit(path)
+            said = waiter.read_exit(path)
+            if said is None and not proc.alive(worker.identity):
+                _wake(worker.waiter)
+            return said
         if worker.status is None and proc.alive(worker.identity):
             worker.seen = time.monotonic()
             if worker.watched != worker.identity:
@@ -227,7 +237,7 @@ class Attempt:
         worker.exited = True
         if said.get("fenced") and self.stopping is None:
             # The waiter had to end it, since no supervisor was there.
-            self.stopping = (0.0, protocol.StopReason.FENCE)
+            self.stopping = 0.0
             self._record(protocol.Stopping(self.number, protocol.StopReason.FENCE.value, self.prepare.grace))
         if worker.watch is not None:
             self._loop.forget(worker.watch)
@@ -240,7 +250,7 @@ class Attempt:
 
     def _exit_event(self, worker: Worker, said: dict[str, Any]) -> protocol.Exited:
         latest = float(said["mono"])
-        stopped = self.stopping is not None and latest >= self.stopping[0]
+        stopped = self.stopping is not None and latest >= self.stopping
         code, number = said["exit_code"], said["signal"]
         bad = code != 0
         of_rank = self._run.of_rank
@@ -267,15 +277,14 @@ class Attempt:
         if self.swept:
             self.swept, self._ladder = False, None
         if self.stopping is None:
-            kind = self._kinds.get(reason, protocol.StopReason.CANCELLED)
             # Who has ended by itself until now was not stopped by us, even if nobody has looked yet.
-            self.stopping = (now, kind)
+            self.stopping = now
             self._record(protocol.Stopping(self.number, reason, grace))
         self._sweep(now + grace)
 
     def resume_stopping(self, since: float, event: protocol.Stopping) -> None:
         """Go on with a stop that an earlier supervisor began."""
-        self.stopping = (since, self._kinds.get(event.reason, protocol.StopReason.CANCELLED))
+        self.stopping = since
         self._sweep(since + event.grace)
 
     def _sweep(self, kill_at: float) -> None:
@@ -315,6 +324,12 @@ class Attempt:
 
     def _alarm(self, code: str, message: str) -> None:
         self._record(protocol.Alarm(self.number, code, message))
+
+
+def _wake(who: Identity) -> None:
+    """Let a waiter go on that has something to write down and was stopped, by whomever."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(who.pid, signal.SIGCONT)
 
 
 def _from_status(worker: Worker) -> dict[str, Any]:

@@ -89,7 +89,8 @@ def logind(user: str, root: str = "/") -> dict[str, Any] | None:
 
     Distributions ship KillUserProcesses=no, and logind spares root unless told otherwise (logind.conf(5)).
     """
-    if not os.path.isdir(os.path.join(root, "run/systemd/sessions")):
+    running = ("run/systemd/system", "run/systemd/sessions")
+    if not all(os.path.isdir(os.path.join(root, place)) for place in running):
         return None
     settings = {"KillUserProcesses": "no", "KillOnlyUsers": "", "KillExcludeUsers": "root"}
     for pattern in _LOGIND_FILES:

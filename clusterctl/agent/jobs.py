@@ -69,7 +69,7 @@ class Running:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
         for pid in list(proc.pids()):
-            if proc.soft_limit(pid, b"Max file locks") == self.tag:
+            if proc.has_limit(pid, self.tag):
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, number)
 
@@ -252,6 +252,7 @@ def _memory_file(data: bytes) -> int:
 def _become(program: spawn.Program, stdin: int, stdout: int, stderr: int) -> NoReturn:
     try:
         os.setsid()
+        system.die_with_parent(signal.SIGKILL)
         for source, target in ((stdin, 0), (stdout, 1), (stderr, 2)):
             os.dup2(source, target)
         spawn.close_all(())

@@ -82,11 +82,3 @@ class Journal:
     def sync(self) -> None:
         """Make sure that it outlives the machine's power."""
         os.fdatasync(self._fd)
-
-    def skip_to(self, seq: int) -> None:
-        """Go on after `seq`: somebody has seen events that a crash of the machine took from this disk."""
-        self.seq = max(self.seq, seq)
-
-    def close(self) -> None:
-        """Close the file."""
-        os.close(self._fd)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Callable
 
-from clusterctl.agent import protocol, requests, supervisor
+from clusterctl.agent import guardians, protocol, requests, supervisor
 from clusterctl.agent.channel import Channel
 from clusterctl.agent.system import read_bytes
 
@@ -74,13 +73,10 @@ class Link:
             self._channel.close("")
 
     def _connect(self) -> bool:
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        try:
-            sock.connect(self._run.socket)
-        except OSError:
-            sock.close()
+        sock = guardians.connect(self._run)
+        if sock is None:
             return False
-        uid = supervisor.peer_uid(sock)
+        uid = guardians.peer(sock)[1]
         if uid != os.getuid():
             sock.close()
             self._fail(f"the socket of run {self._run.run} is taken by uid {uid}")

@@ -13,8 +13,6 @@ from clusterctl.agent.spawn import encode
 if TYPE_CHECKING:
     from clusterctl.agent.rundir import RunDir
 
-_LIMITS = (b"Max file locks", b"Max resident set")
-
 
 @dataclass(frozen=True)
 class Marks:
@@ -40,7 +38,7 @@ class Marks:
 
     def tagged(self, pid: int) -> bool:
         """Whether a process carries the surviving mark."""
-        return any(proc.soft_limit(pid, name) == self.tag for name in _LIMITS)
+        return proc.has_limit(pid, self.tag)
 
     def named(self, pid: int) -> bool:
         """Whether the environment of a process names the run and the node."""

@@ -135,13 +135,9 @@ def environ(pid: int) -> dict[bytes, bytes]:
     return {name: value for name, equals, value in pairs if equals}
 
 
-def soft_limit(pid: int, name: bytes) -> int | None:
-    """Return a soft resource limit by its name in `/proc/PID/limits`; `None` where it is unlimited or unreadable."""
-    for line in read_bytes(f"/proc/{pid}/limits").splitlines():
-        if line.startswith(name):
-            value = line[len(name) :].split()[0]
-            return int(value) if value.isdigit() else None
-    return None
+def has_limit(pid: int, value: int) -> bool:
+    """Whether one of the resource limits of a process is that very value."""
+    return b"%d" % value in read_bytes(f"/proc/{pid}/limits").split()
 
 
 def command(pid: int) -> str:
@@ -158,8 +154,8 @@ def wchan(pid: int) -> str:
     return read_bytes(f"/proc/{pid}/wchan").decode("ascii", "replace").strip("0\n")
 
 
-def writes_under(pid: int, folder: str) -> bool:
-    """Whether a process has a file under `folder` open for writing."""
+def writes_output(pid: int, folder: str) -> bool:
+    """Whether a process has an output file (`*.log`) under `folder` open for writing."""
     base = f"/proc/{pid}/fd"
     try:
         names = os.listdir(base)
@@ -170,7 +166,8 @@ def writes_under(pid: int, folder: str) -> bool:
 
 def _writes(pid: int, name: str, base: str, prefix: str) -> bool:
     try:
-        if not os.readlink(f"{base}/{name}").startswith(prefix):
+        path = os.readlink(f"{base}/{name}")
+        if not path.startswith(prefix) or not path.endswith(".log"):
             return False
     except OSError:
         return False

@@ -7,7 +7,6 @@ import contextlib
 import os
 import re
 import shutil
-import socket
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ from clusterctl.agent import (
     cgroup,
     epochs,
     fold,
+    guardians,
     journal,
     marks,
     proc,
@@ -128,12 +128,7 @@ def _state(run: RunDir) -> fold.NodeState:
 
 def supervised(run: RunDir) -> bool:
     """Whether a supervisor of the run is there."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as sock:
-        try:
-            sock.connect(run.socket)
-        except OSError:
-            return False
-    return True
+    return guardians.supervisor(run) is not None
 
 
 def _workers(run: RunDir, state: fold.NodeState) -> list[dict[str, Any]]:
@@ -151,11 +146,6 @@ def _workers(run: RunDir, state: fold.NodeState) -> list[dict[str, Any]]:
     return found
 
 
-def alive(run: RunDir) -> bool:
-    """Whether anything of the run still runs on this node."""
-    return bool(remaining(run))
-
-
 def remaining(run: RunDir) -> list[proc.Stat]:
     """Return every process of the run on this node, its waiters apart."""
     state = _state(run)
@@ -165,23 +155,8 @@ def remaining(run: RunDir) -> list[proc.Stat]:
     for worker in _workers(run, state):
         if worker["alive"]:
             ledger.workers[Identity(worker["pid"], worker["start_time"])] = None
-        said = waiter.read_spawn(run.of_rank(state.attempt, worker["rank"], "spawn")) or {}
-        ledger.ours.add(Identity(said.get("waiter_pid", 0), said.get("waiter_start_time", 0)))
-    supervisor = _supervisor(run)
-    if supervisor is not None:
-        ledger.ours.add(supervisor)
+    ledger.ours = guardians.of_run(run)
     return sweep.find(marks.marks_of(run), ledger)
-
-
-def _supervisor(run: RunDir) -> Identity | None:
-    from clusterctl.agent.supervisor import peer_pid
-
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as sock:
-        try:
-            sock.connect(run.socket)
-        except OSError:
-            return None
-        return proc.identify(peer_pid(sock))
 
 
 def summary(run: RunDir) -> dict[str, Any]:

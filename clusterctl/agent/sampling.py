@@ -31,13 +31,8 @@ class Samples:
 
     def write(self, attempt: int, kind: str, values: dict[str, Any]) -> None:
         """Append one sample, with the time by both clocks."""
-        record = {
-            "t": round(time.time(), 3),
-            "m": round(time.monotonic(), 3),
-            "attempt": attempt,
-            "kind": kind,
-            **values,
-        }
+        now = {"t": round(time.time(), 3), "m": round(time.monotonic(), 3)}
+        record = {**values, **now, "attempt": attempt, "kind": kind}
         line = json.dumps(record, separators=(",", ":")).encode() + b"\n"
         before = os.fstat(self._fd).st_size
         try:

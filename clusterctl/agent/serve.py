@@ -31,7 +31,7 @@ class Session:
 
     def __init__(self, read: int, write: int, idle: float) -> None:
         self.loop = Loop()
-        self.root = rundir.state_root()
+        self._root: str | None = None
         self.channel = Channel(self.loop, read, write, self._frame, lambda _why: self.end())
         self.jobs = Jobs(self.loop, self.channel)
         self.data_handlers: dict[int, Callable[[protocol.Data], None]] = {}
@@ -123,6 +123,17 @@ class Session:
         self.jobs.work(task, done)
 
     # --- runs
+
+    @property
+    def root(self) -> str:
+        """The state root.
+
+        Raises:
+            RootError: There is no place for our state on this node.
+        """
+        if self._root is None:
+            self._root = rundir.state_root()
+        return self._root
 
     def run_of(self, arguments: dict[str, Any]) -> RunDir:
         """Return the run that a request names."""

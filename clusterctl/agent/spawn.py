@@ -105,22 +105,30 @@ def set_tag(value: int) -> None:
 
 def become(program: Program) -> NoReturn:
     """Turn this process into the program; if that fails, say so on descriptor 2 and end with 127 or 126."""
+    argv = command_line(program)
     try:
         if program.tag is not None:
             set_tag(program.tag)
         normal_signals()
-        os.chdir(program.cwd)
-        argv = command_line(program)
+        _enter(program.cwd)
         path = find(argv[0], program.env)
         if path is None:
             _fail(NOT_FOUND, argv[0], "no such program on PATH")
         os.execve(path, argv, program.env)
     except OSError as error:
         code = NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
-        place = error.filename if error.filename is not None else program.argv[0]
-        _fail(code, place, error.strerror or str(error))
+        path = argv[0] if argv else b""
+        missing = isinstance(error, FileNotFoundError) and b"/" in path and os.path.exists(path)
+        _fail(code, path, "its interpreter is missing" if missing else error.strerror or str(error))
     except BaseException as error:
-        _fail(NOT_EXECUTABLE, program.argv[0] if program.argv else b"", repr(error))
+        _fail(NOT_EXECUTABLE, argv[0] if argv else b"", repr(error))
+
+
+def _enter(folder: bytes) -> None:
+    try:
+        os.chdir(folder)
+    except OSError as error:
+        _fail(NOT_EXECUTABLE, folder, f"cannot work there: {error.strerror}")
 
 
 def _fail(code: int, what: bytes | str, why: str) -> NoReturn:

@@ -9,7 +9,6 @@ import contextlib
 import os
 import signal
 import socket
-import struct
 import sys
 import time
 import traceback
@@ -19,6 +18,7 @@ from clusterctl.agent import (
     claims,
     epochs,
     fold,
+    guardians,
     journal,
     launch,
     marks,
@@ -120,16 +120,22 @@ class Supervisor:
             return
         self._record(protocol.Adopted(self._state.attempt, os.getpid()))
         stored = system.read_json(self._run.prepare)
-        if stored is None or self._state.swept is not None:
+        if stored is None:
             return
         prepare = protocol.from_wire(protocol.Prepare, stored)
         if prepare.attempt != self._state.attempt:
             return
         attempt = Attempt(self._loop, self._run, self._marks, prepare, self._record, self._claims)
+        if self._state.swept is not None:
+            self._attempt = attempt
+            attempt.swept, attempt.remaining = True, self._state.swept.remaining
+            return
         self._set_attempt(attempt)
         attempt.reopen_outputs(self._state.first_valid)
         with contextlib.suppress(requests.RequestError):
             attempt.python = workers.resolve_python(prepare)
+        with contextlib.suppress(claims.ClaimError):
+            self._claims.take(prepare.gpus)
         self._adopt_workers(attempt)
         if self._state.stopping is not None:
             attempt.resume_stopping(*self._state.stopping)
@@ -141,8 +147,6 @@ class Supervisor:
             return
         attempt.started = True
         attempt.ledger.cgroup = started.get("cgroup")
-        with contextlib.suppress(claims.ClaimError):
-            self._claims.take(attempt.prepare.gpus)
         for rank, local_rank in started["workers"]:
             said = waiter.read_spawn(self._run.of_rank(attempt.number, rank, "spawn"))
             if said is not None:
@@ -204,7 +208,7 @@ class Supervisor:
             sock, _ = listener.accept()
         except OSError:
             return
-        if peer_uid(sock) not in (os.getuid(), 0):
+        if guardians.peer(sock)[1] not in (os.getuid(), 0):
             sock.close()
             return
         self._peers += 1
@@ -304,21 +308,6 @@ class Supervisor:
             offset = offsets.get(protocol.output_file(self._attempt.number, rank))
             if offset is not None:
                 self._attempt.outputs.replicated(rank, int(offset))
-
-
-def peer_uid(sock: socket.socket) -> int:
-    """Return the user at the other end of a unix socket."""
-    return _credentials(sock)[1]
-
-
-def peer_pid(sock: socket.socket) -> int:
-    """Return the process at the other end of a unix socket, as it is called here."""
-    return _credentials(sock)[0]
-
-
-def _credentials(sock: socket.socket) -> tuple[int, int]:
-    pid, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
-    return pid, uid
 
 
 # --- starting one

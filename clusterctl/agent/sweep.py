@@ -68,7 +68,7 @@ def _belongs(found: Stat, marks: Marks, ledger: Ledger) -> bool:
     # What follows can be copied by a process of somebody else, so its user must be ours.
     if proc.owner(pid) != marks.uid:
         return False
-    return marks.named(pid) or proc.writes_under(pid, marks.folder)
+    return marks.named(pid) or proc.writes_output(pid, marks.folder)
 
 
 def _in_session(found: Stat, ledger: Ledger) -> bool:

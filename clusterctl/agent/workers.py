@@ -9,7 +9,7 @@ import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.agent import proc, protocol, requests, spawn, system, waiter
+from clusterctl.agent import inject, proc, protocol, requests, spawn, system, waiter
 from clusterctl.agent.proc import Identity
 from clusterctl.agent.spawn import encode
 
@@ -102,15 +102,18 @@ def _environment(
     return env
 
 
-def _injected(run: RunDir, status_dir: str, pythonpath: bytes | None) -> dict[bytes, bytes]:
+def install_shim(run: RunDir) -> bool:
+    """Put the shim for workers in place. A worker without it trains as well; only less can be told about it."""
     try:
-        from clusterctl.agent import inject
+        inject.install(run.inject)
+    except OSError:
+        return False
+    return True
 
-        existing = None if pythonpath is None else pythonpath.decode("utf-8", "surrogateescape")
-        added = inject.environment(inject.install(run.inject), status_dir, existing)
-    except (ImportError, OSError):
-        # A worker without our shim trains as well; only less can be told about it.
-        return {}
+
+def _injected(run: RunDir, status_dir: str, pythonpath: bytes | None) -> dict[bytes, bytes]:
+    existing = None if pythonpath is None else pythonpath.decode("utf-8", "surrogateescape")
+    added = inject.environment(run.inject, status_dir, existing)
     return {encode(name): encode(value) for name, value in added.items()}
 
 
@@ -154,7 +157,7 @@ def watch(worker: Worker) -> None:
             worker.watched = who
             try:
                 worker.watch = os.pidfd_open(who.pid)
-            except OSError:
+            except (OSError, AttributeError):
                 # Kernels before 5.3: it is looked at on every tick instead.
                 worker.watch = None
             return

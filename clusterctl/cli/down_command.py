@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from clusterctl.cli import options
-from clusterctl.errors import ExitCode, NotFoundError
+from clusterctl.errors import ExitCode
 
 if TYPE_CHECKING:
     from clusterctl.render.console import Console
@@ -47,6 +47,8 @@ def command(
 
         return end_orphans(orphans, console, as_json=as_json)
     runs = _chosen(references, everything=everything, stalled=stalled)
+    if not runs and not (quiet or as_json):
+        console.narrate("no active run: nothing to end")
     states = {run.run: _end(run, console, kill=kill, quiet=quiet or as_json) for run in runs}
     if as_json:
         console.data(json.dumps([_entry(run, state) for run, state in states.items()], indent=2))
@@ -68,9 +70,7 @@ def _chosen(references: tuple[str, ...], *, everything: bool, stalled: bool) -> 
     if references:
         return [store.find(reference) for reference in references]
     runs = [r for r in store.all_runs() if not store.visible_state(r)[0].over]
-    if not runs:
-        raise NotFoundError("no active run", hint="`clusterctl ps -a` lists all runs of this head")
-    return [store.find(None)]
+    return [store.find(None)] if runs else []
 
 
 def _end(run: RunDir, console: Console, *, kill: bool, quiet: bool) -> RunState:
@@ -97,6 +97,8 @@ def _end(run: RunDir, console: Console, *, kill: bool, quiet: bool) -> RunState:
 
 
 def _say(run: RunDir, state: RunState, console: Console) -> None:
+    from clusterctl.render.ranks import count
+
     workers = len(state.workers)
     if any(r.get("why") == "node lost" for r in state.remaining):
         console.narrate(f"{run.run}: {state.phase.value}; what ran on lost nodes could not be ended")

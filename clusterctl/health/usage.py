@@ -19,14 +19,16 @@ AGENTS = ("nv-hostengine", "dcgm-exporter", "nvidia-persiste", "gpud", "nvidia-s
 def _process(entry: dict[str, Any]) -> str:
     used = entry.get("used")
     size = f", {used / _GIB:.1f} GiB" if isinstance(used, int) else ""
-    return f"{entry.get('comm') or 'process'} {entry['pid']} (uid {entry.get('user')}{size})"
+    if not entry.get("visible", True):
+        return f"process {entry['pid']} that we cannot see (container?){size}"
+    return f"{entry.get('comm')} {entry['pid']} (uid {entry.get('user')}{size})"
 
 
 def _allowed(view: View, entry: dict[str, Any]) -> bool:
     run = entry.get("run")
     mine = run is not None and run == view.controller.get("own_run")
     names = (*AGENTS, *(str(name)[:15] for name in view.context.expect.get("allowed_procs") or ()))
-    return mine or bool(entry.get("gone")) or (entry.get("comm") or "") in names
+    return mine or (entry.get("comm") or "") in names
 
 
 @node_check(

@@ -9,28 +9,26 @@ import json
 import threading
 import time
 from collections import Counter
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from clusterctl import plan as planning
 from clusterctl.agent import protocol as wire
 from clusterctl.agent.protocol import Command
 from clusterctl.config.spec import ClusterSpec, HostSpec, TransportKind
-from clusterctl.errors import AgentError, ClusterctlError, NodeError, RefusedError
+from clusterctl.errors import ClusterctlError, NodeError, RefusedError
 from clusterctl.run import code, events
 from clusterctl.run.links import each, names, raise_first
+from clusterctl.run.push import push
 from clusterctl.run.store import write_atomically
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from concurrent.futures import Future
+    from collections.abc import Callable, Mapping, Sequence
 
     from clusterctl.run.store import RunDir
     from clusterctl.session import Session
 
 _CALL_SECONDS = 60.0
-_SYNC_SECONDS = 1800.0
 _REPORT_EVERY = 0.1
 
 
@@ -233,24 +231,10 @@ class Launch:
     def _sync_node(
         self, node: str, session: Session, manifest: code.Manifest, store: code.ContentStore, step: Progress
     ) -> tuple[int, int]:
-        step.at(node, "comparing files")
         workdir = workdir_of(self._spec, node)
-        listing = {path: list(entry) for path, entry in manifest.files.items()}
-        asked = {"workdir": workdir, "files": listing, "run": self._run.run}
-        need: list[str] = session.call(Command.MANIFEST, asked, timeout=_SYNC_SECONDS)["need"]
-        if need:
-            step.at(node, f"receiving {len(need)} files")
-            files = [[path, *manifest.files[path]] for path in need]
-            chunks = _contents(store, [manifest.files[path][2] for path in need])
-            stream = session.new_stream()
-            answer = session.call_async(Command.RECEIVE, {"workdir": workdir, "files": files, "stream": stream})
-            offset = 0
-            for chunk in chunks:
-                session.send_data(stream, offset, chunk)
-                offset += len(chunk)
-            answered(node, answer, _SYNC_SECONDS)
+        sent = push(session, workdir, manifest, store, run=self._run.run, say=lambda what: step.at(node, what))
         step.through(node)
-        return len(need), sum(manifest.files[path][0] for path in need)
+        return sent
 
     # --- prepare
 
@@ -346,8 +330,8 @@ class Launch:
             step.through(node, len(workers))
 
         _, errors = each(self._on(list(by_name)), start)
-        detail = f"{plan.world_size} workers on {len(plan.nodes)} nodes · master {plan.master_addr}:{plan.master_port}"
-        step.end(f"{detail} · attempt {plan.attempt}", failed=bool(errors))
+        detail = f"master {plan.master_addr}:{plan.master_port} · attempt {plan.attempt}"
+        step.end(detail, failed=bool(errors))
         raise_first(errors)
 
     # --- checkpoints
@@ -421,25 +405,6 @@ def _attempt_event(plan: planning.LaunchPlan, why: str) -> events.Attempt:
         ],
         why=why,
     )
-
-
-def answered(node: str, answer: Future[dict[str, Any]], timeout: float) -> dict[str, Any]:
-    """Return what a node answered.
-
-    Raises:
-        AgentError: It did not, within `timeout` seconds.
-    """
-    try:
-        return answer.result(timeout)
-    except FutureTimeoutError as error:
-        raise AgentError(node, f"no answer within {timeout:g} s") from error
-
-
-def _contents(store: code.ContentStore, digests: Sequence[str]) -> Iterator[bytes]:
-    for digest in digests:
-        with store.path(digest).open("rb") as file:
-            while chunk := file.read(wire.CHUNK_BYTES):
-                yield chunk
 
 
 def _size(count: int) -> str:

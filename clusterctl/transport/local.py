@@ -34,6 +34,8 @@ class LocalChannel:
         # A sender has its own time limit. Both stay non-blocking underneath: they are one open file.
         self._sender = sock.dup()
         self._stderr = stderr
+        self._tail = ""
+        self._reading = threading.Lock()
         self._closing = threading.Lock()
 
     def send(self, data: bytes, *, timeout: float) -> None:
@@ -68,9 +70,19 @@ class LocalChannel:
             self._process.wait()
         self._sock.close()
         self._sender.close()
+        self._keep_tail()
 
     def stderr_tail(self) -> str:
         """Return the end of the child's standard error."""
+        with self._reading:
+            return self._tail if self._stderr.closed else self._read_tail()
+
+    def _keep_tail(self) -> None:
+        with self._reading:
+            self._tail = self._read_tail()
+            self._stderr.close()
+
+    def _read_tail(self) -> str:
         descriptor = self._stderr.fileno()
         size = os.fstat(descriptor).st_size
         tail = os.pread(descriptor, STDERR_TAIL_BYTES, max(0, size - STDERR_TAIL_BYTES))

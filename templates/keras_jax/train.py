@@ -41,10 +41,11 @@ def join_run() -> None:
         processes, mine = int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])
     else:
         return
-    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    one_gpu_each = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > 1
-    # A lone process of a node takes all its GPUs; several must each take their own, or all take GPU 0.
-    jax.distributed.initialize(address, processes, mine, local_device_ids=[local_rank] if one_gpu_each else None)
+    # A lone process of a node takes all its GPUs. Several take one each: the launcher shows each one its own through
+    # CUDA_VISIBLE_DEVICES; where it shows all of them to all, say which.
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES", ",")
+    several = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > 1 and "," in shown
+    jax.distributed.initialize(address, processes, mine, [int(os.environ["LOCAL_RANK"])] if several else None)
 
 
 def choose_distribution(mode: str) -> keras.distribution.Distribution:

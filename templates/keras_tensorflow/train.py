@@ -42,7 +42,8 @@ def choose_strategy() -> tf.distribute.Strategy:
         workers = [f"{os.environ['MASTER_ADDR']}:{port + rank}" for rank in range(world_size)]
         task = {"type": "worker", "index": int(os.environ["RANK"])}
         os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": workers}, "task": task})
-    if local_world_size > 1:
+    # clusterctl shows each worker its own GPU through CUDA_VISIBLE_DEVICES; where all are shown to all, take one.
+    if local_world_size > 1 and "," in os.environ.get("CUDA_VISIBLE_DEVICES", ","):
         claim_own_gpu(int(os.environ["LOCAL_RANK"]))
     if world_size > 1:
         return tf.distribute.MultiWorkerMirroredStrategy()
@@ -94,15 +95,21 @@ def build_model(args: argparse.Namespace) -> keras.Model:
     return model
 
 
-def check_identical_weights(strategy: tf.distribute.Strategy, model: keras.Model, workers: int) -> bool:
-    """Tell whether every weight is the same, bit for bit, in every process."""
+def check_identical_weights(strategy: tf.distribute.Strategy, model: keras.Model, workers: int) -> None:
+    """End the process unless every weight is the same, bit for bit, in every process."""
     digest = hashlib.sha256(b"".join(weight.numpy().tobytes() for weight in model.trainable_variables)).digest()
     mine = tf.constant(np.frombuffer(digest, np.uint8).astype(np.int32)[None])
     if workers == 1:
-        return True
-    gathered = strategy.run(lambda: tf.distribute.get_replica_context().all_gather(mine, axis=0))
-    every = strategy.experimental_local_results(gathered)[0].numpy()
-    return bool((every == every[0]).all())
+        return
+
+    @tf.function
+    def gather() -> tf.Tensor:
+        return strategy.run(lambda: tf.distribute.get_replica_context().all_gather(mine, axis=0))
+
+    every = strategy.experimental_local_results(gather())[0].numpy()
+    odd = [worker for worker, its in enumerate(every) if (its != every[0]).any()]
+    if odd:
+        sys.exit(f"error: weights differ: workers {odd} do not hold what worker 0 holds")
 
 
 def main() -> None:
@@ -125,8 +132,7 @@ def main() -> None:
 
     batches = dataset(images, labels, args.batch_size, shuffle=True)
     history = model.fit(batches, epochs=args.epochs, verbose=0, callbacks=[Report()])
-    if not check_identical_weights(strategy, model, workers):
-        sys.exit("error: weights differ between the workers")
+    check_identical_weights(strategy, model, workers)
     say(f"weights identical on all {workers} ranks")
     _, accuracy = model.evaluate(dataset(test_images, test_labels, 120, shuffle=False), verbose=0)
     say(f"test accuracy {accuracy:.4f}")

@@ -33,7 +33,7 @@ Data of each group:
                 ecc_mode [now, pending] ecc_unc ecc_cor ecc_unc_aggregate sram {unc, threshold}
                 remapped [cor, unc, pending, failure] retired_pending inforom repair [channel, tpc] persistence
                 mig [now, pending] compute_mode memory {used, total, version}
-                procs [{pid, used, kind: compute | mps | graphics, comm, user, run, gone}]
+                procs [{pid, used, kind: compute | mps | graphics, comm, user, run, visible}]
     smi         {rc, devices: [{index, uuid, name, pci, driver}], errors: [text]}    asked only where NVML failed
     kernel_log  {source, uptime, dropped, lines: [{age_s, text}]}
     host        {boot_id, machine_id, netns, kernel, arch, distro, user, uptime, cpus, cpus_allowed, load1, mem_total,

@@ -21,9 +21,15 @@ HW_SLOWDOWN = 0x8 | 0x40 | 0x80
 
 FIELD_RECOVERY_ACTION = 230
 FIELD_MEMORY_TEMP = 82
+# Not the bindings' own constants: there "read" is a tuple, by a stray comma.
+_P2P_READ, _P2P_NVLINK = 0, 2
 _MOST_LINKS = 36
+_BINDINGS_FAILED = 2
+"""The code kept for a call that the bindings themselves could not make."""
+
 _THROTTLE_SAMPLES = 3
 _THROTTLE_PAUSE = 0.12
+_GONE_PAUSE = 0.1
 
 
 def collect(root: str, wanted: bool) -> dict[str, Any]:
@@ -127,11 +133,11 @@ class Session:
         """Return `[i, j, over NVLink, read]` for every pair; 0 is OK, `None` could not be asked."""
         pairs: list[list[int | None]] = []
         usable = [(i, handle) for i, (handle, _) in enumerate(self.handles) if handle is not None]
-        status, nvml = self._nvml.nvmlDeviceGetP2PStatus, self._nvml
+        status = self._nvml.nvmlDeviceGetP2PStatus
         for at, (i, one) in enumerate(usable):
             for j, other in usable[at + 1 :]:
-                nvlink = self._try(status, one, other, nvml.NVML_P2P_CAPS_INDEX_NVLINK)[0]
-                pairs.append([i, j, nvlink, self._try(status, one, other, nvml.NVML_P2P_CAPS_INDEX_READ)[0]])
+                nvlink = self._try(status, one, other, _P2P_NVLINK)[0]
+                pairs.append([i, j, nvlink, self._try(status, one, other, _P2P_READ)[0]])
         return pairs
 
     def _try(self, call: Callable[..., Any], *arguments: Any) -> tuple[Any, int | None]:
@@ -139,6 +145,8 @@ class Session:
             return call(*arguments), None
         except self._nvml.NVMLError as error:
             return None, error.value
+        except (ctypes.ArgumentError, AttributeError, TypeError):
+            return None, _BINDINGS_FAILED
 
     def _read(self, device: dict[str, Any], calls: dict[str, Callable[[], Any]]) -> None:
         for name, call in calls.items():
@@ -278,12 +286,23 @@ class Session:
             device["err"]["nvlinks"] = error
 
     def _processes(self, device: dict[str, Any], handle: Any, root: str) -> None:
+        """List who holds the GPU. Whoever we cannot see and is not listed again was just ending."""
+        found = self._listed(device, handle)
+        named = [{**entry, **_identity(root, entry["pid"])} for entry in found.values()]
+        if not all(entry["visible"] for entry in named):
+            time.sleep(_GONE_PAUSE)
+            again = self._listed(device, handle)
+            named = [entry for entry in named if entry["visible"] or entry["pid"] in again]
+        if "procs" not in device["err"]:
+            device["v"]["procs"] = named
+
+    def _listed(self, device: dict[str, Any], handle: Any) -> dict[int, dict[str, Any]]:
         n = self._nvml
         found: dict[int, dict[str, Any]] = {}
         kinds = {
-            "compute": n.nvmlDeviceGetComputeRunningProcesses,
-            "mps": n.nvmlDeviceGetMPSComputeRunningProcesses,
-            "graphics": n.nvmlDeviceGetGraphicsRunningProcesses,
+            "compute": n.nvmlDeviceGetComputeRunningProcesses_v3,
+            "mps": n.nvmlDeviceGetMPSComputeRunningProcesses_v3,
+            "graphics": n.nvmlDeviceGetGraphicsRunningProcesses_v3,
         }
         for kind, call in kinds.items():
             processes, error = self._try(call, handle)
@@ -291,18 +310,17 @@ class Session:
                 device["err"]["procs"] = error
             for process in processes or []:
                 found.setdefault(process.pid, {"pid": process.pid, "used": process.usedGpuMemory, "kind": kind})
-        if "procs" not in device["err"]:
-            device["v"]["procs"] = [{**entry, **_identity(root, entry["pid"])} for entry in found.values()]
+        return found
 
 
 def _identity(root: str, pid: int) -> dict[str, Any]:
-    """Name a process that NVML shows. In a container its number means nothing here, so it is not seen."""
+    """Name a process that NVML shows. One of another container, or hidden by the kernel, is not visible here."""
     comm = paths.text(root, f"/proc/{pid}/comm")
     try:
         owner: int | None = os.stat(paths.under(root, f"/proc/{pid}")).st_uid
     except OSError:
         owner = None
-    return {"comm": comm, "user": owner, "run": run_of(root, pid) if comm else None, "gone": comm is None}
+    return {"comm": comm, "user": owner, "run": run_of(root, pid) if comm else None, "visible": comm is not None}
 
 
 def _text(value: Any) -> Any:

@@ -41,7 +41,7 @@ def every(field_name: str, code: int = 4) -> dict[str, Any]:
 FAIL, WARN = Status.FAIL, Status.WARN
 PLACE = {"path": "/work", "what": "workdir", "readonly": False, "writable": True, "error": None}
 ROOM = {"total": 100 * GIB, "used": 10 * GIB, "free": 90 * GIB, "inodes": 1000, "inodes_free": 900}
-PROC = {"pid": 4242, "used": 2 * GIB, "kind": "compute", "comm": "python", "user": 1000, "run": None, "gone": False}
+PROC = {"pid": 4242, "used": 2 * GIB, "kind": "compute", "comm": "python", "user": 1000, "run": None, "visible": True}
 PORT = {"device": "mlx5_0", "port": 1, "phys": "LinkUp", "rate": "400 Gb/sec", "gids": 1, "roce_v2": 0}
 RENDEZVOUS = {"address": "10.0.0.1", "port": 29500, "role": "connect", "ok": False, "error": "timeout", "ms": 2000}
 

@@ -1,0 +1,188 @@
+"""What a command wrote on many nodes: collected or shown as it comes, equal outputs folded."""
+
+from __future__ import annotations
+
+import signal as signals
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from clusterctl.errors import AgentError, ClusterctlError, ExitCode, NodeError
+from clusterctl.logs.clean import clean_block, strip_colours
+from clusterctl.render.console import BOLD
+from clusterctl.render.ranks import count, fold_nodes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from concurrent.futures import Future
+
+    from clusterctl.agent.protocol import Data
+    from clusterctl.render.console import Console, Terminal
+
+_SLACK_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """How a command ended on a node. `error` says why it was not carried out, or that it took too long."""
+
+    exit_code: int | None
+    signal: int | None = None
+    stdout: bytes = b""
+    stderr: bytes = b""
+    error: str | None = None
+
+
+class Collector:
+    """Takes what a command writes on one node; with a console it is shown line by line and not kept."""
+
+    def __init__(self, node: str, console: Console | None, guard: threading.Lock) -> None:
+        self.node = node
+        self.first_stream = 0
+        self._console = console
+        self._guard = guard
+        self._buffers = (bytearray(), bytearray())
+
+    def take(self, data: Data) -> None:
+        """Take bytes of stdout (the first stream) or of stderr (the one after it)."""
+        which = data.stream - self.first_stream
+        buffer = self._buffers[which]
+        buffer += data.payload
+        end = buffer.rfind(b"\n") + 1
+        if self._console is not None and end:
+            self._put(which, bytes(buffer[:end]))
+            del buffer[:end]
+
+    def finish(self) -> tuple[bytes, bytes]:
+        """Return what was kept; show what stands behind the last line end."""
+        for which, buffer in enumerate(self._buffers):
+            if self._console is not None and buffer:
+                self._put(which, bytes(buffer))
+                buffer.clear()
+        return bytes(self._buffers[0]), bytes(self._buffers[1])
+
+    def _put(self, which: int, block: bytes) -> None:
+        assert self._console is not None, "only what is shown is put"
+        terminal = self._console.err if which else self._console.out
+        lines = [f"{self.node}: {line}" for line in _clean(block, terminal)]
+        with self._guard:
+            (self._console.narrate if which else self._console.data)(*lines)
+
+
+def collectors(nodes: Iterable[str], console: Console | None) -> dict[str, Collector]:
+    """Return a collector a node; `console` where lines are shown as they come."""
+    guard = threading.Lock()
+    return {node: Collector(node, console, guard) for node in nodes}
+
+
+def wait_for(
+    running: Mapping[str, Future[dict[str, Any]]], found: Mapping[str, Collector], seconds: float | None
+) -> tuple[dict[str, Answer], dict[str, NodeError]]:
+    """Wait for every node; return how it ended there, and which nodes were lost meanwhile."""
+    answers: dict[str, Answer] = {}
+    lost: dict[str, NodeError] = {}
+    for node, future in running.items():
+        try:
+            said = future.result(None if seconds is None else seconds + _SLACK_SECONDS)
+        except TimeoutError:
+            lost[node] = AgentError(node, "it did not end the command in time")
+        except AgentError as error:
+            out, err = found[node].finish()
+            answers[node] = Answer(exit_code=int(ExitCode.FAILED), stdout=out, stderr=err, error=str(error))
+        except NodeError as error:
+            lost[node] = error
+        except ClusterctlError as error:
+            answers[node] = Answer(exit_code=int(ExitCode.REFUSED), error=str(error))
+        else:
+            answers[node] = _answer(said, *found[node].finish(), seconds)
+    return answers, lost
+
+
+def _answer(said: Mapping[str, Any], out: bytes, err: bytes, seconds: float | None) -> Answer:
+    error = f"not done within {seconds:g} s" if said.get("timed_out") and seconds is not None else None
+    return Answer(exit_code=said.get("exit_code"), signal=said.get("signal"), stdout=out, stderr=err, error=error)
+
+
+def exit_code_of(answer: Answer) -> int:
+    """Return the exit code as a shell would give it: 128 + N for a signal, 124 for what took too long."""
+    if answer.error is not None and (answer.signal is not None or answer.exit_code is None):
+        return int(ExitCode.WAIT_TIMED_OUT)
+    return 128 + answer.signal if answer.signal is not None else answer.exit_code or 0
+
+
+# --- for people
+
+
+def _clean(block: bytes, terminal: Terminal) -> list[str]:
+    lines = clean_block(block) if block else []
+    return lines if terminal.colour else [strip_colours(line) for line in lines]
+
+
+def _groups(outputs: Mapping[str, bytes]) -> list[tuple[list[str], bytes]]:
+    """Return nodes with equal output together, in the order of their first nodes; silent ones are left out."""
+    groups: dict[bytes, list[str]] = {}
+    for node, output in outputs.items():
+        if output:
+            groups.setdefault(output, []).append(node)
+    return [(nodes, output) for output, nodes in groups.items()]
+
+
+def _header(nodes: list[str], terminal: Terminal) -> list[str]:
+    title = fold_nodes(nodes) + (f" ({len(nodes)})" if len(nodes) > 1 else "")
+    rule = "-" * 15
+    return [rule, terminal.style(title, BOLD), rule]
+
+
+def folded_output(answers: Mapping[str, Answer], terminal: Terminal) -> list[str]:
+    """Return stdout of all nodes, equal ones once under the names of their nodes."""
+    lines: list[str] = []
+    for nodes, output in _groups({node: a.stdout for node, a in answers.items()}):
+        lines += [*_header(nodes, terminal), *_clean(output, terminal)]
+    return lines
+
+
+def folded_errors(answers: Mapping[str, Answer], terminal: Terminal) -> list[str]:
+    """Return stderr of all nodes, each line behind the names of its nodes."""
+    lines: list[str] = []
+    for nodes, output in _groups({node: a.stderr for node, a in answers.items()}):
+        name = fold_nodes(nodes)
+        lines += [f"{name}: {line}" for line in _clean(output, terminal)]
+    return lines
+
+
+def diff_lines(answers: Mapping[str, Answer], terminal: Terminal) -> list[str]:
+    """Return stdout of most nodes, and how that of the others differs from it."""
+    import difflib
+
+    groups: dict[bytes, list[str]] = {}
+    for node, answer in answers.items():
+        groups.setdefault(answer.stdout, []).append(node)
+    ordered = sorted(groups.items(), key=lambda group: -len(group[1]))
+    if not ordered:
+        return []
+    (base, most), others = ordered[0], ordered[1:]
+    lines = [*_header(most, terminal), *_clean(base, terminal)]
+    for output, nodes in others:
+        names = fold_nodes(most), fold_nodes(nodes)
+        lines += difflib.unified_diff(_clean(base, terminal), _clean(output, terminal), *names, n=1, lineterm="")
+    return lines
+
+
+def end_lines(answers: Mapping[str, Answer]) -> list[str]:
+    """Return a line for each way in which it did not end well, with its nodes."""
+    ends: dict[str, list[str]] = {}
+    for node, answer in answers.items():
+        if answer.error is not None:
+            ends.setdefault(answer.error, []).append(node)
+        elif answer.signal is not None:
+            ends.setdefault(f"ended by {_signal(answer.signal)}", []).append(node)
+        elif answer.exit_code:
+            ends.setdefault(f"exit code {answer.exit_code}", []).append(node)
+    return [f"{fold_nodes(nodes)} ({count(len(nodes), 'node')}): {end}" for end, nodes in ends.items()]
+
+
+def _signal(number: int) -> str:
+    try:
+        return signals.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

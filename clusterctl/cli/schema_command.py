@@ -1,0 +1,28 @@
+"""`clusterctl schema`."""
+
+from __future__ import annotations
+
+import click
+
+from clusterctl.cli import options
+
+
+@click.command("schema")
+@click.option("--output", "-o", metavar="FILE", help="Write it to this file instead.")
+@options.output_options
+def command(output: str | None, color: str, quiet: bool) -> int:
+    """Print the JSON Schema of the cluster file, which lets editors complete and check it."""
+    from clusterctl.config.schema import schema_text
+
+    console = options.console_of(color)
+    if output is None:
+        console.data(schema_text().rstrip("\n"))
+        return 0
+    from clusterctl.cli.local_files import write
+
+    write(output, schema_text())
+    if not quiet:
+        console.narrate(
+            f"wrote {output}", f"editors find it by the first line `# yaml-language-server: $schema={output}`"
+        )
+    return 0

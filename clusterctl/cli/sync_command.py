@@ -1,0 +1,100 @@
+"""`clusterctl sync`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from clusterctl.cli import options
+from clusterctl.errors import RefusedError
+
+if TYPE_CHECKING:
+    from clusterctl.config.spec import ClusterSpec, HostSpec
+    from clusterctl.render.console import Console
+
+
+@click.command("sync")
+@options.cluster_file
+@options.nodes_option
+@click.option("--exclude", metavar="SET", help="Not these nodes.")
+@click.option("--pull", metavar="PATTERN", help="Fetch files of the nodes' code folders instead, e.g. 'ckpt/**'.")
+@click.option("--to", metavar="DIR", help="Where pulled files go, a folder a node; ./pulled by default.")
+@options.output_options
+def command(
+    path: str | None,
+    files: tuple[str, ...],
+    sets: tuple[str, ...],
+    nodes: str | None,
+    exclude: str | None,
+    pull: str | None,
+    to: str | None,
+    color: str,
+    quiet: bool,
+) -> int:
+    """Push the code folder to the nodes as `up` does, or with `--pull` fetch files from them.
+
+    Local nodes use the folder itself, so nothing is pushed to them.
+    """
+    if to is not None and pull is None:
+        raise click.UsageError("`--to` needs `--pull`")
+    console = options.console_of(color)
+    spec = options.load_file(path, files, sets, console=console).spec
+    hosts = options.chosen_hosts(spec, nodes, exclude)
+    if pull is not None:
+        _pull(spec, hosts, pull, Path(to or "pulled"), console, quiet=quiet)
+    else:
+        _push(spec, hosts, console, quiet=quiet)
+    return 0
+
+
+def _push(spec: ClusterSpec, hosts: tuple[HostSpec, ...], console: Console, *, quiet: bool) -> None:
+    from clusterctl.cli.reach import sessions_of
+    from clusterctl.config.spec import TransportKind
+    from clusterctl.render.console import size
+    from clusterctl.run import code
+    from clusterctl.run.launch import workdir_of
+    from clusterctl.run.links import each, raise_first
+    from clusterctl.run.push import push
+    from clusterctl.run.store import runs_root
+
+    if spec.sync is None:
+        raise RefusedError("the file says `sync: none`", hint="set `sync.source`, or leave `sync` out")
+    remote = [h for h in hosts if h.transport is TransportKind.SSH]
+    if not remote:
+        if not quiet:
+            console.narrate(f"nothing to push: local nodes use {spec.sync.source} itself")
+        return
+    store = code.ContentStore(runs_root().parent / "content")
+    manifest = code.collect(spec.sync, store)
+    with sessions_of(spec, remote) as sessions:
+        sent, errors = each(
+            sessions,
+            lambda node, session: push(
+                session, workdir_of(spec, node), manifest, store, run=None, say=lambda _what: None
+            ),
+        )
+    for node, (count, total) in sent.items():
+        if not quiet:
+            console.narrate(f"{node}: {count} of {len(manifest.files)} files sent, {size(total)}")
+    raise_first(errors)
+
+
+def _pull(
+    spec: ClusterSpec, hosts: tuple[HostSpec, ...], pattern: str, to: Path, console: Console, *, quiet: bool
+) -> None:
+    from clusterctl.cli.reach import sessions_of
+    from clusterctl.render.console import size
+    from clusterctl.run.launch import workdir_of
+    from clusterctl.run.links import each, raise_first
+    from clusterctl.run.pull import pull
+
+    with sessions_of(spec, hosts) as sessions:
+        got, errors = each(sessions, lambda node, session: pull(session, workdir_of(spec, node), pattern, to / node))
+    for node, (files, total) in got.items():
+        console.data(*[str(to / node / name) for name in files])
+        if not quiet:
+            what = f"{len(files)} files, {size(total)}" if files else f"nothing matches `{pattern}`"
+            console.narrate(f"{node}: {what}")
+    raise_first(errors)

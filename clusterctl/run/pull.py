@@ -1,0 +1,87 @@
+"""Files of one node's workdir to the head."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from clusterctl.agent.protocol import Command
+from clusterctl.errors import AgentError, RefusedError
+
+if TYPE_CHECKING:
+    from clusterctl.agent.protocol import Data
+    from clusterctl.session import Session
+
+# Only a bound: a node that goes silent ends the session long before.
+_FETCH_SECONDS = 24 * 3600.0
+
+
+def pull(session: Session, workdir: str, pattern: str, target: Path) -> tuple[list[str], int]:
+    """Fetch the files of a node that match; return their names, relative to `target`, and their bytes in all.
+
+    Files that are there already are replaced, each at once and whole.
+
+    Args:
+        session: With the node.
+        workdir: On the node; the pattern begins there.
+        pattern: Such as `ckpt/**`.
+        target: Folder on the head; made if there is anything to put into it.
+
+    Raises:
+        RefusedError: The head cannot write them.
+        NodeError: The node could not send them, or named a file outside its folder.
+    """
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=target.parent) as spool:
+            files = _fetch(session, workdir, pattern, spool)
+            spool.seek(0)
+            for name, size, mode in files:
+                _place(_inside(session.node, target, name), spool, size, mode)
+    except OSError as error:
+        raise RefusedError(f"{target} cannot be written: {error.strerror or error}") from error
+    return [name for name, _, _ in files], sum(size for _, size, _ in files)
+
+
+def _fetch(session: Session, workdir: str, pattern: str, spool: BinaryIO) -> list[tuple[str, int, int]]:
+    failed: list[OSError] = []
+
+    def take(data: Data) -> None:
+        # Runs on the session's reading thread, which an error of ours must not end.
+        if not failed:
+            try:
+                spool.seek(data.offset)
+                spool.write(data.payload)
+            except OSError as error:
+                failed.append(error)
+
+    stream = session.new_stream(take)
+    asked: dict[str, Any] = {"workdir": workdir, "pattern": pattern, "stream": stream}
+    answer = session.call(Command.FETCH, asked, timeout=_FETCH_SECONDS)
+    if failed:
+        raise failed[0]
+    return [(str(name), int(size), int(mode)) for name, size, mode in answer["files"]]
+
+
+def _inside(node: str, target: Path, name: str) -> Path:
+    parts = PurePosixPath(name).parts
+    if not parts or ".." in parts or PurePosixPath(name).is_absolute():
+        raise AgentError(node, f"it names a file outside its folder: {name!r}")
+    path = target.joinpath(*parts)
+    if not path.parent.resolve().is_relative_to(target.resolve()):
+        raise RefusedError(f"{path.parent} leads out of {target}", hint="remove the symbolic link")
+    return path
+
+
+def _place(path: Path, spool: BinaryIO, size: int, mode: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".pull-", delete=False) as file:
+        left = size
+        while left and (chunk := spool.read(min(left, 1024 * 1024))):
+            file.write(chunk)
+            left -= len(chunk)
+    temporary = Path(file.name)
+    temporary.chmod(mode & 0o777)
+    shutil.move(temporary, path)

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import base64
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from clusterctl.transport.auth import ENCRYPTED, AgentIdentity, Offer, Tried, blob_type, failure, offers, public_blob
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> list[str]:
+    """Three private keys, the public half beside the first and third, a certificate beside the third."""
+    paths = [tmp_path / name for name in ("a", "b", "c")]
+    for number, path in enumerate(paths):
+        path.write_text("private")
+        if number != 1:
+            Path(f"{path}.pub").write_text(f"ssh-ed25519 {base64.b64encode(b'blob%d' % number).decode()} x\n")
+    Path(f"{paths[2]}-cert.pub").write_text("certificate")
+    return [str(path) for path in paths]
+
+
+HELD = AgentIdentity("ssh-ed25519", b"blob0", "first")
+FOREIGN = AgentIdentity("ssh-rsa", b"foreign", "")
+
+
+def test_offers_come_in_the_order_of_openssh(keys: list[str]) -> None:
+    a, b, c = keys
+    assert offers([a, b, c, "/missing"], [], [FOREIGN, HELD], identities_only=False) == [
+        Offer(path=c, certificate=f"{c}-cert.pub"),
+        Offer(path=a, identity=HELD),
+        Offer(identity=FOREIGN),
+        Offer(path=b),
+        Offer(path=c),
+    ]
+
+
+def test_identities_only_leaves_out_what_no_file_stands_for(keys: list[str]) -> None:
+    assert Offer(identity=FOREIGN) not in offers(keys, [], [FOREIGN, HELD], identities_only=True)
+
+
+def test_files_come_first_where_the_agent_may_go_away(keys: list[str]) -> None:
+    a, b, c = keys
+    found = offers([a, b, c], [], [HELD], identities_only=False, files_first=True)
+    assert found[1:] == [Offer(path=a), Offer(path=b), Offer(path=c), Offer(path=a, identity=HELD)]
+
+
+def test_an_encrypted_key_alone_still_tells_its_public_half(tmp_path: Path) -> None:
+    path = tmp_path / "key"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "secret", "-f", path], check=True)
+    public = base64.b64decode(Path(f"{path}.pub").read_text().split()[1])
+    Path(f"{path}.pub").unlink()
+    assert public_blob(str(path)) == public
+    assert blob_type(public) == "ssh-ed25519"
+
+
+@pytest.mark.parametrize(
+    ("tried", "message", "hint"),
+    [
+        (Tried("u", wants_more=("keyboard-interactive",)), "also asks for keyboard-interactive", "AuthenticationMet"),
+        (Tried("u", refused=["k"], methods=("password",)), "no login by key, only by password", "PubkeyAuthenticat"),
+        (Tried("u", unusable={"/k": ENCRYPTED}), "/k is protected by a passphrase", "run `ssh-add /k`"),
+        (Tried("u", refused=["k"], closed=True), "hung up after 1 keys", "identity_file"),
+        (Tried("u", refused=["k"], sha1_only=True), "too old to accept RSA", "ed25519"),
+        (Tried("u", refused=["k", "l"]), r"no key was accepted for user `u` \(offered: k, l\)", "ssh-copy-id u@n"),
+        (Tried("u", unusable={"/k": "cannot be read: x"}), "/k cannot be read: x", "identity_file"),
+        (Tried("u"), "there is no key to log in with", "ssh-keygen"),
+    ],
+)
+def test_a_failed_login_is_one_line_with_a_remedy(tried: Tried, message: str, hint: str) -> None:
+    error = failure("n", tried)
+    with pytest.raises(type(error), match=message):
+        raise error
+    assert error.hint is not None
+    assert hint in error.hint
+    assert "\n" not in str(error) + error.hint

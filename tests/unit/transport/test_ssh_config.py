@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import os
+import pwd
+
+import pytest
+
+from clusterctl.errors import ConnectError
+from clusterctl.transport.ssh_config import Destination, SshOptions, arguments, parse, parse_hop, resolve
+
+HOME = pwd.getpwuid(os.getuid()).pw_dir
+
+# Printed by `ssh -G` of OpenSSH 9.2 (shortened).
+PRINTED = """\
+host gpu1
+user bob
+hostname 10.0.0.1
+port 2222
+hashknownhosts yes
+identitiesonly yes
+stricthostkeychecking false
+hostkeyalias cluster
+proxycommand nc -X 5 %h %p # %r %%
+identityfile ~/.ssh/%h_key
+identityfile /keys/two
+certificatefile ~/two-cert.pub
+globalknownhostsfile /etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2
+userknownhostsfile /home/bob/.ssh/known_hosts /home/bob/.ssh/known_hosts2
+identityagent /run/agent.%u
+connecttimeout none
+"""
+
+
+def test_every_option_of_use_is_read() -> None:
+    user = pwd.getpwuid(os.getuid()).pw_name
+    assert parse(PRINTED, Destination(host="gpu1")) == SshOptions(
+        hostname="10.0.0.1",
+        port=2222,
+        user="bob",
+        identity_files=(f"{HOME}/.ssh/10.0.0.1_key", "/keys/two"),
+        certificate_files=(f"{HOME}/two-cert.pub",),
+        identities_only=True,
+        identity_agent=f"/run/agent.{user}",
+        proxy_command="nc -X 5 10.0.0.1 2222 # bob %",
+        host_key_alias="cluster",
+        user_known_hosts=("/home/bob/.ssh/known_hosts", "/home/bob/.ssh/known_hosts2"),
+        global_known_hosts=("/etc/ssh/ssh_known_hosts", "/etc/ssh/ssh_known_hosts2"),
+        strict_host_keys="false",
+        hash_known_hosts=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        pytest.param({"port": 22}, "h", id="plain"),
+        pytest.param({"port": 2222}, "[h]:2222", id="port"),
+        pytest.param({"port": 2222, "host_key_alias": "a"}, "a", id="alias-hides-the-port"),
+    ],
+)
+def test_a_key_is_filed_as_openssh_files_it(options: dict[str, object], name: str) -> None:
+    assert SshOptions(hostname="h", user="u", **options).known_name == name  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("text", "hop"),
+    [
+        ("gate", Destination(host="gate")),
+        ("bob@gate:2222", Destination(host="gate", user="bob", port=2222)),
+        ("ssh://bob@gate:22/", Destination(host="gate", user="bob", port=22)),
+        ("bob@corp@gate", Destination(host="gate", user="bob@corp")),
+        ("[fe80::1]:22", Destination(host="fe80::1", port=22)),
+        ("fe80::1", Destination(host="fe80::1")),
+    ],
+)
+def test_a_hop_is_read_in_all_its_spellings(text: str, hop: Destination) -> None:
+    assert parse_hop(text) == hop
+
+
+def test_hops_are_in_the_order_of_the_config() -> None:
+    assert parse("hostname h\nproxyjump a@b:33, c", Destination(host="h")).proxy_jump == ("a@b:33", "c")
+
+
+def test_the_cluster_file_overrides_the_config_through_ssh_itself() -> None:
+    wanted = Destination(host="h", address="1.2.3.4", user="u", port=23, identity_file="/k", proxy_jump="j")
+    assert arguments(wanted, "/f") == [
+        *("-G", "-F", "/f", "-o", "HostName=1.2.3.4", "-l", "u", "-p", "23", "-i", "/k", "-J", "j", "--", "h")
+    ]
+
+
+def test_a_host_that_looks_like_an_option_is_refused() -> None:
+    with pytest.raises(ConnectError, match="`-oProxyCommand=x` is not a host name"):
+        resolve("n", Destination(host="-oProxyCommand=x"))
+
+
+def test_a_config_that_ssh_cannot_read_is_quoted(tmp_path: object) -> None:
+    path = f"{tmp_path}/config"
+    with open(path, "w") as file:
+        file.write("NoSuchOption yes\n")
+    with pytest.raises(ConnectError, match="ssh cannot read its configuration"):
+        resolve("n", Destination(host="h"), config_file=path)
+
+
+def test_without_an_ssh_program_the_usual_defaults_hold(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
+    from clusterctl.transport import ssh_config
+
+    monkeypatch.setenv("PATH", str(tmp_path))
+    ssh_config._program.cache_clear()
+    try:
+        options = resolve("n", Destination(host="h", user="u", proxy_jump="j"))
+    finally:
+        ssh_config._program.cache_clear()
+    assert (options.hostname, options.port, options.user, options.proxy_jump) == ("h", 22, "u", ("j",))
+    assert f"{HOME}/.ssh/id_ed25519" in options.identity_files
+    assert options.user_known_hosts[0] == f"{HOME}/.ssh/known_hosts"
