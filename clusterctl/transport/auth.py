@@ -6,7 +6,6 @@ The ssh-agent protocol is draft-ietf-sshm-ssh-agent: a length, a type, and strin
 from __future__ import annotations
 
 import base64
-import binascii
 import socket
 import struct
 import threading
@@ -241,7 +240,7 @@ def public_blob(path: str) -> bytes | None:
     try:
         fields = Path(path if path.endswith(".pub") else f"{path}.pub").read_text("utf-8", "replace").split()
         return base64.b64decode(fields[1], validate=True)
-    except (OSError, IndexError, binascii.Error):
+    except (OSError, IndexError, ValueError):
         return _embedded_blob(path)
 
 

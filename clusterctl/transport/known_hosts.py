@@ -7,7 +7,6 @@ name hidden by HMAC-SHA1 with its salt), the type of the key, and the key in bas
 from __future__ import annotations
 
 import base64
-import binascii
 import fcntl
 import fnmatch
 import hashlib
@@ -85,7 +84,7 @@ def parse(text: str, path: str = "") -> list[Entry]:
             continue
         try:
             blob = base64.b64decode(fields[2], validate=True)
-        except binascii.Error:
+        except ValueError:
             continue
         entries.append(Entry(path, number, marker, tuple(fields[0].split(",")), HostKey(fields[1], blob)))
     return entries
@@ -150,7 +149,7 @@ def append(path: str, name: str, key: HostKey, *, hashed: bool = False) -> None:
 
 def hide(name: str, salt: bytes) -> str:
     """Return `name` hidden as `HashKnownHosts` does."""
-    digest = hmac.new(salt, name.encode(), hashlib.sha1).digest()
+    digest = hmac.new(salt, name.encode("utf-8", "surrogateescape"), hashlib.sha1).digest()
     return f"|1|{base64.b64encode(salt).decode()}|{base64.b64encode(digest).decode()}"
 
 
@@ -160,9 +159,9 @@ def _hidden_matches(hidden: str, name: str) -> bool:
         return False
     try:
         salt = base64.b64decode(parts[2], validate=True)
-    except binascii.Error:
+    except ValueError:
         return False
-    return hmac.compare_digest(hide(name, salt), hidden)
+    return hide(name, salt) == hidden
 
 
 def _pattern_matches(pattern: str, name: str) -> bool:

@@ -8,9 +8,8 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -18,11 +17,15 @@ from clusterctl.agent.protocol import Command, encode_message, request
 from clusterctl.config.spec import HostSpec, TransportKind
 from clusterctl.errors import AgentError
 from clusterctl.sessions import Transports, open_session, open_sessions
-from clusterctl.transport.base import Channel
 from clusterctl.transport.bootstrap import Preamble, script, start_agent
-from clusterctl.transport.bundle import Bundle
 from clusterctl.transport.local import LocalTransport
 from tests.contract_sessions import DEADLINE, Open, Reach, SessionContract, standin_bundle
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from clusterctl.transport.base import Channel
+    from clusterctl.transport.bundle import Bundle
 
 HOST = HostSpec(name="here", host="here", transport=TransportKind.LOCAL)
 
@@ -133,7 +136,7 @@ def test_a_shell_that_is_none_is_quoted(shell: Callable[..., Channel]) -> None:
 def test_a_shell_that_talks_without_end_is_given_up(shell: Callable[..., Channel]) -> None:
     channel = shell()
     channel.send(b"while :; do echo advertisement; done\n", timeout=DEADLINE)
-    with pytest.raises(AgentError, match="more than 64 KiB came before our answer; it said: .*advertisement"):
+    with pytest.raises(AgentError, match=r"more than 64 KiB came before our answer; it said: .*advertisement"):
         start(channel)
 
 

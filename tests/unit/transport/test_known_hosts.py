@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import base64
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -17,6 +17,9 @@ from clusterctl.transport.known_hosts import (
     parse,
     preferred_algorithms,
 )
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 ED = HostKey("ssh-ed25519", b"\0\0\0\x0bssh-ed25519 one")
 OTHER = HostKey("ssh-ed25519", b"\0\0\0\x0bssh-ed25519 two")
@@ -65,7 +68,7 @@ def test_a_verdict_names_the_line_that_led_to_it() -> None:
 
 def test_a_hidden_name_of_openssh_is_found() -> None:
     # Made by `ssh-keygen -H` of OpenSSH 9.2 from a line for `lab.example`.
-    hidden = "|1|AAECAwQFBgcICQoLDA0ODxAREhM=|" + hide("lab.example", bytes(range(20))).rpartition("|")[2]
+    hidden = "|1|eBNFHoFRyTOeVxkeYY1Ook+Jx5I=|Q8UL94tkZEwxw2KlaTVKHJt9GBY="
     assert parse(f"{hidden} ssh-ed25519 AAAA\n")[0].matches("lab.example")
 
 
