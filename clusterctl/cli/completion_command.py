@@ -17,7 +17,7 @@ _WHERE = {
 @click.argument("shell", type=click.Choice(list(_WHERE)))
 @options.output_options
 def command(shell: str, color: str, quiet: bool) -> int:
-    """Print the completion script of a shell.
+    r"""Print the completion script of a shell.
 
     \b
     eval "$(clusterctl completion bash)"      in ~/.bashrc

@@ -75,9 +75,9 @@ def _push(spec: ClusterSpec, hosts: tuple[HostSpec, ...], console: Console, *, q
                 session, workdir_of(spec, node), manifest, store, run=None, say=lambda _what: None
             ),
         )
-    for node, (count, total) in sent.items():
+    for node, (number, total) in sent.items():
         if not quiet:
-            console.narrate(f"{node}: {count} of {len(manifest.files)} files sent, {size(total)}")
+            console.narrate(f"{node}: {number} of {len(manifest.files)} files sent, {size(total)}")
     raise_first(errors)
 
 
@@ -86,6 +86,7 @@ def _pull(
 ) -> None:
     from clusterctl.cli.reach import sessions_of
     from clusterctl.render.console import size
+    from clusterctl.render.ranks import count
     from clusterctl.run.launch import workdir_of
     from clusterctl.run.links import each, raise_first
     from clusterctl.run.pull import pull
@@ -95,6 +96,6 @@ def _pull(
     for node, (files, total) in got.items():
         console.data(*[str(to / node / name) for name in files])
         if not quiet:
-            what = f"{len(files)} files, {size(total)}" if files else f"nothing matches `{pattern}`"
+            what = f"{count(len(files), 'file')}, {size(total)}" if files else f"nothing matches `{pattern}`"
             console.narrate(f"{node}: {what}")
     raise_first(errors)

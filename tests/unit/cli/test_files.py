@@ -1,0 +1,143 @@
+"""Commands that only read and write files of this machine."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+from click.testing import CliRunner, Result
+
+from clusterctl.cli.main import cli
+from clusterctl.errors import ConfigError, NotFoundError, RefusedError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CLUSTER = """\
+version: 1
+name: demo
+hosts:
+  gpu[01-02]: 2
+secrets:
+  TOKEN: {env: HOME}
+job:
+  script: train.py
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "cluster.yaml").write_text(CLUSTER)
+    return tmp_path
+
+
+def call(*arguments: str, stdin: str | None = None) -> Result:
+    return CliRunner().invoke(cli, arguments, input=stdin, standalone_mode=False)
+
+
+def data(*arguments: str) -> str:
+    result = call(*arguments)
+    assert result.exception is None, result.exception
+    return result.stdout
+
+
+def test_config_prints_a_file_that_says_the_same_again(folder: Path) -> None:
+    first = data("config")
+    (folder / "again.yaml").write_text(first.replace("TOKEN: '***'", "TOKEN: {env: HOME}"))
+    assert data("config", "again.yaml") == first
+
+
+def test_config_json_is_the_same_document(folder: Path) -> None:
+    assert json.loads(data("config", "--json"))["name"] == "demo"
+
+
+def test_config_shows_no_secret(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/very-secret")
+    assert "very-secret" not in data("config", "--env", "0")
+
+
+def test_config_quiet_prints_nothing(folder: Path) -> None:
+    assert data("config", "-q") == ""
+
+
+def test_config_refuses_a_file_with_a_mistake(folder: Path) -> None:
+    assert isinstance(call("config", "--set", "job.grace=soon").exception, ConfigError)
+
+
+def test_config_ranks_are_contiguous_in_the_order_of_hosts(folder: Path) -> None:
+    assert [node["ranks"] for node in json.loads(data("config", "--ranks", "--json"))] == [[0, 1], [2, 3]]
+
+
+def test_config_ranks_refuses_to_guess_what_only_nodes_know(folder: Path) -> None:
+    result = call("config", "--ranks", "--set", "hosts=gpu01")
+    assert isinstance(result.exception, RefusedError)
+    assert "gpu01" in str(result.exception)
+
+
+def test_config_env_is_that_of_the_rank(folder: Path) -> None:
+    assert json.loads(data("config", "--env", "3", "--json"))["LOCAL_RANK"] == "1"
+
+
+def test_config_env_of_a_rank_that_is_not_there_names_those_that_are(folder: Path) -> None:
+    error = call("config", "--env", "4").exception
+    assert isinstance(error, NotFoundError)
+    assert error.hint == "there are: 0, 1, 2, 3"
+
+
+def test_config_origin_names_the_line(folder: Path) -> None:
+    assert json.loads(data("config", "--origin", "--json"))["name"].startswith("cluster.yaml:2:")
+
+
+def test_schema_is_written_to_a_file(folder: Path) -> None:
+    data("schema", "-o", "s.json")
+    assert json.loads((folder / "s.json").read_text()) == json.loads(data("schema"))
+
+
+def test_init_does_not_overwrite(folder: Path) -> None:
+    assert isinstance(call("init").exception, RefusedError)
+    assert (folder / "cluster.yaml").read_text() == CLUSTER
+
+
+def test_init_overwrites_by_force(folder: Path) -> None:
+    data("init", "--force")
+    assert (folder / "cluster.yaml").read_text() != CLUSTER
+
+
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [
+        pytest.param("n1 slots=2\nn2 slots=2\n", (), id="hostfile by its content"),
+        pytest.param("Host n1 n2\n  User me\n", (), id="ssh_config by its content"),
+        pytest.param("n[1-2]\n", (), id="node list by its content"),
+        pytest.param("n1,n2\n", ("--slurm",), id="node list by option"),
+        pytest.param("n1\nn2\n", ("--hostfile",), id="hostfile by option"),
+    ],
+)
+def test_init_takes_machines_from_stdin(folder: Path, text: str, options: tuple[str, ...]) -> None:
+    result = call("init", "new.yaml", "--from", "-", *options, stdin=text)
+    assert result.exception is None
+    assert [h["host"] for h in json.loads(data("config", "new.yaml", "--json"))["hosts"]] == ["n1", "n2"]
+
+
+def test_every_listed_template_can_be_copied_and_checked(folder: Path) -> None:
+    listed = json.loads(data("templates", "--json"))
+    assert listed
+    for template in listed:
+        data("init", "--template", template["name"], template["name"])
+        data("config", "-q", f"{template['name']}/cluster.yaml")
+        assert template["summary"]
+
+
+def test_init_with_a_template_overwrites_nothing(folder: Path) -> None:
+    name = data("templates", "-q").split()[0]
+    assert isinstance(call("init", "--template", name).exception, RefusedError)
+    assert not (folder / "README.md").exists()
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_asks_this_program(shell: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # click runs bash to learn its version, and says so on stderr where it is too old.
+    assert "_CLUSTERCTL_COMPLETE" in data("completion", shell)
