@@ -99,15 +99,13 @@ def _end(run: RunDir, console: Console, *, kill: bool, quiet: bool) -> RunState:
 def _say(run: RunDir, state: RunState, console: Console) -> None:
     from clusterctl.render.ranks import count
 
-    workers = len(state.workers)
     if any(r.get("why") == "node lost" for r in state.remaining):
         console.narrate(f"{run.run}: {state.phase.value}; what ran on lost nodes could not be ended")
     elif state.remaining:
         console.narrate(f"{run.run}: {state.phase.value}, but not everything could be ended")
     else:
-        console.narrate(
-            f"{run.run}: {state.phase.value}; nothing is left of its {workers} workers on {len(state.nodes)} nodes"
-        )
+        where = f"{count(len(state.workers), 'worker')} on {count(len(state.nodes), 'node')}"
+        console.narrate(f"{run.run}: {state.phase.value}; nothing is left of its {where}")
 
 
 def _ask_or_adopt(run: RunDir, *, kill: bool) -> None:

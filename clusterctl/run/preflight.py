@@ -15,7 +15,7 @@ from clusterctl.run.links import each
 from clusterctl.run.store import write_atomically
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from clusterctl.config.spec import ClusterSpec
     from clusterctl.health.model import Finding
@@ -94,11 +94,13 @@ def _unprobed(error: ClusterctlError) -> dict[str, Any]:
     return {"unreachable": str(error)}
 
 
-def judge_all(spec: ClusterSpec, facts: Mapping[str, dict[str, Any]]) -> list[Finding]:
+def judge_all(
+    spec: ClusterSpec, facts: Mapping[str, dict[str, Any]], checks: Sequence[str] | None = None
+) -> list[Finding]:
     """Return all findings: each node by itself, then the nodes against each other."""
     context = Context.from_spec(spec)
-    single = [f for node, known in facts.items() for f in judge_node(node, known, context)]
-    return single + judge_cluster(facts, context)
+    single = [f for node, known in facts.items() for f in judge_node(node, known, context, checks)]
+    return single + judge_cluster(facts, context, checks)
 
 
 def _summary(findings: list[Finding]) -> str:

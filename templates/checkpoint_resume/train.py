@@ -88,12 +88,16 @@ def evaluate(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> tu
     return nn.functional.cross_entropy(logits, labels).item(), (logits.argmax(-1) == labels).float().mean().item()
 
 
+def is_writer(args: argparse.Namespace) -> bool:
+    """Tell whether this process tidies the directory: one per directory, that is per run or per node."""
+    return (int(os.environ.get("LOCAL_RANK", "0")) if args.per_node else dist.get_rank()) == 0
+
+
 def save(step: int, loss: float, model: nn.Module, optimizer: torch.optim.Optimizer, args: argparse.Namespace) -> None:
     """Write a checkpoint beside its place, then rename it into place: whoever sees the name sees a whole one."""
     final = args.directory / f"step-{step:08d}"
     partial = args.directory / f".{final.name}.partial"
-    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    writes = (local_rank if args.per_node else dist.get_rank()) == 0
+    writes = is_writer(args)
     if writes:
         shutil.rmtree(partial, ignore_errors=True)  # left by an attempt that died while it saved
         partial.mkdir(parents=True)
@@ -113,6 +117,17 @@ def save(step: int, loss: float, model: nn.Module, optimizer: torch.optim.Optimi
         partial.rename(final)
         flush(args.directory)
         prune(args.directory, args.keep)
+    dist.barrier()
+
+
+def set_aside(directory: Path, writes: bool) -> None:
+    """Move checkpoints of an earlier run away: a restart of this run must not find them."""
+    if writes and any(directory.glob("step-*")):
+        number = 1
+        while (aside := directory.with_name(f"{directory.name}.{number}")).exists():
+            number += 1
+        directory.rename(aside)
+        print(f"checkpoints of an earlier run moved to {aside}")
     dist.barrier()
 
 
@@ -206,6 +221,8 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), args.learning_rate)
 
     resume = args.resume or os.environ.get("CLUSTERCTL_RESUME_FROM")
+    if not resume:
+        set_aside(args.directory, is_writer(args))
     done = load(Path(resume), model, optimizer, args) if resume else 0
     say(f"resumed from {resume} at step {done}" if resume else "started anew")
     first_loss, _ = evaluate(model, test_images, test_labels)

@@ -16,6 +16,7 @@ from clusterctl.agent.facts.children import AbsentError
 from clusterctl.agent.facts.procs import run_of
 
 LIBRARY = "libnvidia-ml.so.1"
+LIBRARY_NOT_FOUND = 12
 HW_SLOWDOWN = 0x8 | 0x40 | 0x80
 """Clock event bits of a slowdown by hardware: any, thermal, power brake."""
 
@@ -40,27 +41,31 @@ def collect(root: str, wanted: bool) -> dict[str, Any]:
     """
     if not wanted:
         raise AbsentError("no GPU is declared")
-    library = _open(root)
-    if library is not None:
-        return library
+    if not _library_is_there():
+        return {"init_error": LIBRARY_NOT_FOUND, "devices": []}
     session = Session()
     if session.init_error is not None:
         return {"init_error": session.init_error, "devices": []}
     return {**session.system(), "devices": session.devices(root), "p2p": session.p2p()}
 
 
-def _open(root: str) -> dict[str, Any] | None:
-    """Return the answer for a node without the library: the bindings need not be loaded to know that."""
+def open_session() -> Session | str:
+    """Return NVML, open; or, where there is none to open, why."""
+    if not _library_is_there():
+        return "there is no NVIDIA driver library"
+    try:
+        return Session()
+    except AbsentError as error:
+        return str(error)
+
+
+def _library_is_there() -> bool:
+    """Tell whether the driver's library loads: to know that, the costly bindings need not be loaded."""
     try:
         ctypes.CDLL(LIBRARY)
     except OSError:
-        return {
-            "init_error": 12,
-            "devices": [],
-            "library": None,
-            "nodes": bool(paths.text(root, "/sys/module/nvidia/version")),
-        }
-    return None
+        return False
+    return True
 
 
 class Session:

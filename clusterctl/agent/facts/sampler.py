@@ -1,0 +1,254 @@
+"""What GPUs and machine do while a run goes on: one line of JSON every few seconds, whatever the driver does.
+
+The driver is asked in a child that keeps NVML open between passes. Where it hangs, the lines go on and say for how long
+it has been stuck; no second child is sent after it, for that one would only hang too.
+
+A sample:
+
+    {"time": wall clock, "ms": what the pass took, "status": "ok" | "stuck" | "error" | "absent", "reason": text or null,
+     "stuck_s": seconds, only where stuck, with "state" and "wchan" of the child,
+     "cpu": percent or null, "mem": percent, "mem_used": bytes, "mem_total": bytes, "load1": number,
+     "disk": [{"path", "free", "total"}],
+     "gpus": [{"gpu", "uuid", "util", "mem_used", "mem_total", "temp_c", "mem_temp_c", "power_w", "sm_clock", "throttle",
+               "ecc_unc", "remap_pending", "remap_failure", "recovery_action", "error"}]}
+
+A value that could not be read is null; "error" is NVML's code where the GPU itself is in trouble (lost, reset required).
+While the driver is stuck, "gpus" is empty: an old value would look like a new one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import sys
+import time
+from typing import Any
+
+from clusterctl.agent.facts import children, paths
+
+INTERVAL = 15.0
+PASS_DEADLINE = 5.0
+"""Seconds that one pass over all GPUs may take before it counts as stuck."""
+
+_TROUBLE = (15, 16, 28, 8, 999)
+_RESTART_SECONDS = 60.0
+
+
+def sample(session: Any = None) -> dict[str, Any]:
+    """Return one sample, asking the driver in this very process: call it from a child that may be lost.
+
+    Args:
+        session: An open `nvml.Session`; `None` opens one for this sample alone.
+    """
+    began = time.monotonic()
+    reading = _Machine().read()
+    reading.update(_gpus(session))
+    return {"time": time.time(), **reading, "ms": round((time.monotonic() - began) * 1000, 1)}
+
+
+def main(arguments: list[str]) -> int:
+    """Print samples until stdout is closed. `arguments`: [seconds between samples]."""
+    interval = float(arguments[0]) if arguments else INTERVAL
+    machine, driver = _Machine(), _Driver()
+    parent = os.getppid()
+    following = time.monotonic()
+    try:
+        while os.getppid() == parent:
+            began = time.monotonic()
+            deadline = began + min(PASS_DEADLINE, max(0.2, interval * 0.8))
+            values = {"time": time.time(), **machine.read(), **driver.ask(deadline)}
+            values["ms"] = round((time.monotonic() - began) * 1000, 1)
+            sys.stdout.write(json.dumps(values) + "\n")
+            sys.stdout.flush()
+            # Passes keep their places in time; those that a late one has run over are left out.
+            following += interval * (1 + max(0, int((time.monotonic() - following) // interval)))
+            time.sleep(max(0.0, following - time.monotonic()))
+    except (BrokenPipeError, KeyboardInterrupt):
+        # Nothing more can be flushed, and the interpreter would try again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    finally:
+        driver.close()
+    return 0
+
+
+class _Machine:
+    """CPU, memory and disks; CPU is what was used since the reading before."""
+
+    def __init__(self) -> None:
+        self._before: tuple[float, float] | None = None
+
+    def read(self) -> dict[str, Any]:
+        sizes = {}
+        for line in (paths.text("/", "/proc/meminfo") or "").splitlines()[:3]:
+            name, _, value = line.partition(":")
+            sizes[name] = int(value.split()[0]) * 1024
+        total, available = sizes.get("MemTotal", 0), sizes.get("MemAvailable", 0)
+        load = (paths.text("/", "/proc/loadavg") or "").split()
+        return {
+            "cpu": self._cpu(),
+            "mem": round(100 * (1 - available / total), 1) if total else None,
+            "mem_used": total - available,
+            "mem_total": total,
+            "load1": float(load[0]) if load else None,
+            "disk": _disks(),
+        }
+
+    def _cpu(self) -> float | None:
+        words = (paths.text("/", "/proc/stat") or "").split("\n", 1)[0].split()[1:9]
+        if len(words) < 5:
+            return None
+        ticks = [float(word) for word in words]
+        now = (sum(ticks), ticks[3] + ticks[4])
+        before, self._before = self._before, now
+        if before is None or now[0] <= before[0]:
+            return None
+        return round(100 * (1 - (now[1] - before[1]) / (now[0] - before[0])), 1)
+
+
+def _disks() -> list[dict[str, Any]]:
+    """Measure local places only: a hung mount must not hang the sampler."""
+    found = []
+    for path in ("/", "/tmp", "/dev/shm"):  # noqa: S108, RUF100
+        try:
+            told = os.statvfs(path)
+        except OSError:
+            continue
+        entry = {"path": path, "free": told.f_bavail * told.f_frsize, "total": told.f_blocks * told.f_frsize}
+        if entry["total"] and (entry["free"], entry["total"]) not in [(e["free"], e["total"]) for e in found]:
+            found.append(entry)
+    return found
+
+
+class _Driver:
+    """The child that asks the driver, and what is known of it."""
+
+    def __init__(self) -> None:
+        self._pid: int | None = None
+        self._requests = self._answers = -1
+        self._asked: float | None = None
+        self._buffer = b""
+        self._not_before = 0.0
+
+    def ask(self, deadline: float) -> dict[str, Any]:
+        """Return the GPU half of a sample; no later than `deadline` (monotonic)."""
+        if self._pid is None:
+            if time.monotonic() < self._not_before:
+                return _without("error", "the child that asks the driver ended; it is started again later")
+            self._start()
+        if self._asked is None:
+            self._asked = time.monotonic()
+            try:
+                os.write(self._requests, b"\n")
+            except OSError:
+                return self._ended()
+        return self._answer(deadline)
+
+    def close(self) -> None:
+        """Kill the child and do not wait for it: it may be beyond reach."""
+        if self._pid is not None:
+            os.close(self._requests)
+            os.close(self._answers)
+            os.kill(self._pid, signal.SIGKILL)
+            self._pid = None
+
+    def _start(self) -> None:
+        requests, answers = os.pipe(), os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.close(requests[1])
+            os.close(answers[0])
+            _serve(requests[0], answers[1])
+        os.close(requests[0])
+        os.close(answers[1])
+        self._pid, self._requests, self._answers = pid, requests[1], answers[0]
+        self._asked, self._buffer = None, b""
+
+    def _answer(self, deadline: float) -> dict[str, Any]:
+        while b"\n" not in self._buffer:
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select([self._answers], [], [], left)[0]:
+                return self._stuck()
+            chunk = os.read(self._answers, 1 << 16)
+            if not chunk:
+                return self._ended()
+            self._buffer += chunk
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        # An answer to an earlier, stuck request is dropped by nobody: it is the newest that there is.
+        self._asked = None
+        told: dict[str, Any] = json.loads(line)
+        return told
+
+    def _stuck(self) -> dict[str, Any]:
+        assert self._pid is not None
+        assert self._asked is not None
+        waited = round(time.monotonic() - self._asked, 1)
+        state, wchan = children.where(self._pid)
+        told = _without("stuck", f"the driver has not answered for {waited:.0f} s")
+        return {**told, "stuck_s": waited, "state": state, "wchan": wchan}
+
+    def _ended(self) -> dict[str, Any]:
+        assert self._pid is not None
+        os.close(self._requests)
+        os.close(self._answers)
+        status = os.waitpid(self._pid, 0)[1]
+        self._pid = None
+        self._not_before = time.monotonic() + _RESTART_SECONDS
+        how = f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"exit status {status >> 8}"
+        return _without("error", f"the child that asks the driver ended with {how}")
+
+
+def _serve(requests: int, answers: int) -> None:
+    """Run in the fork: one line of answer for each byte asked; never returns."""
+    try:
+        null = os.open(os.devnull, os.O_RDWR)
+        for stream in (0, 1, 2):
+            os.dup2(null, stream)
+        from clusterctl.agent.facts import nvml
+
+        session = nvml.open_session()
+        while os.read(requests, 1):
+            line = json.dumps(_gpus(session)).encode() + b"\n"
+            while line:
+                line = line[os.write(answers, line) :]
+    finally:
+        os._exit(1)
+
+
+def _gpus(session: Any) -> dict[str, Any]:
+    if session is None:
+        from clusterctl.agent.facts import nvml
+
+        session = nvml.open_session()
+    if isinstance(session, str):
+        return _without("absent", session)
+    if session.init_error is not None:
+        return _without("error", f"NVML does not open (code {session.init_error})")
+    return {"status": "ok", "reason": None, "gpus": [_gpu(device) for device in session.sample()]}
+
+
+def _without(status: str, reason: str) -> dict[str, Any]:
+    return {"status": status, "reason": reason, "gpus": []}
+
+
+def _gpu(device: dict[str, Any]) -> dict[str, Any]:
+    values, codes = device["v"], device["err"].values()
+    memory, rows = values.get("memory") or {}, values.get("remapped") or [None] * 4
+    return {
+        "gpu": device["index"],
+        "uuid": values.get("uuid"),
+        "util": values.get("util"),
+        "mem_used": memory.get("used"),
+        "mem_total": memory.get("total"),
+        "temp_c": values.get("temp"),
+        "mem_temp_c": values.get("mem_temp"),
+        "power_w": values.get("power_w"),
+        "sm_clock": values.get("sm_clock"),
+        "throttle": values.get("throttle"),
+        "ecc_unc": values.get("ecc_unc"),
+        "remap_pending": rows[2],
+        "remap_failure": rows[3],
+        "recovery_action": values.get("recovery_action"),
+        "error": next((code for code in _TROUBLE if code in codes), None),
+    }

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from clusterctl.agent import proc
+from clusterctl.agent.protocol import Command
+from tests.agent.talk import Refused, Talk
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+BIN = Path(__file__).parent / "bin"
+
+
+class Node:
+    """A node with its own state root, and one run on it."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.run = f"run-{uuid.uuid4().hex[:10]}"
+        self.node = "node.0"
+        self.talks: list[Talk] = []
+
+    def talk(self, **options: Any) -> Talk:
+        talk = Talk(self.home / "state", **options)
+        self.talks.append(talk)
+        return talk
+
+    @property
+    def where(self) -> dict[str, str]:
+        return {"run": self.run, "node": self.node}
+
+    @property
+    def folder(self) -> Path:
+        return self.home / "state/clusterctl/nodes" / self.run / self.node
+
+    def prepare(self, talk: Talk, ranks: int = 1, attempt: int = 0, **more: Any) -> dict[str, Any]:
+        arguments = {"workdir": str(self.home / "work"), "grace": 1.0, "health_seconds": 0.0, "reserve": 1 << 20, **more}
+        return talk.ask(Command.PREPARE, **self.where, attempt=attempt, ranks=list(range(ranks)), **arguments)
+
+    def follow(self, talk: Talk, seq: int = 0, **more: Any) -> None:
+        talk.ask(Command.FOLLOW, **self.where, seq=seq, **more)
+
+    def start(self, talk: Talk, *argvs: list[str], attempt: int = 0, env: dict[str, str] | None = None, **more: Any) -> None:
+        workers = [
+            {"rank": rank, "local_rank": rank, "argv": argv, "env": env or {}, **more} for rank, argv in enumerate(argvs)
+        ]
+        talk.ask(Command.START, **self.where, attempt=attempt, workers=workers, inject=False)
+
+    def launch(self, *argvs: list[str], talk: Talk | None = None, **more: Any) -> Talk:
+        """Prepare, follow and start."""
+        talk = talk or self.talk()
+        options = {key: more.pop(key) for key in ("env", "prologue") if key in more}
+        self.prepare(talk, len(argvs), **more)
+        self.follow(talk)
+        self.start(talk, *argvs, **options)
+        return talk
+
+    def stop(self, talk: Talk, grace: float = 1.0, reason: str = "cancelled") -> None:
+        talk.ask(Command.STOP, **self.where, grace=grace, reason=reason)
+
+    def supervisor(self) -> int:
+        """The pid of the supervisor, which no worker can be: it holds the journal open."""
+        for pid in proc.pids():
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") if os.path.exists(f"/proc/{pid}/cmdline") else []
+            name = Path(f"/proc/{pid}/comm")
+            if self.run.encode() in words and b"supervise" in words and name.read_text() == "clusterctl-supv\n":
+                return pid
+        raise AssertionError("no supervisor")
+
+    def waiter(self, rank: int = 0, attempt: int = 0) -> int:
+        import json
+
+        return int(json.loads((self.folder / f"attempt-{attempt}/rank-{rank}.spawn").read_text())["waiter_pid"])
+
+    def end(self) -> None:
+        for talk in self.talks:
+            if not talk.closed and talk.process.poll() is None:
+                talk.kill()
+        with contextlib.suppress(Refused, AssertionError), Talk(self.home / "state", epoch=1000) as talk:
+            self.stop(talk, grace=0.0)
+            self.follow(talk)
+            talk.wait_for("swept")
+            talk.ask(Command.FINISH, **self.where, state="cancelled", exit_code=103)
+        with contextlib.suppress(AssertionError, ProcessLookupError):
+            os.kill(self.supervisor(), signal.SIGKILL)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    made = Node(tmp_path)
+    yield made
+    made.end()
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Iterator[Callable[[], Node]]:
+    made: list[Node] = []
+
+    def make() -> Node:
+        folder = tmp_path / str(len(made))
+        folder.mkdir()
+        made.append(Node(folder))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.end()
+
+
+def gone(pid: int) -> bool:
+    found = proc.stat(pid)
+    return found is None or found.gone

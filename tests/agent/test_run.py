@@ -1,0 +1,266 @@
+"""A run on one node: starting, ending, following."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from clusterctl.agent.protocol import Command
+from tests.agent.conftest import BIN, gone
+from tests.agent.talk import Refused
+
+if TYPE_CHECKING:
+    from tests.agent.conftest import Node
+
+SLEEP = ["sleep", "1000"]
+WEIRD = ["a'; echo foo", "$(id)", "`id`", "two\nlines", "ünï-日本", "-rf", "--", "", " ", '"', "\\", "*", "\udcff\udc80"]
+
+
+def sh(text: str) -> list[str]:
+    return ["/bin/sh", "-c", text]
+
+
+@pytest.mark.parametrize(
+    ("script", "code", "number"),
+    [
+        pytest.param("exit 0", 0, None, id="success"),
+        pytest.param("exit 3", 3, None, id="exit-code"),
+        pytest.param("kill -9 $$", None, signal.SIGKILL, id="sigkill"),
+        pytest.param("kill -11 $$", None, signal.SIGSEGV, id="sigsegv"),
+    ],
+)
+def test_how_a_worker_ended_is_told_exactly(node: Node, script: str, code: int | None, number: int | None) -> None:
+    talk = node.launch(sh(script))
+    talk.wait_for("swept")
+    assert (talk.exits()[0]["exit_code"], talk.exits()[0]["signal"]) == (code, number)
+    assert not talk.exits()[0]["stopped"]
+
+
+def test_events_come_in_the_promised_order(node: Node) -> None:
+    talk = node.launch(sh("exit 0"), sh("exit 0"))
+    talk.wait_for("swept")
+    talk.ask(Command.FINISH, **node.where, state="succeeded", exit_code=0)
+    talk.wait_for("finished")
+    kinds = talk.kinds()
+    assert kinds[0] == "prepared"
+    assert sorted(kinds[1:5]) == ["exited", "exited", "started", "started"]
+    assert kinds[5:] == ["swept", "finished"]
+    assert [event["seq"] for event in talk.events] == list(range(1, len(talk.events) + 1))
+
+
+def test_the_end_of_a_failed_workers_output_comes_with_its_exit(node: Node) -> None:
+    talk = node.launch(sh("echo dying; exit 1"))
+    talk.wait_for("exited")
+    assert talk.exits()[0]["tail"] == "dying\n"
+
+
+def test_what_torch_elastic_wrote_about_an_error_comes_with_the_exit(node: Node) -> None:
+    inner = {"message": "ValueError: no", "extraInfo": {"py_callstack": "Traceback ...", "timestamp": "1"}}
+    script = f"printf '%s' '{json.dumps({'message': inner})}' > $TORCHELASTIC_ERROR_FILE; exit 1"
+    talk = node.launch(sh(script))
+    talk.wait_for("exited")
+    assert talk.exits()[0]["error"] == {"message": "ValueError: no", "traceback": "Traceback ..."}
+
+
+def test_a_failing_worker_makes_the_node_stop_the_others_by_itself(node: Node) -> None:
+    talk = node.launch(SLEEP, sh("exit 7"), SLEEP)
+    talk.wait_for("swept")
+    assert [event["reason"] for event in talk.of("stopping")] == ["peer_failed"]
+    assert {rank: event["stopped"] for rank, event in talk.exits().items()} == {0: True, 1: False, 2: True}
+
+
+def test_a_worker_that_ends_well_leaves_the_others_alone(node: Node) -> None:
+    talk = node.launch(sh("exit 0"), SLEEP)
+    talk.wait_for("exited")
+    talk.ask(Command.STATUS, **node.where)
+    assert not talk.of("stopping")
+
+
+def test_a_worker_that_ignores_sigterm_is_killed_after_the_grace(node: Node) -> None:
+    talk = node.launch(sh("trap '' TERM; echo ready; while :; do sleep 0.05; done"))
+    talk.until(lambda: b"ready" in talk.files.get("attempt-0/rank-0.log", b""))
+    node.stop(talk, grace=0.5)
+    talk.wait_for("swept")
+    stopping, end = talk.of("stopping")[0], talk.exits()[0]
+    assert end["signal"] == signal.SIGKILL
+    assert end["stopped"]
+    assert end["latest"] - stopping["mono"] >= 0.5
+
+
+def test_a_stopped_process_ends_within_the_grace(node: Node) -> None:
+    talk = node.launch(sh("echo ready; kill -STOP $$; sleep 1000"))
+    talk.until(lambda: b"ready" in talk.files.get("attempt-0/rank-0.log", b""))
+    node.stop(talk, grace=30)
+    talk.wait_for("swept", seconds=15)
+    assert talk.exits()[0]["signal"] == signal.SIGTERM
+
+
+def test_a_second_stop_shortens_the_grace(node: Node) -> None:
+    talk = node.launch(sh("trap '' TERM; echo ready; while :; do sleep 0.05; done"))
+    talk.until(lambda: b"ready" in talk.files.get("attempt-0/rank-0.log", b""))
+    node.stop(talk, grace=1000)
+    node.stop(talk, grace=0)
+    talk.wait_for("swept")
+    assert len(talk.of("stopping")) == 1
+
+
+def test_prepare_and_stop_may_be_repeated(node: Node) -> None:
+    talk = node.talk()
+    first = node.prepare(talk, ports=[0])
+    assert node.prepare(talk, ports=[0]) == first
+    node.follow(talk)
+    node.stop(talk)
+    talk.wait_for("swept")
+    node.stop(talk)
+    assert talk.kinds() == ["prepared", "stopping", "swept"]
+
+
+def test_starting_twice_starts_once(node: Node) -> None:
+    talk = node.launch(SLEEP)
+    node.start(talk, SLEEP)
+    node.stop(talk)
+    talk.wait_for("swept")
+    assert len(talk.of("started")) == 1
+
+
+def test_attempts_follow_each_other_with_fresh_ports(node: Node) -> None:
+    talk = node.launch(sh("exit 1"), ports=[0])
+    talk.wait_for("swept")
+    node.prepare(talk, attempt=1, ports=[0])
+    node.start(talk, sh("echo again"), attempt=1)
+    talk.wait_for("swept", 2)
+    talk.until(lambda: talk.files.get("attempt-1/rank-0.log") == b"again\n")
+    assert [event["attempt"] for event in talk.of("prepared")] == [0, 1]
+
+
+def test_a_new_attempt_is_refused_while_the_old_one_lives(node: Node) -> None:
+    talk = node.launch(SLEEP)
+    with pytest.raises(Refused, match="attempt 0 .* has not ended"):
+        node.prepare(talk, attempt=1)
+
+
+def test_argv_and_environment_reach_the_worker_unchanged(node: Node) -> None:
+    dump = node.home / "dump.json"
+    env = {"DUMP": str(dump), "WEIRD": "\n".join(WEIRD), "PYTHONUTF8": "1"}
+    talk = node.launch([sys.executable, str(BIN / "dump.py"), *WEIRD], env=env)
+    talk.wait_for("swept")
+    seen = json.loads(dump.read_text())
+    assert seen["argv"] == WEIRD
+    assert seen["env"]["WEIRD"].encode("latin-1") == "\n".join(WEIRD).encode("utf-8", "surrogateescape")
+
+
+def test_a_worker_starts_in_a_clean_process(node: Node) -> None:
+    dump = node.home / "dump.json"
+    talk = node.launch(["{python}", str(BIN / "dump.py")], env={"DUMP": str(dump)}, ports=[0], python=sys.executable)
+    talk.wait_for("swept")
+    seen = json.loads(dump.read_text())
+    assert seen["sid"] == seen["pid"]
+    assert seen["stdin"] == "/dev/null"
+    assert seen["cwd"] == str(node.home / "work")
+    assert len(seen["fds"]) <= 5  # 0, 1, 2, the listing itself, the file being written
+    assert "SigBlk:\t0000000000000000\n" in seen["blocked"]
+    assert seen["env"]["CLUSTERCTL_RUN_ID"] == node.run
+    assert seen["env"]["CLUSTERCTL_NODE"] == node.node
+
+
+def test_a_prologue_runs_before_the_worker_in_the_same_process(node: Node) -> None:
+    dump = node.home / "dump.json"
+    argv = ["{python}", str(BIN / "dump.py"), *WEIRD]
+    prologue = "export FROM_PROLOGUE='it ran'\ncd /  # a comment at the end"
+    talk = node.launch(argv, env={"DUMP": str(dump), "PYTHONUTF8": "1"}, prologue=prologue, python=sys.executable)
+    talk.wait_for("swept")
+    seen = json.loads(dump.read_text())
+    assert (seen["env"]["FROM_PROLOGUE"], seen["cwd"], seen["argv"]) == ("it ran", "/", WEIRD)
+    assert seen["pid"] == talk.of("started")[0]["pid"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "text"),
+    [
+        pytest.param(["/no/such/python", "x"], 127, b"cannot run `/no/such/python`: No such file", id="no-such-program"),
+        pytest.param(["no-such-command"], 127, b"cannot run `no-such-command`: no such program on PATH", id="not-on-path"),
+        pytest.param(["/etc/passwd"], 126, b"cannot run `/etc/passwd`: Permission denied", id="not-executable"),
+    ],
+)
+def test_a_program_that_cannot_run_says_so_in_its_output(node: Node, argv: list[str], code: int, text: bytes) -> None:
+    talk = node.launch(argv)
+    talk.wait_for("swept")
+    assert talk.exits()[0]["exit_code"] == code
+    talk.until(lambda: text in talk.files.get("attempt-0/rank-0.log", b""))
+
+
+def test_an_interpreter_that_is_not_there_is_refused_at_prepare(node: Node) -> None:
+    with pytest.raises(Refused, match="no interpreter `/no/python3`"):
+        node.prepare(node.talk(), python="/no/python3")
+
+
+def test_what_nobody_asked_for_is_not_done_without_an_epoch(node: Node) -> None:
+    talk = node.launch(SLEEP)
+    reader = node.talk(epoch=None)
+    with pytest.raises(Refused, match="needs an epoch"):
+        node.stop(reader)
+    assert reader.ask(Command.STATUS, **node.where)["workers"][0]["alive"]
+    assert talk.ask(Command.STATUS, **node.where)["state"] == "started"
+
+
+def test_an_old_epoch_is_refused_and_its_session_stops_following(node: Node) -> None:
+    old = node.launch(SLEEP)
+    new = node.talk(epoch=2)
+    node.follow(new)
+    with pytest.raises(Refused, match="stale_epoch"):
+        node.stop(old)
+    node.stop(new)
+    new.wait_for("swept")
+    assert "stopping" not in old.kinds()
+
+
+def test_a_finished_run_leaves_no_process_and_can_still_be_read(node: Node) -> None:
+    talk = node.launch(sh("echo done"))
+    talk.wait_for("swept")
+    supervisor = node.supervisor()
+    talk.ask(Command.FINISH, **node.where, state="succeeded", exit_code=0)
+    talk.until(lambda: gone(supervisor) or talk.read(0.05))
+    again = node.talk(epoch=None)
+    node.follow(again)
+    again.wait_for("finished")
+    again.until(lambda: again.files.get("attempt-0/rank-0.log") == b"done\n")
+    assert again.ask(Command.FINISH, **node.where, state="x", exit_code=1) == {} if again.epoch else True
+
+
+def test_following_goes_on_from_the_cursors(node: Node) -> None:
+    talk = node.launch(sh("echo one two three"))
+    talk.wait_for("swept")
+    again = node.talk(epoch=None)
+    node.follow(again, seq=2, cursors={"attempt-0/rank-0.log": 4})
+    again.wait_for("swept")
+    again.until(lambda: again.files.get("attempt-0/rank-0.log") == b"two three\n")
+    assert [event["seq"] for event in again.events] == [3, 4]
+    assert again.starts["attempt-0/rank-0.log"] == 4
+
+
+def test_a_command_for_an_unknown_run_is_not_found(node: Node) -> None:
+    talk = node.talk()
+    for command, more in ((Command.STOP, {"grace": 1, "reason": "cancelled"}), (Command.STATUS, {}), (Command.FOLLOW, {"seq": 0})):
+        with pytest.raises(Refused, match="not_found"):
+            talk.ask(command, **node.where, **more)
+
+
+def test_secrets_reach_workers_and_go_with_the_run(node: Node) -> None:
+    talk = node.talk()
+    node.prepare(talk)
+    node.follow(talk)
+    worker = {"rank": 0, "local_rank": 0, "argv": sh("echo $TOKEN"), "env": {}}
+    talk.ask(Command.START, **node.where, attempt=0, workers=[worker], secrets={"TOKEN": "s3cret"}, keep_secrets=True)
+    talk.wait_for("swept")
+    node.prepare(talk, attempt=1)
+    talk.ask(Command.START, **node.where, attempt=1, workers=[worker], keep_secrets=True)
+    talk.wait_for("swept", 2)
+    talk.until(lambda: talk.files.get("attempt-1/rank-0.log") == b"s3cret\n")
+    talk.ask(Command.FINISH, **node.where, state="succeeded", exit_code=0)
+    left = [path for path in Path("/dev/shm").rglob("*.secrets") if b"s3cret" in path.read_bytes()]
+    assert left == []

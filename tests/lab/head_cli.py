@@ -1,0 +1,48 @@
+"""The command line as a person on the head runs it: real processes, judged by code and streams."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Head:
+    """A working folder on the head with a cluster file in it."""
+
+    folder: Path
+    env: Mapping[str, str]
+
+    def write(self, hosts: Mapping[str, int], job: Mapping[str, Any], **more: Any) -> Path:
+        """Write `cluster.yaml`: host to workers (no GPUs)."""
+        entries = [{"host": name, "gpus": 0, "workers": count} for name, count in hosts.items()]
+        document = {"version": 1, "name": "lab", "hosts": entries, "job": dict(job), **more}
+        path = self.folder / "cluster.yaml"
+        path.write_text(yaml.safe_dump(document, allow_unicode=True))
+        return path
+
+    def run(self, *arguments: str, timeout: float = 60.0) -> subprocess.CompletedProcess[str]:
+        """Run one command to its end."""
+        return subprocess.run(
+            [sys.executable, "-m", "clusterctl", *arguments],
+            cwd=self.folder,
+            env=dict(self.env),
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            timeout=timeout,
+            check=False,
+        )
+
+    def json(self, *arguments: str, timeout: float = 60.0) -> Any:
+        """Return what a command prints as JSON."""
+        return json.loads(self.run(*arguments, "--json", timeout=timeout).stdout)
