@@ -1,7 +1,7 @@
-"""What travels between the controller and the agent on a node, and what a node writes down. Values only: no I/O, no clock.
+"""What travels between the controller and the agent on a node, and what a node writes down. Values: no I/O, no clock.
 
 Frames: a header of 5 bytes (length of the body, kind), then the body. A message is one JSON object; data is a stream
-number, an offset and raw bytes. Requests carry the controller's epoch; every request gets exactly one reply with its id.
+number, an offset and raw bytes. Requests carry the controller's epoch; each gets exactly one reply with its id.
 Strict with kinds, tolerant with fields: unknown fields of a peer are ignored, so both sides can gain some.
 
 The names of the files of a run are here too, because a replica on the head has the node's own names.
@@ -143,7 +143,8 @@ class Command(str, Enum):
     RUNS = "runs"  # {} -> {runs: [{run, node, live, workdir, gpus, started, finished}]}
     EVIDENCE = "evidence"  # {run, node, name, ranks: [int] | null, deadline} -> {ranks: [...]}
     CLEAN = "clean"  # {run, node} -> {bytes}; refused while anything of the run lives
-    EXEC = "exec"  # {argv | command, env, cwd, timeout, stream} -> data (stdout: stream, stderr: stream + 1), {exit_code, signal}
+    # {argv | command, env, cwd, timeout, stream} -> data (stdout: stream, stderr: stream + 1), {exit_code, signal}
+    EXEC = "exec"
     CANCEL = "cancel"  # {id} no reply of its own: ends a running exec
     BYE = "bye"  # {} -> {}; the agent exits
 
@@ -153,10 +154,10 @@ class Command(str, Enum):
 # controller -> agent
 #   {"beat": n}                              every BEAT_SECONDS; carries no id, no command, no epoch
 # agent -> controller
-#   {"beat": n, "wall": s, "mono": s, "boot": id}    at once, from the reading loop: the answer to that beat; with the times
+#   {"beat": n, "wall": s, "mono": s, "boot": id}    at once, from the reading loop: the answer; with the times
 #                                            at which n left and came back, it bounds the offset of the node's clocks
-#   {"push": "event", "run": r, "node": d, "event": {…}}   the record of one line of the journal (as `encode_event` wrote it)
-#   {"push": "stream", "stream": n, "run": r, "node": d, "file": f}   Data of stream n is that file's, from now on; `offset`
+#   {"push": "event", "run": r, "node": d, "event": {…}}   one line of the journal (as `encode_event` wrote it)
+#   {"push": "stream", "stream": n, "run": r, "node": d, "file": f}   Data of stream n is that file's; `offset`
 #                                            of a Data frame is the offset in the file
 # Streams that the agent announces have numbers >= AGENT_STREAMS; those below belong to the controller (EXEC, FETCH,
 # RECEIVE). Only what FOLLOW sends is on credit; the files of a FETCH are sent one after the other in the stream of its
@@ -296,7 +297,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Stop:
-    """Stop what runs of the attempt: SIGTERM and SIGCONT to every group, `grace` seconds, SIGKILL, sweep until empty twice.
+    """Stop the attempt: SIGTERM and SIGCONT to every group, `grace` seconds, SIGKILL, sweep until empty twice.
 
     Repeating it may shorten the grace, never lengthen it. `reason` is one of `StopReason`.
     """
@@ -414,7 +415,7 @@ class Stopping:
 
 @dataclass(frozen=True)
 class Swept:
-    """Nothing of the attempt is left, or `remaining` is: `[{pid, start_time, command, why}]`. `killed` counts strays."""
+    """Nothing of the attempt is left, or `remaining`: `[{pid, start_time, command, why}]`. `killed` counts strays."""
 
     KIND: ClassVar[str] = "swept"
     attempt: int

@@ -71,7 +71,7 @@ def _ask(new: list[Candidate], *, yes: bool) -> None:
 def _report(refused: list[Candidate], console: Console) -> bool:
     for candidate in refused:
         console.narrate(
-            f"error: {', '.join(candidate.nodes)}: the host key is {candidate.verdict.value}: {candidate.key.fingerprint}",
+            f"error: {', '.join(candidate.nodes)}: host key {candidate.verdict.value}: {candidate.key.fingerprint}",
             f"hint: if the machine was set up anew, `ssh-keygen -R {candidate.name}`, then `clusterctl trust` again",
         )
     return bool(refused)

@@ -56,7 +56,7 @@ def command(
 ) -> int:
     """Start a run: check the nodes, sync the code, start every rank, follow rank 0.
 
-    Everything after `--` goes to the job. Ctrl-C stops the run gracefully, a second one kills it; `d` leaves it running.
+    Everything after `--` goes to the job. Ctrl-C stops the run gracefully, a second one kills it; `d` detaches.
     """
     from clusterctl.config.override import Overrides
 

@@ -49,6 +49,7 @@ def command(
     console.data(f"clusterctl {shown['clusterctl']}, Python {shown['python']}")
     for entry in shown.get("nodes", []):  # type: ignore[attr-defined]
         console.data(
-            f"{entry['node']}: Python {entry['python']}, {entry['machine']}, kernel {entry['kernel']}, agent {entry['agent']}"
+            f"{entry['node']}: Python {entry['python']}, kernel {entry['kernel']} ({entry['machine']}), "
+            f"agent {entry['agent']}"
         )
     return 0

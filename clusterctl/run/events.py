@@ -69,7 +69,7 @@ class Clock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """A new attempt begins with this layout: `nodes` holds `{node, node_rank, address, ranks}` in order of node rank."""
+    """A new attempt begins; `nodes` holds `{node, node_rank, address, ranks}` in order of node rank."""
 
     KIND: ClassVar[str] = "attempt"
     attempt: int

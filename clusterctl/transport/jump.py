@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 PARALLEL_PER_JUMP_HOST = 8
-MAX_HOPS = 8
 
 
 class Closable(Protocol):

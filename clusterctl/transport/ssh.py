@@ -22,7 +22,7 @@ from clusterctl.errors import AuthError, ConnectError, HostKeyError, NodeError
 from clusterctl.transport import auth
 from clusterctl.transport.base import EXEC_COMMAND, STDERR_TAIL_BYTES, HostKeyRefusal, Progress, silent
 from clusterctl.transport.host_keys import HostKeys, ShownKey
-from clusterctl.transport.jump import MAX_HOPS, Shared
+from clusterctl.transport.jump import Shared
 from clusterctl.transport.known_hosts import HostKey
 from clusterctl.transport.ssh_config import CONFIG_VARIABLE, Destination, SshOptions, parse_hop, resolve
 from clusterctl.transport.wire import Watchdog, Wire, open_wire
@@ -172,7 +172,7 @@ class SshTransport:
         """Connect, log in and run `/bin/sh` on `host` (see `Transport.open`)."""
         progress("connecting")
         deadline = time.monotonic() + self._spec.connect_timeout
-        link = self._connect(host.name, _destination(host), deadline, depth=0, progress=progress)
+        link = self._connect(host.name, _destination(host), deadline, progress=progress)
         with Watchdog(link.wire, deadline) as watchdog:
             try:
                 channel = link.transport.open_session(_WINDOW, _PACKET, timeout=self._spec.connect_timeout)
@@ -190,9 +190,10 @@ class SshTransport:
         """
         deadline = time.monotonic() + self._spec.connect_timeout
         options = resolve(host.name, _destination(host), config_file=self._config_file)
-        link = self._secure_with_retries(host.name, options, deadline, depth=0)
+        link = self._secure_with_retries(host.name, options, deadline, ())
+        key = _shown_key(link)
         link.close()
-        return self._host_keys.look_at(host.name, options, _shown_key(link))
+        return self._host_keys.look_at(host.name, options, key)
 
     def close(self) -> None:
         """Close the connections to jump hosts and to ssh-agents."""
@@ -200,10 +201,17 @@ class SshTransport:
         self._keys.close()
 
     def _connect(
-        self, node: str, destination: Destination, deadline: float, *, depth: int, progress: Progress = silent
+        self,
+        node: str,
+        destination: Destination,
+        deadline: float,
+        *,
+        path: tuple[str, ...] = (),
+        progress: Progress = silent,
     ) -> _Link:
+        """Secure a connection and log in. `path` names the jump hosts whose connections wait for this one."""
         options = resolve(node, destination, config_file=self._config_file)
-        link = self._secure_with_retries(node, options, deadline, depth)
+        link = self._secure_with_retries(node, options, deadline, path)
         try:
             warning = self._host_keys.check(node, options, _shown_key(link))
             progress("logging in")
@@ -216,11 +224,11 @@ class SshTransport:
             link.warnings.append(warning)
         return link
 
-    def _secure_with_retries(self, node: str, options: SshOptions, deadline: float, depth: int) -> _Link:
+    def _secure_with_retries(self, node: str, options: SshOptions, deadline: float, path: tuple[str, ...]) -> _Link:
         """Secure a connection, again after a pause where the server is too busy (MaxStartups, PerSourcePenalties)."""
         for attempt in range(_ATTEMPTS):
             try:
-                return self._secure(node, options, deadline, depth)
+                return self._secure(node, options, deadline, path)
             except _DroppedError as error:
                 pause = _BACKOFF_SECONDS * 2**attempt * random.uniform(0.75, 1.25)
                 if attempt == _ATTEMPTS - 1 or time.monotonic() + pause >= deadline:
@@ -229,8 +237,8 @@ class SshTransport:
                 time.sleep(pause)
         raise AssertionError("unreachable")
 
-    def _secure(self, node: str, options: SshOptions, deadline: float, depth: int) -> _Link:
-        wire = self._wire(node, options, deadline, depth)
+    def _secure(self, node: str, options: SshOptions, deadline: float, path: tuple[str, ...]) -> _Link:
+        wire = self._wire(node, options, deadline, path)
         with Watchdog(wire, deadline) as watchdog:
             try:
                 transport = paramiko.Transport(cast("str", wire), _WINDOW, _PACKET)
@@ -255,19 +263,22 @@ class SshTransport:
         security.digests = _DIGESTS
         security.key_types = self._host_keys.algorithms(options, _KEY_TYPES)
 
-    def _wire(self, node: str, options: SshOptions, deadline: float, depth: int) -> Wire:
+    def _wire(self, node: str, options: SshOptions, deadline: float, path: tuple[str, ...]) -> Wire:
         if not options.proxy_jump:
             return open_wire(node, options, deadline)
-        if depth >= MAX_HOPS:
+        name = ",".join(options.proxy_jump)
+        if name in path:
             hint = "exempt the jump host itself, as in `Host * !bastion`"
             raise ConnectError(node, "its chain of jump hosts goes in a circle", hint=hint)
         *before, last = options.proxy_jump
         hop = parse_hop(last, proxy_jump=",".join(before) or None)
-        name = ",".join(options.proxy_jump)
+        inner = (*path, name)
         try:
-            link = self._jumps.get(name, lambda: self._connect(last, hop, deadline, depth=depth + 1), deadline)
+            link = self._jumps.get(name, lambda: self._connect(last, hop, deadline, path=inner), deadline)
         except NodeError as error:
             raise _of_jump(node, last, error) from error
+        except OSError as error:
+            raise ConnectError(node, f"jump host `{last}`: not connected in time") from error
         return self._through(node, link, name, last, options, deadline)
 
     def _through(self, node: str, link: _Link, name: str, hop: str, options: SshOptions, deadline: float) -> Wire:

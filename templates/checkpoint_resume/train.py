@@ -79,6 +79,17 @@ def batch_of_step(step: int, samples: int, batch_size: int) -> torch.Tensor:
     return order[place * batch_size : (place + 1) * batch_size][dist.get_rank() :: dist.get_world_size()]
 
 
+def settle_buckets(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> None:
+    """Let DDP arrange its buckets before the first step, in every attempt.
+
+    After its first backward pass DDP regroups the gradients in the order in which they came. From three ranks on, a
+    gradient's place decides in which order the ranks' parts are added, and so its last bits: without this, the first
+    step after a resume would be rounded differently from the same step of an uninterrupted run.
+    """
+    nn.functional.cross_entropy(model(images), labels).backward()
+    model.zero_grad()
+
+
 @torch.no_grad()
 def evaluate(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> tuple[float, float]:
     """Return (loss, accuracy) on the test images; every rank judges all, since a sharded model needs all ranks."""
@@ -218,6 +229,7 @@ def main() -> None:
     layers = nn.Linear(64, 128), nn.ReLU(), nn.Dropout(0.1), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 10)
     model: nn.Module = nn.Sequential(*layers).to(device)
     model = fully_shard(model) if args.sharded else DistributedDataParallel(model)
+    settle_buckets(model, images[:1], labels[:1])
     optimizer = torch.optim.AdamW(model.parameters(), args.learning_rate)
 
     resume = args.resume or os.environ.get("CLUSTERCTL_RESUME_FROM")

@@ -42,15 +42,24 @@ class Node:
         return self.home / "state/clusterctl/nodes" / self.run / self.node
 
     def prepare(self, talk: Talk, ranks: int = 1, attempt: int = 0, **more: Any) -> dict[str, Any]:
-        arguments = {"workdir": str(self.home / "work"), "grace": 1.0, "health_seconds": 0.0, "reserve": 1 << 20, **more}
+        arguments = {
+            "workdir": str(self.home / "work"),
+            "grace": 1.0,
+            "health_seconds": 0.0,
+            "reserve": 1 << 20,
+            **more,
+        }
         return talk.ask(Command.PREPARE, **self.where, attempt=attempt, ranks=list(range(ranks)), **arguments)
 
     def follow(self, talk: Talk, seq: int = 0, **more: Any) -> None:
         talk.ask(Command.FOLLOW, **self.where, seq=seq, **more)
 
-    def start(self, talk: Talk, *argvs: list[str], attempt: int = 0, env: dict[str, str] | None = None, **more: Any) -> None:
+    def start(
+        self, talk: Talk, *argvs: list[str], attempt: int = 0, env: dict[str, str] | None = None, **more: Any
+    ) -> None:
         workers = [
-            {"rank": rank, "local_rank": rank, "argv": argv, "env": env or {}, **more} for rank, argv in enumerate(argvs)
+            {"rank": rank, "local_rank": rank, "argv": argv, "env": env or {}, **more}
+            for rank, argv in enumerate(argvs)
         ]
         talk.ask(Command.START, **self.where, attempt=attempt, workers=workers, inject=False)
 
@@ -69,7 +78,9 @@ class Node:
     def supervisor(self) -> int:
         """The pid of the supervisor, which no worker can be: it holds the journal open."""
         for pid in proc.pids():
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") if os.path.exists(f"/proc/{pid}/cmdline") else []
+            words = (
+                Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") if os.path.exists(f"/proc/{pid}/cmdline") else []
+            )
             name = Path(f"/proc/{pid}/comm")
             if self.run.encode() in words and b"supervise" in words and name.read_text() == "clusterctl-supv\n":
                 return pid

@@ -28,8 +28,16 @@ class Refused(Exception):
 class Talk:
     """One session. `credit` is given back for what came, unless `greedy` is off."""
 
-    def __init__(self, home: Path, *, python: str = sys.executable, idle: float | None = None, epoch: int | None = 1,
-                 env: dict[str, str] | None = None, main: list[str] | None = None) -> None:
+    def __init__(
+        self,
+        home: Path,
+        *,
+        python: str = sys.executable,
+        idle: float | None = None,
+        epoch: int | None = 1,
+        env: dict[str, str] | None = None,
+        main: list[str] | None = None,
+    ) -> None:
         environment = {**os.environ, "XDG_STATE_HOME": str(home), "PYTHONPATH": str(REPOSITORY), **(env or {})}
         argv = [*(main or [python, "-m", "clusterctl.agent"]), "serve", *(["--idle", str(idle)] if idle else [])]
         self.process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)

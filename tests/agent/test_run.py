@@ -18,7 +18,21 @@ if TYPE_CHECKING:
     from tests.agent.conftest import Node
 
 SLEEP = ["sleep", "1000"]
-WEIRD = ["a'; echo foo", "$(id)", "`id`", "two\nlines", "ünï-日本", "-rf", "--", "", " ", '"', "\\", "*", "\udcff\udc80"]
+WEIRD = [
+    "a'; echo foo",
+    "$(id)",
+    "`id`",
+    "two\nlines",
+    "ünï-日本",
+    "-rf",
+    "--",
+    "",
+    " ",
+    '"',
+    "\\",
+    "*",
+    "\udcff\udc80",
+]
 
 
 def sh(text: str) -> list[str]:
@@ -182,8 +196,12 @@ def test_a_prologue_runs_before_the_worker_in_the_same_process(node: Node) -> No
 @pytest.mark.parametrize(
     ("argv", "code", "text"),
     [
-        pytest.param(["/no/such/python", "x"], 127, b"cannot run `/no/such/python`: No such file", id="no-such-program"),
-        pytest.param(["no-such-command"], 127, b"cannot run `no-such-command`: no such program on PATH", id="not-on-path"),
+        pytest.param(
+            ["/no/such/python", "x"], 127, b"cannot run `/no/such/python`: No such file", id="no-such-program"
+        ),
+        pytest.param(
+            ["no-such-command"], 127, b"cannot run `no-such-command`: no such program on PATH", id="not-on-path"
+        ),
         pytest.param(["/etc/passwd"], 126, b"cannot run `/etc/passwd`: Permission denied", id="not-executable"),
     ],
 )
@@ -245,7 +263,11 @@ def test_following_goes_on_from_the_cursors(node: Node) -> None:
 
 def test_a_command_for_an_unknown_run_is_not_found(node: Node) -> None:
     talk = node.talk()
-    for command, more in ((Command.STOP, {"grace": 1, "reason": "cancelled"}), (Command.STATUS, {}), (Command.FOLLOW, {"seq": 0})):
+    for command, more in (
+        (Command.STOP, {"grace": 1, "reason": "cancelled"}),
+        (Command.STATUS, {}),
+        (Command.FOLLOW, {"seq": 0}),
+    ):
         with pytest.raises(Refused, match="not_found"):
             talk.ask(command, **node.where, **more)
 

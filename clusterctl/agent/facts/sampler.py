@@ -5,12 +5,12 @@ it has been stuck; no second child is sent after it, for that one would only han
 
 A sample:
 
-    {"time": wall clock, "ms": what the pass took, "status": "ok" | "stuck" | "error" | "absent", "reason": text or null,
-     "stuck_s": seconds, only where stuck, with "state" and "wchan" of the child,
-     "cpu": percent or null, "mem": percent, "mem_used": bytes, "mem_total": bytes, "load1": number,
+    {"time": wall clock, "ms": what the pass took, "status": "ok" | "stuck" | "error" | "absent", "reason": text | null,
+     "stuck_s": seconds (only where stuck, with "state" and "wchan" of the child),
+     "cpu": percent | null, "mem": percent, "mem_used": bytes, "mem_total": bytes, "load1": number,
      "disk": [{"path", "free", "total"}],
-     "gpus": [{"gpu", "uuid", "util", "mem_used", "mem_total", "temp_c", "mem_temp_c", "power_w", "sm_clock", "throttle",
-               "ecc_unc", "remap_pending", "remap_failure", "recovery_action", "error"}]}
+     "gpus": [{"gpu", "uuid", "util", "mem_used", "mem_total", "temp_c", "mem_temp_c", "power_w", "sm_clock",
+               "throttle", "ecc_unc", "remap_pending", "remap_failure", "recovery_action", "error"}]}
 
 A value that could not be read is null; "error" is NVML's code where the GPU itself is in trouble (lost, reset required).
 While the driver is stuck, "gpus" is empty: an old value would look like a new one.
@@ -26,6 +26,7 @@ import sys
 import time
 from typing import Any
 
+from clusterctl.agent import system
 from clusterctl.agent.facts import children, paths
 
 INTERVAL = 15.0
@@ -109,7 +110,7 @@ class _Machine:
 
 def _disks() -> list[dict[str, Any]]:
     """Measure local places only: a hung mount must not hang the sampler."""
-    found = []
+    found: list[dict[str, Any]] = []
     for path in ("/", "/tmp", "/dev/shm"):  # noqa: S108, RUF100
         try:
             told = os.statvfs(path)
@@ -175,7 +176,7 @@ class _Driver:
                 return self._ended()
             self._buffer += chunk
         line, _, self._buffer = self._buffer.partition(b"\n")
-        # An answer to an earlier, stuck request is dropped by nobody: it is the newest that there is.
+        # It may be the late answer to a request that was stuck: the newest that there is.
         self._asked = None
         told: dict[str, Any] = json.loads(line)
         return told
@@ -202,6 +203,7 @@ class _Driver:
 def _serve(requests: int, answers: int) -> None:
     """Run in the fork: one line of answer for each byte asked; never returns."""
     try:
+        system.die_with_parent(signal.SIGKILL)
         null = os.open(os.devnull, os.O_RDWR)
         for stream in (0, 1, 2):
             os.dup2(null, stream)

@@ -16,4 +16,4 @@ if __name__ == "__main__":
     for part in content(int(sys.argv[1])):
         view = memoryview(part)
         while view:
-            view = view[os.write(1, view):]
+            view = view[os.write(1, view) :]

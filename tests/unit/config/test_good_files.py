@@ -1,6 +1,5 @@
 """Every short form means what its long form means, resolves, is stored, and satisfies the schema."""
 
-# ruff: noqa: E501
 from __future__ import annotations
 
 import json
