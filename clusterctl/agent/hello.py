@@ -49,10 +49,17 @@ def hello(root: str) -> dict[str, Any]:
         "machine": os.uname().machine,
         "gpus": gpus.count(),
         "addresses": addresses.addresses(),
+        "reached_at": _reached_at(),
         "rdma": _rdma(),
         "logind": logind(user.pw_name if user else ""),
         "home_is_network": rundir.is_network(home),
     }
+
+
+def _reached_at() -> str | None:
+    """Return the own address at which this ssh connection arrived, after any jump host or translation."""
+    parts = os.environ.get("SSH_CONNECTION", "").split()
+    return parts[2] if len(parts) == 4 else None
 
 
 def _has_entry() -> bool:

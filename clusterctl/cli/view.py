@@ -252,7 +252,7 @@ class RunScreen:
             self._narrate("killing now")
         else:
             self._narrate(
-                f"stopping {self._run.run}: SIGTERM, {answer.get('grace', 0):g} s grace, SIGKILL · Ctrl-C again kills now"
+                f"stopping {self._run.run}: SIGTERM, {answer.get('grace', 0):g} s grace, SIGKILL · again to kill now"
             )
 
     @contextlib.contextmanager

@@ -74,8 +74,9 @@ def page() -> str:
     parts.append("\n" + _COMPARISON + "\n" + _xids())
     parts.append(
         "\n## NVML return codes\n\n"
-        "Not supported and unknown to the driver: SKIP. No permission: UNKNOWN. Lost, reset required, not found, insufficient\n"
-        "power, interrupt problem, timed out, unknown error: `gpu.lost` FAIL. Any other: UNKNOWN for the value it hides.\n\n"
+        "Not supported and unknown to the driver: SKIP. No permission: UNKNOWN. Lost, reset required, "
+        "not found, insufficient\npower, interrupt problem, timed out, unknown error: `gpu.lost` FAIL. "
+        "Any other: UNKNOWN for the value it hides.\n\n"
     )
     parts.append(", ".join(f"{code} {name}" for code, name in ERROR_NAMES.items()) + "\n")
     return "".join(parts)

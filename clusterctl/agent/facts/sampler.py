@@ -12,7 +12,7 @@ A sample:
      "gpus": [{"gpu", "uuid", "util", "mem_used", "mem_total", "temp_c", "mem_temp_c", "power_w", "sm_clock",
                "throttle", "ecc_unc", "remap_pending", "remap_failure", "recovery_action", "error"}]}
 
-A value that could not be read is null; "error" is NVML's code where the GPU itself is in trouble (lost, reset required).
+A value that could not be read is null; "error" is NVML's code where the GPU itself is in trouble (lost, say).
 While the driver is stuck, "gpus" is empty: an old value would look like a new one.
 """
 
