@@ -47,6 +47,7 @@ health:
 ```
 
 Keys of `expect`:
+
 """
 
 _COMPARISON = """\
@@ -74,9 +75,9 @@ def page() -> str:
     parts.append("\n" + _COMPARISON + "\n" + _xids())
     parts.append(
         "\n## NVML return codes\n\n"
-        "Not supported and unknown to the driver: SKIP. No permission: UNKNOWN. Lost, reset required, "
-        "not found, insufficient\npower, interrupt problem, timed out, unknown error: `gpu.lost` FAIL. "
-        "Any other: UNKNOWN for the value it hides.\n\n"
+        "Not supported and unknown to the driver: SKIP. No permission: UNKNOWN. Lost, reset required, not found,\n"
+        "insufficient power, interrupt problem, timed out, unknown error: `gpu.lost` FAIL. Any other: UNKNOWN for the\n"
+        "value it hides.\n\n"
     )
     parts.append(", ".join(f"{code} {name}" for code, name in ERROR_NAMES.items()) + "\n")
     return "".join(parts)

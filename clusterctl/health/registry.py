@@ -52,6 +52,8 @@ CHECKS: dict[str, Check] = {check.name: check for family in _FAMILIES for check 
 """Name to check."""
 
 SEVERITIES = ("fail", "warn", "ignore")
+DEADLINE_KEY = "probe.deadline"
+"""The one threshold that belongs to no check: seconds that a node's probe may take."""
 
 
 def mistakes(health: HealthSpec) -> list[tuple[str, str, str | None]]:
@@ -63,6 +65,7 @@ def mistakes(health: HealthSpec) -> list[tuple[str, str, str | None]]:
 
     wrong: list[tuple[str, str, str | None]] = []
     thresholds = [f"{check.name}.{key}" for check in CHECKS.values() for key in check.thresholds]
+    thresholds.append(DEADLINE_KEY)
     wrong += _unknown("ignore", (pattern.partition("@")[0] for pattern in health.ignore), CHECKS)
     wrong += _unknown("severity", health.severity, CHECKS)
     wrong += _unknown("required", health.required, CHECKS)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from clusterctl.health.registry import DEADLINE_KEY
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
@@ -33,7 +35,7 @@ def probe_request(
         groups: Only these groups of facts; `None` for all.
     """
     return {
-        "deadline": float(spec.health.thresholds.get("probe.deadline", DEADLINE)),
+        "deadline": float(spec.health.thresholds.get(DEADLINE_KEY, DEADLINE)),
         "groups": None if groups is None else list(groups),
         "workdir": workdir or host.workdir,
         "mounts": [str(path) for path in spec.health.expect.get("mounts") or ()],
