@@ -116,7 +116,8 @@ class Bench:
     ) -> Worker:
         path = self.tmp_path / f"script-{zlib.crc32(script.encode()):x}.py"  # equal scripts, equal stacks
         output = self.tmp_path / f"output-{rank}"
-        path.write_text(script)
+        if not path.exists():  # a rank that starts may be reading it
+            path.write_text(script)
         variables = self.env(rank, pythonpath) if injected else {"PATH": os.environ["PATH"], "PYTHONUNBUFFERED": "1"}
         with output.open("wb") as file:
             process = subprocess.Popen(
