@@ -231,6 +231,7 @@ class Attempt:
             if worker.watched != worker.identity:
                 self._watch(worker)
             return None
+        _take_status(worker)
         return waiter.read_exit(path) or _from_status(worker)
 
     def _exited(self, worker: Worker, said: dict[str, Any]) -> None:
@@ -330,6 +331,14 @@ def _wake(who: Identity) -> None:
     """Let a waiter go on that has something to write down and was stopped, by whomever."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(who.pid, signal.SIGCONT)
+
+
+def _take_status(worker: Worker) -> None:
+    """Reap a worker that became our own child, where nobody has done so yet."""
+    if worker.status is None and worker.identity.pid:
+        with contextlib.suppress(ChildProcessError):
+            pid, status = os.waitpid(worker.identity.pid, os.WNOHANG)
+            worker.status = status if pid else None
 
 
 def _from_status(worker: Worker) -> dict[str, Any]:

@@ -19,8 +19,10 @@ from clusterctl.agent.protocol import Command, StopReason
 from clusterctl.errors import ClusterctlError, ExitCode, NodesError, NotFoundError, UnhealthyError
 from clusterctl.run import events, policy
 from clusterctl.run.control import ControlRequest, ControlServer
+from clusterctl.run.gathering import gather
 from clusterctl.run.launch import Begun, CancelledError, Launch, NotBegun, Progress
 from clusterctl.run.links import Links, Redialed, each, names, quietly
+from clusterctl.run.observer import StallObserver
 from clusterctl.run.reader import load_state
 from clusterctl.run.state import RunPhase, apply_head, apply_node
 from clusterctl.run.store import RunDir, Writer, is_full, now
@@ -107,6 +109,8 @@ class Controller:
         self._sizes: dict[tuple[str, str], int] = {}
         self._spares = list(spec.spares)
         self._failures: list[tuple[str, str | None]] = []
+        self._observer: StallObserver | None = None
+        self._stalls = 0
         self._control = ControlServer(run.control_address(), self._inbox.put)
 
     # --- beginnings
@@ -255,6 +259,12 @@ class Controller:
         with self._full_disk_tolerated():
             self._writer.append(event, moment)
         self._state = apply_head(self._state, moment, event)
+        if isinstance(event, events.Attempt):
+            self._watch_attempt()
+
+    def _watch_attempt(self) -> None:
+        ranks = self._state.workers
+        self._observer = StallObserver(self._state.attempt, ranks, self._spec.stall, time.monotonic())
 
     @contextlib.contextmanager
     def _full_disk_tolerated(self) -> Any:
@@ -286,6 +296,8 @@ class Controller:
         before = self._full_until
         with self._full_disk_tolerated():
             size = self._writer.replicate(item.node, item.file, item.offset, item.payload)
+            if item.file == wire.SAMPLES_FILE and self._observer is not None:
+                self._observer.feed(item.node, item.payload, time.monotonic())
             self._sizes[item.node, item.file] = size
             session = self._links.sessions.get(item.node)
             if session is not None:
@@ -395,6 +407,7 @@ class Controller:
             return
         if self._launching and not self._cancelled.is_set() and self._state.attempt < 0:
             return
+        self._judge_stall()
         action = policy.decide(self._state, self._limits, self._sight(), now())
         match action:
             case None:
@@ -408,9 +421,40 @@ class Controller:
             case policy.Finish():
                 self._finish(action)
 
+    def _judge_stall(self) -> None:
+        """Record what the stall rule says when it says something new; keep evidence before anybody acts."""
+        if self._observer is None or self._state.phase not in (RunPhase.RUNNING, RunPhase.STALLED):
+            return
+        stall = self._observer.judge(time.monotonic())
+        shown = "none" if self._state.stall is None else self._state.stall.phase
+        if stall.phase.value == shown:
+            return
+        evidence = None
+        if stall.phase.value != "none":
+            self._stalls += 1
+            evidence = f"stall-{self._stalls}"
+            self._gather_evidence(evidence)
+        reason = stall.reason if stall.hint is None else f"{stall.reason}; {stall.hint}"
+        self._record(
+            events.StallSeen(
+                attempt=self._state.attempt,
+                phase=stall.phase.value,
+                since_s=stall.since_s,
+                limit_s=stall.limit_s,
+                reason=reason,
+                evidence=evidence,
+            )
+        )
+        self._control.wake()
+
+    def _gather_evidence(self, name: str) -> None:
+        sessions = {n: s for n, s in self._links.sessions.items() if n in self._state.nodes}
+        threading.Thread(target=gather, args=(self._run, name, sessions), daemon=True).start()
+
     def _sight(self) -> policy.Sight:
         return policy.Sight(
             silent=self._links.silent(_SHOWN_SILENT_AFTER),
+            idle=0.0 if self._observer is None else self._observer.idle(time.monotonic()),
             cancelled=self._cancelled.is_set(),
             alike=self._alike(),
             spares=len(self._spares),
@@ -596,10 +640,20 @@ class Controller:
             case "down":
                 self.cancel(kill=bool(item.arguments.get("kill")))
                 item.reply({"ok": True, "grace": self._limits.grace})
+            case "evidence":
+                self._answer_evidence(item)
             case "ping":
                 item.reply({"ok": True, "run": self._run.run})
             case _:
                 item.reply({"error": f"unknown command {item.command!r}"})
+
+    def _answer_evidence(self, item: ControlRequest) -> None:
+        sessions = {n: s for n, s in self._links.sessions.items() if n in self._state.nodes}
+
+        def answer() -> None:
+            item.reply({"nodes": gather(self._run, "stacks", sessions)})
+
+        threading.Thread(target=answer, daemon=True).start()
 
     def cancel(self, *, kill: bool) -> None:
         """End the run: gracefully, or at once."""

@@ -96,9 +96,10 @@ class Node:
             if not talk.closed and talk.process.poll() is None:
                 talk.kill()
         with contextlib.suppress(Refused, AssertionError), Talk(self.home / "state", epoch=1000) as talk:
-            self.stop(talk, grace=0.0)
-            self.follow(talk)
-            talk.wait_for("swept")
+            if talk.ask(Command.STATUS, **self.where)["attempt"] >= 0:
+                self.stop(talk, grace=0.0)
+                self.follow(talk)
+                talk.wait_for("swept")
             talk.ask(Command.FINISH, **self.where, state="cancelled", exit_code=103)
         with contextlib.suppress(AssertionError, ProcessLookupError):
             os.kill(self.supervisor(), signal.SIGKILL)

@@ -94,6 +94,14 @@ class Talk:
             self.read(left)
         return found
 
+    def eventually(self, reached: Callable[[], Any], seconds: float = SECONDS) -> Any:
+        """Wait for something that the agent does not speak of."""
+        deadline = time.monotonic() + seconds
+        while not (found := reached()):
+            assert time.monotonic() < deadline, f"not reached in {seconds} s"
+            self.read(0.02)
+        return found
+
     def read(self, seconds: float) -> None:
         if not select.select([self.process.stdout], [], [], seconds)[0]:
             return

@@ -1,0 +1,24 @@
+"""Documents stay true: links resolve, and the README keeps to its size."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PAGES = [*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/**/*.md"), *REPOSITORY.glob("templates/*/README.md")]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(REPOSITORY)))
+def test_relative_links_of_a_page_resolve(page: Path) -> None:
+    targets = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text())
+
+    missing = [t for t in targets if "://" not in t and not (page.parent / t).exists()]
+
+    assert not missing
+
+
+def test_the_readme_is_at_most_160_lines() -> None:
+    assert len((REPOSITORY / "README.md").read_text().splitlines()) <= 160
