@@ -19,6 +19,8 @@ _TAIL = 64 * 1024
 """Bytes at the end of what is replicated that stay, so that a new controller can compare them."""
 _INDEX_RESERVE = 64 * 1024
 _STEP = 1 << 20
+_FAST = 8
+"""What grows by more than this part of the reserve from one look to the next is looked at more often."""
 
 Drop = Callable[[int, int, int, str], None]
 """Says that the output of a rank before an offset is going: `(rank, first_valid, lost, why)`."""
@@ -101,16 +103,28 @@ class Outputs:
         if one is not None:
             one.replicated = max(one.replicated, min(offset, self.size(rank)))
 
-    def look(self) -> None:
-        """See what has grown: write the index, keep the reserve, hold the limit. To be called every 250 ms."""
+    def look(self) -> bool:
+        """See what has grown: write the index, keep the reserve, hold the limit. To be called every 250 ms.
+
+        Returns:
+            Whether something grows so fast that the reserve should be looked at earlier (`keep_up`).
+        """
+        fast = False
         for one in self._files.values():
             size = os.fstat(one.fd).st_size
             if size != one.size:
+                fast = fast or (size - one.size) * _FAST > self._reserve > 0
                 one.size = size
                 self._index(one)
                 self._keep_reserve(one)
             if self._max_size is not None and size - one.first_valid > self._max_size:
                 self._hold_limit(one, self._max_size)
+        return fast
+
+    def keep_up(self) -> None:
+        """Keep the reserve ahead of what grows, between two looks."""
+        for one in self._files.values():
+            self._keep_reserve(one)
 
     def _index(self, one: Output) -> None:
         record = protocol.INDEX_RECORD.pack(one.size, time.time())
@@ -127,9 +141,10 @@ class Outputs:
     # --- space
 
     def _keep_reserve(self, one: Output) -> None:
-        if not self._reserve or one.reserved - one.size > self._reserve // 2:
+        size = os.fstat(one.fd).st_size
+        if not self._reserve or one.reserved - size > self._reserve // 2:
             return
-        wanted = one.size + self._reserve - max(one.reserved, one.size)
+        wanted = size + self._reserve - max(one.reserved, size)
         try:
             self._extend(one)
         except OSError:
@@ -138,8 +153,9 @@ class Outputs:
                 self._extend(one)
 
     def _extend(self, one: Output) -> None:
-        if system.reserve(one.fd, one.size, self._reserve):
-            one.reserved = one.size + self._reserve
+        size = os.fstat(one.fd).st_size
+        if system.reserve(one.fd, size, self._reserve):
+            one.reserved = size + self._reserve
 
     def _make_room(self, wanted: int) -> None:
         """Free at least that many bytes, if there are so many to free."""

@@ -41,6 +41,8 @@ TICK_SECONDS = 0.25
 _UNATTENDED_SECONDS = 600.0
 """After so long without a controller, a supervisor with nothing to watch ends; the next command starts another."""
 _SLOW_SECONDS = 1.0
+_STEPS = 10
+"""How many times a tick the reserve is looked at while an output grows fast."""
 READY = b"ready\n"
 TAKEN = b"taken\n"
 
@@ -171,7 +173,9 @@ class Supervisor:
         attempt = self._attempt
         if attempt is None or attempt.swept:
             return
-        attempt.outputs.look()
+        if attempt.outputs.look():
+            for step in range(1, _STEPS):
+                self._loop.after(step * TICK_SECONDS / _STEPS, attempt.outputs.keep_up)
         attempt.look()
         if self._activity is not None and time.monotonic() >= self._next_sample:
             self._next_sample = time.monotonic() + attempt.prepare.sample_seconds

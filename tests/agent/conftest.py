@@ -93,8 +93,7 @@ class Node:
 
     def end(self) -> None:
         for talk in self.talks:
-            if not talk.closed and talk.process.poll() is None:
-                talk.kill()
+            talk.kill()
         with contextlib.suppress(Refused, AssertionError), Talk(self.home / "state", epoch=1000) as talk:
             if talk.ask(Command.STATUS, **self.where)["attempt"] >= 0:
                 self.stop(talk, grace=0.0)

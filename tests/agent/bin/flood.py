@@ -3,6 +3,7 @@
 import os
 import sys
 import time
+import time
 
 
 def content(megabytes):
@@ -17,4 +18,6 @@ if __name__ == "__main__":
     for part in content(int(sys.argv[1])):
         view = memoryview(part)
         while view:
-            view = view[os.write(1, view) :]
+            view = view[os.write(1, view[: 1 << 20]) :]
+            if len(sys.argv) > 2:
+                time.sleep(0.1)
