@@ -182,7 +182,8 @@ def _driver_signs(watch: Watch, sample: Mapping[str, Any]) -> Iterator[_Sign]:
         # The sampler knows for how long: no need to wait once more for as long.
         lasting = 0.0 if float(sample.get("stuck_s") or 0) >= watch.limits.stuck else watch.limits.stuck
         words = f"the GPU driver hangs{where}"
-        yield _sign(None, "gpu.responsive", Status.FAIL, words, lasting, Action.REBOOT_NODE)
+        detail = f"no answer for {_duration(float(sample.get('stuck_s') or 0))}"
+        yield _sign(None, "gpu.responsive", Status.FAIL, words, lasting, Action.REBOOT_NODE, detail)
     elif sample.get("status") == "error":
         words = f"GPUs cannot be watched: {sample.get('reason')}"
         yield _sign(None, "gpu.driver", Status.WARN, words, watch.limits.stuck, Action.NONE)

@@ -140,6 +140,9 @@ def connect(address: str, port: int, nonce: str, timeout: float) -> dict[str, An
                 error = "wrong answer"
     except ConnectionRefusedError:
         error = "refused"
+    except ConnectionResetError:
+        # It accepted and hung up on a nonce that is not its own.
+        error = "wrong answer"
     except TimeoutError:
         error = "timeout"
     except OSError as caught:

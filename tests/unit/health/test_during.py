@@ -92,7 +92,7 @@ def test_a_hung_driver_is_told_with_where_it_hangs_and_told_over_when_it_answers
     ]
     changes = fold("n", [sample(0, gpu()), *stuck, *during(120, start=60)])
     assert told(changes) == [
-        ("FAIL", "n: the GPU driver hangs in nv_lock for 15 s"),
+        ("FAIL", "n: the GPU driver hangs in nv_lock, no answer for 20 s"),
         ("PASS", "n: the GPU driver hangs in nv_lock is over after 30 s"),
     ]
 

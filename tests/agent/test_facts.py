@@ -1,0 +1,318 @@
+"""Looking at a node: what is sick is named, what is denied says so, and nothing keeps the look beyond its deadline."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import clusterctl.agent
+from clusterctl.agent.facts import children, collect, host, kernel_log, main, mounts, net, ports, procs, versions
+from tests import fake_nvml
+
+AGENT = Path(clusterctl.agent.__path__[0])
+
+
+def write(root: Path, **files: str) -> str:
+    for name, content in files.items():
+        path = root / name.replace("__", "/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content + "\n")
+    return str(root)
+
+
+# --- children
+
+
+def test_tasks_run_at_once_and_each_has_its_own_result() -> None:
+    def failing() -> dict[str, Any]:
+        raise ValueError("no good")
+
+    def denied() -> dict[str, Any]:
+        raise PermissionError(13, "Permission denied")
+
+    def dying() -> dict[str, Any]:
+        os.kill(os.getpid(), signal.SIGSEGV)
+        return {}
+
+    found = children.run(
+        {"good": lambda: {"x": 1}, "failing": failing, "denied": denied, "dying": dying}, time.monotonic() + 10
+    )
+    assert {name: result["status"] for name, result in found.items()} == {
+        "good": "ok",
+        "failing": "error",
+        "denied": "denied",
+        "dying": "error",
+    }
+    assert found["good"]["data"] == {"x": 1}
+    assert found["failing"]["reason"] == "ValueError: no good"
+    assert found["dying"]["reason"] == "the look ended with signal 11"
+
+
+def test_a_task_that_ignores_signals_is_killed_at_the_deadline_with_its_programs() -> None:
+    reader, writer = os.pipe()
+    os.set_inheritable(writer, True)
+
+    def stubborn() -> dict[str, Any]:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        subprocess.run(["sleep", "1000"], check=False)
+        return {}
+
+    began = time.monotonic()
+    found = children.run({"stubborn": stubborn, "good": dict}, began + 0.5)
+    os.close(writer)
+    assert time.monotonic() - began < 2
+    assert found["good"]["status"] == "ok"
+    assert (found["stubborn"]["status"], found["stubborn"]["abandoned"]) == ("timeout", False)
+    # Nobody holds the pipe any more: neither the child nor its program outlived the look.
+    assert os.read(reader, 1) == b""
+    os.close(reader)
+
+
+def test_a_task_holds_none_of_our_streams() -> None:
+    """An abandoned child must not keep the pipe by which the probe answers."""
+    code = (
+        "import time\nfrom clusterctl.agent.facts import children\n"
+        "children._Child.abandon = lambda self: {'status': 'timeout', 'data': {}}\n"
+        "children.run({'x': lambda: time.sleep(5)}, time.monotonic() + 0.2)\nprint('done', flush=True)"
+    )
+    began = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "done\n"
+    assert time.monotonic() - began < 4
+
+
+# --- the whole
+
+
+def test_every_group_is_told_of_a_real_machine_without_touching_it(tmp_path: Path) -> None:
+    found = collect({"workdir": str(tmp_path / "not" / "yet"), "ports": [0], "deadline": 10, "expect_gpus": False})
+    statuses = {name: group["status"] for name, group in found["groups"].items()}
+    assert statuses["nvml"] == "absent"
+    assert statuses["kernel_log"] in ("ok", "denied", "absent")
+    assert {status for name, status in statuses.items() if name not in ("nvml", "kernel_log")} == {"ok"}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_request_is_one_json_object_and_so_is_the_answer() -> None:
+    out = io.StringIO()
+    assert main(io.StringIO('{"groups": ["host"]}'), out) == 0
+    assert list(json.loads(out.getvalue())["groups"]) == ["host"]
+    assert main(io.StringIO("[1]"), io.StringIO()) == 2
+
+
+def test_the_look_works_from_an_archive_and_keeps_the_bindings_beside_it(tmp_path: Path) -> None:
+    import pynvml
+
+    bundle = tmp_path / "bundle.pyz"
+    with zipfile.ZipFile(bundle, "w") as archive:
+        archive.writestr("clusterctl/__init__.py", "")
+        for path in AGENT.rglob("*.py"):
+            archive.write(path, f"clusterctl/agent/{path.relative_to(AGENT)}")
+        archive.write(str(pynvml.__file__), "pynvml.py")
+        archive.writestr(
+            "__main__.py", "import sys; from clusterctl.agent.facts import main; main(sys.stdin, sys.stdout)"
+        )
+    scene = fake_nvml.Scenario(tmp_path / "s.json", 2)
+    env = {**os.environ, **scene.environment()}
+    for _ in range(2):
+        argv = [sys.executable, "-S", str(bundle)]
+        done = subprocess.run(argv, input='{"groups": ["nvml"]}', env=env, capture_output=True, text=True, check=True)
+        assert len(json.loads(done.stdout)["groups"]["nvml"]["data"]["devices"]) == 2
+    assert (tmp_path / "bundle.pyz.d" / "pynvml.py").exists()
+
+
+def test_torch_is_never_imported() -> None:
+    code = (
+        "import sys, json\nfrom clusterctl.agent.facts import versions\n"
+        "told = versions.collect()\nprint(json.dumps([told['torch'], 'torch' in sys.modules]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    version, imported = json.loads(done.stdout)
+    assert version is not None
+    assert imported is False
+
+
+# --- kernel log
+
+XID = "[   50.250000] NVRM: Xid (PCI:0000:16:00): 79, pid=1, GPU has fallen off the bus."
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+    write(tmp_path, proc__uptime="100.25 1.0")
+    return tmp_path / "bin"
+
+
+def look(root: Path) -> dict[str, Any]:
+    return children.run({"log": lambda: kernel_log.collect(str(root), time.monotonic() + 3)}, time.monotonic() + 3)[
+        "log"
+    ]
+
+
+def test_relevant_lines_of_dmesg_are_kept_with_their_age(programs: Path, tmp_path: Path) -> None:
+    fake_nvml.program(programs, "dmesg", output=f"[    0.000000] Linux version\n{XID}\n[   60.0] usb 1-1: new device\n")
+    found = look(tmp_path)["data"]
+    assert found["source"] == "dmesg"
+    assert [line["age_s"] for line in found["lines"]] == [50.0]
+
+
+def test_the_journal_is_read_where_dmesg_is_denied(programs: Path, tmp_path: Path) -> None:
+    fake_nvml.program(programs, "dmesg", error=fake_nvml.DMESG_DENIED, code=1)
+    fake_nvml.program(programs, "journalctl", output=XID.replace("] ", "] gpu03 kernel: ", 1) + "\n")
+    found = look(tmp_path)["data"]
+    assert (found["source"], found["lines"][0]["age_s"]) == ("journalctl", 50.0)
+    assert found["lines"][0]["text"].startswith("NVRM: Xid")
+
+
+def test_a_log_that_nobody_may_read_is_denied_with_both_reasons(programs: Path, tmp_path: Path) -> None:
+    fake_nvml.program(programs, "dmesg", error=fake_nvml.DMESG_DENIED, code=1)
+    fake_nvml.program(programs, "journalctl")
+    found = look(tmp_path)
+    assert (found["status"], found["reason"]) == ("denied", f"{fake_nvml.DMESG_DENIED}; journalctl: nothing to read")
+
+
+def test_of_a_flood_the_newest_lines_are_kept_and_the_rest_counted(programs: Path, tmp_path: Path) -> None:
+    fake_nvml.program(programs, "dmesg", output="".join(f"[   {i / 100:.6f}] NVRM: line {i}\n" for i in range(500)))
+    found = look(tmp_path)["data"]
+    assert (len(found["lines"]), found["dropped"], found["lines"][-1]["text"]) == (200, 300, "NVRM: line 499")
+
+
+# --- host, network, processes, mounts
+
+
+def test_limits_and_memory_of_the_machine_are_read(tmp_path: Path) -> None:
+    root = write(
+        tmp_path,
+        proc__meminfo="MemTotal: 1000 kB\nMemFree: 1 kB\nMemAvailable: 400 kB\nSwapTotal: 50 kB\nSwapFree: 20 kB",
+        proc__loadavg="3.50 2 1 1/2 3",
+        proc__uptime="12.5 1",
+        proc__self__cgroup="0::/user.slice/session.scope",
+        sys__devices__system__cpu__cpu0__cpufreq__scaling_governor="powersave",
+    )
+    limit = tmp_path / "sys/fs/cgroup/user.slice/memory.max"
+    limit.parent.mkdir(parents=True)
+    limit.write_text("1234\n")
+    found = host.collect(root)
+    assert (found["mem_total"], found["mem_available"], found["swap_used"]) == (1024000, 409600, 30720)
+    assert (found["load1"], found["uptime"], found["governors"], found["cgroup_mem_max"]) == (
+        3.5,
+        12.5,
+        {"powersave": 1},
+        1234,
+    )
+
+
+def test_rdma_ports_are_read_from_sys_alone(tmp_path: Path) -> None:
+    base = "sys__class__infiniband__mlx5_0__ports__1__"
+    values = {"state": "4: ACTIVE", "phys_state": "5: LinkUp", "rate": "100 Gb/sec", "link_layer": "Ethernet"}
+    gids = {
+        "gids__0": "fe80:0000::1",
+        "gids__1": "0000:0000:0000:0000:0000:0000:0000:0000",
+        "gid_attrs__types__0": "RoCE v2",
+    }
+    root = write(tmp_path, **{base + name: value for name, value in {**values, **gids}.items()})
+    found = net.collect(root, {})["ib"]
+    assert [(p["device"], p["port"], p["state"], p["phys"], p["gids"], p["roce_v2"]) for p in found] == [
+        ("mlx5_0", 1, "ACTIVE", "LinkUp", 1, 1)
+    ]
+
+
+def test_the_way_to_a_peer_is_found_without_sending_anything() -> None:
+    found = net.collect("/", {"self": "127.0.0.1", "nobody": "no-such-host.invalid"})["routes"]
+    assert (found["self"]["source"], found["self"]["interface"]) == ("127.0.0.1", "lo")
+    assert found["nobody"]["error"]
+
+
+def test_processes_of_runs_and_stuck_ones_are_found_by_marker_and_state(tmp_path: Path) -> None:
+    root = write(
+        tmp_path, proc__41__stat="41 (python) S 1 1", proc__42__stat="42 (py (x)) D 1 1", proc__42__wchan="nfs_wait"
+    )
+    (tmp_path / "proc/41/environ").write_bytes(b"A=1\0CLUSTERCTL_RUN_ID=run-7\0")
+    found = procs.collect(root)
+    assert found["runs"] == [{"run": "run-7", "pid": 41, "comm": "python"}]
+    assert found["dstate"] == [{"pid": 42, "comm": "py (x)", "wchan": "nfs_wait", "gpu": False}]
+
+
+def test_mounts_that_answer_or_fail_are_told_one_by_one(tmp_path: Path) -> None:
+    (tmp_path / "good").mkdir()
+    root = write(tmp_path, proc__mounts=f"filer:/x {tmp_path}/gone\\040away nfs4 rw 0 0\nproc /proc proc rw 0 0")
+    found = mounts.collect(root, [str(tmp_path / "good")], time.monotonic() + 3)["paths"]
+    assert [(p["path"], p["fs"], p["status"]) for p in found] == [
+        (str(tmp_path / "good"), None, "ok"),
+        (f"{tmp_path}/gone away", "nfs4", "error"),
+    ]
+
+
+def test_versions_are_read_from_names_alone_and_the_first_on_the_path_wins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place, names in (
+        ("a", ["torch-2.6.0.dist-info", "Foo_Bar-1.0-py3.11.egg-info"]),
+        ("b", ["torch-1.0.dist-info"]),
+    ):
+        for name in [*names, "nvidia_nccl_cu12-2.21.5.dist-info"]:
+            (tmp_path / place / name).mkdir(parents=True)
+    write(tmp_path, **{"a__torch__version.py": "from typing import Optional\ncuda: Optional[str] = '12.4'\n"})
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "a"), str(tmp_path / "b"), "/nowhere"])
+    found = versions.collect()
+    assert (found["torch"], found["torch_cuda"], found["nccl"], found["packages"]) == ("2.6.0", "12.4", "2.21.5", 3)
+
+
+# --- ports
+
+
+def test_a_port_that_somebody_holds_is_not_free_and_its_owner_named() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        entry = ports.collect([port])["ports"][0]
+    assert (entry["free"], entry["owner"]) == (False, f"a listener of uid {os.getuid()}")
+
+
+def test_a_port_that_is_held_but_not_listening_is_not_free_either() -> None:
+    with socket.socket() as held:
+        held.bind(("", 0))
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        assert ports.collect([held.getsockname()[1]])["ports"][0]["free"] is False
+
+
+def test_a_nonce_proves_who_answers_and_leaves_the_port_free() -> None:
+    listener = ports.Listener(0, "secret")
+    server = threading.Thread(target=listener.serve, args=(20.0,))
+    server.start()
+    wrong = ports.connect("127.0.0.1", listener.port, "other", 5.0)
+    right = ports.connect("127.0.0.1", listener.port, "secret", 5.0)
+    held = ports.listen(listener.port, "x", 0.1)
+    # Shutting it down wakes whoever accepts; closing alone would not.
+    with socket.socket(fileno=os.dup(listener.descriptor)) as same:
+        same.shutdown(socket.SHUT_RDWR)
+    server.join(10)
+    assert (right["ok"], right["error"]) == (True, None)
+    assert (wrong["ok"], wrong["error"]) == (False, "wrong answer")
+    assert held["error"] == "Address already in use"
+    assert ports.collect([listener.port])["ports"][0]["free"] is True
+
+
+def test_a_refused_connection_is_told_apart_from_silence() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    assert ports.connect("127.0.0.1", port, "x", 2.0)["error"] == "refused"
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        assert ports.connect("127.0.0.1", silent.getsockname()[1], "x", 0.2)["error"] == "timeout"
