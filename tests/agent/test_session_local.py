@@ -17,9 +17,11 @@ from clusterctl.agent.protocol import Command, encode_message, request
 from clusterctl.config.spec import HostSpec, TransportKind
 from clusterctl.errors import AgentError
 from clusterctl.sessions import Transports, open_session, open_sessions
+from clusterctl.transport.auth import SshAgent
 from clusterctl.transport.bootstrap import Preamble, script, start_agent
 from clusterctl.transport.local import LocalTransport
 from tests.contract_sessions import DEADLINE, Open, Reach, SessionContract, standin_bundle
+from tests.lab.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -203,3 +205,29 @@ def test_shells_that_stand_behind_bin_sh(home: Path, name: str) -> None:
         check=False,
     )
     assert b"\nclusterctl:n0nce:need {" in done.stdout
+
+
+FAKE_AGENT = """
+import socket, sys, time
+server = socket.socket(socket.AF_UNIX)
+server.bind(sys.argv[1])
+server.listen()
+kept = [server.accept() for _ in range(2)]
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(("program", "forwarded"), [("sshd-session", True), ("ssh-agent", False)])
+def test_an_ssh_agent_is_forwarded_if_sshd_listens_for_it(tmp_path: Path, program: str, forwarded: bool) -> None:
+    (tmp_path / program).symlink_to("/usr/bin/python3")
+    path = tmp_path / "socket"
+    process = subprocess.Popen([tmp_path / program, "-S", "-c", FAKE_AGENT, path])
+    agent = SshAgent(str(path))
+    try:
+        wait_for(path.exists, what="the agent's socket")
+        assert wait_for(lambda: agent.is_forwarded({"SSH_CONNECTION": "x"}) is forwarded)
+        assert not agent.is_forwarded({})
+    finally:
+        agent.close()
+        process.kill()
+        process.wait()
