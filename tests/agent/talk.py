@@ -63,7 +63,7 @@ class Talk:
         self.process.stdin.write(frame)
         self.process.stdin.flush()
 
-    def post(self, command: Command, **arguments: Any) -> int:
+    def post(self, command: Command, /, **arguments: Any) -> int:
         self._number += 1
         self._write(protocol.encode_message(protocol.request(self._number, command, arguments, self.epoch)))
         return self._number
@@ -74,7 +74,7 @@ class Talk:
     def beat(self, number: int) -> None:
         self._write(protocol.encode_message(protocol.beat(number)))
 
-    def ask(self, command: Command, **arguments: Any) -> dict[str, Any]:
+    def ask(self, command: Command, /, **arguments: Any) -> dict[str, Any]:
         return self.answer(self.post(command, **arguments))
 
     def answer(self, number: int, seconds: float = SECONDS) -> dict[str, Any]:

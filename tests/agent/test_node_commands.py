@@ -1,0 +1,304 @@
+"""What a controller asks of a machine: programs, the probe, ports, files."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import sys
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from clusterctl.agent import proc
+from clusterctl.agent.protocol import Command
+from tests.agent.conftest import gone
+from tests.agent.talk import REPOSITORY, Refused
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.agent.conftest import Node
+    from tests.agent.talk import Talk
+
+
+# --- programs
+
+
+def test_exec_streams_output_and_errors_apart_and_tells_the_exit_code(node: Node) -> None:
+    talk = node.talk()
+    answer = talk.ask(Command.EXEC, command="printf out; printf err >&2; exit 3", stream=10)
+    assert (answer["exit_code"], answer["signal"]) == (3, None)
+    assert (bytes(talk.data[10]), bytes(talk.data[11])) == (b"out", b"err")
+
+
+def test_exec_takes_argv_and_environment_as_data(node: Node) -> None:
+    talk = node.talk()
+    argv = ["/bin/sh", "-c", 'printf "%s|" "$@" "$X"', "sh", "$(id)", "a'b", "two\nlines"]
+    talk.ask(Command.EXEC, argv=argv, env={"X": "`id`"}, stream=1, cwd="/")
+    assert bytes(talk.data[1]) == b"$(id)|a'b|two\nlines|`id`|"
+
+
+def test_many_programs_run_at_once(node: Node) -> None:
+    talk = node.talk()
+    numbers = [talk.post(Command.EXEC, command=f"sleep 0.5; echo {n}", stream=10 * n) for n in range(1, 9)]
+    assert [talk.answer(number)["exit_code"] for number in numbers] == [0] * 8
+    assert [bytes(talk.data[10 * n]) for n in range(1, 9)] == [b"%d\n" % n for n in range(1, 9)]
+
+
+def test_a_cancelled_program_ends_with_all_that_came_of_it(node: Node) -> None:
+    talk = node.talk()
+    number = talk.post(Command.EXEC, command="sleep 1000 & setsid sleep 1000 & echo $$; wait", stream=1)
+    talk.until(lambda: talk.data.get(1))
+    leader = int(talk.data[1])
+    members = [pid for pid in proc.pids() if (s := proc.stat(pid)) and (s.sid == leader or s.ppid == leader)]
+    talk.post(Command.CANCEL, id=number)
+    assert talk.answer(number)["signal"] == signal.SIGTERM
+    assert len(members) == 3
+    talk.eventually(lambda: all(gone(pid) for pid in members))
+
+
+def test_a_program_that_takes_too_long_is_ended(node: Node) -> None:
+    talk = node.talk()
+    answer = talk.ask(Command.EXEC, command="trap '' TERM; while :; do sleep 0.1; done", stream=1, timeout=0.3)
+    assert (answer["timed_out"], answer["signal"]) == (True, signal.SIGKILL)
+
+
+def test_programs_end_with_their_session(node: Node) -> None:
+    talk, other = node.talk(), node.talk()
+    talk.post(Command.EXEC, command="echo $$; exec sleep 1000", stream=1)
+    talk.until(lambda: talk.data.get(1))
+    pid = int(talk.data[1])
+    talk.close()
+    other.eventually(lambda: gone(pid))
+
+
+def test_a_flood_of_a_program_does_not_stop_beats(node: Node) -> None:
+    talk = node.talk()
+    number = talk.post(Command.EXEC, command="head -c 30000000 /dev/zero", stream=1)
+    talk.beat(5)
+    talk.until(lambda: talk.beats)
+    talk.answer(number)
+    assert len(talk.data[1]) == 30_000_000
+
+
+# --- facts
+
+
+def test_the_probe_runs_as_a_worker_would(node: Node) -> None:
+    talk = node.talk()
+    arguments = {"prologue": "echo noise; export LD_PRELOAD_OF_SITE=1", "env": {"X": "1"}, "cwd": str(node.home)}
+    facts = talk.ask(Command.PROBE, python=sys.executable, request={"groups": ["host"], "deadline": 5}, **arguments)
+    assert facts["groups"]["host"]["status"] == "ok"
+
+
+def test_a_probe_that_cannot_run_says_why(node: Node) -> None:
+    with pytest.raises(Refused, match="ended with exit status 9: broken site"):
+        node.talk().ask(Command.PROBE, prologue="echo broken site >&2; exit 9", env={}, cwd=None, request={})
+
+
+def test_a_port_is_tried_between_two_sessions(node: Node) -> None:
+    here, there = node.talk(), node.talk()
+    port = here.ask(Command.LISTEN, port=0, nonce="abc", seconds=5)["port"]
+    assert there.ask(Command.CONNECT, address="127.0.0.1", port=port, nonce="abc", timeout=3)["ok"]
+    here.post(Command.BYE)
+
+
+def test_the_agent_runs_from_an_archive_and_starts_supervisors_from_it(node: Node, tmp_path: Path) -> None:
+    archive = tmp_path / "agent-bundle.pyz"
+    with zipfile.ZipFile(archive, "w") as bundle:
+        for path in (REPOSITORY / "clusterctl/agent").rglob("*.py"):
+            bundle.write(path, path.relative_to(REPOSITORY))
+        for folder in {p.parent for p in (REPOSITORY / "clusterctl/agent").rglob("*.py")}:
+            if not (folder / "__init__.py").exists():
+                bundle.writestr(str(folder.relative_to(REPOSITORY) / "__init__.py"), "")
+        bundle.write(REPOSITORY / "clusterctl/__init__.py", "clusterctl/__init__.py")
+        bundle.writestr("__main__.py", "import sys\nfrom clusterctl.agent.__main__ import main\nsys.exit(main())\n")
+    talk = node.talk(main=[sys.executable, "-I", "-S", str(archive)], env={"PYTHONPATH": "/nowhere"})
+    node.launch(["/bin/sh", "-c", "echo $PYTHONPATH"], talk=talk)
+    talk.wait_for("swept")
+    talk.until(lambda: talk.files.get("attempt-0/rank-0.log") == b"/nowhere\n")
+    assert talk.ask(Command.PROBE, python=sys.executable, env={}, request={"groups": ["host"]})["groups"]["host"]
+
+
+@pytest.mark.parametrize("version", ["3.9.18", "3.13.0"])
+def test_a_run_works_with_other_pythons(node: Node, version: str) -> None:
+    python = Path(f"/root/.pyenv/versions/{version}/bin/python")
+    if not python.exists():
+        pytest.skip(f"no Python {version} here")
+    talk = node.talk(python=str(python))
+    node.prepare(talk, 1, ports=[0])
+    node.follow(talk)
+    worker = {"rank": 0, "local_rank": 0, "argv": ["/bin/sh", "-c", "echo on; sleep 0.5; exit 4"], "env": {}}
+    talk.ask(Command.START, **node.where, attempt=0, workers=[worker])
+    talk.until(lambda: talk.files.get("attempt-0/rank-0.log") == b"on\n")
+    os.kill(node.supervisor(), signal.SIGKILL)
+    talk.wait_for("swept")
+    assert talk.exits()[0]["exit_code"] == 4
+    assert talk.ask(Command.HELLO)["python_version"] == version
+    assert talk.ask(Command.EXEC, command="echo x", stream=1)["exit_code"] == 0
+
+
+# --- files
+
+
+def entry(content: bytes, mode: int = 0o644) -> list[Any]:
+    return [len(content), mode, hashlib.sha256(content).hexdigest()]
+
+
+class Code:
+    """A sync of some files to the node."""
+
+    def __init__(self, node: Node, talk: Talk) -> None:
+        self.talk, self.workdir, self.run = talk, node.home / "code", node.run
+
+    def compare(self, files: dict[str, list[Any]], run: str | None = None) -> list[str]:
+        return self.talk.ask(Command.MANIFEST, workdir=str(self.workdir), files=files, run=run or self.run)["need"]
+
+    def send(self, files: dict[str, bytes], modes: dict[str, int] | None = None, run: str | None = None) -> list[str]:
+        entries = {path: entry(content, (modes or {}).get(path, 0o644)) for path, content in files.items()}
+        need = self.compare(entries, run)
+        stream = 7
+        listing = [[path, *entries[path]] for path in need]
+        number = self.talk.post(Command.RECEIVE, workdir=str(self.workdir), files=listing, stream=stream)
+        offset = 0
+        for path in need:
+            for start in range(0, len(files[path]), 60000):
+                part = files[path][start : start + 60000]
+                self.talk.data_frame(stream, offset, part)
+                offset += len(part)
+        assert self.talk.answer(number)["written"] == len(need)
+        return need
+
+
+@pytest.fixture
+def code(node: Node) -> Code:
+    return Code(node, node.talk())
+
+
+def test_only_what_changed_is_sent_and_modes_are_kept(code: Code) -> None:
+    files = {"train.py": b"print(1)\n", "pkg/data.bin": os.urandom(200_000), "empty": b"", "ünï/a b": b"x"}
+    assert sorted(code.send(files, {"train.py": 0o755})) == sorted(files)
+    assert {p: (code.workdir / p).read_bytes() for p in files} == files
+    assert (code.workdir / "train.py").stat().st_mode & 0o777 == 0o755
+    files["train.py"] = b"print(2)\n"
+    assert code.send(files, {"train.py": 0o755}) == ["train.py"]
+    assert code.send(files) == []
+    assert (code.workdir / "train.py").stat().st_mode & 0o777 == 0o644
+
+
+def test_only_what_sync_brought_is_deleted(code: Code) -> None:
+    code.send({"a/old.py": b"1", "a/edited.py": b"2", "keep.py": b"3"})
+    (code.workdir / "results").mkdir()
+    (code.workdir / "results/model.pt").write_bytes(b"mine")
+    (code.workdir / "a/edited.py").write_bytes(b"changed on the node")
+    code.send({"keep.py": b"3"})
+    left = sorted(str(p.relative_to(code.workdir)) for p in code.workdir.rglob("*") if p.is_file())
+    assert left == ["a/edited.py", "keep.py", "results/model.pt"]
+
+
+@pytest.mark.parametrize("path", ["/etc/x", "../x", "a/../../x", "", "a//b", "./a", "a/\0b"])
+def test_a_path_that_leads_outside_is_refused(code: Code, path: str) -> None:
+    with pytest.raises(Refused, match="not a path inside the workdir"):
+        code.compare({path: entry(b"")})
+    with pytest.raises(Refused, match="not a path inside the workdir"):
+        code.talk.ask(Command.RECEIVE, workdir=str(code.workdir), files=[[path, *entry(b"x")]], stream=3)
+
+
+def test_no_symbolic_link_leads_a_file_outside(code: Code, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "b").write_bytes(b"safe")
+    code.workdir.mkdir()
+    (code.workdir / "a").symlink_to(outside)
+    (code.workdir / "link").symlink_to(outside / "b")
+    with pytest.raises(Refused, match="Not a directory|symbolic"):
+        code.send({"a/b": b"evil"})
+    code.talk.data.clear()
+    code.send({"link": b"replaces the link"})
+    assert (outside / "b").read_bytes() == b"safe"
+    assert not (code.workdir / "link").is_symlink()
+
+
+def test_content_other_than_announced_is_not_put_in_place(code: Code) -> None:
+    code.workdir.mkdir()
+    number = code.talk.post(Command.RECEIVE, workdir=str(code.workdir), files=[["a", *entry(b"good")]], stream=3)
+    code.talk.data_frame(3, 0, b"evil")
+    with pytest.raises(Refused, match="another content"):
+        code.talk.answer(number)
+    assert list(code.workdir.iterdir()) == []
+
+
+def test_code_under_a_live_run_is_not_changed(code: Code, node: Node, nodes: Callable[[], Node]) -> None:
+    code.send({"train.py": b"1"})
+    talk = node.launch(["sleep", "1000"], workdir=str(code.workdir))
+    assert code.compare({"train.py": entry(b"1")}, "another-run") == []
+    with pytest.raises(Refused, match=f"run {node.run} uses"):
+        code.compare({"train.py": entry(b"2")}, "another-run")
+    assert code.compare({"train.py": entry(b"2")}) == ["train.py"]
+    node.stop(talk, grace=0)
+    talk.wait_for("swept")
+    assert code.compare({"train.py": entry(b"2")}, "another-run") == ["train.py"]
+
+
+def test_results_are_fetched_by_pattern(code: Code) -> None:
+    files = {"out/a.txt": b"aa", "out/b/c.bin": os.urandom(300_000), "out/empty": b"", "other": b"x"}
+    code.send(files)
+    (code.workdir / "out/link").symlink_to("/etc/passwd")
+    answer = code.talk.ask(Command.FETCH, workdir=str(code.workdir), pattern="out", stream=20)
+    content, offset = bytes(code.talk.data[20]), 0
+    fetched = {}
+    for path, size, _ in answer["files"]:
+        fetched[path] = content[offset : offset + size]
+        offset += size
+    assert fetched == {path: data for path, data in files.items() if path.startswith("out/")}
+    for pattern in ("/etc/passwd", "../*"):
+        with pytest.raises(Refused, match="not a pattern inside"):
+            code.talk.ask(Command.FETCH, workdir=str(code.workdir), pattern=pattern, stream=30)
+
+
+def test_only_complete_checkpoints_count(code: Code) -> None:
+    code.workdir.mkdir()
+    for path in ("step-1.pt", "step-2.pt.tmp", ".step-3.pt"):
+        (code.workdir / path).write_bytes(b"x")
+    for name, files in {"step-4": ["__0_0.distcp"], "step-5": ["__0_0.distcp", ".metadata"]}.items():
+        (code.workdir / name).mkdir()
+        for file in files:
+            (code.workdir / name / file).write_bytes(b"x")
+    found = code.talk.ask(Command.CHECKPOINTS, workdir=str(code.workdir), pattern="step-*")["found"]
+    assert sorted(one["path"] for one in found) == ["step-1.pt", "step-5"]
+
+
+# --- runs on a machine
+
+
+def test_runs_are_listed_and_cleaned_once_nothing_lives(node: Node) -> None:
+    talk = node.launch(["sleep", "1000"])
+    (listed,) = talk.ask(Command.RUNS)["runs"]
+    assert (listed["run"], listed["node"], listed["live"]) == (node.run, node.node, True)
+    with pytest.raises(Refused, match="still has a supervisor"):
+        talk.ask(Command.CLEAN, **node.where)
+    node.stop(talk, grace=0)
+    talk.wait_for("swept")
+    talk.ask(Command.FINISH, **node.where, state="cancelled", exit_code=103)
+    assert talk.ask(Command.CLEAN, **node.where)["bytes"] > 0
+    assert talk.ask(Command.RUNS)["runs"] == []
+
+
+def test_evidence_is_taken_while_beats_go_on(node: Node) -> None:
+    talk = node.launch(["sleep", "1000"], ["sleep", "1000"])
+    number = talk.post(Command.EVIDENCE, **node.where, name="one", ranks=[1], deadline=5)
+    talk.beat(1)
+    answer = talk.answer(number)
+    assert list(answer["ranks"]) == ["1"]
+    assert talk.beats
+    assert json.loads((node.folder / "evidence/one/rank-1.json").read_text())
+
+
+def test_a_home_where_nothing_can_be_written_is_a_readable_refusal(node: Node) -> None:
+    talk = node.talk(env={"XDG_STATE_HOME": "/proc/nowhere"})
+    with pytest.raises(Refused, match="cannot keep state in /proc/nowhere/clusterctl"):
+        talk.ask(Command.HELLO)
