@@ -1,4 +1,4 @@
-"""The agent's own command line: `serve`, `supervise`, `facts`, `sampler`. People do not call it."""
+"""The agent's own command line: `serve`, `facts`, `sampler`. People do not call it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,6 @@ def main(argv: list[str] | None = None) -> int:
         from clusterctl.agent import serve
 
         return serve.main(arguments)
-    if command == "supervise":
-        from clusterctl.agent import supervisor
-
-        return supervisor.main(arguments)
     if command == "facts":
         from clusterctl.agent import facts
 
@@ -25,7 +21,7 @@ def main(argv: list[str] | None = None) -> int:
         import importlib
 
         return int(importlib.import_module("clusterctl.agent.facts.sampler").main(arguments))
-    sys.stderr.write("usage: serve | supervise STATE_ROOT RUN NODE | facts | sampler SECONDS\n")
+    sys.stderr.write("usage: serve | facts | sampler SECONDS\n")
     return 2
 
 

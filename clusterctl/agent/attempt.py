@@ -137,11 +137,14 @@ class Attempt:
             self.ledger.cgroup = cgroup.make(f"{self._run.key[:16]}-{self.number}")
         ranks = [[one.rank, one.local_rank] for one in planned]
         system.write_json(self._run.start(self.number), {"workers": ranks, "cgroup": self.ledger.cgroup})
-        for one in planned:
-            if one.rank not in self.workers:
-                self._start_worker(start, one)
+        wanted = [one for one in planned if one.rank not in self.workers]
+        reports = [(one, self._begin(start, one)) for one in wanted]
+        for one, report in reports:
+            worker = workers.begun(one.rank, one.local_rank, report)
+            self.take_in(worker)
+            self._record_started(worker)
 
-    def _start_worker(self, start: protocol.Start, one: protocol.WorkerStart) -> None:
+    def _begin(self, start: protocol.Start, one: protocol.WorkerStart) -> int:
         if one.rank not in self.outputs.sizes():
             self._open_output(one.rank)
         post = waiter.Post(
@@ -155,9 +158,7 @@ class Attempt:
             enforce=self._enforce,
             cgroup=cgroup.procs(self.ledger.cgroup),
         )
-        worker = workers.begin(one.rank, one.local_rank, post)
-        self.take_in(worker)
-        self._record_started(worker)
+        return workers.begin(one.rank, post)
 
     def _enforce(self) -> None:
         """End everything of the run here; called in a waiter whose fence has expired."""

@@ -21,7 +21,7 @@ def command(name: str, *arguments: str, python: str = sys.executable, isolated: 
     """Return the argv that runs a command of the agent.
 
     Args:
-        name: `serve`, `supervise`, `facts` or `sampler`.
+        name: `serve`, `facts` or `sampler`.
         arguments: Of that command.
         python: The interpreter.
         isolated: False for what has to see the world as a worker does.

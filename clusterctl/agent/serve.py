@@ -7,7 +7,7 @@ import time
 import traceback
 from typing import Any, Callable, Optional
 
-from clusterctl.agent import epochs, fold, journal, proc, protocol, requests, rundir
+from clusterctl.agent import epochs, fold, journal, proc, protocol, requests, rundir, system
 from clusterctl.agent.channel import Channel
 from clusterctl.agent.follow import Follower
 from clusterctl.agent.jobs import Jobs, Task
@@ -323,5 +323,7 @@ def main(arguments: list[str]) -> int:
     os.dup2(null, 0)
     os.dup2(null, 1)
     os.close(null)
+    system.set_name("clusterctl-agen")
+    system.set_title("clusterctl-agent serve")
     Session(read, write, idle).loop.run()
     return 0

@@ -12,7 +12,7 @@ import socket
 import sys
 import time
 import traceback
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent import (
     claims,
@@ -20,7 +20,6 @@ from clusterctl.agent import (
     fold,
     guardians,
     journal,
-    launch,
     marks,
     proc,
     protocol,
@@ -35,7 +34,9 @@ from clusterctl.agent import secrets as kept
 from clusterctl.agent.attempt import Attempt
 from clusterctl.agent.channel import Channel
 from clusterctl.agent.loop import Loop
-from clusterctl.agent.rundir import RunDir
+
+if TYPE_CHECKING:
+    from clusterctl.agent.rundir import RunDir
 
 TICK_SECONDS = 0.25
 _UNATTENDED_SECONDS = 600.0
@@ -317,60 +318,60 @@ class Supervisor:
 # --- starting one
 
 
-def main(arguments: list[str]) -> int:
-    """Be the supervisor of `STATE_ROOT RUN NODE`; says on stdout whether it is ready or another one is there."""
-    run = RunDir(*arguments[:3])
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-    try:
-        listener.bind(run.socket)
-    except OSError:
-        os.write(1, TAKEN)
-        return 0
-    listener.listen(64)
-    _detach(run, listener)
-    supervisor = Supervisor(run)
-    with contextlib.suppress(OSError):
-        os.write(1, READY)
-    null = os.open(os.devnull, os.O_RDWR)
-    os.dup2(null, 1)
-    os.close(null)
-    supervisor.serve(listener)
-    return 0
-
-
-def _detach(run: RunDir, listener: socket.socket) -> None:
-    """Depend on nothing of who started us: no terminal, no folder, no stray descriptor."""
-    run.make()
-    os.chdir("/")
-    spawn.close_all({listener.fileno()})
-    log = os.open(run.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    os.dup2(log, 2)
-    os.close(log)
-    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
-        signal.signal(number, signal.SIG_IGN)
-    system.set_name("clusterctl-supv")
-    system.become_subreaper()
-
-
 def start(run: RunDir) -> tuple[int, int]:
-    """Start a supervisor that outlives this process; return the pid of a short-lived child and where it says READY.
+    """Fork a supervisor that outlives this process; to be called in a process with one thread.
 
-    It is forked twice, so that it is never our child, and in a session of its own.
+    It is forked twice, so that it is never our child, and in a session of its own. It executes nothing: all that it
+    needs is loaded here already, and a start waits for it.
+
+    Returns:
+        The pid of a short-lived child, and a descriptor from which READY or TAKEN (or nothing) can be read.
     """
-    argv = launch.command("supervise", run.root, run.run, run.node)
     read, write = os.pipe2(os.O_CLOEXEC)
     pid = os.fork()
     if pid == 0:
         try:
             os.setsid()
             if os.fork() == 0:
-                spawn.normal_signals()
-                null = os.open(os.devnull, os.O_RDWR)
-                os.dup2(null, 0)
-                os.dup2(write, 1)
-                os.dup2(null, 2)
-                os.execv(argv[0], argv)
+                _supervise(run, write)
         finally:
             os._exit(0)
     os.close(write)
     return pid, read
+
+
+def _supervise(run: RunDir, report: int) -> None:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        listener.bind(run.socket)
+    except OSError:
+        os.write(report, TAKEN)
+        return
+    listener.listen(64)
+    _detach(run, {listener.fileno(), report})
+    try:
+        supervisor = Supervisor(run)
+        with contextlib.suppress(OSError):
+            os.write(report, READY)
+        os.close(report)
+        supervisor.serve(listener)
+    except BaseException:
+        traceback.print_exc()
+        raise
+
+
+def _detach(run: RunDir, keep: set[int]) -> None:
+    """Depend on nothing of who started us: no terminal, no folder, no descriptor, no signal."""
+    run.make()
+    os.chdir("/")
+    spawn.normal_signals()
+    null = os.open(os.devnull, os.O_RDWR)
+    log = os.open(run.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    for source, target in ((null, 0), (null, 1), (log, 2)):
+        os.dup2(source, target)
+    spawn.close_all(keep)
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
+        signal.signal(number, signal.SIG_IGN)
+    system.set_name("clusterctl-supv")
+    system.set_title(f"clusterctl-agent supervise {run.run} {run.node}")
+    system.become_subreaper()

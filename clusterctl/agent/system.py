@@ -34,6 +34,16 @@ def set_name(name: str) -> None:
     _LIBC.prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
 
 
+def set_title(title: str) -> None:
+    """Set what `ps` shows as command line: the memory that held our arguments is overwritten, as far as it goes."""
+    fields = read_bytes("/proc/self/stat").rpartition(b")")[2].split()
+    start, end = (int(fields[45]), int(fields[46])) if len(fields) > 46 else (0, 0)
+    if 0 < start < end:
+        ctypes.memmove(
+            start, title.encode("utf-8", "surrogateescape")[: end - start - 1].ljust(end - start, b"\0"), end - start
+        )
+
+
 def _fallocate(fd: int, mode: int, offset: int, length: int) -> None:
     result = _LIBC.fallocate(fd, mode, ctypes.c_int64(offset), ctypes.c_int64(length))
     if result != 0:

@@ -117,22 +117,30 @@ def _injected(run: RunDir, status_dir: str, pythonpath: bytes | None) -> dict[by
     return {encode(name): encode(value) for name, value in added.items()}
 
 
-def begin(rank: int, local_rank: int, post: waiter.Post) -> Worker:
-    """Start one worker behind its waiter.
+def begin(rank: int, post: waiter.Post) -> int:
+    """Start one worker behind its waiter; return a descriptor for `begun`.
+
+    Raises:
+        RequestError: It could not be started.
+    """
+    try:
+        return waiter.start(post)[1]
+    except OSError as error:
+        raise requests.failed(f"cannot start rank {rank}: {error.strerror}") from error
+
+
+def begun(rank: int, local_rank: int, report: int) -> Worker:
+    """Return the worker that a waiter has started.
 
     Raises:
         RequestError: It could not be started, or another start of this rank was first.
     """
     try:
-        pid, report = waiter.start(post)
-    except OSError as error:
-        raise requests.failed(f"cannot start rank {rank}: {error.strerror}") from error
-    try:
         said = _report(report)
     finally:
         os.close(report)
     if said is None:
-        raise requests.failed(f"cannot start rank {rank}: its waiter (pid {pid}) ended without a word")
+        raise requests.failed(f"cannot start rank {rank}: its waiter ended without a word")
     return from_spawn(rank, local_rank, said)
 
 

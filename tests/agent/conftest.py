@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from clusterctl.agent import proc
+from clusterctl.agent import guardians, proc
 from clusterctl.agent.protocol import Command
+from clusterctl.agent.rundir import RunDir
 from tests.agent.talk import Refused, Talk
 
 if TYPE_CHECKING:
@@ -76,15 +77,10 @@ class Node:
         talk.ask(Command.STOP, **self.where, grace=grace, reason=reason)
 
     def supervisor(self) -> int:
-        """The pid of the supervisor, which no worker can be: it holds the journal open."""
-        for pid in proc.pids():
-            words = (
-                Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") if os.path.exists(f"/proc/{pid}/cmdline") else []
-            )
-            name = Path(f"/proc/{pid}/comm")
-            if self.run.encode() in words and b"supervise" in words and name.read_text() == "clusterctl-supv\n":
-                return pid
-        raise AssertionError("no supervisor")
+        """The pid of the supervisor."""
+        found = guardians.supervisor(RunDir(str(self.home / "state/clusterctl"), self.run, self.node))
+        assert found is not None, "no supervisor"
+        return found.pid
 
     def waiter(self, rank: int = 0, attempt: int = 0) -> int:
         import json

@@ -11,7 +11,10 @@ import os
 import platform
 import re
 import sys
-from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 _TOLD = (
     "torch",
