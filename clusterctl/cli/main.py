@@ -109,7 +109,7 @@ def _print_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
     help="Print the version.",
 )
 def cli() -> None:
-    r"""Multi-node training over SSH: start every rank, collect every log, find the bad machine, leave nothing behind.
+    """Multi-node training over SSH: start every rank, collect every log, find the bad machine, leave nothing behind.
 
     \b
     clusterctl up cluster.yaml        start a run and follow it

@@ -7,6 +7,7 @@ number alone (the batch, dropout's random numbers), and a checkpoint is either w
 from __future__ import annotations
 
 import argparse
+import gc
 import hashlib
 import json
 import os
@@ -211,10 +212,8 @@ def fingerprint(model: nn.Module) -> str:
     return whole.hexdigest()
 
 
-def main() -> None:
+def run(args: argparse.Namespace, device: torch.device) -> None:
     """Train from the newest checkpoint, or from the start, to the end."""
-    args = read_arguments()
-    device = join_run(args.backend)
     rank, world_size = dist.get_rank(), dist.get_world_size()
     say = print if rank == 0 else lambda *_: None
     if args.batch_size < world_size:
@@ -259,6 +258,15 @@ def main() -> None:
     say(f"test accuracy {accuracy:.4f}  final weights {digests[0][:16]}")
     if accuracy < args.min_accuracy or (done < args.steps and loss > first_loss):
         sys.exit(f"error: not learnt: test loss {first_loss:.4f} to {loss:.4f}, accuracy {accuracy:.4f}")
+
+
+def main() -> None:
+    """Join the run, do the work, leave."""
+    args = read_arguments()
+    run(args, join_run(args.backend))
+    # DDP's objects refer to each other in circles. If they outlived the process group, it would be torn down later by
+    # whoever drops the last of them, with the interpreter's lock held, and now and then a process hangs at its end.
+    gc.collect()
     dist.destroy_process_group()
 
 

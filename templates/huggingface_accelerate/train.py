@@ -6,6 +6,7 @@ Neither `accelerate launch` nor `accelerate config` is needed.
 from __future__ import annotations
 
 import argparse
+import gc
 import hashlib
 import os
 import sys
@@ -89,15 +90,8 @@ def check_identical_weights(accelerator: Accelerator, model) -> None:
         print(f"weights identical on all {len(digests)} ranks")
 
 
-def main() -> None:
+def run(args: argparse.Namespace, accelerator: Accelerator) -> None:
     """Train, evaluate, and prove that the ranks agree."""
-    args = read_arguments()
-    # Without GPUs and without cpu=True, Accelerate leaves every process to train alone, whatever the launcher says.
-    accelerator = Accelerator(mixed_precision=args.precision, cpu=args.cpu or not torch.cuda.is_available())
-    if accelerator.num_processes != int(os.environ.get("WORLD_SIZE", "1")):
-        sys.exit(
-            f"error: the launcher started {os.environ['WORLD_SIZE']} ranks, Accelerate sees {accelerator.num_processes}"
-        )
     say = print if accelerator.is_main_process else lambda *_: None  # accelerator.print speaks once per node
     set_seed(0)
     train_set, test_set = load_data()
@@ -127,6 +121,21 @@ def main() -> None:
     say(f"test accuracy {accuracy:.4f}")
     if accuracy < args.min_accuracy or losses[-1] > losses[0]:
         sys.exit(f"error: not learnt: loss {losses[0]:.4f} to {losses[-1]:.4f}, test accuracy {accuracy:.4f}")
+
+
+def main() -> None:
+    """Join the run, do the work, leave."""
+    args = read_arguments()
+    # Without GPUs and without cpu=True, Accelerate leaves every process to train alone, whatever the launcher says.
+    accelerator = Accelerator(mixed_precision=args.precision, cpu=args.cpu or not torch.cuda.is_available())
+    if accelerator.num_processes != int(os.environ.get("WORLD_SIZE", "1")):
+        sys.exit(
+            f"error: the launcher started {os.environ['WORLD_SIZE']} ranks, Accelerate sees {accelerator.num_processes}"
+        )
+    run(args, accelerator)
+    # DDP's objects refer to each other in circles. If they outlived the process group, it would be torn down later by
+    # whoever drops the last of them, with the interpreter's lock held, and now and then a process hangs at its end.
+    gc.collect()
     accelerator.end_training()
 
 

@@ -7,6 +7,7 @@ and MASTER_PORT; started by hand with none of them, the script trains alone.
 from __future__ import annotations
 
 import argparse
+import gc
 import hashlib
 import os
 import sys
@@ -180,6 +181,9 @@ def main() -> None:
         torch.cuda.set_device(device)
     with keras.device(str(device)):
         run(args, device)
+    # DDP's objects refer to each other in circles. If they outlived the process group, it would be torn down later by
+    # whoever drops the last of them, with the interpreter's lock held, and now and then a process hangs at its end.
+    gc.collect()
     dist.destroy_process_group()
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import hashlib
 import os
 import sys
@@ -145,10 +146,8 @@ def profiler(directory: Path | None, epoch: int):
     return torch.profiler.profile(on_trace_ready=lambda profile: profile.export_chrome_trace(str(trace)))
 
 
-def main() -> None:
+def run(args: argparse.Namespace, device: torch.device) -> None:
     """Train, evaluate, and prove that the ranks agree."""
-    args = read_arguments()
-    device = join_run(args.backend)
     rank, world_size = dist.get_rank(), dist.get_world_size()
     say = print if rank == 0 else lambda *_: None
     if args.batch_size < world_size * args.accumulate:
@@ -183,6 +182,15 @@ def main() -> None:
         sys.exit(f"error: test accuracy {accuracy:.4f} is below {args.min_accuracy}")
     if losses[-1] > losses[0]:
         sys.exit(f"error: the loss rose from {losses[0]:.4f} to {losses[-1]:.4f}")
+
+
+def main() -> None:
+    """Join the run, do the work, leave."""
+    args = read_arguments()
+    run(args, join_run(args.backend))
+    # DDP's objects refer to each other in circles. If they outlived the process group, it would be torn down later by
+    # whoever drops the last of them, with the interpreter's lock held, and now and then a process hangs at its end.
+    gc.collect()
     dist.destroy_process_group()
 
 

@@ -5,10 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
+from typing import Any
 
 
 def collect(root: str, workdir: str | None, more: list[str]) -> dict[str, Any]:

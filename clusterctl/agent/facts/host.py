@@ -5,12 +5,9 @@ from __future__ import annotations
 import os
 import platform
 import resource
+from typing import Any
 
 from clusterctl.agent.facts import paths
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 _ENV_PREFIXES = ("NCCL_", "GLOO_", "TP_", "CUDA_", "NVIDIA_", "OMP_", "TORCH_", "UCX_", "COMPUTE_PROFILE", "NSIGHT_")
 

@@ -24,13 +24,10 @@ import select
 import signal
 import sys
 import time
+from typing import Any
 
 from clusterctl.agent import system
 from clusterctl.agent.facts import children, paths
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 INTERVAL = 15.0
 PASS_DEADLINE = 5.0

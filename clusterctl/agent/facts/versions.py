@@ -11,10 +11,7 @@ import os
 import platform
 import re
 import sys
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
+from typing import Any
 
 _TOLD = (
     "torch",
