@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 import subprocess
 import time
-from typing import Any
 
 from clusterctl.agent.facts import paths
 from clusterctl.agent.facts.children import AbsentError, DeniedError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 KEEP = 200
 """Lines kept, the newest; the rest is counted."""

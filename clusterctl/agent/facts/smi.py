@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import time
-from typing import Any
 
 from clusterctl.agent.facts.children import AbsentError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 _QUERY = "index,uuid,name,pci.bus_id,driver_version"
 
