@@ -66,8 +66,8 @@ if TYPE_CHECKING:
 SCHEMA = 1
 DEADLINE = 3.0
 
-TOGETHER = (("driver", "host", "procs", "ports"),)
-"""Groups that share a child: they read the kernel's own tables, which do not hang."""
+TOGETHER = (("driver", "host", "procs", "ports"), ("names", "net"))
+"""Groups that share a child: they read the kernel's own tables, which do not hang, or hang on the same name server."""
 
 
 def collect(request: dict[str, Any]) -> dict[str, Any]:
@@ -82,7 +82,7 @@ def collect(request: dict[str, Any]) -> dict[str, Any]:
     tasks = {name: task for name, task in _tasks(request, deadline).items() if not chosen or name in chosen}
     groups: dict[str, dict[str, Any]] = children.run(tasks, deadline, TOGETHER)
     if "smi" in (chosen or ["smi"]) and _nvml_failed(groups.get("nvml")) and deadline - time.monotonic() > 0.2:
-        groups.update(children.run({"smi": _of("smi", deadline)}, deadline))
+        groups.update(children.run({"smi": _of("smi")}, deadline))
     stuck = [
         {"group": name, "pid": result.get("pid"), "state": result.get("state"), "wchan": result.get("wchan")}
         for name, result in groups.items()
@@ -113,7 +113,7 @@ def _tasks(request: dict[str, Any], deadline: float) -> dict[str, Callable[[], d
     return {
         "nvml": _of("nvml", root, request.get("expect_gpus") is not False),
         "driver": _of("driver", root),
-        "kernel_log": _of("kernel_log", root, deadline),
+        "kernel_log": _of("kernel_log", root),
         "host": _of("host", root),
         "disk": _of("disk", root, request.get("workdir"), request.get("paths") or []),
         "mounts": _of("mounts", root, request.get("mounts") or [], deadline),

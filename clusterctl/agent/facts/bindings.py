@@ -71,7 +71,7 @@ def _unpack(loader: Any, prefix: str, place: str) -> None:
 
 
 def _remove(folder: str) -> None:
-    """Remove what another probe was faster to make. (`shutil` would cost every look five milliseconds.)"""
+    """Remove what another probe was faster to make; without `shutil`, which is slow to import."""
     for name in os.listdir(os.path.join(folder, "facts")):
         os.unlink(os.path.join(folder, "facts", name))
     os.rmdir(os.path.join(folder, "facts"))
