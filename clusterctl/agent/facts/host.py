@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
+import platform
 import resource
+from typing import Any
 
 from clusterctl.agent.facts import paths
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 _ENV_PREFIXES = ("NCCL_", "GLOO_", "TP_", "CUDA_", "NVIDIA_", "OMP_", "TORCH_", "UCX_", "COMPUTE_PROFILE", "NSIGHT_")
 
@@ -21,8 +19,8 @@ def collect(root: str) -> dict[str, Any]:
         "boot_id": paths.text(root, "/proc/sys/kernel/random/boot_id"),
         "machine_id": paths.text(root, "/etc/machine-id"),
         "netns": _link("/proc/self/ns/net"),
-        "kernel": os.uname().release,
-        "arch": os.uname().machine,
+        "kernel": platform.release(),
+        "arch": platform.machine(),
         "distro": _distro(root),
         "user": os.environ.get("USER") or str(os.getuid()),
         "uptime": _first_number(paths.text(root, "/proc/uptime")),

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import socket
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
+from typing import Any
 
 
 def collect(peers: dict[str, str]) -> dict[str, Any]:
