@@ -84,7 +84,7 @@ def test_a_task_holds_none_of_our_streams() -> None:
     """An abandoned child must not keep the pipe by which the probe answers."""
     code = (
         "import time\nfrom clusterctl.agent.facts import children\n"
-        "children._Child.abandon = lambda self: {'status': 'timeout', 'data': {}}\n"
+        "children._Child.abandon = lambda self: {'x': {}}\n"
         "children.run({'x': lambda: time.sleep(5)}, time.monotonic() + 0.2)\nprint('done', flush=True)"
     )
     began = time.monotonic()
@@ -157,9 +157,7 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def look(root: Path) -> dict[str, Any]:
-    return children.run({"log": lambda: kernel_log.collect(str(root), time.monotonic() + 3)}, time.monotonic() + 3)[
-        "log"
-    ]
+    return children.run({"log": lambda: kernel_log.collect(str(root))}, time.monotonic() + 3)["log"]
 
 
 def test_relevant_lines_of_dmesg_are_kept_with_their_age(programs: Path, tmp_path: Path) -> None:

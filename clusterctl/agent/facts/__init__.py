@@ -52,30 +52,37 @@ Data of each group:
 
 from __future__ import annotations
 
+import gc
+import importlib
 import json
+import sys
 import time
-from typing import Any, Callable, TextIO
 
-from clusterctl.agent.facts import children
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    # Not `from typing`: that alone costs a twentieth of what a look may cost.
+    from typing import Any, Callable, TextIO
 
 SCHEMA = 1
 DEADLINE = 3.0
+
+TOGETHER = (("driver", "host", "procs", "ports"), ("names", "net"))
+"""Groups that share a child: they read the kernel's own tables, which do not hang, or hang on the same name server."""
 
 
 def collect(request: dict[str, Any]) -> dict[str, Any]:
     """Look at this node; return within the request's deadline whatever has been seen by then.
 
-    Call it from a process with a single thread: every group runs in a fork.
+    Call it from a process with a single thread: groups run in forks.
     """
+    children = importlib.import_module("clusterctl.agent.facts.children")
     began = time.monotonic()
     deadline = began + float(request.get("deadline") or DEADLINE)
     chosen = request.get("groups")
     tasks = {name: task for name, task in _tasks(request, deadline).items() if not chosen or name in chosen}
-    groups = children.run(tasks, deadline)
+    groups: dict[str, dict[str, Any]] = children.run(tasks, deadline, TOGETHER)
     if "smi" in (chosen or ["smi"]) and _nvml_failed(groups.get("nvml")) and deadline - time.monotonic() > 0.2:
-        from clusterctl.agent.facts import smi
-
-        groups.update(children.run({"smi": lambda: smi.collect(deadline)}, deadline))
+        groups.update(children.run({"smi": _of("smi")}, deadline))
     stuck = [
         {"group": name, "pid": result.get("pid"), "state": result.get("state"), "wchan": result.get("wchan")}
         for name, result in groups.items()
@@ -92,36 +99,40 @@ def _nvml_failed(result: dict[str, Any] | None) -> bool:
     return result["status"] != "ok" or result["data"].get("init_error") is not None
 
 
+def _of(module: str, *arguments: Any) -> Callable[[], dict[str, Any]]:
+    def call() -> dict[str, Any]:
+        # Imported in the child: what one group needs costs the others nothing.
+        found: dict[str, Any] = importlib.import_module(f"clusterctl.agent.facts.{module}").collect(*arguments)
+        return found
+
+    return call
+
+
 def _tasks(request: dict[str, Any], deadline: float) -> dict[str, Callable[[], dict[str, Any]]]:
     root = str(request.get("root") or "/")
-
-    def of(module: str, *arguments: Any) -> Callable[[], dict[str, Any]]:
-        def call() -> dict[str, Any]:
-            # Imported in the child: what one group needs costs the others nothing.
-            import importlib
-
-            result: dict[str, Any] = importlib.import_module(f"clusterctl.agent.facts.{module}").collect(*arguments)
-            return result
-
-        return call
-
     return {
-        "nvml": of("nvml", root, request.get("expect_gpus") is not False),
-        "driver": of("driver", root),
-        "kernel_log": of("kernel_log", root, deadline),
-        "host": of("host", root),
-        "disk": of("disk", root, request.get("workdir"), request.get("paths") or []),
-        "mounts": of("mounts", root, request.get("mounts") or [], deadline),
-        "names": of("names", request.get("peers") or {}),
-        "net": of("net", root, request.get("peers") or {}),
-        "ports": of("ports", request.get("ports") or [], root),
-        "procs": of("procs", root),
-        "versions": of("versions"),
+        "nvml": _of("nvml", root, request.get("expect_gpus") is not False),
+        "driver": _of("driver", root),
+        "kernel_log": _of("kernel_log", root),
+        "host": _of("host", root),
+        "disk": _of("disk", root, request.get("workdir"), request.get("paths") or []),
+        "mounts": _of("mounts", root, request.get("mounts") or [], deadline),
+        "names": _of("names", request.get("peers") or {}),
+        "net": _of("net", root, request.get("peers") or {}),
+        "ports": _of("ports", request.get("ports") or [], root),
+        "procs": _of("procs", root),
+        "versions": _of("versions"),
     }
 
 
 def main(stdin: TextIO, stdout: TextIO) -> int:
     """Read one request, write one line of JSON; the exit code is 0 unless the request is no JSON object."""
+    from clusterctl.agent.facts import bindings
+
+    # A look is over before there is garbage worth collecting, and a collection would unshare what forks share.
+    gc.disable()
+    bindings.settle(sys.modules[__name__])
+    importlib.import_module("socket")  # three children need it
     text = stdin.read()
     try:
         request = json.loads(text) if text.strip() else {}

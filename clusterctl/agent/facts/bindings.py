@@ -1,15 +1,20 @@
-"""Finding NVIDIA's Python bindings, cheaply.
+"""Finding NVIDIA's Python bindings, and keeping what is compiled.
 
-They travel in the bundle as source. Compiling their 8000 lines costs a fifth of a second at every start, because a zip
-archive has no room for bytecode; so the source is laid beside the archive once, where Python caches the bytecode.
+The bindings travel in the bundle as source, as all of us does. Compiling their 8000 lines costs a fifth of a second at
+every start, because a zip archive keeps no bytecode. So the sources that a look needs are laid beside the archive once,
+in a directory of its own, where Python keeps the bytecode of each version that comes by.
 """
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import sys
-from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 
 class NoBindingsError(Exception):
@@ -22,32 +27,78 @@ def load() -> Any:
     Raises:
         NoBindingsError: It is not there.
     """
-    spec = importlib.util.find_spec("pynvml")
-    if spec is None or spec.loader is None:
+    if importlib.util.find_spec("pynvml") is None:
         raise NoBindingsError("nvidia-ml-py is neither in the bundle nor in the job's Python")
-    archive = getattr(spec.loader, "archive", None)
-    if archive is not None:
-        place = _unpacked(archive, spec.loader)
-        if place is not None:
-            sys.path.insert(0, place)
-            importlib.invalidate_caches()
-    import pynvml
-
-    return pynvml
+    return importlib.import_module("pynvml")
 
 
-def _unpacked(archive: str, loader: Any) -> str | None:
-    """Return a directory of this archive's own that holds `pynvml.py`, or `None` where none can be made."""
+def settle(package: Any) -> None:
+    """Let the modules of `package` (this one's) and `pynvml` be imported from beside the archive they came in.
+
+    Does nothing where they came from a directory, or where no directory of our own can be made.
+    """
+    loader = package.__loader__
+    archive = getattr(loader, "archive", None)
+    if archive is None:
+        return
     place = archive + ".d"
-    target = os.path.join(place, "pynvml.py")
-    if os.path.exists(target):
-        return place
     try:
-        os.makedirs(place, mode=0o700, exist_ok=True)
-        partial = f"{target}.{os.getpid()}"
-        with open(partial, "w", encoding="utf-8") as file:
-            file.write(loader.get_source("pynvml"))
-        os.replace(partial, target)
+        if not os.path.isdir(place):
+            _unpack(loader, package.__path__[0], place)
+        if os.stat(place).st_uid != os.getuid():
+            return
     except OSError:
-        return None
-    return place
+        return
+    # Without this, PYTHONDONTWRITEBYTECODE in a container would make all of it for nothing.
+    sys.dont_write_bytecode = False
+    package.__path__.insert(0, os.path.join(place, "facts"))
+    sys.path.insert(0, place)
+    importlib.invalidate_caches()
+
+
+def _unpack(loader: Any, prefix: str, place: str) -> None:
+    """Write the sources; whole or not at all, however many do it at once."""
+    partial = f"{place}.{os.getpid()}"
+    os.makedirs(os.path.join(partial, "facts"), mode=0o700)
+    inside = os.path.relpath(prefix, loader.archive)
+    for name in MODULES:
+        _write(os.path.join(partial, "facts", name + ".py"), loader.get_data(os.path.join(inside, name + ".py")))
+    _write(os.path.join(partial, "pynvml.py"), loader.get_data("pynvml.py"))
+    try:
+        os.rename(partial, place)
+    except OSError:
+        _remove(partial)
+
+
+def _remove(folder: str) -> None:
+    """Remove what another probe was faster to make; without `shutil`, which is slow to import."""
+    for name in os.listdir(os.path.join(folder, "facts")):
+        os.unlink(os.path.join(folder, "facts", name))
+    os.rmdir(os.path.join(folder, "facts"))
+    os.unlink(os.path.join(folder, "pynvml.py"))
+    os.rmdir(folder)
+
+
+def _write(path: str, data: bytes) -> None:
+    with open(path, "wb") as file:
+        file.write(data)
+
+
+MODULES = (
+    "children",
+    "disk",
+    "driver",
+    "host",
+    "kernel_log",
+    "mounts",
+    "names",
+    "net",
+    "nvml",
+    "paths",
+    "ports",
+    "procs",
+    "sampler",
+    "smi",
+    "versions",
+)
+"""The modules beside this one: an archive's directory cannot be listed by its loader."""

@@ -9,11 +9,15 @@ from __future__ import annotations
 import json
 import os
 import select
-import signal
 import time
-from typing import Any, Callable
 
-Task = Callable[[], "dict[str, Any]"]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable
+
+    Task = Callable[[], dict[str, Any]]
+
+_SIGKILL = 9  # `signal` makes enumerations of all its numbers when imported, for two milliseconds
 
 REAP_SECONDS = 0.1
 """How long a killed child may take to go before it is abandoned."""
@@ -28,52 +32,78 @@ class AbsentError(Exception):
 
 
 class _Child:
-    def __init__(self, name: str, task: Task) -> None:
-        self.name = name
+    """A fork that does some tasks one after the other and reports each as it is done."""
+
+    def __init__(self, names: list[str], tasks: dict[str, Task]) -> None:
+        self.left = list(names)
         self.began = time.monotonic()
-        self.output = bytearray()
+        self._partial = b""
         reader, writer = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
-            _child(task, writer)
+            _child([(name, tasks[name]) for name in names], writer)
         os.close(writer)
         self.reader = reader
 
-    def result(self) -> dict[str, Any]:
-        """Return what the child wrote; an empty or torn answer is an error that says how it died."""
-        status = os.waitpid(self.pid, 0)[1]
-        try:
-            result: dict[str, Any] = json.loads(bytes(self.output))
-        except ValueError:
-            died = f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"exit status {status >> 8}"
-            result = {"status": "error", "reason": f"the look ended with {died}", "data": {}}
-        return self._timed(result)
+    def take(self, chunk: bytes) -> dict[str, dict[str, Any]]:
+        """Return the results that are complete with these bytes."""
+        *lines, self._partial = (self._partial + chunk).split(b"\n")
+        found: dict[str, dict[str, Any]] = {}
+        for line in lines:
+            name = self.left.pop(0)
+            found[name] = json.loads(line)
+        return found
 
-    def abandon(self) -> dict[str, Any]:
-        """Kill the child and its programs; say where it hung."""
+    def ended(self) -> dict[str, dict[str, Any]]:
+        """Return results for what it left undone when it ended: an error that says how it died."""
+        status = os.waitpid(self.pid, 0)[1]
+        died = f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"exit status {status >> 8}"
+        reason = f"the look ended with {died}"
+        return {name: self._timed({"status": "error", "reason": reason, "data": {}}) for name in self.left}
+
+    def abandon(self) -> dict[str, dict[str, Any]]:
+        """Kill the child and its programs; say where it hung, and that it never came to the rest."""
         state, wchan = where(self.pid)
         reason = f"no answer within {time.monotonic() - self.began:.1f} s"
         if state == "D":
             reason += f", stuck in the kernel (state D, {wchan or 'place unknown'})"
         try:
-            os.killpg(self.pid, signal.SIGKILL)
+            os.killpg(self.pid, _SIGKILL)
         except OSError:
-            os.kill(self.pid, signal.SIGKILL)
+            os.kill(self.pid, _SIGKILL)
         gone = _reaped(self.pid)
-        result = {"status": "timeout", "reason": reason, "data": {}, "pid": self.pid, "state": state, "wchan": wchan}
-        return self._timed({**result, "abandoned": not gone})
+        result = {
+            "status": "timeout",
+            "data": {},
+            "pid": self.pid,
+            "state": state,
+            "wchan": wchan,
+            "abandoned": not gone,
+        }
+        first = self.left[0]
+        late = f"not looked at, because `{first}` hung before it"
+        return {n: self._timed({**result, "reason": reason if n == first else late}) for n in self.left}
 
     def _timed(self, result: dict[str, Any]) -> dict[str, Any]:
         result["ms"] = round((time.monotonic() - self.began) * 1000, 1)
         return result
 
 
-def run(tasks: dict[str, Task], deadline: float) -> dict[str, dict[str, Any]]:
-    """Run every task in a fork of its own until `deadline` (monotonic seconds); return one result a task."""
-    waiting: dict[int, _Child] = {}
-    for name, task in tasks.items():
-        child = _Child(name, task)
-        waiting[child.reader] = child
+def run(
+    tasks: dict[str, Task], deadline: float, together: tuple[tuple[str, ...], ...] = ()
+) -> dict[str, dict[str, Any]]:
+    """Run every task in a fork until `deadline` (monotonic seconds); return one result a task.
+
+    Args:
+        tasks: Name to what is to be done.
+        deadline: When whoever has not answered is killed, and abandoned where that does not help.
+        together: Names that share a fork, in this order, because none of them can hang by itself; a fork costs
+            more than most looks.
+    """
+    batches = [[name for name in batch if name in tasks] for batch in together]
+    shared = {name for batch in batches for name in batch}
+    batches += [[name] for name in tasks if name not in shared]
+    waiting = {child.reader: child for child in (_Child(batch, tasks) for batch in batches if batch)}
     results: dict[str, dict[str, Any]] = {}
     poll = select.poll()
     for reader in waiting:
@@ -82,15 +112,48 @@ def run(tasks: dict[str, Task], deadline: float) -> dict[str, dict[str, Any]]:
         for reader, _ in poll.poll(max(1, int((deadline - time.monotonic()) * 1000))):
             child = waiting[reader]
             chunk = os.read(reader, 1 << 16)
-            child.output += chunk
+            results.update(child.take(chunk))
             if not chunk:
                 poll.unregister(reader)
                 os.close(reader)
-                results[child.name] = waiting.pop(reader).result()
+                results.update(waiting.pop(reader).ended())
     for reader, child in waiting.items():
         os.close(reader)
-        results[child.name] = child.abandon()
+        if child.left:
+            results.update(child.abandon())
+        else:
+            os.waitpid(child.pid, 0)
     return {name: results[name] for name in tasks}
+
+
+def output(argv: list[str]) -> tuple[int, str, str]:
+    """Run a program to its end and return its exit status, stdout and stderr; for use in a task, whose deadline holds.
+
+    `subprocess` would cost more to import than most programs cost to run.
+
+    Raises:
+        FileNotFoundError: There is no such program on PATH.
+    """
+    pipes = {1: os.pipe(), 2: os.pipe()}
+    actions = [(os.POSIX_SPAWN_DUP2, ends[1], number) for number, ends in pipes.items()]
+    try:
+        pid = os.posix_spawnp(argv[0], argv, os.environ, file_actions=actions)
+    finally:
+        for _, writer in pipes.values():
+            os.close(writer)
+    said = {ends[0]: bytearray() for ends in pipes.values()}
+    left = set(said)
+    while left:
+        for reader in select.select(list(left), [], [])[0]:
+            chunk = os.read(reader, 1 << 16)
+            said[reader] += chunk
+            if not chunk:
+                left.discard(reader)
+                os.close(reader)
+    status = os.waitpid(pid, 0)[1]
+    code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+    texts = [bytes(said[ends[0]]).decode("utf-8", "replace") for ends in pipes.values()]
+    return code, texts[0], texts[1]
 
 
 def where(pid: int) -> tuple[str | None, str | None]:
@@ -107,19 +170,21 @@ def where(pid: int) -> tuple[str | None, str | None]:
         return state, None
 
 
-def _child(task: Task, writer: int) -> None:
-    """Run in the fork; never returns."""
+def _child(tasks: list[tuple[str, Task]], writer: int) -> None:
+    """Run in the fork: one line of JSON for each task; never returns."""
     code = 1
     try:
         os.setpgid(0, 0)
-        for name in ("SIGINT", "SIGTERM", "SIGPIPE", "SIGCHLD"):
-            signal.signal(getattr(signal, name), signal.SIG_DFL)
         null = os.open(os.devnull, os.O_RDWR)
         for stream in (0, 1, 2):
             os.dup2(null, stream)
         os.dup2(writer, 3)
         os.closerange(4, 256)
-        _write(3, json.dumps(_outcome(task)).encode())
+        for _, task in tasks:
+            began = time.monotonic()
+            outcome = _outcome(task)
+            outcome["ms"] = round((time.monotonic() - began) * 1000, 1)
+            _write(3, json.dumps(outcome).encode() + b"\n")
         code = 0
     finally:
         os._exit(code)

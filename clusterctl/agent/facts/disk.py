@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
-from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 
 def collect(root: str, workdir: str | None, more: list[str]) -> dict[str, Any]:
     """Return the group `disk`: the root file system, /tmp, home, the working directory and the places in `more`."""
-    wanted = [("root", root), ("tmp", tempfile.gettempdir()), ("home", os.path.expanduser("~"))]
+    wanted = [("root", root), ("tmp", os.environ.get("TMPDIR") or "/tmp"), ("home", os.path.expanduser("~"))]
     if workdir:
         wanted.append(("workdir", os.path.expanduser(workdir)))
     wanted += [("path", os.path.expanduser(path)) for path in more]

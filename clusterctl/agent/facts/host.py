@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
-import platform
 import resource
-from typing import Any
 
 from clusterctl.agent.facts import paths
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 _ENV_PREFIXES = ("NCCL_", "GLOO_", "TP_", "CUDA_", "NVIDIA_", "OMP_", "TORCH_", "UCX_", "COMPUTE_PROFILE", "NSIGHT_")
 
@@ -19,8 +21,8 @@ def collect(root: str) -> dict[str, Any]:
         "boot_id": paths.text(root, "/proc/sys/kernel/random/boot_id"),
         "machine_id": paths.text(root, "/etc/machine-id"),
         "netns": _link("/proc/self/ns/net"),
-        "kernel": platform.release(),
-        "arch": platform.machine(),
+        "kernel": os.uname().release,
+        "arch": os.uname().machine,
         "distro": _distro(root),
         "user": os.environ.get("USER") or str(os.getuid()),
         "uptime": _first_number(paths.text(root, "/proc/uptime")),

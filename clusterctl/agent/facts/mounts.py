@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import re
 import time
-from typing import Any
 
 from clusterctl.agent.facts import children, paths
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 NETWORK = ("nfs", "nfs4", "lustre", "beegfs", "gpfs", "ceph", "cifs", "smb3", "glusterfs", "9p", "afs", "wekafs")
 MOST = 32
@@ -30,7 +33,7 @@ def collect(root: str, wanted: list[str], deadline: float) -> dict[str, Any]:
 
 
 def _is_remote(kind: str) -> bool:
-    return kind in NETWORK or (
+    return kind in (*NETWORK, "fuse") or (
         kind.startswith("fuse.") and kind not in ("fuse.lxcfs", "fuse.portal", "fuse.gvfsd-fuse")
     )
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import socket
-from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 
 def collect(peers: dict[str, str]) -> dict[str, Any]:

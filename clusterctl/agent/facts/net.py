@@ -8,9 +8,12 @@ from __future__ import annotations
 import fcntl
 import socket
 import struct
-from typing import Any
 
 from clusterctl.agent.facts import paths
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 _SIOCGIFADDR = 0x8915
 _BASE = "/sys/class/net"

@@ -9,11 +9,14 @@ from __future__ import annotations
 import ctypes
 import os
 import time
-from typing import Any, Callable
 
 from clusterctl.agent.facts import bindings, paths
 from clusterctl.agent.facts.children import AbsentError
 from clusterctl.agent.facts.procs import run_of
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable
 
 LIBRARY = "libnvidia-ml.so.1"
 LIBRARY_NOT_FOUND = 12

@@ -6,9 +6,12 @@ import errno
 import socket
 import struct
 import time
-from typing import Any
 
 from clusterctl.agent.facts import paths
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 BACKLOG = 128
 

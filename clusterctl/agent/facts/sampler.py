@@ -24,10 +24,13 @@ import select
 import signal
 import sys
 import time
-from typing import Any
 
-from clusterctl.agent import system
-from clusterctl.agent.facts import children, paths
+from clusterctl.agent import facts, system
+from clusterctl.agent.facts import bindings, children, paths
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 INTERVAL = 15.0
 PASS_DEADLINE = 5.0
@@ -51,6 +54,7 @@ def sample(session: Any = None) -> dict[str, Any]:
 
 def main(arguments: list[str]) -> int:
     """Print samples until stdout is closed. `arguments`: [seconds between samples]."""
+    bindings.settle(facts)
     interval = float(arguments[0]) if arguments else INTERVAL
     machine, driver = _Machine(), _Driver()
     parent = os.getppid()
