@@ -18,9 +18,9 @@ def main(argv: list[str] | None = None) -> int:
         facts.main(sys.stdin, sys.stdout)
         return 0
     if command == "sampler":
-        import importlib
+        from clusterctl.agent.facts import sampler
 
-        return int(importlib.import_module("clusterctl.agent.facts.sampler").main(arguments))
+        return sampler.main(arguments)
     sys.stderr.write("usage: serve | facts | sampler SECONDS\n")
     return 2
 

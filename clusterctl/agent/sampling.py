@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import os
 import signal
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
     from clusterctl.agent.loop import Loop
     from clusterctl.agent.rundir import RunDir
 
+_FIRST_SECONDS = 5.0
 _RESTART_SECONDS = 30.0
 _MAX_LINE = 1 << 20
 _MAX_SAMPLES = 256 << 20
@@ -89,8 +89,8 @@ class Health:
         self._fd = -1
         self._buffer = b""
         self._again = True
-        if importlib.util.find_spec("clusterctl.agent.facts.sampler") is not None:
-            self._start()
+        # Not at once: it would take its part of the processor from workers that are starting.
+        loop.after(min(_FIRST_SECONDS, seconds), self._start)
 
     def _start(self) -> None:
         read, write = os.pipe2(os.O_CLOEXEC)

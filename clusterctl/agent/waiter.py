@@ -90,6 +90,7 @@ def _wait_for_worker(post: Post, report: int) -> NoReturn:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
     system.set_name("clusterctl-wait")
+    system.set_title(f"clusterctl-agent wait {post.exit_file}")
     exit_fd = _open_exit(post.exit_file)
     gate, go = os.pipe2(os.O_CLOEXEC)
     worker = os.fork()

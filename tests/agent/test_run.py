@@ -285,3 +285,24 @@ def test_secrets_reach_workers_and_go_with_the_run(node: Node) -> None:
     talk.ask(Command.FINISH, **node.where, state="succeeded", exit_code=0)
     left = [path for path in Path("/dev/shm").rglob("*.secrets") if b"s3cret" in path.read_bytes()]
     assert left == []
+
+
+def test_processes_of_ours_are_told_apart_by_their_command_line(node: Node) -> None:
+    node.launch(SLEEP)
+    supervisor, waiter = (Path(f"/proc/{pid}/cmdline").read_bytes() for pid in (node.supervisor(), node.waiter()))
+    assert supervisor.startswith(b"clusterctl-agent supervise")
+    assert waiter.startswith(b"clusterctl-agent wait")
+
+
+def test_samples_of_activity_and_health_are_followed(node: Node) -> None:
+    talk = node.launch(SLEEP, sample_seconds=0.3, health_seconds=0.5)
+    kinds = set()
+
+    def both() -> bool:
+        lines = bytes(talk.files.get("samples.jsonl", b"")).split(b"\n")[:-1]
+        kinds.update(json.loads(line)["kind"] for line in lines)
+        return kinds == {"activity", "health"}
+
+    talk.until(both)
+    sample = json.loads(bytes(talk.files["samples.jsonl"]).split(b"\n")[0])
+    assert sample["ranks"]["0"]["alive"]
