@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from clusterctl.config.load import Loaded
     from clusterctl.config.override import Overrides
-    from clusterctl.config.spec import ClusterSpec, HostSpec
+    from clusterctl.config.spec import ClusterSpec, HealthSpec, HostSpec
     from clusterctl.render.console import Console
 
 F = TypeVar("F", bound="Callable[..., Any]")
@@ -106,12 +106,19 @@ def load_file(
         overrides=overrides,
         require_job=require_job,
         with_secrets=with_secrets,
+        health_mistakes=_health_mistakes,
     )
-    if console is not None:
-        for warning in loaded.warnings:
-            place = f"{warning.path}:{warning.line}: " if warning.line else ""
-            console.narrate(f"warning: {place}{warning.text}")
+    if console is not None and loaded.warnings:
+        from clusterctl.render.problems import render_warnings
+
+        console.narrate(render_warnings(loaded.warnings, color=console.err.colour, width=console.err.width or 0))
     return loaded
+
+
+def _health_mistakes(health: HealthSpec) -> list[tuple[str, str, str | None]]:
+    from clusterctl.health.registry import mistakes
+
+    return mistakes(health)
 
 
 def chosen_hosts(spec: ClusterSpec, nodes: str | None, exclude: str | None = None) -> tuple[HostSpec, ...]:

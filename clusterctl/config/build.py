@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -35,11 +36,15 @@ from clusterctl.config.spec import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from clusterctl.config.load import Files
     from clusterctl.config.machines import Machine
     from clusterctl.config.tree import Node, Report
+
+HealthMistakes = Callable[[HealthSpec], "Sequence[tuple[str, str, str | None]]"]
+"""Tells names of a `health:` section that mean nothing: (key, name, the name that was probably meant). The checks are
+known further up, so whoever loads a cluster file brings it along."""
 
 _TARGETS = ("script", "module", "command")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
@@ -55,6 +60,7 @@ class Context:
     report: Report
     require_job: bool
     with_secrets: bool
+    health_mistakes: HealthMistakes | None = None
 
     @property
     def folder(self) -> str:
@@ -88,6 +94,8 @@ def build(root: Node, context: Context) -> Built | None:
     sync = _sync(root, context)
     job = _job(root, sections.get("job"), context)
     cross.check(root, hosts, sections, context)
+    if "health" in sections:
+        cross.check_health(root, HealthSpec(**given(sections["health"])), hosts, context)
     if job is not None:
         cross.check_script(root, job, sync, hosts, context)
     stop_after = _stop_after(root, report)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from clusterctl.config.environment import check_names
@@ -12,12 +13,12 @@ from clusterctl.config.models import JobModel, RestartModel, StallModel
 from clusterctl.config.spec import Role, TransportKind
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from clusterctl.config.build import Context
     from clusterctl.config.machines import Machine
     from clusterctl.config.models import Section
-    from clusterctl.config.spec import HostSpec, JobSpec, SyncSpec
+    from clusterctl.config.spec import HealthSpec, HostSpec, JobSpec, SyncSpec
     from clusterctl.config.tree import Mark, Node, Report
 
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
@@ -30,6 +31,37 @@ def check(root: Node, machines: Sequence[Machine], sections: Mapping[str, Sectio
     if isinstance(job, JobModel) and job.launcher == "torchrun":
         _equal_workers(root, [machine.spec for machine in machines], context.report)
     _restarts(root, restart, stall, context.report)
+
+
+def check_health(root: Node, health: HealthSpec, machines: Sequence[Machine], context: Context) -> None:
+    """Refuse rules about checks that do not exist, and doubt rules about hosts that do not: they would do nothing."""
+    section = root.child("health")
+    if section is None:
+        return
+    mistakes = context.health_mistakes(health) if context.health_mistakes is not None else ()
+    for key, name, meant in mistakes:
+        hint = f"did you mean `{meant}`?" if meant else "`docs/health.md` lists them"
+        what = {"expect": "nothing that can be expected", "thresholds": "no threshold"}.get(key, "no check")
+        for mark in _named(section.child(key), name):
+            context.report.add(mark, f"health.{key}: `{name}` is {what}", hint)
+    hosts = [machine.spec.name for machine in machines]
+    for rule in health.ignore:
+        where = rule.partition("@")[2]
+        if where and hosts and not any(fnmatchcase(host, where) for host in hosts):
+            for mark in _named(section.child("ignore"), rule.partition("@")[0]):
+                context.report.warn(mark, f"health.ignore: `{where}` is no host of this file", suggestion(where, hosts))
+
+
+def _named(node: Node | None, name: str) -> Iterator[Mark]:
+    """Give each place of a name: a key of a mapping, or an item of a list, of which `@node` may follow."""
+    if node is None:
+        return
+    if isinstance(node.value, dict):
+        yield node.key_mark(name)
+        return
+    for item in node.value:
+        if str(item.value).partition("@")[0] == name:
+            yield item.inside(0, len(name))
 
 
 def _host_environments(root: Node, machines: Sequence[Machine], report: Report) -> None:

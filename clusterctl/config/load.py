@@ -118,6 +118,7 @@ def load(
     overrides: Overrides | None = None,
     require_job: bool = False,
     with_secrets: bool = False,
+    health_mistakes: build.HealthMistakes | None = None,
 ) -> Loaded:
     """Read cluster files, later ones merged over earlier ones.
 
@@ -128,6 +129,8 @@ def load(
         overrides: What options of `up` say about the job.
         require_job: Whether a file without a complete job is wrong, as it is for `up`.
         with_secrets: Whether secrets are read, as `up` needs them; else their values are empty.
+        health_mistakes: Tells names below `health:` that mean nothing; without it they are taken as they are. Only
+            called where there is such a section.
 
     Raises:
         ConfigError: Something is wrong; all that is, at once.
@@ -149,6 +152,7 @@ def load(
         overrides=overrides,
         require_job=require_job,
         with_secrets=with_secrets,
+        health_mistakes=health_mistakes,
     )
 
 
@@ -169,6 +173,7 @@ def parse(
     overrides: Overrides | None = None,
     require_job: bool = False,
     with_secrets: bool = False,
+    health_mistakes: build.HealthMistakes | None = None,
 ) -> Loaded:
     """Turn texts into a spec; see `load` for the arguments.
 
@@ -189,6 +194,7 @@ def parse(
         report=report,
         require_job=require_job,
         with_secrets=with_secrets,
+        health_mistakes=health_mistakes,
     )
     built = build.build(root, context)
     if report.problems or built is None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -141,3 +143,39 @@ def test_init_with_a_template_overwrites_nothing(folder: Path) -> None:
 def test_completion_asks_this_program(shell: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # click runs bash to learn its version, and says so on stderr where it is too old.
     assert "_CLUSTERCTL_COMPLETE" in data("completion", shell)
+
+
+@pytest.mark.parametrize(
+    ("section", "place", "words", "hint"),
+    [
+        pytest.param("ignore: [gpu.count, host.governer@gpu01]", (10, 23), "no check", "host.governor", id="ignore"),
+        pytest.param("severity: {gpu.persistance: warn}", (10, 14), "no check", "gpu.persistence", id="severity"),
+        pytest.param("required: [gpu.cuont]", (10, 14), "no check", "gpu.count", id="required"),
+        pytest.param("thresholds: {host.disk.wrn: 1}", (10, 16), "no threshold", "host.disk.warn", id="threshold"),
+        pytest.param("expect: {toch: 2.6}", (10, 12), "nothing that can be expected", "torch", id="expect"),
+    ],
+)
+@pytest.mark.parametrize("command", ["config", "up", "health"])
+def test_a_misspelt_name_below_health_is_answered_where_it_stands(
+    folder: Path, command: str, section: str, place: tuple[int, int], words: str, hint: str
+) -> None:
+    (folder / "cluster.yaml").write_text(CLUSTER + f"health:\n  {section}\n")
+    error = call(command).exception
+    assert isinstance(error, ConfigError)
+    (problem,) = error.problems
+    assert (problem.line, problem.column) == place
+    assert words in problem.text
+    assert problem.hint == f"did you mean `{hint}`?"
+
+
+def test_a_rule_for_a_host_that_is_not_in_the_file_is_doubted(folder: Path) -> None:
+    (folder / "cluster.yaml").write_text(f"{CLUSTER}health: {{ignore: [gpu.count@gpu3]}}\n")
+    result = call("config", "-q")
+    assert result.exception is None
+    assert "cluster.yaml:9:19: warning: health.ignore: `gpu3` is no host" in result.stderr
+
+
+def test_a_file_without_a_health_section_costs_no_import_of_the_checks(folder: Path) -> None:
+    code = "import sys; from clusterctl.cli.main import run; run(['config', '-q']); print('clusterctl.health.registry' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=folder)
+    assert done.stdout == "False\n"
