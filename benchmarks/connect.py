@@ -1,0 +1,91 @@
+"""Reaching 32 lab nodes: the head's CPU time per node from connecting to the agent's hello, and the wall clock."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.lab import BenchLab, lab
+from benchmarks.measures import Measure, spread, timed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from clusterctl.session import Item
+
+NODES = 32
+
+
+def measure(rounds: int) -> Iterable[Measure]:
+    """Yield the CPU time per node, and the wall clock against as many ssh at once."""
+    cpu, ours, peer = [], [], []
+    with lab(NODES) as bench:
+        bench.write_hosts()
+        for number in range(rounds + 1):
+            found = _connect(bench)
+            seconds = timed(lambda: _ssh(bench))
+            if number:  # the first one brings the agent there
+                cpu.append(found["cpu"] / NODES)
+                ours.append(found["wall"])
+                peer.append(seconds)
+    yield Measure(
+        name=f"head's CPU per node, connect to hello ({NODES} nodes)",
+        value=1000 * statistics.median(cpu),
+        unit="ms",
+        goal=15,
+        detail=spread(cpu),
+    )
+    yield Measure(
+        name=f"connect to hello on {NODES} nodes / parallel ssh true",
+        value=statistics.median(ours) / statistics.median(peer),
+        detail=f"{spread(ours)}; ssh {spread(peer)}",
+    )
+
+
+def _connect(bench: BenchLab) -> dict[str, Any]:
+    argv = [sys.executable, "-m", "benchmarks.connect", str(bench.head.folder / "cluster.yaml")]
+    done = subprocess.run(argv, env=dict(bench.env), stdout=subprocess.PIPE, check=True)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def _ssh(bench: BenchLab) -> None:
+    for process in [bench.start(["ssh", name, "true"]) for name in bench.names]:
+        if process.wait() != 0:
+            raise RuntimeError("ssh failed")
+
+
+def connect(path: str) -> dict[str, float]:
+    """Open sessions with the hosts of a cluster file; return what that took in seconds, the children's CPU included."""
+    from clusterctl.config.load import load
+    from clusterctl.sessions import Transports, open_sessions
+    from clusterctl.transport.bundle import agent_bundle
+
+    spec = load([path], environ={}).spec
+    importlib.import_module("clusterctl.transport.ssh")  # which is done once, however many nodes there are
+    agent_bundle()
+    inbox: SimpleQueue[Item] = SimpleQueue()
+    cpu, began = _cpu(), time.perf_counter()
+    sessions, errors = open_sessions(Transports(spec.ssh), spec.hosts, inbox)
+    found = {"cpu": _cpu() - cpu, "wall": time.perf_counter() - began}
+    if errors:
+        raise next(iter(errors.values()))
+    for session in sessions.values():
+        session.close()
+    return found
+
+
+def _cpu() -> float:
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
+
+
+if __name__ == "__main__":
+    print(json.dumps(connect(sys.argv[1])))
