@@ -264,10 +264,14 @@ class Attempt:
             stopped=stopped,
             earliest=float(said["earliest"]),
             latest=latest,
-            oom=oom.evidence(self._oom, worker.identity.pid) if number == 9 and not stopped else None,
+            oom=self._killed_for_memory(worker) if number == signal.SIGKILL and not stopped else None,
             error=workers.error_of(of_rank(self.number, worker.rank, "error.json")),
             tail=workers.tail_of(of_rank(self.number, worker.rank, "log")) if bad and not stopped else "",
         )
+
+    def _killed_for_memory(self, worker: Worker) -> str | None:
+        found, self._oom = oom.evidence(self._oom, worker.identity.pid)
+        return found
 
     # --- stop and sweep
 
@@ -288,6 +292,11 @@ class Attempt:
         """Go on with a stop that an earlier supervisor began."""
         self.stopping = since
         self._sweep(since + event.grace)
+
+    def abandon(self) -> None:
+        """Close an attempt none of whose workers was asked for; any other goes on."""
+        if not self.started and self._ladder is None and not self.swept:
+            self._close([])
 
     def _sweep(self, kill_at: float) -> None:
         if self._ladder is None:

@@ -49,6 +49,7 @@ class Link:
         self._waiting: dict[int, _Pending] = {}
         self._queue: list[_Pending] = []
         self._pause = _FIRST_PAUSE
+        self._failed_starts = 0
 
     def ask(self, command: protocol.Command, arguments: dict[str, Any], epoch: int | None, answer: Answer) -> None:
         """Send a command; `answer` gets the supervisor's message, whose id means nothing to others."""
@@ -83,6 +84,7 @@ class Link:
             return True
         fd = sock.detach()
         self._channel = Channel(self._loop, fd, fd, self._received, self._lost)
+        self._failed_starts = 0
         self._flush()
         return True
 
@@ -142,8 +144,11 @@ class Link:
         os.close(fd)
         self._starting = False
         if not word:
-            self._fail(f"the supervisor ended at its start{self._last_words()}")
-            if self._wanted():
+            self._failed_starts += 1
+            if self._failed_starts >= _TRIES:
+                self._fail(f"the supervisor ended at its start {_TRIES} times{self._last_words()}")
+                self._failed_starts = 0
+            if self._queue or self._wanted():
                 self._later()
         elif not self._connect():
             # Another one was there and is just leaving.

@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from clusterctl.agent import cgroup
 from clusterctl.agent.system import read_bytes
@@ -35,16 +35,20 @@ def counts() -> Counts:
     return Counts(cgroup.oom_kills(), _host_kills(), time.monotonic())
 
 
-def evidence(before: Counts, pid: int) -> str | None:
-    """Return what tells that a SIGKILL of `pid` came for memory: `cgroup`, `kernel log`, `probably`, or `None`."""
+def evidence(before: Counts, pid: int) -> tuple[str | None, Counts]:
+    """Return what tells that a SIGKILL of `pid` came for memory: `cgroup`, `kernel log`, `probably`, or `None`.
+
+    Also returns the counts to hold the next one against: a kill that explains one worker's end explains no other's.
+    """
     now = counts()
     if before.cgroup is not None and now.cgroup is not None and now.cgroup > before.cgroup:
-        return "cgroup"
+        return "cgroup", replace(before, cgroup=before.cgroup + 1)
     logged = _in_kernel_log(pid, before.mono)
     if logged:
-        return "kernel log"
-    grown = before.host is not None and now.host is not None and now.host > before.host
-    return "probably" if grown and logged is None else None
+        return "kernel log", before
+    if logged is None and before.host is not None and now.host is not None and now.host > before.host:
+        return "probably", replace(before, host=before.host + 1)
+    return None, before
 
 
 def _in_kernel_log(pid: int, since: float) -> bool | None:

@@ -296,8 +296,12 @@ class Supervisor:
         return {}
 
     def _finish(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        if self._attempt is not None and not self._attempt.swept:
-            raise requests.refused(f"attempt {self._attempt.number} of run {self._run.run} has not ended on this node")
+        if self._attempt is not None:
+            # Where nothing was started there is nothing to wait for: a start that failed elsewhere is undone like this.
+            self._attempt.abandon()
+            if not self._attempt.swept:
+                number = self._attempt.number
+                raise requests.refused(f"attempt {number} of run {self._run.run} has not ended on this node")
         if self._state.finished is None:
             self._record(protocol.Finished(str(arguments.get("state", "")), int(arguments.get("exit_code") or 0)))
         kept.forget(self._run.secrets())

@@ -147,3 +147,13 @@ def test_beats_of_a_controller_hold_the_fence_back(node: Node) -> None:
         talk.beat(number)
         talk.read(0.3)
     assert talk.exits()[0]["exit_code"] == 9
+
+
+def test_what_was_prepared_and_never_started_is_undone_at_once(node: Node) -> None:
+    talk = node.talk()
+    node.prepare(talk)
+    node.follow(talk)
+    supervisor = node.supervisor()
+    talk.ask(Command.FINISH, **node.where, state="failed", exit_code=4)
+    talk.wait_for("finished")
+    talk.eventually(lambda: gone(supervisor))
