@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 _EXPANSION = re.compile(r"\$\$|\$\{([^{}]*)\}|\$\{")
 _BODY = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(?:(:-|:\?)(.*))?", re.DOTALL)
 
+_MOST_IN_A_VALUE = 20
+"""Mistakes told of one value; a megabyte of `${` is one mistake, not a hundred thousand."""
+
 
 def prepare(node: Node, environ: Mapping[str, str], report: Report, path: Path = ()) -> Node:
     """Leave out `x-*` keys and fill in variables, everywhere below `node`; keys are never filled in."""
@@ -40,6 +43,7 @@ def _warn_hidden_host(mark: Mark, key: str, path: Path, report: Report) -> None:
 
 def _filled(node: Node, environ: Mapping[str, str], report: Report, path: Path) -> Node:
     raw, used, before = node.raw or "", False, len(report.problems)
+    told = before + len(report.warnings)
     pieces: list[str] = []
     position = 0
     for found in _EXPANSION.finditer(raw):
@@ -51,6 +55,8 @@ def _filled(node: Node, environ: Mapping[str, str], report: Report, path: Path) 
         used = True
         mark = node.inside(found.start(), len(found[0]))
         pieces.append(_expanded(found[0], found[1], mark, environ, report, path))
+        if len(report.problems) + len(report.warnings) - told > _MOST_IN_A_VALUE:
+            break
     if len(report.problems) > before:
         return Node(None, node.mark)
     text = "".join([*pieces, raw[position:]])

@@ -125,19 +125,22 @@ class Report:
 
     problems: list[Problem] = field(default_factory=list)
     warnings: list[Problem] = field(default_factory=list)
+    _seen: set[tuple[bool, str, int, int, str]] = field(default_factory=set)
 
     def add(self, mark: Mark, text: str, hint: str | None = None) -> None:
         """Note a mistake."""
-        self._note(self.problems, mark.problem(text, hint))
+        self._note(self.problems, mark, text, hint)
 
     def warn(self, mark: Mark, text: str, hint: str | None = None) -> None:
         """Note something that is allowed and probably not meant."""
-        self._note(self.warnings, mark.problem(text, hint))
+        self._note(self.warnings, mark, text, hint)
 
-    @staticmethod
-    def _note(where: list[Problem], problem: Problem) -> None:
+    def _note(self, where: list[Problem], mark: Mark, text: str, hint: str | None) -> None:
         # An anchor used in several places makes the same problem several times.
-        if problem not in where:
+        problem = mark.problem(text, hint)
+        key = (where is self.warnings, problem.path, problem.line, problem.column, text)
+        if key not in self._seen:
+            self._seen.add(key)
             where.append(problem)
 
     def ordered(self, paths: Iterable[str]) -> list[Problem]:

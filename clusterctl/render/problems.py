@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 _BOLD, _RED, _YELLOW, _CYAN, _RESET = "\x1b[1m", "\x1b[31m", "\x1b[33m", "\x1b[36m", "\x1b[0m"
 _TAB = 4
+_MOST = 100
+"""Problems written out; whoever has more of them has one that makes the others."""
 
 
 def render_config_error(error: ConfigError, *, color: bool = False, width: int = 0) -> str:
@@ -22,7 +24,7 @@ def render_config_error(error: ConfigError, *, color: bool = False, width: int =
         color: Whether to use ANSI colours.
         width: Columns of the terminal, to cut long source lines around the caret; 0 leaves them whole.
     """
-    blocks = [render_problem(problem, color=color, width=width) for problem in error.problems]
+    blocks = _blocks(error.problems, "error", color=color, width=width)
     count = len(error.problems)
     files = len({problem.path for problem in error.problems})
     where = f" in {files} files" if files > 1 else f" in {error.problems[0].path}"
@@ -32,7 +34,13 @@ def render_config_error(error: ConfigError, *, color: bool = False, width: int =
 
 def render_warnings(warnings: Sequence[Problem], *, color: bool = False, width: int = 0) -> str:
     """Write warnings in the same form; empty where there are none."""
-    return "\n".join(render_problem(w, kind="warning", color=color, width=width) for w in warnings)
+    return "\n".join(_blocks(warnings, "warning", color=color, width=width))
+
+
+def _blocks(problems: Sequence[Problem], kind: str, *, color: bool, width: int) -> list[str]:
+    blocks = [render_problem(problem, kind=kind, color=color, width=width) for problem in problems[:_MOST]]
+    more = len(problems) - len(blocks)
+    return [*blocks, f"and {more} more"] if more else blocks
 
 
 def render_problem(problem: Problem, *, kind: str = "error", color: bool = False, width: int = 0) -> str:
