@@ -114,7 +114,14 @@ class SessionLost:
     error: NodeError
 
 
-Item = EventReceived | OutputReceived | StreamReceived | BeatReceived | SessionLost
+@dataclass(frozen=True, slots=True)
+class Superseded:
+    """The node obeys a later controller of this run: this one must stop acting."""
+
+    node: str
+
+
+Item = EventReceived | OutputReceived | StreamReceived | BeatReceived | SessionLost | Superseded
 Inbox = "SimpleQueue[Item]"
 
 
@@ -127,6 +134,9 @@ class Session:
         preamble: What the node said before the first frame.
         hello: The answer to the first request: facts of machine and user.
         warnings: What a person should know of how the connection was made, a sentence each.
+        connect_s: Seconds from the first packet to the agent's hello; `None` where nobody measured it.
+        clock: The node's wall clock minus ours, and the bound of the error (seconds), of the beat with the least
+            error so far; `None` before the first came back.
     """
 
     def __init__(
@@ -136,6 +146,8 @@ class Session:
         self.epoch = epoch
         self.preamble = preamble
         self.hello: dict[str, Any] = {}
+        self.connect_s: float | None = None
+        self.clock: tuple[float, float] | None = None
         self.warnings = (*channel.warnings, *((channel.auth_note,) if channel.auth_note else ()))
         self._channel = channel
         self._inbox = inbox
@@ -343,6 +355,8 @@ class Session:
             decoded = decode_record(push["event"])
             if decoded is not None:
                 self._inbox.put(EventReceived(self.node, push["run"], *decoded, push["event"]))
+        elif push["push"] == "stale":
+            self._inbox.put(Superseded(self.node))
 
     def _take_beat(self, answer: dict[str, Any]) -> None:
         now_wall, now_mono = time.time(), time.monotonic()
@@ -353,12 +367,15 @@ class Session:
         if sent is None:
             return
         sent_wall, sent_mono = sent
+        wall_offset_s, error_s = answer["wall"] - (sent_wall + now_wall) / 2, (now_mono - sent_mono) / 2
+        if self.clock is None or error_s <= self.clock[1]:
+            self.clock = (wall_offset_s, error_s)
         self._inbox.put(
             BeatReceived(
                 self.node,
-                wall_offset_s=answer["wall"] - (sent_wall + now_wall) / 2,
+                wall_offset_s=wall_offset_s,
                 mono_offset_s=answer["mono"] - (sent_mono + now_mono) / 2,
-                error_s=(now_mono - sent_mono) / 2,
+                error_s=error_s,
                 boot=answer["boot"],
             )
         )
@@ -369,6 +386,8 @@ class Session:
         if future is None:
             return  # nobody waits any more
         if "error" in answer:
+            if answer["error"].get("kind") == ErrorKind.STALE_EPOCH.value:
+                self._inbox.put(Superseded(self.node))
             future.set_exception(_refusal(self.node, answer["error"]))
         else:
             future.set_result(answer["result"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Protocol
 
@@ -84,6 +85,7 @@ def open_session(
         NodeError: It cannot be reached, trusted, logged in to or used.
     """
     is_local = host.transport is TransportKind.LOCAL
+    began = time.monotonic()
     channel = transport.open(host, progress=progress)
     try:
         preamble, rest = start_agent(
@@ -108,6 +110,7 @@ def open_session(
         if isinstance(error, ClusterctlError) and not isinstance(error, NodeError):
             raise AgentError(host.name, f"its agent does not answer: {error}", hint=error.hint) from error
         raise
+    session.connect_s = time.monotonic() - began
     progress("joined")
     return session
 

@@ -169,8 +169,10 @@ class Jobs:
 
     # --- tasks
 
-    def work(self, task: Task, done: Done, keep: Iterable[int] = ()) -> None:
+    def work(self, task: Task, done: Done, keep: Iterable[int] = ()) -> int:
         """Call a function in a fork; `done` gets its result, or what went wrong. Its data goes to the controller.
+
+        Returns a number by which `end` ends it early.
 
         Args:
             task: What to do.
@@ -213,6 +215,13 @@ class Jobs:
 
         self._tasks[pid] = end
         listen()
+        return pid
+
+    def end(self, task: int) -> None:
+        """Kill a task that is still at work; its `done` is called as for any that was killed."""
+        if task in self._tasks:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(task, signal.SIGKILL)
 
     # --- ends
 

@@ -30,6 +30,7 @@ def handlers(session: Session) -> dict[Command, Handler]:
         Command.ROUTES: node.routes,
         Command.PROBE: node.probe,
         Command.LISTEN: node.listen,
+        Command.UNLISTEN: node.unlisten,
         Command.CONNECT: node.connect,
         Command.EXEC: node.execute,
         Command.CANCEL: node.cancel,
@@ -40,6 +41,7 @@ class _Node:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._running: dict[int, jobs.Running] = {}
+        self._listening: dict[str, tuple[int, list[int]]] = {}
 
     def hello(self, _identity: int, _arguments: dict[str, Any], _epoch: int | None) -> dict[str, Any]:
         return hello.hello(self._session.root)
@@ -67,12 +69,30 @@ class _Node:
 
         listener = ports.Listener(int(arguments["port"]), str(arguments["nonce"]))
         seconds = float(arguments.get("seconds", _LISTEN_SECONDS))
-        self._session.jobs.work(
-            lambda _out: {"served": listener.serve(seconds)}, lambda _outcome: None, keep=[listener.descriptor]
+        nonce = str(arguments["nonce"])
+        waiting: list[int] = []
+
+        def over(_outcome: dict[str, Any] | Exception) -> None:
+            self._listening.pop(nonce, None)
+            for asked in waiting:
+                self._session.answer(asked, {})
+
+        task = self._session.jobs.work(
+            lambda _out: {"served": listener.serve(seconds)}, over, keep=[listener.descriptor]
         )
+        self._listening[nonce] = (task, waiting)
         port = listener.port
         listener.close()
         self._session.answer(identity, {"port": port})
+
+    def unlisten(self, identity: int, arguments: dict[str, Any], _epoch: int | None) -> dict[str, Any] | None:
+        known = self._listening.get(str(arguments["nonce"]))
+        if known is None:
+            return {}
+        task, waiting = known
+        waiting.append(identity)
+        self._session.jobs.end(task)
+        return None
 
     def connect(self, identity: int, arguments: dict[str, Any], _epoch: int | None) -> None:
         from clusterctl.agent.facts import ports

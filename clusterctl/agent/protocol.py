@@ -126,11 +126,13 @@ class Command(str, Enum):
     ROUTES = "routes"  # {targets: [address]} -> {routes: {address: {source, interface} | null}}
     PROBE = "probe"  # {python, prologue, env, cwd, request} -> health facts
     LISTEN = "listen"  # {port, nonce, seconds} -> {port}
+    UNLISTEN = "unlisten"  # {nonce} -> {}: the port of that LISTEN is free again
     CONNECT = "connect"  # {address, port, nonce, timeout} -> {ok, ms, error}
     MANIFEST = "manifest"  # {workdir, files: {path: [size, mode, sha256]}, run} -> {need: [path]}
     RECEIVE = "receive"  # {workdir, files: [[path, size, mode, sha256]], stream} then data -> {written, hash}
     FETCH = "fetch"  # {workdir, pattern, stream} -> data of each file, then {files: [[path, size, mode]]}
     CHECKPOINTS = "checkpoints"  # {workdir, pattern} -> {found: [{path, mtime}]}, complete ones only
+    CODE = "code"  # {workdir} -> {hash | null}: over what syncs brought, as it is now; null where none did
     PREPARE = "prepare"  # Prepare -> {ports: [int], run_dir, python}
     START = "start"  # Start -> {}
     STOP = "stop"  # Stop -> {}

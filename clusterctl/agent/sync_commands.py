@@ -23,6 +23,7 @@ def handlers(session: Session) -> dict[Command, Handler]:
         Command.RECEIVE: sync.receive,
         Command.FETCH: sync.fetch,
         Command.CHECKPOINTS: sync.checkpoints,
+        Command.CODE: sync.code,
     }
 
 
@@ -95,6 +96,10 @@ class _Sync:
     def checkpoints(self, identity: int, arguments: dict[str, Any], _epoch: int | None) -> None:
         folder, pattern = _folder(arguments), str(arguments["pattern"])
         self._session.work(identity, lambda _out: {"found": workspace.checkpoints(folder, pattern)})
+
+    def code(self, identity: int, arguments: dict[str, Any], _epoch: int | None) -> None:
+        place = workspace.Workspace(_folder(arguments), self._session.root)
+        self._session.work(identity, lambda _out: {"hash": place.code_hash()})
 
 
 def _send_file(out: Out, stream: int, offset: int, path: str) -> tuple[int, int]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import glob
 import hashlib
+import json
 import os
 import stat
 from dataclasses import dataclass
@@ -144,6 +145,20 @@ class Workspace:
         kept = {path: entry for path, entry in files.items() if path not in need}
         self._save(kept, fresh)
         return need
+
+    def code_hash(self) -> str | None:
+        """Return one hash over the files that the last sync left here, as they are now; `None` where there was none.
+
+        It is the hash of the manifest that was synced where nothing has changed since.
+        """
+        known = self._known()
+        if not known["files"]:
+            return None
+        listing = []
+        for path in sorted(known["files"]):
+            _, mode, digest = self._entry(check_path(path), known["hashes"], {}) or (None, None, None)
+            listing.append((path, mode, digest))
+        return hashlib.sha256(json.dumps(listing).encode("utf-8", "surrogateescape")).hexdigest()
 
     def _unchanged(self, path: str, known: dict[str, Any], fresh: dict[str, Any]) -> bool:
         """Whether a file is still the one that a sync brought; what a person has edited since is theirs."""

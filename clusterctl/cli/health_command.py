@@ -103,7 +103,8 @@ def _look(spec: ClusterSpec, hosts: tuple[HostSpec, ...], checks: list[str] | No
     from clusterctl.run.preflight import judge_all, probe_all
 
     with reachable(spec, hosts) as (sessions, errors):
-        facts: dict[str, dict[str, Any]] = probe_all(spec, sessions, Progress("health", len(hosts), lambda _: None))
+        step = Progress("health", len(hosts), lambda _: None)
+        facts: dict[str, dict[str, Any]] = probe_all(spec, sessions, step, code=True)
     facts |= {node: {"unreachable": str(error)} for node, error in errors.items()}
     ordered = {h.name: facts[h.name] for h in hosts}
     return _view(ordered, judge_all(spec, ordered, checks), strict=strict)

@@ -11,6 +11,9 @@ if TYPE_CHECKING:
 
     from clusterctl.config.spec import ClusterSpec, HealthSpec
 
+NOT_SYNCED = "not synced"
+"""The `code_hash` of a node whose code does not come by sync."""
+
 Facts = dict[str, Any]
 """What `clusterctl.agent.facts.collect` returned, plus the key `controller` (see `Context`)."""
 
@@ -118,9 +121,11 @@ class Context:
     Facts that only the controller knows stand in `facts["controller"]` of each node, every key optional:
 
         clock        {"offset": s, "error": s}     the node's clock minus the controller's, and the bound of the error
-        rendezvous   {"address", "port", "role": "listen" | "connect", "ok": bool, "error": str | None, "ms": number}
-        code_hash    the content hash of the synced code on that node
+        rendezvous   {"address", "port", "role": "listen" | "connect", "ok": bool, "error": str | None, "ms": number,
+                     "listener": node}; of the listener "peers" and "reached_by", how many tried and came through
+        code_hash    the content hash of the synced code on that node, "" where none was synced yet, `NOT_SYNCED`
         live_runs    ids of runs of clusterctl that are meant to be alive on that node
+        strange_runs ids of runs found there of which neither that node nor this head knows anything
         own_run      the id of the run on whose behalf we look: what it holds is not foreign
         connect_ms   how long the connection took to open
 

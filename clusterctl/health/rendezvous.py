@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from clusterctl.health import gpus
 from clusterctl.health.model import (
@@ -76,16 +76,22 @@ def rendezvous(view: View) -> Iterator[Outcome]:
         return
     place = f"{tried.get('address')}:{tried.get('port')}"
     if tried.get("role") == "listen":
-        yield (
-            passed(f"listened at {place}")
-            if tried.get("ok")
-            else failed(f"cannot listen at {place}: {tried.get('error')}", value=place)
-        )
+        yield _listened(tried, place)
     elif tried.get("ok"):
         yield passed(f"reaches {place}", value=tried.get("ms"))
     else:
         error = str(tried.get("error"))
-        yield failed(f"cannot reach {place}: {_WHY.get(error, error)}", value=error)
+        listener = f"{tried['listener']} at " if tried.get("listener") else ""
+        yield failed(f"cannot reach {listener}{place}: {_WHY.get(error, error)}", value=error)
+
+
+def _listened(tried: dict[str, Any], place: str) -> Outcome:
+    peers = tried.get("peers") or 0
+    if not tried.get("ok"):
+        return failed(f"cannot listen at {place}: {tried.get('error')}", value=place)
+    if peers > 1 and not tried.get("reached_by"):
+        return failed(f"listened at {place}, and none of {peers} nodes came through: its own firewall", value=place)
+    return passed(f"listened at {place}")
 
 
 @cluster_check(

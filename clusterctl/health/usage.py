@@ -126,7 +126,7 @@ def idle(view: View) -> Iterable[Outcome]:
 )
 def leftover(view: View) -> Iterator[Outcome]:
     """Nothing is left of earlier runs of ours."""
-    live = view.controller.get("live_runs")
+    live, strange = view.controller.get("live_runs"), view.controller.get("strange_runs") or ()
     held: dict[str, list[int]] = {}
     for entry in view.group().data.get("runs") or []:
         if entry["run"] != view.controller.get("own_run"):
@@ -136,6 +136,10 @@ def leftover(view: View) -> Iterator[Outcome]:
         hint = f"`clusterctl down {run}`"
         if live is None:
             yield warned(f"{len(pids)} processes of run {run} ({shown})", value=pids, hint=hint)
+        elif run in strange:
+            # Perhaps it lives under another state folder; of what we do not know we say nothing worse.
+            message = f"{len(pids)} processes of run {run} ({shown}), which neither this node nor this head knows"
+            yield warned(message, value=pids, hint=f"`kill {' '.join(map(str, pids[:5]))}` if it is not yours to keep")
         elif run in live:
             yield passed(f"run {run} is alive with {len(pids)} processes", value=pids)
         else:

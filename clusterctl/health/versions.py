@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import fnmatch
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.health import compare, gpus
 from clusterctl.health.model import (
+    NOT_SYNCED,
     Action,
     Check,
     ClusterView,
@@ -230,10 +232,20 @@ def vbios(view: ClusterView) -> Iterable[Outcome]:
 )
 def code(view: ClusterView) -> Iterable[Outcome]:
     """All nodes have the same code."""
-    hashes = [node.controller.get("code_hash") for node in view.views]
-    if not any(hashes):
-        return [unknown("code hashes were not compared yet")]
-    return compare.node_categories(view, lambda node: node.controller.get("code_hash"), "code", say=failed, absent=True)
+    hashes = {node.node: node.controller.get("code_hash") for node in view.views}
+    silent = [name for name, told in hashes.items() if told is None]
+    if silent:
+        return [unknown(f"{', '.join(silent)}: the hash of the code is not known")]
+    synced = tuple(node for node in view.views if hashes[node.node] != NOT_SYNCED)
+    if not any(hashes[node.node] for node in synced):
+        return [skipped("no code has been synced")]
+    return compare.node_categories(
+        replace(view, views=synced),
+        lambda node: (hashes[node.node] or "")[:12] or None,
+        "code",
+        say=failed,
+        absent=True,
+    )
 
 
 CHECKS = (

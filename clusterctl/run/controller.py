@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from clusterctl.agent import protocol as wire
 from clusterctl.agent.protocol import Command, StopReason
@@ -39,7 +39,18 @@ _FULL_RETRY = 5.0
 _DRAIN_WITHOUT_PROGRESS = 15.0
 _CALL_SECONDS = 20.0
 
+Post = Callable[[events.ControllerEvent], None]
 Dial = Callable[["HostSpec", Callable[[str], None]], "Session"]
+
+
+class Preflight(Protocol):
+    """The checks before the first attempt; each raises UnhealthyError where the run must not start."""
+
+    def __call__(self, sessions: dict[str, Session], post: Post) -> None:
+        """Check the nodes."""
+
+    def after_sync(self, sessions: dict[str, Session]) -> None:
+        """Check the code that is on the nodes now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +98,7 @@ class Controller:
         run: RunDir,
         spec: ClusterSpec,
         dial: Callable[[queue.SimpleQueue[Any]], Dial],
-        preflight: Callable[[dict[str, Session], Callable[[events.ControllerEvent], None]], None] | None = None,
+        preflight: Preflight | None = None,
     ) -> None:
         self._run, self._spec, self._preflight = run, spec, preflight
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -145,6 +156,8 @@ class Controller:
         if self._preflight is not None:
             self._preflight(self._links.sessions, self._post)
         self._launch.sync(self._spec.hosts, first=True)
+        if self._preflight is not None:
+            self._preflight.after_sync(self._links.sessions)
         return self._launch.attempt(0, hosts, self._follow)
 
     def _connect(self, hosts: tuple[HostSpec, ...]) -> None:

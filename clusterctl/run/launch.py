@@ -16,9 +16,10 @@ from clusterctl import plan as planning
 from clusterctl.agent import protocol as wire
 from clusterctl.agent.protocol import Command
 from clusterctl.config.spec import ClusterSpec, HostSpec, TransportKind
-from clusterctl.errors import ClusterctlError, NodeError, RefusedError
+from clusterctl.errors import ClusterctlError, NodeError
 from clusterctl.run import code, events
 from clusterctl.run.links import each, names, raise_first
+from clusterctl.run.meeting import answer_of, ask_routes, master_of
 from clusterctl.run.push import push
 from clusterctl.run.store import write_atomically
 
@@ -151,7 +152,7 @@ class Launch:
     def _attempt(
         self, number: int, hosts: Sequence[HostSpec], follow: Callable[[str], None], why: str
     ) -> planning.LaunchPlan:
-        answers = {h.name: self._answer(h) for h in hosts}
+        answers = {n: answer_of(h, s.hello) for h, (n, s) in zip(hosts, self._on(hosts).items(), strict=True)}
         entries = planning.layout(hosts, {n: a.gpus for n, a in answers.items()})
         ports = self._prepare(number, entries)
         where = self._meeting(entries, answers)
@@ -183,22 +184,6 @@ class Launch:
         if missing:
             raise NodeError(missing[0], f"{names(missing)}: the connection was lost during the start")
         return {n: self._sessions[n] for n in wanted}
-
-    def _answer(self, host: HostSpec) -> planning.NodeAnswer:
-        hello = self._on([host])[host.name].hello
-        addresses = tuple(
-            (a["interface"], a["address"]) for a in hello.get("addresses", []) if a.get("up") and not a.get("loopback")
-        )
-        gpus = (hello.get("gpus") or {}).get("count")
-        return planning.NodeAnswer(
-            node=host.name,
-            addresses=addresses,
-            reached_at=hello.get("reached_at"),
-            gpus=gpus,
-            cores=int(hello.get("cores") or 1),
-            place=(hello.get("boot_id", ""), hello.get("net_ns", "")),
-            rdma=bool(hello.get("rdma")),
-        )
 
     # --- code
 
@@ -266,38 +251,16 @@ class Launch:
     ) -> planning.Meeting:
         if planning.share_loopback(list(answers.values())):
             return planning.loopback_meeting(entries)
-        interface = self._spec.network.interface
-        first, others = entries[0], entries[1:]
-        addresses = {
-            e.host.name: planning.provisional_address(e.host, answers[e.host.name], interface) for e in entries
-        }
-        wanted = [a for e in others if (a := addresses[e.host.name])]
-        routes = self._routes({first.host.name: wanted})[first.host.name]
-        master = planning.master_address(first.host, addresses[first.host.name], [routes.get(a) for a in wanted])
-        if interface and not first.host.internal_ip:
-            master = addresses[first.host.name]
-        if master is None:
-            raise RefusedError(
-                f"{first.host.name} has no address that other nodes could reach",
-                hint="set `internal_ip` of its host, or `network.interface`",
-            )
-        found = self._routes({e.host.name: [master] for e in others})
+        others = entries[1:]
+        hosts = [e.host for e in entries]
+        sessions, interface = self._on(hosts), self._spec.network.interface
+        master = master_of(self._spec, hosts, answers, sessions)
+        found = ask_routes(sessions, {e.host.name: [master] for e in others})
         to_master = {node: found[node].get(master) for node in found}
         if interface:
-            to_master = {n: planning.Route(source=addresses[n] or "", interface=interface) for n in to_master}
+            own = {h.name: planning.provisional_address(h, answers[h.name], interface) for h in hosts}
+            to_master = {n: planning.Route(source=own[n] or "", interface=interface) for n in to_master}
         return planning.meeting(entries, answers, master, to_master)
-
-    def _routes(self, targets: Mapping[str, Sequence[str]]) -> dict[str, dict[str, planning.Route | None]]:
-        def ask(node: str, session: Session) -> dict[str, planning.Route | None]:
-            answer = session.call(Command.ROUTES, {"targets": list(targets[node])}, timeout=_CALL_SECONDS)["routes"]
-            return {
-                t: planning.Route(source=r["source"], interface=r["interface"]) if r else None
-                for t, r in answer.items()
-            }
-
-        found, errors = each(self._on(list(targets)), ask)
-        raise_first(errors)
-        return found
 
     # --- start
 

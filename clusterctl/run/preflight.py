@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.protocol import Command
+from clusterctl.config.spec import TransportKind
 from clusterctl.errors import ClusterctlError, UnhealthyError
-from clusterctl.health.judge import judge_cluster, judge_node, verdict
-from clusterctl.health.model import Context, Status
+from clusterctl.health.judge import judge_cluster, judge_node
+from clusterctl.health.model import NOT_SYNCED, Context, Status
+from clusterctl.health.registry import CHECKS
 from clusterctl.health.request import probe_request
 from clusterctl.run.launch import Progress, workdir_of
 from clusterctl.run.links import each
-from clusterctl.run.store import write_atomically
+from clusterctl.run.meeting import meeting_addresses
+from clusterctl.run.rendezvous import try_port
+from clusterctl.run.store import all_runs, visible_state, write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +29,10 @@ if TYPE_CHECKING:
     from clusterctl.run.store import RunDir
     from clusterctl.session import Session
 
+AFTER_SYNC = ("version.code",)
+"""Checks that `up` makes once the code is on the nodes."""
 _MARGIN = 10.0
+_CODE_SECONDS = 10.0
 
 
 class Preflight:
@@ -37,61 +46,159 @@ class Preflight:
 
     def __init__(self, run: RunDir, spec: ClusterSpec, *, strict: bool) -> None:
         self._run, self._spec, self._strict = run, spec, strict
+        self._facts: dict[str, dict[str, Any]] = {}
+        self._findings: list[Finding] = []
 
     def __call__(self, sessions: Mapping[str, Session], post: Callable[[ControllerEvent], None]) -> None:
-        """Check.
+        """Check everything but the code, which is still to come.
 
         Raises:
             UnhealthyError: A check failed; nothing was started.
         """
         step = Progress("health", len(sessions), post)
-        facts = probe_all(self._spec, sessions, step, own_run=self._run.run)
-        findings = judge_all(self._spec, facts)
-        kept = {"facts": facts, "findings": [f.to_json() for f in findings]}
+        self._facts = probe_all(self._spec, sessions, step, own_run=self._run.run)
+        found = judge_all(self._spec, self._facts, [name for name in CHECKS if name not in AFTER_SYNC])
+        failed = self._weigh(found)
+        step.end(_summary(found), failed=bool(failed))
+        self._refuse(failed)
+
+    def after_sync(self, sessions: Mapping[str, Session]) -> None:
+        """Check that all nodes have the same code now.
+
+        Raises:
+            UnhealthyError: They have not; nothing was started.
+        """
+        for node, told in code_hashes(self._spec, sessions).items():
+            self._facts[node].setdefault("controller", {})["code_hash"] = told
+        self._refuse(self._weigh(judge_all(self._spec, self._facts, AFTER_SYNC)))
+
+    def _weigh(self, found: list[Finding]) -> list[Finding]:
+        """Keep findings; return those that forbid the start."""
+        self._findings += found
+        kept = {"facts": self._facts, "findings": [f.to_json() for f in self._findings]}
         write_atomically(self._run.path / "health.json", json.dumps(kept).encode())
-        result = verdict(findings, self._strict)
-        step.end(_summary(findings), failed=result is Status.FAIL)
-        if result is Status.FAIL or (self._strict and result in (Status.WARN, Status.UNKNOWN)):
-            wanted = (Status.FAIL, Status.WARN, Status.UNKNOWN) if self._strict else (Status.FAIL,)
-            bad = [f for f in findings if f.status in wanted]
+        wanted = (Status.FAIL, Status.WARN, Status.UNKNOWN) if self._strict else (Status.FAIL,)
+        return [f for f in found if f.status in wanted]
+
+    def _refuse(self, bad: list[Finding]) -> None:
+        if bad:
             raise UnhealthyError(
-                f"{len(bad)} checks failed; nothing was started",
+                f"{len(bad)} {'check' if len(bad) == 1 else 'checks'} failed; nothing was started",
                 bad,
                 hint="`health.ignore` in the cluster file accepts a finding, `--no-health` skips all checks",
             )
 
 
 def probe_all(
-    spec: ClusterSpec, sessions: Mapping[str, Session], step: Progress, *, own_run: str | None = None
+    spec: ClusterSpec,
+    sessions: Mapping[str, Session],
+    step: Progress,
+    *,
+    own_run: str | None = None,
+    code: bool = False,
 ) -> dict[str, dict[str, Any]]:
-    """Return every node's facts; a node whose probe could not be had says why under `unreachable`."""
+    """Return every node's facts; a node whose probe could not be had says why under `unreachable`.
+
+    All nodes at once, and in a bounded time whatever is wrong with one of them.
+
+    Args:
+        spec: What is declared.
+        sessions: Node name to session.
+        step: Told which nodes are through.
+        own_run: On whose behalf we look.
+        code: Ask for the code that is on the nodes now, too.
+    """
+    with ThreadPoolExecutor(2) as beside:
+        hashes = beside.submit(code_hashes, spec, sessions if code else {})
+        # A port that the file names must be looked at before we take it for a moment ourselves.
+        early = None if spec.network.master_port else beside.submit(try_port, spec, sessions)
+        facts = _probe(spec, sessions, step)
+        tried = try_port(spec, sessions) if early is None else early.result()
+    for node, known in facts.items():
+        if "groups" in known:
+            known["controller"] = _controller_facts(sessions[node], known, tried.get(node), own_run)
+            if node in hashes.result():
+                known["controller"]["code_hash"] = hashes.result()[node]
+    return facts
+
+
+def _probe(spec: ClusterSpec, sessions: Mapping[str, Session], step: Progress) -> dict[str, dict[str, Any]]:
     hosts = {h.name: h for h in spec.hosts}
-    peers = {n: str(s.hello.get("reached_at") or "") for n, s in sessions.items()}
-    known = {n: a for n, a in peers.items() if a}
+    known = meeting_addresses(spec, sessions)
+    first = next((h.name for h in spec.workers if h.name in sessions), None)
 
     def probe(node: str, session: Session) -> dict[str, Any]:
         step.at(node, "checking")
+        # Its answer comes before the facts and finds a quiet agent: a clock with a small error.
+        session.beat()
         host = hosts[node]
-        workdir = workdir_of(spec, node)
-        request = probe_request(spec, host, peers=known, workdir=workdir)
-        prologue = spec.job.prologue if spec.job else None
+        port = spec.network.master_port if node == first else None
+        ports = [port] if port else []
+        request = probe_request(spec, host, peers=known, workdir=workdir_of(spec, node), ports=ports)
         asked = {
             "python": host.python,
-            "prologue": prologue,
+            "python_hint": sys.executable,
+            "prologue": spec.job.prologue if spec.job else None,
             "env": {**spec.env, **host.env},
             "cwd": None,
             "request": request,
         }
         facts = session.call(Command.PROBE, asked, timeout=float(request["deadline"]) + _MARGIN)
         step.through(node)
-        return {**facts, "controller": {"own_run": own_run} if own_run else {}}
+        return facts
 
     found, errors = each(dict(sessions), probe)
-    return {n: found[n] if n in found else _unprobed(errors[n]) for n in sessions}
+    return {n: found[n] if n in found else {"unreachable": str(errors[n])} for n in sessions}
 
 
-def _unprobed(error: ClusterctlError) -> dict[str, Any]:
-    return {"unreachable": str(error)}
+def _controller_facts(
+    session: Session, facts: Mapping[str, Any], tried: dict[str, Any] | None, own_run: str | None
+) -> dict[str, Any]:
+    """Return what only the head can tell of a node; `health.model.Context` has the keys."""
+    known: dict[str, Any] = _runs(session, facts, own_run)
+    if own_run:
+        known["own_run"] = own_run
+    if session.clock is not None:
+        known["clock"] = {"offset": round(session.clock[0], 4), "error": round(session.clock[1], 4)}
+    if session.connect_s is not None:
+        known["connect_ms"] = round(session.connect_s * 1000, 1)
+    if tried is not None:
+        known["rendezvous"] = tried
+    return known
+
+
+def _runs(session: Session, facts: Mapping[str, Any], own_run: str | None) -> dict[str, Any]:
+    """Return which of the runs found on a node are meant to live there, and of which nobody knows.
+
+    Nothing is asked where nothing was found. A node may say that a run lives which this head has ended.
+    """
+    told = (facts["groups"].get("procs") or {}).get("data") or {}
+    seen = {entry["run"] for entry in told.get("runs") or []} - {own_run}
+    if not seen:
+        return {"live_runs": []}
+    try:
+        there = {entry["run"]: entry["live"] for entry in session.call(Command.RUNS)["runs"]}
+    except ClusterctlError:
+        return {}
+    here = {run.run: visible_state(run)[0].over for run in all_runs() if run.run in seen}
+    live = [run for run in sorted(seen) if there.get(run) and not here.get(run)]
+    return {"live_runs": live, "strange_runs": sorted(seen - set(there) - set(here))}
+
+
+def code_hashes(spec: ClusterSpec, sessions: Mapping[str, Session]) -> dict[str, str]:
+    """Return a hash over the code that syncs brought to each node, as it is there now (see `health.model.Context`).
+
+    Nodes that could not tell are left out.
+    """
+    remote = {h.name for h in spec.hosts if h.transport is TransportKind.SSH and spec.sync is not None}
+
+    def ask(node: str, session: Session) -> str:
+        if node not in remote:
+            return NOT_SYNCED
+        asked = {"workdir": workdir_of(spec, node)}
+        return session.call(Command.CODE, asked, timeout=_CODE_SECONDS)["hash"] or ""
+
+    return each(dict(sessions), ask)[0]
 
 
 def judge_all(
