@@ -16,8 +16,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from clusterctl.agent import protocol as wire
 from clusterctl.agent.protocol import Command, StopReason
-from clusterctl.errors import ClusterctlError, ExitCode, NodesError, NotFoundError, UnhealthyError
-from clusterctl.run import events, policy
+from clusterctl.config.spec import Role
+from clusterctl.errors import (
+    ClusterctlError,
+    ExitCode,
+    NodeError,
+    NodesError,
+    NotFoundError,
+    RefusedError,
+    UnhealthyError,
+)
+from clusterctl.run import events, policy, restarting
 from clusterctl.run.control import ControlRequest, ControlServer
 from clusterctl.run.gathering import gather
 from clusterctl.run.launch import Begun, CancelledError, Launch, NotBegun, Progress
@@ -26,10 +35,11 @@ from clusterctl.run.observer import StallObserver
 from clusterctl.run.reader import load_state
 from clusterctl.run.state import RunPhase, apply_head, apply_node
 from clusterctl.run.store import RunDir, Writer, is_full, now
-from clusterctl.session import BeatReceived, EventReceived, OutputReceived, SessionLost
+from clusterctl.session import BeatReceived, EventReceived, OutputReceived, SessionLost, Superseded
 
 if TYPE_CHECKING:
     from clusterctl.config.spec import ClusterSpec, HostSpec
+    from clusterctl.run.state import NodeState
     from clusterctl.session import Session
 
 _TICK = 1.0
@@ -74,6 +84,14 @@ class _Sizes:
     targets: dict[tuple[str, str], int]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Newest:
+    """The newest checkpoint that the nodes of an attempt see, now that it is over."""
+
+    attempt: int
+    path: str | None
+
+
 @dataclass(slots=True)
 class _Ending:
     """The run is decided; what is still on its way is taken in first."""
@@ -106,6 +124,7 @@ class Controller:
         self._writer = Writer(run)
         self._links = Links(lambda host: self._dial(host, lambda _: None), self._inbox)
         self._cancelled = threading.Event()
+        self._boots: dict[str, str] = {}
         self._launch = Launch(run, spec, self._links.sessions, self._post, self._cancelled)
         self._hosts = {h.name: h for h in spec.hosts}
         self._limits = limits_of(spec)
@@ -118,8 +137,9 @@ class Controller:
         self._held: list[OutputReceived] = []
         self._acknowledged = 0.0
         self._sizes: dict[tuple[str, str], int] = {}
-        self._spares = list(spec.spares)
-        self._failures: list[tuple[str, str | None]] = []
+        self._unfit: dict[str, str] = {}
+        self._newest: dict[int, str | None] = {}
+        self._asked_newest = -1
         self._observer: StallObserver | None = None
         self._stalls = 0
         self._control = ControlServer(run.control_address(), self._inbox.put)
@@ -135,6 +155,10 @@ class Controller:
 
     def adopt(self) -> int:
         """Go on with a run whose controller is gone; return its exit code."""
+        if self._spec.secrets:
+            # Their values were never written down here. The nodes of the last attempt kept them; a spare has none.
+            self._launch.forget_secrets()
+            self._unfit = dict.fromkeys((h.name for h in self._spec.spares), "no secrets")
         self._in_background(self._take_over)
         return self._loop()
 
@@ -146,16 +170,20 @@ class Controller:
                 result: Begun | NotBegun = work()
             except ClusterctlError as error:
                 result = NotBegun(error=error, prepared=())
+            except OSError as error:
+                place = f" ({error.filename})" if error.filename else ""
+                refused = RefusedError(f"the head cannot write what a start needs: {error.strerror}{place}")
+                result = NotBegun(error=refused, prepared=())
             self._inbox.put(_Started(result=result))
 
         threading.Thread(target=run, name="launch", daemon=True).start()
 
     def _first_attempt(self) -> Begun | NotBegun:
         hosts = self._spec.workers
-        self._connect(self._spec.hosts if self._spec.spares else hosts)
+        self._connect(self._spec.hosts)
         if self._preflight is not None:
             self._preflight(self._links.sessions, self._post)
-        self._launch.sync(self._spec.hosts, first=True)
+        self._launch.sync(hosts, first=True)
         if self._preflight is not None:
             self._preflight.after_sync(self._links.sessions)
         return self._launch.attempt(0, hosts, self._follow)
@@ -175,6 +203,9 @@ class Controller:
         for session in opened.values():
             for warning in session.warnings:
                 self._post(events.Note(text=warning, level="warn"))
+        for spare in [h for h in hosts if h.role is Role.SPARE and h.name in errors]:
+            self._post(events.Note(text=f"spare {spare.name} cannot be used yet: {errors[spare.name]}", level="warn"))
+            self._inbox.put(SessionLost(node=spare.name, error=errors.pop(spare.name)))
         if errors:
             self._links.close()
             found = list(errors.values())
@@ -182,8 +213,25 @@ class Controller:
         if self._cancelled.is_set():
             raise CancelledError("cancelled during the start")
 
+    def _undo_start(self) -> NotBegun:
+        """Undo on every node what a controller left that died before its first attempt was written down."""
+        opened, _ = dial_all(self._spec.hosts, self._dial, Progress("connect", 1, lambda _: None), 64)
+        run = self._run.run
+        self._epoch = self._writer.next_epoch(ending.highest_epoch(run, opened))
+        for node, session in opened.items():
+            session.epoch = self._epoch
+            self._links.add(node, session)
+        each(opened, lambda n, s: ending.end_on_node(s, run, n, 0.0 if self._kill else self._limits.grace))
+        error = RunFailed("its controller ended during the start", exit_code=ExitCode.FAILED)
+        return NotBegun(error=error, prepared=())
+
     def _take_over(self) -> Begun | NotBegun:
-        hosts = tuple(self._hosts[n] for n in self._state.nodes if n in self._hosts)
+        if self._state.attempt < 0:
+            return self._undo_start()
+        state = self._state
+        waiting = [h.name for h in self._spec.spares] if self._spec.restart.max_restarts else []
+        wanted = dict.fromkeys([*state.nodes, *state.next_nodes, *state.retired, *waiting])
+        hosts = tuple(self._hosts[n] for n in wanted if n in self._hosts)
         step = Progress("connect", len(hosts), self._post)
         opened, errors = dial_all(hosts, self._dial, step, self._spec.ssh.parallel)
         step.end(names(opened), failed=bool(errors))
@@ -199,7 +247,7 @@ class Controller:
 
     def _follow(self, node: str) -> None:
         """Ask a node for everything after the cursors. Called from launch threads and from the loop."""
-        known = self._state.nodes.get(node)
+        known = self._known(node)
         request = wire.Follow(
             run=self._run.run, node=node, seq=known.seq if known else 0, cursors=self._writer.cursors(node)
         )
@@ -207,12 +255,18 @@ class Controller:
         if session is not None:
             session.call(Command.FOLLOW, wire.to_wire(request), timeout=_CALL_SECONDS)
 
+    def _known(self, node: str) -> NodeState | None:
+        """Return what is known of a node of this attempt, or of an earlier one."""
+        return self._state.nodes.get(node) or self._state.retired.get(node)
+
     # --- the loop
 
     def _loop(self) -> int:
         try:
             while not self._state.over:
                 self._take_in()
+                if self._superseded:
+                    return int(ExitCode.UNATTENDED)
                 self._look_at_links()
                 self._act()
                 self._acknowledge()
@@ -224,8 +278,11 @@ class Controller:
 
     def _take_in(self) -> None:
         """Handle what has arrived; wait for the first item, not for the others."""
+        wait = _TICK
+        if self._state.phase is RunPhase.RESTARTING:
+            wait = min(_TICK, max(0.01, (self._state.restart_at or 0.0) - now()))
         try:
-            item = self._inbox.get(timeout=_TICK)
+            item = self._inbox.get(timeout=wait)
         except queue.Empty:
             return
         handled = 0
@@ -250,6 +307,8 @@ class Controller:
                 self._beat(item)
             case SessionLost():
                 self._session_lost(item)
+            case Superseded():
+                self._superseded_by(item.node)
             case Redialed():
                 self._redialed(item)
             case ControlRequest():
@@ -258,6 +317,8 @@ class Controller:
                 self._record(item.event)
             case _Started():
                 self._launched(item.result)
+            case _Newest():
+                self._newest[item.attempt] = item.path
             case _Sizes():
                 if self._ending is not None:
                     self._ending.targets = item.targets
@@ -292,7 +353,7 @@ class Controller:
     # --- what arrives from nodes
 
     def _event(self, item: EventReceived) -> None:
-        known = self._state.nodes.get(item.node)
+        known = self._known(item.node)
         if known is None or item.stamp.seq <= known.seq:
             return
         with self._full_disk_tolerated():
@@ -340,6 +401,7 @@ class Controller:
         node = self._state.nodes.get(item.node)
         if node is None:
             return
+        self._boots[item.node] = item.boot
         offset = now() - time.monotonic() - item.mono_offset_s
         if (
             node.clock is None
@@ -357,13 +419,22 @@ class Controller:
             self._record(events.Link(node=item.node, link="unreachable", why=str(item.error)))
         self._links.broken(host)
 
+    _superseded = False
+
+    def _superseded_by(self, node: str) -> None:
+        """Another controller commands the run from elsewhere: leave it alone from now on, whatever was decided."""
+        if not self._superseded:
+            self._superseded = True
+            text = f"another controller has taken over on {node}: this one has ended and the run goes on"
+            self._record(events.Note(text=text, level="warn"))
+
     def _redialed(self, item: Redialed) -> None:
         item.session.epoch = self._epoch
         self._links.add(item.node, item.session)
-        node = self._state.nodes.get(item.node)
+        node = self._known(item.node)
         if node is None:
             return
-        if node.link != "lost":
+        if node.link != "lost" and item.node in self._state.nodes:
             self._record(events.Link(node=item.node, link="connected"))
         threading.Thread(target=self._resume, args=(item.node, item.session), daemon=True).start()
 
@@ -373,7 +444,12 @@ class Controller:
             self._compare_replicas(node, session)
             self._follow(node)
             state = self._state
-            if state.reason is not None and not state.nodes[node].swept:
+            known = self._known(node)
+            if known is None or known.swept:
+                return
+            if node in state.retired:
+                self._stop_node(node, session, StopReason.NODE_LOST.value)
+            elif state.reason is not None:
                 self._stop_node(node, session, state.reason)
 
     def _compare_replicas(self, node: str, session: Session) -> None:
@@ -421,6 +497,8 @@ class Controller:
         if self._launching and not self._cancelled.is_set() and self._state.attempt < 0:
             return
         self._judge_stall()
+        if self._must_look_for_checkpoints():
+            return
         action = policy.decide(self._state, self._limits, self._sight(), now())
         match action:
             case None:
@@ -467,10 +545,11 @@ class Controller:
     def _sight(self) -> policy.Sight:
         return policy.Sight(
             silent=self._links.silent(_SHOWN_SILENT_AFTER),
+            cut=self._links.cut(),
             idle=0.0 if self._observer is None else self._observer.idle(time.monotonic()),
             cancelled=self._cancelled.is_set(),
             alike=self._alike(),
-            spares=len(self._spares),
+            spares=len(self._free_spares()),
         )
 
     def _end_attempt(self, reason: StopReason, message: str) -> None:
@@ -504,7 +583,8 @@ class Controller:
             case NotBegun() if self._state.attempt < 0 or not self._state.workers or self._before_its_attempt():
                 self._fail_start(result)
             case NotBegun():
-                self._record(events.StartFailed(error=error_json(result.error)))
+                if not self._cancelled.is_set():
+                    self._record(events.StartFailed(error=error_json(result.error)))
                 reason = StopReason.CANCELLED if self._cancelled.is_set() else StopReason.START_FAILED
                 if self._state.reason is None:
                     self._end_attempt(reason, str(result.error))
@@ -519,33 +599,44 @@ class Controller:
             self._record(events.StartFailed(error=error_json(result.error)))
         code = ExitCode.CANCELLED if cancelled else result.error.exit_code
         phase = RunPhase.CANCELLED if cancelled else RunPhase.FAILED
-        self._finish_nodes(list(result.prepared), phase.value, int(code))
+        if not cancelled and self._state.attempt >= 0:
+            lost = isinstance(result.error, (NodeError, NodesError))
+            phase, code = (RunPhase.LOST, ExitCode.LOST) if lost else (RunPhase.FAILED, ExitCode.FAILED)
+        self._finish_nodes([*self._all_nodes(), *result.prepared], phase.value, int(code))
         self._record(events.Ended(state=phase.value, exit_code=int(code)))
         self._control.wake()
 
     def _restart(self, action: policy.Restart) -> None:
-        self._failures.append(self._signature())
-        self._record(events.Restarting(attempt=self._state.attempt + 1, why=action.why, at=action.at))
+        bad = policy.unusable(self._state, self._sight().unhealthy)
+        without = {name: bad[name] for name in action.without}
+        nodes, said = restarting.next_nodes(self._state, without, self._free_spares())
+        for text in said:
+            self._record(events.Note(text=text, level="warn"))
+        self._record(
+            events.Restarting(
+                attempt=self._state.attempt + 1,
+                why=action.why,
+                at=action.at,
+                nodes=nodes,
+                ended=self._ending_words(),
+                resume_from=self._state.resume_from,
+            )
+        )
         self._control.wake()
-        hosts, gone = self._replace(action.without)
-        for name in gone:
-            self._links.drop(name)
-        number = self._state.attempt + 1
-        self._due = (action.at, number, hosts, action.why)
-
-    _due: tuple[float, int, tuple[HostSpec, ...], str] | None = None
+        self._restart_when_due()
 
     def _restart_when_due(self) -> None:
-        if self._due is None or self._launching:
+        """Begin the attempt that the journal announces, once it is time and its nodes are there."""
+        state = self._state
+        if state.phase is not RunPhase.RESTARTING or self._launching:
             return
         if self._cancelled.is_set():
-            self._due = None
             self._finish(policy.Finish(phase=RunPhase.CANCELLED, exit_code=int(ExitCode.CANCELLED)))
             return
-        at, number, hosts, why = self._due
-        if now() < at:
+        if now() < (state.restart_at or 0.0) or not self._nodes_are_there(state.next_nodes):
             return
-        self._due = None
+        hosts = tuple(self._hosts[name] for name in state.next_nodes)
+        number, why = state.attempt + 1, state.restart_why
 
         def begin() -> Begun | NotBegun:
             self._launch.sync(hosts, first=False)
@@ -553,40 +644,60 @@ class Controller:
 
         self._in_background(begin)
 
-    def _replace(self, without: tuple[str, ...]) -> tuple[tuple[HostSpec, ...], list[str]]:
-        """Return the hosts of the next attempt: a spare takes the place of each node that cannot be used."""
-        hosts = [self._hosts[n.node] for n in sorted(self._state.nodes.values(), key=lambda n: n.node_rank)]
-        result, gone = [], []
-        for host in hosts:
-            if host.name not in without:
-                result.append(host)
-                continue
-            spare = self._spares.pop(0)
-            gone.append(host.name)
-            self._record(events.Note(text=f"{spare.name} replaces {host.name}", level="warn"))
-            result.append(spare)
-        return tuple(result), gone
+    def _nodes_are_there(self, nodes: tuple[str, ...]) -> bool:
+        """Return whether every node has a connection; one that stays away for too long ends the run."""
+        missing = [n for n in nodes if n not in self._links.sessions]
+        away = self._links.silent(0.0)
+        gone = [n for n in missing if away.get(n, 0.0) >= self._limits.node_lost_after]
+        if gone:
+            error = NodeError(gone[0], f"{names(gone)}: no connection for the next attempt")
+            self._fail_start(NotBegun(error=error, prepared=()))
+        return not missing
 
-    def _signature(self) -> tuple[str, str | None]:
-        cause = self._state.cause
-        text = "" if cause is None else f"{cause.kind} {cause.exit_code} {cause.signal} {cause.message}"
-        return text, self._launch.resume_from
+    def _free_spares(self) -> list[HostSpec]:
+        usable = [n for n in self._links.sessions if n not in self._unfit]
+        return restarting.free_spares(self._spec, self._state, usable)
+
+    def _ending_words(self) -> str:
+        return restarting.ending_of(self._state, checkpoints=self._pattern() is not None, now=now())
+
+    def _pattern(self) -> str | None:
+        job = self._spec.job
+        return None if job is None else job.checkpoint.pattern
 
     def _alike(self) -> int:
-        """Return how many attempts before this one ended like it, without a newer checkpoint between."""
-        current = self._signature()
-        count = 0
-        for past in reversed(self._failures):
-            if past != current:
-                break
-            count += 1
-        return count
+        """Return how many attempts before this one ended like it, without a newer checkpoint between or after."""
+        state = self._state
+        if self._newest.get(state.attempt, state.resume_from) != state.resume_from:
+            return 0
+        return restarting.alike(state, self._ending_words())
+
+    def _must_look_for_checkpoints(self) -> bool:
+        """Look, before attempts that ended alike are taken for hopeless, whether the last one got further after all."""
+        state = self._state
+        over = bool(state.nodes) and all(n.swept for n in state.nodes.values())
+        if self._pattern() is None or not over or state.attempt in self._newest or self._alike() == 0:
+            return False
+        if self._asked_newest != state.attempt:
+            self._asked_newest = state.attempt
+            hosts = tuple(self._hosts[n] for n in state.nodes)
+
+            def look() -> None:
+                path: str | None = None
+                with contextlib.suppress(ClusterctlError):
+                    path = self._launch.newest_checkpoint(hosts)
+                self._inbox.put(_Newest(attempt=state.attempt, path=path))
+
+            threading.Thread(target=look, daemon=True).start()
+        return True
 
     # --- endings
 
     def _finish(self, finish: policy.Finish) -> None:
+        if finish.why_no_restart:
+            self._record(events.Note(text=f"no restart: {finish.why_no_restart}", level="warn"))
         self._ending = _Ending(finish=finish)
-        sessions = {n: s for n, s in self._links.sessions.items() if n in self._state.nodes}
+        sessions = {n: s for n, s in self._links.sessions.items() if n in self._all_nodes()}
         files = self._files_of_run()
 
         def measure() -> None:
@@ -604,14 +715,14 @@ class Controller:
         return sizes
 
     def _files_of_run(self) -> dict[str, list[str]]:
-        return {
-            n.node: [
-                f
-                for r in n.ranks
-                for f in (wire.output_file(self._state.attempt, r), wire.index_file(self._state.attempt, r))
-            ]
-            for n in self._state.nodes.values()
-        }
+        found: dict[str, list[str]] = {}
+        for attempt, node, ranks in self._state.placed:
+            for rank in ranks:
+                found.setdefault(node, []).extend([wire.output_file(attempt, rank), wire.index_file(attempt, rank)])
+        return found
+
+    def _all_nodes(self) -> list[str]:
+        return [*self._state.nodes, *self._state.retired]
 
     def _continue_ending(self) -> None:
         ending = self._ending
@@ -631,7 +742,7 @@ class Controller:
                 events.Note(text=f"output was not replicated whole ({files}); the nodes still have it", level="warn")
             )
         finish = ending.finish
-        self._finish_nodes(list(self._state.nodes), finish.phase.value, finish.exit_code)
+        self._finish_nodes(self._all_nodes(), finish.phase.value, finish.exit_code)
         self._record(
             events.Ended(state=finish.phase.value, exit_code=finish.exit_code, remaining=list(finish.remaining))
         )

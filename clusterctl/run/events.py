@@ -47,13 +47,17 @@ class Phase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """The connection to a node changed: connected, unreachable (since `seconds`), or lost for this attempt."""
+    """The connection to a node changed: connected, unreachable (since `seconds`), or lost for this attempt.
+
+    `rebooted`: the machine has started anew since, so nothing of the attempt can be running there.
+    """
 
     KIND: ClassVar[str] = "link"
     node: str
     link: str
     why: str = ""
     seconds: float = 0.0
+    rebooted: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +82,7 @@ class Attempt:
     master_port: int | None
     nodes: list[dict[str, Any]] = field(default_factory=list)
     why: str = ""
+    resume_from: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,12 +97,19 @@ class Decided:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restarting:
-    """A new attempt will follow this one, at `at` (head's clock)."""
+    """Attempt `attempt` will begin at `at` (head's clock) on `nodes`, in order of node rank.
+
+    `ended` says how the attempt before it ended, in words that are equal for attempts that end alike; `resume_from` is
+    the checkpoint from which that one began.
+    """
 
     KIND: ClassVar[str] = "restarting"
     attempt: int
     why: str
     at: float
+    nodes: list[str] = field(default_factory=list)
+    ended: str = ""
+    resume_from: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

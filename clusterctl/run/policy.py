@@ -48,15 +48,17 @@ class Sight:
 
     Attributes:
         silent: Node to seconds since its last frame; nodes that answer are absent.
+        cut: Node to seconds since the last moment at which anything that we sent could have reached it. It is less
+            than `silent` where only the way back is broken; fences count from it.
         idle: Seconds since any unfinished rank showed activity.
         cancelled: A person asked for the end.
-        alike: How many attempts in a row failed alike without progress.
-        checkpoint_moved: The newest checkpoint differs from the one that this attempt began with.
-        spares: Hosts that could replace a lost node.
+        alike: How many attempts in a row before this one failed like it, without a newer checkpoint.
+        spares: Hosts that could replace a node now.
         unhealthy: Nodes that a check condemned during the run.
     """
 
     silent: Mapping[str, float]
+    cut: Mapping[str, float] = field(default_factory=dict)
     idle: float = 0.0
     cancelled: bool = False
     alike: int = 0
@@ -91,11 +93,12 @@ class Restart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finish:
-    """The run is over; `exit_code` is its own."""
+    """The run is over; `exit_code` is its own. `why_no_restart` is for people, where the file allows restarts."""
 
     phase: RunPhase
     exit_code: int
     remaining: tuple[dict[str, Any], ...] = ()
+    why_no_restart: str = ""
 
 
 Action = EndAttempt | GiveUpNode | Restart | Finish
@@ -135,7 +138,7 @@ def _reason_to_end(state: RunState, limits: Limits, sight: Sight, now: float) ->
     fenced = [n for n in state.nodes.values() if n.stop_reason == StopReason.FENCE.value]
     if fenced:
         return EndAttempt(reason=StopReason.FENCE, message=f"{fenced[0].node} heard no controller and stopped")
-    if sight.unhealthy and "unhealthy" in limits.restart.on:
+    if sight.unhealthy and why_not_again(state, limits, sight, "unhealthy", now) is None:
         return EndAttempt(reason=StopReason.UNHEALTHY, message=f"{min(sight.unhealthy)} is unhealthy")
     if limits.max_duration is not None and now - (state.created or now) >= limits.max_duration:
         return EndAttempt(reason=StopReason.TIME_LIMIT, message=f"max_duration of {limits.max_duration:g} s is over")
@@ -155,7 +158,10 @@ def _left_alone(state: RunState) -> bool:
 def _newly_lost(state: RunState, limits: Limits, sight: Sight) -> GiveUpNode | None:
     """Return a node to give up: silent for too long while another node of the run answers."""
     waiting = [n for n in state.nodes.values() if not n.swept and n.link != "lost"]
-    if not waiting or all(name in sight.silent for name in state.nodes):
+    if not waiting:
+        return None
+    # Where none answers it is our own link, and giving up would be wrong for all; a person's wish to end goes before.
+    if all(name in sight.silent for name in state.nodes) and not sight.cancelled:
         return None
     for node in waiting:
         silent = sight.silent.get(node.node, 0.0)
@@ -174,22 +180,34 @@ def _node_settled(node: NodeState, limits: Limits, sight: Sight) -> bool:
         return True
     if node.link != "lost":
         return False
-    return limits.fence is None or sight.silent.get(node.node, 0.0) >= limits.fence
+    return limits.fence is None or sight.cut.get(node.node, 0.0) >= limits.fence
 
 
 def _conclude(state: RunState, limits: Limits, sight: Sight, now: float) -> Action:
     kind = _restart_kind(state)
-    if kind is not None and _may_restart(state, limits, sight, kind, now):
-        number = state.attempt
-        pause = min(limits.restart.backoff * 2**number, max(limits.restart.backoff_max, limits.restart.backoff))
-        return Restart(at=now + pause, why=kind, without=_unusable(state, sight))
+    refusal = "" if kind is None else why_not_again(state, limits, sight, kind, now)
+    if kind is not None and refusal is None:
+        pause = _pause(state, limits.restart, now)
+        return Restart(at=now + pause, why=kind, without=tuple(sorted(unusable(state, sight.unhealthy))))
     phase, code = outcome(state)
-    return Finish(phase=phase, exit_code=int(code), remaining=_remaining(state))
+    return Finish(phase=phase, exit_code=int(code), remaining=_remaining(state), why_no_restart=refusal or "")
 
 
-def _unusable(state: RunState, sight: Sight) -> tuple[str, ...]:
-    bad = {n.node for n in state.nodes.values() if n.link == "lost" or n.remaining}
-    return tuple(sorted(bad | set(sight.unhealthy)))
+def _pause(state: RunState, rules: RestartSpec, now: float) -> float:
+    """Return the seconds to wait: they double with every restart that counts, so a long good time starts anew."""
+    number = state.attempt if rules.window is None else len(_recent(state, rules, now))
+    return float(min(rules.backoff * 2**number, max(rules.backoff_max, rules.backoff)))
+
+
+def _recent(state: RunState, rules: RestartSpec, now: float) -> list[float]:
+    return [t for t in state.restarts if rules.window is None or now - t < rules.window]
+
+
+def unusable(state: RunState, unhealthy: Collection[str] = ()) -> dict[str, str]:
+    """Return the nodes that must not take part in another attempt, and why, in a word."""
+    found = dict.fromkeys(sorted(unhealthy), "unhealthy")
+    found |= {n.node: "dirty: processes of the run could not be ended" for n in state.nodes.values() if n.remaining}
+    return found | {n.node: "lost" for n in state.nodes.values() if n.link == "lost"}
 
 
 def _restart_kind(state: RunState) -> str | None:
@@ -209,21 +227,26 @@ def _restart_kind(state: RunState) -> str | None:
             return None
 
 
-def _may_restart(state: RunState, limits: Limits, sight: Sight, kind: str, now: float) -> bool:
+def why_not_again(state: RunState, limits: Limits, sight: Sight, kind: str, now: float) -> str | None:
+    """Return why no attempt may follow an end of that kind; `None` if one may, "" where nobody expects one."""
     rules = limits.restart
-    if kind not in rules.on:
-        return False
+    if rules.max_restarts == 0 or kind not in rules.on:
+        return ""
     if kind == "stall" and limits.stall_action is not StallAction.RESTART:
-        return False
-    recent = [t for t in state.restarts if rules.window is None or now - t < rules.window]
-    if len(recent) >= rules.max_restarts or sight.alike >= 2:
-        return False
+        return ""
+    if len(_recent(state, rules, now)) >= rules.max_restarts:
+        within = "" if rules.window is None else f" within {rules.window:g} s"
+        return f"all {rules.max_restarts} restarts{within} are used up"
+    if sight.alike >= 2:
+        return f"{sight.alike + 1} attempts failed alike, without a newer checkpoint between"
     if state.cause is not None and state.cause.exit_code in rules.never_codes:
-        return False
-    unusable = _unusable(state, sight)
-    if unusable and limits.fence is None:
-        return False
-    return len(unusable) <= sight.spares
+        return f"exit code {state.cause.exit_code} is one of `restart.never_codes`"
+    bad = unusable(state, sight.unhealthy)
+    if "lost" in bad.values() and limits.fence is None:
+        return "a lost node may still be at work: `on_controller_loss: {stop_after: ...}` would fence it"
+    if len(bad) > sight.spares:
+        return f"{min(bad)} is {bad[min(bad)]}, and no spare can take its place"
+    return None
 
 
 def outcome(state: RunState) -> tuple[RunPhase, ExitCode]:
@@ -261,8 +284,10 @@ def final_cause(state: RunState) -> Cause | None:
 
 def _remaining(state: RunState) -> tuple[dict[str, Any], ...]:
     left: list[dict[str, Any]] = []
-    for node in state.nodes.values():
+    for node in (*state.retired.values(), *state.nodes.values()):
         left += node.remaining
+        if node.node in state.retired:
+            continue
         if node.link == "lost" and not node.swept:
             left += [
                 {"node": node.node, "pid": w.pid, "start_time": w.start_time, "command": None, "why": "node lost"}

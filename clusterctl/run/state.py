@@ -134,6 +134,12 @@ class RunState:
         error: Why the start failed (`StartFailed.error`).
         dropped: Output file (with its node) to first valid offset and bytes lost for good.
         restarts: Head times at which attempts after the first began.
+        retired: Nodes of earlier attempts that take part no more; what they still say moves their cursors.
+        placed: Attempt, node and ranks of all that was ever started.
+        resume_from: The checkpoint from which the current attempt began.
+        endings: How each attempt that was followed by another ended, and the checkpoint from which it had begun.
+        next_nodes: Nodes of the attempt that a run in state restarting waits for, in order of node rank.
+        restart_why: The word of `restart.on` for it.
     """
 
     run: str = ""
@@ -160,6 +166,12 @@ class RunState:
     dropped: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
     restarts: tuple[float, ...] = ()
     restart_at: float | None = None
+    restart_why: str = ""
+    next_nodes: tuple[str, ...] = ()
+    retired: dict[str, NodeState] = field(default_factory=dict)
+    placed: tuple[tuple[int, str, tuple[int, ...]], ...] = ()
+    resume_from: str | None = None
+    endings: tuple[tuple[str, str | None], ...] = ()
 
     @property
     def over(self) -> bool:
@@ -188,6 +200,8 @@ def apply_node(state: RunState, node: str, stamp: wire.Stamp, event: wire.Event)
 
     Events of earlier attempts only move the cursor: their part is over.
     """
+    if node in state.retired:
+        return _apply_retired(state, state.retired[node], stamp, event)
     seen = state.nodes.get(node)
     if seen is None or stamp.seq <= seen.seq:
         return state
@@ -196,6 +210,21 @@ def apply_node(state: RunState, node: str, stamp: wire.Stamp, event: wire.Event)
     if attempt != state.attempt:
         return state
     return _apply_current(state, state.nodes[node], event)
+
+
+def _apply_retired(state: RunState, node: NodeState, stamp: wire.Stamp, event: wire.Event) -> RunState:
+    if stamp.seq <= node.seq:
+        return state
+    node = replace(node, seq=stamp.seq)
+    if isinstance(event, wire.Swept):
+        node = replace(node, swept=True, remaining=_remaining(node, event))
+    elif isinstance(event, wire.Finished):
+        node = replace(node, finished=True)
+    return replace(state, retired={**state.retired, node.node: node})
+
+
+def _remaining(node: NodeState, event: wire.Swept) -> tuple[dict[str, Any], ...]:
+    return tuple({"node": node.node, **r} for r in event.remaining)
 
 
 def _apply_current(state: RunState, node: NodeState, event: wire.Event) -> RunState:
@@ -209,8 +238,7 @@ def _apply_current(state: RunState, node: NodeState, event: wire.Event) -> RunSt
         case wire.Stopping():
             return _with_node(state, replace(node, stop_reason=event.reason))
         case wire.Swept():
-            remaining = tuple({"node": node.node, **r} for r in event.remaining)
-            return _with_node(state, replace(node, swept=True, remaining=remaining))
+            return _with_node(state, replace(node, swept=True, remaining=_remaining(node, event)))
         case wire.Finished():
             return _with_node(state, replace(node, finished=True))
         case wire.Dropped():
@@ -256,26 +284,41 @@ def _exited(state: RunState, node: NodeState, event: wire.Exited) -> RunState:
     return blamed(_with_worker(state, worker))
 
 
+def _exit_of(worker: WorkerState) -> Exit:
+    return Exit(
+        rank=worker.rank,
+        node=worker.node,
+        exit_code=worker.exit_code,
+        signal=worker.signal,
+        oom=worker.oom,
+        error=worker.error,
+        tail=worker.tail,
+        earliest=worker.earliest,
+        latest=worker.latest,
+    )
+
+
+def _lost_with_node(state: RunState, worker: WorkerState) -> bool:
+    """Return whether nobody saw a worker's end because its machine went down with it: that is what is to blame."""
+    unseen = worker.exit_code is None and worker.signal is None
+    return unseen and state.nodes[worker.node].link == "lost"
+
+
 def blamed(state: RunState) -> RunState:
     """Return `state` with the first observed failure among the exits known so far."""
-    exits = [
-        Exit(
-            rank=w.rank,
-            node=w.node,
-            exit_code=w.exit_code,
-            signal=w.signal,
-            oom=w.oom,
-            error=w.error,
-            tail=w.tail,
-            earliest=w.earliest,
-            latest=w.latest,
-        )
-        for w in state.workers.values()
-        if w.failed
-    ]
+    exits = [_exit_of(w) for w in state.workers.values() if w.failed and not _lost_with_node(state, w)]
     if not exits:
         return state
     causes = first_failure(exits)
+    return replace(state, cause=causes[0], causes=causes)
+
+
+def _left_alone(state: RunState) -> RunState:
+    """Return `state` with the rank to blame that ended well too early, where no rank failed."""
+    early = [w for w in state.workers.values() if w.phase is WorkerPhase.EXITED and not w.stopped]
+    if state.cause is not None or not early:
+        return state
+    causes = first_failure([_exit_of(w) for w in early])
     return replace(state, cause=causes[0], causes=causes)
 
 
@@ -294,9 +337,17 @@ def apply_head(state: RunState, time: float, event: head.ControllerEvent) -> Run
         case head.Decided():
             if event.attempt != state.attempt or state.reason is not None:
                 return state
+            state = _left_alone(state) if event.reason == wire.StopReason.PEER_FAILED.value else state
             return replace(state, phase=RunPhase.STOPPING, reason=event.reason, reason_text=event.message)
         case head.Restarting():
-            return replace(state, phase=RunPhase.RESTARTING, restart_at=event.at)
+            return replace(
+                state,
+                phase=RunPhase.RESTARTING,
+                restart_at=event.at,
+                restart_why=event.why,
+                next_nodes=tuple(event.nodes),
+                endings=(*state.endings, (event.ended, event.resume_from)),
+            )
         case head.StallSeen():
             return _stall(state, time, event)
         case head.StartFailed():
@@ -318,7 +369,8 @@ def _link(state: RunState, time: float, event: head.Link) -> RunState:
     node = state.nodes.get(event.node)
     if node is None:
         return state
-    state = _with_node(state, replace(node, link=event.link, link_why=event.why, link_since=time))
+    swept = node.swept or event.rebooted
+    state = _with_node(state, replace(node, link=event.link, link_why=event.why, link_since=time, swept=swept))
     if event.link != "lost":
         return state
     lost = {
@@ -337,13 +389,16 @@ def _link(state: RunState, time: float, event: head.Link) -> RunState:
 def _attempt(state: RunState, time: float, event: head.Attempt) -> RunState:
     nodes: dict[str, NodeState] = {}
     workers: dict[int, WorkerState] = {}
+    placed = list(state.placed)
+    before = {**state.retired, **state.nodes}
     for entry in event.nodes:
         name, ranks = entry["node"], tuple(entry["ranks"])
-        old = state.nodes.get(name)
+        old = before.get(name)
         fresh = NodeState(node=name, node_rank=entry["node_rank"], address=entry.get("address"), ranks=ranks)
         if old is not None:
             fresh = replace(fresh, link=old.link, link_since=old.link_since, clock=old.clock, seq=old.seq)
         nodes[name] = fresh
+        placed.append((event.attempt, name, ranks))
         workers |= {r: WorkerState(rank=r, local_rank=i, node=name) for i, r in enumerate(ranks)}
     return replace(
         state,
@@ -361,6 +416,11 @@ def _attempt(state: RunState, time: float, event: head.Attempt) -> RunState:
         causes=(),
         stall=None,
         restart_at=None,
+        restart_why="",
+        next_nodes=(),
+        retired={name: node for name, node in before.items() if name not in nodes},
+        placed=tuple(placed),
+        resume_from=event.resume_from,
         restarts=(*state.restarts, time) if event.attempt > 0 else state.restarts,
     )
 

@@ -1,0 +1,178 @@
+"""Who takes part in another attempt, and when attempts count as alike."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clusterctl.config.spec import HostSpec, RestartSpec, Role
+from clusterctl.run import events, policy, restarting
+from clusterctl.run.blame import Cause
+from clusterctl.run.launch import newest_of
+from clusterctl.run.state import NodeState, RunState, WorkerPhase, WorkerState, apply_head
+
+TRACE = 'Traceback (most recent call last):\n  File "train.py", line {}, in <module>\nValueError: loss is {}'
+
+
+def failed(message: str = "", traceback: str | None = None, **more: object) -> RunState:
+    cause = Cause(kind="exit", exit_code=1, message=message, traceback=traceback)
+    return RunState(attempt=0, cause=cause, running_since=0.0, **more)  # type: ignore[arg-type]
+
+
+def words(state: RunState, *, checkpoints: bool = True, now: float = 10.0) -> str:
+    return restarting.ending_of(state, checkpoints=checkpoints, now=now)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "alike"),
+    [
+        pytest.param(failed("out of luck"), failed("out of luck"), True, id="the same last line"),
+        pytest.param(failed("step 17 at 0x7f3a"), failed("step 18 at 0x88ff"), True, id="numbers differ"),
+        pytest.param(failed("no file"), failed("no memory"), False, id="words differ"),
+        pytest.param(
+            failed("", TRACE.format(3, 1.5)),
+            failed("", TRACE.format(3, "nan")),
+            True,
+            id="the same place, other values",
+        ),
+        pytest.param(failed("", TRACE.format(3, 1)), failed("", TRACE.format(4, 1)), False, id="another place"),
+    ],
+)
+def test_what_counts_as_the_same_end(one: RunState, other: RunState, alike: bool) -> None:
+    assert (words(one) == words(other)) is alike
+
+
+def test_without_a_checkpoint_pattern_a_long_attempt_is_like_no_other() -> None:
+    one, other = failed("boom"), replace(failed("boom"), attempt=1)
+    late = restarting.LONG_ATTEMPT
+
+    assert words(one, checkpoints=False, now=late) != words(other, checkpoints=False, now=late)
+    assert words(one, now=late) == words(other, now=late)
+
+
+@given(st.lists(st.sampled_from("ab"), max_size=6), st.sampled_from("ab"))
+def test_only_the_unbroken_row_before_an_attempt_counts(past: list[str], now: str) -> None:
+    state = RunState(endings=tuple((ending, None) for ending in past))
+    row = "".join(past)
+
+    assert restarting.alike(state, now) == len(row) - len(row.rstrip(now))
+
+
+def test_a_newer_checkpoint_between_two_attempts_breaks_the_row() -> None:
+    state = RunState(endings=(("boom", None), ("boom", "step-1")), resume_from="step-2")
+
+    assert restarting.alike(state, "boom") == 0
+
+
+def state_of(*names: str) -> RunState:
+    nodes = [{"node": name, "node_rank": i, "ranks": [i]} for i, name in enumerate(names)]
+    begun = events.Attempt(attempt=0, world_size=len(names), master_addr=None, master_port=None, nodes=nodes)
+    return apply_head(RunState(), 0.0, begun)
+
+
+def test_spares_take_over_the_node_ranks_of_those_they_replace() -> None:
+    spares = [HostSpec(name=f"s{i}", host=f"s{i}", address=f"s{i}", role=Role.SPARE) for i in range(2)]
+
+    nodes, said = restarting.next_nodes(state_of("a", "b", "c"), {"b": "lost", "a": "dirty"}, spares)
+
+    assert nodes == ["s0", "s1", "c"]
+    assert said == ["s0 takes the place of a, which is dirty", "s1 takes the place of b, which is lost"]
+
+
+def test_a_node_that_was_replaced_is_retired_and_its_cursor_goes_on() -> None:
+    old = state_of("a", "b")
+    nodes = [{"node": name, "node_rank": i, "ranks": [i]} for i, name in enumerate(("a", "s"))]
+
+    new = apply_head(old, 1.0, events.Attempt(attempt=1, world_size=2, master_addr=None, master_port=None, nodes=nodes))
+
+    assert list(new.nodes) == ["a", "s"]
+    assert list(new.retired) == ["b"]
+    assert new.placed == ((0, "a", (0,)), (0, "b", (1,)), (1, "a", (0,)), (1, "s", (1,)))
+
+
+FAILED = RunState(
+    attempt=0,
+    phase=state_of("a").phase,
+    reason="peer_failed",
+    cause=Cause(kind="exit", exit_code=3),
+    nodes={"a": NodeState(node="a", node_rank=0, ranks=(0,), swept=True)},
+    workers={0: WorkerState(rank=0, local_rank=0, node="a", phase=WorkerPhase.EXITED, exit_code=3)},
+)
+DIRTY = replace(FAILED, nodes={"a": replace(FAILED.nodes["a"], remaining=({"node": "a", "pid": 7},))})
+
+
+@pytest.mark.parametrize(
+    ("state", "rules", "spares", "why"),
+    [
+        pytest.param(FAILED, RestartSpec(), 0, "", id="nobody asked for restarts"),
+        pytest.param(FAILED, RestartSpec(max_restarts=1), 0, None, id="one is left"),
+        pytest.param(
+            replace(FAILED, restarts=(1.0,)),
+            RestartSpec(max_restarts=1),
+            0,
+            "all 1 restarts are used up",
+            id="none is left",
+        ),
+        pytest.param(
+            replace(FAILED, restarts=(1.0,)),
+            RestartSpec(max_restarts=1, window=50),
+            0,
+            None,
+            id="the window has passed",
+        ),
+        pytest.param(
+            replace(FAILED, restarts=(90.0,)),
+            RestartSpec(max_restarts=1, window=50),
+            0,
+            "all 1 restarts within 50 s are used up",
+            id="within the window",
+        ),
+        pytest.param(
+            FAILED,
+            RestartSpec(max_restarts=1, never_codes=(3,)),
+            0,
+            "exit code 3 is one of `restart.never_codes`",
+            id="a code that is never tried again",
+        ),
+        pytest.param(FAILED, RestartSpec(max_restarts=1, on=("stall",)), 0, "", id="crashes are not tried again"),
+        pytest.param(DIRTY, RestartSpec(max_restarts=1), 1, None, id="dirty, with a spare: no fence is needed"),
+        pytest.param(
+            DIRTY,
+            RestartSpec(max_restarts=1),
+            0,
+            "a is dirty: processes of the run could not be ended, and no spare can take its place",
+            id="dirty, without a spare",
+        ),
+    ],
+)
+def test_whether_an_attempt_may_follow(state: RunState, rules: RestartSpec, spares: int, why: str | None) -> None:
+    sight = policy.Sight(silent={}, spares=spares)
+
+    assert policy.why_not_again(state, policy.Limits(restart=rules), sight, "crash", 100.0) == why
+
+
+def test_an_unhealthy_node_ends_an_attempt_only_where_another_may_follow() -> None:
+    running = replace(FAILED, reason=None, cause=None, workers={}, phase=state_of("a").phase)
+    limits = policy.Limits(restart=RestartSpec(max_restarts=1, on=("unhealthy",)))
+    ends = [
+        policy.decide(replace(running, nodes={"a": NodeState(node="a", node_rank=0)}), limits, sight, 100.0)
+        for sight in (policy.Sight(silent={}, unhealthy={"a"}, spares=n) for n in (0, 1))
+    ]
+
+    assert ends[0] is None
+    assert isinstance(ends[1], policy.EndAttempt)
+
+
+@pytest.mark.parametrize(
+    ("seen", "chosen"),
+    [
+        pytest.param({"a": {"1": 1.0, "2": 2.0}, "b": {"1": 9.0, "2": 3.0}}, "2", id="by the times of node 0"),
+        pytest.param({"a": {"1": 1.0, "2": 2.0}, "b": {"1": 9.0}}, "1", id="what every node sees"),
+        pytest.param({"a": {"1": 1.0}, "b": {}}, None, id="nothing in common"),
+    ],
+)
+def test_the_checkpoint_to_go_on_from(seen: dict[str, dict[str, float]], chosen: str | None) -> None:
+    assert newest_of("a", seen) == chosen
