@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -129,8 +128,13 @@ class Launch:
         self._post = post
         self._cancelled = cancelled
         self._prepared: list[str] = []
+        self._secrets = spec.secrets
         self.code_hash: str | None = None
         self.resume_from: str | None = None
+
+    def forget_secrets(self) -> None:
+        """Let the nodes use the secrets that they kept from the attempt before: here nobody knows the values."""
+        self._secrets = {}
 
     def attempt(
         self, number: int, hosts: Sequence[HostSpec], follow: Callable[[str], None], why: str = ""
@@ -157,7 +161,7 @@ class Launch:
         ports = self._prepare(number, entries)
         where = self._meeting(entries, answers)
         if number:
-            self.resume_from = self._newest_checkpoint(hosts)
+            self.resume_from = self.newest_checkpoint(hosts, tell=True)
         identity = planning.RunIdentity(
             run=self._run.run,
             attempt=number,
@@ -168,7 +172,7 @@ class Launch:
         shown = planning.plan_json(plan, self._spec.secrets)
         write_atomically(self._run.plan(number), json.dumps(shown, indent=1).encode())
         self._check()
-        self._post(_attempt_event(plan, why))
+        self._post(_attempt_event(plan, why, self.resume_from))
         for host in hosts:
             follow(host.name)
         self._start(plan)
@@ -285,7 +289,7 @@ class Launch:
                 node=node,
                 attempt=plan.attempt,
                 workers=workers,
-                secrets=spec.secrets,
+                secrets=self._secrets,
                 keep_secrets=spec.restart.max_restarts > 0,
                 inject=inject,
             )
@@ -299,8 +303,14 @@ class Launch:
 
     # --- checkpoints
 
-    def _newest_checkpoint(self, hosts: Sequence[HostSpec]) -> str | None:
-        """Return the newest checkpoint that all nodes see complete, by the time that node 0 gives it."""
+    def newest_checkpoint(self, hosts: Sequence[HostSpec], *, tell: bool = False) -> str | None:
+        """Return the newest checkpoint that all nodes see complete, by the time that node 0 gives it.
+
+        With `tell`, a newer one that some nodes cannot see is said.
+
+        Raises:
+            NodeError: A node cannot be asked.
+        """
         checkpoint = self._spec.job.checkpoint if self._spec.job else None
         if checkpoint is None or checkpoint.pattern is None:
             return None
@@ -313,10 +323,24 @@ class Launch:
 
         seen, errors = each(self._on(hosts), ask)
         raise_first(errors)
-        counts = Counter(path for found in seen.values() for path in found)
-        common = [path for path, count in counts.items() if count == len(hosts)]
-        first = seen[hosts[0].name]
-        return max(common, key=lambda path: first[path], default=None)
+        chosen = newest_of(hosts[0].name, seen)
+        if tell:
+            self._say_what_is_missing(hosts[0].name, seen, chosen)
+        return chosen
+
+    def _say_what_is_missing(self, first: str, seen: Mapping[str, Mapping[str, float]], chosen: str | None) -> None:
+        newest = newest_of(first, {first: seen[first]})
+        if newest is None or newest == chosen:
+            return
+        blind = [node for node, found in seen.items() if newest not in found]
+        start = f"`{chosen}`" if chosen else "the beginning"
+        self._post(events.Note(text=f"{names(blind)} cannot see `{newest}`: going on from {start}", level="warn"))
+
+
+def newest_of(first: str, seen: Mapping[str, Mapping[str, float]]) -> str | None:
+    """Return the newest of what all nodes see, by the times of the node `first`."""
+    common = [path for path in seen[first] if all(path in found for found in seen.values())]
+    return max(common, key=lambda path: (seen[first][path], path), default=None)
 
 
 def prepare_request(spec: ClusterSpec, run: str, number: int, entry: planning.Layout) -> wire.Prepare:
@@ -356,7 +380,7 @@ def workdir_of(spec: ClusterSpec, node: str) -> str:
     return f"~/.local/share/clusterctl/work/{spec.name}"
 
 
-def _attempt_event(plan: planning.LaunchPlan, why: str) -> events.Attempt:
+def _attempt_event(plan: planning.LaunchPlan, why: str, resume_from: str | None) -> events.Attempt:
     return events.Attempt(
         attempt=plan.attempt,
         world_size=plan.world_size or 0,
@@ -367,6 +391,7 @@ def _attempt_event(plan: planning.LaunchPlan, why: str) -> events.Attempt:
             for n in plan.nodes
         ],
         why=why,
+        resume_from=resume_from,
     )
 
 
