@@ -12,6 +12,13 @@ _WHERE = {
     "fish": "clusterctl completion fish > ~/.config/fish/completions/clusterctl.fish",
 }
 
+# The short name of the program completes in the same way.
+_SHORT = {
+    "bash": "complete -o nosort -F _clusterctl_completion cctl",
+    "zsh": "compdef _clusterctl_completion cctl",
+    "fish": 'complete --no-files --command cctl --arguments "(_clusterctl_completion)"',
+}
+
 
 @click.command("completion")
 @click.argument("shell", type=click.Choice(list(_WHERE)))
@@ -24,14 +31,21 @@ def command(shell: str, color: str, quiet: bool) -> int:
     eval "$(clusterctl completion zsh)"       in ~/.zshrc, after compinit
     clusterctl completion fish > ~/.config/fish/completions/clusterctl.fish
     """
+    console = options.console_of(color)
+    console.data(_script(shell))
+    if console.out.live and not quiet:
+        console.narrate("", f"to use it: {_WHERE[shell]}")
+    return 0
+
+
+def _script(shell: str) -> str:
     from click.shell_completion import get_completion_class
 
     from clusterctl.cli.main import cli
 
-    console = options.console_of(color)
     kind = get_completion_class(shell)
     assert kind is not None, "click knows bash, zsh and fish"
-    console.data(kind(cli, {}, "clusterctl", "_CLUSTERCTL_COMPLETE").source().rstrip("\n"))
-    if console.out.live and not quiet:
-        console.narrate("", f"to use it: {_WHERE[shell]}")
-    return 0
+    script = kind(cli, {}, "clusterctl", "_CLUSTERCTL_COMPLETE").source()
+    # A rank set such as `0,1` holds the comma at which click's fish script splits kind from value.
+    script = script.replace('string split ","', 'string split --max 1 ","')
+    return f"{script.rstrip()}\n{_SHORT[shell]}"

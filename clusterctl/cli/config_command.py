@@ -19,7 +19,14 @@ if TYPE_CHECKING:
 @click.command("config")
 @options.cluster_file
 @click.option("--ranks", is_flag=True, help="Print which ranks each node has.")
-@click.option("--env", "env_rank", type=click.IntRange(0), metavar="RANK", help="Print what a rank's environment gets.")
+@click.option(
+    "--env",
+    "env_rank",
+    type=click.IntRange(0),
+    metavar="RANK",
+    help="Print what a rank's environment gets.",
+    shell_complete=options.offer("ranks"),
+)
 @click.option("--origin", is_flag=True, help="Print where each value came from.")
 @options.json_option
 @options.output_options

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @click.command("down")
-@click.argument("references", metavar="[RUN]...", nargs=-1)
+@click.argument("references", metavar="[RUN]...", nargs=-1, shell_complete=options.offer("active"))
 @click.option("--all", "everything", is_flag=True, help="End every active run.")
 @click.option("--stalled", is_flag=True, help="End the runs that are stalled, and nothing else.")
 @click.option("--kill", is_flag=True, help="No grace: SIGKILL at once.")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @click.command("exec", cls=WithJobArguments)
 @options.cluster_file
 @options.nodes_option
-@click.option("--exclude", metavar="SET", help="Not on these nodes.")
+@click.option("--exclude", metavar="SET", help="Not on these nodes.", shell_complete=options.offer("nodes"))
 @click.option("--timeout", metavar="DURATION", help="End what takes longer, e.g. 30s.")
 @click.option("--shell", is_flag=True, help="Give the words to one `bash -c`.")
 @click.option("--diff", is_flag=True, help="Show how other outputs differ from the one of most nodes.")

@@ -30,7 +30,12 @@ _SSH_HOST = re.compile(r"^\s*Host\s*[\s=]", re.IGNORECASE | re.MULTILINE)
 @click.option("--include", default="", metavar="FILTER", help="Of a hostfile, only these: worker-1:0,2@worker-2.")
 @click.option("--exclude", default="", metavar="FILTER", help="Of a hostfile, all but these.")
 @click.option("--script", default="train.py", show_default=True, metavar="FILE", help="What the job runs.")
-@click.option("--template", metavar="NAME", help="Copy this ready-to-run job instead.")
+@click.option(
+    "--template",
+    metavar="NAME",
+    help="Copy this ready-to-run job instead.",
+    shell_complete=options.offer("templates"),
+)
 @click.option("--force", is_flag=True, help="Overwrite what is there.")
 @options.output_options
 def command(

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 @click.option("--tail", "-n", type=click.IntRange(0), help="Only the last so many lines.")
 @click.option("--since", metavar="TIME", help="Only lines after this: 10m ago as `10m`, or RFC 3339.")
 @click.option("--until", metavar="TIME", help="Only lines before this.")
-@click.option("--rank", "ranks", metavar="SET", help="Only these ranks, e.g. 0-3,7.")
+@click.option(
+    "--rank", "ranks", metavar="SET", help="Only these ranks, e.g. 0-3,7.", shell_complete=options.offer("ranks")
+)
 @options.nodes_option
 @click.option("--grep", metavar="REGEX", help="Only lines that match.")
 @click.option("--attempt", type=click.IntRange(0), help="Only this attempt; all of them in one view by default.")

@@ -16,6 +16,8 @@ from clusterctl.errors import ClusterctlError, ExitCode
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from click.shell_completion import CompletionItem
+
 COMMANDS: dict[str, str] = {
     "up": "Start a run: check, sync, launch every rank, follow",
     "down": "Tear a run down and prove that nothing is left",
@@ -59,6 +61,16 @@ class LazyGroup(click.Group):
         module = importlib.import_module(f"clusterctl.cli.{_module(cmd_name)}")
         command: click.Command = module.command
         return command
+
+    @override
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
+        """Offer the commands without importing them."""
+        from click.shell_completion import CompletionItem
+
+        if incomplete.startswith("-"):
+            return click.Command.shell_complete(self, ctx, incomplete)
+        names = [name for name in self.list_commands(ctx) if name.startswith(incomplete)]
+        return [CompletionItem(name, help=COMMANDS[name]) for name in names]
 
     @override
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -129,7 +141,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return its exit code."""
     try:
-        result = cli.main(args=arguments, prog_name=_program(), standalone_mode=False)
+        result = cli.main(
+            args=arguments, prog_name=_program(), complete_var="_CLUSTERCTL_COMPLETE", standalone_mode=False
+        )
     except ClusterctlError as error:
         from clusterctl.render.errors import print_error
 
@@ -207,6 +221,7 @@ class WithJobArguments(click.Command):
         """Take the job's arguments off before click looks at them."""
         own, rest = parameters_after_dashes(args)
         ctx.meta["clusterctl.args"] = rest
+        ctx.meta["clusterctl.dashes"] = len(own) < len(args)
         return super().parse_args(ctx, own)
 
     @override

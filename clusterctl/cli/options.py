@@ -10,6 +10,8 @@ import click
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from click.shell_completion import CompletionItem
+
     from clusterctl.config.load import Loaded
     from clusterctl.config.override import Overrides
     from clusterctl.config.spec import ClusterSpec, HealthSpec, HostSpec
@@ -20,25 +22,48 @@ F = TypeVar("F", bound="Callable[..., Any]")
 DEFAULT_FILE = "cluster.yaml"
 
 
+def offer(kind: str) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem[str]]]:
+    """Return what a parameter's `shell_complete` takes; see `clusterctl.cli.completion.items` for the kinds."""
+
+    def complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
+        from clusterctl.cli.completion import items
+
+        return items(kind, context, parameter, incomplete)
+
+    return complete
+
+
 def cluster_file(command: F) -> F:
     """`[FILE]`, `--file` (several are merged), `--set`."""
-    command = click.argument("path", metavar="[FILE]", required=False)(command)
+    command = click.argument("path", metavar="[FILE]", required=False, shell_complete=offer("files"))(command)
     command = click.option(
-        "--file", "files", metavar="FILE", multiple=True, help="Cluster file; several are merged, later ones win."
+        "--file",
+        "files",
+        metavar="FILE",
+        multiple=True,
+        help="Cluster file; several are merged, later ones win.",
+        shell_complete=offer("files"),
     )(command)
-    return click.option("--set", "sets", metavar="KEY=VALUE", multiple=True, help="Set a key, e.g. job.grace=30s.")(
-        command
-    )
+    return click.option(
+        "--set",
+        "sets",
+        metavar="KEY=VALUE",
+        multiple=True,
+        help="Set a key, e.g. job.grace=30s.",
+        shell_complete=offer("keys"),
+    )(command)
 
 
 def run_argument(command: F) -> F:
     """`[RUN]`: an id, a name, or a cluster file."""
-    return click.argument("reference", metavar="[RUN]", required=False)(command)
+    return click.argument("reference", metavar="[RUN]", required=False, shell_complete=offer("runs"))(command)
 
 
 def nodes_option(command: F) -> F:
     """`--node SET`."""
-    return click.option("--node", "nodes", metavar="SET", help="Only these nodes, e.g. gpu[01-04].")(command)
+    return click.option(
+        "--node", "nodes", metavar="SET", help="Only these nodes, e.g. gpu[01-04].", shell_complete=offer("nodes")
+    )(command)
 
 
 def json_option(command: F) -> F:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @click.command("sync")
 @options.cluster_file
 @options.nodes_option
-@click.option("--exclude", metavar="SET", help="Not these nodes.")
+@click.option("--exclude", metavar="SET", help="Not these nodes.", shell_complete=options.offer("nodes"))
 @click.option("--pull", metavar="PATTERN", help="Fetch files of the nodes' code folders instead, e.g. 'ckpt/**'.")
 @click.option("--to", metavar="DIR", help="Where pulled files go, a folder a node; ./pulled by default.")
 @options.output_options

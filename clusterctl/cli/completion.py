@@ -1,0 +1,174 @@
+"""What completion offers: runs, nodes, ranks and files, from files of this machine alone.
+
+Nothing here may fail or say anything: a file that cannot be read offers nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.shell_completion import CompletionItem, split_arg_string
+
+from clusterctl.errors import ClusterctlError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from clusterctl.config.spec import ClusterSpec
+    from clusterctl.run.store import RunDir
+
+_NEWEST = 50
+"""Runs offered; reading the journals of more would make the key feel slow."""
+
+
+def items(kind: str, context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
+    """Return what may stand at this place; `kind` is one of `files`, `runs`, `active`, `nodes`, `ranks` and so on."""
+    if context.meta.get("clusterctl.dashes"):
+        return [CompletionItem(incomplete, type="file")]
+    with contextlib.suppress(ClusterctlError, OSError, ValueError):
+        return _OFFERS[kind](_complete(context, parameter), incomplete)
+    return []
+
+
+def _complete(context: click.Context, parameter: click.Parameter) -> click.Context:
+    """Read the words before an option again: click gives up on a line that ends without the option's value."""
+    if not isinstance(parameter, click.Option):
+        return context
+    words = split_arg_string(os.environ.get("COMP_WORDS", ""))[2:]
+    words = words[: words.index("--")] if "--" in words else words
+    option = max((i for i, word in enumerate(words) if word.startswith("-")), default=len(words))
+    return context.command.make_context(
+        context.info_name, words[:option], parent=context.parent, resilient_parsing=True
+    )
+
+
+# --- files
+
+
+def _files(_: click.Context, incomplete: str) -> list[CompletionItem[str]]:
+    return list(_yaml_files(incomplete)) or [CompletionItem(incomplete, type="file")]
+
+
+def _yaml_files(incomplete: str) -> Iterator[CompletionItem[str]]:
+    folder, begun = os.path.split(incomplete)
+    for entry in sorted(os.scandir(os.path.expanduser(folder) or "."), key=lambda entry: entry.name):
+        hidden = entry.name.startswith(".") and not begun.startswith(".")
+        if entry.name.startswith(begun) and not hidden and entry.name.endswith((".yaml", ".yml")):
+            yield CompletionItem(os.path.join(folder, entry.name))
+
+
+# --- runs
+
+
+def _runs(context: click.Context, incomplete: str) -> list[CompletionItem[str]]:
+    return _run_items(context, incomplete, active=False) or list(_yaml_files(incomplete))
+
+
+def _active(context: click.Context, incomplete: str) -> list[CompletionItem[str]]:
+    return _run_items(context, incomplete, active=True)
+
+
+def _run_items(context: click.Context, incomplete: str, *, active: bool) -> list[CompletionItem[str]]:
+    from clusterctl.run import store
+
+    named = context.params.get("references") or ()
+    wanted = [r for r in reversed(store.all_runs()) if r.run.startswith(incomplete) and r.run not in named]
+    found = []
+    for run in wanted[:_NEWEST]:
+        state, _ = store.visible_state(run)
+        if not (active and state.over):
+            found.append((state.over, CompletionItem(run.run, help=state.phase.value)))
+    return [item for _, item in sorted(found, key=lambda pair: pair[0])]
+
+
+def _run(context: click.Context) -> RunDir | None:
+    """Return the run that the words before this one name."""
+    from clusterctl.run import store
+
+    if not any(parameter.name in ("reference", "references") for parameter in context.command.params):
+        return None
+    named = context.params.get("reference") or next(iter(context.params.get("references") or ()), None)
+    return store.find(named)
+
+
+# --- nodes and ranks
+
+
+def _spec(context: click.Context) -> ClusterSpec:
+    """Return the cluster file that the words before this one name; else that of the folder."""
+    from clusterctl.cli.options import paths_of
+    from clusterctl.config.load import load
+
+    paths = paths_of(context.params.get("path"), context.params.get("files") or ())
+    return load(paths, environ=os.environ, sets=context.params.get("sets") or ()).spec
+
+
+def _nodes(context: click.Context, incomplete: str) -> list[CompletionItem[str]]:
+    from clusterctl.run.reader import load_state
+
+    run = _run(context)
+    names = list(load_state(run).nodes) if run is not None else [host.name for host in _spec(context).hosts]
+    return _of_list(names, incomplete)
+
+
+def _ranks(context: click.Context, incomplete: str) -> list[CompletionItem[str]]:
+    from clusterctl import plan
+    from clusterctl.run.reader import load_state
+
+    run = _run(context)
+    if run is not None:
+        return _of_list(map(str, sorted(load_state(run).workers)), incomplete)
+    entries = plan.known_entries(_spec(context)) or ()
+    return _of_list((str(rank) for entry in entries for rank in entry.ranks), incomplete)
+
+
+def _of_list(names: Iterable[str], incomplete: str) -> list[CompletionItem[str]]:
+    """Complete the last item of `a,b,c`, leaving out those that stand before it."""
+    before, comma, begun = incomplete.rpartition(",")
+    taken = before.split(",")
+    return [CompletionItem(before + comma + n) for n in names if n.startswith(begun) and n not in taken]
+
+
+# --- words
+
+
+def _checks(_: click.Context, incomplete: str) -> list[CompletionItem[str]]:
+    from clusterctl.health.registry import CHECKS
+
+    return _of_list(CHECKS, incomplete)
+
+
+def _templates(_: click.Context, incomplete: str) -> list[CompletionItem[str]]:
+    from clusterctl.cli.template_files import templates
+
+    return [CompletionItem(t.name, help=t.summary) for t in templates() if t.name.startswith(incomplete)]
+
+
+def _keys(_: click.Context, incomplete: str) -> list[CompletionItem[str]]:
+    """Offer keys of `--set`, up to the `=`."""
+    from clusterctl.config.models import SECTIONS, ClusterFile
+
+    found = [name for name in ClusterFile.model_fields if name not in SECTIONS]
+    fields = [(f"{section}.{name}", field) for section, model in SECTIONS.items() for name, field in _fields(model)]
+    words = [(f"{name}=", ClusterFile.model_fields[name].description) for name in found]
+    words += [(f"{name}=", field.description) for name, field in fields]
+    return [CompletionItem(word, help=said) for word, said in words if word.startswith(incomplete)]
+
+
+def _fields(model: Any) -> Iterable[tuple[str, Any]]:
+    return model.model_fields.items()  # type: ignore[no-any-return]
+
+
+_OFFERS: dict[str, Callable[[click.Context, str], list[CompletionItem[str]]]] = {
+    "files": _files,
+    "runs": _runs,
+    "active": _active,
+    "nodes": _nodes,
+    "ranks": _ranks,
+    "checks": _checks,
+    "keys": _keys,
+    "templates": _templates,
+}
