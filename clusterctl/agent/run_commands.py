@@ -91,6 +91,7 @@ class _Runs:
             "state": state.state,
             "seq": state.seq,
             "workers": _workers(run, state),
+            "remaining": [] if state.swept is None else state.swept.remaining,
         }
 
     def runs(self, _identity: int, _arguments: dict[str, Any], _epoch: int | None) -> dict[str, Any]:

@@ -142,7 +142,8 @@ class RunScreen:
             case events.Note():
                 self._phases.note(f"{event.level}: {event.text}" if event.level != "info" else event.text)
             case events.Link() if event.link == "unreachable":
-                self._narrate(f"{event.node}: {event.why or 'no answer'}; its workers go on")
+                since = f" for {event.seconds:.0f} s" if event.seconds else ""
+                self._narrate(f"{event.node}: unreachable{since} ({event.why or 'no answer'}); its workers go on")
                 self._told.add(event.node)
             case events.Link() if event.link == "connected" and event.node in self._told:
                 self._told.discard(event.node)

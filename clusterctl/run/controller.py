@@ -24,9 +24,10 @@ from clusterctl.errors import (
     NodesError,
     NotFoundError,
     RefusedError,
+    RunFailed,
     UnhealthyError,
 )
-from clusterctl.run import events, policy, restarting
+from clusterctl.run import ending, events, policy, restarting
 from clusterctl.run.control import ControlRequest, ControlServer
 from clusterctl.run.gathering import gather
 from clusterctl.run.launch import Begun, CancelledError, Launch, NotBegun, Progress
@@ -434,7 +435,10 @@ class Controller:
         node = self._known(item.node)
         if node is None:
             return
-        if node.link != "lost" and item.node in self._state.nodes:
+        boot = str(item.session.hello.get("boot_id") or "")
+        if self._boots.setdefault(item.node, boot) != boot and not node.swept and item.node in self._state.nodes:
+            self._record(events.Link(node=item.node, link="lost", why="it was rebooted", rebooted=True))
+        elif node.link != "lost" and item.node in self._state.nodes:
             self._record(events.Link(node=item.node, link="connected"))
         threading.Thread(target=self._resume, args=(item.node, item.session), daemon=True).start()
 

@@ -23,6 +23,8 @@ T = TypeVar("T")
 _FIRST_PAUSE = 1.0
 _LONGEST_PAUSE = 15.0
 _AFTER_REFUSED_LOGIN = 60.0
+_GOOD_SECONDS = 30.0
+"""A connection that held for so long was a good one: the next is dialed at once when it breaks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +49,9 @@ class Links:
         self._closed = threading.Event()
         self._dialing: set[str] = set()
         self._broken_at: dict[str, float] = {}
+        self._cut_at: dict[str, float] = {}
+        self._added_at: dict[str, float] = {}
+        self._pauses: dict[str, float] = {}
         self.sessions: dict[str, Session] = {}
 
     def add(self, node: str, session: Session) -> None:
@@ -56,6 +61,8 @@ class Links:
             old.close()
         self._dialing.discard(node)
         self._broken_at.pop(node, None)
+        self._cut_at.pop(node, None)
+        self._added_at[node] = time.monotonic()
         self.sessions[node] = session
 
     def broken(self, host: HostSpec, session: Session | None = None) -> None:
@@ -68,8 +75,10 @@ class Links:
             del self.sessions[host.name]
             threading.Thread(target=current.close, daemon=True).start()
         self._broken_at.setdefault(host.name, time.monotonic())
+        self._cut_at.setdefault(host.name, time.monotonic())
         if host.name not in self._dialing:
             self._dialing.add(host.name)
+            self._pauses[host.name] = self._pause_after(host.name)
             threading.Thread(target=self._redial, args=(host,), name=f"dial {host.name}", daemon=True).start()
 
     def silent(self, after: float) -> dict[str, float]:
@@ -77,6 +86,14 @@ class Links:
         now = time.monotonic()
         quiet = {node: s.silence_s for node, s in list(self.sessions.items()) if s.silence_s > after}
         return quiet | {node: now - last for node, last in self._broken_at.items()}
+
+    def cut(self) -> dict[str, float]:
+        """Return the nodes without a connection, with the seconds since which nothing of ours can have reached them.
+
+        The stretch of silence before the connection was closed does not count: our own frames may have arrived then.
+        """
+        now = time.monotonic()
+        return {node: now - moment for node, moment in self._cut_at.items()}
 
     def drop(self, node: str) -> None:
         """Close the connection to a node for good."""
@@ -89,8 +106,16 @@ class Links:
         self._closed.set()
         each(self.sessions, lambda _, session: session.close())
 
+    def _pause_after(self, node: str) -> float:
+        """Return how long to wait before the first try: not at all after a good connection, else more each time.
+
+        A node that lets us in and then breaks off would otherwise be logged into again and again without a pause.
+        """
+        held = time.monotonic() - self._added_at.get(node, float("-inf"))
+        return 0.0 if held >= _GOOD_SECONDS or node not in self._pauses else _next_pause(self._pauses[node])
+
     def _redial(self, host: HostSpec) -> None:
-        pause = 0.0
+        pause = self._pauses[host.name]
         while not self._closed.wait(pause):
             try:
                 session = self._dial(host)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import ipaddress
 import queue
 import socket
+import struct
 import subprocess
 import tempfile
+import termios
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -59,6 +62,8 @@ class Wire:
     def close(self) -> None:
         """End the stream and wake whoever waits on it."""
         self._closed = True
+        with contextlib.suppress(OSError, EOFError, AttributeError):
+            _discard_unsent(self._stream)
         with contextlib.suppress(OSError, EOFError):
             self._stream.shutdown(socket.SHUT_RDWR)
         with contextlib.suppress(OSError, EOFError):
@@ -66,6 +71,13 @@ class Wire:
         ended, self._ended = self._ended, None
         if ended:
             ended()
+
+
+def _discard_unsent(stream: socket.socket) -> None:
+    """Let what has not arrived yet never arrive: the peer would take it for a sign of life, long after our end."""
+    waiting = struct.unpack("i", fcntl.ioctl(stream.fileno(), termios.TIOCOUTQ, struct.pack("i", 0)))[0]
+    if waiting:
+        stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
 class Watchdog:

@@ -271,7 +271,8 @@ def test_a_fenced_node_is_replaced_only_after_its_fence(silent: float, acts: boo
     limits = policy.Limits(grace=10, stop_after=20, restart=RestartSpec(max_restarts=1), node_lost_after=5)
     state = swept(apply_head(lost(running(), "n1"), NOW, events.Decided(attempt=0, reason="node_lost")), "n0")
 
-    action = policy.decide(state, limits, replace(NOTHING, silent={"n1": silent}, spares=1), NOW)
+    seen = replace(NOTHING, silent={"n1": silent + 16.0}, cut={"n1": silent}, spares=1)
+    action = policy.decide(state, limits, seen, NOW)
 
     assert (isinstance(action, policy.Restart) and action.without == ("n1",)) is acts
 

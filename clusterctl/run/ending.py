@@ -1,0 +1,80 @@
+"""Ending what is left of a run on a node, without a controller that follows it: stop, watch until swept, finish."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import time
+from typing import TYPE_CHECKING, Any
+
+from clusterctl.agent import protocol as wire
+from clusterctl.agent.protocol import Command, StopReason
+from clusterctl.errors import ExitCode, NotFoundError, RefusedError
+from clusterctl.run.links import each
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from clusterctl.run.store import Writer
+    from clusterctl.session import Session
+
+_CALL_SECONDS = 20.0
+_BEYOND_GRACE = 30.0
+"""Seconds that a node may take for SIGKILL, the sweep and what the kernel needs, beyond the grace."""
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5
+_PIECE = 1 << 20
+
+
+def highest_epoch(run: str, sessions: Mapping[str, Session]) -> int:
+    """Return the highest epoch that any of the nodes knows of a run, by the node names that are the keys; 0 if none."""
+    seen, _ = each(sessions, lambda n, s: s.call(Command.STATUS, {"run": run, "node": n}, timeout=_CALL_SECONDS))
+    return max((int(s.get("epoch") or 0) for s in seen.values()), default=0)
+
+
+def end_on_node(session: Session, run: str, node: str, grace: float) -> list[dict[str, Any]]:
+    """Stop everything of a run on one node and finish the run there; return what could not be ended.
+
+    The session's epoch must be above every earlier one. A node that does not know the run has nothing left of it.
+
+    Raises:
+        ClusterctlError: The node did not answer, or not in time.
+    """
+    asked = {"run": run, "node": node}
+    stop = wire.to_wire(wire.Stop(run=run, node=node, grace=grace, reason=StopReason.CANCELLED.value))
+    deadline = time.monotonic() + grace + _BEYOND_GRACE
+    pause = _FIRST_PAUSE
+    try:
+        session.call(Command.STOP, stop, timeout=_CALL_SECONDS)
+        status = session.call(Command.STATUS, asked, timeout=_CALL_SECONDS)
+        while status["state"] not in ("new", "prepared", "swept", "finished") and time.monotonic() < deadline:
+            if not status["supervisor"]:
+                session.call(Command.STOP, stop, timeout=_CALL_SECONDS)
+            time.sleep(pause)
+            pause = min(pause * 2, _LONGEST_PAUSE)
+            status = session.call(Command.STATUS, asked, timeout=_CALL_SECONDS)
+        # Refused where something of the attempt has still not ended, which is then what remains.
+        with contextlib.suppress(RefusedError):
+            finish = {**asked, "state": "cancelled", "exit_code": int(ExitCode.CANCELLED)}
+            session.call(Command.FINISH, finish, timeout=_CALL_SECONDS)
+    except NotFoundError:
+        return []
+    return [{"node": node, **one} for one in status["remaining"]]
+
+
+def fetch(session: Session, writer: Writer, run: str, node: str, files: Iterable[str]) -> None:
+    """Bring the replicas of a node's files up to what the node has, where nobody follows it any more.
+
+    Raises:
+        ClusterctlError: The node did not answer.
+        OSError: The head has no space for it.
+    """
+    for file in files:
+        offset = writer.cursors(node).get(file, 0)
+        with contextlib.suppress(NotFoundError):
+            while True:
+                asked = {"run": run, "node": node, "file": file, "offset": offset, "length": _PIECE}
+                answer = session.call(Command.READ, asked, timeout=_CALL_SECONDS)
+                data = base64.b64decode(answer["data"])
+                if not data:
+                    break
+                offset = writer.replicate(node, file, int(answer["offset"]), data)
