@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     "--rank", "ranks", metavar="SET", help="Only these ranks, e.g. 0-3,7.", shell_complete=options.offer("ranks")
 )
 @click.option("--all", "everything", is_flag=True, help="All ranks in full.")
-@click.option("--tail", "-n", type=int, default=20, show_default=True, help="Lines of what was before.")
+@click.option(
+    "--tail", "-n", type=click.IntRange(0), metavar="N", default=20, show_default=True, help="Lines of what was before."
+)
 @click.option("--timestamps", "-t", is_flag=True, help="Show times before lines.")
 @options.output_options
 def command(

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from clusterctl.config.init import Machine
     from clusterctl.render.console import Console
 
+_SCHEMA = "cluster.schema.json"
 _SSH_HOST = re.compile(r"^\s*Host\s*[\s=]", re.IGNORECASE | re.MULTILINE)
 
 
@@ -36,6 +37,7 @@ _SSH_HOST = re.compile(r"^\s*Host\s*[\s=]", re.IGNORECASE | re.MULTILINE)
     help="Copy this ready-to-run job instead.",
     shell_complete=options.offer("templates"),
 )
+@click.option("--schema", is_flag=True, help="Write the JSON Schema beside it, and the line by which editors find it.")
 @click.option("--force", is_flag=True, help="Overwrite what is there.")
 @options.output_options
 def command(
@@ -46,6 +48,7 @@ def command(
     exclude: str,
     script: str,
     template: str | None,
+    schema: bool,
     force: bool,
     color: str,
     quiet: bool,
@@ -56,20 +59,27 @@ def command(
     """
     console = options.console_of(color)
     if template is not None:
-        if source is not None or kind is not None:
-            raise click.UsageError("`--template` cannot be used together with `--from`")
+        if source is not None or kind is not None or schema:
+            raise click.UsageError("`--template` cannot be used together with `--from` or `--schema`")
         _copy(template, Path(target or "."), console, force=force, quiet=quiet)
         return 0
     from clusterctl.cli.local_files import write
     from clusterctl.config.init import starter
 
     path = Path(target or options.DEFAULT_FILE)
-    _refuse_overwriting([path], force=force)
+    beside = path.with_name(_SCHEMA)
+    _refuse_overwriting([path, *([beside] if schema else [])], force=force)
     machines = _machines(source, kind, include, exclude) if source or kind else []
-    write(path, starter(machines, script=script))
+    write(path, starter(machines, script=script, schema=_SCHEMA if schema else None))
+    if schema:
+        from clusterctl.config.schema import schema_text
+
+        write(beside, schema_text())
     if not quiet:
         hosts = f" with {len(machines)} hosts" if machines else ": put your hosts into it"
-        console.narrate(f"wrote {path}{hosts}", f"`clusterctl config {path}` checks it")
+        console.narrate(
+            f"wrote {path}{f' and {beside}' if schema else ''}{hosts}", f"`clusterctl config {path}` checks it"
+        )
     return 0
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @click.command("logs")
 @options.run_argument
 @click.option("--follow", "-f", is_flag=True, help="Go on as lines come; Ctrl-C leaves.")
-@click.option("--tail", "-n", type=click.IntRange(0), help="Only the last so many lines.")
+@click.option("--tail", "-n", type=click.IntRange(0), metavar="N", help="Only the last so many lines.")
 @click.option("--since", metavar="TIME", help="Only lines after this: 10m ago as `10m`, or RFC 3339.")
 @click.option("--until", metavar="TIME", help="Only lines before this.")
 @click.option(
@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 )
 @options.nodes_option
 @click.option("--grep", metavar="REGEX", help="Only lines that match.")
-@click.option("--attempt", type=click.IntRange(0), help="Only this attempt; all of them in one view by default.")
+@click.option(
+    "--attempt", type=click.IntRange(0), metavar="N", help="Only this attempt; all of them in one view by default."
+)
 @click.option("--all", "everything", is_flag=True, help="All ranks in full, not only rank 0 and failing ends.")
 @click.option("--timestamps", "-t", is_flag=True, help="Show times before lines.")
 @click.option("--no-prefix", is_flag=True, help="Do not show whose line it is.")

@@ -1,4 +1,4 @@
-"""Documents stay true: links resolve, and the README keeps to its size."""
+"""Documents stay true: links resolve, generated pages are fresh, and the README keeps to its size."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
+
+from clusterctl.cli import docs
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PAGES = [*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/**/*.md"), *REPOSITORY.glob("templates/*/README.md")]
@@ -22,3 +24,7 @@ def test_relative_links_of_a_page_resolve(page: Path) -> None:
 
 def test_the_readme_is_at_most_160_lines() -> None:
     assert len((REPOSITORY / "README.md").read_text().splitlines()) <= 160
+
+
+def test_the_page_of_commands_is_not_stale() -> None:
+    assert (REPOSITORY / "docs" / "cli.md").read_text() == docs.page(), "run `make docs`"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -179,3 +180,21 @@ def test_a_file_without_a_health_section_costs_no_import_of_the_checks(folder: P
     code = "import sys; from clusterctl.cli.main import run; run(['config', '-q']); print('clusterctl.health.registry' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=folder)
     assert done.stdout == "False\n"
+
+
+def test_init_with_the_schema_writes_what_its_first_line_names(folder: Path) -> None:
+    data("init", "--schema", "c.yaml")
+    first = (folder / "c.yaml").read_text().splitlines()[0]
+    assert json.loads((folder / first.partition("$schema=")[2]).read_text()) == json.loads(data("schema"))
+    data("config", "-q", "c.yaml")
+
+
+def test_what_the_starter_file_has_in_comments_loads_once_uncommented(folder: Path) -> None:
+    data("init", "new.yaml")
+    text = (folder / "new.yaml").read_text()
+    uncommented, count = re.subn(r"^( *)# ( *\w+:(?: .*)?)$", r"\1\2", text, flags=re.MULTILINE)
+    (folder / "new.yaml").write_text(uncommented)
+    loaded = json.loads(data("config", "new.yaml", "--json"))
+    assert count > 15
+    assert (loaded["restart"]["max_restarts"], loaded["stall"]["action"]) == (3, "restart")
+    assert [h["host"] for h in loaded["hosts"]] == ["gpu01", "gpu02", "gpu03"]

@@ -1,0 +1,81 @@
+"""The reference page of all commands, made from the commands: `python -m clusterctl.cli.docs docs/cli.md`."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from clusterctl.cli.main import COMMANDS, cli
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_INTRO = """\
+# Commands
+
+<!-- Made by `python -m clusterctl.cli.docs docs/cli.md`; do not edit. -->
+
+`clusterctl` and `cctl` are the same program. FILE is a cluster file ([cluster-file.md](cluster-file.md)),
+`./cluster.yaml` unless named. RUN is an id, a name, or a cluster file (its run); it may be left out where only one run
+is active. SET chooses nodes (`gpu[01-04,07]`) or ranks (`0-3,7`). A DURATION is `90`, `90s`, `10m`, `1h30m`.
+
+Data goes to stdout, everything said about it to stderr. Colours and lines that are rewritten in place appear on a
+terminal only; `NO_COLOR`, `FORCE_COLOR` and `TERM=dumb` are honoured, and `--color` wins. What goes into a pipe
+is never cut to a width. Where the output's encoding is not UTF-8, plain ASCII signs are used.
+
+"""
+
+
+def page() -> str:
+    """Return the text of `docs/cli.md`."""
+    context = click.Context(cli, info_name="clusterctl")
+    names = cli.list_commands(context)
+    rows = [f"| [`{name}`](#clusterctl-{name}) | {COMMANDS[name]} |" for name in names]
+    parts = [_INTRO, "| command | |\n|---|---|\n", "\n".join(rows), "\n"]
+    for name in names:
+        command = cli.get_command(context, name)
+        assert command is not None, "every listed command exists"
+        parts += ["\n", "\n".join(_entry(name, command, context)), "\n"]
+    return "".join(parts)
+
+
+def _entry(name: str, command: click.Command, parent: click.Context) -> list[str]:
+    context = click.Context(command, info_name=name, parent=parent)
+    usage = " ".join(["clusterctl", name, *command.collect_usage_pieces(context)])
+    options = [p for p in command.params if isinstance(p, click.Option) and not p.hidden]
+    lines = [f"## clusterctl {name}", "", "```", usage, "```", "", *_description(command.help or "")]
+    if options:
+        lines += ["", "| option | |", "|---|---|", *(_row(option, context) for option in options)]
+    return lines
+
+
+def _description(text: str) -> Iterator[str]:
+    """Give paragraphs on a line each; those that click must not wrap (`\\b`) as code."""
+    for number, paragraph in enumerate(inspect.cleandoc(text).split("\n\n")):
+        if number:
+            yield ""
+        first, *rest = paragraph.splitlines()
+        if first.strip() == "\b":
+            yield from ("```", *rest, "```")
+        else:
+            yield " ".join([first, *rest])
+
+
+def _row(option: click.Option, context: click.Context) -> str:
+    words, said = option.get_help_record(context) or ("", "")
+    # A count that may not be negative goes without saying.
+    words, said = words.replace("INTEGER RANGE", "N"), " ".join(said.replace("[x>=0]", "").split())
+    cells = [f"`{words}`".replace("|", "\\|"), said.replace("|", "\\|")]
+    return f"| {cells[0]} | {cells[1]} |"
+
+
+def _main(path: str) -> None:
+    Path(path).write_text(page(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1])
