@@ -62,7 +62,8 @@ class Wire:
     def close(self) -> None:
         """End the stream and wake whoever waits on it."""
         self._closed = True
-        with contextlib.suppress(OSError, EOFError, AttributeError):
+        # A stream that is closed already has no descriptor: ValueError.
+        with contextlib.suppress(OSError, EOFError, AttributeError, ValueError):
             _discard_unsent(self._stream)
         with contextlib.suppress(OSError, EOFError):
             self._stream.shutdown(socket.SHUT_RDWR)
