@@ -157,19 +157,21 @@ def _tail(path: str | None) -> list[str]:
         return []
 
 
-def _keep(out_dir: str, rank: str, evidence: dict[str, Any]) -> None:
-    base = os.path.join(out_dir, f"rank-{rank}")
+def files(evidence: dict[str, Any]) -> dict[str, str]:
+    """The files in which the evidence of one rank is kept: ending of the name to content."""
     contents = {".json": json.dumps(evidence, indent=1) + "\n", ".txt": _text(evidence)}
-    if evidence["stacks"]:
-        contents[".stacks"] = evidence["stacks"]
-    for ending, text in contents.items():
-        with open(base + ending, "w", encoding="utf-8") as file:
+    return {**contents, ".stacks": evidence["stacks"]} if evidence["stacks"] else contents
+
+
+def _keep(out_dir: str, rank: str, evidence: dict[str, Any]) -> None:
+    for ending, text in files(evidence).items():
+        with open(os.path.join(out_dir, f"rank-{rank}{ending}"), "w", encoding="utf-8") as file:
             file.write(text)
 
 
 def _text(evidence: dict[str, Any]) -> str:
     lines = [
-        f"rank {evidence['rank']}: {_line(evidence)}",
+        f"rank {evidence['rank']}{_place(evidence)}: {_line(evidence)}",
         f"stacks by: {evidence['source']}" + "".join(f"\n  not {reason}" for reason in evidence["why"]),
         *([f"error: {evidence['error']}"] if "error" in evidence else []),
         *(f"  child {_line(child)}" for child in evidence["children"]),
@@ -180,6 +182,10 @@ def _text(evidence: dict[str, Any]) -> str:
     if evidence["source"] == "signal":
         lines += ["", "stacks:", evidence["stacks"].rstrip("\n")]
     return "\n".join(lines) + "\n"
+
+
+def _place(evidence: dict[str, Any]) -> str:
+    return f" on {evidence['node']}" if "node" in evidence else ""
 
 
 def _line(process: dict[str, Any]) -> str:

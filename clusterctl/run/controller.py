@@ -29,10 +29,10 @@ from clusterctl.errors import (
 )
 from clusterctl.run import ending, events, policy, restarting
 from clusterctl.run.control import ControlRequest, ControlServer
-from clusterctl.run.gathering import gather
+from clusterctl.run.gathering import Gatherer, ask
 from clusterctl.run.launch import Begun, CancelledError, Launch, NotBegun, Progress
 from clusterctl.run.links import Links, Redialed, each, names, quietly
-from clusterctl.run.observer import StallObserver
+from clusterctl.run.observer import StallObserver, last_bytes
 from clusterctl.run.reader import load_state
 from clusterctl.run.state import RunPhase, apply_head, apply_node
 from clusterctl.run.store import RunDir, Writer, is_full, now
@@ -142,7 +142,7 @@ class Controller:
         self._newest: dict[int, str | None] = {}
         self._asked_newest = -1
         self._observer: StallObserver | None = None
-        self._stalls = 0
+        self._gatherer = Gatherer(run)
         self._control = ControlServer(run.control_address(), self._inbox.put)
 
     # --- beginnings
@@ -160,6 +160,9 @@ class Controller:
             # Their values were never written down here. The nodes of the last attempt kept them; a spare has none.
             self._launch.forget_secrets()
             self._unfit = dict.fromkeys((h.name for h in self._spec.spares), "no secrets")
+        if self._state.attempt >= 0:
+            self._watch_attempt()
+            self._replay_samples()
         self._in_background(self._take_over)
         return self._loop()
 
@@ -341,6 +344,12 @@ class Controller:
         ranks = self._state.workers
         self._observer = StallObserver(self._state.attempt, ranks, self._spec.stall, time.monotonic())
 
+    def _replay_samples(self) -> None:
+        """Tell the stall rule what it knew before: how long steps take, and when the last one was."""
+        if self._observer is not None:
+            known = {n: last_bytes(self._run.node(n) / wire.SAMPLES_FILE) for n in self._state.nodes}
+            self._observer.replay(known, time.monotonic())
+
     @contextlib.contextmanager
     def _full_disk_tolerated(self) -> Any:
         """A full disk on the head harms nothing on the nodes: what they hold is fetched when there is space again."""
@@ -521,30 +530,26 @@ class Controller:
         if self._observer is None or self._state.phase not in (RunPhase.RUNNING, RunPhase.STALLED):
             return
         stall = self._observer.judge(time.monotonic())
+        for text in self._observer.news(stall):
+            self._record(events.Note(text=text, level="warn"))
         shown = "none" if self._state.stall is None else self._state.stall.phase
-        if stall.phase.value == shown:
+        if not stall.known or stall.phase.value == shown:
             return
-        evidence = None
-        if stall.phase.value != "none":
-            self._stalls += 1
-            evidence = f"stall-{self._stalls}"
-            self._gather_evidence(evidence)
-        reason = stall.reason if stall.hint is None else f"{stall.reason}; {stall.hint}"
+        evidence = None if stall.phase.value == "none" else self._gatherer.begin(self._sessions_of_run())
         self._record(
             events.StallSeen(
                 attempt=self._state.attempt,
                 phase=stall.phase.value,
                 since_s=stall.since_s,
                 limit_s=stall.limit_s,
-                reason=reason,
+                reason=stall.reason,
                 evidence=evidence,
             )
         )
         self._control.wake()
 
-    def _gather_evidence(self, name: str) -> None:
-        sessions = {n: s for n, s in self._links.sessions.items() if n in self._state.nodes}
-        threading.Thread(target=gather, args=(self._run, name, sessions), daemon=True).start()
+    def _sessions_of_run(self) -> dict[str, Session]:
+        return {n: s for n, s in self._links.sessions.items() if n in self._state.nodes}
 
     def _sight(self) -> policy.Sight:
         return policy.Sight(
@@ -552,6 +557,7 @@ class Controller:
             cut=self._links.cut(),
             idle=0.0 if self._observer is None else self._observer.idle(time.monotonic()),
             cancelled=self._cancelled.is_set(),
+            gathering=self._gatherer.busy,
             alike=self._alike(),
             spares=len(self._free_spares()),
         )
@@ -765,6 +771,8 @@ class Controller:
 
     def _control_request(self, item: ControlRequest) -> None:
         match item.command:
+            case "down" if item.arguments.get("stalled"):
+                item.reply(self._end_if_stalled(kill=bool(item.arguments.get("kill"))))
             case "down":
                 self.cancel(kill=bool(item.arguments.get("kill")))
                 item.reply({"ok": True, "grace": self._limits.grace})
@@ -776,12 +784,23 @@ class Controller:
                 item.reply({"error": f"unknown command {item.command!r}"})
 
     def _answer_evidence(self, item: ControlRequest) -> None:
-        sessions = {n: s for n, s in self._links.sessions.items() if n in self._state.nodes}
+        sessions, ranks = self._sessions_of_run(), item.arguments.get("ranks")
+        unseen = {n: "not connected" for n in self._state.nodes if n not in sessions}
 
         def answer() -> None:
-            item.reply({"nodes": gather(self._run, "stacks", sessions)})
+            found = ask(self._run.run, "stacks", sessions, ranks)
+            item.reply({"ranks": found.ranks, "errors": {**found.errors, **unseen}})
 
         threading.Thread(target=answer, daemon=True).start()
+
+    def _end_if_stalled(self, *, kill: bool) -> dict[str, Any]:
+        """End the run if it is stalled at this very moment; no attempt follows, as a person wants it gone."""
+        self._judge_stall()
+        stalled = self._state.phase is RunPhase.STALLED
+        if stalled:
+            self._kill = self._kill or kill
+            self._limits = self._limits.stopping_stalled()
+        return {"ok": True, "stalled": stalled, "phase": None if self._state.stall is None else self._state.stall.phase}
 
     def cancel(self, *, kill: bool) -> None:
         """End the run: gracefully, or at once."""

@@ -1,15 +1,17 @@
-"""Feeds the stall rule with the samples that arrive as replicated lines."""
+"""Feeds the stall rule with the samples that arrive as replicated lines, and says what people should hear of it."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-from typing import TYPE_CHECKING
+import os
+from typing import TYPE_CHECKING, Any
 
-from clusterctl.run.stall import Stall, StallLimits, StallWatch, begin, judge, observe
+from clusterctl.run.stall import Stall, StallLimits, StallPhase, StallWatch, begin, judge, observe, warning
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator, Mapping
+    from pathlib import Path
 
     from clusterctl.config.spec import StallSpec
 
@@ -29,23 +31,78 @@ class StallObserver:
         self._limits = StallLimits(timeout=spec.timeout, startup_timeout=spec.startup_timeout)
         self._watch: StallWatch = begin(attempt, ranks, now)
         self._rest: dict[str, bytes] = {}
+        self._warned = False
+        self._stragglers: frozenset[int] = frozenset()
+
+    def replay(self, samples: Mapping[str, bytes], now: float) -> None:
+        """Take in what the nodes had said before this controller was there, as if the last of it had come just now.
+
+        Args:
+            samples: Node to its replicated samples.
+            now: The head's monotonic clock.
+        """
+        known = {node: list(self._of_attempt(data.split(b"\n"))) for node, data in samples.items()}
+        moments = [
+            (now - (lines[-1]["time"] - sample["time"]), node, sample)
+            for node, lines in known.items()
+            for sample in lines
+        ]
+        if not moments:
+            return
+        moments.sort(key=lambda each: each[0])
+        self._watch = begin(self._attempt, self._watch.expected, moments[0][0])
+        for moment, node, sample in moments:
+            self._watch = observe(self._watch, sample, node=node, attempt=self._attempt, now=moment)
 
     def feed(self, node: str, payload: bytes, now: float) -> None:
         """Take in bytes of a node's samples; a torn last line waits for its end."""
         lines = (self._rest.get(node, b"") + payload).split(b"\n")
         self._rest[node] = lines.pop()
+        for sample in self._of_attempt(lines):
+            self._watch = observe(self._watch, sample, node=node, attempt=self._attempt, now=now)
+
+    def _of_attempt(self, lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
         for line in lines:
             with contextlib.suppress(ValueError):
                 sample = json.loads(line)
                 if sample.get("kind") == "activity" and sample.get("attempt") == self._attempt:
-                    self._watch = observe(self._watch, sample, node=node, attempt=self._attempt, now=now)
+                    yield sample
 
     def judge(self, now: float) -> Stall:
         """Return what the rule says now."""
         self._watch, stall = judge(self._watch, self._limits, now)
         return stall
 
+    def news(self, stall: Stall) -> list[str]:
+        """Return the warnings that were not said before: a limit that comes too late, ranks that fall behind."""
+        said: list[str] = []
+        late = None if self._warned else warning(self._watch, self._limits)
+        if late is not None:
+            self._warned = True
+            said.append(late)
+        if stall.phase is StallPhase.NONE and stall.known:
+            new = frozenset(stall.stragglers) - self._stragglers
+            self._stragglers = frozenset(stall.stragglers)
+            said += [
+                f"straggler: rank {rank} on {self._watch.ranks[rank].node} has made no progress"
+                f" for over {stall.limit_s:.0f} s while others do"
+                for rank in sorted(new)
+            ]
+        return said
+
     def idle(self, now: float) -> float:
         """Return seconds since anything was seen to move: output, CPU or progress."""
         moved = [m for m in (self._watch.activity_at, self._watch.progress_at) if m is not None]
         return now - max(moved, default=self._watch.begun)
+
+
+def last_bytes(path: Path, most: int = 4 << 20) -> bytes:
+    """Return the end of a file from the begin of a line on; nothing where there is no such file."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - most))
+            data = file.read()
+    except FileNotFoundError:
+        return b""
+    return data if size <= most else data.partition(b"\n")[2]

@@ -6,7 +6,7 @@ or its fence has expired.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.protocol import StopReason
@@ -41,6 +41,10 @@ class Limits:
         """Seconds after the last frame from which a silent node has surely stopped, or `None` where it never does."""
         return None if self.stop_after is None else self.stop_after + self.grace + FENCE_MARGIN
 
+    def stopping_stalled(self) -> Limits:
+        """Return these limits for a person who wants a stalled run gone: it is stopped and not tried again."""
+        return replace(self, stall_action=StallAction.STOP)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sight:
@@ -52,6 +56,7 @@ class Sight:
             than `silent` where only the way back is broken; fences count from it.
         idle: Seconds since any unfinished rank showed activity.
         cancelled: A person asked for the end.
+        gathering: Evidence of a stall is on its way.
         alike: How many attempts in a row before this one failed like it, without a newer checkpoint.
         spares: Hosts that could replace a node now.
         unhealthy: Nodes that a check condemned during the run.
@@ -61,6 +66,7 @@ class Sight:
     cut: Mapping[str, float] = field(default_factory=dict)
     idle: float = 0.0
     cancelled: bool = False
+    gathering: bool = False
     alike: int = 0
     spares: int = 0
     unhealthy: Collection[str] = ()
@@ -144,9 +150,14 @@ def _reason_to_end(state: RunState, limits: Limits, sight: Sight, now: float) ->
         return EndAttempt(reason=StopReason.TIME_LIMIT, message=f"max_duration of {limits.max_duration:g} s is over")
     if _left_alone(state) and sight.idle >= limits.finish_grace:
         return EndAttempt(reason=StopReason.PEER_FAILED, message="a rank ended early and the others stand still")
-    if state.phase is RunPhase.STALLED and limits.stall_action is not StallAction.REPORT:
-        return EndAttempt(reason=StopReason.STALLED)
+    if state.phase is RunPhase.STALLED and limits.stall_action is not StallAction.REPORT and not sight.gathering:
+        return EndAttempt(reason=StopReason.STALLED, message=_stall_message(state))
     return None
+
+
+def _stall_message(state: RunState) -> str:
+    stall = state.stall
+    return "" if stall is None else f"{stall.reason} for {stall.since_s:.0f} s (limit {stall.limit_s:.0f} s)"
 
 
 def _left_alone(state: RunState) -> bool:

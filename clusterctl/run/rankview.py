@@ -53,15 +53,6 @@ def look(
     """
     inside: Mapping[str, Any] = content.get("inside") or {}
     transfers = [content[key] for key in ("read", "written") if content.get(key) is not None]
-    """The view after one more sample.
-
-    Args:
-        before: The view so far, `None` at first.
-        content: The rank's part of the sample.
-        sample: The sample, for what is the node's.
-        node: Which node it is of.
-        now: When it arrived.
-    """
     view = RankView(
         node=node,
         seen=now,

@@ -39,8 +39,8 @@ SAME_ADVANCE_S = 1.0
 BLIND_S = 5.0
 
 HINT = (
-    'if this is work, declare it: `with clusterctl.phase("checkpoint", limit="15m")`, `clusterctl.progress()`,'
-    " or its files under `stall.watch`"
+    "work of one rank alone looks like this from outside; declare it by"
+    ' `with clusterctl.phase("checkpoint", limit="15m")`, `clusterctl.progress()`, or its files under `stall.watch`'
 )
 
 
@@ -67,8 +67,8 @@ class Stall:
     Attributes:
         since_s: How long nothing has moved.
         limit_s: When that counts as a stall.
-        reason: One line for people; empty while nothing is wrong.
-        hint: How to declare work that cannot be seen, where there is a reason.
+        reason: What is missing, such as `no progress`; people are told for how long, too. Empty while nothing is wrong.
+        known: Every live rank was seen; until then the rule says nothing.
         stragglers: Ranks that do not move while others do; shown, never acted upon.
         last_progress_s: Age of the last progress seen from inside; `None` where there was none.
         blind_s: How long ago the rank heard of least was last seen.
@@ -78,7 +78,7 @@ class Stall:
     since_s: float = 0.0
     limit_s: float = 0.0
     reason: str = ""
-    hint: str | None = None
+    known: bool = True
     stragglers: tuple[int, ...] = ()
     last_progress_s: float | None = None
     blind_s: float = 0.0
@@ -160,7 +160,7 @@ def judge(watch: StallWatch, limits: StallLimits, now: float) -> tuple[StallWatc
     """
     horizon = watch.horizon
     if horizon is None:
-        return watch, Stall(blind_s=max(0.0, now - watch.begun))
+        return watch, Stall(known=False, blind_s=max(0.0, now - watch.begun))
     since, limit, reason = _idle(watch, limits, horizon)
     suspected = since >= limit
     watch = _remember(watch, suspected, horizon, limit)
@@ -172,7 +172,6 @@ def judge(watch: StallWatch, limits: StallLimits, now: float) -> tuple[StallWatc
         since_s=since,
         limit_s=limit,
         reason=reason if suspected else "",
-        hint=HINT if suspected else None,
         stragglers=() if suspected else _stragglers(watch, horizon, limit),
         last_progress_s=None if watch.progress_at is None else max(0.0, horizon - watch.progress_at),
         blind_s=max(0.0, now - horizon),
@@ -190,8 +189,8 @@ def warning(watch: StallWatch, limits: StallLimits) -> str | None:
     if group is None or limit + _confirm_after(limit) < group:
         return None
     return (
-        f"`stall.timeout` of {limit:.0f}s does not lie before the process group's own timeout of {group:.0f}s,"
-        f" which would end the ranks first; {group * SHARE_OF_GROUP_TIMEOUT:.0f}s or less does"
+        f"`stall.timeout` of {limit:.0f} s does not lie before the process group's own timeout of {group:.0f} s,"
+        f" which would end the ranks and their evidence first; {group * SHARE_OF_GROUP_TIMEOUT:.0f} s or less does"
     )
 
 
@@ -264,17 +263,17 @@ def _idle(watch: StallWatch, limits: StallLimits, horizon: float) -> tuple[float
     since, patience = horizon - acted, max(limit, top, _default_ceiling(watch))
     if _started(watch) and horizon - moved >= patience:
         since, limit = horizon - moved, patience
-    return max(0.0, since), limit, _reason(what, since, limit, watch)
+    return max(0.0, since), limit, _reason(what, watch)
 
 
 def _phase_limits(watch: StallWatch) -> list[float]:
     return [view.phase[2] for view in watch.live.values() if view.phase is not None]
 
 
-def _reason(what: str, since: float, limit: float, watch: StallWatch) -> str:
+def _reason(what: str, watch: StallWatch) -> str:
     phases = sorted({view.phase[0] for view in watch.live.values() if view.phase is not None})
     during = f" in phase {', '.join(f'`{name}`' for name in phases)}" if phases else ""
-    return f"no {what} on any rank{during} for {since:.0f}s (limit {limit:.0f}s)"
+    return f"no {what}{during}"
 
 
 def _remember(watch: StallWatch, suspected: bool, horizon: float, limit: float) -> StallWatch:
