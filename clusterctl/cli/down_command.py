@@ -48,8 +48,9 @@ def command(
         return end_orphans(orphans, console, as_json=as_json)
     runs = _chosen(references, everything=everything, stalled=stalled)
     if not runs and not (quiet or as_json):
-        console.narrate("no active run: nothing to end")
-    states = {run.run: _end(run, console, kill=kill, quiet=quiet or as_json) for run in runs}
+        console.narrate(f"no {'stalled' if stalled else 'active'} run: nothing to end")
+    ended = {run.run: _end(run, console, kill=kill, quiet=quiet or as_json, stalled=stalled) for run in runs}
+    states = {run: state for run, state in ended.items() if state is not None}
     if as_json:
         console.data(json.dumps([_entry(run, state) for run, state in states.items()], indent=2))
     left = [s for s in states.values() if any(r.get("why") != "node lost" for r in s.remaining)]
@@ -61,19 +62,23 @@ def _entry(run: str, state: RunState) -> dict[str, Any]:
 
 
 def _chosen(references: tuple[str, ...], *, everything: bool, stalled: bool) -> list[RunDir]:
+    from clusterctl.cli.stalled import may_be_stalled
     from clusterctl.run import store
     from clusterctl.run.reader import load_state
 
     if everything or stalled:
-        active = [(r, load_state(r)) for r in store.all_runs()]
-        return [r for r, s in active if not s.over and (everything or s.phase.value == "stalled")]
+        named = [store.find(reference) for reference in references] if stalled and references else store.all_runs()
+        known = [(r, load_state(r)) for r in named]
+        return [r for r, s in known if (may_be_stalled(s) if stalled else not s.over)]
     if references:
         return [store.find(reference) for reference in references]
     runs = [r for r in store.all_runs() if not store.visible_state(r)[0].over]
     return [store.find(None)] if runs else []
 
 
-def _end(run: RunDir, console: Console, *, kill: bool, quiet: bool) -> RunState:
+def _end(run: RunDir, console: Console, *, kill: bool, quiet: bool, stalled: bool) -> RunState | None:
+    """End a run; return its state, or `None` where it was left alone because it is not stalled after all."""
+    from clusterctl.cli.stalled import end_if_stalled
     from clusterctl.cli.view import Leave, RunScreen, ViewOptions
     from clusterctl.render.errors import remaining_lines
     from clusterctl.run import store
@@ -82,7 +87,12 @@ def _end(run: RunDir, console: Console, *, kill: bool, quiet: bool) -> RunState:
     if not state.over:
         leave = Leave.UNATTENDED
         for _ in range(3):
-            _ask_or_adopt(run, kill=kill)
+            if not stalled:
+                _ask_or_adopt(run, kill=kill)
+            elif not end_if_stalled(run, kill=kill):
+                if not quiet:
+                    console.narrate(f"{run.run} moves again: left alone")
+                return None
             screen = RunScreen(run, console, ViewOptions(output=False, phases=False))
             leave, state = screen.follow(), screen.state
             if leave is not Leave.UNATTENDED:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from clusterctl.agent.protocol import index_file, output_file
@@ -17,7 +18,15 @@ if TYPE_CHECKING:
 def view_of(run: RunDir) -> RunView:
     """Return what is known of a run now."""
     state, attended = store.visible_state(run)
-    return RunView(state=state, attended=attended, activity=_activity(run, state))
+    return RunView(state=_with_stall_age(state), attended=attended, activity=_activity(run, state))
+
+
+def _with_stall_age(state: RunState) -> RunState:
+    """Let the age of a stall grow: the journal holds what it was when the rule changed its mind."""
+    if state.stall is None or state.over:
+        return state
+    grown = max(0.0, time.time() - state.stall.at)
+    return replace(state, stall=replace(state.stall, since_s=round(state.stall.since_s + grown, 1)))
 
 
 def _activity(run: RunDir, state: RunState) -> dict[int, WorkerActivity]:

@@ -155,7 +155,10 @@ class RunScreen:
             case events.Restarting():
                 self._narrate(f"restarting ({event.why}): attempt {event.attempt} follows")
             case events.StallSeen():
-                self._narrate(_stall_text(event))
+                from clusterctl.render.status import stall_news
+
+                for line in stall_news(event, self._run.run):
+                    self._narrate(line)
             case _:
                 pass
 
@@ -324,11 +327,3 @@ def _decided_text(event: events.Decided) -> str:
     }
     text = words.get(event.reason, f"{event.reason}: stopping every worker")
     return f"{text} ({event.message})" if event.message else text
-
-
-def _stall_text(event: events.StallSeen) -> str:
-    if event.phase == "none":
-        return "progress again"
-    word = "stalled" if event.phase == "confirmed" else "no progress"
-    text = f"{word}: no progress for {event.since_s:.0f} s (limit {event.limit_s:.0f} s)"
-    return f"{text}; {event.reason}" if event.reason else text

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from clusterctl.render.console import Terminal
     from clusterctl.run.blame import Cause
+    from clusterctl.run.events import StallSeen
     from clusterctl.run.state import RunState, StallView, WorkerState
 
 STATE_STYLES: dict[str, tuple[str, ...]] = {
@@ -212,8 +213,8 @@ def _ps_remark(view: RunView) -> str:
     state = view.state
     if state.over:
         return "" if state.exit_code in (0, None) else f"exit {state.exit_code}"
-    if state.phase.value == "stalled":
-        return f"clusterctl diagnose {state.run}"
+    if state.stall is not None:
+        return stall_line(state.stall)
     if not view.attended:
         return f"unattended: clusterctl attach --adopt {state.run}"
     return f"attempt {state.attempt}" if state.attempt > 0 else ""
@@ -230,7 +231,7 @@ def render_status(view: RunView, now: float, terminal: Terminal) -> list[str]:
 
         lines.append(f"  {failure_line(state.cause, state.attempt, terminal)}")
     if state.stall is not None:
-        lines.append(f"  {stall_line(state.stall)}")
+        lines += [f"  {line}" for line in (stall_line(state.stall), *stall_hints(state.run, state.stall.phase))]
     if state.remaining:
         lines.append("  may still be there:")
         lines += [f"  {line}" for line in remaining_lines(state.remaining, terminal)]
@@ -240,10 +241,35 @@ def render_status(view: RunView, now: float, terminal: Terminal) -> list[str]:
 
 
 def stall_line(stall: StallView) -> str:
-    """Return what the stall rule says in one sentence."""
-    word = "stalled" if stall.phase == "confirmed" else "no progress"
-    reason = f" ({safe(stall.reason)})" if stall.reason else ""
-    return f"{word} for {seconds(stall.since_s)}, limit {seconds(stall.limit_s)}{reason}"
+    """Return what the stall rule says: `no progress for 40 s (limit 60 s)`, with `stalled: ` before it once it is sure."""
+    return _stall_text(stall.phase, stall.reason, stall.since_s, stall.limit_s)
+
+
+def stall_hints(run: str, phase: str) -> list[str]:
+    """Return what a person can do about a stall."""
+    from clusterctl.run.stall import HINT
+
+    end = "; `clusterctl down --stalled` ends it" if phase == "confirmed" else ""
+    return [f"hint: `clusterctl stacks {safe(run)}` shows where every rank is{end}", f"hint: {HINT}"]
+
+
+def stall_news(event: StallSeen, run: str) -> list[str]:
+    """Return what the live view says when the stall rule says something new."""
+    if event.phase == "none":
+        return ["progress again"]
+    text = _stall_text(event.phase, event.reason, event.since_s, event.limit_s)
+    where = f"; evidence of every rank is kept in {event.evidence}" if event.evidence else ""
+    return [text + where, *(stall_hints(run, event.phase) if event.phase == "confirmed" else [])]
+
+
+def _stall_text(phase: str, reason: str, since_s: float, limit_s: float) -> str:
+    certain = "stalled: " if phase == "confirmed" else ""
+    return f"{certain}{safe(reason) or 'no progress'} for {_span(since_s)} (limit {_span(limit_s)})"
+
+
+def _span(value: float) -> str:
+    """Return a duration within a sentence; its seconds are what people compare up to two minutes."""
+    return f"{value:.0f} s" if value < 120 else seconds(value)
 
 
 def _headline(view: RunView, now: float, terminal: Terminal) -> str:
