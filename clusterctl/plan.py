@@ -76,12 +76,19 @@ class Meeting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerPlan:
-    """One worker; `env` is what the launcher adds, merged over the node's own environment."""
+    """One worker; `env` is what the launcher adds, merged over the node's own environment.
+
+    Attributes:
+        hosts: Where `argv` is a launcher of the node: the ranks that it starts. Else empty.
+        hosted: What it starts as each of them.
+    """
 
     rank: int
     local_rank: int
     argv: tuple[str, ...]
     env: Mapping[str, str]
+    hosts: tuple[int, ...] = ()
+    hosted: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +99,11 @@ class NodePlan:
     node_rank: int
     address: str | None
     workers: tuple[WorkerPlan, ...]
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks of the node, whoever starts them."""
+        return tuple(rank for worker in self.workers for rank in (worker.hosts or (worker.rank,)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -371,23 +383,22 @@ def job_argv(job: JobSpec) -> tuple[str, ...]:
 
 def _torchrun_plan(common: _Common, entry: Layout, answer: NodeAnswer | None) -> WorkerPlan:
     """Return the one process per node that starts real torchrun; its workers get their ranks from it."""
-    job = _job(common.spec)
     master = common.where.master_addr if common.where else ""
     argv = [PYTHON, "-m", "torch.distributed.run", f"--nnodes={common.nodes}", f"--node-rank={entry.node_rank}"]
     argv += [f"--nproc-per-node={len(entry.ranks)}", "--rdzv-backend=static", "--max-restarts=0"]
     argv += [f"--master-addr={master}", f"--master-port={common.master_port or 0}"]
-    argv += ["--signals-to-handle=SIGTERM,SIGINT,SIGQUIT"]
-    inner = job_argv(job)
-    if job.script is not None:
-        argv += ["--", *inner[1:]]
-    elif job.module is not None:
-        argv += ["-m", *inner[2:]]
-    else:
-        argv += ["--no-python", "--", *inner]
+    argv += ["--signals-to-handle=SIGTERM,SIGINT,SIGQUIT", "--no-python"]
     env = dict(_environment(common, entry, answer, entry.ranks[0], 0))
     for name in _TORCHRUN_SETS:
         env.pop(name, None)
-    return WorkerPlan(rank=entry.ranks[0], local_rank=0, argv=tuple(argv), env=env)
+    return WorkerPlan(
+        rank=entry.ranks[0],
+        local_rank=0,
+        argv=tuple(argv),
+        env=env,
+        hosts=entry.ranks,
+        hosted=job_argv(_job(common.spec)),
+    )
 
 
 _TORCHRUN_SETS = (
@@ -540,7 +551,7 @@ def plan_json(plan: LaunchPlan, secrets: Mapping[str, str]) -> dict[str, Any]:
                     {
                         "rank": w.rank,
                         "local_rank": w.local_rank,
-                        "argv": [None if a == PYTHON else a for a in w.argv],
+                        "argv": [None if a == PYTHON else a for a in (*w.argv, *w.hosted)],
                         "env": {**w.env, **hidden},
                     }
                     for w in node.workers

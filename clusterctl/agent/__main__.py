@@ -1,4 +1,4 @@
-"""The agent's own command line: `serve`, `facts`, `sampler`. People do not call it."""
+"""The agent's own command line: `serve`, `facts`, `sampler`, `holders`, `hosted`. People do not call it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,15 @@ def main(argv: list[str] | None = None) -> int:
         from clusterctl.agent.facts import sampler
 
         return sampler.main(arguments)
-    sys.stderr.write("usage: serve | facts | sampler SECONDS\n")
+    if command == "holders":
+        from clusterctl.agent.facts import holders
+
+        return holders.main(arguments)
+    if command == "hosted":
+        from clusterctl.agent import hosting
+
+        hosting.main(arguments)
+    sys.stderr.write("usage: serve | facts | sampler SECONDS | holders GPUS SECONDS RUN | hosted PREFIX ARGV...\n")
     return 2
 
 

@@ -14,6 +14,7 @@ from clusterctl.agent import (
     claims,
     guardians,
     oom,
+    hosting,
     ports,
     proc,
     protocol,
@@ -63,6 +64,8 @@ class Attempt:
         self.outputs = Outputs(prepare.reserve, prepare.max_size, self._dropped, self._full)
         us = proc.identify(os.getpid())
         if us is not None:
+        self.launcher: Worker | None = None
+        self._places: list[list[int]] = []
             self.ledger.ours.add(us)
 
     # --- prepare
@@ -135,23 +138,28 @@ class Attempt:
         self.started = True
         if self.ledger.cgroup is None:
             self.ledger.cgroup = cgroup.make(f"{self._run.key[:16]}-{self.number}")
-        ranks = [[one.rank, one.local_rank] for one in planned]
-        system.write_json(self._run.start(self.number), {"workers": ranks, "cgroup": self.ledger.cgroup})
-        wanted = [one for one in planned if one.rank not in self.workers]
+        ranks = [place for one in planned for place in hosting.places(one)]
+        launcher = next((one for one in planned if one.hosts), None)
+        known = {"workers": ranks, "cgroup": self.ledger.cgroup, "launcher": launcher.rank if launcher else None}
+        system.write_json(self._run.start(self.number), known)
+        if launcher is not None and self.launcher is None:
+            report = self._begin(start, launcher, hosting.FILES)
+            self.attend(workers.begun(launcher.rank, launcher.local_rank, report), ranks)
+        wanted = [one for one in planned if one.rank not in self.workers and not one.hosts]
         reports = [(one, self._begin(start, one)) for one in wanted]
         for one, report in reports:
             worker = workers.begun(one.rank, one.local_rank, report)
             self.take_in(worker)
             self._record_started(worker)
 
-    def _begin(self, start: protocol.Start, one: protocol.WorkerStart) -> int:
+    def _begin(self, start: protocol.Start, one: protocol.WorkerStart, files: str = "") -> int:
         if one.rank not in self.outputs.sizes():
             self._open_output(one.rank)
         post = waiter.Post(
             program=workers.program(self._run, self._marks, self.prepare, start, one, self.python),
             output=self.outputs.descriptor(one.rank),
-            spawn_file=self._run.of_rank(self.number, one.rank, "spawn"),
-            exit_file=self._run.of_rank(self.number, one.rank, "exit"),
+            spawn_file=self._run.of_rank(self.number, one.rank, files + "spawn"),
+            exit_file=self._run.of_rank(self.number, one.rank, files + "exit"),
             keep=self.claims.descriptors,
             stop_after=self.prepare.stop_after,
             lease=self._run.lease,
@@ -209,18 +217,19 @@ class Attempt:
 
     def look(self) -> None:
         """See which workers have ended, and do what follows from that."""
-        for worker in self.living:
+        for worker in [*self.living, *([self.launcher] if self.launcher else [])]:
             said = self._end_of(worker)
             if said is not None and not self.swept:
                 self._exited(worker, said)
+        self._look_at_launcher()
         if self._ladder is not None:
             self._ladder.poke()
-        elif self.started and not self.swept and not self.living:
+        elif self.started and not self.swept and not self.living and (self.launcher is None or self.launcher.exited):
             self._sweep(time.monotonic() + self.prepare.grace)
 
     def _end_of(self, worker: Worker) -> dict[str, Any] | None:
         """Return how a worker ended, or `None` while it lives."""
-        path = self._run.of_rank(self.number, worker.rank, "exit")
+        path = self._run.of_rank(self.number, worker.rank, worker.files + "exit")
         if proc.alive(worker.waiter):
             # Between the file and the end of the waiter lies nothing that could go wrong.
             said = waiter.read_exit(path)
@@ -277,6 +286,49 @@ class Attempt:
 
     def stop(self, grace: float, reason: str) -> None:
         """Stop everything of the attempt here; again, to shorten the grace."""
+    # --- a launcher of the node, and the workers that it starts
+
+    def attend(self, launcher: Worker, places: list[list[int]]) -> None:
+        """Watch over a launcher, and take in the workers that it starts: rank and local rank of each."""
+        launcher.files = hosting.FILES
+        self.launcher, self._places = launcher, places
+        self.ledger.workers[launcher.identity] = None
+        self.ledger.ours.add(launcher.waiter)
+        launcher.seen = time.monotonic()
+        self._watch(launcher)
+
+    def _look_at_launcher(self) -> None:
+        launcher = self.launcher
+        if launcher is None or self.swept:
+            return
+        # Asked first: what it had started when it ended is then seen for certain.
+        said = None if launcher.exited else self._end_of(launcher)
+        for rank, local_rank in self._places:
+            spawned = None if rank in self.workers else waiter.read_spawn(self._run.of_rank(self.number, rank, "spawn"))
+            if spawned is not None:
+                worker = workers.from_spawn(rank, local_rank, spawned)
+                self.take_in(worker)
+                self._record_started(worker)
+        if said is not None:
+            self._launcher_ended(launcher, said)
+
+    def _launcher_ended(self, launcher: Worker, said: dict[str, Any]) -> None:
+        launcher.exited = True
+        if launcher.watch is not None:
+            self._loop.forget(launcher.watch)
+        workers.unwatch(launcher)
+        self.ledger.workers[launcher.identity] = int(time.monotonic() * proc.TICKS)
+        for rank, local_rank in self._places:
+            if rank not in self.workers:
+                # It never came to be: how the launcher ended, and what it wrote, is all that can be said of it.
+                self.workers[rank] = dataclasses.replace(launcher, rank=rank, local_rank=local_rank)
+                self._record_started(self.workers[rank])
+                event = self._exit_event(launcher, said)
+                self._record(dataclasses.replace(event, rank=rank, stopped=event.stopped or rank != launcher.rank))
+        if self.living and self.stopping is None:
+            self._alarm("launcher", "the launcher of this node has ended before its workers")
+            self.stop(self.prepare.grace, protocol.StopReason.PEER_FAILED.value)
+
         if self.swept and not self.remaining:
             return
         now = time.monotonic()

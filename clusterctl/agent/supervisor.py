@@ -19,6 +19,7 @@ from clusterctl.agent import (
     epochs,
     fold,
     guardians,
+    hosting,
     journal,
     marks,
     proc,
@@ -150,6 +151,11 @@ class Supervisor:
             return
         attempt.started = True
         attempt.ledger.cgroup = started.get("cgroup")
+        launcher = started.get("launcher")
+        if launcher is not None:
+            said = waiter.read_spawn(self._run.of_rank(attempt.number, launcher, hosting.FILES + "spawn"))
+            if said is not None:
+                attempt.attend(workers.from_spawn(launcher, 0, said), started["workers"])
         for rank, local_rank in started["workers"]:
             said = waiter.read_spawn(self._run.of_rank(attempt.number, rank, "spawn"))
             if said is not None:

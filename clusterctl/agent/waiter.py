@@ -106,9 +106,31 @@ def _wait_for_worker(post: Post, report: int) -> NoReturn:
     os._exit(0)
 
 
-def _work(post: Post, gate: int, go: int) -> NoReturn:
+def stand_in(post: Post) -> int:
+    """Be the waiter of a worker that another launcher starts; return the worker's wait status.
+
+    The worker stays in the group of this process, which is the one that the launcher knows and signals.
+    """
+    exit_fd = _open_exit(post.exit_file)
+    gate, go = os.pipe2(os.O_CLOEXEC)
+    worker = os.fork()
+    if worker == 0:
+        _work(post, gate, go, new_session=False)
+    os.close(gate)
+    report = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+    if _claim(post.spawn_file, worker, report):
+        os.write(go, b"g")
+    os.close(go)
+    outcome = _outcome(worker, post)
+    _write_exit(exit_fd, post.exit_file, outcome)
+    number = outcome["signal"]
+    return int(outcome["exit_code"]) << 8 if number is None else int(number)
+
+
+def _work(post: Post, gate: int, go: int, *, new_session: bool = True) -> NoReturn:
     try:
-        os.setsid()
+        if new_session:
+            os.setsid()
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
         os.dup2(post.output, 1)

@@ -9,7 +9,7 @@ import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.agent import inject, proc, protocol, requests, spawn, system, waiter
+from clusterctl.agent import hosting, inject, proc, protocol, requests, spawn, system, waiter
 from clusterctl.agent.proc import Identity
 from clusterctl.agent.spawn import encode
 
@@ -30,6 +30,7 @@ class Worker:
         seen: Monotonic time when it was last seen alive.
         watch: A pidfd that tells when `watched` ends, or `None` where it has to be looked at.
         status: Its wait status, where it became our own child because its waiter is gone.
+        files: What stands before the kind in the names of its files; empty for a worker.
     """
 
     rank: int
@@ -41,6 +42,7 @@ class Worker:
     watched: Identity | None = None
     status: int | None = None
     exited: bool = False
+    files: str = ""
 
 
 def resolve_python(prepare: protocol.Prepare) -> str:
@@ -69,7 +71,8 @@ def program(
     run: RunDir, marks: Marks, prepare: protocol.Prepare, start: protocol.Start, one: protocol.WorkerStart, python: str
 ) -> spawn.Program:
     """Return what a worker becomes."""
-    argv = [encode(word) for word in one.argv]
+    words = hosting.argv(run, start.attempt, one, python) if one.hosts else one.argv
+    argv = [encode(word) for word in words]
     if argv and argv[0] == spawn.PYTHON.encode():
         # A prologue may choose the interpreter by PATH, unless the user named a path.
         bare = one.prologue is not None and prepare.python is not None and "/" not in prepare.python
@@ -94,6 +97,8 @@ def _environment(
     env[b"TORCHELASTIC_ERROR_FILE"] = encode(run.of_rank(start.attempt, one.rank, "error.json"))
     for source in (one.env, start.secrets):
         env.update((encode(name), encode(value)) for name, value in source.items())
+    if one.hosts:
+        env.update(hosting.environment(run, start.attempt, one))
     status_dir = run.status_dir(start.attempt)
     env[b"CLUSTERCTL_STATUS_DIR"] = encode(status_dir)
     if start.inject:

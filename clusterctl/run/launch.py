@@ -278,12 +278,19 @@ class Launch:
             workers = [
                 wire.to_wire(
                     wire.WorkerStart(
-                        rank=w.rank, local_rank=w.local_rank, argv=list(w.argv), env=dict(w.env), prologue=prologue
+                        rank=w.rank,
+                        local_rank=w.local_rank,
+                        argv=list(w.argv),
+                        env=dict(w.env),
+                        prologue=prologue,
+                        hosts=list(w.hosts),
+                        hosted=list(w.hosted),
                     )
                 )
                 for w in by_name[node].workers
             ]
-            step.at(node, f"starting {len(workers)} workers")
+            ranks = by_name[node].ranks
+            step.at(node, f"starting {len(ranks)} workers")
             request = wire.Start(
                 run=plan.run,
                 node=node,
@@ -294,7 +301,7 @@ class Launch:
                 inject=inject,
             )
             session.call(Command.START, wire.to_wire(request), timeout=_CALL_SECONDS)
-            step.through(node, len(workers))
+            step.through(node, len(ranks))
 
         _, errors = each(self._on(list(by_name)), start)
         detail = f"master {plan.master_addr}:{plan.master_port} · attempt {plan.attempt}"
@@ -387,7 +394,7 @@ def _attempt_event(plan: planning.LaunchPlan, why: str, resume_from: str | None)
         master_addr=plan.master_addr,
         master_port=plan.master_port,
         nodes=[
-            {"node": n.node, "node_rank": n.node_rank, "address": n.address, "ranks": [w.rank for w in n.workers]}
+            {"node": n.node, "node_rank": n.node_rank, "address": n.address, "ranks": list(n.ranks)}
             for n in plan.nodes
         ],
         why=why,

@@ -242,11 +242,12 @@ def test_torchrun_gets_one_process_a_node() -> None:
     job = JobSpec(script="t.py", args=("--x",), launcher=Launcher.TORCHRUN)
     plan = plan_of(spec_of(HostSpec(name="a", host="a", gpus=2), HostSpec(name="b", host="b", gpus=2), job=job))
 
-    argv = plan.nodes[1].workers[0].argv
+    (launcher,) = plan.nodes[1].workers
 
-    assert len(plan.nodes[1].workers) == 1
-    assert {"--nnodes=2", "--node-rank=1", "--nproc-per-node=2", "--max-restarts=0"} <= set(argv)
-    assert argv[-3:] == ("--", "t.py", "--x")
+    assert {"--nnodes=2", "--node-rank=1", "--nproc-per-node=2", "--max-restarts=0"} <= set(launcher.argv)
+    assert launcher.hosted == (planning.PYTHON, "t.py", "--x")
+    assert (launcher.hosts, plan.nodes[1].ranks) == ((2, 3), (2, 3))
+    assert "RANK" not in launcher.env
 
 
 def test_the_printed_plan_hides_secrets() -> None:
