@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, Callable
 from clusterctl.agent import (
     cgroup,
     claims,
+    draining,
     guardians,
-    oom,
     hosting,
+    oom,
     ports,
     proc,
     protocol,
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
     from clusterctl.agent.workers import Worker
 
 Record = Callable[[protocol.Event], protocol.Stamp]
+
+GPU_MEMORY = "gpu_memory"
+"""Code of the alarm that memory of a GPU is not free after the attempt that used it."""
 
 
 class Attempt:
@@ -60,12 +64,12 @@ class Attempt:
         self.remaining: list[dict[str, Any]] = []
         self.started = False
         self._ladder: stopping.Ladder | None = None
+        self.launcher: Worker | None = None
+        self._places: list[list[int]] = []
         self._oom = oom.counts()
         self.outputs = Outputs(prepare.reserve, prepare.max_size, self._dropped, self._full)
         us = proc.identify(os.getpid())
         if us is not None:
-        self.launcher: Worker | None = None
-        self._places: list[list[int]] = []
             self.ledger.ours.add(us)
 
     # --- prepare
@@ -210,18 +214,18 @@ class Attempt:
 
     def reaped(self, ended: dict[int, int]) -> None:
         """Take note of children of ours that have ended: wait statuses by pid."""
-        for worker in self.living:
+        for worker in [*self.living, *([self.launcher] if self.launcher else [])]:
             if worker.identity.pid in ended:
                 worker.status = ended[worker.identity.pid]
         self.look()
 
     def look(self) -> None:
         """See which workers have ended, and do what follows from that."""
-        for worker in [*self.living, *([self.launcher] if self.launcher else [])]:
+        self._look_at_launcher()
+        for worker in self.living:
             said = self._end_of(worker)
             if said is not None and not self.swept:
                 self._exited(worker, said)
-        self._look_at_launcher()
         if self._ladder is not None:
             self._ladder.poke()
         elif self.started and not self.swept and not self.living and (self.launcher is None or self.launcher.exited):
@@ -282,10 +286,6 @@ class Attempt:
         found, self._oom = oom.evidence(self._oom, worker.identity.pid)
         return found
 
-    # --- stop and sweep
-
-    def stop(self, grace: float, reason: str) -> None:
-        """Stop everything of the attempt here; again, to shorten the grace."""
     # --- a launcher of the node, and the workers that it starts
 
     def attend(self, launcher: Worker, places: list[list[int]]) -> None:
@@ -329,6 +329,10 @@ class Attempt:
             self._alarm("launcher", "the launcher of this node has ended before its workers")
             self.stop(self.prepare.grace, protocol.StopReason.PEER_FAILED.value)
 
+    # --- stop and sweep
+
+    def stop(self, grace: float, reason: str) -> None:
+        """Stop everything of the attempt here; again, to shorten the grace."""
         if self.swept and not self.remaining:
             return
         now = time.monotonic()
@@ -364,7 +368,14 @@ class Attempt:
             # Its waiter is about to say how it ended.
             self._loop.after(0.01, lambda: self._empty(remaining, tries + 1))
             return
-        self._close(remaining)
+        if remaining or not (self.started and self.prepare.gpus):
+            self._close(remaining)
+            return
+        # GPUs stay claimed until their memory is free: the next run shall find it so.
+        draining.Drain(self._loop, self.prepare.gpus, self._run.run, self._held, lambda: self._close([]))
+
+    def _held(self, message: str, gpu: int | None) -> None:
+        self._record(protocol.Alarm(self.number, GPU_MEMORY, message, gpu=gpu))
 
     def _close(self, remaining: list[dict[str, Any]]) -> None:
         strays = self.ledger.found - set(self.ledger.workers)

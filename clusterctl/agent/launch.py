@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 
 import clusterctl.agent
+from clusterctl.agent import system
 
 _FLAGS = ["-I", "-S", "-X", "utf8"]
 """Isolated from the user's Python settings, without site packages, and in UTF-8 whatever the locale."""
@@ -21,7 +23,7 @@ def command(name: str, *arguments: str, python: str = sys.executable, isolated: 
     """Return the argv that runs a command of the agent.
 
     Args:
-        name: `serve`, `facts` or `sampler`.
+        name: `serve`, `facts`, `sampler` or `holders`.
         arguments: Of that command.
         python: The interpreter.
         isolated: False for what has to see the world as a worker does.
@@ -34,3 +36,22 @@ def command(name: str, *arguments: str, python: str = sys.executable, isolated: 
         "import sys; sys.path.insert(0, sys.argv.pop(1)); from clusterctl.agent.__main__ import main; sys.exit(main())"
     )
     return [python, *flags, "-c", code, place, name, *arguments]
+
+
+def piped(name: str, *arguments: str) -> tuple[int, int]:
+    """Start a command of the agent that ends with this process; return its pid, and where to read what it says."""
+    read, write = os.pipe2(os.O_CLOEXEC)
+    argv = command(name, *arguments)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            system.die_with_parent(signal.SIGKILL)
+            null = os.open(os.devnull, os.O_RDWR)
+            for source, target in ((null, 0), (write, 1), (null, 2)):
+                os.dup2(source, target)
+            os.execv(argv[0], argv)
+        finally:
+            os._exit(127)
+    os.close(write)
+    os.set_blocking(read, False)
+    return pid, read

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _FIRST_SECONDS = 5.0
 _RESTART_SECONDS = 30.0
+_LIVED_SECONDS = 600.0
 _MAX_LINE = 1 << 20
 _MAX_SAMPLES = 256 << 20
 _BLOCK = 4096
@@ -87,29 +88,15 @@ class Health:
         self._on_sample, self._died = on_sample, died
         self._pid: int | None = None
         self._fd = -1
-        self._buffer = b""
+        self._buffer, self._began = b"", 0.0
         self._again = True
         # Not at once: it would take its part of the processor from workers that are starting.
         loop.after(min(_FIRST_SECONDS, seconds), self._start)
 
     def _start(self) -> None:
-        read, write = os.pipe2(os.O_CLOEXEC)
-        argv = launch.command("sampler", str(self._seconds))
-        pid = os.fork()
-        if pid == 0:
-            try:
-                system.die_with_parent(signal.SIGKILL)
-                null = os.open(os.devnull, os.O_RDWR)
-                os.dup2(null, 0)
-                os.dup2(write, 1)
-                os.dup2(null, 2)
-                os.execv(argv[0], argv)
-            finally:
-                os._exit(127)
-        os.close(write)
-        os.set_blocking(read, False)
-        self._pid, self._fd, self._buffer = pid, read, b""
-        self._loop.on_readable(read, self._readable)
+        self._pid, self._fd = launch.piped("sampler", str(self._seconds))
+        self._buffer, self._began = b"", time.monotonic()
+        self._loop.on_readable(self._fd, self._readable)
 
     def _readable(self) -> None:
         try:
@@ -135,8 +122,11 @@ class Health:
     def _ended(self) -> None:
         self._close()
         self._pid = None
-        again, self._again = self._again, False
-        self._died("the sampler of GPU and machine health ended" + ("; it is started once more" if again else ""))
+        # One that dies soon after it was started again would do so for ever.
+        again, self._again = self._again, time.monotonic() - self._began > _LIVED_SECONDS
+        again = again or self._again
+        what = "it is started again" if again else "GPUs and machine are not watched any more"
+        self._died(f"the sampler of GPUs and machine has ended; {what}")
         if again:
             self._loop.after(_RESTART_SECONDS, self._start)
 

@@ -47,6 +47,8 @@ Data of each group:
                 ib: [{device, port, state, phys, rate, link_layer, gids, roce_v2, firmware}]}
     ports       {ports: [{port, free, error, owner}]}
     procs       {runs: [{run, pid, comm}], dstate: [{pid, comm, wchan, gpu}], zombies, fabric_manager, time_daemon}
+    machine     the machine's half of a sample (`sampler`)                     asked only where it is named
+    gpus        the GPUs' half of a sample                                      asked only where it is named
     versions    {python, executable, torch, torch_cuda, nccl, packages, packages_hash, names: {name: version}}
 """
 
@@ -66,6 +68,9 @@ if TYPE_CHECKING:
 SCHEMA = 1
 DEADLINE = 3.0
 
+_NOW = {"machine": "machine_now", "gpus": "gpus_now"}
+"""What machine and GPUs do at this moment: no facts to judge, so nobody gets them unasked."""
+
 TOGETHER = (("driver", "host", "procs", "ports"), ("names", "net"))
 """Groups that share a child: they read the kernel's own tables, which do not hang, or hang on the same name server."""
 
@@ -80,6 +85,7 @@ def collect(request: dict[str, Any]) -> dict[str, Any]:
     deadline = began + float(request.get("deadline") or DEADLINE)
     chosen = request.get("groups")
     tasks = {name: task for name, task in _tasks(request, deadline).items() if not chosen or name in chosen}
+    tasks.update({name: _of("sampler", call=call) for name, call in _NOW.items() if name in (chosen or ())})
     groups: dict[str, dict[str, Any]] = children.run(tasks, deadline, TOGETHER)
     if "smi" in (chosen or ["smi"]) and _nvml_failed(groups.get("nvml")) and deadline - time.monotonic() > 0.2:
         groups.update(children.run({"smi": _of("smi")}, deadline))
@@ -99,13 +105,13 @@ def _nvml_failed(result: dict[str, Any] | None) -> bool:
     return result["status"] != "ok" or result["data"].get("init_error") is not None
 
 
-def _of(module: str, *arguments: Any) -> Callable[[], dict[str, Any]]:
-    def call() -> dict[str, Any]:
+def _of(module: str, *arguments: Any, call: str = "collect") -> Callable[[], dict[str, Any]]:
+    def look() -> dict[str, Any]:
         # Imported in the child: what one group needs costs the others nothing.
-        found: dict[str, Any] = importlib.import_module(f"clusterctl.agent.facts.{module}").collect(*arguments)
+        found: dict[str, Any] = getattr(importlib.import_module(f"clusterctl.agent.facts.{module}"), call)(*arguments)
         return found
 
-    return call
+    return look
 
 
 def _tasks(request: dict[str, Any], deadline: float) -> dict[str, Callable[[], dict[str, Any]]]:

@@ -88,6 +88,7 @@ MODULES = (
     "children",
     "disk",
     "driver",
+    "holders",
     "host",
     "kernel_log",
     "mounts",
@@ -100,5 +101,6 @@ MODULES = (
     "sampler",
     "smi",
     "versions",
+    "xids",
 )
 """The modules beside this one: an archive's directory cannot be listed by its loader."""

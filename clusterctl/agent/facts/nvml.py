@@ -137,6 +137,19 @@ class Session:
             found.append(device)
         return found
 
+    def holders(self, indices: list[int]) -> list[dict[str, Any]]:
+        """Return memory and processes of some GPUs; those that do not answer are left out: they hold nothing usable."""
+        found = []
+        for index in indices:
+            handle = self.handles[index][0] if index < len(self.handles) else None
+            memory = None if handle is None else self._try(self._memory, handle)[0]
+            if handle is None or memory is None:
+                continue
+            device: dict[str, Any] = {"v": {}, "err": {}}
+            self._processes(device, handle, "/")
+            found.append({"gpu": index, **memory, "procs": device["v"].get("procs") or []})
+        return found
+
     def p2p(self) -> list[list[int | None]]:
         """Return `[i, j, over NVLink, read]` for every pair; 0 is OK, `None` could not be asked."""
         pairs: list[list[int | None]] = []

@@ -10,7 +10,8 @@ A sample:
      "cpu": percent | null, "mem": percent, "mem_used": bytes, "mem_total": bytes, "load1": number,
      "disk": [{"path", "free", "total"}],
      "gpus": [{"gpu", "uuid", "util", "mem_used", "mem_total", "temp_c", "mem_temp_c", "power_w", "sm_clock",
-               "throttle", "ecc_unc", "remap_pending", "remap_failure", "recovery_action", "error"}]}
+               "throttle", "ecc_unc", "remap_pending", "remap_failure", "recovery_action", "error"}],
+     "xids": [{"gpu": index | null, "xid": code}]}   reported by the driver since the sample before
 
 A value that could not be read is null; "error" is NVML's code where the GPU itself is in trouble (lost, say).
 While the driver is stuck, "gpus" is empty: an old value would look like a new one.
@@ -38,18 +39,21 @@ PASS_DEADLINE = 5.0
 
 _TROUBLE = (15, 16, 28, 8, 999)
 _RESTART_SECONDS = 60.0
+_CPU_SECONDS = 0.25
+"""For how long a single look watches the CPUs."""
 
 
-def sample(session: Any = None) -> dict[str, Any]:
-    """Return one sample, asking the driver in this very process: call it from a child that may be lost.
+def machine_now() -> dict[str, Any]:
+    """Return the machine's half of a sample, for a single look: CPU is that of the next moment."""
+    machine = _Machine()
+    machine.read()
+    time.sleep(_CPU_SECONDS)
+    return machine.read()
 
-    Args:
-        session: An open `nvml.Session`; `None` opens one for this sample alone.
-    """
-    began = time.monotonic()
-    reading = _Machine().read()
-    reading.update(_gpus(session))
-    return {"time": time.time(), **reading, "ms": round((time.monotonic() - began) * 1000, 1)}
+
+def gpus_now() -> dict[str, Any]:
+    """Return the GPUs' half of a sample, asking the driver in this very process: call it from one that may be lost."""
+    return _gpus(None)
 
 
 def main(arguments: list[str]) -> int:
@@ -214,12 +218,24 @@ def _serve(requests: int, answers: int) -> None:
         from clusterctl.agent.facts import nvml
 
         session = nvml.open_session()
+        xids = _watch_xids(session)
         while os.read(requests, 1):
-            line = json.dumps(_gpus(session)).encode() + b"\n"
+            told = _gpus(session)
+            # After the values: a GPU that dies while it is read has reported why.
+            told["xids"] = xids.take() if xids else []
+            line = json.dumps(told).encode() + b"\n"
             while line:
                 line = line[os.write(answers, line) :]
     finally:
         os._exit(1)
+
+
+def _watch_xids(session: Any) -> Any:
+    if isinstance(session, str) or session.init_error is not None:
+        return None
+    from clusterctl.agent.facts import xids
+
+    return xids.Xids([handle for handle, _ in session.handles])
 
 
 def _gpus(session: Any) -> dict[str, Any]:
@@ -235,7 +251,7 @@ def _gpus(session: Any) -> dict[str, Any]:
 
 
 def _without(status: str, reason: str) -> dict[str, Any]:
-    return {"status": status, "reason": reason, "gpus": []}
+    return {"status": status, "reason": reason, "gpus": [], "xids": []}
 
 
 def _gpu(device: dict[str, Any]) -> dict[str, Any]:
