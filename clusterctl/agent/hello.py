@@ -47,6 +47,7 @@ def hello(root: str) -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)),
         "memory": _memory(),
         "machine": os.uname().machine,
+        "kernel": os.uname().release,
         "gpus": gpus.count(),
         "addresses": addresses.addresses(),
         "reached_at": _reached_at(),

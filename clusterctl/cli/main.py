@@ -88,7 +88,7 @@ class LazyGroup(click.Group):
         except click.UsageError as error:
             import difflib
 
-            close = difflib.get_close_matches(args[0], COMMANDS, n=1)
+            close = difflib.get_close_matches(args[0], self.list_commands(ctx), n=1)
             if close and "Did you mean" not in error.message:
                 raise click.UsageError(f"{error.message} Did you mean `{close[0]}`?", ctx) from error
             raise
@@ -100,6 +100,19 @@ def _module(name: str) -> str:
 
 def _exists(name: str) -> bool:
     return importlib.util.find_spec(f"clusterctl.cli.{_module(name)}") is not None
+
+
+def _show_usage(error: click.UsageError) -> None:
+    """Write a mistake on the command line as every other error is written."""
+    import re
+
+    from clusterctl.render.console import Console
+    from clusterctl.render.errors import error_line, hint_lines
+
+    terminal = Console.standard().err
+    said = re.sub(r"'([^'\s]+)'", r"`\1`", " ".join(error.format_message().split())).removesuffix(".")
+    called = error.ctx.command_path if error.ctx is not None else "clusterctl"
+    terminal.lines([error_line(said, terminal), *hint_lines(f"see `{called} --help`", terminal)])
 
 
 def _print_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
@@ -153,7 +166,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return stop.exit_code
     except click.UsageError as error:
         _flush()
-        error.show()
+        _show_usage(error)
         return int(ExitCode.USAGE)
     except click.ClickException as error:
         error.show()

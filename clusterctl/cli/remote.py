@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.errors import AgentError, ClusterctlError, ExitCode, NodeError
 from clusterctl.logs.clean import clean_block, strip_colours
-from clusterctl.render.console import BOLD
+from clusterctl.render.console import BOLD, pad
 from clusterctl.render.ranks import count, fold_nodes
 
 if TYPE_CHECKING:
@@ -127,18 +127,26 @@ def _groups(outputs: Mapping[str, bytes]) -> list[tuple[list[str], bytes]]:
     return [(nodes, output) for output, nodes in groups.items()]
 
 
+def _title(nodes: list[str]) -> str:
+    return fold_nodes(nodes) + (f" ({len(nodes)})" if len(nodes) > 1 else "")
+
+
 def _header(nodes: list[str], terminal: Terminal) -> list[str]:
-    title = fold_nodes(nodes) + (f" ({len(nodes)})" if len(nodes) > 1 else "")
     rule = "-" * 15
-    return [rule, terminal.style(title, BOLD), rule]
+    return [rule, terminal.style(_title(nodes), BOLD), rule]
 
 
 def folded_output(answers: Mapping[str, Answer], terminal: Terminal) -> list[str]:
-    """Return stdout of all nodes, equal ones once under the names of their nodes."""
-    lines: list[str] = []
-    for nodes, output in _groups({node: a.stdout for node, a in answers.items()}):
-        lines += [*_header(nodes, terminal), *_clean(output, terminal)]
-    return lines
+    """Return stdout of all nodes, equal ones once under the names of their nodes; single lines stand beside them."""
+    groups = [(nodes, _clean(output, terminal)) for nodes, output in _groups({n: a.stdout for n, a in answers.items()})]
+    if all(len(output) == 1 for _, output in groups):
+        titles = [_title(nodes) for nodes, _ in groups]
+        width = max(map(len, titles), default=0)
+        return [
+            f"{pad(terminal.style(title, BOLD), width)}  {output[0]}"
+            for title, (_, output) in zip(titles, groups, strict=True)
+        ]
+    return [line for nodes, output in groups for line in (*_header(nodes, terminal), *output)]
 
 
 def folded_errors(answers: Mapping[str, Answer], terminal: Terminal) -> list[str]:

@@ -28,28 +28,37 @@ def command(
     """Show versions: of this program, and with `--nodes` of Python, kernel and agent on every node."""
     console = options.console_of(color)
     shown: dict[str, object] = {"clusterctl": __version__, "python": platform.python_version()}
+    nodes: list[dict[str, str]] = []
     if with_nodes:
         from clusterctl.cli.reach import sessions_of
 
         spec = options.load_file(path, files, sets, console=console).spec
         with sessions_of(spec, spec.hosts) as sessions:
-            shown["nodes"] = [
+            nodes = [
                 {
                     "node": node,
-                    "python": session.hello.get("python_version"),
-                    "kernel": session.hello.get("kernel"),
-                    "machine": session.hello.get("machine"),
-                    "agent": session.hello.get("version"),
+                    "python": session.hello["python_version"],
+                    "kernel": session.hello["kernel"],
+                    "machine": session.hello["machine"],
+                    "agent": session.hello["version"],
                 }
                 for node, session in sessions.items()
             ]
+        shown["nodes"] = nodes
     if as_json:
         console.data(json.dumps(shown, indent=2))
         return 0
     console.data(f"clusterctl {shown['clusterctl']}, Python {shown['python']}")
-    for entry in shown.get("nodes", []):  # type: ignore[attr-defined]
-        console.data(
-            f"{entry['node']}: Python {entry['python']}, kernel {entry['kernel']} ({entry['machine']}), "
-            f"agent {entry['agent']}"
-        )
+    console.data(*_folded(nodes))
     return 0
+
+
+def _folded(nodes: list[dict[str, str]]) -> list[str]:
+    """Return a line for the nodes that are alike."""
+    from clusterctl.render.ranks import fold_nodes
+
+    alike: dict[str, list[str]] = {}
+    for entry in nodes:
+        words = f"Python {entry['python']}, kernel {entry['kernel']} ({entry['machine']}), agent {entry['agent']}"
+        alike.setdefault(words, []).append(entry["node"])
+    return [f"{fold_nodes(names)}: {words}" for words, names in alike.items()]
