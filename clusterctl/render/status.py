@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.render.console import BOLD, DIM, GREEN, RED, YELLOW, safe, seconds
@@ -204,7 +204,7 @@ def _ps_row(view: RunView, now: float) -> list[Cell | str]:
         str(state.world_size or "-"),
         "-" if view.step is None else str(view.step),
         "-" if state.created is None else seconds(end - state.created),
-        "-" if progress is None or state.over else f"{seconds(progress)} ago",
+        "-" if progress is None or state.over or state.stall is not None else f"{seconds(progress)} ago",
         _ps_remark(view),
     ]
 
@@ -214,7 +214,8 @@ def _ps_remark(view: RunView) -> str:
     if state.over:
         return "" if state.exit_code in (0, None) else f"exit {state.exit_code}"
     if state.stall is not None:
-        return stall_line(state.stall)
+        # The state, a column of its own, says how sure that is.
+        return stall_line(replace(state.stall, phase=""))
     if not view.attended:
         return f"unattended: clusterctl attach --adopt {state.run}"
     return f"attempt {state.attempt}" if state.attempt > 0 else ""
@@ -241,7 +242,7 @@ def render_status(view: RunView, now: float, terminal: Terminal) -> list[str]:
 
 
 def stall_line(stall: StallView) -> str:
-    """Return what the stall rule says: `no progress for 40 s (limit 60 s)`, with `stalled: ` before it once it is sure."""
+    """Return what the stall rule says: `no progress for 40 s (limit 60 s)`, after `stalled: ` once it is sure."""
     return _stall_text(stall.phase, stall.reason, stall.since_s, stall.limit_s)
 
 

@@ -290,8 +290,10 @@ def _confirm_after(limit: float) -> float:
 
 def _stragglers(watch: StallWatch, horizon: float, limit: float) -> tuple[int, ...]:
     """Ranks whose own progress is older than the limit, while the run moves."""
-    late = (rank for rank, view in watch.live.items() if view.progress_at and horizon - view.progress_at >= limit)
-    return tuple(sorted(late)) if watch.progress_at and horizon - watch.progress_at < limit else ()
+    if watch.progress_at is None or horizon - watch.progress_at >= limit:
+        return ()
+    moved = {rank: view.progress_at for rank, view in watch.live.items() if view.progress_at is not None}
+    return tuple(sorted(rank for rank, moment in moved.items() if horizon - moment >= limit))
 
 
 def _frameworks(watch: StallWatch) -> bool:

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING
+
+import pytest
 
 from clusterctl.render.stats import GpuStats, NodeStats, render_stats, stats_json
 from clusterctl.render.status import (
@@ -53,8 +56,6 @@ def test_status_has_the_agreed_keys() -> None:
 
 
 def test_cause_and_stall_have_the_agreed_keys() -> None:
-    from dataclasses import replace
-
     view = running()
     stall = StallView(phase="confirmed", since_s=500.0, limit_s=480.0, reason="no step", at=1.0)
     view = replace(view, state=replace(view.state, stall=stall, cause=Cause(kind="exit", rank=1, exit_code=3)))
@@ -63,6 +64,35 @@ def test_cause_and_stall_have_the_agreed_keys() -> None:
         "kind", "node", "rank", "exit_code", "signal", "message", "traceback", "certain",
     }  # fmt: skip
     assert value["stall"] == {"since_s": 500.0, "limit_s": 480.0, "phase": "confirmed", "verdict": None}
+
+
+def stalled(phase: str, since_s: float, limit_s: float) -> RunView:
+    view = running()
+    stall = StallView(phase=phase, since_s=since_s, limit_s=limit_s, reason="no progress", at=1.0)
+    return replace(view, state=replace(view.state, stall=stall))
+
+
+@pytest.mark.parametrize(
+    ("phase", "since_s", "text"),
+    [
+        pytest.param("suspected", 40.0, "no progress for 40 s (limit 60 s)", id="suspected"),
+        pytest.param("confirmed", 75.0, "stalled: no progress for 75 s (limit 60 s)", id="confirmed"),
+        pytest.param("confirmed", 600.0, "stalled: no progress for 10m00s (limit 60 s)", id="long"),
+    ],
+)
+def test_ps_and_status_say_how_long_nothing_has_moved(
+    phase: str, since_s: float, text: str, narrow: Terminal, pipe: Terminal
+) -> None:
+    view = stalled(phase, since_s, 60.0)
+    assert render_ps([view], 1192.0, pipe)[1].endswith(text.removeprefix("stalled: "))
+    assert f"  {text}" in render_status(view, 1192.0, narrow)
+
+
+def test_status_says_how_to_look_at_a_stall_how_to_end_it_and_how_to_declare_work(narrow: Terminal) -> None:
+    hints = [line for line in render_status(stalled("confirmed", 75.0, 60.0), 1192.0, narrow) if "hint:" in line]
+    assert "`clusterctl stacks digits-k3x9`" in hints[0]
+    assert "`clusterctl down --stalled`" in hints[0]
+    assert "clusterctl.phase" in hints[1]
 
 
 def test_ps_has_the_agreed_keys() -> None:
@@ -106,8 +136,6 @@ def test_many_workers_fold_by_what_they_do(narrow: Terminal) -> None:
 
 
 def test_a_run_without_controller_names_the_way_to_adopt_it(narrow: Terminal) -> None:
-    from dataclasses import replace
-
     lines = render_status(replace(running(), attended=False), 1192.0, narrow)
     assert lines[1].endswith("clusterctl attach --adopt digits-k3x9")
 

@@ -282,9 +282,13 @@ def test_a_stall_is_only_reported_unless_asked_otherwise() -> None:
 
     assert state.phase is RunPhase.STALLED
     assert policy.decide(state, policy.Limits(), NOTHING, NOW) is None
-    assert policy.decide(state, policy.Limits(stall_action=StallAction.STOP), NOTHING, NOW) == policy.EndAttempt(
-        reason=StopReason.STALLED
+    stopping = policy.Limits(stall_action=StallAction.STOP)
+    assert policy.decide(state, stopping, NOTHING, NOW) == policy.EndAttempt(
+        reason=StopReason.STALLED, message="no progress for 70 s (limit 60 s)"
     )
+    gathering = replace(NOTHING, gathering=True)
+    assert policy.decide(state, stopping, gathering, NOW) is None
+    assert policy.decide(state, policy.Limits().stopping_stalled(), NOTHING, NOW) is not None
 
 
 def test_progress_brings_a_stalled_run_back() -> None:

@@ -113,7 +113,7 @@ CONTROLS = {
 def test_a_healthy_run_is_never_called_stalled(ranks, kinds):
     seen = watch(ranks, 800, **kinds)
     assert seen.suspected is None
-    assert seen.last.hint is None
+    assert seen.last.reason == ""
 
 
 def test_waiting_on_gpus_spins_and_so_cpu_does_not_count_there():
