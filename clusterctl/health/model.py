@@ -138,6 +138,7 @@ class Context:
         severity: Check to `fail`, `warn` or `ignore`.
         required: Checks whose UNKNOWN counts as FAIL.
         thresholds: Overrides of the numbers in the registry, such as `host.disk.warn`.
+        framework: What `job.framework` says, or `None`.
     """
 
     nodes: Mapping[str, Expectation] = field(default_factory=dict)
@@ -146,6 +147,7 @@ class Context:
     severity: Mapping[str, str] = field(default_factory=dict)
     required: tuple[str, ...] = ()
     thresholds: Mapping[str, float] = field(default_factory=dict)
+    framework: str | None = None
 
     @property
     def multi_node(self) -> bool:
@@ -163,6 +165,7 @@ class Context:
             severity=health.severity,
             required=health.required,
             thresholds=health.thresholds,
+            framework=spec.job.framework.value if spec.job else None,
         )
 
 

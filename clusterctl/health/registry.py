@@ -10,6 +10,7 @@ from clusterctl.health import (
     clock,
     devices,
     driver,
+    framework,
     host,
     kernel_log,
     links,
@@ -46,6 +47,7 @@ _FAMILIES = (
     rendezvous,
     clock,
     versions,
+    framework,
 )
 
 CHECKS: dict[str, Check] = {check.name: check for family in _FAMILIES for check in family.CHECKS}

@@ -19,6 +19,7 @@ _TOLD = (
     "torch",
     "keras",
     "tensorflow",
+    "tensorflow-cpu",
     "jax",
     "jaxlib",
     "numpy",

@@ -268,11 +268,20 @@ CASES: dict[str, Case] = {
     "version.code": Case(
         {"controller__code_hash": "dead"}, FAIL, "code dead, c0de elsewhere", {"controller__code_hash": None}
     ),
+    "version.framework": Case(
+        {"versions__names": {}}, FAIL, "no torch in /opt/venv/bin/python", {"versions": "timeout"}
+    ),
+    "version.gpu_build": Case(
+        {"versions__torch_cuda": None, "versions__torch": "2.13.0+cpu"},
+        FAIL,
+        "torch 2.13.0+cpu is built for CPUs alone, 8 GPUs are declared",
+        {"versions": "timeout"},
+    ),
 }
 
 
 def judged(name: str, changes: dict[str, Any], expect: dict[str, Any], *, all_nodes: bool = False) -> list[Finding]:
-    context = Context(nodes={node: Expectation(gpus=8) for node in NODES}, expect=expect)
+    context = Context(nodes={node: Expectation(gpus=8) for node in NODES}, expect=expect, framework="torch")
     told = {node: facts(i) for i, node in enumerate(NODES)}
     for node in NODES if all_nodes else (SICK,):
         told[node] = changed(told[node], **changes)

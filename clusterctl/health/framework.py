@@ -1,0 +1,88 @@
+"""Whether a node has what `job.framework` names, and whether its torch can use the GPUs that are declared."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from clusterctl.health.model import Action, Outcome, View, failed, node_check, passed, skipped, unknown, warned
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_FAMILY = "Versions"
+_PACKAGES = {
+    "torch": ("torch",),
+    "keras": ("keras", "torch"),
+    "tensorflow": ("tensorflow", "tensorflow-cpu"),
+    "jax": ("jax",),
+}
+"""What must be there for each framework. TensorFlow goes by several names, of which one will do."""
+_ANY_OF = frozenset({"tensorflow"})
+_SOURCE = "package metadata in the job's Python (nothing is imported)"
+
+
+def _versions(view: View) -> dict[str, Any] | None:
+    group = view.group("versions")
+    return group.data if group.status == "ok" else None
+
+
+@node_check(
+    name="version.framework",
+    family=_FAMILY,
+    source=_SOURCE,
+    threshold="what `job.framework` names is there",
+    severity="FAIL",
+    remedy="Install it on the node, or point `python` of the host at the environment that has it",
+    action=Action.FIX_CONFIG,
+    group="versions",
+)
+def installed(view: View) -> Iterator[Outcome]:
+    """The job's Python has the framework that the cluster file names."""
+    framework, data = view.context.framework, _versions(view)
+    wanted = _PACKAGES.get(framework or "", ())
+    if not wanted:
+        yield skipped("`job.framework` names none")
+        return
+    if data is None:
+        yield unknown("could not ask for its packages")
+        return
+    names = data.get("names", {})
+    there = [name for name in wanted if name in names]
+    missing = [name for name in wanted if name not in names]
+    if missing and not (framework in _ANY_OF and there):
+        shown = missing[0] if framework in _ANY_OF else " and ".join(missing)
+        where = data.get("executable") or "the job's Python"
+        yield failed(f"no {shown} in {where}", expected=shown)
+    else:
+        yield passed(", ".join(f"{name} {names[name]}" for name in there))
+
+
+@node_check(
+    name="version.gpu_build",
+    family=_FAMILY,
+    source="torch/version.py in the job's Python (nothing is imported)",
+    threshold="torch is built for CUDA or ROCm where the cluster file declares GPUs",
+    severity="FAIL",
+    remedy="Install a CUDA build of torch on the node, or declare `gpus: 0` to train on its CPU",
+    action=Action.FIX_CONFIG,
+    group="versions",
+)
+def gpu_build(view: View) -> Iterator[Outcome]:
+    """Torch can use the GPUs that the cluster file declares; a build for CPUs would leave them idle, without a word."""
+    data, declared = _versions(view), view.expected.count
+    torch = (data or {}).get("torch")
+    if not declared or view.context.framework in ("tensorflow", "jax", "none"):
+        yield skipped("no GPUs declared" if not declared else "not a job for torch")
+    elif data is None:
+        yield unknown("could not ask for its packages")
+    elif torch is None:
+        yield skipped("no torch here")
+    elif data.get("torch_cuda") or "+rocm" in torch or "+xpu" in torch:
+        yield passed(f"torch {torch}")
+    else:
+        # Where the file does not say that torch is what the job uses, the rest of an environment may hold it.
+        say = failed if view.context.framework in ("torch", "keras") else warned
+        yield say(f"torch {torch} is built for CPUs alone, {declared} GPUs are declared", value=torch)
+
+
+CHECKS = (installed, gpu_build)
