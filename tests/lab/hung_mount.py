@@ -1,0 +1,25 @@
+"""A file system whose server takes every request and answers none but the first, as a dead one would.
+
+Whoever asks it for anything sleeps in the kernel (state D), beyond the reach of SIGKILL, until the server ends.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+PROGRAM: Final = """\
+import ctypes, os, struct, sys
+connection = os.open("/dev/fuse", os.O_RDWR)
+options = f"fd={connection},rootmode=40000,user_id=0,group_id=0"
+libc = ctypes.CDLL(None, use_errno=True)
+if libc.mount(b"hung", sys.argv[1].encode(), b"fuse.hung", 0, options.encode()):
+    sys.exit(os.strerror(ctypes.get_errno()))
+first = os.read(connection, 1 << 20)
+unique = struct.unpack_from("<IIQ", first)[2]
+# struct fuse_init_out of linux/fuse.h, version 7.31
+answer = struct.pack("<IIIIHHIIHHI28x", 7, 31, 1 << 16, 0, 12, 9, 1 << 16, 1, 0, 0, 0)
+os.write(connection, struct.pack("<IiQ", 16 + len(answer), 0, unique) + answer)
+while True:
+    os.read(connection, 1 << 20)
+"""
+"""For `python -c`, with the folder to mount on."""
