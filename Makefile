@@ -49,6 +49,9 @@ lab-tests: $(VENV)/.dev $(VENV)/.system  ## Only the tests on lab nodes
 lab: $(VENV)/.dev $(VENV)/.system  ## Start lab nodes for a person, until Ctrl-C
 	$(BIN)/python -m tests.lab $(LAB_ARGS)
 
+health-repeat: $(VENV)/.dev $(VENV)/.system  ## Look at healthy lab nodes 50 times (HEALTH_ROUNDS): no false alarm
+	HEALTH_ROUNDS=$${HEALTH_ROUNDS:-50} $(BIN)/python -m pytest tests/lab/test_health.py -k healthy --timeout 1800 $(PYTEST_ARGS)
+
 bench: $(VENV)/.dev $(VENV)/.system  ## Measure against peers, side by side
 	@command -v pdsh clush >/dev/null || $(MAKE) --no-print-directory system PACKAGES="$(SYSTEM_BENCH)"
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)
@@ -56,6 +59,7 @@ bench: $(VENV)/.dev $(VENV)/.system  ## Measure against peers, side by side
 docs: $(VENV)/.dev  ## Write the generated files again
 	$(BIN)/python -m clusterctl.cli.docs docs/cli.md
 	$(BIN)/clusterctl schema -o docs/cluster.schema.json
+	$(BIN)/python -m clusterctl.health.docs > docs/health.md
 
 dist: $(VENV)/.dev  ## Build the wheel
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
