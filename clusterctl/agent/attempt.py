@@ -38,9 +38,6 @@ if TYPE_CHECKING:
 
 Record = Callable[[protocol.Event], protocol.Stamp]
 
-GPU_MEMORY = "gpu_memory"
-"""Code of the alarm that memory of a GPU is not free after the attempt that used it."""
-
 
 class Attempt:
     """The workers of one attempt, what is held for them, and how they end.
@@ -375,7 +372,7 @@ class Attempt:
         draining.Drain(self._loop, self.prepare.gpus, self._run.run, self._held, lambda: self._close([]))
 
     def _held(self, message: str, gpu: int | None) -> None:
-        self._record(protocol.Alarm(self.number, GPU_MEMORY, message, gpu=gpu))
+        self._record(protocol.Alarm(self.number, protocol.GPU_MEMORY, message, gpu=gpu))
 
     def _close(self, remaining: list[dict[str, Any]]) -> None:
         strays = self.ledger.found - set(self.ledger.workers)

@@ -1,4 +1,4 @@
-"""Waiting for the memory of an attempt's GPUs, in a child that may hang: a sick driver must not keep an attempt open."""
+"""Waiting for the memory of an attempt's GPUs, in a child that may hang: a sick driver must not hold the attempt."""
 
 from __future__ import annotations
 

@@ -462,6 +462,10 @@ class Dropped:
     why: str
 
 
+GPU_MEMORY = "gpu_memory"
+"""Code of the alarm that memory of a GPU is not free after the attempt that used it."""
+
+
 @dataclass(frozen=True)
 class Alarm:
     """Something a person should know: a health change, a full disk, a sampler that died. Shown once in the log view."""

@@ -154,6 +154,10 @@ class RunScreen:
                 self._narrate(_decided_text(event))
             case events.Restarting():
                 self._narrate(f"restarting ({event.why}): attempt {event.attempt} follows")
+            case events.Health():
+                from clusterctl.render.status import health_news
+
+                self._narrate(health_news(event))
             case events.StallSeen():
                 from clusterctl.render.status import stall_news
 

@@ -159,6 +159,9 @@ class StallSpec:
     watch: tuple[str, ...] = ()
 
 
+INTERVAL_KEY = "during.interval"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthSpec:
     """How findings are weighed (`docs/health.md`)."""
@@ -168,6 +171,11 @@ class HealthSpec:
     severity: dict[str, str] = field(default_factory=dict)
     required: tuple[str, ...] = ()
     thresholds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def interval(self) -> float:
+        """Seconds between two looks at GPUs and machine during a run; 0 for none."""
+        return float(self.thresholds.get(INTERVAL_KEY, 15.0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

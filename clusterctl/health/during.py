@@ -12,12 +12,19 @@ from typing import TYPE_CHECKING, Any
 from clusterctl.health import thermal
 from clusterctl.health.gpus import error_name
 from clusterctl.health.host import size
-from clusterctl.health.model import Action, Status
+from clusterctl.health.judge import weigh
+from clusterctl.health.model import Action, Context, Finding, Status
+from clusterctl.health.registry import LIMITS
+from clusterctl.health.xid import NVLINK5, Event, judge_event
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
 _GIB = 1024**3
+_SILENT_SECONDS = 120.0
+_SAMPLES_MISSED = 4
+_TOLD_OTHERWISE = (154,)
+"""XIDs whose meaning is in their text alone: the recovery action is read as a value too."""
 _RECOVERY = {1: "a GPU reset", 2: "a reboot", 3: "draining P2P", 4: "drain and reset", 6: "a bus reset", 7: "a reboot"}
 
 
@@ -39,7 +46,15 @@ class Limits:
     disk_least: float = 1.0 * _GIB
     disk_share: float = 0.05
     swing: float = 60.0
-    silence: float = 120.0
+    silence: float = _SILENT_SECONDS
+
+    @classmethod
+    def of(cls, thresholds: Mapping[str, float], interval: float) -> Limits:
+        """Return the limits of a cluster file: `health.thresholds: {during.slowdown: 60}`."""
+        told = {key: float(thresholds[name]) for key in LIMITS if (name := f"during.{key}") in thresholds}
+        # Rare samples are no silence.
+        slow = {"silence": max(_SILENT_SECONDS, _SAMPLES_MISSED * interval)}
+        return cls(**{**slow, **told})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +64,7 @@ class Change:
     Attributes:
         time: When it was certain, seconds since the epoch (the node's clock).
         check: The name of the check that would find it before a run.
+        key: `check`, made finer where one check may find several things: `host.disk /`, `gpu.xid 79`.
         status: FAIL or WARN when it began, PASS when it is over.
         began: When it was first seen.
     """
@@ -57,28 +73,23 @@ class Change:
     node: str
     gpu: int | None
     check: str
+    key: str
     status: Status
     message: str
     action: str
     began: float
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the change as a journal or the log view keeps it."""
-        return {
-            "time": self.time,
-            "node": self.node,
-            "gpu": self.gpu,
-            "check": self.check,
-            "status": self.status.value,
-            "message": self.message,
-            "action": self.action,
-            "began": self.began,
-        }
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sign:
-    """One trouble as one sample shows it. `lasting`: how long it has to be there before it is told."""
+    """One trouble as one sample shows it.
+
+    Attributes:
+        check: With what makes it finer behind a blank.
+        lasting: How long it has to be there before it is told.
+        event: Something that happened; it is never over.
+        rule: A name for `health.ignore` and `health.severity` that is finer than the check.
+    """
 
     gpu: int | None
     check: str
@@ -87,6 +98,8 @@ class _Sign:
     lasting: float
     action: Action
     detail: str = ""
+    event: bool = False
+    rule: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,10 +112,17 @@ class _Trouble:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watch:
-    """What is known of one node; `advance` gives the next one. Start with `Watch(node=...)`."""
+    """What is known of one node; `advance` gives the next one. Start with `Watch(node=...)`.
+
+    Attributes:
+        context: What is ignored, and weighed otherwise, by the cluster file.
+        gpus: Those that the run uses; `None` for all.
+    """
 
     node: str
     limits: Limits = field(default_factory=Limits)
+    context: Context = field(default_factory=Context)
+    gpus: Collection[int] | None = None
     last: float | None = None
     silent: bool = False
     ecc: Mapping[int, int] = field(default_factory=dict)
@@ -131,7 +151,7 @@ def advance(watch: Watch, sample: Mapping[str, Any]) -> tuple[Watch, list[Change
         if key in signs:
             continue
         # A sample that cannot see GPUs says nothing about them, good or bad.
-        if blind and key[0] is not None:
+        if trouble.sign.event or (blind and key[0] is not None):
             troubles[key] = replace(trouble, seen=now)
         elif trouble.told and now - trouble.seen < watch.limits.swing:
             troubles[key] = trouble
@@ -161,19 +181,46 @@ def fold(node: str, samples: Iterable[Mapping[str, Any]], limits: Limits | None 
     return changes
 
 
-def troubled(watch: Watch) -> list[tuple[int | None, str, Status]]:
-    """Return what is wrong with the node by now, as (gpu, check, status): a restart may leave such a node out."""
-    return [(gpu, check, trouble.sign.status) for (gpu, check), trouble in watch.troubles.items() if trouble.told]
+def troubled(watch: Watch) -> list[Change]:
+    """Return what is wrong with the node by now, each as it would be told now."""
+    now = watch.last or 0.0
+    return [
+        _change(watch, now, trouble.sign, trouble.sign.status, _message(watch, trouble, now), trouble.began)
+        for trouble in watch.troubles.values()
+        if trouble.told
+    ]
+
+
+def condemned(watch: Watch) -> str | None:
+    """Return why the node should be left out of a restart, or `None`."""
+    return next((change.message for change in troubled(watch) if change.status is Status.FAIL), None)
 
 
 _SILENCE = _Sign(gpu=None, check="host.sampler", status=Status.WARN, words="samples", lasting=0.0, action=Action.NONE)
 
 
 def _signs(watch: Watch, sample: Mapping[str, Any]) -> Iterator[_Sign]:
+    for sign in _all_signs(watch, sample):
+        check = sign.check.split(" ")[0]
+        found = Finding(check=check, status=sign.status, message="", node=watch.node, gpu=sign.gpu, key=sign.rule)
+        weighed = weigh(found, watch.context)
+        if not weighed.ignored:
+            yield replace(sign, status=weighed.status)
+
+
+def _all_signs(watch: Watch, sample: Mapping[str, Any]) -> Iterator[_Sign]:
     yield from _driver_signs(watch, sample)
     yield from _disk_signs(watch, sample)
     for gpu in sample.get("gpus") or []:
-        yield from _gpu_signs(watch, gpu)
+        if _ours(watch, gpu["gpu"]):
+            yield from _gpu_signs(watch, gpu)
+    for xid in sample.get("xids") or []:
+        if _ours(watch, xid["gpu"]):
+            yield from _xid_signs(xid["gpu"], int(xid["xid"]))
+
+
+def _ours(watch: Watch, gpu: int | None) -> bool:
+    return watch.gpus is None or gpu is None or gpu in watch.gpus
 
 
 def _driver_signs(watch: Watch, sample: Mapping[str, Any]) -> Iterator[_Sign]:
@@ -214,6 +261,25 @@ def _gpu_signs(watch: Watch, gpu: Mapping[str, Any]) -> Iterator[_Sign]:
     if gpu.get("remap_failure"):
         yield _sign(index, "gpu.remap_failure", Status.FAIL, "row remapping failed", 0.0, Action.RMA)
     yield from _slow_signs(watch, index, gpu)
+
+
+def _xid_signs(gpu: int | None, code: int) -> Iterator[_Sign]:
+    hard, action, meaning = judge_event(Event(code, pci="", text="", age_s=0.0))
+    if code in _TOLD_OTHERWISE:
+        return
+    # What tells the fatal ones of these apart is only in the kernel log.
+    words = f"XID {code}, {'NVLink error' if code in NVLINK5 else meaning}"
+    status = Status.FAIL if hard else Status.WARN
+    yield _Sign(
+        gpu=gpu,
+        check=f"gpu.xid {code}",
+        status=status,
+        words=words,
+        lasting=0.0,
+        action=action,
+        event=True,
+        rule=f"xid.{code}",
+    )
 
 
 def _slow_signs(watch: Watch, index: int, gpu: Mapping[str, Any]) -> Iterator[_Sign]:
@@ -260,6 +326,7 @@ def _change(watch: Watch, now: float, sign: _Sign, status: Status, message: str,
         node=watch.node,
         gpu=sign.gpu,
         check=check,
+        key=sign.check,
         status=status,
         message=text,
         action=action.value,

@@ -6,6 +6,7 @@ import difflib
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
+from clusterctl.config.spec import INTERVAL_KEY
 from clusterctl.health import (
     clock,
     devices,
@@ -55,7 +56,9 @@ CHECKS: dict[str, Check] = {check.name: check for family in _FAMILIES for check 
 
 SEVERITIES = ("fail", "warn", "ignore")
 DEADLINE_KEY = "probe.deadline"
-"""The one threshold that belongs to no check: seconds that a node's probe may take."""
+"""A threshold that belongs to no check: seconds that a node's probe may take."""
+LIMITS = ("slowdown", "stuck", "disk", "swing", "silence")
+"""More that belong to none, each behind `during.`: seconds that something lasts before it is told (`during.Limits`)."""
 
 
 def mistakes(health: HealthSpec) -> list[tuple[str, str, str | None]]:
@@ -67,7 +70,7 @@ def mistakes(health: HealthSpec) -> list[tuple[str, str, str | None]]:
 
     wrong: list[tuple[str, str, str | None]] = []
     thresholds = [f"{check.name}.{key}" for check in CHECKS.values() for key in check.thresholds]
-    thresholds.append(DEADLINE_KEY)
+    thresholds += [DEADLINE_KEY, INTERVAL_KEY, *(f"during.{key}" for key in LIMITS)]
     wrong += _unknown("ignore", (pattern.partition("@")[0] for pattern in health.ignore), CHECKS)
     wrong += _unknown("severity", health.severity, CHECKS)
     wrong += _unknown("required", health.required, CHECKS)

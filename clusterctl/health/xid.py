@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)\).*?: (\d+),\s*(.*)")
 _OFF_BUS = re.compile(r"NVRM: GPU ([0-9a-fA-F:.]+): GPU has fallen off the bus")
 _SXID = re.compile(r"nvidia-nvswitch(\d*).*?: SXid \(PCI:([^)]+)\): (\d+), (Fatal|Non-fatal)?\s*,?\s*(.*)")
-_NVLINK5 = range(144, 151)
+NVLINK5 = range(144, 151)
 _SILENT = (12021, 12023)
 """SXids of the ECC rate limit of a switch: data may be corrupted without a word."""
 
@@ -124,7 +124,7 @@ def judge_event(event: Event) -> tuple[bool, Action, str]:
         return False, Action.NONE, "recovery action cleared"
     if event.code == 109:
         return False, Action.RESET_GPU, "context switch timed out"
-    if event.code in _NVLINK5:
+    if event.code in NVLINK5:
         fatal = re.search(r"(?<!non-)\bfatal\b", event.text, re.IGNORECASE) is not None
         return (
             fatal,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from clusterctl.render.console import Terminal
     from clusterctl.run.blame import Cause
-    from clusterctl.run.events import StallSeen
+    from clusterctl.run.events import Health, StallSeen
     from clusterctl.run.state import RunState, StallView, WorkerState
 
 STATE_STYLES: dict[str, tuple[str, ...]] = {
@@ -141,6 +141,7 @@ def status_json(view: RunView) -> dict[str, Any]:
         "exit_code": state.exit_code,
         "cause": cause_json(state.cause),
         "stall": stall_json(state.stall, view.verdict),
+        "health": [_trouble_json(event) for event in state.troubles.values()],
         "remaining": list(state.remaining),
         "nodes": [
             {
@@ -153,6 +154,11 @@ def status_json(view: RunView) -> dict[str, Any]:
         ],
         "workers": [_worker_json(state.workers[rank], view) for rank in sorted(state.workers)],
     }
+
+
+def _trouble_json(event: Health) -> dict[str, Any]:
+    keys = ("node", "gpu", "check", "status", "message", "action")
+    return {key: getattr(event, key) for key in keys}
 
 
 def _worker_json(worker: WorkerState, view: RunView) -> dict[str, Any]:
@@ -233,12 +239,36 @@ def render_status(view: RunView, now: float, terminal: Terminal) -> list[str]:
         lines.append(f"  {failure_line(state.cause, state.attempt, terminal)}")
     if state.stall is not None:
         lines += [f"  {line}" for line in (stall_line(state.stall), *stall_hints(state.run, state.stall.phase))]
+    if not state.over:
+        lines += [f"  {health_news(event)}" for event in state.troubles.values()]
     if state.remaining:
         lines.append("  may still be there:")
         lines += [f"  {line}" for line in remaining_lines(state.remaining, terminal)]
     if state.nodes:
         lines += ["", *_node_table(view, terminal), "", *_worker_table(view, terminal)]
     return lines
+
+
+_REMEDIES = {
+    "REBOOT_NODE": "reboot the node",
+    "RESET_GPU": "reset the GPU",
+    "RMA": "replace the GPU",
+    "CHECK_POWER_COOLING": "check its power and cooling",
+    "FREE_SPACE": "free some space",
+    "CONTACT_SUPPORT": "ask your vendor",
+}
+
+
+def health_news(event: Health) -> str:
+    """Return what the log view says when trouble of a node begins, and when it is over."""
+    word = {"FAIL": "unhealthy", "WARN": "warn"}.get(event.status, "ok")
+    return f"{word}: {health_line(event)}"
+
+
+def health_line(event: Health) -> str:
+    """Return the trouble of a node in a line, with what to do about it."""
+    remedy = _REMEDIES.get(event.action)
+    return f"{safe(event.message)} ({remedy})" if remedy else safe(event.message)
 
 
 def stall_line(stall: StallView) -> str:

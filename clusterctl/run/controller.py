@@ -30,6 +30,7 @@ from clusterctl.errors import (
 from clusterctl.run import ending, events, policy, restarting
 from clusterctl.run.control import ControlRequest, ControlServer
 from clusterctl.run.gathering import Gatherer, ask
+from clusterctl.run.healthwatch import HealthWatch
 from clusterctl.run.launch import Begun, CancelledError, Launch, NotBegun, Progress
 from clusterctl.run.links import Links, Redialed, each, names, quietly
 from clusterctl.run.observer import StallObserver, last_bytes
@@ -142,6 +143,7 @@ class Controller:
         self._newest: dict[int, str | None] = {}
         self._asked_newest = -1
         self._observer: StallObserver | None = None
+        self._health = HealthWatch(run, spec)
         self._gatherer = Gatherer(run)
         self._control = ControlServer(run.control_address(), self._inbox.put)
 
@@ -510,6 +512,7 @@ class Controller:
         if self._launching and not self._cancelled.is_set() and self._state.attempt < 0:
             return
         self._judge_stall()
+        self._look_at_health()
         if self._must_look_for_checkpoints():
             return
         action = policy.decide(self._state, self._limits, self._sight(), now())
@@ -524,6 +527,14 @@ class Controller:
                 self._restart(action)
             case policy.Finish():
                 self._finish(action)
+
+    def _look_at_health(self) -> None:
+        """Record what changed on nodes and GPUs."""
+        changes = self._health.look(self._state, time.monotonic())
+        for event in changes:
+            self._record(event)
+        if changes:
+            self._control.wake()
 
     def _judge_stall(self) -> None:
         """Record what the stall rule says when it says something new; keep evidence before anybody acts."""
@@ -560,6 +571,7 @@ class Controller:
             gathering=self._gatherer.busy,
             alike=self._alike(),
             spares=len(self._free_spares()),
+            unhealthy=self._health.unhealthy(self._state),
         )
 
     def _end_attempt(self, reason: StopReason, message: str) -> None:
@@ -617,7 +629,7 @@ class Controller:
         self._control.wake()
 
     def _restart(self, action: policy.Restart) -> None:
-        bad = policy.unusable(self._state, self._sight().unhealthy)
+        bad = policy.left_out(self._state, self._sight())
         without = {name: bad[name] for name in action.without}
         nodes, said = restarting.next_nodes(self._state, without, self._free_spares())
         for text in said:

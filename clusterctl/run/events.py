@@ -126,6 +126,30 @@ class StallSeen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Health:
+    """Trouble of a node began or is over, as its samples tell; told once.
+
+    Attributes:
+        check: The check that would find it before a run.
+        key: `check`, finer where one check finds several things (`host.disk /`); with node and GPU it names a trouble.
+        status: FAIL or WARN, PASS when it is over.
+        message: Names the node and the GPU.
+        action: What a person should do (`health.model.Action`).
+        lasted_s: For how long it has been so.
+    """
+
+    KIND: ClassVar[str] = "health"
+    node: str
+    gpu: int | None
+    check: str
+    key: str
+    status: str
+    message: str
+    action: str = "NONE"
+    lasted_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
     """A line for people: a warning, or what the controller waits for."""
 
@@ -157,10 +181,24 @@ class Ended:
 
 
 ControllerEvent = (
-    Created | Phase | Link | Clock | Attempt | Decided | Restarting | StallSeen | Note | StartFailed | Ended
+    Created | Phase | Link | Clock | Attempt | Decided | Restarting | StallSeen | Health | Note | StartFailed | Ended
 )
 _KINDS: dict[str, type[Any]] = {
-    c.KIND: c for c in (Created, Phase, Link, Clock, Attempt, Decided, Restarting, StallSeen, Note, StartFailed, Ended)
+    c.KIND: c
+    for c in (
+        Created,
+        Phase,
+        Link,
+        Clock,
+        Attempt,
+        Decided,
+        Restarting,
+        StallSeen,
+        Health,
+        Note,
+        StartFailed,
+        Ended,
+    )
 }
 
 

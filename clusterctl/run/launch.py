@@ -371,6 +371,7 @@ def prepare_request(spec: ClusterSpec, run: str, number: int, entry: planning.La
         stop_after=spec.stop_after,
         python=host.python,
         python_hint=sys.executable,
+        health_seconds=spec.health.interval,
         watch=list(spec.stall.watch),
     )
 
@@ -394,8 +395,7 @@ def _attempt_event(plan: planning.LaunchPlan, why: str, resume_from: str | None)
         master_addr=plan.master_addr,
         master_port=plan.master_port,
         nodes=[
-            {"node": n.node, "node_rank": n.node_rank, "address": n.address, "ranks": list(n.ranks)}
-            for n in plan.nodes
+            {"node": n.node, "node_rank": n.node_rank, "address": n.address, "ranks": list(n.ranks)} for n in plan.nodes
         ],
         why=why,
         resume_from=resume_from,

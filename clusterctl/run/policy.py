@@ -16,7 +16,7 @@ from clusterctl.run.blame import Cause
 from clusterctl.run.state import NodeState, RunPhase, RunState, WorkerPhase
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Mapping
 
 FENCE_MARGIN = 10.0
 """Seconds added to a fence: the node acts up to this much later than the clock says."""
@@ -59,7 +59,7 @@ class Sight:
         gathering: Evidence of a stall is on its way.
         alike: How many attempts in a row before this one failed like it, without a newer checkpoint.
         spares: Hosts that could replace a node now.
-        unhealthy: Nodes that a check condemned during the run.
+        unhealthy: Nodes that a check condemned during the run, and why.
     """
 
     silent: Mapping[str, float]
@@ -69,7 +69,7 @@ class Sight:
     gathering: bool = False
     alike: int = 0
     spares: int = 0
-    unhealthy: Collection[str] = ()
+    unhealthy: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +145,7 @@ def _reason_to_end(state: RunState, limits: Limits, sight: Sight, now: float) ->
     if fenced:
         return EndAttempt(reason=StopReason.FENCE, message=f"{fenced[0].node} heard no controller and stopped")
     if sight.unhealthy and why_not_again(state, limits, sight, "unhealthy", now) is None:
-        return EndAttempt(reason=StopReason.UNHEALTHY, message=f"{min(sight.unhealthy)} is unhealthy")
+        return EndAttempt(reason=StopReason.UNHEALTHY, message=_unhealthy_message(sight.unhealthy))
     if limits.max_duration is not None and now - (state.created or now) >= limits.max_duration:
         return EndAttempt(reason=StopReason.TIME_LIMIT, message=f"max_duration of {limits.max_duration:g} s is over")
     if _left_alone(state) and sight.idle >= limits.finish_grace:
@@ -153,6 +153,10 @@ def _reason_to_end(state: RunState, limits: Limits, sight: Sight, now: float) ->
     if state.phase is RunPhase.STALLED and limits.stall_action is not StallAction.REPORT and not sight.gathering:
         return EndAttempt(reason=StopReason.STALLED, message=_stall_message(state))
     return None
+
+
+def _unhealthy_message(unhealthy: Mapping[str, str]) -> str:
+    return "; ".join(f"{node}: {why}" for node, why in sorted(unhealthy.items()))
 
 
 def _stall_message(state: RunState) -> str:
@@ -199,7 +203,7 @@ def _conclude(state: RunState, limits: Limits, sight: Sight, now: float) -> Acti
     refusal = "" if kind is None else why_not_again(state, limits, sight, kind, now)
     if kind is not None and refusal is None:
         pause = _pause(state, limits.restart, now)
-        return Restart(at=now + pause, why=kind, without=tuple(sorted(unusable(state, sight.unhealthy))))
+        return Restart(at=now + pause, why=kind, without=tuple(sorted(left_out(state, sight))))
     phase, code = outcome(state)
     return Finish(phase=phase, exit_code=int(code), remaining=_remaining(state), why_no_restart=refusal or "")
 
@@ -214,11 +218,22 @@ def _recent(state: RunState, rules: RestartSpec, now: float) -> list[float]:
     return [t for t in state.restarts if rules.window is None or now - t < rules.window]
 
 
-def unusable(state: RunState, unhealthy: Collection[str] = ()) -> dict[str, str]:
-    """Return the nodes that must not take part in another attempt, and why, in a word."""
-    found = dict.fromkeys(sorted(unhealthy), "unhealthy")
-    found |= {n.node: "dirty: processes of the run could not be ended" for n in state.nodes.values() if n.remaining}
+def unusable(state: RunState) -> dict[str, str]:
+    """Return the nodes that cannot take part in another attempt, and why, in a word."""
+    found = {n.node: "dirty: processes of the run could not be ended" for n in state.nodes.values() if n.remaining}
     return found | {n.node: "lost" for n in state.nodes.values() if n.link == "lost"}
+
+
+def left_out(state: RunState, sight: Sight) -> dict[str, str]:
+    """Return the nodes that another attempt does without, and why.
+
+    One that is only unhealthy is left out where a spare can take its place: a run with a sick GPU may get further than
+    none, and attempts that fail alike end soon.
+    """
+    bad = unusable(state)
+    sick = sorted(node for node in sight.unhealthy if node not in bad and node in state.nodes)
+    chosen = sick[: max(0, sight.spares - len(bad))]
+    return bad | {node: f"unhealthy: {sight.unhealthy[node]}" for node in chosen}
 
 
 def _restart_kind(state: RunState) -> str | None:
@@ -252,9 +267,11 @@ def why_not_again(state: RunState, limits: Limits, sight: Sight, kind: str, now:
         return f"{sight.alike + 1} attempts failed alike, without a newer checkpoint between"
     if state.cause is not None and state.cause.exit_code in rules.never_codes:
         return f"exit code {state.cause.exit_code} is one of `restart.never_codes`"
-    bad = unusable(state, sight.unhealthy)
+    bad = unusable(state)
     if "lost" in bad.values() and limits.fence is None:
         return "a lost node may still be at work: `on_controller_loss: {stop_after: ...}` would fence it"
+    if kind == "unhealthy":
+        bad = dict.fromkeys(sight.unhealthy, "unhealthy") | bad
     if len(bad) > sight.spares:
         return f"{min(bad)} is {bad[min(bad)]}, and no spare can take its place"
     return None

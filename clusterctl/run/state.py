@@ -92,6 +92,7 @@ class NodeState:
         link_since: Head time of the last change of the link.
         swept: Nothing of the current attempt is left there, or `remaining` is.
         stop_reason: Why the node stops or stopped its workers, or `None`.
+        held: Why GPU memory is not free after the attempt, or `None`.
         clock: Offset and error that put its monotonic clock on the head's line.
     """
 
@@ -107,6 +108,7 @@ class NodeState:
     finished: bool = False
     stop_reason: str | None = None
     remaining: tuple[dict[str, Any], ...] = ()
+    held: str | None = None
     clock: tuple[float, float] | None = None
     seq: int = 0
 
@@ -133,6 +135,7 @@ class RunState:
         remaining: Processes that may still be there: `{node, pid, start_time, command, why}`.
         error: Why the start failed (`StartFailed.error`).
         dropped: Output file (with its node) to first valid offset and bytes lost for good.
+        troubles: What is wrong with nodes and GPUs now, by node, GPU and key.
         restarts: Head times at which attempts after the first began.
         retired: Nodes of earlier attempts that take part no more; what they still say moves their cursors.
         placed: Attempt, node and ranks of all that was ever started.
@@ -164,6 +167,7 @@ class RunState:
     remaining: tuple[dict[str, Any], ...] = ()
     error: dict[str, Any] | None = None
     dropped: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
+    troubles: dict[tuple[str, int | None, str], head.Health] = field(default_factory=dict)
     restarts: tuple[float, ...] = ()
     restart_at: float | None = None
     restart_why: str = ""
@@ -245,6 +249,9 @@ def _apply_current(state: RunState, node: NodeState, event: wire.Event) -> RunSt
             key = (node.node, wire.output_file(event.attempt, event.rank))
             lost = state.dropped.get(key, (0, 0))[1] + event.lost
             return replace(state, dropped={**state.dropped, key: (event.first_valid, lost)})
+        case wire.Alarm() if event.code == wire.GPU_MEMORY:
+            where = f"GPU {event.gpu}: " if event.gpu is not None else ""
+            return _with_node(state, replace(node, held=f"{where}{event.message}"))
         case wire.Adopted() | wire.Alarm():
             return state
         case _:
@@ -355,6 +362,8 @@ def apply_head(state: RunState, time: float, event: head.ControllerEvent) -> Run
         case head.Ended():
             phase = RunPhase(event.state)
             return replace(state, phase=phase, exit_code=event.exit_code, ended=time, remaining=tuple(event.remaining))
+        case head.Health():
+            return _health(state, event)
         case head.Phase() | head.Note():
             return state
         case _:
@@ -415,6 +424,7 @@ def _attempt(state: RunState, time: float, event: head.Attempt) -> RunState:
         cause=None,
         causes=(),
         stall=None,
+        troubles={key: event for key, event in state.troubles.items() if event.node in nodes},
         restart_at=None,
         restart_why="",
         next_nodes=(),
@@ -441,6 +451,12 @@ def _stall(state: RunState, time: float, event: head.StallSeen) -> RunState:
     )
     confirmed = event.phase == "confirmed" and state.phase is RunPhase.RUNNING
     return replace(state, stall=stall, phase=RunPhase.STALLED if confirmed else state.phase)
+
+
+def _health(state: RunState, event: head.Health) -> RunState:
+    key = (event.node, event.gpu, event.key)
+    others = {k: v for k, v in state.troubles.items() if k != key}
+    return replace(state, troubles=others if event.status == "PASS" else {**others, key: event})
 
 
 def _with_node(state: RunState, node: NodeState) -> RunState:

@@ -6,7 +6,8 @@ and is not of the run, since that will not go by itself.
 Answer, one line of JSON:
 
     {"status": "free" | "held" | "absent" | "error", "reason": text | null,
-     "gpus": [{"gpu", "used": bytes, "total": bytes, "version", "procs": [{"pid", "used", "comm", "user", "run", "visible"}]}]}
+     "gpus": [{"gpu", "used": bytes, "total": bytes, "version",
+               "procs": [{"pid", "used", "comm", "user", "run", "visible"}]}]}
 
 "gpus" holds those that are not free. "absent": there is no driver to ask.
 """

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterctl.health.during import Change, Watch, advance, fold, tick, troubled
+from clusterctl.health.during import Change, Watch, advance, condemned, fold, tick, troubled
 from clusterctl.health.model import Status
 
 GIB = 1024**3
@@ -127,7 +127,8 @@ def test_what_is_wrong_by_now_can_be_asked_for() -> None:
     watch = Watch(node="n")
     for one in (sample(0, gpu()), sample(15, gpu(error=15))):
         watch, _ = advance(watch, one)
-    assert troubled(watch) == [(5, "gpu.lost", Status.FAIL)]
+    assert [(one.gpu, one.check, one.status) for one in troubled(watch)] == [(5, "gpu.lost", Status.FAIL)]
+    assert condemned(watch) == "n GPU 5: GPU is lost"
 
 
 @given(

@@ -159,7 +159,7 @@ def test_an_unhealthy_node_ends_an_attempt_only_where_another_may_follow() -> No
     limits = policy.Limits(restart=RestartSpec(max_restarts=1, on=("unhealthy",)))
     ends = [
         policy.decide(replace(running, nodes={"a": NodeState(node="a", node_rank=0)}), limits, sight, 100.0)
-        for sight in (policy.Sight(silent={}, unhealthy={"a"}, spares=n) for n in (0, 1))
+        for sight in (policy.Sight(silent={}, unhealthy={"a": "GPU 0: GPU is lost"}, spares=n) for n in (0, 1))
     ]
 
     assert ends[0] is None
