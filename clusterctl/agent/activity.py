@@ -161,10 +161,15 @@ class Sampler:
             "procs": len(members),
             "cpu_s": round(sum(process.ticks for process in members) / proc.TICKS, 2),
             "read": _total(transfer and transfer[0] for transfer in transfers),
-            "written": _total(transfer and transfer[1] for transfer in transfers),
+            "written": self._without_dumps(worker.rank, _total(transfer and transfer[1] for transfer in transfers)),
             "output": _size(worker.output),
             "inside": said,
         }
+
+    def _without_dumps(self, rank: int, written: int | None) -> int | None:
+        """Stacks that were dumped because somebody looked are no work of the worker."""
+        dumped = _size(os.path.join(self._status_dir, f"rank-{rank}.stacks")) or 0
+        return None if written is None else written - dumped
 
     def _members(self, worker: WorkerId) -> list[proc.Stat]:
         known = self._trees.get(worker.rank) or [(worker.pid, worker.start_time)]
@@ -190,7 +195,7 @@ class Sampler:
             "procs": 1 if process else 0,
             "cpu_s": round(process.ticks / proc.TICKS, 2) if process else 0.0,
             "read": transfer and transfer[0],
-            "written": transfer and transfer[1],
+            "written": self._without_dumps(rank, transfer and transfer[1]),
             "output": None,
             "inside": said,
         }

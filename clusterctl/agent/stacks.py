@@ -1,11 +1,14 @@
 """The Python stacks of one process, by the strongest means that harms nothing: a signal it has armed, else py-spy.
 
 The signal is sent only to a process that catches it, that our ready file names exactly, and whose descriptor still
-leads to our file: anything else could kill a process or write into a user's file.
+leads to our file: anything else could kill a process or write into a user's file. It goes to the shim's own thread,
+since a thread of the user would come back from a blocking call with EINTR (torch's store then complains in the output).
 """
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import json
 import os
 import shutil
@@ -23,6 +26,7 @@ _QUIET_S = 0.06
 _DUMP_S = 1.0
 _PY_SPY_S = 2.0
 _MAX_BYTES = 4 << 20
+_TGKILL = {"x86_64": 234, "aarch64": 131}
 
 
 @dataclass(frozen=True)
@@ -107,7 +111,7 @@ def _by_signal(pid: int, status_dir: str, rank: int, deadline: float) -> Stacks:
         if reason is not None:
             return Stacks("proc", why=(f"signal: {reason}",))
         before = os.stat(path).st_size
-        signal.pidfd_send_signal(handle, said["signal"])
+        _send(handle, said, _thread_of(said, status_dir, rank))
         text = _wait_for_dump(path, before, min(deadline, time.monotonic() + _DUMP_S))
     except OSError as error:
         return Stacks("proc", why=(f"signal: {error.strerror}",))
@@ -116,6 +120,29 @@ def _by_signal(pid: int, status_dir: str, rank: int, deadline: float) -> Stacks:
     if not text:
         return Stacks("proc", why=("signal: no answer",))
     return Stacks("signal", text, main_thread=said["main_thread"])
+
+
+def _thread_of(said: dict[str, Any], status_dir: str, rank: int) -> int:
+    """The shim's own thread, 0 where it is not known."""
+    try:
+        status = json.loads(read_bytes(os.path.join(status_dir, f"rank-{rank}.status.json")) or b"null")
+        same = (status["pid"], status["start_time"]) == (said["pid"], said["start_time"])
+        return int(status["tid"]) if same else 0
+    except (ValueError, KeyError, TypeError):
+        return 0
+
+
+def _send(handle: int, said: dict[str, Any], tid: int) -> None:
+    """Sends the signal to one thread, or to the process where that thread is not there (it pauses around a fork)."""
+    number = _TGKILL.get(os.uname().machine)
+    if tid and number is not None:
+        # No process can have come by this pid since `handle` was opened and the process behind it was checked.
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.syscall(ctypes.c_long(number), said["pid"], tid, said["signal"]) == 0:
+            return
+        if ctypes.get_errno() != errno.ESRCH:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    signal.pidfd_send_signal(handle, said["signal"])
 
 
 def _wait_for_dump(path: str, before: int, deadline: float) -> str:

@@ -5,6 +5,7 @@ import os
 import signal
 import time
 
+from clusterctl.agent import evidence
 from clusterctl.agent.activity import Sampler, WorkerId
 
 
@@ -43,6 +44,23 @@ def test_output_and_transfers_and_cpu_of_the_whole_tree_grow(bench, until):
     # Members are looked up anew now and then only: a later look finds the loop.
     until(lambda: look.sample(now=time.monotonic() + 60)["ranks"]["0"]["procs"] > 1)
     until(grown)
+
+
+def test_dumps_of_stacks_are_no_activity_of_the_worker(bench, until):
+    worker = bench.start(
+        "import threading, time\n"
+        "def deep(n): deep(n - 1) if n else time.sleep(1000)\n"
+        "for _ in range(40): threading.Thread(target=deep, args=(60,), daemon=True).start()\n"
+        "print('up'); time.sleep(1000)\n"
+    )
+    worker.prints("up")
+    worker.armed()
+    look = sampler(bench, worker)
+    before = look.sample()["ranks"]["0"]["written"]
+    deadline = time.monotonic() + 4
+    found = evidence.collect([worker.facts], str(bench.status_dir), str(bench.tmp_path / "s"), deadline)
+    assert len(found["ranks"]["0"]["stacks"]) > 64 * 1024
+    assert look.sample()["ranks"]["0"]["written"] - before < 16 * 1024
 
 
 def test_a_worker_that_ended_is_not_alive_even_if_its_pid_is_used_again(bench):

@@ -83,6 +83,22 @@ def test_a_rank_in_c_code_that_holds_the_gil_shows_its_stack_and_that_it_compute
     assert (found["0"]["state"], found["1"]["state"]) == ("R", "S")
 
 
+def test_a_look_interrupts_no_call_of_the_user(bench, python):
+    worker = bench.start(
+        "import ctypes, os\n"
+        "libc = ctypes.CDLL(None, use_errno=True)\n"
+        "print('up')\n"
+        "while True:\n"  # poll(2) is never restarted after a signal
+        "    if libc.poll(None, 0, 100000) < 0: print('interrupted', ctypes.get_errno())\n",
+        python=python,
+    )
+    worker.prints("up")
+    worker.armed()
+    for _ in range(3):
+        assert collect(bench, worker)["ranks"]["0"]["source"] == "signal"
+    assert worker.text == "up\n"
+
+
 def test_a_process_that_has_not_armed_the_signal_is_never_sent_it(bench):
     worker = bench.start(FOREVER, injected=False)
     worker.prints("up")

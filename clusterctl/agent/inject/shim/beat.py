@@ -152,15 +152,16 @@ class Beat:
     def status(self, now: float) -> dict[str, Any]:
         """The content of the status file; all times are CLOCK_MONOTONIC of the node, in seconds.
 
-        pid, start_time (ticks since boot), rank, attempt, time; step, source (torch, keras, user), beats (rises with
-        every sign of progress), progress_time; seq {group: [enqueued, completed]}, backend, timeout_s of the default
-        process group; main_time (when the main thread last ran Python); phase {name, since, limit_s}; facts;
-        frameworks; degraded {part: reason}.
+        pid, start_time (ticks since boot), tid (of the thread that writes this), rank, attempt, time; step, source
+        (torch, keras, user), beats (rises with every sign of progress), progress_time; seq {group: [enqueued,
+        completed]}, backend, timeout_s of the default process group; main_time (when the main thread last ran Python);
+        phase {name, since, limit_s}; facts; frameworks; degraded {part: reason}.
         """
         state, collectives, phase = self._state, self._collectives, self._state.phase()
         return {
             "pid": self._pid,
             "start_time": self._start_time,
+            "tid": self._tid,
             "rank": self._rank,
             "attempt": self._attempt,
             "time": now,
