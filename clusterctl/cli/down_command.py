@@ -49,8 +49,9 @@ def command(
     runs = _chosen(references, everything=everything, stalled=stalled)
     if not runs and not (quiet or as_json):
         console.narrate(f"no {'stalled' if stalled else 'active'} run: nothing to end")
-    ended = {run.run: _end(run, console, kill=kill, quiet=quiet or as_json, stalled=stalled) for run in runs}
-    states = {run: state for run, state in ended.items() if state is not None}
+    # All are asked before any is waited for: they end side by side.
+    ending = [run for run in runs if _ask(run, console, kill=kill, quiet=quiet or as_json, stalled=stalled)]
+    states = {run.run: _end(run, console, kill=kill, quiet=quiet or as_json, stalled=stalled) for run in ending}
     if as_json:
         console.data(json.dumps([_entry(run, state) for run, state in states.items()], indent=2))
     left = [s for s in states.values() if any(r.get("why") != "node lost" for r in s.remaining)]
@@ -76,9 +77,23 @@ def _chosen(references: tuple[str, ...], *, everything: bool, stalled: bool) -> 
     return [store.find(None)] if runs else []
 
 
-def _end(run: RunDir, console: Console, *, kill: bool, quiet: bool, stalled: bool) -> RunState | None:
-    """End a run; return its state, or `None` where it was left alone because it is not stalled after all."""
+def _ask(run: RunDir, console: Console, *, kill: bool, quiet: bool, stalled: bool) -> bool:
+    """Ask a run to end; return `False` where it is left alone because it is not stalled after all."""
     from clusterctl.cli.stalled import end_if_stalled
+    from clusterctl.run import store
+
+    if store.visible_state(run)[0].over:
+        return True
+    if not stalled:
+        _ask_or_adopt(run, kill=kill)
+    elif not end_if_stalled(run, kill=kill):
+        if not quiet:
+            console.narrate(f"{run.run} moves again: left alone")
+        return False
+    return True
+
+
+def _end(run: RunDir, console: Console, *, kill: bool, quiet: bool, stalled: bool) -> RunState:
     from clusterctl.cli.view import Leave, RunScreen, ViewOptions
     from clusterctl.render.errors import remaining_lines
     from clusterctl.run import store
@@ -87,15 +102,9 @@ def _end(run: RunDir, console: Console, *, kill: bool, quiet: bool, stalled: boo
     if not state.over:
         leave = Leave.UNATTENDED
         for _ in range(3):
-            if not stalled:
-                _ask_or_adopt(run, kill=kill)
-            elif not end_if_stalled(run, kill=kill):
-                if not quiet:
-                    console.narrate(f"{run.run} moves again: left alone")
-                return None
             screen = RunScreen(run, console, ViewOptions(output=False, phases=False))
             leave, state = screen.follow(), screen.state
-            if leave is not Leave.UNATTENDED:
+            if leave is not Leave.UNATTENDED or not _ask(run, console, kill=kill, quiet=quiet, stalled=stalled):
                 break
         if leave is Leave.DETACHED:
             raise click.Abort
