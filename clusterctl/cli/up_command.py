@@ -87,11 +87,16 @@ def command(
 
 def _begin(spec: ClusterSpec, *, health: bool, strict: bool) -> RunDir:
     from clusterctl.config.stored import dump
+    from clusterctl.errors import RefusedError
     from clusterctl.run import process, store
     from clusterctl.run.serving import start_run
 
-    run = store.create(spec.name)
-    store.write_atomically(run.spec, dump(spec).encode())
+    try:
+        run = store.create(spec.name)
+        store.write_atomically(run.spec, dump(spec).encode())
+    except OSError as error:
+        hint = "set XDG_STATE_HOME to a folder that can be written to"
+        raise RefusedError(f"no folder for the run can be made: {error}", hint=hint) from error
     process.detach(run, lambda: start_run(run, spec, health=health, strict=strict))
     return run
 

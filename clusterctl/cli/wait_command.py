@@ -33,7 +33,10 @@ def command(reference: str | None, timeout: str | None, as_json: bool, color: st
     console = options.console_of(color)
     run = find(reference)
     limit = parse_duration(timeout, "--timeout")
+    if console.err.live and not quiet:
+        console.err.transient(f"waiting for {run.run} to end, Ctrl-C leaves it running")
     state, code = _wait(run, None if limit is None else time.monotonic() + limit)
+    console.err.clear()
     if code is None:
         code = exit_code_of(state)
     if as_json:

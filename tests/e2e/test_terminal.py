@@ -1,0 +1,107 @@
+"""A person before a terminal: keys, a closed terminal, and what the screen shows."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.e2e.terminal import CTRL_C
+
+if TYPE_CHECKING:
+    from tests.e2e.conftest import LocalHead, MakeHead
+
+READY = "worker is ready"
+STUBBORN = """\
+import signal, sys, time
+
+signal.signal(signal.SIGTERM, lambda *_: print("not yet", flush=True))
+print("worker is ready", flush=True)
+while True:
+    time.sleep(600)
+"""
+
+
+@pytest.fixture(scope="module")
+def head(make_head: MakeHead) -> LocalHead:
+    head = make_head()
+    (head.folder / "stubborn.py").write_text(STUBBORN)
+    head.write_local({"command": f"echo {READY}; exec sleep 600", "grace": "1s"})
+    return head
+
+
+@pytest.fixture(scope="module")
+def run(head: LocalHead) -> str:
+    """A run that was started on a terminal and left by `d`."""
+    with head.terminal("up", "--no-health") as screen:
+        screen.expect(READY)
+        screen.press("d")
+
+        assert screen.wait() == 0
+        assert "goes on" in screen.shown
+    (found,) = head.json("ps")
+    assert (found["state"], found["attended"]) == ("running", True)
+    return str(found["run"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown", "keys", "code"),
+    [
+        pytest.param(("attach",), READY, "d", 0, id="d-leaves-attach"),
+        pytest.param(("attach",), READY, CTRL_C, 0, id="ctrl-c-leaves-attach"),
+        pytest.param(("logs", "-f"), READY, CTRL_C, 0, id="ctrl-c-leaves-logs"),
+        pytest.param(("wait",), "to end", CTRL_C, 130, id="ctrl-c-interrupts-wait"),
+        pytest.param(
+            ("exec", "--stream", "--", "sh", "-c", "echo there; sleep 600"),
+            "there",
+            CTRL_C,
+            130,
+            id="ctrl-c-interrupts-exec",
+        ),
+    ],
+)
+def test_a_key_leaves_what_watches_and_the_run_goes_on(
+    head: LocalHead, run: str, arguments: tuple[str, ...], shown: str, keys: str, code: int
+) -> None:
+    with head.terminal(*arguments) as screen:
+        screen.expect(shown)
+        screen.press(keys)
+
+        assert screen.wait() == code, screen.shown
+    assert head.json("status", run)["state"] == "running"
+
+
+def test_wait_gives_up_after_its_timeout(head: LocalHead, run: str) -> None:
+    assert head.run("wait", run, "--timeout", "0.1s").returncode == 124
+
+
+def test_a_terminal_that_is_closed_leaves_the_run_alone(make_head: MakeHead) -> None:
+    head = make_head()
+    head.write_local({"command": f"echo {READY}; exec sleep 600", "grace": "1s"})
+    with head.terminal("up", "--no-health") as screen:
+        screen.expect(READY)
+        screen.hang_up()
+        screen.wait()
+
+    (found,) = head.json("ps")
+    assert (found["state"], found["attended"]) == ("running", True)
+    assert head.run("down").returncode == 0
+
+
+def test_the_first_ctrl_c_stops_gracefully_and_the_second_kills(make_head: MakeHead) -> None:
+    head = make_head()
+    (head.folder / "stubborn.py").write_text(STUBBORN)
+    head.write_local({"script": "stubborn.py", "grace": "100s"})
+    with head.terminal("up", "--no-health") as screen:
+        screen.expect(READY)
+        screen.press(CTRL_C)
+        screen.expect("again to kill now")
+        screen.expect("not yet")
+        pressed = time.monotonic()
+        screen.press(CTRL_C)
+
+        assert screen.wait() == 103, screen.shown
+        assert time.monotonic() - pressed < 20
+        assert "killing now" in screen.shown
+    assert head.json("ps", "-a")[0]["state"] == "cancelled"
