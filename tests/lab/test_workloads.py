@@ -1,0 +1,268 @@
+"""The templates for torch on two nodes with two workers each over real SSH: they finish, learn, and are right."""
+
+from __future__ import annotations
+
+import random
+import re
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.lab import workloads
+from tests.lab.head_cli import Head
+from tests.lab.spec import SHARED
+from tests.lab.waiting import wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from subprocess import CompletedProcess
+
+    from tests.lab.conftest import NodeFactory
+    from tests.lab.lab import Lab
+
+if not all(map(find_spec, ("torch", "keras", "sklearn"))):
+    pytest.skip("needs torch, keras and scikit-learn", allow_module_level=True)
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(600)]
+
+ON_CPU = ["--backend", "gloo"]
+# One process sees the same samples in each step as four ranks do: per-rank sizes there are a quarter.
+EPOCHS = ["--epochs", "5", "--min-accuracy", "0.9"]
+STEPS = ["--steps", "200", "--every", "10", "--min-accuracy", "0.9"]
+
+
+@pytest.fixture
+def head(tmp_path: Path, head_env: dict[str, str]) -> Head:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    return Head(folder, head_env)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What each template says when one process runs it."""
+    return workloads.alone(
+        tmp_path_factory.mktemp("alone"),
+        ("keras_ddp", [*EPOCHS, "--batch-size", "128"]),
+        ("torch_ddp", [*EPOCHS, "--dropout", "0"]),
+        ("torch_dataparallel", EPOCHS),
+        ("checkpoint_resume", STEPS),
+    )
+
+
+def up(head: Head, *arguments: str) -> CompletedProcess[str]:
+    done = head.run("up", "--no-health", "--", *arguments, timeout=workloads.LONG)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+def test_keras_on_torch_under_ddp_learns_as_one_process_does(
+    nodes: NodeFactory, head: Head, alone: dict[str, str]
+) -> None:
+    workloads.copy(head, "keras_ddp", workloads.workers(nodes(2)))
+
+    said = up(head, *EPOCHS, "--precision", "bf16").stdout
+
+    expected = alone["keras_ddp"]
+    assert "training on 4 ranks, cpu, gloo, bf16" in said
+    assert "weights identical on all 4 ranks" in said
+    assert workloads.losses(said)[-1] < workloads.losses(said)[0] / 3
+    # Each rank normalises its own quarter of a batch, and in half the bits: alike in what is learnt, not in the weights.
+    assert workloads.accuracy(said) == pytest.approx(workloads.accuracy(expected), abs=0.03)
+
+
+def test_torch_ddp_takes_the_steps_of_one_process_with_uneven_parts_and_accumulation(
+    nodes: NodeFactory, head: Head, alone: dict[str, str]
+) -> None:
+    made = nodes(2)
+    workloads.copy(head, "torch_ddp", workloads.workers(made))
+
+    said = up(head, *EPOCHS, "--dropout", "0", "--profile", f"{SHARED}/traces").stdout
+
+    expected = alone["torch_ddp"]
+    assert "weights identical on all 4 ranks" in said
+    assert workloads.losses(said) == pytest.approx(workloads.losses(expected), rel=1e-3)
+    assert workloads.accuracy(said) == pytest.approx(workloads.accuracy(expected), abs=0.006)
+    traces = sorted(p.name for p in made[0].path(f"{SHARED}/traces").iterdir())
+    assert traces == [f"trace-rank{rank}.json" for rank in range(4)]
+
+
+def test_dataparallel_trains_in_one_process_and_says_that_the_others_have_nothing_to_do(
+    nodes: NodeFactory, head: Head, alone: dict[str, str]
+) -> None:
+    workloads.copy(head, "torch_dataparallel", workloads.workers(nodes(2)))
+
+    up(head, *EPOCHS)
+
+    said = {rank: head.run("logs", "--rank", str(rank), "-o", "raw").stdout for rank in range(4)}
+    assert workloads.losses(said[0]) == pytest.approx(workloads.losses(alone["torch_dataparallel"]), rel=1e-4)
+    assert workloads.accuracy(said[0]) == pytest.approx(workloads.accuracy(alone["torch_dataparallel"]), abs=0.003)
+    assert all(said[rank].startswith("DataParallel is one process on one machine") for rank in (1, 2, 3))
+
+
+def test_fsdp_tensor_parallel_and_pipeline_end_with_the_weights_of_the_unsplit_model(
+    nodes: NodeFactory, head: Head
+) -> None:
+    workloads.copy(head, "torch_model_parallel", workloads.workers(nodes(2)))
+
+    said = up(head, "--mode", "all", "--epochs", "3", "--min-accuracy", "0.85").stdout
+
+    parts = dict(
+        zip(("fsdp", "tensor", "pipeline"), re.split(r"(?:fsdp|tensor|pipeline) on 4 ranks", said)[1:], strict=True)
+    )
+    for part in parts.values():
+        assert float(part.split("unsplit model to within ")[1].split()[0]) < 1e-5
+        held, total = re.findall(r"rank 0 holds (\d+) of (\d+)", part)[0]
+        assert int(held) < int(total) * 0.6
+        assert workloads.losses(part)[-1] < workloads.losses(part)[0] / 3
+
+
+def test_a_run_whose_node_is_killed_ends_on_a_spare_with_the_weights_of_an_uninterrupted_one(
+    nodes: NodeFactory, head: Head, lab: Lab, alone: dict[str, str]
+) -> None:
+    made = nodes(3)
+    undisturbed = trained(head, workloads.workers(made[:2]), f"{SHARED}/undisturbed")
+    spare = workloads.workers(made[2:], role="spare")
+    step = random.randrange(20, 160, 10)
+    directory = lab.shared / f"killed-at-{step}"
+
+    run = begin(head, [*workloads.workers(made[:2]), *spare], f"{SHARED}/{directory.name}")
+    wait_for((directory / f"step-{step:08d}").exists, 120.0, what=f"step {step}", every=0.002)
+    made[1].kill()
+    ended = head.run("wait", run, timeout=workloads.LONG)
+
+    said = output(head, run)
+    status = head.json("status", run)
+    assert ended.returncode == 0, ended.stderr + said + head.run("status", run).stdout
+    assert (status["state"], status["attempt"]) == ("succeeded", 1)
+    assert [n["node"] for n in status["nodes"]] == [made[0].name, made[2].name]
+    resumed = int(re.findall(r"resumed from \S+/step-(\d+) at step (\d+)", said)[0][1])
+    assert step <= resumed < 200
+    assert weights(said) == weights(undisturbed)
+    assert workloads.accuracy(undisturbed) == pytest.approx(workloads.accuracy(alone["checkpoint_resume"]), abs=0.03)
+    workloads.nothing_left([made[0], made[2]])
+
+
+TORCHRUN = {"script": "train.py", "launcher": "torchrun", "grace": "1s"}
+MEET = """\
+import os
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.tensor(dist.get_rank())
+dist.all_reduce(total)
+print("rank", os.environ["RANK"], "local", os.environ["LOCAL_RANK"], "sees", int(total), flush=True)
+dist.destroy_process_group()
+"""
+FAIL = """\
+import os, sys, time
+from pathlib import Path
+def main():
+    if os.environ["RANK"] == "3":
+        raise ValueError("no such shard")
+    time.sleep(600)
+if os.environ["RANK"] == "3":
+    from torch.distributed.elastic.multiprocessing.errors import record
+    main = record(main)
+main()
+"""
+HIDE = """\
+import os, signal, time
+if os.environ["RANK"] == "2" and os.fork() == 0:
+    os.setsid()
+    os.execve("/bin/sleep", ["hidden", "601"], {})
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("up", flush=True)
+time.sleep(600 if os.environ["RANK"] != "0" else 0)
+"""
+
+
+def test_torchrun_on_each_node_runs_ranks_that_are_seen_one_by_one(nodes: NodeFactory, head: Head) -> None:
+    made = nodes(2)
+    (head.folder / "train.py").write_text(MEET)
+    head.write({n.name: 2 for n in made}, TORCHRUN)
+
+    done = head.run("up", "--no-health", "--all", timeout=workloads.LONG)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = {rank: head.run("logs", "--rank", str(rank), "-o", "raw").stdout for rank in range(4)}
+    assert all(f"rank {rank} local {rank % 2} sees 6\n" in said[rank] for rank in range(4)), said
+    status = head.json("status", head.json("ps", "-a")[-1]["run"])
+    assert [(w["rank"], w["local_rank"], w["node"], w["exit_code"]) for w in status["workers"]] == [
+        (0, 0, made[0].name, 0),
+        (1, 1, made[0].name, 0),
+        (2, 0, made[1].name, 0),
+        (3, 1, made[1].name, 0),
+    ]
+    workloads.nothing_left(made)
+    assert not [path for n in made for path in n.path("/tmp").glob("torchelastic_*")]
+
+
+def test_a_rank_that_fails_under_torchrun_is_named_with_its_traceback(nodes: NodeFactory, head: Head) -> None:
+    made = nodes(2)
+    (head.folder / "train.py").write_text(FAIL)
+    head.write({n.name: 2 for n in made}, TORCHRUN)
+
+    done = head.run("up", "--no-health", timeout=workloads.LONG)
+
+    assert done.returncode == 100, done.stdout + done.stderr
+    assert f"first observed failure: rank 3 on {made[1].name}, exit code 1: ValueError: no such shard" in done.stderr
+    cause = head.json("status", head.json("ps", "-a")[-1]["run"])["cause"]
+    assert 'raise ValueError("no such shard")' in cause["traceback"]
+    workloads.nothing_left(made)
+
+
+def test_down_ends_torchrun_waiting_for_others_and_all_that_its_ranks_left_behind(
+    nodes: NodeFactory, head: Head
+) -> None:
+    made = nodes(2)
+    (head.folder / "train.py").write_text(HIDE)
+    head.write({n.name: 2 for n in made}, TORCHRUN)
+    run = head.json("up", "-d", "--no-health", timeout=workloads.LONG)["run"]
+    wait_for(lambda: [w["state"] for w in head.json("status", run)["workers"]] == ["exited", *["running"] * 3], 120.0)
+    wait_for(lambda: made[1].pids_of("hidden 601"), what="the hidden child")
+
+    ended = head.run("down", run)
+
+    assert ended.returncode == 0, ended.stderr
+    assert head.json("status", run)["state"] == "cancelled"
+    workloads.nothing_left(made)
+
+
+def trained(head: Head, hosts: Sequence[dict[str, object]], directory: str) -> str:
+    """Return what an undisturbed run says."""
+    run = begin(head, hosts, directory)
+    assert head.run("wait", run, timeout=workloads.LONG).returncode == 0, output(head, run)
+    return output(head, run)
+
+
+def begin(head: Head, hosts: Sequence[dict[str, object]], directory: str) -> str:
+    job = {
+        "script": "train.py",
+        "args": ON_CPU,
+        "framework": "torch",
+        "grace": "1s",
+        "checkpoint": {"pattern": f"{directory}/step-*", "shared": True},
+    }
+    workloads.copy(
+        head,
+        "checkpoint_resume",
+        hosts,
+        job=job,
+        restart={"max_restarts": 1, "backoff": 0},
+        on_controller_loss={"stop_after": "5s"},
+        network={"node_lost_after": "6s"},
+    )
+    done = head.run("up", "-d", "--no-health", "--json", "--", *STEPS, "--directory", directory, timeout=workloads.LONG)
+    assert done.returncode == 0, done.stderr
+    return str(head.json("ps", "-a")[-1]["run"])
+
+
+def output(head: Head, run: str) -> str:
+    return head.run("logs", run, "--rank", "0", "-o", "raw").stdout
+
+
+def weights(said: str) -> str:
+    return re.findall(r"final weights (\w+)", said)[-1]
