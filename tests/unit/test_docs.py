@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.cli import docs
+from tests import documented
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PAGES = [*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/**/*.md"), *REPOSITORY.glob("templates/*/README.md")]
@@ -28,3 +29,17 @@ def test_the_readme_is_at_most_160_lines() -> None:
 
 def test_the_page_of_commands_is_not_stale() -> None:
     assert (REPOSITORY / "docs" / "cli.md").read_text() == docs.page(), "run `make docs`"
+
+
+def test_every_command_of_a_page_is_run_by_a_test() -> None:
+    run = {row.text for row in documented.STORY} | set(documented.ELSEWHERE)
+
+    missing = {command: pages for command, pages in documented.documented().items() if command not in run}
+
+    assert not missing, "add them to tests/documented.py"
+
+
+def test_every_command_that_a_test_runs_for_a_page_is_on_one() -> None:
+    told = documented.documented()
+    assert not [row.text for row in documented.STORY if row.text not in told]
+    assert all((REPOSITORY / where).exists() for where in documented.ELSEWHERE.values())

@@ -1,0 +1,142 @@
+"""The commands of README and docs on real nodes, and what `exec` leaves behind when it is interrupted."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests import documented
+from tests.lab.head_cli import Head
+from tests.lab.waiting import wait_for
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.documented import Row
+    from tests.lab.conftest import NodeFactory
+
+TRAIN = """\
+import os, sys, time
+os.makedirs("ckpt", exist_ok=True)
+open(f"ckpt/{os.environ['RANK']}", "w").close()
+print("training", *sys.argv[1:], flush=True)
+time.sleep(600 if os.environ["FOREVER"] else 0)
+"""
+NVIDIA_SMI = "#!/bin/sh\necho 'GPU 0: a stand-in'\n"
+
+
+@pytest.fixture
+def head(tmp_path: Path, head_env: dict[str, str]) -> Head:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    return Head(folder, head_env)
+
+
+class Reader:
+    """Types the commands of the pages, as somebody does who reads them."""
+
+    def __init__(self, base: Path, env: dict[str, str], nodes: list[str]) -> None:
+        self.folders = {name: Head(base / name, env) for name in ("short", "long", "empty")}
+        for name, head in self.folders.items():
+            head.folder.mkdir()
+            (head.folder / "train.py").write_text(TRAIN)
+            if name != "empty":
+                job = {"script": "train.py", "grace": "1s"}
+                head.write(dict.fromkeys(nodes, 3), job, env={"FOREVER": "1" if name == "long" else ""})
+        self.left: list[tuple[Row, subprocess.Popen[str]]] = []
+
+    def type(self, row: Row) -> str:
+        """Run a command; return what is wrong with how it went, or nothing."""
+        head = self.folders[row.folder]
+        words = [self.newest() if word == "RUN" else word for word in row.words]
+        if row.how == "end":
+            done = head.run(*words)
+            return self.judge(row, done.returncode, done.stderr)
+        # A terminal's Ctrl-C goes to the group, so the command needs one of its own.
+        process = subprocess.Popen(
+            [sys.executable, "-m", "clusterctl", *words],
+            cwd=head.folder,
+            env=dict(head.env),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        if row.how == "background":
+            self.left.append((row, process))
+            return ""
+        assert process.stdout is not None
+        shown = any("training" in line for line in iter(process.stdout.readline, ""))
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=30)
+        return self.judge(row, process.returncode, said) or ("" if shown else f"{row.text}: no output of the job")
+
+    def finish(self) -> list[str]:
+        wrong = []
+        for row, process in self.left:
+            _, said = process.communicate(timeout=30)
+            wrong.append(self.judge(row, process.returncode, said))
+        return wrong
+
+    def newest(self) -> str:
+        return str(self.folders["short"].json("ps", "-a")[-1]["run"])
+
+    @staticmethod
+    def judge(row: Row, code: int, said: str) -> str:
+        return "" if code == row.code else f"{row.text}: {code} instead of {row.code}: {said}"
+
+
+def test_every_command_of_readme_and_docs_runs(nodes: NodeFactory, tmp_path: Path, head_env: dict[str, str]) -> None:
+    made = nodes(2, programs={"nvidia-smi": NVIDIA_SMI})
+    reader = Reader(tmp_path, head_env, [n.name for n in made])
+
+    wrong = [reader.type(row) for row in documented.STORY] + reader.finish()
+
+    assert not [said for said in wrong if said]
+    assert (tmp_path / "empty" / "DIR" / "cluster.yaml").exists()
+    assert sorted(p.name for p in (tmp_path / "short" / "pulled" / made[1].name / "ckpt").iterdir()) == ["3", "4", "5"]
+
+
+def test_ctrl_c_ends_the_commands_of_exec_on_every_node(nodes: NodeFactory, head: Head) -> None:
+    made = nodes(2)
+    head.write({n.name: 1 for n in made}, {"command": ["true"]})
+    command = "exec 2>&1; trap '' HUP INT; echo begun; sh -c 'trap \"\" TERM HUP INT; sleep 654; sleep 654' & sleep 654"
+    words = [sys.executable, "-m", "clusterctl", "exec", "--stream", "--shell", "--", command]
+    with subprocess.Popen(
+        words, cwd=head.folder, env=dict(head.env), stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        assert process.stdout is not None
+        assert {process.stdout.readline() for _ in made} == {f"{n.name}: begun\n" for n in made}
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=30) == 130
+    wait_for(lambda: not any(n.pids_of("sleep 654") for n in made), what="the commands to be gone")
+
+
+def test_exec_tells_nodes_apart_by_output_code_and_reach(nodes: NodeFactory, head: Head) -> None:
+    one, two, three = nodes(3)
+    head.write(
+        dict.fromkeys((one.name, two.name, three.name), 1),
+        {"command": ["true"]},
+        ssh={"connect_timeout": "3s", "parallel": 2},
+    )
+    script = f'echo same; [ "$(hostname)" = {two.name} ] && echo other && exit 3'
+
+    folded = head.run("exec", "--shell", "--", f"{script} || exit 0")
+    differing = head.run("exec", "--diff", "--shell", "--", script)
+    three.cut()
+    told = head.run("exec", "--json", "--timeout", "1s", "--shell", "--", f"({script}) && exit 3; sleep 60")
+
+    assert folded.stdout.splitlines()[1] == f"n[{one.name[1:]},{three.name[1:]}] (2)"
+    assert f"{two.name} (1 node): exit code 3" in differing.stderr
+    assert "+other" in differing.stdout.splitlines()
+    found = json.loads(told.stdout)
+    assert told.returncode == 4
+    assert [(e["exit_code"], e["stdout"]) for e in found[1:]] == [(None, "same\nother\n"), (None, "")]
+    assert found[0]["error"] == "not done within 1 s"
+    assert "no answer on port" in found[2]["error"]
