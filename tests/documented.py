@@ -83,6 +83,13 @@ STORY: Final = [
 ELSEWHERE: Final = {
     "clusterctl up cluster.example.yaml": "Makefile",
     "clusterctl bench": "templates/torch_dataparallel/README.md",
+    "clusterctl up -- --precision bf16": "tests/lab/test_workloads.py",
+    "clusterctl up -- --dropout 0 --profile traces": "tests/lab/test_workloads.py",
+    "clusterctl up -- --mode all": "tests/lab/test_workloads.py",
+    "clusterctl up -- --sharded": "tests/heavy/test_frameworks.py",
+    "clusterctl up -- --mode model": "tests/heavy/test_frameworks.py",
+    "clusterctl up -- --zero-stage 3": "tests/heavy/test_frameworks.py",
+    "make heavy": "Makefile",
     "make up": ".ci/run",
     "make test": ".ci/run",
     "make up TORCH_INDEX=https://download.pytorch.org/whl/cpu": "Makefile",
