@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 def view_of(run: RunDir) -> RunView:
     """Return what is known of a run now."""
     state, attended = store.visible_state(run)
+    return view_from(run, state, attended=attended)
+
+
+def view_from(run: RunDir, state: RunState, *, attended: bool) -> RunView:
+    """Return what is known of a run whose state has been read already."""
     return RunView(state=_with_stall_age(state), attended=attended, activity=_activity(run, state))
 
 

@@ -1,22 +1,23 @@
-"""`stats` and `top`: what the machines do, a line for each GPU."""
+"""`stats`: what the machines do, a line for each GPU."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.render.console import BOLD, DIM, GREEN, RED, YELLOW, fit, safe, size
+from clusterctl.render.console import BOLD, GREEN, RED, YELLOW, safe, seconds, size
 from clusterctl.render.log import rfc3339
 from clusterctl.render.table import Cell, Column, render_table
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from clusterctl.render.console import Terminal
-    from clusterctl.render.status import RunView
 
 _IDLE_PERCENT = 10
 _HOT_C = 85
+STALE_S = 60.0
+"""Samples come every 15 s: what is this old is not what is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,13 +34,36 @@ class GpuStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeStats:
-    """One node now: wall clock, CPU and memory in percent, GPUs."""
+    """One node at some moment.
+
+    Attributes:
+        time: Wall clock, or `None` where nothing is known.
+        cpu, mem: Percent.
+        status: `ok`, `stuck`, `error` or `absent` of its GPU driver; `unknown` where nothing was seen of the node.
+        reason: Why GPUs or all of it are missing.
+    """
 
     node: str
-    time: float
+    time: float | None
     cpu: float | None = None
     mem: float | None = None
     gpus: tuple[GpuStats, ...] = ()
+    status: str = "ok"
+    reason: str | None = None
+
+
+def stats_from_sample(node: str, sample: Mapping[str, Any]) -> NodeStats:
+    """Return what a sample of `clusterctl.agent.facts.sampler` says."""
+    keys = ("gpu", "util", "mem_used", "mem_total", "temp_c", "power_w")
+    return NodeStats(
+        node=node,
+        time=sample["time"],
+        cpu=sample.get("cpu"),
+        mem=sample.get("mem"),
+        gpus=tuple(GpuStats(**{key: gpu.get(key) for key in keys}) for gpu in sample.get("gpus") or ()),
+        status=str(sample.get("status") or "ok"),
+        reason=sample.get("reason"),
+    )
 
 
 def stats_json(nodes: Sequence[NodeStats]) -> list[dict[str, Any]]:
@@ -48,7 +72,9 @@ def stats_json(nodes: Sequence[NodeStats]) -> list[dict[str, Any]]:
     return [
         {
             "node": node.node,
-            "time": rfc3339(node.time),
+            "time": None if node.time is None else rfc3339(node.time),
+            "status": node.status,
+            "reason": node.reason,
             "cpu": node.cpu,
             "mem": node.mem,
             "gpus": [{key: getattr(gpu, key) for key in keys} for gpu in node.gpus],
@@ -73,24 +99,15 @@ def render_stats(nodes: Sequence[NodeStats], terminal: Terminal, *, header: bool
     return render_table(columns, rows, terminal, header=header)
 
 
-def render_top(
-    view: RunView, nodes: Sequence[NodeStats], now: float, terminal: Terminal, *, height: int | None = None
-) -> list[str]:
-    """Return one screen of `top`: the run, its machines, its ranks; cut to `height` lines."""
-    from clusterctl.render.status import render_status
-
-    lines = render_status(view, now, terminal)
-    if nodes:
-        lines += ["", *render_stats(nodes, terminal)]
-    lines.append("")
-    lines.append(terminal.style(fit("Ctrl-C leaves; the run goes on", terminal.width, terminal.glyphs), DIM))
-    if height is not None and len(lines) > height:
-        lines = [*lines[: max(0, height - 1)], terminal.style(f"{len(lines) - height + 1} more lines", DIM)]
-    return lines
+def remarks(nodes: Sequence[NodeStats], now: float) -> list[str]:
+    """Return what a person must know to read the table rightly: what is missing, and what is old."""
+    lines = [f"{safe(n.node)}: {safe(n.reason)}" for n in nodes if n.reason and n.status not in ("ok", "absent")]
+    old = [(n, now - n.time) for n in nodes if n.time is not None and now - n.time > STALE_S]
+    return lines + [f"{safe(n.node)}: seen {seconds(age)} ago" for n, age in old]
 
 
 def _rows(node: NodeStats) -> list[list[Cell | str]]:
-    head: list[Cell | str] = [Cell(safe(node.node), (BOLD,)), _percent(node.cpu), _percent(node.mem)]
+    head: list[Cell | str] = [Cell(safe(node.node), (BOLD,)), percent(node.cpu), percent(node.mem)]
     if not node.gpus:
         return [[*head, "-", "-", "-", "-", "-"]]
     first, *rest = node.gpus
@@ -101,16 +118,26 @@ def _gpu(gpu: GpuStats) -> list[Cell | str]:
     memory = "-"
     if gpu.mem_used is not None and gpu.mem_total is not None:
         memory = f"{size(gpu.mem_used)} / {size(gpu.mem_total)}"
+    return [str(gpu.gpu), util_cell(gpu), memory, temp_cell(gpu), power_text(gpu)]
+
+
+def util_cell(gpu: GpuStats) -> Cell:
+    """Return how busy a GPU is; one that idles stands out."""
     idle = gpu.util is not None and gpu.util < _IDLE_PERCENT
+    return Cell(percent(gpu.util), (YELLOW,) if idle else (GREEN,))
+
+
+def temp_cell(gpu: GpuStats) -> Cell:
+    """Return how hot a GPU is; one that is too hot stands out."""
     hot = gpu.temp_c is not None and gpu.temp_c >= _HOT_C
-    return [
-        str(gpu.gpu),
-        Cell(_percent(gpu.util), (YELLOW,) if idle else (GREEN,)),
-        memory,
-        Cell("-" if gpu.temp_c is None else f"{gpu.temp_c:.0f} C", (RED,) if hot else ()),
-        "-" if gpu.power_w is None else f"{gpu.power_w:.0f} W",
-    ]
+    return Cell("-" if gpu.temp_c is None else f"{gpu.temp_c:.0f} C", (RED,) if hot else ())
 
 
-def _percent(value: float | None) -> str:
+def power_text(gpu: GpuStats) -> str:
+    """Return what a GPU draws."""
+    return "-" if gpu.power_w is None else f"{gpu.power_w:.0f} W"
+
+
+def percent(value: float | None) -> str:
+    """Return a share."""
     return "-" if value is None else f"{value:.0f}%"

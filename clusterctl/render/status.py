@@ -229,6 +229,14 @@ def _ps_remark(view: RunView) -> str:
 
 def render_status(view: RunView, now: float, terminal: Terminal) -> list[str]:
     """Return what `status` shows: the run in a line, what is wrong, then nodes, then workers folded by what they do."""
+    lines = render_summary(view, now, terminal)
+    if view.state.nodes:
+        lines += ["", *_node_table(view, terminal), "", *_worker_table(view, terminal)]
+    return lines
+
+
+def render_summary(view: RunView, now: float, terminal: Terminal) -> list[str]:
+    """Return the run in a line, and what is wrong."""
     state = view.state
     lines = [_headline(view, now, terminal)]
     if not view.attended and not state.over:
@@ -244,8 +252,6 @@ def render_status(view: RunView, now: float, terminal: Terminal) -> list[str]:
     if state.remaining:
         lines.append("  may still be there:")
         lines += [f"  {line}" for line in remaining_lines(state.remaining, terminal)]
-    if state.nodes:
-        lines += ["", *_node_table(view, terminal), "", *_worker_table(view, terminal)]
     return lines
 
 
@@ -366,7 +372,7 @@ def _worker_table(view: RunView, terminal: Terminal) -> list[str]:
                 worker.node,
                 str(worker.local_rank),
                 "-" if worker.pid is None else str(worker.pid),
-                Cell(worker_state(worker), _worker_style(worker)),
+                worker_cell(worker),
                 "-" if activity.step is None else str(activity.step),
                 "-" if output is None or view.state.over else f"{seconds(output)} ago",
             ]
@@ -420,6 +426,11 @@ def summary(workers: Sequence[WorkerState]) -> str:
     """Return how many workers are in which state: `6 stopped, 2 exit 1`."""
     counted = Counter(worker_state(worker) for worker in workers)
     return ", ".join(f"{number} {text}" for text, number in counted.most_common())
+
+
+def worker_cell(worker: WorkerState) -> Cell:
+    """Return what a worker does, in its colour."""
+    return Cell(worker_state(worker), _worker_style(worker))
 
 
 def _worker_style(worker: WorkerState) -> tuple[str, ...]:

@@ -46,7 +46,7 @@ def running(ranks: int = 4) -> RunView:
 def test_status_has_the_agreed_keys() -> None:
     value = json.loads(json.dumps(status_json(running())))
     assert set(value) == {
-        "run", "name", "state", "attended", "attempt", "exit_code", "cause", "stall", "remaining", "nodes", "workers",
+        "run", "name", "state", "attended", "attempt", "exit_code", "cause", "health", "stall", "remaining", "nodes", "workers",
     }  # fmt: skip
     assert value["nodes"][1] == {"node": "gpu02", "node_rank": 1, "address": "10.0.0.2", "state": "running"}
     assert value["workers"][3] == {
@@ -171,5 +171,5 @@ def test_stats_have_a_row_a_gpu(narrow: Terminal) -> None:
 
 def test_stats_have_the_agreed_keys() -> None:
     (first, _) = stats_json(NODES)
-    assert set(first) == {"node", "time", "cpu", "mem", "gpus"}
+    assert set(first) == {"node", "time", "status", "reason", "cpu", "mem", "gpus"}
     assert set(first["gpus"][0]) == {"gpu", "util", "mem_used", "mem_total", "temp_c", "power_w"}

@@ -1,0 +1,177 @@
+"""`top` fits its terminal, whatever there is to show, and sorts by what is known."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clusterctl.logs.clean import strip_colours
+from clusterctl.render.console import Terminal, cells
+from clusterctl.render.stats import GpuStats, NodeStats, remarks, stats_from_sample, stats_json
+from clusterctl.render.status import RunView, WorkerActivity
+from clusterctl.render.top import SORTS, Order, Scene, in_order, render_top, rows_of
+from clusterctl.run.events import Health
+from clusterctl.run.state import NodeState, RunPhase, RunState, WorkerState
+
+if TYPE_CHECKING:
+    from tests.unit.render.conftest import Screen
+
+GIB = 1024**3
+
+
+def gpu(index: int, util: float | None = 50, **values: Any) -> GpuStats:
+    known = {"mem_used": 8 * GIB, "mem_total": 80 * GIB, "temp_c": 60, "power_w": 300.0}
+    return GpuStats(gpu=index, util=util, **{**known, **values})
+
+
+def scene(nodes: int = 2, gpus: int = 2, workers: int = 2, troubles: int = 0, name: str = "gpu") -> Scene:
+    names = [f"{name}{i:02}" for i in range(nodes)]
+    ranks = {r: WorkerState(rank=r, local_rank=r % workers, node=names[r // workers]) for r in range(nodes * workers)}
+    told: dict[tuple[str, int | None, str], Health] = {
+        (names[0], i, "gpu.lost"): Health(
+            node=names[0], gpu=i, check="gpu.lost", key="gpu.lost", status="FAIL", message=f"{names[0]} GPU {i}: lost"
+        )
+        for i in range(troubles)
+    }
+    state = RunState(
+        run="r-1",
+        phase=RunPhase.RUNNING,
+        attempt=0,
+        created=0.0,
+        nodes={n: NodeState(node=n, node_rank=i) for i, n in enumerate(names)},
+        workers=ranks,
+        troubles=told,
+    )
+    activity = {r: WorkerActivity(step=100 + r, last_output_s=1.0) for r in ranks}
+    stats = [
+        NodeStats(node=n, time=9.0, cpu=10.0 * i, mem=5.0, gpus=tuple(gpu(k, util=10 * k + i) for k in range(gpus)))
+        for i, n in enumerate(names)
+    ]
+    return Scene(nodes=stats, view=RunView(state=state, attended=True, activity=activity))
+
+
+def picture(shown: Scene, terminal: Terminal, height: int = 24, order: Order | None = None) -> list[str]:
+    return render_top(shown, order or Order(), 10.0, terminal, height)[0]
+
+
+def test_a_rank_stands_beside_its_gpu(narrow: Terminal) -> None:
+    lines = picture(scene(), narrow)
+    assert lines[0].startswith("r-1  running")
+    assert [line.split() for line in lines[2:5]] == [
+        ["NODE", "CPU", "MEM", "GPU", "UTIL", "GPU", "MEM", "TEMP", "POWER", "RANK", "STATE", "STEP", "OUTPUT"],
+        ["gpu00", "0%", "5%", "0", "0%", "8/80G", "60", "C", "300", "W", "0", "pending", "100", "1.0s"],
+        ["gpu00", "0%", "5%", "1", "10%", "8/80G", "60", "C", "300", "W", "1", "pending", "101", "1.0s"],
+    ]
+    assert lines[-1].startswith("q leave  sort: [node] rank")
+
+
+def test_gpus_that_the_run_chose_are_given_to_its_ranks_in_order() -> None:
+    shown = scene(nodes=1, gpus=4)
+    rows = rows_of(Scene(nodes=shown.nodes, view=shown.view, gpus_of={"gpu00": (3, 1)}))
+    pairs = [(row.gpu.gpu if row.gpu else None, row.worker.rank if row.worker else None) for row in rows]
+    assert pairs == [(3, 0), (1, 1), (0, None), (2, None)]
+
+
+def test_a_run_without_gpus_leaves_their_columns_out(narrow: Terminal) -> None:
+    header = picture(scene(gpus=0), narrow)[2]
+    assert header.split() == ["NODE", "CPU", "MEM", "RANK", "STATE", "STEP", "OUTPUT"]
+
+
+def test_machines_without_a_run_are_shown_alone(narrow: Terminal) -> None:
+    lines = picture(Scene(nodes=scene().nodes, title="cluster.yaml: no active run"), narrow)
+    assert lines[0] == "cluster.yaml: no active run"
+    assert lines[2].split() == ["NODE", "CPU", "MEM", "GPU", "UTIL", "GPU", "MEM", "TEMP", "POWER"]
+
+
+@pytest.mark.parametrize("key", SORTS)
+def test_every_key_sorts_both_ways_and_what_is_unknown_comes_last(key: str) -> None:
+    shown = scene(nodes=3)
+    blind = NodeStats(node="dead", time=None, status="unknown", reason="no answer")
+    rows = rows_of(Scene(nodes=[blind, *shown.nodes], view=shown.view))
+    one = in_order(rows, Order(by=SORTS[key]))
+    other = in_order(rows, Order(by=SORTS[key], turned=True))
+    assert sorted(row.place for row in one) == sorted(row.place for row in other) == list(range(len(rows)))
+    if key != "n":
+        assert one[-1].node.node == other[-1].node.node == "dead"
+
+
+def test_the_busiest_gpu_comes_first() -> None:
+    rows = in_order(rows_of(scene(nodes=3)), Order(by="util"))
+    assert [row.gpu.util for row in rows if row.gpu] == [12, 11, 10, 2, 1, 0]
+
+
+def test_rows_that_do_not_fit_are_scrolled_to(narrow: Terminal) -> None:
+    lines, order = render_top(scene(nodes=20), Order(first=1000), 10.0, narrow, 24)
+    assert "gpu19" in lines[-2]
+    assert lines[-1].startswith("21-40 of 40")
+    assert order.first == 20
+
+
+def test_many_troubles_leave_room_for_the_table(narrow: Terminal) -> None:
+    lines = picture(scene(troubles=9), narrow)
+    assert "  6 more: `clusterctl status`" in lines
+    assert any(line.startswith("NODE") for line in lines)
+
+
+def test_a_long_name_costs_columns_before_it_costs_its_own_end(narrow: Terminal) -> None:
+    lines = picture(scene(name="accelerator-rack7-"), narrow)
+    assert lines[3].startswith("accelerator-rack7-00")
+    assert "OUTPUT" not in lines[2]
+
+
+@given(
+    st.integers(0, 9), st.integers(0, 9), st.integers(1, 8), st.integers(0, 9), st.integers(20, 200), st.integers(6, 60)
+)
+def test_no_picture_is_larger_than_its_terminal(
+    nodes: int, gpus: int, workers: int, troubles: int, width: int, height: int
+) -> None:
+    import io
+
+    terminal = Terminal(io.StringIO(), colour=True, live=True, unicode=True, width=width)
+    shown = scene(max(nodes, 1), gpus, workers, troubles)
+    lines = picture(shown if nodes else Scene(nodes=[], title="x" * 300), terminal, height)
+    assert len(lines) <= height
+    # The first line of a run is short; a terminal narrower than the leanest table folds it, and nothing can be done.
+    assert all(cells(strip_colours(line)) <= max(width, 75) for line in lines)
+
+
+def test_a_sample_becomes_what_stats_prints() -> None:
+    sample = {
+        "time": 0.0,
+        "cpu": 12.5,
+        "mem": 40.0,
+        "status": "ok",
+        "reason": None,
+        "gpus": [{"gpu": 0, "util": 97, "mem_used": 1, "mem_total": 2, "temp_c": 61, "power_w": 650.0, "sm_clock": 9}],
+    }
+    (told,) = stats_json([stats_from_sample("a", sample)])
+    assert told == {
+        "node": "a",
+        "time": "1970-01-01T00:00:00.000Z",
+        "status": "ok",
+        "reason": None,
+        "cpu": 12.5,
+        "mem": 40.0,
+        "gpus": [{"gpu": 0, "util": 97, "mem_used": 1, "mem_total": 2, "temp_c": 61, "power_w": 650.0}],
+    }
+
+
+def test_what_is_missing_and_what_is_old_is_said() -> None:
+    nodes = [
+        NodeStats(node="a", time=100.0, status="stuck", reason="the driver has not answered for 30 s"),
+        NodeStats(node="b", time=100.0, status="absent", reason="there is no NVIDIA driver library"),
+        NodeStats(node="c", time=None, status="unknown", reason="no sample yet"),
+        NodeStats(node="d", time=10.0),
+    ]
+    assert remarks(nodes, 101.0) == [
+        "a: the driver has not answered for 30 s",
+        "c: no sample yet",
+        "d: seen 1m31s ago",
+    ]
+
+
+def test_a_wide_screen_shows_everything(new_screen: type[Screen]) -> None:
+    assert "OUTPUT" in picture(scene(name="accelerator-rack7-"), new_screen(width=200).terminal)[2]
