@@ -76,7 +76,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
 
 
 ASKED = [
-    pytest.param(["st"], ["status"], id="commands"),
+    pytest.param(["st"], ["status", "stacks", "stats"], id="commands"),
     pytest.param(["up", ""], ["cluster.yaml", "other.yml"], id="cluster files"),
     pytest.param(["logs", ""], ["ALIVE", "OVER"], id="runs, active ones first"),
     pytest.param(["down", ""], ["ALIVE"], id="runs that can be ended"),
