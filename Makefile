@@ -2,6 +2,7 @@
 #
 #   TORCH        what pip installs as torch            (make up TORCH=torch==2.12.0)
 #   TORCH_INDEX  the package index to take it from      (make up TORCH_INDEX=https://download.pytorch.org/whl/cpu)
+#   HEAVY        where `make heavy` keeps the environments of other frameworks
 #   PYTHON       the interpreter that makes .venv       (make up PYTHON=python3.12)
 
 SHELL := /bin/bash
@@ -10,6 +11,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 TORCH_INDEX ?=
+HEAVY ?= $(CURDIR)/.venv-heavy
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
@@ -48,6 +50,9 @@ lab-tests: $(VENV)/.dev $(VENV)/.system  ## Only the tests on lab nodes
 
 lab: $(VENV)/.dev $(VENV)/.system  ## Start lab nodes for a person, until Ctrl-C
 	$(BIN)/python -m tests.lab $(LAB_ARGS)
+
+heavy: $(VENV)/.dev $(VENV)/.system  ## Only the tests with TensorFlow, JAX, Accelerate, Lightning and DeepSpeed (3 GB)
+	CLUSTERCTL_HEAVY=$(HEAVY) $(BIN)/python -m pytest tests/heavy $(PYTEST_ARGS)
 
 health-repeat: $(VENV)/.dev $(VENV)/.system  ## Look at healthy lab nodes 50 times (HEALTH_ROUNDS): no false alarm
 	HEALTH_ROUNDS=$${HEALTH_ROUNDS:-50} $(BIN)/python -m pytest tests/lab/test_health.py -k healthy --timeout 1800 $(PYTEST_ARGS)

@@ -6,6 +6,7 @@ JAX needs three facts to start: the coordinator's address, how many processes th
 from __future__ import annotations
 
 import argparse
+import functools
 import hashlib
 import os
 import sys
@@ -41,11 +42,25 @@ def join_run() -> None:
         processes, mine = int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])
     else:
         return
+    announce_reachable_address()
     # A lone process of a node takes all its GPUs. Several take one each: the launcher shows each one its own through
     # CUDA_VISIBLE_DEVICES; where it shows all of them to all, say which.
     shown = os.environ.get("CUDA_VISIBLE_DEVICES", ",")
     several = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > 1 and "," in shown
     jax.distributed.initialize(address, processes, mine, [int(os.environ["LOCAL_RANK"])] if several else None)
+
+
+def announce_reachable_address() -> None:
+    """Let JAX's collectives on CPUs meet on the interface that clusterctl names (on GPUs, NCCL is told it).
+
+    They announce what this machine's name resolves to. On Debian that is 127.0.1.1, where no other machine finds them,
+    and JAX (0.10) has no setting for it, hence the private name.
+    """
+    from jaxlib import _jax
+
+    interface, make = os.environ.get("GLOO_SOCKET_IFNAME"), getattr(_jax, "make_gloo_tcp_collectives", None)
+    if interface and make:
+        _jax.make_gloo_tcp_collectives = functools.partial(make, interface=interface)
 
 
 def choose_distribution(mode: str) -> keras.distribution.Distribution:
