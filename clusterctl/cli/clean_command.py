@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from clusterctl.run.state import RunState
     from clusterctl.run.store import RunDir
 
+_YOUNG = 3600.0
+"""Content that was touched within so many seconds may belong to a run that is being started."""
+
 
 @click.command("clean")
 @click.option("--older-than", metavar="DURATION", default="14d", show_default=True, help="Runs that ended before.")
@@ -23,7 +26,7 @@ if TYPE_CHECKING:
 @click.option("--yes", "-y", is_flag=True, help="Do it; without this they are only listed.")
 @options.output_options
 def command(older_than: str, keep: int, yes: bool, color: str, quiet: bool) -> int:
-    """Remove what ended runs left behind: logs and evidence on this head and on their nodes.
+    """Remove what ended runs left behind: logs and evidence on this head and on their nodes, code that no run needs.
 
     Active runs are never touched. Nodes that cannot be reached keep their part, and are named.
     """
@@ -33,19 +36,22 @@ def command(older_than: str, keep: int, yes: bool, color: str, quiet: bool) -> i
     console = options.console_of(color)
     before = time.time() - (parse_duration(older_than, "--older-than") or 0.0)
     chosen = _chosen(before, keep)
-    if not chosen:
-        if not quiet:
-            console.narrate("nothing to clean")
-        return 0
-    total, failed = 0, False
+    total, failed, going = 0, False, set[str]()
     for run, state in chosen:
         count = _size(run)
         if yes and not _remove(run, state, console):
             failed = True
             continue
         total += count
+        going.add(run.run)
         console.data(f"{run.run}  {state.phase.value}  {_age(run, state)}  {size(count)}")
-    if not quiet:
+    files, count = _clean_content(going, remove=yes)
+    total += count
+    if files:
+        console.data(f"code that no run needs  {files} files  {size(count)}")
+    if not quiet and not chosen and not files:
+        console.narrate("nothing to clean")
+    elif not quiet:
         done = f"removed {size(total)} on this head" if yes else f"`--yes` removes these: {size(total)} on this head"
         console.narrate(done)
     return int(ExitCode.TEARDOWN_INCOMPLETE) if failed else 0
@@ -60,6 +66,21 @@ def _chosen(before: float, keep: int) -> list[tuple[RunDir, RunState]]:
     )
     kept = ended[: len(ended) - keep] if keep else ended
     return [(run, state) for run, state in kept if _ended(run, state) <= before]
+
+
+def _clean_content(going: set[str], *, remove: bool) -> tuple[int, int]:
+    """Remove (or only count) synced content that no run needs which stays; return files and bytes."""
+    from clusterctl.run import code, store
+
+    content = code.store_of_head(store.runs_root())
+    if content is None:
+        return 0, 0
+    staying = [m for run in store.all_runs() if run.run not in going and (m := code.load(run)) is not None]
+    used = {digest for manifest in staying for _, _, digest in manifest.files.values()}
+    found = content.unused(used, time.time() - _YOUNG)
+    for path, _ in found if remove else ():
+        path.unlink(missing_ok=True)
+    return len(found), sum(count for _, count in found)
 
 
 def _ended(run: RunDir, state: RunState) -> float:

@@ -18,7 +18,7 @@ from clusterctl.errors import ConfigError, Problem, RefusedError
 from clusterctl.run.store import RunDir, write_atomically
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from clusterctl.config.spec import SyncSpec
 
@@ -68,6 +68,34 @@ class ContentStore:
         target.parent.mkdir(exist_ok=True)
         temporary.replace(target)
         return size, digest.hexdigest()
+
+    def keep(self, digest: str) -> bool:
+        """Return whether the content is there; then it is young again, and no cleaning takes it away meanwhile."""
+        try:
+            os.utime(self.path(digest))
+        except FileNotFoundError:
+            return False
+        return True
+
+    def unused(self, used: Collection[str], before: float) -> list[tuple[Path, int]]:
+        """Return the files of content that nobody names, and their sizes in bytes.
+
+        Args:
+            used: Hashes of what runs need.
+            before: Wall clock in seconds; what was taken or used later may belong to a start that goes on now.
+        """
+        found = []
+        for path in self.root.glob("??/*"):
+            status = path.stat()
+            if path.name not in used and status.st_mtime < before:
+                found.append((path, status.st_size))
+        return found
+
+
+def store_of_head(runs: Path) -> ContentStore | None:
+    """Return the content store beside a folder of runs, or `None` where nothing was ever synced."""
+    root = runs.parent / "content"
+    return ContentStore(root) if root.is_dir() else None
 
 
 def store_of(run: RunDir) -> ContentStore:
@@ -122,7 +150,7 @@ class _Known:
     def digest(self, path: Path, status: os.stat_result, store: ContentStore) -> tuple[int, int, str]:
         key = f"{status.st_dev}:{status.st_ino}:{status.st_size}:{status.st_mtime_ns}"
         size, digest = self._entries.get(key, (0, ""))
-        if not digest or not store.path(digest).exists():
+        if not digest or not store.keep(digest):
             size, digest = store.take(path)
         self._used[key] = [size, digest]
         return size, stat.S_IMODE(status.st_mode), digest
