@@ -71,12 +71,13 @@ def program(
     run: RunDir, marks: Marks, prepare: protocol.Prepare, start: protocol.Start, one: protocol.WorkerStart, python: str
 ) -> spawn.Program:
     """Return what a worker becomes."""
+    if one.prologue is not None and prepare.python is not None and "/" not in prepare.python:
+        # A prologue may choose the interpreter by PATH, unless the user named a path.
+        python = prepare.python
     words = hosting.argv(run, start.attempt, one, python) if one.hosts else one.argv
     argv = [encode(word) for word in words]
     if argv and argv[0] == spawn.PYTHON.encode():
-        # A prologue may choose the interpreter by PATH, unless the user named a path.
-        bare = one.prologue is not None and prepare.python is not None and "/" not in prepare.python
-        argv[0] = encode(prepare.python if bare and prepare.python else python)
+        argv[0] = encode(python)
     cwd = encode(prepare.workdir)
     return spawn.Program(
         argv=argv,
