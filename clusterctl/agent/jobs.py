@@ -220,8 +220,10 @@ class Jobs:
     def end(self, task: int) -> None:
         """Kill a task that is still at work; its `done` is called as for any that was killed."""
         if task in self._tasks:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(task, signal.SIGKILL)
+            # It may not have come as far as to have a group of its own.
+            for kill in (os.killpg, os.kill):
+                with contextlib.suppress(ProcessLookupError):
+                    kill(task, signal.SIGKILL)
 
     # --- ends
 

@@ -12,6 +12,12 @@ from clusterctl.agent import system
 _FLAGS = ["-I", "-S", "-X", "utf8"]
 """Isolated from the user's Python settings, without site packages, and in UTF-8 whatever the locale."""
 
+_START = (
+    "import sys; place = sys.argv.pop(1); sys.path[: sys.path[:1] == ['']] = [place]; "
+    "from clusterctl.agent.__main__ import main; sys.exit(main())"
+)
+"""Puts us in the place of the working directory, which `-c` may have put first: its modules are none of ours."""
+
 
 def root() -> str:
     """Return what has to be on `sys.path` to import us: the archive, or the folder of the source tree."""
@@ -30,12 +36,10 @@ def command(name: str, *arguments: str, python: str = sys.executable, isolated: 
     """
     flags = _FLAGS if isolated else []
     place = root()
-    if os.path.isfile(place):
+    if isolated and os.path.isfile(place):
         return [python, *flags, place, name, *arguments]
-    code = (
-        "import sys; sys.path.insert(0, sys.argv.pop(1)); from clusterctl.agent.__main__ import main; sys.exit(main())"
-    )
-    return [python, *flags, "-c", code, place, name, *arguments]
+    # An archive could be run as it is, but Python would import a good deal to do so, at each look at a node.
+    return [python, *flags, "-c", _START, place, name, *arguments]
 
 
 def piped(name: str, *arguments: str) -> tuple[int, int]:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 CONNECT_SECONDS = 2.0
 """How long a node may take to reach the port; a firewall that drops packets is known by this time."""
 _MARGIN = 4.0
+_CALL_SECONDS = 10.0
 
 
 def try_port(spec: ClusterSpec, sessions: Mapping[str, Session]) -> dict[str, dict[str, Any]]:
@@ -40,12 +41,12 @@ def try_port(spec: ClusterSpec, sessions: Mapping[str, Session]) -> dict[str, di
         together = planning.share_loopback(list(answers.values()))
         tried["address"] = "127.0.0.1" if together else master_of(spec, ordered, answers, sessions)
         asked = {"port": port, "nonce": nonce, "seconds": CONNECT_SECONDS + _MARGIN}
-        tried["port"] = sessions[first].call(Command.LISTEN, asked)["port"]
+        tried["port"] = sessions[first].call(Command.LISTEN, asked, timeout=_CALL_SECONDS)["port"]
     except ClusterctlError as error:
         return {first: {**tried, "error": str(error)}}
     others = _connect(first, tried, {h.name: sessions[h.name] for h in ordered[1:]}, nonce)
     # Whoever binds the port next must find it free.
-    quietly(lambda: sessions[first].call(Command.UNLISTEN, {"nonce": nonce}))
+    quietly(lambda: sessions[first].call(Command.UNLISTEN, {"nonce": nonce}, timeout=_CALL_SECONDS))
     reached = sum(seen["ok"] for seen in others.values())
     return {first: {**tried, "ok": True, "peers": len(others), "reached_by": reached}, **others}
 

@@ -125,7 +125,7 @@ def _tasks(request: dict[str, Any], deadline: float) -> dict[str, Callable[[], d
         "mounts": _of("mounts", root, request.get("mounts") or [], deadline),
         "names": _of("names", request.get("peers") or {}),
         "net": _of("net", root, request.get("peers") or {}),
-        "ports": _of("ports", request.get("ports") or [], root),
+        "ports": _of("ports", request["ports"], root) if request.get("ports") else lambda: {"ports": []},
         "procs": _of("procs", root),
         "versions": _of("versions"),
     }
@@ -138,7 +138,6 @@ def main(stdin: TextIO, stdout: TextIO) -> int:
     # A look is over before there is garbage worth collecting, and a collection would unshare what forks share.
     gc.disable()
     bindings.settle(sys.modules[__name__])
-    importlib.import_module("socket")  # three children need it
     text = stdin.read()
     try:
         request = json.loads(text) if text.strip() else {}

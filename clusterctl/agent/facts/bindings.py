@@ -29,7 +29,18 @@ def load() -> Any:
     """
     if importlib.util.find_spec("pynvml") is None:
         raise NoBindingsError("nvidia-ml-py is neither in the bundle nor in the job's Python")
-    return importlib.import_module("pynvml")
+    known = "ctypes.util" in sys.modules
+    if not known:
+        # They import a function of it that they never call, and with it half of the standard library: as much CPU
+        # as all else that they do.
+        spared = type(sys)("ctypes.util")
+        spared.__dict__["find_library"] = None
+        sys.modules["ctypes.util"] = spared
+    try:
+        return importlib.import_module("pynvml")
+    finally:
+        if not known:
+            del sys.modules["ctypes.util"]
 
 
 def settle(package: Any) -> None:

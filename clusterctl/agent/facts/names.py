@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import socket
+import _socket
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 def collect(peers: dict[str, str]) -> dict[str, Any]:
     """Return the group `names`. `peers` is node to address or name."""
-    hostname = socket.gethostname()
+    hostname = _socket.gethostname()
     addresses, error = _resolve(hostname)
     looked = {}
     for node, name in peers.items():
@@ -20,9 +20,22 @@ def collect(peers: dict[str, str]) -> dict[str, Any]:
     return {"hostname": hostname, "addresses": addresses, "error": error, "peers": looked}
 
 
+def resolve(name: str, port: int | None, kind: int) -> list[Any]:
+    """Return what the system's resolver says, as `socket.getaddrinfo` does.
+
+    The module `socket` makes enumerations of all numbers that the C module below it has, and that one loads a codec
+    for text; together they cost as much as half of a look.
+
+    Raises:
+        OSError: There is no such name.
+        UnicodeError: It cannot be one.
+    """
+    return _socket.getaddrinfo(name.encode() if name.isascii() else name, port, type=kind)
+
+
 def _resolve(name: str) -> tuple[list[str], str | None]:
     try:
-        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        found = resolve(name, None, _socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         return [], getattr(error, "strerror", None) or str(error)
     return sorted({str(entry[4][0]) for entry in found}), None

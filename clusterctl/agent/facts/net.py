@@ -5,11 +5,11 @@ Error counters of ports are left alone: reading them on restricted functions flo
 
 from __future__ import annotations
 
+import _socket
 import fcntl
-import socket
 import struct
 
-from clusterctl.agent.facts import paths
+from clusterctl.agent.facts import names, paths
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,25 +40,34 @@ def _interface(root: str, name: str) -> dict[str, Any]:
 
 
 def _address(name: str) -> str | None:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        try:
-            answer = fcntl.ioctl(sock.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-        except OSError:
-            return None
-    return socket.inet_ntoa(answer[20:24])
+    sock = _socket.socket(_socket.AF_INET, _socket.SOCK_DGRAM)
+    try:
+        answer = fcntl.ioctl(sock.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+    except OSError:
+        return None
+    finally:
+        sock.close()
+    return _socket.inet_ntoa(answer[20:24])
 
 
 def _route(name: str, by_address: dict[str, str]) -> dict[str, Any]:
     """Ask the kernel which source address it would use; no packet is sent."""
     try:
-        family, _, _, _, target = socket.getaddrinfo(name, 9, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, socket.SOCK_DGRAM) as sock:
-            sock.connect(target)
-            source = str(sock.getsockname()[0])
+        family, _, _, _, target = names.resolve(name, 9, _socket.SOCK_DGRAM)[0]
+        source = _source(family, target)
     except (OSError, UnicodeError) as error:
         why = getattr(error, "strerror", None) or str(error)
         return {"address": name, "source": None, "interface": None, "error": why}
     return {"address": str(target[0]), "source": source, "interface": by_address.get(source), "error": None}
+
+
+def _source(family: int, target: Any) -> str:
+    sock = _socket.socket(family, _socket.SOCK_DGRAM)
+    try:
+        sock.connect(target)
+        return str(sock.getsockname()[0])
+    finally:
+        sock.close()
 
 
 def _infiniband(root: str) -> list[dict[str, Any]]:

@@ -4,28 +4,48 @@ from __future__ import annotations
 
 import os
 
+_PIECE = 1 << 16
+
 
 def under(root: str, path: str) -> str:
     """Return an absolute `path` as it lies below `root`."""
     return path if root == "/" else root.rstrip("/") + path
 
 
-def text(root: str, path: str) -> str | None:
-    """Return a file's text without the white space around it, or `None` where it cannot be read."""
+def content(path: str) -> bytes | None:
+    """Return what a small file holds, or `None` where it cannot be read.
+
+    A look opens hundreds: Python's own files, with their buffers and questions, would cost it most of its time.
+    """
     try:
-        with open(under(root, path), encoding="utf-8", errors="replace") as file:
-            return file.read().strip()
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return None
+    try:
+        parts = [os.read(fd, _PIECE)]
+        # Files of /proc end where a read says so, not where one was short.
+        while parts[-1]:
+            parts.append(os.read(fd, _PIECE))
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+    return b"".join(parts)
+
+
+def text(root: str, path: str) -> str | None:
+    """Return a file's text without the white space around it, or `None` where it cannot be read."""
+    found = content(under(root, path))
+    return None if found is None else found.decode("utf-8", "replace").strip()
 
 
 def number(root: str, path: str) -> int | None:
     """Return a file's leading integer (decimal or 0x), or `None`."""
-    content = text(root, path)
-    if not content:
+    found = text(root, path)
+    if not found:
         return None
     try:
-        return int(content.split()[0], 0)
+        return int(found.split()[0], 0)
     except ValueError:
         return None
 

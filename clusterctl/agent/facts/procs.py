@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 MARKER = b"CLUSTERCTL_RUN_ID="
+_KERNEL_THREAD = 0x200000
+"""PF_KTHREAD of the flags in `/proc/PID/stat`: no environment, no memory of its own."""
 _TIME_DAEMONS = ("chronyd", "ntpd", "systemd-timesyn", "ptp4l", "openntpd", "phc2sys")
 
 
@@ -20,7 +22,7 @@ def collect(root: str) -> dict[str, Any]:
     for name in paths.names(root, "/proc"):
         if not name.isdigit() or int(name) == os.getpid():
             continue
-        comm, state = _stat(root, name)
+        comm, state, kernel = _stat(root, name)
         if comm is None:
             continue
         names.add(comm)
@@ -28,7 +30,7 @@ def collect(root: str) -> dict[str, Any]:
         if state == "D":
             wchan = paths.text(root, f"/proc/{name}/wchan")
             stuck.append({"pid": int(name), "comm": comm, "wchan": wchan, "gpu": _holds_gpu(root, name)})
-        run = None if state == "Z" else run_of(root, name)
+        run = None if state == "Z" or kernel else run_of(root, name)
         # The probe and what started it carry the marker of the run on whose behalf they look.
         if run is not None and not _is_ancestor(root, name):
             runs.append({"run": run, "pid": int(name), "comm": comm})
@@ -43,23 +45,19 @@ def collect(root: str) -> dict[str, Any]:
 
 def run_of(root: str, pid: str | int) -> str | None:
     """Return the run that a process carries in its environment, or `None` (also where we may not look)."""
-    try:
-        with open(paths.under(root, f"/proc/{pid}/environ"), "rb") as file:
-            content = file.read()
-    except OSError:
-        return None
-    for entry in content.split(b"\0"):
-        if entry.startswith(MARKER):
-            return entry[len(MARKER) :].decode(errors="replace")
-    return None
+    environ = paths.content(paths.under(root, f"/proc/{pid}/environ")) or b""
+    _, found, rest = (b"\0" + environ).partition(b"\0" + MARKER)
+    return rest.partition(b"\0")[0].decode(errors="replace") if found else None
 
 
-def _stat(root: str, pid: str) -> tuple[str | None, str]:
+def _stat(root: str, pid: str) -> tuple[str | None, str, bool]:
+    """Return name and state of a process, and whether it is a thread of the kernel."""
     content = paths.text(root, f"/proc/{pid}/stat")
     if not content or ")" not in content:
-        return None, ""
+        return None, "", False
     head, _, tail = content.rpartition(")")
-    return head.partition("(")[2], tail.split()[0]
+    words = tail.split()
+    return head.partition("(")[2], words[0], len(words) > 6 and bool(int(words[6]) & _KERNEL_THREAD)
 
 
 def _is_ancestor(root: str, pid: str) -> bool:
