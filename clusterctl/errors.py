@@ -2,7 +2,7 @@
 
     ClusterctlError                one line; .hint is a second; .exit_code
       ConfigError        3         .problems: (path, line, column, text)...; nothing was started
-      NodeError          4         .node; ConnectError, HostKeyError, AuthError, AgentError
+      NodeError          4         .node; ConnectError, HostKeyError, AuthError, AgentError; NodeRefusedError 6
       UnhealthyError     5         .findings; nothing was started
       RefusedError       6
       TeardownError      7         .remaining
@@ -121,6 +121,12 @@ class AgentError(NodeError):
     """No usable Python, a wrong protocol, or a garbled answer."""
 
 
+class NodeRefusedError(NodeError):
+    """A node is there and will not have us: its disk has no place that we could use."""
+
+    exit_code = ExitCode.REFUSED
+
+
 class NodesError(ClusterctlError):
     """Several nodes failed; `errors` holds one NodeError a node."""
 
@@ -129,6 +135,8 @@ class NodesError(ClusterctlError):
     def __init__(self, errors: Sequence[NodeError]) -> None:
         super().__init__(f"{len(errors)} nodes cannot be used", hint=None)
         self.errors = tuple(errors)
+        codes = {error.exit_code for error in errors}
+        self.exit_code = codes.pop() if len(codes) == 1 else ExitCode.NODE
 
 
 class UnhealthyError(ClusterctlError):

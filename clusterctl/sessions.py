@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from clusterctl.agent.protocol import PROTOCOL, Command
 from clusterctl.config.spec import SshSpec, TransportKind
-from clusterctl.errors import AgentError, ClusterctlError, NodeError
+from clusterctl.errors import AgentError, ClusterctlError, NodeError, NodeRefusedError, RefusedError
 from clusterctl.session import Item, Session
 from clusterctl.transport.bootstrap import start_agent
 from clusterctl.transport.bundle import agent_bundle
@@ -107,6 +107,8 @@ def open_session(
         _check_protocol(session)
     except BaseException as error:
         session.close()
+        if isinstance(error, RefusedError):
+            raise NodeRefusedError(host.name, str(error).removeprefix(f"{host.name}: "), hint=error.hint) from error
         if isinstance(error, ClusterctlError) and not isinstance(error, NodeError):
             raise AgentError(host.name, f"its agent does not answer: {error}", hint=error.hint) from error
         raise

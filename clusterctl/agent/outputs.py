@@ -65,6 +65,8 @@ class Outputs:
         self._drop, self._alarm = drop, alarm
         self._said_full = False
         self._files: dict[int, Output] = {}
+        self._ended: dict[int, tuple[str, Output]] = {}
+        self._paths: dict[int, str] = {}
 
     def open(self, rank: int, log: str, index: str, first_valid: int = 0) -> None:
         """Make or open the files of a rank and reserve space.
@@ -79,6 +81,7 @@ class Outputs:
         os.ftruncate(idx, index_size)
         one = Output(rank, fd, idx, size, size, index_size, index_size, first_valid)
         self._files[rank] = one
+        self._paths[rank] = log
         if system.reserve(fd, size, self._reserve):
             one.reserved = size + self._reserve
         with contextlib.suppress(OSError):
@@ -102,6 +105,20 @@ class Outputs:
         one = self._files.get(rank)
         if one is not None:
             one.replicated = max(one.replicated, min(offset, self.size(rank)))
+        elif rank in self._ended and self._max_size is not None:
+            self._hold_limit_of_ended(rank, offset, self._max_size)
+
+    def _hold_limit_of_ended(self, rank: int, offset: int, limit: int) -> None:
+        path, one = self._ended[rank]
+        one.replicated = max(one.replicated, min(offset, one.size))
+        try:
+            one.fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        except OSError:
+            return
+        try:
+            self._hold_limit(one, limit)
+        finally:
+            os.close(one.fd)
 
     def look(self) -> bool:
         """See what has grown: write the index, keep the reserve, hold the limit. To be called every 250 ms.
@@ -195,6 +212,8 @@ class Outputs:
             with contextlib.suppress(OSError):
                 # Blocks beyond the end are freed by setting the size to what it is. A stray may still write: the size
                 # is taken right before, and this is done only when nothing of the attempt is left.
-                os.ftruncate(one.fd, os.fstat(one.fd).st_size)
+                one.size = os.fstat(one.fd).st_size
+                os.ftruncate(one.fd, one.size)
             one.close()
+            self._ended[one.rank] = (self._paths[one.rank], one)
         self._files.clear()

@@ -65,11 +65,14 @@ class RootError(Exception):
 # --- the state root
 
 
-def filesystem(path: str) -> str:
+_MOUNTS = "/proc/self/mounts"
+
+
+def filesystem(path: str, mounts: str = _MOUNTS) -> str:
     """Return the type of the filesystem that holds `path`, as the mount table names it."""
     path = os.path.realpath(path)
     best, kind = "", ""
-    for line in read_bytes("/proc/self/mounts", 4 << 20).decode("utf-8", "surrogateescape").splitlines():
+    for line in read_bytes(mounts, 4 << 20).decode("utf-8", "surrogateescape").splitlines():
         fields = line.split(" ")
         # The kernel writes blanks in a path as octal numbers.
         point = fields[1].replace("\\040", " ").replace("\\011", "\t").replace("\\134", "\\") if len(fields) > 2 else ""
@@ -79,18 +82,18 @@ def filesystem(path: str) -> str:
     return kind
 
 
-def is_network(path: str) -> bool:
+def is_network(path: str, mounts: str = _MOUNTS) -> bool:
     """Whether `path` (or its nearest parent that exists) lies on a filesystem that other machines share."""
     while not os.path.exists(path) and path != "/":
         path = os.path.dirname(path)
-    return filesystem(path) in _NETWORK_FILESYSTEMS
+    return filesystem(path, mounts) in _NETWORK_FILESYSTEMS
 
 
-def choose_root(environ: dict[str, str], home: str, uid: int) -> str:
+def choose_root(environ: dict[str, str], home: str, uid: int, mounts: str = _MOUNTS) -> str:
     """Return where our state goes: under the home, unless other machines share it."""
     base = environ.get("XDG_STATE_HOME", "")
     local = os.path.join(base if os.path.isabs(base) else os.path.join(home, ".local/state"), "clusterctl")
-    return f"/var/tmp/clusterctl-{uid}" if is_network(local) else local
+    return f"/var/tmp/clusterctl-{uid}" if is_network(local, mounts) else local
 
 
 def state_root() -> str:

@@ -317,7 +317,7 @@ class Supervisor:
         return {}
 
     def _replicated(self, offsets: dict[str, int]) -> None:
-        if self._attempt is None or self._attempt.swept:
+        if self._attempt is None:
             return
         for rank in self._attempt.workers:
             offset = offsets.get(protocol.output_file(self._attempt.number, rank))

@@ -13,15 +13,18 @@ from clusterctl.logs.merge import matching
 from clusterctl.logs.select import FailingEnds
 from clusterctl.run.control import Bell
 from clusterctl.run.reader import StateReader
+from clusterctl.run.tails import ControllerSource, NotYetError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from clusterctl.logs.line import LogLine, LogQuery
     from clusterctl.render.console import Console
     from clusterctl.run.store import RunDir
 
 _LOOK = 1.0
+_SOON = 0.05
+_PATIENCE = 5.0
 
 
 class Output(Protocol):
@@ -39,10 +42,11 @@ class Output(Protocol):
 
 def follow(run: RunDir, query: LogQuery, shown: Output, console: Console, *, default: bool) -> int:
     """Follow a run's output; return the exit code of the command."""
-    reader, bell, follower = StateReader(run), Bell(run), Follower(run.path, query)
+    reader, bell = StateReader(run), Bell(run)
     ends = FailingEnds(query.ranks if default else None)
     try:
-        shown.history(follower.history())
+        follower, history = _begin(run, query, reader)
+        shown.history(history)
         while True:
             rung = bell.clear()
             attended = rung or run.attended
@@ -61,6 +65,20 @@ def follow(run: RunDir, query: LogQuery, shown: Output, console: Console, *, def
             _wait(bell, follower, shown)
     except KeyboardInterrupt:
         return int(ExitCode.OK)
+
+
+def _begin(run: RunDir, query: LogQuery, reader: StateReader) -> tuple[Follower, Iterator[LogLine]]:
+    """Return a follower and what it shows first; a controller that is about to connect is waited for."""
+    end = time.monotonic() + _PATIENCE
+    reader.refresh()
+    follower = Follower(run.path, query, source=ControllerSource(run, reader.state, query))
+    while True:
+        try:
+            return follower, follower.history()
+        except NotYetError:
+            if time.monotonic() > end:
+                follower = Follower(run.path, query)
+            time.sleep(_SOON)
 
 
 def _wait(bell: Bell, follower: Follower, shown: Output) -> None:

@@ -72,7 +72,7 @@ def command(
     if dry_run:
         _print_plan(loaded.spec, console, as_json=as_json)
         return 0
-    run = _begin(loaded.spec, health=not no_health, strict=strict)
+    run = begin(loaded.spec, health=not no_health, strict=strict)
     return _follow(
         run,
         console,
@@ -85,7 +85,8 @@ def command(
     )
 
 
-def _begin(spec: ClusterSpec, *, health: bool, strict: bool) -> RunDir:
+def begin(spec: ClusterSpec, *, health: bool, strict: bool) -> RunDir:
+    """Make a run and start its controller, which goes on by itself."""
     from clusterctl.config.stored import dump
     from clusterctl.errors import RefusedError
     from clusterctl.run import process, store

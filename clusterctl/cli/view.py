@@ -21,6 +21,7 @@ from clusterctl.render.log import LogWriter, Timestamps
 from clusterctl.render.progress import PhaseEnd, PhaseView, PhaseWriter, ProgressMode
 from clusterctl.run import control, events
 from clusterctl.run.reader import StateReader
+from clusterctl.run.tails import ControllerSource, NotYetError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 _REDRAW = 0.1
 _UNATTENDED_LOOK = 1.0
+_PATIENCE = 5.0
 
 
 class Leave(str, Enum):
@@ -81,6 +83,7 @@ class RunScreen:
         self._interrupts = 0
         self._leave: Leave | None = None
         self._told: set[str] = set()
+        self._patient_until = time.monotonic() + _PATIENCE
 
     @property
     def state(self) -> RunState:
@@ -203,14 +206,24 @@ class RunScreen:
         if self._follower is None:
             ranks = self._shown_ranks()
             query = LogQuery(ranks=ranks, nodes=self._options.nodes, tail=self._options.tail)
-            self._follower = Follower(self._run.path, query)
+            follower = Follower(self._run.path, query, source=self._source(query))
+            try:
+                history = [] if self._options.tail is None else list(follower.history())
+            except NotYetError:
+                return
+            self._follower = follower
             self._log.expect(list(state.nodes), state.workers.keys() if ranks is None else ranks)
             self._folder = Folder(frozenset(state.workers) if ranks is None else ranks)
-            if self._options.tail is not None:
-                self._write(self._folder.feed(self._follower.history(), time.monotonic()))
+            self._write(self._folder.feed(history, time.monotonic()))
         lines = self._follower.finish() if last else self._follower.poll()
         shown = self._folder.feed(lines, time.monotonic())
         self._write([*shown, *self._folder.flush()] if last else shown)
+
+    def _source(self, query: LogQuery) -> ControllerSource | None:
+        """Return where the tail comes from while replicas lag behind; a controller is waited for, but not for long."""
+        if self._options.tail is None or time.monotonic() > self._patient_until:
+            return None
+        return ControllerSource(self._run, self.state, query)
 
     def _write(self, lines: Any) -> None:
         if lines:
@@ -225,6 +238,8 @@ class RunScreen:
         timeout = _UNATTENDED_LOOK if self.state.attempt >= 0 else _REDRAW
         if self._follower is not None and self._follower.more:
             timeout = 0.0
+        if self._follower is None and self._options.tail is not None:
+            timeout = _REDRAW
         due = self._folder.next_due()
         if due is not None:
             timeout = min(timeout, max(0.0, due - time.monotonic()))

@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from clusterctl.logs.ahead import Ahead, first_line, lags
 from clusterctl.logs.layout import Layout
 from clusterctl.logs.merge import by_time, history, matching, open_streams
 from clusterctl.logs.stream import line_start
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterator, Mapping
 
+    from clusterctl.logs.ahead import Piece, Source
     from clusterctl.logs.line import LogLine, LogQuery
     from clusterctl.logs.stream import Batch, OutputStream
 
@@ -44,6 +46,7 @@ class Follower:
             for screens that rewrite it in place.
         skew: Seconds that each node's clock is ahead of the head's.
         clock: Wall clock in seconds.
+        source: Where the last lines are read from while replicas lag behind; only used where the query has a `tail`.
     """
 
     def __init__(
@@ -55,6 +58,7 @@ class Follower:
         unfinished: bool = False,
         skew: Mapping[str, float] | None = None,
         clock: Callable[[], float] = time.time,
+        source: Source | None = None,
     ) -> None:
         self.more = False
         """Whether the last poll left something unread, because it was much; poll again at once."""
@@ -68,11 +72,31 @@ class Follower:
         self._frames: dict[OutputStream, _Frame] = {}
         self._newest: dict[int, int] = {}
         self._turn = 0
+        self._ahead = None if source is None or query.tail is None else Ahead(source)
 
     def history(self) -> Iterator[LogLine]:
         """Yield what is there now."""
+        pieces = [] if self._ahead is None else self._ahead.ends()
         self._discover()
+        for piece in pieces:
+            self._read_ahead(piece)
         return history(self._streams, self._query, flush=False)
+
+    def _read_ahead(self, piece: Piece) -> None:
+        """Let a stream begin at its file's end on the node, if its replica is far from that."""
+        file = self._layout.expect(piece.node, piece.attempt, piece.rank)
+        if (
+            self._ahead is None
+            or not lags(file, piece)
+            or not self._query.wants_file(file.node, file.rank, file.attempt)
+        ):
+            return
+        stream = next((s for s in self._streams if s.file.path == file.path), None)
+        if stream is None:
+            (stream,) = open_streams([file], self._query, self._skew)
+            self._take_in(stream)
+        self._ahead.put(stream, piece)
+        stream.floor = first_line(piece)
 
     def skip(self) -> None:
         """Leave out what is there now; a line that is being written will be shown whole."""
@@ -89,6 +113,8 @@ class Follower:
     def finish(self) -> list[LogLine]:
         """Return all that is still unread, unfinished last lines included; for when the run is over."""
         now = self._clock()
+        if self._ahead is not None:
+            self._ahead.close()
         lines = self._new_lines(now)
         while self.more:
             lines += self._new_lines(now)
@@ -98,6 +124,8 @@ class Follower:
     # --- inside
 
     def _new_lines(self, now: float) -> list[LogLine]:
+        if self._ahead is not None:
+            self._ahead.go_on(now)
         self._discover()
         batches: list[Batch] = []
         budget = _POLL_BYTES
@@ -116,9 +144,12 @@ class Follower:
 
     def _discover(self) -> None:
         for stream in open_streams(self._layout.discover(), self._query, self._skew):
-            self._streams.append(stream)
-            rank = stream.file.rank
-            self._newest[rank] = max(self._newest.get(rank, 0), stream.file.attempt)
+            self._take_in(stream)
+
+    def _take_in(self, stream: OutputStream) -> None:
+        self._streams.append(stream)
+        rank = stream.file.rank
+        self._newest[rank] = max(self._newest.get(rank, 0), stream.file.attempt)
         self._streams.sort(key=lambda stream: stream.file)
 
     def _in_turn(self) -> list[OutputStream]:

@@ -43,6 +43,14 @@ class Layout:
         """Return the output files that were not there at the last call, in the order of attempt and rank."""
         return sorted(self._new_files())
 
+    def expect(self, node: str, attempt: int, rank: int) -> OutputFile:
+        """Return an output file whose replica need not be there yet; it is not discovered again."""
+        node_dir = os.path.join(self._nodes_dir, node)
+        path = os.path.join(node_dir, output_file(attempt, rank))
+        self._known.add(path)
+        index_path = os.path.join(node_dir, index_file(attempt, rank))
+        return OutputFile(attempt=attempt, rank=rank, node=node, path=path, index_path=index_path)
+
     def _new_files(self) -> Iterator[OutputFile]:
         for node in _entries(self._nodes_dir):
             node_dir = os.path.join(self._nodes_dir, node)

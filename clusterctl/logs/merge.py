@@ -62,7 +62,7 @@ def history(streams: Sequence[OutputStream], query: LogQuery, *, flush: bool) ->
     window = query.tail
     while True:
         moved = [
-            max(start, tail_start(stream.file.path, end, window)) if end else 0
+            max(start, stream.floor, tail_start(stream.file.path, end, window)) if end else 0
             for stream, start, end in zip(streams, starts, ends, strict=True)
         ]
         last = deque(_merged(streams, moved, ends, query, flush=flush), maxlen=query.tail)

@@ -40,6 +40,8 @@ class OutputStream:
 
     def __init__(self, file: OutputFile, *, offset: int = 0, raw: bool = False, skew: float = 0.0) -> None:
         self.file = file
+        self.floor = 0
+        """Nothing before this byte is to be shown."""
         self.closed = False
         """Nothing more will be written; whoever reads may leave it out."""
         self._index = TimeIndex(file.index_path)

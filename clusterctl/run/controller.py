@@ -10,7 +10,7 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -27,16 +27,17 @@ from clusterctl.errors import (
     RunFailed,
     UnhealthyError,
 )
-from clusterctl.run import ending, events, policy, restarting
+from clusterctl.run import ending, events, policy, refusals, restarting, tails
 from clusterctl.run.control import ControlRequest, ControlServer
 from clusterctl.run.gathering import Gatherer, ask
 from clusterctl.run.healthwatch import HealthWatch
+from clusterctl.run.intake import Intake
 from clusterctl.run.launch import Begun, CancelledError, Launch, NotBegun, Progress
 from clusterctl.run.links import Links, Redialed, each, names, quietly
 from clusterctl.run.observer import StallObserver, last_bytes
 from clusterctl.run.reader import load_state
 from clusterctl.run.state import RunPhase, apply_head, apply_node
-from clusterctl.run.store import RunDir, Writer, is_full, now
+from clusterctl.run.store import RunDir, Writer, now
 from clusterctl.session import BeatReceived, EventReceived, OutputReceived, SessionLost, Superseded
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
 _TICK = 1.0
 _SHOWN_SILENT_AFTER = 6.5
 _ACKNOWLEDGE_EVERY = 2.0
-_FULL_RETRY = 5.0
+_ACKNOWLEDGE_BYTES = 4 * 1024 * 1024
 _DRAIN_WITHOUT_PROGRESS = 15.0
 _CALL_SECONDS = 20.0
 
@@ -63,6 +64,10 @@ class Preflight(Protocol):
 
     def after_sync(self, sessions: dict[str, Session]) -> None:
         """Check the code that is on the nodes now."""
+
+    @property
+    def unfit(self) -> dict[str, str]:
+        """Return the spares that failed a check, and why they are left out, in a word."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,9 +140,9 @@ class Controller:
         self._launching = False
         self._ending: _Ending | None = None
         self._kill = False
-        self._full_until = 0.0
-        self._held: list[OutputReceived] = []
+        self._intake = Intake(self._writer, self._stored, self._note)
         self._acknowledged = 0.0
+        self._unacknowledged = 0
         self._sizes: dict[tuple[str, str], int] = {}
         self._unfit: dict[str, str] = {}
         self._newest: dict[int, str | None] = {}
@@ -149,10 +154,13 @@ class Controller:
 
     # --- beginnings
 
-    def start(self) -> int:
-        """Start the run and see it to its end; return its exit code."""
+    def start(self, warnings: Sequence[str] = ()) -> int:
+        """Start the run and see it to its end; return its exit code. `warnings` are said first."""
         self._record(events.Created(run=self._run.run, name=self._spec.name, path=self._spec.path))
+        for text in warnings:
+            self._note(text, "warn")
         self._epoch = self._writer.next_epoch(0)
+        self._launch.begin()
         self._in_background(self._first_attempt)
         return self._loop()
 
@@ -187,11 +195,13 @@ class Controller:
     def _first_attempt(self) -> Begun | NotBegun:
         hosts = self._spec.workers
         self._connect(self._spec.hosts)
+        self._refuse_harm()
         if self._preflight is not None:
             self._preflight(self._links.sessions, self._post)
+            self._unfit |= self._preflight.unfit
         self._launch.sync(hosts, first=True)
         if self._preflight is not None:
-            self._preflight.after_sync(self._links.sessions)
+            self._preflight.after_sync({h.name: self._links.sessions[h.name] for h in hosts})
         return self._launch.attempt(0, hosts, self._follow)
 
     def _connect(self, hosts: tuple[HostSpec, ...]) -> None:
@@ -230,6 +240,20 @@ class Controller:
         each(opened, lambda n, s: ending.end_on_node(s, run, n, 0.0 if self._kill else self._limits.grace))
         error = RunFailed("its controller ended during the start", exit_code=ExitCode.FAILED)
         return NotBegun(error=error, prepared=())
+
+    def _refuse_harm(self) -> None:
+        """Refuse nodes on which workers would not last; a spare like that is left out.
+
+        Raises:
+            RefusedError: A node of the first attempt is one of them.
+        """
+        hellos = {node: session.hello for node, session in self._links.sessions.items()}
+        for spare in [h.name for h in self._spec.spares if h.name in hellos]:
+            hello = hellos.pop(spare)
+            if refusals.ends_at_logout(hello.get("logind")):
+                self._unfit[spare] = "unfit"
+                self._post(events.Note(text=f"spare {spare} ends processes at logout: it is left out", level="warn"))
+        refusals.refuse(hellos)
 
     def _take_over(self) -> Begun | NotBegun:
         if self._state.attempt < 0:
@@ -276,6 +300,8 @@ class Controller:
                 self._look_at_links()
                 self._act()
                 self._acknowledge()
+            while not self._writer.flush():
+                time.sleep(_TICK)
             return self._state.exit_code or 0
         finally:
             self._links.close()
@@ -308,7 +334,7 @@ class Controller:
             case EventReceived():
                 self._event(item)
             case OutputReceived():
-                self._output(item)
+                self._intake.take(item)
             case BeatReceived():
                 self._beat(item)
             case SessionLost():
@@ -336,11 +362,13 @@ class Controller:
 
     def _record(self, event: events.ControllerEvent) -> None:
         moment = now()
-        with self._full_disk_tolerated():
-            self._writer.append(event, moment)
+        self._writer.append(event, moment)
         self._state = apply_head(self._state, moment, event)
         if isinstance(event, events.Attempt):
             self._watch_attempt()
+
+    def _note(self, text: str, level: str) -> None:
+        self._record(events.Note(text=text, level=level))
 
     def _watch_attempt(self) -> None:
         ranks = self._state.workers
@@ -352,62 +380,26 @@ class Controller:
             known = {n: last_bytes(self._run.node(n) / wire.SAMPLES_FILE) for n in self._state.nodes}
             self._observer.replay(known, time.monotonic())
 
-    @contextlib.contextmanager
-    def _full_disk_tolerated(self) -> Any:
-        """A full disk on the head harms nothing on the nodes: what they hold is fetched when there is space again."""
-        try:
-            yield
-        except OSError as error:
-            if not is_full(error):
-                raise
-            self._full_until = time.monotonic() + _FULL_RETRY
-
     # --- what arrives from nodes
 
     def _event(self, item: EventReceived) -> None:
         known = self._known(item.node)
         if known is None or item.stamp.seq <= known.seq:
             return
-        with self._full_disk_tolerated():
-            self._writer.journal(item.node, item.record)
+        self._writer.journal(item.node, item.record)
         self._state = apply_node(self._state, item.node, item.stamp, item.event)
 
-    def _output(self, item: OutputReceived) -> None:
-        if self._held or time.monotonic() < self._full_until:
-            self._held.append(item)
-            return
-        self._store_output(item)
-
-    def _store_output(self, item: OutputReceived) -> bool:
-        before = self._full_until
-        with self._full_disk_tolerated():
-            size = self._writer.replicate(item.node, item.file, item.offset, item.payload)
-            if item.file == wire.SAMPLES_FILE and self._observer is not None:
-                self._observer.feed(item.node, item.payload, time.monotonic())
-            self._sizes[item.node, item.file] = size
-            session = self._links.sessions.get(item.node)
-            if session is not None:
-                session.credit(len(item.payload))
-            if self._ending is not None:
-                self._ending.moved = time.monotonic()
-        if self._full_until == before:
-            return True
-        if before == 0.0:
-            self._post(
-                events.Note(text="the head's disk is full: replication waits, workers are not affected", level="warn")
-            )
-        self._held.append(item)
-        return False
-
-    def _retry_held(self) -> None:
-        if not self._held or time.monotonic() < self._full_until:
-            return
-        held, self._held = self._held, []
-        for i, item in enumerate(held):
-            if not self._store_output(item):
-                self._held += held[i + 1 :]
-                return
-        self._full_until = 0.0
+    def _stored(self, item: OutputReceived, size: int) -> None:
+        """Let a node send as much again as is safe here now."""
+        if item.file == wire.SAMPLES_FILE and self._observer is not None:
+            self._observer.feed(item.node, item.payload, time.monotonic())
+        self._sizes[item.node, item.file] = size
+        self._unacknowledged += len(item.payload)
+        session = self._links.sessions.get(item.node)
+        if session is not None:
+            session.credit(len(item.payload))
+        if self._ending is not None:
+            self._ending.moved = time.monotonic()
 
     def _beat(self, item: BeatReceived) -> None:
         node = self._state.nodes.get(item.node)
@@ -489,11 +481,16 @@ class Controller:
                 self._control.wake()
 
     def _acknowledge(self) -> None:
-        """Tell nodes what is safe here, so that a full disk there costs nothing."""
-        self._retry_held()
-        if time.monotonic() - self._acknowledged < _ACKNOWLEDGE_EVERY or not self._sizes:
-            return
-        self._acknowledged = time.monotonic()
+        """Tell nodes now and then what is safe here, so that a full disk there costs nothing."""
+        self._intake.retry()
+        self._writer.flush()
+        pause = _ACKNOWLEDGE_EVERY if self._unacknowledged < _ACKNOWLEDGE_BYTES else _ACKNOWLEDGE_EVERY / 10
+        if time.monotonic() - self._acknowledged >= pause:
+            self._unacknowledged = 0
+            self._acknowledged = time.monotonic()
+            self._tell_what_is_safe()
+
+    def _tell_what_is_safe(self) -> None:
         by_node: dict[str, dict[str, int]] = {}
         for (node, file), size in self._sizes.items():
             by_node.setdefault(node, {})[file] = size
@@ -509,7 +506,10 @@ class Controller:
         if self._ending is not None:
             self._continue_ending()
             return
-        if self._launching and not self._cancelled.is_set() and self._state.attempt < 0:
+        if self._launching and self._state.attempt < 0:
+            if self._cancelled.is_set() and self._launch.give_up():
+                self._launching = False
+                self._fail_start(NotBegun(error=CancelledError("cancelled during the start"), prepared=()))
             return
         self._judge_stall()
         self._look_at_health()
@@ -756,7 +756,7 @@ class Controller:
             for key, size in ending.targets.items()
             if self._replica_size(*key) < size and key[0] in self._links.sessions
         ]
-        if missing and waited < _DRAIN_WITHOUT_PROGRESS:
+        if missing and (waited < _DRAIN_WITHOUT_PROGRESS or (self._intake.paused and not self._kill)):
             return
         if missing:
             files = ", ".join(f"{n}: {f}" for n, f in missing[:3])
@@ -764,6 +764,7 @@ class Controller:
                 events.Note(text=f"output was not replicated whole ({files}); the nodes still have it", level="warn")
             )
         finish = ending.finish
+        self._tell_what_is_safe()
         self._finish_nodes(self._all_nodes(), finish.phase.value, finish.exit_code)
         self._record(
             events.Ended(state=finish.phase.value, exit_code=finish.exit_code, remaining=list(finish.remaining))
@@ -790,10 +791,25 @@ class Controller:
                 item.reply({"ok": True, "grace": self._limits.grace})
             case "evidence":
                 self._answer_evidence(item)
+            case tails.COMMAND:
+                self._answer_tails(item)
             case "ping":
                 item.reply({"ok": True, "run": self._run.run})
             case _:
                 item.reply({"error": f"unknown command {item.command!r}"})
+
+    def _answer_tails(self, item: ControlRequest) -> None:
+        """Read the ends of output files on their nodes, past all that still waits for its replication."""
+        places, length = item.arguments.get("places", []), int(item.arguments.get("length", 0))
+        sessions = dict(self._links.sessions)
+        if self._launching and any(place[0] not in sessions for place in places):
+            item.reply({"soon": True})
+            return
+
+        def answer() -> None:
+            item.reply(tails.read_on_nodes(self._run.run, sessions, places, length))
+
+        threading.Thread(target=answer, daemon=True).start()
 
     def _answer_evidence(self, item: ControlRequest) -> None:
         sessions, ranks = self._sessions_of_run(), item.arguments.get("ranks")

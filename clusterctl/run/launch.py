@@ -128,9 +128,20 @@ class Launch:
         self._post = post
         self._cancelled = cancelled
         self._prepared: list[str] = []
+        self._gate = threading.Lock()
+        self._untouched = False
         self._secrets = spec.secrets
         self.code_hash: str | None = None
         self.resume_from: str | None = None
+
+    def begin(self) -> None:
+        """Take note that this is a new run: until an attempt is prepared there is nothing on any node to undo."""
+        self._untouched = True
+
+    def give_up(self) -> bool:
+        """Forbid a cancelled start to touch any node from now on; False where it has done so already."""
+        with self._gate:
+            return self._untouched
 
     def forget_secrets(self) -> None:
         """Let the nodes use the secrets that they kept from the attempt before: here nobody knows the values."""
@@ -228,6 +239,9 @@ class Launch:
     # --- prepare
 
     def _prepare(self, number: int, entries: Sequence[planning.Layout]) -> dict[str, list[int]]:
+        with self._gate:
+            self._check()
+            self._untouched = False
         step = Progress("prepare", len(entries), self._post)
         by_name = {e.host.name: e for e in entries}
 

@@ -14,6 +14,7 @@ from clusterctl.health.judge import judge_cluster, judge_node
 from clusterctl.health.model import NOT_SYNCED, Context, Status
 from clusterctl.health.registry import CHECKS
 from clusterctl.health.request import probe_request
+from clusterctl.run.events import Note
 from clusterctl.run.launch import Progress, workdir_of
 from clusterctl.run.links import each
 from clusterctl.run.meeting import meeting_addresses
@@ -42,12 +43,16 @@ class Preflight:
         run: Keeps the facts and findings in `health.json`.
         spec: What is declared and tolerated.
         strict: WARN and UNKNOWN end the start too.
+
+    Attributes:
+        unfit: Spares that failed a check, and why they are left out, in a word.
     """
 
     def __init__(self, run: RunDir, spec: ClusterSpec, *, strict: bool) -> None:
         self._run, self._spec, self._strict = run, spec, strict
         self._facts: dict[str, dict[str, Any]] = {}
         self._findings: list[Finding] = []
+        self.unfit: dict[str, str] = {}
 
     def __call__(self, sessions: Mapping[str, Session], post: Callable[[ControllerEvent], None]) -> None:
         """Check everything but the code, which is still to come.
@@ -58,9 +63,18 @@ class Preflight:
         step = Progress("health", len(sessions), post)
         self._facts = probe_all(self._spec, sessions, step, own_run=self._run.run)
         found = judge_all(self._spec, self._facts, [name for name in CHECKS if name not in AFTER_SYNC])
-        failed = self._weigh(found)
+        failed = self._without_spares(self._weigh(found), post)
         step.end(_summary(found), failed=bool(failed))
         self._refuse(failed)
+
+    def _without_spares(self, failed: list[Finding], post: Callable[[ControllerEvent], None]) -> list[Finding]:
+        """Leave spares that are not fit out of the run instead of ending its start."""
+        spares = {h.name for h in self._spec.spares}
+        for finding in failed:
+            if finding.node in spares:
+                self.unfit[finding.node] = "unhealthy"
+                post(Note(text=f"spare {finding.node} is left out: {finding.message}", level="warn"))
+        return [f for f in failed if f.node not in spares]
 
     def after_sync(self, sessions: Mapping[str, Session]) -> None:
         """Check that all nodes have the same code now.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.run import process
@@ -39,7 +40,21 @@ def start_run(run: RunDir, spec: ClusterSpec, *, health: bool, strict: bool) -> 
         preflight = Preflight(run, spec, strict=strict)
     controller = Controller(run, spec, dialer(spec), preflight)
     process.ready()
-    return controller.start()
+    return controller.start(_warnings_of_head())
+
+
+def _warnings_of_head() -> list[str]:
+    import pwd
+
+    from clusterctl.agent.hello import logind
+    from clusterctl.run.refusals import warning_of_head
+
+    try:
+        user = pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return []
+    warning = warning_of_head(logind(user), user)
+    return [warning] if warning else []
 
 
 def adopt_run(run: RunDir, *, cancel: bool = False, kill: bool = False) -> int:

@@ -13,7 +13,6 @@ RUN/stall-N/             evidence of a stall
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import hashlib
 import json
@@ -28,9 +27,12 @@ from typing import Any
 from clusterctl.agent import protocol as wire
 from clusterctl.errors import NotFoundError, RefusedError
 from clusterctl.run import events as head
+from clusterctl.run.linefile import LineFile
 from clusterctl.run.reader import load_state
 from clusterctl.run.state import RunPhase, RunState
 
+_EVENTS_RESERVE = 1024 * 1024
+_JOURNAL_RESERVE = 128 * 1024
 _ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"
 
 
@@ -228,27 +230,37 @@ class Writer:
             raise RefusedError(
                 f"{run.run} has a controller already", hint=f"`clusterctl attach {run.run}` shows it"
             ) from error
-        _drop_torn_line(run.events)
         self._seq = _last_seq(run.events)
-        self._events = os.open(run.events, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._events = LineFile(run.events, _EVENTS_RESERVE)
+        self._journals: dict[str, LineFile] = {}
         self._files: dict[tuple[str, str], int] = {}
 
     def append(self, event: head.ControllerEvent, now: float) -> None:
-        """Write an event of the controller's own; `now` is the head's clock in seconds."""
+        """Write an event of the controller's own; `now` is the head's clock in seconds.
+
+        On a full disk it waits, as do the lines of `journal`: see `flush`.
+        """
         self._seq += 1
-        _write_all(self._events, (head.encode(self._seq, now, event) + "\n").encode())
+        self._events.append((head.encode(self._seq, now, event) + "\n").encode())
 
     def journal(self, node: str, record: dict[str, Any]) -> None:
         """Append one line to the replica of a node's journal."""
-        key = (node, wire.JOURNAL_FILE)
-        if key not in self._files:
-            _drop_torn_line(self.run.node(node) / wire.JOURNAL_FILE)
-        fd = self._open(*key)
-        os.lseek(fd, 0, os.SEEK_END)
-        _write_all(fd, (json.dumps(record, separators=(",", ":")) + "\n").encode())
+        if node not in self._journals:
+            self._journals[node] = LineFile(self.run.node(node) / wire.JOURNAL_FILE, _JOURNAL_RESERVE)
+        self._journals[node].append((json.dumps(record, separators=(",", ":")) + "\n").encode())
+
+    def flush(self) -> bool:
+        """Write the lines that a full disk made wait; return whether none waits any more."""
+        # Nodes first: what the controller concluded from their lines must not be seen before them.
+        written = [file.flush() for file in (*self._journals.values(), self._events)]
+        return all(written)
 
     def replicate(self, node: str, file: str, offset: int, payload: bytes) -> int:
-        """Write bytes of a node's file at their own offset; return the replica's new size, which is the cursor."""
+        """Write bytes of a node's file at their own offset; return the replica's new size, which is the cursor.
+
+        Raises:
+            OSError: The disk is full; writing the same again later makes it whole.
+        """
         fd = self._open(node, file)
         view = memoryview(payload)
         while view:
@@ -279,7 +291,9 @@ class Writer:
 
     def close(self) -> None:
         """Let go of the lock and of every file."""
-        for fd in (*self._files.values(), self._events, self._lock):
+        for file in (*self._journals.values(), self._events):
+            file.close()
+        for fd in (*self._files.values(), self._lock):
             os.close(fd)
         self._files.clear()
 
@@ -300,15 +314,14 @@ def write_atomically(path: Path, data: bytes) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
-        _write_all(fd, data)
-    finally:
-        os.close(fd)
-    temporary.replace(path)
-
-
-def is_full(error: OSError) -> bool:
-    """Return whether an error means that the disk or the quota is full."""
-    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+        try:
+            _write_all(fd, data)
+        finally:
+            os.close(fd)
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def _last_seq(path: Path) -> int:
@@ -324,17 +337,6 @@ def _write_all(fd: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
-
-
-def _drop_torn_line(path: Path) -> None:
-    """Cut what a crash left behind the last whole line, so that the next line stands by itself."""
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        return
-    whole = data.rfind(b"\n") + 1
-    if whole != len(data):
-        os.truncate(path, whole)
 
 
 def now() -> float:
