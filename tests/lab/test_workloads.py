@@ -145,6 +145,73 @@ def test_a_run_whose_node_is_killed_ends_on_a_spare_with_the_weights_of_an_unint
     workloads.nothing_left([made[0], made[2]])
 
 
+SPAWNS = """\
+import os
+
+os.environ["KERAS_BACKEND"] = "torch"
+import keras
+import numpy as np
+import torch
+
+DEVICES = 2
+
+
+def make_model():
+    return keras.Sequential([keras.Input((4,)), keras.layers.Dense(8, activation="relu"), keras.layers.Dense(1)])
+
+
+def make_data():
+    x = np.random.default_rng(0).normal(size=(512, 4)).astype("float32")
+    return torch.utils.data.TensorDataset(torch.tensor(x), torch.tensor(x.sum(axis=1, keepdims=True)))
+
+
+def on_each_device(index, devices):
+    os.environ["MASTER_ADDR"] = "localhost"
+    os.environ["MASTER_PORT"] = "56492"
+    torch.distributed.init_process_group("gloo", rank=index, world_size=devices)
+    keras.utils.set_random_seed(0)
+    model = torch.nn.parallel.DistributedDataParallel(make_model())
+    data = make_data()
+    sampler = torch.utils.data.distributed.DistributedSampler(data, num_replicas=devices, rank=index, shuffle=False)
+    loader = torch.utils.data.DataLoader(data, batch_size=32, sampler=sampler)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    losses = []
+    for epoch in range(10):
+        for inputs, targets in loader:
+            loss = torch.nn.functional.mse_loss(model(inputs), targets)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        losses.append(loss.item())
+    weights = float(sum(parameter.sum() for parameter in model.parameters()))
+    print(f"device {index} of {devices} in {os.environ['CLUSTERCTL_NODE']}: loss {losses[0]:.4f} to {losses[-1]:.4f},",
+          f"weights {weights:.6f}", flush=True)
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    torch.multiprocessing.start_processes(on_each_device, args=(DEVICES,), nprocs=DEVICES, start_method="fork")
+"""
+
+
+def test_a_keras_script_that_spawns_its_own_processes_runs_unchanged_as_one_worker_a_node(
+    nodes: NodeFactory, head: Head
+) -> None:
+    made = nodes(2)
+    (head.folder / "train.py").write_text(SPAWNS)
+    head.write({n.name: 1 for n in made}, {"script": "train.py"}, env={"OMP_NUM_THREADS": "1"})
+
+    done = head.run("up", "--no-health", "--all", timeout=workloads.LONG)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    line = r"device (\d) of 2 in (\S+): loss ([\d.]+) to ([\d.]+), weights (\S+)"
+    found = re.findall(line, done.stdout)
+    assert sorted((node, index) for index, node, *_ in found) == sorted((n.name, i) for n in made for i in "01")
+    assert all(float(last) < float(first) / 3 for _, _, first, last, _ in found)
+    assert len({weights for *_, weights in found}) == 1
+    workloads.nothing_left(made)
+
+
 TORCHRUN = {"script": "train.py", "launcher": "torchrun", "grace": "1s"}
 MEET = """\
 import os
@@ -154,6 +221,19 @@ dist.init_process_group("gloo")
 total = torch.tensor(dist.get_rank())
 dist.all_reduce(total)
 print("rank", os.environ["RANK"], "local", os.environ["LOCAL_RANK"], "sees", int(total), flush=True)
+
+import clusterctl  # nothing of it is installed here
+
+model = torch.nn.Linear(2, 2)
+for parameter in model.parameters():
+    torch.nn.init.constant_(parameter, 0.5)
+clusterctl.verify_sync(model)
+if dist.get_rank() == 3:
+    torch.nn.init.constant_(model.bias, 0.25)
+try:
+    clusterctl.verify_sync(model, step=7)
+except RuntimeError as error:
+    print(error, flush=True)
 dist.destroy_process_group()
 """
 FAIL = """\
@@ -189,6 +269,8 @@ def test_torchrun_on_each_node_runs_ranks_that_are_seen_one_by_one(nodes: NodeFa
     assert done.returncode == 0, done.stdout + done.stderr
     said = {rank: head.run("logs", "--rank", str(rank), "-o", "raw").stdout for rank in range(4)}
     assert all(f"rank {rank} local {rank % 2} sees 6\n" in said[rank] for rank in range(4)), said
+    differs = "weights are not the same on all ranks at step 7: rank 3 differs from the other 3, first in `bias`"
+    assert all(differs in text for text in said.values())
     status = head.json("status", head.json("ps", "-a")[-1]["run"])
     assert [(w["rank"], w["local_rank"], w["node"], w["exit_code"]) for w in status["workers"]] == [
         (0, 0, made[0].name, 0),
