@@ -30,7 +30,15 @@ def check(root: Node, machines: Sequence[Machine], sections: Mapping[str, Sectio
     job, restart, stall = (sections.get(key) for key in ("job", "restart", "stall"))
     if isinstance(job, JobModel) and job.launcher == "torchrun":
         _equal_workers(root, [machine.spec for machine in machines], context.report)
+        _torch_alone(root, job, context.report)
     _restarts(root, restart, stall, context.report)
+
+
+def _torch_alone(root: Node, job: JobModel, report: Report) -> None:
+    """Refuse torchrun for frameworks that are told each worker's place in variables that torchrun does not know."""
+    if job.framework in ("tensorflow", "jax"):
+        text = f"job.launcher: torchrun starts no {job.framework} job: all workers of a node would have the same place"
+        report.add(_at(root, "job", "launcher"), text, "`launcher: direct` tells each worker its own")
 
 
 def check_health(root: Node, health: HealthSpec, machines: Sequence[Machine], context: Context) -> None:

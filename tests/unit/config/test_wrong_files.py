@@ -978,6 +978,14 @@ WRONG = [
         "`launcher: direct` runs nodes that differ",
         id="torchrun_on_unequal_nodes",
     ),
+    pytest.param(
+        "version: 1\nhosts: {a: 2}\njob: {script: train.py, framework: jax, launcher: torchrun}\n",
+        3,
+        51,
+        "job.launcher: torchrun starts no jax job: all workers of a node would have the same place",
+        "`launcher: direct` tells each worker its own",
+        id="torchrun_for_jax",
+    ),
 ]
 
 
