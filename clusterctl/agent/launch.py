@@ -12,7 +12,7 @@ from clusterctl.agent import system
 _FLAGS = ["-I", "-S", "-X", "utf8"]
 """Isolated from the user's Python settings, without site packages, and in UTF-8 whatever the locale."""
 
-_START = (
+START = (
     "import sys; place = sys.argv.pop(1); sys.path[: sys.path[:1] == ['']] = [place]; "
     "from clusterctl.agent.__main__ import main; sys.exit(main())"
 )
@@ -39,7 +39,7 @@ def command(name: str, *arguments: str, python: str = sys.executable, isolated: 
     if isolated and os.path.isfile(place):
         return [python, *flags, place, name, *arguments]
     # An archive could be run as it is, but Python would import a good deal to do so, at each look at a node.
-    return [python, *flags, "-c", _START, place, name, *arguments]
+    return [python, *flags, "-c", START, place, name, *arguments]
 
 
 def piped(name: str, *arguments: str) -> tuple[int, int]:

@@ -29,7 +29,7 @@ _PATTERNS: tuple[tuple[str, str, bool, Action], ...] = (
 @node_check(
     name="host.kernel_log",
     family="Kernel log",
-    source="kernel log of this boot (`dmesg`, else `journalctl -k -b`)",
+    source="kernel log of this boot (`dmesg`, else `journalctl -k -b`, else /var/log)",
     threshold=("no complaint within `lookback` seconds; FAIL for a read-only remount and uncorrected hardware errors"),
     severity="FAIL",
     remedy="Read the kernel log of the node (`dmesg -T`) around it",

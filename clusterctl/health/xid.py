@@ -55,7 +55,7 @@ def parse(lines: Iterable[dict[str, object]]) -> list[Event]:
 @node_check(
     name="gpu.xid",
     family="XID and SXid",
-    source="kernel log of this boot (`dmesg`, else `journalctl -k -b`)",
+    source="kernel log of this boot (`dmesg`, else `journalctl -k -b`, else /var/log)",
     threshold=(
         "no hardware XID within `lookback` seconds; older ones and application errors WARN; "
         "`fail_contained` XIDs 94 on one GPU FAIL"
@@ -151,7 +151,7 @@ _HINTS = {
 @node_check(
     name="gpu.sxid",
     family="XID and SXid",
-    source="kernel log of this boot (`dmesg`, else `journalctl -k -b`)",
+    source="kernel log of this boot (`dmesg`, else `journalctl -k -b`, else /var/log)",
     threshold="no fatal SXid within `lookback` seconds; others WARN",
     severity="FAIL",
     remedy="Restart the fabric manager and reset the GPUs of the node, or reboot it",

@@ -175,6 +175,26 @@ def test_the_journal_is_read_where_dmesg_is_denied(programs: Path, tmp_path: Pat
     assert found["lines"][0]["text"].startswith("NVRM: Xid")
 
 
+def test_of_a_log_file_only_the_lines_of_this_boot_count(programs: Path, tmp_path: Path) -> None:
+    fake_nvml.program(programs, "dmesg", error=fake_nvml.DMESG_DENIED, code=1)
+    fake_nvml.program(programs, "journalctl")
+    stamp = "2026-03-01T10:00:00 gpu03 kernel: "
+    before = f"{stamp}{XID.replace('79', '48')}\n{stamp}[  900.000000] usb 1-1: new device\n"
+    (tmp_path / "var/log").mkdir(parents=True)
+    (tmp_path / "var/log/kern.log").write_text(f"{before}{stamp}[    0.000000] Linux version\n{stamp}{XID}\n")
+    found = look(tmp_path)["data"]
+    assert found["source"] == "/var/log/kern.log"
+    assert [(line["age_s"], "): 79" in line["text"]) for line in found["lines"]] == [(50.0, True)]
+
+
+def test_a_log_file_that_ends_before_this_boot_says_nothing(programs: Path, tmp_path: Path) -> None:
+    fake_nvml.program(programs, "dmesg", error=fake_nvml.DMESG_DENIED, code=1)
+    fake_nvml.program(programs, "journalctl")
+    (tmp_path / "var/log").mkdir(parents=True)
+    (tmp_path / "var/log/messages").write_text("Mar 1 10:00:00 gpu03 kernel: [  900.000000] NVRM: something old\n")
+    assert look(tmp_path)["status"] == "denied"
+
+
 def test_a_log_that_nobody_may_read_is_denied_with_both_reasons(programs: Path, tmp_path: Path) -> None:
     fake_nvml.program(programs, "dmesg", error=fake_nvml.DMESG_DENIED, code=1)
     fake_nvml.program(programs, "journalctl")

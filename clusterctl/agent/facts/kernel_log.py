@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 
@@ -23,14 +24,17 @@ _RELEVANT = re.compile(
     r"|EXT4-fs error|XFS .*(?:shut down|Corruption)"
 )
 _STAMP = re.compile(r"^(?:<\d+>)?\[\s*(\d+\.\d+)\]\s*(.*)$")
+_FILE = re.compile(r"^.*? kernel:\s*\[\s*(\d+\.\d+)\]\s*(.*)$")
+_FILES = ("/var/log/kern.log", "/var/log/messages", "/var/log/syslog")
+_TAIL = 4 << 20
 _JOURNAL = re.compile(r"^\[\s*(\d+\.\d+)\]\s+\S+\s+kernel:\s*(.*)$")
 
 
 def collect(root: str) -> dict[str, Any]:
-    """Return the group `kernel_log`, from `dmesg`, else from the journal.
+    """Return the group `kernel_log`, from `dmesg`, else from the journal, else from what syslog has written of it.
 
     Raises:
-        DeniedError: Neither may be read by this user.
+        DeniedError: None may be read by this user.
         AbsentError: Neither program is there.
     """
     uptime = float((paths.text(root, "/proc/uptime") or str(time.monotonic())).split()[0])
@@ -49,9 +53,41 @@ def collect(root: str) -> dict[str, Any]:
             return {"source": source, "uptime": uptime, **_lines(told, pattern, uptime)}
         complaints = complaint.strip().splitlines()
         reasons.append(complaints[-1] if complaints else f"{source}: nothing to read")
+    for name in _FILES:
+        written = _this_boot(root, name, uptime)
+        if written:
+            return {"source": name, "uptime": uptime, **_lines(written, _FILE, uptime)}
     if missing == 2:
         raise AbsentError("neither `dmesg` nor `journalctl` is there")
     raise DeniedError("; ".join(reasons))
+
+
+def _this_boot(root: str, name: str, uptime: float) -> str | None:
+    """Return the lines of this boot at the end of a log file, or `None` where none can be told to be.
+
+    Stamps since boot only rise; where one falls, a new boot began.
+    """
+    try:
+        fd = os.open(paths.under(root, name), os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        tail = os.pread(fd, _TAIL, max(0, os.fstat(fd).st_size - _TAIL)).decode("utf-8", "replace")
+    finally:
+        os.close(fd)
+    kept: list[str] = []
+    last = 0.0
+    for line in tail.splitlines():
+        found = _FILE.match(line)
+        if not found:
+            continue
+        stamp = float(found.group(1))
+        if stamp < last - 1.0:
+            kept.clear()
+        last = stamp
+        kept.append(line)
+    # A log that was last written to before this boot says nothing about it.
+    return "\n".join(kept) if kept and last <= uptime else None
 
 
 def _lines(output: str, pattern: re.Pattern[str], uptime: float) -> dict[str, Any]:
