@@ -133,6 +133,7 @@ class Command(str, Enum):
     FETCH = "fetch"  # {workdir, pattern, stream} -> data of each file, then {files: [[path, size, mode]]}
     CHECKPOINTS = "checkpoints"  # {workdir, pattern} -> {found: [{path, mtime}]}, complete ones only
     CODE = "code"  # {workdir} -> {hash | null}: over what syncs brought, as it is now; null where none did
+    #   {workdir, unsynced: true} -> {files: {path: hash}}: source files that nobody synced
     PREPARE = "prepare"  # Prepare -> {ports: [int], run_dir, python}
     START = "start"  # Start -> {}
     STOP = "stop"  # Stop -> {}

@@ -6,7 +6,7 @@ import os
 import stat
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.agent import protocol, rundir, workspace
+from clusterctl.agent import code_look, protocol, rundir, workspace
 from clusterctl.agent.protocol import Command
 from clusterctl.agent.run_commands import summary
 
@@ -98,7 +98,11 @@ class _Sync:
         self._session.work(identity, lambda _out: {"found": workspace.checkpoints(folder, pattern)})
 
     def code(self, identity: int, arguments: dict[str, Any], _epoch: int | None) -> None:
-        place = workspace.Workspace(_folder(arguments), self._session.root)
+        folder = _folder(arguments)
+        if arguments.get("unsynced"):
+            self._session.work(identity, lambda _out: {"files": code_look.hashes(folder)})
+            return
+        place = workspace.Workspace(folder, self._session.root)
         self._session.work(identity, lambda _out: {"hash": place.code_hash()})
 
 

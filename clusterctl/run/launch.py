@@ -16,7 +16,7 @@ from clusterctl.agent import protocol as wire
 from clusterctl.agent.protocol import Command
 from clusterctl.config.spec import ClusterSpec, HostSpec, TransportKind
 from clusterctl.errors import ClusterctlError, NodeError
-from clusterctl.run import code, events
+from clusterctl.run import code, events, unsynced
 from clusterctl.run.links import each, names, raise_first
 from clusterctl.run.meeting import answer_of, ask_routes, master_of
 from clusterctl.run.push import push
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 _CALL_SECONDS = 60.0
 _REPORT_EVERY = 0.1
+_SHOWN_LATE = 5.0
+_LOOK_AGAIN = 0.5
 
 
 class CancelledError(ClusterctlError):
@@ -204,7 +206,8 @@ class Launch:
 
     def sync(self, hosts: Sequence[HostSpec], *, first: bool) -> None:
         """Bring the code to every ssh node: the folder as it is now on the first attempt, else as it was then."""
-        remote = [h for h in hosts if h.transport is TransportKind.SSH]
+        remote = [h for h in hosts if h.transport is TransportKind.SSH] if self._spec.sync is not None else []
+        self._look_at_unsynced([h for h in hosts if h not in remote], first=first)
         if self._spec.sync is None or not remote:
             return
         store = code.store_of(self._run)
@@ -227,6 +230,21 @@ class Launch:
         most = max(sent.values(), key=lambda s: s[1])
         step.end(f"{len(manifest.files)} files, {_size(most[1])} changed")
         self._check()
+
+    def _look_at_unsynced(self, hosts: Sequence[HostSpec], *, first: bool) -> None:
+        """Say what has changed since the start where code is not ours to bring back."""
+        if not hosts or not self._spec.restart.max_restarts:
+            return
+        sessions = {n: s for n, s in self._sessions.items() if n in {h.name for h in hosts}}
+        seen = unsynced.look(sessions, {n: workdir_of(self._spec, n) for n in sessions})
+        if first:
+            unsynced.remember(self._run, seen)
+            return
+        alike: dict[tuple[str, ...], list[str]] = {}
+        for node, files in unsynced.changes(unsynced.remembered(self._run), seen).items():
+            alike.setdefault(tuple(files), []).append(node)
+        for changed, nodes in alike.items():
+            self._post(events.Note(text=unsynced.sentence(list(changed), names(nodes)), level="warn"))
 
     def _sync_node(
         self, node: str, session: Session, manifest: code.Manifest, store: code.ContentStore, step: Progress
@@ -342,11 +360,17 @@ class Launch:
             found = session.call(Command.CHECKPOINTS, asked, timeout=_CALL_SECONDS)["found"]
             return {entry["path"]: entry["mtime"] for entry in found}
 
-        seen, errors = each(self._on(hosts), ask)
-        raise_first(errors)
-        chosen = newest_of(hosts[0].name, seen)
+        first, until = hosts[0].name, time.monotonic() + (_SHOWN_LATE if checkpoint.shared else 0.0)
+        while True:
+            seen, errors = each(self._on(hosts), ask)
+            raise_first(errors)
+            chosen = newest_of(first, seen)
+            # A shared file system shows new files on other machines only after a while.
+            if chosen == newest_of(first, {first: seen[first]}) or time.monotonic() > until:
+                break
+            self._cancelled.wait(_LOOK_AGAIN)
         if tell:
-            self._say_what_is_missing(hosts[0].name, seen, chosen)
+            self._say_what_is_missing(first, seen, chosen)
         return chosen
 
     def _say_what_is_missing(self, first: str, seen: Mapping[str, Mapping[str, float]], chosen: str | None) -> None:
