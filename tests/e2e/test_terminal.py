@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from typing import TYPE_CHECKING
 
@@ -105,3 +106,15 @@ def test_the_first_ctrl_c_stops_gracefully_and_the_second_kills(make_head: MakeH
         assert time.monotonic() - pressed < 20
         assert "killing now" in screen.shown
     assert head.json("ps", "-a")[0]["state"] == "cancelled"
+
+
+def test_ctrl_c_during_the_start_says_what_it_waited_for_and_leaves_nothing(make_head: MakeHead) -> None:
+    head = make_head()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        head.write({"127.0.0.1": 1}, {"command": ["true"]}, defaults={"port": port}, ssh={"connect_timeout": "60s"})
+        with head.terminal("up", "--no-health") as screen:
+            screen.expect("127.0.0.1  connecting")
+            screen.press(CTRL_C)
+
+            assert screen.wait() == 103, screen.shown
