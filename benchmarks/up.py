@@ -73,7 +73,8 @@ def _starts(bench: BenchLab) -> dict[str, Callable[[str], Sequence[subprocess.Po
     def up(tag: str) -> list[subprocess.Popen[bytes]]:
         hosts = dict.fromkeys(bench.names, WORKERS)
         bench.head.write(hosts, {"script": "job.py", "args": [tag]}, env={"OMP_NUM_THREADS": "1"})
-        return [bench.start([sys.executable, "-m", "clusterctl", "up"], cwd=bench.head.folder)]
+        with (bench.head.folder / "said").open("w") as said:
+            return [bench.start([sys.executable, "-m", "clusterctl", "up"], cwd=bench.head.folder, stderr=said)]
 
     def ssh(tag: str) -> list[subprocess.Popen[bytes]]:
         port = next(ports)
@@ -111,14 +112,18 @@ def _seconds(bench: BenchLab, tag: str, start: Callable[[str], Sequence[subproce
     began = time.monotonic()
     started = start(tag)
     marks = [bench.lab.shared / f"{tag}.{rank}" for rank in range(NODES * WORKERS)]
-    _wait(marks, began + DEADLINE)
+    try:
+        _wait(marks, started, began + DEADLINE)
+    except RuntimeError as error:
+        raise RuntimeError(f"{tag}: {error}; clusterctl said: {(bench.head.folder / 'said').read_text()}") from error
     for process in started:
         process.wait(timeout=DEADLINE)
     return max(float(mark.read_text()) for mark in marks) - began
 
 
-def _wait(marks: Sequence[Path], deadline: float) -> None:
+def _wait(marks: Sequence[Path], started: Sequence[subprocess.Popen[bytes]], deadline: float) -> None:
     while not all(mark.exists() for mark in marks):
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"no first all-reduce: {[mark.name for mark in marks if not mark.exists()]}")
+        failed = any(process.poll() not in (None, 0) for process in started)
+        if failed or time.monotonic() > deadline:
+            raise RuntimeError(f"no first all-reduce: {[mark.name for mark in marks if not mark.exists()]}")
         time.sleep(0.1)
