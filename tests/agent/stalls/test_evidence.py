@@ -197,7 +197,10 @@ def test_py_spy_is_asked_where_the_signal_cannot_be(bench, monkeypatch):
     assert functions(found, 0) == ["train"]
 
 
-@pytest.mark.skipif(shutil.which("py-spy") is None, reason="py-spy is not installed")
+HAS_PY_SPY = shutil.which("py-spy", path=f"{os.path.dirname(sys.executable)}:{os.environ.get('PATH', '')}")
+
+
+@pytest.mark.skipif(HAS_PY_SPY is None, reason="py-spy is not installed")
 def test_a_stopped_rank_is_read_by_py_spy(bench):
     worker = bench.start(FOREVER)
     worker.armed()
