@@ -209,7 +209,8 @@ def test_a_stopped_rank_is_read_by_py_spy(bench):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="changing the user takes root")
-def test_an_unprivileged_user_gets_the_same(bench):
+@pytest.mark.parametrize("injected", [True, False], ids=["injected", "not injected"])
+def test_an_unprivileged_user_gets_the_same(bench, injected):
     python = "/usr/bin/python3"
     if not os.access(python, os.X_OK) or sys.version_info[:2] < (3, 9):
         pytest.skip("no interpreter that another user may execute")
@@ -224,10 +225,11 @@ def test_an_unprivileged_user_gets_the_same(bench):
         with contextlib.suppress(PermissionError):
             parent.chmod(parent.stat().st_mode | stat.S_IXOTH)
     # Everything from here on is the other user's: the worker and who looks at it.
-    worker = bench.start(
-        FOREVER, argv=["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", python, "-c", FOREVER]
-    )
-    worker.armed()
+    argv = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", python, "-c", FOREVER]
+    worker = bench.start(FOREVER, argv=argv, injected=injected)
+    if injected:
+        worker.armed()
+    worker.prints("up")
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -239,8 +241,10 @@ def test_an_unprivileged_user_gets_the_same(bench):
     with os.fdopen(reading, "rb") as pipe:
         found = json.loads(pipe.read())
     assert os.waitpid(child, 0)[1] == 0
-    assert found["ranks"]["0"]["source"] == "signal"
-    assert functions(found, 0) == ["waits", "<module>"]
+    assert worker.process.poll() is None
+    rank = found["ranks"]["0"]
+    assert rank["source"] in (["signal"] if injected else ["py-spy", "proc"])
+    assert functions(found, 0) == ([] if rank["source"] == "proc" else ["waits", "<module>"])
 
 
 def test_a_dump_is_refused_for_a_stopped_process(bench, until):
