@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 SECONDS = 10.0
 """How long memory may take to come free."""
+_FIRST_SECONDS = 6.0
+"""How long the driver may take to answer at all; the sampler has kept it open, so nothing has to be woken up."""
 _SLACK = 5.0
 _GIB = 1024**3
 
@@ -28,7 +30,7 @@ class Drain:
         self._loop, self._tell, self._done = loop, tell, done
         self._said = b""
         self._pid, self._fd = launch.piped("holders", ",".join(map(str, gpus)), str(SECONDS), run)
-        self._timer: Timer = loop.after(SECONDS + _SLACK, self._late)
+        self._timer: Timer = loop.after(_FIRST_SECONDS, self._late)
         loop.on_readable(self._fd, self._readable)
 
     def _readable(self) -> None:
@@ -36,9 +38,11 @@ class Drain:
             data = os.read(self._fd, 65536)
         except BlockingIOError:
             return
+        self._timer.cancel()
         self._said += data
-        if not data:
-            self._timer.cancel()
+        if data:
+            self._timer = self._loop.after(SECONDS + _SLACK, self._late)
+        else:
             self._end(_messages(self._said))
 
     def _late(self) -> None:
@@ -56,8 +60,8 @@ class Drain:
 
 def _messages(said: bytes) -> list[tuple[str, int | None]]:
     try:
-        answer = json.loads(said)
-    except ValueError:
+        answer = json.loads(said.splitlines()[-1])
+    except (ValueError, IndexError):
         return [("the look at GPU memory died: nobody knows whether it is free", None)]
     if answer["status"] == "error":
         return [(f"nobody knows whether GPU memory is free: {answer['reason']}", None)]

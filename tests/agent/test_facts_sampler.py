@@ -65,6 +65,14 @@ def test_a_gpu_that_is_lost_meanwhile_is_told_with_its_code(sampler: Sampler) ->
     assert (told["gpus"][1]["error"], told["gpus"][1]["temp_c"], told["gpus"][0]["error"]) == (15, None, None)
 
 
+def test_an_xid_is_in_the_first_sample_after_it_and_in_no_other(sampler: Sampler) -> None:
+    sampler.until(ok)
+    sampler.scene.system(events=[{"device": 1, "data": 79}])
+    told = sampler.until(lambda sample: bool(sample["xids"]))
+    assert told["xids"] == [{"gpu": 1, "xid": 79}]
+    assert sampler.until(ok)["xids"] == []
+
+
 def test_a_driver_that_hangs_stops_no_line_and_no_second_child_is_sent_after_it(sampler: Sampler) -> None:
     sampler.until(ok)
     sampler.scene.gpu(0, hang=["*"])

@@ -3,7 +3,7 @@
 The driver frees a dead process's memory a moment after the process, so this waits; but not for a process that lives
 and is not of the run, since that will not go by itself.
 
-Answer, one line of JSON:
+Answer, behind an empty line for the first sign of the driver, one line of JSON:
 
     {"status": "free" | "held" | "absent" | "error", "reason": text | null,
      "gpus": [{"gpu", "used": bytes, "total": bytes, "version",
@@ -51,13 +51,16 @@ def wait(indices: list[int], seconds: float, run: str) -> dict[str, Any]:
     if session.init_error is not None:
         return _answer("error", f"NVML does not open (code {session.init_error})", [])
     deadline = time.monotonic() + seconds
+    held = [gpu for gpu in session.holders(indices) if not _is_free(gpu)]
+    sys.stdout.write("\n")
+    sys.stdout.flush()
     while True:
-        held = [gpu for gpu in session.holders(indices) if not _is_free(gpu)]
         if not held:
             return _answer("free", None, [])
         if time.monotonic() >= deadline or not any(_may_change(gpu, run) for gpu in held):
             return _answer("held", None, held)
         time.sleep(_PAUSE)
+        held = [gpu for gpu in session.holders(indices) if not _is_free(gpu)]
 
 
 def _answer(status: str, reason: str | None, held: list[dict[str, Any]]) -> dict[str, Any]:
