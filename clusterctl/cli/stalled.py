@@ -26,15 +26,17 @@ def end_if_stalled(run: RunDir, *, kill: bool) -> bool:
 
     A run without a controller gets one, which looks at the run for as long as the rule needs to be sure.
     """
+    from clusterctl.run.reader import load_state
     from clusterctl.run.serving import adopt_run
 
     end = time.monotonic() + _SURE_SECONDS
-    while True:
+    while time.monotonic() < end and not load_state(run).over:
         try:
             answer = control.ask(run, "down", {"stalled": True, "kill": kill})
         except control.NoControllerError:
             process.detach(run, lambda: adopt_run(run))
             continue
-        if answer.get("stalled") or answer.get("phase") is None or time.monotonic() > end:
+        if answer.get("stalled") or answer.get("phase") == "none":
             return bool(answer.get("stalled"))
         time.sleep(_LOOK_SECONDS)
+    return False

@@ -36,6 +36,7 @@ from clusterctl.run.launch import Begun, CancelledError, Launch, NotBegun, Progr
 from clusterctl.run.links import Links, Redialed, each, names, quietly
 from clusterctl.run.observer import StallObserver, last_bytes
 from clusterctl.run.reader import load_state
+from clusterctl.run.stall import Stall, StallPhase
 from clusterctl.run.state import RunPhase, apply_head, apply_node
 from clusterctl.run.store import RunDir, Writer, now
 from clusterctl.session import BeatReceived, EventReceived, OutputReceived, SessionLost, Superseded
@@ -150,6 +151,7 @@ class Controller:
         self._observer: StallObserver | None = None
         self._health = HealthWatch(run, spec)
         self._gatherer = Gatherer(run)
+        self._stall = Stall(known=False)
         self._control = ControlServer(run.control_address(), self._inbox.put)
 
     # --- beginnings
@@ -540,7 +542,7 @@ class Controller:
         """Record what the stall rule says when it says something new; keep evidence before anybody acts."""
         if self._observer is None or self._state.phase not in (RunPhase.RUNNING, RunPhase.STALLED):
             return
-        stall = self._observer.judge(time.monotonic())
+        self._stall = stall = self._observer.judge(time.monotonic())
         for text in self._observer.news(stall):
             self._record(events.Note(text=text, level="warn"))
         shown = "none" if self._state.stall is None else self._state.stall.phase
@@ -568,7 +570,7 @@ class Controller:
             cut=self._links.cut(),
             idle=0.0 if self._observer is None else self._observer.idle(time.monotonic()),
             cancelled=self._cancelled.is_set(),
-            gathering=self._gatherer.busy,
+            gathering=self._gatherer.busy or self._stall.phase is not StallPhase.CONFIRMED,
             alike=self._alike(),
             spares=len(self._free_spares()),
             unhealthy=self._health.unhealthy(self._state),
@@ -824,11 +826,11 @@ class Controller:
     def _end_if_stalled(self, *, kill: bool) -> dict[str, Any]:
         """End the run if it is stalled at this very moment; no attempt follows, as a person wants it gone."""
         self._judge_stall()
-        stalled = self._state.phase is RunPhase.STALLED
+        stalled = self._state.phase is RunPhase.STALLED and self._stall.phase is StallPhase.CONFIRMED
         if stalled:
             self._kill = self._kill or kill
             self._limits = self._limits.stopping_stalled()
-        return {"ok": True, "stalled": stalled, "phase": None if self._state.stall is None else self._state.stall.phase}
+        return {"ok": True, "stalled": stalled, "phase": self._stall.phase.value if self._stall.known else None}
 
     def cancel(self, *, kill: bool) -> None:
         """End the run: gracefully, or at once."""

@@ -56,7 +56,7 @@ class Sight:
             than `silent` where only the way back is broken; fences count from it.
         idle: Seconds since any unfinished rank showed activity.
         cancelled: A person asked for the end.
-        gathering: Evidence of a stall is on its way.
+        gathering: Evidence of a stall is on its way, or a new controller has not yet seen for itself that it is one.
         alike: How many attempts in a row before this one failed like it, without a newer checkpoint.
         spares: Hosts that could replace a node now.
         unhealthy: Nodes that a check condemned during the run, and why.

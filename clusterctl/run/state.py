@@ -449,8 +449,9 @@ def _stall(state: RunState, time: float, event: head.StallSeen) -> RunState:
         at=time,
         evidence=event.evidence,
     )
-    confirmed = event.phase == "confirmed" and state.phase is RunPhase.RUNNING
-    return replace(state, stall=stall, phase=RunPhase.STALLED if confirmed else state.phase)
+    if state.phase in (RunPhase.RUNNING, RunPhase.STALLED):
+        state = replace(state, phase=RunPhase.STALLED if event.phase == "confirmed" else RunPhase.RUNNING)
+    return replace(state, stall=stall)
 
 
 def _health(state: RunState, event: head.Health) -> RunState:
