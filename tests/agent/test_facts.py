@@ -264,6 +264,24 @@ def test_processes_of_runs_and_stuck_ones_are_found_by_marker_and_state(tmp_path
     assert found["dstate"] == [{"pid": 42, "comm": "py (x)", "wchan": "nfs_wait", "gpu": False}]
 
 
+def test_a_process_that_waits_for_a_moment_only_is_not_stuck(tmp_path: Path) -> None:
+    root = write(tmp_path, proc__42__stat="42 (reader) D 1 1", proc__43__stat="43 (stuck) D 1 1")
+    last = tmp_path / "proc/44/stat"
+    last.parent.mkdir()
+    os.mkfifo(last)
+
+    def go_on() -> None:
+        # Opens once the look has come as far as here, and has seen the two before.
+        with last.open("w"):
+            write(tmp_path, proc__42__stat="42 (reader) S 1 1")
+
+    changing = threading.Thread(target=go_on)
+    changing.start()
+    found = procs.collect(root)["dstate"]
+    changing.join()
+    assert [entry["pid"] for entry in found] == [43]
+
+
 def test_mounts_that_answer_or_fail_are_told_one_by_one(tmp_path: Path) -> None:
     (tmp_path / "good").mkdir()
     root = write(tmp_path, proc__mounts=f"filer:/x {tmp_path}/gone\\040away nfs4 rw 0 0\nproc /proc proc rw 0 0")

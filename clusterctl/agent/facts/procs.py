@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 
 from clusterctl.agent.facts import paths
 
@@ -11,6 +12,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 MARKER = b"CLUSTERCTL_RUN_ID="
+_LOOKS, _PAUSE = 3, 0.15
+"""How often, and after how many seconds each, a process in state D is looked at again."""
 _KERNEL_THREAD = 0x200000
 """PF_KTHREAD of the flags in `/proc/PID/stat`: no environment, no memory of its own."""
 _TIME_DAEMONS = ("chronyd", "ntpd", "systemd-timesyn", "ptp4l", "openntpd", "phc2sys")
@@ -18,7 +21,8 @@ _TIME_DAEMONS = ("chronyd", "ntpd", "systemd-timesyn", "ptp4l", "openntpd", "phc
 
 def collect(root: str) -> dict[str, Any]:
     """Return the group `procs`."""
-    runs, stuck, names, zombies = [], [], set(), 0
+    runs, names, zombies = [], set(), 0
+    stuck: list[tuple[str, str]] = []
     for name in paths.names(root, "/proc"):
         if not name.isdigit() or int(name) == os.getpid():
             continue
@@ -28,19 +32,31 @@ def collect(root: str) -> dict[str, Any]:
         names.add(comm)
         zombies += state == "Z"
         if state == "D":
-            wchan = paths.text(root, f"/proc/{name}/wchan")
-            stuck.append({"pid": int(name), "comm": comm, "wchan": wchan, "gpu": _holds_gpu(root, name)})
+            stuck.append((name, comm))
         run = None if state == "Z" or kernel else run_of(root, name)
         # The probe and what started it carry the marker of the run on whose behalf they look.
         if run is not None and not _is_ancestor(root, name):
             runs.append({"run": run, "pid": int(name), "comm": comm})
     return {
         "runs": runs,
-        "dstate": stuck,
+        "dstate": [_described(root, name, comm) for name, comm in _still_stuck(root, stuck)],
         "zombies": zombies,
         "fabric_manager": any(name.startswith("nv-fabricmanage") for name in names),
         "time_daemon": next((name for name in _TIME_DAEMONS if name in names), None),
     }
+
+
+def _still_stuck(root: str, found: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return those who stay in state D: for a moment anybody is who reads a disk or gets memory."""
+    for _ in range(_LOOKS if found else 0):
+        time.sleep(_PAUSE)
+        found = [(name, comm) for name, comm in found if _stat(root, name)[:2] == (comm, "D")]
+    return found
+
+
+def _described(root: str, name: str, comm: str) -> dict[str, Any]:
+    wchan = paths.text(root, f"/proc/{name}/wchan")
+    return {"pid": int(name), "comm": comm, "wchan": wchan, "gpu": _holds_gpu(root, name)}
 
 
 def run_of(root: str, pid: str | int) -> str | None:
