@@ -18,8 +18,8 @@ import yaml
 
 from tests import fake_nvml
 from tests.lab import hung_mount
+from tests.lab.gpu_node import DMESG, SCENE, SITE, gpu_node
 from tests.lab.head_cli import Head
-from tests.lab.spec import NodeSpec
 from tests.lab.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -27,16 +27,6 @@ if TYPE_CHECKING:
 
     from tests.lab.lab import Lab
     from tests.lab.node import Node
-
-SCENE: Final = "/run/fake/scene.json"
-DMESG: Final = "/run/fake/dmesg"
-SITE: Final = "/run/site"
-PACKAGES: Final = {
-    f"{SITE}/torch-2.6.0.dist-info/METADATA": "",
-    f"{SITE}/torch/version.py": "cuda = '12.4'\n",
-    f"{SITE}/nvidia_nccl_cu12-2.21.5.dist-info/METADATA": "",
-}
-"""What a GPU machine has installed, as far as a look reads of it; the machine that runs the tests may have less."""
 
 GPUS: Final = 8
 PORT: Final = 29431
@@ -72,16 +62,6 @@ class Machines:
             node.path(DMESG).write_text("[    1.000000] Linux version 6.8.0\n")
 
 
-def gpu_node() -> NodeSpec:
-    library = str(fake_nvml.library())
-    return NodeSpec(
-        env={"LD_LIBRARY_PATH": library, "FAKE_NVML": SCENE, "PYTHONPATH": SITE},
-        expose=(library,),
-        files={SCENE: "{}", DMESG: "", **PACKAGES},
-        programs={"dmesg": f"#!/bin/sh\ncat {DMESG}\n"},
-    )
-
-
 @pytest.fixture(scope="module")
 def machines(lab: Lab) -> Iterator[Machines]:
     found = Machines(lab.add([gpu_node()] * 4), {})
@@ -113,10 +93,9 @@ def write(head: Head, made: list[Node], health: dict[str, Any] | None = None, **
 def look(head: Head, *arguments: str) -> dict[str, Any]:
     began = time.monotonic()
     done = head.run("health", "--json", *arguments)
-    assert time.monotonic() - began < ON_TIME
     assert done.stdout, done.stderr
     told: dict[str, Any] = json.loads(done.stdout)
-    return {**told, "code": done.returncode}
+    return {**told, "code": done.returncode, "took": time.monotonic() - began}
 
 
 def findings(told: dict[str, Any]) -> list[dict[str, Any]]:
@@ -189,7 +168,7 @@ def test_a_sick_gpu_on_one_of_four_nodes_is_named_with_its_remedy(
     told = look(head)
 
     seen = complaints(told)
-    assert told["code"] == 5
+    assert (told["code"], told["took"] < ON_TIME) == (5, True)
     assert {(f["node"], f["check"], f["gpu"]) for f in seen} == {(four.made[2].name, c, g) for c, g in found.items()}
     assert any(words in f["message"] for f in seen), seen
     assert any(remedy in f["hint"].lower() for f in seen), [f["hint"] for f in seen]
@@ -317,7 +296,7 @@ def test_one_sick_machine_of_four_is_named_and_the_look_ends_in_time(
         told = look(head)
 
     seen = complaints(told)
-    assert told["code"] == (5 if status == "FAIL" else 0)
+    assert (told["code"], told["took"] < ON_TIME) == (5 if status == "FAIL" else 0, True)
     assert {f["node"] for f in seen} == {node.name}, seen
     (found,) = [f for f in seen if f["check"] == check and f["status"] == status]
     assert words in found["message"]
@@ -334,7 +313,7 @@ def test_a_port_that_the_first_nodes_firewall_closes_is_told_of_it_and_of_all_ot
         told = look(head)
 
     seen = {f["node"]: f["message"] for f in complaints(told)}
-    assert told["code"] == 5
+    assert (told["code"], told["took"] < ON_TIME) == (5, True)
     assert {f["check"] for f in complaints(told)} == {"net.rendezvous"}
     assert "none of 3 nodes came through" in seen[first.name]
     place = f"cannot reach {first.name} at {first.address}:{PORT}: no answer"
