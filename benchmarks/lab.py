@@ -76,8 +76,8 @@ class BenchLab:
 
 
 @contextlib.contextmanager
-def lab(count: int) -> Iterator[BenchLab]:
-    """Start a lab of `count` plain nodes; this process is its head while it is up.
+def lab(count: int, spec: NodeSpec | None = None) -> Iterator[BenchLab]:
+    """Start a lab of `count` nodes, plain ones unless `spec` says more; this process is its head while it is up.
 
     Raises:
         RuntimeError: No lab can run here.
@@ -85,7 +85,7 @@ def lab(count: int) -> Iterator[BenchLab]:
     if reason := Lab.unavailable():
         raise RuntimeError(reason)
     with Lab() as made:
-        nodes = made.add([NodeSpec()] * count)
+        nodes = made.add([spec or NodeSpec()] * count)
         folder = made.root / "bench"
         folder.mkdir()
         env = made.head_env(PATH=f"{Path(sys.executable).parent}:{_path()}", PYTHONPATH=str(_repository()))
