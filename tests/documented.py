@@ -82,7 +82,7 @@ STORY: Final = [
 
 ELSEWHERE: Final = {
     "clusterctl up cluster.example.yaml": "Makefile",
-    "clusterctl bench": "templates/torch_dataparallel/README.md",
+    "clusterctl bench": "tests/e2e/test_bench.py",
     "clusterctl up -- --precision bf16": "tests/lab/test_workloads.py",
     "clusterctl up -- --dropout 0 --profile traces": "tests/lab/test_workloads.py",
     "clusterctl up -- --mode all": "tests/lab/test_workloads.py",

@@ -29,6 +29,7 @@ _FILES = (
     ("clusterctl.agent", "__init__.py", "lib/clusterctl/agent/__init__.py"),
     ("clusterctl.agent.worker", "__init__.py", "lib/clusterctl/agent/worker/__init__.py"),
     ("clusterctl.agent.worker", "sync.py", "lib/clusterctl/agent/worker/sync.py"),
+    ("clusterctl.agent.worker", "scaling.py", "lib/clusterctl/agent/worker/scaling.py"),
 )
 
 

@@ -1,0 +1,1 @@
+"""How a job scales: which runs to make, and what their numbers say."""

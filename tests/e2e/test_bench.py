@@ -1,0 +1,55 @@
+"""A scaling report of the built-in model and of a job, on local nodes."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.e2e.conftest import LocalHead
+
+JOB = """\
+import os, time
+import clusterctl
+for step in range(30):
+    time.sleep(0.2 / int(os.environ["WORLD_SIZE"]))
+    clusterctl.progress(step=step)
+"""
+
+
+@pytest.mark.torch
+def test_the_built_in_model_tells_where_an_epoch_goes_with_every_mode(head: LocalHead) -> None:
+    head.write_local({"script": "missing.py"}, (1, 1))
+    (head.folder / "missing.py").write_text("raise SystemExit('not this one')\n")
+    plot = head.folder / "scaling.png"
+
+    done = head.run("bench", "--model", "--no-health", "--json", "--epochs", "1", "--plot", str(plot), "--", "--samples", "256", "--batch", "64", timeout=100)  # fmt: skip
+
+    assert done.returncode == 0, done.stderr
+    rows = {(row["mode"], row["workers"]): row for row in json.loads(done.stdout)}
+    assert list(rows) == [("single", 1), ("dp", 1), ("ddp", 1), ("ddp", 2)]
+    assert rows["single", 1]["speedup"] == rows["single", 1]["efficiency"] == 1.0
+    two = rows["ddp", 2]
+    assert two["efficiency"] == pytest.approx(two["speedup"] / 2, abs=1e-3)
+    assert all(two[part] > 0 for part in ("epoch_s", "data", "compute", "comm", "wait"))
+    assert rows["single", 1]["comm"] == rows["single", 1]["wait"] == 0
+    assert rows["dp", 1]["comm"] is None
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_job_is_timed_from_outside_and_a_failing_one_ends_the_report(head: LocalHead) -> None:
+    head.write_local({"script": "work.py"}, (1, 1))
+    (head.folder / "work.py").write_text(JOB)
+
+    done = head.run("bench", "--no-health", "--json")
+    head.write_local({"command": "exit 3"})
+    failed = head.run("bench", "--no-health")
+
+    one, two = json.loads(done.stdout)
+    assert one["epoch_s"] == pytest.approx(6.0, abs=1.5)
+    assert two["speedup"] > 1.3
+    assert (one["mode"], one["data"]) == ("job", None)
+    assert failed.returncode == 100
+    assert "the report was not finished" in failed.stderr
