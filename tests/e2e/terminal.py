@@ -68,6 +68,11 @@ class Terminal:
         """All that was written so far, without control sequences."""
         return _CONTROLS.sub("", self._shown.decode("utf-8", "replace"))
 
+    @property
+    def modes(self) -> int:
+        """The terminal's local modes: whether it echoes, and whether it hands over keys or lines."""
+        return int(termios.tcgetattr(self._master)[3])
+
     def expect(self, text: str, deadline: float = 30.0) -> None:
         """Return once `text` was shown."""
         try:
