@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 @click.option("--stalled", is_flag=True, help="End the runs that are stalled, and nothing else.")
 @click.option("--kill", is_flag=True, help="No grace: SIGKILL at once.")
 @click.option(
-    "--orphans", metavar="FILE", help="End runs on the nodes of this cluster file that this head does not know."
+    "--orphans",
+    metavar="FILE",
+    help="End runs on the nodes of this cluster file that this head does not know.",
+    shell_complete=options.offer("files"),
 )
 @options.json_option
 @options.output_options

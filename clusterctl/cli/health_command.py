@@ -21,8 +21,13 @@ if TYPE_CHECKING:
 @click.command("health")
 @options.cluster_file
 @options.nodes_option
-@click.option("--only", metavar="CHECKS", help="Only these checks, e.g. gpu.count,host.disk.")
-@click.option("--skip", metavar="CHECKS", help="Not these checks.")
+@click.option(
+    "--only",
+    metavar="CHECKS",
+    help="Only these checks, e.g. gpu.count,host.disk.",
+    shell_complete=options.offer("checks"),
+)
+@click.option("--skip", metavar="CHECKS", help="Not these checks.", shell_complete=options.offer("checks"))
 @click.option("--strict", is_flag=True, help="WARN and UNKNOWN fail too.")
 @click.option("--watch", metavar="DURATION", help="Repeat with this pause until Ctrl-C.")
 @click.option(

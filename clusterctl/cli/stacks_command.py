@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 @click.command("stacks")
 @options.run_argument
-@click.option("--rank", "ranks", metavar="SET", help="Only these ranks, e.g. 0-3,7.")
+@click.option(
+    "--rank", "ranks", metavar="SET", help="Only these ranks, e.g. 0-3,7.", shell_complete=options.offer("ranks")
+)
 @options.json_option
 @options.output_options
 def command(reference: str | None, ranks: str | None, as_json: bool, color: str, quiet: bool) -> int:
