@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import signal
+import socket
 import sys
 import zipfile
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 
 from clusterctl.agent import proc
 from clusterctl.agent.protocol import Command
+from clusterctl.run.code import Manifest
 from tests.agent.conftest import gone
 from tests.agent.talk import REPOSITORY, Refused
 
@@ -107,6 +109,19 @@ def test_a_port_is_tried_between_two_sessions(node: Node) -> None:
     here.post(Command.BYE)
 
 
+def test_a_port_that_was_tried_is_free_again_as_soon_as_it_is_given_up(node: Node) -> None:
+    talk = node.talk()
+    port = talk.ask(Command.LISTEN, port=0, nonce="abc", seconds=60)["port"]
+    with socket.socket() as taken, pytest.raises(OSError, match="in use"):
+        taken.bind(("", port))
+
+    assert talk.ask(Command.UNLISTEN, nonce="abc") == {}
+    assert talk.ask(Command.UNLISTEN, nonce="abc") == {}
+
+    with socket.socket() as free:
+        free.bind(("", port))
+
+
 def test_the_agent_runs_from_an_archive_and_starts_supervisors_from_it(node: Node, tmp_path: Path) -> None:
     archive = tmp_path / "agent-bundle.pyz"
     with zipfile.ZipFile(archive, "w") as bundle:
@@ -188,6 +203,22 @@ def test_only_what_changed_is_sent_and_modes_are_kept(code: Code) -> None:
     assert code.send(files, {"train.py": 0o755}) == ["train.py"]
     assert code.send(files) == []
     assert (code.workdir / "train.py").stat().st_mode & 0o777 == 0o644
+
+
+def test_the_hash_of_the_code_is_that_of_what_was_synced_until_a_file_changes(code: Code) -> None:
+    def told() -> str | None:
+        found: str | None = code.talk.ask(Command.CODE, workdir=str(code.workdir))["hash"]
+        return found
+
+    files = {"b.py": b"2", "ünï.py": b"1"}
+    assert told() is None
+    code.send(files)
+    manifest = Manifest(files={path: tuple(entry(content)) for path, content in files.items()})
+    assert told() == manifest.code_hash
+    (code.workdir / "results.txt").write_text("not code")
+    assert told() == manifest.code_hash
+    (code.workdir / "b.py").unlink()
+    assert told() not in (None, manifest.code_hash)
 
 
 def test_only_what_sync_brought_is_deleted(code: Code) -> None:
