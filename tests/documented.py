@@ -71,9 +71,13 @@ STORY: Final = [
     Row("clusterctl status"),
     Row("clusterctl logs -f", how="interrupt"),
     Row("clusterctl attach", how="interrupt"),
+    Row("clusterctl stacks"),
+    Row("clusterctl stacks [RUN] [--rank 0-3]", run="clusterctl stacks RUN --rank 0-3"),
+    Row("clusterctl stats"),
     Row("clusterctl wait --timeout 2h", how="background", code=103),
+    Row("clusterctl down --stalled"),
     Row("clusterctl down"),
-    Row("clusterctl logs boom-vdwy --rank 2 -n 200", run="clusterctl logs RUN --rank 2 -n 200"),
+    Row("clusterctl logs RUN --rank 2 -n 200"),
     Row("clusterctl down RUN"),
     Row("clusterctl clean -y"),
     Row("clusterctl clean"),
@@ -83,6 +87,8 @@ STORY: Final = [
 ELSEWHERE: Final = {
     "clusterctl up cluster.example.yaml": "Makefile",
     "clusterctl bench": "tests/e2e/test_bench.py",
+    "clusterctl bench --plot scaling.png": "tests/e2e/test_bench.py",
+    "clusterctl top": "tests/e2e/test_top.py",
     "clusterctl up -- --precision bf16": "tests/lab/test_workloads.py",
     "clusterctl up -- --dropout 0 --profile traces": "tests/lab/test_workloads.py",
     "clusterctl up -- --mode all": "tests/lab/test_workloads.py",
@@ -109,5 +115,7 @@ def documented() -> dict[str, list[str]]:
         text = page.read_text()
         typed = [m[1] for _, body in _BLOCK.findall(text) for line in body.splitlines() if (m := _TYPED.match(line))]
         for command in (*typed, *_QUOTED.findall(_BLOCK.sub("", text))):
-            found.setdefault(" ".join(command.split()), []).append(str(page.relative_to(REPOSITORY)))
+            # The id of a run that a page shows.
+            said = re.sub(r"\bboom-[a-z0-9]{4}\b", "RUN", " ".join(command.split()))
+            found.setdefault(said, []).append(str(page.relative_to(REPOSITORY)))
     return found

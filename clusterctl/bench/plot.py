@@ -59,8 +59,8 @@ def _parts(axes: Any, rows: Sequence[Row]) -> None:
         heights = [row.parts.get(part) or 0.0 for row in rows]
         axes.bar(names, heights, bottom=below, color=_COLOURS[part], label=_WORDS[part], width=0.6)
         below = [a + b for a, b in zip(below, heights, strict=True)]
-    axes.plot(names, [row.epoch_s for row in rows], "k_", markersize=28, label="an epoch, parts overlapped")
+    axes.plot(names, [row.epoch_s for row in rows], "k_", markersize=28, label="an epoch as scripts run it")
     axes.set_xlabel("workers")
     axes.set_ylabel("seconds per epoch")
     axes.set_ylim(0, max([*below, *(row.epoch_s for row in rows)]) * 1.35)
-    axes.legend(fontsize="small", ncols=2)
+    axes.legend(fontsize="small", ncols=2, markerscale=0.4)

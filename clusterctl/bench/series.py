@@ -100,7 +100,13 @@ def series(
             # DataParallel is one process with all GPUs of its machine.
             host = next(h for h in spec.workers if h.name == first)
             alone = replace(cut, hosts=(replace(host, workers=1),))
-            steps.append(Step(workers=1, modes=(PARALLEL,), spec=_with_model(alone, (PARALLEL,), most, options)))
+            steps.append(
+                Step(
+                    workers=1,
+                    modes=(PARALLEL,),
+                    spec=_with_model(alone, (PARALLEL,), most, ("--gpus", str(gpus[first]), *options)),
+                )
+            )
         elif workers == 1:
             modes = (SINGLE, PARALLEL, DISTRIBUTED)
         steps.append(Step(workers=workers, modes=modes, spec=_with_model(cut, modes, most, options)))

@@ -29,6 +29,7 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=3, help="measured ones; their median counts")
     parser.add_argument("--samples", type=int, default=2048, help="images of an epoch")
     parser.add_argument("--batch", type=int, default=256, help="images of a step, over all workers")
+    parser.add_argument("--gpus", type=int, default=1, help="GPUs of this machine that DataParallel may use")
     parser.add_argument("--most", type=int, default=1, help="workers that ever share this machine, and so its cores")
     return parser.parse_args(words)
 
@@ -139,35 +140,30 @@ class _Bench:
 
     # --- modes
 
-    def measure(self, mode: str) -> dict[str, Any]:
-        """Measure one mode; the numbers are the medians of the epochs, means over the workers."""
-        import torch.distributed as dist
+    def measure(self, names: Sequence[str]) -> list[dict[str, Any]]:
+        """Measure the modes in turn, so that what disturbs the machine for a while disturbs all of them alike.
 
+        The numbers are medians over the epochs; the parts are means over the workers, an epoch is the slowest's.
+        """
+        modes = [self._mode(name) for name in names]
+        steps = self.options.samples // self.options.batch
+        for number in range(self.options.epochs + 1):
+            for mode in modes:
+                mode.run(self, steps if number else min(steps, _WARM_UP_STEPS), kept=number > 0)
+        return [mode.result(self) for mode in modes]
+
+    def _mode(self, name: str) -> _Mode:
         model, share, used = self.model(), 1, 1
-        if mode == "dp":
-            model, used = self.torch.nn.DataParallel(model), max(1, self.torch.cuda.device_count())
-        elif mode == "ddp":
+        if name == "dp":
+            used = max(1, min(self.options.gpus, self.torch.cuda.device_count()))
+            model = self.torch.nn.DataParallel(
+                model, device_ids=list(range(used)) if self.device.type == "cuda" else None
+            )
+        elif name == "ddp":
             share = used = self.world
             self._join()
             model = self.torch.nn.parallel.DistributedDataParallel(model)
-        optimizer = self.torch.optim.SGD(model.parameters(), lr=0.01)
-        steps = self.options.samples // self.options.batch
-        self.plain_epoch(model, optimizer, share, min(steps, _WARM_UP_STEPS))
-        self.taken_apart(model, optimizer, share, min(steps, _WARM_UP_STEPS))
-        epochs, parts = [], []
-        for _ in range(self.options.epochs):
-            if share > 1:
-                dist.barrier()
-            epochs.append(self.plain_epoch(model, optimizer, share, steps))
-            parts.append(self.taken_apart(model, optimizer, share, steps))
-        own = {name: _median([p[name] for p in parts]) for name in parts[0]}
-        everybody: list[Any] = [(own, epochs)]
-        if share > 1:
-            everybody = [None] * self.world
-            dist.all_gather_object(everybody, (own, epochs))
-        mean = {name: sum(p[name] for p, _ in everybody) / len(everybody) for name in own}
-        slowest = _median([max(times) for times in zip(*(times for _, times in everybody))])
-        return {"mode": mode, "workers": used, "epoch_s": slowest, "device": str(self.device.type), **_told(mode, mean)}
+        return _Mode(name, model, self.torch.optim.SGD(model.parameters(), lr=0.01), share, used)
 
     def _join(self) -> None:
         import torch.distributed as dist
@@ -176,9 +172,41 @@ class _Bench:
             dist.init_process_group("nccl" if self.device.type == "cuda" else "gloo")
 
 
-def _told(mode: str, parts: dict[str, float]) -> dict[str, Any]:
-    """DataParallel scatters and gathers inside of the model's call: it cannot be told from computing."""
-    return {**parts, "comm": None, "wait": None} if mode == "dp" else dict(parts)
+class _Mode:
+    """One way to train, and what was measured of it."""
+
+    def __init__(self, name: str, model: Any, optimizer: Any, share: int, used: int) -> None:
+        self.name, self.model, self.optimizer, self.share, self.used = name, model, optimizer, share, used
+        self.epochs: list[float] = []
+        self.parts: list[dict[str, float]] = []
+
+    def run(self, bench: _Bench, steps: int, *, kept: bool) -> None:
+        """Train an epoch as a script does, then one in parts."""
+        if self.share > 1:
+            import torch.distributed as dist
+
+            dist.barrier()
+        epoch = bench.plain_epoch(self.model, self.optimizer, self.share, steps)
+        parts = bench.taken_apart(self.model, self.optimizer, self.share, steps)
+        if kept:
+            self.epochs.append(epoch)
+            self.parts.append(parts)
+
+    def result(self, bench: _Bench) -> dict[str, Any]:
+        """Return what rank 0 prints."""
+        own = {name: _median([p[name] for p in self.parts]) for name in self.parts[0]}
+        everybody: list[Any] = [(own, self.epochs)]
+        if self.share > 1:
+            import torch.distributed as dist
+
+            everybody = [None] * bench.world
+            dist.all_gather_object(everybody, (own, self.epochs))
+        mean: dict[str, float | None] = {n: sum(p[n] for p, _ in everybody) / len(everybody) for n in own}
+        if self.name == "dp":
+            # It scatters and gathers inside of the model's call, which cannot be told from computing.
+            mean |= {"comm": None, "wait": None}
+        slowest = _median([max(times) for times in zip(*(times for _, times in everybody))])
+        return {"mode": self.name, "workers": self.used, "epoch_s": slowest, "device": bench.device.type, **mean}
 
 
 def _median(values: list[float]) -> float:
@@ -197,8 +225,7 @@ def main(words: Sequence[str] | None = None) -> None:
     if options.batch % int(os.environ.get("WORLD_SIZE", "1")):
         sys.exit(f"error: a batch of {options.batch} cannot be split over {os.environ['WORLD_SIZE']} workers")
     bench = _Bench(torch, options)
-    for mode in options.modes.split(","):
-        found = bench.measure(mode)
+    for found in bench.measure(options.modes.split(",")):
         if bench.rank == 0:
             print(MARK + json.dumps(found), flush=True)  # noqa: T201  (this is what the head reads)
     if torch.distributed.is_initialized():
