@@ -246,7 +246,8 @@ def render_summary(view: RunView, now: float, terminal: Terminal) -> list[str]:
 
         lines.append(f"  {failure_line(state.cause, state.attempt, terminal)}")
     if state.stall is not None:
-        lines += [f"  {line}" for line in (stall_line(state.stall), *stall_hints(state.run, state.stall.phase))]
+        hints = [] if state.over else stall_hints(state.run, state.stall.phase)
+        lines += [f"  {line}" for line in (stall_line(state.stall), *hints)]
     if not state.over:
         lines += [f"  {health_news(event)}" for event in state.troubles.values()]
     if state.remaining:
