@@ -51,7 +51,7 @@ lab-tests: $(VENV)/.dev $(VENV)/.system  ## Only the tests on lab nodes
 lab: $(VENV)/.dev $(VENV)/.system  ## Start lab nodes for a person, until Ctrl-C
 	$(BIN)/python -m tests.lab $(LAB_ARGS)
 
-heavy: $(VENV)/.dev $(VENV)/.system  ## Only the tests with TensorFlow, JAX, Accelerate, Lightning and DeepSpeed (3 GB)
+heavy: $(VENV)/.dev $(VENV)/.system  ## Only the tests with TensorFlow, JAX, Accelerate, Lightning and DeepSpeed (2 GB)
 	CLUSTERCTL_HEAVY=$(HEAVY) $(BIN)/python -m pytest tests/heavy $(PYTEST_ARGS)
 
 health-repeat: $(VENV)/.dev $(VENV)/.system  ## Look at healthy lab nodes 50 times (HEALTH_ROUNDS): no false alarm

@@ -16,7 +16,7 @@ from tests.lab.spec import SHARED
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tests.heavy.conftest import MakeEnvironment
+    from tests.heavy.conftest import Environment
     from tests.lab.conftest import NodeFactory
 
 pytestmark = pytest.mark.timeout(1800)
@@ -60,9 +60,9 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join([case.template, *case.arguments[1:]]))
 def test_a_framework_finds_its_ranks_by_what_every_worker_is_told(
-    nodes: NodeFactory, environment: MakeEnvironment, head_env: dict[str, str], tmp_path: Path, case: Case
+    nodes: NodeFactory, environment: Environment, head_env: dict[str, str], tmp_path: Path, case: Case
 ) -> None:
-    venv = environment(case.template, *case.installs)
+    venv = environment(case.template)
     made = nodes(2, expose=(str(venv),))
     (tmp_path / "project").mkdir()
     head = Head(tmp_path / "project", head_env)
