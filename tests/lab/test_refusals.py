@@ -106,8 +106,10 @@ def test_a_forwarded_ssh_agent_alone_is_warned_of(
     assert "only a forwarded ssh-agent could log in: reconnecting will fail once this login ends" in done.stderr
 
 
-def test_nodes_of_one_host_name_and_a_head_that_is_a_node_never_collide(nodes: NodeFactory, head: Head) -> None:
-    made = nodes(2)
+def test_nodes_of_one_host_name_and_home_and_a_head_that_is_a_node_never_collide(
+    nodes: NodeFactory, head: Head
+) -> None:
+    made = nodes(2, shared_home=True)
     for node in made:
         node.run(["hostname", "same"], check=True)
     own = {"host": "head", "transport": "local", "workers": 1}
