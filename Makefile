@@ -57,6 +57,10 @@ heavy: $(VENV)/.dev $(VENV)/.system  ## Only the tests with TensorFlow, JAX, Acc
 health-repeat: $(VENV)/.dev $(VENV)/.system  ## Look at healthy lab nodes 50 times (HEALTH_ROUNDS): no false alarm
 	HEALTH_ROUNDS=$${HEALTH_ROUNDS:-50} $(BIN)/python -m pytest tests/lab/test_health.py -k healthy --timeout 1800 $(PYTEST_ARGS)
 
+killer: $(VENV)/.dev $(VENV)/.system  ## Kill a random process of a run at a random moment, 200 times (KILLER_RUNS, KILLER_SEED); cut a link for a minute
+	CLUSTERCTL_LONG=1 $(BIN)/python -m pytest tests/lab/test_faults.py -k minute $(PYTEST_ARGS)
+	$(BIN)/python -m tests.lab.killer
+
 bench: $(VENV)/.dev $(VENV)/.system  ## Measure against peers, side by side
 	@command -v pdsh clush >/dev/null || $(MAKE) --no-print-directory system PACKAGES="$(SYSTEM_BENCH)"
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)

@@ -166,6 +166,8 @@ def summary(run: RunDir) -> dict[str, Any]:
     prepared = system.read_json(run.prepare) or {}
     over = state.state in ("new", "swept", "finished")
     live = supervised(run) or any(worker["alive"] for worker in _workers(run, state))
+    # What a worker left behind lives on where supervisor, waiters and workers were all killed.
+    live = live or (not over and bool(remaining(run)))
     return {
         "run": run.run,
         "node": run.node,
@@ -176,6 +178,7 @@ def summary(run: RunDir) -> dict[str, Any]:
         "epoch": epochs.current(run.epoch),
         "attempt": state.attempt,
         "workdir": prepared.get("workdir"),
+        "grace": prepared.get("grace"),
         "gpus": prepared.get("gpus", []),
         "started": state.began,
         "finished": state.ended,

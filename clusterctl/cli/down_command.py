@@ -22,10 +22,7 @@ if TYPE_CHECKING:
 @click.option("--stalled", is_flag=True, help="End the runs that are stalled, and nothing else.")
 @click.option("--kill", is_flag=True, help="No grace: SIGKILL at once.")
 @click.option(
-    "--orphans",
-    metavar="FILE",
-    help="End runs on the nodes of this cluster file that this head does not know.",
-    shell_complete=options.offer("files"),
+    "--orphans", is_flag=True, help="End the runs that this head does not know, on the nodes of a cluster file (RUN)."
 )
 @options.json_option
 @options.output_options
@@ -34,7 +31,7 @@ def command(
     everything: bool,
     stalled: bool,
     kill: bool,
-    orphans: str | None,
+    orphans: bool,
     as_json: bool,
     color: str,
     quiet: bool,
@@ -45,10 +42,12 @@ def command(
     controller. Exits with 7, and says what is left, where something is.
     """
     console = options.console_of(color)
-    if orphans is not None:
+    if orphans:
         from clusterctl.cli.orphans import end_orphans
 
-        return end_orphans(orphans, console, as_json=as_json)
+        if len(references) > 1:
+            raise click.UsageError("--orphans takes one cluster file")
+        return end_orphans(references[0] if references else "cluster.yaml", console, as_json=as_json)
     runs = _chosen(references, everything=everything, stalled=stalled)
     if not runs and not (quiet or as_json):
         console.narrate(f"no {'stalled' if stalled else 'active'} run: nothing to end")
@@ -70,13 +69,14 @@ def _chosen(references: tuple[str, ...], *, everything: bool, stalled: bool) -> 
     from clusterctl.run import store
     from clusterctl.run.reader import load_state
 
+    # A start whose controller died may have left something on the nodes, whatever `ps` says of it.
     if everything or stalled:
         named = [store.find(reference) for reference in references] if stalled and references else store.all_runs()
         known = [(r, load_state(r)) for r in named]
         return [r for r, s in known if (may_be_stalled(s) if stalled else not s.over)]
     if references:
         return [store.find(reference) for reference in references]
-    runs = [r for r in store.all_runs() if not store.visible_state(r)[0].over]
+    runs = [r for r in store.all_runs() if not load_state(r).over]
     return [store.find(None)] if runs else []
 
 
@@ -99,9 +99,11 @@ def _ask(run: RunDir, console: Console, *, kill: bool, quiet: bool, stalled: boo
 def _end(run: RunDir, console: Console, *, kill: bool, quiet: bool, stalled: bool) -> RunState:
     from clusterctl.cli.view import Leave, RunScreen, ViewOptions
     from clusterctl.render.errors import remaining_lines
-    from clusterctl.run import store
+    from clusterctl.run.reader import load_state
 
-    state, _ = store.visible_state(run)
+    state = load_state(run)
+    if state.over and state.remaining:
+        state = _end_remaining(run, state)
     if not state.over:
         leave = Leave.UNATTENDED
         for _ in range(3):
@@ -116,6 +118,18 @@ def _end(run: RunDir, console: Console, *, kill: bool, quiet: bool, stalled: boo
         if state.remaining:
             console.narrate(*remaining_lines(state.remaining, console.err))
     return state
+
+
+def _end_remaining(run: RunDir, state: RunState) -> RunState:
+    """End what could not be ended or reached when the run was over, where its node answers now."""
+    from clusterctl.cli.reach import reachable
+    from clusterctl.config.stored import load_stored
+    from clusterctl.run.ending import end_remaining
+
+    spec = load_stored(run.spec.read_text())
+    left = {entry["node"] for entry in state.remaining}
+    with reachable(spec, [host for host in spec.hosts if host.name in left]) as (sessions, _):
+        return end_remaining(run, state, sessions, spec.job.grace if spec.job else 0.0)
 
 
 def _say(run: RunDir, state: RunState, console: Console) -> None:

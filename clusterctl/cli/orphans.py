@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.agent import protocol as wire
 from clusterctl.agent.protocol import Command
 from clusterctl.cli import options
 from clusterctl.cli.reach import reachable
-from clusterctl.errors import ExitCode, NodesError
+from clusterctl.errors import AgentError, ExitCode, NodesError
+from clusterctl.run.ending import end_on_node
 from clusterctl.run.links import each
 
 if TYPE_CHECKING:
@@ -19,47 +18,44 @@ if TYPE_CHECKING:
 
 _CALL_SECONDS = 20.0
 _GRACE = 10.0
-_PATIENCE = 60.0
 
 
 def end_orphans(path: str, console: Console, *, as_json: bool) -> int:
     """End every live run on the nodes of a cluster file that no run directory of this head stands for."""
+    from clusterctl.render.errors import remaining_lines
     from clusterctl.run.store import all_runs
 
     spec = options.load_file(path, (), (), console=console).spec
     known = {run.run for run in all_runs()}
     with reachable(spec, spec.hosts) as (sessions, errors):
         listed, _ = each(sessions, lambda _, s: s.call(Command.RUNS, {}, timeout=_CALL_SECONDS)["runs"])
-        orphans = [(n, r) for n, runs in listed.items() for r in runs if r["live"] and r["run"] not in known]
-        remaining = [_end(sessions[node], run) for node, run in orphans]
-    left = [entry for found in remaining for entry in found]
-    runs = sorted({run["run"] for _, run in orphans})
+        orphans = {n: [r for r in runs if _left(r) and r["run"] not in known] for n, runs in listed.items()}
+        concerned = {node: sessions[node] for node, runs in orphans.items() if runs}
+        ended, failed = each(concerned, lambda node, session: _end_all(session, orphans[node]))
+    errors |= {node: AgentError(node, str(error)) for node, error in failed.items()}
+    left = [entry for found in ended.values() for entry in found]
+    runs = sorted({run["run"] for found in orphans.values() for run in found})
     if as_json:
-        ended = [{"run": r, "state": "cancelled", "remaining": [x for x in left if x["run"] == r]} for r in runs]
-        console.data(json.dumps(ended, indent=2))
+        told = [{"run": r, "state": "cancelled", "remaining": [x for x in left if x["run"] == r]} for r in runs]
+        console.data(json.dumps(told, indent=2))
     else:
         console.narrate(f"ended {', '.join(runs)}" if runs else "no run here that this head does not know")
+        console.narrate(*remaining_lines(left, console.err))
     if errors:
         raise NodesError(list(errors.values()))
     return int(ExitCode.TEARDOWN_INCOMPLETE if left else ExitCode.OK)
 
 
-def _end(session: Session, run: dict[str, Any]) -> list[dict[str, Any]]:
-    """Stop one orphan on one node; return what is left of it."""
-    asked = {"run": run["run"], "node": run["node"]}
-    session.epoch = int(session.call(Command.STATUS, asked, timeout=_CALL_SECONDS).get("epoch") or 0) + 1
-    stop = wire.Stop(run=run["run"], node=run["node"], grace=_GRACE, reason=wire.StopReason.CANCELLED.value)
-    session.call(Command.STOP, wire.to_wire(stop), timeout=_CALL_SECONDS)
-    deadline = time.monotonic() + _GRACE + _PATIENCE
-    alive: list[dict[str, Any]] = []
-    while time.monotonic() < deadline:
-        status = session.call(Command.STATUS, asked, timeout=_CALL_SECONDS)
-        alive = [w for w in status.get("workers", []) if w.get("alive")]
-        if not alive:
-            break
-        time.sleep(0.5)
-    finish = {**asked, "state": "cancelled", "exit_code": int(ExitCode.CANCELLED)}
-    session.call(Command.FINISH, finish, timeout=_CALL_SECONDS)
-    return [
-        {**asked, "pid": w["pid"], "start_time": w.get("start_time"), "command": None, "why": "alive"} for w in alive
-    ]
+def _left(run: dict[str, Any]) -> bool:
+    """Return whether something of a run is there: workers, what they left, or a supervisor that waits for commands."""
+    return bool(run["live"] or run["supervisor"])
+
+
+def _end_all(session: Session, runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Stop the orphans of one node; return what is left of them."""
+    left = []
+    for run in runs:
+        session.epoch = int(run["epoch"]) + 1
+        found = end_on_node(session, run["run"], run["node"], float(run.get("grace") or _GRACE))
+        left += [{"run": run["run"], **entry} for entry in found]
+    return left

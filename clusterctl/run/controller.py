@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
 _TICK = 1.0
 _SHOWN_SILENT_AFTER = 6.5
+_SILENT = "no answer"
 _ACKNOWLEDGE_EVERY = 2.0
 _ACKNOWLEDGE_BYTES = 4 * 1024 * 1024
 _DRAIN_WITHOUT_PROGRESS = 15.0
@@ -421,7 +422,8 @@ class Controller:
         if host is None or (self._ending is not None and self._ending.targets is None and not self._state.nodes):
             return
         node = self._state.nodes.get(item.node)
-        if node is not None and node.link not in ("unreachable", "lost"):
+        silent = node is not None and node.link == "unreachable" and node.link_why == _SILENT
+        if node is not None and (silent or node.link not in ("unreachable", "lost")):
             self._record(events.Link(node=item.node, link="unreachable", why=str(item.error)))
         self._links.broken(host)
 
@@ -476,7 +478,7 @@ class Controller:
             if (node.swept and node.finished) or node.link == "lost":
                 continue
             if seconds is not None and node.link != "unreachable":
-                self._record(events.Link(node=node.node, link="unreachable", why="no answer", seconds=seconds))
+                self._record(events.Link(node=node.node, link="unreachable", why=_SILENT, seconds=seconds))
                 self._control.wake()
             elif seconds is None and node.link != "connected" and node.node in self._links.sessions:
                 self._record(events.Link(node=node.node, link="connected"))
@@ -525,6 +527,8 @@ class Controller:
                 self._end_attempt(action.reason, action.message)
             case policy.GiveUpNode():
                 self._record(events.Link(node=action.node, link="lost", why=action.why))
+                # Its fence counts from here: nothing that we send may reach it any more but a new connection.
+                self._links.broken(self._hosts[action.node])
             case policy.Restart():
                 self._restart(action)
             case policy.Finish():
@@ -568,7 +572,7 @@ class Controller:
         return policy.Sight(
             silent=self._links.silent(_SHOWN_SILENT_AFTER),
             cut=self._links.cut(),
-            idle=0.0 if self._observer is None else self._observer.idle(time.monotonic()),
+            idle=0.0 if self._observer is None else self._observer.idle(self._state.unfinished_nodes()),
             cancelled=self._cancelled.is_set(),
             gathering=self._gatherer.busy or self._stall.phase is not StallPhase.CONFIRMED,
             alike=self._alike(),

@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING, Any
 from clusterctl.agent import protocol as wire
 from clusterctl.agent.protocol import Command, StopReason
 from clusterctl.errors import ExitCode, NotFoundError, RefusedError
+from clusterctl.run import events
 from clusterctl.run.links import each
+from clusterctl.run.reader import load_state
+from clusterctl.run.store import RunDir, Writer, now
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from clusterctl.run.store import Writer
+    from clusterctl.run.state import RunState
     from clusterctl.session import Session
 
 _CALL_SECONDS = 20.0
@@ -78,3 +81,35 @@ def fetch(session: Session, writer: Writer, run: str, node: str, files: Iterable
                 if not data:
                     break
                 offset = writer.replicate(node, file, int(answer["offset"]), data)
+
+
+def end_remaining(run: RunDir, state: RunState, sessions: Mapping[str, Session], grace: float) -> RunState:
+    """End what a run that is over has left on nodes that answer again; fetch their output; return the new state.
+
+    Raises:
+        RefusedError: A controller is at work on the run.
+    """
+    writer = Writer(run)
+    try:
+        epoch = writer.next_epoch(highest_epoch(run.run, sessions))
+
+        def end(node: str, session: Session) -> list[dict[str, Any]]:
+            session.epoch = epoch
+            left = end_on_node(session, run.run, node, grace)
+            fetch(session, writer, run.run, node, _files_of(state, node))
+            return left
+
+        left, _ = each(sessions, end)
+        elsewhere = [entry for entry in state.remaining if entry["node"] not in left]
+        remaining = [*elsewhere, *(entry for found in left.values() for entry in found)]
+        code = 0 if state.exit_code is None else state.exit_code
+        writer.append(events.Ended(state=state.phase.value, exit_code=code, remaining=remaining), now())
+    finally:
+        writer.close()
+    return load_state(run)
+
+
+def _files_of(state: RunState, node: str) -> list[str]:
+    entry = state.nodes.get(node) or state.retired.get(node)
+    ranks = () if entry is None else entry.ranks
+    return [f(a, r) for a in range(state.attempt + 1) for r in ranks for f in (wire.output_file, wire.index_file)]

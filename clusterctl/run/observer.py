@@ -31,6 +31,7 @@ class StallObserver:
         self._limits = StallLimits(timeout=spec.timeout, startup_timeout=spec.startup_timeout)
         self._watch: StallWatch = begin(attempt, ranks, now)
         self._rest: dict[str, bytes] = {}
+        self._heard: dict[str, float] = {}
         self._warned = False
         self._stragglers: frozenset[int] = frozenset()
 
@@ -59,6 +60,7 @@ class StallObserver:
         lines = (self._rest.get(node, b"") + payload).split(b"\n")
         self._rest[node] = lines.pop()
         for sample in self._of_attempt(lines):
+            self._heard[node] = now
             self._watch = observe(self._watch, sample, node=node, attempt=self._attempt, now=now)
 
     def _of_attempt(self, lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
@@ -90,10 +92,15 @@ class StallObserver:
             ]
         return said
 
-    def idle(self, now: float) -> float:
-        """Return seconds since anything was seen to move: output, CPU or progress."""
+    def idle(self, nodes: Iterable[str]) -> float:
+        """Return for how many seconds these nodes have said that nothing moves: no output, no CPU, no progress.
+
+        A node that says nothing is not one where nothing moves: time alone makes nobody idle.
+        """
         moved = [m for m in (self._watch.activity_at, self._watch.progress_at) if m is not None]
-        return now - max(moved, default=self._watch.begun)
+        begun = self._watch.begun
+        told = min((self._heard.get(node, begun) for node in nodes), default=begun)
+        return max(0.0, told - max(moved, default=begun))
 
 
 def last_bytes(path: Path, most: int = 4 << 20) -> bytes:

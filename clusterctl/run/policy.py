@@ -161,7 +161,11 @@ def _unhealthy_message(unhealthy: Mapping[str, str]) -> str:
 
 def _stall_message(state: RunState) -> str:
     stall = state.stall
-    return "" if stall is None else f"{stall.reason or 'no progress'} for {stall.since_s:.0f} s (limit {stall.limit_s:.0f} s)"
+    return (
+        ""
+        if stall is None
+        else f"{stall.reason or 'no progress'} for {stall.since_s:.0f} s (limit {stall.limit_s:.0f} s)"
+    )
 
 
 def _left_alone(state: RunState) -> bool:

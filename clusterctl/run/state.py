@@ -182,6 +182,10 @@ class RunState:
         """The run has ended."""
         return self.phase.final
 
+    def unfinished_nodes(self) -> list[str]:
+        """Return the nodes on which a rank has not ended."""
+        return list({w.node: None for w in self.workers.values() if w.phase is not WorkerPhase.EXITED})
+
     def node_phase(self, node: str) -> NodePhase:
         """Return what a node is doing, in one word."""
         state = self.nodes[node]
@@ -312,20 +316,16 @@ def _lost_with_node(state: RunState, worker: WorkerState) -> bool:
 
 
 def blamed(state: RunState) -> RunState:
-    """Return `state` with the first observed failure among the exits known so far."""
+    """Return `state` with the first observed failure among the exits known so far.
+
+    Where none failed and the others were stopped all the same, a rank that ended well too early is to blame.
+    """
     exits = [_exit_of(w) for w in state.workers.values() if w.failed and not _lost_with_node(state, w)]
+    if not exits and state.reason == wire.StopReason.PEER_FAILED.value:
+        exits = [_exit_of(w) for w in state.workers.values() if w.phase is WorkerPhase.EXITED and not w.stopped]
     if not exits:
         return state
     causes = first_failure(exits)
-    return replace(state, cause=causes[0], causes=causes)
-
-
-def _left_alone(state: RunState) -> RunState:
-    """Return `state` with the rank to blame that ended well too early, where no rank failed."""
-    early = [w for w in state.workers.values() if w.phase is WorkerPhase.EXITED and not w.stopped]
-    if state.cause is not None or not early:
-        return state
-    causes = first_failure([_exit_of(w) for w in early])
     return replace(state, cause=causes[0], causes=causes)
 
 
@@ -344,8 +344,7 @@ def apply_head(state: RunState, time: float, event: head.ControllerEvent) -> Run
         case head.Decided():
             if event.attempt != state.attempt or state.reason is not None:
                 return state
-            state = _left_alone(state) if event.reason == wire.StopReason.PEER_FAILED.value else state
-            return replace(state, phase=RunPhase.STOPPING, reason=event.reason, reason_text=event.message)
+            return blamed(replace(state, phase=RunPhase.STOPPING, reason=event.reason, reason_text=event.message))
         case head.Restarting():
             return replace(
                 state,

@@ -43,6 +43,20 @@ class Head:
             check=False,
         )
 
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        """Start one command and leave it running; its streams are pipes."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "clusterctl", *arguments],
+            cwd=self.folder,
+            env=dict(self.env),
+            text=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+
     def json(self, *arguments: str, timeout: float = 60.0) -> Any:
         """Return what a command prints as JSON."""
-        return json.loads(self.run(*arguments, "--json", timeout=timeout).stdout)
+        done = self.run(*arguments, "--json", timeout=timeout)
+        assert done.stdout, f"`{' '.join(arguments)}` printed nothing, exit code {done.returncode}: {done.stderr}"
+        return json.loads(done.stdout)

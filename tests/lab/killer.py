@@ -99,6 +99,7 @@ class Killer:
             self._decoys += [node.start(["sleep", "86400"]), node.start(["python3", inside, "decoy"])]
             wanted = ("^sleep 86400", "count.py decoy", "count.py$")
             wait_for(lambda node=node, wanted=wanted: all(node.pids_of(w) for w in wanted), what="the decoys")  # type: ignore[misc]
+        wait_for(lambda: self.made[1].pids_of("^stray-of-a-rank"), what="what rank 2 of the neighbour leaves behind")
         self._untouched = [self._processes(node) for node in self.made]
 
     def end(self) -> None:
@@ -114,10 +115,10 @@ class Killer:
         result = Round(number)
         began = time.monotonic()
         head = self._head(f"round-{number}")
-        up = subprocess.Popen(
-            [sys.executable, "-m", "clusterctl", "up", "-d", "--no-health"], cwd=head.folder, env=dict(head.env),
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=(head.folder / "up.err").open("wb"),
-        )  # fmt: skip
+        with (head.folder / "up.err").open("wb") as said:
+            argv = [sys.executable, "-m", "clusterctl", "up", "-d", "--no-health"]
+            null = subprocess.DEVNULL
+            up = subprocess.Popen(argv, cwd=head.folder, env=dict(head.env), stdin=null, stdout=null, stderr=said)
         run = wait_for(lambda: self._run_of(head), what="the run's directory")
         appeared = time.monotonic()
         self._until(appeared + dice.uniform(0.0, 2.5))

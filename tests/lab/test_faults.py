@@ -1,16 +1,32 @@
-"""What breaks under a run, and what the run makes of it: killed and frozen workers, cut links, dead servers."""
+"""The fault matrix: what breaks under a run, and what the run makes of it.
+
+Every row is a real fault on real nodes. Each one checks the outcome and the exit code, that the first failure is named
+rightly, that nothing is left on any node that can be reached, and that the head has every byte that was written.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.lab.faulty import (
+    every_byte,
+    make,
+    nothing_left,
+    order,
+    start,
+    worker_pid,
+    writes,
+    written,
+)
 from tests.lab.head_cli import Head
+from tests.lab.spec import NodeSpec
 from tests.lab.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -19,21 +35,30 @@ if TYPE_CHECKING:
     from tests.lab.conftest import NodeFactory
     from tests.lab.node import Node
 
-FOREVER = {"command": ["sleep", "600"], "grace": "2s"}
-COUNT = """\
-import os, time
-copy = open(os.path.expanduser(f"~/copy.{os.environ['RANK']}"), "wb", buffering=0)
-number = 0
-while not os.path.exists(os.path.expanduser("~/go")):
-    line = f"rank {os.environ['RANK']} line {number} grüße\\n".encode()
-    copy.write(line)
-    os.write(1, line)
-    number += 1
+HOUR = 3600.0
+HIDE = """
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        ctypes.CDLL(None).prctl(15, b"innocent", 0, 0, 0)
+        os.closerange(0, 256)
+        os.execve("/bin/sleep", ["innocent", "86400"], {})
+    os._exit(0)
+os.wait()
+while not subprocess.run(["pgrep", "-f", "^innocent 86400"], stdout=subprocess.DEVNULL).returncode == 0:
     time.sleep(0.02)
-os.write(1, b"no newline at the end")
-copy.write(b"no newline at the end")
+os._exit(4)
 """
-FIVE_SECONDS_OF_LINES = 250 * 25
+HEEDLESS = "signal.signal(signal.SIGTERM, signal.SIG_IGN); os.rename(home + '/do.' + rank, home + '/done.' + rank)"
+STAND_STILL = "time.sleep(600)"
+FIRST_TO_GO = 'open("/srv/shared/dead." + os.environ["CLUSTERCTL_RUN_ID"], "w"); os._exit(5)'
+PEER_GONE = """
+while not os.path.exists("/srv/shared/dead." + os.environ["CLUSTERCTL_RUN_ID"]):
+    select.select([], [], [], 0.0005)
+say(b"RuntimeError: Connection closed by peer [10.0.0.9]:1234\\n")
+os._exit(1)
+"""
 
 
 @pytest.fixture
@@ -43,146 +68,338 @@ def head(tmp_path: Path, head_env: dict[str, str]) -> Head:
     return Head(folder, head_env)
 
 
-def start(head: Head, *arguments: str) -> str:
-    return str(head.json("up", "-d", "--no-health", *arguments)["run"])
+# --- a worker's own end
 
 
-def nothing_left(made: Sequence[Node]) -> None:
-    """Agents and supervisors take their leave a moment after the run's end."""
-    wait_for(lambda: not any(n.leftovers() for n in made), what=f"{[n.leftovers() for n in made]} to be gone")
+@dataclass(frozen=True)
+class Row:
+    """What some of four ranks do (0 and 1 on the first node), and what has to be known of it."""
+
+    orders: dict[int, str]
+    kind: str
+    rank: int
+    exit_code: int | None = None
+    signal: str | None = None
+    job: dict[str, Any] = field(default_factory=dict)
 
 
-def controller_pid(head: Head, run: str) -> int:
-    lock = Path(head.env["XDG_STATE_HOME"]) / "clusterctl" / "runs" / run / "lock"
-    inode = lock.stat().st_ino
-    line = next(line for line in Path("/proc/locks").read_text().splitlines() if f":{inode} " in line)
-    return int(line.split()[4])
+ROWS = {
+    "exit code": Row({2: "os._exit(3)"}, "exit", 2, exit_code=3),
+    "SIGKILL": Row({1: "os.kill(os.getpid(), 9)"}, "signal", 1, signal="SIGKILL"),
+    "SIGSEGV": Row({3: "os.kill(os.getpid(), signal.SIGSEGV)"}, "signal", 3, signal="SIGSEGV"),
+    "exit 0 early, the others stand still": Row(
+        {0: STAND_STILL, 1: STAND_STILL, 2: "os._exit(0)", 3: STAND_STILL},
+        "exited_early", 2, exit_code=0, job={"finish_grace": "2s"},
+    ),
+    "SIGTERM ignored by the others": Row({0: HEEDLESS, 1: HEEDLESS, 2: "os._exit(3)", 3: HEEDLESS}, "exit", 2, exit_code=3),
+    "a child that hid: setsid, double fork, title, no environment, no descriptors": Row({2: HIDE}, "exit", 2, exit_code=4),
+    "peers that die of it at once": Row(
+        {0: PEER_GONE, 1: PEER_GONE, 2: FIRST_TO_GO, 3: PEER_GONE}, "exit", 2, exit_code=5
+    ),
+}  # fmt: skip
 
 
-def copy_of(node: Node, rank: int) -> Path:
-    """What a rank wrote, as the rank itself has kept it."""
-    return node.path(f"copy.{rank}")
-
-
-def writes_on(node: Node, rank: int, much: int) -> None:
-    """Return when a rank has written so many bytes more, seen on its node without ssh."""
-    path = wait_for(lambda: copy_of(node, rank) if copy_of(node, rank).exists() else None, what="the first line")
-    size = path.stat().st_size
-    node.wait_for(lambda: path.stat().st_size >= size + much, 30.0, what=f"{much} bytes more of rank {rank}")
-
-
-def raw(head: Head, run: str, rank: int) -> bytes:
-    return head.run("logs", run, "-o", "raw", "--rank", str(rank)).stdout.encode()
-
-
-def counting(head: Head, made: Sequence[Node]) -> str:
-    (head.folder / "count.py").write_text(COUNT)
-    head.write({n.name: 1 for n in made}, {"script": "count.py"})
-    return start(head)
-
-
-def ends_well_with_every_byte(head: Head, run: str, made: Sequence[Node]) -> None:
-    for node in made:
-        node.path("go").touch()
-    waited = head.run("wait", run)
-    assert waited.returncode == 0, head.run("status", run).stdout
-    for rank, node in enumerate(made):
-        assert raw(head, run, rank) == copy_of(node, rank).read_bytes()
-    nothing_left(made)
-
-
-def test_a_killed_worker_ends_the_run_and_its_signal_is_named(nodes: NodeFactory, head: Head) -> None:
+@pytest.mark.parametrize("row", ROWS.values(), ids=ROWS.keys())
+def test_a_worker_that_ends_badly_ends_the_run_and_is_named(nodes: NodeFactory, head: Head, row: Row) -> None:
     made = nodes(2)
-    head.write({n.name: 1 for n in made}, FOREVER)
+    make(head, made, job=row.job)
+    run = start(head)
+    for rank in (0, 2):
+        writes(made[rank // 2], rank)
+    victims = sorted(row.orders, key=lambda rank: rank == row.rank)
+    for rank in victims:
+        order(made[rank // 2], rank, row.orders[rank])
+
+    waited = head.run("wait", run)
+
+    status = head.json("status", run)
+    cause = status["cause"]
+    assert waited.returncode == 100, head.run("status", run).stdout
+    assert (status["state"], status["remaining"]) == ("failed", [])
+    assert (cause["kind"], cause["rank"], cause["node"]) == (row.kind, row.rank, made[row.rank // 2].name)
+    assert (cause["exit_code"], cause["signal"]) == (row.exit_code, row.signal)
+    nothing_left(made)
+    every_byte(head, run, made)
+
+
+def test_ranks_that_end_well_at_different_times_are_no_fault_while_others_work(nodes: NodeFactory, head: Head) -> None:
+    made = nodes(1)
+    make(head, made, job={"finish_grace": "2s"})
+    run = start(head)
+    order(made[0], 0, "os._exit(0)")
+    writes(made[0], 1, 5000)
+
+    made[0].path("go").touch()
+
+    assert head.run("wait", run).returncode == 0
+    nothing_left(made)
+    every_byte(head, run, made)
+
+
+@pytest.mark.skipif(
+    not Path("/sys/fs/cgroup/memory/memory.oom_control").exists(), reason="needs memory cgroups of version 1"
+)
+def test_a_worker_killed_for_memory_is_named_with_the_reason(nodes: NodeFactory, head: Head) -> None:
+    made = nodes([NodeSpec(cgroup=True, memory="700m"), NodeSpec()])
+    make(head, made, workers=1)
     run = start(head)
 
-    made[1].signal(made[1].wait_for(lambda: made[1].pid_of("^sleep 600"), what="the worker"), signal.SIGKILL)
-    attached = head.run("attach", run)
+    order(made[0], 0, "eater = bytearray(2 << 30)")
 
-    status: dict[str, Any] = head.json("status", run)
-    assert attached.returncode == 100, attached.stderr
-    assert f"rank 1 on {made[1].name}" in attached.stderr
-    assert "SIGKILL" in attached.stderr
     assert head.run("wait", run).returncode == 100
-    assert (status["cause"]["rank"], status["cause"]["node"]) == (1, made[1].name)
-    assert status["cause"]["signal"] == "SIGKILL"
+    cause = head.json("status", run)["cause"]
+    assert (cause["kind"], cause["rank"], cause["signal"]) == ("oom", 0, "SIGKILL"), cause
     nothing_left(made)
 
 
 def test_a_frozen_worker_is_gone_within_grace_after_down(nodes: NodeFactory, head: Head) -> None:
-    (made,) = nodes(1)
-    head.write({made.name: 2}, FOREVER)
+    made = nodes(1)
+    make(head, made)
     run = start(head)
-    pids = made.wait_for(lambda: found if len(found := made.pids_of("^sleep 600")) == 2 else None, what="workers")
-    made.signal(pids[0], signal.SIGSTOP)
+    writes(made[0], 0)
+    made[0].signal(worker_pid(made[0], 0), signal.SIGSTOP)
     began = time.monotonic()
 
     ended = head.run("down", run)
 
     assert ended.returncode == 0, ended.stderr
     assert time.monotonic() - began < 10
-    assert not made.pids_of("^sleep 600")
-    nothing_left([made])
+    assert head.run("wait", run).returncode == 103
+    nothing_left(made)
+    every_byte(head, run, made)
 
 
-def test_a_link_cut_for_seconds_costs_no_run_and_no_byte(nodes: NodeFactory, head: Head) -> None:
+# --- what stands around the workers
+
+
+def ends_well(head: Head, run: str, made: Sequence[Node]) -> None:
+    """Let all ranks end; nothing may be missing."""
+    for node in made:
+        node.path("go").touch()
+    assert head.run("wait", run).returncode == 0, head.run("status", run).stdout
+    assert {w["exit_code"] for w in head.json("status", run)["workers"]} == {0}
+    nothing_left(made)
+    every_byte(head, run, made)
+
+
+GUARDS = {
+    "serve": "clusterctl-agent serve",
+    "waiter": "clusterctl-agent wait",
+    "supervisor": "clusterctl-agent supervise",
+}
+
+
+def test_serve_waiters_and_supervisors_killed_under_a_run_cost_no_run_and_no_byte(
+    nodes: NodeFactory, head: Head
+) -> None:
     made = nodes(2)
-    run = counting(head, made)
-    writes_on(made[1], 1, 1000)
+    make(head, made)
+    run = start(head)
+    for guard, node in (("serve", made[0]), ("waiter", made[0]), ("supervisor", made[1])):
+        writes(node, 2 * made.index(node))
+        victims = node.pids_of(GUARDS[guard])
+        assert victims, f"no {guard}"
+        for pid in victims:
+            node.signal(pid, signal.SIGKILL)
+    made[1].wait_for(lambda: set(made[1].pids_of(GUARDS["supervisor"])) - set(victims), what="a new supervisor")
+    writes(made[1], 3)
 
-    made[1].cut()
-    writes_on(made[1], 1, FIVE_SECONDS_OF_LINES)
-    made[1].restore()
-
-    ends_well_with_every_byte(head, run, made)
+    ends_well(head, run, made)
 
 
 def test_an_sshd_killed_with_its_sessions_costs_no_run_and_no_byte(nodes: NodeFactory, head: Head) -> None:
     made = nodes(2)
-    run = counting(head, made)
-    writes_on(made[1], 1, 1000)
+    make(head, made)
+    run = start(head)
+    writes(made[1], 3)
 
     made[1].kill_sshd()
-    writes_on(made[1], 1, 2000)
+    writes(made[1], 3, 2000)
     made[1].restart_sshd()
 
-    ends_well_with_every_byte(head, run, made)
+    ends_well(head, run, made)
 
 
-def test_a_run_that_fails_once_is_restarted_everywhere_and_ends_well(nodes: NodeFactory, head: Head) -> None:
+# --- links
+
+
+def logins(node: Node) -> int:
+    return node.sshd_log().count("Accepted publickey")
+
+
+def cut_for(seconds: float, node: Node) -> None:
+    """Cut a link until a rank has worked on for so long."""
+    node.cut()
+    end = time.monotonic() + seconds
+    wait_for(lambda: time.monotonic() >= end, seconds + 5, what="the time to pass", every=0.1)
+    node.restore()
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    "seconds",
+    [
+        pytest.param(5.0, id="seconds"),
+        pytest.param(
+            60.0, id="minute", marks=pytest.mark.skipif("CLUSTERCTL_LONG" not in os.environ, reason="`make killer`")
+        ),
+    ],
+)
+def test_a_link_cut_for_seconds_costs_no_run_and_no_byte(nodes: NodeFactory, head: Head, seconds: float) -> None:
     made = nodes(2)
-    job = {
-        "command": 'echo "count $TORCHELASTIC_RESTART_COUNT"; '
-        'if [ "$TORCHELASTIC_RESTART_COUNT" = 0 ]; then if [ "$RANK" = 1 ]; then exit 3; fi; sleep 600; fi',
-        "grace": "2s",
-    }
-    head.write({n.name: 2 for n in made}, job, restart={"max_restarts": 1, "backoff": 0})
-
-    done = head.run("up", "--no-health")
-
-    assert done.returncode == 0, done.stderr
-    run = head.json("ps", "-a")[-1]["run"]
-    counts = [head.run("logs", run, "-o", "raw", "--attempt", "1", "--rank", str(rank)).stdout for rank in range(4)]
-    assert counts == ["count 1\n"] * 4
-    assert head.json("status", run)["attempt"] == 1
-    nothing_left(made)
-
-
-def test_a_run_is_adopted_after_its_controller_was_killed_and_its_code_arrives(nodes: NodeFactory, head: Head) -> None:
-    made = nodes(2)
-    job = {"command": 'while [ ! -e "$HOME/go" ]; do sleep 0.1; done; echo late; exit $((RANK * 7))', "grace": "2s"}
-    head.write({n.name: 1 for n in made}, job)
+    make(head, made)
     run = start(head)
-    os.kill(controller_pid(head, run), signal.SIGKILL)
-    wait_for(lambda: not head.json("status", run)["attended"], what="the controller to be gone")
+    writes(made[1], 3)
 
-    made[1].path("go").touch()
-    attached = head.run("attach", "--adopt", run)
+    cut_for(seconds, made[1])
 
-    assert attached.returncode == 100, attached.stderr
-    assert f"rank 1 on {made[1].name}, exit code 7: late" in attached.stderr
-    assert raw(head, run, 1) == b"late\n"
+    ends_well(head, run, made)
+
+
+def test_a_half_open_connection_is_noticed_shown_and_dialed_again_without_a_rush(
+    nodes: NodeFactory, head: Head
+) -> None:
+    made = nodes(2)
+    make(head, made)
+    run = start(head)
+    writes(made[1], 3)
+    before = logins(made[1])
+    watcher = head.start("attach", run)
+
+    made[1].stop_sshd()
+    wait_for(lambda: node_state(head, run, 1) == "unreachable", 12.0, what="the silence to be shown")
+    wait_for(lambda: "no sign of life" in events_of(head, run), 20.0, what="the connection to be given up")
+    made[1].cont_sshd()
+    wait_for(lambda: node_state(head, run, 1) == "running", 30.0, what="the node to be there again")
+    for node in made:
+        node.path("go").touch()
+
+    _, said = watcher.communicate(timeout=60)
+    assert watcher.returncode == 0, said
+    assert f"{made[1].name}: unreachable for 7 s" in said
+    assert f"{made[1].name}: connected again" in said
+    assert logins(made[1]) - before <= 4
     nothing_left(made)
+    every_byte(head, run, made)
+
+
+def test_a_node_that_lets_us_in_and_breaks_off_is_not_logged_into_in_a_loop(nodes: NodeFactory, head: Head) -> None:
+    made = nodes(2)
+    make(head, made)
+    run = start(head)
+    before = logins(made[1])
+
+    end = time.monotonic() + 5.0
+    killed = 0
+    while time.monotonic() < end:
+        for pid in made[1].pids_of("clusterctl-agent serve"):
+            made[1].signal(pid, signal.SIGKILL)
+            killed += 1
+        writes(made[1], 3, 30)
+
+    assert killed >= 2
+    assert logins(made[1]) - before <= 4
+    ends_well(head, run, made)
+
+
+def node_state(head: Head, run: str, index: int) -> str:
+    return str(head.json("status", run)["nodes"][index]["state"])
+
+
+def events_of(head: Head, run: str) -> str:
+    return (Path(head.env["XDG_STATE_HOME"]) / "clusterctl/runs" / run / "events.jsonl").read_text()
+
+
+def test_dead_and_cut_off_nodes_end_the_run_and_are_cleaned_when_they_answer_again(
+    nodes: NodeFactory, head: Head
+) -> None:
+    made = nodes(3)
+    make(head, made, workers=1, network={"node_lost_after": "8s"}, ssh={"connect_timeout": "3s"})
+    run = start(head)
+    for rank, node in enumerate(made):
+        writes(node, rank)
+    dead, cut = made[1], made[2]
+
+    dead.kill()
+    cut.cut()
+    waited = head.run("wait", run)
+
+    status = head.json("status", run)
+    assert waited.returncode == 105
+    assert (status["state"], status["cause"]["kind"]) == ("lost", "node_lost")
+    assert {entry["node"] for entry in status["remaining"]} == {dead.name, cut.name}
+    nothing_left(made[:1])
+    assert worker_pid(cut, 2)
+    cut.restore()
+    again = head.run("down", run)
+    assert again.returncode == 0, again.stderr
+    assert {entry["node"] for entry in head.json("status", run)["remaining"]} == {dead.name}
+    assert head.run("wait", run).returncode == 105
+    nothing_left([made[0], cut])
+    assert (run_file(head, run, cut, 2)) == written(cut, 2)[: len(run_file(head, run, cut, 2))]
+    assert len(run_file(head, run, cut, 2)) > len(written(cut, 2)) - 100
+
+
+def run_file(head: Head, run: str, node: Node, rank: int) -> bytes:
+    folder = Path(head.env["XDG_STATE_HOME"]) / "clusterctl/runs" / run
+    return (folder / "nodes" / node.name / "attempt-0" / f"rank-{rank}.log").read_bytes()
+
+
+# --- starts and clocks
+
+
+@pytest.mark.parametrize("phase", ["connect", "prepare", "start"])
+def test_down_while_a_run_is_being_started_leaves_nothing(nodes: NodeFactory, head: Head, phase: str) -> None:
+    made = nodes(2)
+    make(head, made)
+    up = head.start("up", "--no-health")
+    wait_for(lambda: f'"phase","name":"{phase}"' in newest_events(head), what=f"the phase {phase}", every=0.002)
+
+    ended = head.run("down")
+
+    assert ended.returncode == 0, ended.stderr
+    _, said = up.communicate(timeout=30)
+    assert up.returncode == 103, said
+    nothing_left(made)
+
+
+def newest_events(head: Head) -> str:
+    found = list((Path(head.env["XDG_STATE_HOME"]) / "clusterctl/runs").glob("*/events.jsonl"))
+    return found[0].read_text() if found else ""
+
+
+def test_clocks_an_hour_apart_change_nothing(nodes: NodeFactory, head: Head) -> None:
+    made = nodes(2)
+    made[0].skew_clock(HOUR)
+    made[1].skew_clock(-HOUR)
+    make(head, made)
+    run = start(head)
+    writes(made[1], 3)
+    for rank in (0, 1, 3):
+        order(made[rank // 2], rank, PEER_GONE)
+    order(made[1], 2, FIRST_TO_GO)
+
+    waited = head.run("wait", run)
+
+    cause = head.json("status", run)["cause"]
+    assert waited.returncode == 100
+    assert (cause["rank"], cause["exit_code"]) == (2, 5)
+    nothing_left(made)
+    every_byte(head, run, made)
+
+
+def test_an_end_by_hand_a_second_time_has_nothing_to_do(nodes: NodeFactory, head: Head) -> None:
+    made = nodes(1)
+    make(head, made)
+    run = start(head)
+
+    codes = [head.run("down", *named).returncode for named in ([run], [run], [])]
+
+    assert codes == [0, 0, 0]
+    nothing_left(made)
+
+
+# --- neighbours
 
 
 def test_two_runs_on_the_same_nodes_leave_each_other_alone(nodes: NodeFactory, head: Head) -> None:
@@ -203,15 +420,4 @@ def test_two_runs_on_the_same_nodes_leave_each_other_alone(nodes: NodeFactory, h
     for node in made:
         node.path("go").touch()
     assert head.run("wait", two).returncode == 0
-    nothing_left(made)
-
-
-def test_down_a_second_time_has_nothing_to_do(nodes: NodeFactory, head: Head) -> None:
-    made = nodes(1)
-    head.write({made[0].name: 1}, FOREVER)
-    run = start(head)
-
-    codes = [head.run("down", *named).returncode for named in ([run], [run], [])]
-
-    assert codes == [0, 0, 0]
     nothing_left(made)

@@ -1,0 +1,103 @@
+"""What follows from lost, rebooted and silent nodes, and from ranks that ended well too early: the deciding part."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from clusterctl.agent import protocol as wire
+from clusterctl.agent.protocol import StopReason
+from clusterctl.errors import ExitCode
+from clusterctl.run import events, policy
+from clusterctl.run.state import NodePhase, RunPhase, RunState, apply_head, apply_node
+
+NOW = 1000.0
+LIMITS = policy.Limits(node_lost_after=60.0, finish_grace=5.0)
+
+
+def running() -> RunState:
+    layout = [{"node": f"n{i}", "node_rank": i, "ranks": [i]} for i in (0, 1)]
+    attempt = events.Attempt(attempt=0, world_size=2, master_addr=None, master_port=None, nodes=layout)
+    state = apply_head(apply_head(RunState(), NOW, events.Created(run="r-1", name="r", path="/c.yaml")), NOW, attempt)
+    for rank in (0, 1):
+        state = journal(state, rank, wire.Started(attempt=0, rank=rank, local_rank=0, pid=7, start_time=1))
+    return state
+
+
+def journal(state: RunState, rank: int, event: wire.Event) -> RunState:
+    node = f"n{rank}"
+    stamp = wire.Stamp(seq=state.nodes[node].seq + 1, wall=NOW, mono=NOW, boot="b")
+    return apply_node(state, node, stamp, event)
+
+
+def exited(state: RunState, rank: int, code: int | None = 0, *, stopped: bool = False) -> RunState:
+    event = wire.Exited(attempt=0, rank=rank, exit_code=code, earliest=1, latest=1, stopped=stopped)
+    return journal(state, rank, event)
+
+
+DECIDED = events.Decided(attempt=0, reason=StopReason.PEER_FAILED.value, message="others stand still")
+
+
+def test_a_rank_that_ended_well_too_early_is_the_cause_whatever_journal_is_read_first() -> None:
+    as_it_happened = exited(apply_head(exited(running(), 1), NOW, DECIDED), 0, None, stopped=True)
+    heads_first = exited(exited(apply_head(running(), NOW, DECIDED), 1), 0, None, stopped=True)
+
+    for state in (as_it_happened, heads_first):
+        assert state.cause is not None
+        assert (state.cause.kind, state.cause.rank) == ("exited_early", 1)
+
+
+def test_a_rank_that_failed_is_the_cause_although_another_ended_well_before() -> None:
+    state = exited(apply_head(exited(running(), 1), NOW, DECIDED), 0, 3)
+
+    assert state.cause is not None
+    assert (state.cause.kind, state.cause.rank) == ("exit", 0)
+
+
+def test_a_rank_that_ends_well_is_no_fault_while_others_are_at_work() -> None:
+    state = exited(running(), 1)
+
+    assert policy.decide(state, LIMITS, policy.Sight(silent={}, idle=4.9), NOW) is None
+    assert isinstance(policy.decide(state, LIMITS, policy.Sight(silent={}, idle=5.0), NOW), policy.EndAttempt)
+
+
+def test_a_rebooted_node_is_lost_and_nothing_can_be_left_on_it() -> None:
+    link = events.Link(node="n1", link="lost", why="it was rebooted", rebooted=True)
+    state = exited(apply_head(running(), NOW, link), 1, None)
+
+    assert state.cause is not None
+    assert (state.cause.kind, state.cause.node, state.cause.message) == (
+        "node_lost",
+        "n1",
+        "node lost: it was rebooted",
+    )
+    assert state.node_phase("n1") is NodePhase.LOST
+    state = journal(apply_head(state, NOW, replace(DECIDED, reason="node_lost")), 0, wire.Swept(attempt=0))
+    end = policy.decide(state, LIMITS, policy.Sight(silent={}), NOW)
+    assert end == policy.Finish(phase=RunPhase.LOST, exit_code=int(ExitCode.LOST), remaining=())
+
+
+@pytest.mark.parametrize(
+    ("cancelled", "given_up"),
+    [
+        pytest.param(False, False, id="nobody asked: it is our own link, and it waits"),
+        pytest.param(True, True, id="a person wants the end"),
+    ],
+)
+def test_when_all_nodes_are_silent_they_are_given_up_only_if_a_person_wants_the_end(
+    cancelled: bool, given_up: bool
+) -> None:
+    sight = policy.Sight(silent={"n0": 61.0, "n1": 61.0}, cancelled=cancelled)
+
+    assert isinstance(policy.decide(running(), LIMITS, sight, NOW), policy.GiveUpNode) is given_up
+
+
+def test_a_fence_counts_from_what_was_sent_last_and_not_from_what_was_heard_last() -> None:
+    limits = replace(LIMITS, stop_after=5.0, grace=1.0)
+    state = apply_head(running(), NOW, events.Link(node="n1", link="lost", why="no answer"))
+    state = journal(apply_head(state, NOW, replace(DECIDED, reason="node_lost")), 0, wire.Swept(attempt=0))
+
+    heard = policy.Sight(silent={"n1": 100.0}, cut={"n1": 15.9})
+    assert policy.decide(state, limits, heard, NOW) is None
+    assert isinstance(policy.decide(state, limits, replace(heard, cut={"n1": 16.0}), NOW), policy.Finish)
