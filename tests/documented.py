@@ -88,6 +88,8 @@ ELSEWHERE: Final = {
     "clusterctl up cluster.example.yaml": "Makefile",
     "clusterctl bench": "tests/e2e/test_bench.py",
     "clusterctl bench --plot scaling.png": "tests/e2e/test_bench.py",
+    "clusterctl bench --model --plot scaling.png": "tests/e2e/test_bench.py",
+    "clusterctl bench --workers 8,16 --epochs 3 -- --data /scratch/imagenet": "tests/e2e/test_bench.py",
     "clusterctl top": "tests/e2e/test_top.py",
     "clusterctl up -- --precision bf16": "tests/lab/test_workloads.py",
     "clusterctl up -- --dropout 0 --profile traces": "tests/lab/test_workloads.py",

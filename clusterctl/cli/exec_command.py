@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 @options.nodes_option
 @click.option("--exclude", metavar="SET", help="Not on these nodes.", shell_complete=options.offer("nodes"))
 @click.option("--timeout", metavar="DURATION", help="End what takes longer, e.g. 30s.")
+@click.option("--parallel", type=click.IntRange(1), metavar="N", help="On at most N nodes at once; all by default.")
 @click.option("--shell", is_flag=True, help="Give the words to one `bash -c`.")
 @click.option("--diff", is_flag=True, help="Show how other outputs differ from the one of most nodes.")
 @click.option("--stream", is_flag=True, help="Show lines as they come, not folded.")
@@ -39,6 +41,7 @@ def command(
     nodes: str | None,
     exclude: str | None,
     timeout: str | None,
+    parallel: int | None,
     shell: bool,
     diff: bool,
     stream: bool,
@@ -67,7 +70,7 @@ def command(
     request: dict[str, Any] = {"command": " ".join(argv)} if shell else {"argv": list(argv)}
     with reachable(spec, hosts) as (sessions, errors):
         found = collectors(sessions, console if stream else None)
-        running = {node: _begin(session, found[node], request, seconds) for node, session in sessions.items()}
+        running = _begin_all(sessions, found, {**request, "timeout": seconds}, parallel or len(hosts))
         answers, lost = wait_for(running, found, seconds)
     errors = errors | lost
     if as_json:
@@ -78,14 +81,21 @@ def command(
     return int(ExitCode.NODE) if errors else max(map(exit_code_of, answers.values()), default=0)
 
 
-def _begin(
-    session: Session, collector: Collector, request: dict[str, Any], seconds: float | None
-) -> Future[dict[str, Any]]:
+def _begin_all(
+    sessions: dict[str, Session], found: dict[str, Collector], request: dict[str, Any], parallel: int
+) -> dict[str, Future[dict[str, Any]]]:
+    """Start the command on every node, each as soon as fewer than `parallel` others run."""
     from clusterctl.agent.protocol import Command
 
-    stream = session.new_stream(collector.take, count=2)
-    collector.first_stream = stream
-    return session.call_async(Command.EXEC, {**request, "timeout": seconds, "stream": stream})
+    free = threading.Semaphore(parallel)
+    running = {}
+    for node, session in sessions.items():
+        free.acquire()
+        collector = found[node]
+        collector.first_stream = session.new_stream(collector.take, count=2)
+        running[node] = session.call_async(Command.EXEC, {**request, "stream": collector.first_stream})
+        running[node].add_done_callback(lambda _: free.release())
+    return running
 
 
 def _entry(node: str, answer: Answer | None, error: NodeError | None) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import signal
 import subprocess
@@ -129,12 +130,15 @@ def test_exec_tells_nodes_apart_by_output_code_and_reach(nodes: NodeFactory, hea
 
     folded = head.run("exec", "--shell", "--", f"{script} || exit 0")
     differing = head.run("exec", "--diff", "--shell", "--", script)
+    times = head.run("exec", "--parallel", "1", "--json", "--shell", "--", "date +%s.%N; sleep 0.2; date +%s.%N")
     three.cut()
     told = head.run("exec", "--json", "--timeout", "1s", "--shell", "--", f"({script}) && exit 3; sleep 60")
 
     assert folded.stdout.splitlines()[1] == f"n[{one.name[1:]},{three.name[1:]}] (2)"
     assert f"{two.name} (1 node): exit code 3" in differing.stderr
     assert "+other" in differing.stdout.splitlines()
+    spans = sorted(tuple(map(float, e["stdout"].split())) for e in json.loads(times.stdout))
+    assert all(ended <= begun for (_, ended), (begun, _) in itertools.pairwise(spans))
     found = json.loads(told.stdout)
     assert told.returncode == 4
     assert [(e["exit_code"], e["stdout"]) for e in found[1:]] == [(None, "same\nother\n"), (None, "")]
