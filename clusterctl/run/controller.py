@@ -547,7 +547,7 @@ class Controller:
         if self._observer is None or self._state.phase not in (RunPhase.RUNNING, RunPhase.STALLED):
             return
         self._stall = stall = self._observer.judge(time.monotonic())
-        for text in self._observer.news(stall):
+        for text in self._observer.news(stall, time.monotonic()):
             self._record(events.Note(text=text, level="warn"))
         shown = "none" if self._state.stall is None else self._state.stall.phase
         if not stall.known or stall.phase.value == shown:

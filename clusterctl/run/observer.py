@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from clusterctl.config.spec import StallSpec
 
 
+# How long a rank must lag behind before that is said, in seconds.
+STRAGGLES_FOR_S = 5.0
+
+
 class StallObserver:
     """Watches one attempt; made anew for each, so that nothing of an earlier one is kept.
 
@@ -33,7 +37,8 @@ class StallObserver:
         self._rest: dict[str, bytes] = {}
         self._heard: dict[str, float] = {}
         self._warned = False
-        self._stragglers: frozenset[int] = frozenset()
+        self._behind: dict[int, float] = {}
+        self._told: frozenset[int] = frozenset()
 
     def replay(self, samples: Mapping[str, bytes], now: float) -> None:
         """Take in what the nodes had said before this controller was there, as if the last of it had come just now.
@@ -75,16 +80,18 @@ class StallObserver:
         self._watch, stall = judge(self._watch, self._limits, now)
         return stall
 
-    def news(self, stall: Stall) -> list[str]:
+    def news(self, stall: Stall, now: float) -> list[str]:
         """Return the warnings that were not said before: a limit that comes too late, ranks that fall behind."""
         said: list[str] = []
-        late = None if self._warned else warning(self._watch, self._limits)
-        if late is not None:
+        warned = None if self._warned else warning(self._watch, self._limits)
+        if warned is not None:
             self._warned = True
-            said.append(late)
+            said.append(warned)
         if stall.phase is StallPhase.NONE and stall.known:
-            new = frozenset(stall.stragglers) - self._stragglers
-            self._stragglers = frozenset(stall.stragglers)
+            # The ranks of a run that moves again are not all heard of at the same moment.
+            self._behind = {rank: self._behind.get(rank, now) for rank in stall.stragglers}
+            late = frozenset(rank for rank, since in self._behind.items() if now - since >= STRAGGLES_FOR_S)
+            new, self._told = late - self._told, late
             said += [
                 f"straggler: rank {rank} on {self._watch.ranks[rank].node} has made no progress"
                 f" for over {stall.limit_s:.0f} s while others do"

@@ -62,9 +62,21 @@ def test_a_straggler_is_said_once_and_again_only_when_it_had_caught_up() -> None
         beats, age = (int(t), 0.0) if t < 20.0 or caught_up else (20, t - 20.0)
         observer.feed("a", line(t, t % 1.0, rank=0, beats=int(t)), t)
         observer.feed("b", line(t, age, rank=1, beats=beats), t)
-        said += observer.news(observer.judge(t))
+        said += observer.news(observer.judge(t), t)
     assert len(said) == 2
     assert "straggler: rank 1 on b" in said[0]
+
+
+def test_a_rank_whose_sample_comes_later_when_all_move_again_is_no_straggler() -> None:
+    observer = StallObserver(0, [0, 1], StallSpec(), now=0.0)
+    said: list[str] = []
+    for tick in range(60):
+        t, still = 2.0 * tick, 20.0 < 2.0 * tick < 45.0
+        for rank, delay in ((0, 0.0), (1, 1.5)):
+            beats, age = (20, t - 20.0) if still else (int(t), 0.2)
+            observer.feed("ab"[rank], line(t, age, rank=rank, beats=beats), t + delay)
+            said += observer.news(observer.judge(t + delay), t + delay)
+    assert said == []
 
 
 def test_a_limit_behind_the_frameworks_own_timeout_is_said_once() -> None:
@@ -72,7 +84,7 @@ def test_a_limit_behind_the_frameworks_own_timeout_is_said_once() -> None:
     said: list[str] = []
     for tick in range(5):
         observer.feed("a", line(2.0 * tick, 0.5, beats=tick, timeout_s=300.0), 2.0 * tick)
-        said += observer.news(observer.judge(2.0 * tick))
+        said += observer.news(observer.judge(2.0 * tick), 2.0 * tick)
     assert len(said) == 1
     assert "240 s or less does" in said[0]
 
