@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import glob
 import os
-import platform
 import pwd
 import re
 import socket
@@ -32,7 +31,7 @@ def hello(root: str) -> dict[str, Any]:
         "protocol": protocol.PROTOCOL,
         "version": _version(),
         "python": sys.executable,
-        "python_version": platform.python_version(),
+        "python_version": sys.version.split()[0],
         "hostname": socket.gethostname(),
         "boot_id": proc.boot_id(),
         "pid_ns": proc.pid_namespace(),

@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.agent import addresses, hello, jobs, launch, protocol, requests, spawn, workers
+from clusterctl.agent import addresses, hello, jobs, launch, protocol, requests, spawn
 from clusterctl.agent.protocol import Command
 from clusterctl.agent.spawn import encode
 
@@ -109,6 +108,8 @@ class _Node:
         wanted = protocol.Prepare(
             "", "", 0, workdir, python=arguments.get("python"), python_hint=arguments.get("python_hint")
         )
+        from clusterctl.agent import workers
+
         python = workers.resolve_python(wanted)
         asked = dict(arguments.get("request") or {})
         program = _program(arguments, launch.command("facts", python=python, isolated=False), workdir)
@@ -165,6 +166,8 @@ class _Node:
 def _argv(arguments: dict[str, Any]) -> list[str]:
     if arguments.get("argv"):
         return [str(word) for word in arguments["argv"]]
+    import shutil
+
     return [shutil.which("bash") or "/bin/sh", "-c", str(arguments["command"])]
 
 

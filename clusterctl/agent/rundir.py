@@ -8,10 +8,8 @@ STATE_ROOT/nodes/RUN/NODE/
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import stat
-import tempfile
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote
@@ -106,6 +104,8 @@ def state_root() -> str:
     try:
         os.makedirs(root, mode=0o700, exist_ok=True)
         info = os.lstat(root)
+        import tempfile
+
         with tempfile.TemporaryFile(dir=root):
             pass
         flags = os.statvfs(root).f_flag
@@ -150,6 +150,8 @@ class RunDir:
     def key(self) -> str:
         """A short name for this user, run and node, the same whoever computes it."""
         text = f"{os.getuid()}\0{self.run}\0{self.node}"
+        import hashlib
+
         return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
 
     @property

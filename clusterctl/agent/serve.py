@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import os
 import time
-import traceback
-from typing import Any, Callable, Optional
+from typing import TYPE_CHECKING, Any, Callable, Optional
 
 from clusterctl.agent import epochs, fold, journal, proc, protocol, requests, rundir, system
 from clusterctl.agent.channel import Channel
 from clusterctl.agent.follow import Follower
 from clusterctl.agent.jobs import Jobs, Task
-from clusterctl.agent.links import Link
 from clusterctl.agent.loop import Loop
 from clusterctl.agent.notify import Notifier
 from clusterctl.agent.protocol import Command, ErrorKind
 from clusterctl.agent.rundir import RunDir
+
+if TYPE_CHECKING:
+    from clusterctl.agent.links import Link
 
 Result = Optional["dict[str, Any]"]
 Handler = Callable[[int, "dict[str, Any]", Optional[int]], Result]
@@ -51,7 +52,7 @@ class Session:
         self.loop.every(min(_CHECK_SECONDS, idle / 4), self._check)
 
     def _table(self) -> dict[Command, Handler]:
-        from clusterctl.agent import node_commands, run_commands, sync_commands
+        from clusterctl.agent import node_commands
 
         supervised = (Command.PREPARE, Command.START, Command.STOP, Command.FINISH)
         return {
@@ -61,9 +62,15 @@ class Session:
             Command.REPLICATED: self._replicated,
             Command.BYE: self._bye,
             **node_commands.handlers(self),
-            **run_commands.handlers(self),
-            **sync_commands.handlers(self),
         }
+
+    def _handler(self, command: Command) -> Handler:
+        if command not in self._handlers:
+            # Half of an agent's start would be importing what a command on a node has no need of.
+            from clusterctl.agent import run_commands, sync_commands
+
+            self._handlers |= {**run_commands.handlers(self), **sync_commands.handlers(self)}
+        return self._handlers[command]
 
     # --- frames
 
@@ -84,7 +91,7 @@ class Session:
         arguments = frame.get("args") or {}
         try:
             command = Command(frame["cmd"])
-            result = self._handlers[command](identity, arguments, frame.get("epoch"))
+            result = self._handler(command)(identity, arguments, frame.get("epoch"))
         except Exception as error:
             self.answer_error(identity, error)
             return
@@ -107,6 +114,8 @@ class Session:
         elif isinstance(error, OSError):
             message = requests.of_system(error).answer(identity)
         else:
+            import traceback
+
             traceback.print_exc()
             message = protocol.refusal(identity, ErrorKind.FAILED, f"the agent failed: {error!r}")
         self.channel.send(message)
@@ -195,6 +204,8 @@ class Session:
         """Return the link to a run's supervisor."""
         key = (run.run, run.node)
         if key not in self._links:
+            from clusterctl.agent.links import Link
+
             self._links[key] = Link(self.loop, run, lambda: self._needs_supervisor(key))
         return self._links[key]
 

@@ -7,7 +7,6 @@ import ctypes
 import errno
 import json
 import os
-import tempfile
 from typing import Any
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -94,6 +93,8 @@ def write_all(fd: int, data: bytes) -> None:
 
 def write_whole(path: str, data: bytes, mode: int = 0o600) -> None:
     """Put a file in place so that a reader sees all of it or what was there before."""
+    import tempfile  # which imports half of the standard library
+
     fd, temporary = tempfile.mkstemp(prefix=".", dir=os.path.dirname(path))
     try:
         try:
