@@ -69,6 +69,7 @@ STORY: Final = [
     Row("clusterctl up -d", folder="long"),
     Row("clusterctl ps"),
     Row("clusterctl status"),
+    Row("clusterctl logs"),
     Row("clusterctl logs -f", how="interrupt"),
     Row("clusterctl attach", how="interrupt"),
     Row("clusterctl stacks"),
