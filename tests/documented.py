@@ -70,6 +70,8 @@ STORY: Final = [
     Row("clusterctl ps"),
     Row("clusterctl status"),
     Row("clusterctl logs"),
+    Row("clusterctl stats"),
+    Row("clusterctl top"),
     Row("clusterctl logs -f", how="interrupt"),
     Row("clusterctl attach", how="interrupt"),
     Row("clusterctl stacks"),

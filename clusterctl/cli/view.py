@@ -83,6 +83,7 @@ class RunScreen:
         self._interrupts = 0
         self._leave: Leave | None = None
         self._told: set[str] = set()
+        self._joining = True
         self._patient_until = time.monotonic() + _PATIENCE
 
     @property
@@ -109,6 +110,7 @@ class RunScreen:
         heads, nodes = self._reader.refresh()
         for _, event in heads:
             self._show_head(event)
+        self._joining = False
         if self._options.output:
             self._show_output()
         self._show_nodes(nodes)
@@ -157,7 +159,7 @@ class RunScreen:
                 self._narrate(_decided_text(event))
             case events.Restarting():
                 self._narrate(f"restarting ({event.why}): attempt {event.attempt} follows")
-            case events.Health():
+            case events.Health() if self._is_news(event):
                 from clusterctl.render.status import health_news
 
                 self._narrate(health_news(event))
@@ -168,6 +170,10 @@ class RunScreen:
                     self._narrate(line)
             case _:
                 pass
+
+    def _is_news(self, event: events.Health) -> bool:
+        """Whoever comes later need not hear of trouble that is over."""
+        return not self._joining or (event.node, event.gpu, event.key) in self.state.troubles
 
     def _show_nodes(self, news: list[tuple[str, wire.Stamp, wire.Event]]) -> None:
         exits = [(node, stamp.wall, e) for node, stamp, e in news if isinstance(e, wire.Exited)]
