@@ -377,8 +377,9 @@ def _link(state: RunState, time: float, event: head.Link) -> RunState:
     node = state.nodes.get(event.node)
     if node is None:
         return state
+    since = node.link_since if node.link == event.link else time
     swept = node.swept or event.rebooted
-    state = _with_node(state, replace(node, link=event.link, link_why=event.why, link_since=time, swept=swept))
+    state = _with_node(state, replace(node, link=event.link, link_why=event.why, link_since=since, swept=swept))
     if event.link != "lost":
         return state
     lost = {

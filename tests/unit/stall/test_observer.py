@@ -94,3 +94,13 @@ def test_the_end_of_a_long_file_begins_with_a_whole_line(tmp_path) -> None:
     path.write_bytes(b"".join(b"line %d\n" % number for number in range(1000)))
     assert last_bytes(path, 100).splitlines()[0].startswith(b"line 9")
     assert last_bytes(tmp_path / "none") == b""
+
+
+def test_a_node_that_says_nothing_is_not_taken_for_one_whose_ranks_stand_still() -> None:
+    observer = StallObserver(0, [0, 1], StallSpec(), now=0.0)
+    for t in (2.0, 12.0):
+        observer.feed("a", line(t, t), t)
+        observer.feed("b", line(t, t, rank=1), t)
+    observer.feed("a", line(62.0, 62.0), 62.0)
+    assert observer.idle(["a", "b"]) <= 12.0
+    assert observer.idle(["a"]) >= 50.0
