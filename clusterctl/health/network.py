@@ -77,7 +77,7 @@ def hostname_loopback(view: View) -> Iterator[Outcome]:
     if not addresses:
         yield warned(f"{data.get('hostname')} does not resolve: {data.get('error')}")
     elif len(loops) == len(addresses) and view.context.multi_node:
-        yield warned(f"{data.get('hostname')} resolves to {', '.join(loops)}", value=addresses)
+        yield warned(f"its own name resolves to {', '.join(loops)}", value=addresses)
     else:
         yield passed(f"{data.get('hostname')} resolves to {', '.join(addresses)}", value=addresses)
 

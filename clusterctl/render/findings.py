@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,9 @@ _STYLES = {
     Status.PASS: (GREEN,),
     Status.SKIP: (DIM,),
 }
+_MOST_CHECKS = 3
+_LABEL = re.compile(r"^GPU \d+(?: \([0-9a-fA-F:.]+\))?: ")
+"""How a message begins that stands alone, in `--json` for one; the address of the GPU is there to be looked up."""
 _ADVERSE = (Status.FAIL, Status.WARN, Status.UNKNOWN)
 
 
@@ -85,20 +89,34 @@ def problems_by_check(
     *,
     statuses: Sequence[Status] = (Status.FAIL, Status.WARN),
 ) -> list[str]:
-    """Return findings grouped by check, worst first: nodes with equal messages folded, each remedy once."""
+    """Return findings grouped by check, worst first: nodes with equal messages folded, each remedy once.
+
+    Checks that could not look for one and the same reason, at the same places, are one group: a GPU that is lost hides
+    all there is to know of it.
+    """
     groups: dict[tuple[Status, str], list[Finding]] = {}
     for each in findings:
         finding = each if isinstance(each, Finding) else finding_from_json(each)
         if finding.status in statuses:
             groups.setdefault((finding.status, finding.check), []).append(finding)
+    bodies: dict[tuple[Status, tuple[str, ...]], list[str]] = {}
+    for (status, check), found in sorted(groups.items(), key=lambda item: WORST_FIRST.index(item[0][0])):
+        body = tuple(_body(found, terminal))
+        bodies.setdefault((status, body if status is Status.UNKNOWN else (check, *body)), []).append(check)
     lines: list[str] = []
-    for status, check in sorted(groups, key=lambda key: WORST_FIRST.index(key[0])):
-        lines += _group(status, check, groups[status, check], terminal)
+    for (status, body), checks in bodies.items():
+        lines.append(f"{_sign(status, terminal)} {terminal.style(status.value, *_STYLES[status])} {_several(checks)}")
+        lines += body if status is Status.UNKNOWN else body[1:]
     return lines
 
 
-def _group(status: Status, check: str, findings: Sequence[Finding], terminal: Terminal) -> list[str]:
-    lines = [f"{_sign(status, terminal)} {terminal.style(status.value, *_STYLES[status])} {check}"]
+def _several(checks: Sequence[str]) -> str:
+    left = len(checks) - _MOST_CHECKS
+    return ", ".join(checks) if left <= 1 else f"{', '.join(checks[:_MOST_CHECKS])} and {left} more checks"
+
+
+def _body(findings: Sequence[Finding], terminal: Terminal) -> list[str]:
+    lines = []
     nodes: dict[tuple[str, tuple[int, ...]], list[str]] = {}
     for (node, message), gpus in _by_message(findings).items():
         nodes.setdefault((message, tuple(gpus)), []).append(node)
@@ -111,10 +129,11 @@ def _group(status: Status, check: str, findings: Sequence[Finding], terminal: Te
 
 
 def _by_message(findings: Sequence[Finding]) -> dict[tuple[str, str], list[int]]:
-    """Join the GPUs of a node that say the same."""
+    """Join the GPUs of a node that say the same; the place before a message already names the GPU."""
     joined: dict[tuple[str, str], list[int]] = {}
     for finding in findings:
-        gpus = joined.setdefault((finding.node or "", finding.message), [])
+        message = finding.message if finding.gpu is None else _LABEL.sub("", finding.message)
+        gpus = joined.setdefault((finding.node or "", message), [])
         if finding.gpu is not None:
             gpus.append(finding.gpu)
     return joined
@@ -123,12 +142,12 @@ def _by_message(findings: Sequence[Finding]) -> dict[tuple[str, str], list[int]]
 def _node_line(node: NodeHealth, widest: int, terminal: Terminal) -> str:
     counts = Counter(finding.status for finding in node.findings)
     parts = [node.summary] if node.summary else []
-    for status in _ADVERSE:
-        if counts[status]:
-            checks = dict.fromkeys(f.check for f in node.findings if f.status is status)
-            parts.append(f"{counts[status]} {status.value.lower()}: {', '.join(checks)}")
+    parts += [f"{counts[status]} {status.value.lower()}" for status in _ADVERSE if counts[status]]
     if counts[Status.PASS]:
         parts.append(f"{counts[Status.PASS]} passed")
+    worst = next((status for status in _ADVERSE if counts[status]), None)
+    if worst is not None:
+        parts.append(", ".join(dict.fromkeys(f.check for f in node.findings if f.status is worst)))
     text = fit(
         f" {terminal.glyphs.dot} ".join(safe(part) for part in parts),
         None if terminal.width is None else max(20, terminal.width - widest - 14),

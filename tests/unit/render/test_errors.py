@@ -83,8 +83,8 @@ HEALTH = HealthView(
 
 def test_health_shows_nodes_then_what_is_wrong_with_each_remedy_once(pipe: Terminal) -> None:
     assert render_health(HEALTH, pipe) == [
-        "✗ gpu01  FAIL     2 fail: gpu.ecc · 1 warn: host.disk",
-        "! gpu02  WARN     8x H100 · 1 warn: host.disk · 1 passed",
+        "✗ gpu01  FAIL     2 fail · 1 warn · gpu.ecc",
+        "! gpu02  WARN     8x H100 · 1 warn · 1 passed · host.disk",
         "",
         "✗ FAIL gpu.ecc",
         "    gpu01 GPU 0,3: uncorrectable errors",

@@ -1,0 +1,81 @@
+"""Findings as a person reads them: nodes first, what is wrong once, and nothing drowned."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import Any
+
+from clusterctl.health.model import Finding, Status
+from clusterctl.render.console import Terminal
+from clusterctl.render.findings import (
+    HealthView,
+    NodeHealth,
+    health_ndjson,
+    health_prometheus,
+    problems_by_check,
+    render_health,
+)
+
+PLAIN = Terminal(io.StringIO(), colour=False, live=False, unicode=False, width=80)
+
+
+def finding(check: str, status: Status = Status.FAIL, message: str = "bad", **more: Any) -> Finding:
+    return Finding(check=check, status=status, message=message, **more)
+
+
+def test_a_gpu_is_named_once_and_like_gpus_are_folded() -> None:
+    found = [
+        finding("gpu.ecc", message=f"GPU {i} (00000000:1{i}:00.0): worn out", node="n1", gpu=i, hint="replace it")
+        for i in (0, 1, 5)
+    ]
+
+    assert problems_by_check(found, PLAIN)[1:] == ["    n1 GPU 0-1,5: worn out", "    hint: replace it"]
+
+
+def test_nodes_that_say_the_same_are_one_line_and_the_remedy_stands_once() -> None:
+    found = [finding("host.disk", message="/: 99 % full", node=f"n{i}", hint="free space") for i in (1, 2, 4)]
+
+    assert problems_by_check(found, PLAIN)[1:] == ["    n[1-2,4]: /: 99 % full", "    hint: free space"]
+
+
+def test_what_one_lost_gpu_hides_is_said_once() -> None:
+    hidden = [finding(f"gpu.c{i}", Status.UNKNOWN, "GPU 3: not read", node="n1", gpu=3) for i in range(20)]
+    other = finding("gpu.xid", Status.UNKNOWN, "may not look", node="n1")
+
+    lines = problems_by_check([*hidden, other], PLAIN, statuses=(Status.UNKNOWN,))
+
+    assert [line.split("UNKNOWN ")[-1] for line in lines] == [
+        "gpu.c0, gpu.c1, gpu.c2 and 17 more checks",
+        "    n1 GPU 3: not read",
+        "gpu.xid",
+        "    n1: may not look",
+    ]
+
+
+def test_the_line_of_a_node_keeps_its_numbers_where_names_have_no_room() -> None:
+    own = (
+        *(finding(f"host.something_or_other_{i}", Status.WARN, node="n1") for i in range(5)),
+        *(finding(f"host.fine_{i}", Status.PASS, node="n1") for i in range(30)),
+    )
+    view = HealthView(verdict=Status.WARN, nodes=(NodeHealth(node="n1", verdict=Status.WARN, findings=own),))
+
+    line = render_health(view, PLAIN)[0]
+
+    assert "5 warn" in line
+    assert "30 passed" in line
+    assert len(line) <= 80
+
+
+def test_control_sequences_of_a_node_reach_no_terminal() -> None:
+    assert "\x1b" not in "".join(problems_by_check([finding("x", message="\x1b[2Jgone", hint="\x1b]0;t\x07")], PLAIN))
+
+
+def test_machines_get_every_finding_and_labels_are_escaped() -> None:
+    own = (finding("gpu.lost", node='a"b\\c', gpu=3), finding("host.disk", Status.PASS, node='a"b\\c'))
+    view = HealthView(verdict=Status.FAIL, nodes=(NodeHealth(node='a"b\\c', verdict=Status.FAIL, findings=own),))
+
+    assert [json.loads(line)["check"] for line in health_ndjson(view)] == ["gpu.lost", "host.disk"]
+    assert 'clusterctl_health_finding{node="a\\"b\\\\c",check="gpu.lost",status="FAIL",gpu="3"} 1' in health_prometheus(
+        view
+    )
