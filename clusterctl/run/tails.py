@@ -9,7 +9,6 @@ from clusterctl.agent.protocol import Command, output_file
 from clusterctl.errors import ClusterctlError
 from clusterctl.logs.ahead import WINDOW, Piece
 from clusterctl.run import control
-from clusterctl.run.links import each
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -40,6 +39,9 @@ def read_on_nodes(
         places: `[node, attempt, rank, offset]`; a negative offset counts from the end.
         length: Bytes of each file at most.
     """
+    # What only the controller needs: a view is on the screen sooner without it.
+    from clusterctl.run.links import each
+
     by_node: dict[str, list[Sequence[Any]]] = {}
     for place in places:
         by_node.setdefault(str(place[0]), []).append(place)
