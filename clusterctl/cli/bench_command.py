@@ -67,7 +67,7 @@ def command(
 
     console = options.console_of(color)
     if plot is not None:
-        _check_matplotlib()
+        _check_plot(plot)
     asked = _numbers(workers)
     arguments = context.meta["clusterctl.args"]
     overrides = Overrides(args=() if built_in else arguments)
@@ -95,11 +95,17 @@ def command(
 _ORDER = ("single", "dp", "ddp", "job")
 
 
-def _check_matplotlib() -> None:
+def _check_plot(path: str) -> None:
+    """Refuse what could not be written at the end, before the hours that the runs may take."""
     import importlib.util
+    import os
 
     if importlib.util.find_spec("matplotlib") is None:
         raise RefusedError("a plot needs matplotlib", hint="pip install 'clusterctl[bench]'")
+    if not path.endswith((".png", ".svg", ".pdf")):
+        raise click.BadParameter(f"`{path}` must end in .png, .svg or .pdf", param_hint="--plot")
+    if not os.access(os.path.dirname(path) or ".", os.W_OK):
+        raise RefusedError(f"{path} cannot be written")
 
 
 def _numbers(text: str | None) -> tuple[int, ...]:
