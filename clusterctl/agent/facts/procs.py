@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 MARKER = b"CLUSTERCTL_RUN_ID="
-_LOOKS, _PAUSE = 3, 0.15
+_LOOKS, _PAUSE = 3, 0.1
 """How often, and after how many seconds each, a process in state D is looked at again."""
 _KERNEL_THREAD = 0x200000
 """PF_KTHREAD of the flags in `/proc/PID/stat`: no environment, no memory of its own."""
@@ -26,12 +26,13 @@ def collect(root: str) -> dict[str, Any]:
     for name in paths.names(root, "/proc"):
         if not name.isdigit() or int(name) == os.getpid():
             continue
-        comm, state, kernel = _stat(root, name)
+        comm, state, parent, kernel = _stat(root, name)
         if comm is None:
             continue
         names.add(comm)
         zombies += state == "Z"
-        if state == "D":
+        # Looks of this very probe that hang are told of by what they looked at.
+        if state == "D" and parent != os.getppid():
             stuck.append((name, comm))
         run = None if state == "Z" or kernel else run_of(root, name)
         # The probe and what started it carry the marker of the run on whose behalf they look.
@@ -66,14 +67,14 @@ def run_of(root: str, pid: str | int) -> str | None:
     return rest.partition(b"\0")[0].decode(errors="replace") if found else None
 
 
-def _stat(root: str, pid: str) -> tuple[str | None, str, bool]:
-    """Return name and state of a process, and whether it is a thread of the kernel."""
+def _stat(root: str, pid: str) -> tuple[str | None, str, int, bool]:
+    """Return name, state and parent of a process, and whether it is a thread of the kernel."""
     content = paths.text(root, f"/proc/{pid}/stat")
     if not content or ")" not in content:
-        return None, "", False
+        return None, "", 0, False
     head, _, tail = content.rpartition(")")
     words = tail.split()
-    return head.partition("(")[2], words[0], len(words) > 6 and bool(int(words[6]) & _KERNEL_THREAD)
+    return head.partition("(")[2], words[0], int(words[1]), len(words) > 6 and bool(int(words[6]) & _KERNEL_THREAD)
 
 
 def _is_ancestor(root: str, pid: str) -> bool:
