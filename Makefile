@@ -4,6 +4,7 @@
 #   TORCH_INDEX  the package index to take it from      (make up TORCH_INDEX=https://download.pytorch.org/whl/cpu)
 #   HEAVY        where `make heavy` keeps the environments of other frameworks
 #   PYTHON       the interpreter that makes .venv       (make up PYTHON=python3.12)
+#   CONTROL_ROUNDS  how often `make controls` plays all of them
 
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
@@ -11,6 +12,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 TORCH_INDEX ?=
+CONTROL_ROUNDS ?= 20
 HEAVY ?= $(CURDIR)/.venv-heavy
 VENV := .venv
 BIN := $(VENV)/bin
@@ -34,6 +36,9 @@ check: $(VENV)/.dev  ## Format, lint, types, imports, generated files
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+controls: $(VENV)/.dev $(VENV)/.system  ## Healthy runs that look stalled from outside, again and again
+	CONTROL_ROUNDS=$(CONTROL_ROUNDS) $(BIN)/python -m pytest tests/lab/test_stall_controls.py $(PYTEST_ARGS)
 
 format: $(VENV)/.dev  ## Put the code into its form
 	$(BIN)/ruff format .

@@ -222,6 +222,7 @@ elif kind == "straggler":
         moves(quiet)
     train(30)
 elif kind in ("silent-logs", "cut-off", "clock-jump"):
+    print("begins")
     before = time.time()
     moves(quiet)
     print("elapsed by the wall clock:", time.time() - before)

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from .state import State
 
 INTERVAL_S = 1.0
+# How long a fork or the end of the process may wait for the thread.
+PATIENCE_S = 0.5
 
 
 class Beat:
@@ -52,7 +54,7 @@ class Beat:
     def pause(self) -> None:
         """Before a fork: ends the thread, so that the child inherits no lock of it and Python sees no thread more."""
         self._forks += 1
-        self._stop(0.5)
+        self._try("fork", self._stop)
 
     def resume(self) -> None:
         """After a fork, in the parent."""
@@ -63,7 +65,7 @@ class Beat:
     def finish(self) -> None:
         """At exit: the last word, with the final step."""
         if self._pid == os.getpid():
-            self._stop(0.5)
+            self._try("exit", self._stop)
             self._try("status", self._write)
 
     def forget(self) -> None:
@@ -81,14 +83,14 @@ class Beat:
         except RuntimeError:  # out of threads, or the interpreter is ending
             self._running = False
 
-    def _stop(self, patience_s: float) -> None:
+    def _stop(self) -> None:
         if not self._running or self._pid != os.getpid():
             return
         self._stopping = True
         if self._wake.locked():
             self._wake.release()
         # Stuck in a tick (an import that waits for this very thread): then it stays, nothing is worth waiting longer.
-        if not self._done.acquire(True, patience_s):
+        if not self._done.acquire(True, PATIENCE_S):
             return
         self._running = False
         task = f"/proc/self/task/{self._tid}"
