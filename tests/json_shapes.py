@@ -151,6 +151,16 @@ STATUS: Final = an_object(
     exit_code=or_null(COUNT),
     cause=CAUSE,
     stall=STALL,
+    health=a_list(
+        an_object(
+            node=TEXT,
+            gpu=or_null(COUNT),
+            check=TEXT,
+            status=one_of("WARN", "FAIL"),
+            message=TEXT,
+            action=TEXT,
+        )
+    ),
     remaining=REMAINING,
     nodes=a_list(an_object(node=TEXT, node_rank=COUNT, address=or_null(TEXT), state=TEXT)),
     workers=a_list(
@@ -184,12 +194,14 @@ STACKS: Final = a_list(
 STATS: Final = a_list(
     an_object(
         node=TEXT,
-        time=TIME,
-        cpu=ANYTHING,
-        mem=ANYTHING,
+        time=or_null(TIME),
+        status=one_of("ok", "stuck", "error", "absent", "unknown"),
+        reason=or_null(TEXT),
+        cpu=or_null(NUMBER),
+        mem=or_null(NUMBER),
         gpus=a_list(
             an_object(
-                gpu=ANYTHING,
+                gpu=COUNT,
                 util=or_null(NUMBER),
                 mem_used=or_null(COUNT),
                 mem_total=or_null(COUNT),

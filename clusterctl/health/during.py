@@ -209,8 +209,10 @@ def _signs(watch: Watch, sample: Mapping[str, Any]) -> Iterator[_Sign]:
 
 
 def _all_signs(watch: Watch, sample: Mapping[str, Any]) -> Iterator[_Sign]:
-    yield from _driver_signs(watch, sample)
     yield from _disk_signs(watch, sample)
+    if watch.gpus is not None and not watch.gpus:
+        return
+    yield from _driver_signs(watch, sample)
     for gpu in sample.get("gpus") or []:
         if _ours(watch, gpu["gpu"]):
             yield from _gpu_signs(watch, gpu)

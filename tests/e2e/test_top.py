@@ -16,6 +16,7 @@ from clusterctl.run import events
 from clusterctl.run.store import Writer, create
 from tests import fake_nvml
 from tests.e2e.terminal import CTRL_C, Terminal
+from tests.json_shapes import STATS, check
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -71,7 +72,9 @@ def test_top_sorts_by_a_key_and_leaves_the_terminal_as_it_was(
 def stats(folder: Path, env: dict[str, str], *arguments: str) -> tuple[int, list[dict[str, Any]], str]:
     argv = [sys.executable, "-m", "clusterctl", "stats", "--json", *arguments]
     done = subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True, check=False)
-    return done.returncode, json.loads(done.stdout), done.stderr
+    told = json.loads(done.stdout)
+    check(STATS, told)
+    return done.returncode, told, done.stderr
 
 
 def test_stats_of_a_run_come_from_its_files(tmp_path: Path, env: dict[str, str], run: str) -> None:

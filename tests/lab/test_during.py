@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from tests import fake_nvml
+from tests.json_shapes import STATUS, check
 from tests.lab.gpu_node import SCENE, gpu_node
 from tests.lab.head_cli import Head
 from tests.lab.waiting import wait_for
@@ -93,7 +94,9 @@ def watch(head: Head, tmp_path: Path) -> Iterator[Callable[[str], Watched]]:
 
 
 def troubles(head: Head, run: str) -> list[str]:
-    return [trouble["message"] for trouble in head.json("status", run)["health"]]
+    status = head.json("status", run)
+    check(STATUS, status)
+    return [trouble["message"] for trouble in status["health"]]
 
 
 def test_a_gpu_that_slows_down_is_told_once_and_once_more_when_it_is_over(

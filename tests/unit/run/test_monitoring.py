@@ -23,7 +23,11 @@ QUICK = {"during.slowdown": 30.0, "during.swing": 10.0}
 
 
 def spec(**health: Any) -> ClusterSpec:
-    hosts = (HostSpec(name="a", host="a", gpus=(0, 5)), HostSpec(name="b", host="b"))
+    hosts = (
+        HostSpec(name="a", host="a", gpus=(0, 5)),
+        HostSpec(name="b", host="b"),
+        HostSpec(name="cpu", host="cpu", gpus=0),
+    )
     return ClusterSpec(name="n", path="/n", hosts=hosts, job=None, health=HealthSpec(**{"thresholds": QUICK, **health}))
 
 
@@ -67,6 +71,15 @@ def test_gpus_of_others_on_the_same_machine_are_none_of_our_business() -> None:
     observer = HealthObserver(spec())
     assert observer.feed("a", line(0.0, gpu=3, xids=[(3, 79)], **LOST), 0.0) == []
     assert [e.gpu for e in observer.feed("b", line(0.0, gpu=3, **LOST), 0.0)] == [3]
+
+
+def test_a_run_without_gpus_does_not_care_what_a_driver_does() -> None:
+    observer = HealthObserver(spec())
+    stuck = {"m": 0.0, "status": "stuck", "stuck_s": 999.0, "gpus": [], "xids": [], "kind": "health"}
+    line_of_it = json.dumps(stuck, separators=(",", ":")).encode() + b"\n"
+    data = line_of_it + line(15.0, xids=[(None, 79)], **LOST)
+    assert observer.feed("cpu", data, 0.0) == []
+    assert [event.check for event in observer.feed("b", line_of_it, 0.0)] == ["gpu.responsive"]
 
 
 @pytest.mark.parametrize(
