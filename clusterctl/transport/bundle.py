@@ -19,7 +19,8 @@ import platformdirs
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _EPOCH = (1980, 1, 1, 0, 0, 0)
-_FORMAT = 1
+_FORMAT = 2
+_BINDINGS = "pynvml.py"
 _MAIN = b"import sys\n\nfrom clusterctl.agent.__main__ import main\n\nsys.exit(main())\n"
 
 
@@ -73,7 +74,7 @@ def _sources() -> dict[str, Path]:
         **agent,
         "clusterctl/__init__.py": _PACKAGE / "__init__.py",
         "clusterctl/_version.py": _PACKAGE / "_version.py",
-        "pynvml.py": _module_file("pynvml"),
+        _BINDINGS: _module_file("pynvml"),
     }
 
 
@@ -85,7 +86,11 @@ def _module_file(name: str) -> Path:
 
 
 def _read(sources: dict[str, Path]) -> dict[str, bytes]:
+    from clusterctl.transport.bindings import cut
+
     files = {name: path.read_bytes() for name, path in sources.items()}
+    ours = [content for name, content in files.items() if name != _BINDINGS]
+    files[_BINDINGS] = cut(files[_BINDINGS], ours)
     # zipimport knows no namespace packages: each folder needs to be one in full.
     folders = {name.rpartition("/")[0] for name in files if "/" in name}
     return {**{f"{folder}/__init__.py": b"" for folder in folders}, **files, "__main__.py": _MAIN}
