@@ -6,6 +6,7 @@ import contextlib
 import os
 import select
 import signal
+import stat
 import sys
 import time
 from dataclasses import dataclass
@@ -83,6 +84,7 @@ class RunScreen:
         self._interrupts = 0
         self._leave: Leave | None = None
         self._told: set[str] = set()
+        self._deaf = False
         self._joining = True
         self._patient_until = time.monotonic() + _PATIENCE
 
@@ -240,6 +242,7 @@ class RunScreen:
 
     def _wait(self, keys: int | None, wake: int) -> None:
         bell = self._bell.fileno()
+        keys = None if self._deaf else keys
         watched = [fd for fd in (bell, keys, wake) if fd is not None]
         timeout = _UNATTENDED_LOOK if self.state.attempt >= 0 else _REDRAW
         if self._follower is not None and self._follower.more:
@@ -253,16 +256,18 @@ class RunScreen:
         if wake in ready:
             self._signalled(os.read(wake, 64))
         if keys is not None and keys in ready:
-            self._pressed(os.read(keys, 64))
+            self._pressed(_read_keys(keys))
 
     def _pressed(self, data: bytes) -> None:
         if data[:1] in (b"d", b"\x04"):
             self._leave = Leave.DETACHED
+        self._deaf = not data
 
     def _signalled(self, numbers: bytes) -> None:
         for number in numbers:
             if number == signal.SIGHUP:
                 self._leave = Leave.DETACHED
+                _let_go_of_terminals()
             elif number in (signal.SIGINT, signal.SIGTERM):
                 self._interrupted()
 
@@ -289,7 +294,12 @@ class RunScreen:
         reader, writer = os.pipe()
         os.set_blocking(writer, False)
         old_fd = signal.set_wakeup_fd(writer)
-        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        # What is ignored stays so: `nohup` asks for it, and shells for what they start in the background.
+        numbers = [
+            number
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+            if signal.getsignal(number) is not signal.SIG_IGN
+        ]
         old = {n: signal.signal(n, lambda *_: None) for n in numbers}
         try:
             yield reader
@@ -323,6 +333,24 @@ def _keys(*, enabled: bool) -> Iterator[int | None]:
     finally:
         with contextlib.suppress(termios.error, OSError):
             termios.tcsetattr(fd, termios.TCSANOW, before)
+
+
+def _read_keys(fd: int) -> bytes:
+    """Return what was typed; nothing where the terminal is gone."""
+    try:
+        return os.read(fd, 64)
+    except OSError:
+        return b""
+
+
+def _let_go_of_terminals() -> None:
+    """Write to nowhere what would go to a terminal that was closed: it would only fail. Files stay."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1, 2):
+        with contextlib.suppress(OSError):
+            if stat.S_ISCHR(os.fstat(fd).st_mode):
+                os.dup2(null, fd)
+    os.close(null)
 
 
 def _phase_view(event: events.Phase) -> PhaseView:

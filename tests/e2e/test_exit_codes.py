@@ -41,6 +41,7 @@ def idle(make_head: MakeHead) -> LocalHead:
         pytest.param(3, (*UP, "--set", "job.grace=soon"), "job.grace", id="3-up-with-a-mistake-in-the-file"),
         pytest.param(3, (*UP, "missing.yaml"), "missing.yaml", id="3-up-without-its-file"),
         pytest.param(4, (*UP, *UNREACHABLE), "connection refused", id="4-up-with-a-node-that-refuses"),
+        pytest.param(4, (*UP, "-d", *UNREACHABLE), "connection refused", id="4-up-detached-there"),
         pytest.param(4, ("exec", *UNREACHABLE, "--", "true"), "connection refused", id="4-exec-there"),
         pytest.param(5, ("health", *UNREACHABLE), "connection refused", id="5-health-there"),
         pytest.param(

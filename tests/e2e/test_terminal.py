@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -83,10 +84,11 @@ def test_a_terminal_that_is_closed_leaves_the_run_alone(make_head: MakeHead) -> 
     with head.terminal("up", "--no-health") as screen:
         screen.expect(READY)
         screen.hang_up()
-        screen.wait()
 
+        assert screen.wait() == 0
     (found,) = head.json("ps")
     assert (found["state"], found["attended"]) == ("running", True)
+    assert not (Path(head.env["XDG_STATE_HOME"]) / "clusterctl" / "bug.log").exists()
     assert head.run("down").returncode == 0
 
 
