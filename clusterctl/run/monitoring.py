@@ -91,7 +91,7 @@ class HealthObserver:
     def unhealthy(self, nodes: Iterable[str]) -> dict[str, str]:
         """Return which of these nodes a restart should leave out, and why."""
         reasons = {node: during.condemned(self._watch(node)) for node in nodes}
-        return {node: why.removeprefix(f"{node}: ") for node, why in reasons.items() if why}
+        return {node: why.removeprefix(node).lstrip(": ") for node, why in reasons.items() if why}
 
     def _watch(self, node: str) -> during.Watch:
         known = self._watches.get(node)

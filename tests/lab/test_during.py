@@ -156,6 +156,7 @@ def test_a_node_whose_gpu_fell_off_the_bus_is_replaced_by_a_spare(
 
     assert [node["node"] for node in status["nodes"]] == [first, spare]
     assert status["health"] == []
-    why = f"{sick} GPU 5: XID 79, GPU has fallen off the bus"
-    assert seen.lines(f"unhealthy: {why} (reboot the node)")
+    why = "GPU 5: XID 79, GPU has fallen off the bus"
+    assert seen.lines(f"unhealthy: {sick} {why} (reboot the node)")
+    assert seen.lines(f"a node is unhealthy: stopping every worker ({sick}: {why})")
     assert seen.lines(f"{spare} takes the place of {sick}, which is unhealthy: {why}")
