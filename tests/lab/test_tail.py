@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -14,12 +15,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.lab.head_cli import Head
+from tests.lab.waiting import wait_for
 
 if TYPE_CHECKING:
     from tests.lab.conftest import NodeFactory
     from tests.lab.node import Node
 
-LINES = 3_000_000
+LINES = 2_000_000
 MANY = """\
 import os, time
 block = 10_000
@@ -77,14 +79,26 @@ class View:
 
 
 def slow(node: Node) -> None:
-    """Let no more than 25 MB a second leave a node."""
-    limit = ["rate", "200mbit", "burst", "256k", "latency", "50ms"]
+    """Let no more than 5 MB a second leave a node."""
+    limit = ["rate", "40mbit", "burst", "256k", "latency", "50ms"]
     node.run(["tc", "qdisc", "add", "dev", node.interface, "root", "tbf", *limit], check=True)
 
 
-def replicated(head: Head, run: str, node: Node) -> int:
+def fast(node: Node) -> None:
+    """Undo `slow`."""
+    node.run(["tc", "qdisc", "del", "dev", node.interface, "root"], check=True)
+
+
+def replica(head: Head, run: str, node: Node) -> Path:
     runs = Path(head.env["XDG_STATE_HOME"]) / "clusterctl" / "runs"
-    return (runs / run / "nodes" / node.name / "attempt-0" / "rank-0.log").stat().st_size
+    return runs / run / "nodes" / node.name / "attempt-0" / "rank-0.log"
+
+
+def controller_pid(head: Head, run: str) -> int:
+    lock = Path(head.env["XDG_STATE_HOME"]) / "clusterctl" / "runs" / run / "lock"
+    inode = lock.stat().st_ino
+    line = next(line for line in Path("/proc/locks").read_text().splitlines() if f":{inode} " in line)
+    return int(line.split()[4])
 
 
 def test_the_tail_of_what_is_not_replicated_yet_is_shown_and_the_rest_follows_once(
@@ -96,23 +110,30 @@ def test_the_tail_of_what_is_not_replicated_yet_is_shown_and_the_rest_follows_on
     head.write({made.name: 1}, {"script": "many.py", "grace": "1s"})
     run = str(head.json("up", "-d", "--no-health")["run"])
     made.wait_for(lambda: made.path("/tmp/written").exists(), deadline=30, what="its output")
+    size = LINES * 100
 
-    attached = View(head, "attach", run)
-    followed = View(head, "logs", "-f", "-n", "20", "-o", "raw", run)
-    try:
-        for view in (attached, followed):
-            view.until(LINES - 1, 10.0)
-        assert replicated(head, run, made) < LINES * 100 / 2
-        made.path("/tmp/go").touch()
-        for view in (attached, followed):
-            view.until(LINES + 99, 60.0)
-            assert view.numbers() == list(range(LINES - 20, LINES + 100))
-    finally:
-        attached.close()
-        followed.close()
-        made.path("/tmp/stop").touch()
+    views = [View(head, "attach", run), View(head, "logs", "-f", "-n", "20", "-o", "raw", run)]
+    for view in views:
+        view.until(LINES - 1, 15.0)
+    assert replica(head, run, made).stat().st_size < size / 2
+    fast(made)
+    made.path("/tmp/go").touch()
+    for view in views:
+        view.until(LINES + 99, 60.0)
+        assert view.numbers() == list(range(LINES - 20, LINES + 100))
+        view.close()
+
+    slow(made)
+    os.kill(controller_pid(head, run), signal.SIGKILL)
+    wait_for(lambda: not head.json("status", run)["attended"], what="the controller to be gone")
+    replica(head, run, made).unlink()
+    adopting = View(head, "attach", "--adopt", run)
+    adopting.until(LINES + 99, 20.0)
+    assert not replica(head, run, made).exists() or replica(head, run, made).stat().st_size < size / 2
+    assert adopting.numbers() == list(range(LINES + 80, LINES + 100))
+    adopting.close()
+    fast(made)
+    made.path("/tmp/stop").touch()
     assert head.run("wait", run).returncode == 0
-    assert (
-        replicated(head, run, made)
-        == made.path(f".local/state/clusterctl/nodes/{run}/{made.name}/attempt-0/rank-0.log").stat().st_size
-    )
+    whole = made.path(f".local/state/clusterctl/nodes/{run}/{made.name}/attempt-0/rank-0.log")
+    assert replica(head, run, made).stat().st_size == whole.stat().st_size
