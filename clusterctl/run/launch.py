@@ -5,6 +5,7 @@ Runs in a thread of its own beside the controller's loop and owns no state: what
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import time
@@ -20,7 +21,7 @@ from clusterctl.run import code, events, unsynced
 from clusterctl.run.links import each, names, raise_first
 from clusterctl.run.meeting import answer_of, ask_routes, master_of
 from clusterctl.run.push import push
-from clusterctl.run.store import write_atomically
+from clusterctl.run.store import space_not_needed, write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -183,7 +184,8 @@ class Launch:
         )
         plan = planning.plan_launch(self._spec, identity, entries, answers, where, ports)
         shown = planning.plan_json(plan, self._spec.secrets)
-        write_atomically(self._run.plan(number), json.dumps(shown, indent=1).encode())
+        with space_not_needed() if number else contextlib.nullcontext():
+            write_atomically(self._run.plan(number), json.dumps(shown, indent=1).encode())
         self._check()
         self._post(_attempt_event(plan, why, self.resume_from))
         for host in hosts:

@@ -22,14 +22,17 @@ import secrets
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent import protocol as wire
 from clusterctl.errors import NotFoundError, RefusedError
 from clusterctl.run import events as head
-from clusterctl.run.linefile import LineFile
+from clusterctl.run.linefile import LineFile, is_full
 from clusterctl.run.reader import load_state
 from clusterctl.run.state import RunPhase, RunState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _EVENTS_RESERVE = 1024 * 1024
 _JOURNAL_RESERVE = 128 * 1024
@@ -286,7 +289,9 @@ class Writer:
         except (FileNotFoundError, ValueError):
             stored = 0
         epoch = max(stored, seen) + 1
-        write_atomically(self.run.epoch, str(epoch).encode())
+        # The nodes remember it too: that is enough to go on with a run whose head has no space.
+        with space_not_needed():
+            write_atomically(self.run.epoch, str(epoch).encode())
         return epoch
 
     def close(self) -> None:
@@ -307,6 +312,16 @@ class Writer:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             self._files[node, file] = fd
         return fd
+
+
+@contextlib.contextmanager
+def space_not_needed() -> Iterator[None]:
+    """Do without a file that helps, and without which things go on, where the disk is full."""
+    try:
+        yield
+    except OSError as error:
+        if not is_full(error):
+            raise
 
 
 def write_atomically(path: Path, data: bytes) -> None:
