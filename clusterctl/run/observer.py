@@ -35,7 +35,7 @@ class StallObserver:
         self._limits = StallLimits(timeout=spec.timeout, startup_timeout=spec.startup_timeout)
         self._watch: StallWatch = begin(attempt, ranks, now)
         self._rest: dict[str, bytes] = {}
-        self._heard: dict[str, float] = {}
+        self._heard: dict[str, tuple[float, float]] = {}
         self._warned = False
         self._behind: dict[int, float] = {}
         self._told: frozenset[int] = frozenset()
@@ -65,7 +65,7 @@ class StallObserver:
         lines = (self._rest.get(node, b"") + payload).split(b"\n")
         self._rest[node] = lines.pop()
         for sample in self._of_attempt(lines):
-            self._heard[node] = now
+            self._heard[node] = (self._heard.get(node, (now, now))[0], now)
             self._watch = observe(self._watch, sample, node=node, attempt=self._attempt, now=now)
 
     def _of_attempt(self, lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
@@ -102,12 +102,12 @@ class StallObserver:
     def idle(self, nodes: Iterable[str]) -> float:
         """Return for how many seconds these nodes have said that nothing moves: no output, no CPU, no progress.
 
-        A node that says nothing is not one where nothing moves: time alone makes nobody idle.
+        A node that says nothing is not one where nothing moves: time alone makes nobody idle, nor does a single look.
         """
         moved = [m for m in (self._watch.activity_at, self._watch.progress_at) if m is not None]
-        begun = self._watch.begun
-        told = min((self._heard.get(node, begun) for node in nodes), default=begun)
-        return max(0.0, told - max(moved, default=begun))
+        spans = [self._heard.get(node, (0.0, 0.0)) for node in nodes]
+        told = min((last for _, last in spans), default=0.0)
+        return max(0.0, told - max([*moved, *(first for first, _ in spans)], default=told))
 
 
 def last_bytes(path: Path, most: int = 4 << 20) -> bytes:

@@ -160,8 +160,6 @@ def test_the_next_attempt_begins_only_when_the_fence_of_the_cut_off_node_has_exp
 
     assert head.run("wait", run).returncode == 0, head.run("status", run).stdout
     assert max(ends) < min(begins)
-    # The rank that could be reached was stopped early; the other one went on until its own fence.
-    assert ends[1] > ends[0]
     made[1].restore()
     nothing_left([made[0], made[2]])
     wait_for(lambda: not made[1].pids_of("beats.py|clusterctl-agent wait"), what="the cut off node to be clean")
