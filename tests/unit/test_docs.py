@@ -34,7 +34,8 @@ def test_the_page_of_commands_is_not_stale() -> None:
 def test_every_command_of_a_page_is_run_by_a_test() -> None:
     run = {row.text for row in documented.STORY} | set(documented.ELSEWHERE)
 
-    missing = {command: pages for command, pages in documented.documented().items() if command not in run}
+    told = documented.documented()
+    missing = {command: told[command] for command in told if command not in run and not documented.is_target(command)}
 
     assert not missing, "add them to tests/documented.py"
 
