@@ -93,6 +93,19 @@ def _with_ages(said: dict[str, Any], now: float) -> dict[str, Any]:
     }
 
 
+def claimed_elsewhere(status_dir: str, known: Iterable[int]) -> list[int]:
+    """Ranks that started below another worker of ours, as under torchrun.
+
+    Args:
+        status_dir: Where the shims of this attempt write.
+        known: Our own workers' ranks.
+    """
+    ours = set(known)
+    names = glob.glob(os.path.join(glob.escape(status_dir), "rank-*.status.json"))
+    ranks = (os.path.basename(name)[len("rank-") : -len(".status.json")] for name in names)
+    return sorted(int(rank) for rank in ranks if rank.isdigit() and int(rank) not in ours)
+
+
 class Sampler:
     """Samples all workers of one node and attempt.
 
@@ -135,7 +148,7 @@ class Sampler:
             self._scan()
             self._scanned = now
         ranks = {str(worker.rank): self._rank(worker, now) for worker in self._workers}
-        for rank in self._claimed_elsewhere():
+        for rank in claimed_elsewhere(self._status_dir, (worker.rank for worker in self._workers)):
             ranks[str(rank)] = self._claimed(rank, now)
         return {"time": round(now, 3), "gpus": self._gpus, "watched": self._files(), "ranks": ranks}
 
@@ -175,13 +188,6 @@ class Sampler:
         known = self._trees.get(worker.rank) or [(worker.pid, worker.start_time)]
         found = [(proc.stat(pid), start_time) for pid, start_time in known]
         return [process for process, start_time in found if process and process.start_time == start_time]
-
-    def _claimed_elsewhere(self) -> list[int]:
-        """Ranks that started below another worker of ours, as under torchrun."""
-        known = {worker.rank for worker in self._workers}
-        names = glob.glob(os.path.join(glob.escape(self._status_dir), "rank-*.status.json"))
-        ranks = (os.path.basename(name)[len("rank-") : -len(".status.json")] for name in names)
-        return sorted(int(rank) for rank in ranks if rank.isdigit() and int(rank) not in known)
 
     def _claimed(self, rank: int, now: float) -> dict[str, Any]:
         said = inside(self._status_dir, rank, now)

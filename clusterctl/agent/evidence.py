@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent import proc, stacks
-from clusterctl.agent.activity import all_processes, inside, tree
+from clusterctl.agent.activity import all_processes, claimed_elsewhere, inside, tree
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -25,7 +25,9 @@ _MAX_CHILDREN = 64
 _PYTHON = "python"
 
 
-def collect(ranks: Iterable[Mapping[str, Any]], status_dir: str, out_dir: str, deadline: float) -> dict[str, Any]:
+def collect(
+    ranks: Iterable[Mapping[str, Any]], status_dir: str, out_dir: str, deadline: float, *, chosen: bool = False
+) -> dict[str, Any]:
     """Looks at all given ranks at once.
 
     Args:
@@ -34,6 +36,7 @@ def collect(ranks: Iterable[Mapping[str, Any]], status_dir: str, out_dir: str, d
         out_dir: Gets `rank-R.json` (everything), `rank-R.txt` (for people) and `rank-R.stacks` (as dumped); made if
             missing.
         deadline: `time.monotonic()` after which nothing is waited for any more.
+        chosen: Only the given ranks; else also those that a launcher of the user (torchrun) started below them.
 
     Returns:
         `{took_s, ranks: {"R": E}}`. E: rank, pid, state, wchan, cpu (share of one core over a quarter of a second),
@@ -47,6 +50,7 @@ def collect(ranks: Iterable[Mapping[str, Any]], status_dir: str, out_dir: str, d
     begun = time.monotonic()
     os.makedirs(out_dir, mode=0o700, exist_ok=True)
     workers = [dict(rank) for rank in ranks]
+    workers += [] if chosen else _of_launchers(workers, status_dir)
     processes = all_processes()
     found: dict[str, dict[str, Any]] = {}
 
@@ -64,6 +68,15 @@ def collect(ranks: Iterable[Mapping[str, Any]], status_dir: str, out_dir: str, d
     for rank, evidence in complete.items():
         _keep(out_dir, rank, evidence)
     return {"took_s": round(time.monotonic() - begun, 3), "ranks": complete}
+
+
+def _of_launchers(workers: list[dict[str, Any]], status_dir: str) -> list[dict[str, Any]]:
+    found = []
+    for rank in claimed_elsewhere(status_dir, (worker["rank"] for worker in workers)):
+        said = stacks.ready(status_dir, rank)
+        if said is not None:
+            found.append({"rank": rank, "pid": said["pid"], "start_time": said["start_time"], "output": None})
+    return found
 
 
 def _by_rank(item: tuple[str, object]) -> int:

@@ -113,7 +113,8 @@ class _Runs:
         def collect(_out: Out) -> dict[str, Any]:
             from clusterctl.agent import evidence
 
-            return evidence.collect(workers, run.status_dir(state.attempt), folder, time.monotonic() + seconds)
+            end = time.monotonic() + seconds
+            return evidence.collect(workers, run.status_dir(state.attempt), folder, end, chosen=wanted is not None)
 
         self._session.work(identity, collect)
 

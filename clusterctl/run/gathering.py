@@ -52,7 +52,12 @@ def ask(run: str, name: str, sessions: Mapping[str, Session], ranks: Collection[
         return session.call(Command.EVIDENCE, asked, timeout=_CALL_SECONDS)
 
     found, errors = each(dict(sessions), one)
-    known = {rank: {**said, "node": node} for node, answer in found.items() for rank, said in answer["ranks"].items()}
+    known: dict[str, dict[str, Any]] = {}
+    for node, answer in found.items():
+        for rank, said in answer["ranks"].items():
+            # A launcher such as torchrun stands under the number of a rank that may be on another node.
+            if not known.get(rank, {}).get("inside"):
+                known[rank] = {**said, "node": node}
     return Evidence(
         ranks={rank: known[rank] for rank in sorted(known, key=int)},
         errors={node: str(error) for node, error in errors.items()},

@@ -167,6 +167,17 @@ def test_children_are_listed_with_their_state(bench, until):
     until(lambda: collect(bench, worker)["ranks"]["0"]["children"][0]["state"] == "T")
 
 
+def test_ranks_below_a_launcher_of_the_user_are_looked_at_too(bench, until):
+    worker = bench.start(
+        "import os, subprocess, sys\n"
+        "code = 'import time\\ndef waits():\\n    time.sleep(1000)\\nwaits()'\n"
+        "subprocess.run([sys.executable, '-c', code], env={**os.environ, 'RANK': '7'})\n",
+        env={"RANK": ""},
+    )
+    until((bench.status_dir / "rank-7.ready.json").exists)
+    until(lambda: functions(collect(bench, worker), 7) == ["waits", "<module>"])
+
+
 def test_a_worker_that_is_gone_is_said_to_be_gone(bench):
     worker = bench.start("print('last words')")
     worker.wait()
