@@ -1,0 +1,68 @@
+"""What commands say: output of many nodes folded, usage errors in the words of the program, lists that fit."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+
+from clusterctl.cli.main import run
+from clusterctl.cli.remote import Answer, diff_lines, folded_output
+from clusterctl.cli.template_files import Template
+from clusterctl.cli.templates_command import _listing
+from clusterctl.render.console import Terminal
+
+PLAIN = Terminal(io.StringIO(), colour=False, live=False, unicode=True, width=0)
+
+
+def answers(**outputs: str) -> dict[str, Answer]:
+    return {node: Answer(exit_code=0, stdout=text.encode()) for node, text in outputs.items()}
+
+
+@pytest.mark.parametrize(
+    ("outputs", "lines"),
+    [
+        pytest.param({"n1": "", "n2": ""}, [], id="silence"),
+        pytest.param({"n1": "a\n", "n2": "a\n"}, ["n[1-2] (2)  a"], id="one line for all"),
+        pytest.param({"n1": "a\n", "n10": "b\n"}, ["n1   a", "n10  b"], id="a line a node, aligned"),
+        pytest.param(
+            {"n1": "a\nb\n", "n2": "c\n"},
+            ["-" * 15, "n1", "-" * 15, "a", "b", "-" * 15, "n2", "-" * 15, "c"],
+            id="blocks where one is longer",
+        ),
+        pytest.param({"n1": "\x1b]0;x\x07\x1b[31mred\x1b[0m\n"}, ["n1  red"], id="no control sequences"),
+    ],
+)
+def test_equal_output_is_shown_once(outputs: dict[str, str], lines: list[str]) -> None:
+    assert folded_output(answers(**outputs), PLAIN) == lines
+
+
+def test_a_difference_is_shown_against_what_most_nodes_say() -> None:
+    lines = diff_lines(answers(n1="a\nx\n", n2="a\ny\n", n3="a\nx\n"), PLAIN)
+    assert lines[3:] == ["a", "x", "--- n[1,3]", "+++ n2", "@@ -1,2 +1,2 @@", " a", "-x", "+y"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said", "hint"),
+    [
+        (["stat"], "error: No such command `stat`. Did you mean `stat", "clusterctl --help"),
+        (["up", "--dryrun"], "error: No such option `--dryrun`. Did you mean `--dry-run`?", "clusterctl up --help"),
+        (["exec"], "error: no command: write it after `--`", "clusterctl exec --help"),
+    ],
+    ids=["command", "option", "our own"],
+)
+def test_a_mistake_on_the_command_line_is_an_error_and_a_hint(
+    words: list[str], said: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(words) == 2
+    error, remedy = capsys.readouterr().err.splitlines()
+    assert error.startswith(said)
+    assert remedy == f"hint: see `{hint}`"
+
+
+@pytest.mark.parametrize(("width", "lines"), [(None, 1), (40, 3)], ids=["pipe", "narrow terminal"])
+def test_a_list_is_wrapped_on_a_terminal_and_never_in_a_pipe(width: int | None, lines: int) -> None:
+    found = _listing([Template(name="some", path=Path(), summary="word " * 15)], width)
+    assert len(found) == lines
+    assert width is None or all(len(line) < width for line in found)
