@@ -58,9 +58,7 @@ def _connect(bench: BenchLab) -> dict[str, Any]:
 
 
 def _ssh(bench: BenchLab) -> None:
-    for process in [bench.start(["ssh", name, "true"]) for name in bench.names]:
-        if process.wait() != 0:
-            raise RuntimeError("ssh failed")
+    bench.ssh_loop([(name, "true") for name in bench.names]).wait()
 
 
 def connect(path: str) -> dict[str, float]:

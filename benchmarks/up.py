@@ -78,7 +78,7 @@ def _starts(bench: BenchLab) -> dict[str, Callable[[str], Sequence[subprocess.Po
 
     def ssh(tag: str) -> list[subprocess.Popen[bytes]]:
         port = next(ports)
-        return [bench.start(["ssh", name, _by_hand(bench, rank, port, tag)]) for rank, name in _ranks(bench)]
+        return [bench.ssh_loop([(name, _by_hand(bench, rank, port, tag)) for rank, name in _ranks(bench)])]
 
     def torchrun(tag: str) -> list[subprocess.Popen[bytes]]:
         argv = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={NODES}", f"--nproc-per-node={WORKERS}"]
