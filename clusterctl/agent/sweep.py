@@ -36,12 +36,15 @@ class Ledger:
 
 
 def find(marks: Marks, ledger: Ledger) -> list[Stat]:
-    """Return every process of the run on this node that has not ended, and remember it in the ledger."""
+    """Return every process of the run on this node that has not ended, and remember it in the ledger.
+
+    One that changed its user may be beyond our signals; it is of the run nevertheless, and has to be named.
+    """
     inside = cgroup.members(ledger.cgroup)
     mine = os.getpid()
     result = []
     for pid in proc.pids():
-        if pid == mine or not _reachable(pid, marks):
+        if pid == mine:
             continue
         found = proc.stat(pid)
         if found is None or found.gone or found.identity in ledger.ours:
@@ -50,14 +53,6 @@ def find(marks: Marks, ledger: Ledger) -> list[Stat]:
             result.append(found)
     ledger.found.update(found.identity for found in result)
     return result
-
-
-def _reachable(pid: int, marks: Marks) -> bool:
-    """Whether a process is this user's; the superuser also looks at what changed its user (`_belongs` is strict)."""
-    try:
-        return marks.uid == _ROOT or os.stat(f"/proc/{pid}").st_uid == marks.uid
-    except OSError:
-        return False
 
 
 def _belongs(found: Stat, marks: Marks, ledger: Ledger) -> bool:
