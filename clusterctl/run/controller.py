@@ -87,6 +87,13 @@ class _Started:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class _Broken:
+    """A launch thread met a bug of ours: the loop must not wait for it for ever."""
+
+    error: Exception
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Sizes:
     """How large the files of the nodes are, now that nobody writes to them any more."""
 
@@ -191,6 +198,9 @@ class Controller:
                 place = f" ({error.filename})" if error.filename else ""
                 refused = RefusedError(f"the head cannot write what a start needs: {error.strerror}{place}")
                 result = NotBegun(error=refused, prepared=())
+            except Exception as error:
+                self._inbox.put(_Broken(error=error))
+                return
             self._inbox.put(_Started(result=result))
 
         threading.Thread(target=run, name="launch", daemon=True).start()
@@ -352,6 +362,8 @@ class Controller:
                 self._record(item.event)
             case _Started():
                 self._launched(item.result)
+            case _Broken():
+                raise item.error
             case _Newest():
                 self._newest[item.attempt] = item.path
             case _Sizes():
