@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 ROUNDS = int(os.environ.get("CONTROL_ROUNDS", "1"))
 LIMIT = 8.0
 # Longer than it takes from the last sign of life to a confirmed stall.
-QUIET = 32.0
+QUIET = 30.0
 CUT = 20.0
 CLOCK = "/run/lab/clock"
 LOGS = "nodes/*/*/rank-*.log"
