@@ -28,18 +28,16 @@ from tests.lab.spec import SHARED
 from tests.lab.waiting import wait_for
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from tests.lab.conftest import NodeFactory
     from tests.lab.lab import Lab
-    from tests.lab.node import Node
 
 BEATS = f"""\
 import os, signal, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-name = "{SHARED}/beats.%s.%s" % (os.environ["CLUSTERCTL_ATTEMPT"], os.environ["RANK"])
-beats = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-while not os.path.exists("{SHARED}/go"):
+folder = "{SHARED}/" + os.environ["CLUSTERCTL_RUN_ID"]
+os.makedirs(folder, exist_ok=True)
+beats = os.open("%s/%s.%s" % (folder, os.environ["CLUSTERCTL_ATTEMPT"], os.environ["RANK"]), os.O_WRONLY | os.O_CREAT)
+while not os.path.exists(folder + "/go"):
     os.write(beats, b"%.6f\\n" % time.monotonic())
     time.sleep(0.01)
 """
@@ -147,32 +145,25 @@ def test_the_next_attempt_begins_only_when_the_fence_of_the_cut_off_node_has_exp
         "ssh": {"connect_timeout": "3s"},
     }
     (head.folder / "cluster.yaml").write_text(json.dumps(document))
-    try:
-        run = start(head)
-        wait_for(lambda: beats(lab, 0, 1), what="the first attempt")
-        made[1].cut()
-        wait_for(lambda: beats(lab, 1, 0) and beats(lab, 1, 1), 60.0, what="the second attempt")
-        ends = [beats(lab, 0, rank)[-1] for rank in (0, 1)]
-        begins = [beats(lab, 1, rank)[0] for rank in (0, 1)]
-        assert not made[1].pids_of("beats.py$")
-    finally:
-        (lab.shared / "go").touch()
+    run = start(head)
+    folder = lab.shared / run
+    wait_for(lambda: beats(folder, 0, 0) and beats(folder, 0, 1), what="the first attempt")
 
-    assert head.run("wait", run).returncode == 0, head.run("status", run).stdout
+    made[1].cut()
+    wait_for(lambda: beats(folder, 1, 0) and beats(folder, 1, 1), 60.0, what="the second attempt")
+
+    assert not made[1].pids_of("beats.py$")
+    ends = [beats(folder, 0, rank)[-1] for rank in (0, 1)]
+    begins = [beats(folder, 1, rank)[0] for rank in (0, 1)]
     assert max(ends) < min(begins)
+    (folder / "go").touch()
+    assert head.run("wait", run).returncode == 0, head.run("status", run).stdout
     made[1].restore()
     nothing_left([made[0], made[2]])
     wait_for(lambda: not made[1].pids_of("beats.py|clusterctl-agent wait"), what="the cut off node to be clean")
-    tidy(lab, made)
 
 
-def beats(lab: Lab, attempt: int, rank: int) -> list[float]:
-    path = lab.shared / f"beats.{attempt}.{rank}"
+def beats(folder: Path, attempt: int, rank: int) -> list[float]:
+    path = folder / f"{attempt}.{rank}"
     text = path.read_text() if path.exists() else ""
     return [float(line) for line in text.rpartition("\n")[0].split()]
-
-
-def tidy(lab: Lab, made: Sequence[Node]) -> None:
-    for path in (*lab.shared.glob("beats.*"), lab.shared / "go"):
-        path.unlink()
-    assert made
