@@ -203,4 +203,5 @@ def _place(evidence: dict[str, Any]) -> str:
 
 def _line(process: dict[str, Any]) -> str:
     cpu, command = process.get("cpu", 0.0), process.get("command", "")
-    return f"pid {process['pid']}, state {process['state']}, in {process['wchan']}, cpu {cpu:.0%}, {command}"
+    where = f", in {process['wchan']}" if process["wchan"] else ""
+    return f"pid {process['pid']}, state {process['state'] or 'unknown'}{where}, cpu {cpu:.0%}, {command}"
