@@ -124,10 +124,10 @@ def test_a_worker_that_ends_badly_ends_the_run_and_is_named(nodes: NodeFactory, 
 
 def test_ranks_that_end_well_at_different_times_are_no_fault_while_others_work(nodes: NodeFactory, head: Head) -> None:
     made = nodes(1)
-    make(head, made, job={"finish_grace": "2s"})
+    make(head, made, job={"finish_grace": "3s"})
     run = start(head)
     order(made[0], 0, "os._exit(0)")
-    writes(made[0], 1, 5000)
+    writes(made[0], 1, 6000)
 
     made[0].path("go").touch()
 
