@@ -156,7 +156,9 @@ def test_a_controller_that_dies_before_the_next_attempt_is_followed_by_one_that_
     attached = head.run("attach", "--adopt", run)
 
     assert attached.returncode == 0, attached.stderr
-    assert [e["CLUSTERCTL_ATTEMPT"] for e in said(head, run)] == ["0", "0", "1", "1"]
+    # Where one rank is quick to fail, the other may be stopped before it says anything.
+    assert [e["CLUSTERCTL_ATTEMPT"] for e in said(head, run)][-2:] == ["1", "1"]
+    assert head.json("status", run)["attempt"] == 1
 
 
 def test_a_spare_takes_the_place_of_a_node_that_died_once_its_fence_has_expired(nodes: NodeFactory, head: Head) -> None:
