@@ -45,7 +45,7 @@ class Row:
         return shlex.split(self.run or self.text)[1:]
 
 
-STORY: Final = [
+APART: Final = [
     Row("clusterctl --help"),
     Row("clusterctl COMMAND --help", run="clusterctl up --help"),
     Row("clusterctl templates"),
@@ -62,6 +62,10 @@ STORY: Final = [
     Row("clusterctl health cluster.yaml"),
     Row("clusterctl exec cluster.yaml -- nvidia-smi -L"),
     Row("clusterctl up --dry-run"),
+]
+"""Run at once: none needs another."""
+
+STORY: Final = [
     Row("clusterctl up"),
     Row("clusterctl up -- --epochs 3"),
     Row("clusterctl sync"),
@@ -76,7 +80,6 @@ STORY: Final = [
     Row("clusterctl attach", how="interrupt"),
     Row("clusterctl stacks"),
     Row("clusterctl stacks [RUN] [--rank 0-3]", run="clusterctl stacks RUN --rank 0-3"),
-    Row("clusterctl stats"),
     Row("clusterctl wait --timeout 2h", how="background", code=103),
     Row("clusterctl down --stalled"),
     Row("clusterctl down"),
@@ -85,7 +88,7 @@ STORY: Final = [
     Row("clusterctl clean -y"),
     Row("clusterctl clean"),
 ]
-"""Run one after the other on two lab nodes with three workers each."""
+"""Run after them, one after the other, on two lab nodes with three workers each."""
 
 ELSEWHERE: Final = {
     "clusterctl up cluster.example.yaml": "Makefile",
