@@ -27,7 +27,7 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="The built-in model of clusterctl bench.")
     parser.add_argument("--modes", default="ddp", help="of single, dp, ddp, separated by commas")
     parser.add_argument("--epochs", type=int, default=3, help="measured ones; their median counts")
-    parser.add_argument("--samples", type=int, default=2048, help="images of an epoch")
+    parser.add_argument("--samples", type=int, default=1024, help="images of an epoch")
     parser.add_argument("--batch", type=int, default=256, help="images of a step, over all workers")
     parser.add_argument("--gpus", type=int, default=1, help="GPUs of this machine that DataParallel may use")
     parser.add_argument("--most", type=int, default=1, help="workers that ever share this machine, and so its cores")
