@@ -1,7 +1,7 @@
 """How soon a stall is noticed, how fast its evidence is there, and what looking costs a training loop.
 
 The goals are those of the default settings. Freezes are timed on a lab of two nodes, several step times side by side;
-evidence and cost on workers of this machine, the loop with the shim and without it turn by turn.
+evidence and cost on workers of this machine, blocks of steps with the shim and without it turn by turn.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import signal
 import socket
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.lab import lab
-from benchmarks.measures import Measure, percentile
+from benchmarks.measures import Measure
 from clusterctl.agent import evidence
 from clusterctl.agent.activity import Sampler
 from tests.agent.stalls.conftest import Bench, Worker
@@ -50,23 +51,55 @@ print("frozen", time.time())
 time.sleep(1000)
 """
 WAITS = "import time\nprint('up')\ndef waits():\n    time.sleep(1000)\nwaits()\n"
-# About 10 ms a step on one core: long enough to be a step, short enough that anything added to it would be seen.
+# About 10 ms a step on one core: long enough to be a step, short enough that what is added to it is seen. Blocks of
+# steps as they are alternate with blocks without our hook and our thread: a busy moment of the machine meets both.
 LOOP = """\
-import json, time
+import json, statistics, sys, time
 import torch, torch.distributed as dist
+import _clusterctl_shim
 torch.manual_seed(0)
 dist.init_process_group("gloo")
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(512, 512))
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
 data = torch.randn(128, 512)
-seconds = []
-for step in range(450):
-    begun = time.perf_counter()
-    optimizer.zero_grad()
-    model(data).square().mean().backward()
-    optimizer.step()
-    seconds.append(time.perf_counter() - begun)
-print("measured", json.dumps(seconds[50:]))
+
+
+def block():
+    seconds = []
+    for _ in range(50):
+        begun = time.perf_counter()
+        optimizer.zero_grad()
+        model(data).square().mean().backward()
+        optimizer.step()
+        seconds.append(time.perf_counter() - begun)
+    return statistics.median(seconds)
+
+
+def bare_block():
+    hooks = sys.modules["torch.optim.optimizer"]._global_optimizer_post_hooks
+    ours = dict(hooks)
+    assert ours
+    hooks.clear()
+    _clusterctl_shim.armed.beat.pause()
+    seconds = block()
+    _clusterctl_shim.armed.beat.resume()
+    hooks.update(ours)
+    return seconds
+
+
+block()
+if sys.argv[1:] == ["compare"]:
+    pairs = []
+    for number in range(12):
+        # Each kind goes first as often as the other.
+        if number % 2:
+            pairs.append((bare_block(), block()))
+        else:
+            pairs.append((block(), bare_block())[::-1])
+    print("measured", json.dumps(pairs))
+else:
+    for _ in range(12):
+        block()
 """
 
 
@@ -145,43 +178,44 @@ def _collect(workers: _Workers, ranks: list[Worker]) -> float:
 
 
 def _cost(rounds: int) -> Iterable[Measure]:
-    steps: dict[bool, list[float]] = {False: [], True: []}
-    shares: list[float] = []
-    for _ in range(rounds):
-        for injected, samples in steps.items():
-            typical, share = _loop(injected=injected)
-            samples.append(typical)
-            shares += [share] if injected else []
-    bare, ours = (min(steps[injected]) * 1000 for injected in (False, True))
-    share = statistics.median(shares) * 100
-    detail = f"{ours:.3f} ms against {bare:.3f} ms bare, the quietest of {rounds} turns; and {share:.2f} % beside them"
+    pairs = [pair for _ in range(rounds) for pair in _compare()]
+    share = statistics.median(_share() for _ in range(max(1, rounds // 2))) * 100
+    more = (statistics.median(ours / bare for bare, ours in pairs) - 1) * 100
+    bare = statistics.median(bare for bare, _ in pairs) * 1000
     # What is done once a second or less hits few steps: it is counted as if the loop had to wait for all of it.
-    yield Measure(
-        name="shim and sampling, part of a 10 ms step",
-        value=(ours / bare - 1) * 100 + share,
-        unit="%",
-        goal=1.0,
-        detail=detail,
-    )
-    detail = f"processor time of the shim's thread and of the sampling, median of {len(shares)}"
+    detail = f"{more:+.2f} % of a step of {bare:.2f} ms, median of {len(pairs)} pairs; and {share:.2f} % beside it"
+    name = "shim and sampling, part of a 10 ms step"
+    yield Measure(name=name, value=more + share, unit="%", goal=1.0, detail=detail)
+    detail = "processor time of the shim's thread and of the sampling"
     yield Measure(name="shim and sampling, part of a core per rank", value=share, unit="%", goal=0.5, detail=detail)
 
 
-def _loop(*, injected: bool) -> tuple[float, float]:
-    """Run the loop on two ranks; return the typical seconds of a step, and the share of a core that looking took."""
+def _compare() -> list[tuple[float, float]]:
+    """Return the seconds of a step without the shim and with it, in pairs of blocks that followed each other."""
+    with _Workers() as workers:
+        ranks = _loop(workers, "compare")
+        _sample_until_done(workers, ranks)
+        for worker in ranks:
+            if worker.process.wait(120.0) != 0:
+                raise RuntimeError(f"the loop failed: {worker.text}")
+        return [pair for worker in ranks for pair in json.loads(worker.text.partition("measured ")[2])]
+
+
+def _share() -> float:
+    """Return the part of a core that sampling and the shim's thread take, per rank."""
+    with _Workers() as workers:
+        return _sample_until_done(workers, _loop(workers))
+
+
+def _loop(workers: _Workers, *arguments: str) -> list[Worker]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
-    with _Workers() as workers:
-        ranks = [workers.start(LOOP, rank=r, env={**env, "RANK": str(r)}, injected=injected) for r in range(2)]
-        share = _sample_until_done(workers, ranks) if injected else 0.0
-        for worker in ranks:
-            if worker.process.wait(120.0) != 0:
-                raise RuntimeError(f"the loop failed: {worker.text}")
-        seconds = [json.loads(worker.text.partition("measured ")[2]) for worker in ranks]
-    # The quiet tenth of the steps: what a busy moment of the machine adds is no part of either loop.
-    return max(percentile(found, 0.1) for found in seconds), share
+    script = workers.tmp_path / "loop.py"
+    script.write_text(LOOP)
+    argv = [sys.executable, str(script), *arguments]
+    return [workers.start(rank=rank, argv=argv, env={**env, "RANK": str(rank)}) for rank in range(2)]
 
 
 def _sample_until_done(workers: _Workers, ranks: list[Worker]) -> float:
