@@ -66,7 +66,7 @@ data = torch.randn(128, 512)
 
 def block():
     seconds = []
-    for _ in range(50):
+    for _ in range(20):
         begun = time.perf_counter()
         optimizer.zero_grad()
         model(data).square().mean().backward()
@@ -90,7 +90,7 @@ def bare_block():
 block()
 if sys.argv[1:] == ["compare"]:
     pairs = []
-    for number in range(12):
+    for number in range(40):
         # Each kind goes first as often as the other.
         if number % 2:
             pairs.append((bare_block(), block()))
@@ -98,8 +98,13 @@ if sys.argv[1:] == ["compare"]:
             pairs.append((block(), bare_block())[::-1])
     print("measured", json.dumps(pairs))
 else:
-    for _ in range(12):
+    for _ in range(40):
         block()
+    (hook,) = sys.modules["torch.optim.optimizer"]._global_optimizer_post_hooks.values()
+    begun = time.process_time()
+    for _ in range(100_000):
+        hook(optimizer, (), {})
+    print("measured", (time.process_time() - begun) / 100_000)
 """
 
 
@@ -179,13 +184,19 @@ def _collect(workers: _Workers, ranks: list[Worker]) -> float:
 
 def _cost(rounds: int) -> Iterable[Measure]:
     pairs = [pair for _ in range(rounds) for pair in _compare()]
-    share = statistics.median(_share() for _ in range(max(1, rounds // 2))) * 100
-    more = (statistics.median(ours / bare for bare, ours in pairs) - 1) * 100
+    parts = [_parts() for _ in range(max(1, rounds // 2))]
+    share, hook = (statistics.median(found) * 100 for found in zip(*parts, strict=True))
+    ratios = [(ours / bare - 1) * 100 for bare, ours in pairs]
+    more = statistics.median(ratios)
+    # Of a median, where samples spread normally.
+    error = 1.25 * statistics.stdev(ratios) / len(ratios) ** 0.5
     bare = statistics.median(bare for bare, _ in pairs) * 1000
     # What is done once a second or less hits few steps: it is counted as if the loop had to wait for all of it.
-    detail = f"{more:+.2f} % of a step of {bare:.2f} ms, median of {len(pairs)} pairs; and {share:.2f} % beside it"
+    detail = f"{more:+.2f} % (±{error:.2f}) of a step of {bare:.2f} ms, {len(pairs)} pairs; and {share:.2f} % beside it"
     name = "shim and sampling, part of a 10 ms step"
     yield Measure(name=name, value=more + share, unit="%", goal=1.0, detail=detail)
+    detail = f"the hook's {hook * 1e4:.2f} us of processor time, and {share:.2f} % beside it"
+    yield Measure(name="the same, its parts added up", value=hook / 0.01 + share, unit="%", goal=1.0, detail=detail)
     detail = "processor time of the shim's thread and of the sampling"
     yield Measure(name="shim and sampling, part of a core per rank", value=share, unit="%", goal=0.5, detail=detail)
 
@@ -201,10 +212,14 @@ def _compare() -> list[tuple[float, float]]:
         return [pair for worker in ranks for pair in json.loads(worker.text.partition("measured ")[2])]
 
 
-def _share() -> float:
-    """Return the part of a core that sampling and the shim's thread take, per rank."""
+def _parts() -> tuple[float, float]:
+    """Return what sampling and the shim's thread take of a core, per rank, and the seconds of a step's hook."""
     with _Workers() as workers:
-        return _sample_until_done(workers, _loop(workers))
+        ranks = _loop(workers)
+        share = _sample_until_done(workers, ranks)
+        for worker in ranks:
+            worker.process.wait(120.0)
+        return share, float(ranks[0].text.partition("measured ")[2])
 
 
 def _loop(workers: _Workers, *arguments: str) -> list[Worker]:
