@@ -45,14 +45,14 @@ class Row:
         return shlex.split(self.run or self.text)[1:]
 
 
-APART: Final = [
+STORY: Final = [
     Row("clusterctl --help"),
     Row("clusterctl COMMAND --help", run="clusterctl up --help"),
     Row("clusterctl templates"),
     Row("clusterctl init", folder="empty"),
     Row("clusterctl init --schema", run="clusterctl init --schema other.yaml", folder="empty"),
     Row("clusterctl init --template keras_ddp DIR", folder="empty"),
-    Row("clusterctl schema -o cluster.schema.json", folder="empty"),
+    Row("clusterctl schema -o cluster.schema.json"),
     Row("clusterctl config"),
     Row("clusterctl config --ranks"),
     Row("clusterctl config --env 5"),
@@ -62,10 +62,6 @@ APART: Final = [
     Row("clusterctl health cluster.yaml"),
     Row("clusterctl exec cluster.yaml -- nvidia-smi -L"),
     Row("clusterctl up --dry-run"),
-]
-"""Run at once: none needs another."""
-
-STORY: Final = [
     Row("clusterctl up"),
     Row("clusterctl up -- --epochs 3"),
     Row("clusterctl sync"),
@@ -88,7 +84,7 @@ STORY: Final = [
     Row("clusterctl clean -y"),
     Row("clusterctl clean"),
 ]
-"""Run after them, one after the other, on two lab nodes with three workers each."""
+"""Run one after the other, on two lab nodes with three workers each."""
 
 ELSEWHERE: Final = {
     "clusterctl up cluster.example.yaml": "Makefile",
