@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,7 +33,7 @@ def write(count):
 while not os.path.exists("/tmp/stop"):
     target = pathlib.Path("/tmp/want")
     if target.exists() and int(target.read_text() or 0) > number:
-        write(65536)
+        write(2048)
         pathlib.Path("/tmp/have").write_text(str(number))
     time.sleep(0.01)
 """
@@ -76,6 +78,13 @@ def start(head: Head) -> str:
     return str(head.json("up", "-d", "--no-health")["run"])
 
 
+def controller_pid(head: Head, run: str) -> int:
+    lock = Path(head.env["XDG_STATE_HOME"]) / "clusterctl" / "runs" / run / "lock"
+    inode = lock.stat().st_ino
+    line = next(line for line in Path("/proc/locks").read_text().splitlines() if f":{inode} " in line)
+    return int(line.split()[4])
+
+
 def replica(head: Head, run: str, node: Node, rank: int = 0) -> Path:
     runs = Path(head.env["XDG_STATE_HOME"]) / "clusterctl" / "runs"
     return runs / run / "nodes" / node.name / "attempt-0" / f"rank-{rank}.log"
@@ -108,9 +117,9 @@ def dropped(head: Head, run: str, node: Node) -> list[dict[str, Any]]:
 def test_on_a_full_node_replicated_output_gives_way_first_and_what_is_lost_is_counted(
     nodes: NodeFactory, head: Head
 ) -> None:
-    (made,) = nodes(1, disk="64m")
+    (made,) = nodes(1, disk="128m")
     (head.folder / "count.py").write_text(COUNT)
-    head.write({made.name: 1}, {"script": "count.py", "grace": "1s"}, logs={"reserve": "4MiB"})
+    head.write({made.name: 1}, {"script": "count.py", "grace": "1s"}, logs={"reserve": "16MiB"})
     run = start(head)
 
     writes(made, 300_000)
@@ -164,16 +173,26 @@ def test_a_full_head_pauses_replication_and_goes_on_when_there_is_space(
     run = start(head)
     events = small_disk / "clusterctl" / "runs" / run / "events.jsonl"
 
-    writes(made, 800_000)
-    wait_for(lambda: "disk is full" in events.read_text(), what="the controller to say that the disk is full")
+    def said(times: int) -> bool:
+        return events.read_text().count("the head's disk is full") >= times
+
+    writes(made, 600_000)
+    wait_for(lambda: said(1), what="the controller to say that the disk is full")
+    os.kill(controller_pid(head, run), signal.SIGKILL)
+    wait_for(lambda: not head.json("status", run)["attended"], what="the controller to be gone")
+    adopting = subprocess.Popen(
+        [sys.executable, "-m", "clusterctl", "attach", "--adopt", run],
+        cwd=head.folder, env=dict(head.env), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    wait_for(lambda: said(2), 30, what="the next controller to say so too")
+    writes(made, 700_000)
     made.path("/tmp/stop").touch()
     made.wait_for(lambda: not made.pids_of("count.py"), what="its worker to end well")
-    status = head.json("status", run)
+    wait_for(lambda: head.json("status", run)["workers"][0]["exit_code"] == 0, what="its end to be known")
+    assert head.json("status", run)["state"] == "running"
     subprocess.run(["mount", "-o", "remount,size=256m", str(small_disk)], check=True)
-    ended = head.run("wait", run)
 
-    assert (status["state"], [w["exit_code"] for w in status["workers"]]) == ("running", [0])
-    assert ended.returncode == 0
+    assert adopting.wait(60) == 0
     assert "replication goes on" in events.read_text()
     data = replica(head, run, made).read_bytes()
     assert data == on_node(made, run).read_bytes()
