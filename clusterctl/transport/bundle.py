@@ -10,6 +10,7 @@ import hashlib
 import importlib.util
 import io
 import os
+import threading
 import zipfile
 import zlib
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _FORMAT = 2
 _BINDINGS = "pynvml.py"
+_PACKING = threading.Lock()
 _MAIN = b"import sys\n\nfrom clusterctl.agent.__main__ import main\n\nsys.exit(main())\n"
 
 
@@ -50,9 +52,15 @@ def pack(files: dict[str, bytes]) -> Bundle:
     return _named(stream.getvalue())
 
 
-@functools.cache
 def agent_bundle() -> Bundle:
     """Return the archive of this installation's agent, from the user's cache where the sources have not changed."""
+    # Nodes are dialed in threads; two parsers at once break each other in Python 3.11, and one archive is enough.
+    with _PACKING:
+        return _agent_bundle()
+
+
+@functools.cache
+def _agent_bundle() -> Bundle:
     sources = _sources()
     cached = _cache_file(sources)
     try:
