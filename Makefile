@@ -4,12 +4,14 @@
 #   TORCH_INDEX  the package index to take it from      (make up TORCH_INDEX=https://download.pytorch.org/whl/cpu)
 #   HEAVY        where `make heavy` keeps the environments of other frameworks
 #   PYTHON       the interpreter that makes .venv       (make up PYTHON=python3.12)
+#   JOBS         how many files of tests run at once    (make test JOBS=1)
 #   CONTROL_ROUNDS  how often `make controls` plays all of them
 
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
 
 PYTHON ?= python3
+JOBS ?= 2
 TORCH ?= torch==2.13.0
 TORCH_INDEX ?=
 CONTROL_ROUNDS ?= 20
@@ -29,7 +31,7 @@ up: $(VENV)/.train  ## Set up, then train a real model on two local nodes with t
 	$(BIN)/clusterctl up cluster.example.yaml
 
 test: $(VENV)/.dev $(VENV)/.system check  ## Install what the tests need, then run everything
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 check: $(VENV)/.dev  ## Format, lint, types, imports, generated files
 	$(BIN)/ruff format --check .
