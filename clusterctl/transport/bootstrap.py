@@ -11,6 +11,7 @@ for each kind of Python, because importing sources from an archive would compile
 
 from __future__ import annotations
 
+import contextlib
 import json
 import secrets
 import time
@@ -30,6 +31,8 @@ NOISE_BYTES = 64 * 1024
 MINIMUM_PYTHON = "3.9"
 _QUOTED_BYTES = 300
 _SEND_SECONDS = 30.0
+# How long a broken stream may still hand over what the other end had said.
+_LAST_WORDS_SECONDS = 1.0
 
 _CANDIDATES = (
     "python3",
@@ -312,6 +315,7 @@ def start_agent(
     except ValueError as error:
         raise _failure(node, f"more than {NOISE_BYTES // 1024} KiB came before our answer", channel, parser) from error
     except OSError as error:
+        _hear_out(channel, parser)
         raise _failure(node, "the connection broke before the agent answered", channel, parser) from error
     if word not in ("have", "need"):
         raise _refusal(node, word, text, channel, parser)
@@ -328,6 +332,14 @@ def _await_preamble(channel: Channel, parser: PreambleParser, timeout: float) ->
             raise ConnectionError("end of stream")
         if found := parser.feed(data):
             return found
+
+
+def _hear_out(channel: Channel, parser: PreambleParser) -> None:
+    """Take in what the other end said before it went: a shell that is none ends before our script is sent."""
+    deadline = time.monotonic() + _LAST_WORDS_SECONDS
+    with contextlib.suppress(OSError, ValueError):
+        while data := channel.recv(65536, timeout=max(0.001, deadline - time.monotonic())):
+            parser.feed(data)
 
 
 def _refusal(node: str, word: str, text: str, channel: Channel, parser: PreambleParser) -> AgentError:
