@@ -58,8 +58,10 @@ class Head:
         )
 
     def leave(self) -> None:
-        """Bring the calling process back to where it was."""
+        """Bring the calling thread back to where it was."""
         where = os.getcwd()
+        # A thread that shares its working folder with others (NumPy starts some) may not change the mount namespace.
+        kernel.unshare(kernel.FS)
         while self._before:
             descriptor, kind = self._before.pop()
             kernel.enter(descriptor, kind)

@@ -7,6 +7,7 @@ import os
 from typing import Final
 
 # <linux/sched.h>
+FS: Final = 0x200
 NEWNS: Final = 0x00020000
 NEWCGROUP: Final = 0x02000000
 NEWUTS: Final = 0x04000000
