@@ -226,14 +226,17 @@ def test_a_dry_run_touches_no_network(head: Head) -> None:
 
 @pytest.mark.torch
 @pytest.mark.timeout(240)
-def test_keras_trains_under_ddp_over_real_ssh_on_synced_code(nodes: NodeFactory, head: Head) -> None:
-    made = nodes(2)
+def test_keras_trains_under_ddp_on_four_unlike_nodes_over_real_ssh_on_synced_code(
+    nodes: NodeFactory, head: Head
+) -> None:
+    made = nodes(4)
     source = Path(__file__).parents[2] / "templates" / "keras_ddp" / "train.py"
     (head.folder / "train.py").write_bytes(source.read_bytes())
-    head.write({n.name: 1 for n in made}, {"script": "train.py"}, env={"OMP_NUM_THREADS": "1"})
+    workers = dict(zip((n.name for n in made), (1, 2, 2, 3), strict=True))
+    head.write(workers, {"script": "train.py"}, env={"OMP_NUM_THREADS": "1"})
 
     done = head.run("up", timeout=200)
 
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "weights identical on all 2 ranks" in done.stdout
+    assert "weights identical on all 8 ranks" in done.stdout
     assert float(done.stdout.split("test accuracy ")[1].split()[0]) >= 0.95
