@@ -119,7 +119,7 @@ class Killer:
             argv = [sys.executable, "-m", "clusterctl", "up", "-d", "--no-health"]
             null = subprocess.DEVNULL
             up = subprocess.Popen(argv, cwd=head.folder, env=dict(head.env), stdin=null, stdout=null, stderr=said)
-        run = wait_for(lambda: self._run_of(head), what="the run's directory")
+        run = wait_for(lambda: self._run_of(head), 60.0, what="the run's directory")
         appeared = time.monotonic()
         self._until(appeared + dice.uniform(0.0, 2.5))
         result.kind = dice.choice(KINDS)
