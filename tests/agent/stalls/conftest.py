@@ -24,7 +24,7 @@ from clusterctl.agent.activity import WorkerId
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-DEADLINE_S = 30.0
+DEADLINE_S = 90.0
 
 
 def pythons() -> list[str]:
