@@ -334,7 +334,7 @@ def begin(head: Head, hosts: Sequence[dict[str, object]], directory: str) -> str
         hosts,
         job=job,
         restart={"max_restarts": 1, "backoff": 0},
-        on_controller_loss={"stop_after": "5s"},
+        on_controller_loss={"stop_after": "20s"},
         network={"node_lost_after": "6s"},
     )
     done = head.run("up", "-d", "--no-health", "--json", "--", *STEPS, "--directory", directory, timeout=workloads.LONG)
