@@ -642,9 +642,24 @@ class Controller:
         if not cancelled and self._state.attempt >= 0:
             lost = isinstance(result.error, (NodeError, NodesError))
             phase, code = (RunPhase.LOST, ExitCode.LOST) if lost else (RunPhase.FAILED, ExitCode.FAILED)
-        self._finish_nodes([*self._all_nodes(), *result.prepared], phase.value, int(code))
+        untold = self._finish_nodes([*self._all_nodes(), *result.prepared], phase.value, int(code))
+        self._undo_unheard([n for n in untold if n in result.prepared], phase.value, int(code))
         self._record(events.Ended(state=phase.value, exit_code=int(code)))
         self._control.wake()
+
+    def _undo_unheard(self, nodes: list[str], state: str, code: int) -> None:
+        """Dial nodes once more whose session broke while they prepared: what they hold must be given back."""
+        if not nodes:
+            return
+        hosts = tuple(self._hosts[n] for n in nodes)
+        opened, _ = dial_all(hosts, self._dial, Progress("connect", 1, lambda _: None), self._spec.ssh.parallel)
+        for node, session in opened.items():
+            session.epoch = self._epoch
+            self._links.add(node, session)
+        left = {*self._finish_nodes(list(opened), state, code), *(n for n in nodes if n not in opened)}
+        if left:
+            text = f"{names(left)} could not be told that the start failed: what was prepared there ends by itself"
+            self._record(events.Note(text=text, level="warn"))
 
     def _restart(self, action: policy.Restart) -> None:
         bad = policy.left_out(self._state, self._sight())
@@ -793,10 +808,12 @@ class Controller:
         path = self._run.node(node) / file
         return path.stat().st_size if path.exists() else 0
 
-    def _finish_nodes(self, nodes: list[str], state: str, code: int) -> None:
+    def _finish_nodes(self, nodes: list[str], state: str, code: int) -> list[str]:
+        """Tell nodes that the run has ended; return those that did not hear it."""
         sessions = {n: s for n in nodes if (s := self._links.sessions.get(n)) is not None}
         asked = {"run": self._run.run, "state": state, "exit_code": code}
-        each(sessions, lambda n, s: s.call(Command.FINISH, {**asked, "node": n}, timeout=_CALL_SECONDS))
+        _, errors = each(sessions, lambda n, s: s.call(Command.FINISH, {**asked, "node": n}, timeout=_CALL_SECONDS))
+        return [n for n in dict.fromkeys(nodes) if n not in sessions or isinstance(errors.get(n), NodeError)]
 
     # --- what people ask
 

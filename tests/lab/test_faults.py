@@ -363,6 +363,24 @@ def test_down_while_a_run_is_being_started_leaves_nothing(nodes: NodeFactory, he
     nothing_left(made)
 
 
+def test_a_node_whose_agent_dies_while_it_prepares_keeps_nothing_of_the_failed_start(
+    nodes: NodeFactory, head: Head
+) -> None:
+    made = nodes(2)
+    make(head, made)
+    up = head.start("up", "-d", "--no-health")
+    wait_for(lambda: made[0].pids_of("clusterctl-agent supervise"), what="the supervisor", every=0.001)
+    for pid in made[0].pids_of("clusterctl-agent serve"):
+        made[0].signal(pid, signal.SIGKILL)
+
+    _, said = up.communicate(timeout=60)
+
+    if up.returncode == 0:
+        # The agent had answered before it was killed: the controller dialed again, and the run goes on.
+        assert head.run("down").returncode == 0, said
+    nothing_left(made)
+
+
 def newest_events(head: Head) -> str:
     found = list((Path(head.env["XDG_STATE_HOME"]) / "clusterctl/runs").glob("*/events.jsonl"))
     return found[0].read_text() if found else ""
