@@ -225,9 +225,7 @@ class Controller:
         """
         step = Progress("connect", len(hosts), self._post)
         opened, errors = dial_all(hosts, self._dial, step, self._spec.ssh.parallel)
-        for node, session in opened.items():
-            session.epoch = self._epoch
-            self._links.add(node, session)
+        self._join(opened)
         step.end(names(opened), failed=bool(errors))
         for session in opened.values():
             for warning in session.warnings:
@@ -242,14 +240,18 @@ class Controller:
         if self._cancelled.is_set():
             raise CancelledError("cancelled during the start")
 
+    def _join(self, opened: dict[str, Session]) -> None:
+        """Take sessions as the run's own: what they ask for carries this controller's epoch."""
+        for node, session in opened.items():
+            session.epoch = self._epoch
+            self._links.add(node, session)
+
     def _undo_start(self) -> NotBegun:
         """Undo on every node what a controller left that died before its first attempt was written down."""
         opened, _ = dial_all(self._spec.hosts, self._dial, Progress("connect", 1, lambda _: None), 64)
         run = self._run.run
         self._epoch = self._writer.next_epoch(ending.highest_epoch(run, opened))
-        for node, session in opened.items():
-            session.epoch = self._epoch
-            self._links.add(node, session)
+        self._join(opened)
         each(opened, lambda n, s: ending.end_on_node(s, run, n, 0.0 if self._kill else self._limits.grace))
         error = RunFailed("its controller ended during the start", exit_code=ExitCode.FAILED)
         return NotBegun(error=error, prepared=())
@@ -653,9 +655,7 @@ class Controller:
             return
         hosts = tuple(self._hosts[n] for n in nodes)
         opened, _ = dial_all(hosts, self._dial, Progress("connect", 1, lambda _: None), self._spec.ssh.parallel)
-        for node, session in opened.items():
-            session.epoch = self._epoch
-            self._links.add(node, session)
+        self._join(opened)
         left = {*self._finish_nodes(list(opened), state, code), *(n for n in nodes if n not in opened)}
         if left:
             text = f"{names(left)} could not be told that the start failed: what was prepared there ends by itself"
