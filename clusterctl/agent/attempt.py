@@ -57,6 +57,7 @@ class Attempt:
         self.claims = held
         self.ledger = sweep.Ledger()
         self.stopping: float | None = None
+        self._leaving: set[int] = set()
         self.swept = False
         self.remaining: list[dict[str, Any]] = []
         self.started = False
@@ -262,7 +263,7 @@ class Attempt:
 
     def _exit_event(self, worker: Worker, said: dict[str, Any]) -> protocol.Exited:
         latest = float(said["mono"])
-        stopped = self.stopping is not None and latest >= self.stopping
+        stopped = self.stopping is not None and latest >= self.stopping and worker.rank not in self._leaving
         code, number = said["exit_code"], said["signal"]
         bad = code != 0
         of_rank = self._run.of_rank
@@ -336,14 +337,15 @@ class Attempt:
         if self.swept:
             self.swept, self._ladder = False, None
         if self.stopping is None:
-            # Who has ended by itself until now was not stopped by us, even if nobody has looked yet.
+            # Who is ending by itself now was not stopped by us, even if nobody has looked yet.
+            self._leaving = {worker.rank for worker in self.living if proc.leaving(worker.identity)}
             self.stopping = now
-            self._record(protocol.Stopping(self.number, reason, grace))
+            self._record(protocol.Stopping(self.number, reason, grace, sorted(self._leaving)))
         self._sweep(now + grace)
 
     def resume_stopping(self, since: float, event: protocol.Stopping) -> None:
         """Go on with a stop that an earlier supervisor began."""
-        self.stopping = since
+        self.stopping, self._leaving = since, set(event.leaving)
         self._sweep(since + event.grace)
 
     def abandon(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -180,6 +181,32 @@ def _writes(pid: int, name: str, base: str, prefix: str) -> bool:
 def exiting(found: Stat) -> bool:
     """Whether the kernel is already taking the process apart."""
     return bool(found.flags & _PF_EXITING)
+
+
+def leaving(who: Identity) -> bool:
+    """Whether that process has ended, or is on its way out without a word of ours: it exits, or was sent SIGKILL.
+
+    The way can be long: before anybody is told, the kernel takes its memory apart, closes its devices and sockets (which
+    is what its peers notice), and waits for its other threads, which have SIGKILL pending meanwhile.
+    """
+    if not alive(who):
+        return True
+    try:
+        tasks = os.listdir(f"/proc/{who.pid}/task")
+    except OSError:
+        return True
+    # The first thread is asked first, and tells of nearly every process that it stays.
+    return all(_thread_leaves(f"/proc/{who.pid}/task/{task}") for task in sorted(tasks, key=int))
+
+
+def _thread_leaves(path: str) -> bool:
+    found = parse_stat(read_bytes(f"{path}/stat"))
+    if found is None or found.state in "ZX" or exiting(found):
+        return True
+    for line in read_bytes(f"{path}/status").splitlines():
+        if line.startswith(b"SigPnd:"):
+            return bool(int(line.split()[1], 16) & 1 << (signal.SIGKILL - 1))
+    return False
 
 
 def run_delay() -> float | None:

@@ -415,12 +415,18 @@ class Exited:
 
 @dataclass(frozen=True)
 class Stopping:
-    """SIGTERM has gone out to everything of the attempt on this node. `reason` is a `StopReason`."""
+    """SIGTERM has gone out to everything of the attempt on this node.
+
+    Attributes:
+        reason: A `StopReason`.
+        leaving: Ranks whose process was ending by itself already, though nobody had been told yet.
+    """
 
     KIND: ClassVar[str] = "stopping"
     attempt: int
     reason: str
     grace: float
+    leaving: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -52,10 +52,20 @@ os._exit(4)
 """
 HEEDLESS = "signal.signal(signal.SIGTERM, signal.SIG_IGN); os.rename(home + '/do.' + rank, home + '/done.' + rank)"
 STAND_STILL = "time.sleep(600)"
-FIRST_TO_GO = 'open("/srv/shared/dead." + os.environ["CLUSTERCTL_RUN_ID"], "w"); os._exit(5)'
+FIRST_TO_GO = """
+import fcntl
+path = "/srv/shared/alive." + os.environ["CLUSTERCTL_RUN_ID"]
+lock = os.open(path + ".new", os.O_CREAT | os.O_RDWR)
+fcntl.flock(lock, fcntl.LOCK_EX)
+os.rename(path + ".new", path)
+os._exit(5)
+"""
+# As with a socket, it is the kernel that tells: the lock goes while the process that held it is taken apart.
 PEER_GONE = """
-while not os.path.exists("/srv/shared/dead." + os.environ["CLUSTERCTL_RUN_ID"]):
+import fcntl
+while not os.path.exists("/srv/shared/alive." + os.environ["CLUSTERCTL_RUN_ID"]):
     select.select([], [], [], 0.0005)
+fcntl.flock(os.open("/srv/shared/alive." + os.environ["CLUSTERCTL_RUN_ID"], os.O_RDONLY), fcntl.LOCK_SH)
 say(b"RuntimeError: Connection closed by peer [10.0.0.9]:1234\\n")
 os._exit(1)
 """
