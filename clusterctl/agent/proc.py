@@ -184,10 +184,10 @@ def exiting(found: Stat) -> bool:
 
 
 def leaving(who: Identity) -> bool:
-    """Whether that process has ended, or is on its way out without a word of ours: it exits, or was sent SIGKILL.
+    """Whether that process has ended or is on its way out without a word of ours: it exits, or was sent SIGKILL.
 
-    The way can be long: before anybody is told, the kernel takes its memory apart, closes its devices and sockets (which
-    is what its peers notice), and waits for its other threads, which have SIGKILL pending meanwhile.
+    The way can be long: before anybody is told, the kernel takes its memory apart, closes its devices and sockets, which
+    is what its peers notice, and waits for its other threads, which have SIGKILL pending meanwhile.
     """
     if not alive(who):
         return True

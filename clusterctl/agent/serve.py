@@ -6,7 +6,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Any, Callable, Optional
 
-from clusterctl.agent import epochs, fold, journal, proc, protocol, requests, rundir, system
+from clusterctl.agent import epochs, fold, guardians, journal, proc, protocol, requests, rundir, system
 from clusterctl.agent.channel import Channel
 from clusterctl.agent.follow import Follower
 from clusterctl.agent.jobs import Jobs, Task
@@ -225,8 +225,13 @@ class Session:
                 run = self.run_of(arguments)
                 run.make()
                 arguments = {**arguments, "workdir": os.path.abspath(os.path.expanduser(arguments["workdir"]))}
-            else:
+            elif command is Command.START:
                 run = self.known_run(arguments)
+            else:
+                # A node that never heard of the run keeps the epoch all the same: what a controller that is gone asked
+                # for may still be on its way, and is refused then.
+                run = self.run_of(arguments)
+                run.make()
             self.admit(run, epoch)
             if command in (Command.STOP, Command.FINISH) and _nothing_to_do(run):
                 return {}
@@ -323,7 +328,7 @@ class Session:
 
 def _nothing_to_do(run: RunDir) -> bool:
     state = fold.fold(journal.read(run.journal))
-    return state.finished is not None
+    return state.finished is not None or (state.seq == 0 and guardians.supervisor(run) is None)
 
 
 def main(arguments: list[str]) -> int:

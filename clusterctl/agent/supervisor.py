@@ -197,7 +197,8 @@ class Supervisor:
             if limit is not None and age > limit and attempt.stopping is None:
                 attempt.stop(attempt.prepare.grace, protocol.StopReason.FENCE.value)
         busy = attempt is not None and attempt.started and not attempt.swept
-        if not busy and self._peers == 0 and (self._ending or age > _UNATTENDED_SECONDS):
+        # Without an attempt there is nothing to lose: who asked for one has left, or was refused.
+        if not busy and self._peers == 0 and (self._ending or attempt is None or age > _UNATTENDED_SECONDS):
             self._loop.stop()
 
     def _reap(self) -> None:

@@ -655,6 +655,8 @@ class Controller:
             return
         hosts = tuple(self._hosts[n] for n in nodes)
         opened, _ = dial_all(hosts, self._dial, Progress("connect", 1, lambda _: None), self._spec.ssh.parallel)
+        # Above the epoch of what was asked for: where that arrives only now, it is refused.
+        self._epoch = self._writer.next_epoch(self._epoch)
         self._join(opened)
         left = {*self._finish_nodes(list(opened), state, code), *(n for n in nodes if n not in opened)}
         if left:

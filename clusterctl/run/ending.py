@@ -37,7 +37,7 @@ def highest_epoch(run: str, sessions: Mapping[str, Session]) -> int:
 def end_on_node(session: Session, run: str, node: str, grace: float) -> list[dict[str, Any]]:
     """Stop everything of a run on one node and finish the run there; return what could not be ended.
 
-    The session's epoch must be above every earlier one. A node that does not know the run has nothing left of it.
+    The session's epoch must be above every earlier one; whatever of the run reaches the node later is refused by it.
 
     Raises:
         ClusterctlError: The node did not answer, or not in time.
@@ -46,21 +46,18 @@ def end_on_node(session: Session, run: str, node: str, grace: float) -> list[dic
     stop = wire.to_wire(wire.Stop(run=run, node=node, grace=grace, reason=StopReason.CANCELLED.value))
     deadline = time.monotonic() + grace + _BEYOND_GRACE
     pause = _FIRST_PAUSE
-    try:
-        session.call(Command.STOP, stop, timeout=_CALL_SECONDS)
+    session.call(Command.STOP, stop, timeout=_CALL_SECONDS)
+    status = session.call(Command.STATUS, asked, timeout=_CALL_SECONDS)
+    while status["state"] not in ("new", "prepared", "swept", "finished") and time.monotonic() < deadline:
+        if not status["supervisor"]:
+            session.call(Command.STOP, stop, timeout=_CALL_SECONDS)
+        time.sleep(pause)
+        pause = min(pause * 2, _LONGEST_PAUSE)
         status = session.call(Command.STATUS, asked, timeout=_CALL_SECONDS)
-        while status["state"] not in ("new", "prepared", "swept", "finished") and time.monotonic() < deadline:
-            if not status["supervisor"]:
-                session.call(Command.STOP, stop, timeout=_CALL_SECONDS)
-            time.sleep(pause)
-            pause = min(pause * 2, _LONGEST_PAUSE)
-            status = session.call(Command.STATUS, asked, timeout=_CALL_SECONDS)
-        # Refused where something of the attempt has still not ended, which is then what remains.
-        with contextlib.suppress(RefusedError):
-            finish = {**asked, "state": "cancelled", "exit_code": int(ExitCode.CANCELLED)}
-            session.call(Command.FINISH, finish, timeout=_CALL_SECONDS)
-    except NotFoundError:
-        return []
+    # Refused where something of the attempt has still not ended, which is then what remains.
+    with contextlib.suppress(RefusedError):
+        finish = {**asked, "state": "cancelled", "exit_code": int(ExitCode.CANCELLED)}
+        session.call(Command.FINISH, finish, timeout=_CALL_SECONDS)
     return [{"node": node, **one} for one in status["remaining"]]
 
 

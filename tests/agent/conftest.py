@@ -76,9 +76,15 @@ class Node:
     def stop(self, talk: Talk, grace: float = 1.0, reason: str = "cancelled") -> None:
         talk.ask(Command.STOP, **self.where, grace=grace, reason=reason)
 
+    def _guardian(self) -> proc.Identity | None:
+        return guardians.supervisor(RunDir(str(self.home / "state/clusterctl"), self.run, self.node))
+
+    def supervised(self) -> bool:
+        return self._guardian() is not None
+
     def supervisor(self) -> int:
         """The pid of the supervisor."""
-        found = guardians.supervisor(RunDir(str(self.home / "state/clusterctl"), self.run, self.node))
+        found = self._guardian()
         assert found is not None, "no supervisor"
         return found.pid
 

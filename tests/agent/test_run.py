@@ -237,6 +237,29 @@ def test_an_old_epoch_is_refused_and_its_session_stops_following(node: Node) -> 
     assert "stopping" not in old.kinds()
 
 
+@pytest.mark.parametrize("command", [Command.STOP, Command.FINISH])
+def test_a_prepare_that_arrives_after_the_end_of_its_run_starts_nothing(node: Node, command: Command) -> None:
+    old, new = node.talk(), node.talk(epoch=2)
+
+    assert new.ask(command, **node.where, grace=0.0, reason="cancelled") == {}
+
+    with pytest.raises(Refused, match="stale_epoch"):
+        node.prepare(old)
+    assert not node.supervised()
+    assert new.ask(Command.STATUS, **node.where)["state"] == "new"
+
+
+def test_a_supervisor_that_was_asked_for_nothing_ends_with_who_started_it(node: Node) -> None:
+    talk = node.talk()
+    with pytest.raises(Refused, match="no interpreter"):
+        node.prepare(talk, python="/no/python3")
+    assert node.supervised()
+
+    talk.kill()
+
+    node.talk(epoch=None).eventually(lambda: not node.supervised())
+
+
 def test_a_finished_run_leaves_no_process_and_can_still_be_read(node: Node) -> None:
     talk = node.launch(sh("echo done"))
     talk.wait_for("swept")
@@ -263,7 +286,7 @@ def test_following_goes_on_from_the_cursors(node: Node) -> None:
 def test_a_command_for_an_unknown_run_is_not_found(node: Node) -> None:
     talk = node.talk()
     for command, more in (
-        (Command.STOP, {"grace": 1, "reason": "cancelled"}),
+        (Command.START, {"attempt": 0, "workers": []}),
         (Command.STATUS, {}),
         (Command.FOLLOW, {"seq": 0}),
     ):
