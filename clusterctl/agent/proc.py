@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 import os
 import signal
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from clusterctl.agent.system import read_bytes
+from clusterctl.agent.values import value
 
+# Not from `typing`, whose import would be a good part of an agent's start.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -37,7 +38,7 @@ def namespace(kind: str) -> str:
         return ""
 
 
-@dataclass(frozen=True)
+@value(frozen=True)
 class Identity:
     """A process that cannot be mistaken for a later one with the same pid.
 
@@ -50,7 +51,7 @@ class Identity:
     start_time: int
 
 
-@dataclass(frozen=True)
+@value(frozen=True)
 class Stat:
     """What `/proc/PID/stat` says; see proc_pid_stat(5)."""
 
@@ -186,8 +187,8 @@ def exiting(found: Stat) -> bool:
 def leaving(who: Identity) -> bool:
     """Whether that process has ended or is on its way out without a word of ours: it exits, or was sent SIGKILL.
 
-    The way can be long: before anybody is told, the kernel takes its memory apart, closes its devices and sockets, which
-    is what its peers notice, and waits for its other threads, which have SIGKILL pending meanwhile.
+    The way can be long: before anybody is told, the kernel takes its memory apart, closes its devices and sockets
+    (which is what its peers notice), and waits for its other threads, which have SIGKILL pending meanwhile.
     """
     if not alive(who):
         return True

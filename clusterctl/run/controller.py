@@ -870,6 +870,7 @@ class Controller:
     def cancel(self, *, kill: bool) -> None:
         """End the run: gracefully, or at once."""
         self._cancelled.set()
+        self._links.hurry()
         if kill and not self._kill:
             self._kill = True
             if self._state.reason is not None:

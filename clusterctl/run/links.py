@@ -46,7 +46,9 @@ class Links:
     def __init__(self, dial: Callable[[HostSpec], Session], inbox: SimpleQueue[Any]) -> None:
         self._dial = dial
         self._inbox = inbox
-        self._closed = threading.Event()
+        self._closed = False
+        self._hurries = 0
+        self._changed = threading.Condition()
         self._dialing: set[str] = set()
         self._broken_at: dict[str, float] = {}
         self._cut_at: dict[str, float] = {}
@@ -79,7 +81,8 @@ class Links:
         if host.name not in self._dialing:
             self._dialing.add(host.name)
             self._pauses[host.name] = self._pause_after(host.name)
-            threading.Thread(target=self._redial, args=(host,), name=f"dial {host.name}", daemon=True).start()
+            asked = (host, self._hurries)
+            threading.Thread(target=self._redial, args=asked, name=f"dial {host.name}", daemon=True).start()
 
     def silent(self, after: float) -> dict[str, float]:
         """Return the nodes that have not been heard for over `after` seconds, with how long that is."""
@@ -95,6 +98,12 @@ class Links:
         now = time.monotonic()
         return {node: now - moment for node, moment in self._cut_at.items()}
 
+    def hurry(self) -> None:
+        """Dial every missing node now: a person waits for it."""
+        with self._changed:
+            self._hurries += 1
+            self._changed.notify_all()
+
     def drop(self, node: str) -> None:
         """Close the connection to a node for good."""
         session = self.sessions.pop(node, None)
@@ -103,7 +112,9 @@ class Links:
 
     def close(self) -> None:
         """Close everything; stop dialing."""
-        self._closed.set()
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
         each(self.sessions, lambda _, session: session.close())
 
     def _pause_after(self, node: str) -> float:
@@ -114,9 +125,10 @@ class Links:
         held = time.monotonic() - self._added_at.get(node, float("-inf"))
         return 0.0 if held >= _GOOD_SECONDS or node not in self._pauses else _next_pause(self._pauses[node])
 
-    def _redial(self, host: HostSpec) -> None:
+    def _redial(self, host: HostSpec, hurries: int) -> None:
         pause = self._pauses[host.name]
-        while not self._closed.wait(pause):
+        while self._waited(pause, hurries):
+            hurries = self._hurries
             try:
                 session = self._dial(host)
             except NodeError as error:
@@ -125,11 +137,17 @@ class Links:
             except Exception:
                 pause = _next_pause(pause)
             else:
-                if self._closed.is_set():
+                if self._closed:
                     session.close()
                 else:
                     self._inbox.put(Redialed(node=host.name, session=session))
                 return
+
+    def _waited(self, pause: float, hurries: int) -> bool:
+        """Return when a pause is over or cut short (`hurries` were known); false where nothing is to be dialed for."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._hurries != hurries, pause)
+            return not self._closed
 
 
 def _next_pause(pause: float) -> float:

@@ -193,6 +193,7 @@ class Tried:
         refused: Names of the keys that were turned down, in order.
         methods: What the server allows in place of what was tried.
         wants_more: What the server asks for beyond a key that it accepted.
+        lost: The server hung up without an answer to the last offer.
         closed: The server hung up.
         sha1_only: The server cannot check RSA signatures other than with SHA-1.
     """
@@ -202,6 +203,7 @@ class Tried:
     refused: list[str] = field(default_factory=list)
     methods: tuple[str, ...] = ()
     wants_more: tuple[str, ...] = ()
+    lost: bool = False
     closed: bool = False
     sha1_only: bool = False
 

@@ -395,6 +395,9 @@ def _log_in(
         return None
     if watchdog.expired:
         raise AuthError(node, "no answer to the login in time", hint="its directory service may be down (LDAP, SSSD)")
+    if tried.lost and not tried.refused:
+        hint = "it may just be restarting; else see its log on the machine"
+        raise ConnectError(node, "sshd hung up during the login", hint=hint)
     tried.closed = not transport.is_active()
     tried.sha1_only = _takes_sha1_only(transport)
     raise auth.failure(node, tried)
@@ -417,7 +420,9 @@ def _offer(transport: paramiko.Transport, user: str, key: paramiko.PKey | None, 
         tried.wants_more = tuple(error.allowed_types)
     elif isinstance(error, paramiko.BadAuthenticationType):
         tried.methods = tuple(error.allowed_types)
-    if key is not None:
+    # A server that has had enough of us says so before it hangs up; one that only goes has answered nothing.
+    tried.lost = isinstance(error, EOFError | OSError) and not transport.is_active()
+    if key is not None and not tried.lost:
         tried.refused.append(name)
     return False
 

@@ -178,6 +178,17 @@ def test_closing_leaves_nothing_on_the_node(nodes: NodeFactory, dial: Open) -> N
         pytest.param(
             NodeSpec(sshd=("MaxSessions 0",)), ConnectError, "sshd opens no session", "MaxSessions", id="no-session"
         ),
+        pytest.param(
+            NodeSpec(
+                authorized=False,
+                sshd=("AuthorizedKeysCommand /usr/local/bin/killer", "AuthorizedKeysCommandUser root"),
+                programs={"killer": "#!/bin/sh\nkill -9 $PPID\n"},
+            ),
+            ConnectError,
+            "sshd hung up during the login",
+            "restarting",
+            id="killed-during-login",
+        ),
     ],
 )
 def test_each_failure_is_one_line_with_a_remedy(

@@ -46,6 +46,17 @@ def test_a_node_that_lets_us_in_and_breaks_off_is_dialed_with_growing_pauses() -
     links.close()
 
 
+def test_a_person_who_waits_cuts_the_pause_short() -> None:
+    links, host, inbox, moments = dialing()
+    for _ in range(4):
+        links.broken(host)
+        links.hurry()
+        links.add("n1", inbox.get(timeout=10).session)
+
+    assert moments[-1] - moments[0] < 1.0
+    links.close()
+
+
 def test_a_node_without_a_connection_is_cut_from_the_moment_of_the_close_and_silent_from_the_last_sign() -> None:
     links, host, inbox, _ = dialing()
     session = Stub()
