@@ -51,7 +51,10 @@ def standin_bundle(salt: bytes = b"") -> Bundle:
             "standin_agent.py": Path(__file__).with_name("standin_agent.py").read_bytes(),
             "clusterctl/__init__.py": b"# " + salt.hex().encode(),
             "clusterctl/agent/__init__.py": b"",
-            "clusterctl/agent/protocol.py": (package / "agent" / "protocol.py").read_bytes(),
+            **{
+                f"clusterctl/agent/{name}.py": (package / "agent" / f"{name}.py").read_bytes()
+                for name in ("protocol", "records", "values")
+            },
         }
     )
 

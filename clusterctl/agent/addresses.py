@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import ctypes
-import socket
 import struct
-from typing import Any
+
+# Not from `typing`, whose import would be a good part of an agent's start.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 _IFF_UP, _IFF_LOOPBACK = 0x1, 0x8
 _DISCARD_PORT = 9
+# Linux's own numbers: the module `socket`, needed only for routes, takes longer to import than all this to run.
+_AF_INET, _AF_INET6 = 2, 10
+_ADDRESS_TEXT = 46
+_LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class _Ifaddrs(ctypes.Structure):
@@ -31,18 +38,23 @@ def _text(pointer: int | None) -> tuple[str, str] | None:
     if not pointer:
         return None
     family = struct.unpack("H", ctypes.string_at(pointer, 2))[0]
-    if family == socket.AF_INET:
-        return "inet", socket.inet_ntop(socket.AF_INET, ctypes.string_at(pointer + 4, 4))
-    if family == socket.AF_INET6:
-        return "inet6", socket.inet_ntop(socket.AF_INET6, ctypes.string_at(pointer + 8, 16))
+    if family == _AF_INET:
+        return "inet", _shown(family, pointer + 4)
+    if family == _AF_INET6:
+        return "inet6", _shown(family, pointer + 8)
     return None
+
+
+def _shown(family: int, place: int) -> str:
+    text = ctypes.create_string_buffer(_ADDRESS_TEXT)
+    _LIBC.inet_ntop(family, ctypes.c_void_p(place), text, _ADDRESS_TEXT)
+    return text.value.decode()
 
 
 def addresses() -> list[dict[str, Any]]:
     """Return `[{interface, address, family, up, loopback}]` of this network namespace."""
-    libc = ctypes.CDLL(None, use_errno=True)
     first = ctypes.POINTER(_Ifaddrs)()
-    if libc.getifaddrs(ctypes.byref(first)) != 0:
+    if _LIBC.getifaddrs(ctypes.byref(first)) != 0:
         return []
     found: list[dict[str, Any]] = []
     try:
@@ -59,12 +71,14 @@ def addresses() -> list[dict[str, Any]]:
                 )
             entry = one.next
     finally:
-        libc.freeifaddrs(first)
+        _LIBC.freeifaddrs(first)
     return found
 
 
 def route(target: str, known: list[dict[str, Any]]) -> dict[str, Any] | None:
     """Return `{source, interface}` of the way to a target, or `None` where there is no way. No packet is sent."""
+    import socket
+
     try:
         resolved = socket.getaddrinfo(target, _DISCARD_PORT, type=socket.SOCK_DGRAM)
     except (OSError, UnicodeError):
@@ -89,6 +103,8 @@ def _holder(source: str, known: list[dict[str, Any]]) -> str | None:
 
 def is_literal(target: str) -> bool:
     """Whether a target needs no look-up of names."""
+    import socket
+
     for family in (socket.AF_INET, socket.AF_INET6):
         try:
             socket.inet_pton(family, target.partition("%")[0])

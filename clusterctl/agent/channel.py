@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import TYPE_CHECKING, Any, Callable
 
 from clusterctl.agent import protocol
 
+# Not from `typing`, whose import would be a good part of an agent's start.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any, Callable
+
     from clusterctl.agent.loop import Loop
 
 _READ = 256 * 1024

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any
 
 from clusterctl.agent.system import read_bytes
+
+# Not from `typing`, whose import would be a good part of an agent's start.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 _DRIVER = "/proc/driver/nvidia/gpus"
 

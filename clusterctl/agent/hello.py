@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import glob
 import os
 import pwd
 import re
-import socket
 import sys
 import time
-from typing import Any
 
 from clusterctl.agent import addresses, gpus, proc, protocol, rundir
 from clusterctl.agent.system import read_bytes
+
+# Not from `typing`, whose import would be a good part of an agent's start.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 _LOGIND_FILES = (
     "/usr/lib/systemd/logind.conf",
@@ -32,7 +34,7 @@ def hello(root: str) -> dict[str, Any]:
         "version": _version(),
         "python": sys.executable,
         "python_version": sys.version.split()[0],
-        "hostname": socket.gethostname(),
+        "hostname": os.uname().nodename,
         "boot_id": proc.boot_id(),
         "pid_ns": proc.pid_namespace(),
         "net_ns": proc.namespace("net"),
@@ -99,6 +101,8 @@ def logind(user: str, root: str = "/") -> dict[str, Any] | None:
     running = ("run/systemd/system", "run/systemd/sessions")
     if not all(os.path.isdir(os.path.join(root, place)) for place in running):
         return None
+    import glob
+
     settings = {"KillUserProcesses": "no", "KillOnlyUsers": "", "KillExcludeUsers": "root"}
     for pattern in _LOGIND_FILES:
         for path in sorted(glob.glob(os.path.join(root, pattern.lstrip("/")))):

@@ -9,20 +9,21 @@ import contextlib
 import functools
 import os
 import signal
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Callable, NoReturn
 
 from clusterctl.agent import proc, protocol, requests, rundir, spawn, system
 
+# Not from `typing`, whose import would be a good part of an agent's start.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from typing import Any, Callable, NoReturn
 
     from clusterctl.agent.channel import Channel
     from clusterctl.agent.loop import Loop
 
-Task = Callable[["Out"], "dict[str, Any]"]
-Done = Callable[["dict[str, Any] | Exception"], None]
-OnData = Callable[[int, bytes], None]
+    Task = Callable[["Out"], "dict[str, Any]"]
+    Done = Callable[["dict[str, Any] | Exception"], None]
+    OnData = Callable[[int, bytes], None]
 
 _PAUSE_BYTES = 256 * 1024
 _LINGER_SECONDS = 0.5
@@ -45,7 +46,6 @@ class Out:
         system.write_all(self._fd, protocol.encode_message(value))
 
 
-@dataclass
 class Running:
     """A program and the pipes that we read from it.
 
@@ -56,13 +56,12 @@ class Running:
         open: Our ends of its pipes, by their number (1: output, 2: errors).
     """
 
-    pid: int
-    tag: int
-    on_data: OnData
-    on_end: Callable[[int], None]
-    status: int | None = None
-    open: dict[int, int] = field(default_factory=dict)
-    ended: bool = False
+    def __init__(self, pid: int, tag: int, on_data: OnData, on_end: Callable[[int], None]) -> None:
+        self.pid, self.tag = pid, tag
+        self.on_data, self.on_end = on_data, on_end
+        self.status: int | None = None
+        self.open: dict[int, int] = {}
+        self.ended = False
 
     def signal(self, number: int) -> None:
         """Send a signal to it and to everything that came of it."""

@@ -5,13 +5,20 @@ from __future__ import annotations
 import contextlib
 import heapq
 import itertools
+import math
 import os
-import selectors
+import select
 import signal
 import time
-from typing import Callable
 
-Action = Callable[[], None]
+# Not from `typing`, whose import would be a good part of an agent's start.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Callable
+
+    Action = Callable[[], None]
+
+_GONE = select.EPOLLHUP | select.EPOLLERR
 
 
 class Timer:
@@ -29,7 +36,8 @@ class Loop:
     """Runs actions when their descriptor is ready or their time has come, until `stop`."""
 
     def __init__(self) -> None:
-        self._selector = selectors.DefaultSelector()
+        # Not `selectors`, which would import a good deal to come to the same.
+        self._poll = select.epoll()
         self._interest: dict[int, tuple[Action | None, Action | None]] = {}
         self._timers: list[tuple[float, int, Timer]] = []
         self._numbers = itertools.count()
@@ -51,18 +59,18 @@ class Loop:
         self._set(fd, None, None)
 
     def _set(self, fd: int, read: Action | None, write: Action | None) -> None:
-        events = (selectors.EVENT_READ if read else 0) | (selectors.EVENT_WRITE if write else 0)
+        events = (select.EPOLLIN if read else 0) | (select.EPOLLOUT if write else 0)
         known = fd in self._interest
         if not events:
             if known:
                 del self._interest[fd]
-                self._selector.unregister(fd)
+                self._poll.unregister(fd)
             return
         self._interest[fd] = (read, write)
         if known:
-            self._selector.modify(fd, events)
+            self._poll.modify(fd, events)
         else:
-            self._selector.register(fd, events)
+            self._poll.register(fd, events)
 
     # --- time
 
@@ -124,13 +132,16 @@ class Loop:
         while self._running:
             for action in self._idle:
                 action()
-            for key, mask in self._selector.select(self._wait()):
-                self._dispatch(key.fd, mask)
+            wait = self._wait()
+            # Rounded up: a timer must not be looked at again and again in its last millisecond.
+            for fd, mask in self._poll.poll(-1 if wait is None else math.ceil(wait * 1e3) / 1e3):
+                self._dispatch(fd, mask)
             self._due()
 
     def _dispatch(self, fd: int, mask: int) -> None:
         # An earlier action of the same round may have ended the interest, or closed the descriptor.
-        for bit, side in ((selectors.EVENT_READ, 0), (selectors.EVENT_WRITE, 1)):
+        # Who waits to read or to write hears of an end, too: the call tells which it was.
+        for bit, side in ((select.EPOLLIN, 0), (select.EPOLLOUT, 1)):
             action = self._interest.get(fd, (None, None))[side]
-            if mask & bit and action is not None:
+            if mask & (bit | _GONE) and action is not None:
                 action()

@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent import addresses, hello, jobs, launch, protocol, requests, spawn
 from clusterctl.agent.protocol import Command
 from clusterctl.agent.spawn import encode
 
+# Not from `typing`, whose import would be a good part of an agent's start.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from clusterctl.agent.serve import Handler, Session
 
 _PROBE_SECONDS = 10.0

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import os
-from typing import TYPE_CHECKING, Callable
 
+# Not from `typing`, whose import would be a good part of an agent's start.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Callable
+
     from clusterctl.agent.loop import Loop
 
 _LIBC = ctypes.CDLL(None, use_errno=True)

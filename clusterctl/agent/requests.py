@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from clusterctl.agent.protocol import ErrorKind, refusal
+
+# Not from `typing`, whose import would be a good part of an agent's start.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 
 class RequestError(Exception):

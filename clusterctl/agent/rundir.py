@@ -10,13 +10,13 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
-from urllib.parse import quote, unquote
 
 from clusterctl.agent import protocol
 from clusterctl.agent.system import read_bytes
+from clusterctl.agent.values import value
 
+# Not from `typing`, whose import would be a good part of an agent's start.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -104,10 +104,7 @@ def state_root() -> str:
     try:
         os.makedirs(root, mode=0o700, exist_ok=True)
         info = os.lstat(root)
-        import tempfile
-
-        with tempfile.TemporaryFile(dir=root):
-            pass
+        _try_to_write(root)
         flags = os.statvfs(root).f_flag
     except OSError as error:
         reason = error.strerror or str(error)
@@ -119,15 +116,25 @@ def state_root() -> str:
     return root
 
 
+def _try_to_write(folder: str) -> None:
+    # As `tempfile` would, but importing that takes longer than all the rest of a hello.
+    path = os.path.join(folder, f".try-{os.getpid()}-{os.urandom(6).hex()}")
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    os.unlink(path)
+
+
 # --- a run on a node
 
 
 def _safe(name: str) -> str:
+    # Imported by who has to do with runs: `import urllib.parse` is a good part of an agent's start.
+    from urllib.parse import quote
+
     quoted = quote(name, safe="@:+,=")
     return quoted.replace(".", "%2E") if not quoted.strip(".") else quoted
 
 
-@dataclass(frozen=True)
+@value(frozen=True)
 class RunDir:
     """The directory of one run on one node. Paths only: it makes nothing by itself.
 
@@ -241,6 +248,8 @@ def memory_root() -> str | None:
 
 def runs(root: str) -> Iterator[RunDir]:
     """Yield every run that has a directory on this node."""
+    from urllib.parse import unquote
+
     top = os.path.join(root, "nodes")
     for run in _list(top):
         for node in _list(os.path.join(top, run)):

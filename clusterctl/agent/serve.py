@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, Any, Callable, Optional
 
-from clusterctl.agent import epochs, fold, guardians, journal, proc, protocol, requests, rundir, system
+from clusterctl.agent import epochs, proc, protocol, requests, rundir, system
 from clusterctl.agent.channel import Channel
-from clusterctl.agent.follow import Follower
-from clusterctl.agent.jobs import Jobs, Task
+from clusterctl.agent.jobs import Jobs
 from clusterctl.agent.loop import Loop
 from clusterctl.agent.notify import Notifier
 from clusterctl.agent.protocol import Command, ErrorKind
 from clusterctl.agent.rundir import RunDir
 
+# Not from `typing`; it, and what only runs need, would be most of an agent's start.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any, Callable, Optional
+
+    from clusterctl.agent.follow import Follower
+    from clusterctl.agent.jobs import Task
     from clusterctl.agent.links import Link
 
-Result = Optional["dict[str, Any]"]
-Handler = Callable[[int, "dict[str, Any]", Optional[int]], Result]
+    Result = Optional[dict[str, Any]]
+    Handler = Callable[[int, dict[str, Any], Optional[int]], Result]
 
 _QUEUE_LIMIT = 256 * 1024
 """Bytes that may wait for a slow connection before no more data is added."""
@@ -253,6 +257,8 @@ class Session:
     # --- following
 
     def _follow(self, _identity: int, arguments: dict[str, Any], epoch: int | None) -> Result:
+        from clusterctl.agent.follow import Follower
+
         follow = protocol.from_wire(protocol.Follow, arguments)
         run = self.known_run(arguments)
         self.admit(run, epoch)
@@ -327,6 +333,8 @@ class Session:
 
 
 def _nothing_to_do(run: RunDir) -> bool:
+    from clusterctl.agent import fold, guardians, journal
+
     state = fold.fold(journal.read(run.journal))
     return state.finished is not None or (state.seq == 0 and guardians.supervisor(run) is None)
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import resource
-import shutil
 import signal
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NoReturn
 
 from clusterctl.agent import system
+from clusterctl.agent.values import value
 
+# Not from `typing`, whose import would be a good part of an agent's start.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from typing import NoReturn
 
 NOT_FOUND = 127
 NOT_EXECUTABLE = 126
@@ -35,7 +36,7 @@ def base_environment() -> dict[bytes, bytes]:
     return {k: v for k, v in os.environb.items() if not k.startswith(_SETTINGS_OF_OURS)}
 
 
-@dataclass(frozen=True)
+@value(frozen=True)
 class Program:
     """A program to run.
 
@@ -48,7 +49,7 @@ class Program:
     """
 
     argv: list[bytes]
-    env: dict[bytes, bytes] = field(default_factory=dict)
+    env: dict[bytes, bytes]
     cwd: bytes = b"/"
     prologue: bytes | None = None
     tag: int | None = None
@@ -65,7 +66,12 @@ def find(name: bytes, env: dict[bytes, bytes]) -> bytes | None:
     """Return the path of a program as `execvp` would find it, or `None`; a path stays as it is."""
     if b"/" in name:
         return name
-    return shutil.which(name, path=os.fsdecode(env.get(b"PATH", os.defpath.encode())))
+    places = env.get(b"PATH", os.defpath.encode())
+    for folder in places.split(b":") if places else ():
+        path = os.path.join(folder, name)
+        if os.access(path, os.X_OK) and not os.path.isdir(path):
+            return path
+    return None
 
 
 def close_all(keep: Iterable[int]) -> None:

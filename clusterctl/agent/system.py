@@ -7,7 +7,11 @@ import ctypes
 import errno
 import json
 import os
-from typing import Any
+
+# Not from `typing`, whose import would be a good part of an agent's start.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 

@@ -157,11 +157,16 @@ try:
     final = folder + "/agents/" + quick
     if not os.path.exists(final):
         final = put(folder, quick, compiled(data))
-    zipimport.zipimporter(final)
+    archive = zipimport.zipimporter(final)
     path = final
 except Exception:
-    pass
-os.execv(python, [python, "-I", "-S", "-X", "utf8", path, "serve"])
+    archive = zipimport.zipimporter(path)
+if sys.getfilesystemencoding() != "utf-8":
+    os.execv(python, [python, "-I", "-S", "-X", "utf8", path, "serve"])
+del data
+sys.argv[:] = [path, "serve"]
+sys.path.insert(0, path)
+exec(archive.get_code("__main__"), {"__name__": "__main__"})
 """
 
 # `main` is read whole before it runs, so nothing it starts can eat the rest of the script. USR1 tells that a Python
