@@ -91,7 +91,7 @@ class _Runs:
             "state": state.state,
             "seq": state.seq,
             "workers": _workers(run, state),
-            "remaining": [] if state.swept is None else state.swept.remaining,
+            "remaining": _survivors(state),
         }
 
     def runs(self, _identity: int, _arguments: dict[str, Any], _epoch: int | None) -> dict[str, Any]:
@@ -126,6 +126,13 @@ class _Runs:
 
 def _state(run: RunDir) -> fold.NodeState:
     return fold.fold(journal.read(run.journal))
+
+
+def _survivors(state: fold.NodeState) -> list[dict[str, Any]]:
+    """Return what could not be ended and is still there: what the kernel held may have gone since."""
+    if state.swept is None or state.boot != proc.boot_id():
+        return []
+    return [one for one in state.swept.remaining if proc.alive(Identity(one["pid"], one["start_time"]))]
 
 
 def supervised(run: RunDir) -> bool:
@@ -183,7 +190,7 @@ def summary(run: RunDir) -> dict[str, Any]:
         "gpus": prepared.get("gpus", []),
         "started": state.began,
         "finished": state.ended,
-        "remaining": [] if state.swept is None else state.swept.remaining,
+        "remaining": _survivors(state),
     }
 
 

@@ -66,9 +66,9 @@ def controller_pid(head: Head, run: str) -> int:
     return wait_for(lambda: lock_holder(run_dir(head, run) / "lock"), what="a controller")
 
 
-def worker_pid(node: Node, rank: int) -> int:
+def worker_pid(node: Node, rank: int, script: str = "faulty.py") -> int:
     """Return the process of a rank, by its environment."""
-    found = [p for p in node.pids_of("faulty.py$") if node.environ(p).get("RANK") == str(rank)]
+    found = [p for p in node.pids_of(f"{script}$") if node.environ(p).get("RANK") == str(rank)]
     return found[0]
 
 

@@ -189,8 +189,9 @@ class Killer:
         if node is None:
             os.kill(pid, signal.SIGKILL)
             return f"{pid} on the head"
+        listener = kind == "sshd" and pid == node.sshd_listener()
         node.signal(pid, signal.SIGKILL)
-        if kind == "sshd" and not node.listens(node.spec.port):
+        if listener:
             threading.Timer(dice.uniform(0.0, 1.5), node.restart_sshd).start()
             return f"the listener on {node.name}"
         return f"{pid} on {node.name}"

@@ -267,6 +267,10 @@ class Node:
         """The listener and every session's sshd processes."""
         return [p.pid for p in self.processes() if p.comm.startswith("sshd") and p.state != "Z"]
 
+    def sshd_listener(self) -> int:
+        """The sshd that accepts connections, or did until it was killed."""
+        return int(self.path("/run/sshd.pid").read_text())
+
     def kill_sshd(self, *, sessions: bool = True) -> None:
         """SIGKILL sshd, with its sessions unless told otherwise; what they had started stays."""
         self._signal_sshd(signal.SIGKILL, sessions=sessions)
@@ -288,7 +292,7 @@ class Node:
         self.wait_for(lambda: self.listens(self.spec.port), what="sshd to listen")
 
     def _signal_sshd(self, number: int, *, sessions: bool) -> None:
-        pids = self.sshd_pids() if sessions else [int(self.path("/run/sshd.pid").read_text())]
+        pids = self.sshd_pids() if sessions else [self.sshd_listener()]
         if pids:
             self.run(["/bin/kill", f"-{int(number)}", *map(str, pids)])
 

@@ -244,20 +244,6 @@ def disk_full(node: Node) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def mount_hung(node: Node) -> Iterator[None]:
-    server = node.start([sys.executable, "-c", hung_mount.PROGRAM, "/mnt"])
-    node.wait_for(lambda: "fuse.hung" in node.path("/proc/1/mounts").read_text(), what="the mount")
-    try:
-        yield
-    finally:
-        # With its server the mount ends, and whoever waits for it is told so.
-        for pid in node.pids_of("/dev/fuse"):
-            node.signal(pid, signal.SIGKILL)
-        server.wait()
-        node.run(["umount", "-l", "/mnt"], check=True)
-
-
-@contextlib.contextmanager
 def memlock_small(node: Node) -> Iterator[None]:
     pid = node.path("/run/sshd.pid").read_text().strip()
     before = node.run(
@@ -276,7 +262,7 @@ def memlock_small(node: Node) -> Iterator[None]:
         (clock_ahead, "net.clock_skew", "WARN", " s ahead"),
         (other_torch, "version.torch", "FAIL", "torch 1.9.0, 2.6.0 elsewhere"),
         (disk_full, "host.disk", "FAIL", "100 % full"),
-        (mount_hung, "host.mounts", "FAIL", "/mnt (fuse.hung) hangs"),
+        (hung_mount.on, "host.mounts", "FAIL", "/mnt (fuse.hung) hangs"),
         (memlock_small, "host.memlock", "FAIL", "memlock 64 KiB"),
     ],
     ids=lambda value: getattr(value, "__name__", None),
