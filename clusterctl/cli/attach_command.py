@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     "--tail", "-n", type=click.IntRange(0), metavar="N", default=20, show_default=True, help="Lines of what was before."
 )
 @click.option("--timestamps", "-t", is_flag=True, help="Show times before lines.")
+@options.verbose_option("Tell what each node reports.")
 @options.output_options
 def command(
     reference: str | None,
@@ -32,6 +33,7 @@ def command(
     everything: bool,
     tail: int,
     timestamps: bool,
+    verbose: bool,
     color: str,
     quiet: bool,
 ) -> int:
@@ -60,6 +62,7 @@ def command(
             everything=everything,
             timestamps=Timestamps.SHORT if timestamps else Timestamps.NONE,
             tail=tail,
+            verbose=verbose,
             phases=False,
         ),
     )

@@ -9,7 +9,7 @@ from clusterctl.cli import options
 _WHERE = {
     "bash": 'eval "$(clusterctl completion bash)"   # in ~/.bashrc',
     "zsh": 'eval "$(clusterctl completion zsh)"   # in ~/.zshrc, after compinit',
-    "fish": "clusterctl completion fish > ~/.config/fish/completions/clusterctl.fish",
+    "fish": "clusterctl completion fish | source   # in ~/.config/fish/config.fish",
 }
 
 # The short name of the program completes in the same way.
@@ -24,12 +24,12 @@ _SHORT = {
 @click.argument("shell", type=click.Choice(list(_WHERE)))
 @options.output_options
 def command(shell: str, color: str, quiet: bool) -> int:
-    r"""Print the completion script of a shell.
+    """Print the completion script of a shell.
 
     \b
-    eval "$(clusterctl completion bash)"      in ~/.bashrc
-    eval "$(clusterctl completion zsh)"       in ~/.zshrc, after compinit
-    clusterctl completion fish > ~/.config/fish/completions/clusterctl.fish
+    eval "$(clusterctl completion bash)"    # in ~/.bashrc
+    eval "$(clusterctl completion zsh)"     # in ~/.zshrc, after compinit
+    clusterctl completion fish | source     # in ~/.config/fish/config.fish
     """
     console = options.console_of(color)
     console.data(_script(shell))

@@ -60,7 +60,7 @@ def _description(text: str) -> Iterator[str]:
             yield ""
         first, *rest = paragraph.splitlines()
         if first.strip() == "\b":
-            yield from ("```", *rest, "```")
+            yield from ("```console", *rest, "```")
         else:
             yield " ".join([first, *rest])
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     "--orphans", is_flag=True, help="End the runs that this head does not know, on the nodes of a cluster file (RUN)."
 )
 @options.json_option
+@options.verbose_option("Tell what each node reports.")
 @options.output_options
 def command(
     references: tuple[str, ...],
@@ -33,6 +34,7 @@ def command(
     kill: bool,
     orphans: bool,
     as_json: bool,
+    verbose: bool,
     color: str,
     quiet: bool,
 ) -> int:
@@ -53,7 +55,10 @@ def command(
         console.narrate(f"no {'stalled' if stalled else 'active'} run: nothing to end")
     # All are asked before any is waited for: they end side by side.
     ending = [run for run in runs if _ask(run, console, kill=kill, quiet=quiet or as_json, stalled=stalled)]
-    states = {run.run: _end(run, console, kill=kill, quiet=quiet or as_json, stalled=stalled) for run in ending}
+    states = {
+        run.run: _end(run, console, kill=kill, quiet=quiet or as_json, stalled=stalled, verbose=verbose)
+        for run in ending
+    }
     if as_json:
         console.data(json.dumps([_entry(run, state) for run, state in states.items()], indent=2))
     left = [s for s in states.values() if any(r.get("why") != "node lost" for r in s.remaining)]
@@ -96,7 +101,7 @@ def _ask(run: RunDir, console: Console, *, kill: bool, quiet: bool, stalled: boo
     return True
 
 
-def _end(run: RunDir, console: Console, *, kill: bool, quiet: bool, stalled: bool) -> RunState:
+def _end(run: RunDir, console: Console, *, kill: bool, quiet: bool, stalled: bool, verbose: bool) -> RunState:
     from clusterctl.cli.view import Leave, RunScreen, ViewOptions
     from clusterctl.render.errors import remaining_lines
     from clusterctl.run.reader import load_state
@@ -107,7 +112,7 @@ def _end(run: RunDir, console: Console, *, kill: bool, quiet: bool, stalled: boo
     if not state.over:
         leave = Leave.UNATTENDED
         for _ in range(3):
-            screen = RunScreen(run, console, ViewOptions(output=False, phases=False))
+            screen = RunScreen(run, console, ViewOptions(output=False, phases=False, verbose=verbose))
             leave, state = screen.follow(), screen.state
             if leave is not Leave.UNATTENDED or not _ask(run, console, kill=kill, quiet=quiet, stalled=stalled):
                 break

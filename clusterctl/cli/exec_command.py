@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 @click.option("--diff", is_flag=True, help="Show how other outputs differ from the one of most nodes.")
 @click.option("--stream", is_flag=True, help="Show lines as they come, not folded.")
 @options.json_option
+@options.verbose_option("Say the exit code of every node, also where it is 0.")
 @options.output_options
 @click.pass_context
 def command(
@@ -46,6 +47,7 @@ def command(
     diff: bool,
     stream: bool,
     as_json: bool,
+    verbose: bool,
     color: str,
     quiet: bool,
 ) -> int:
@@ -77,7 +79,7 @@ def command(
         order = [h.name for h in hosts]
         console.data(json.dumps([_entry(n, answers.get(n), errors.get(n)) for n in order], indent=2))
     else:
-        _show(answers, errors, console, diff=diff, stream=stream, quiet=quiet)
+        _show(answers, errors, console, diff=diff, stream=stream, verbose=verbose, quiet=quiet)
     return int(ExitCode.NODE) if errors else max(map(exit_code_of, answers.values()), default=0)
 
 
@@ -119,6 +121,7 @@ def _show(
     *,
     diff: bool,
     stream: bool,
+    verbose: bool,
     quiet: bool,
 ) -> None:
     from clusterctl.cli.remote import diff_lines, end_lines, folded_errors, folded_output
@@ -129,6 +132,6 @@ def _show(
         console.data(*(diff_lines if diff else folded_output)(answers, console.out))
         console.narrate(*folded_errors(answers, console.err))
     if not quiet:
-        console.narrate(*end_lines(answers))
+        console.narrate(*end_lines(answers, every=verbose))
     if errors:
         console.narrate(*render_error(NodesError(list(errors.values())), console.err))

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 @click.option(
     "--format", "form", type=click.Choice(["table", "json", "ndjson", "prometheus"]), default="table", show_default=True
 )
-@click.option("--verbose", "-v", is_flag=True, help="Show what passed, too.")
+@options.verbose_option("Show what passed, too.")
 @options.json_option
 @options.output_options
 def command(

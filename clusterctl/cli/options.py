@@ -83,6 +83,11 @@ def output_options(command: F) -> F:
     return click.option("--quiet", "-q", is_flag=True, help="Only print what was asked for.")(command)
 
 
+def verbose_option(shows: str) -> Callable[[F], F]:
+    """`--verbose`, `-v`, with what it shows of this command."""
+    return click.option("--verbose", "-v", is_flag=True, help=shows)
+
+
 def progress_option(command: F) -> F:
     """`--progress`."""
     return click.option(

@@ -176,15 +176,15 @@ def diff_lines(answers: Mapping[str, Answer], terminal: Terminal) -> list[str]:
     return lines
 
 
-def end_lines(answers: Mapping[str, Answer]) -> list[str]:
-    """Return a line for each way in which it did not end well, with its nodes."""
+def end_lines(answers: Mapping[str, Answer], *, every: bool = False) -> list[str]:
+    """Return a line for each way in which it did not end well (`every`: also where it did), with its nodes."""
     ends: dict[str, list[str]] = {}
     for node, answer in answers.items():
         if answer.error is not None:
             ends.setdefault(answer.error, []).append(node)
         elif answer.signal is not None:
             ends.setdefault(f"ended by {_signal(answer.signal)}", []).append(node)
-        elif answer.exit_code:
+        elif answer.exit_code or every:
             ends.setdefault(f"exit code {answer.exit_code}", []).append(node)
     return [f"{fold_nodes(nodes)} ({count(len(nodes), 'node')}): {end}" for end, nodes in ends.items()]
 

@@ -13,8 +13,9 @@ from clusterctl.cli import options
 @click.command("status")
 @options.run_argument
 @options.json_option
+@options.verbose_option("Show every rank in a row of its own, however many there are.")
 @options.output_options
-def command(reference: str | None, as_json: bool, color: str, quiet: bool) -> int:
+def command(reference: str | None, as_json: bool, verbose: bool, color: str, quiet: bool) -> int:
     """Show one run: its state, its nodes and workers, and what failed first."""
     from clusterctl.cli.runs import view_of
     from clusterctl.render.status import render_status, status_json
@@ -27,5 +28,5 @@ def command(reference: str | None, as_json: bool, color: str, quiet: bool) -> in
     elif quiet:
         console.data(view.state.phase.value)
     else:
-        console.data(*render_status(view, time.time(), console.out))
+        console.data(*render_status(view, time.time(), console.out, every=verbose))
     return 0

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 @click.option("--timestamps", "-t", is_flag=True, help="Show times before lines.")
 @options.json_option
 @options.progress_option
+@options.verbose_option("Name every node that is waited for, and tell what each one reports.")
 @options.output_options
 @click.pass_context
 def command(
@@ -51,6 +52,7 @@ def command(
     timestamps: bool,
     as_json: bool,
     progress: str,
+    verbose: bool,
     color: str,
     quiet: bool,
 ) -> int:
@@ -81,6 +83,7 @@ def command(
         timestamps=timestamps,
         as_json=as_json,
         progress=progress,
+        verbose=verbose,
         quiet=quiet,
     )
 
@@ -111,6 +114,7 @@ def _follow(
     timestamps: bool,
     as_json: bool,
     progress: str,
+    verbose: bool,
     quiet: bool,
 ) -> int:
     from clusterctl.cli.following import conclude
@@ -125,6 +129,7 @@ def _follow(
             everything=everything,
             timestamps=Timestamps.SHORT if timestamps else Timestamps.NONE,
             progress=ProgressMode.QUIET if quiet else ProgressMode(progress),
+            verbose=verbose,
             owns=True,
             until_started=detach,
             output=not detach,

@@ -55,6 +55,7 @@ class ViewOptions:
         owns: This is the `up` that started the run: Ctrl-C stops it.
         until_started: Leave once every rank has started (`up -d`).
         output: Show output of workers at all.
+        verbose: Name every node that is waited for, and tell what each one reports.
     """
 
     ranks: frozenset[int] | None = None
@@ -67,6 +68,7 @@ class ViewOptions:
     output: bool = True
     tail: int | None = None
     phases: bool = True
+    verbose: bool = False
 
 
 class RunScreen:
@@ -75,7 +77,7 @@ class RunScreen:
     def __init__(self, run: RunDir, console: Console, options: ViewOptions) -> None:
         self._run, self._console, self._options = run, console, options
         self._reader = StateReader(run)
-        self._phases = PhaseWriter(console.err, mode=options.progress)
+        self._phases = PhaseWriter(console.err, mode=options.progress, every=options.verbose)
         self._log = LogWriter(console.out, timestamps=options.timestamps)
         self._follower: Follower | None = None
         self._folder = Folder()
@@ -112,10 +114,12 @@ class RunScreen:
         heads, nodes = self._reader.refresh()
         for _, event in heads:
             self._show_head(event)
+        # Whoever comes later need not hear every step that was before.
+        reporting = self._options.verbose and (self._options.owns or not self._joining)
         self._joining = False
         if self._options.output:
             self._show_output()
-        self._show_nodes(nodes)
+        self._show_nodes(nodes, reporting=reporting)
         if self.state.over:
             self._finish()
         elif self._options.until_started and self._all_started():
@@ -177,12 +181,14 @@ class RunScreen:
         """Whoever comes later need not hear of trouble that is over."""
         return not self._joining or (event.node, event.gpu, event.key) in self.state.troubles
 
-    def _show_nodes(self, news: list[tuple[str, wire.Stamp, wire.Event]]) -> None:
+    def _show_nodes(self, news: list[tuple[str, wire.Stamp, wire.Event]], *, reporting: bool) -> None:
         exits = [(node, stamp.wall, e) for node, stamp, e in news if isinstance(e, wire.Exited)]
         if self._options.output and exits:
             self._write(self._folder.flush())
             self._write(self._ends.lines(exits))
         for node, _, event in news:
+            if reporting and (told := _reported(event)):
+                self._narrate(f"{node}: {told}")
             match event:
                 case wire.Alarm():
                     where = f"{node} GPU {event.gpu}" if event.gpu is not None else node
@@ -367,6 +373,28 @@ def _phase_view(event: events.Phase) -> PhaseView:
         end=end,
         noun="worker" if event.name == "start" else "node",
     )
+
+
+def _reported(event: wire.Event) -> str:
+    """Return what a step of a node's journal says to somebody who wants to see each of them; mostly nothing."""
+    from clusterctl.run.blame import signal_name
+
+    match event:
+        case wire.Prepared():
+            return f"ready for attempt {event.attempt}"
+        case wire.Started():
+            return f"r{event.rank} started, pid {event.pid}"
+        case wire.Exited():
+            how = "ended, exit code unknown" if event.exit_code is None else f"ended with exit code {event.exit_code}"
+            how = how if event.signal is None else f"ended by {signal_name(event.signal)}"
+            return f"r{event.rank} {how}" + (", stopped" if event.stopped else "")
+        case wire.Stopping():
+            return f"SIGTERM to all of attempt {event.attempt}, {event.grace:g} s grace"
+        case wire.Swept():
+            left = f"{len(event.remaining)} processes could not be ended" if event.remaining else "nothing is left"
+            return f"{left} of attempt {event.attempt}" + (f", {event.killed} killed" if event.killed else "")
+        case _:
+            return ""
 
 
 def _decided_text(event: events.Decided) -> str:

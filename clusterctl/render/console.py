@@ -21,6 +21,7 @@ BOLD, DIM, RED, GREEN, YELLOW, CYAN = "1", "2", "31", "32", "33", "36"
 
 _ERASE = "\r\x1b[K"
 _DEFAULT_WIDTH = 80
+_DEFAULT_HEIGHT = 24
 
 
 class ColorChoice(str, Enum):
@@ -102,6 +103,14 @@ class Terminal:
             return os.get_terminal_size(self.stream.fileno()).columns or _DEFAULT_WIDTH
         except (OSError, ValueError):
             return _DEFAULT_WIDTH
+
+    @property
+    def height(self) -> int:
+        """Lines of the terminal now."""
+        try:
+            return os.get_terminal_size(self.stream.fileno()).lines or _DEFAULT_HEIGHT
+        except (OSError, ValueError):
+            return _DEFAULT_HEIGHT
 
     def style(self, text: str, *codes: str) -> str:
         """Return `text` in a style, where the stream takes any."""

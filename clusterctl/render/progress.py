@@ -78,20 +78,23 @@ def phase_line(view: PhaseView, glyphs: Glyphs, *, width: int | None = None, spi
     return f"{head}{pad(detail, max(room, 0))}  {time}"
 
 
-def waiting_text(view: PhaseView) -> str:
-    """Return what a phase waits for in one sentence: `2 of 4 nodes, waiting for gpu03: no Python answer for 4 s`."""
+def waiting_text(view: PhaseView, most: int | None = SLOWEST) -> str:
+    """Return what a phase waits for in one sentence: `2 of 4 nodes, waiting for gpu03: no Python answer for 4 s`.
+
+    The slowest `most` are named; all, where it is `None`.
+    """
     noun = view.noun if view.total == 1 else f"{view.noun}s"
     start = f"{view.done} of {view.total} {noun}"
     if not view.waiting:
         return start
-    shown = "; ".join(f"{safe(node)}: {safe(what)}" for node, what in view.waiting[:SLOWEST])
-    more = len(view.waiting) - SLOWEST
+    shown = "; ".join(f"{safe(node)}: {safe(what)}" for node, what in view.waiting[:most])
+    more = len(view.waiting) - len(view.waiting[:most])
     return f"{start}, waiting for {shown}" + (f"; and {more} more" if more > 0 else "")
 
 
-def waiting_lines(view: PhaseView, glyphs: Glyphs, width: int | None) -> list[str]:
-    """Return one line for each of the slowest, to stand below the phase."""
-    shown = view.waiting[:SLOWEST]
+def waiting_lines(view: PhaseView, glyphs: Glyphs, width: int | None, most: int | None = SLOWEST) -> list[str]:
+    """Return one line for each of the slowest (`None`: for all that are waited for), to stand below the phase."""
+    shown = view.waiting[:most]
     widest = max((cells(safe(node)) for node, _ in shown), default=0)
     lines = [fit(f"    {pad(safe(node), widest)}  {safe(what)}", width, glyphs) for node, what in shown]
     more = len(view.waiting) - len(shown)
@@ -112,14 +115,16 @@ class PhaseWriter:
     Args:
         terminal: Stderr.
         mode: `auto` is `tty` where lines can be rewritten, else `plain`.
+        every: Name every node that is waited for, as far as the terminal has lines for them.
 
     """
 
-    def __init__(self, terminal: Terminal, *, mode: ProgressMode = ProgressMode.AUTO) -> None:
+    def __init__(self, terminal: Terminal, *, mode: ProgressMode = ProgressMode.AUTO, every: bool = False) -> None:
         if mode is ProgressMode.AUTO:
             mode = ProgressMode.TTY if terminal.live else ProgressMode.PLAIN
         self._terminal = terminal
         self._mode = mode
+        self._every = every
         self._view: PhaseView | None = None
         self._began = 0.0
         self._shown = _Shown()
@@ -148,7 +153,7 @@ class PhaseWriter:
         if self._mode is ProgressMode.TTY:
             self._draw(view, spin=int(now / _SPIN_SECONDS))
         elif self._mode is ProgressMode.PLAIN and now - self._shown.at >= _REMIND_SECONDS and view.waiting:
-            text = waiting_text(view)
+            text = waiting_text(view, None if self._every else SLOWEST)
             if text != self._shown.text:
                 self._terminal.line(f"{view.name}: {text}")
             self._shown.text, self._shown.at = text, now
@@ -178,7 +183,9 @@ class PhaseWriter:
         terminal, width = self._terminal, self._terminal.width
         lines = [self._paint(view, phase_line(view, terminal.glyphs, width=width, spin=spin))]
         if view.seconds >= 1.0:  # what is quick needs no reasons
-            lines += [terminal.style(line, DIM) for line in waiting_lines(view, terminal.glyphs, width)]
+            # What has scrolled out of the window cannot be taken away again.
+            most = max(terminal.height - 3, SLOWEST) if self._every else SLOWEST
+            lines += [terminal.style(line, DIM) for line in waiting_lines(view, terminal.glyphs, width, most)]
         terminal.write(self._above() + "\n".join(lines) + "\n")
         self._shown.lines = len(lines)
 

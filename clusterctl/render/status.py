@@ -227,11 +227,14 @@ def _ps_remark(view: RunView) -> str:
     return f"attempt {state.attempt}" if state.attempt > 0 else ""
 
 
-def render_status(view: RunView, now: float, terminal: Terminal) -> list[str]:
-    """Return what `status` shows: the run in a line, what is wrong, then nodes, then workers folded by what they do."""
+def render_status(view: RunView, now: float, terminal: Terminal, *, every: bool = False) -> list[str]:
+    """Return what `status` shows: the run in a line, what is wrong, then nodes, then workers.
+
+    Many workers are folded by what they do, unless a row is wanted for `every` one.
+    """
     lines = render_summary(view, now, terminal)
     if view.state.nodes:
-        lines += ["", *_node_table(view, terminal), "", *_worker_table(view, terminal)]
+        lines += ["", *_node_table(view, terminal), "", *_worker_table(view, terminal, every=every)]
     return lines
 
 
@@ -349,10 +352,10 @@ def _node_table(view: RunView, terminal: Terminal) -> list[str]:
     return render_table(columns, rows, terminal)
 
 
-def _worker_table(view: RunView, terminal: Terminal) -> list[str]:
+def _worker_table(view: RunView, terminal: Terminal, *, every: bool) -> list[str]:
     """One row per rank; where they are many, one row for those that do the same."""
     workers = [view.state.workers[rank] for rank in sorted(view.state.workers)]
-    if len(workers) > _MOST_WORKERS:
+    if len(workers) > _MOST_WORKERS and not every:
         return _folded_workers(workers, view, terminal)
     columns = [
         Column(title="RANK", right=True),

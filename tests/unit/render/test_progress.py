@@ -55,6 +55,18 @@ def test_names_the_slowest_five() -> None:
     assert waiting_lines(many, UNICODE, 80)[-2:] == ["    gpu04  no answer", "    and 4 more"]
 
 
+def test_who_wants_to_see_every_node_is_told_of_each(new_screen: type[Screen]) -> None:
+    many = PhaseView(name="connect", total=99, seconds=4.0, waiting=tuple((f"gpu{n:02}", "none") for n in range(40)))
+    pipe, live = new_screen(), new_screen(live=True, width=80)
+    told = PhaseWriter(pipe.terminal, every=True)
+    told.update(many, 100.0)
+    told.tick(106.0)
+    PhaseWriter(live.terminal, every=True).update(many, 100.0)
+    assert "gpu39: none" in pipe.text
+    # A window of 24 lines, of which the phase needs one, and what follows another.
+    assert live.text.splitlines()[-1] == "    and 19 more"
+
+
 def test_a_pipe_gets_a_line_when_a_phase_ends_and_a_reminder_now_and_then(new_screen: type[Screen]) -> None:
     screen = new_screen()
     writer = PhaseWriter(screen.terminal)
