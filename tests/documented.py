@@ -1,22 +1,29 @@
-"""The commands that README and docs tell people to type, and where each of them is run by the tests."""
+"""The commands that README and docs tell people to type, and where each of them is run by the tests.
+
+`STORY` is typed by `tests/lab/test_cli.py`, row by row. What needs a place of its own is in `ELSEWHERE`: the test
+takes the words from here with `typed`, and may add options that keep it short. The targets of the Makefile are the
+third kind (`is_target`), repairs of machines that no test can break the fourth (`is_repair`).
+"""
 
 from __future__ import annotations
 
 import re
+import shlex
+import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 REPOSITORY: Final = Path(__file__).resolve().parents[1]
 PAGES: Final = [
     path
     for pattern in ("*.md", "docs/**/*.md", "templates/*/README.md")
     for path in sorted(REPOSITORY.glob(pattern))
-    if path.name not in ("CHANGELOG.md", "cli.md")
+    if path.name != "CHANGELOG.md"
 ]
-_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
-_TYPED = re.compile(r"\s*(?:\$ )?((?:clusterctl|cctl|make|pip)\s+[^#]+)")
-_QUOTED = re.compile(r"`((?:clusterctl|cctl|make|pip)\s[^`]+)`")
 
 
 @dataclass(frozen=True)
@@ -25,8 +32,8 @@ class Row:
 
     Attributes:
         text: As the page has it.
-        run: What is run instead, where the page has a placeholder; `RUN` is the newest run.
-        folder: `short` holds a job that ends by itself, `long` one that does not, `empty` nothing.
+        run: What is run instead, where the page has a placeholder; `RUN` is the newest run, `NODE` the first node.
+        folder: `short` holds a job that ends by itself, `long` one that does not, `empty` and `fresh` nothing.
         how: Run to its end; or stopped by Ctrl-C once it has shown the job's output; or left in the background and
             looked at when the story is over.
         code: How it ends.
@@ -34,26 +41,29 @@ class Row:
 
     text: str
     run: str = ""
-    folder: Literal["short", "long", "empty"] = "short"
+    folder: Literal["short", "long", "empty", "fresh"] = "short"
     how: Literal["end", "interrupt", "background"] = "end"
     code: int = 0
 
-    @property
-    def words(self) -> list[str]:
-        import shlex
-
-        return shlex.split(self.run or self.text)[1:]
+    def argv(self, **placeholders: str) -> list[str]:
+        words = [placeholders.get(word, word) for word in shlex.split(self.run or self.text)]
+        return [sys.executable, "-m", "clusterctl", *words[1:]] if words[0] == "clusterctl" else words
 
 
 STORY: Final = [
+    Row("ssh gpu01", run="ssh NODE true"),
+    Row("ssh NODE", run="ssh NODE true"),
+    Row("cat cluster.yaml"),
     Row("clusterctl --help"),
     Row("clusterctl COMMAND --help", run="clusterctl up --help"),
     Row("clusterctl templates"),
+    Row("clusterctl init --template NAME", run="clusterctl init --template torch_ddp", folder="fresh"),
     Row("clusterctl init", folder="empty"),
     Row("clusterctl init --schema", run="clusterctl init --schema other.yaml", folder="empty"),
     Row("clusterctl init --template keras_ddp DIR", folder="empty"),
     Row("clusterctl schema -o cluster.schema.json"),
     Row("clusterctl config"),
+    Row("clusterctl config -q"),
     Row("clusterctl config --ranks"),
     Row("clusterctl config --env 5"),
     Row("clusterctl config --env RANK", run="clusterctl config --env 0"),
@@ -61,24 +71,37 @@ STORY: Final = [
     Row("clusterctl health"),
     Row("clusterctl health cluster.yaml"),
     Row("clusterctl exec cluster.yaml -- nvidia-smi -L"),
+    Row("clusterctl exec -- true"),
+    Row("clusterctl exec --diff -- pip freeze"),
     Row("clusterctl up --dry-run"),
     Row("clusterctl up"),
     Row("clusterctl up -- --epochs 3"),
     Row("clusterctl sync"),
-    Row("clusterctl sync --pull", run="clusterctl sync --pull 'ckpt/**'"),
+    Row("clusterctl sync --pull 'ckpt/**'"),
     Row("clusterctl up -d", folder="long"),
     Row("clusterctl ps"),
+    Row("clusterctl ps -a"),
     Row("clusterctl status"),
     Row("clusterctl logs"),
+    Row("clusterctl logs -t"),
+    Row("clusterctl logs -o json"),
     Row("clusterctl stats"),
     Row("clusterctl top"),
     Row("clusterctl logs -f", how="interrupt"),
+    Row("clusterctl logs -f --all", how="interrupt"),
+    Row("clusterctl logs -f --rank 0-3", how="interrupt"),
+    Row("clusterctl logs -f --since 10m", how="interrupt"),
+    Row("clusterctl logs -f --grep", run="clusterctl logs -f --grep train", how="interrupt"),
+    Row("clusterctl logs -f -o json", how="interrupt"),
     Row("clusterctl attach", how="interrupt"),
+    Row("clusterctl attach --adopt", how="interrupt"),
     Row("clusterctl stacks"),
     Row("clusterctl stacks [RUN] [--rank 0-3]", run="clusterctl stacks RUN --rank 0-3"),
     Row("clusterctl wait --timeout 2h", how="background", code=103),
     Row("clusterctl down --stalled"),
     Row("clusterctl down"),
+    Row("clusterctl down --kill"),
+    Row("clusterctl down --orphans"),
     Row("clusterctl logs RUN --rank 2 -n 200"),
     Row("clusterctl down RUN"),
     Row("clusterctl clean -y"),
@@ -88,38 +111,140 @@ STORY: Final = [
 
 ELSEWHERE: Final = {
     "clusterctl up cluster.example.yaml": "Makefile",
+    "python -m clusterctl.cli.docs docs/cli.md": "tests/unit/test_docs.py",
+    "python -m clusterctl.health.docs": "tests/unit/test_docs.py",
+    "python -m benchmarks": "Makefile",
+    "pip install .": "tests/e2e/test_wheel.py",
+    "python -m benchmarks NAME --rounds 5": "tests/e2e/test_bench.py",
     "clusterctl bench": "tests/e2e/test_bench.py",
     "clusterctl bench --plot scaling.png": "tests/e2e/test_bench.py",
     "clusterctl bench --model --plot scaling.png": "tests/e2e/test_bench.py",
-    "clusterctl bench --workers 8,16 --epochs 3 -- --data /scratch/imagenet": "tests/e2e/test_bench.py",
-    "clusterctl top": "tests/e2e/test_top.py",
+    "clusterctl bench --workers 1,2 --epochs 3 -- --data /scratch/imagenet": "tests/e2e/test_bench.py",
+    'eval "$(clusterctl completion bash)"': "tests/unit/cli/test_completion.py",
+    'eval "$(clusterctl completion zsh)"': "tests/unit/cli/test_completion.py",
+    "clusterctl completion fish | source": "tests/unit/cli/test_completion.py",
     "clusterctl up -- --precision bf16": "tests/lab/test_workloads.py",
     "clusterctl up -- --dropout 0 --profile traces": "tests/lab/test_workloads.py",
+    "clusterctl sync --pull 'traces/*'": "tests/lab/test_workloads.py",
     "clusterctl up -- --mode all": "tests/lab/test_workloads.py",
+    "python train.py": "tests/lab/workloads.py",
     "clusterctl up -- --sharded": "tests/heavy/test_frameworks.py",
+    "clusterctl up -- --sharded --resume CHECKPOINT": "tests/heavy/test_frameworks.py",
+    "clusterctl up -- --precision bf16-mixed": "tests/heavy/test_frameworks.py",
     "clusterctl up -- --mode model": "tests/heavy/test_frameworks.py",
     "clusterctl up -- --zero-stage 3": "tests/heavy/test_frameworks.py",
-    "pip install .": "Makefile",
-    "pip freeze": "docs/health.md",
 }
-"""Commands to the file that runs them, or that says what they do."""
+"""Commands to the file that runs them."""
+
+
+MENTIONED: Final = {
+    "bash -c": "what runs a command that is text",
+    "python -m": "how `module` is meant",
+    "python -I": "a process that is not watched from inside",
+    "python -I -S … serve": "how the agent is started",
+    "ssh -G": "what clusterctl asks about a host",
+    "ssh -G host": "what clusterctl asks about a host",
+    "ssh NODE cat": "the other side of a benchmark",
+    "ssh NODE 'env RANK=… python …'": "the other side of a benchmark",
+}
+"""What pages name to explain something, not for anybody to type."""
+
+
+def typed(command: str, **placeholders: str) -> list[str]:
+    """Return the words of a command of `ELSEWHERE`, without the program's name.
+
+    Args:
+        command: As the page has it; the file that calls this is checked to be the one that `ELSEWHERE` names.
+        placeholders: What a reader puts for a word in capitals.
+    """
+    return [placeholders.get(word, word) for word in shlex.split(line(command))[1:]]
+
+
+def line(command: str) -> str:
+    """Return a command of `ELSEWHERE` as it is, for a shell to read."""
+    assert command in ELSEWHERE, f"`{command}` is not in ELSEWHERE"
+    return command
+
+
+def is_run_by(command: str, path: Path) -> bool:
+    """Whether a file runs this command: a test by taking it with `typed` or `line`, the Makefile by having them."""
+    text = path.read_text()
+    if path.name == "Makefile":
+        return f"\t$(BIN)/{command}" in text
+    return any(
+        f"{taken}({quoted}" in text for taken in ("typed", "line") for quoted in (f"'{command}'", f'"{command}"')
+    )
 
 
 def is_target(command: str) -> bool:
-    """Whether this is `make` and a target of the Makefile, which `.ci/run` and people call."""
-    words = command.split()
+    """Whether this is `make` and a target of the Makefile, or one of the measurements that `make bench` takes.
+
+    `.ci/run` calls `up` (with the full torch, where a page names the CPU's index) and `test`, which calls `check`
+    and runs the tests of `unit`, `agent` and `lab-tests`. The long ones (`bench`, `controls`, `heavy`, `killer`) and
+    those for a person's hands (`lab`, `help`) no test calls: people do, and what they run is covered in small by the
+    tests, or is a test itself that is only repeated more often.
+    """
+    words = [word for word in command.split() if "=" not in word]
     targets = re.findall(r"^([a-z-]+):.*##", (REPOSITORY / "Makefile").read_text(), re.MULTILINE)
-    return words[0] == "make" and words[1] in targets
+    measured = [p.stem for p in (REPOSITORY / "benchmarks").glob("*.py") if "def measure(" in p.read_text()]
+    *program, last = words
+    return (program == ["make"] and last in targets) or (program == ["python", "-m", "benchmarks"] and last in measured)
+
+
+def is_repair(command: str, pages: list[str]) -> bool:
+    """Whether this is only the remedy of a check (docs/health.md): root repairs a GPU, a clock or a mount with it."""
+    return pages == ["docs/health.md"] and command.split(maxsplit=1)[0] in ("sudo", "mount")
+
+
+# --- reading pages
+
+_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+_PROGRAMS = (
+    r"clusterctl|cctl|make|pip3?|python3?|ssh|scp|cat|tail|kill|git|sudo|mount|apt-get|apt|sh|bash|eval|systemctl"
+    r"|nvidia-smi|loginctl|\.?/?\.ci/\w+|\./[^\s`]+"
+)
+_COMMANDS = (
+    "up|down|ps|status|logs|attach|wait|health|stacks|diagnose|exec|sync|stats|top|bench|config|init|trust|clean"
+)
+_QUOTED = re.compile(rf"`((?:{_PROGRAMS})\s[^`]+|(?:{_COMMANDS}) -[^`]+)`")
+_INDENTED = re.compile(rf"^(?: {{4,}}|\t)((?:{_PROGRAMS})\s[^─═\n]*)$", re.MULTILINE)
+_ROW = re.compile(r"^\| `(clusterctl [^`]+)` \| ([^|]+) \|$", re.MULTILINE)
+_OPTION = re.compile(r"`(-[^`]+)`")
 
 
 def documented() -> dict[str, list[str]]:
     """Return every command that a page tells people to type, with the pages."""
     found: dict[str, list[str]] = {}
     for page in PAGES:
-        text = page.read_text()
-        typed = [m[1] for _, body in _BLOCK.findall(text) for line in body.splitlines() if (m := _TYPED.match(line))]
-        for command in (*typed, *_QUOTED.findall(_BLOCK.sub("", text))):
-            # The id of a run that a page shows.
-            said = re.sub(r"\bboom-[a-z0-9]{4}\b", "RUN", " ".join(command.split()))
-            found.setdefault(said, []).append(str(page.relative_to(REPOSITORY)))
+        name = str(page.relative_to(REPOSITORY))
+        for command in commands_of(page.read_text()):
+            pages = found.setdefault(command, [])
+            pages += [name] * (name not in pages)
     return found
+
+
+def commands_of(text: str) -> Iterator[str]:
+    """Give the commands of a page: blocks, lines set in, quoted ones, and a table's command with each option it tells."""
+    for language, body in _BLOCK.findall(text):
+        if language == "console":
+            yield from map(_plain, typed_lines(body))
+    outside = _BLOCK.sub("", text)
+    for command in (*_INDENTED.findall(outside), *_QUOTED.findall(outside)):
+        yield _plain(command)
+    for command, said in _ROW.findall(outside):
+        yield from (_plain(f"{command} {option}") for option in _OPTION.findall(said) if option != "--")
+
+
+def typed_lines(body: str) -> list[str]:
+    """Return what a console block has people type: what follows `$ `, and hints in what is shown; every line without such prompts."""
+    lines = body.replace("\\\n", " ").splitlines()
+    prompted = [line[2:] for line in lines if line.startswith("$ ")]
+    hints = [line for line in lines if re.match(rf"\s+(?:{_PROGRAMS})\s", line)]
+    return [*prompted, *hints] if prompted else [line for line in lines if line.strip()]
+
+
+def _plain(command: str) -> str:
+    """Return the command without its comment, spaced evenly; a name that a page shows becomes its placeholder."""
+    said = " ".join(re.sub(r"\s#.*", "", command).split())
+    said = re.sub(r"\bboom-[a-z0-9]{4}\b", "RUN", said)
+    return f"clusterctl {said}" if re.match(rf"(?:{_COMMANDS}) ", said) else said

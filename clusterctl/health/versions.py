@@ -153,7 +153,7 @@ packages = _alike(
     group="versions",
     source=_METADATA,
     say=warned,
-    remedy="Compare `pip freeze` of the nodes",
+    remedy="Compare them: `clusterctl exec --diff -- pip freeze`",
 )
 driver = _alike(
     "version.driver",

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
+
+from tests.documented import REPOSITORY, typed
 
 if TYPE_CHECKING:
     from tests.e2e.conftest import LocalHead
@@ -25,7 +30,7 @@ def test_the_built_in_model_tells_where_an_epoch_goes_with_every_mode(head: Loca
     (head.folder / "missing.py").write_text("raise SystemExit('not this one')\n")
     plot = head.folder / "scaling.png"
 
-    done = head.run("bench", "--model", "--no-health", "--json", "--epochs", "1", "--plot", str(plot), "--", "--samples", "256", "--batch", "64", timeout=100)  # fmt: skip
+    done = head.run(*typed("clusterctl bench --model --plot scaling.png"), "--json", "--epochs", "1", "--", "--samples", "256", "--batch", "64", timeout=100)  # fmt: skip
 
     assert done.returncode == 0, done.stderr
     rows = {(row["mode"], row["workers"]): row for row in json.loads(done.stdout)}
@@ -43,7 +48,7 @@ def test_a_job_is_timed_from_outside_and_a_failing_one_ends_the_report(head: Loc
     head.write_local({"script": "work.py"}, (1, 1))
     (head.folder / "work.py").write_text(JOB)
 
-    done = head.run("bench", "--no-health", "--json")
+    done = head.run(*typed("clusterctl bench"), "--json")
     head.write_local({"command": "exit 3"})
     failed = head.run("bench", "--no-health")
 
@@ -53,3 +58,28 @@ def test_a_job_is_timed_from_outside_and_a_failing_one_ends_the_report(head: Loc
     assert (one["mode"], one["data"]) == ("job", None)
     assert failed.returncode == 100
     assert "the report was not finished" in failed.stderr
+
+
+def test_a_job_gets_the_arguments_and_the_report_a_picture(head: LocalHead) -> None:
+    head.write_local({"script": "work.py"}, (1, 1), env={"OMP_NUM_THREADS": "1"})
+    (head.folder / "work.py").write_text("import sys\nprint(*sys.argv[1:])\n")
+
+    asked = head.run(*typed("clusterctl bench --workers 1,2 --epochs 3 -- --data /scratch/imagenet"))
+    drawn = head.run(*typed("clusterctl bench --plot scaling.png"))
+
+    assert asked.returncode == drawn.returncode == 0, asked.stderr + drawn.stderr
+    runs = [run["run"] for run in head.json("ps", "-a")]
+    said = [head.run("logs", run, "--all", "-o", "raw").stdout.split() for run in runs]
+    assert sorted(map(len, said)) == [0, 0, 2, 4]
+    assert {*said[0], *said[1], *said[2], *said[3]} == {"--data", "/scratch/imagenet"}
+    assert (head.folder / "scaling.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_benchmark_is_measured_beside_what_it_is_compared_with() -> None:
+    words = typed("python -m benchmarks NAME --rounds 5", NAME="config")
+    done = subprocess.run(
+        [sys.executable, *words], cwd=REPOSITORY, capture_output=True, text=True, timeout=100, check=False
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"config -q of 200 hosts / import yaml, pydantic +[\d.]+ x +<= 4 +(met|NOT MET)", done.stdout)

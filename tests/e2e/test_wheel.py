@@ -1,4 +1,4 @@
-"""The wheel, in an environment that has nothing of this repository: it brings the templates, and they run."""
+"""`pip install .` into an environment that has nothing of this repository: it brings the templates, and they run."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import documented
+
 pytestmark = pytest.mark.timeout(400)
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -22,25 +24,22 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Runs a program of an environment into which the wheel alone was installed.
+    """Runs a program of an environment into which this repository was installed as the README says.
 
-    What it depends on (and torch) is found where the tests have it, but none of this repository: an editable
-    installation is a `.pth` file, and those are not followed from another environment.
+    What it depends on (and torch, and what builds the wheel) is found where the tests have it, but none of this
+    repository: an editable installation is a `.pth` file, and those are not followed from another environment.
     """
     folder = tmp_path_factory.mktemp("wheel")
-    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    # Not in an environment made for it, which would need a package index.
-    build = ["wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(REPOSITORY)]
-    subprocess.run([*pip, *build], check=True)
-    (wheel,) = folder.glob("clusterctl-*.whl")
     venv = folder / "venv"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
-    into = ["--python", str(venv / "bin/python"), "install", "--no-deps", "--no-index", str(wheel)]
-    subprocess.run([*pip, *into], check=True)
+    subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
     (next(venv.glob("lib/python*/site-packages")) / "base.pth").write_text(sysconfig.get_path("purelib") + "\n")
     (folder / "project").mkdir()
     env = {k: v for k, v in os.environ.items() if not k.startswith(("XDG_", "PYTHON"))}
     env |= {"XDG_STATE_HOME": str(folder / "state"), "OMP_NUM_THREADS": "1"}
+    # No package index is needed: what pip would fetch for the build is there (pip reads this "no" as "not isolated").
+    offline = {"PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "no", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    words = documented.typed("pip install .")
+    subprocess.run([str(venv / "bin/pip"), *words], cwd=REPOSITORY, env=env | offline, check=True)
 
     def run(program: str, *arguments: str, timeout: float = 60.0) -> subprocess.CompletedProcess[str]:
         return subprocess.run(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.documented import typed
 from tests.lab import workloads
 from tests.lab.head_cli import Head
 from tests.lab.spec import SHARED
@@ -28,7 +29,7 @@ class Case:
 
     Attributes:
         installs: What pip is asked for, call by call.
-        arguments: Of the run on four ranks.
+        command: Of the run on four ranks, as the template's page has it.
         alone: Of the run in one process: with the batches of the four ranks together.
         tolerance: By how much the accuracies may differ; the order of samples, or what rounding makes of sums, differs.
         losses: Relative tolerance for the loss of every epoch, where one process takes the very same steps.
@@ -36,28 +37,31 @@ class Case:
 
     template: str
     installs: Sequence[Sequence[str]]
-    arguments: Sequence[str]
+    command: Sequence[str]
     alone: Sequence[str] | None
     tolerance: float = 0.03
     losses: float | None = None
 
 
+UP = ["up"]
 ON_CPU = {"JAX_PLATFORMS": "cpu", "KERAS_BACKEND": "jax", "DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "-1"}
 JAX = [["jax==0.10.*"]]
 DEEPSPEED = [["deepspeed==0.19.*"]]
 CASES = [
-    Case("huggingface_accelerate", [["accelerate==1.*"]], ["--cpu"], ["--cpu", "--batch-size", "96"]),
-    Case("lightning", [["lightning==2.6.*"]], ["--cpu"], ["--cpu", "--batch-size", "96"]),
-    Case("keras_jax", JAX, ["--mode", "data"], [], losses=0.02),
-    Case("keras_jax", JAX, ["--mode", "model"], [], losses=0.02),
+    Case("huggingface_accelerate", [["accelerate==1.*"]], UP, ["--cpu", "--batch-size", "96"]),
+    Case("huggingface_accelerate", [["accelerate==1.*"]], typed("clusterctl up -- --precision bf16"), None),
+    Case("lightning", [["lightning==2.6.*"]], UP, ["--cpu", "--batch-size", "96"]),
+    Case("lightning", [["lightning==2.6.*"]], typed("clusterctl up -- --precision bf16-mixed"), None),
+    Case("keras_jax", JAX, UP, [], losses=0.02),
+    Case("keras_jax", JAX, typed("clusterctl up -- --mode model"), [], losses=0.02),
     # Of tf_keras without what it asks for: the full TensorFlow, with 1 GB for GPUs.
-    Case("keras_tensorflow", [["tensorflow-cpu==2.21.*"], ["--no-deps", "tf_keras==2.21.*"]], [], []),
-    Case("deepspeed", DEEPSPEED, ["--zero-stage", "2"], ["--batch-size", "96"], losses=0.02),
-    Case("deepspeed", DEEPSPEED, ["--zero-stage", "3"], None),
+    Case("keras_tensorflow", [["tensorflow-cpu==2.21.*"], ["--no-deps", "tf_keras==2.21.*"]], UP, []),
+    Case("deepspeed", DEEPSPEED, UP, ["--batch-size", "96"], losses=0.02),
+    Case("deepspeed", DEEPSPEED, typed("clusterctl up -- --zero-stage 3"), None),
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join([case.template, *case.arguments[1:]]))
+@pytest.mark.parametrize("case", CASES, ids=lambda case: " ".join([case.template, *case.command]))
 def test_a_framework_finds_its_ranks_by_what_every_worker_is_told(
     nodes: NodeFactory, environment: Environment, head_env: dict[str, str], tmp_path: Path, case: Case
 ) -> None:
@@ -70,7 +74,7 @@ def test_a_framework_finds_its_ranks_by_what_every_worker_is_told(
     hosts = workloads.workers(made, python=str(venv / "bin/python"))
     workloads.copy(head, case.template, hosts, env=env)
 
-    done = head.run("up", "--no-health", "--", *case.arguments, timeout=900)
+    done = head.run(*case.command, timeout=900)
 
     assert done.returncode == 0, done.stdout + done.stderr
     assert "weights identical on all 4 ranks" in done.stdout
@@ -92,10 +96,11 @@ def test_shards_of_a_checkpoint_written_by_all_ranks_resume_exactly(
     (tmp_path / "project").mkdir()
     head = Head(tmp_path / "project", head_env)
     workloads.copy(head, "checkpoint_resume", workloads.workers(made))
-    arguments = ["--sharded", "--directory", f"{SHARED}/shards", "--every", "20", "--min-accuracy", "0.9"]
+    there = ["--directory", f"{SHARED}/shards"]
+    again = typed("clusterctl up -- --sharded --resume CHECKPOINT", CHECKPOINT=f"{SHARED}/shards/step-00000060")
 
-    whole = head.run("up", "--no-health", "--", *arguments, "--keep", "9", timeout=900)
-    resumed = head.run("up", "--no-health", "--", *arguments, "--resume", f"{SHARED}/shards/step-00000060", timeout=900)
+    whole = head.run(*typed("clusterctl up -- --sharded"), *there, "--keep", "9", timeout=900)
+    resumed = head.run(*again, *there, timeout=900)
 
     assert whole.returncode == 0, whole.stdout + whole.stderr
     assert resumed.returncode == 0, resumed.stdout + resumed.stderr

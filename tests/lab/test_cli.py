@@ -29,6 +29,7 @@ print("training", *sys.argv[1:], flush=True)
 time.sleep(600 if os.environ["FOREVER"] else 0)
 """
 NVIDIA_SMI = "#!/bin/sh\necho 'GPU 0: a stand-in'\n"
+PIP = "#!/bin/sh\necho keras==3.15.0\n"
 
 
 @pytest.fixture
@@ -42,11 +43,13 @@ class Reader:
     """Types the commands of the pages, as somebody does who reads them."""
 
     def __init__(self, base: Path, env: dict[str, str], nodes: list[str]) -> None:
-        self.folders = {name: Head(base / name, env) for name in ("short", "long", "empty")}
+        self.folders = {name: Head(base / name, env) for name in ("short", "long", "empty", "fresh")}
+        self.first = nodes[0]
         for name, head in self.folders.items():
             head.folder.mkdir()
-            (head.folder / "train.py").write_text(TRAIN)
-            if name != "empty":
+            if name != "fresh":
+                (head.folder / "train.py").write_text(TRAIN)
+            if name in ("short", "long"):
                 job = {"script": "train.py", "grace": "1s"}
                 head.write(dict.fromkeys(nodes, 3), job, env={"FOREVER": "1" if name == "long" else ""})
         self.left: list[tuple[Row, subprocess.Popen[str]]] = []
@@ -54,13 +57,16 @@ class Reader:
     def type(self, row: Row) -> str:
         """Run a command; return what is wrong with how it went, or nothing."""
         head = self.folders[row.folder]
-        words = [self.newest() if word == "RUN" else word for word in row.words]
+        words = row.argv(NODE=self.first, **({"RUN": self.newest()} if "RUN" in row.run + row.text else {}))
         if row.how == "end":
-            done = head.run(*words)
+            done = subprocess.run(
+                words, cwd=head.folder, env=dict(head.env), stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                timeout=60, check=False,
+            )  # fmt: skip
             return self.judge(row, done.returncode, done.stderr)
         # A terminal's Ctrl-C goes to the group, so the command needs one of its own.
         process = subprocess.Popen(
-            [sys.executable, "-m", "clusterctl", *words],
+            words,
             cwd=head.folder,
             env=dict(head.env),
             stdin=subprocess.DEVNULL,
@@ -90,12 +96,14 @@ class Reader:
 
     @staticmethod
     def judge(row: Row, code: int, said: str) -> str:
-        return "" if code == row.code else f"{row.text}: {code} instead of {row.code}: {said}"
+        wrong = "" if code == row.code else f"{row.text}: {code} instead of {row.code}: {said}"
+        print(wrong or row.text)
+        return wrong
 
 
 @pytest.mark.timeout(300)
 def test_every_command_of_readme_and_docs_runs(nodes: NodeFactory, tmp_path: Path, head_env: dict[str, str]) -> None:
-    made = nodes(2, programs={"nvidia-smi": NVIDIA_SMI})
+    made = nodes(2, programs={"nvidia-smi": NVIDIA_SMI, "pip": PIP})
     reader = Reader(tmp_path, head_env, [n.name for n in made])
 
     wrong = [reader.type(row) for row in documented.STORY] + reader.finish()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.documented import typed
 from tests.lab import workloads
 from tests.lab.head_cli import Head
 from tests.lab.spec import SHARED
@@ -17,7 +18,6 @@ from tests.lab.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from subprocess import CompletedProcess
 
     from tests.lab.conftest import NodeFactory
     from tests.lab.lab import Lab
@@ -28,8 +28,6 @@ if not all(map(find_spec, ("torch", "keras", "sklearn"))):
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(600)]
 
 ON_CPU = ["--backend", "gloo"]
-# One process sees the same samples in each step as four ranks do: per-rank sizes there are a quarter.
-EPOCHS = ["--epochs", "5", "--min-accuracy", "0.9"]
 STEPS = ["--steps", "200", "--every", "10", "--min-accuracy", "0.9"]
 
 
@@ -45,17 +43,18 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What each template says when one process runs it."""
     return workloads.alone(
         tmp_path_factory.mktemp("alone"),
-        ("keras_ddp", [*EPOCHS, "--batch-size", "128"]),
-        ("torch_ddp", [*EPOCHS, "--dropout", "0"]),
-        ("torch_dataparallel", EPOCHS),
+        # One process sees the same samples in each step as four ranks do, where the size is that of a rank's part.
+        ("keras_ddp", ["--batch-size", "128"]),
+        ("torch_ddp", ["--dropout", "0"]),
         ("checkpoint_resume", STEPS),
     )
 
 
-def up(head: Head, *arguments: str) -> CompletedProcess[str]:
-    done = head.run("up", "--no-health", "--", *arguments, timeout=workloads.LONG)
+def run(head: Head, *words: str) -> str:
+    """Type a command as a page has it; return what the job says."""
+    done = head.run(*words, timeout=workloads.LONG)
     assert done.returncode == 0, done.stdout + done.stderr
-    return done
+    return done.stdout
 
 
 def test_keras_on_torch_under_ddp_learns_as_one_process_does(
@@ -63,7 +62,7 @@ def test_keras_on_torch_under_ddp_learns_as_one_process_does(
 ) -> None:
     workloads.copy(head, "keras_ddp", workloads.workers(nodes(2)))
 
-    said = up(head, *EPOCHS, "--precision", "bf16").stdout
+    said = run(head, *typed("clusterctl up -- --precision bf16"))
 
     expected = alone["keras_ddp"]
     assert "training on 4 ranks, cpu, gloo, bf16" in said
@@ -79,26 +78,28 @@ def test_torch_ddp_takes_the_steps_of_one_process_with_uneven_parts_and_accumula
     made = nodes(2)
     workloads.copy(head, "torch_ddp", workloads.workers(made))
 
-    said = up(head, *EPOCHS, "--dropout", "0", "--profile", f"{SHARED}/traces").stdout
+    said = run(head, *typed("clusterctl up -- --dropout 0 --profile traces"))
+    run(head, *typed("clusterctl sync --pull 'traces/*'"))
 
     expected = alone["torch_ddp"]
     assert "weights identical on all 4 ranks" in said
     assert workloads.losses(said) == pytest.approx(workloads.losses(expected), rel=1e-3)
     assert workloads.accuracy(said) == pytest.approx(workloads.accuracy(expected), abs=0.006)
-    traces = sorted(p.name for p in made[0].path(f"{SHARED}/traces").iterdir())
-    assert traces == [f"trace-rank{rank}.json" for rank in range(4)]
+    traces = [sorted(p.name for p in (head.folder / "pulled" / n.name / "traces").iterdir()) for n in made]
+    assert traces == [["trace-rank0.json", "trace-rank1.json"], ["trace-rank2.json", "trace-rank3.json"]]
 
 
 def test_dataparallel_trains_in_one_process_and_says_that_the_others_have_nothing_to_do(
-    nodes: NodeFactory, head: Head, alone: dict[str, str]
+    nodes: NodeFactory, head: Head
 ) -> None:
     workloads.copy(head, "torch_dataparallel", workloads.workers(nodes(2)))
 
-    up(head, *EPOCHS)
+    run(head, "up")
+    expected = workloads.by_hand(head.folder)
 
     said = {rank: head.run("logs", "--rank", str(rank), "-o", "raw").stdout for rank in range(4)}
-    assert workloads.losses(said[0]) == pytest.approx(workloads.losses(alone["torch_dataparallel"]), rel=1e-4)
-    assert workloads.accuracy(said[0]) == pytest.approx(workloads.accuracy(alone["torch_dataparallel"]), abs=0.003)
+    assert workloads.losses(said[0]) == pytest.approx(workloads.losses(expected), rel=1e-4)
+    assert workloads.accuracy(said[0]) == pytest.approx(workloads.accuracy(expected), abs=0.003)
     assert all(said[rank].startswith("DataParallel is one process on one machine") for rank in (1, 2, 3))
 
 
@@ -107,7 +108,7 @@ def test_fsdp_tensor_parallel_and_pipeline_end_with_the_weights_of_the_unsplit_m
 ) -> None:
     workloads.copy(head, "torch_model_parallel", workloads.workers(nodes(2)))
 
-    said = up(head, "--mode", "all", "--epochs", "3", "--min-accuracy", "0.85").stdout
+    said = run(head, *typed("clusterctl up -- --mode all"))
 
     parts = dict(
         zip(("fsdp", "tensor", "pipeline"), re.split(r"(?:fsdp|tensor|pipeline) on 4 ranks", said)[1:], strict=True)

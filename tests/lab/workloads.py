@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from tests.documented import typed
 from tests.lab.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -65,6 +66,17 @@ def alone(
     assert done.returncode == 0, done.stdout + done.stderr
     parts = done.stdout.split("--- ")[1:]
     return {name: part for (name, _), part in zip(runs, parts, strict=True)}
+
+
+def by_hand(folder: Path) -> str:
+    """Run the script of a template without a launcher, as its page says; return what it says."""
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "KERAS_BACKEND": "torch"}
+    done = subprocess.run(
+        [sys.executable, *typed("python train.py")],
+        cwd=folder, env=env, capture_output=True, text=True, timeout=LONG, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 def losses(text: str) -> list[float]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -32,15 +34,84 @@ def test_the_page_of_commands_is_not_stale() -> None:
 
 
 def test_every_command_of_a_page_is_run_by_a_test() -> None:
-    run = {row.text for row in documented.STORY} | set(documented.ELSEWHERE)
+    known = {row.text for row in documented.STORY} | {*documented.ELSEWHERE, *documented.MENTIONED}
 
-    told = documented.documented()
-    missing = {command: told[command] for command in told if command not in run and not documented.is_target(command)}
+    told = documented.documented().items()
+    missing = {
+        command: pages
+        for command, pages in told
+        if command not in known and not documented.is_target(command) and not documented.is_repair(command, pages)
+    }
 
     assert not missing, "add them to tests/documented.py"
 
 
+@pytest.mark.parametrize(("command", "file"), documented.ELSEWHERE.items())
+def test_the_file_that_is_said_to_run_a_command_takes_it_from_the_table(command: str, file: str) -> None:
+    assert documented.is_run_by(command, REPOSITORY / file)
+
+
+def test_no_page_has_a_block_that_does_not_say_whether_it_is_typed() -> None:
+    unsaid = [p for p in documented.PAGES if p.name != "cli.md" and re.search(r"(?:^|\n\n)```\n", p.read_text())]
+    assert not unsaid, "give the block a language: `console` is typed, `text` is not"
+
+
+READ = """\
+Say `make up`, then `down --kill`; never `made up`. `ssh NODE 'cat
+x'` too.
+
+    clusterctl ps     # set in
+    not this
+
+```console
+$ clusterctl up \\
+    -- --epochs 3   # over two lines
+shown, and a hint:
+  clusterctl logs boom-ab12
+```
+
+```console
+pip install .
+tail -f it
+```
+
+```text
+make nothing
+```
+
+| `clusterctl sync` | push; `--pull 'a/*'` |
+"""
+
+
+def test_commands_are_found_wherever_a_page_may_have_them() -> None:
+    assert list(documented.commands_of(READ)) == [
+        "clusterctl up -- --epochs 3",
+        "clusterctl logs RUN",
+        "pip install .",
+        "tail -f it",
+        "clusterctl ps",
+        "make up",
+        "clusterctl down --kill",
+        "ssh NODE 'cat x'",
+        "clusterctl sync",
+        "clusterctl sync --pull 'a/*'",
+    ]
+
+
 def test_every_command_that_a_test_runs_for_a_page_is_on_one() -> None:
     told = documented.documented()
-    assert not [row.text for row in documented.STORY if row.text not in told]
-    assert all((REPOSITORY / where).exists() for where in documented.ELSEWHERE.values())
+    run = [*(row.text for row in documented.STORY), *documented.ELSEWHERE, *documented.MENTIONED]
+    assert not [command for command in run if command not in told]
+
+
+def test_the_command_on_top_of_a_generated_page_makes_it(tmp_path: Path) -> None:
+    (tmp_path / "docs").mkdir()
+
+    def make(words: list[str]) -> str:
+        return subprocess.run([sys.executable, *words], cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+
+    make(documented.typed("python -m clusterctl.cli.docs docs/cli.md"))
+    checks = make(documented.typed("python -m clusterctl.health.docs"))
+
+    assert (tmp_path / "docs" / "cli.md").read_text() == (REPOSITORY / "docs" / "cli.md").read_text()
+    assert checks == (REPOSITORY / "docs" / "health.md").read_text()

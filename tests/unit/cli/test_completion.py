@@ -11,7 +11,23 @@ from pathlib import Path
 import pytest
 
 from clusterctl.run import events, store
+from tests import documented
 
+ZSHRC = """\
+PS1=
+autoload -Uz compinit && compinit -u -D
+COMPLETION
+offer() { _main_complete; compstate[insert]=all; compstate[list]=; }
+zle -C offer complete-word offer
+answer() { zle offer; print -r -- "$BUFFER" >$ANSWER; exit }
+zle -N answer
+bindkey '^X' answer
+"""
+# Reads until the shell has ended: a terminal that nobody reads from would hold it up.
+TYPE_INTO_ZSH = """\
+zmodload zsh/zpty && zpty shell zsh -i && zpty -w -n shell "$LINE"$'\\C-x'
+while zpty -r shell said; do :; done
+"""
 CLUSTER = "version: 1\nhosts: {'gpu[01-03]': 2}\njob: {command: [x]}\n"
 
 
@@ -45,7 +61,7 @@ class Place:
 
     def bash(self, *words: str) -> list[str]:
         quoted = " ".join(f"'{word}'" for word in words)
-        script = f"""eval "$(clusterctl completion bash)"
+        script = f"""{documented.line('eval "$(clusterctl completion bash)"')}
             COMP_WORDS=({quoted}) COMP_CWORD={len(words) - 1}
             compopt() {{ COMPREPLY+=("<$2>"); }}
             _clusterctl_completion {words[0]}; printf '%s\\n' "${{COMPREPLY[@]}}" """
@@ -53,8 +69,17 @@ class Place:
 
     def fish(self, *words: str) -> list[str]:
         line = " ".join(words)
-        script = f"clusterctl completion fish | source; complete --do-complete '{line}'"
+        script = f"{documented.line('clusterctl completion fish | source')}; complete --do-complete '{line}'"
         return [line.partition("\t")[0] for line in self.ask("fish", "--no-config", "-c", script)]
+
+    def zsh(self, *words: str) -> list[str]:
+        """Type a line into an interactive zsh, then a key that puts all that TAB would offer into the line."""
+        line, answer = " ".join(words), self.folder.parent / "answer"
+        start = ZSHRC.replace("COMPLETION", documented.line('eval "$(clusterctl completion zsh)"'))
+        (self.folder.parent / ".zshrc").write_text(start)
+        env = {**self.env, "ZDOTDIR": str(self.folder.parent), "LINE": line, "ANSWER": str(answer)}
+        subprocess.run(["zsh", "-f", "-c", TYPE_INTO_ZSH], cwd=self.folder, env=env, timeout=60, check=True)
+        return answer.read_text().removeprefix(line.rpartition(" ")[0]).split()
 
 
 @pytest.fixture
@@ -107,6 +132,18 @@ def test_bash_offers(place: Place, words: list[str], offered: list[str]) -> None
 @pytest.mark.parametrize(("words", "offered"), ASKED[2:6])
 def test_fish_offers(place: Place, words: list[str], offered: list[str]) -> None:
     assert sorted(place.fish("clusterctl", *named(place, words))) == sorted(named(place, offered))
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
+@pytest.mark.parametrize(("words", "offered"), [*ASKED[:6], *ASKED[9:11], ASKED[13]])
+def test_zsh_offers(place: Place, words: list[str], offered: list[str]) -> None:
+    begun = [words[-1]] if words[-1] and not offered else []
+    assert sorted(place.zsh("clusterctl", *named(place, words))) == sorted(named(place, offered) or begun)
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
+def test_zsh_completes_the_short_name_too_and_files_follow_the_dashes(place: Place) -> None:
+    assert place.zsh("cctl", "exec", "--", "tr") == ["train.py"]
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")

@@ -51,7 +51,7 @@ def test_its_cluster_file_for_real_machines_loads_as_well(template: Path, tmp_pa
 def test_its_page_names_only_flags_that_its_script_has(template: Path) -> None:
     page, script = (template / "README.md").read_text(), (template / "train.py").read_text()
     # In the block of commands: what follows `--` of clusterctl, or the script.
-    lines = [line for line in page.splitlines() if re.match(r" {4}(clusterctl up|python train.py)", line)]
+    lines = [line for line in page.splitlines() if re.match(r"(clusterctl up|python train.py)", line)]
     typed = [re.split(r" -- |train\.py", line.partition("#")[0], maxsplit=1)[-1] for line in lines]
     flags = {word for text in typed for word in shlex.split(text) if word.startswith("--")}
     quoted = set(re.findall(r"`(--[a-z-]+)", page))
