@@ -218,7 +218,7 @@ def test_a_node_behind_another_is_reached_by_a_jump_only(lab: Lab, nodes: NodeFa
     assert not answers(lab, inner, "-o", "ProxyJump=none")
 
 
-@pytest.mark.parametrize("shell", ["/bin/sh", "/bin/bash", "/bin/csh", "/usr/bin/tcsh", "/usr/bin/fish"])
+@pytest.mark.parametrize("shell", ["/bin/sh", "/bin/bash", "/bin/csh", "/usr/bin/tcsh", "/usr/bin/fish", "/usr/bin/zsh"])
 def test_login_shell_and_account_are_the_ones_asked_for(lab: Lab, nodes: NodeFactory, shell: str) -> None:
     (node,) = nodes(1, shell=shell, user="train")
     said = lab.ssh(node, "id -un; id -u; echo $HOME; touch ~/mine; touch /root/x; true").stdout.split()
@@ -228,7 +228,7 @@ def test_login_shell_and_account_are_the_ones_asked_for(lab: Lab, nodes: NodeFac
     assert not node.path("/root/x").exists()
 
 
-@pytest.mark.parametrize("shell", ["/bin/bash", "/bin/csh", "/usr/bin/fish"])
+@pytest.mark.parametrize("shell", ["/bin/bash", "/bin/csh", "/usr/bin/fish", "/usr/bin/zsh"])
 def test_a_noisy_node_prints_before_the_command_does(lab: Lab, nodes: NodeFactory, shell: str) -> None:
     (node,) = nodes(1, shell=shell, noisy=True)
     done = lab.ssh(node, "echo done")

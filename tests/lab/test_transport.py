@@ -96,7 +96,7 @@ class TestSsh(SessionContract):
 
 
 @pytest.mark.parametrize("noisy", [False, True], ids=["quiet", "noisy"])
-@pytest.mark.parametrize("shell", ["/bin/bash", "/bin/sh", "/usr/bin/tcsh", "/usr/bin/fish"])
+@pytest.mark.parametrize("shell", ["/bin/bash", "/bin/sh", "/usr/bin/tcsh", "/usr/bin/fish", "/usr/bin/zsh"])
 def test_any_login_shell_leads_to_the_agent(nodes: NodeFactory, dial: Open, shell: str, noisy: bool) -> None:
     (node,) = nodes(1, shell=shell, noisy=noisy)
     text = "a'; echo foo $(id)\n\u2603"
