@@ -7,6 +7,7 @@ with lab(4) as bench:
 
 from __future__ import annotations
 
+import compileall
 import contextlib
 import shlex
 import subprocess
@@ -90,6 +91,8 @@ def lab(count: int, spec: NodeSpec | None = None) -> Iterator[BenchLab]:
     """
     if reason := Lab.unavailable():
         raise RuntimeError(reason)
+    # As `pip install` does, whatever the environment says of bytecode: peers are installed, too.
+    compileall.compile_dir(_repository() / "clusterctl", quiet=1)
     with Lab() as made:
         nodes = made.add([spec or NodeSpec()] * count)
         folder = made.root / "bench"

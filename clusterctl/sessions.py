@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 from clusterctl.agent.protocol import PROTOCOL, Command
 from clusterctl.config.spec import SshSpec, TransportKind
@@ -15,10 +16,12 @@ from clusterctl.session import Item, Session
 from clusterctl.transport.bootstrap import start_agent
 from clusterctl.transport.bundle import agent_bundle
 from clusterctl.transport.local import LocalTransport
+from clusterctl.transport.ssh_config import Resolver
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
     from queue import SimpleQueue
+    from types import ModuleType
 
     from clusterctl.config.spec import HostSpec
     from clusterctl.transport.base import Transport
@@ -46,9 +49,13 @@ class Transports:
         self._ssh_spec = ssh or SshSpec()
         self._lock = threading.Lock()
         self._made: dict[TransportKind, Transport] = {}
+        self._resolver = Resolver()
 
     def of(self, host: HostSpec) -> Transport:
         """Return what reaches `host`."""
+        if host.transport is TransportKind.SSH and TransportKind.SSH not in self._made:
+            # While one thread imports, `ssh` tells the others how their hosts are reached.
+            self._resolver.ask_ahead(host)
         with self._lock:
             if host.transport not in self._made:
                 self._made[host.transport] = self._make(host.transport)
@@ -64,9 +71,24 @@ class Transports:
     def _make(self, kind: TransportKind) -> Transport:
         if kind is TransportKind.LOCAL:
             return LocalTransport()
-        from clusterctl.transport.ssh import SshTransport
+        # The SSH library's own reader of ssh_config, which nobody here uses, would like this for `Match exec`; a third
+        # of the time that importing the library takes goes into it.
+        with _without("invoke"):
+            from clusterctl.transport.ssh import SshTransport
 
-        return SshTransport(self._ssh_spec)
+        return SshTransport(self._ssh_spec, resolver=self._resolver)
+
+
+@contextlib.contextmanager
+def _without(module: str) -> Iterator[None]:
+    """Let an optional module look as if it were not installed."""
+    modules = cast("dict[str, ModuleType | None]", sys.modules)
+    absent = modules.setdefault(module, None) is None
+    try:
+        yield
+    finally:
+        if absent:
+            del modules[module]
 
 
 def open_session(

@@ -24,7 +24,7 @@ from clusterctl.transport.base import EXEC_COMMAND, STDERR_TAIL_BYTES, HostKeyRe
 from clusterctl.transport.host_keys import HostKeys, ShownKey
 from clusterctl.transport.jump import Shared
 from clusterctl.transport.known_hosts import HostKey
-from clusterctl.transport.ssh_config import CONFIG_VARIABLE, Destination, SshOptions, parse_hop, resolve
+from clusterctl.transport.ssh_config import Destination, Resolver, SshOptions, destination_of, parse_hop
 from clusterctl.transport.wire import Watchdog, Wire, open_wire
 
 if TYPE_CHECKING:
@@ -159,11 +159,12 @@ class SshTransport:
     Args:
         spec: Time limit, trust and known-hosts files, where the cluster file says so.
         config_file: In place of the user's ssh_config; default: the environment's `CLUSTERCTL_SSH_CONFIG`.
+        resolver: Asks `ssh` about hosts, and may have done so already.
     """
 
-    def __init__(self, spec: SshSpec, *, config_file: str | None = None) -> None:
+    def __init__(self, spec: SshSpec, *, config_file: str | None = None, resolver: Resolver | None = None) -> None:
         self._spec = spec
-        self._config_file = config_file or os.environ.get(CONFIG_VARIABLE) or None
+        self._resolver = resolver or Resolver(config_file)
         self._host_keys = HostKeys(spec)
         self._jumps: Shared[_Link] = Shared()
         self._keys = _Keys()
@@ -172,7 +173,7 @@ class SshTransport:
         """Connect, log in and run `/bin/sh` on `host` (see `Transport.open`)."""
         progress("connecting")
         deadline = time.monotonic() + self._spec.connect_timeout
-        link = self._connect(host.name, _destination(host), deadline, progress=progress)
+        link = self._connect(host.name, destination_of(host), deadline, progress=progress)
         with Watchdog(link.wire, deadline) as watchdog:
             try:
                 channel = link.transport.open_session(_WINDOW, _PACKET, timeout=self._spec.connect_timeout)
@@ -189,7 +190,7 @@ class SshTransport:
             NodeError: It cannot be reached.
         """
         deadline = time.monotonic() + self._spec.connect_timeout
-        options = resolve(host.name, _destination(host), config_file=self._config_file)
+        options = self._resolver.resolve(host.name, destination_of(host))
         link = self._secure_with_retries(host.name, options, deadline, ())
         key = _shown_key(link)
         link.close()
@@ -210,7 +211,7 @@ class SshTransport:
         progress: Progress = silent,
     ) -> _Link:
         """Secure a connection and log in. `path` names the jump hosts whose connections wait for this one."""
-        options = resolve(node, destination, config_file=self._config_file)
+        options = self._resolver.resolve(node, destination)
         link = self._secure_with_retries(node, options, deadline, path)
         try:
             warning = self._host_keys.check(node, options, _shown_key(link))
@@ -292,17 +293,6 @@ class SshTransport:
             except (paramiko.SSHException, EOFError, OSError) as error:
                 raise ConnectError(node, f"jump host `{hop}`: no answer from behind it") from error
         return Wire(channel)
-
-
-def _destination(host: HostSpec) -> Destination:
-    return Destination(
-        host=host.host,
-        address=host.address,
-        user=host.user,
-        port=host.port,
-        identity_file=host.identity_file,
-        proxy_jump=host.proxy_jump,
-    )
 
 
 def _shown_key(link: _Link) -> HostKey:
