@@ -101,7 +101,7 @@ class Reader:
         return wrong
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(500)
 def test_every_command_of_readme_and_docs_runs(nodes: NodeFactory, tmp_path: Path, head_env: dict[str, str]) -> None:
     made = nodes(2, programs={"nvidia-smi": NVIDIA_SMI, "pip": PIP})
     reader = Reader(tmp_path, head_env, [n.name for n in made])
