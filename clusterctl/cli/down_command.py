@@ -88,9 +88,10 @@ def _chosen(references: tuple[str, ...], *, everything: bool, stalled: bool) -> 
 def _ask(run: RunDir, console: Console, *, kill: bool, quiet: bool, stalled: bool) -> bool:
     """Ask a run to end; return `False` where it is left alone because it is not stalled after all."""
     from clusterctl.cli.stalled import end_if_stalled
-    from clusterctl.run import store
+    from clusterctl.run.reader import load_state
 
-    if store.visible_state(run)[0].over:
+    # As its journal has it: a start that lost its controller is over for `ps`, but may have left something on the nodes.
+    if load_state(run).over:
         return True
     if not stalled:
         _ask_or_adopt(run, kill=kill)

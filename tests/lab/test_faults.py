@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.lab.faulty import (
+    controller_pid,
     every_byte,
     make,
     nothing_left,
@@ -389,6 +390,30 @@ def test_a_node_whose_agent_dies_while_it_prepares_keeps_nothing_of_the_failed_s
         # The agent had answered before it was killed: the controller dialed again, and the run goes on.
         assert head.run("down").returncode == 0, said
     nothing_left(made)
+
+
+@pytest.mark.parametrize("phase", ["sync", "prepare"])
+def test_down_after_the_controller_died_during_the_start_leaves_nothing(
+    nodes: NodeFactory, head: Head, phase: str
+) -> None:
+    made = nodes(2)
+    make(head, made)
+    up = head.start("up", "-d", "--no-health")
+    wait_for(lambda: f'"phase","name":"{phase}"' in newest_events(head), what=f"the phase {phase}", every=0.002)
+    run = newest_run(head)
+    os.kill(controller_pid(head, run.name), signal.SIGKILL)
+
+    ended = head.run("down", run.name)
+
+    up.communicate(timeout=30)
+    assert ended.returncode == 0, ended.stderr
+    assert head.json("status", run.name)["state"] in ("failed", "cancelled")
+    assert '"kind":"ended"' in (run / "events.jsonl").read_text()
+    nothing_left(made)
+
+
+def newest_run(head: Head) -> Path:
+    return next((Path(head.env["XDG_STATE_HOME"]) / "clusterctl/runs").iterdir())
 
 
 def newest_events(head: Head) -> str:

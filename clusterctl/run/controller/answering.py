@@ -1,0 +1,57 @@
+"""What people ask of a controller over its control socket."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from clusterctl.run import tails
+from clusterctl.run.gathering import ask
+
+if TYPE_CHECKING:
+    from clusterctl.run.control import ControlRequest
+    from clusterctl.run.controller.controlled import ControlledRun
+    from clusterctl.run.controller.stalls import StallGuard
+
+
+def answer(run: ControlledRun, stalls: StallGuard, item: ControlRequest) -> None:
+    """Answer a request, at once or from a thread of its own."""
+    match item.command:
+        case "down" if item.arguments.get("stalled"):
+            item.reply(stalls.end_if_stalled(kill=bool(item.arguments.get("kill"))))
+        case "down":
+            run.cancel(kill=bool(item.arguments.get("kill")))
+            item.reply({"ok": True, "grace": run.limits.grace})
+        case "evidence":
+            _evidence(run, item)
+        case tails.COMMAND:
+            _tails(run, item)
+        case "ping":
+            item.reply({"ok": True, "run": run.folder.run})
+        case _:
+            item.reply({"error": f"unknown command {item.command!r}"})
+
+
+def _tails(run: ControlledRun, item: ControlRequest) -> None:
+    """Read the ends of output files on their nodes, past all that still waits for its replication."""
+    places, length = item.arguments.get("places", []), int(item.arguments.get("length", 0))
+    sessions = dict(run.links.sessions)
+    if run.launching and any(place[0] not in sessions for place in places):
+        item.reply({"soon": True})
+        return
+
+    def read() -> None:
+        item.reply(tails.read_on_nodes(run.folder.run, sessions, places, length))
+
+    threading.Thread(target=read, daemon=True).start()
+
+
+def _evidence(run: ControlledRun, item: ControlRequest) -> None:
+    sessions, ranks = run.sessions(), item.arguments.get("ranks")
+    unseen = {n: "not connected" for n in run.state.nodes if n not in sessions}
+
+    def collect() -> None:
+        found = ask(run.folder.run, "stacks", sessions, ranks)
+        item.reply({"ranks": found.ranks, "errors": {**found.errors, **unseen}})
+
+    threading.Thread(target=collect, daemon=True).start()

@@ -1,0 +1,209 @@
+"""The loop of one run: take what arrived, fold it, decide, act. One thread owns the state.
+
+It is a process of its own, in a session of its own, without a terminal. If it dies, the run goes on; a new one rebuilds
+the state from the journals and goes on from the cursors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import time
+from typing import TYPE_CHECKING, Any
+
+from clusterctl.errors import ExitCode
+from clusterctl.run import events, policy
+from clusterctl.run.control import ControlRequest
+from clusterctl.run.controller.answering import answer
+from clusterctl.run.controller.beginning import Beginning
+from clusterctl.run.controller.connections import SHOWN_SILENT_AFTER, Connections
+from clusterctl.run.controller.controlled import ControlledRun, Then
+from clusterctl.run.controller.finishing import Finishing
+from clusterctl.run.controller.replication import Replication
+from clusterctl.run.controller.stalls import StallGuard
+from clusterctl.run.controller.succession import Succession
+from clusterctl.run.healthwatch import HealthWatch
+from clusterctl.run.links import Redialed
+from clusterctl.run.state import RunPhase
+from clusterctl.run.store import now
+from clusterctl.session import BeatReceived, EventReceived, OutputReceived, SessionLost, Superseded
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from clusterctl.config.spec import ClusterSpec
+    from clusterctl.run.controller.beginning import Preflight
+    from clusterctl.run.controller.controlled import Dial
+    from clusterctl.run.store import RunDir
+
+_TICK = 1.0
+_AT_ONCE = 512
+"""How many items are taken in before the loop looks around again."""
+
+
+class Controller:
+    """Runs one run to its end, or goes on with one that lost its controller.
+
+    Args:
+        folder: The run directory; this becomes its one writer.
+        spec: What to run, with its secrets.
+        dial: Makes, for an inbox, what opens a session to a host with a callback for progress.
+        preflight: Checks the nodes before anything starts, or `None`; raises UnhealthyError.
+    """
+
+    def __init__(
+        self,
+        folder: RunDir,
+        spec: ClusterSpec,
+        dial: Callable[[queue.SimpleQueue[Any]], Dial],
+        preflight: Preflight | None = None,
+    ) -> None:
+        self._run = run = ControlledRun(folder, spec, dial)
+        self._stalls = StallGuard(run)
+        self._health = HealthWatch(folder, spec)
+        self._connections = Connections(run)
+        self._replication = Replication(run, self._stalls.feed)
+        self._beginning = Beginning(run, preflight)
+        self._succession = Succession(run, self._beginning)
+        self._finishing = Finishing(run, self._replication)
+
+    def start(self, warnings: Sequence[str] = ()) -> int:
+        """Start the run and see it to its end; return its exit code. `warnings` are said first."""
+        run = self._run
+        run.record(events.Created(run=run.folder.run, name=run.spec.name, path=run.spec.path))
+        for text in warnings:
+            run.note(text)
+        self._beginning.first()
+        return self._loop()
+
+    def adopt(self) -> int:
+        """Go on with a run whose controller is gone; return its exit code."""
+        run = self._run
+        if run.spec.secrets:
+            # Their values were never written down here. The nodes of the last attempt kept them; a spare has none.
+            run.launch.forget_secrets()
+            run.unfit = dict.fromkeys((h.name for h in run.spec.spares), "no secrets")
+        if run.state.attempt >= 0:
+            self._stalls.replay()
+        self._beginning.taken_over()
+        return self._loop()
+
+    def cancel(self, *, kill: bool) -> None:
+        """End the run: gracefully, or at once."""
+        self._run.cancel(kill=kill)
+
+    def _loop(self) -> int:
+        run = self._run
+        try:
+            while not run.state.over:
+                self._take_in()
+                if self._connections.superseded:
+                    return int(ExitCode.UNATTENDED)
+                self._connections.look()
+                self._act()
+                self._replication.acknowledge()
+            while not run.writer.flush():
+                time.sleep(_TICK)
+            return run.state.exit_code or 0
+        finally:
+            run.close()
+
+    # --- what arrives
+
+    def _take_in(self) -> None:
+        """Handle what has arrived; wait for the first item, not for the others."""
+        run = self._run
+        wait = _TICK
+        if run.state.phase is RunPhase.RESTARTING:
+            wait = min(_TICK, max(0.01, (run.state.restart_at or 0.0) - now()))
+        try:
+            first = run.inbox.get(timeout=wait)
+        except queue.Empty:
+            return
+        self._handle(first)
+        with contextlib.suppress(queue.Empty):
+            for _ in range(_AT_ONCE - 1):
+                self._handle(run.inbox.get_nowait())
+        run.control.wake()
+
+    def _handle(self, item: Any) -> None:
+        match item:
+            case EventReceived():
+                self._run.take(item)
+            case OutputReceived():
+                self._replication.take(item)
+            case BeatReceived():
+                self._connections.beat(item)
+            case SessionLost():
+                self._connections.lost(item, over=self._finishing.measuring)
+            case Superseded():
+                self._connections.taken_by_another(item.node)
+            case Redialed():
+                self._connections.back(item)
+            case ControlRequest():
+                answer(self._run, self._stalls, item)
+            case Then():
+                item.call()
+            case _:
+                raise AssertionError(f"nobody handles {type(item).__name__}")
+
+    # --- acting
+
+    def _act(self) -> None:
+        run = self._run
+        if self._finishing.begun:
+            self._finishing.go_on()
+            return
+        if run.launching and run.state.attempt < 0:
+            self._beginning.give_up_if_cancelled()
+            return
+        self._stalls.judge()
+        self._look_at_health()
+        if self._succession.must_look_for_checkpoints():
+            return
+        sight = self._sight()
+        action = policy.decide(run.state, run.limits, sight, now())
+        match action:
+            case None:
+                self._go_on_with_restart()
+            case policy.EndAttempt():
+                run.end_attempt(action.reason, action.message)
+            case policy.GiveUpNode():
+                run.record(events.Link(node=action.node, link="lost", why=action.why))
+                # Its fence counts from here: nothing that we send may reach it any more but a new connection.
+                run.links.broken(run.hosts[action.node])
+            case policy.Restart():
+                self._succession.announce(action, sight)
+                self._go_on_with_restart()
+            case policy.Finish():
+                self._finishing.begin(action)
+
+    def _go_on_with_restart(self) -> None:
+        run = self._run
+        if run.state.phase is not RunPhase.RESTARTING or run.launching:
+            return
+        if run.cancelled.is_set():
+            self._finishing.begin(policy.Finish(phase=RunPhase.CANCELLED, exit_code=int(ExitCode.CANCELLED)))
+        else:
+            self._succession.begin_when_due()
+
+    def _look_at_health(self) -> None:
+        """Record what changed on nodes and GPUs."""
+        changes = self._health.look(self._run.state, time.monotonic())
+        for event in changes:
+            self._run.record(event)
+        if changes:
+            self._run.control.wake()
+
+    def _sight(self) -> policy.Sight:
+        run = self._run
+        return policy.Sight(
+            silent=run.links.silent(SHOWN_SILENT_AFTER),
+            cut=run.links.cut(),
+            idle=self._stalls.idle(),
+            cancelled=run.cancelled.is_set(),
+            gathering=self._stalls.gathering,
+            alike=self._succession.alike(),
+            spares=len(self._succession.free_spares()),
+            unhealthy=self._health.unhealthy(run.state),
+        )

@@ -1,0 +1,92 @@
+"""The watch over a run that may have stalled: what the rule says, evidence before anybody acts, an end on request."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from clusterctl.agent import protocol as wire
+from clusterctl.run import events
+from clusterctl.run.gathering import Gatherer
+from clusterctl.run.observer import StallObserver, last_bytes
+from clusterctl.run.stall import Stall, StallPhase
+from clusterctl.run.state import RunPhase
+
+if TYPE_CHECKING:
+    from clusterctl.run.controller.controlled import ControlledRun
+    from clusterctl.session import OutputReceived
+
+
+class StallGuard:
+    """Watches the attempt that there is; each is watched anew."""
+
+    def __init__(self, run: ControlledRun) -> None:
+        self._run = run
+        self._observer: StallObserver | None = None
+        self._attempt = -1
+        self._gatherer = Gatherer(run.folder)
+        self._stall = Stall(known=False)
+
+    def _watch(self) -> StallObserver | None:
+        state = self._run.state
+        if state.attempt != self._attempt:
+            self._attempt = state.attempt
+            self._observer = StallObserver(state.attempt, state.workers, self._run.spec.stall, time.monotonic())
+        return self._observer
+
+    def replay(self) -> None:
+        """Tell the rule what it knew before: how long steps take, and when the last one was."""
+        observer = self._watch()
+        if observer is not None:
+            known = {n: last_bytes(self._run.folder.node(n) / wire.SAMPLES_FILE) for n in self._run.state.nodes}
+            observer.replay(known, time.monotonic())
+
+    def feed(self, item: OutputReceived) -> None:
+        """Take in what a node sent, where it is samples."""
+        observer = self._watch()
+        if item.file == wire.SAMPLES_FILE and observer is not None:
+            observer.feed(item.node, item.payload, time.monotonic())
+
+    def judge(self) -> None:
+        """Record what the rule says when it says something new; keep evidence before anybody acts."""
+        run, observer = self._run, self._watch()
+        if observer is None or run.state.phase not in (RunPhase.RUNNING, RunPhase.STALLED):
+            return
+        self._stall = stall = observer.judge(time.monotonic())
+        for text in observer.news(stall, time.monotonic()):
+            run.note(text)
+        shown = "none" if run.state.stall is None else run.state.stall.phase
+        if not stall.known or stall.phase.value == shown:
+            return
+        evidence = None if stall.phase.value == "none" else self._gatherer.begin(run.sessions())
+        run.record(
+            events.StallSeen(
+                attempt=run.state.attempt,
+                phase=stall.phase.value,
+                since_s=stall.since_s,
+                limit_s=stall.limit_s,
+                reason=stall.reason,
+                evidence=evidence,
+            )
+        )
+        run.control.wake()
+
+    def idle(self) -> float:
+        """Return for how many seconds no unfinished node of the attempt has shown any activity."""
+        observer = self._watch()
+        return 0.0 if observer is None else observer.idle(self._run.state.unfinished_nodes())
+
+    @property
+    def gathering(self) -> bool:
+        """A stall must not be acted upon yet: it is not confirmed, or its evidence is not whole."""
+        return self._gatherer.busy or self._stall.phase is not StallPhase.CONFIRMED
+
+    def end_if_stalled(self, *, kill: bool) -> dict[str, Any]:
+        """End the run if it is stalled at this very moment; no attempt follows, as a person wants it gone."""
+        run = self._run
+        self.judge()
+        stalled = run.state.phase is RunPhase.STALLED and self._stall.phase is StallPhase.CONFIRMED
+        if stalled:
+            run.kill = run.kill or kill
+            run.limits = run.limits.stopping_stalled()
+        return {"ok": True, "stalled": stalled, "phase": self._stall.phase.value if self._stall.known else None}

@@ -1,0 +1,109 @@
+"""The attempts after the first: on which nodes, when, and whether there is any sense in another one."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+from clusterctl.errors import ClusterctlError, NodeError
+from clusterctl.run import events, policy, restarting
+from clusterctl.run.launch import Begun, NotBegun
+from clusterctl.run.links import names
+from clusterctl.run.store import now
+
+if TYPE_CHECKING:
+    from clusterctl.config.spec import HostSpec
+    from clusterctl.run.controller.beginning import Beginning
+    from clusterctl.run.controller.controlled import ControlledRun
+
+
+class Succession:
+    """Lets one attempt follow another."""
+
+    def __init__(self, run: ControlledRun, beginning: Beginning) -> None:
+        self._run, self._beginning = run, beginning
+        self._newest: dict[int, str | None] = {}
+        self._asked = -1
+
+    def announce(self, action: policy.Restart, sight: policy.Sight) -> None:
+        """Write down that there will be another attempt, where and when, and why."""
+        run = self._run
+        bad = policy.left_out(run.state, sight)
+        without = {name: bad[name] for name in action.without}
+        nodes, said = restarting.next_nodes(run.state, without, self.free_spares())
+        for text in said:
+            run.note(text)
+        run.record(
+            events.Restarting(
+                attempt=run.state.attempt + 1,
+                why=action.why,
+                at=action.at,
+                nodes=nodes,
+                ended=self._ending_words(),
+                resume_from=run.state.resume_from,
+            )
+        )
+        run.control.wake()
+
+    def begin_when_due(self) -> None:
+        """Begin the attempt that the journal announces, once it is time and its nodes are there."""
+        run, state = self._run, self._run.state
+        if now() < (state.restart_at or 0.0) or not self._nodes_are_there(state.next_nodes):
+            return
+        hosts = tuple(run.hosts[name] for name in state.next_nodes)
+        number, why = state.attempt + 1, state.restart_why
+
+        def begin() -> Begun | NotBegun:
+            run.launch.sync(hosts, first=False)
+            return run.launch.attempt(number, hosts, run.follow, why)
+
+        self._beginning.launch(begin)
+
+    def _nodes_are_there(self, nodes: tuple[str, ...]) -> bool:
+        """Return whether every node has a connection; one that stays away for too long ends the run."""
+        links = self._run.links
+        missing = [n for n in nodes if n not in links.sessions]
+        away = links.silent(0.0)
+        gone = [n for n in missing if away.get(n, 0.0) >= self._run.limits.node_lost_after]
+        if gone:
+            error = NodeError(gone[0], f"{names(gone)}: no connection for the next attempt")
+            self._beginning.fail(NotBegun(error=error, prepared=()))
+        return not missing
+
+    def free_spares(self) -> list[HostSpec]:
+        """Return the spares that could take a place now."""
+        run = self._run
+        usable = [n for n in run.links.sessions if n not in run.unfit]
+        return restarting.free_spares(run.spec, run.state, usable)
+
+    def _ending_words(self) -> str:
+        return restarting.ending_of(self._run.state, checkpoints=self._pattern() is not None, now=now())
+
+    def _pattern(self) -> str | None:
+        job = self._run.spec.job
+        return None if job is None else job.checkpoint.pattern
+
+    def alike(self) -> int:
+        """Return how many attempts before this one ended like it, without a newer checkpoint between or after."""
+        state = self._run.state
+        if self._newest.get(state.attempt, state.resume_from) != state.resume_from:
+            return 0
+        return restarting.alike(state, self._ending_words())
+
+    def must_look_for_checkpoints(self) -> bool:
+        """Look, before attempts that ended alike are taken for hopeless, whether the last one got further after all."""
+        run, state = self._run, self._run.state
+        over = bool(state.nodes) and all(n.swept for n in state.nodes.values())
+        if self._pattern() is None or not over or state.attempt in self._newest or self.alike() == 0:
+            return False
+        if self._asked != state.attempt:
+            self._asked = state.attempt
+            hosts = tuple(run.hosts[n] for n in state.nodes)
+
+            def look() -> str | None:
+                with contextlib.suppress(ClusterctlError):
+                    return run.launch.newest_checkpoint(hosts)
+                return None
+
+            run.aside(look, lambda path: self._newest.update({state.attempt: path}))
+        return True
