@@ -141,7 +141,7 @@ MENTIONED: Final = {
     "bash -c": "what runs a command that is text",
     "python -m": "how `module` is meant",
     "python -I": "a process that is not watched from inside",
-    "python -I -S … serve": "how the agent is started",
+    "python -I -S -X utf8 … serve": "how the agent is started",
     "ssh -G": "what clusterctl asks about a host",
     "ssh -G host": "what clusterctl asks about a host",
     "ssh NODE cat": "the other side of a benchmark",

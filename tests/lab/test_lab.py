@@ -218,7 +218,9 @@ def test_a_node_behind_another_is_reached_by_a_jump_only(lab: Lab, nodes: NodeFa
     assert not answers(lab, inner, "-o", "ProxyJump=none")
 
 
-@pytest.mark.parametrize("shell", ["/bin/sh", "/bin/bash", "/bin/csh", "/usr/bin/tcsh", "/usr/bin/fish", "/usr/bin/zsh"])
+@pytest.mark.parametrize(
+    "shell", ["/bin/sh", "/bin/bash", "/bin/csh", "/usr/bin/tcsh", "/usr/bin/fish", "/usr/bin/zsh"]
+)
 def test_login_shell_and_account_are_the_ones_asked_for(lab: Lab, nodes: NodeFactory, shell: str) -> None:
     (node,) = nodes(1, shell=shell, user="train")
     said = lab.ssh(node, "id -un; id -u; echo $HOME; touch ~/mine; touch /root/x; true").stdout.split()
