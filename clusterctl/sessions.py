@@ -13,10 +13,10 @@ from clusterctl.agent.protocol import PROTOCOL, Command
 from clusterctl.config.spec import SshSpec, TransportKind
 from clusterctl.errors import AgentError, ClusterctlError, NodeError, NodeRefusedError, RefusedError
 from clusterctl.session import Item, Session
+from clusterctl.transport.approach import Approach
 from clusterctl.transport.bootstrap import start_agent
 from clusterctl.transport.bundle import agent_bundle
 from clusterctl.transport.local import LocalTransport
-from clusterctl.transport.ssh_config import Resolver
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -49,13 +49,13 @@ class Transports:
         self._ssh_spec = ssh or SshSpec()
         self._lock = threading.Lock()
         self._made: dict[TransportKind, Transport] = {}
-        self._resolver = Resolver()
+        self._approach = Approach()
 
     def of(self, host: HostSpec) -> Transport:
         """Return what reaches `host`."""
         if host.transport is TransportKind.SSH and TransportKind.SSH not in self._made:
-            # While one thread imports, `ssh` tells the others how their hosts are reached.
-            self._resolver.ask_ahead(host)
+            # While one thread imports, the others dial.
+            self._approach.go_ahead(host, self._ssh_spec.connect_timeout)
         with self._lock:
             if host.transport not in self._made:
                 self._made[host.transport] = self._make(host.transport)
@@ -65,6 +65,7 @@ class Transports:
         """Close what connections share. Sessions that are open go on unless they pass through a jump host."""
         with self._lock:
             made = list(self._made.values())
+        self._approach.close()
         for transport in made:
             transport.close()
 
@@ -76,7 +77,7 @@ class Transports:
         with _without("invoke"):
             from clusterctl.transport.ssh import SshTransport
 
-        return SshTransport(self._ssh_spec, resolver=self._resolver)
+        return SshTransport(self._ssh_spec, approach=self._approach)
 
 
 @contextlib.contextmanager
@@ -155,9 +156,9 @@ def open_sessions(
     Both are by node, in the order of `hosts`. Interrupted (Ctrl-C), it closes what was opened.
     """
     wanted = list(hosts)
-    bundle = bundle or agent_bundle()
 
     def attempt(host: HostSpec) -> Session | NodeError:
+        progress(host.name, "connecting")
         try:
             return open_session(
                 transports.of(host),

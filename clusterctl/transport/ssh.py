@@ -20,12 +20,13 @@ from paramiko.message import Message
 
 from clusterctl.errors import AuthError, ConnectError, HostKeyError, NodeError
 from clusterctl.transport import auth
+from clusterctl.transport.approach import Approach
 from clusterctl.transport.base import EXEC_COMMAND, STDERR_TAIL_BYTES, HostKeyRefusal, Progress, silent
 from clusterctl.transport.host_keys import HostKeys, ShownKey
 from clusterctl.transport.jump import Shared
 from clusterctl.transport.known_hosts import HostKey
-from clusterctl.transport.ssh_config import Destination, Resolver, SshOptions, destination_of, parse_hop
-from clusterctl.transport.wire import Watchdog, Wire, open_wire
+from clusterctl.transport.ssh_config import Destination, SshOptions, destination_of, parse_hop
+from clusterctl.transport.wire import Watchdog, Wire
 
 if TYPE_CHECKING:
     from clusterctl.config.spec import HostSpec, SshSpec
@@ -159,12 +160,12 @@ class SshTransport:
     Args:
         spec: Time limit, trust and known-hosts files, where the cluster file says so.
         config_file: In place of the user's ssh_config; default: the environment's `CLUSTERCTL_SSH_CONFIG`.
-        resolver: Asks `ssh` about hosts, and may have done so already.
+        approach: How far the way to hosts was gone already.
     """
 
-    def __init__(self, spec: SshSpec, *, config_file: str | None = None, resolver: Resolver | None = None) -> None:
+    def __init__(self, spec: SshSpec, *, config_file: str | None = None, approach: Approach | None = None) -> None:
         self._spec = spec
-        self._resolver = resolver or Resolver(config_file)
+        self._approach = approach or Approach(config_file)
         self._host_keys = HostKeys(spec)
         self._jumps: Shared[_Link] = Shared()
         self._keys = _Keys()
@@ -190,7 +191,7 @@ class SshTransport:
             NodeError: It cannot be reached.
         """
         deadline = time.monotonic() + self._spec.connect_timeout
-        options = self._resolver.resolve(host.name, destination_of(host))
+        options = self._approach.resolve(host.name, destination_of(host))
         link = self._secure_with_retries(host.name, options, deadline, ())
         key = _shown_key(link)
         link.close()
@@ -198,6 +199,7 @@ class SshTransport:
 
     def close(self) -> None:
         """Close the connections to jump hosts and to ssh-agents."""
+        self._approach.close()
         self._jumps.close()
         self._keys.close()
 
@@ -211,7 +213,7 @@ class SshTransport:
         progress: Progress = silent,
     ) -> _Link:
         """Secure a connection and log in. `path` names the jump hosts whose connections wait for this one."""
-        options = self._resolver.resolve(node, destination)
+        options = self._approach.resolve(node, destination)
         link = self._secure_with_retries(node, options, deadline, path)
         try:
             warning = self._host_keys.check(node, options, _shown_key(link))
@@ -266,7 +268,7 @@ class SshTransport:
 
     def _wire(self, node: str, options: SshOptions, deadline: float, path: tuple[str, ...]) -> Wire:
         if not options.proxy_jump:
-            return open_wire(node, options, deadline)
+            return self._approach.wire(node, options, deadline)
         name = ",".join(options.proxy_jump)
         if name in path:
             hint = "exempt the jump host itself, as in `Host * !bastion`"

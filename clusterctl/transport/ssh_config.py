@@ -7,7 +7,6 @@ Facts about the output of `ssh -G` (OpenSSH 7.2 to 10): one `key value` a line, 
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import getpass
 import os
@@ -149,29 +148,6 @@ def resolve(node: str, destination: Destination, *, config_file: str | None = No
         hint = f"`ssh -G {destination.host}` shows the same; mend ~/.ssh/config"
         raise ConnectError(node, f"ssh cannot read its configuration: {said[-1]}", hint=hint)
     return parse(done.stdout.decode("utf-8", "surrogateescape"), destination)
-
-
-class Resolver:
-    """Asks `ssh` how hosts are reached; an answer that was asked for ahead is used once, so that none grows old.
-
-    Args:
-        config_file: In place of the user's ssh_config; default: the environment's `CLUSTERCTL_SSH_CONFIG`.
-    """
-
-    def __init__(self, config_file: str | None = None) -> None:
-        self._config_file = config_file or os.environ.get(CONFIG_VARIABLE) or None
-        self._ahead: dict[Destination, SshOptions] = {}
-
-    def ask_ahead(self, host: HostSpec) -> None:
-        """Ask for `host` now; what goes wrong goes wrong again when it matters."""
-        destination = destination_of(host)
-        with contextlib.suppress(ConnectError):
-            self._ahead[destination] = resolve(host.name, destination, config_file=self._config_file)
-
-    def resolve(self, node: str, destination: Destination) -> SshOptions:
-        """Return how `destination` is reached (see `resolve`)."""
-        known = self._ahead.pop(destination, None)
-        return known or resolve(node, destination, config_file=self._config_file)
 
 
 def destination_of(host: HostSpec) -> Destination:

@@ -2,18 +2,14 @@ from __future__ import annotations
 
 import os
 import pwd
-from pathlib import Path
 
 import pytest
 
-from clusterctl.config.spec import HostSpec
 from clusterctl.errors import ConnectError
 from clusterctl.transport.ssh_config import (
     Destination,
-    Resolver,
     SshOptions,
     arguments,
-    destination_of,
     parse,
     parse_hop,
     resolve,
@@ -128,19 +124,3 @@ def test_without_an_ssh_program_the_usual_defaults_hold(monkeypatch: pytest.Monk
     assert (options.hostname, options.port, options.user, options.proxy_jump) == ("h", 22, "u", ("j",))
     assert f"{home()}/.ssh/id_ed25519" in options.identity_files
     assert options.user_known_hosts[0] == f"{home()}/.ssh/known_hosts"
-
-
-def test_an_answer_asked_for_ahead_is_used_once_and_then_asked_for_anew(tmp_path: Path) -> None:
-    config, host = tmp_path / "config", HostSpec(name="gpu1", host="gpu1")
-    config.write_text("Host gpu1\n  Port 2201\n")
-    resolver = Resolver(str(config))
-    resolver.ask_ahead(host)
-    config.write_text("Host gpu1\n  Port 2202\n")
-    assert [resolver.resolve("gpu1", destination_of(host)).port for _ in range(2)] == [2201, 2202]
-
-
-def test_what_goes_wrong_ahead_is_said_when_it_matters() -> None:
-    resolver, host = Resolver(), HostSpec(name="bad", host="-oProxyCommand=touch")
-    resolver.ask_ahead(host)
-    with pytest.raises(ConnectError, match="is not a host name"):
-        resolver.resolve("bad", destination_of(host))
