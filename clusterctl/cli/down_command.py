@@ -90,7 +90,7 @@ def _ask(run: RunDir, console: Console, *, kill: bool, quiet: bool, stalled: boo
     from clusterctl.cli.stalled import end_if_stalled
     from clusterctl.run.reader import load_state
 
-    # As its journal has it: a start that lost its controller is over for `ps`, but may have left something on the nodes.
+    # As its journal has it: a start without its controller is over for `ps`, but may have left something on nodes.
     if load_state(run).over:
         return True
     if not stalled:
