@@ -289,39 +289,10 @@ def refusal(identity: int, kind: ErrorKind, message: str, hint: str | None = Non
 
 # --- what a run asks and tells
 
-_RECORDS = frozenset(
-    {
-        "Adopted",
-        "Alarm",
-        "Dropped",
-        "Event",
-        "Exited",
-        "Finished",
-        "Follow",
-        "GPU_MEMORY",
-        "Prepare",
-        "Prepared",
-        "Stamp",
-        "Start",
-        "Started",
-        "Stop",
-        "StopReason",
-        "Stopping",
-        "Swept",
-        "WorkerStart",
-        "decode_event",
-        "decode_record",
-        "encode_event",
-        "from_wire",
-        "to_wire",
-    }
-)
-"""Given from here, but lying in `clusterctl.agent.records`: an agent that has to do with no run can do without."""
-
 
 def __getattr__(name: str) -> object:
-    """Loads the records on first use (PEP 562) and keeps what was asked for."""
-    if name not in _RECORDS:
+    """Gives what lies in `clusterctl.agent.records` (PEP 562): an agent that has to do with no run can do without."""
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from clusterctl.agent import records
 
