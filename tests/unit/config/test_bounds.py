@@ -11,6 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.unit.config.hostile import LAUGHS, PIECES
+
 # Imports everything once, then answers each line with how a fork of it fared: what a fresh start does, many times faster.
 SERVER = """\
 import os, resource, signal, sys
@@ -33,53 +35,9 @@ for line in sys.stdin:
 """
 BOUND_KIB = 200 * 1000 * 1000 // 1024
 
-_PIECES = st.sampled_from(
-    [
-        "version: 1\n",
-        "hosts: ",
-        "gpu[01-02]",
-        "a[1-9999]",
-        ",",
-        ": ",
-        "\n",
-        "  ",
-        "- ",
-        "{",
-        "}",
-        "[",
-        "]",
-        "&a ",
-        "*a",
-        "<<: ",
-        "'",
-        '"',
-        "job:\n",
-        "${A",
-        "? ",
-        "!!str ",
-        "!!binary ",
-        "#",
-        "\t",
-        "\x00",
-        "\x85\n    ",
-        "---\n",
-        "%YAML 1.2\n",
-        "\ufeff",
-        "é",
-        "9",
-        "1e999",
-        "health:\n",
-        "  ignore: ",
-        "env: {",
-        "A: 1, ",
-        "$$",
-    ]
-)
-_RUNS = st.tuples(_PIECES, st.one_of(st.just(1), st.integers(1, 100_000))).map(lambda p: (p[0] * p[1])[:400_000])
+_RUNS = st.tuples(PIECES, st.one_of(st.just(1), st.integers(1, 100_000))).map(lambda p: (p[0] * p[1])[:400_000])
 _TEXTS = st.lists(_RUNS, max_size=12).map(lambda runs: "".join(runs).encode("utf-8", "surrogatepass"))
-CONTENTS = st.one_of(
-    st.binary(max_size=2000), _TEXTS, st.lists(_PIECES, max_size=60).map(lambda p: "".join(p).encode())
-)
+CONTENTS = st.one_of(st.binary(max_size=2000), _TEXTS, st.lists(PIECES, max_size=60).map(lambda p: "".join(p).encode()))
 
 
 class Fork:
@@ -114,11 +72,6 @@ def fork(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fork]:
 @settings(max_examples=60, deadline=None)
 def test_no_byte_sequence_makes_config_crash_hang_or_take_more_than_200_mb(fork: Fork, content: bytes) -> None:
     fork.check(content)
-
-
-LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
-    f"a{i}: &a{i} [" + ", ".join([f"*a{i - 1}"] * 9) + "]\n" for i in range(1, 12)
-)
 
 
 @pytest.mark.parametrize(

@@ -12,60 +12,12 @@ from hypothesis import strategies as st
 
 from clusterctl.errors import ConfigError
 from clusterctl.render.problems import render_config_error
+from tests.unit.config.hostile import LAUGHS, PIECES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from clusterctl.config.load import Loaded
-
-_PIECES = st.sampled_from(
-    [
-        "version: 1\n",
-        "hosts:",
-        " gpu[01-02]",
-        ": 8\n",
-        "\n",
-        "  ",
-        "- ",
-        "{",
-        "}",
-        "[",
-        "]",
-        "&a ",
-        "*a",
-        "<<: ",
-        "'",
-        '"',
-        "job:\n",
-        "  script: train.py\n",
-        "env:\n",
-        "${A",
-        "}",
-        "${A:?x}",
-        "$$",
-        "|\n",
-        "? ",
-        "!!str ",
-        "!x ",
-        "#",
-        "\t",
-        "\x00",
-        "\x85",
-        "---\n",
-        "...\n",
-        "%YAML 1.2\n",
-        "\ufeff",
-        "\u2028",
-        "é",
-        "0123",
-        "1e999",
-        ".nan",
-        "null",
-        "~",
-        "host: ",
-        ", ",
-    ]
-)
 
 
 def _survives(parse_text: Callable[..., Loaded], content: bytes | str) -> None:
@@ -84,7 +36,7 @@ def test_no_bytes_make_parsing_crash(parse_text: Callable[..., Loaded], content:
     _survives(parse_text, content)
 
 
-@given(content=st.lists(_PIECES, max_size=40).map("".join))
+@given(content=st.lists(PIECES, max_size=40).map("".join))
 @settings(max_examples=400)
 def test_no_mixture_of_yaml_makes_parsing_crash(parse_text: Callable[..., Loaded], content: str) -> None:
     _survives(parse_text, content)
@@ -95,9 +47,6 @@ def test_no_text_below_a_key_makes_parsing_crash(parse_text: Callable[..., Loade
     _survives(parse_text, f"version: 1\nhosts: gpu01\nname: {content}\n")
 
 
-LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
-    f"a{i}: &a{i} [" + ", ".join([f"*a{i - 1}"] * 9) + "]\n" for i in range(1, 12)
-)
 MERGED_LAUGHS = "a0: &a0 {x: 1, y: 2}\n" + "".join(
     f"a{i}: &a{i} {{p: *a{i - 1}, q: *a{i - 1}, <<: [*a{i - 1}, *a{i - 1}]}}\n" for i in range(1, 40)
 )
