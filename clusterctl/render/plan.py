@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 def render_plan(plan: Mapping[str, Any], terminal: Terminal) -> list[str]:
     """Return a plan (`plan_json`) as lines: a head line, then each node with its ranks, argv and environment."""
     world = "unknown: nodes must be asked for their GPUs" if plan["world_size"] is None else plan["world_size"]
-    where = f"{plan['master_addr'] or 'found at the start'}:{plan['master_port'] or 'free port'}"
-    lines = [f"world size {world} · master {where}"]
+    lines = [f"world size {world} · master {_master(plan['master_addr'], plan['master_port'])}"]
     for node in plan["nodes"]:
         workers = node["workers"]
         ranks = f"rank {fold_ranks(w['rank'] for w in workers)}" if workers else "ranks unknown"
@@ -29,3 +28,9 @@ def render_plan(plan: Mapping[str, Any], terminal: Terminal) -> list[str]:
             env = sorted(workers[0]["env"].items())
             lines += [terminal.style(f"    {safe(k)}={safe(v)}", DIM) for k, v in env]
     return lines
+
+
+def _master(address: str | None, port: int | None) -> str:
+    if address is None:
+        return "found at the start" + (f", port {port}" if port else "")
+    return f"{address}:{port}" if port else f"{address}, on a free port"
