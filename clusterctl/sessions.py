@@ -150,17 +150,19 @@ def open_sessions(
     parallel: int = 64,
     answer_timeout: float = ANSWER_SECONDS,
     progress: Progress = lambda _node, _stage: None,
+    joined: Callable[[Session], None] = lambda _session: None,
 ) -> tuple[dict[str, Session], dict[str, NodeError]]:
     """Open a session with every host at once, `parallel` at a time; return those that were and why others were not.
 
-    Both are by node, in the order of `hosts`. Interrupted (Ctrl-C), it closes what was opened.
+    Both are by node, in the order of `hosts`. Each session is given to `joined` as soon as it is there, in a thread of
+    its own. Interrupted (Ctrl-C), it closes what was opened.
     """
     wanted = list(hosts)
 
     def attempt(host: HostSpec) -> Session | NodeError:
         progress(host.name, "connecting")
         try:
-            return open_session(
+            session = open_session(
                 transports.of(host),
                 host,
                 inbox,
@@ -171,6 +173,8 @@ def open_sessions(
             )
         except NodeError as error:
             return error
+        joined(session)
+        return session
 
     pool = ThreadPoolExecutor(max(1, min(parallel, len(wanted))), thread_name_prefix="connect")
     attempts = [pool.submit(attempt, host) for host in wanted]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,12 +12,9 @@ from clusterctl.cli.main import WithJobArguments
 from clusterctl.errors import ExitCode
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
-
-    from clusterctl.cli.remote import Answer, Collector
+    from clusterctl.cli.remote import Answer
     from clusterctl.errors import NodeError
     from clusterctl.render.console import Console
-    from clusterctl.session import Session
 
 
 @click.command("exec", cls=WithJobArguments)
@@ -58,7 +54,7 @@ def command(
     """
     from clusterctl.cli.durations import parse_duration
     from clusterctl.cli.reach import reachable
-    from clusterctl.cli.remote import collectors, exit_code_of, wait_for
+    from clusterctl.cli.remote import Remote, exit_code_of
 
     argv = context.meta["clusterctl.args"]
     if not argv:
@@ -70,10 +66,9 @@ def command(
     spec = options.load_file(path, files, sets, console=console).spec
     hosts = options.chosen_hosts(spec, nodes, exclude)
     request: dict[str, Any] = {"command": " ".join(argv)} if shell else {"argv": list(argv)}
-    with reachable(spec, hosts) as (sessions, errors):
-        found = collectors(sessions, console if stream else None)
-        running = _begin_all(sessions, found, {**request, "timeout": seconds}, parallel or len(hosts))
-        answers, lost = wait_for(running, found, seconds)
+    remote = Remote(request, seconds, parallel or len(hosts), console if stream else None)
+    with reachable(spec, hosts, remote.begin) as (sessions, errors):
+        answers, lost = remote.ends(sessions)
     errors = errors | lost
     if as_json:
         order = [h.name for h in hosts]
@@ -81,23 +76,6 @@ def command(
     else:
         _show(answers, errors, console, diff=diff, stream=stream, verbose=verbose, quiet=quiet)
     return int(ExitCode.NODE) if errors else max(map(exit_code_of, answers.values()), default=0)
-
-
-def _begin_all(
-    sessions: dict[str, Session], found: dict[str, Collector], request: dict[str, Any], parallel: int
-) -> dict[str, Future[dict[str, Any]]]:
-    """Start the command on every node, each as soon as fewer than `parallel` others run."""
-    from clusterctl.agent.protocol import Command
-
-    free = threading.Semaphore(parallel)
-    running = {}
-    for node, session in sessions.items():
-        free.acquire()
-        collector = found[node]
-        collector.first_stream = session.new_stream(collector.take, count=2)
-        running[node] = session.call_async(Command.EXEC, {**request, "stream": collector.first_stream})
-        running[node].add_done_callback(lambda _: free.release())
-    return running
 
 
 def _entry(node: str, answer: Answer | None, error: NodeError | None) -> dict[str, Any]:

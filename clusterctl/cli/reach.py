@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from clusterctl.errors import NodesError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from clusterctl.config.spec import ClusterSpec, HostSpec
     from clusterctl.errors import NodeError
@@ -32,14 +32,17 @@ def sessions_of(spec: ClusterSpec, hosts: Sequence[HostSpec]) -> Iterator[dict[s
 
 @contextlib.contextmanager
 def reachable(
-    spec: ClusterSpec, hosts: Sequence[HostSpec]
+    spec: ClusterSpec, hosts: Sequence[HostSpec], joined: Callable[[Session], None] = lambda _: None
 ) -> Iterator[tuple[dict[str, Session], dict[str, NodeError]]]:
-    """Give a session with every host that can be reached, and the errors of the others."""
+    """Give a session with every host that can be reached, and the errors of the others.
+
+    Each session is given to `joined` as soon as it is there, in a thread of its own.
+    """
     from clusterctl.sessions import Transports, open_sessions
 
     transports = Transports(spec.ssh)
     inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    sessions, errors = open_sessions(transports, hosts, inbox, parallel=spec.ssh.parallel)
+    sessions, errors = open_sessions(transports, hosts, inbox, parallel=spec.ssh.parallel, joined=joined)
     try:
         yield sessions, errors
     finally:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import signal as signals
 import threading
+from concurrent import futures
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from clusterctl.agent.protocol import Command
 from clusterctl.errors import AgentError, ClusterctlError, ExitCode, NodeError
 from clusterctl.logs.clean import clean_block, strip_colours
 from clusterctl.render.console import BOLD, pad
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
 
     from clusterctl.agent.protocol import Data
     from clusterctl.render.console import Console, Terminal
+    from clusterctl.session import Session
 
 _SLACK_SECONDS = 30.0
 
@@ -69,33 +73,54 @@ class Collector:
             (self._console.narrate if which else self._console.data)(*lines)
 
 
-def collectors(nodes: Iterable[str], console: Console | None) -> dict[str, Collector]:
-    """Return a collector a node; `console` where lines are shown as they come."""
-    guard = threading.Lock()
-    return {node: Collector(node, console, guard) for node in nodes}
+class Remote:
+    """One command, run on nodes as they join, on so many at a time.
 
+    Args:
+        request: Arguments of the agent's `exec`.
+        seconds: Its time limit, or `None`.
+        parallel: On how many nodes at once.
+        console: Where lines are shown as they come, or `None`.
+    """
 
-def wait_for(
-    running: Mapping[str, Future[dict[str, Any]]], found: Mapping[str, Collector], seconds: float | None
-) -> tuple[dict[str, Answer], dict[str, NodeError]]:
-    """Wait for every node; return how it ended there, and which nodes were lost meanwhile."""
-    answers: dict[str, Answer] = {}
-    lost: dict[str, NodeError] = {}
-    for node, future in running.items():
-        try:
-            said = future.result(None if seconds is None else seconds + _SLACK_SECONDS)
-        except TimeoutError:
-            lost[node] = AgentError(node, "it did not end the command in time")
-        except AgentError as error:
-            out, err = found[node].finish()
-            answers[node] = Answer(exit_code=int(ExitCode.FAILED), stdout=out, stderr=err, error=str(error))
-        except NodeError as error:
-            lost[node] = error
-        except ClusterctlError as error:
-            answers[node] = Answer(exit_code=int(ExitCode.REFUSED), error=str(error))
-        else:
-            answers[node] = _answer(said, *found[node].finish(), seconds)
-    return answers, lost
+    def __init__(self, request: dict[str, Any], seconds: float | None, parallel: int, console: Console | None) -> None:
+        self._request, self._seconds, self._console = request, seconds, console
+        self._guard = threading.Lock()
+        self._pool = ThreadPoolExecutor(max(1, parallel), thread_name_prefix="exec")
+        self._collectors: dict[str, Collector] = {}
+        self._running: dict[str, Future[dict[str, Any]]] = {}
+
+    def begin(self, session: Session) -> None:
+        """Run it on a node, or have that wait for another one to be through."""
+        collector = self._collectors[session.node] = Collector(session.node, self._console, self._guard)
+        self._running[session.node] = self._pool.submit(self._run, session, collector)
+
+    def _run(self, session: Session, collector: Collector) -> dict[str, Any]:
+        collector.first_stream = session.new_stream(collector.take, count=2)
+        asked = {**self._request, "timeout": self._seconds, "stream": collector.first_stream}
+        limit = None if self._seconds is None else self._seconds + _SLACK_SECONDS
+        return session.call_async(Command.EXEC, asked).result(limit)
+
+    def ends(self, nodes: Iterable[str]) -> tuple[dict[str, Answer], dict[str, NodeError]]:
+        """Wait for the nodes; return how it ended on each, and which were lost meanwhile."""
+        answers: dict[str, Answer] = {}
+        lost: dict[str, NodeError] = {}
+        for node in nodes:
+            collector = self._collectors[node]
+            try:
+                said = self._running[node].result()
+            except futures.TimeoutError:
+                lost[node] = AgentError(node, "it did not end the command in time")
+            except AgentError as error:
+                out, err = collector.finish()
+                answers[node] = Answer(exit_code=int(ExitCode.FAILED), stdout=out, stderr=err, error=str(error))
+            except NodeError as error:
+                lost[node] = error
+            except ClusterctlError as error:
+                answers[node] = Answer(exit_code=int(ExitCode.REFUSED), error=str(error))
+            else:
+                answers[node] = _answer(said, *collector.finish(), self._seconds)
+        return answers, lost
 
 
 def _answer(said: Mapping[str, Any], out: bytes, err: bytes, seconds: float | None) -> Answer:

@@ -128,6 +128,23 @@ def test_ctrl_c_ends_the_commands_of_exec_on_every_node(nodes: NodeFactory, head
     wait_for(lambda: not any(n.pids_of("sleep 654") for n in made), what="the commands to be gone")
 
 
+def test_exec_runs_on_the_nodes_that_are_there_while_another_is_still_waited_for(
+    nodes: NodeFactory, head: Head
+) -> None:
+    there, late = nodes(2)
+    head.write({there.name: 1, late.name: 1}, {"command": ["true"]})
+    late.stop_sshd()
+    waiting = head.start("exec", "--shell", "--", "touch ~/ran; hostname")
+
+    there.wait_for(there.path("ran").exists, what="the command")
+    assert waiting.poll() is None
+    late.cont_sshd()
+
+    said, wrong = waiting.communicate(timeout=60)
+    assert waiting.returncode == 0, wrong
+    assert {there.name, late.name} <= set(said.split())
+
+
 def test_exec_tells_nodes_apart_by_output_code_and_reach(nodes: NodeFactory, head: Head) -> None:
     one, two, three = nodes(3)
     head.write(
