@@ -71,8 +71,6 @@ def how_it_ended(cause: Cause) -> str:
         "exited_early": "exit code 0 while the others went on",
         "unknown": "exit status unknown",
         "node_lost": "",
-        "stalled": "stalled",
-        "time_limit": "time limit reached",
         "start_failed": "did not start",
     }
     if cause.kind in words:

@@ -11,6 +11,7 @@ from clusterctl.render.errors import remaining_lines
 from clusterctl.render.log import rfc3339
 from clusterctl.render.ranks import count, fold_nodes, fold_ranks
 from clusterctl.render.table import Cell, Column, render_table
+from clusterctl.run.policy import final_cause
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -139,7 +140,7 @@ def status_json(view: RunView) -> dict[str, Any]:
         "attended": view.attended,
         "attempt": state.attempt,
         "exit_code": state.exit_code,
-        "cause": cause_json(state.cause),
+        "cause": cause_json(final_cause(state)),
         "stall": stall_json(state.stall, view.verdict),
         "health": [_trouble_json(event) for event in state.troubles.values()],
         "remaining": list(state.remaining),

@@ -56,7 +56,8 @@ class Cause:
     """What ended a run.
 
     Attributes:
-        kind: exit, signal, oom, unknown (nobody saw it), exited_early, node_lost, stalled, time_limit, start_failed.
+        kind: exit, signal, oom, unknown (nobody saw it), exited_early, node_lost, start_failed; or the rule that ended
+            the run: stalled, time_limit, unhealthy.
         message: One line: the last line of the traceback, or of the output.
         traceback: The worker's own, where it left one.
         certain: No other exit may have come first.

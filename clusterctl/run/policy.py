@@ -304,14 +304,14 @@ def outcome(state: RunState) -> tuple[RunPhase, ExitCode]:
     return (RunPhase.SUCCEEDED, ExitCode.OK) if done else (RunPhase.FAILED, ExitCode.FAILED)
 
 
+_ENDED_BY_RULE = (StopReason.STALLED.value, StopReason.TIME_LIMIT.value, StopReason.UNHEALTHY.value)
+
+
 def final_cause(state: RunState) -> Cause | None:
-    """Return what to put on top of the report of a run that is over."""
-    if state.cause is not None:
-        return state.cause
-    kinds = {StopReason.STALLED.value: "stalled", StopReason.TIME_LIMIT.value: "time_limit"}
-    if state.reason in kinds:
-        return Cause(kind=kinds[state.reason], message=state.reason_text, certain=True)
-    return None
+    """Return what ended a run: the first observed failure, or the rule that ended it where no rank had failed."""
+    if state.cause is None and state.reason in _ENDED_BY_RULE:
+        return Cause(kind=state.reason, message=state.reason_text, certain=True)
+    return state.cause
 
 
 def _remaining(state: RunState) -> tuple[dict[str, Any], ...]:

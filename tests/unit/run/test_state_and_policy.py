@@ -190,6 +190,19 @@ def ended(state: RunState, reason: StopReason) -> RunState:
     return stopped(apply_head(state, NOW, events.Decided(attempt=state.attempt, reason=reason.value)))
 
 
+@pytest.mark.parametrize("reason", [StopReason.STALLED, StopReason.TIME_LIMIT, StopReason.UNHEALTHY])
+def test_where_no_rank_failed_the_rule_that_ended_the_run_is_its_cause(reason: StopReason) -> None:
+    decided = events.Decided(attempt=0, reason=reason.value, message="why")
+
+    by_rule = policy.final_cause(stopped(apply_head(running(), NOW, decided)))
+    by_rank = policy.final_cause(apply_head(exited(running(), 1, 3), NOW, decided))
+
+    assert by_rule is not None
+    assert (by_rule.kind, by_rule.message, by_rule.rank) == (reason.value, "why", None)
+    assert by_rank is not None
+    assert (by_rank.kind, by_rank.rank) == ("exit", 1)
+
+
 @pytest.mark.parametrize(
     ("reason", "phase", "code"),
     [
