@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.lab.faulty import controller_pid
 from tests.lab.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -102,13 +103,6 @@ def test_a_state_folder_that_cannot_be_made_is_refused_in_one_line(idle: LocalHe
     assert "XDG_STATE_HOME" in done.stderr
 
 
-def controller(head: LocalHead, run: str) -> int:
-    lock = Path(head.env["XDG_STATE_HOME"]) / "clusterctl" / "runs" / run / "lock"
-    inode = lock.stat().st_ino
-    line = next(line for line in Path("/proc/locks").read_text().splitlines() if f":{inode} " in line)
-    return int(line.split()[4])
-
-
 def children(pid: int) -> list[int]:
     return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
@@ -121,7 +115,7 @@ def test_without_a_controller_what_waits_ends_with_101_and_adopting_helps(head: 
     head.write_local(FOREVER)
     run = head.start()
     with head.terminal("attach", run) as attached, head.terminal("logs", "-f", run) as followed:
-        os.kill(controller(head, run), signal.SIGKILL)
+        os.kill(controller_pid(head, run), signal.SIGKILL)
         wait_for(lambda: not head.json("status", run)["attended"], what="the controller to be gone", every=0.2)
         codes = {
             "attach": attached.wait(),

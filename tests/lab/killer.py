@@ -279,9 +279,17 @@ def lock_holder(lock: Path) -> int | None:
         return None
     for line in Path("/proc/locks").read_text().splitlines():
         fields = line.split()
-        if f":{inode} " in line and fields[1] != "->":
+        # The same number may be another file's on another file system.
+        if f":{inode} " in line and fields[1] != "->" and _has_open(int(fields[4]), lock):
             return int(fields[4])
     return None
+
+
+def _has_open(pid: int, file: Path) -> bool:
+    try:
+        return any(fd.samefile(file) for fd in Path(f"/proc/{pid}/fd").iterdir() if fd.exists())
+    except (FileNotFoundError, PermissionError):
+        return False
 
 
 def main() -> int:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.lab.faulty import controller_pid
 from tests.lab.head_cli import Head
 from tests.lab.waiting import wait_for
 
@@ -56,13 +57,6 @@ def head(tmp_path: Path, head_env: dict[str, str]) -> Head:
 
 def start(head: Head) -> str:
     return str(head.json("up", "-d", "--no-health")["run"])
-
-
-def controller_pid(head: Head, run: str) -> int:
-    lock = Path(head.env["XDG_STATE_HOME"]) / "clusterctl" / "runs" / run / "lock"
-    inode = lock.stat().st_ino
-    line = next(line for line in Path("/proc/locks").read_text().splitlines() if f":{inode} " in line)
-    return int(line.split()[4])
 
 
 def said(head: Head, run: str, *arguments: str) -> list[dict[str, Any]]:

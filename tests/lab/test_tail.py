@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.lab.faulty import controller_pid
 from tests.lab.head_cli import Head
 from tests.lab.waiting import wait_for
 
@@ -92,13 +93,6 @@ def fast(node: Node) -> None:
 def replica(head: Head, run: str, node: Node) -> Path:
     runs = Path(head.env["XDG_STATE_HOME"]) / "clusterctl" / "runs"
     return runs / run / "nodes" / node.name / "attempt-0" / "rank-0.log"
-
-
-def controller_pid(head: Head, run: str) -> int:
-    lock = Path(head.env["XDG_STATE_HOME"]) / "clusterctl" / "runs" / run / "lock"
-    inode = lock.stat().st_ino
-    line = next(line for line in Path("/proc/locks").read_text().splitlines() if f":{inode} " in line)
-    return int(line.split()[4])
 
 
 def test_the_tail_of_what_is_not_replicated_yet_is_shown_and_the_rest_follows_once(

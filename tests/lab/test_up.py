@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.lab.faulty import controller_pid
 from tests.lab.head_cli import Head
 from tests.lab.spec import NodeSpec
 from tests.lab.waiting import wait_for
@@ -48,13 +49,6 @@ def newest(head: Head) -> str:
 def nothing_left(made: Sequence[Node]) -> None:
     """Agents and supervisors take their leave a moment after the run's end; workers must be gone by then."""
     wait_for(lambda: not any(n.leftovers() for n in made), what=f"{[n.leftovers() for n in made]} to be gone")
-
-
-def controller_pid(head: Head, run: str) -> int:
-    lock = Path(head.env["XDG_STATE_HOME"]) / "clusterctl" / "runs" / run / "lock"
-    inode = lock.stat().st_ino
-    line = next(line for line in Path("/proc/locks").read_text().splitlines() if f":{inode} " in line)
-    return int(line.split()[4])
 
 
 def test_eight_ranks_on_four_unlike_nodes_meet_on_the_network_that_they_share(nodes: NodeFactory, head: Head) -> None:
