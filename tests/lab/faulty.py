@@ -45,6 +45,12 @@ def make(head: Head, made: Sequence[Node], workers: int = 2, job: dict[str, Any]
     head.write({n.name: workers for n in made}, {"script": "faulty.py", "grace": "1s", **(job or {})}, **more)
 
 
+def add_spare(file: Path, spare: Node) -> None:
+    """Give a cluster file that was written a spare host with one worker."""
+    entry = f"- host: {spare.name}\n  role: spare\n  gpus: 0\n  workers: 1\n"
+    file.write_text(file.read_text().replace("job:", f"{entry}job:"))
+
+
 def start(head: Head, *arguments: str) -> str:
     """Start what the cluster file says; return the run's id."""
     return str(head.json("up", "-d", "--no-health", *arguments)["run"])

@@ -11,7 +11,7 @@ import pytest
 
 from tests import json_shapes as shapes
 from tests.lab import hung_mount
-from tests.lab.faulty import worker_pid
+from tests.lab.faulty import add_spare, worker_pid
 from tests.lab.head_cli import Head
 from tests.lab.waiting import wait_for
 
@@ -78,9 +78,7 @@ def test_a_node_with_a_process_that_nothing_can_end_is_named_and_a_spare_takes_i
         {"script": "stuck.py", "grace": "1s"},
         restart={"max_restarts": 1, "backoff": 0},
     )
-    path.write_text(
-        path.read_text().replace("job:", f"- host: {spare.name}\n  role: spare\n  gpus: 0\n  workers: 1\njob:")
-    )
+    add_spare(path, spare)
     with hung_mount.on(sick):
         run = str(head.json("up", "-d", "--no-health")["run"])
         sick.wait_for(lambda: hung_mount.asked(sick), what="a rank that waits in the kernel")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.lab.faulty import controller_pid
+from tests.lab.faulty import add_spare, controller_pid
 from tests.lab.head_cli import Head
 from tests.lab.waiting import wait_for
 
@@ -165,9 +165,7 @@ def test_a_spare_takes_the_place_of_a_node_that_died_once_its_fence_has_expired(
         network={"node_lost_after": "8s"},
         on_controller_loss={"stop_after": "3s"},
     )
-    path.write_text(
-        path.read_text().replace("job:", f"- host: {spare.name}\n  role: spare\n  gpus: 0\n  workers: 1\njob:")
-    )
+    add_spare(path, spare)
     run = start(head)
     second.wait_for(lambda: second.path("ready").exists(), what="its worker")
 
