@@ -49,7 +49,6 @@ _NETWORK_FILESYSTEMS = frozenset(
         "quobyte",
     ]
 )
-_ST_NOEXEC = 8
 
 
 class RootError(Exception):
@@ -98,21 +97,18 @@ def state_root() -> str:
     """Return the state root of this user on this machine, made and checked.
 
     Raises:
-        RootError: It cannot be written, may not execute programs, or belongs to somebody else.
+        RootError: It cannot be written, or belongs to somebody else.
     """
     root = choose_root(dict(os.environ), os.path.expanduser("~"), os.getuid())
     try:
         os.makedirs(root, mode=0o700, exist_ok=True)
         info = os.lstat(root)
         _try_to_write(root)
-        flags = os.statvfs(root).f_flag
     except OSError as error:
         reason = error.strerror or str(error)
         raise RootError(f"cannot keep state in {root}: {reason}", "set XDG_STATE_HOME to a local folder") from error
     if info.st_uid != os.getuid() or not stat.S_ISDIR(info.st_mode):
         raise RootError(f"{root} belongs to uid {info.st_uid}", "set XDG_STATE_HOME to a folder of your own")
-    if flags & _ST_NOEXEC:
-        raise RootError(f"{root} is mounted noexec", "set XDG_STATE_HOME to a folder where programs may run")
     return root
 
 

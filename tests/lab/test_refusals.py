@@ -16,6 +16,7 @@ from tests.lab.spec import NodeSpec
 
 if TYPE_CHECKING:
     from tests.lab.conftest import NodeFactory
+    from tests.lab.node import Node
 
 FOREVER = {"command": ["sleep", "600"], "grace": "1s"}
 
@@ -53,28 +54,36 @@ def test_a_node_that_ends_processes_at_logout_is_refused_until_the_user_lingers(
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [
-        pytest.param("ro", "Read-only file system", id="not writable"),
-        pytest.param("noexec", "is mounted noexec", id="noexec"),
-    ],
-)
-def test_a_node_whose_state_has_no_place_is_refused_by_name(
-    nodes: NodeFactory, head: Head, options: str, why: str
-) -> None:
+def state_on(node: Node, options: str) -> None:
+    """Give a node a file system of its own for what it keeps of runs."""
+    node.run(["mkdir", "-p", "/root/.local/state"], check=True)
+    node.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", "/root/.local/state"], check=True)
+
+
+def test_a_node_whose_state_has_no_place_is_refused_by_name(nodes: NodeFactory, head: Head) -> None:
     fine, made = nodes(2)
-    made.run(["mkdir", "-p", "/root/.local/state"], check=True)
-    made.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", "/root/.local/state"], check=True)
+    state_on(made, "ro")
     head.write({fine.name: 1, made.name: 1}, FOREVER)
 
     refused = head.run("up", "--no-health")
 
     assert refused.returncode == 6, refused.stderr
     assert made.name in refused.stderr
-    assert why in refused.stderr
+    assert "Read-only file system" in refused.stderr
     assert "XDG_STATE_HOME" in refused.stderr
     assert not fine.pids_of("^sleep 600")
+
+
+def test_a_node_whose_state_lies_where_no_program_may_run_works(nodes: NodeFactory, head: Head) -> None:
+    (made,) = nodes(1)
+    state_on(made, "noexec")
+    (head.folder / "train.py").write_text("import sys\nprint('watched:', '_clusterctl_shim' in sys.modules)\n")
+    head.write({made.name: 1}, {"script": "train.py"})
+
+    done = head.run("up", "--no-health")
+
+    assert done.returncode == 0, done.stderr
+    assert "watched: True" in done.stdout
 
 
 def test_a_forwarded_ssh_agent_alone_is_warned_of(
