@@ -21,6 +21,7 @@ from clusterctl.agent import (
     protocol,
     requests,
     rundir,
+    secrets,
     sweep,
     system,
     waiter,
@@ -214,8 +215,10 @@ def _clean(run: RunDir) -> int:
         for name in names_here:
             size += os.lstat(os.path.join(place, name)).st_blocks * 512
     shutil.rmtree(run.path)
+    # What a run that was never told its end has left on the tmpfs.
+    secrets.forget(run.secrets())
     for attempt in range(state.attempt + 1):
-        shutil.rmtree(run.status_dir(attempt), ignore_errors=True)
+        secrets.remove_folder(run.status_dir(attempt))
     # Another node of the same run may lie beside it.
     with contextlib.suppress(OSError):
         os.rmdir(os.path.dirname(run.path))

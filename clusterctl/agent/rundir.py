@@ -126,7 +126,8 @@ def _safe(name: str) -> str:
     # Imported by who has to do with runs: `import urllib.parse` is a good part of an agent's start.
     from urllib.parse import quote
 
-    quoted = quote(name, safe="@:+,=")
+    # No colon: below lies a folder of PYTHONPATH, where it would begin another one.
+    quoted = quote(name, safe="@+,=")
     return quoted.replace(".", "%2E") if not quoted.strip(".") else quoted
 
 

@@ -110,6 +110,9 @@ def _environment(
 
 def install_shim(run: RunDir) -> bool:
     """Put the shim for workers in place. A worker without it trains as well; only less can be told about it."""
+    if os.pathsep in run.inject:
+        # The state root itself holds a colon: on PYTHONPATH it would be two folders, neither of them ours.
+        return False
     try:
         inject.install(run.inject)
     except OSError:

@@ -296,10 +296,16 @@ class Receiver:
             raise requests.failed(f"`{path}` arrived with another content than announced")
         (fd, parent, temporary, name), self._open = self._open, None
         try:
-            os.fchmod(fd, int(mode) & 0o777)
-            os.close(fd)
+            try:
+                os.fchmod(fd, int(mode) & 0o777)
+            finally:
+                # Before it is put in place: a network file system may say only now that it has no space.
+                os.close(fd)
             _make_way(name, parent)
             os.replace(temporary, name, src_dir_fd=parent, dst_dir_fd=parent)
+        except OSError as error:
+            _unlink(temporary, parent)
+            raise requests.failed(f"`{path}` cannot be put in place: {error.strerror}") from error
         finally:
             os.close(parent)
         self._all.update(f"{path}\0{mode}\0{digest}\n".encode("utf-8", "surrogateescape"))
@@ -310,9 +316,13 @@ class Receiver:
         if self._open is not None:
             (fd, parent, temporary, _), self._open = self._open, None
             os.close(fd)
-            with contextlib.suppress(OSError):
-                os.unlink(temporary, dir_fd=parent)
+            _unlink(temporary, parent)
             os.close(parent)
+
+
+def _unlink(name: str, parent: int) -> None:
+    with contextlib.suppress(OSError):
+        os.unlink(name, dir_fd=parent)
 
 
 def _make_way(name: str, parent: int) -> None:

@@ -16,6 +16,7 @@ import pytest
 
 from clusterctl.agent import proc
 from clusterctl.agent.protocol import Command
+from clusterctl.agent.rundir import RunDir
 from clusterctl.run.code import Manifest
 from tests.agent.conftest import gone
 from tests.agent.talk import REPOSITORY, Refused
@@ -263,6 +264,18 @@ def test_content_other_than_announced_is_not_put_in_place(code: Code) -> None:
     assert list(code.workdir.iterdir()) == []
 
 
+def test_a_file_that_cannot_be_put_in_place_is_named_and_leaves_nothing_behind(code: Code) -> None:
+    (code.workdir / "model").mkdir(parents=True)
+    (code.workdir / "model/mine.pt").write_bytes(b"mine")
+    with pytest.raises(Refused, match="`model` cannot be put in place: Is a directory"):
+        code.send({"model": b"a file now"})
+    assert [path.name for path in code.workdir.iterdir()] == ["model"]
+    code.talk.data.clear()
+    with pytest.raises(Refused, match="`model` cannot be put in place"):
+        code.send({"model": b""})
+    assert [path.name for path in code.workdir.iterdir()] == ["model"]
+
+
 def test_code_under_a_live_run_is_not_changed(code: Code, node: Node, nodes: Callable[[], Node]) -> None:
     code.send({"train.py": b"1"})
     talk = node.launch(["sleep", "1000"], workdir=str(code.workdir))
@@ -317,6 +330,22 @@ def test_runs_are_listed_and_cleaned_once_nothing_lives(node: Node) -> None:
     talk.ask(Command.FINISH, **node.where, state="cancelled", exit_code=103)
     assert talk.ask(Command.CLEAN, **node.where)["bytes"] > 0
     assert talk.ask(Command.RUNS)["runs"] == []
+
+
+def test_no_secret_is_left_of_a_run_that_was_cleaned(node: Node) -> None:
+    talk = node.talk()
+    node.prepare(talk)
+    node.follow(talk)
+    worker = {"rank": 0, "local_rank": 0, "argv": ["true"], "env": {}}
+    secrets = {"TOKEN": "hf_secret"}
+    talk.ask(Command.START, **node.where, attempt=0, workers=[worker], inject=False, secrets=secrets, keep_secrets=True)
+    talk.wait_for("swept")
+    kept = Path(RunDir(str(node.home / "state/clusterctl"), node.run, node.node).secrets())
+    assert "hf_secret" in kept.read_text()
+    os.kill(node.supervisor(), signal.SIGKILL)
+    talk.eventually(lambda: not node.supervised())
+    assert talk.ask(Command.CLEAN, **node.where)["bytes"] > 0
+    assert not kept.exists()
 
 
 def test_evidence_is_taken_while_beats_go_on(node: Node) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from clusterctl.agent.protocol import Command
+from clusterctl.agent.rundir import RunDir
 from tests.agent.conftest import BIN, gone
 from tests.agent.talk import Refused
 
@@ -53,6 +54,26 @@ def test_how_a_worker_ended_is_told_exactly(node: Node, script: str, code: int |
     talk.wait_for("swept")
     assert (talk.exits()[0]["exit_code"], talk.exits()[0]["signal"]) == (code, number)
     assert not talk.exits()[0]["stopped"]
+
+
+def test_a_worker_of_a_node_named_by_an_ipv6_address_is_watched_and_finds_nothing_new_on_its_path(node: Node) -> None:
+    node.node = "fd00::12"
+    (node.home / "work").mkdir()
+    (node.home / "work/types.py").write_text("raise SystemExit('the workdir shadows the standard library')\n")
+    talk = node.talk()
+    node.prepare(talk)
+    node.follow(talk)
+    show = (
+        "import sys; print('_clusterctl_shim' in sys.modules, [p for p in sys.path[1:] if p.startswith(sys.argv[1])])"
+    )
+    argv = [sys.executable, "-c", show, str(node.home)]
+    worker = {"rank": 0, "local_rank": 0, "argv": argv, "env": {"RANK": "0"}}
+    talk.ask(Command.START, **node.where, attempt=0, workers=[worker])
+    talk.wait_for("swept")
+    ours = Path(RunDir(str(node.home / "state/clusterctl"), node.run, node.node).inject)
+    expected = f"True {[str(ours), str(ours / 'lib')]}\n".encode()
+    talk.until(lambda: len(talk.files.get("attempt-0/rank-0.log", b"")) >= len(expected))
+    assert talk.files["attempt-0/rank-0.log"] == expected
 
 
 def test_events_come_in_the_promised_order(node: Node) -> None:

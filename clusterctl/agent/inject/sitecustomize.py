@@ -32,7 +32,13 @@ def _arm():
 
 def _chain(here):
     """Runs the next sitecustomize on the path; its errors are its own and are reported by Python as ever."""
-    others = [path for path in sys.path if os.path.realpath(path or os.curdir) != here]
+    # One that looks for the next by its path alone finds us again: each copy of ours hands on once.
+    chain = sys.modules.setdefault("_clusterctl_chain", type(sys)("_clusterctl_chain"))
+    copies = vars(chain).setdefault("copies", set())
+    if here in copies:
+        return
+    copies.add(here)
+    others = _behind(here)
     for finder in sys.meta_path:
         find = getattr(finder, "find_spec", None)
         spec = find("sitecustomize", others, None) if find else None
@@ -45,6 +51,13 @@ def _chain(here):
         sys.modules["sitecustomize"] = module
         spec.loader.exec_module(module)
         return
+
+
+def _behind(here):
+    """The path after our own place: what stands before it has run already, and may have handed on to us."""
+    places = [os.path.realpath(path or os.curdir) for path in sys.path]
+    start = places.index(here) + 1 if here in places else 0
+    return [path for path, place in zip(sys.path[start:], places[start:]) if place != here]
 
 
 _here = os.path.dirname(os.path.realpath(__file__))

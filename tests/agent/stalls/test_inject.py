@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import clusterctl
+from clusterctl.agent import inject
 
 SLEEP = "import time\nprint('up')\ntime.sleep(100)\n"
 
@@ -127,6 +128,39 @@ def test_the_users_own_sitecustomize_runs_as_if_ours_were_not_there(bench, pytho
     assert worker.wait() == 0
     assert worker.text == f"their sitecustomize\ntheirs {own / 'sitecustomize.py'}\n"
     assert worker.said()["pid"] == worker.pid
+
+
+HANDS_ON = """\
+import importlib.util, os, sys
+from importlib.machinery import PathFinder
+
+print("their sitecustomize")
+here = os.path.dirname(os.path.realpath(__file__))
+spec = PathFinder.find_spec("sitecustomize", [path for path in sys.path if os.path.realpath(path) != here])
+if spec is not None:
+    spec.loader.exec_module(importlib.util.module_from_spec(spec))
+"""
+
+
+@pytest.mark.parametrize("first", ["ours", "theirs"])
+def test_a_sitecustomize_that_hands_on_as_ours_does_runs_once_whichever_is_first(bench, python, first):
+    own = bench.tmp_path / "own"
+    own.mkdir()
+    (own / "sitecustomize.py").write_text(HANDS_ON)
+    places = [bench.inject_dir, str(own)] if first == "ours" else [str(own), bench.inject_dir]
+    worker = bench.start("print('runs')\n", python=python, env={"PYTHONPATH": os.pathsep.join(places)})
+    assert worker.wait() == 0
+    assert worker.text == "their sitecustomize\nruns\n"
+    assert worker.said()["pid"] == worker.pid
+
+
+def test_a_second_copy_of_ours_hands_on_to_the_users_own(bench):
+    outer, own = inject.install(str(bench.tmp_path / "outer")), bench.tmp_path / "own"
+    own.mkdir()
+    (own / "sitecustomize.py").write_text("print('their sitecustomize')\n")
+    worker = bench.start("print('runs')\n", pythonpath=os.pathsep.join([outer, str(own)]))
+    assert worker.wait() == 0
+    assert worker.text == "their sitecustomize\nruns\n"
 
 
 def test_errors_of_the_users_sitecustomize_are_reported_as_ever(bench):
