@@ -55,7 +55,10 @@ def collect(
     found: dict[str, dict[str, Any]] = {}
 
     def look(worker: dict[str, Any]) -> None:
-        found[str(worker["rank"])] = _rank(worker, processes, status_dir, deadline)
+        try:
+            found[str(worker["rank"])] = _rank(worker, processes, status_dir, deadline)
+        except Exception as error:
+            found[str(worker["rank"])] = _nothing(worker, f"the look at it failed: {error!r}")
 
     threads = [threading.Thread(target=look, args=(worker,), daemon=True) for worker in workers]
     for thread in threads:

@@ -253,7 +253,7 @@ def _memory_file(data: bytes) -> int:
     """Return a descriptor from which exactly `data` can be read; nobody has to write while it is read."""
     if not data:
         return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-    fd = os.memfd_create("stdin", os.MFD_CLOEXEC)
+    fd = system.memory_file("stdin")
     system.write_all(fd, data)
     os.lseek(fd, 0, os.SEEK_SET)
     return fd

@@ -12,13 +12,12 @@ import errno
 import json
 import os
 import shutil
-import signal
 import subprocess
 import time
 from dataclasses import dataclass
 from typing import Any
 
-from clusterctl.agent import proc
+from clusterctl.agent import proc, system
 from clusterctl.agent.system import read_bytes
 
 _POLL_S = 0.02
@@ -102,7 +101,7 @@ def _by_signal(pid: int, status_dir: str, rank: int, deadline: float) -> Stacks:
         return Stacks("proc", why=("signal: the process has not armed it",))
     path = os.path.join(status_dir, f"rank-{rank}.stacks")
     try:
-        handle = os.pidfd_open(pid)
+        handle = system.pidfd_open(pid)
     except OSError as error:
         return Stacks("proc", why=(f"signal: {error.strerror}",))
     try:
@@ -142,7 +141,7 @@ def _send(handle: int, said: dict[str, Any], tid: int) -> None:
             return
         if ctypes.get_errno() != errno.ESRCH:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    signal.pidfd_send_signal(handle, said["signal"])
+    system.pidfd_send_signal(handle, said["signal"])
 
 
 def _wait_for_dump(path: str, before: int, deadline: float) -> str:

@@ -1,4 +1,4 @@
-"""The few system calls that Python 3.9 does not wrap, and small files that are written whole or not at all."""
+"""System calls that Python 3.9 does not wrap, or not on every build, and small files written whole or not at all."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
+_PIDFD_SEND_SIGNAL, _PIDFD_OPEN = 424, 434
+"""Numbers of calls, equal on all machines (asm-generic/unistd.h): Pythons built for an old libc do not wrap them."""
 _KEEP_SIZE = 1
 _PUNCH_HOLE = 2
 
@@ -30,6 +32,43 @@ def become_subreaper() -> None:
 def die_with_parent(signum: int) -> None:
     """Ask the kernel for `signum` when the parent of this process ends. For our own helpers only, never for workers."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signum, 0, 0, 0)
+
+
+def _call(number: int, *arguments: int) -> int:
+    result: int = _LIBC.syscall(ctypes.c_long(number), *map(ctypes.c_long, arguments))
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return result
+
+
+def pidfd_open(pid: int) -> int:
+    """Return a descriptor of a process, closed on exec; readable once it has ended.
+
+    Raises:
+        OSError: There is no such process, or the kernel is older than 5.3 (ENOSYS).
+    """
+    return _call(_PIDFD_OPEN, pid, 0)
+
+
+def pidfd_send_signal(pidfd: int, signum: int) -> None:
+    """Send a signal to the process of a descriptor.
+
+    Raises:
+        OSError: It is gone, or may not be signalled.
+    """
+    _call(_PIDFD_SEND_SIGNAL, pidfd, signum, 0, 0)
+
+
+def memory_file(name: str) -> int:
+    """Return a descriptor of a new file that has no place and is closed on exec."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create(name, os.MFD_CLOEXEC)
+    # A Python that was built for a libc older than 2.27, whatever runs here.
+    import tempfile
+
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
 
 
 def set_name(name: str) -> None:

@@ -173,8 +173,8 @@ def watch(worker: Worker) -> None:
         if proc.alive(who):
             worker.watched = who
             try:
-                worker.watch = os.pidfd_open(who.pid)
-            except (OSError, AttributeError):
+                worker.watch = system.pidfd_open(who.pid)
+            except OSError:
                 # Kernels before 5.3: it is looked at on every tick instead.
                 worker.watch = None
             return

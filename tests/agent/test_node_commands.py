@@ -158,6 +158,31 @@ def test_a_run_works_with_other_pythons(node: Node, version: str) -> None:
     assert talk.ask(Command.EXEC, command="echo x", stream=1)["exit_code"] == 0
 
 
+NO_NEW_CALLS = """\
+import os, signal, sys
+for module, name in ((os, "memfd_create"), (os, "pidfd_open"), (signal, "pidfd_send_signal")):
+    delattr(module, name)
+from clusterctl.agent.__main__ import main
+sys.exit(main())
+"""
+
+
+def test_a_python_that_was_built_for_an_old_libc_probes_executes_and_takes_stacks(node: Node) -> None:
+    talk = node.talk(main=[sys.executable, "-c", NO_NEW_CALLS])
+    assert talk.ask(Command.PROBE, python=sys.executable, env={}, request={"groups": ["host"]})["groups"]["host"]
+    assert talk.ask(Command.EXEC, command="cat; cat", stdin="given\n" * 20_000, stream=1)["exit_code"] == 0
+    assert bytes(talk.data[1]) == b"given\n" * 20_000
+
+    node.prepare(talk)
+    node.follow(talk)
+    sleeper = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(1000)"]
+    worker = {"rank": 0, "local_rank": 0, "argv": sleeper, "env": {"RANK": "0"}}
+    talk.ask(Command.START, **node.where, attempt=0, workers=[worker])
+    talk.until(lambda: talk.files.get("attempt-0/rank-0.log") == b"up\n")
+    evidence = talk.ask(Command.EVIDENCE, **node.where, name="one", ranks=[0], deadline=5)["ranks"]["0"]
+    assert (evidence["source"], evidence["why"]) == ("signal", [])
+
+
 # --- files
 
 

@@ -186,6 +186,18 @@ def test_a_worker_that_is_gone_is_said_to_be_gone(bench):
     assert rank["tail"] == ["last words"]
 
 
+def test_a_look_that_fails_says_why_and_costs_no_other_rank_its_own(bench):
+    worker, other = (bench.start(FOREVER, rank=rank) for rank in (0, 1))
+    other.armed()
+    unknown = {key: value for key, value in worker.facts.items() if key != "start_time"}
+    found = evidence.collect(
+        [unknown, other.facts], str(bench.status_dir), str(bench.tmp_path / "evidence"), time.monotonic() + 4.0
+    )
+    assert found["ranks"]["0"]["error"] == "the look at it failed: KeyError('start_time')"
+    assert found["took_s"] < 3.0
+    assert functions(found, 1) == ["waits", "<module>"]
+
+
 def test_the_deadline_holds_even_if_nothing_answers(bench):
     worker = bench.start(FOREVER)
     worker.prints("up")
