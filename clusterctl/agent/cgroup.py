@@ -1,6 +1,7 @@
 """A cgroup of its own for each run, where the machine lets us make one: it holds whatever a worker starts.
 
 Only version 2 is used for that, and only below our own cgroup, without turning on any controller: nothing is limited.
+What others have limited is read in both versions.
 """
 
 from __future__ import annotations
@@ -11,28 +12,61 @@ import re
 
 from clusterctl.agent.system import read_bytes
 
+# Not from `typing`, whose import would be a good part of an agent's start.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
-def _unified() -> str | None:
-    """Return where the version 2 hierarchy is mounted."""
-    for line in read_bytes("/proc/self/mounts", 4 << 20).decode("utf-8", "replace").splitlines():
+
+def _mounted(hierarchy: str, root: str = "") -> str | None:
+    """Return where a hierarchy is mounted, by the name of its controller (empty: version 2)."""
+    for line in read_bytes(f"{root}/proc/self/mounts", 4 << 20).decode("utf-8", "replace").splitlines():
         fields = line.split(" ")
-        if len(fields) > 2 and fields[2] == "cgroup2":
-            return fields[1]
+        kind, options = (fields[2], fields[3].split(",")) if len(fields) > 3 else ("", [])
+        if (kind == "cgroup" and hierarchy in options) if hierarchy else kind == "cgroup2":
+            return root + fields[1]
     return None
 
 
-def _own(hierarchy: str) -> str | None:
+def _own(hierarchy: str, root: str = "") -> str | None:
     """Return the path of our own cgroup in a hierarchy, by the name of its controller (empty: version 2)."""
-    for line in read_bytes("/proc/self/cgroup").decode("utf-8", "replace").splitlines():
+    for line in read_bytes(f"{root}/proc/self/cgroup").decode("utf-8", "replace").splitlines():
         _, controllers, path = line.split(":", 2)
         if hierarchy in controllers.split(","):
             return path
     return None
 
 
+def _upwards(hierarchy: str, root: str = "") -> Iterator[str]:
+    """Yield the folder of our own cgroup and of those above it.
+
+    A container may see its own as the root of what is mounted, by a path that is the machine's: such folders are not
+    there.
+    """
+    top, own = _mounted(hierarchy, root), _own(hierarchy, root)
+    while top is not None and own is not None:
+        yield top + own.rstrip("/")
+        if own in ("/", ""):
+            return
+        own = os.path.dirname(own)
+
+
+def cpu_limit(root: str = "") -> float | None:
+    """Return how many cores' time our cgroup and those above it may use, or `None` where none of them is limited."""
+    limits = []
+    for folder in _upwards("", root):
+        quota, _, period = read_bytes(f"{folder}/cpu.max").decode().strip().partition(" ")
+        limits.append((quota, period))
+    for folder in _upwards("cpu", root):
+        quota, period = (read_bytes(f"{folder}/cpu.cfs_{name}_us").decode().strip() for name in ("quota", "period"))
+        limits.append((quota, period))
+    # Unlimited is `max` in version 2 and -1 in version 1.
+    return min((int(q) / int(p) for q, p in limits if q.isdigit() and p.isdigit() and int(p)), default=None)
+
+
 def make(name: str) -> str | None:
     """Return the folder of a new cgroup below our own, or `None` where that is not possible."""
-    top, own = _unified(), _own("")
+    top, own = _mounted(""), _own("")
     if top is None or own is None:
         return None
     folder = os.path.join(top + own.rstrip("/"), f"clusterctl-{name}")
@@ -89,10 +123,4 @@ def _oom_files() -> list[str]:
     first = _own("memory")
     if first is not None:
         files.append(f"/sys/fs/cgroup/memory{first.rstrip('/')}/memory.oom_control")
-    top, own = _unified(), _own("")
-    while top is not None and own is not None:
-        files.append(f"{top}{own.rstrip('/')}/memory.events")
-        if own in ("/", ""):
-            break
-        own = os.path.dirname(own)
-    return files
+    return [*files, *(f"{folder}/memory.events" for folder in _upwards(""))]

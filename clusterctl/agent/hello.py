@@ -8,7 +8,7 @@ import re
 import sys
 import time
 
-from clusterctl.agent import addresses, gpus, proc, protocol, rundir
+from clusterctl.agent import addresses, cgroup, gpus, proc, protocol, rundir
 from clusterctl.agent.system import read_bytes
 
 # Not from `typing`, whose import would be a good part of an agent's start.
@@ -45,7 +45,7 @@ def hello(root: str) -> dict[str, Any]:
         "state_root": root,
         "mono": time.monotonic(),
         "wall": time.time(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": _cores(),
         "memory": _memory(),
         "machine": os.uname().machine,
         "kernel": os.uname().release,
@@ -84,6 +84,12 @@ def _version() -> str:
 def _memory() -> int:
     found = re.search(rb"^MemTotal:\s+(\d+) kB", read_bytes("/proc/meminfo"), re.MULTILINE)
     return int(found[1]) * 1024 if found else 0
+
+
+def _cores() -> int:
+    """Return how many threads of ours can run at once: the cores we may run on, but no more than we get time of."""
+    allowed, limit = len(os.sched_getaffinity(0)), cgroup.cpu_limit()
+    return allowed if limit is None else max(1, min(allowed, int(limit)))
 
 
 def _rdma() -> bool:

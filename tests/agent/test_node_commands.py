@@ -22,7 +22,7 @@ from tests.agent.conftest import gone
 from tests.agent.talk import REPOSITORY, Refused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from tests.agent.conftest import Node
     from tests.agent.talk import Talk
@@ -138,6 +138,35 @@ def test_the_agent_runs_from_an_archive_and_starts_supervisors_from_it(node: Nod
     talk.wait_for("swept")
     talk.until(lambda: talk.files.get("attempt-0/rank-0.log") == b"/nowhere\n")
     assert talk.ask(Command.PROBE, python=sys.executable, env={}, request={"groups": ["host"]})["groups"]["host"]
+
+
+@pytest.fixture
+def half_a_core() -> Iterator[Path]:
+    """A control group that may use half a core."""
+    first, second = Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup")
+    folder = (first if first.is_dir() else second) / f"clusterctl-test-{os.getpid()}"
+    try:
+        folder.mkdir()
+    except OSError as error:
+        pytest.skip(f"no control group can be made here: {error}")
+    try:
+        if first.is_dir():
+            (folder / "cpu.cfs_quota_us").write_text("50000")
+        elif (folder / "cpu.max").exists():
+            (folder / "cpu.max").write_text("50000 100000")
+        else:
+            pytest.skip("the CPU controller is not given to groups here")
+        yield folder
+    finally:
+        folder.rmdir()
+
+
+def test_a_node_whose_group_may_use_half_a_core_has_one(node: Node, half_a_core: Path) -> None:
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("this machine has one core anyhow")
+    with node.talk() as talk:
+        (half_a_core / "cgroup.procs").write_text(str(talk.process.pid))
+        assert talk.ask(Command.HELLO)["cores"] == 1
 
 
 @pytest.mark.parametrize("version", ["3.9.18", "3.13.0"])
