@@ -464,6 +464,9 @@ def _soft_environment(common: _Common, entry: Layout, answer: NodeAnswer | None)
     }
     if answer is not None:
         env["OMP_NUM_THREADS"] = str(max(1, answer.cores // max(1, len(entry.ranks))))
+    if entry.gpus:
+        # Indices are the driver's, by which GPUs are judged and claimed; CUDA's own begin with the fastest device.
+        env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     if isinstance(entry.host.gpus, tuple):
         env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, entry.host.gpus))
     interface = common.where.interfaces.get(entry.host.name, "") if common.where else ""

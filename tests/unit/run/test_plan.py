@@ -96,6 +96,23 @@ def test_chosen_devices_are_made_visible() -> None:
     assert worker.env["CUDA_VISIBLE_DEVICES"] == "0,2"
 
 
+@pytest.mark.parametrize(
+    ("host", "order"),
+    [
+        pytest.param(HostSpec(name="a", host="a", gpus=2), "PCI_BUS_ID", id="a count"),
+        pytest.param(HostSpec(name="a", host="a", gpus=(0, 2)), "PCI_BUS_ID", id="chosen devices"),
+        pytest.param(
+            HostSpec(name="a", host="a", gpus=1, env={"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}),
+            "FASTEST_FIRST",
+            id="the user's own",
+        ),
+        pytest.param(HostSpec(name="a", host="a", gpus=0), None, id="no GPU"),
+    ],
+)
+def test_cuda_counts_devices_as_the_driver_does(host: HostSpec, order: str | None) -> None:
+    assert plan_of(spec_of(host)).nodes[0].workers[0].env.get("CUDA_DEVICE_ORDER") == order
+
+
 def test_what_the_user_set_wins_over_our_defaults() -> None:
     host = HostSpec(name="a", host="a", gpus=1, env={"OMP_NUM_THREADS": "7", "GLOO_SOCKET_IFNAME": "ib0"})
 
