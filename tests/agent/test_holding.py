@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from typing import TYPE_CHECKING
 
 import pytest
 
+from clusterctl.agent.claims import ClaimError, Claims
 from tests.agent.talk import Refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from tests.agent.conftest import Node
 
@@ -68,11 +71,33 @@ def test_gpus_that_another_run_holds_are_refused_by_its_name(nodes: Callable[[],
 
 
 def test_gpus_stay_claimed_while_a_worker_lives_and_its_supervisor_does_not(nodes: Callable[[], Node]) -> None:
-    import os
-
     node, other = nodes(), nodes()
     talk = node.launch(["sleep", "1000"], gpus=[993])
     talk.kill()
     os.kill(node.supervisor(), 9)
     with pytest.raises(Refused, match=f"GPU 993 is held by run {node.run}"):
         other.prepare(other.talk(), gpus=[993])
+
+
+def test_after_a_refused_claim_nothing_new_is_held_and_nothing_old_is_given_up(tmp_path: Path) -> None:
+    first, second, third = (Claims(run, "n1", str(tmp_path)) for run in ("first", "second", "third"))
+    first.take([991])
+    second.take([990])
+    with pytest.raises(ClaimError, match="GPU 991 is held by run first"):
+        second.take([992, 991])
+    assert len(second.descriptors) == 1
+    third.take([992])
+    with pytest.raises(ClaimError, match="GPU 990 is held by run second"):
+        third.take([990])
+    for claims in (first, second, third):
+        claims.release()
+
+
+def test_two_nodes_of_one_run_on_one_machine_do_not_share_a_gpu(tmp_path: Path) -> None:
+    one, again, other = (Claims("run", node, str(tmp_path)) for node in ("n1", "n1", "n2"))
+    one.take([990])
+    again.take([990])
+    with pytest.raises(ClaimError, match=r"GPU 990 is held by run run \(node n1\)"):
+        other.take([990])
+    for claims in (one, again):
+        claims.release()
