@@ -217,7 +217,7 @@ class SyncModel(Section):
     """Which code goes to the nodes."""
 
     source: str = _f("Folder to send, relative to the cluster file. Default: the file's own.", ".", "src")
-    exclude: Texts = _f("Patterns to leave out, as in .gitignore, on top of it.", ["data/", "*.ckpt"])
+    exclude: Texts = _f("Patterns to leave out, as in .gitignore; they have the last word.", ["data/", "*.ckpt"])
     max_size: Size = _f("Refuse to send more than this. Default: 500MiB.", "500MiB")
 
 

@@ -12,15 +12,17 @@ import os
 import stat
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from clusterctl.errors import ConfigError, Problem, RefusedError
 from clusterctl.run.store import RunDir, write_atomically
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Callable, Collection, Iterator
 
     from clusterctl.config.spec import SyncSpec
+
+T = TypeVar("T")
 
 _CHUNK = 1024 * 1024
 _NEVER = frozenset({".git", "__pycache__", ".hg", ".svn"})
@@ -55,12 +57,12 @@ class ContentStore:
         """Return where the content of a hash lies."""
         return self.root / digest[:2] / digest
 
-    def take(self, source: Path) -> tuple[int, str]:
-        """Copy a file in, in one pass that also hashes it; return its size and hash."""
+    def take(self, source: BinaryIO) -> tuple[int, str]:
+        """Copy what a file holds in, in one pass that also hashes it; return its size and hash."""
         digest, size = hashlib.sha256(), 0
         temporary = self.root / f".{os.getpid()}.part"
-        with source.open("rb") as reader, temporary.open("wb") as writer:
-            while chunk := reader.read(_CHUNK):
+        with temporary.open("wb") as writer:
+            while chunk := source.read(_CHUNK):
                 digest.update(chunk)
                 writer.write(chunk)
                 size += len(chunk)
@@ -106,16 +108,17 @@ def store_of(run: RunDir) -> ContentStore:
 def collect(sync: SyncSpec, store: ContentStore) -> Manifest:
     """Return the manifest of a folder, its content stored.
 
-    Files that have not changed (size, mtime, inode) since they were last stored are not read again.
+    Files that have not changed (size, mtime, inode) since they were last stored are not read again; what vanishes
+    meanwhile is left out.
 
     Raises:
         ConfigError: The folder is not there.
-        RefusedError: It is larger than `sync.max_size`.
+        RefusedError: It is larger than `sync.max_size`, or something in it cannot be read.
     """
     source = Path(sync.source)
     if not source.is_dir():
         raise ConfigError([Problem(sync.source, 0, 0, "`sync.source` is not a folder")])
-    known = _Known(store.root / "known.json")
+    known = _Known(store.root / "known.json", sync.source)
     files: dict[str, tuple[int, int, str]] = {}
     total, largest = 0, list[tuple[int, str]]()
     for relative, status in walk(source, sync.exclude):
@@ -123,7 +126,9 @@ def collect(sync: SyncSpec, store: ContentStore) -> Manifest:
         largest = sorted([*largest, (status.st_size, relative)], reverse=True)[:3]
         if total > sync.max_size:
             raise _too_large(sync, total, largest)
-        files[relative] = known.digest(source / relative, status, store)
+        entry = known.entry(source / relative, status, store)
+        if entry is not None:
+            files[relative] = entry
     known.save()
     return Manifest(files=files)
 
@@ -137,65 +142,119 @@ def _too_large(sync: SyncSpec, total: int, largest: list[tuple[int, str]]) -> Re
 
 
 class _Known:
-    """Hashes of files by device, inode, size and time of change."""
+    """Hashes of the files of each folder that was synced, by device, inode, size and time of change.
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    Only files that the last sync of a folder took are remembered, and only as long as the folder is there.
+    """
+
+    def __init__(self, path: Path, source: str) -> None:
+        self._path, self._source = path, source
         try:
-            self._entries: dict[str, list[Any]] = json.loads(path.read_text())
+            self._folders: dict[str, dict[str, list[Any]]] = json.loads(path.read_text())
         except (FileNotFoundError, ValueError):
-            self._entries = {}
+            self._folders = {}
         self._used: dict[str, list[Any]] = {}
 
-    def digest(self, path: Path, status: os.stat_result, store: ContentStore) -> tuple[int, int, str]:
+    def entry(self, path: Path, status: os.stat_result, store: ContentStore) -> tuple[int, int, str] | None:
+        """Return size, permission bits and hash of a file whose content is stored now, or `None` where it is gone."""
         key = f"{status.st_dev}:{status.st_ino}:{status.st_size}:{status.st_mtime_ns}"
-        size, digest = self._entries.get(key, (0, ""))
+        size, digest = self._folders.get(self._source, {}).get(key, (0, ""))
         if not digest or not store.keep(digest):
-            size, digest = store.take(path)
+            file = _unless_gone(lambda: path.open("rb"), path)
+            if file is None:
+                return None
+            with file:
+                size, digest = store.take(file)
         self._used[key] = [size, digest]
         return size, stat.S_IMODE(status.st_mode), digest
 
     def save(self) -> None:
-        write_atomically(self._path, json.dumps({**self._entries, **self._used}).encode())
+        others = {s: used for s, used in self._folders.items() if s != self._source and os.path.isdir(s)}
+        write_atomically(self._path, json.dumps({**others, self._source: self._used}).encode())
+
+
+def _unless_gone(read: Callable[[], T], path: Path) -> T | None:
+    """Return what `read` gives, or `None` where that is not there, or no longer: the folder goes on changing.
+
+    Raises:
+        RefusedError: It is there, and cannot be read.
+    """
+    try:
+        return read()
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        return None
+    except OSError as error:
+        hint = "make it readable, or leave it out by `sync.exclude`"
+        raise RefusedError(f"cannot read {path}: {error.strerror or error}", hint=hint) from error
 
 
 def walk(source: Path, exclude: tuple[str, ...]) -> Iterator[tuple[str, os.stat_result]]:
     """Yield the files that sync takes, relative to `source`, with their status.
 
-    `.gitignore` files are respected in every folder; `.git`, `__pycache__` and virtual environments are never taken.
-    Symbolic links to files inside `source` are followed; others are left out.
+    `.gitignore` files are respected in every folder, and `exclude` has the last word; `.git`, `__pycache__` and virtual
+    environments are never taken. Symbolic links to files inside `source` are followed; others are left out.
+
+    Raises:
+        RefusedError: A folder, or a `.gitignore`, cannot be read.
     """
     import pathspec
 
-    extra = pathspec.GitIgnoreSpec.from_lines(exclude)
-    yield from _walk(source, "", [("", extra)])
+    last = pathspec.GitIgnoreSpec.from_lines(exclude)
+    yield from _walk(source, "", [("", last)])
 
 
 def _walk(source: Path, folder: str, rules: list[tuple[str, Any]]) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield what a folder holds; the last rule is the cluster file's."""
     import pathspec
 
     base = source / folder
+    entries = _unless_gone(lambda: sorted(os.scandir(base), key=lambda e: e.name), base) or []
     ignore = base / ".gitignore"
-    if ignore.is_file():
-        lines = ignore.read_text(errors="replace").splitlines()
-        rules = [*rules, (folder, pathspec.GitIgnoreSpec.from_lines(lines))]
-    for entry in sorted(os.scandir(base), key=lambda e: e.name):
+    text = _unless_gone(lambda: ignore.read_text(errors="replace"), ignore)
+    if text is not None:
+        rules = [*rules[:-1], (folder, pathspec.GitIgnoreSpec.from_lines(text.splitlines())), rules[-1]]
+    for entry in entries:
         relative = f"{folder}/{entry.name}" if folder else entry.name
         if entry.is_dir(follow_symlinks=False):
             if entry.name in _NEVER or _ignored(relative + "/", rules) or os.path.exists(f"{entry.path}/pyvenv.cfg"):
                 continue
             yield from _walk(source, relative, rules)
-        elif entry.is_file() and not _ignored(relative, rules) and _inside(source, entry):
-            yield relative, entry.stat()
+        elif _is_file(entry) and not _ignored(relative, rules) and _inside(source, entry):
+            status = _unless_gone(entry.stat, Path(entry.path))
+            if status is not None:
+                yield relative, status
 
 
 def _ignored(relative: str, rules: list[tuple[str, Any]]) -> bool:
-    verdict = False
-    for folder, spec in rules:
+    """Return whether the last pattern that means an entry leaves it out; folders end with a slash."""
+    for folder, spec in reversed(rules):
         inner = relative[len(folder) + 1 :] if folder else relative
-        result = spec.check_file(inner).include
-        verdict = verdict if result is None else result
-    return verdict
+        for pattern in reversed(spec.patterns):
+            if _means(pattern, inner):
+                return bool(pattern.include)
+    return False
+
+
+def _means(pattern: Any, path: str) -> bool:
+    """Return whether a pattern matches a path itself, not a folder above it, which was judged when we came there.
+
+    `GitIgnoreSpec.check_file` makes no such difference: after `*`, `!*/` lets no folder in.
+    """
+    found = pattern.match_file(path) if pattern.include is not None else None
+    if found is None:
+        return False
+    # The group in which pathspec (0.12 and later) keeps the slash of a folder that was matched.
+    above = found.match.groupdict().get("ps_d") is not None and found.match.end("ps_d") < len(path)
+    # For `a/**/` that folder is `a`, though every folder below it is meant.
+    return not above or (path.endswith("/") and str(pattern.pattern).endswith("**/"))
+
+
+def _is_file(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_file()
+    except OSError:
+        # A link in a circle, or to where we may not look.
+        return False
 
 
 def _inside(source: Path, entry: os.DirEntry[str]) -> bool:

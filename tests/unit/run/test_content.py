@@ -26,7 +26,8 @@ def ended_run(root: Path, manifest: code.Manifest, when: float) -> store.RunDir:
 def taken(content: code.ContentStore, folder: Path, text: str, age: float) -> tuple[int, int, str]:
     path = folder / "file"
     path.write_text(text)
-    size, digest = content.take(path)
+    with path.open("rb") as file:
+        size, digest = content.take(file)
     os.utime(content.path(digest), (time.time() - age,) * 2)
     return size, 0o644, digest
 
