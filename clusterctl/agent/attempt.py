@@ -25,6 +25,7 @@ from clusterctl.agent import (
     system,
     waiter,
     workers,
+    workspace,
 )
 from clusterctl.agent.outputs import Outputs
 
@@ -81,6 +82,7 @@ class Attempt:
         prepare = self.prepare
         try:
             os.makedirs(prepare.workdir, exist_ok=True)
+            self._check_code()
             self.python = workers.resolve_python(prepare)
             self.claims.take(prepare.gpus)
             self.ports.hold(prepare.ports)
@@ -96,6 +98,15 @@ class Attempt:
         except requests.RequestError:
             self._let_go()
             raise
+
+    def _check_code(self) -> None:
+        prepare = self.prepare
+        if prepare.code_hash is None:
+            return
+        difference = workspace.Workspace(prepare.workdir, self._run.root).difference(prepare.code_hash)
+        if difference is not None:
+            text = f"{prepare.workdir} does not hold the code that was synced for run {self._run.run}: {difference}"
+            raise requests.refused(text, "start it again, or set another `workdir`")
 
     def _make_folders(self) -> None:
         os.makedirs(self._run.attempt(self.number), mode=0o700, exist_ok=True)

@@ -46,6 +46,7 @@ class Prepare:
         grace: Seconds between SIGTERM and SIGKILL when the node stops by itself.
         stop_after: Seconds without a controller's frame after which the node stops the run; `None` for never.
         workdir: Folder of the code, already there; made if it is missing.
+        code_hash: Of the manifest that was synced; refused where the workdir is not like it. `None` without a sync.
         python: What the user named, or `None`; the answer names the interpreter to use.
         python_hint: A path to try first where the user named none (the head's own interpreter).
         sample_seconds: Interval of activity samples.
@@ -69,6 +70,7 @@ class Prepare:
     sample_seconds: float = 2.0
     health_seconds: float = 15.0
     watch: list[str] = field(default_factory=list)
+    code_hash: str | None = None
 
 
 @dataclass(frozen=True)

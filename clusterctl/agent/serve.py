@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from typing import Any, Callable, Optional
 
     from clusterctl.agent.follow import Follower
+    from clusterctl.agent.holds import Holds
     from clusterctl.agent.jobs import Task
     from clusterctl.agent.links import Link
 
@@ -41,6 +42,7 @@ class Session:
         self.jobs = Jobs(self.loop, self.channel)
         self.data_handlers: dict[int, Callable[[protocol.Data], None]] = {}
         self.followers: dict[tuple[str, str], Follower] = {}
+        self._holds: Holds | None = None
         self._links: dict[tuple[str, str], Link] = {}
         self._held: dict[tuple[str, str], int] = {}
         self._credit = 0
@@ -148,6 +150,15 @@ class Session:
             self._root = rundir.state_root()
         return self._root
 
+    @property
+    def holds(self) -> Holds:
+        """The workdirs held for runs that are being started here."""
+        if self._holds is None:
+            from clusterctl.agent.holds import Holds
+
+            self._holds = Holds()
+        return self._holds
+
     def run_of(self, arguments: dict[str, Any]) -> RunDir:
         """Return the run that a request names."""
         return RunDir(self.root, str(arguments["run"]), str(arguments["node"]))
@@ -237,15 +248,25 @@ class Session:
                 run = self.run_of(arguments)
                 run.make()
             self.admit(run, epoch)
+            if command is Command.FINISH:
+                self._let_workdirs_go(run)
             if command in (Command.STOP, Command.FINISH) and _nothing_to_do(run):
                 return {}
-            self.link(run).ask(command, arguments, epoch, lambda message: self._pass_on(identity, message))
+
+            def pass_on(message: dict[str, Any]) -> None:
+                if command is Command.PREPARE and "result" in message:
+                    # From here on its own directory tells that it uses the workdir.
+                    self._let_workdirs_go(run)
+                self.channel.send({**message, "id": identity})
+
+            self.link(run).ask(command, arguments, epoch, pass_on)
             return None
 
         return forward
 
-    def _pass_on(self, identity: int, message: dict[str, Any]) -> None:
-        self.channel.send({**message, "id": identity})
+    def _let_workdirs_go(self, run: RunDir) -> None:
+        if self._holds is not None:
+            self._holds.drop_all_of(run.run)
 
     def _replicated(self, _identity: int, arguments: dict[str, Any], epoch: int | None) -> Result:
         run = self.run_of(arguments)

@@ -51,16 +51,30 @@ class _Sync:
         folder, root, run = _folder(arguments), self._session.root, arguments.get("run")
         files = {str(path): list(entry) for path, entry in arguments["files"].items()}
 
-        def compare(_out: Out) -> dict[str, Any]:
-            return {"need": workspace.Workspace(folder, root).compare(files, _user_of(folder, root, run))}
+        place = workspace.Workspace(folder, root)
+        hold = self._session.holds.take(place, run)
 
-        self._session.work(identity, compare)
+        def compare(_out: Out) -> dict[str, Any]:
+            starting = hold.wait()
+            return {"need": place.compare(files, _user_of(folder, root, run) or starting)}
+
+        def compared(outcome: dict[str, Any] | Exception) -> None:
+            if isinstance(outcome, Exception):
+                self._session.holds.drop(place)
+                self._session.answer_error(identity, outcome)
+                return
+            if not outcome["need"]:
+                self._session.holds.settle(place)
+            self._session.answer(identity, outcome)
+
+        self._session.jobs.work(compare, compared, keep=[hold.fd])
 
     def receive(self, identity: int, arguments: dict[str, Any], _epoch: int | None) -> dict[str, Any] | None:
         stream = int(arguments["stream"])
         place = workspace.Workspace(_folder(arguments), self._session.root)
         receiver = place.receive([list(entry) for entry in arguments["files"]])
         if receiver.done:
+            self._session.holds.settle(place)
             return {"written": receiver.written, "hash": receiver.hash}
 
         def take(data: protocol.Data) -> None:
@@ -73,6 +87,7 @@ class _Sync:
                 self._session.answer_error(identity, error)
                 return
             if receiver.done:
+                self._session.holds.settle(place)
                 del self._session.data_handlers[stream]
                 self._session.answer(identity, {"written": receiver.written, "hash": receiver.hash})
 

@@ -1,7 +1,8 @@
 """Code that comes from the head: what is there, what is needed, and nothing touched that did not come from there.
 
 Per workdir it is written down in the state root what a sync brought (`manifest`), and the hashes of files as they were
-when last read (by size, time and inode). Both are hints: a file that differs from the manifest is simply sent again.
+when last read (by size, time and inode). For a sync both are hints: a file that differs is simply sent again. An
+attempt is prepared only where the workdir is what its own sync brought.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from clusterctl.agent import requests, system
 from clusterctl.agent.protocol import ErrorKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 Entry = "tuple[int, int, str]"
 _CHUNK = 1 << 20
@@ -46,6 +47,7 @@ class Workspace:
     Attributes:
         folder: The workdir.
         root: The state root.
+        lock_file: A file whose lock stands for the workdir (`holds`).
     """
 
     folder: str
@@ -56,6 +58,7 @@ class Workspace:
         place = os.path.join(self.root, "sync")
         os.makedirs(place, mode=_PRIVATE, exist_ok=True)
         self._file = os.path.join(place, f"{name}.json")
+        self.lock_file = os.path.join(place, f"{name}.lock")
 
     def _known(self) -> dict[str, Any]:
         known = system.read_json(self._file) or {}
@@ -146,6 +149,21 @@ class Workspace:
         self._save(kept, fresh)
         return need
 
+    def difference(self, code_hash: str) -> str | None:
+        """Return in what the workdir differs from the manifest with this hash, in words, or `None` where it does not.
+
+        Permissions do not count: there are file systems that keep none.
+        """
+        known = self._known()
+        files = {check_path(path): entry for path, entry in known["files"].items()}
+        if _listing_hash((path, mode, digest) for path, (_, mode, digest) in files.items()) != code_hash:
+            return "another sync has been there"
+        for path, (_, _, digest) in files.items():
+            entry = self._entry(path, known["hashes"], {})
+            if entry is None or entry[2] != digest:
+                return f"`{path}` {'is gone' if entry is None else 'has changed'}"
+        return None
+
     def code_hash(self) -> str | None:
         """Return one hash over the files that the last sync left here, as they are now; `None` where there was none.
 
@@ -155,10 +173,10 @@ class Workspace:
         if not known["files"]:
             return None
         listing = []
-        for path in sorted(known["files"]):
+        for path in known["files"]:
             _, mode, digest = self._entry(check_path(path), known["hashes"], {}) or (None, None, None)
             listing.append((path, mode, digest))
-        return hashlib.sha256(json.dumps(listing).encode("utf-8", "surrogateescape")).hexdigest()
+        return _listing_hash(listing)
 
     def _unchanged(self, path: str, known: dict[str, Any], fresh: dict[str, Any]) -> bool:
         """Whether a file is still the one that a sync brought; what a person has edited since is theirs."""
@@ -190,9 +208,7 @@ class Workspace:
                     os.close(parent)
 
     def _save(self, files: dict[str, Any], hashes: dict[str, Any]) -> None:
-        # A manifest that cannot be kept costs time at the next sync, no more.
-        with contextlib.suppress(OSError):
-            system.write_json(self._file, {"workdir": self.folder, "files": files, "hashes": hashes})
+        system.write_json(self._file, {"workdir": self.folder, "files": files, "hashes": hashes})
 
     # --- receiving
 
@@ -330,6 +346,11 @@ def _make_way(name: str, parent: int) -> None:
     with contextlib.suppress(OSError):
         if stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
             os.rmdir(name, dir_fd=parent)
+
+
+def _listing_hash(listing: Iterable[tuple[str, Any, Any]]) -> str:
+    """Return one hash over paths, permission bits and hashes; the head computes the same over a manifest."""
+    return hashlib.sha256(json.dumps(sorted(listing)).encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def _hash(fd: int) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from clusterctl.config.spec import ClusterSpec, JobSpec, Launcher, RestartSpec, TransportKind
+from clusterctl.config.workdir import renamed
 from clusterctl.errors import RefusedError
 from clusterctl.plan import worker_count
 
@@ -123,8 +124,14 @@ def _most_together(spec: ClusterSpec, share: Mapping[str, int]) -> int:
 
 
 def _cut(spec: ClusterSpec, share: Mapping[str, int]) -> ClusterSpec:
-    hosts = tuple(_smaller(host, share[host.name]) for host in spec.workers if host.name in share)
-    return replace(spec, name=f"{spec.name[:34]}-bench", hosts=hosts, restart=RestartSpec())
+    name = f"{spec.name[:34]}-bench"
+    # In a folder of its own, so that what the job writes does not lie among the results of real runs.
+    hosts = tuple(
+        replace(_smaller(host, share[host.name]), workdir=renamed(host.workdir, spec.name, name))
+        for host in spec.workers
+        if host.name in share
+    )
+    return replace(spec, name=name, hosts=hosts, restart=RestartSpec())
 
 
 def _smaller(host: HostSpec, workers: int) -> HostSpec:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.config import cross, environment, machines
@@ -24,6 +24,7 @@ from clusterctl.config.spec import (
     ClusterSpec,
     Framework,
     HealthSpec,
+    HostSpec,
     JobSpec,
     Launcher,
     LogsSpec,
@@ -33,7 +34,9 @@ from clusterctl.config.spec import (
     StallAction,
     StallSpec,
     SyncSpec,
+    TransportKind,
 )
+from clusterctl.config.workdir import default_workdir
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -102,10 +105,12 @@ def build(root: Node, context: Context) -> Built | None:
     name = _name(root, context)
     if report.problems:
         return None
+    local = sync.source if sync is not None else context.folder
+    remote = default_workdir(name, context.files.real(context.folder))
     spec = ClusterSpec(
         name=name,
         path=context.path,
-        hosts=tuple(host.spec for host in hosts),
+        hosts=tuple(_with_workdir(host.spec, local, remote) for host in hosts),
         job=job,
         sync=sync,
         env=environ.env,
@@ -114,6 +119,12 @@ def build(root: Node, context: Context) -> Built | None:
         **_parts(sections),
     )
     return Built(spec, root, hosts, environ.node)
+
+
+def _with_workdir(host: HostSpec, local: str, remote: str) -> HostSpec:
+    if host.workdir is not None:
+        return host
+    return replace(host, workdir=local if host.transport is TransportKind.LOCAL else remote)
 
 
 def _meant_at_top(root: Node) -> set[str | None]:

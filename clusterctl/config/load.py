@@ -43,6 +43,9 @@ class Files(Protocol):
     def is_dir(self, path: str) -> bool:
         """Whether there is a folder."""
 
+    def real(self, path: str) -> str:
+        """The one name of a folder that links lead to."""
+
     def names(self, path: str) -> Sequence[str]:
         """Names in a folder, for suggestions; empty where it cannot be listed."""
 
@@ -62,6 +65,10 @@ class Disk:
     def is_dir(self, path: str) -> bool:
         """Whether there is a folder."""
         return os.path.isdir(path)
+
+    def real(self, path: str) -> str:
+        """The one name of a folder that links lead to."""
+        return os.path.realpath(path)
 
     def names(self, path: str) -> Sequence[str]:
         """Names in a folder; empty where it cannot be listed."""

@@ -63,7 +63,7 @@ class HostSpec:
         gpus: A count, indices, or `None` for what the node turns out to have.
         workers: Workers to start; `None` means one a GPU, or 1 where there is none.
         python: Interpreter for workers; `None` means found on the node.
-        workdir: Where the code lies on the node; `None` means the default of the transport.
+        workdir: Where the code lies on the node; the default is filled in where a cluster file is read.
     """
 
     name: str

@@ -33,6 +33,8 @@ _CALL_SECONDS = 60.0
 _REPORT_EVERY = 0.1
 _SHOWN_LATE = 5.0
 _LOOK_AGAIN = 0.5
+_CHECKED_A_SECOND = 500
+"""Files that a node sees to be unchanged in a second, at the least."""
 
 
 class CancelledError(ClusterctlError):
@@ -134,7 +136,7 @@ class Launch:
         self._gate = threading.Lock()
         self._untouched = False
         self._secrets = spec.secrets
-        self.code_hash: str | None = None
+        self._code: code.Manifest | None = None
         self.resume_from: str | None = None
 
     def begin(self) -> None:
@@ -221,7 +223,7 @@ class Launch:
             if kept is None:
                 return
             manifest = kept
-        self.code_hash = manifest.code_hash
+        self._code = manifest
         step = Progress("sync", len(remote), self._post)
         sent, errors = each(
             self._on(remote), lambda node, session: self._sync_node(node, session, manifest, store, step)
@@ -264,14 +266,16 @@ class Launch:
             self._untouched = False
         step = Progress("prepare", len(entries), self._post)
         by_name = {e.host.name: e for e in entries}
+        code_hash = self._code.code_hash if self._code is not None else None
+        patience = _CALL_SECONDS + (len(self._code.files) / _CHECKED_A_SECOND if self._code is not None else 0.0)
 
         def prepare(node: str, session: Session) -> list[int]:
             step.at(node, "preparing")
             self._prepared.append(node)
             answer = session.call(
                 Command.PREPARE,
-                wire.to_wire(prepare_request(self._spec, self._run.run, number, by_name[node])),
-                timeout=_CALL_SECONDS,
+                wire.to_wire(prepare_request(self._spec, self._run.run, number, by_name[node], code_hash)),
+                timeout=patience,
             )
             step.through(node)
             return list(answer.get("ports", []))
@@ -390,8 +394,10 @@ def newest_of(first: str, seen: Mapping[str, Mapping[str, float]]) -> str | None
     return max(common, key=lambda path: (seen[first][path], path), default=None)
 
 
-def prepare_request(spec: ClusterSpec, run: str, number: int, entry: planning.Layout) -> wire.Prepare:
-    """Return what one node must make ready."""
+def prepare_request(
+    spec: ClusterSpec, run: str, number: int, entry: planning.Layout, code_hash: str | None
+) -> wire.Prepare:
+    """Return what one node must make ready; `code_hash` is of what was synced to nodes other than this machine."""
     import sys
 
     host, job = entry.host, spec.job
@@ -413,19 +419,15 @@ def prepare_request(spec: ClusterSpec, run: str, number: int, entry: planning.La
         python_hint=sys.executable,
         health_seconds=spec.health.interval,
         watch=list(spec.stall.watch),
+        code_hash=code_hash if host.transport is TransportKind.SSH else None,
     )
 
 
 def workdir_of(spec: ClusterSpec, node: str) -> str:
     """Return where the code lies on a node; `~` is the node's own home."""
     host = next(h for h in spec.hosts if h.name == node)
-    if host.workdir is not None:
-        return host.workdir
-    if host.transport is TransportKind.LOCAL:
-        import os
-
-        return spec.sync.source if spec.sync else os.path.dirname(spec.path)
-    return f"~/.local/share/clusterctl/work/{spec.name}"
+    assert host.workdir is not None, "whatever reads a cluster file fills it in"
+    return host.workdir
 
 
 def _attempt_event(plan: planning.LaunchPlan, why: str, resume_from: str | None) -> events.Attempt:

@@ -225,12 +225,19 @@ class Code:
     def __init__(self, node: Node, talk: Talk) -> None:
         self.talk, self.workdir, self.run = talk, node.home / "code", node.run
 
+    def ask_to_compare(self, files: dict[str, list[Any]], run: str | None = None) -> int:
+        return self.talk.post(Command.MANIFEST, workdir=str(self.workdir), files=files, run=run or self.run)
+
     def compare(self, files: dict[str, list[Any]], run: str | None = None) -> list[str]:
-        return self.talk.ask(Command.MANIFEST, workdir=str(self.workdir), files=files, run=run or self.run)["need"]
+        return self.talk.answer(self.ask_to_compare(files, run))["need"]
 
     def send(self, files: dict[str, bytes], modes: dict[str, int] | None = None, run: str | None = None) -> list[str]:
         entries = {path: entry(content, (modes or {}).get(path, 0o644)) for path, content in files.items()}
         need = self.compare(entries, run)
+        self.bring(files, entries, need)
+        return need
+
+    def bring(self, files: dict[str, bytes], entries: dict[str, list[Any]], need: list[str]) -> None:
         stream = 7
         listing = [[path, *entries[path]] for path in need]
         number = self.talk.post(Command.RECEIVE, workdir=str(self.workdir), files=listing, stream=stream)
@@ -241,7 +248,6 @@ class Code:
                 self.talk.data_frame(stream, offset, part)
                 offset += len(part)
         assert self.talk.answer(number)["written"] == len(need)
-        return need
 
 
 @pytest.fixture
@@ -340,6 +346,86 @@ def test_code_under_a_live_run_is_not_changed(code: Code, node: Node, nodes: Cal
     node.stop(talk, grace=0)
     talk.wait_for("swept")
     assert code.compare({"train.py": entry(b"2")}, "another-run") == ["train.py"]
+
+
+FIRST, SECOND = {"train.py": b"first"}, {"train.py": b"second"}
+
+
+def entries_of(files: dict[str, bytes]) -> dict[str, list[Any]]:
+    return {path: entry(content) for path, content in files.items()}
+
+
+def test_of_two_starts_at_once_the_second_is_refused_and_nothing_of_its_code_runs(code: Code, node: Node) -> None:
+    second = Code(node, node.talk())
+    need = code.compare(entries_of(FIRST))
+    number = second.ask_to_compare(entries_of(SECOND), "second")
+    code.bring(FIRST, entries_of(FIRST), need)
+    with pytest.raises(Refused, match=f"run {node.run} uses .*, and 1 files would change under it, `train.py` first"):
+        second.talk.answer(number)
+    node.prepare(code.talk, workdir=str(code.workdir), code_hash=hash_of(FIRST))
+    with pytest.raises(Refused, match=f"run {node.run} uses"):
+        second.compare(entries_of(SECOND), "second")
+    assert (code.workdir / "train.py").read_bytes() == b"first"
+
+
+def test_of_two_starts_of_the_same_code_the_second_waits_and_both_begin(code: Code, node: Node) -> None:
+    second = Code(node, node.talk())
+    need = code.compare(entries_of(FIRST))
+    number = second.ask_to_compare(entries_of(FIRST), "second")
+    code.bring(FIRST, entries_of(FIRST), need)
+    assert second.talk.answer(number)["need"] == []
+    with pytest.raises(Refused, match="run second uses"):
+        code.compare(entries_of(SECOND))
+
+
+@pytest.mark.parametrize("brought", [False, True], ids=["before its code is there", "before it is prepared"])
+def test_a_start_that_ends_early_holds_its_workdir_no_longer(code: Code, node: Node, brought: bool) -> None:
+    second = Code(node, node.talk())
+    need = code.compare(entries_of(FIRST))
+    if brought:
+        code.bring(FIRST, entries_of(FIRST), need)
+    number = second.ask_to_compare(entries_of(SECOND), "second") if not brought else None
+    code.talk.kill()
+    wanted = ["train.py"]
+    assert (
+        second.compare(entries_of(SECOND), "second") if number is None else second.talk.answer(number)["need"]
+    ) == wanted
+
+
+def test_a_start_that_is_undone_holds_its_workdir_no_longer(code: Code, node: Node) -> None:
+    second = Code(node, node.talk())
+    code.send(FIRST)
+    code.talk.ask(Command.FINISH, **node.where, state="failed", exit_code=6)
+    assert second.compare(entries_of(SECOND), "second") == ["train.py"]
+
+
+def test_a_sync_without_a_run_holds_a_workdir_only_while_it_brings_files(code: Code, node: Node) -> None:
+    second = Code(node, node.talk())
+    answer = code.talk.ask(Command.MANIFEST, workdir=str(code.workdir), files=entries_of(FIRST), run=None)
+    number = second.ask_to_compare(entries_of(SECOND), "second")
+    code.bring(FIRST, entries_of(FIRST), answer["need"])
+    assert second.talk.answer(number)["need"] == ["train.py"]
+
+
+def hash_of(files: dict[str, bytes]) -> str:
+    return Manifest(files={path: tuple(entry(content)) for path, content in files.items()}).code_hash
+
+
+def test_an_attempt_is_prepared_only_on_the_code_that_was_synced_for_it(code: Code, node: Node) -> None:
+    files = {"a.py": b"a", "pkg/b.py": b"b"}
+    code.send(files)
+    asked = {"workdir": str(code.workdir), "code_hash": hash_of(files)}
+    with pytest.raises(Refused, match="does not hold the code that was synced for run .*: another sync has been there"):
+        node.prepare(code.talk, **{**asked, "code_hash": hash_of(FIRST)})
+    (code.workdir / "pkg/b.py").write_bytes(b"edited")
+    with pytest.raises(Refused, match="`pkg/b.py` has changed"):
+        node.prepare(code.talk, **asked)
+    (code.workdir / "pkg/b.py").unlink()
+    with pytest.raises(Refused, match="`pkg/b.py` is gone"):
+        node.prepare(code.talk, **asked)
+    code.send(files)
+    (code.workdir / "results.txt").write_bytes(b"not code")
+    assert node.prepare(code.talk, **asked)["ports"] == []
 
 
 def test_results_are_fetched_by_pattern(code: Code) -> None:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from clusterctl.config.workdir import default_workdir
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
@@ -29,6 +31,10 @@ class Head:
         path = self.folder / "cluster.yaml"
         path.write_text(yaml.safe_dump(document, allow_unicode=True))
         return path
+
+    def workdir(self, name: str = "lab") -> str:
+        """Return where the code of this folder lies on a node, below the node's home."""
+        return default_workdir(name, str(self.folder.resolve())).removeprefix("~/")
 
     def run(self, *arguments: str, timeout: float = 60.0) -> subprocess.CompletedProcess[str]:
         """Run one command to its end."""

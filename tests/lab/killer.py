@@ -93,7 +93,7 @@ class Killer:
         """Start the decoys."""
         self._neighbour_run = str(self._neighbour.json("up", "-d", "--no-health")["run"])
         for node in self.made:
-            script = node.path(".local/share/clusterctl/work/neighbour/count.py")
+            script = node.path(f"{self._neighbour.workdir('neighbour')}/count.py")
             wait_for(script.exists, what="the synced script")
             inside = "/" + str(script).split("/root/", 1)[1]
             self._decoys += [node.start(["sleep", "86400"]), node.start(["python3", inside, "decoy"])]

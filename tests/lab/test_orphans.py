@@ -45,7 +45,7 @@ def test_runs_of_a_lost_head_are_ended_and_nothing_else_is_touched(nodes: NodeFa
     known = start(neighbour, "--name", "neighbour")
     sleeper = made[1].start(["sleep", "86400"])
     same_script = made[1].start(
-        ["python3", "/root/.local/share/clusterctl/work/lab/faulty.py"], env={"RANK": "9", "CLUSTERCTL_ATTEMPT": "0"}
+        ["python3", f"/root/{head.workdir()}/faulty.py"], env={"RANK": "9", "CLUSTERCTL_ATTEMPT": "0"}
     )
     order(made[1], 3, HIDE)
     made[1].wait_for(lambda: made[1].pids_of("^innocent 86400"), what="the hidden child")
@@ -68,8 +68,8 @@ def test_runs_of_a_lost_head_are_ended_and_nothing_else_is_touched(nodes: NodeFa
     assert not made[1].pids_of("^innocent 86400")
     assert neighbour.json("status", known)["state"] == "running"
     assert made[1].pids_of("^sleep 86400")
-    assert [made[1].environ(p).get("RANK") for p in made[1].pids_of("work/lab/faulty.py$")] == ["9"]
-    for pid in made[1].pids_of("^sleep 86400|work/lab/faulty.py$"):
+    assert [made[1].environ(p).get("RANK") for p in made[1].pids_of(f"{head.workdir()}/faulty.py$")] == ["9"]
+    for pid in made[1].pids_of(f"^sleep 86400|{head.workdir()}/faulty.py$"):
         made[1].signal(pid, signal.SIGKILL)
     for decoy in (sleeper, same_script):
         decoy.wait()

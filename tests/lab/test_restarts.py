@@ -76,7 +76,7 @@ def test_every_rank_begins_again_with_the_code_of_the_start_and_the_newest_whole
         node.wait_for(lambda node=node: node.path("ready").exists(), what="its checkpoints")
 
     (head.folder / "train.py").write_text("print('edited on the head')")
-    made[1].path(".local/share/clusterctl/work/lab/train.py").write_text("print('edited on a node')")
+    made[1].path(f"{head.workdir()}/train.py").write_text("print('edited on a node')")
     made[0].path("go").touch()
     ended = head.run("wait", run)
 

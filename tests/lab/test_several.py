@@ -100,3 +100,26 @@ def test_a_sync_that_would_change_files_under_a_live_run_is_refused_and_names_it
     assert same.run("up", "-d", "--no-health").returncode == 0
     assert made.path("shared/show.py").read_text() == SHOW + "# changed\n"
     assert same.run("down", "--all").returncode == 0
+
+
+def test_two_checkouts_in_folders_of_one_name_started_at_once_run_each_its_own_code(
+    nodes: NodeFactory, tmp_path: Path, head_env: dict[str, str]
+) -> None:
+    (made,) = nodes(1)
+    starts = {}
+    for owner in ("ann", "bob"):
+        head = Head(tmp_path / owner / "train", head_env)
+        head.folder.mkdir(parents=True)
+        (head.folder / "show.py").write_text(f"print('the code of {owner}')\n")
+        hosts = [{"host": made.name, "gpus": 0, "workers": 1}]
+        (head.folder / "cluster.yaml").write_text(
+            yaml.safe_dump({"version": 1, "hosts": hosts, "job": {"script": "show.py"}})
+        )
+        starts[owner] = head.start("up", "--no-health")
+
+    ends = {owner: (*start.communicate(timeout=60), start.returncode) for owner, start in starts.items()}
+
+    for owner, (output, said, code) in ends.items():
+        assert code == 0, said
+        assert [line for line in output.splitlines() if "the code of" in line and owner not in line] == []
+        assert f"the code of {owner}" in output

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from clusterctl.bench import results, series
 from clusterctl.bench.results import Measured
 from clusterctl.config.spec import ClusterSpec, HostSpec, JobSpec, TransportKind
+from clusterctl.config.workdir import default_workdir
 from clusterctl.errors import RefusedError
 
 NO_PARTS: dict[str, float | None] = dict.fromkeys(results.PARTS)
@@ -71,6 +72,17 @@ def test_without_gpus_one_run_measures_all_that_one_process_can_be() -> None:
 def test_local_hosts_share_the_cores_of_one_machine() -> None:
     spec = cluster(0, 0, transport=TransportKind.LOCAL)
     assert all("--most 2" in " ".join(s.spec.job.args) for s in steps(spec) if s.spec.job)
+
+
+@pytest.mark.parametrize(
+    ("workdir", "expected"),
+    [
+        pytest.param(default_workdir("demo", "/demo"), default_workdir("demo-bench", "/demo"), id="the default"),
+        pytest.param("~/mine", "~/mine", id="one that a person chose"),
+    ],
+)
+def test_a_benchmark_writes_nothing_among_the_results_of_real_runs(workdir: str, expected: str) -> None:
+    assert {host.workdir for step in steps(cluster(1, workdir=workdir)) for host in step.spec.hosts} == {expected}
 
 
 def test_the_users_job_stays_as_it_is() -> None:

@@ -31,6 +31,9 @@ class Shelf:
     def is_dir(self, path: str) -> bool:
         return any(name.startswith(path.rstrip("/") + "/") for name in self.contents)
 
+    def real(self, path: str) -> str:
+        return path.replace("/home/me/link", FOLDER)
+
     def names(self, path: str) -> Sequence[str]:
         return sorted({name[len(path) + 1 :].split("/")[0] for name in self.contents if name.startswith(path + "/")})
 

@@ -306,7 +306,8 @@ def test_the_schema_refuses_what_the_parser_refuses(text: str) -> None:
 
 def test_defaults_are_those_of_the_spec(parse_text: Callable[..., Loaded]) -> None:
     spec = parse_text(H).spec
-    assert spec.hosts == (HostSpec(name="gpu01", host="gpu01"),)
+    (host,) = spec.hosts
+    assert host == HostSpec(name="gpu01", host="gpu01", workdir=host.workdir)
     assert (spec.name, spec.path, spec.sync.source if spec.sync else None) == (
         "llm",
         "/home/me/llm/cluster.yaml",
