@@ -121,8 +121,8 @@ def _remove_on_nodes(run: RunDir, state: RunState) -> tuple[list[ClusterctlError
     try:
         spec = load_stored(run.spec.read_text())
     except (OSError, ValueError):
-        return [], list(state.nodes)
-    hosts = [h for h in spec.hosts if h.name in state.nodes]
+        return [], list(state.traces)
+    hosts = [h for h in spec.hosts if h.name in state.traces]
     with reachable(spec, hosts) as (sessions, unreached):
         _, errors = each(
             sessions, lambda node, session: session.call(Command.CLEAN, {"run": run.run, "node": node}, timeout=600.0)

@@ -72,6 +72,14 @@ class Clock:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Traces:
+    """From now on something of the run may lie on these nodes, whether or not an attempt comes to begin there."""
+
+    KIND: ClassVar[str] = "traces"
+    nodes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
     """A new attempt begins; `nodes` holds `{node, node_rank, address, ranks}` in order of node rank."""
 
@@ -181,7 +189,19 @@ class Ended:
 
 
 ControllerEvent = (
-    Created | Phase | Link | Clock | Attempt | Decided | Restarting | StallSeen | Health | Note | StartFailed | Ended
+    Created
+    | Phase
+    | Link
+    | Clock
+    | Traces
+    | Attempt
+    | Decided
+    | Restarting
+    | StallSeen
+    | Health
+    | Note
+    | StartFailed
+    | Ended
 )
 _KINDS: dict[str, type[Any]] = {
     c.KIND: c
@@ -190,6 +210,7 @@ _KINDS: dict[str, type[Any]] = {
         Phase,
         Link,
         Clock,
+        Traces,
         Attempt,
         Decided,
         Restarting,

@@ -264,6 +264,7 @@ class Launch:
         with self._gate:
             self._check()
             self._untouched = False
+        self._post(events.Traces(nodes=[e.host.name for e in entries]))
         step = Progress("prepare", len(entries), self._post)
         by_name = {e.host.name: e for e in entries}
         code_hash = self._code.code_hash if self._code is not None else None

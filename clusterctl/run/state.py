@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from typing_extensions import assert_never
 
 from clusterctl.agent import protocol as wire
 from clusterctl.run import events as head
 from clusterctl.run.blame import Cause, Exit, first_failure
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 class RunPhase(str, Enum):
@@ -139,6 +142,7 @@ class RunState:
         restarts: Head times at which attempts after the first began.
         retired: Nodes of earlier attempts that take part no more; what they still say moves their cursors.
         placed: Attempt, node and ranks of all that was ever started.
+        traces: Nodes on which something of the run may lie, of all attempts and of starts that failed.
         resume_from: The checkpoint from which the current attempt began.
         endings: How each attempt that was followed by another ended, and the checkpoint from which it had begun.
         next_nodes: Nodes of the attempt that a run in state restarting waits for, in order of node rank.
@@ -174,6 +178,7 @@ class RunState:
     next_nodes: tuple[str, ...] = ()
     retired: dict[str, NodeState] = field(default_factory=dict)
     placed: tuple[tuple[int, str, tuple[int, ...]], ...] = ()
+    traces: tuple[str, ...] = ()
     resume_from: str | None = None
     endings: tuple[tuple[str, str | None], ...] = ()
 
@@ -339,6 +344,8 @@ def apply_head(state: RunState, time: float, event: head.ControllerEvent) -> Run
         case head.Clock():
             node = state.nodes.get(event.node)
             return state if node is None else _with_node(state, replace(node, clock=(event.offset, event.error)))
+        case head.Traces():
+            return replace(state, traces=_joined(state.traces, event.nodes))
         case head.Attempt():
             return _attempt(state, time, event)
         case head.Decided():
@@ -430,9 +437,14 @@ def _attempt(state: RunState, time: float, event: head.Attempt) -> RunState:
         next_nodes=(),
         retired={name: node for name, node in before.items() if name not in nodes},
         placed=tuple(placed),
+        traces=_joined(state.traces, nodes),
         resume_from=event.resume_from,
         restarts=(*state.restarts, time) if event.attempt > 0 else state.restarts,
     )
+
+
+def _joined(before: tuple[str, ...], more: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys([*before, *more]))
 
 
 def _stall(state: RunState, time: float, event: head.StallSeen) -> RunState:

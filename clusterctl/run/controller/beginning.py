@@ -170,6 +170,8 @@ class Beginning:
         opened, _ = run.dial_all(run.spec.hosts)
         run.epoch = run.writer.next_epoch(ending.highest_epoch(run.folder.run, opened))
         run.join(opened)
+        # A node that never heard of the run keeps at least the epoch from which on it hears nothing of it.
+        run.post(events.Traces(nodes=list(opened)))
         grace = 0.0 if run.kill else run.limits.grace
         each(opened, lambda n, s: ending.end_on_node(s, run.folder.run, n, grace))
         error = RunFailed("its controller ended during the start", exit_code=ExitCode.FAILED)

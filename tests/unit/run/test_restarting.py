@@ -93,6 +93,15 @@ def test_a_node_that_was_replaced_is_retired_and_its_cursor_goes_on() -> None:
     assert new.placed == ((0, "a", (0,)), (0, "b", (1,)), (1, "a", (0,)), (1, "s", (1,)))
 
 
+def test_nodes_that_were_replaced_or_only_prepared_are_known_to_hold_something_of_the_run() -> None:
+    old = apply_head(state_of("a", "b"), 1.0, events.Traces(nodes=["a", "c"]))
+    nodes = [{"node": name, "node_rank": i, "ranks": [i]} for i, name in enumerate(("a", "s"))]
+
+    new = apply_head(old, 2.0, events.Attempt(attempt=1, world_size=2, master_addr=None, master_port=None, nodes=nodes))
+
+    assert new.traces == ("a", "b", "c", "s")
+
+
 FAILED = RunState(
     attempt=0,
     phase=state_of("a").phase,
