@@ -6,7 +6,7 @@ import os
 import stat
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.agent import code_look, protocol, rundir, workspace
+from clusterctl.agent import checkpoints, code_look, protocol, rundir, workspace
 from clusterctl.agent.protocol import Command
 from clusterctl.agent.run_commands import summary
 
@@ -110,7 +110,12 @@ class _Sync:
 
     def checkpoints(self, identity: int, arguments: dict[str, Any], _epoch: int | None) -> None:
         folder, pattern = _folder(arguments), str(arguments["pattern"])
-        self._session.work(identity, lambda _out: {"found": workspace.checkpoints(folder, pattern)})
+
+        def look(_out: Out) -> dict[str, Any]:
+            found = {"found": checkpoints.complete(folder, pattern)}
+            return {**found, "versions": checkpoints.versions(folder, pattern)} if arguments.get("versions") else found
+
+        self._session.work(identity, look)
 
     def code(self, identity: int, arguments: dict[str, Any], _epoch: int | None) -> None:
         folder = _folder(arguments)

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 Entry = "tuple[int, int, str]"
 _CHUNK = 1 << 20
-_UNFINISHED = (".tmp", ".part", ".partial", ".incomplete", ".lock")
 _PRIVATE = 0o700
 
 
@@ -398,38 +397,3 @@ def _is_plain(path: str) -> bool:
         return stat.S_ISREG(os.lstat(path).st_mode)
     except OSError:
         return False
-
-
-def checkpoints(workdir: str, pattern: str) -> list[dict[str, Any]]:
-    """Return `[{path, mtime}]` of the checkpoints that are complete.
-
-    A file is, once it has its final name; a folder of torch.distributed.checkpoint, once it holds `.metadata`, which is
-    written last.
-    """
-    absolute = os.path.isabs(os.path.expanduser(pattern))
-    full = (
-        os.path.join(glob.escape(workdir), os.path.expanduser(pattern)) if not absolute else os.path.expanduser(pattern)
-    )
-    found = []
-    for path in glob.glob(full, recursive=True):
-        name = os.path.basename(path.rstrip("/"))
-        if name.startswith(".") or name.endswith(_UNFINISHED):
-            continue
-        moment = _completed(path)
-        if moment is not None:
-            found.append({"path": path if absolute else os.path.relpath(path, workdir), "mtime": moment})
-    return found
-
-
-def _completed(path: str) -> float | None:
-    try:
-        info = os.stat(path)
-        if not stat.S_ISDIR(info.st_mode):
-            return info.st_mtime if info.st_size else None
-        names = os.listdir(path)
-        if ".metadata" in names:
-            return os.stat(os.path.join(path, ".metadata")).st_mtime
-    except OSError:
-        return None
-    sharded = any(name.endswith(".distcp") for name in names)
-    return None if sharded or not names else info.st_mtime

@@ -30,6 +30,7 @@ from clusterctl.config.spec import (
     LogsSpec,
     NetworkSpec,
     RestartSpec,
+    Resume,
     SshSpec,
     StallAction,
     StallSpec,
@@ -271,5 +272,8 @@ def _job_spec(model: JobModel) -> JobSpec:
     if "launcher" in values:
         values["launcher"] = Launcher(values["launcher"])
     if "checkpoint" in values:
-        values["checkpoint"] = CheckpointSpec(**given(values["checkpoint"]))
+        checkpoint = given(values["checkpoint"])
+        if "resume" in checkpoint:
+            checkpoint["resume"] = Resume(checkpoint["resume"])
+        values["checkpoint"] = CheckpointSpec(**checkpoint)
     return JobSpec(**values)

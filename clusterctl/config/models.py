@@ -233,6 +233,11 @@ class CheckpointModel(Section):
 
     pattern: str = _f("Glob of checkpoints, relative to the workdir.", "ckpt/step-*")
     shared: bool = _f("Whether all nodes see the same files. Default: false.", True)
+    resume: Literal["never", "this run", "any"] = _f(
+        "Whose checkpoints are gone on from: those that appeared in `this run` (default), `any`, also at the start, "
+        "or `never`.",
+        "any",
+    )
 
 
 class JobModel(Section):

@@ -94,7 +94,9 @@ def _job(job: JobSpec) -> dict[str, Any]:
         grace=format_duration(job.grace),
         finish_grace=format_duration(job.finish_grace),
         max_duration=_or_word(job.max_duration, "none"),
-        checkpoint=_without_none(pattern=job.checkpoint.pattern, shared=job.checkpoint.shared),
+        checkpoint=_without_none(
+            pattern=job.checkpoint.pattern, shared=job.checkpoint.shared, resume=job.checkpoint.resume.value
+        ),
     )
 
 

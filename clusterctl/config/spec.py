@@ -51,6 +51,14 @@ class StallAction(str, Enum):
     RESTART = "restart"
 
 
+class Resume(str, Enum):
+    """Which checkpoints an attempt may go on from."""
+
+    NEVER = "never"
+    THIS_RUN = "this run"
+    ANY = "any"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostSpec:
     """One host of the cluster file, ranges expanded and defaults merged.
@@ -113,10 +121,11 @@ class SyncSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointSpec:
-    """Where checkpoints appear. `pattern` is a glob relative to the workdir."""
+    """Where checkpoints appear, and which of them count. `pattern` is a glob relative to the workdir."""
 
     pattern: str | None = None
     shared: bool = False
+    resume: Resume = Resume.THIS_RUN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -81,7 +81,11 @@ class Traces:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """A new attempt begins; `nodes` holds `{node, node_rank, address, ranks}` in order of node rank."""
+    """A new attempt begins; `nodes` holds `{node, node_rank, address, ranks}` in order of node rank.
+
+    `resume_from` is the checkpoint that its workers are told to go on from; `newest` names the newest that there was
+    then, in words that differ once it is written anew.
+    """
 
     KIND: ClassVar[str] = "attempt"
     attempt: int
@@ -91,6 +95,7 @@ class Attempt:
     nodes: list[dict[str, Any]] = field(default_factory=list)
     why: str = ""
     resume_from: str | None = None
+    newest: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,8 +112,8 @@ class Decided:
 class Restarting:
     """Attempt `attempt` will begin at `at` (head's clock) on `nodes`, in order of node rank.
 
-    `ended` says how the attempt before it ended, in words that are equal for attempts that end alike; `resume_from` is
-    the checkpoint from which that one began.
+    `ended` says how the attempt before it ended, in words that are equal for attempts that end alike; `newest` is what
+    was the newest checkpoint when that one began.
     """
 
     KIND: ClassVar[str] = "restarting"
@@ -117,7 +122,7 @@ class Restarting:
     at: float
     nodes: list[str] = field(default_factory=list)
     ended: str = ""
-    resume_from: str | None = None
+    newest: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

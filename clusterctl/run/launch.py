@@ -16,11 +16,12 @@ from clusterctl import plan as planning
 from clusterctl.agent import protocol as wire
 from clusterctl.agent.protocol import Command
 from clusterctl.config.spec import ClusterSpec, HostSpec, TransportKind
-from clusterctl.errors import ClusterctlError, NodeError
+from clusterctl.errors import ClusterctlError
 from clusterctl.run import code, events, unsynced
-from clusterctl.run.links import each, names, raise_first
+from clusterctl.run.links import each, names, raise_first, sessions_of
 from clusterctl.run.meeting import answer_of, ask_routes, master_of
 from clusterctl.run.push import push
+from clusterctl.run.resuming import Checkpoint, Resuming
 from clusterctl.run.store import space_not_needed, write_atomically
 
 if TYPE_CHECKING:
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
 
 _CALL_SECONDS = 60.0
 _REPORT_EVERY = 0.1
-_SHOWN_LATE = 5.0
-_LOOK_AGAIN = 0.5
 _CHECKED_A_SECOND = 500
 """Files that a node sees to be unchanged in a second, at the least."""
 
@@ -137,7 +136,7 @@ class Launch:
         self._untouched = False
         self._secrets = spec.secrets
         self._code: code.Manifest | None = None
-        self.resume_from: str | None = None
+        self._resuming = Resuming(run, spec, sessions, post, cancelled)
 
     def begin(self) -> None:
         """Take note that this is a new run: until an attempt is prepared there is nothing on any node to undo."""
@@ -176,20 +175,19 @@ class Launch:
         entries = planning.layout(hosts, {n: a.gpus for n, a in answers.items()})
         ports = self._prepare(number, entries)
         where = self._meeting(entries, answers)
-        if number:
-            self.resume_from = self.newest_checkpoint(hosts, tell=True)
+        resume_from, newest = self._resuming.choose(number, [h.name for h in hosts])
         identity = planning.RunIdentity(
             run=self._run.run,
             attempt=number,
             max_restarts=self._spec.restart.max_restarts,
-            resume_from=self.resume_from,
+            resume_from=resume_from,
         )
         plan = planning.plan_launch(self._spec, identity, entries, answers, where, ports)
         shown = planning.plan_json(plan, self._spec.secrets)
         with space_not_needed() if number else contextlib.nullcontext():
             write_atomically(self._run.plan(number), json.dumps(shown, indent=1).encode())
         self._check()
-        self._post(_attempt_event(plan, why, self.resume_from))
+        self._post(_attempt_event(plan, why, resume_from, newest))
         for host in hosts:
             follow(host.name)
         self._start(plan)
@@ -200,11 +198,16 @@ class Launch:
             raise CancelledError("cancelled during the start")
 
     def _on(self, hosts: Sequence[HostSpec] | Sequence[str]) -> dict[str, Session]:
-        wanted = [h if isinstance(h, str) else h.name for h in hosts]
-        missing = [n for n in wanted if n not in self._sessions]
-        if missing:
-            raise NodeError(missing[0], f"{names(missing)}: the connection was lost during the start")
-        return {n: self._sessions[n] for n in wanted}
+        return sessions_of(self._sessions, [h if isinstance(h, str) else h.name for h in hosts])
+
+    def newest_checkpoint(self, nodes: Sequence[str]) -> str | None:
+        """Return which checkpoint is the newest on these nodes, and as it is now; see `events.Attempt.newest`.
+
+        Raises:
+            NodeError: A node cannot be asked.
+        """
+        newest = self._resuming.newest(nodes)
+        return None if newest is None else newest.label
 
     # --- code
 
@@ -347,53 +350,6 @@ class Launch:
         step.end(detail, failed=bool(errors))
         raise_first(errors)
 
-    # --- checkpoints
-
-    def newest_checkpoint(self, hosts: Sequence[HostSpec], *, tell: bool = False) -> str | None:
-        """Return the newest checkpoint that all nodes see complete, by the time that node 0 gives it.
-
-        With `tell`, a newer one that some nodes cannot see is said.
-
-        Raises:
-            NodeError: A node cannot be asked.
-        """
-        checkpoint = self._spec.job.checkpoint if self._spec.job else None
-        if checkpoint is None or checkpoint.pattern is None:
-            return None
-        pattern = checkpoint.pattern
-
-        def ask(node: str, session: Session) -> dict[str, float]:
-            asked = {"workdir": workdir_of(self._spec, node), "pattern": pattern}
-            found = session.call(Command.CHECKPOINTS, asked, timeout=_CALL_SECONDS)["found"]
-            return {entry["path"]: entry["mtime"] for entry in found}
-
-        first, until = hosts[0].name, time.monotonic() + (_SHOWN_LATE if checkpoint.shared else 0.0)
-        while True:
-            seen, errors = each(self._on(hosts), ask)
-            raise_first(errors)
-            chosen = newest_of(first, seen)
-            # A shared file system shows new files on other machines only after a while.
-            if chosen == newest_of(first, {first: seen[first]}) or time.monotonic() > until:
-                break
-            self._cancelled.wait(_LOOK_AGAIN)
-        if tell:
-            self._say_what_is_missing(first, seen, chosen)
-        return chosen
-
-    def _say_what_is_missing(self, first: str, seen: Mapping[str, Mapping[str, float]], chosen: str | None) -> None:
-        newest = newest_of(first, {first: seen[first]})
-        if newest is None or newest == chosen:
-            return
-        blind = [node for node, found in seen.items() if newest not in found]
-        start = f"`{chosen}`" if chosen else "the beginning"
-        self._post(events.Note(text=f"{names(blind)} cannot see `{newest}`: going on from {start}", level="warn"))
-
-
-def newest_of(first: str, seen: Mapping[str, Mapping[str, float]]) -> str | None:
-    """Return the newest of what all nodes see, by the times of the node `first`."""
-    common = [path for path in seen[first] if all(path in found for found in seen.values())]
-    return max(common, key=lambda path: (seen[first][path], path), default=None)
-
 
 def prepare_request(
     spec: ClusterSpec, run: str, number: int, entry: planning.Layout, code_hash: str | None
@@ -431,7 +387,9 @@ def workdir_of(spec: ClusterSpec, node: str) -> str:
     return host.workdir
 
 
-def _attempt_event(plan: planning.LaunchPlan, why: str, resume_from: str | None) -> events.Attempt:
+def _attempt_event(
+    plan: planning.LaunchPlan, why: str, resume_from: str | None, newest: Checkpoint | None
+) -> events.Attempt:
     return events.Attempt(
         attempt=plan.attempt,
         world_size=plan.world_size or 0,
@@ -442,6 +400,7 @@ def _attempt_event(plan: planning.LaunchPlan, why: str, resume_from: str | None)
         ],
         why=why,
         resume_from=resume_from,
+        newest=None if newest is None else newest.label,
     )
 
 

@@ -175,6 +175,19 @@ def each(
     return {n: results[n] for n in order if n in results}, {n: errors[n] for n in order if n in errors}
 
 
+def sessions_of(sessions: Mapping[str, Session], nodes: Iterable[str]) -> dict[str, Session]:
+    """Return the sessions with these nodes.
+
+    Raises:
+        NodeError: There is none with some of them.
+    """
+    wanted = list(nodes)
+    missing = [node for node in wanted if node not in sessions]
+    if missing:
+        raise NodeError(missing[0], f"{names(missing)}: the connection was lost during the start")
+    return {node: sessions[node] for node in wanted}
+
+
 def raise_first(errors: Mapping[str, ClusterctlError]) -> None:
     """Raise what stands for the errors of several nodes: the one there is, or all connection errors folded.
 

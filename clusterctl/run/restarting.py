@@ -47,10 +47,10 @@ def _traceback(text: str) -> str:
 
 
 def alike(state: RunState, ending: str) -> int:
-    """Return how many attempts before this one ended like it in a row, all from the same checkpoint."""
+    """Return how many attempts before this one ended like it in a row, without a newer checkpoint between."""
     count = 0
     for past in reversed(state.endings):
-        if past != (ending, state.resume_from):
+        if past != (ending, state.newest):
             break
         count += 1
     return count

@@ -143,8 +143,9 @@ class RunState:
         retired: Nodes of earlier attempts that take part no more; what they still say moves their cursors.
         placed: Attempt, node and ranks of all that was ever started.
         traces: Nodes on which something of the run may lie, of all attempts and of starts that failed.
-        resume_from: The checkpoint from which the current attempt began.
-        endings: How each attempt that was followed by another ended, and the checkpoint from which it had begun.
+        resume_from: The checkpoint that the workers of the current attempt were told to go on from.
+        newest: Which checkpoint was the newest when the current attempt began, and as it was then.
+        endings: How each attempt that was followed by another ended, and what was the newest checkpoint at its begin.
         next_nodes: Nodes of the attempt that a run in state restarting waits for, in order of node rank.
         restart_why: The word of `restart.on` for it.
     """
@@ -180,6 +181,7 @@ class RunState:
     placed: tuple[tuple[int, str, tuple[int, ...]], ...] = ()
     traces: tuple[str, ...] = ()
     resume_from: str | None = None
+    newest: str | None = None
     endings: tuple[tuple[str, str | None], ...] = ()
 
     @property
@@ -359,7 +361,7 @@ def apply_head(state: RunState, time: float, event: head.ControllerEvent) -> Run
                 restart_at=event.at,
                 restart_why=event.why,
                 next_nodes=tuple(event.nodes),
-                endings=(*state.endings, (event.ended, event.resume_from)),
+                endings=(*state.endings, (event.ended, event.newest)),
             )
         case head.StallSeen():
             return _stall(state, time, event)
@@ -439,6 +441,7 @@ def _attempt(state: RunState, time: float, event: head.Attempt) -> RunState:
         placed=tuple(placed),
         traces=_joined(state.traces, nodes),
         resume_from=event.resume_from,
+        newest=event.newest,
         restarts=(*state.restarts, time) if event.attempt > 0 else state.restarts,
     )
 

@@ -456,6 +456,41 @@ def test_only_complete_checkpoints_count(code: Code) -> None:
     assert sorted(one["path"] for one in found) == ["step-1.pt", "step-5"]
 
 
+def test_what_tells_a_checkpoint_from_the_one_that_was_there_before_is_its_newest_file(code: Code) -> None:
+    def look(**more: bool) -> dict[str, Any]:
+        return code.talk.ask(Command.CHECKPOINTS, workdir=str(code.workdir), pattern="step-*", **more)
+
+    def write(path: str, text: str, when: float) -> None:
+        (code.workdir / path).parent.mkdir(parents=True, exist_ok=True)
+        (code.workdir / path).write_text(text)
+        os.utime(code.workdir / path, (when, when))
+
+    write("step-1", "weights", 100.0)
+    write("step-2/model.pt", "weights", 200.0)
+    write("step-2/nested/optimizer.pt", "moments", 300.0)
+    write("step-3/__0_0.distcp", "shard", 500.0)
+    write("step-3/.metadata", "end", 400.0)
+    write("step-4.tmp", "half", 600.0)
+    (code.workdir / "step-5").mkdir()
+    seen = look(versions=True)
+    before = {(version[0], version[1]) for version in seen["versions"]}
+    assert {one["path"]: (one["mtime"], one["size"]) for one in seen["found"]} == {
+        "step-1": (100.0, 7),
+        "step-2": (300.0, 7),
+        "step-3": (400.0, 3),
+    }
+    assert {(100.0, 7), (200.0, 7), (300.0, 7), (400.0, 3)} <= before
+    assert "versions" not in look()
+
+    (code.workdir / "step-2/nested/optimizer.pt").unlink()
+    (code.workdir / "step-1").rename(code.workdir / "step-6")
+    (code.workdir / "step-7").symlink_to("step-3")
+    assert {(one["mtime"], one["size"]) for one in look()["found"]} <= before
+
+    write("step-2/model.pt", "WEIGHTS", 700.0)
+    assert [one["path"] for one in look()["found"] if (one["mtime"], one["size"]) not in before] == ["step-2"]
+
+
 # --- runs on a machine
 
 

@@ -40,7 +40,7 @@ class Succession:
                 at=action.at,
                 nodes=nodes,
                 ended=self._ending_words(),
-                resume_from=run.state.resume_from,
+                newest=run.state.newest,
             )
         )
         run.control.wake()
@@ -86,7 +86,7 @@ class Succession:
     def alike(self) -> int:
         """Return how many attempts before this one ended like it, without a newer checkpoint between or after."""
         state = self._run.state
-        if self._newest.get(state.attempt, state.resume_from) != state.resume_from:
+        if self._newest.get(state.attempt, state.newest) != state.newest:
             return 0
         return restarting.alike(state, self._ending_words())
 
@@ -98,12 +98,12 @@ class Succession:
             return False
         if self._asked != state.attempt:
             self._asked = state.attempt
-            hosts = tuple(run.hosts[n] for n in state.nodes)
+            nodes = list(state.nodes)
 
             def look() -> str | None:
                 with contextlib.suppress(ClusterctlError):
-                    return run.launch.newest_checkpoint(hosts)
+                    return run.launch.newest_checkpoint(nodes)
                 return None
 
-            run.aside(look, lambda path: self._newest.update({state.attempt: path}))
+            run.aside(look, lambda newest: self._newest.update({state.attempt: newest}))
         return True

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from clusterctl.config.spec import HostSpec, RestartSpec, Role
 from clusterctl.run import events, policy, restarting
 from clusterctl.run.blame import Cause
-from clusterctl.run.launch import newest_of
 from clusterctl.run.state import NodeState, RunState, WorkerPhase, WorkerState, apply_head
 
 TRACE = 'Traceback (most recent call last):\n  File "train.py", line {}, in <module>\nValueError: loss is {}'
@@ -62,7 +61,7 @@ def test_only_the_unbroken_row_before_an_attempt_counts(past: list[str], now: st
 
 
 def test_a_newer_checkpoint_between_two_attempts_breaks_the_row() -> None:
-    state = RunState(endings=(("boom", None), ("boom", "step-1")), resume_from="step-2")
+    state = RunState(endings=(("boom", None), ("boom", "step-1")), newest="step-2")
 
     assert restarting.alike(state, "boom") == 0
 
@@ -173,15 +172,3 @@ def test_an_unhealthy_node_ends_an_attempt_only_where_another_may_follow() -> No
 
     assert ends[0] is None
     assert isinstance(ends[1], policy.EndAttempt)
-
-
-@pytest.mark.parametrize(
-    ("seen", "chosen"),
-    [
-        pytest.param({"a": {"1": 1.0, "2": 2.0}, "b": {"1": 9.0, "2": 3.0}}, "2", id="by the times of node 0"),
-        pytest.param({"a": {"1": 1.0, "2": 2.0}, "b": {"1": 9.0}}, "1", id="what every node sees"),
-        pytest.param({"a": {"1": 1.0}, "b": {}}, None, id="nothing in common"),
-    ],
-)
-def test_the_checkpoint_to_go_on_from(seen: dict[str, dict[str, float]], chosen: str | None) -> None:
-    assert newest_of("a", seen) == chosen

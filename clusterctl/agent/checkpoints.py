@@ -1,0 +1,64 @@
+"""Checkpoints that workers have written: which are complete, and what tells one from those that were there before."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_UNFINISHED = (".tmp", ".part", ".partial", ".incomplete", ".lock")
+
+
+def complete(workdir: str, pattern: str) -> list[dict[str, Any]]:
+    """Return `[{path, mtime, size}]` of the checkpoints that are complete; time and size are of its newest file.
+
+    A file is, once it has its final name; a folder of torch.distributed.checkpoint, once it holds `.metadata`, which is
+    written last.
+    """
+    found = []
+    for path in _named(workdir, pattern):
+        name = os.path.basename(path.rstrip("/"))
+        if name.startswith(".") or name.endswith(_UNFINISHED):
+            continue
+        version = _completed(path)
+        if version is not None:
+            shown = path if os.path.isabs(os.path.expanduser(pattern)) else os.path.relpath(path, workdir)
+            found.append({"path": shown, "mtime": version[0], "size": version[1]})
+    return found
+
+
+def versions(workdir: str, pattern: str) -> list[tuple[float, int]]:
+    """Return time and size of every file of all checkpoints, complete or not."""
+    return sorted({version for path in _named(workdir, pattern) for version in _files_of(path)})
+
+
+def _named(workdir: str, pattern: str) -> list[str]:
+    whole = os.path.expanduser(pattern)
+    return glob.glob(whole if os.path.isabs(whole) else os.path.join(glob.escape(workdir), whole), recursive=True)
+
+
+def _completed(path: str) -> tuple[float, int] | None:
+    try:
+        names = os.listdir(path) if os.path.isdir(path) else None
+    except OSError:
+        return None
+    if names is None:
+        return next((version for version in _files_of(path) if version[1]), None)
+    if ".metadata" in names:
+        return next(_files_of(os.path.join(path, ".metadata")), None)
+    sharded = any(name.endswith(".distcp") for name in names)
+    # The time of a folder tells of new names only, not of files that are written anew in their place.
+    return None if sharded else max(_files_of(path), default=None)
+
+
+def _files_of(path: str) -> Iterator[tuple[float, int]]:
+    """Yield time and size of a file, or of all that a folder holds."""
+    inside = (os.path.join(place, name) for place, _, names in os.walk(path) for name in names)
+    for file in inside if os.path.isdir(path) else [path]:
+        with contextlib.suppress(OSError):
+            info = os.stat(file)
+            yield info.st_mtime, info.st_size
