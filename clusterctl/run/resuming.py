@@ -163,11 +163,10 @@ class Resuming:
         """
         if self._checkpoint.pattern is None:
             return None
-        sessions = sessions_of(self._sessions, nodes)
         before = self._before() if self._checkpoint.resume is not Resume.ANY else None
         first, until = nodes[0], time.monotonic() + (_SHOWN_LATE if self._checkpoint.shared else 0.0)
         while True:
-            found, errors = each(sessions, self._ask)
+            found, errors = each(sessions_of(self._sessions, nodes), self._ask)
             raise_first(errors)
             seen = {node: _versions(answer) for node, answer in found.items()}
             seen = seen if before is None else of_this_run(seen, before)
