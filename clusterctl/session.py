@@ -1,7 +1,8 @@
 """One conversation with one node's agent: requests and their answers, and what the agent says by itself.
 
-One thread a session reads; all that arrives unasked goes into the owner's inbox as values. Signs of life go both ways
-every `BEAT_SECONDS`, from one thread for all sessions; their echo also tells how far the node's clocks are from ours.
+One thread a session reads, another sends; all that arrives unasked goes into the owner's inbox as values. Signs of life
+go both ways every `BEAT_SECONDS`, when one thread for all sessions says so; their echo also tells how far the node's
+clocks are from ours.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from clusterctl.agent.protocol import (
     request,
 )
 from clusterctl.errors import AgentError, ClusterctlError, ConnectError, NodeError, NotFoundError, RefusedError
+from clusterctl.sender import Sender
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,12 +44,11 @@ if TYPE_CHECKING:
     from clusterctl.transport.bootstrap import Preamble
 
 SILENCE_SECONDS = 3 * BEAT_SECONDS
-"""A peer that said nothing for so long is taken as gone, although its connection may look alive."""
+"""A peer that said nothing and took nothing for so long is taken as gone, although its connection may look alive."""
 
 CALL_SECONDS = 30.0
 
 _READ_BYTES = 1 << 20
-_SEND_SECONDS = SILENCE_SECONDS
 _TICK_SECONDS = 1.0
 _QUOTED_CHARACTERS = 300
 
@@ -154,17 +155,19 @@ class Session:
         self._numbers = itertools.count(1)
         self._streams = itertools.count(1)
         self._state = threading.Lock()
-        self._sending = threading.Lock()
+        self._sender = Sender(channel, self._next_beat, lambda _error: self._lose(self._broken()))
         self._pending: dict[int, Future[dict[str, Any]]] = {}
         self._listeners: dict[int, Callable[[Data], None]] = {}
         self._files: dict[int, tuple[str, str]] = {}
         self._beats: dict[int, tuple[float, float]] = {}
         self._error: NodeError | None = None
+        self._taken = 0
         self._heard = self._beaten = time.monotonic()
 
     def start(self, first: bytes = b"") -> None:
         """Begin to read; `first` are bytes that came with the preamble."""
         threading.Thread(target=self._read, args=(first,), name=f"session-{self.node}", daemon=True).start()
+        self._sender.start(f"sender-{self.node}")
         _PULSE.add(self)
         self.beat()
 
@@ -175,7 +178,7 @@ class Session:
 
     @property
     def silence_s(self) -> float:
-        """Seconds since the node last said anything."""
+        """Seconds since the node last said anything, or took any of what we send."""
         return time.monotonic() - self._heard
 
     def call(
@@ -205,18 +208,12 @@ class Session:
                 future.set_exception(self._error)
                 return future
             self._pending[number] = future
-        try:
-            self._send(encode_message(request(number, command, arguments or {}, self.epoch)))
-        except NodeError as error:
-            self._lose(error)
+        self._sender.put(encode_message(request(number, command, arguments or {}, self.epoch)))
         return future
 
     def post(self, command: Command, arguments: dict[str, Any] | None = None) -> None:
         """Say something that has no answer; a lost session swallows it."""
-        try:
-            self._send(encode_message(request(next(self._numbers), command, arguments or {}, self.epoch)))
-        except NodeError as error:
-            self._lose(error)
+        self._sender.put(encode_message(request(next(self._numbers), command, arguments or {}, self.epoch)))
 
     def credit(self, count: int) -> None:
         """Let the node send `count` more bytes of output."""
@@ -237,29 +234,20 @@ class Session:
         return numbers[0]
 
     def send_data(self, stream: int, offset: int, payload: bytes) -> None:
-        """Send bytes of a stream, in frames of `CHUNK_BYTES`.
+        """Send bytes of a stream, in frames of `CHUNK_BYTES`; waits where the node is slow.
 
         Raises:
             NodeError: The session is lost.
         """
         view = memoryview(payload)
         for start in range(0, len(payload), CHUNK_BYTES):
-            self._send(encode_data(stream, offset + start, bytes(view[start : start + CHUNK_BYTES])))
+            self._sender.put_bulk(encode_data(stream, offset + start, bytes(view[start : start + CHUNK_BYTES])))
+            if self._error is not None:
+                raise self._error
 
     def beat(self) -> None:
         """Give a sign of life. Done by itself every `BEAT_SECONDS`."""
-        number = next(self._numbers)
-        if not self._sending.acquire(blocking=False):
-            return  # somebody is sending: that is a sign of life
-        try:
-            with self._state:
-                self._beats[number] = (time.time(), time.monotonic())
-            self._beaten = time.monotonic()
-            self._channel.send(encode_message(beat(number)), timeout=_TICK_SECONDS)
-        except OSError as error:
-            self._lose(self._broken(error))
-        finally:
-            self._sending.release()
+        self._sender.beat()
 
     def close(self, *, error: NodeError | None = None) -> None:
         """End the conversation. Waits for nobody; whoever waits for an answer gets an error; may be repeated."""
@@ -272,6 +260,10 @@ class Session:
             stopped_s: For so long this process itself did not run, which is no silence of the node's.
         """
         self._heard += stopped_s
+        taken = self._channel.taken
+        if taken > self._taken:
+            # On a slow link a sign of life, and its echo, stand behind megabytes that are under way.
+            self._taken, self._heard = taken, time.monotonic()
         if self.silence_s > SILENCE_SECONDS:
             text = f"no sign of life for {SILENCE_SECONDS:g}s"
             self._lose(ConnectError(self.node, text, hint="the machine or the network between is down, or frozen"))
@@ -280,18 +272,14 @@ class Session:
 
     # --- sending
 
-    def _send(self, frame: bytes) -> None:
-        if self._error is not None:
-            raise self._error
-        with self._sending:
-            try:
-                self._channel.send(frame, timeout=_SEND_SECONDS)
-            except OSError as error:
-                raise self._broken(error) from error
+    def _next_beat(self) -> bytes:
+        number = next(self._numbers)
+        with self._state:
+            self._beats[number] = (time.time(), time.monotonic())
+        self._beaten = time.monotonic()
+        return encode_message(beat(number))
 
-    def _broken(self, error: OSError) -> NodeError:
-        if isinstance(error, TimeoutError):
-            return ConnectError(self.node, "it takes no more data")
+    def _broken(self) -> NodeError:
         return ConnectError(self.node, "the connection was lost")
 
     # --- reading
@@ -411,6 +399,7 @@ class Session:
             pending = list(self._pending.values())
             self._pending.clear()
         _PULSE.remove(self)
+        self._sender.close()
         self._channel.close()
         for future in pending:
             future.set_exception(error)

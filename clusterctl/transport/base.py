@@ -53,7 +53,14 @@ class Channel(Protocol):
     warnings: tuple[str, ...]
     """What was done otherwise than asked for, a sentence each."""
 
-    def send(self, data: bytes, *, timeout: float) -> None:
+    @property
+    def taken(self) -> int:
+        """Bytes that the peer is known to have made room for; it grows only when the peer itself takes something.
+
+        What the kernel here or the network has in its buffers does not count. Zero where nothing can be known.
+        """
+
+    def send(self, data: bytes, *, timeout: float | None = None) -> None:
         """Send all of `data`.
 
         Raises:

@@ -6,6 +6,7 @@ Each wait ends with the time limit of the connection: a watchdog closes the sock
 from __future__ import annotations
 
 import logging
+import math
 import os
 import random
 import re
@@ -108,11 +109,17 @@ class SshChannel:
         self._link = link
         self._channel = channel
         self._stderr: deque[bytes] = deque(maxlen=64)
+        self._sent = 0
         channel.settimeout(_TICK_SECONDS)
 
-    def send(self, data: bytes, *, timeout: float) -> None:
+    @property
+    def taken(self) -> int:
+        """What the peer's window has been opened by (see `Channel.taken`): all that was sent, and what still may be."""
+        return self._sent + self._channel.out_window_size
+
+    def send(self, data: bytes, *, timeout: float | None = None) -> None:
         """Send all of `data` (see `Channel.send`)."""
-        deadline = time.monotonic() + timeout
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
         position = 0
         while position < len(data):
             try:
@@ -126,7 +133,10 @@ class SshChannel:
             if sent == 0:
                 raise ConnectionError("connection lost")
             position += sent
-            deadline = time.monotonic() + timeout
+            # Counted only now: while it is on its way out, `taken` may be less than it was, never more.
+            self._sent += sent
+            if timeout is not None:
+                deadline = time.monotonic() + timeout
 
     def recv(self, limit: int, *, timeout: float | None = None) -> bytes:
         """Return what has come (see `Channel.recv`)."""
