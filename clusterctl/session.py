@@ -27,13 +27,22 @@ from clusterctl.agent.protocol import (
     Event,
     FrameError,
     Stamp,
+    TooLargeError,
     beat,
     decode_record,
     encode_data,
     encode_message,
     request,
 )
-from clusterctl.errors import AgentError, ClusterctlError, ConnectError, NodeError, NotFoundError, RefusedError
+from clusterctl.errors import (
+    AgentError,
+    ClusterctlError,
+    ConnectError,
+    NodeError,
+    NodeRefusedError,
+    NotFoundError,
+    RefusedError,
+)
 from clusterctl.sender import Sender
 
 if TYPE_CHECKING:
@@ -203,12 +212,17 @@ class Session:
         """Ask; the future holds the answer, or what `call` would raise. Its callbacks run on the reading thread."""
         number = next(self._numbers)
         future: Future[dict[str, Any]] = Future()
+        try:
+            frame = encode_message(request(number, command, arguments or {}, self.epoch))
+        except TooLargeError as error:
+            future.set_exception(NodeRefusedError(self.node, f"`{command.value}` cannot be asked: {error}"))
+            return future
         with self._state:
             if self._error is not None:
                 future.set_exception(self._error)
                 return future
             self._pending[number] = future
-        self._sender.put(encode_message(request(number, command, arguments or {}, self.epoch)))
+        self._sender.put(frame)
         return future
 
     def post(self, command: Command, arguments: dict[str, Any] | None = None) -> None:

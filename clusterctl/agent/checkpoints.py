@@ -11,15 +11,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _UNFINISHED = (".tmp", ".part", ".partial", ".incomplete", ".lock")
+_MOST = 5000
+"""Of so many an answer can tell, whatever they are called within reason."""
 
 
 def complete(workdir: str, pattern: str) -> list[dict[str, Any]]:
-    """Return `[{path, mtime, size}]` of the checkpoints that are complete; time and size are of its newest file.
+    """Return `[{path, mtime, size}]` of the newest `_MOST` checkpoints that are complete, the newest first.
+
+    Time and size are of its newest file.
 
     A file is, once it has its final name; a folder of torch.distributed.checkpoint, once it holds `.metadata`, which is
     written last.
     """
-    found = []
+    found: list[dict[str, Any]] = []
     for path in _named(workdir, pattern):
         name = os.path.basename(path.rstrip("/"))
         if name.startswith(".") or name.endswith(_UNFINISHED):
@@ -28,7 +32,7 @@ def complete(workdir: str, pattern: str) -> list[dict[str, Any]]:
         if version is not None:
             shown = path if os.path.isabs(os.path.expanduser(pattern)) else os.path.relpath(path, workdir)
             found.append({"path": shown, "mtime": version[0], "size": version[1]})
-    return found
+    return sorted(found, key=lambda one: one["mtime"], reverse=True)[:_MOST]
 
 
 def versions(workdir: str, pattern: str) -> list[tuple[float, int]]:

@@ -22,6 +22,8 @@ _WINDOW_S = 0.25
 _TAIL_BYTES = 64 * 1024
 _TAIL_LINES = 40
 _MAX_CHILDREN = 64
+_MOST_ANSWER_BYTES = 12 << 20
+"""Of all ranks together: well below what a frame of the protocol holds."""
 _PYTHON = "python"
 
 
@@ -42,7 +44,8 @@ def collect(
         `{took_s, ranks: {"R": E}}`. E: rank, pid, state, wchan, cpu (share of one core over a quarter of a second),
         threads, command, source (`signal`, `py-spy`, `proc`), why (what the rungs above said), stacks (text as
         dumped), main_thread, inside, children [{pid, name, state, wchan, cpu, command}], tail [lines]. A rank that
-        gave nothing in time has `source: "proc"` and `error`.
+        gave nothing in time has `source: "proc"` and `error`. What is too much for one answer is cut, and says so in
+        `why`; the files have all of it.
 
     Raises:
         OSError: If `out_dir` cannot be written.
@@ -70,7 +73,34 @@ def collect(
     complete = dict(sorted(found.items(), key=_by_rank))
     for rank, evidence in complete.items():
         _keep(out_dir, rank, evidence)
-    return {"took_s": round(time.monotonic() - begun, 3), "ranks": complete}
+    limit = _MOST_ANSWER_BYTES // max(1, len(complete))
+    told = {rank: _cut(evidence, limit, out_dir) for rank, evidence in complete.items()}
+    return {"took_s": round(time.monotonic() - begun, 3), "ranks": told}
+
+
+def _cut(evidence: dict[str, Any], limit: int, out_dir: str) -> dict[str, Any]:
+    """Return what of a rank's evidence travels: where it is over `limit` bytes, the end of its stacks and its output.
+
+    The stacks of the main thread come last.
+    """
+    if _size(evidence) <= limit:
+        return evidence
+    why = [*evidence.get("why", []), f"answer: cut, all of it is in {out_dir}"]
+    rest = {**evidence, "why": why, "stacks": "", "tail": []}
+    left = max(0, limit - _size(rest))
+    tail = _end(evidence["tail"], left // 4)
+    return {**rest, "tail": tail, "stacks": _end(evidence["stacks"], left - _size(tail))}
+
+
+def _end(value: Any, limit: int) -> Any:
+    """Return as much of the end of a text or a list as takes at most `limit` bytes on its way."""
+    while value and (size := _size(value)) > limit:
+        value = value[len(value) - len(value) * max(0, limit) // size :] if len(value) > 1 else value[:0]
+    return value
+
+
+def _size(value: object) -> int:
+    return len(json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogateescape"))
 
 
 def _of_launchers(workers: list[dict[str, Any]], status_dir: str) -> list[dict[str, Any]]:

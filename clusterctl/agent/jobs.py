@@ -291,6 +291,8 @@ def _as_request_error(error: Exception) -> requests.RequestError:
         return error
     if isinstance(error, OSError):
         return requests.of_system(error)
+    if isinstance(error, protocol.TooLargeError):
+        return requests.too_large(error)
     return requests.RequestError(protocol.ErrorKind.BAD_REQUEST, repr(error))
 
 

@@ -83,6 +83,7 @@ __all__ = [
     "StopReason",
     "Stopping",
     "Swept",
+    "TooLargeError",
     "WorkerStart",
     "beat",
     "beat_answer",
@@ -144,9 +145,19 @@ class FrameError(ValueError):
     """The peer sent something that is not a frame of ours."""
 
 
+class TooLargeError(ValueError):
+    """There is more to say than a frame holds. The peer would take it for something that is not a frame of ours."""
+
+
 def encode_message(message: dict[str, Any]) -> bytes:
-    """Return the frame of one JSON message."""
+    """Return the frame of one JSON message.
+
+    Raises:
+        TooLargeError: Its body would be over `MAX_FRAME`.
+    """
     body = json.dumps(message, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "surrogateescape")
+    if len(body) > MAX_FRAME:
+        raise TooLargeError(f"the message has {len(body) / 2**20:.1f} MiB and may have at most {MAX_FRAME >> 20} MiB")
     return _HEADER.pack(len(body), _MESSAGE_KIND) + body
 
 
@@ -207,8 +218,8 @@ class Command(str, Enum):
     LISTEN = "listen"  # {port, nonce, seconds} -> {port}
     UNLISTEN = "unlisten"  # {nonce} -> {}: the port of that LISTEN is free again
     CONNECT = "connect"  # {address, port, nonce, timeout} -> {ok, ms, error}
-    MANIFEST = "manifest"  # {workdir, files: {path: [size, mode, sha256]}, run} -> {need: [path]}
-    RECEIVE = "receive"  # {workdir, files: [[path, size, mode, sha256]], stream} then data -> {written, hash}
+    MANIFEST = "manifest"  # {workdir, run, stream, size} then `size` bytes of `listing` -> {need: [number in it]}
+    RECEIVE = "receive"  # {manifest: its stream, stream} then data of what it needed -> {written, hash}
     FETCH = "fetch"  # {workdir, pattern, stream} -> data of each file, then {files: [[path, size, mode]]}
     CHECKPOINTS = "checkpoints"  # {workdir, pattern} -> {found: [{path, mtime}]}, complete ones only
     CODE = "code"  # {workdir} -> {hash | null}: over what syncs brought, as it is now; null where none did
@@ -242,9 +253,10 @@ class Command(str, Enum):
 #   {"push": "stream", "stream": n, "run": r, "node": d, "file": f}   Data of stream n is that file's; `offset`
 #                                            of a Data frame is the offset in the file
 # Streams that the agent announces have numbers >= AGENT_STREAMS; those below belong to the controller (EXEC, FETCH,
-# RECEIVE). Only what FOLLOW sends is on credit; the files of a FETCH are sent one after the other in the stream of its
-# request, in the order of its answer, and the offsets run through. The answer of EXEC and FETCH comes after their last
-# Data. Data of a RECEIVE follows its request at once, with offsets that run through, and its answer comes after that.
+# MANIFEST, RECEIVE). Only what FOLLOW sends is on credit; the files of a FETCH are sent one after the other in the
+# stream of its request, in the order of its answer, and the offsets run through. The answer of EXEC and FETCH comes
+# after their last Data. Data of a MANIFEST or a RECEIVE follows its request at once, with offsets that run through,
+# and its answer comes after that.
 
 AGENT_STREAMS = 1 << 31
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from clusterctl.agent.protocol import ErrorKind, refusal
+from clusterctl.agent.protocol import ErrorKind, TooLargeError, refusal
 
 # Not from `typing`, whose import would be a good part of an agent's start.
 TYPE_CHECKING = False
@@ -42,3 +42,8 @@ def of_system(error: OSError) -> RequestError:
     """Return the error of a system call that did not work."""
     where = f"{error.filename}: " if error.filename else ""
     return failed(f"{where}{error.strerror or error}")
+
+
+def too_large(error: TooLargeError) -> RequestError:
+    """Return the error of an answer that no frame holds."""
+    return failed(f"the answer cannot be sent: {error}", "ask for less at once")

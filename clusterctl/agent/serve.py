@@ -102,16 +102,21 @@ class Session:
             self.answer_error(identity, error)
             return
         if result is not None and command not in protocol.UNANSWERED:
-            self.channel.send(protocol.reply(identity, result))
+            self.answer(identity, result)
 
     def answer(self, identity: int, result: dict[str, Any]) -> None:
-        """Answer a request whose handler returned `None`."""
-        self.channel.send(protocol.reply(identity, result))
+        """Answer a request, in words where no frame holds the answer."""
+        try:
+            self.channel.send(protocol.reply(identity, result))
+        except protocol.TooLargeError as error:
+            self.answer_error(identity, error)
 
     def answer_error(self, identity: int, error: Exception) -> None:
         """Answer a request that went wrong."""
         if isinstance(error, requests.RequestError):
             message = error.answer(identity)
+        elif isinstance(error, protocol.TooLargeError):
+            message = requests.too_large(error).answer(identity)
         elif isinstance(error, (protocol.FrameError, KeyError, TypeError, ValueError)):
             text = f"missing {error}" if isinstance(error, KeyError) else str(error)
             message = protocol.refusal(identity, ErrorKind.BAD_REQUEST, text)

@@ -6,13 +6,19 @@ import os
 import stat
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.agent import checkpoints, code_look, protocol, rundir, workspace
+from clusterctl.agent import checkpoints, code_look, listing, protocol, requests, rundir, workspace
 from clusterctl.agent.protocol import Command
 from clusterctl.agent.run_commands import summary
 
 if TYPE_CHECKING:
+    from typing import Callable
+
     from clusterctl.agent.jobs import Out
     from clusterctl.agent.serve import Handler, Session
+
+
+_MOST_BYTES = 1 << 62
+"""No file is larger, and no number of a request."""
 
 
 def handlers(session: Session) -> dict[Command, Handler]:
@@ -46,33 +52,64 @@ def _user_of(folder: str, root: str, run: str | None) -> str | None:
 class _Sync:
     def __init__(self, session: Session) -> None:
         self._session = session
+        self._wanted: dict[int, tuple[workspace.Workspace, bytes, list[int]]] = {}
+        """By the stream of a manifest: its workdir, its listing, and the numbers of the files that are needed."""
 
     def manifest(self, identity: int, arguments: dict[str, Any], _epoch: int | None) -> None:
-        folder, root, run = _folder(arguments), self._session.root, arguments.get("run")
-        files = {str(path): list(entry) for path, entry in arguments["files"].items()}
+        place = workspace.Workspace(_folder(arguments), self._session.root)
+        run, stream = arguments.get("run"), int(arguments["stream"])
 
-        place = workspace.Workspace(folder, root)
+        def compare(data: bytes) -> None:
+            self._compare(identity, place, run, stream, data)
+
+        self._gather(identity, stream, int(arguments["size"]), compare)
+
+    def _compare(self, identity: int, place: workspace.Workspace, run: str | None, stream: int, data: bytes) -> None:
+        """Answer a MANIFEST, whose listing came in `stream`."""
         hold = self._session.holds.take(place, run)
 
-        def compare(_out: Out) -> dict[str, Any]:
+        def look(_out: Out) -> dict[str, Any]:
             starting = hold.wait()
-            return {"need": place.compare(files, _user_of(folder, root, run) or starting)}
+            entries = listing.decode(data)
+            user = _user_of(place.folder, place.root, run) or starting
+            need = set(place.compare({path: entry for path, *entry in entries}, user))
+            return {"need": [number for number, (path, *_) in enumerate(entries) if path in need]}
 
         def compared(outcome: dict[str, Any] | Exception) -> None:
             if isinstance(outcome, Exception):
                 self._session.holds.drop(place)
                 self._session.answer_error(identity, outcome)
                 return
-            if not outcome["need"]:
+            if outcome["need"]:
+                self._wanted[stream] = (place, data, outcome["need"])
+            else:
                 self._session.holds.settle(place)
             self._session.answer(identity, outcome)
 
-        self._session.jobs.work(compare, compared, keep=[hold.fd])
+        self._session.jobs.work(look, compared, keep=[hold.fd])
+
+    def _gather(self, identity: int, stream: int, size: int, whole: Callable[[bytes], None]) -> None:
+        """Call `whole` with `size` bytes of a stream once they are there; what it raises answers the request."""
+        data = bytearray()
+
+        def take(part: protocol.Data) -> None:
+            data.extend(part.payload)
+            if len(data) >= size:
+                del self._session.data_handlers[stream]
+                try:
+                    whole(bytes(data))
+                except Exception as error:
+                    self._session.answer_error(identity, error)
+
+        self._session.data_handlers[stream] = take
 
     def receive(self, identity: int, arguments: dict[str, Any], _epoch: int | None) -> dict[str, Any] | None:
         stream = int(arguments["stream"])
-        place = workspace.Workspace(_folder(arguments), self._session.root)
-        receiver = place.receive([list(entry) for entry in arguments["files"]])
+        if arguments["manifest"] not in self._wanted:
+            raise requests.RequestError(protocol.ErrorKind.BAD_REQUEST, "these files were not compared")
+        place, data, need = self._wanted.pop(arguments["manifest"])
+        entries = listing.decode(data)
+        receiver = place.receive([entries[number] for number in need])
         if receiver.done:
             self._session.holds.settle(place)
             return {"written": receiver.written, "hash": receiver.hash}
@@ -100,7 +137,9 @@ class _Sync:
 
         def send(out: Out) -> dict[str, Any]:
             files, offset = [], 0
-            for name, path in workspace.files_matching(folder, pattern):
+            found = workspace.files_matching(folder, pattern)
+            _must_fit([name for name, _ in found], pattern)
+            for name, path in found:
                 size, mode = _send_file(out, stream, offset, path)
                 offset += size
                 files.append([name, size, mode])
@@ -124,6 +163,19 @@ class _Sync:
             return
         place = workspace.Workspace(folder, self._session.root)
         self._session.work(identity, lambda _out: {"hash": place.code_hash()})
+
+
+def _must_fit(names: list[str], pattern: str) -> None:
+    """Refuse before anything is sent what the answer to it could not name.
+
+    Raises:
+        RequestError: There are too many files.
+    """
+    try:
+        protocol.encode_message({"files": [[name, _MOST_BYTES, 0o7777] for name in names], "id": _MOST_BYTES})
+    except protocol.TooLargeError as error:
+        text = f"`{pattern}` matches {len(names)} files, more than an answer can name"
+        raise requests.refused(text, "fetch them in parts, or put them into one archive there") from error
 
 
 def _send_file(out: Out, stream: int, offset: int, path: str) -> tuple[int, int]:

@@ -75,11 +75,7 @@ class Workspace:
         fd = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             for folder in folders:
-                if make:
-                    with contextlib.suppress(FileExistsError):
-                        os.mkdir(folder, dir_fd=fd)
-                flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-                inner = os.open(folder, flags, dir_fd=fd)
+                inner = _open_folder(folder, fd, make=make)
                 os.close(fd)
                 fd = inner
         except BaseException:
@@ -144,8 +140,8 @@ class Workspace:
             self._chmod(path, mode)
         for path in gone:
             self._remove(path)
-        kept = {path: entry for path, entry in files.items() if path not in need}
-        self._save(kept, fresh)
+        lacking = set(need)
+        self._save({path: entry for path, entry in files.items() if path not in lacking}, fresh)
         return need
 
     def difference(self, code_hash: str) -> str | None:
@@ -212,23 +208,14 @@ class Workspace:
     # --- receiving
 
     def receive(self, files: list[list[Any]]) -> Receiver:
-        """Return what takes the content of files in, in that order.
-
-        Raises:
-            RequestError: A path leads outside.
-        """
-        for path, *_ in files:
-            check_path(path)
-        os.makedirs(self.folder, exist_ok=True)
+        """Return what takes the content of files in, in that order; `compare` has looked at their paths."""
         return Receiver(self, files)
 
-    def received(self, files: list[list[Any]]) -> None:
-        """Write down what a sync has brought."""
+    def received(self, files: list[list[Any]], hashes: dict[str, Any]) -> None:
+        """Write down what a sync has brought, and the hashes of those files as they lie there now."""
         known = self._known()
         known["files"].update({path: rest for path, *rest in files})
-        for path, *_ in files:
-            self._entry(path, {}, known["hashes"])
-        self._save(known["files"], known["hashes"])
+        self._save(known["files"], {**known["hashes"], **hashes})
 
     def put(self, path: str) -> tuple[int, int, str, str]:
         """Open a new file beside where `path` will lie: its descriptor, the folder's, its name there, the last name."""
@@ -257,6 +244,7 @@ class Receiver:
         self._open: tuple[int, int, str, str] | None = None
         self._digest = hashlib.sha256()
         self._all = hashlib.sha256()
+        self._hashes: dict[str, Any] = {}
         self.done = False
         self.written = 0
         self._next()
@@ -292,7 +280,7 @@ class Receiver:
             self._number += 1
             if self._number >= len(self._files):
                 self.done = True
-                self._workspace.received(self._files)
+                self._workspace.received(self._files, self._hashes)
                 return
             path, size, _, _ = self._files[self._number]
             self._open = self._workspace.put(path)
@@ -313,11 +301,13 @@ class Receiver:
         try:
             try:
                 os.fchmod(fd, int(mode) & 0o777)
+                info = os.fstat(fd)
             finally:
                 # Before it is put in place: a network file system may say only now that it has no space.
                 os.close(fd)
             _make_way(name, parent)
             os.replace(temporary, name, src_dir_fd=parent, dst_dir_fd=parent)
+            self._hashes[path] = [info.st_size, info.st_mtime_ns, info.st_ino, digest]
         except OSError as error:
             _unlink(temporary, parent)
             raise requests.failed(f"`{path}` cannot be put in place: {error.strerror}") from error
@@ -338,6 +328,18 @@ class Receiver:
 def _unlink(name: str, parent: int) -> None:
     with contextlib.suppress(OSError):
         os.unlink(name, dir_fd=parent)
+
+
+def _open_folder(name: str, parent: int, *, make: bool) -> int:
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        return os.open(name, flags, dir_fd=parent)
+    except FileNotFoundError:
+        if not make:
+            raise
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(name, dir_fd=parent)
+    return os.open(name, flags, dir_fd=parent)
 
 
 def _make_way(name: str, parent: int) -> None:

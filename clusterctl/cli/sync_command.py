@@ -56,7 +56,7 @@ def _push(spec: ClusterSpec, hosts: tuple[HostSpec, ...], console: Console, *, q
     from clusterctl.run import code
     from clusterctl.run.launch import workdir_of
     from clusterctl.run.links import each, raise_first
-    from clusterctl.run.push import push
+    from clusterctl.run.push import Parcel, push
     from clusterctl.run.store import runs_root
 
     if spec.sync is None:
@@ -68,12 +68,11 @@ def _push(spec: ClusterSpec, hosts: tuple[HostSpec, ...], console: Console, *, q
         return
     store = code.ContentStore(runs_root().parent / "content")
     manifest = code.collect(spec.sync, store)
+    parcel = Parcel(manifest, store)
     with sessions_of(spec, remote) as sessions:
         sent, errors = each(
             sessions,
-            lambda node, session: push(
-                session, workdir_of(spec, node), manifest, store, run=None, say=lambda _what: None
-            ),
+            lambda node, session: push(session, workdir_of(spec, node), parcel, run=None, say=lambda _what: None),
         )
     for node, (number, total) in sent.items():
         if not quiet:

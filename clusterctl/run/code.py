@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import stat
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _CHUNK = 1024 * 1024
+MOST_FILES = 500_000
+"""A listing of so many takes a node seconds and half a gigabyte to go through; no code has as many."""
+
 _NEVER = frozenset({".git", "__pycache__", ".hg", ".svn"})
 
 
@@ -105,7 +109,7 @@ def store_of(run: RunDir) -> ContentStore:
     return ContentStore(run.path.parent.parent / "content")
 
 
-def collect(sync: SyncSpec, store: ContentStore) -> Manifest:
+def collect(sync: SyncSpec, store: ContentStore, *, most_files: int = MOST_FILES) -> Manifest:
     """Return the manifest of a folder, its content stored.
 
     Files that have not changed (size, mtime, inode) since they were last stored are not read again; what vanishes
@@ -113,7 +117,8 @@ def collect(sync: SyncSpec, store: ContentStore) -> Manifest:
 
     Raises:
         ConfigError: The folder is not there.
-        RefusedError: It is larger than `sync.max_size`, or something in it cannot be read.
+        RefusedError: It is larger than `sync.max_size`, has more than `most_files` files, or something in it cannot be
+            read.
     """
     source = Path(sync.source)
     if not source.is_dir():
@@ -126,6 +131,8 @@ def collect(sync: SyncSpec, store: ContentStore) -> Manifest:
         largest = sorted([*largest, (status.st_size, relative)], reverse=True)[:3]
         if total > sync.max_size:
             raise _too_large(sync, total, largest)
+        if len(files) == most_files:
+            raise _too_many(sync, files)
         entry = known.entry(source / relative, status, store)
         if entry is not None:
             files[relative] = entry
@@ -138,6 +145,15 @@ def _too_large(sync: SyncSpec, total: int, largest: list[tuple[int, str]]) -> Re
     return RefusedError(
         f"{sync.source} holds more than {sync.max_size / 1024**2:.0f} MiB to sync (at least {total / 1024**2:.0f} MiB)",
         hint=f"add to `sync.exclude` or raise `sync.max_size`; the largest: {names}",
+    )
+
+
+def _too_many(sync: SyncSpec, files: Collection[str]) -> RefusedError:
+    folders = Counter(path.partition("/")[0] for path in files if "/" in path).most_common(3)
+    names = ", ".join(f"{name}/ ({count})" for name, count in folders)
+    return RefusedError(
+        f"{sync.source} holds more than {len(files)} files to sync",
+        hint="add to `sync.exclude` what is no code" + (f"; most of them lie in {names}" if names else ""),
     )
 
 

@@ -20,7 +20,7 @@ from clusterctl.errors import ClusterctlError
 from clusterctl.run import code, events, unsynced
 from clusterctl.run.links import each, names, raise_first, sessions_of
 from clusterctl.run.meeting import answer_of, ask_routes, master_of
-from clusterctl.run.push import push
+from clusterctl.run.push import Parcel, push
 from clusterctl.run.resuming import Checkpoint, Resuming
 from clusterctl.run.store import space_not_needed, write_atomically
 
@@ -228,9 +228,8 @@ class Launch:
             manifest = kept
         self._code = manifest
         step = Progress("sync", len(remote), self._post)
-        sent, errors = each(
-            self._on(remote), lambda node, session: self._sync_node(node, session, manifest, store, step)
-        )
+        parcel = Parcel(manifest, store)
+        sent, errors = each(self._on(remote), lambda node, session: self._sync_node(node, session, parcel, step))
         if errors:
             step.end(failed=True)
             raise_first(errors)
@@ -253,11 +252,9 @@ class Launch:
         for changed, nodes in alike.items():
             self._post(events.Note(text=unsynced.sentence(list(changed), names(nodes)), level="warn"))
 
-    def _sync_node(
-        self, node: str, session: Session, manifest: code.Manifest, store: code.ContentStore, step: Progress
-    ) -> tuple[int, int]:
+    def _sync_node(self, node: str, session: Session, parcel: Parcel, step: Progress) -> tuple[int, int]:
         workdir = workdir_of(self._spec, node)
-        sent = push(session, workdir, manifest, store, run=self._run.run, say=lambda what: step.at(node, what))
+        sent = push(session, workdir, parcel, run=self._run.run, say=lambda what: step.at(node, what))
         step.through(node)
         return sent
 

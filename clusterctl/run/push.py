@@ -5,6 +5,7 @@ from __future__ import annotations
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import TYPE_CHECKING, Any
 
+from clusterctl.agent import listing
 from clusterctl.agent.protocol import CHUNK_BYTES, Command
 from clusterctl.errors import AgentError
 
@@ -18,22 +19,29 @@ if TYPE_CHECKING:
 _SYNC_SECONDS = 1800.0
 
 
+class Parcel:
+    """Code on its way to any number of nodes: what they all are told is put together once.
+
+    Args:
+        manifest: What must be there.
+        store: Has the content.
+    """
+
+    def __init__(self, manifest: Manifest, store: ContentStore) -> None:
+        self.store = store
+        self.entries = [(path, *entry) for path, entry in manifest.files.items()]
+        self.listing = listing.encode(self.entries)
+
+
 def push(
-    session: Session,
-    workdir: str,
-    manifest: Manifest,
-    store: ContentStore,
-    *,
-    run: str | None,
-    say: Callable[[str], None],
+    session: Session, workdir: str, parcel: Parcel, *, run: str | None, say: Callable[[str], None]
 ) -> tuple[int, int]:
-    """Make a node's workdir hold what the manifest names; return how many files and bytes were sent.
+    """Make a node's workdir hold what a parcel names; return how many files and bytes were sent.
 
     Args:
         session: With the node.
         workdir: On the node; `~` is its own home.
-        manifest: What must be there.
-        store: Has the content.
+        parcel: What must be there.
         run: For whom; a workdir that another live run uses is not touched.
         say: Takes what the node is doing.
 
@@ -42,27 +50,30 @@ def push(
         NodeError: The node could not, or was lost.
     """
     say("comparing files")
-    listing = {path: list(entry) for path, entry in manifest.files.items()}
-    asked = {"workdir": workdir, "files": listing, "run": run}
-    need: list[str] = session.call(Command.MANIFEST, asked, timeout=_SYNC_SECONDS)["need"]
+    manifest = session.new_stream()
+    asked = {"workdir": workdir, "run": run, "stream": manifest, "size": len(parcel.listing)}
+    answer = session.call_async(Command.MANIFEST, asked)
+    session.send_data(manifest, 0, parcel.listing)
+    need = [parcel.entries[number] for number in _answered(session.node, answer)["need"]]
     if need:
         say(f"receiving {len(need)} files")
-        files = [[path, *manifest.files[path]] for path in need]
         stream = session.new_stream()
-        answer = session.call_async(Command.RECEIVE, {"workdir": workdir, "files": files, "stream": stream})
+        answer = session.call_async(Command.RECEIVE, {"manifest": manifest, "stream": stream})
         offset = 0
-        for chunk in _contents(store, [manifest.files[path][2] for path in need]):
+        for chunk in _contents(parcel.store, [digest for *_, digest in need]):
+            if answer.done():
+                break  # with an error: more of it would help nobody
             session.send_data(stream, offset, chunk)
             offset += len(chunk)
-        _answered(session.node, answer, _SYNC_SECONDS)
-    return len(need), sum(manifest.files[path][0] for path in need)
+        _answered(session.node, answer)
+    return len(need), sum(size for _, size, _, _ in need)
 
 
-def _answered(node: str, answer: Future[dict[str, Any]], timeout: float) -> dict[str, Any]:
+def _answered(node: str, answer: Future[dict[str, Any]]) -> dict[str, Any]:
     try:
-        return answer.result(timeout)
+        return answer.result(_SYNC_SECONDS)
     except FutureTimeoutError as error:
-        raise AgentError(node, f"no answer within {timeout:g} s") from error
+        raise AgentError(node, f"no answer within {_SYNC_SECONDS:g} s") from error
 
 
 def _contents(store: ContentStore, digests: Sequence[str]) -> Iterator[bytes]:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import signal
 import socket
 import sys
 import zipfile
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from clusterctl.agent import proc
-from clusterctl.agent.protocol import Command
+from clusterctl.agent import listing, proc
+from clusterctl.agent.protocol import MAX_FRAME, Command
 from clusterctl.agent.rundir import RunDir
 from clusterctl.run.code import Manifest
 from tests.agent.conftest import gone
@@ -224,30 +226,39 @@ class Code:
 
     def __init__(self, node: Node, talk: Talk) -> None:
         self.talk, self.workdir, self.run = talk, node.home / "code", node.run
+        self._streams = itertools.count(1)
+        self._offered, self._names = 0, list[str]()
 
-    def ask_to_compare(self, files: dict[str, list[Any]], run: str | None = None) -> int:
-        return self.talk.post(Command.MANIFEST, workdir=str(self.workdir), files=files, run=run or self.run)
+    def ask_to_compare(self, files: dict[str, list[Any]], run: str | None = "") -> int:
+        data = listing.encode((path, *entry) for path, entry in files.items())
+        self._offered, self._names = next(self._streams), list(files)
+        whose = {"workdir": str(self.workdir), "run": self.run if run == "" else run}
+        number = self.talk.post(Command.MANIFEST, **whose, stream=self._offered, size=len(data))
+        self._send_data(self._offered, data)
+        return number
 
-    def compare(self, files: dict[str, list[Any]], run: str | None = None) -> list[str]:
-        return self.talk.answer(self.ask_to_compare(files, run))["need"]
+    def compared(self, number: int) -> list[str]:
+        return [self._names[index] for index in self.talk.answer(number)["need"]]
 
-    def send(self, files: dict[str, bytes], modes: dict[str, int] | None = None, run: str | None = None) -> list[str]:
-        entries = {path: entry(content, (modes or {}).get(path, 0o644)) for path, content in files.items()}
-        need = self.compare(entries, run)
-        self.bring(files, entries, need)
+    def compare(self, files: dict[str, list[Any]], run: str | None = "") -> list[str]:
+        return self.compared(self.ask_to_compare(files, run))
+
+    def bring(self, content: bytes) -> dict[str, Any]:
+        """Send what was needed when files were compared last."""
+        stream = next(self._streams)
+        number = self.talk.post(Command.RECEIVE, manifest=self._offered, stream=stream)
+        self._send_data(stream, content)
+        return self.talk.answer(number)
+
+    def send(self, files: dict[str, bytes], modes: dict[str, int] | None = None) -> list[str]:
+        need = self.compare({path: entry(content, (modes or {}).get(path, 0o644)) for path, content in files.items()})
+        if need:
+            assert self.bring(b"".join(files[path] for path in need))["written"] == len(need)
         return need
 
-    def bring(self, files: dict[str, bytes], entries: dict[str, list[Any]], need: list[str]) -> None:
-        stream = 7
-        listing = [[path, *entries[path]] for path in need]
-        number = self.talk.post(Command.RECEIVE, workdir=str(self.workdir), files=listing, stream=stream)
-        offset = 0
-        for path in need:
-            for start in range(0, len(files[path]), 60000):
-                part = files[path][start : start + 60000]
-                self.talk.data_frame(stream, offset, part)
-                offset += len(part)
-        assert self.talk.answer(number)["written"] == len(need)
+    def _send_data(self, stream: int, data: bytes) -> None:
+        for start in range(0, len(data), 60000):
+            self.talk.data_frame(stream, start, data[start : start + 60000])
 
 
 @pytest.fixture
@@ -296,8 +307,8 @@ def test_only_what_sync_brought_is_deleted(code: Code) -> None:
 def test_a_path_that_leads_outside_is_refused(code: Code, path: str) -> None:
     with pytest.raises(Refused, match="not a path inside the workdir"):
         code.compare({path: entry(b"")})
-    with pytest.raises(Refused, match="not a path inside the workdir"):
-        code.talk.ask(Command.RECEIVE, workdir=str(code.workdir), files=[[path, *entry(b"x")]], stream=3)
+    with pytest.raises(Refused, match="these files were not compared"):
+        code.bring(b"x")
 
 
 def test_no_symbolic_link_leads_a_file_outside(code: Code, tmp_path: Path) -> None:
@@ -316,11 +327,9 @@ def test_no_symbolic_link_leads_a_file_outside(code: Code, tmp_path: Path) -> No
 
 
 def test_content_other_than_announced_is_not_put_in_place(code: Code) -> None:
-    code.workdir.mkdir()
-    number = code.talk.post(Command.RECEIVE, workdir=str(code.workdir), files=[["a", *entry(b"good")]], stream=3)
-    code.talk.data_frame(3, 0, b"evil")
+    code.compare({"a": entry(b"good")})
     with pytest.raises(Refused, match="another content"):
-        code.talk.answer(number)
+        code.bring(b"evil")
     assert list(code.workdir.iterdir()) == []
 
 
@@ -334,6 +343,22 @@ def test_a_file_that_cannot_be_put_in_place_is_named_and_leaves_nothing_behind(c
     with pytest.raises(Refused, match="`model` cannot be put in place"):
         code.send({"model": b""})
     assert [path.name for path in code.workdir.iterdir()] == ["model"]
+
+
+def test_a_tree_of_very_many_files_is_compared_at_once_and_in_one_answer(code: Code) -> None:
+    names = [f"data/train/part-{n // 1000:04d}/some/longer/name/sample-{n:07d}.json" for n in range(150_000)]
+    files = {name: entry(b"") for name in names}
+    assert len(json.dumps(files)) > MAX_FRAME
+    assert code.compare(files) == names
+
+
+@pytest.mark.parametrize("data", [b"", b"x" * 99, zlib.compress(b"[[1]]"), zlib.compress(b"nonsense")])
+def test_what_is_no_list_of_files_is_refused_in_words(code: Code, data: bytes) -> None:
+    asked = {"workdir": str(code.workdir), "run": code.run, "stream": 1, "size": len(data)}
+    number = code.talk.post(Command.MANIFEST, **asked)
+    code.talk.data_frame(1, 0, data)
+    with pytest.raises(Refused, match="bad_request: not a list of files"):
+        code.talk.answer(number)
 
 
 def test_code_under_a_live_run_is_not_changed(code: Code, node: Node, nodes: Callable[[], Node]) -> None:
@@ -357,9 +382,9 @@ def entries_of(files: dict[str, bytes]) -> dict[str, list[Any]]:
 
 def test_of_two_starts_at_once_the_second_is_refused_and_nothing_of_its_code_runs(code: Code, node: Node) -> None:
     second = Code(node, node.talk())
-    need = code.compare(entries_of(FIRST))
+    code.compare(entries_of(FIRST))
     number = second.ask_to_compare(entries_of(SECOND), "second")
-    code.bring(FIRST, entries_of(FIRST), need)
+    code.bring(b"first")
     with pytest.raises(Refused, match=f"run {node.run} uses .*, and 1 files would change under it, `train.py` first"):
         second.talk.answer(number)
     node.prepare(code.talk, workdir=str(code.workdir), code_hash=hash_of(FIRST))
@@ -370,10 +395,10 @@ def test_of_two_starts_at_once_the_second_is_refused_and_nothing_of_its_code_run
 
 def test_of_two_starts_of_the_same_code_the_second_waits_and_both_begin(code: Code, node: Node) -> None:
     second = Code(node, node.talk())
-    need = code.compare(entries_of(FIRST))
+    code.compare(entries_of(FIRST))
     number = second.ask_to_compare(entries_of(FIRST), "second")
-    code.bring(FIRST, entries_of(FIRST), need)
-    assert second.talk.answer(number)["need"] == []
+    code.bring(b"first")
+    assert second.compared(number) == []
     with pytest.raises(Refused, match="run second uses"):
         code.compare(entries_of(SECOND))
 
@@ -381,15 +406,13 @@ def test_of_two_starts_of_the_same_code_the_second_waits_and_both_begin(code: Co
 @pytest.mark.parametrize("brought", [False, True], ids=["before its code is there", "before it is prepared"])
 def test_a_start_that_ends_early_holds_its_workdir_no_longer(code: Code, node: Node, brought: bool) -> None:
     second = Code(node, node.talk())
-    need = code.compare(entries_of(FIRST))
+    code.compare(entries_of(FIRST))
     if brought:
-        code.bring(FIRST, entries_of(FIRST), need)
+        code.bring(b"first")
     number = second.ask_to_compare(entries_of(SECOND), "second") if not brought else None
     code.talk.kill()
-    wanted = ["train.py"]
-    assert (
-        second.compare(entries_of(SECOND), "second") if number is None else second.talk.answer(number)["need"]
-    ) == wanted
+    need = second.compare(entries_of(SECOND), "second") if number is None else second.compared(number)
+    assert need == ["train.py"]
 
 
 def test_a_start_that_is_undone_holds_its_workdir_no_longer(code: Code, node: Node) -> None:
@@ -401,10 +424,10 @@ def test_a_start_that_is_undone_holds_its_workdir_no_longer(code: Code, node: No
 
 def test_a_sync_without_a_run_holds_a_workdir_only_while_it_brings_files(code: Code, node: Node) -> None:
     second = Code(node, node.talk())
-    answer = code.talk.ask(Command.MANIFEST, workdir=str(code.workdir), files=entries_of(FIRST), run=None)
+    code.compare(entries_of(FIRST), None)
     number = second.ask_to_compare(entries_of(SECOND), "second")
-    code.bring(FIRST, entries_of(FIRST), answer["need"])
-    assert second.talk.answer(number)["need"] == ["train.py"]
+    code.bring(b"first")
+    assert second.compared(number) == ["train.py"]
 
 
 def hash_of(files: dict[str, bytes]) -> str:
@@ -442,6 +465,29 @@ def test_results_are_fetched_by_pattern(code: Code) -> None:
     for pattern in ("/etc/passwd", "../*"):
         with pytest.raises(Refused, match="not a pattern inside"):
             code.talk.ask(Command.FETCH, workdir=str(code.workdir), pattern=pattern, stream=30)
+
+
+def test_an_answer_that_no_frame_holds_is_refused_in_words_and_the_session_goes_on(code: Code) -> None:
+    folder = code.workdir.joinpath(*["\x01" * 200] * 3)
+    folder.mkdir(parents=True)
+    for number in range(4500):
+        (folder / ("\x01" * 200 + str(number))).write_bytes(b"x")
+    with pytest.raises(Refused, match=r"refused: `\*` matches 4500 files, more than an answer can name"):
+        code.talk.ask(Command.FETCH, workdir=str(code.workdir), pattern="*", stream=20)
+    assert not code.talk.data
+    with pytest.raises(Refused, match=r"failed: the answer cannot be sent: .* 20.* MiB and may have at most 16 MiB"):
+        code.talk.ask(Command.CHECKPOINTS, workdir=str(code.workdir), pattern="*/*/*/*")
+    assert code.talk.ask(Command.HELLO)
+
+
+def test_of_very_many_checkpoints_the_newest_are_told(code: Code) -> None:
+    code.workdir.mkdir()
+    for number in range(6000):
+        path = code.workdir / f"step-{number}.pt"
+        path.write_bytes(b"x")
+        os.utime(path, (number, number))
+    found = code.talk.ask(Command.CHECKPOINTS, workdir=str(code.workdir), pattern="step-*")["found"]
+    assert {one["path"] for one in found} == {f"step-{number}.pt" for number in range(1000, 6000)}
 
 
 def test_only_complete_checkpoints_count(code: Code) -> None:

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from clusterctl.agent.protocol import Command
-from clusterctl.config.spec import HostSpec, SshSpec
+from clusterctl.config.spec import HostSpec, SshSpec, SyncSpec
+from clusterctl.run.code import ContentStore, collect
+from clusterctl.run.push import Parcel, push
 from clusterctl.session import Item, Session, SessionLost
 from clusterctl.sessions import open_session
 from clusterctl.transport.ssh import SshTransport
-from tests.contract_sessions import DEADLINE, next_of, standin_bundle
+from tests.contract_sessions import DEADLINE, next_of
 from tests.relay import Relay
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from tests.lab.conftest import NodeFactory
 
@@ -28,14 +31,14 @@ RATE, DELAY = 500_000, 0.15
 
 @pytest.fixture
 def dial() -> Iterator[Open]:
-    """Opens a session with the stand-in agent through a link."""
+    """Opens a session through a link."""
     opened: list[Session] = []
     transport = SshTransport(SshSpec(host_keys="accept-new", connect_timeout=30.0))
 
     def make(link: Relay, inbox: Any = None) -> Session:
         host = HostSpec(name="far", host="far", address=link.address, port=link.port, user="root")
         inbox = queue.SimpleQueue() if inbox is None else inbox
-        opened.append(open_session(transport, host, inbox, bundle=standin_bundle()))
+        opened.append(open_session(transport, host, inbox))
         return opened[-1]
 
     yield make
@@ -44,20 +47,22 @@ def dial() -> Iterator[Open]:
     transport.close()
 
 
-def test_sending_for_longer_than_silence_is_borne_keeps_a_session(nodes: NodeFactory, dial: Open) -> None:
+def test_a_sync_may_take_longer_than_silence_is_borne(nodes: NodeFactory, dial: Open, tmp_path: Path) -> None:
     (node,) = nodes()
-    data = bytes(8_200_000)
-    inbox: queue.SimpleQueue[Item] = queue.SimpleQueue()
+    files = {"weights.bin": os.urandom(8_200_000), "pkg/train.py": b"print(1)\n", "pkg/empty": b""}
+    for name, content in files.items():
+        (tmp_path / "code" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "code" / name).write_bytes(content)
+    store = ContentStore(tmp_path / "content")
+    parcel = Parcel(collect(SyncSpec(source=str(tmp_path / "code")), store), store)
     with Relay((node.address, 22), rate=RATE, delay=DELAY) as link:
-        session = dial(link, inbox)
-        stream = session.new_stream()
-        session.call(Command.RECEIVE, {"stream": stream})
+        session = dial(link)
         before = time.monotonic()
-        session.send_data(stream, 0, data)
-        answer = session.call(Command.MANIFEST, {"stream": stream})
+        assert push(session, "~/code", parcel, run=None, say=lambda _: None)[0] == 3
         assert time.monotonic() - before > 16.0
-        assert answer["size"] == len(data)
+        assert push(session, "~/code", parcel, run=None, say=lambda _: None)[0] == 0
         session.close()
+    assert {name: node.path(f"/root/code/{name}").read_bytes() for name in files} == files
 
 
 def test_a_link_that_stalls_is_noticed_although_our_kernel_still_takes_what_we_say(

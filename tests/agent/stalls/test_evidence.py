@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from clusterctl.agent import evidence, stacks
+from clusterctl.agent import evidence, protocol, stacks
 from clusterctl.diagnose import stacks as reader
 
 FOREVER = "import time\nprint('up')\ndef waits():\n    time.sleep(1000)\nwaits()\n"
@@ -276,3 +276,18 @@ def test_a_dump_is_refused_for_a_stopped_process(bench, until):
     os.kill(worker.pid, signal.SIGSTOP)
     path = str(bench.status_dir / "rank-0.stacks")
     assert until(lambda: stacks.unarmed(said, path)) == "process is in state T"
+
+
+def test_what_very_many_ranks_have_to_say_is_kept_whole_and_fits_into_one_answer(bench):
+    output = bench.tmp_path / "output"
+    lines = ["\x01" * 1600 + str(number) for number in range(40)]
+    output.write_text("\n".join(lines) + "\n")
+    gone = [{"rank": rank, "pid": 1 << 23, "start_time": 0, "output": str(output)} for rank in range(64)]
+    folder = bench.tmp_path / "stall-1"
+    found = evidence.collect(gone, str(bench.status_dir), str(folder), time.monotonic() + 4.0)
+    assert protocol.encode_message({"id": 1, "result": found})
+    assert json.loads((folder / "rank-63.json").read_text())["tail"] == lines
+    told = found["ranks"]["63"]
+    assert told["tail"] == lines[-len(told["tail"]) :]
+    assert told["tail"]
+    assert told["why"] == [f"answer: cut, all of it is in {folder}"]

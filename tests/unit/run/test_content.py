@@ -8,6 +8,10 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
+from clusterctl.config.spec import SyncSpec
+from clusterctl.errors import RefusedError
 from clusterctl.run import code, events, store
 
 LONG_AGO = 7200.0
@@ -73,3 +77,18 @@ def test_content_that_a_start_uses_again_is_young(tmp_path: Path) -> None:
     assert content.keep(digest)
     assert content.unused((), time.time() - 60) == []
     assert not content.keep("0" * 64)
+
+
+def test_a_folder_of_too_many_files_is_refused_with_the_folders_that_hold_most(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    for name, count in (("data", 7), ("pkg", 2)):
+        (source / name / "inner").mkdir(parents=True)
+        for number in range(count):
+            (source / name / "inner" / str(number)).touch()
+    (source / "train.py").touch()
+    content = code.ContentStore(tmp_path / "content")
+    sync = SyncSpec(source=str(source))
+    assert len(code.collect(sync, content, most_files=10).files) == 10
+    with pytest.raises(RefusedError, match="holds more than 9 files to sync") as refused:
+        code.collect(sync, content, most_files=9)
+    assert refused.value.hint == "add to `sync.exclude` what is no code; most of them lie in data/ (7), pkg/ (2)"
