@@ -1,4 +1,8 @@
-"""Jump hosts: each is connected once and shared, and passes on only so many new connections at a time."""
+"""Jump hosts: each is connected once and shared.
+
+It opens any number of connections at once: a bound would let those to dead machines, which take until the time limit,
+keep others waiting.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +14,6 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-PARALLEL_PER_JUMP_HOST = 8
 
 
 class Closable(Protocol):
@@ -34,7 +36,6 @@ class Shared(Generic[C]):
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._found: dict[str, Future[C]] = {}
-        self._slots: dict[str, threading.Semaphore] = {}
         self._closed = False
 
     def get(self, name: str, connect: Callable[[], C], deadline: float) -> C:
@@ -62,11 +63,6 @@ class Shared(Generic[C]):
             return future.result(max(0.0, deadline - time.monotonic()))
         except FutureTimeoutError as error:
             raise TimeoutError from error
-
-    def slot(self, name: str) -> threading.Semaphore:
-        """Return what bounds the connections that are being opened through `name`."""
-        with self._lock:
-            return self._slots.setdefault(name, threading.Semaphore(PARALLEL_PER_JUMP_HOST))
 
     def close(self) -> None:
         """Close every connection; no more can be made."""

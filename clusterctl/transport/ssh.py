@@ -292,19 +292,19 @@ class SshTransport:
             raise _of_jump(node, last, error) from error
         except OSError as error:
             raise ConnectError(node, f"jump host `{last}`: not connected in time") from error
-        return self._through(node, link, name, last, options, deadline)
+        return _through(node, link, last, options, deadline)
 
-    def _through(self, node: str, link: _Link, name: str, hop: str, options: SshOptions, deadline: float) -> Wire:
-        with self._jumps.slot(name):
-            left = max(0.1, deadline - time.monotonic())
-            target = (options.hostname, options.port)
-            try:
-                channel = link.transport.open_channel("direct-tcpip", target, ("127.0.0.1", 0), timeout=left)
-            except paramiko.ChannelException as error:
-                raise _jump_error(node, hop, error) from error
-            except (paramiko.SSHException, EOFError, OSError) as error:
-                raise ConnectError(node, f"jump host `{hop}`: no answer from behind it") from error
-        return Wire(channel)
+
+def _through(node: str, link: _Link, hop: str, options: SshOptions, deadline: float) -> Wire:
+    left = max(0.1, deadline - time.monotonic())
+    target = (options.hostname, options.port)
+    try:
+        channel = link.transport.open_channel("direct-tcpip", target, ("127.0.0.1", 0), timeout=left)
+    except paramiko.ChannelException as error:
+        raise _jump_error(node, hop, error) from error
+    except (paramiko.SSHException, EOFError, OSError) as error:
+        raise ConnectError(node, f"jump host `{hop}`: no answer from behind it") from error
+    return Wire(channel)
 
 
 def _shown_key(link: _Link) -> HostKey:

@@ -406,6 +406,21 @@ def test_a_jump_host_that_fails_is_named(nodes: NodeFactory, dial: Open) -> None
     assert str(failure(dial, host_of(inner))) == "jump host `gate`: connection refused on port 22"
 
 
+def test_nodes_that_are_dead_behind_a_jump_host_take_no_other_with_them(nodes: NodeFactory) -> None:
+    _, dead, *living = nodes([NodeSpec(name="gate"), *[NodeSpec(via="gate")] * 3])
+    ports = range(1001, 1013)
+    dead.firewall(*ports)
+    hosts = [replace(host_of(dead, port=port), name=f"dead{port}") for port in ports]
+    transports = Transports(SshSpec(connect_timeout=4.0))
+    wanted = [*hosts, *map(host_of, living)]
+    sessions, errors = open_sessions(transports, wanted, queue.SimpleQueue(), bundle=standin_bundle())
+    for session in sessions.values():
+        session.close()
+    transports.close()
+    assert list(sessions) == [node.name for node in living]
+    assert {str(error) for error in errors.values()} == {"jump host `gate`: no answer from behind it"}
+
+
 def test_the_key_of_a_jump_host_is_asked_for_first(nodes: NodeFactory, dial: Open) -> None:
     _, inner = nodes([NodeSpec(name="gate", known=False), NodeSpec(via="gate", known=False)])
     transport = SshTransport(SshSpec())

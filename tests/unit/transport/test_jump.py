@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from clusterctl.transport.jump import PARALLEL_PER_JUMP_HOST, Shared
+from clusterctl.transport.jump import Shared
 
 
 class Connection:
@@ -83,11 +83,3 @@ def test_closing_closes_all_and_makes_no_more() -> None:
     assert not first.alive
     with pytest.raises(ConnectionError):
         shared.get("gate", Connection, soon())
-
-
-def test_each_jump_host_has_its_own_bound() -> None:
-    shared: Shared[Connection] = Shared()
-    for _ in range(PARALLEL_PER_JUMP_HOST):
-        assert shared.slot("gate").acquire(blocking=False)
-    assert not shared.slot("gate").acquire(blocking=False)
-    assert shared.slot("other").acquire(blocking=False)
