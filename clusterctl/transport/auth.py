@@ -6,9 +6,12 @@ The ssh-agent protocol is draft-ietf-sshm-ssh-agent: a length, a type, and strin
 from __future__ import annotations
 
 import base64
+import contextlib
+import math
 import socket
 import struct
 import threading
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,18 +19,24 @@ from typing import TYPE_CHECKING
 from clusterctl.errors import AuthError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 _REQUEST_IDENTITIES, _IDENTITIES = 11, 12
 _SIGN_REQUEST, _SIGN_RESPONSE = 13, 14
 _SIGN_FLAGS = {"rsa-sha2-256": 2, "rsa-sha2-512": 4}
 _OPENSSH_KEY = b"openssh-key-v1\0"
-_AGENT_SECONDS = 5.0
+_LIST_SECONDS = 3.0
+_SIGN_SECONDS = 5.0
+_FRESH_SECONDS = 3.0
+"""Logins at the same time share what the agent said it holds; a later one asks anew."""
+_REST_SECONDS = 30.0
+"""An agent that did not answer in time is left alone for so long: every node would wait for it anew."""
+_AT_ONCE = 8
 _MAX_MESSAGE = 1 << 20
-
 
 ENCRYPTED = "is protected by a passphrase"
 FORWARDED_ONLY = "only a forwarded ssh-agent could log in: reconnecting will fail once this login ends"
+AGENT_ONLY = "only the ssh-agent holds the key that was accepted: reconnecting by it will fail once the agent ends"
 
 
 class SshAgentError(OSError):
@@ -44,12 +53,14 @@ class AgentIdentity:
 
 
 class SshAgent:
-    """A running ssh-agent. One request at a time; each is bounded, because a forwarded agent may hang."""
+    """A running ssh-agent. Each request has a connection of its own, and is bounded: a forwarded agent may hang."""
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._lock = threading.Lock()
-        self._sock: socket.socket | None = None
+        self._listing = threading.Lock()
+        self._listed: tuple[float, list[AgentIdentity]] | None = None
+        self._slots = threading.Semaphore(_AT_ONCE)
+        self._rests_until = -math.inf
 
     def identities(self) -> list[AgentIdentity]:
         """Return what the agent holds.
@@ -57,7 +68,14 @@ class SshAgent:
         Raises:
             SshAgentError: It does not answer.
         """
-        kind, body = self._ask(bytes([_REQUEST_IDENTITIES]))
+        with self._listing:
+            if self._listed is None or time.monotonic() >= self._listed[0]:
+                self._listed = None
+                self._listed = (time.monotonic() + _FRESH_SECONDS, self._list())
+            return self._listed[1]
+
+    def _list(self) -> list[AgentIdentity]:
+        kind, body = self._ask(bytes([_REQUEST_IDENTITIES]), _LIST_SECONDS)
         if kind != _IDENTITIES:
             raise SshAgentError("the ssh-agent refuses to list its keys")
         try:
@@ -73,61 +91,53 @@ class SshAgent:
         """
         flags = _SIGN_FLAGS.get(algorithm.removesuffix("-cert-v01@openssh.com"), 0)
         request = bytes([_SIGN_REQUEST]) + _string(blob) + _string(data) + struct.pack(">I", flags)
-        kind, body = self._ask(request)
+        kind, body = self._ask(request, _SIGN_SECONDS)
         if kind != _SIGN_RESPONSE:
             raise SshAgentError("the ssh-agent declined to sign")
-        return _Reader(body).string()
+        try:
+            return _Reader(body).string()
+        except ValueError as error:
+            raise SshAgentError("the ssh-agent's answer makes no sense") from error
 
     def is_forwarded(self, environment: Mapping[str, str]) -> bool:
         """Tell whether sshd made this agent's socket, so that it goes when its login session does."""
         if "SSH_CONNECTION" not in environment:
             return False
         try:
-            with self._lock:
-                sock = self._connected()
+            with self._connection(_LIST_SECONDS) as sock:
                 credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
             owner = struct.unpack("3i", credentials)[0]
             return Path(f"/proc/{owner}/comm").read_text().startswith("sshd")
         except OSError:
             return False
 
-    def close(self) -> None:
-        """Close the connection; the next request opens another."""
-        with self._lock:
-            self._drop()
-
-    def _ask(self, request: bytes) -> tuple[int, bytes]:
-        with self._lock:
-            try:
-                sock = self._connected()
-                sock.sendall(struct.pack(">I", len(request)) + request)
-                (length,) = struct.unpack(">I", _read(sock, 4))
-                if not 0 < length <= _MAX_MESSAGE:
-                    raise SshAgentError("the ssh-agent's answer makes no sense")
-                answer = _read(sock, length)
-            except OSError as error:
-                self._drop()
-                if isinstance(error, SshAgentError):
-                    raise
-                raise SshAgentError(f"the ssh-agent at {self.path} does not answer: {error}") from error
+    def _ask(self, request: bytes, seconds: float) -> tuple[int, bytes]:
+        with self._connection(seconds) as sock:
+            sock.sendall(struct.pack(">I", len(request)) + request)
+            (length,) = struct.unpack(">I", _read(sock, 4))
+            if not 0 < length <= _MAX_MESSAGE:
+                raise SshAgentError("the ssh-agent's answer makes no sense")
+            answer = _read(sock, length)
         return answer[0], answer[1:]
 
-    def _connected(self) -> socket.socket:
-        if self._sock is None:
-            sock = socket.socket(socket.AF_UNIX)
+    @contextlib.contextmanager
+    def _connection(self, seconds: float) -> Iterator[socket.socket]:
+        """Connect for one request; what goes wrong becomes a SshAgentError, and an agent that hangs is remembered."""
+        with self._slots:
+            if time.monotonic() < self._rests_until:
+                raise SshAgentError(f"the ssh-agent at {self.path} did not answer a moment ago")
             try:
-                sock.settimeout(_AGENT_SECONDS)
-                sock.connect(self.path)
-            except OSError:
-                sock.close()
+                with socket.socket(socket.AF_UNIX) as sock:
+                    sock.settimeout(seconds)
+                    sock.connect(self.path)
+                    yield sock
+            except SshAgentError:
                 raise
-            self._sock = sock
-        return self._sock
-
-    def _drop(self) -> None:
-        if self._sock is not None:
-            self._sock.close()
-            self._sock = None
+            except TimeoutError as error:
+                self._rests_until = time.monotonic() + _REST_SECONDS
+                raise SshAgentError(f"the ssh-agent at {self.path} does not answer") from error
+            except OSError as error:
+                raise SshAgentError(f"the ssh-agent at {self.path} cannot be asked: {error.strerror}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +166,6 @@ def offers(
     identities: Sequence[AgentIdentity],
     *,
     identities_only: bool,
-    files_first: bool = False,
 ) -> list[Offer]:
     """Return the attempts in order: certificates, keys of files that the agent holds, its other keys, files themselves.
 
@@ -165,7 +174,6 @@ def offers(
         certificates: Certificates that were configured beside `<key>-cert.pub`.
         identities: What the agent holds.
         identities_only: Leave out keys of the agent that no file stands for.
-        files_first: Try files before the agent, to learn whether the agent is needed at all.
     """
     public = {path: public_blob(path) for path in files}
     held = {identity.blob: identity for identity in identities}
@@ -179,8 +187,6 @@ def offers(
     taken = {offer.identity.blob for offer in known if offer.identity}
     others = [] if identities_only else [Offer(identity=i) for i in identities if i.blob not in taken]
     plain = [Offer(path=path) for path in files if Path(path).is_file() and public[path] not in held]
-    if files_first:
-        return [*certified, *(Offer(path=path) for path in files if Path(path).is_file()), *known, *others]
     return [*certified, *known, *others, *plain]
 
 
@@ -196,6 +202,7 @@ class Tried:
         lost: The server hung up without an answer to the last offer.
         closed: The server hung up.
         sha1_only: The server cannot check RSA signatures other than with SHA-1.
+        agent: Why an ssh-agent was of no help, or `None`.
     """
 
     user: str
@@ -206,35 +213,41 @@ class Tried:
     lost: bool = False
     closed: bool = False
     sha1_only: bool = False
+    agent: str | None = None
 
 
 def failure(node: str, tried: Tried) -> AuthError:
     """Return the error for a login that failed: the likeliest reason and its remedy."""
+    text, hint = _reason(node, tried)
+    return AuthError(node, f"{text}, and {tried.agent}" if tried.agent else text, hint=hint)
+
+
+def _reason(node: str, tried: Tried) -> tuple[str, str]:
     encrypted = [path for path, reason in tried.unusable.items() if reason == ENCRYPTED]
     if tried.wants_more and "publickey" not in tried.wants_more:
         text = f"accepted the key, but also asks for {' or '.join(tried.wants_more)} (two factors)"
         hint = "let sshd accept a key alone for this user and host (`Match` with `AuthenticationMethods publickey`)"
-        return AuthError(node, text, hint=hint)
+        return text, hint
     if tried.methods and "publickey" not in tried.methods:
         text = f"sshd allows no login by key, only by {' or '.join(tried.methods)}"
-        return AuthError(node, text, hint="set `PubkeyAuthentication yes` in its sshd_config and add your public key")
+        return text, "set `PubkeyAuthentication yes` in its sshd_config and add your public key"
     if encrypted:
         text = f"the key {encrypted[0]} {ENCRYPTED} and no ssh-agent holds it"
-        return AuthError(node, text, hint=f"run `ssh-add {encrypted[0]}`")
+        return text, f"run `ssh-add {encrypted[0]}`"
     if tried.sha1_only and tried.refused:
         hint = "log in with an ed25519 key, or update its sshd"
-        return AuthError(node, "its sshd is too old to accept RSA keys other than with SHA-1", hint=hint)
+        return "its sshd is too old to accept RSA keys other than with SHA-1", hint
     if tried.closed and tried.refused:
         hint = "name the right one by `identity_file:`, with `IdentitiesOnly yes` in ~/.ssh/config"
-        return AuthError(node, f"sshd hung up after {len(tried.refused)} keys were offered", hint=hint)
+        return f"sshd hung up after {len(tried.refused)} keys were offered", hint
     if tried.refused:
         text = f"no key was accepted for user `{tried.user}` (offered: {', '.join(tried.refused)})"
-        return AuthError(node, text, hint=f"add one to the machine: `ssh-copy-id {tried.user}@{node}`")
+        return text, f"add one to the machine: `ssh-copy-id {tried.user}@{node}`"
     if tried.unusable:
         path, reason = next(iter(tried.unusable.items()))
-        return AuthError(node, f"the key {path} {reason}", hint="name another by `identity_file:`")
+        return f"the key {path} {reason}", "name another by `identity_file:`"
     text = f"there is no key to log in with as user `{tried.user}`"
-    return AuthError(node, text, hint="make one with `ssh-keygen`, or load one with `ssh-add`")
+    return text, "make one with `ssh-keygen`, or load one with `ssh-add`"
 
 
 def public_blob(path: str) -> bytes | None:

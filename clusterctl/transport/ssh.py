@@ -1,4 +1,4 @@
-"""Nodes reached by SSH. The only file that knows paramiko, and the one door at which its exceptions become ours.
+"""Nodes reached by SSH. It and `login` alone know paramiko; here its exceptions become ours.
 
 Each wait ends with the time limit of the connection: a watchdog closes the socket, whatever is being waited for then.
 """
@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import random
-import re
 import threading
 import time
 from collections import deque
@@ -17,15 +15,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
 import paramiko
-from paramiko.message import Message
 
 from clusterctl.errors import AuthError, ConnectError, HostKeyError, NodeError
-from clusterctl.transport import auth
 from clusterctl.transport.approach import Approach
 from clusterctl.transport.base import EXEC_COMMAND, STDERR_TAIL_BYTES, HostKeyRefusal, Progress, silent
 from clusterctl.transport.host_keys import HostKeys, ShownKey
 from clusterctl.transport.jump import Shared
 from clusterctl.transport.known_hosts import HostKey
+from clusterctl.transport.login import Keys, log_in
 from clusterctl.transport.ssh_config import Destination, SshOptions, destination_of, parse_hop
 from clusterctl.transport.wire import Watchdog, Wire
 
@@ -49,7 +46,6 @@ _TICK_SECONDS = 1.0
 _ATTEMPTS = 5
 _BACKOFF_SECONDS = 0.25
 _FORBIDDEN = 1
-_RSA_SHA2_SINCE = (7, 2)
 
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
 logging.getLogger("paramiko").setLevel(logging.CRITICAL + 1)
@@ -57,30 +53,6 @@ logging.getLogger("paramiko").setLevel(logging.CRITICAL + 1)
 
 class _DroppedError(Exception):
     """The server closed the connection before it was secured, as one does that is too busy: worth another attempt."""
-
-
-class _AgentKey:
-    """A key that an ssh-agent signs with: as much of the library's `PKey` as logging in needs."""
-
-    public_blob = None
-
-    def __init__(self, agent: auth.SshAgent, identity: auth.AgentIdentity) -> None:
-        self._agent = agent
-        self._identity = identity
-
-    def get_name(self) -> str:
-        return self._identity.type
-
-    def asbytes(self) -> bytes:
-        return self._identity.blob
-
-    def sign_ssh_data(self, data: bytes, algorithm: str | None = None) -> Message:
-        try:
-            signature = self._agent.sign(self._identity.blob, data, algorithm or self._identity.type)
-        except auth.SshAgentError:
-            # Called on the library's thread, which an exception would end: an empty signature is merely turned down.
-            signature = b""
-        return Message(signature)
 
 
 @dataclass
@@ -178,7 +150,7 @@ class SshTransport:
         self._approach = approach or Approach(config_file)
         self._host_keys = HostKeys(spec)
         self._jumps: Shared[_Link] = Shared()
-        self._keys = _Keys()
+        self._keys = Keys()
 
     def open(self, host: HostSpec, *, progress: Progress = silent) -> SshChannel:
         """Connect, log in and run `/bin/sh` on `host` (see `Transport.open`)."""
@@ -208,10 +180,9 @@ class SshTransport:
         return self._host_keys.look_at(host.name, options, key)
 
     def close(self) -> None:
-        """Close the connections to jump hosts and to ssh-agents."""
+        """Close the connections to jump hosts."""
         self._approach.close()
         self._jumps.close()
-        self._keys.close()
 
     def _connect(
         self,
@@ -229,7 +200,7 @@ class SshTransport:
             warning = self._host_keys.check(node, options, _shown_key(link))
             progress("logging in")
             with Watchdog(link.wire, deadline) as watchdog:
-                link.auth_note = _log_in(node, link.transport, options, self._keys, watchdog)
+                link.auth_note = log_in(node, link.transport, options, self._keys, watchdog)
         except BaseException:
             link.close()
             raise
@@ -310,129 +281,6 @@ def _through(node: str, link: _Link, hop: str, options: SshOptions, deadline: fl
 def _shown_key(link: _Link) -> HostKey:
     key = link.transport.get_remote_server_key()
     return HostKey(key.get_name(), key.asbytes())
-
-
-# --- logging in
-
-
-class _Keys:
-    """Private keys and ssh-agents, opened once for all nodes."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._loaded: dict[auth.Offer, paramiko.PKey | str] = {}
-        self._agents: dict[str, auth.SshAgent] = {}
-        self._held: dict[str, list[auth.AgentIdentity]] = {}
-
-    def agent(self, path: str | None) -> auth.SshAgent | None:
-        if path is None:
-            return None
-        with self._lock:
-            return self._agents.setdefault(path, auth.SshAgent(path))
-
-    def identities(self, agent: auth.SshAgent | None) -> list[auth.AgentIdentity]:
-        if agent is None:
-            return []
-        with self._lock:
-            if agent.path not in self._held:
-                try:
-                    self._held[agent.path] = agent.identities()
-                except OSError:
-                    return []
-            return self._held[agent.path]
-
-    def key(self, offer: auth.Offer, agent: auth.SshAgent | None) -> paramiko.PKey | str:
-        """Return what signs for `offer`, or why nothing can."""
-        if offer.identity is not None and agent is not None:
-            return cast("paramiko.PKey", _AgentKey(agent, offer.identity))
-        with self._lock:
-            if offer not in self._loaded:
-                self._loaded[offer] = _load(offer)
-            return self._loaded[offer]
-
-    def close(self) -> None:
-        with self._lock:
-            for agent in self._agents.values():
-                agent.close()
-
-
-def _load(offer: auth.Offer) -> paramiko.PKey | str:
-    path = offer.path or ""
-    try:
-        key = paramiko.PKey.from_path(path)
-        if offer.certificate:
-            key.load_certificate(offer.certificate)
-    except paramiko.PasswordRequiredException:
-        return auth.ENCRYPTED
-    except (TypeError, ValueError, OSError, paramiko.SSHException, paramiko.pkey.UnknownKeyType) as error:
-        # The library lets those of the cryptography package through, which ask for a password by a TypeError.
-        return auth.ENCRYPTED if "password" in str(error).lower() else f"cannot be read: {error}"
-    return key
-
-
-def _log_in(
-    node: str, transport: paramiko.Transport, options: SshOptions, keys: _Keys, watchdog: Watchdog
-) -> str | None:
-    """Try keys until one is accepted; return what a person should know of how."""
-    agent = keys.agent(options.identity_agent)
-    forwarded = agent is not None and agent.is_forwarded(os.environ)
-    todo = auth.offers(
-        options.identity_files,
-        options.certificate_files,
-        keys.identities(agent),
-        identities_only=options.identities_only,
-        files_first=forwarded,
-    )
-    tried = auth.Tried(options.user)
-    for offer in todo:
-        key = keys.key(offer, agent)
-        if isinstance(key, str):
-            tried.unusable[offer.path or ""] = key
-            continue
-        if _offer(transport, options.user, key, tried, offer.name):
-            return auth.FORWARDED_ONLY if forwarded and offer.identity is not None else None
-        if not transport.is_active():
-            break
-    if not tried.refused and transport.is_active() and _offer(transport, options.user, None, tried, "none"):
-        return None
-    if watchdog.expired:
-        raise AuthError(node, "no answer to the login in time", hint="its directory service may be down (LDAP, SSSD)")
-    if tried.lost and not tried.refused:
-        hint = "it may just be restarting; else see its log on the machine"
-        raise ConnectError(node, "sshd hung up during the login", hint=hint)
-    tried.closed = not transport.is_active()
-    tried.sha1_only = _takes_sha1_only(transport)
-    raise auth.failure(node, tried)
-
-
-def _offer(transport: paramiko.Transport, user: str, key: paramiko.PKey | None, tried: auth.Tried, name: str) -> bool:
-    answered = threading.Event()
-    try:
-        if key is None:
-            transport.auth_none(user)
-        else:
-            transport.auth_publickey(user, key, answered)
-            answered.wait()
-        if transport.is_authenticated():
-            return True
-        error = transport.get_exception()
-    except (paramiko.SSHException, EOFError, OSError) as raised:
-        error = raised
-    if isinstance(error, paramiko.ssh_exception.PartialAuthentication):
-        tried.wants_more = tuple(error.allowed_types)
-    elif isinstance(error, paramiko.BadAuthenticationType):
-        tried.methods = tuple(error.allowed_types)
-    # A server that has had enough of us says so before it hangs up; one that only goes has answered nothing.
-    tried.lost = isinstance(error, EOFError | OSError) and not transport.is_active()
-    if key is not None and not tried.lost:
-        tried.refused.append(name)
-    return False
-
-
-def _takes_sha1_only(transport: paramiko.Transport) -> bool:
-    """Tell whether the server is an OpenSSH from before RSA keys could sign with SHA-2."""
-    version = re.search(r"OpenSSH_(\d+)\.(\d+)", transport.remote_version or "")
-    return version is not None and (int(version[1]), int(version[2])) < _RSA_SHA2_SINCE
 
 
 # --- foreign exceptions

@@ -228,6 +228,5 @@ def test_an_ssh_agent_is_forwarded_if_sshd_listens_for_it(tmp_path: Path, progra
         assert wait_for(lambda: agent.is_forwarded({"SSH_CONNECTION": "x"}) is forwarded)
         assert not agent.is_forwarded({})
     finally:
-        agent.close()
         process.kill()
         process.wait()

@@ -16,6 +16,7 @@ from clusterctl.config.spec import HostSpec, SshSpec, TransportKind
 from clusterctl.errors import AgentError, AuthError, ConnectError, HostKeyError, NodeError
 from clusterctl.session import Item, Session, SessionLost
 from clusterctl.sessions import Transports, open_session, open_sessions
+from clusterctl.transport.auth import AGENT_ONLY
 from clusterctl.transport.known_hosts import Verdict
 from clusterctl.transport.ssh import SshTransport
 from clusterctl.trust import accept, look
@@ -301,7 +302,7 @@ def test_an_ssh_agent_logs_in(lab: Lab, nodes: NodeFactory, dial: Open, tmp_path
         key.unlink()
         config = tmp_path / "config"
         config.write_text(lab.ssh_config.read_text() + f"Host *\n  IdentityAgent {socket}\n")
-        assert dial(host_of(node), config_file=str(config)).warnings == ()
+        assert dial(host_of(node), config_file=str(config)).warnings == (AGENT_ONLY,)
     finally:
         agent.kill()
         agent.wait()

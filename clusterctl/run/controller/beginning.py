@@ -115,9 +115,8 @@ class Beginning:
         opened, errors = run.dial_all(hosts, step)
         run.join(opened)
         step.end(names(opened), failed=bool(errors))
-        for session in opened.values():
-            for warning in session.warnings:
-                run.post(events.Note(text=warning, level="warn"))
+        for warning in dict.fromkeys(warning for session in opened.values() for warning in session.warnings):
+            run.post(events.Note(text=warning, level="warn"))
         for spare in [h for h in hosts if h.role is Role.SPARE and h.name in errors]:
             run.post(events.Note(text=f"spare {spare.name} cannot be used yet: {errors[spare.name]}", level="warn"))
             run.inbox.put(SessionLost(node=spare.name, error=errors.pop(spare.name)))

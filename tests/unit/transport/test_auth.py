@@ -40,12 +40,6 @@ def test_identities_only_leaves_out_what_no_file_stands_for(keys: list[str]) -> 
     assert Offer(identity=FOREIGN) not in offers(keys, [], [FOREIGN, HELD], identities_only=True)
 
 
-def test_files_come_first_where_the_agent_may_go_away(keys: list[str]) -> None:
-    a, b, c = keys
-    found = offers([a, b, c], [], [HELD], identities_only=False, files_first=True)
-    assert found[1:] == [Offer(path=a), Offer(path=b), Offer(path=c), Offer(path=a, identity=HELD)]
-
-
 def test_an_encrypted_key_alone_still_tells_its_public_half(tmp_path: Path) -> None:
     path = tmp_path / "key"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "secret", "-f", path], check=True)
@@ -66,6 +60,7 @@ def test_an_encrypted_key_alone_still_tells_its_public_half(tmp_path: Path) -> N
         (Tried("u", refused=["k", "l"]), r"no key was accepted for user `u` \(offered: k, l\)", "ssh-copy-id u@n"),
         (Tried("u", unusable={"/k": "cannot be read: x"}), "/k cannot be read: x", "identity_file"),
         (Tried("u"), "there is no key to log in with", "ssh-keygen"),
+        (Tried("u", agent="the ssh-agent hangs"), "there is no key .*, and the ssh-agent hangs$", "ssh-keygen"),
     ],
 )
 def test_a_failed_login_is_one_line_with_a_remedy(tried: Tried, message: str, hint: str) -> None:
