@@ -16,7 +16,7 @@ from clusterctl.config.spec import ClusterSpec, Framework, HostSpec, JobSpec, La
 from clusterctl.errors import RefusedError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 PYTHON = "{python}"
 """Stands for the interpreter that the node resolved; the supervisor puts its path there."""
@@ -191,22 +191,34 @@ def provisional_address(host: HostSpec, answer: NodeAnswer, interface: str | Non
         return host.internal_ip
     if interface:
         return _on_interface(answer, interface)
-    own = [address for name, address in answer.addresses if not name.startswith(_VIRTUAL)]
-    if answer.reached_at in [address for _, address in answer.addresses]:
+    if answer.reached_at in _usable(address for _, address in answer.addresses):
         return answer.reached_at
-    four = [a for a in own if ":" not in a]
-    return next(iter(four or own), None)
+    return _best(address for name, address in answer.addresses if not name.startswith(_VIRTUAL))
 
 
 def _on_interface(answer: NodeAnswer, interface: str) -> str:
-    found = [address for name, address in answer.addresses if name == interface]
-    if not found:
+    found = _best(address for name, address in answer.addresses if name == interface)
+    if found is None:
         names = ", ".join(sorted({name for name, _ in answer.addresses})) or "none"
         raise RefusedError(
             f"{answer.node}: no interface `{interface}` with an address (there are: {names})",
             hint="set `network.interface` to one that every node has, or leave it out",
         )
-    return next((a for a in found if ":" not in a), found[0])
+    return found
+
+
+def _usable(addresses: Iterable[str]) -> list[str]:
+    """Return the addresses that mean the same on every node: one of a link alone needs an interface with it in IPv6."""
+    return [a for a in addresses if ":" not in a or not _is_link_local(a)]
+
+
+def _best(addresses: Iterable[str]) -> str | None:
+    """Return the first usable address: of IPv4, of IPv6, of an IPv4 link alone."""
+    return min(_usable(addresses), key=lambda a: (_is_link_local(a), ":" in a), default=None)
+
+
+def _is_link_local(address: str) -> bool:
+    return ipaddress.ip_address(address.partition("%")[0]).is_link_local
 
 
 def share_loopback(answers: Sequence[NodeAnswer]) -> bool:
@@ -481,9 +493,7 @@ def _soft_environment(common: _Common, entry: Layout, answer: NodeAnswer | None)
 def _several_networks(answer: NodeAnswer) -> bool:
     """Return whether a node has more than one real interface that NCCL may want to use together."""
     names = {
-        name
-        for name, address in answer.addresses
-        if not name.startswith(_VIRTUAL) and not ipaddress.ip_address(address.split("%")[0]).is_link_local
+        name for name, address in answer.addresses if not name.startswith(_VIRTUAL) and not _is_link_local(address)
     }
     return len(names) > 1
 

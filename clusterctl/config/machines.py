@@ -123,7 +123,7 @@ def _usable(name: str, node: Node, where: str, report: Report) -> bool:
         host, _, port = name.partition(":")
         hint = f"write `host: {host}` and `port: {port}`" if port.isdigit() else "a blank must follow a colon"
         text = f"`{name}` holds a port" if port.isdigit() else f"`{name}` is not a host name"
-    elif not _HOST.fullmatch(name) or len(name) > 253 or (":" in name and not _is_ipv6(name)):
+    elif (not _HOST.fullmatch(name) or len(name) > 253 or ":" in name) and not _is_ipv6(name):
         text = f"`{name[:60]}` is not a host name"
     if text is not None:
         report.add(node.mark, f"{where}: {text}", hint)

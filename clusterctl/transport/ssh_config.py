@@ -31,7 +31,7 @@ CONFIG_VARIABLE = "CLUSTERCTL_SSH_CONFIG"
 
 _RESOLVE_SECONDS = 10.0
 _KEYS = {
-    *("hostname", "port", "user", "proxyjump", "proxycommand"),
+    *("hostname", "port", "user", "proxyjump", "proxycommand", "addressfamily", "bindaddress"),
     *("identityfile", "certificatefile", "identitiesonly", "identityagent"),
     *("hostkeyalias", "userknownhostsfile", "globalknownhostsfile", "stricthostkeychecking", "hashknownhosts"),
 }
@@ -51,6 +51,8 @@ class SshOptions:
         identity_agent: Socket of the ssh-agent, or `None` for no agent.
         proxy_jump: Hops from here to there, `[user@]host[:port]` each, or empty.
         proxy_command: Command with its tokens expanded, or `None`.
+        address_family: `any`, `inet` or `inet6`.
+        bind_address: Own address to connect from, or `None` for any.
         host_key_alias: Name to look up in the known-hosts files, or `None`.
         user_known_hosts: Files of the user; the first is written to.
         global_known_hosts: Files of the machine.
@@ -67,6 +69,8 @@ class SshOptions:
     identity_agent: str | None = None
     proxy_jump: tuple[str, ...] = ()
     proxy_command: str | None = None
+    address_family: str = "any"
+    bind_address: str | None = None
     host_key_alias: str | None = None
     user_known_hosts: tuple[str, ...] = ()
     global_known_hosts: tuple[str, ...] = ()
@@ -78,7 +82,8 @@ class SshOptions:
         """The name under which the host key is filed."""
         if self.host_key_alias:
             return self.host_key_alias
-        return self.hostname if self.port == 22 else f"[{self.hostname}]:{self.port}"
+        name = self.hostname.lower()
+        return name if self.port == 22 else f"[{name}]:{self.port}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,8 +125,14 @@ def arguments(destination: Destination, config_file: str | None) -> list[str]:
     options += ["-l", destination.user] if destination.user else []
     options += ["-p", str(destination.port)] if destination.port else []
     options += ["-i", destination.identity_file] if destination.identity_file else []
-    options += ["-J", destination.proxy_jump] if destination.proxy_jump else []
+    options += ["-J", ",".join(map(_hop, destination.proxy_jump.split(",")))] if destination.proxy_jump else []
     return [*options, "--", destination.host]
+
+
+def _hop(text: str) -> str:
+    """Return a hop as ssh takes it, which wants an IPv6 address in brackets even where there is no port."""
+    user, at, place = text.strip().rpartition("@")
+    return f"{user}{at}[{place}]" if place.count(":") > 1 and not set(place) & set("[/") else text.strip()
 
 
 def resolve(node: str, destination: Destination, *, config_file: str | None = None) -> SshOptions:
@@ -186,6 +197,8 @@ def parse(text: str, destination: Destination) -> SshOptions:
         identity_agent=_agent(values.get("identityagent", [None])[0], tokens),
         proxy_jump=tuple(part.strip() for part in jump.split(",")) if jump else (),
         proxy_command=_expand(first("proxycommand") or "", tokens) or None,
+        address_family=first("addressfamily") or "any",
+        bind_address=first("bindaddress"),
         host_key_alias=first("hostkeyalias"),
         user_known_hosts=_paths(first("userknownhostsfile"), tokens),
         global_known_hosts=_paths(first("globalknownhostsfile"), tokens),

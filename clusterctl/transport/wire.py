@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import ipaddress
+import functools
 import queue
 import socket
 import struct
@@ -27,6 +27,7 @@ _READ_BYTES = 256 << 10
 _TICK_SECONDS = 1.0
 _USER_TIMEOUT_MS = 20_000
 _FASTEST_SECONDS = 2.0
+_FAMILIES = {"any": socket.AF_UNSPEC, "inet": socket.AF_INET, "inet6": socket.AF_INET6}
 
 
 class Wire:
@@ -110,25 +111,39 @@ def open_wire(node: str, options: SshOptions, deadline: float) -> Wire:
     """
     if options.proxy_command:
         return _command_wire(node, options.proxy_command)
-    return Wire(_connect(node, options.hostname, options.port, deadline))
+    return Wire(_connect(node, options, deadline))
 
 
-def _connect(node: str, host: str, port: int, deadline: float) -> socket.socket:
-    addresses = _addresses(node, host, port, deadline)
+class _OwnEndError(OSError):
+    """Our end cannot have the address that ssh_config names."""
+
+
+def _connect(node: str, options: SshOptions, deadline: float) -> socket.socket:
+    addresses = _addresses(node, options, deadline)
     for index, (family, address) in enumerate(addresses):
         left = deadline - time.monotonic()
         is_last = index == len(addresses) - 1
         try:
-            return _open(family, address, left if is_last else min(left, max(_FASTEST_SECONDS, left / 2)))
+            timeout = left if is_last else min(left, max(_FASTEST_SECONDS, left / 2))
+            return _open(family, address, timeout, options.bind_address)
         except OSError as error:
             if is_last:
-                raise connect_error(node, error, port) from error
+                raise _unconnected(node, error, options) from error
     raise AssertionError("no addresses")
 
 
-def _open(family: int, address: Any, timeout: float) -> socket.socket:
+def _unconnected(node: str, error: OSError, options: SshOptions) -> ConnectError:
+    if isinstance(error, _OwnEndError):
+        text = f"`BindAddress {options.bind_address}` is not an address of this machine that could reach it"
+        return ConnectError(node, text, hint="mend it in ssh_config")
+    return connect_error(node, error, options.port)
+
+
+def _open(family: int, address: Any, timeout: float, bind: str | None) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
+        if bind is not None:
+            _bind(sock, family, bind)
         sock.settimeout(max(0.001, timeout))
         sock.connect(address)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -142,27 +157,43 @@ def _open(family: int, address: Any, timeout: float) -> socket.socket:
     return sock
 
 
-def _addresses(node: str, host: str, port: int, deadline: float) -> list[tuple[int, Any]]:
-    with contextlib.suppress(ValueError):
-        version = ipaddress.ip_address(host).version
-        return [(socket.AF_INET, (host, port))] if version == 4 else [(socket.AF_INET6, (host, port, 0, 0))]
+def _bind(sock: socket.socket, family: int, address: str) -> None:
+    try:
+        sock.bind(socket.getaddrinfo(address, 0, family, socket.SOCK_STREAM)[0][4])
+    except OSError as error:
+        raise _OwnEndError(address) from error
+
+
+def _addresses(node: str, options: SshOptions, deadline: float) -> list[tuple[int, Any]]:
+    look_up = functools.partial(
+        socket.getaddrinfo, options.hostname, options.port, _FAMILIES[options.address_family], socket.SOCK_STREAM
+    )
+    with contextlib.suppress(OSError, UnicodeError):
+        return _places(look_up(flags=socket.AI_NUMERICHOST))
     # The resolver knows no time limit, so it is asked on a thread that may be left behind.
     answers: queue.SimpleQueue[list[Any] | OSError] = queue.SimpleQueue()
 
-    def look_up() -> None:
+    def ask() -> None:
         try:
-            answers.put(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+            answers.put(look_up())
         except (OSError, UnicodeError) as error:
             answers.put(error if isinstance(error, OSError) else OSError(str(error)))
 
-    threading.Thread(target=look_up, name="clusterctl-resolve", daemon=True).start()
+    threading.Thread(target=ask, name="clusterctl-resolve", daemon=True).start()
     try:
         answer = answers.get(timeout=max(0.001, deadline - time.monotonic()))
     except queue.Empty as error:
         raise ConnectError(node, "the resolver did not answer in time for its host name") from error
+    if isinstance(answer, OSError) and options.address_family != "any":
+        hint = f"ssh_config says `AddressFamily {options.address_family}`"
+        raise ConnectError(node, "it has no such address, or its name cannot be resolved", hint=hint) from answer
     if isinstance(answer, OSError):
         hint = "check the spelling, or set `address:` in the cluster file or `HostName` in ~/.ssh/config"
         raise ConnectError(node, "host name cannot be resolved", hint=hint) from answer
+    return _places(answer)
+
+
+def _places(answer: list[Any]) -> list[tuple[int, Any]]:
     return [(family, address) for family, _, _, _, address in answer]
 
 

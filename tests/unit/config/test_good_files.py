@@ -70,6 +70,15 @@ GOOD: list[Any] = [
         lambda s: hosts(s) == [("1", 8), ("007", 4), ("no", 2)],
         id="host_names_that_look_like_values",
     ),
+    pytest.param("version: 1\nhosts: ::1\n", lambda s: s.hosts[0].host == "::1", id="ipv6_loopback"),
+    pytest.param("version: 1\nhosts: {fd00::12: 8}\n", lambda s: s.hosts[0].host == "fd00::12", id="ipv6_key"),
+    pytest.param(
+        "version: 1\nhosts:\n- {host: a, address: fd00::12, internal_ip: fd00::13, proxy_jump: fd00::1}\n",
+        lambda s: (
+            (s.hosts[0].address, s.hosts[0].internal_ip, s.hosts[0].proxy_jump) == ("fd00::12", "fd00::13", "fd00::1")
+        ),
+        id="ipv6_addresses",
+    ),
     pytest.param("version: 1\nhosts: fe80::1\n", lambda s: s.hosts[0].host == "fe80::1", id="ipv6_host"),
     pytest.param(
         "version: 1\ndefaults: {user: ubuntu, gpus: 8, env: {A: 1, B: 2}}\nhosts:\n  a:\n  b: {gpus: auto, env: {B: 3}}\n",

@@ -173,11 +173,29 @@ def test_nodes_of_one_machine_in_two_namespaces_do_not() -> None:
         pytest.param(
             answer("a", ("eth0", "10.0.0.1"), reached_at="203.0.113.7"), "10.0.0.1", id="not a translated address"
         ),
+        pytest.param(answer("a", ("eth0", "fe80::1"), ("eth0", "fd00::1")), "fd00::1", id="never one of a link alone"),
+        pytest.param(
+            answer("a", ("eth0", "fe80::1"), ("eth1", "fd00::1"), reached_at="fe80::1"),
+            "fd00::1",
+            id="not where the head reached it on a link",
+        ),
+        pytest.param(
+            answer("a", ("eth0", "169.254.0.1"), ("eth1", "fd00::1")), "fd00::1", id="rather one of all links"
+        ),
+        pytest.param(
+            answer("a", ("eth0", "fe80::1"), ("eth0", "169.254.0.1")), "169.254.0.1", id="a cable between two"
+        ),
+        pytest.param(answer("a", ("eth0", "fe80::1")), None, id="nothing that another node could dial"),
         pytest.param(answer("a"), None, id="none at all"),
     ],
 )
 def test_provisional_address_is(known: planning.NodeAnswer, expected: str | None) -> None:
     assert planning.provisional_address(HostSpec(name="a", host="a"), known, None) == expected
+
+
+def test_a_named_interface_gives_an_address_that_is_known_beyond_its_link() -> None:
+    known = answer("a", ("eth0", "10.0.0.1"), ("ib0", "fe80::7"), ("ib0", "fd00::7"))
+    assert planning.provisional_address(HostSpec(name="a", host="a"), known, "ib0") == "fd00::7"
 
 
 def test_a_named_interface_that_is_not_there_is_refused_with_those_that_are() -> None:

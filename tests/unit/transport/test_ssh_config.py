@@ -39,6 +39,8 @@ globalknownhostsfile /etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2
 userknownhostsfile /home/bob/.ssh/known_hosts /home/bob/.ssh/known_hosts2
 identityagent /run/agent.%u
 connecttimeout none
+addressfamily inet6
+bindaddress fd00::7
 """
 
 
@@ -53,6 +55,8 @@ def test_every_option_of_use_is_read() -> None:
         identities_only=True,
         identity_agent=f"/run/agent.{user}",
         proxy_command="nc -X 5 10.0.0.1 2222 # bob %",
+        address_family="inet6",
+        bind_address="fd00::7",
         host_key_alias="cluster",
         user_known_hosts=("/home/bob/.ssh/known_hosts", "/home/bob/.ssh/known_hosts2"),
         global_known_hosts=("/etc/ssh/ssh_known_hosts", "/etc/ssh/ssh_known_hosts2"),
@@ -67,10 +71,13 @@ def test_every_option_of_use_is_read() -> None:
         pytest.param({"port": 22}, "h", id="plain"),
         pytest.param({"port": 2222}, "[h]:2222", id="port"),
         pytest.param({"port": 2222, "host_key_alias": "a"}, "a", id="alias-hides-the-port"),
+        pytest.param({"hostname": "Gpu1.Example", "port": 22}, "gpu1.example", id="lower-case"),
+        pytest.param({"hostname": "FD00::12", "port": 22}, "fd00::12", id="ipv6"),
+        pytest.param({"hostname": "fd00::12", "port": 2222}, "[fd00::12]:2222", id="ipv6-and-port"),
     ],
 )
 def test_a_key_is_filed_as_openssh_files_it(options: dict[str, object], name: str) -> None:
-    assert SshOptions(hostname="h", user="u", **options).known_name == name  # type: ignore[arg-type]
+    assert SshOptions(**{"hostname": "h", "user": "u", **options}).known_name == name  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -97,6 +104,24 @@ def test_the_cluster_file_overrides_the_config_through_ssh_itself() -> None:
     assert arguments(wanted, "/f") == [
         *("-G", "-F", "/f", "-o", "HostName=1.2.3.4", "-l", "u", "-p", "23", "-i", "/k", "-J", "j", "--", "h")
     ]
+
+
+@pytest.mark.parametrize(
+    ("written", "hops"),
+    [
+        ("fd00::1", ("[fd00::1]",)),
+        ("bob@fd00::1", ("bob@[fd00::1]",)),
+        ("gate, fd00::1,[fd00::2]:2222", ("gate", "[fd00::1]", "[fd00::2]:2222")),
+        ("ssh://bob@gate:22", ("bob@gate:22",)),
+    ],
+)
+def test_a_hop_named_by_an_ipv6_address_is_understood_by_ssh(
+    tmp_path: object, written: str, hops: tuple[str, ...]
+) -> None:
+    with open(f"{tmp_path}/config", "w"):
+        pass
+    found = resolve("n", Destination(host="h", proxy_jump=written), config_file=f"{tmp_path}/config")
+    assert found.proxy_jump == hops
 
 
 def test_a_host_that_looks_like_an_option_is_refused() -> None:
