@@ -61,8 +61,9 @@ if sys.version_info < (3, 9):
     say("old", version + " " + me)
     os._exit(77)
 try:
-    import json, signal, zipimport, zlib
-except ImportError as error:
+    import _ctypes, fcntl, json, resource, select, signal, zipimport, zlib
+    select.epoll
+except (ImportError, AttributeError) as error:
     say("broken", me + ": " + str(error))
     os._exit(78)
 def folders():

@@ -122,6 +122,36 @@ def test_unusable_interpreters_are_passed_over(shell: Callable[..., Channel], tm
     assert start(shell(), first=(str(broken), str(locked), str(tmp_path), "/nowhere", sys.executable)).version
 
 
+def incomplete(folder: Path, module: str) -> Path:
+    """Make a copy of this Python that was built without an extension module, as one without the library for it is."""
+    own = Path(sys.base_prefix) / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    library = folder / "lib" / own.name
+    dynload = library / "lib-dynload"
+    dynload.mkdir(parents=True)
+    (folder / "bin").mkdir()
+    for source, target in ((own, library), (own / "lib-dynload", dynload)):
+        for entry in source.iterdir():
+            if entry.name != "lib-dynload" and not entry.name.startswith(f"{module}."):
+                (target / entry.name).symlink_to(entry)
+    python = folder / "bin" / "python3"
+    shutil.copy(os.path.realpath(sys.executable), python)
+    code = (
+        f"import sys\nassert sys.prefix == {str(folder)!r}\ntry: import {module}\nexcept ImportError: print('lacks it')"
+    )
+    said = subprocess.run([python, "-E", "-S", "-c", code], capture_output=True, text=True, check=True).stdout
+    if "lacks it" not in said:
+        pytest.skip(f"`{module}` is part of this Python itself")
+    return python
+
+
+@pytest.mark.parametrize("module", ["_ctypes", "fcntl", "resource", "select"])
+def test_a_python_that_lacks_what_the_agent_needs_is_passed_over(
+    shell: Callable[..., Channel], tmp_path: Path, module: str
+) -> None:
+    python = incomplete(tmp_path / "incomplete", module)
+    assert start(shell(), first=(str(python), sys.executable)).python == sys.executable
+
+
 def test_what_precedes_the_preamble_is_skipped(shell: Callable[..., Channel]) -> None:
     channel = shell()
     channel.send(b"echo noise; echo more noise >&2; set -v\n", timeout=DEADLINE)
