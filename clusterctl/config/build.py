@@ -77,6 +77,10 @@ class Context:
             path = self.environ.get("HOME", "~") + path[1:]
         return os.path.normpath(os.path.join(self.folder, path))
 
+    def resolve_for_ssh(self, path: str) -> str:
+        """Make a relative path of the cluster file absolute; leave what ssh itself expands (`~`, `%d`, `none`)."""
+        return path if path[:1] in ("/", "~", "%") or path.lower() == "none" else self.resolve(path)
+
 
 @dataclass(frozen=True, slots=True)
 class Built:
@@ -93,7 +97,7 @@ def build(root: Node, context: Context) -> Built | None:
     report = context.report
     _check_top(root, report)
     sections = _sections(root, report)
-    hosts = machines.build(root, sections.get("defaults"), report)
+    hosts = [_with_key(machine, context) for machine in machines.build(root, sections.get("defaults"), report)]
     environ = environment.build(root, context)
     sync = _sync(root, context)
     job = _job(root, sections.get("job"), context)
@@ -117,7 +121,7 @@ def build(root: Node, context: Context) -> Built | None:
         env=environ.env,
         secrets=environ.secrets,
         stop_after=stop_after,
-        **_parts(sections),
+        **_parts(sections, context),
     )
     return Built(spec, root, hosts, environ.node)
 
@@ -177,7 +181,17 @@ def given(section: Section | None) -> dict[str, Any]:
     return {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
 
 
-def _parts(sections: Mapping[str, Section]) -> dict[str, Any]:
+def _with_key(machine: Machine, context: Context) -> Machine:
+    path = machine.spec.identity_file
+    if path is None:
+        return machine
+    return replace(machine, spec=replace(machine.spec, identity_file=context.resolve_for_ssh(path)))
+
+
+def _parts(sections: Mapping[str, Section], context: Context) -> dict[str, Any]:
+    ssh = given(sections.get("ssh"))
+    if "known_hosts" in ssh:
+        ssh["known_hosts"] = tuple(map(context.resolve, ssh["known_hosts"]))
     restart = given(sections.get("restart"))
     if restart.get("backoff", 0) > RestartSpec().backoff_max:
         restart["backoff_max"] = restart["backoff"]
@@ -188,7 +202,7 @@ def _parts(sections: Mapping[str, Section]) -> dict[str, Any]:
     if network.get("interface") == "auto":
         del network["interface"]
     return {
-        "ssh": SshSpec(**given(sections.get("ssh"))),
+        "ssh": SshSpec(**ssh),
         "network": NetworkSpec(**network),
         "restart": RestartSpec(**restart),
         "stall": StallSpec(**stall),

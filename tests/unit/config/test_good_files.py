@@ -79,6 +79,29 @@ GOOD: list[Any] = [
         ),
         id="ipv6_addresses",
     ),
+    pytest.param(
+        "version: 1\nhosts: a\nssh: {known_hosts: [~/.ssh/known_hosts, keys/known, /etc/known]}\n",
+        lambda s: s.ssh.known_hosts == ("/home/me/.ssh/known_hosts", "/home/me/llm/keys/known", "/etc/known"),
+        id="known_hosts_begin_where_the_file_lies",
+    ),
+    *(
+        pytest.param(
+            f"version: 1\nhosts: {{a: {{identity_file: {written}}}}}\ndefaults: {{identity_file: keys/other}}\n",
+            lambda s, meant=meant: s.hosts[0].identity_file == meant,
+            id=f"identity_file_{number}",
+        )
+        for number, (written, meant) in enumerate(
+            {
+                "keys/id": "/home/me/llm/keys/id",
+                "../id": "/home/me/id",
+                "none": "none",
+                # What ssh itself expands stays as it is.
+                "~/.ssh/id": "~/.ssh/id",
+                '"%d/.ssh/id"': "%d/.ssh/id",
+                '"${HOME}/id"': "/home/me/id",
+            }.items()
+        )
+    ),
     pytest.param("version: 1\nhosts: fe80::1\n", lambda s: s.hosts[0].host == "fe80::1", id="ipv6_host"),
     pytest.param(
         "version: 1\ndefaults: {user: ubuntu, gpus: 8, env: {A: 1, B: 2}}\nhosts:\n  a:\n  b: {gpus: auto, env: {B: 3}}\n",
@@ -204,7 +227,7 @@ GOOD: list[Any] = [
         + "ssh: {host_keys: accept-new, known_hosts: ~/kh, connect_timeout: 1.5, parallel: 8}\nnetwork: {interface: eth1, master_port: 29500, node_lost_after: 1m}\n",
         lambda s: (
             (s.ssh.known_hosts, s.ssh.connect_timeout, s.network.master_port, s.network.node_lost_after)
-            == (("~/kh",), 1.5, 29500, 60.0)
+            == (("/home/me/kh",), 1.5, 29500, 60.0)
         ),
         id="ssh_and_network",
     ),
