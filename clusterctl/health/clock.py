@@ -5,18 +5,8 @@ from __future__ import annotations
 from statistics import median
 from typing import TYPE_CHECKING
 
-from clusterctl.health.model import (
-    Action,
-    ClusterView,
-    Outcome,
-    View,
-    cluster_check,
-    failed,
-    node_check,
-    passed,
-    unknown,
-    warned,
-)
+from clusterctl.health.check import ClusterView, View, cluster_check, node_check
+from clusterctl.health.model import Action, Outcome, failed, passed, unknown, warned
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

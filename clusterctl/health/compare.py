@@ -14,10 +14,12 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.health import gpus
-from clusterctl.health.model import ClusterView, Outcome, View, passed, skipped, unknown, warned
+from clusterctl.health.model import Outcome, passed, skipped, unknown, warned
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    from clusterctl.health.check import ClusterView, View
 
 ABSENT = "absent"
 """A value of its own: a package that one node lacks is a difference."""

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import sys
 from itertools import groupby
+from typing import TYPE_CHECKING
 
+from clusterctl.health.context import EXPECT_KEYS
 from clusterctl.health.gpus import ERROR_NAMES
-from clusterctl.health.model import EXPECT_KEYS, Check
 from clusterctl.health.registry import CHECKS
 from clusterctl.health.xid_catalogue import CATALOGUE, Weight
+
+if TYPE_CHECKING:
+    from clusterctl.health.check import Check
 
 _INTRO = """\
 # Health checks

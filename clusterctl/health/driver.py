@@ -6,7 +6,8 @@ import fnmatch
 from typing import TYPE_CHECKING
 
 from clusterctl.health import gpus
-from clusterctl.health.model import Action, Outcome, View, failed, node_check, passed, skipped, unknown, warned
+from clusterctl.health.check import View, node_check
+from clusterctl.health.model import Action, Outcome, failed, passed, skipped, unknown, warned
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

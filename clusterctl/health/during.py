@@ -10,10 +10,11 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.health import thermal
+from clusterctl.health.context import Context
 from clusterctl.health.gpus import error_name
 from clusterctl.health.host import size
 from clusterctl.health.judge import weigh
-from clusterctl.health.model import Action, Context, Finding, Status
+from clusterctl.health.model import Action, Finding, Status
 from clusterctl.health.registry import LIMITS
 from clusterctl.health.xid import NVLINK5, Event, judge_event
 

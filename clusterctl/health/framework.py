@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.health.model import Action, Outcome, View, failed, node_check, passed, skipped, unknown, warned
+from clusterctl.health.check import View, node_check
+from clusterctl.health.model import Action, Outcome, failed, passed, skipped, unknown, warned
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

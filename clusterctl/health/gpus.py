@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.health.model import Outcome, View, passed, skipped, unknown
+from clusterctl.health.model import Outcome, passed, skipped, unknown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+
+    from clusterctl.health.check import View
 
 Device = dict[str, Any]
 

@@ -7,23 +7,14 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from clusterctl.health import gpus
-from clusterctl.health.model import (
-    Action,
-    Check,
-    ClusterView,
-    Context,
-    Facts,
-    Finding,
-    Outcome,
-    Status,
-    View,
-    skipped,
-    unknown,
-)
+from clusterctl.health.check import Check, ClusterView, Facts, View
+from clusterctl.health.model import Action, Finding, Outcome, Status, skipped, unknown
 from clusterctl.health.registry import CHECKS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+
+    from clusterctl.health.context import Context
 
 _GRAVITY = (Status.FAIL, Status.WARN, Status.UNKNOWN, Status.PASS)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from clusterctl.health.model import Action, Outcome, View, failed, node_check, passed, warned
+from clusterctl.health.check import View, node_check
+from clusterctl.health.model import Action, Outcome, failed, passed, warned
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.health import gpus
-from clusterctl.health.model import Action, Outcome, View, failed, node_check, warned
+from clusterctl.health.check import View, node_check
+from clusterctl.health.model import Action, Outcome, failed, warned
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

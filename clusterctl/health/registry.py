@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from clusterctl.config.spec import HealthSpec
-    from clusterctl.health.model import Check
+    from clusterctl.health.check import Check
 
 _FAMILIES = (
     network,
@@ -66,7 +66,7 @@ def mistakes(health: HealthSpec) -> list[tuple[str, str, str | None]]:
 
     A rule that matches no check would silently do nothing, so it is an error of the cluster file.
     """
-    from clusterctl.health.model import EXPECT_KEYS
+    from clusterctl.health.context import EXPECT_KEYS
 
     wrong: list[tuple[str, str, str | None]] = []
     thresholds = [f"{check.name}.{key}" for check in CHECKS.values() for key in check.thresholds]

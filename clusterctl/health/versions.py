@@ -7,21 +7,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.health import compare, gpus
-from clusterctl.health.model import (
-    NOT_SYNCED,
-    Action,
-    Check,
-    ClusterView,
-    Outcome,
-    View,
-    cluster_check,
-    failed,
-    node_check,
-    passed,
-    skipped,
-    unknown,
-    warned,
-)
+from clusterctl.health.check import Check, ClusterView, View, cluster_check, node_check
+from clusterctl.health.context import NOT_SYNCED
+from clusterctl.health.model import Action, Outcome, failed, passed, skipped, unknown, warned
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from clusterctl.health import gpus
-from clusterctl.health.model import Action, Outcome, View, failed, node_check, passed, warned
+from clusterctl.health.check import View, node_check
+from clusterctl.health.model import Action, Outcome, failed, passed, warned
 from clusterctl.health.xid_catalogue import CATALOGUE, Weight
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.health import during
-from clusterctl.health.model import Context
+from clusterctl.health.context import Context
 from clusterctl.run import events
 
 if TYPE_CHECKING:

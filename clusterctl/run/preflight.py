@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 from clusterctl.agent.protocol import Command
 from clusterctl.config.spec import TransportKind
 from clusterctl.errors import ClusterctlError, UnhealthyError
+from clusterctl.health.context import NOT_SYNCED, Context
 from clusterctl.health.judge import judge_cluster, judge_node
-from clusterctl.health.model import NOT_SYNCED, Context, Status
+from clusterctl.health.model import Status
 from clusterctl.health.registry import CHECKS
 from clusterctl.health.request import probe_request
 from clusterctl.run.events import Note
@@ -168,7 +169,7 @@ def _probe(spec: ClusterSpec, sessions: Mapping[str, Session], step: Progress) -
 def _controller_facts(
     session: Session, facts: Mapping[str, Any], tried: dict[str, Any] | None, own_run: str | None
 ) -> dict[str, Any]:
-    """Return what only the head can tell of a node; `health.model.Context` has the keys."""
+    """Return what only the head can tell of a node; `health.context.Context` has the keys."""
     known: dict[str, Any] = _runs(session, facts, own_run)
     if own_run:
         known["own_run"] = own_run
@@ -200,7 +201,7 @@ def _runs(session: Session, facts: Mapping[str, Any], own_run: str | None) -> di
 
 
 def code_hashes(spec: ClusterSpec, sessions: Mapping[str, Session]) -> dict[str, str]:
-    """Return a hash over the code that syncs brought to each node, as it is there now (see `health.model.Context`).
+    """Return a hash over the code that syncs brought to each node, as it is there now (see `health.context.Context`).
 
     Nodes that could not tell are left out.
     """

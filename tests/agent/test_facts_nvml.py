@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from clusterctl.health.context import Context, Expectation
 from clusterctl.health.judge import judge_node
-from clusterctl.health.model import Context, Expectation, Finding, Status
+from clusterctl.health.model import Finding, Status
 from tests import fake_nvml
 
 if TYPE_CHECKING:

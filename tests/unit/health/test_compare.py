@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterctl.health.compare import outliers, vote
+from clusterctl.health.context import Context, Expectation
 from clusterctl.health.judge import judge_cluster
-from clusterctl.health.model import Context, Expectation, Status
+from clusterctl.health.model import Status
 from tests.unit.health.healthy import changed, facts
 
 NAMES = st.text("abcdefgh", min_size=1, max_size=3)

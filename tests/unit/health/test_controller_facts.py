@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from clusterctl.health.context import NOT_SYNCED, Context, Expectation
 from clusterctl.health.judge import judge_cluster, judge_node
-from clusterctl.health.model import NOT_SYNCED, Context, Expectation, Finding, Status
+from clusterctl.health.model import Finding, Status
 from tests.unit.health.healthy import changed, facts
 
 CONTEXT = Context(nodes={"n0": Expectation(gpus=8), "n1": Expectation(gpus=8), "n2": Expectation(gpus=8)})

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from clusterctl.health.check import Check
 from clusterctl.health.docs import page
-from clusterctl.health.model import Check
 from clusterctl.health.registry import CHECKS
 
 PAGE = Path(__file__).parents[3] / "docs" / "health.md"

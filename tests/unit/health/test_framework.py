@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from clusterctl.health.context import Context, Expectation
 from clusterctl.health.judge import judge_node
-from clusterctl.health.model import Context, Expectation, Status
+from clusterctl.health.model import Status
 
 BARE: dict[str, Any] = {"executable": "/usr/bin/python3", "names": {}, "torch": None, "torch_cuda": None}
 CPU = {**BARE, "torch": "2.13.0+cpu", "names": {"torch": "2.13.0+cpu", "keras": "3.15.1"}}

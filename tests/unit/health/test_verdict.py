@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from clusterctl.config.spec import HealthSpec
+from clusterctl.health.context import Context, Expectation
 from clusterctl.health.judge import judge_cluster, judge_node, verdict
-from clusterctl.health.model import Context, Expectation, Finding, Status
+from clusterctl.health.model import Finding, Status
 from clusterctl.health.registry import mistakes
 from tests.unit.health.healthy import changed, facts
 

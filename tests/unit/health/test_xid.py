@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from clusterctl.health.context import Context, Expectation
 from clusterctl.health.judge import judge_node
-from clusterctl.health.model import Context, Expectation, Finding, Status
+from clusterctl.health.model import Finding, Status
 from tests.unit.health.healthy import changed, facts
 
 FAIL, WARN, PASS = Status.FAIL, Status.WARN, Status.PASS
