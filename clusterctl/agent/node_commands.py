@@ -128,7 +128,8 @@ class _Node:
                 self._session.answer_error(identity, error)
 
         running = self._session.jobs.run(program, json.dumps(asked).encode(), take, end)
-        limit = float(asked.get("deadline") or _PROBE_SECONDS) + _PROBE_SLACK
+        deadlines = [float(asked.get("deadline") or _PROBE_SECONDS), *(asked.get("deadlines") or {}).values()]
+        limit = max(deadlines) + _PROBE_SLACK
         self._session.loop.after(limit, lambda: None if running.ended else self._session.jobs.cancel(running))
 
     def execute(self, identity: int, arguments: dict[str, Any], _epoch: int | None) -> None:

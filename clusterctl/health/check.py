@@ -90,6 +90,10 @@ class Check:
         doc: What it is for, one or two sentences.
         group: The group of facts it needs, UNKNOWN where that is not ok; `None` where the judge asks by itself.
         gpu: It concerns GPUs: SKIP where none is declared or there.
+        vendors: Whose GPUs it can judge; SKIP on those of others.
+        root: Its source may be closed to ordinary users; what then covers it, in words. `None`: anybody may look.
+        witness: Given a node whose source is closed, says whether what anybody may see covers it: an outcome, or `None`
+            where it does not.
         action: The standing action.
         thresholds: Numbers that `health.thresholds` may override as `name.key`.
         node_judge: Judges one node, or `None`.
@@ -105,6 +109,9 @@ class Check:
     doc: str
     group: str | None = None
     gpu: bool = False
+    vendors: tuple[str, ...] = ("nvidia",)
+    root: str | None = None
+    witness: Callable[[View], Outcome | None] | None = None
     action: Action = Action.NONE
     thresholds: Mapping[str, float] = field(default_factory=dict)
     node_judge: Callable[[View], Iterable[Outcome]] | None = None
@@ -126,6 +133,7 @@ class Check:
             node=outcome.node or node,
             gpu=outcome.gpu,
             duration_ms=duration_ms,
+            needs_root=outcome.needs_root,
             key=outcome.key,
         )
 

@@ -3,7 +3,7 @@
 Categories: the strict majority is right, the rest is named. With no majority (two nodes, or a tie) nodes disagree and
 nobody is blamed. Numbers: an outlier is far from the median by the check's own measure *and* by more than three
 deviations (MAD scaled as for a normal distribution), so that neither noise nor a tiny difference fires. Only GPUs of
-the same model are compared.
+the same board (model and maker) are compared.
 """
 
 from __future__ import annotations
@@ -123,38 +123,46 @@ def node_categories(
 
 def gpu_categories(
     view: ClusterView,
-    field: str,
+    read: Callable[[gpus.Device], Any],
     what: str,
     show: Callable[[Any], str] = str,
     *,
     say: Callable[..., Outcome] = warned,
-    read: Callable[[Any], Any] = lambda value: value,
+    at_least_nodes: int = 1,
 ) -> list[Outcome]:
-    """Compare one value of every GPU with the GPUs of the same model."""
+    """Compare one value of every GPU with the GPUs of the same board.
+
+    Args:
+        view: All nodes.
+        read: Returns a GPU's value; `None` means that it has none.
+        what: Its name for a person.
+        show: Says a value.
+        say: How grave it is to be the odd one out (`failed` or `warned`). Disagreement without a majority WARNs.
+        at_least_nodes: On how many nodes there have to be such GPUs for anything to be said.
+    """
     outcomes, judged = [], 0
-    for model, members in _models(view, field).items():
-        known = {key: read(value) for key, value in members.items()}
-        if len(known) < 2:
+    for board, known in boards(view, read).items():
+        if len(known) < 2 or len({key.rsplit("/", 1)[0] for key in known}) < at_least_nodes:
             continue
         judged += len(known)
         result = vote(known)
         if result.agreed:
             continue
         if result.majority is None:
-            outcomes.append(say(f"GPUs ({model}) disagree on {what}: {_counts(result, show)}", value=_json(result)))
+            outcomes.append(warned(f"GPUs ({board}) disagree on {what}: {_counts(result, show)}", value=_json(result)))
             continue
         for key in result.odd:
             node, gpu = key.rsplit("/", 1)
             message = f"GPU {gpu}: {what} {show(known[key])}, {show(result.majority)} on its like"
             outcomes.append(say(message, node=node, gpu=int(gpu), value=known[key], expected=result.majority))
-    return outcomes or [_nothing_odd(view, judged, what)]
+    return outcomes or [nothing_odd(view, judged, what)]
 
 
 def gpu_outliers(view: ClusterView, field: str, unit: str) -> list[Outcome]:
     """Find GPUs whose number is `warn` above the median of their model, and above `floor`."""
     far, floor = view.limit("warn"), view.limit("floor")
     outcomes, judged = [], 0
-    for members in _models(view, field).values():
+    for members in boards(view, lambda device: gpus.value(device, field)).values():
         judged += len(members) if len(members) >= 4 else 0
         found = outliers(members, lambda x, middle: x > middle + far and x > floor)
         for key, value in list(found.items())[:MOST_OUTLIERS_SHOWN]:
@@ -162,29 +170,67 @@ def gpu_outliers(view: ClusterView, field: str, unit: str) -> list[Outcome]:
             middle = median(members.values())
             message = f"GPU {gpu}: {value:.0f} {unit}, its like {middle:.0f} {unit}"
             outcomes.append(warned(message, node=node, gpu=int(gpu), value=value, expected=middle))
-    return outcomes or [_nothing_odd(view, judged, field)]
+    return outcomes or [nothing_odd(view, judged, field)]
 
 
-def _nothing_odd(view: ClusterView, judged: int, what: str) -> Outcome:
+def nothing_odd(view: ClusterView, judged: int, what: str) -> Outcome:
+    """Say that GPUs are alike, or why nothing can be said."""
     if judged:
         return passed(f"{what}: {judged} GPUs alike")
     with_gpus = [v for v in view.views if gpus.gate(v) is None]
-    if with_gpus and all(gpus.nvml_gate(v) is not None for v in with_gpus):
+    if with_gpus and all(gpus.library_gate(v) is not None for v in with_gpus):
         return unknown("no node's GPUs could be asked")
     return skipped("too few GPUs to compare")
 
 
-def _models(view: ClusterView, field: str) -> dict[str, dict[str, Any]]:
-    """Return model -> "node/index" -> value, over the GPUs that matter."""
-    models: dict[str, dict[str, Any]] = {}
+def boards(view: ClusterView, read: Callable[[gpus.Device], Any]) -> dict[str, dict[str, Any]]:
+    """Return board -> "node/index" -> value, over the GPUs that matter and have one.
+
+    A board is a model as one maker sells it, told apart by the PCI subsystem: limits and firmware are the maker's.
+    """
+    found: dict[str, dict[str, Any]] = {}
     for node in view.views:
         if gpus.gate(node) is not None:
             continue
         for device in gpus.devices(node):
-            values = device.get("v", {})
-            if values.get(field) is not None and values.get("name"):
-                models.setdefault(values["name"], {})[f"{node.node}/{device['index']}"] = values[field]
-    return models
+            name, value = gpus.value(device, "name"), read(device)
+            if name and value is not None:
+                maker = gpus.value(device, "subsystem")
+                board = f"{name}, subsystem {maker}" if maker else name
+                found.setdefault(board, {})[f"{node.node}/{device['index']}"] = value
+    return found
+
+
+def slots(view: ClusterView, read: Callable[[View], Mapping[str, int]]) -> dict[str, dict[str, int]]:
+    """Return slot -> node -> number: what sits at one place of machines that are built alike.
+
+    A place is the PCI address of a GPU, or of a pair of them. Only machines with the same models at the same addresses
+    are compared: of others, one cannot tell damage from design.
+
+    Args:
+        view: All nodes.
+        read: Returns a node's numbers, by index of the GPU (`"3"`) or pair of indices (`"0-1"`). The index ends the
+            name of the slot, behind a blank.
+    """
+    found: dict[str, dict[str, int]] = {}
+    for node in view.views:
+        if gpus.gate(node) is None and all(gpus.value(device, "pci") for device in gpus.devices(node)):
+            build = json.dumps([[gpus.value(d, "name"), gpus.value(d, "pci")] for d in gpus.devices(node)])
+            for indices, number in read(node).items():
+                found.setdefault(f"{build} {indices}", {})[node.node] = number
+    return {place: values for place, values in found.items() if len(values) > 1}
+
+
+def by_index(node: View, read: Callable[[gpus.Device], int | None]) -> dict[str, int]:
+    """Return a number of each GPU of a node that has one, by index."""
+    told = {str(device["index"]): read(device) for device in gpus.devices(node)}
+    return {index: number for index, number in told.items() if number is not None}
+
+
+def expected(values: Mapping[str, int]) -> int:
+    """Return what is right at a place: the majority's number, else the greatest. A link does not come from nowhere."""
+    majority = vote(values).majority
+    return max(values.values()) if majority is None else int(majority)
 
 
 def _show(value: Any) -> str:

@@ -51,6 +51,7 @@ class Context:
 
     Attributes:
         nodes: What is declared for each node, in order of node rank.
+        spares: Those of them that only wait: compared with the others, whose majority they do not change.
         expect: `health.expect`: facts that the user promises (`EXPECT_KEYS`).
         ignore: `check` or `check@node`, both with shell wildcards.
         severity: Check to `fail`, `warn` or `ignore`.
@@ -60,6 +61,7 @@ class Context:
     """
 
     nodes: Mapping[str, Expectation] = field(default_factory=dict)
+    spares: frozenset[str] = frozenset()
     expect: Mapping[str, Any] = field(default_factory=dict)
     ignore: tuple[str, ...] = ()
     severity: Mapping[str, str] = field(default_factory=dict)
@@ -78,6 +80,7 @@ class Context:
         health: HealthSpec = spec.health
         return cls(
             nodes={host.name: Expectation(gpus=host.gpus, workdir=host.workdir) for host in spec.hosts},
+            spares=frozenset(host.name for host in spec.spares),
             expect=health.expect,
             ignore=health.ignore,
             severity=health.severity,
@@ -95,7 +98,7 @@ EXPECT_KEYS: dict[str, str] = {
     "cuda": "CUDA version that torch was built for, shell wildcards allowed",
     "nccl": "NCCL package version, shell wildcards allowed",
     "mig": "true where MIG is meant to be on",
-    "nvlinks": "active NVLinks of each GPU",
+    "nvlinks": "active NVLinks of each GPU (0 where no bridge is fitted)",
     "pcie_width": "PCIe lanes of each GPU",
     "ib_ports": "active InfiniBand or RoCE ports of each node",
     "mounts": "paths that must answer on every node",

@@ -1,44 +1,31 @@
-"""Whether each GPU is alive, and what the driver itself recommends to do with it."""
+"""Whether each GPU answers, before a run and during it."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.health import gpus
-from clusterctl.health.check import View, node_check
-from clusterctl.health.model import Action, Outcome, failed, passed, unknown, warned
+from clusterctl.health import answers, gpus
+from clusterctl.health.check import node_check
+from clusterctl.health.model import Action, Outcome, Status, failed, passed, warned
+from clusterctl.health.recovery import HINTS
+from clusterctl.health.signs import Sign
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator, Mapping
 
-_FATAL = {
-    14: Action.RMA,
-    15: Action.REBOOT_NODE,
-    16: Action.RESET_GPU,
-    28: Action.REBOOT_NODE,
-    8: Action.CHECK_POWER_COOLING,
-}
-_SUSPECT = frozenset({10, 11, 999})
+    from clusterctl.health.check import View
 
-_RECOVERY = {
-    1: ("GPU reset", Action.RESET_GPU),
-    2: ("node reboot", Action.REBOOT_NODE),
-    3: ("drain P2P", Action.RESET_GPU),
-    4: ("drain and reset", Action.RESET_GPU),
-    5: ("recover IMEX domain", Action.RESET_GPU),
-    6: ("bus reset", Action.RESET_GPU),
-    7: ("system reboot", Action.REBOOT_NODE),
-}
-"""Values of NVML field 230 (driver 570 and later)."""
+Streaks = dict[tuple[int, str], int]
+"""GPU and call to the number of looks in a row that gave it an answer which may be chance."""
 
 
 @node_check(
     name="gpu.lost",
     family="GPU state",
-    source="NVML return codes of every call on the GPU",
+    source="the answers of every NVML call on the GPU; what may be chance is asked three times",
     threshold=(
-        "no call answers lost, reset required, not found, insufficient power, interrupt problem, "
-        "timed out or unknown error"
+        f"no call answers lost or reset required; none answers unknown error, timed out, interrupt problem or "
+        f"insufficient power {answers.LOOKS} times in a row; once WARN"
     ),
     severity="FAIL",
     remedy="Reboot the node; if it happens again to the same serial number, have the GPU replaced",
@@ -47,101 +34,96 @@ _RECOVERY = {
 )
 def lost(view: View) -> Iterator[Outcome]:
     """Every GPU answers. A lost GPU has fallen off the bus or needs a reset."""
-    blocked = gpus.nvml_gate(view)
+    blocked = gpus.library_gate(view)
     if blocked is not None:
         yield blocked
         return
     sick = False
     for device in gpus.devices(view):
-        codes = set(device.get("err", {}).values())
-        bad = sorted(codes & set(_FATAL)) or sorted(codes & _SUSPECT)
-        if bad:
+        outcome = _judge(device)
+        if outcome is not None:
             sick = True
-            action = _FATAL.get(bad[0], Action.REBOOT_NODE)
-            yield failed(
-                f"{gpus.label(device)}: {gpus.error_name(bad[0])}", gpu=device["index"], value=bad[0], action=action
-            )
+            yield outcome
     if not sick:
         yield passed(f"{len(gpus.devices(view))} GPUs answer")
 
 
-@node_check(
-    name="gpu.recovery_action",
-    family="GPU state",
-    source="NVML field 230 (driver 570 and later)",
-    threshold="none",
-    severity="FAIL",
-    remedy="Do what the driver recommends: stop all jobs, then `sudo nvidia-smi -r -i N` or reboot",
-    action=Action.RESET_GPU,
-    gpu=True,
-)
-def recovery_action(view: View) -> Iterable[Outcome]:
-    """The driver's own verdict: it recommends no reset and no reboot.
+def _judge(device: gpus.Device) -> Outcome | None:
+    found = answers.gravest(device.get("err", {}))
+    if found is not None:
+        word, calls = found
+        action, text = answers.MEANINGS[word].action, answers.words(device, calls[0])
+        looks = "" if answers.MEANINGS[word].at_once else f", {answers.LOOKS} looks in a row"
+        message = f"{gpus.label(device)}: {text} ({answers.named(calls)}){looks}"
+        code = (device.get("codes") or {}).get(calls[0])
+        return failed(message, gpu=device["index"], value=code, action=action, hint=HINTS.get(action))
+    odd = device.get("odd") or {}
+    if odd:
+        text = answers.nvml_name(next(iter(odd.values())))
+        message = f"{gpus.label(device)}: {text} ({answers.named(odd)}), then well"
+        return warned(message, gpu=device["index"], value=odd, action=Action.NONE, hint=_ONCE)
+    return None
 
-    Needs no root, unlike the kernel log.
-    """
 
-    def judge(device: gpus.Device, value: Any) -> Outcome | None:
-        if value == 0:
-            return None
-        words, action = _RECOVERY.get(value, (f"action {value}", Action.CONTACT_SUPPORT))
-        message = f"{gpus.label(device)}: the driver asks for {words}"
-        return failed(message, gpu=device["index"], value=value, expected=0, action=action)
+_ONCE = "Once may be chance; if it comes again, look at the kernel log around it (`dmesg -T`)"
 
-    return gpus.each(view, "recovery_action", judge, "no recovery action on {n} GPUs")
+
+def answers_well(gpu: Mapping[str, Any]) -> bool:
+    """Tell whether a GPU, of facts or of a sample, answered every call as far as the calls speak of it."""
+    return answers.gravest(gpu.get("err") or {}) is None
+
+
+def streaks(before: Streaks, gpu: Mapping[str, Any]) -> Streaks:
+    """Count on, for one GPU of a sample, how often each call has given an answer that may be chance."""
+    index = int(gpu["gpu"])
+    doubtful = [call for call, word in (gpu.get("err") or {}).items() if word in answers.MEANINGS]
+    return {(index, call): before.get((index, call), 0) + 1 for call in doubtful}
+
+
+def sign(gpu: Mapping[str, Any], counted: Streaks) -> Sign | None:
+    """Return what a sample's answers say of a GPU in a run: one odd answer says nothing."""
+    index = int(gpu["gpu"])
+    certain = {
+        call: word
+        for call, word in (gpu.get("err") or {}).items()
+        if word in answers.MEANINGS
+        and (answers.MEANINGS[word].at_once or counted.get((index, call), 0) >= answers.LOOKS)
+    }
+    found = answers.gravest(certain)
+    if found is None:
+        return None
+    word, calls = found
+    return Sign(
+        gpu=index,
+        check="gpu.lost",
+        status=Status.FAIL,
+        words=answers.words(gpu, calls[0]),
+        action=answers.MEANINGS[word].action,
+        detail="" if answers.MEANINGS[word].at_once else answers.named(calls),
+    )
 
 
 @node_check(
     name="gpu.inforom",
     family="GPU state",
-    source="NVML nvmlDeviceValidateInforom",
+    source="NVML nvmlDeviceValidateInforom, and `corrupted infoROM` from any other call",
     threshold="valid",
     severity="FAIL",
-    remedy="Have the GPU replaced: its infoROM is corrupted",
-    action=Action.RMA,
+    remedy="Ask your vendor to flash the infoROM (DCGM's advice); if it is corrupted again, have the GPU replaced",
+    action=Action.CONTACT_SUPPORT,
     gpu=True,
 )
 def inforom(view: View) -> Iterator[Outcome]:
     """The configuration memory of every GPU is intact."""
-    corrupted = [d for d in gpus.devices(view) if d.get("err", {}).get("inforom") == 14]
+    corrupted = [d for d in gpus.devices(view) if answers.CORRUPTED in d.get("err", {}).values()]
     for device in corrupted:
         yield failed(f"{gpus.label(device)}: corrupted infoROM", gpu=device["index"], value=14)
     if not corrupted:
-        yield from gpus.each(view, "inforom", lambda _, __: None, "infoROM of {n} GPUs is valid")
+        yield from gpus.each(view, "inforom", _valid, "infoROM of {n} GPUs is valid")
 
 
-@node_check(
-    name="gpu.bad_env",
-    family="GPU state",
-    source="environment of the job",
-    threshold="none of the debugging variables of CUDA set",
-    severity="WARN",
-    remedy="Unset the variable in `env`, the prologue or the shell's start files",
-    action=Action.FIX_CONFIG,
-    gpu=True,
-    group="host",
-)
-def bad_env(view: View) -> Iterator[Outcome]:
-    """No variable is set that injects a debugger or profiler into CUDA or makes it wait."""
-    env = view.group().data.get("env")
-    if env is None:
-        yield unknown("the environment was not reported")
-        return
-    found = sorted(name for name in _BAD_ENV if name in env)
-    yield warned(f"{', '.join(found)} set", value=found) if found else passed("no debugging variable set")
+def _valid(_device: gpus.Device, _value: Any) -> None:
+    return None
 
 
-_BAD_ENV = (
-    "NSIGHT_CUDA_DEBUGGER",
-    "CUDA_INJECTION32_PATH",
-    "CUDA_INJECTION64_PATH",
-    "CUDA_AUTO_BOOST",
-    "CUDA_ENABLE_COREDUMP_ON_EXCEPTION",
-    "CUDA_COREDUMP_FILE",
-    "CUDA_DEVICE_WAITS_ON_EXCEPTION",
-    "CUDA_PROFILE",
-    "COMPUTE_PROFILE",
-)
-
-
-CHECKS = (lost, recovery_action, inforom, bad_env)
+CHECKS = (lost, inforom)

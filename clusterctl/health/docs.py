@@ -6,8 +6,9 @@ import sys
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from clusterctl.health.answers import LOOKS, MEANINGS, NVML_NAMES
 from clusterctl.health.context import EXPECT_KEYS
-from clusterctl.health.gpus import ERROR_NAMES
+from clusterctl.health.gpus import NAMES
 from clusterctl.health.registry import CHECKS
 from clusterctl.health.xid_catalogue import CATALOGUE, Weight
 
@@ -36,8 +37,15 @@ A check says one of
 The verdict of a node is its worst finding, in the order FAIL, WARN, UNKNOWN, PASS. With `--strict`, WARN and UNKNOWN
 count as FAIL. A clean verdict does not prove a GPU: silent data corruption and faults under load show only under load.
 
+Some sources are closed to ordinary users on many machines, the kernel log before all. Where others that are open to
+everybody speak for the same thing, such a check is SKIP and marked `needs_root`: it is told once a node, with the line
+that would allow it, and lowers no verdict. `required` makes a failure of it.
+
 Facts are gathered by one process per node, started exactly as a worker would be, each risky group in a child of its
-own. What does not answer in time is left behind, named, and reported as such.
+own. What does not answer in time is left behind, named, and reported as such; a driver has more time than the rest.
+
+What an error of a GPU means is the same before a run and during it; only how sure one has to be differs. A run goes on
+through one odd answer, and through a wish of the driver to be drained; it is told when a GPU is well again.
 
 ## In the cluster file
 
@@ -59,13 +67,16 @@ _COMPARISON = """\
 
 Categories (versions, models, MTU): what more than half of the nodes say is right, and the others are named. Where there
 is no such majority, as with two nodes, the finding says that nodes disagree and blames nobody. Numbers: a GPU is told
-apart where it is far from the median of its model by the check's own measure and by more than three deviations (MAD).
+apart where it is far from the median of its board by the check's own measure and by more than three deviations (MAD).
+Links and lanes: a GPU is held against the one at the same PCI address of nodes that are built alike; of two, the one
+that has more is right. Spares have no vote: each is held against the workers, and left out where it differs.
 
 ## XIDs
 
-Weighed by NVIDIA's catalogue. Hardware errors FAIL within the last 24 hours of this boot and WARN when older;
-all others WARN. 154 is judged by the action that its text names, 144 to 150 by whether the line says fatal, 109 by
-whether the driver asks for an action; three 94 on one GPU FAIL. Codes that are not listed WARN.
+Weighed by NVIDIA's catalogue, and counted by GPU and code as the log is read, so that no flood hides one. 154 is judged
+by the number of the action that its text names, 144 to 150 by whether the line says fatal; three 94 on one GPU FAIL.
+Hardware errors that a reset repairs FAIL within the last 24 hours of this boot, and WARN once the GPU is well again;
+those that need a reboot FAIL until the next boot. All others WARN, codes that are not listed too.
 """
 
 
@@ -77,14 +88,23 @@ def page() -> str:
         parts.append(f"\n## {family}\n\n")
         parts += [_entry(check) for check in checks]
     parts.append("\n" + _COMPARISON + "\n" + _xids())
-    parts.append(
-        "\n## NVML return codes\n\n"
-        "Not supported and unknown to the driver: SKIP. No permission: UNKNOWN. Lost, reset required, not found,\n"
-        "insufficient power, interrupt problem, timed out, unknown error: `gpu.lost` FAIL. Any other: UNKNOWN for the\n"
-        "value it hides.\n\n"
-    )
-    parts.append(", ".join(f"{code} {name}" for code, name in ERROR_NAMES.items()) + "\n")
+    parts.append("\n" + _answers())
     return "".join(parts)
+
+
+def _answers() -> str:
+    rows = ["## Answers of a GPU's library", "", "| answer | what is made of it |", "|---|---|"]
+    for word, meaning in MEANINGS.items():
+        when = "at once" if meaning.at_once else f"{LOOKS} times in a row by one call"
+        rows.append(f"| {word}: {meaning.words} | `gpu.lost` FAIL {when}, {meaning.action.value} |")
+    rows += [
+        "| corrupted | `gpu.inforom` FAIL |",
+        "| unsupported | SKIP: the card or the driver has no such thing |",
+        "| denied, failed | UNKNOWN for the value that it hides |",
+        "",
+        "NVML's return codes: " + ", ".join(f"{code} {name}" for code, name in NVML_NAMES.items()),
+    ]
+    return "\n".join(rows) + "\n"
 
 
 def _entry(check: Check) -> str:
@@ -99,7 +119,10 @@ def _entry(check: Check) -> str:
         f"- healthy: {check.threshold}",
         f"- worst: {check.severity}",
         f"- remedy: {check.remedy}",
+        f"- needs root: {f'on some machines; without it {check.root}' if check.root else 'no'}",
     ]
+    if check.gpu:
+        lines.append(f"- vendors: {', '.join(NAMES.get(vendor, vendor) for vendor in check.vendors)}")
     if numbers:
         lines.append(f"- thresholds: {numbers}")
     return "\n".join(lines) + "\n\n"
@@ -111,7 +134,7 @@ def _number(value: float) -> str:
 
 def _xids() -> str:
     rows = ["| weight | codes |", "|---|---|"]
-    for weight in (Weight.HARDWARE, Weight.APPLICATION, Weight.NOTE):
+    for weight in (Weight.HARDWARE, Weight.APPLICATION, Weight.NOTE, Weight.UNUSED):
         codes = [f"{code} {xid.meaning}" for code, xid in sorted(CATALOGUE.items()) if xid.weight is weight]
         rows.append(f"| {weight.value} | {', '.join(codes)} |")
     return "\n".join(rows) + "\n"

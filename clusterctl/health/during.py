@@ -1,7 +1,8 @@
 """What changes on a node while a run goes on, told once: debounced state changes from the sampler's samples.
 
 Pure: time is each sample's own. A lost GPU, an uncorrected memory error or a hung driver is told at once or at the
-second sample; heat and full disks only when they last. Every trouble that was told is told again when it is over.
+second sample; heat, full disks and answers that may be chance only when they last. Every trouble that was told is told
+again when it is over, a GPU that was repaired included. What the signs mean is each family's own affair.
 """
 
 from __future__ import annotations
@@ -9,14 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.health import thermal
+from clusterctl.health import devices, ecc, recovery, rows, throttle, xid
 from clusterctl.health.context import Context
-from clusterctl.health.gpus import error_name
 from clusterctl.health.host import size
 from clusterctl.health.judge import weigh
 from clusterctl.health.model import Action, Finding, Status
 from clusterctl.health.registry import LIMITS
-from clusterctl.health.xid import NVLINK5, Event, judge_event
+from clusterctl.health.signs import Sign
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 _GIB = 1024**3
 _SILENT_SECONDS = 120.0
 _SAMPLES_MISSED = 4
-_TOLD_OTHERWISE = (154,)
-"""XIDs whose meaning is in their text alone: the recovery action is read as a value too."""
-_RECOVERY = {1: "a GPU reset", 2: "a reboot", 3: "draining P2P", 4: "drain and reset", 6: "a bus reset", 7: "a reboot"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,19 +32,21 @@ class Limits:
 
     Attributes:
         slowdown: A slowdown by hardware or heat.
-        stuck: A driver that does not answer.
+        stuck: A driver that does not answer: slow is not hung.
         disk: A disk with less than `disk_least` bytes or `disk_share` of its size free.
         swing: How long a trouble must be away before it counts as over.
         silence: How long without any sample before the sampler counts as dead.
+        mended: For how long a GPU has to be well again after an error that a reset repairs.
     """
 
     slowdown: float = 180.0
-    stuck: float = 20.0
+    stuck: float = 30.0
     disk: float = 30.0
     disk_least: float = 1.0 * _GIB
     disk_share: float = 0.05
     swing: float = 60.0
     silence: float = _SILENT_SECONDS
+    mended: float = 600.0
 
     @classmethod
     def of(cls, thresholds: Mapping[str, float], interval: float) -> Limits:
@@ -82,30 +81,14 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Sign:
-    """One trouble as one sample shows it.
+class _Trouble:
+    """One sign over time.
 
     Attributes:
-        check: With what makes it finer behind a blank.
-        lasting: How long it has to be there before it is told.
-        event: Something that happened; it is never over.
-        rule: A name for `health.ignore` and `health.severity` that is finer than the check.
+        seen: When the sign, or what keeps it from being over, was last there.
     """
 
-    gpu: int | None
-    check: str
-    status: Status
-    words: str
-    lasting: float
-    action: Action
-    detail: str = ""
-    event: bool = False
-    rule: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Trouble:
-    sign: _Sign
+    sign: Sign
     began: float
     seen: float
     told: bool = False
@@ -118,6 +101,10 @@ class Watch:
     Attributes:
         context: What is ignored, and weighed otherwise, by the cluster file.
         gpus: Those that the run uses; `None` for all.
+        last: Time of the newest sample.
+        silent: That samples have stopped was told.
+        ecc: The first count of uncorrected errors of each GPU.
+        streaks: Answers that may be chance, counted.
     """
 
     node: str
@@ -127,6 +114,7 @@ class Watch:
     last: float | None = None
     silent: bool = False
     ecc: Mapping[int, int] = field(default_factory=dict)
+    streaks: devices.Streaks = field(default_factory=dict)
     troubles: Mapping[tuple[int | None, str], _Trouble] = field(default_factory=dict)
 
 
@@ -136,6 +124,9 @@ def advance(watch: Watch, sample: Mapping[str, Any]) -> tuple[Watch, list[Change
     changes: list[Change] = []
     if watch.silent:
         changes.append(_change(watch, now, _SILENCE, Status.PASS, "samples again", watch.last or now))
+    # A sample that cannot see GPUs says nothing about them, good or bad: it breaks no streak either.
+    if sample.get("status") == "ok":
+        watch = replace(watch, streaks=_counted(watch, sample))
     signs = {(sign.gpu, sign.check): sign for sign in _signs(watch, sample)}
     troubles: dict[tuple[int | None, str], _Trouble] = {}
     for key, sign in signs.items():
@@ -147,21 +138,45 @@ def advance(watch: Watch, sample: Mapping[str, Any]) -> tuple[Watch, list[Change
             changes.append(_change(watch, now, sign, sign.status, _message(watch, trouble, now), trouble.began))
             trouble = replace(trouble, told=True)
         troubles[key] = trouble
-    blind = sample.get("status") != "ok"
     for key, trouble in watch.troubles.items():
         if key in signs:
             continue
-        # A sample that cannot see GPUs says nothing about them, good or bad.
-        if trouble.sign.event or (blind and key[0] is not None):
+        if _lasts(trouble, sample):
             troubles[key] = replace(trouble, seen=now)
-        elif trouble.told and now - trouble.seen < watch.limits.swing:
+        elif trouble.told and now - trouble.seen < _away(watch, trouble):
             troubles[key] = trouble
         elif trouble.told:
-            lasted = _duration(trouble.seen - trouble.began)
-            message = f"{_place(watch, trouble.sign)}{trouble.sign.words} is over after {lasted}"
-            changes.append(_change(watch, now, trouble.sign, Status.PASS, message, trouble.began))
+            changes.append(_change(watch, now, trouble.sign, Status.PASS, _over(watch, trouble), trouble.began))
     after = replace(watch, last=now, silent=False, troubles=troubles, ecc=_first_ecc(watch, sample))
     return after, changes
+
+
+def _counted(watch: Watch, sample: Mapping[str, Any]) -> devices.Streaks:
+    counted: devices.Streaks = {}
+    for gpu in sample.get("gpus") or []:
+        counted |= devices.streaks(dict(watch.streaks), gpu)
+    return counted
+
+
+def _lasts(trouble: _Trouble, sample: Mapping[str, Any]) -> bool:
+    """Tell whether a trouble goes on though this sample shows no sign of it."""
+    gpu = trouble.sign.gpu
+    if sample.get("status") != "ok" and gpu is not None:
+        return True
+    if not trouble.sign.event:
+        return False
+    return not (trouble.sign.mends and any(g["gpu"] == gpu and xid.reads_well(g) for g in sample.get("gpus") or []))
+
+
+def _away(watch: Watch, trouble: _Trouble) -> float:
+    return watch.limits.mended if trouble.sign.event else watch.limits.swing
+
+
+def _over(watch: Watch, trouble: _Trouble) -> str:
+    place = f"{_place(watch, trouble.sign)}{trouble.sign.words}"
+    if trouble.sign.event:
+        return f"{place}: the GPU is well again for {_duration(watch.limits.mended)}"
+    return f"{place} is over after {_duration(trouble.seen - trouble.began)}"
 
 
 def tick(watch: Watch, now: float) -> tuple[Watch, list[Change]]:
@@ -193,14 +208,21 @@ def troubled(watch: Watch) -> list[Change]:
 
 
 def condemned(watch: Watch) -> str | None:
-    """Return why the node should be left out of a restart, or `None`."""
+    """Return why the run should not go on with this node, or `None`."""
     return next((change.message for change in troubled(watch) if change.status is Status.FAIL), None)
 
 
-_SILENCE = _Sign(gpu=None, check="host.sampler", status=Status.WARN, words="samples", lasting=0.0, action=Action.NONE)
+def doubted(watch: Watch) -> str | None:
+    """Return why the next attempt had better do without this node, though this one may go on; or `None`."""
+    now = watch.last or 0.0
+    told = (trouble for trouble in watch.troubles.values() if trouble.told and trouble.sign.leave_out)
+    return next((_message(watch, trouble, now) for trouble in told), None)
 
 
-def _signs(watch: Watch, sample: Mapping[str, Any]) -> Iterator[_Sign]:
+_SILENCE = Sign(gpu=None, check="host.sampler", status=Status.WARN, words="samples", action=Action.NONE)
+
+
+def _signs(watch: Watch, sample: Mapping[str, Any]) -> Iterator[Sign]:
     for sign in _all_signs(watch, sample):
         check = sign.check.split(" ")[0]
         found = Finding(check=check, status=sign.status, message="", node=watch.node, gpu=sign.gpu, key=sign.rule)
@@ -209,98 +231,72 @@ def _signs(watch: Watch, sample: Mapping[str, Any]) -> Iterator[_Sign]:
             yield replace(sign, status=weighed.status)
 
 
-def _all_signs(watch: Watch, sample: Mapping[str, Any]) -> Iterator[_Sign]:
+def _all_signs(watch: Watch, sample: Mapping[str, Any]) -> Iterator[Sign]:
     yield from _disk_signs(watch, sample)
     if watch.gpus is not None and not watch.gpus:
         return
     yield from _driver_signs(watch, sample)
     for gpu in sample.get("gpus") or []:
         if _ours(watch, gpu["gpu"]):
-            yield from _gpu_signs(watch, gpu)
-    for xid in sample.get("xids") or []:
-        if _ours(watch, xid["gpu"]):
-            yield from _xid_signs(xid["gpu"], int(xid["xid"]))
+            yield from filter(None, _gpu_signs(watch, gpu))
+    for event in sample.get("xids") or []:
+        sign = xid.sign(event["gpu"], int(event["xid"])) if _ours(watch, event["gpu"]) else None
+        if sign is not None:
+            yield sign
 
 
 def _ours(watch: Watch, gpu: int | None) -> bool:
     return watch.gpus is None or gpu is None or gpu in watch.gpus
 
 
-def _driver_signs(watch: Watch, sample: Mapping[str, Any]) -> Iterator[_Sign]:
+def _driver_signs(watch: Watch, sample: Mapping[str, Any]) -> Iterator[Sign]:
     if sample.get("status") == "stuck":
+        stuck = float(sample.get("stuck_s") or 0)
         where = f" in {sample['wchan']}" if sample.get("state") == "D" and sample.get("wchan") else ""
-        # The sampler knows for how long: no need to wait once more for as long.
-        lasting = 0.0 if float(sample.get("stuck_s") or 0) >= watch.limits.stuck else watch.limits.stuck
-        words = f"the GPU driver hangs{where}"
-        detail = f"no answer for {_duration(float(sample.get('stuck_s') or 0))}"
-        yield _sign(None, "gpu.responsive", Status.FAIL, words, lasting, Action.REBOOT_NODE, detail)
+        yield Sign(
+            gpu=None,
+            check="gpu.responsive",
+            status=Status.FAIL,
+            words=f"the GPU driver hangs{where}",
+            action=Action.REBOOT_NODE,
+            # The sampler knows for how long: no need to wait once more for as long.
+            lasting=0.0 if stuck >= watch.limits.stuck else watch.limits.stuck,
+            detail=f"no answer for {_duration(stuck)}",
+        )
     elif sample.get("status") == "error":
-        words = f"GPUs cannot be watched: {sample.get('reason')}"
-        yield _sign(None, "gpu.driver", Status.WARN, words, watch.limits.stuck, Action.NONE)
+        yield Sign(
+            gpu=None,
+            check="gpu.driver",
+            status=Status.WARN,
+            words=f"GPUs cannot be watched: {sample.get('reason')}",
+            action=Action.NONE,
+            lasting=watch.limits.stuck,
+        )
 
 
-def _disk_signs(watch: Watch, sample: Mapping[str, Any]) -> Iterator[_Sign]:
+def _disk_signs(watch: Watch, sample: Mapping[str, Any]) -> Iterator[Sign]:
     limits = watch.limits
     for disk in sample.get("disk") or []:
         if disk["free"] < limits.disk_least or disk["free"] < limits.disk_share * disk["total"]:
-            words, detail = f"{disk['path']} is nearly full", f"{size(disk['free'])} free"
-            check = f"host.disk {disk['path']}"
-            yield _sign(None, check, Status.WARN, words, limits.disk, Action.FREE_SPACE, detail)
+            yield Sign(
+                gpu=None,
+                check=f"host.disk {disk['path']}",
+                status=Status.WARN,
+                words=f"{disk['path']} is nearly full",
+                action=Action.FREE_SPACE,
+                lasting=limits.disk,
+                detail=f"{size(disk['free'])} free",
+            )
 
 
-def _gpu_signs(watch: Watch, gpu: Mapping[str, Any]) -> Iterator[_Sign]:
-    index = int(gpu["gpu"])
-    if gpu.get("error"):
-        words = error_name(int(gpu["error"]))
-        yield _sign(index, "gpu.lost", Status.FAIL, words, 0.0, Action.REBOOT_NODE)
-    asked = gpu.get("recovery_action")
-    if asked:
-        words = f"the driver asks for {_RECOVERY.get(asked, f'action {asked}')}"
-        yield _sign(index, "gpu.recovery_action", Status.FAIL, words, 0.0, Action.RESET_GPU)
-    more = (gpu.get("ecc_unc") or 0) - watch.ecc.get(index, gpu.get("ecc_unc") or 0)
-    if more > 0:
-        words = "uncorrected memory errors"
-        yield _sign(index, "gpu.ecc_uncorrected", Status.FAIL, words, 0.0, Action.RESET_GPU, f"{more} since the start")
-    if gpu.get("remap_failure"):
-        yield _sign(index, "gpu.remap_failure", Status.FAIL, "row remapping failed", 0.0, Action.RMA)
-    yield from _slow_signs(watch, index, gpu)
-
-
-def _xid_signs(gpu: int | None, code: int) -> Iterator[_Sign]:
-    hard, action, meaning = judge_event(Event(code, pci="", text="", age_s=0.0))
-    if code in _TOLD_OTHERWISE:
-        return
-    # What tells the fatal ones of these apart is only in the kernel log.
-    words = f"XID {code}, {'NVLink error' if code in NVLINK5 else meaning}"
-    status = Status.FAIL if hard else Status.WARN
-    yield _Sign(
-        gpu=gpu,
-        check=f"gpu.xid {code}",
-        status=status,
-        words=words,
-        lasting=0.0,
-        action=action,
-        event=True,
-        rule=f"xid.{code}",
-    )
-
-
-def _slow_signs(watch: Watch, index: int, gpu: Mapping[str, Any]) -> Iterator[_Sign]:
-    bits, degrees = int(gpu.get("throttle") or 0), gpu.get("temp_c")
-    detail = f"{degrees:.0f} °C" if degrees is not None else ""
-    lasting = watch.limits.slowdown
-    if thermal.reasons(bits):
-        words = thermal.reasons(bits)
-        yield _sign(index, "gpu.throttle_hw", Status.WARN, words, lasting, Action.CHECK_POWER_COOLING, detail)
-    elif bits & thermal.SW_THERMAL:
-        words = "thermal slowdown"
-        yield _sign(index, "gpu.throttle_sw", Status.WARN, words, lasting, Action.CHECK_POWER_COOLING, detail)
-
-
-def _sign(
-    gpu: int | None, check: str, status: Status, words: str, lasting: float, action: Action, detail: str = ""
-) -> _Sign:
-    return _Sign(gpu=gpu, check=check, status=status, words=words, lasting=lasting, action=action, detail=detail)
+def _gpu_signs(watch: Watch, gpu: Mapping[str, Any]) -> Iterator[Sign | None]:
+    """Ask each family what it makes of a GPU of a sample."""
+    index, uncorrected = int(gpu["gpu"]), gpu.get("ecc_unc") or 0
+    yield devices.sign(gpu, dict(watch.streaks))
+    yield recovery.sign(index, gpu.get("recovery_action"))
+    yield ecc.sign(index, uncorrected - watch.ecc.get(index, uncorrected))
+    yield rows.sign(index, gpu.get("remap_failure"))
+    yield throttle.sign(index, int(gpu.get("throttle") or 0), gpu.get("temp_c"), watch.limits.slowdown)
 
 
 def _first_ecc(watch: Watch, sample: Mapping[str, Any]) -> dict[int, int]:
@@ -309,7 +305,7 @@ def _first_ecc(watch: Watch, sample: Mapping[str, Any]) -> dict[int, int]:
     return {**counts, **watch.ecc}
 
 
-def _place(watch: Watch, sign: _Sign) -> str:
+def _place(watch: Watch, sign: Sign) -> str:
     return f"{watch.node} GPU {sign.gpu}: " if sign.gpu is not None else f"{watch.node}: "
 
 
@@ -320,7 +316,7 @@ def _message(watch: Watch, trouble: _Trouble, now: float) -> str:
     return f"{_place(watch, sign)}{sign.words}{lasting}{detail}"
 
 
-def _change(watch: Watch, now: float, sign: _Sign, status: Status, message: str, began: float) -> Change:
+def _change(watch: Watch, now: float, sign: Sign, status: Status, message: str, began: float) -> Change:
     text = message if message.startswith(watch.node) else f"{watch.node}: {message}"
     action = Action.NONE if status is Status.PASS else sign.action
     check = sign.check.split(" ")[0]

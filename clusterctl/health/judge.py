@@ -36,7 +36,7 @@ def judge_node(node: str, facts: Facts, context: Context, checks: Iterable[str] 
         if check.node_judge is None or ("unreachable" in facts and check.name != "net.ssh"):
             continue
         view = View(node=node, facts=facts, context=context, check=check)
-        took = view.group().ms if check.group else view.group("nvml").ms if check.gpu else None
+        took = view.group().ms if check.group else gpus.library(view).ms if check.gpu else None
         findings += [check.finding(outcome, node=node, duration_ms=took) for outcome in _judge(check, view)]
     return [weigh(finding, context) for finding in findings]
 
@@ -46,21 +46,35 @@ def judge_cluster(
 ) -> list[Finding]:
     """Judge the nodes against each other; nodes that gave no facts are left out (their `net.ssh` has failed).
 
+    Spares have no vote: each is held against the others once these have been judged among themselves, and what it adds
+    is its own affair.
+
     Returns:
         Findings with a node where one is to blame, and with `node` `None` where it is about all.
     """
+    told = {node: facts for node, facts in facts_by_node.items() if facts.get("groups")}
+    workers = [node for node in told if node not in context.spares] or list(told)
+    findings = _judge_together({node: told[node] for node in workers}, context, checks)
+    seen = {(finding.check, finding.node, finding.gpu, finding.message) for finding in findings}
+    for spare in (node for node in told if node not in workers):
+        with_it = _judge_together({node: told[node] for node in [*workers, spare]}, context, checks)
+        new = [f for f in with_it if (f.check, f.node, f.gpu, f.message) not in seen and f.status is not Status.PASS]
+        findings += [f if f.node else replace(f, node=spare) for f in new if f.node in (None, spare)]
+    return [weigh(finding, context) for finding in findings]
+
+
+def _judge_together(
+    facts_by_node: Mapping[str, Facts], context: Context, checks: Iterable[str] | None
+) -> list[Finding]:
     findings: list[Finding] = []
     for check in _chosen(checks):
         if check.cluster_judge is None:
             continue
         views = tuple(
-            View(node=node, facts=facts, context=context, check=check)
-            for node, facts in facts_by_node.items()
-            if facts.get("groups")
+            View(node=node, facts=facts, context=context, check=check) for node, facts in facts_by_node.items()
         )
-        outcomes = _compare(check, views, context)
-        findings += [check.finding(outcome, node=None) for outcome in outcomes]
-    return [weigh(finding, context) for finding in findings]
+        findings += [check.finding(outcome, node=None) for outcome in _compare(check, views, context)]
+    return findings
 
 
 def verdict(findings: Iterable[Finding], strict: bool = False) -> Status:
@@ -76,8 +90,10 @@ def verdict(findings: Iterable[Finding], strict: bool = False) -> Status:
 
 def weigh(finding: Finding, context: Context) -> Finding:
     """Apply `required`, `severity` and `ignore` of the cluster file to one finding."""
-    if finding.status is Status.UNKNOWN and any(fnmatchcase(finding.check, name) for name in context.required):
-        finding = replace(finding, status=Status.FAIL, message=f"required, but could not look: {finding.message}")
+    blind = finding.status is Status.UNKNOWN or finding.needs_root
+    if blind and any(fnmatchcase(finding.check, name) for name in context.required):
+        message = f"required, but could not look: {finding.message}"
+        finding = replace(finding, status=Status.FAIL, message=message, needs_root=False)
     if finding.status not in (Status.WARN, Status.FAIL, Status.UNKNOWN):
         return finding
     names = [name for name in (finding.key, finding.check) if name]
@@ -112,6 +128,10 @@ def _judge(check: Check, view: View) -> Sequence[Outcome]:
             return [blocked]
     if check.group:
         group = view.group()
+        closed = group.status in ("denied", "absent") and check.witness is not None
+        covered = check.witness(view) if closed and check.witness else None
+        if covered is not None:
+            return [covered]
         if group.status != "ok":
             return [unknown(f"could not look: {group.reason or group.status}")]
     return list(check.node_judge(view)) or [unknown("the facts say nothing about it")]

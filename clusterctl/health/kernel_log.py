@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from clusterctl.health.check import View, node_check
+from clusterctl.health.kernel_reach import closed_log
 from clusterctl.health.model import Action, Outcome, failed, passed, warned
 
 if TYPE_CHECKING:
@@ -27,6 +28,10 @@ _PATTERNS: tuple[tuple[str, str, bool, Action], ...] = (
 )
 
 
+def _witness(view: View) -> Outcome | None:
+    return closed_log(view, gpus_speak=False)
+
+
 @node_check(
     name="host.kernel_log",
     family="Kernel log",
@@ -35,6 +40,8 @@ _PATTERNS: tuple[tuple[str, str, bool, Action], ...] = (
     severity="FAIL",
     remedy="Read the kernel log of the node (`dmesg -T`) around it",
     group="kernel_log",
+    root="it stays unread",
+    witness=_witness,
     thresholds={"lookback": 86400.0},
 )
 def kernel_log(view: View) -> Iterator[Outcome]:

@@ -52,6 +52,8 @@ class Finding:
         gpu: Index of the GPU on its node, or `None`.
         duration_ms: How long the facts behind it took to read, or `None`.
         ignored: The cluster file tells to ignore it; the status is SKIP and the message says what it was.
+        needs_root: Only the administrator may look, and nothing that anybody may see speaks against the node: SKIP,
+            told once a node, with the line that would allow it. `required` makes a failure of it.
         key: A finer name that `severity` and `ignore` may use too, such as `xid.31`.
     """
 
@@ -66,6 +68,7 @@ class Finding:
     gpu: int | None = None
     duration_ms: float | None = None
     ignored: bool = False
+    needs_root: bool = False
     key: str | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -82,6 +85,7 @@ class Finding:
             "gpu": self.gpu,
             "duration_ms": self.duration_ms,
             "ignored": self.ignored,
+            "needs_root": self.needs_root,
         }
 
 
@@ -98,6 +102,7 @@ class Outcome:
     action: Action | None = None
     key: str | None = None
     node: str | None = None
+    needs_root: bool = False
 
 
 def passed(message: str, **more: Any) -> Outcome:
@@ -123,3 +128,8 @@ def skipped(message: str, **more: Any) -> Outcome:
 def unknown(message: str, **more: Any) -> Outcome:
     """Say that we could not look."""
     return Outcome(status=Status.UNKNOWN, message=message, **more)
+
+
+def root_needed(message: str, **more: Any) -> Outcome:
+    """Say that only the administrator may look, and that what anybody may see is well."""
+    return Outcome(status=Status.SKIP, message=message, needs_root=True, **more)

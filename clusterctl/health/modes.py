@@ -1,4 +1,4 @@
-"""Modes that an administrator sets on a GPU."""
+"""Modes that an administrator sets on a GPU, and variables that change how CUDA works."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.health import gpus
 from clusterctl.health.check import View, node_check
-from clusterctl.health.model import Action, Outcome, failed, warned
+from clusterctl.health.model import Action, Outcome, failed, passed, unknown, warned
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 _FAMILY = "GPU modes"
 _PROHIBITED = 2
@@ -94,4 +94,38 @@ def persistence(view: View) -> Iterable[Outcome]:
     return gpus.each(view, "persistence", judge, "persistence mode is on, {n} GPUs")
 
 
-CHECKS = (mig_mode, compute_mode, persistence)
+@node_check(
+    name="gpu.bad_env",
+    family="GPU state",
+    source="environment of the job",
+    threshold="none of the debugging variables of CUDA set",
+    severity="WARN",
+    remedy="Unset the variable in `env`, the prologue or the shell's start files",
+    action=Action.FIX_CONFIG,
+    gpu=True,
+    group="host",
+)
+def bad_env(view: View) -> Iterator[Outcome]:
+    """No variable is set that injects a debugger or profiler into CUDA or makes it wait."""
+    env = view.group().data.get("env")
+    if env is None:
+        yield unknown("the environment was not reported")
+        return
+    found = sorted(name for name in _BAD_ENV if name in env)
+    yield warned(f"{', '.join(found)} set", value=found) if found else passed("no debugging variable set")
+
+
+_BAD_ENV = (
+    "NSIGHT_CUDA_DEBUGGER",
+    "CUDA_INJECTION32_PATH",
+    "CUDA_INJECTION64_PATH",
+    "CUDA_AUTO_BOOST",
+    "CUDA_ENABLE_COREDUMP_ON_EXCEPTION",
+    "CUDA_COREDUMP_FILE",
+    "CUDA_DEVICE_WAITS_ON_EXCEPTION",
+    "CUDA_PROFILE",
+    "COMPUTE_PROFILE",
+)
+
+
+CHECKS = (mig_mode, compute_mode, persistence, bad_env)

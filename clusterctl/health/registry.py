@@ -9,18 +9,27 @@ from typing import TYPE_CHECKING
 from clusterctl.config.spec import INTERVAL_KEY
 from clusterctl.health import (
     clock,
+    compatibility,
     devices,
     driver,
+    ecc,
+    fabric,
     framework,
     host,
     kernel_log,
-    links,
-    memory_errors,
     modes,
     network,
+    nvlink,
+    p2p,
+    pcie,
+    presence,
+    recovery,
     rendezvous,
+    rows,
     storage,
+    sxid,
     thermal,
+    throttle,
     usage,
     versions,
     xid,
@@ -35,11 +44,19 @@ if TYPE_CHECKING:
 _FAMILIES = (
     network,
     driver,
+    presence,
     devices,
+    recovery,
     xid,
-    memory_errors,
+    sxid,
+    ecc,
+    rows,
     thermal,
-    links,
+    throttle,
+    pcie,
+    nvlink,
+    fabric,
+    p2p,
     usage,
     modes,
     host,
@@ -49,6 +66,7 @@ _FAMILIES = (
     clock,
     versions,
     framework,
+    compatibility,
 )
 
 CHECKS: dict[str, Check] = {check.name: check for family in _FAMILIES for check in family.CHECKS}
@@ -57,7 +75,7 @@ CHECKS: dict[str, Check] = {check.name: check for family in _FAMILIES for check 
 SEVERITIES = ("fail", "warn", "ignore")
 DEADLINE_KEY = "probe.deadline"
 """A threshold that belongs to no check: seconds that a node's probe may take."""
-LIMITS = ("slowdown", "stuck", "disk", "swing", "silence")
+LIMITS = ("slowdown", "stuck", "disk", "swing", "silence", "mended")
 """More that belong to none, each behind `during.`: seconds that something lasts before it is told (`during.Limits`)."""
 
 

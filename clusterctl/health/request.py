@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from clusterctl.health.driver import responsive
 from clusterctl.health.registry import DEADLINE_KEY
 
 if TYPE_CHECKING:
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
 
 DEADLINE = 3.0
 """Seconds that a node's probe may take; `health.thresholds: {probe.deadline: N}` sets another."""
+PROCS_DEADLINE = 9.0
+"""Seconds for the process list: one that holds a GPU and sleeps in the kernel is watched until that is certain."""
 
 
 def probe_request(
@@ -36,6 +39,10 @@ def probe_request(
     """
     return {
         "deadline": float(spec.health.thresholds.get(DEADLINE_KEY, DEADLINE)),
+        "deadlines": {
+            "nvml": float(spec.health.thresholds.get(f"{responsive.name}.fail", responsive.thresholds["fail"])),
+            "procs": PROCS_DEADLINE,
+        },
         "groups": None if groups is None else list(groups),
         "workdir": workdir or host.workdir,
         "mounts": [str(path) for path in spec.health.expect.get("mounts") or ()],
@@ -43,3 +50,8 @@ def probe_request(
         "ports": list(ports),
         "expect_gpus": host.gpus not in (0, ()),
     }
+
+
+def longest(request: Mapping[str, Any]) -> float:
+    """Return the seconds after which a probe has answered, whatever hangs."""
+    return max(float(request["deadline"]), *map(float, (request.get("deadlines") or {}).values()))

@@ -1,36 +1,32 @@
-"""Temperature, power, and clocks that are held down."""
+"""Temperature and power of GPUs before a run."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.health import compare, gpus
-from clusterctl.health.check import ClusterView, View, cluster_check, node_check
-from clusterctl.health.model import Action, Outcome, failed, warned
+from clusterctl.health.check import cluster_check, node_check
+from clusterctl.health.model import Action, Outcome, failed, unknown, warned
+from clusterctl.health.throttle import COOLING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from clusterctl.health.check import ClusterView, View
+
 _FAMILY = "GPU temperature, power, clocks"
-_COOLING = "Check fans, air flow and power supply of the node; low clocks on one GPU slow the whole run"
-
-HW_BITS = {0x8: "hardware slowdown", 0x40: "hardware thermal slowdown", 0x80: "hardware power brake"}
-SW_THERMAL = 0x20
-
-
-def reasons(bits: int) -> str:
-    """Name the hardware reasons in a set of clock event bits; the general bit only where no finer one is set."""
-    fine = [name for bit, name in HW_BITS.items() if bits & bit and bit != 0x8]
-    return ", ".join(fine) or (HW_BITS[0x8] if bits & 0x8 else "")
 
 
 @node_check(
     name="gpu.temperature",
     family=_FAMILY,
-    source="NVML temperature of core and memory, thresholds GPU_MAX and MEM_MAX (else SLOWDOWN)",
-    threshold="below the GPU's own limit; WARN within `margin` degrees of it",
+    source=(
+        "NVML margin to the limit (nvmlDeviceGetMarginTemperature, field 196; Ada and later), else temperature against "
+        "the thresholds GPU_MAX (else SLOWDOWN) and MEM_MAX"
+    ),
+    threshold="below the GPU's own limit; WARN within `margin` degrees of it; UNKNOWN where no limit can be read",
     severity="FAIL",
-    remedy=_COOLING,
+    remedy=COOLING,
     action=Action.CHECK_POWER_COOLING,
     gpu=True,
     thresholds={"margin": 5.0},
@@ -40,81 +36,42 @@ def temperature(view: View) -> Iterable[Outcome]:
     margin = view.limit("margin")
 
     def judge(device: gpus.Device, value: Any) -> Outcome | None:
-        known = device["v"]
-        pairs = [("core", value, known.get("temp_max") or known.get("temp_slowdown"))]
-        pairs.append(("memory", known.get("mem_temp"), known.get("mem_temp_max")))
-        for part, degrees, limit in pairs:
-            if not degrees or not limit or degrees < limit - margin:
-                continue
-            say = failed if degrees >= limit else warned
-            return say(
-                f"{gpus.label(device)}: {part} {degrees} °C, limit {limit} °C",
-                gpu=device["index"],
-                value=degrees,
-                expected=limit,
-            )
-        return None
+        left = {"core": _core_left(device, value), "memory": _memory_left(device)}
+        known = {part: degrees for part, degrees in left.items() if degrees is not None}
+        if not known:
+            text = f"{gpus.label(device)}: {value} °C, and no limit that could be read"
+            return unknown(text, gpu=device["index"], value=value)
+        part = min(known, key=lambda name: known[name])
+        if known[part] > margin:
+            return None
+        degrees = value if part == "core" else gpus.value(device, "mem_temp")
+        say = failed if known[part] <= 0 else warned
+        limit = degrees + known[part]
+        message = f"{gpus.label(device)}: {part} {degrees:.0f} °C, limit {limit:.0f} °C"
+        return say(message, gpu=device["index"], value=degrees, expected=limit)
 
     return gpus.each(view, "temp", judge, "{n} GPUs below their limits")
 
 
-@node_check(
-    name="gpu.throttle_hw",
-    family=_FAMILY,
-    source="NVML clock event reasons, bits 0x8, 0x40, 0x80; up to three looks",
-    threshold="not set; FAIL where set in every look, WARN where set in some",
-    severity="FAIL",
-    remedy=_COOLING,
-    action=Action.CHECK_POWER_COOLING,
-    gpu=True,
-)
-def throttle_hw(view: View) -> Iterable[Outcome]:
-    """Hardware does not hold the clocks down. The slowest GPU sets the speed of the run."""
-
-    def judge(device: gpus.Device, value: Any) -> Outcome | None:
-        samples = value if isinstance(value, list) else [value]
-        seen = [bits for bits in samples if reasons(bits)]
-        if not seen:
-            return None
-        say = failed if len(seen) == len(samples) and len(samples) > 1 else warned
-        degrees = device["v"].get("temp")
-        warmth = f", {degrees} °C" if degrees is not None else ""
-        return say(
-            f"{gpus.label(device)}: {reasons(seen[-1])}{warmth}", gpu=device["index"], value=seen[-1], expected=0
-        )
-
-    return gpus.each(view, "throttle", judge, "no hardware slowdown on {n} GPUs")
+def _core_left(device: gpus.Device, degrees: float) -> float | None:
+    """Return by how many degrees a GPU may still warm up; `None` where it does not tell."""
+    margin = gpus.value(device, "margin")
+    if margin is not None:
+        return float(margin - (gpus.value(device, "tlimit_gpu_max") or 0))
+    limit = gpus.value(device, "temp_max") or gpus.value(device, "temp_slowdown")
+    return float(limit - degrees) if limit else None
 
 
-@node_check(
-    name="gpu.throttle_sw",
-    family=_FAMILY,
-    source="NVML clock event reasons, bit 0x20",
-    threshold="not set (power caps by software are normal under load and not looked at)",
-    severity="WARN",
-    remedy=_COOLING,
-    action=Action.CHECK_POWER_COOLING,
-    gpu=True,
-)
-def throttle_sw(view: View) -> Iterable[Outcome]:
-    """The driver does not hold the clocks down for heat."""
-
-    def judge(device: gpus.Device, value: Any) -> Outcome | None:
-        samples = value if isinstance(value, list) else [value]
-        if not any(bits & SW_THERMAL for bits in samples):
-            return None
-        return warned(
-            f"{gpus.label(device)}: thermal slowdown by the driver", gpu=device["index"], value=SW_THERMAL, expected=0
-        )
-
-    return gpus.each(view, "throttle", judge, "no thermal slowdown on {n} GPUs")
+def _memory_left(device: gpus.Device) -> float | None:
+    degrees, limit = gpus.value(device, "mem_temp"), gpus.value(device, "mem_temp_max")
+    return float(limit - degrees) if degrees and limit else None
 
 
 @cluster_check(
     name="gpu.power_cap",
     family=_FAMILY,
-    source="NVML enforced power limit",
-    threshold="the same on all GPUs of one model",
+    source="NVML enforced power limit, as a share of the board's default",
+    threshold="the same share on all GPUs of one board; a cap on all of them is nobody's fault",
     severity="WARN",
     remedy=(
         "Set the same power limit on all GPUs (`sudo nvidia-smi -pl WATTS`), or leave it where it"
@@ -124,17 +81,22 @@ def throttle_sw(view: View) -> Iterable[Outcome]:
     gpu=True,
 )
 def power_cap(view: ClusterView) -> Iterable[Outcome]:
-    """All GPUs of a model may draw the same power. A cap is fine; one GPU capped alone is not."""
-    return compare.gpu_categories(view, "power_limit_w", "power limit", lambda watts: f"{watts:.0f} W")
+    """All GPUs of a board may draw the same power. A cap is fine; one GPU capped alone is not."""
+    return compare.gpu_categories(view, _share, "power limit", lambda share: f"{share} % of its default")
+
+
+def _share(device: gpus.Device) -> int | None:
+    watts, usual = gpus.value(device, "power_limit_w"), gpus.value(device, "power_default_w")
+    return round(100 * watts / usual) if watts and usual else None
 
 
 @cluster_check(
     name="gpu.temperature_outlier",
     family=_FAMILY,
-    source="NVML core temperature of all GPUs of one model",
+    source="NVML core temperature of all GPUs of one board",
     threshold="less than `warn` degrees above the median, and within three deviations (MAD)",
     severity="WARN",
-    remedy=_COOLING,
+    remedy=COOLING,
     action=Action.CHECK_POWER_COOLING,
     gpu=True,
     thresholds={"warn": 15.0, "floor": 60.0},
@@ -144,4 +106,4 @@ def temperature_outlier(view: ClusterView) -> Iterable[Outcome]:
     return compare.gpu_outliers(view, "temp", "°C")
 
 
-CHECKS = (temperature, throttle_hw, throttle_sw, power_cap, temperature_outlier)
+CHECKS = (temperature, power_cap, temperature_outlier)

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
 _FAMILY = "GPU already in use"
 _GIB = 1024**3
-AGENTS = ("nv-hostengine", "dcgm-exporter", "nvidia-persiste", "gpud", "nvidia-smi", "nvitop", "nvtop")
-"""Monitoring programs that may hold a GPU; names as the kernel cuts them."""
 
 
 def _process(entry: dict[str, Any]) -> str:
@@ -28,15 +26,15 @@ def _process(entry: dict[str, Any]) -> str:
 def _allowed(view: View, entry: dict[str, Any]) -> bool:
     run = entry.get("run")
     mine = run is not None and run == view.controller.get("own_run")
-    names = (*AGENTS, *(str(name)[:15] for name in view.context.expect.get("allowed_procs") or ()))
-    return mine or (entry.get("comm") or "") in names
+    names = [str(name)[:15] for name in view.context.expect.get("allowed_procs") or ()]
+    return mine or bool(entry.get("agent")) or (entry.get("comm") or "") in names
 
 
 @node_check(
     name="gpu.foreign_procs",
     family=_FAMILY,
     source="NVML compute, MPS and graphics processes; /proc",
-    threshold="none but monitoring agents and `health.expect.allowed_procs`; graphics clients WARN",
+    threshold="none but monitoring agents, the MPS server and `health.expect.allowed_procs`; graphics clients WARN",
     severity="FAIL",
     remedy=("End the process, or its run (`clusterctl down RUN`); clusterctl does not kill what it did not start"),
     action=Action.KILL_PROCS,
@@ -67,7 +65,10 @@ def foreign_procs(view: View) -> Iterable[Outcome]:
     name="gpu.mem_used",
     family=_FAMILY,
     source="NVML memory info, version 2 (which leaves out what the driver reserves)",
-    threshold="less than `warn` bytes, FAIL from `fail` bytes; with the old call less than `old` bytes",
+    threshold=(
+        "less than `warn` bytes, FAIL from `fail` bytes; with the old call less than `old` bytes; what a desktop holds "
+        "WARN at most"
+    ),
     severity="FAIL",
     remedy="Find the holder: `sudo fuser -v /dev/nvidia*` (a container or a zombie is invisible to us)",
     action=Action.KILL_PROCS,
@@ -80,11 +81,12 @@ def mem_used(view: View) -> Iterable[Outcome]:
     def judge(device: gpus.Device, value: Any) -> Outcome | None:
         used = value["used"]
         most = view.limit("warn") if value["version"] == 2 else view.limit("old")
-        own = sum(entry.get("used") or 0 for entry in device["v"].get("procs") or [] if _allowed(view, entry))
+        seen = [entry for entry in device["v"].get("procs") or [] if not _allowed(view, entry)]
+        own = sum(entry.get("used") or 0 for entry in device["v"].get("procs") or [] if entry not in seen)
         if used - own < most:
             return None
-        say = failed if used - own >= view.limit("fail") else warned
-        seen = [entry for entry in device["v"].get("procs") or [] if not _allowed(view, entry)]
+        desktop = sum(entry.get("used") or 0 for entry in seen if entry["kind"] == "graphics")
+        say = failed if used - own - desktop >= view.limit("fail") else warned
         who = f" by {', '.join(map(_process, seen[:4]))}" if seen else " by a process that we cannot see"
         message = f"{gpus.label(device)}: {used / _GIB:.1f} of {value['total'] / _GIB:.0f} GiB in use{who}"
         return say(message, gpu=device["index"], value=used, expected=0)
@@ -152,8 +154,11 @@ def leftover(view: View) -> Iterator[Outcome]:
 @node_check(
     name="host.stuck_procs",
     family=_FAMILY,
-    source="/proc/*/stat, /proc/*/wchan",
-    threshold="no process in state D that holds a GPU; others WARN from `warn` on",
+    source="/proc/*/stat, /proc/*/status, /proc/*/wchan",
+    threshold=(
+        "no process that holds a GPU in state D for five seconds without being woken once (one that reads files is "
+        "there for a moment at a time); others WARN from `warn` on"
+    ),
     severity="FAIL",
     remedy=("Such a process cannot be killed; find what it waits for (mount, disk, driver), else reboot the node"),
     action=Action.REBOOT_NODE,
@@ -166,12 +171,11 @@ def stuck_procs(view: View) -> Iterator[Outcome]:
     if stuck is None:
         yield unknown("states of processes were not reported")
         return
-    with_gpu = [entry for entry in stuck if entry.get("gpu")]
+    with_gpu = [entry for entry in stuck if entry.get("gpu") and entry.get("stuck_s")]
     for entry in with_gpu:
-        yield failed(
-            f"{entry['comm']} {entry['pid']} holds a GPU and is stuck in {entry.get('wchan') or 'the kernel'}",
-            value=entry["pid"],
-        )
+        where = entry.get("wchan") or "the kernel"
+        message = f"{entry['comm']} {entry['pid']} holds a GPU and is stuck in {where} for {entry['stuck_s']:.0f} s"
+        yield failed(message, value=entry["pid"])
     if with_gpu:
         return
     if len(stuck) >= view.limit("warn"):

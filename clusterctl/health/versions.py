@@ -146,10 +146,12 @@ packages = _alike(
 driver = _alike(
     "version.driver",
     "NVIDIA driver",
-    "All nodes have the same major version of the NVIDIA driver.",
+    "All nodes have the same major version of the NVIDIA driver. NCCL has to be equal, drivers do not.",
     lambda view: _major(view.group("nvml").data.get("driver")) if gpus.gate(view) is None else None,
     group="nvml",
     source="NVML driver version",
+    say=warned,
+    remedy="Install the same driver on all nodes; whether each can run the job's CUDA is `version.cuda_driver`",
     gpu=True,
 )
 driver_minor = _alike(
@@ -169,8 +171,9 @@ gpu_model = _alike(
     lambda view: sorted({d["v"]["name"] for d in gpus.devices(view) if d.get("v", {}).get("name")}) or None,
     group="nvml",
     source="NVML device name",
+    say=warned,
     remedy=(
-        "A run over mixed models goes at the speed of the slowest; `severity: {version.gpu_model: warn}` allows it"
+        "A run over mixed models goes at the speed of the slowest; `severity: {version.gpu_model: ignore}` accepts it"
     ),
     gpu=True,
 )
@@ -197,16 +200,16 @@ arch = _alike(
 @cluster_check(
     name="version.vbios",
     family=_FAMILY,
-    source="NVML VBIOS version of all GPUs of one model",
-    threshold="the same on all",
+    source="NVML VBIOS version of all GPUs of one board (model and PCI subsystem)",
+    threshold="the same on all: makers of one model have firmware of their own",
     severity="WARN",
     remedy="Ask the vendor for the firmware that the others have",
     action=Action.CONTACT_SUPPORT,
     gpu=True,
 )
 def vbios(view: ClusterView) -> Iterable[Outcome]:
-    """GPUs of one model have the same firmware."""
-    return compare.gpu_categories(view, "vbios", "VBIOS")
+    """GPUs of one board have the same firmware."""
+    return compare.gpu_categories(view, lambda device: gpus.value(device, "vbios"), "VBIOS")
 
 
 @cluster_check(

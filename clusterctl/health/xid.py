@@ -1,71 +1,89 @@
-"""XID and SXid events in the kernel log."""
+"""XIDs: errors that NVIDIA's driver reports of a GPU, as the kernel log counts them and as a running job meets them."""
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from clusterctl.health import gpus
-from clusterctl.health.check import View, node_check
-from clusterctl.health.model import Action, Outcome, failed, passed, warned
+from clusterctl.health import devices, gpus, recovery
+from clusterctl.health.check import node_check
+from clusterctl.health.kernel_reach import ago, closed_log, reach
+from clusterctl.health.model import Action, Outcome, Status, failed, passed, warned
+from clusterctl.health.signs import Sign
 from clusterctl.health.xid_catalogue import CATALOGUE, Weight
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
-_XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)\).*?: (\d+),\s*(.*)")
-_OFF_BUS = re.compile(r"NVRM: GPU ([0-9a-fA-F:.]+): GPU has fallen off the bus")
-_SXID = re.compile(r"nvidia-nvswitch(\d*).*?: SXid \(PCI:([^)]+)\): (\d+), (Fatal|Non-fatal)?\s*,?\s*(.*)")
+    from clusterctl.health.check import View
+
 NVLINK5 = range(144, 151)
-_SILENT = (12021, 12023)
-"""SXids of the ECC rate limit of a switch: data may be corrupted without a word."""
-
-_RECOVERY_TEXT = (
-    ("node reboot", Action.REBOOT_NODE),
-    ("system reboot", Action.REBOOT_NODE),
-    ("gpu reset", Action.RESET_GPU),
-    ("drain and reset", Action.RESET_GPU),
-    ("drain p2p", Action.RESET_GPU),
-)
+RECOVERY_CHANGED = 154
+_CONTAINED = 94
+_RESETTING = (Action.RESET_GPU,)
+"""Actions that repair the GPU itself: after them its XIDs are history. A reboot begins a new log."""
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
-    """One XID. `age_s` is seconds before the look, or `None`; `pci` is bus:device as the log writes it."""
+class Judgement:
+    """What an XID says.
 
-    code: int
-    pci: str
-    text: str
-    age_s: float | None
+    Attributes:
+        hard: It speaks of hardware.
+        action: What to do.
+        meaning: What it means, in words.
+        confirmed: Whether it is hard has to be said by the driver's recovery action too.
+    """
+
+    hard: bool
+    action: Action
+    meaning: str
+    confirmed: bool = False
 
 
-def parse(lines: Iterable[dict[str, object]]) -> list[Event]:
-    """Return the XIDs among lines of the kernel log, the oldest first."""
-    events = []
-    for line in lines:
-        text, age = str(line.get("text", "")), line.get("age_s")
-        seconds = float(age) if isinstance(age, (int, float)) else None
-        if found := _XID.search(text):
-            events.append(Event(int(found.group(2)), found.group(1).lower(), found.group(3), seconds))
-        elif found := _OFF_BUS.search(text):
-            events.append(Event(79, found.group(1).lower(), "GPU has fallen off the bus", seconds))
-    return events
+def judge_event(code: int, text: str = "", grade: str = "") -> Judgement | None:
+    """Return what one XID says, by NVIDIA's catalogue; `None` where it says that all is well again."""
+    if code == RECOVERY_CHANGED:
+        value = recovery.changed_to(text)
+        if value == recovery.NONE:
+            return None
+        if value is None:
+            return Judgement(False, Action.CONTACT_SUPPORT, f"recovery action changed: {text[:80]}")
+        asked = recovery.meaning(value)
+        return Judgement(asked.before is Status.FAIL, asked.action, f"the driver asks for {asked.words}")
+    if code in NVLINK5:
+        fatal = grade == "fatal"
+        action = Action.RESET_GPU if fatal else Action.NONE
+        return Judgement(fatal, action, f"NVLink error, {'fatal' if fatal else 'not fatal'}")
+    known = CATALOGUE.get(code)
+    if known is None:
+        return Judgement(False, Action.CONTACT_SUPPORT, "not in the catalogue")
+    hard = known.weight is Weight.HARDWARE
+    meaning = known.meaning if hard else f"{known.meaning} ({known.weight.value})"
+    return Judgement(hard, known.action, meaning, known.confirmed)
+
+
+def _witness(view: View) -> Outcome | None:
+    return closed_log(view, gpus_speak=True)
 
 
 @node_check(
     name="gpu.xid",
     family="XID and SXid",
-    source="kernel log of this boot (`dmesg`, else `journalctl -k -b`, else /var/log)",
+    source="kernel log of this boot (`dmesg`, else `journalctl -k -b`, else /var/log), counted by GPU and code",
     threshold=(
-        "no hardware XID within `lookback` seconds; older ones and application errors WARN; "
-        "`fail_contained` XIDs 94 on one GPU FAIL"
+        "no hardware XID. One that a reset repairs: within `lookback` seconds FAIL, WARN once the GPU is well again "
+        "(XID 154 to None after it; or recovery action none, every call answered, no uncorrected memory error). One "
+        "that asks for a reboot: FAIL for the rest of this boot. Application errors WARN; `fail_contained` XIDs 94 on "
+        "one GPU within `lookback` FAIL"
     ),
     severity="FAIL",
     remedy="Follow the action; `severity: {xid.N: ignore}` silences one code",
     action=Action.RESET_GPU,
     gpu=True,
     group="kernel_log",
+    root="recovery action, ECC counters and remapped rows speak for the GPUs; during a run the driver reports XIDs",
+    witness=_witness,
     thresholds={"lookback": 86400.0, "fail_contained": 3.0},
 )
 def xid(view: View) -> Iterator[Outcome]:
@@ -73,114 +91,76 @@ def xid(view: View) -> Iterator[Outcome]:
 
     An application's fault never fails a node.
     """
-    events = parse(view.group().data.get("lines") or [])
-    folded: dict[tuple[str, int], list[Event]] = {}
-    for event in events:
-        folded.setdefault((_bus(event.pci), event.code), []).append(event)
-    count = 0
-    for (pci, code), same in folded.items():
-        outcome = _weigh(view, pci, code, same)
-        if outcome is not None:
-            count += 1
-            yield outcome
-    if not count:
-        yield passed("no XID since boot")
+    events = _events(view)
+    outcomes = [outcome for event in events if (outcome := _weigh(view, event, events)) is not None]
+    yield from outcomes or [passed(f"no XID {reach(view)}")]
 
 
-def _weigh(view: View, pci: str, code: int, same: list[Event]) -> Outcome | None:
+def _events(view: View) -> list[dict[str, Any]]:
+    found = view.group("kernel_log").data.get("events") or []
+    return [event for event in found if event["kind"] == "xid"]
+
+
+def gpus_with(view: View, codes: Collection[int]) -> set[int]:
+    """Return the indices of the run's GPUs of which the kernel log has one of these XIDs."""
+    found = {_gpu_of(view, event["device"])[0] for event in _events(view) if event["code"] in codes}
+    return {index for index in found if index is not None}
+
+
+def _weigh(view: View, event: dict[str, Any], events: Sequence[dict[str, Any]]) -> Outcome | None:
     """Judge all events of one code on one GPU, by the newest of them."""
-    newest = same[-1]
-    index, known = _gpu_of(view, pci)
-    if known and index is None:
-        return None  # a GPU of the node that this run does not use
-    hard, action, meaning = judge_event(newest)
-    if code == 154 and not hard:
-        return None
-    ages = [event.age_s for event in same if event.age_s is not None]
-    recent = newest.age_s is None or newest.age_s <= view.limit("lookback")
-    if code == 94 and len([a for a in ages if a <= view.limit("lookback")]) >= view.limit("fail_contained"):
+    index, known = _gpu_of(view, event["device"])
+    said = judge_event(event["code"], event["text"], event["grade"])
+    if said is None or (known and index is None):
+        return None  # all is well again, or it is a GPU of the node that this run does not use
+    lookback = view.limit("lookback")
+    age = event["last_age_s"]
+    hard, action = said.hard, said.action
+    if event["code"] == _CONTAINED and sum(a <= lookback for a in event["ages"]) >= view.limit("fail_contained"):
         hard, action = True, Action.RESET_GPU
-    if code == 109:
-        hard = _asks_for_action(view, index)
-    place = f"GPU {index}" if index is not None else f"GPU at {pci}"
-    times = f", {len(same)} times" if len(same) > 1 else ""
-    when = f", {_ago(newest.age_s)}" if newest.age_s is not None else ""
-    say = failed if hard and recent else warned
+    mended = hard and _mended(view, index, event, events)
+    if mended and event["code"] == RECOVERY_CHANGED:
+        return None  # the value itself says that nothing is asked for any more
+    mended = mended and action in _RESETTING
+    lasts = action is Action.REBOOT_NODE or age is None or age <= lookback
+    say = failed if hard and lasts and not mended else warned
+    place = f"GPU {index}" if index is not None else f"GPU at {_bus(event['device'])}"
+    times = f", {event['count']} times" if event["count"] > 1 else ""
+    when = f", {ago(age)}" if age is not None else ""
     return say(
-        f"{place}: XID {code}, {meaning}{times}{when}",
+        f"{place}: XID {event['code']}, {said.meaning}{times}{when}{', since repaired' if mended else ''}",
         gpu=index,
-        value={"xid": code, "count": len(same), "last_age_s": newest.age_s, "text": newest.text[:200]},
-        action=action,
-        hint=_HINTS.get(action),
-        key=f"xid.{code}",
+        value={"xid": event["code"], "count": event["count"], "last_age_s": age, "text": event["text"]},
+        action=Action.NONE if mended else action,
+        hint=_MENDED if mended else _HINTS.get(action),
+        key=f"xid.{event['code']}",
     )
 
 
-def judge_event(event: Event) -> tuple[bool, Action, str]:
-    """Return whether an XID speaks of hardware, what to do, and what it means."""
-    if event.code == 154:
-        for words, action in _RECOVERY_TEXT:
-            if words in event.text.lower():
-                return True, action, f"recovery action changed to {words}"
-        return False, Action.NONE, "recovery action cleared"
-    if event.code == 109:
-        return False, Action.RESET_GPU, "context switch timed out"
-    if event.code in NVLINK5:
-        fatal = re.search(r"(?<!non-)\bfatal\b", event.text, re.IGNORECASE) is not None
-        return (
-            fatal,
-            Action.RESET_GPU if fatal else Action.NONE,
-            "NVLink error" + (", fatal" if fatal else ", not fatal"),
-        )
-    known = CATALOGUE.get(event.code)
-    if known is None:
-        return False, Action.CONTACT_SUPPORT, "not in the catalogue"
-    meaning = known.meaning if known.weight is Weight.HARDWARE else f"{known.meaning} ({known.weight.value})"
-    return known.weight is Weight.HARDWARE, known.action, meaning
+def _mended(view: View, index: int | None, event: dict[str, Any], events: Sequence[dict[str, Any]]) -> bool:
+    """Tell whether a GPU was repaired after an XID: the driver took its wish back, or everything reads well."""
+    for later in events:
+        taken_back = later["code"] == RECOVERY_CHANGED and recovery.changed_to(later["text"]) == recovery.NONE
+        if taken_back and later["order"] > event["order"] and _bus(later["device"]) == _bus(event["device"]):
+            return True
+    device = next((d for d in gpus.devices(view) if d["index"] == index), None)
+    return device is not None and is_well(device)
 
 
+def is_well(device: gpus.Device) -> bool:
+    """Tell whether a GPU reads well in all that a fatal XID would leave behind."""
+    asked, uncorrected = gpus.value(device, "recovery_action"), gpus.value(device, "ecc_unc")
+    return asked == recovery.NONE and not uncorrected and devices.answers_well(device)
+
+
+_MENDED = "Nothing to do: the GPU has been reset since; if it comes again, have the hardware looked at"
 _HINTS = {
-    Action.REBOOT_NODE: "Reboot the node; twice the same on one serial number means a replacement",
-    Action.RESET_GPU: "Stop all jobs on the node, then `sudo nvidia-smi -r -i N`, or reboot where there is an NVSwitch",
+    **recovery.HINTS,
     Action.RESTART_APP: "An error of the program that used the GPU; nothing to repair",
     Action.NONE: "Nothing to do by itself; look at the other findings of this GPU",
     Action.CHECK_POWER_COOLING: "Check the power cables of the GPU",
-    Action.CONTACT_SUPPORT: "Not in NVIDIA's catalogue as we know it; ask your vendor if it repeats",
+    Action.CONTACT_SUPPORT: "NVIDIA's catalogue names no cure; ask your vendor if it repeats",
 }
-
-
-@node_check(
-    name="gpu.sxid",
-    family="XID and SXid",
-    source="kernel log of this boot (`dmesg`, else `journalctl -k -b`, else /var/log)",
-    threshold="no fatal SXid within `lookback` seconds; others WARN",
-    severity="FAIL",
-    remedy="Restart the fabric manager and reset the GPUs of the node, or reboot it",
-    action=Action.RESTART_FABRICMANAGER,
-    gpu=True,
-    group="kernel_log",
-    thresholds={"lookback": 86400.0},
-)
-def sxid(view: View) -> Iterator[Outcome]:
-    """Errors that an NVSwitch reported since boot."""
-    seen: dict[tuple[str, int], tuple[bool, str, float | None]] = {}
-    for line in view.group().data.get("lines") or []:
-        found = _SXID.search(str(line.get("text", "")))
-        if found:
-            seen[found.group(2), int(found.group(3))] = (found.group(4) == "Fatal", found.group(5), line.get("age_s"))
-    for (pci, code), (fatal, text, age) in seen.items():
-        silent = ", data may be corrupted silently" if code in _SILENT else ""
-        recent = age is None or age <= view.limit("lookback")
-        say = failed if fatal and recent else warned
-        kind = "fatal" if fatal else "not fatal"
-        when = f", {_ago(age)}" if age is not None else ""
-        yield say(
-            f"NVSwitch {pci}: SXid {code}, {kind}{silent}{when}",
-            value={"sxid": code, "text": text[:200]},
-            key=f"sxid.{code}",
-        )
-    if not seen:
-        yield passed("no SXid since boot")
 
 
 def _bus(address: str) -> str:
@@ -192,24 +172,44 @@ def _bus(address: str) -> str:
 
 def _gpu_of(view: View, pci: str) -> tuple[int | None, bool]:
     """Return the index of the declared GPU at an address, and whether any GPU of the node has the address."""
-    everyone = view.group("nvml").data.get("devices") or []
     mine = {d["index"] for d in gpus.devices(view)}
-    for device in everyone:
-        address = device.get("v", {}).get("pci")
-        if address and _bus(address) == pci:
+    for device in gpus.everyone(view):
+        address = gpus.value(device, "pci")
+        if address and _bus(address) == _bus(pci):
             return (device["index"] if device["index"] in mine else None), True
     return None, False
 
 
-def _asks_for_action(view: View, index: int | None) -> bool:
-    return any(d.get("v", {}).get("recovery_action") for d in gpus.devices(view) if index in (None, d["index"]))
+# --- during a run
 
 
-def _ago(seconds: float) -> str:
-    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= size:
-            return f"{seconds / size:.0f} {unit} ago"
-    return f"{seconds:.0f} s ago"
+def sign(gpu: int | None, code: int) -> Sign | None:
+    """Return what an XID says that the driver reports during a run.
+
+    Its text is only in the kernel log; where the text decides, the recovery action is a sign of its own.
+    """
+    if code == RECOVERY_CHANGED:
+        return None
+    said = judge_event(code)
+    if said is None:
+        return None
+    hard = said.hard and not said.confirmed
+    meaning = "NVLink error" if code in NVLINK5 else said.meaning
+    return Sign(
+        gpu=gpu,
+        check=f"gpu.xid {code}",
+        status=Status.FAIL if hard else Status.WARN,
+        words=f"XID {code}, {meaning}",
+        action=said.action,
+        event=True,
+        mends=hard and said.action in _RESETTING,
+        rule=f"xid.{code}",
+    )
 
 
-CHECKS = (xid, sxid)
+def reads_well(gpu: Mapping[str, Any]) -> bool:
+    """Tell whether a GPU of a sample is well after an XID: what the driver asks for, its answers, and its links."""
+    return gpu.get("recovery_action") == recovery.NONE and devices.answers_well(gpu) and not gpu.get("links_lost")
+
+
+CHECKS = (xid,)

@@ -77,7 +77,7 @@ def render_health(view: HealthView, terminal: Terminal, *, verbose: bool = False
     widest = max((cells(node.node) for node in view.nodes), default=0)
     lines = [_node_line(node, widest, terminal) for node in view.nodes]
     statuses = tuple(WORST_FIRST) if verbose else _ADVERSE
-    groups = problems_by_check(view.findings, terminal, statuses=statuses)
+    groups = [*problems_by_check(view.findings, terminal, statuses=statuses), *_needing_root(view.findings, terminal)]
     if groups:
         lines += ["", *groups]
     return [*lines, "", _verdict_line(view, terminal)]
@@ -107,6 +107,23 @@ def problems_by_check(
     for (status, body), checks in bodies.items():
         lines.append(f"{_sign(status, terminal)} {terminal.style(status.value, *_STYLES[status])} {_several(checks)}")
         lines += body if status is Status.UNKNOWN else body[1:]
+    return lines
+
+
+def _needing_root(findings: Sequence[Finding], terminal: Terminal) -> list[str]:
+    """Return what only the administrator may look at, once for all nodes that are alike in it."""
+    by_node: dict[tuple[str, str | None], list[str]] = {}
+    for finding in findings:
+        if finding.needs_root and not finding.ignored:
+            by_node.setdefault((finding.node or "", finding.hint), []).append(finding.check)
+    alike: dict[tuple[tuple[str, ...], str | None], list[str]] = {}
+    for (node, hint), names in by_node.items():
+        alike.setdefault((tuple(dict.fromkeys(names)), hint), []).append(node)
+    lines = []
+    for (checks, hint), nodes in alike.items():
+        place = terminal.style(fold_nodes(nodes), BOLD)
+        lines.append(f"{_sign(Status.SKIP, terminal)} needs root {place}: {_several(checks)}")
+        lines += [f"    {terminal.style('hint', CYAN)}: {safe(hint)}"] if hint else []
     return lines
 
 

@@ -69,3 +69,7 @@ class HealthWatch:
         """Return which nodes a restart should leave out, and why: a check failed, or GPU memory is still held."""
         held = {n.node: n.held for n in state.nodes.values() if n.held}
         return held | (self._observer.unhealthy(state.nodes) if self._observer else {})
+
+    def doubtful(self, state: RunState) -> dict[str, str]:
+        """Return which nodes the next attempt had better do without, and why; nothing to end this one for."""
+        return self._observer.doubtful(state.nodes) if self._observer else {}

@@ -89,15 +89,22 @@ class HealthObserver:
         return [_event(change) for change in changes]
 
     def unhealthy(self, nodes: Iterable[str]) -> dict[str, str]:
-        """Return which of these nodes a restart should leave out, and why."""
-        reasons = {node: during.condemned(self._watch(node)) for node in nodes}
-        return {node: why.removeprefix(node).lstrip(": ") for node, why in reasons.items() if why}
+        """Return which of these nodes a run should not go on with, and why."""
+        return _reasons({node: during.condemned(self._watch(node)) for node in nodes})
+
+    def doubtful(self, nodes: Iterable[str]) -> dict[str, str]:
+        """Return which of these nodes the next attempt had better do without, though this one may go on, and why."""
+        return _reasons({node: during.doubted(self._watch(node)) for node in nodes})
 
     def _watch(self, node: str) -> during.Watch:
         known = self._watches.get(node)
         if known is not None:
             return known
         return during.Watch(node=node, limits=self._limits, context=self._context, gpus=self._gpus.get(node))
+
+
+def _reasons(told: dict[str, str | None]) -> dict[str, str]:
+    return {node: why.removeprefix(node).lstrip(": ") for node, why in told.items() if why}
 
 
 def _gpus(host: HostSpec) -> frozenset[int] | None:

@@ -60,6 +60,7 @@ class Sight:
         alike: How many attempts in a row before this one failed like it, without a newer checkpoint.
         spares: Hosts that could replace a node now.
         unhealthy: Nodes that a check condemned during the run, and why.
+        doubtful: Nodes that may go on, and had better be left out of the next attempt, and why.
     """
 
     silent: Mapping[str, float]
@@ -70,6 +71,7 @@ class Sight:
     alike: int = 0
     spares: int = 0
     unhealthy: Mapping[str, str] = field(default_factory=dict)
+    doubtful: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,9 +237,10 @@ def left_out(state: RunState, sight: Sight) -> dict[str, str]:
     none, and attempts that fail alike end soon.
     """
     bad = unusable(state)
-    sick = sorted(node for node in sight.unhealthy if node not in bad and node in state.nodes)
-    chosen = sick[: max(0, sight.spares - len(bad))]
-    return bad | {node: f"unhealthy: {sight.unhealthy[node]}" for node in chosen}
+    why = {**sight.doubtful, **sight.unhealthy}
+    sick = sorted((node not in sight.unhealthy, node) for node in why if node not in bad and node in state.nodes)
+    chosen = [node for _, node in sick][: max(0, sight.spares - len(bad))]
+    return bad | {node: f"unhealthy: {why[node]}" for node in chosen}
 
 
 def _restart_kind(state: RunState) -> str | None:

@@ -14,7 +14,7 @@ from clusterctl.health.context import NOT_SYNCED, Context
 from clusterctl.health.judge import judge_cluster, judge_node
 from clusterctl.health.model import Status
 from clusterctl.health.registry import CHECKS
-from clusterctl.health.request import probe_request
+from clusterctl.health.request import longest, probe_request
 from clusterctl.run.events import Note
 from clusterctl.run.launch import Progress, workdir_of
 from clusterctl.run.links import each
@@ -158,7 +158,7 @@ def _probe(spec: ClusterSpec, sessions: Mapping[str, Session], step: Progress) -
             "cwd": None,
             "request": request,
         }
-        facts = session.call(Command.PROBE, asked, timeout=float(request["deadline"]) + _MARGIN)
+        facts = session.call(Command.PROBE, asked, timeout=longest(request) + _MARGIN)
         step.through(node)
         return facts
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import os
 import signal
@@ -78,6 +79,34 @@ def test_a_task_that_ignores_signals_is_killed_at_the_deadline_with_its_programs
     # Nobody holds the pipe any more: neither the child nor its program outlived the look.
     assert os.read(reader, 1) == b""
     os.close(reader)
+
+
+def test_a_task_with_a_deadline_of_its_own_keeps_nobody_else_waiting() -> None:
+    began = time.monotonic()
+    tasks = {"slow": lambda: time.sleep(1.5) or {"x": 1}, "hangs": lambda: time.sleep(60) or {}, "quick": dict}
+    found = children.run(tasks, began + 0.3, later={"slow": began + 30})
+    assert {name: result["status"] for name, result in found.items()} == {
+        "slow": "ok",
+        "hangs": "timeout",
+        "quick": "ok",
+    }
+    assert found["hangs"]["ms"] < 1400 < found["slow"]["ms"]
+
+
+def test_a_task_that_is_stuck_in_the_kernel_is_given_up_before_its_own_deadline(tmp_path: Path) -> None:
+    """A parent that waits for its `vfork` child sleeps as one does who waits for a dead driver, and is never woken."""
+    source = tmp_path / "stuck.c"
+    source.write_text("#include <unistd.h>\nint main(void) { if (!vfork()) { pause(); _exit(0); } return 0; }\n")
+    subprocess.run(["gcc", "-o", tmp_path / "stuck", source], check=True)
+
+    def stuck() -> dict[str, Any]:
+        os.execv(tmp_path / "stuck", ["stuck"])
+
+    began = time.monotonic()
+    found = children.run({"stuck": stuck, "quick": dict}, began + 0.2, later={"stuck": began + 120})
+    assert time.monotonic() - began < 60
+    assert (found["stuck"]["status"], found["stuck"]["state"]) == ("timeout", "D")
+    assert "stuck in the kernel (state D" in found["stuck"]["reason"]
 
 
 def test_a_task_holds_none_of_our_streams() -> None:
@@ -160,19 +189,57 @@ def look(root: Path) -> dict[str, Any]:
     return children.run({"log": lambda: kernel_log.collect(str(root))}, time.monotonic() + 3)["log"]
 
 
-def test_relevant_lines_of_dmesg_are_kept_with_their_age(programs: Path, tmp_path: Path) -> None:
-    fake_nvml.program(programs, "dmesg", output=f"[    0.000000] Linux version\n{XID}\n[   60.0] usb 1-1: new device\n")
+def events(found: dict[str, Any]) -> list[tuple[str, int, int, float]]:
+    """Device, code, count and age of the newest of each error of a GPU."""
+    return [(event["device"], event["code"], event["count"], event["last_age_s"]) for event in found["events"]]
+
+
+def test_what_matters_of_dmesg_is_kept_with_its_age(programs: Path, tmp_path: Path) -> None:
+    full = "[   60.000000] EXT4-fs error (device sda1): bad"
+    fake_nvml.program(
+        programs, "dmesg", output=f"[    0.000000] Linux version\n{XID}\n[   60.0] usb 1-1: new\n{full}\n"
+    )
     found = look(tmp_path)["data"]
-    assert found["source"] == "dmesg"
-    assert [line["age_s"] for line in found["lines"]] == [50.0]
+    assert (found["source"], found["since_s"]) == ("dmesg", 100.2)
+    assert events(found) == [("0000:16:00", 79, 1, 50.0)]
+    assert found["lines"] == [{"age_s": 40.2, "text": "EXT4-fs error (device sda1): bad"}]
 
 
 def test_the_journal_is_read_where_dmesg_is_denied(programs: Path, tmp_path: Path) -> None:
     fake_nvml.program(programs, "dmesg", error=fake_nvml.DMESG_DENIED, code=1)
     fake_nvml.program(programs, "journalctl", output=XID.replace("] ", "] gpu03 kernel: ", 1) + "\n")
     found = look(tmp_path)["data"]
-    assert (found["source"], found["lines"][0]["age_s"]) == ("journalctl", 50.0)
-    assert found["lines"][0]["text"].startswith("NVRM: Xid")
+    assert (found["source"], events(found)) == ("journalctl", [("0000:16:00", 79, 1, 50.0)])
+
+
+def journal(*lines: str) -> str:
+    return "".join(line.replace("] ", "] gpu03 kernel: ", 1) + "\n" for line in lines)
+
+
+LATE = "[   99.000000] NVRM: nvAssertFailed: Assertion failed"
+
+
+def test_the_journal_is_preferred_where_the_ring_has_lost_its_beginning(programs: Path, tmp_path: Path) -> None:
+    fake_nvml.program(programs, "dmesg", output=f"{LATE}\n")
+    fake_nvml.program(programs, "journalctl", output=journal("[    0.500000] Linux version", XID, LATE))
+    found = look(tmp_path)["data"]
+    assert (found["source"], found["since_s"], [code for _, code, _, _ in events(found)]) == ("journalctl", 99.8, [79])
+
+
+def test_a_ring_that_is_whole_is_believed_without_the_journal(programs: Path, tmp_path: Path) -> None:
+    fake_nvml.program(programs, "dmesg", output=f"[   59.000000] Linux version\n{LATE}\n")
+    fake_nvml.program(programs, "journalctl", output=journal("[    0.500000] Linux version", XID))
+    assert look(tmp_path)["data"]["source"] == "dmesg"
+
+
+@pytest.mark.parametrize("journalctl", [{"hang": True}, {"code": 1}, {"output": journal(LATE)}])
+def test_a_ring_says_since_when_it_tells_where_the_journal_does_not_help(
+    programs: Path, tmp_path: Path, journalctl: dict[str, Any]
+) -> None:
+    fake_nvml.program(programs, "dmesg", output=f"[   80.000000] NVRM: something\n{LATE}\n")
+    fake_nvml.program(programs, "journalctl", **journalctl)
+    found = look(tmp_path)["data"]
+    assert (found["source"], found["since_s"]) == ("dmesg", 20.2)
 
 
 def test_of_a_log_file_only_the_lines_of_this_boot_count(programs: Path, tmp_path: Path) -> None:
@@ -183,8 +250,7 @@ def test_of_a_log_file_only_the_lines_of_this_boot_count(programs: Path, tmp_pat
     (tmp_path / "var/log").mkdir(parents=True)
     (tmp_path / "var/log/kern.log").write_text(f"{before}{stamp}[    0.000000] Linux version\n{stamp}{XID}\n")
     found = look(tmp_path)["data"]
-    assert found["source"] == "/var/log/kern.log"
-    assert [(line["age_s"], "): 79" in line["text"]) for line in found["lines"]] == [(50.0, True)]
+    assert (found["source"], events(found)) == ("/var/log/kern.log", [("0000:16:00", 79, 1, 50.0)])
 
 
 def test_a_log_file_that_ends_before_this_boot_says_nothing(programs: Path, tmp_path: Path) -> None:
@@ -203,9 +269,16 @@ def test_a_log_that_nobody_may_read_is_denied_with_both_reasons(programs: Path, 
 
 
 def test_of_a_flood_the_newest_lines_are_kept_and_the_rest_counted(programs: Path, tmp_path: Path) -> None:
-    fake_nvml.program(programs, "dmesg", output="".join(f"[   {i / 100:.6f}] NVRM: line {i}\n" for i in range(500)))
+    flood = "".join(f"[   {i / 100:.6f}] mce: line {i}\n" for i in range(500))
+    fake_nvml.program(programs, "dmesg", output=flood)
     found = look(tmp_path)["data"]
-    assert (len(found["lines"]), found["dropped"], found["lines"][-1]["text"]) == (200, 300, "NVRM: line 499")
+    assert (len(found["lines"]), found["dropped"], found["lines"][-1]["text"]) == (200, 300, "mce: line 499")
+
+
+def test_no_flood_of_the_driver_pushes_out_the_error_that_began_it(programs: Path, tmp_path: Path) -> None:
+    flood = "".join(f"[   {51 + i / 1000:.6f}] NVRM: nvAssertFailed {i}\n" for i in range(5000))
+    fake_nvml.program(programs, "dmesg", output=f"[    0.000000] Linux version\n{XID}\n{flood}")
+    assert events(look(tmp_path)["data"]) == [("0000:16:00", 79, 1, 50.0)]
 
 
 # --- host, network, processes, mounts
@@ -261,7 +334,55 @@ def test_processes_of_runs_and_stuck_ones_are_found_by_marker_and_state(tmp_path
     (tmp_path / "proc/41/environ").write_bytes(b"A=1\0CLUSTERCTL_RUN_ID=run-7\0")
     found = procs.collect(root)
     assert found["runs"] == [{"run": "run-7", "pid": 41, "comm": "python"}]
-    assert found["dstate"] == [{"pid": 42, "comm": "py (x)", "wchan": "nfs_wait", "gpu": False}]
+    described = {"pid": 42, "comm": "py (x)", "wchan": "nfs_wait", "gpu": False, "stuck_s": None}
+    assert found["dstate"] == [described]
+
+
+def sleeping(root: Path, woken: str) -> str:
+    """A process in state D that holds a GPU."""
+    (root / "proc/42/fd").mkdir(parents=True)
+    (root / "proc/42/fd/3").symlink_to("/dev/nvidia0")
+    status = f"Name: python\nState: D (disk sleep)\nvoluntary_ctxt_switches: {woken}"
+    return write(root, proc__42__stat="42 (python) D 1 1", proc__42__status=status)
+
+
+def test_a_process_with_a_gpu_that_is_never_woken_is_stuck(tmp_path: Path) -> None:
+    (entry,) = procs.collect(sleeping(tmp_path, "7"), certain=0.6)["dstate"]
+    assert (entry["gpu"], entry["stuck_s"] >= 0.6) == (True, True)
+
+
+def test_a_process_with_a_gpu_that_is_woken_meanwhile_is_at_work(tmp_path: Path) -> None:
+    """A rank that reads its data from a file server is in state D most of the time."""
+    root = sleeping(tmp_path, "7")
+    status = tmp_path / "proc/42/status"
+    text = status.read_text()
+    seen = threading.Event()
+
+    def work() -> None:
+        for count in itertools.count(8):
+            if seen.wait(0.05):
+                return
+            following = tmp_path / "following"
+            following.write_text(text.replace(": 7", f": {count}"))
+            following.replace(status)
+
+    working = threading.Thread(target=work)
+    working.start()
+    (entry,) = procs.collect(root, certain=60)["dstate"]
+    seen.set()
+    working.join()
+    assert (entry["gpu"], entry["stuck_s"]) == (True, None)
+
+
+def test_a_container_with_processes_of_its_own_says_so(tmp_path: Path) -> None:
+    (tmp_path / "proc/self/ns").mkdir(parents=True)
+    namespace = tmp_path / "proc/self/ns/pid"
+    seen = []
+    for name in ("pid:[4026531836]", "pid:[4026532199]"):
+        namespace.unlink(missing_ok=True)
+        namespace.symlink_to(name)
+        seen.append(procs.collect(str(tmp_path))["own_namespace"])
+    assert seen == [False, True]
 
 
 def test_a_process_that_waits_for_a_moment_only_is_not_stuck(tmp_path: Path) -> None:

@@ -53,7 +53,9 @@ def ok(sample: Sample) -> bool:
 def test_a_sample_tells_every_gpu_and_the_host(sampler: Sampler) -> None:
     told = sampler.until(lambda sample: ok(sample) and sample["cpu"] is not None)
     assert [gpu["gpu"] for gpu in told["gpus"]] == [0, 1]
-    assert {"util": 0, "temp_c": 32, "power_w": 70.0, "throttle": 1, "error": None}.items() <= told["gpus"][0].items()
+    assert {"util": 0, "temp_c": 32, "power_w": 70.0, "throttle": 1, "vendor": "nvidia"}.items() <= told["gpus"][
+        0
+    ].items()
     assert 0 < told["mem"] < 100
     assert told["disk"][0]["path"] == "/"
 
@@ -61,8 +63,27 @@ def test_a_sample_tells_every_gpu_and_the_host(sampler: Sampler) -> None:
 def test_a_gpu_that_is_lost_meanwhile_is_told_with_its_code(sampler: Sampler) -> None:
     sampler.until(ok)
     sampler.scene.gpu(1, errors={"*": fake_nvml.LOST})
-    told = sampler.until(lambda sample: bool(sample["gpus"][1]["error"]))
-    assert (told["gpus"][1]["error"], told["gpus"][1]["temp_c"], told["gpus"][0]["error"]) == (15, None, None)
+    told = sampler.until(lambda sample: bool(sample["gpus"][1]["err"]))
+    assert (told["gpus"][1]["err"]["temp"], told["gpus"][1]["codes"]["temp"]) == ("lost", fake_nvml.LOST)
+    assert (told["gpus"][1]["temp_c"], told["gpus"][0]["err"]) == (None, {})
+
+
+def test_one_odd_answer_is_in_one_sample_with_the_call_that_got_it(sampler: Sampler) -> None:
+    sampler.until(ok)
+    sampler.scene.gpu(1, errors={"nvmlDeviceGetTemperature": fake_nvml.times(1)})
+    told = sampler.until(lambda sample: bool(sample["gpus"][1]["err"]))
+    assert told["gpus"][1]["err"] == {"temp": "unknown"}
+    assert sampler.until(ok)["gpus"][1]["err"] == {}
+
+
+def test_after_an_nvlink_error_the_links_of_that_gpu_are_counted(sampler: Sampler) -> None:
+    assert [gpu["links_lost"] for gpu in sampler.until(ok)["gpus"]] == [None, None]
+    sampler.scene.gpu(1, nvlinks=[1] * 16 + [0] * 2)
+    sampler.scene.system(events=[{"device": 1, "data": 74}])
+    told = sampler.until(lambda sample: bool(sample["xids"]))
+    assert [gpu["links_lost"] for gpu in told["gpus"]] == [None, 2]
+    sampler.scene.gpu(1, nvlinks=[1] * 18)
+    assert sampler.until(lambda sample: not sample["gpus"][1]["links_lost"])["gpus"][1]["links_lost"] == 0
 
 
 def test_an_xid_is_in_the_first_sample_after_it_and_in_no_other(sampler: Sampler) -> None:

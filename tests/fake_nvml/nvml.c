@@ -8,7 +8,8 @@
  *
  * A device's fields, each with a healthy default (see `tests/fake_nvml/__init__.py` for all of them): a call first
  * hangs if told so, then waits, then returns its error (the device's, the defaults', the scenario's, in this order;
- * "*" is any call), then its value. Structures and names are those of NVIDIA's nvml.h.
+ * "*" is any call), then its value. An error is a code, or {"code": 999, "times": 1} that many times in each process.
+ * Structures and names are those of NVIDIA's nvml.h.
  */
 #include <ctype.h>
 #include <stdio.h>
@@ -21,6 +22,7 @@ typedef int ret_t;
 typedef struct node {
     char *key, *text; /* text: of a string or number */
     int kind;         /* '{' '[' '"' '0' 't' 'f' 'n' */
+    int played;       /* how often an error with "times" was returned; a changed scenario begins anew */
     struct node *child, *next;
 } node;
 
@@ -139,7 +141,9 @@ static int listed(node *list, const char *name) {
 
 static int error_in(node *place, const char *name) {
     node *errors = get(place, "errors"), *found = get(errors, name);
-    return (int)number(found ? found : get(errors, "*"), 0);
+    if (!found) found = get(errors, "*");
+    if (!found || found->kind != '{') return (int)number(found, 0);
+    return found->played++ < (int)number(get(found, "times"), 1) ? (int)number(get(found, "code"), 999) : 0;
 }
 
 /* Play hang, delay and error of a call; 0 means that it goes on. */
@@ -235,6 +239,7 @@ ret_t nvmlDeviceGetPciInfo_v3(device *d, pci_info *out) {
     char made[32];
     snprintf(made, sizeof made, "00000000:%02X:00.0", 0x10 + d->index);
     const char *pci = text(d, "pci", made);
+    out->subsystem = (unsigned)num(d, "subsystem", 0x16c110de);
     snprintf(out->bus_id, sizeof out->bus_id, "%s", pci);
     snprintf(out->legacy, sizeof out->legacy, "%s", pci + (strlen(pci) > 12 ? strlen(pci) - 12 : 0));
     sscanf(pci, "%x:%x:%x", &out->domain, &out->bus, &out->device);
@@ -256,6 +261,18 @@ NUMBER(nvmlDeviceGetCurrPcieLinkGeneration, "pcie_gen", 1)
 NUMBER(nvmlDeviceGetMaxPcieLinkGeneration, "pcie_gen_max", 5)
 NUMBER(nvmlDeviceGetPersistenceMode, "persistence", 1)
 NUMBER(nvmlDeviceGetComputeMode, "compute_mode", 0)
+
+ret_t nvmlDeviceGetDefaultEccMode(device *d, unsigned *out) {
+    PLAY_FIELD(d, "ecc_default");
+    *out = (unsigned)num(d, "ecc_default", 1);
+    return OK;
+}
+typedef struct { unsigned version; int margin; } margin_temperature;
+ret_t nvmlDeviceGetMarginTemperature(device *d, margin_temperature *out) {
+    PLAY_FIELD(d, "margin");
+    out->margin = (int)num(d, "margin", 90 - num(d, "temp", 32));
+    return OK;
+}
 
 ret_t nvmlDeviceGetRetiredPagesPendingStatus(device *d, unsigned *out) {
     PLAY(d);
@@ -330,6 +347,22 @@ ret_t nvmlDeviceGetRemappedRows(device *d, unsigned *cor, unsigned *unc, unsigne
     *failure = element(d, "remapped", 3, 0);
     return OK;
 }
+typedef struct { unsigned max, high, partial, low, none; } row_banks;
+ret_t nvmlDeviceGetRowRemapperHistogram(device *d, row_banks *out) {
+    PLAY_FIELD(d, "rows");
+    out->max = element(d, "rows", 0, 2560);
+    out->high = element(d, "rows", 1, 0);
+    out->partial = element(d, "rows", 2, 0);
+    out->low = element(d, "rows", 3, 0);
+    out->none = element(d, "rows", 4, 0);
+    return OK;
+}
+ret_t nvmlDeviceGetCudaComputeCapability(device *d, int *major, int *minor) {
+    PLAY_FIELD(d, "capability");
+    *major = (int)element(d, "capability", 0, 9);
+    *minor = (int)element(d, "capability", 1, 0);
+    return OK;
+}
 typedef struct { unsigned version, channel, tpc; } repair_status;
 ret_t nvmlDeviceGetRepairStatus(device *d, repair_status *out) {
     PLAY_FIELD(d, "repair");
@@ -347,16 +380,19 @@ ret_t nvmlDeviceGetNvLinkState(device *d, unsigned link, unsigned *out) {
     }
     node *state = at(list, (int)link);
     if (!state) return INVALID_ARGUMENT;
+    if (state->kind == 'n') return NOT_SUPPORTED; /* a hole: others come after it */
     *out = (unsigned)number(state, 0);
     return OK;
 }
+/* "p2p": {"1": status over NVLink and for reading, "2": [over NVLink, for reading], "*": of all others} */
 ret_t nvmlDeviceGetP2PStatus(device *one, device *other, unsigned which, unsigned *out) {
-    (void)which;
     PLAY(one);
-    node *broken = field(one, "p2p_broken"); /* indices that this GPU does not reach */
-    *out = 0;
-    for (node *c = broken ? broken->child : NULL; c; c = c->next)
-        if ((int)number(c, -1) == other->index) *out = 4;
+    char index[16];
+    snprintf(index, sizeof index, "%d", other->index);
+    node *pairs = field(one, "p2p"), *status = get(pairs, index);
+    if (!status) status = get(pairs, "*");
+    if (status && status->kind == '[') status = at(status, which == 2 ? 0 : 1);
+    *out = (unsigned)number(status, 0);
     return OK;
 }
 
@@ -390,7 +426,8 @@ ret_t nvmlDeviceGetGpuFabricInfoV(device *d, fabric_info *out) {
     node *f = field(d, "fabric");
     out->status = (unsigned)number(get(f, "status"), 0);
     out->state = (unsigned)number(get(f, "state"), 3);
-    out->clique = 0;
+    out->clique = (unsigned)number(get(f, "clique"), 0);
+    memset(out->cluster, (int)number(get(f, "cluster"), 0), sizeof out->cluster);
     out->mask = 0;
     if (out->version >> 24 >= 3) out->summary = (unsigned char)number(get(f, "health"), 1);
     return OK;
@@ -450,21 +487,29 @@ typedef struct {
     ret_t code;
     union { double d; unsigned u; unsigned long long l; } v;
 } field_value;
-/* "fields": {"230": 0, "82": 40}; a field of null is not supported; {"error": N} is that error. */
+static int usual_field(unsigned id, int *out) {
+    static const int usual[][2] = {{230, 0}, {82, 40}, {193, -8}, {194, -2}, {195, 0}, {196, 0}};
+    for (unsigned i = 0; i < sizeof usual / sizeof *usual; i++)
+        if ((unsigned)usual[i][0] == id) return *out = usual[i][1], 1;
+    return 0;
+}
+/* "fields": {"230": 0, "82": 40}; a field of null is not supported; {"error": N} is that error, as 2 from a driver that
+ * is older than the field. */
 ret_t nvmlDeviceGetFieldValues(device *d, int n, field_value *values) {
     PLAY(d);
     for (int i = 0; i < n; i++) {
         char id[16];
+        int usual = 0;
         snprintf(id, sizeof id, "%u", values[i].id);
         node *f = get(get(own(d), "fields"), id);
         if (!f) f = get(get(get(scenario, "defaults"), "fields"), id);
         values[i].type = 1;
         values[i].code = OK;
         values[i].v.l = 0;
-        if (!f) values[i].v.u = values[i].id == 82 ? 40 : 0;
-        else if (f->kind == 'n') values[i].code = NOT_SUPPORTED;
+        if (!f && usual_field(values[i].id, &usual)) values[i].v.u = (unsigned)usual;
+        else if (!f || f->kind == 'n') values[i].code = NOT_SUPPORTED;
         else if (f->kind == '{') values[i].code = (ret_t)number(get(f, "error"), 999);
-        else values[i].v.u = (unsigned)number(f, 0);
+        else values[i].v.u = (unsigned)(int)number(f, 0);
     }
     return OK;
 }

@@ -6,7 +6,8 @@ it sees of limits, PATH and packages is what workers will see. It never imports 
 Request (every key optional):
 
     {"root": "/",            prefix of /sys, /proc, /etc, /dev/shm and device nodes, for made-up trees
-     "deadline": 3.0,        seconds for everything
+     "deadline": 3.0,        seconds for everything but the groups of
+     "deadlines": {group: seconds},  which have later ones: a driver may have to start GPUs before it can answer
      "groups": [name],       only these; default all
      "workdir": path,        where the code will lie
      "paths": [path],        more places whose free space matters (checkpoints)
@@ -23,19 +24,31 @@ Answer, one object:
 
 Data of each group:
 
-    driver      {module, proc_version, nouveau, modules: [name], nvswitches, pci: [{address, width, max_width}],
-                dev: [{path, readable}]}
-    nvml        {init_error, init_ms, driver, cuda, nvml, count, count_error, p2p: [[i, j, nvlink, read]],
-                devices: [{index, v: {...}, err: {field: NVML return code}}]}
-                v: uuid serial name pci vbios minor recovery_action temp temp_slowdown temp_max mem_temp mem_temp_max
+    driver      {module, proc_version, nouveau, modules: [name], nvswitches,
+                pci: [{address, vendor, class, driver, minor, width, max_width, slot_width}],
+                dev: [{path, readable}], imex: [{path, readable}], helper}
+                driver: what has taken the card; minor: number of its device node; slot_width: lanes of the port above
+                it; helper: a program makes missing device nodes. null where it cannot be seen
+    nvml        {init_error, init_ms, driver, cuda, cuda_error, nvml, count, count_error, uvm,
+                p2p: [[i, j, nvlink, read]], devices: [{vendor, index, v: {...}, err: {field: word}, codes: {field: n},
+                odd: {field: n}}]}
+                uvm: how opening /dev/nvidia-uvm ends; p2p: NVML's status of each pair, 0 is well
+                err: why a value is missing, in words (`answers`); codes: the same in NVML's numbers. An answer that may
+                be chance stands there only if three looks in a row gave it, else in odd
+                v: uuid serial name pci subsystem vbios minor capability [major, minor] recovery_action
+                temp temp_slowdown temp_max mem_temp mem_temp_max margin tlimit_{gpu_max,mem_max,slowdown,shutdown}
                 throttle [sample...] power_w power_limit_w power_default_w pstate sm_clock sm_clock_max util
-                pcie_width pcie_width_max pcie_gen pcie_gen_max nvlinks [0|1...] fabric {state, status, health}
-                ecc_mode [now, pending] ecc_unc ecc_cor ecc_unc_aggregate sram {unc, threshold}
-                remapped [cor, unc, pending, failure] retired_pending inforom repair [channel, tpc] persistence
+                pcie_width pcie_width_max pcie_gen pcie_gen_max nvlinks [0|1|null...]
+                fabric {state, status, health, cluster, clique}
+                ecc_mode [now, pending] ecc_default ecc_unc ecc_cor ecc_unc_aggregate sram {unc, threshold}
+                remapped [cor, unc, pending, failure] rows {max, high, partial, low, none} retired [sbe, dbe]
+                retired_pending inforom repair [channel, tpc] persistence
                 mig [now, pending] compute_mode memory {used, total, version}
-                procs [{pid, used, kind: compute | mps | graphics, comm, user, run, visible}]
+                procs [{pid, used, kind: compute | mps | graphics, comm, user, run, visible, agent}]
+    unshown     {gpus: [an entry of driver.pci, with node: how opening its device node ends]}    where NVML shows fewer
     smi         {rc, devices: [{index, uuid, name, pci, driver}], errors: [text]}    asked only where NVML failed
-    kernel_log  {source, uptime, dropped, lines: [{age_s, text}]}
+    kernel_log  {source, uptime, since_s: age of its oldest line, dropped, lines: [{age_s, text}],
+                events: [errors of GPUs, counted (`kernel_events`)]}
     host        {boot_id, machine_id, netns, kernel, arch, distro, user, uptime, cpus, cpus_allowed, load1, mem_total,
                 mem_available, swap_used, governors: {name: n}, clocksource, memlock, nofile, nproc, cgroup_mem_max,
                 shm: {total, free}, env: {name: value}}    a limit of null is "unlimited"
@@ -46,7 +59,8 @@ Data of each group:
                 routes: {node: {address, source, interface, error}},
                 ib: [{device, port, state, phys, rate, link_layer, gids, roce_v2, firmware}]}
     ports       {ports: [{port, free, error, owner}]}
-    procs       {runs: [{run, pid, comm}], dstate: [{pid, comm, wchan, gpu}], zombies, fabric_manager, time_daemon}
+    procs       {runs: [{run, pid, comm}], dstate: [{pid, comm, wchan, gpu, stuck_s}], zombies, own_namespace,
+                fabric_manager, time_daemon}    own_namespace: it sees the processes of a container only
     machine     the machine's half of a sample (`sampler`)                     asked only where it is named
     gpus        the GPUs' half of a sample                                      asked only where it is named
     versions    {python, executable, torch, torch_cuda, nccl, packages, packages_hash, names: {name: version}}
@@ -67,28 +81,33 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 DEADLINE = 3.0
+_SECOND_SECONDS = 2.0
+"""How long a second round may take where the first one was late."""
 
 _NOW = {"machine": "machine_now", "gpus": "gpus_now"}
 """What machine and GPUs do at this moment: no facts to judge, so nobody gets them unasked."""
 
-TOGETHER = (("driver", "host", "procs", "ports"), ("names", "net"))
+TOGETHER = (("driver", "host", "ports", "procs"), ("names", "net"))
 """Groups that share a child: they read the kernel's own tables, which do not hang, or hang on the same name server."""
 
 
 def collect(request: dict[str, Any]) -> dict[str, Any]:
-    """Look at this node; return within the request's deadline whatever has been seen by then.
+    """Look at this node; return within the request's deadlines whatever has been seen by then.
 
     Call it from a process with a single thread: groups run in forks.
     """
     children = importlib.import_module("clusterctl.agent.facts.children")
     began = time.monotonic()
     deadline = began + float(request.get("deadline") or DEADLINE)
+    own = request.get("deadlines") or {}
+    later = {name: max(deadline, began + float(seconds)) for name, seconds in own.items()}
     chosen = request.get("groups")
     tasks = {name: task for name, task in _tasks(request, deadline).items() if not chosen or name in chosen}
     tasks.update({name: _of("sampler", call=call) for name, call in _NOW.items() if name in (chosen or ())})
-    groups: dict[str, dict[str, Any]] = children.run(tasks, deadline, TOGETHER)
-    if "smi" in (chosen or ["smi"]) and _nvml_failed(groups.get("nvml")) and deadline - time.monotonic() > 0.2:
-        groups.update(children.run({"smi": _of("smi")}, deadline))
+    groups: dict[str, dict[str, Any]] = children.run(tasks, deadline, TOGETHER, later)
+    second = _second(request, groups)
+    if second:
+        groups.update(children.run(second, max(deadline, time.monotonic() + _SECOND_SECONDS)))
     stuck = [
         {"group": name, "pid": result.get("pid"), "state": result.get("state"), "wchan": result.get("wchan")}
         for name, result in groups.items()
@@ -96,6 +115,18 @@ def collect(request: dict[str, Any]) -> dict[str, Any]:
     ]
     elapsed = round((time.monotonic() - began) * 1000, 1)
     return {"schema": SCHEMA, "time": time.time(), "ms": elapsed, "groups": groups, "stuck": stuck}
+
+
+def _second(request: dict[str, Any], groups: dict[str, dict[str, Any]]) -> dict[str, Callable[[], dict[str, Any]]]:
+    """Return what is asked only because of what the first round saw."""
+    chosen, nvml, driver = request.get("groups"), groups.get("nvml"), groups.get("driver")
+    if "smi" in (chosen or ["smi"]) and _nvml_failed(nvml):
+        return {"smi": _of("smi")}
+    if nvml is None or driver is None or nvml["status"] != "ok" or driver["status"] != "ok":
+        return {}
+    unshown = importlib.import_module("clusterctl.agent.facts.unshown")
+    entries = unshown.among(driver["data"], nvml["data"])
+    return {"unshown": _of("unshown", str(request.get("root") or "/"), entries)} if entries else {}
 
 
 def _nvml_failed(result: dict[str, Any] | None) -> bool:

@@ -96,21 +96,27 @@ def _write(path: str, data: bytes) -> None:
 
 
 MODULES = (
+    "answers",
     "children",
     "disk",
     "driver",
     "holders",
+    "holding",
     "host",
+    "kernel_events",
     "kernel_log",
     "mounts",
     "names",
     "net",
     "nvml",
+    "nvml_look",
+    "nvml_values",
     "paths",
     "ports",
     "procs",
     "sampler",
     "smi",
+    "unshown",
     "versions",
     "xids",
 )

@@ -21,6 +21,9 @@ _SIGKILL = 9  # `signal` makes enumerations of all its numbers when imported, fo
 
 REAP_SECONDS = 0.1
 """How long a killed child may take to go before it is abandoned."""
+STUCK_SECONDS = 5.0
+"""How long a child may sleep in the kernel without once being woken before it counts as stuck for good."""
+_LOOK_SECONDS = 1.0
 
 
 class DeniedError(Exception):
@@ -34,9 +37,12 @@ class AbsentError(Exception):
 class _Child:
     """A fork that does some tasks one after the other and reports each as it is done."""
 
-    def __init__(self, names: list[str], tasks: dict[str, Task]) -> None:
+    def __init__(self, names: list[str], tasks: dict[str, Task], deadline: float, later: dict[str, float]) -> None:
         self.left = list(names)
         self.began = time.monotonic()
+        self._deadlines = {name: later.get(name, deadline) for name in names}
+        self._look_at = deadline
+        self._asleep: tuple[int | None, float] = (None, 0.0)
         self._partial = b""
         reader, writer = os.pipe()
         self.pid = os.fork()
@@ -44,6 +50,30 @@ class _Child:
             _child([(name, tasks[name]) for name in names], writer)
         os.close(writer)
         self.reader = reader
+
+    def next_look(self) -> float:
+        """Return when it may have to be given up, in monotonic seconds."""
+        deadline = self._deadline()
+        return deadline if deadline <= self._look_at else self._look_at
+
+    def hangs(self, now: float) -> bool:
+        """Tell whether it is to be given up: its time is over, or it will not come back.
+
+        Sleeping in the kernel alone is no sign: a driver that starts a GPU does so for seconds, and is woken meanwhile.
+        """
+        if now >= self._deadline():
+            return True
+        if now < self._look_at:
+            return False
+        self._look_at = now + _LOOK_SECONDS
+        woken = asleep("/", self.pid)
+        if woken is None or woken != self._asleep[0]:
+            self._asleep = (woken, now)
+        return woken is not None and now - self._asleep[1] >= STUCK_SECONDS
+
+    def _deadline(self) -> float:
+        """Return the deadline of the task that it is at, or was at last."""
+        return self._deadlines[self.left[0]] if self.left else min(self._deadlines.values())
 
     def take(self, chunk: bytes) -> dict[str, dict[str, Any]]:
         """Return the results that are complete with these bytes."""
@@ -60,6 +90,13 @@ class _Child:
         died = f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"exit status {status >> 8}"
         reason = f"the look ended with {died}"
         return {name: self._timed({"status": "error", "reason": reason, "data": {}}) for name in self.left}
+
+    def given_up(self) -> dict[str, dict[str, Any]]:
+        """End it; return results for what it has not done."""
+        if self.left:
+            return self.abandon()
+        os.waitpid(self.pid, 0)
+        return {}
 
     def abandon(self) -> dict[str, dict[str, Any]]:
         """Kill the child and its programs; say where it hung, and that it never came to the rest."""
@@ -90,7 +127,10 @@ class _Child:
 
 
 def run(
-    tasks: dict[str, Task], deadline: float, together: tuple[tuple[str, ...], ...] = ()
+    tasks: dict[str, Task],
+    deadline: float,
+    together: tuple[tuple[str, ...], ...] = (),
+    later: dict[str, float] | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Run every task in a fork until `deadline` (monotonic seconds); return one result a task.
 
@@ -99,17 +139,20 @@ def run(
         deadline: When whoever has not answered is killed, and abandoned where that does not help.
         together: Names that share a fork, in this order, because none of them can hang by itself; a fork costs
             more than most looks.
+        later: Names of tasks that have a later deadline of their own. Beyond `deadline` such a task is given up early
+            where it is stuck in the kernel.
     """
     batches = [[name for name in batch if name in tasks] for batch in together]
     shared = {name for batch in batches for name in batch}
     batches += [[name] for name in tasks if name not in shared]
-    waiting = {child.reader: child for child in (_Child(batch, tasks) for batch in batches if batch)}
+    waiting = {c.reader: c for c in (_Child(batch, tasks, deadline, later or {}) for batch in batches if batch)}
     results: dict[str, dict[str, Any]] = {}
     poll = select.poll()
     for reader in waiting:
         poll.register(reader, select.POLLIN | select.POLLHUP)
-    while waiting and time.monotonic() < deadline:
-        for reader, _ in poll.poll(max(1, int((deadline - time.monotonic()) * 1000))):
+    while waiting:
+        until = min(child.next_look() for child in waiting.values())
+        for reader, _ in poll.poll(max(1, int((until - time.monotonic()) * 1000))):
             child = waiting[reader]
             chunk = os.read(reader, 1 << 16)
             results.update(child.take(chunk))
@@ -117,19 +160,22 @@ def run(
                 poll.unregister(reader)
                 os.close(reader)
                 results.update(waiting.pop(reader).ended())
-    for reader, child in waiting.items():
-        os.close(reader)
-        if child.left:
-            results.update(child.abandon())
-        else:
-            os.waitpid(child.pid, 0)
+        now = time.monotonic()
+        for reader in [reader for reader, child in waiting.items() if child.hangs(now)]:
+            poll.unregister(reader)
+            os.close(reader)
+            results.update(waiting.pop(reader).given_up())
     return {name: results[name] for name in tasks}
 
 
-def output(argv: list[str]) -> tuple[int, str, str]:
+def output(argv: list[str], seconds: float | None = None) -> tuple[int, str, str]:
     """Run a program to its end and return its exit status, stdout and stderr; for use in a task, whose deadline holds.
 
     `subprocess` would cost more to import than most programs cost to run.
+
+    Args:
+        argv: The program and its arguments.
+        seconds: Kill it after so long: for a program whose answer is worth less than the rest of the task.
 
     Raises:
         FileNotFoundError: There is no such program on PATH.
@@ -143,8 +189,13 @@ def output(argv: list[str]) -> tuple[int, str, str]:
             os.close(writer)
     said = {ends[0]: bytearray() for ends in pipes.values()}
     left = set(said)
+    until = None if seconds is None else time.monotonic() + seconds
     while left:
-        for reader in select.select(list(left), [], [])[0]:
+        ready = select.select(list(left), [], [], None if until is None else max(0.0, until - time.monotonic()))[0]
+        if not ready:
+            os.kill(pid, _SIGKILL)
+            until = None
+        for reader in ready:
             chunk = os.read(reader, 1 << 16)
             said[reader] += chunk
             if not chunk:
@@ -168,6 +219,19 @@ def where(pid: int) -> tuple[str | None, str | None]:
             return state, file.read().strip() or None
     except OSError:
         return state, None
+
+
+def asleep(root: str, pid: int) -> int | None:
+    """Return how often a process in state D (uninterruptible sleep) has been woken so far; `None` in another state."""
+    try:
+        with open(f"{'' if root == '/' else root}/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
+            text = file.read()
+    except OSError:
+        return None
+    values = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+    if not values.get("State", "").strip().startswith("D"):
+        return None
+    return int(values.get("voluntary_ctxt_switches") or 0)
 
 
 def _child(tasks: list[tuple[str, Task]], writer: int) -> None:

@@ -1,9 +1,10 @@
-"""NVIDIA's driver and devices as the kernel shows them, without asking the driver anything."""
+"""GPUs, their driver and its device nodes as the kernel shows them, without asking the driver anything."""
 
 from __future__ import annotations
 
 import os
 import re
+import stat
 
 from clusterctl.agent.facts import paths
 
@@ -11,8 +12,17 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+_VENDORS = {"0x10de": "nvidia"}
+"""PCI vendors of GPUs that are known here."""
 _GPU_CLASSES = ("0x0300", "0x0302")
 _BRIDGE_CLASS = "0x0680"
+_BUS = "/sys/bus/pci/devices"
+_PROC = "/proc/driver/nvidia/gpus"
+_ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]")
+_EMULATED = "0x1b36"
+"""The PCI vendor of QEMU: the width of a port that it makes up says nothing about a slot."""
+_HELPERS = ("/usr/bin/nvidia-modprobe", "/bin/nvidia-modprobe", "/usr/sbin/nvidia-modprobe")
+_IMEX = "/dev/nvidia-caps-imex-channels"
 
 
 def collect(root: str) -> dict[str, Any]:
@@ -28,28 +38,71 @@ def collect(root: str) -> dict[str, Any]:
         "modules": [name for name in modules if name.startswith("nvidia")],
         "nvswitches": switches,
         "pci": gpus,
-        "dev": _nodes(root),
+        "dev": [_node(root, f"/dev/{name}") for name in paths.names(root, "/dev") if _is_node(name)],
+        "imex": [_node(root, f"{_IMEX}/{name}") for name in paths.names(root, _IMEX)],
+        "helper": any(_is_setuid(paths.under(root, path)) for path in _HELPERS),
     }
 
 
 def _pci(root: str) -> tuple[list[dict[str, Any]], int]:
-    base, gpus, switches = "/sys/bus/pci/devices", [], 0
-    for address in paths.names(root, base):
-        if paths.text(root, f"{base}/{address}/vendor") != "0x10de":
+    gpus, switches = [], 0
+    for address in paths.names(root, _BUS):
+        vendor = _VENDORS.get(paths.text(root, f"{_BUS}/{address}/vendor") or "")
+        if vendor is None:
             continue
-        kind = (paths.text(root, f"{base}/{address}/class") or "")[:6]
+        kind = (paths.text(root, f"{_BUS}/{address}/class") or "")[:6]
         switches += kind == _BRIDGE_CLASS
         if kind in _GPU_CLASSES:
-            width = paths.number(root, f"{base}/{address}/current_link_width")
-            most = paths.number(root, f"{base}/{address}/max_link_width")
-            gpus.append({"address": address, "width": width, "max_width": most})
+            gpus.append({"address": address, "vendor": vendor, "class": kind, **_device(root, address)})
     return gpus, switches
 
 
-def _nodes(root: str) -> list[dict[str, Any]]:
-    """Return the device nodes and whether this user may open them (nothing is opened: that would wake the driver)."""
-    found = [name for name in paths.names(root, "/dev") if re.fullmatch(r"nvidia(\d+|ctl)", name)]
-    return [
-        {"path": f"/dev/{name}", "readable": os.access(paths.under(root, f"/dev/{name}"), os.R_OK | os.W_OK)}
-        for name in found
-    ]
+def _device(root: str, address: str) -> dict[str, Any]:
+    place = os.path.realpath(paths.under(root, f"{_BUS}/{address}"))
+    return {
+        "driver": _link_name(f"{place}/driver"),
+        "minor": _minor(root, address),
+        "width": paths.number(root, f"{_BUS}/{address}/current_link_width"),
+        "max_width": paths.number(root, f"{_BUS}/{address}/max_link_width"),
+        "slot_width": _slot_width(os.path.dirname(place)),
+    }
+
+
+def _slot_width(port: str) -> int | None:
+    """Return the most lanes of the port that a card hangs on; `None` where it cannot be seen, as in most VMs."""
+    if not _ADDRESS.fullmatch(os.path.basename(port)) or paths.text("/", f"{port}/vendor") == _EMULATED:
+        return None
+    return paths.number("/", f"{port}/max_link_width") or None
+
+
+def _minor(root: str, address: str) -> int | None:
+    """Return the number of a GPU's device node, as the driver tells it where it has taken the card."""
+    for line in (paths.text(root, f"{_PROC}/{address}/information") or "").splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == "Device Minor" and value.strip().isdigit():
+            return int(value)
+    return None
+
+
+def _link_name(path: str) -> str | None:
+    try:
+        return os.path.basename(os.readlink(path))
+    except OSError:
+        return None
+
+
+def _is_node(name: str) -> bool:
+    return re.fullmatch(r"nvidia(\d+|ctl|-uvm)", name) is not None
+
+
+def _node(root: str, path: str) -> dict[str, Any]:
+    """Tell whether this user may open a device node (nothing is opened: that would wake the driver)."""
+    return {"path": path, "readable": os.access(paths.under(root, path), os.R_OK | os.W_OK)}
+
+
+def _is_setuid(path: str) -> bool:
+    try:
+        mode = os.stat(path)
+    except OSError:
+        return False
+    return mode.st_uid == 0 and bool(mode.st_mode & stat.S_ISUID)

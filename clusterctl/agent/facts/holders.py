@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 _PAUSE = 0.2
 _FREE = {1: 1.5 * 1024**3, 2: 0.3 * 1024**3}
 """Bytes in use that no process accounts for, by version of the call; version 1 counts what the driver reserves."""
-_SHARED = ("nvidia-cuda-mps",)
-"""Names (their beginning) of processes that hold every GPU for others, and for as long as the machine is up."""
 
 
 def main(arguments: list[str]) -> int:
@@ -68,7 +66,7 @@ def _answer(status: str, reason: str | None, held: list[dict[str, Any]]) -> dict
 
 
 def _is_free(gpu: dict[str, Any]) -> bool:
-    gpu["procs"] = [one for one in gpu["procs"] if not (one["comm"] or "").startswith(_SHARED)]
+    gpu["procs"] = [entry for entry in gpu["procs"] if not entry["agent"]]
     return not gpu["procs"] and bool(gpu["used"] <= _FREE[gpu["version"]])
 
 

@@ -8,16 +8,20 @@ import time
 
 from clusterctl.agent.facts import children, paths
 from clusterctl.agent.facts.children import AbsentError, DeniedError
+from clusterctl.agent.facts.kernel_events import KernelEvents
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
 KEEP = 200
-"""Lines kept, the newest; the rest is counted."""
+"""Lines kept, the newest; the rest is counted. Errors of GPUs are not among them: those are all counted."""
+WHOLE_SECONDS = 60.0
+"""A log that begins within so many seconds of the boot has lost nothing that matters."""
+_JOURNAL_SECONDS = 1.5
 
 _RELEVANT = re.compile(
-    r"NVRM|nvidia-nvswitch|blocked for more than|soft lockup|hard LOCKUP|Out of memory: Kill"
+    r"blocked for more than|soft lockup|hard LOCKUP|Out of memory: Kill"
     r"|Memory cgroup out of memory|Remounting filesystem read-only|I/O error, dev"
     r"|not responding, (?:still trying|timed out)|nfs: server .* OK|Hardware Error|mce: "
     r"|insufficient power on|High Temperature|available PCIe bandwidth, limited by"
@@ -28,38 +32,64 @@ _FILE = re.compile(r"^.*? kernel:\s*\[\s*(\d+\.\d+)\]\s*(.*)$")
 _FILES = ("/var/log/kern.log", "/var/log/messages", "/var/log/syslog")
 _TAIL = 4 << 20
 _JOURNAL = re.compile(r"^\[\s*(\d+\.\d+)\]\s+\S+\s+kernel:\s*(.*)$")
+_PROGRAMS = (
+    ("dmesg", ["dmesg"], _STAMP),
+    ("journalctl", ["journalctl", "-k", "-b", "-o", "short-monotonic", "--no-pager", "-q"], _JOURNAL),
+)
 
 
 def collect(root: str) -> dict[str, Any]:
     """Return the group `kernel_log`, from `dmesg`, else from the journal, else from what syslog has written of it.
+
+    Where the ring that `dmesg` reads has lost its beginning, the journal is asked, which may reach further back.
 
     Raises:
         DeniedError: None may be read by this user.
         AbsentError: Neither program is there.
     """
     uptime = float((paths.text(root, "/proc/uptime") or str(time.monotonic())).split()[0])
-    reasons, missing = [], 0
-    for source, argv, pattern in (
-        ("dmesg", ["dmesg"], _STAMP),
-        ("journalctl", ["journalctl", "-k", "-b", "-o", "short-monotonic", "--no-pager", "-q"], _JOURNAL),
-    ):
-        try:
-            code, told, complaint = children.output(argv)
-        except FileNotFoundError:
-            missing += 1
+    best: dict[str, Any] | None = None
+    reasons: list[str] = []
+    for source, argv, pattern in _PROGRAMS:
+        told, reason = _ask(argv, None if best is None else _JOURNAL_SECONDS)
+        if told is None:
+            reasons.append(reason)
             continue
-        # A journal that holds no line at all is one that this user may not read.
-        if code == 0 and told.strip():
-            return {"source": source, "uptime": uptime, **_lines(told, pattern, uptime)}
-        complaints = complaint.strip().splitlines()
-        reasons.append(complaints[-1] if complaints else f"{source}: nothing to read")
+        seen = {"source": source, "uptime": uptime, **read(told, pattern, uptime)}
+        best = seen if best is None or _reach(seen) > _reach(best) else best
+        if _is_whole(best):
+            break
+    if best is not None:
+        return best
     for name in _FILES:
         written = _this_boot(root, name, uptime)
         if written:
-            return {"source": name, "uptime": uptime, **_lines(written, _FILE, uptime)}
-    if missing == 2:
+            return {"source": name, "uptime": uptime, **read(written, _FILE, uptime)}
+    said = [reason for reason in reasons if reason]
+    if not said:
         raise AbsentError("neither `dmesg` nor `journalctl` is there")
-    raise DeniedError("; ".join(reasons))
+    raise DeniedError("; ".join(said))
+
+
+def _ask(argv: list[str], seconds: float | None) -> tuple[str | None, str]:
+    """Return what a program tells, or `None` and why it does not; no reason where there is no such program."""
+    try:
+        code, told, complaint = children.output(argv, seconds)
+    except FileNotFoundError:
+        return None, ""
+    # A journal that holds no line at all is one that this user may not read.
+    if code == 0 and told.strip():
+        return told, ""
+    complaints = complaint.strip().splitlines()
+    return None, complaints[-1] if complaints else f"{argv[0]}: nothing to read"
+
+
+def _reach(seen: dict[str, Any]) -> float:
+    return float(seen["since_s"] or 0.0)
+
+
+def _is_whole(seen: dict[str, Any]) -> bool:
+    return seen["since_s"] is None or bool(seen["uptime"] - seen["since_s"] <= WHOLE_SECONDS)
 
 
 def _this_boot(root: str, name: str, uptime: float) -> str | None:
@@ -90,13 +120,23 @@ def _this_boot(root: str, name: str, uptime: float) -> str | None:
     return "\n".join(kept) if kept and last <= uptime else None
 
 
-def _lines(output: str, pattern: re.Pattern[str], uptime: float) -> dict[str, Any]:
+def read(output: str, pattern: re.Pattern[str] = _STAMP, uptime: float = 0.0) -> dict[str, Any]:
+    """Return what matters of a kernel log's text, from its oldest line on (`clusterctl.agent.facts` has the shape)."""
+    events = KernelEvents()
     kept: list[dict[str, Any]] = []
+    since: float | None = None
+    age: float | None = None
     for line in output.splitlines():
-        if not _RELEVANT.search(line):
-            continue
         found = pattern.match(line)
-        stamp, text = (float(found.group(1)), found.group(2)) if found else (None, line)
-        age = None if stamp is None else round(max(0.0, uptime - stamp), 1)
-        kept.append({"age_s": age, "text": text[:400]})
-    return {"lines": kept[-KEEP:], "dropped": max(0, len(kept) - KEEP)}
+        # What has no stamp of its own goes on from the line before it.
+        age = age if found is None else round(max(0.0, uptime - float(found.group(1))), 1)
+        since = age if since is None else since
+        text = line if found is None else found.group(2)
+        if not events.take(text, age) and _RELEVANT.search(text):
+            kept.append({"age_s": age, "text": text[:400]})
+    return {
+        "since_s": since,
+        "events": events.counted(),
+        "lines": kept[-KEEP:],
+        "dropped": max(0, len(kept) - KEEP),
+    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 
 _PIECE = 1 << 16
@@ -56,3 +57,14 @@ def names(root: str, path: str) -> list[str]:
         return sorted(os.listdir(under(root, path)))
     except OSError:
         return []
+
+
+def opened(root: str, path: str) -> str:
+    """Tell how opening a device node ends: `ok`, `absent`, or the name of the error (`EPERM`: by the device cgroup)."""
+    try:
+        os.close(os.open(under(root, path), os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK))
+    except FileNotFoundError:
+        return "absent"
+    except OSError as error:
+        return errno.errorcode.get(error.errno or 0, str(error.errno))
+    return "ok"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from clusterctl.agent.facts import paths
+from clusterctl.agent.facts import children, paths
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -14,13 +14,22 @@ if TYPE_CHECKING:
 MARKER = b"CLUSTERCTL_RUN_ID="
 _LOOKS, _PAUSE = 3, 0.1
 """How often, and after how many seconds each, a process in state D is looked at again."""
+_LONG_PAUSE = 0.5
+"""Seconds between looks at one that holds a GPU: nobody is blamed for a read that takes a moment."""
+_INIT_NAMESPACE = "pid:[4026531836]"
+"""The first PID namespace of every Linux machine (`PROC_PID_INIT_INO` of the kernel's `proc_ns.h`)."""
 _KERNEL_THREAD = 0x200000
 """PF_KTHREAD of the flags in `/proc/PID/stat`: no environment, no memory of its own."""
 _TIME_DAEMONS = ("chronyd", "ntpd", "systemd-timesyn", "ptp4l", "openntpd", "phc2sys")
 
 
-def collect(root: str) -> dict[str, Any]:
-    """Return the group `procs`."""
+def collect(root: str, certain: float = children.STUCK_SECONDS) -> dict[str, Any]:
+    """Return the group `procs`.
+
+    Args:
+        root: Prefix of /proc.
+        certain: Seconds of sleep in the kernel, without being woken once, after which a process counts as stuck there.
+    """
     runs, names, zombies = [], set(), 0
     stuck: list[tuple[str, str]] = []
     for name in paths.names(root, "/proc"):
@@ -40,24 +49,50 @@ def collect(root: str) -> dict[str, Any]:
             runs.append({"run": run, "pid": int(name), "comm": comm})
     return {
         "runs": runs,
-        "dstate": [_described(root, name, comm) for name, comm in _still_stuck(root, stuck)],
+        "dstate": _asleep(root, stuck, certain),
         "zombies": zombies,
+        "own_namespace": _own_namespace(root),
         "fabric_manager": any(name.startswith("nv-fabricmanage") for name in names),
         "time_daemon": next((name for name in _TIME_DAEMONS if name in names), None),
     }
 
 
-def _still_stuck(root: str, found: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Return those who stay in state D: for a moment anybody is who reads a disk or gets memory."""
+def _asleep(root: str, found: list[tuple[str, str]], certain: float) -> list[dict[str, Any]]:
+    """Describe who stays in state D: for a moment any process is that reads a disk or gets memory."""
+    began = time.monotonic()
     for _ in range(_LOOKS if found else 0):
         time.sleep(_PAUSE)
         found = [(name, comm) for name, comm in found if _stat(root, name)[:2] == (comm, "D")]
-    return found
+    described = [_described(root, name, comm) for name, comm in found]
+    holders = [entry for entry in described if entry["gpu"]]
+    for entry in holders:
+        entry["woken"] = children.asleep(root, entry["pid"])
+    while any(entry["woken"] is not None for entry in holders) and _lasted(began) < certain:
+        time.sleep(_LONG_PAUSE)
+        for entry in holders:
+            if entry["woken"] != children.asleep(root, entry["pid"]):
+                entry["woken"] = None
+    for entry in described:
+        still = entry.pop("woken", None) is not None
+        entry["stuck_s"] = round(_lasted(began), 1) if still else None
+    return described
+
+
+def _lasted(began: float) -> float:
+    return time.monotonic() - began
 
 
 def _described(root: str, name: str, comm: str) -> dict[str, Any]:
     wchan = paths.text(root, f"/proc/{name}/wchan")
     return {"pid": int(name), "comm": comm, "wchan": wchan, "gpu": _holds_gpu(root, name)}
+
+
+def _own_namespace(root: str) -> bool:
+    """Tell whether this is a container that sees its own processes only."""
+    try:
+        return os.readlink(paths.under(root, "/proc/self/ns/pid")) != _INIT_NAMESPACE
+    except OSError:
+        return False
 
 
 def run_of(root: str, pid: str | int) -> str | None:

@@ -9,11 +9,13 @@ A sample:
      "stuck_s": seconds (only where stuck, with "state" and "wchan" of the child),
      "cpu": percent | null, "mem": percent, "mem_used": bytes, "mem_total": bytes, "load1": number,
      "disk": [{"path", "free", "total"}],
-     "gpus": [{"gpu", "uuid", "util", "mem_used", "mem_total", "temp_c", "mem_temp_c", "power_w", "sm_clock",
-               "throttle", "ecc_unc", "remap_pending", "remap_failure", "recovery_action", "error"}],
+     "gpus": [{"gpu", "vendor", "uuid", "util", "mem_used", "mem_total", "temp_c", "mem_temp_c", "power_w", "sm_clock",
+               "throttle", "ecc_unc", "remap_pending", "remap_failure", "recovery_action",
+               "err": {field: word}, "codes": {field: NVML's number}, "links_lost": n | null}],
      "xids": [{"gpu": index | null, "xid": code}]}   reported by the driver since the sample before
 
-A value that could not be read is null; "error" is NVML's code where the GPU itself is in trouble (lost, say).
+A value that could not be read is null; "err" holds the answers that speak of the GPU itself (`answers`), by the call
+that got them. "links_lost" is counted once the GPU has reported an NVLink error: links that were up when we began.
 While the driver is stuck, "gpus" is empty: an old value would look like a new one.
 """
 
@@ -28,6 +30,7 @@ import time
 
 from clusterctl.agent import facts, system
 from clusterctl.agent.facts import bindings, children, paths
+from clusterctl.agent.facts.answers import TROUBLE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,7 +40,8 @@ INTERVAL = 15.0
 PASS_DEADLINE = 5.0
 """Seconds that one pass over all GPUs may take before it counts as stuck."""
 
-_TROUBLE = (15, 16, 28, 8, 999)
+_NVLINK_ERROR = 74
+"""The XID after which a GPU's links are watched: what tells its end from a fault that stays."""
 _RESTART_SECONDS = 60.0
 _CPU_SECONDS = 0.25
 """For how long a single look watches the CPUs."""
@@ -218,11 +222,12 @@ def _serve(requests: int, answers: int) -> None:
         from clusterctl.agent.facts import nvml
 
         session = nvml.open_session()
-        xids = _watch_xids(session)
+        xids, links = _watch_xids(session), _Links(session)
         while os.read(requests, 1):
             told = _gpus(session)
             # After the values: a GPU that dies while it is read has reported why.
             told["xids"] = xids.take() if xids else []
+            links.add(told)
             line = json.dumps(told).encode() + b"\n"
             while line:
                 line = line[os.write(answers, line) :]
@@ -236,6 +241,23 @@ def _watch_xids(session: Any) -> Any:
     from clusterctl.agent.facts import xids
 
     return xids.Xids([handle for handle, _ in session.handles])
+
+
+class _Links:
+    """Counts the NVLinks of GPUs that have reported an error of one, against how many there were."""
+
+    def __init__(self, session: Any) -> None:
+        known = not isinstance(session, str) and session.init_error is None
+        self._session = session
+        self._first = {i: session.links(i) for i in range(len(session.handles))} if known else {}
+        self._watched: set[int] = set()
+
+    def add(self, told: dict[str, Any]) -> None:
+        """Complete a sample: the links that each watched GPU has lost."""
+        self._watched |= {xid["gpu"] for xid in told["xids"] if xid["xid"] == _NVLINK_ERROR} & set(self._first)
+        for gpu in told["gpus"]:
+            if gpu["gpu"] in self._watched:
+                gpu["links_lost"] = self._first[gpu["gpu"]] - self._session.links(gpu["gpu"])
 
 
 def _gpus(session: Any) -> dict[str, Any]:
@@ -255,10 +277,12 @@ def _without(status: str, reason: str) -> dict[str, Any]:
 
 
 def _gpu(device: dict[str, Any]) -> dict[str, Any]:
-    values, codes = device["v"], device["err"].values()
+    values = device["v"]
     memory, rows = values.get("memory") or {}, values.get("remapped") or [None] * 4
+    trouble = {name: word for name, word in device["err"].items() if word in TROUBLE}
     return {
         "gpu": device["index"],
+        "vendor": device["vendor"],
         "uuid": values.get("uuid"),
         "util": values.get("util"),
         "mem_used": memory.get("used"),
@@ -272,5 +296,7 @@ def _gpu(device: dict[str, Any]) -> dict[str, Any]:
         "remap_pending": rows[2],
         "remap_failure": rows[3],
         "recovery_action": values.get("recovery_action"),
-        "error": next((code for code in _TROUBLE if code in codes), None),
+        "err": trouble,
+        "codes": {name: device["codes"][name] for name in trouble},
+        "links_lost": None,
     }

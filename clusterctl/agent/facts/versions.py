@@ -29,6 +29,8 @@ _TOLD = (
     "deepspeed",
     "lightning",
 )
+_JAX_CUDA = re.compile(r"jax-cuda\d+-plugin$")
+"""What tells which CUDA a JAX is built for: its own package does not."""
 _NCCL = re.compile(r"nvidia-nccl-cu\d+$")
 _CUDA = re.compile(r"^cuda(?:\s*:[^=]*)?\s*=\s*['\"]([\d.]+)['\"]", re.MULTILINE)
 
@@ -45,7 +47,7 @@ def collect() -> dict[str, Any]:
         "nccl": next((version for name, version in sorted(found.items()) if _NCCL.match(name)), None),
         "packages": len(found),
         "packages_hash": f"{zlib.crc32(told):08x}{zlib.adler32(told):08x}",
-        "names": {name: found[name] for name in _TOLD if name in found},
+        "names": {name: text for name, text in found.items() if name in _TOLD or _JAX_CUDA.match(name)},
     }
 
 

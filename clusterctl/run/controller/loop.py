@@ -206,4 +206,5 @@ class Controller:
             alike=self._succession.alike(),
             spares=len(self._succession.free_spares()),
             unhealthy=self._health.unhealthy(run.state),
+            doubtful=self._health.doubtful(run.state),
         )

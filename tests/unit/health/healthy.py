@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+from clusterctl.agent.facts import answers, kernel_log
+
 GIB = 1024**3
 UUID = "GPU-00000000-0000-0000-0000-0000000{node:02d}{gpu:03d}"
 
@@ -12,12 +14,15 @@ UUID = "GPU-00000000-0000-0000-0000-0000000{node:02d}{gpu:03d}"
 def device(index: int, node: int = 0) -> dict[str, Any]:
     """One GPU of a healthy node with 8 of them behind an NVSwitch."""
     return {
+        "vendor": "nvidia",
         "index": index,
         "v": {
             "uuid": UUID.format(node=node, gpu=index),
             "serial": f"16500{node:02d}{index:02d}",
             "name": "NVIDIA H100 80GB HBM3",
             "pci": f"00000000:{0x10 + index:02x}:00.0",
+            "subsystem": "16c110de",
+            "capability": [9, 0],
             "vbios": "96.00.61.00.01",
             "minor": index,
             "recovery_action": 0,
@@ -28,6 +33,8 @@ def device(index: int, node: int = 0) -> dict[str, Any]:
             "temp_max": 90,
             "mem_temp": 40,
             "mem_temp_max": 95,
+            "margin": 58,
+            "tlimit_gpu_max": 0,
             "power_w": 70.0,
             "power_limit_w": 700.0,
             "power_default_w": 700.0,
@@ -36,11 +43,13 @@ def device(index: int, node: int = 0) -> dict[str, Any]:
             "sm_clock_max": 1980,
             "throttle": [1],
             "ecc_mode": [1, 1],
+            "ecc_default": 1,
             "ecc_unc": 0,
             "ecc_cor": 0,
             "ecc_unc_aggregate": 0,
             "sram": {"unc": 0, "threshold": 0},
             "remapped": [0, 0, 0, 0],
+            "rows": {"max": 2560, "high": 0, "partial": 0, "low": 0, "none": 0},
             "inforom": True,
             "repair": [0, 0],
             "pcie_width": 16,
@@ -48,14 +57,30 @@ def device(index: int, node: int = 0) -> dict[str, Any]:
             "pcie_gen": 1,
             "pcie_gen_max": 5,
             "nvlinks": [1] * 18,
-            "fabric": {"state": 3, "status": 0, "health": 1},
+            "fabric": {"state": 3, "status": 0, "health": 1, "cluster": None, "clique": 0},
             "persistence": 1,
             "mig": [0, 0],
             "compute_mode": 0,
             "procs": [],
         },
-        "err": {"retired_pending": 3},
+        "err": {"retired_pending": "unsupported", "retired": "unsupported"},
+        "codes": {"retired_pending": 3, "retired": 3},
     }
+
+
+def pci(bus: int, *, minor: int | None = None, **changes: Any) -> dict[str, Any]:
+    """A GPU on the PCI bus, in a slot as wide as it is."""
+    entry = {"vendor": "nvidia", "class": "0x0302", "driver": "nvidia", "width": 16, "max_width": 16, "slot_width": 16}
+    return {"address": f"0000:{bus:02x}:00.0", "minor": minor, **entry, **changes}
+
+
+UPTIME = 900000.0
+
+
+def log(*texts: str, age: float = 60.0, since: float = UPTIME) -> dict[str, Any]:
+    """What the collector makes of a kernel log that holds these lines."""
+    stamped = "\n".join([f"[{UPTIME - since:12.6f}] first line", *(f"[{UPTIME - age:12.6f}] {text}" for text in texts)])
+    return {"source": "dmesg", "uptime": UPTIME, **kernel_log.read(stamped, uptime=UPTIME)}
 
 
 def group(data: dict[str, Any], ms: float = 50.0) -> dict[str, Any]:
@@ -73,8 +98,10 @@ def facts(node: int = 0, gpus: int = 8) -> dict[str, Any]:
             "driver": "570.86.15",
             "nvml": "12.570.86.15",
             "cuda": 12080,
+            "cuda_error": None,
             "count": gpus,
             "count_error": None,
+            "uvm": "ok",
             "devices": [device(i, node) for i in range(gpus)],
             "p2p": pairs,
         },
@@ -84,10 +111,12 @@ def facts(node: int = 0, gpus: int = 8) -> dict[str, Any]:
             "nouveau": False,
             "modules": ["nvidia", "nvidia_uvm"],
             "nvswitches": 4,
-            "pci": [{"address": f"0000:{0x10 + i:02x}:00.0", "width": 16, "max_width": 16} for i in range(gpus)],
-            "dev": [{"path": f"/dev/nvidia{i}", "readable": True} for i in range(gpus)],
+            "pci": [pci(0x10 + i, minor=i) for i in range(gpus)],
+            "dev": [{"path": f"/dev/nvidia{name}", "readable": True} for name in (*range(gpus), "ctl", "-uvm")],
+            "imex": [],
+            "helper": True,
         },
-        "kernel_log": {"source": "dmesg", "uptime": 900000.0, "dropped": 0, "lines": []},
+        "kernel_log": log(),
         "host": {
             "boot_id": f"boot-{node}",
             "machine_id": f"machine-{node}",
@@ -165,7 +194,14 @@ def facts(node: int = 0, gpus: int = 8) -> dict[str, Any]:
             ],
         },
         "ports": {"ports": [{"port": 29500, "free": True, "error": None, "owner": None}]},
-        "procs": {"runs": [], "dstate": [], "zombies": 0, "fabric_manager": True, "time_daemon": "chronyd"},
+        "procs": {
+            "runs": [],
+            "dstate": [],
+            "zombies": 0,
+            "own_namespace": False,
+            "fabric_manager": True,
+            "time_daemon": "chronyd",
+        },
         "versions": {
             "python": "3.11.7",
             "executable": "/opt/venv/bin/python",
@@ -201,7 +237,11 @@ def facts(node: int = 0, gpus: int = 8) -> dict[str, Any]:
 
 
 def changed(base: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    """Return a copy with places set: `groups__host__load1=99`, `gpu3__temp=95`; a group to a text is that status."""
+    """Return a copy with places set.
+
+    `groups__host__load1=99`, `gpu3__temp=95`; `err3__temp=15` is NVML's code in place of a value; a group to a text is
+    that status, and the kernel log to texts holds these lines.
+    """
     copied = copy.deepcopy(base)
     for place, value in changes.items():
         _set(copied, place, value)
@@ -216,9 +256,12 @@ def _set(facts: dict[str, Any], place: str, value: Any) -> None:
     elif head.startswith("err") and head[3:].isdigit():
         entry = facts["groups"]["nvml"]["data"]["devices"][int(head[3:])]
         entry["v"].pop(rest[0], None)
-        entry["err"][rest[0]] = value
+        entry["codes"][rest[0]] = value
+        entry["err"][rest[0]] = answers.of_nvml(value)
     elif head == "controller":
         facts["controller"][rest[0]] = value
+    elif not rest and isinstance(value, dict):
+        facts["groups"][head] = group(value)
     elif not rest:
         facts["groups"][head] = {"status": value, "reason": f"{head} is {value}", "data": {}, "ms": 3000.0}
     else:

@@ -11,7 +11,7 @@ from clusterctl.health.context import Context, Expectation
 from clusterctl.health.judge import judge_cluster, judge_node
 from clusterctl.health.model import Finding, Status
 from clusterctl.health.registry import CHECKS
-from tests.unit.health.healthy import GIB, changed, facts
+from tests.unit.health.healthy import GIB, changed, facts, log, pci
 
 NODES = ("n0", "n1", "n2", "n3")
 SICK = "n1"
@@ -19,7 +19,11 @@ SICK = "n1"
 
 @dataclass(frozen=True)
 class Case:
-    """`bad`: changes of one node, found as `worst` with `words`; `blind`: changes (of every node) that hide it."""
+    """What a check is about.
+
+    `everywhere`: what every node has, sick or not; `good`: what a healthy one has besides; `bad`: changes of one node,
+    found as `worst` with `words`; `blind`: changes (of every node) that hide it.
+    """
 
     bad: dict[str, Any]
     worst: Status
@@ -28,10 +32,7 @@ class Case:
     gpu: int | None = None
     good: dict[str, Any] = field(default_factory=dict)
     expect: dict[str, Any] = field(default_factory=dict)
-
-
-def log(*texts: str, age: float = 60.0) -> list[dict[str, Any]]:
-    return [{"age_s": age, "text": text} for text in texts]
+    everywhere: dict[str, Any] = field(default_factory=dict)
 
 
 def every(field_name: str, code: int = 4) -> dict[str, Any]:
@@ -91,27 +92,39 @@ CASES: dict[str, Case] = {
     "gpu.inforom": Case({"err6__inforom": 14}, FAIL, "corrupted infoROM", every("inforom"), gpu=6),
     "gpu.bad_env": Case({"host__env": {"CUDA_PROFILE": "1"}}, WARN, "CUDA_PROFILE set", {"host__env": None}),
     "gpu.xid": Case(
-        {"kernel_log__lines": log("NVRM: Xid (PCI:0000:15:00): 79, pid=1, GPU has fallen off the bus.")},
+        {"kernel_log": log("NVRM: Xid (PCI:0000:15:00): 79, pid=1, GPU has fallen off the bus.")},
         FAIL,
         "GPU 5: XID 79, GPU has fallen off the bus, 1 min ago",
-        {"kernel_log": "denied"},
+        {"kernel_log": "timeout"},
         gpu=5,
     ),
     "gpu.sxid": Case(
-        {"kernel_log__lines": log("nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 20034, Fatal, Link 30 LTSSM Fault Up")},
+        {"kernel_log": log("nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 20034, Fatal, Link 30 LTSSM Fault Up")},
         FAIL,
         "SXid 20034, fatal",
-        {"kernel_log": "denied"},
+        {"kernel_log": "timeout"},
     ),
     "gpu.ecc_mode": Case({"gpu1__ecc_mode": [0, 0]}, WARN, "ECC is off", every("ecc_mode"), gpu=1),
-    "gpu.ecc_uncorrected": Case({"gpu1__ecc_unc": 2}, FAIL, "2 uncorrected", every("ecc_unc"), gpu=1),
+    "gpu.ecc_uncorrected": Case({"gpu1__ecc_unc": 9}, FAIL, "9 uncorrected", every("ecc_unc"), gpu=1),
     "gpu.ecc_corrected": Case({"gpu1__ecc_cor": 10**8}, WARN, "corrected memory errors", every("ecc_cor"), gpu=1),
-    "gpu.sram_ecc": Case({"gpu1__sram": {"unc": 9, "threshold": 1}}, FAIL, "exceed", every("sram"), gpu=1),
-    "gpu.remap_pending": Case({"gpu1__remapped": [0, 1, 1, 0]}, FAIL, "waits for a reset", every("remapped"), gpu=1),
+    "gpu.sram_ecc": Case({"gpu1__sram": {"unc": 9, "threshold": 1}}, FAIL, "exceed", every("sram", 6), gpu=1),
+    "gpu.remap_pending": Case(
+        {"gpu1__remapped": [0, 1, 1, 0], "gpu1__recovery_action": 1},
+        FAIL,
+        "waits for a reset",
+        every("remapped"),
+        gpu=1,
+    ),
     "gpu.remap_failure": Case(
         {"gpu5__remapped": [0, 1, 0, 1]}, FAIL, "row remapping failed, serial", every("remapped"), gpu=5
     ),
-    "gpu.remap_total": Case({"gpu1__remapped": [0, 600, 0, 0]}, WARN, "600 rows remapped", every("remapped"), gpu=1),
+    "gpu.remap_total": Case(
+        {"gpu1__rows": {"max": 2558, "high": 0, "partial": 0, "low": 1, "none": 1}},
+        WARN,
+        "1 banks without a spare row, 1 with few, of 2560",
+        every("rows"),
+        gpu=1,
+    ),
     "gpu.repair_pending": Case({"gpu1__repair": [1, 0]}, WARN, "waits for a reboot", every("repair"), gpu=1),
     "gpu.retired_pages": Case(
         {"gpu1__retired_pending": 1},
@@ -121,15 +134,28 @@ CASES: dict[str, Case] = {
         gpu=1,
         good={f"gpu{i}__retired_pending": 0 for i in range(8)},
     ),
-    "gpu.temperature": Case({"gpu1__temp": 91}, FAIL, "core 91 °C, limit 90 °C", every("temp"), gpu=1),
+    "gpu.temperature": Case(
+        {"gpu1__temp": 91, "gpu1__margin": -1}, FAIL, "core 91 °C, limit 90 °C", every("temp"), gpu=1
+    ),
     "gpu.throttle_hw": Case(
-        {"gpu1__throttle": [0x48] * 3}, FAIL, "hardware thermal slowdown", every("throttle"), gpu=1
+        {"gpu1__throttle": [0x48] * 3}, WARN, "hardware thermal slowdown", every("throttle"), gpu=1
+    ),
+    "gpu.throttle_outlier": Case(
+        {"gpu1__throttle": [0x88] * 3},
+        FAIL,
+        "GPU 1: slowdown hardware power brake, none on its like",
+        {"nvml": "timeout"},
+        gpu=1,
     ),
     "gpu.throttle_sw": Case(
         {"gpu1__throttle": [0x20]}, WARN, "thermal slowdown by the driver", every("throttle"), gpu=1
     ),
     "gpu.power_cap": Case(
-        {"gpu1__power_limit_w": 400.0}, WARN, "GPU 1: power limit 400 W, 700 W", {"nvml": "timeout"}, gpu=1
+        {"gpu1__power_limit_w": 400.0},
+        WARN,
+        "GPU 1: power limit 57 % of its default, 100 %",
+        {"nvml": "timeout"},
+        gpu=1,
     ),
     "gpu.temperature_outlier": Case(
         {"gpu1__temp": 75}, WARN, "GPU 1: 75 °C, its like 32 °C", {"nvml": "timeout"}, gpu=1
@@ -143,13 +169,41 @@ CASES: dict[str, Case] = {
         every("fabric"),
         gpu=1,
     ),
-    "gpu.fabric_manager": Case({"procs__fabric_manager": False}, WARN, "no fabric manager", {"procs": "error"}),
-    "gpu.p2p": Case({"nvml__p2p__0": [0, 1, 4, 4]}, FAIL, "no peer access between GPUs 0-1", {"nvml__p2p": []}),
+    "gpu.fabric_manager": Case(
+        {"procs__fabric_manager": False, "gpu1__fabric": {"state": 1, "status": 0, "health": 0}},
+        WARN,
+        "no fabric manager runs",
+        {"procs": "error"},
+    ),
+    "gpu.p2p": Case({"nvml__p2p__0": [0, 1, 6, 6]}, FAIL, "no NVLink between GPUs 0-1", {"nvml__p2p": []}),
+    "gpu.p2p_outlier": Case(
+        {"nvml__p2p__0": [0, 1, 5, 0]}, FAIL, "no NVLink between GPUs 0-1, on other nodes there is", {"nvml": "timeout"}
+    ),
+    "gpu.imex": Case(
+        {"driver__imex": []},
+        WARN,
+        "no IMEX channel to reach the GPUs of other nodes: none there",
+        {"driver": "error"},
+        everywhere={
+            "driver__imex": [{"path": "/dev/nvidia-caps-imex-channels/channel0", "readable": True}],
+            **{
+                f"gpu{i}__fabric": {"state": 3, "status": 0, "health": 1, "cluster": "01", "clique": 2}
+                for i in range(8)
+            },
+        },
+    ),
     "gpu.pcie_outlier": Case(
-        {f"gpu{i}__pcie_width": 8 for i in range(8)}, FAIL, "PCIe lanes 8, 16 on its like", {"nvml": "timeout"}
+        {f"gpu{i}__pcie_width": 8 for i in range(8)},
+        FAIL,
+        "8 PCIe lanes, 16 in the same slot of other nodes",
+        {"nvml": "timeout"},
+        everywhere={"driver__pci": [pci(0x10 + i, slot_width=None) for i in range(8)]},
     ),
     "gpu.nvlink_outlier": Case(
-        {f"gpu{i}__nvlinks": [1] * 12 for i in range(8)}, FAIL, "active NVLinks 12, 18 on its like", {"nvml": "timeout"}
+        {f"gpu{i}__nvlinks": [1] * 12 for i in range(8)},
+        FAIL,
+        "12 NVLinks active, 18 in the same slot of other nodes",
+        {"nvml": "timeout"},
     ),
     "gpu.foreign_procs": Case(
         {"gpu1__procs": [PROC]}, FAIL, "held by python 4242 (uid 1000, 2.0 GiB)", every("procs"), gpu=1
@@ -169,9 +223,9 @@ CASES: dict[str, Case] = {
         {"procs": "timeout"},
     ),
     "host.stuck_procs": Case(
-        {"procs__dstate": [{"pid": 8, "comm": "python", "wchan": "nv_lock", "gpu": True}]},
+        {"procs__dstate": [{"pid": 8, "comm": "python", "wchan": "nv_lock", "gpu": True, "stuck_s": 5.5}]},
         FAIL,
-        "python 8 holds a GPU and is stuck in nv_lock",
+        "python 8 holds a GPU and is stuck in nv_lock for 6 s",
         {"procs": "timeout"},
     ),
     "gpu.mig_mode": Case({"gpu1__mig": [1, 1]}, FAIL, "MIG is on", every("mig"), gpu=1),
@@ -213,10 +267,10 @@ CASES: dict[str, Case] = {
         {"mounts": "error"},
     ),
     "host.kernel_log": Case(
-        {"kernel_log__lines": log("EXT4-fs (sda1): Remounting filesystem read-only")},
+        {"kernel_log": log("EXT4-fs (sda1): Remounting filesystem read-only")},
         FAIL,
         "remounted read-only",
-        {"kernel_log": "denied"},
+        {"kernel_log": "timeout"},
     ),
     "net.port_free": Case(
         {
@@ -258,10 +312,10 @@ CASES: dict[str, Case] = {
     "version.packages": Case(
         {"versions__packages_hash": "ff"}, WARN, "ff, 0123456789abcdef elsewhere", {"versions": "timeout"}
     ),
-    "version.driver": Case({"nvml__driver": "535.183.01"}, FAIL, "535, 570 elsewhere", {"nvml": "timeout"}),
+    "version.driver": Case({"nvml__driver": "535.183.01"}, WARN, "535, 570 elsewhere", {"nvml": "timeout"}),
     "version.driver_minor": Case({"nvml__driver": "570.86.10"}, WARN, "570.86.10, 570.86.15", {"nvml": "timeout"}),
     "version.gpu_model": Case(
-        {f"gpu{i}__name": "NVIDIA A100" for i in range(8)}, FAIL, '["NVIDIA A100"], ["NVIDIA H100', {"nvml": "timeout"}
+        {f"gpu{i}__name": "NVIDIA A100" for i in range(8)}, WARN, '["NVIDIA A100"], ["NVIDIA H100', {"nvml": "timeout"}
     ),
     "version.kernel": Case({"host__kernel": "5.15.0"}, WARN, "kernel 5.15.0, 6.8.0", {"host": "error"}),
     "version.arch": Case({"host__arch": "aarch64"}, WARN, "aarch64, x86_64", {"host": "error"}),
@@ -278,12 +332,18 @@ CASES: dict[str, Case] = {
         "torch 2.13.0+cpu is built for CPUs alone, 8 GPUs are declared",
         {"versions": "timeout"},
     ),
+    "version.cuda_driver": Case(
+        {"versions__torch_cuda": "13.0", "versions__torch": "2.9.0"},
+        FAIL,
+        "torch 2.9.0 is built for CUDA 13.0, driver 570.86.15 runs CUDA up to 12.8",
+        {"nvml": "timeout"},
+    ),
 }
 
 
 def judged(name: str, changes: dict[str, Any], expect: dict[str, Any], *, all_nodes: bool = False) -> list[Finding]:
     context = Context(nodes={node: Expectation(gpus=8) for node in NODES}, expect=expect, framework="torch")
-    told = {node: facts(i) for i, node in enumerate(NODES)}
+    told = {node: changed(facts(i), **CASES[name].everywhere) for i, node in enumerate(NODES)}
     for node in NODES if all_nodes else (SICK,):
         told[node] = changed(told[node], **changes)
     if name == "net.ssh" and not all_nodes and changes is CASES[name].bad:

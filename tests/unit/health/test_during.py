@@ -8,8 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterctl.health.during import Change, Watch, advance, condemned, fold, tick, troubled
-from clusterctl.health.model import Status
+from clusterctl.health.context import Context, Expectation
+from clusterctl.health.during import Change, Watch, advance, condemned, doubted, fold, tick, troubled
+from clusterctl.health.judge import judge_node
+from clusterctl.health.model import Finding, Status
+from tests.unit.health.healthy import changed, facts
 
 GIB = 1024**3
 EVERY = 15.0
@@ -23,7 +26,9 @@ def gpu(index: int = 5, **values: Any) -> dict[str, Any]:
         "ecc_unc": 0,
         "remap_failure": 0,
         "recovery_action": 0,
-        "error": None,
+        "err": {},
+        "codes": {},
+        "links_lost": None,
     }
     return {**calm, **values}
 
@@ -36,6 +41,22 @@ def sample(time: float, *gpus: dict[str, Any], status: str = "ok", **more: Any) 
 def during(seconds: float, start: float = 0.0, **values: Any) -> list[dict[str, Any]]:
     """Samples of one GPU in one state."""
     return [sample(start + i * EVERY, gpu(**values)) for i in range(int(seconds / EVERY) + 1)]
+
+
+def answers(code: int, word: str, *calls: str) -> dict[str, Any]:
+    """What a sample says of calls that ended with an error."""
+    return {"err": dict.fromkeys(calls, word), "codes": dict.fromkeys(calls, code)}
+
+
+LOST = answers(15, "lost", "temp")
+UNKNOWN = answers(999, "unknown", "temp")
+
+
+def watched(*samples: dict[str, Any]) -> Watch:
+    watch = Watch(node="n")
+    for one in samples:
+        watch, _ = advance(watch, one)
+    return watch
 
 
 def told(changes: list[Change]) -> list[tuple[str, str]]:
@@ -67,11 +88,14 @@ def test_a_trouble_that_flickers_is_told_once() -> None:
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"error": 15}, "n GPU 5: GPU is lost"),
-        ({"recovery_action": 2}, "n GPU 5: the driver asks for a reboot"),
+        (LOST, "n GPU 5: GPU is lost"),
+        (answers(16, "reset-required", "temp", "util"), "n GPU 5: GPU requires reset"),
+        (answers(28, "lost", "handle"), "n GPU 5: GPU not found"),
+        ({"recovery_action": 1}, "n GPU 5: the driver asks for GPU reset"),
+        ({"recovery_action": 2}, "n GPU 5: the driver asks for node reboot"),
         ({"remap_failure": 1}, "n GPU 5: row remapping failed"),
     ],
-    ids=["lost", "recovery", "remap"],
+    ids=["lost", "reset required", "not found", "reset asked", "reboot asked", "remap"],
 )
 def test_what_ends_a_run_anyway_is_told_at_once(values: dict[str, Any], words: str) -> None:
     assert told(fold("n", [sample(0, gpu()), sample(15, gpu(**values)), sample(30, gpu(**values))])) == [
@@ -88,13 +112,18 @@ def test_memory_errors_count_from_the_start_of_the_run() -> None:
 def test_a_hung_driver_is_told_with_where_it_hangs_and_told_over_when_it_answers() -> None:
     stuck = [
         sample(t, status="stuck", stuck_s=t - 10, state="D", wchan="nv_lock", reason="no answer")
-        for t in (15.0, 30.0, 45.0)
+        for t in (15.0, 30.0, 45.0, 60.0)
     ]
-    changes = fold("n", [sample(0, gpu()), *stuck, *during(120, start=60)])
+    changes = fold("n", [sample(0, gpu()), *stuck, *during(120, start=75)])
     assert told(changes) == [
-        ("FAIL", "n: the GPU driver hangs in nv_lock, no answer for 20 s"),
-        ("PASS", "n: the GPU driver hangs in nv_lock is over after 30 s"),
+        ("FAIL", "n: the GPU driver hangs in nv_lock, no answer for 35 s"),
+        ("PASS", "n: the GPU driver hangs in nv_lock is over after 45 s"),
     ]
+
+
+def test_a_driver_that_is_slow_for_half_a_minute_is_not_hung() -> None:
+    slow = [sample(t, status="stuck", stuck_s=t, reason="no answer") for t in (15.0, 29.0)]
+    assert fold("n", [sample(0, gpu()), *slow, *during(60, start=44)]) == []
 
 
 def test_a_sample_that_sees_no_gpus_does_not_end_their_troubles() -> None:
@@ -124,9 +153,7 @@ def test_samples_that_stop_are_an_alarm_and_their_return_is_told() -> None:
 
 
 def test_what_is_wrong_by_now_can_be_asked_for() -> None:
-    watch = Watch(node="n")
-    for one in (sample(0, gpu()), sample(15, gpu(error=15))):
-        watch, _ = advance(watch, one)
+    watch = watched(sample(0, gpu()), sample(15, gpu(**LOST)))
     assert [(one.gpu, one.check, one.status) for one in troubled(watch)] == [(5, "gpu.lost", Status.FAIL)]
     assert condemned(watch) == "n GPU 5: GPU is lost"
 
@@ -139,7 +166,12 @@ def test_what_is_wrong_by_now_can_be_asked_for() -> None:
 )
 def test_beginnings_and_ends_alternate_for_every_trouble(history: list[tuple[int, int | None, str]]) -> None:
     samples = [
-        sample(i * EVERY, *([gpu(throttle=bits, error=code)] if status == "ok" else []), status=status, stuck_s=30.0)
+        sample(
+            i * EVERY,
+            *([gpu(throttle=bits, **(LOST if code else {}))] if status == "ok" else []),
+            status=status,
+            stuck_s=40.0,
+        )
         for i, (bits, code, status) in enumerate(history)
     ]
     seen: dict[tuple[int | None, str], bool] = {}
@@ -147,3 +179,101 @@ def test_beginnings_and_ends_alternate_for_every_trouble(history: list[tuple[int
         began = change.status is not Status.PASS
         assert seen.get((change.gpu, change.check), False) is not began
         seen[change.gpu, change.check] = began
+
+
+# --- one odd answer condemns nobody
+
+
+@pytest.mark.parametrize(("code", "word"), [(999, "unknown"), (10, "timeout"), (11, "unknown"), (8, "power")])
+def test_an_answer_that_may_be_chance_counts_from_the_third_look_in_a_row_on(code: int, word: str) -> None:
+    odd = gpu(**answers(code, word, "temp"))
+    once, twice = [sample(15, odd)], [sample(15, odd), sample(30, odd)]
+    assert fold("n", [sample(0, gpu()), *once, sample(30, gpu())]) == []
+    assert fold("n", [sample(0, gpu()), *twice, sample(45, gpu()), sample(60, odd)]) == []
+    changes = fold("n", [*twice, sample(45, odd)])
+    assert [(c.status, c.check) for c in changes] == [(Status.FAIL, "gpu.lost")]
+    assert changes[0].message.endswith("(temp)") or changes[0].message.endswith(", temp")
+
+
+def test_three_looks_at_which_another_call_is_odd_each_time_condemn_nobody() -> None:
+    odd = [gpu(**answers(999, "unknown", call)) for call in ("temp", "util", "memory")]
+    assert condemned(watched(*(sample(15.0 * i, one) for i, one in enumerate(odd)))) is None
+
+
+def test_a_sample_that_sees_no_gpus_breaks_no_streak() -> None:
+    stuck = sample(30, status="stuck", stuck_s=5.0)
+    samples = [sample(0, gpu(**UNKNOWN)), sample(15, gpu(**UNKNOWN)), stuck, sample(45, gpu(**UNKNOWN))]
+    assert condemned(watched(*samples)) is not None
+
+
+@pytest.mark.parametrize(
+    ("value", "words"), [(3, "drain P2P"), (4, "drain and reset"), (5, "recover IMEX domain")], ids=["3", "4", "5"]
+)
+def test_a_gpu_that_is_to_be_drained_goes_on_and_is_left_out_of_the_next_attempt(value: int, words: str) -> None:
+    watch = watched(sample(0, gpu()), sample(15, gpu(recovery_action=value)))
+    assert [(c.status, c.message) for c in troubled(watch)] == [(Status.WARN, f"n GPU 5: the driver asks for {words}")]
+    assert (condemned(watch), doubted(watch)) == (None, f"n GPU 5: the driver asks for {words}")
+
+
+@pytest.mark.parametrize(
+    ("values", "action"),
+    [
+        ({"recovery_action": 1}, "RESET_GPU"),
+        ({"recovery_action": 2}, "REBOOT_NODE"),
+        ({"recovery_action": 5}, "RESTART_FABRICMANAGER"),
+        ({"recovery_action": 7}, "REBOOT_NODE"),
+        (LOST, "REBOOT_NODE"),
+        (answers(16, "reset-required", "temp"), "RESET_GPU"),
+    ],
+)
+def test_the_remedy_is_the_one_that_the_preflight_would_give(values: dict[str, Any], action: str) -> None:
+    assert [c.action for c in troubled(watched(sample(0, gpu(**values))))] == [action]
+    before = dict(values)
+    told_before = facts_of(before)
+    assert [f.action for f in told_before if f.status in (Status.FAIL, Status.WARN)] == [action]
+
+
+def facts_of(values: dict[str, Any]) -> list[Finding]:
+    """What the preflight says of a GPU that shows the same."""
+    codes = values.get("codes", {})
+    changes = {f"err5__{call}": code for call, code in codes.items()}
+    changes |= {f"gpu5__{name}": value for name, value in values.items() if name == "recovery_action"}
+    context = Context(nodes={"n": Expectation(gpus=8)})
+    return judge_node("n", changed(facts(), **changes), context, ["gpu.lost", "gpu.recovery_action"])
+
+
+# --- repaired
+
+
+def after_xid(code: int, **values: Any) -> list[Change]:
+    """Samples of a quarter of an hour after an XID, in each of which the GPU reads as told."""
+    first = sample(0, gpu(**values), xids=[{"gpu": 5, "xid": code}])
+    return fold("n", [first, *during(900, start=15, **values)])
+
+
+@pytest.mark.parametrize("code", [74, 95, 119])
+def test_a_gpu_that_is_well_again_after_an_error_is_told_as_repaired(code: int) -> None:
+    changes = after_xid(code)
+    assert [c.status for c in changes] == [Status.FAIL, Status.PASS]
+    assert changes[1].message.endswith("the GPU is well again for 10 min")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"recovery_action": None}, {"links_lost": 2}, {"recovery_action": 3}],
+    ids=["nobody tells", "links down", "driver asks"],
+)
+def test_a_gpu_that_does_not_show_that_it_is_well_is_not_called_repaired(values: dict[str, Any]) -> None:
+    assert Status.PASS not in [c.status for c in after_xid(74, **values) if c.check == "gpu.xid"]
+
+
+@pytest.mark.parametrize("code", [79, 13])
+def test_what_no_reset_repairs_stays_as_it_is(code: int) -> None:
+    assert len(after_xid(code)) == 1
+
+
+def test_an_error_that_comes_again_begins_its_time_anew() -> None:
+    again = sample(500, gpu(), xids=[{"gpu": 5, "xid": 74}])
+    samples = [sample(0, gpu(), xids=[{"gpu": 5, "xid": 74}]), *during(480, start=15), again, *during(900, start=515)]
+    changes = fold("n", samples)
+    assert [(c.status, c.time > 1090) for c in changes] == [(Status.FAIL, False), (Status.PASS, True)]

@@ -11,7 +11,7 @@ from clusterctl.health.context import Context, Expectation
 from clusterctl.health.judge import judge_cluster, judge_node, verdict
 from clusterctl.health.model import Finding, Status
 from clusterctl.health.registry import mistakes
-from tests.unit.health.healthy import changed, facts
+from tests.unit.health.healthy import changed, facts, log
 
 ONE = {"n0": Expectation(gpus=8)}
 
@@ -73,17 +73,17 @@ def test_severity_sets_how_grave_a_finding_is(wanted: str, status: Status) -> No
 
 
 def test_one_xid_can_be_silenced_alone() -> None:
-    lines = [
-        {"age_s": 9.0, "text": "NVRM: Xid (PCI:0000:10:00): 31, pid=1, MMU Fault"},
-        {"age_s": 9.0, "text": "NVRM: Xid (PCI:0000:11:00): 79, pid=1, GPU has fallen off the bus."},
-    ]
+    lines = (
+        "NVRM: Xid (PCI:0000:10:00): 31, pid=1, MMU Fault",
+        "NVRM: Xid (PCI:0000:11:00): 79, pid=1, GPU has fallen off the bus.",
+    )
     context = Context(nodes=ONE, severity={"xid.31": "ignore"})
-    found = judge_node("n0", changed(facts(), kernel_log__lines=lines), context, ["gpu.xid"])
+    found = judge_node("n0", changed(facts(), kernel_log=log(*lines)), context, ["gpu.xid"])
     assert [f.status for f in found] == [Status.SKIP, Status.FAIL]
 
 
 def test_a_required_check_that_could_not_look_is_a_failure() -> None:
-    found = only("gpu.xid", Context(nodes=ONE, required=("gpu.xid",)), kernel_log="denied")
+    found = only("gpu.xid", Context(nodes=ONE, required=("gpu.xid",)), kernel_log="timeout")
     assert found.status is Status.FAIL
     assert found.message.startswith("required, but could not look")
 
@@ -180,5 +180,6 @@ def test_a_finding_has_the_promised_json_shape() -> None:
         "gpu",
         "duration_ms",
         "ignored",
+        "needs_root",
     }
     assert set(only("gpu.count", Context(nodes=ONE)).to_json()) == keys

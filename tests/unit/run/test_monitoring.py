@@ -17,7 +17,7 @@ from clusterctl.run.state import NodeState, RunPhase, RunState, WorkerPhase, Wor
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-LOST: dict[str, Any] = {"error": 15}
+LOST: dict[str, Any] = {"err": {"temp": "lost"}, "codes": {"temp": 15}}
 HOT: dict[str, Any] = {"throttle": 0x48, "temp_c": 84}
 QUICK = {"during.slowdown": 30.0, "during.swing": 10.0}
 
@@ -32,7 +32,7 @@ def spec(**health: Any) -> ClusterSpec:
 
 
 def line(moment: float, gpu: int = 5, xids: Iterable[tuple[int | None, int]] = (), **values: Any) -> bytes:
-    calm = {"gpu": gpu, "temp_c": 60, "throttle": 0, "ecc_unc": 0, "error": None}
+    calm = {"gpu": gpu, "temp_c": 60, "throttle": 0, "ecc_unc": 0, "err": {}, "codes": {}}
     reported = [{"gpu": index, "xid": code} for index, code in xids]
     # The wall clock jumps about: only the other one may count.
     sample = {"time": -7 * moment, "m": moment, "status": "ok", "gpus": [{**calm, **values}], "xids": reported}
@@ -141,12 +141,36 @@ def test_silence_counts_only_while_the_node_could_be_heard() -> None:
     assert said(observer.feed("a", line(800.0), now=640.0)) == [("PASS", "a: samples again")]
 
 
-def ended(unhealthy: dict[str, str], spares: int, *, on: tuple[str, ...] = ("crash",)) -> object:
+def ended(
+    unhealthy: dict[str, str],
+    spares: int,
+    *,
+    on: tuple[str, ...] = ("crash",),
+    doubtful: dict[str, str] | None = None,
+) -> object:
     nodes = {n: NodeState(node=n, node_rank=i, swept=True) for i, n in enumerate("ab")}
     worker = WorkerState(rank=0, local_rank=0, node="a", phase=WorkerPhase.EXITED, exit_code=1)
     state = RunState(attempt=0, phase=RunPhase.STOPPING, reason="peer_failed", nodes=nodes, workers={0: worker})
     limits = policy.Limits(restart=RestartSpec(max_restarts=3, on=on))
-    return policy.decide(state, limits, policy.Sight(silent={}, unhealthy=unhealthy, spares=spares), 100.0)
+    return policy.decide(
+        state, limits, policy.Sight(silent={}, unhealthy=unhealthy, doubtful=doubtful or {}, spares=spares), 100.0
+    )
+
+
+def test_a_node_that_is_to_be_drained_is_left_out_of_the_next_attempt_and_condemned_for_nothing() -> None:
+    observer = HealthObserver(spec())
+    observer.feed("b", line(0.0, recovery_action=4), 0.0)
+    why = {"b": "GPU 5: the driver asks for drain and reset"}
+    assert (observer.unhealthy(["a", "b"]), observer.doubtful(["a", "b"])) == ({}, why)
+    action = ended({}, 1, doubtful=why)
+    assert isinstance(action, policy.Restart)
+    assert action.without == ("b",)
+
+
+def test_of_two_that_are_better_left_out_the_condemned_one_goes_first() -> None:
+    action = ended({"b": "GPU 5: GPU is lost"}, 1, doubtful={"a": "GPU 5: the driver asks for drain and reset"})
+    assert isinstance(action, policy.Restart)
+    assert action.without == ("b",)
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,8 @@ def test_the_bindings_cut_down_say_what_the_whole_ones_say(tmp_path: Path) -> No
     for path in (str(tmp_path), str(Path(spec.origin).parent)):
         code = (
             "import sys, json; sys.path.insert(0, sys.argv[1]); from clusterctl.agent.facts import nvml; "
-            "s = nvml.Session(); print(json.dumps([s.system()['driver'], s.devices(), s.sample(), s.p2p()]))"
+            "s = nvml.Session(); seen = s.looks(); devices = [one.told() for one in seen]; "
+            "print(json.dumps([s.system()['driver'], devices, s.sample(), s.p2p(seen)]))"
         )
         env = {**os.environ, **scene.environment()}
         done = subprocess.run([sys.executable, "-c", code, path], env=env, capture_output=True, text=True, check=True)

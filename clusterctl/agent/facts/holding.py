@@ -1,0 +1,35 @@
+"""Who holds a GPU: processes as the driver lists them, named by what /proc tells of them."""
+
+from __future__ import annotations
+
+import os
+
+from clusterctl.agent.facts import paths
+from clusterctl.agent.facts.procs import run_of
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_AGENTS = (
+    "nv-hostengine",
+    "dcgm-exporter",
+    "nvidia-persiste",
+    "nvidia-cuda-mps",
+    "gpud",
+    "nvidia-smi",
+    "nvitop",
+    "nvtop",
+)
+"""Programs that hold GPUs for as long as the machine is up, and compute nothing; names as the kernel cuts them."""
+
+
+def identity(root: str, pid: int) -> dict[str, Any]:
+    """Name a process that the driver lists. One of another container, or hidden by the kernel, is not visible here."""
+    comm = paths.text(root, f"/proc/{pid}/comm")
+    try:
+        owner: int | None = os.stat(paths.under(root, f"/proc/{pid}")).st_uid
+    except OSError:
+        owner = None
+    run = run_of(root, pid) if comm else None
+    return {"comm": comm, "user": owner, "run": run, "visible": comm is not None, "agent": comm in _AGENTS}
