@@ -58,7 +58,8 @@ def nvlink(view: View) -> Iterable[Outcome]:
         elif len(everybody) < 2 or not (there or behind_switch):
             return None
         else:
-            needed = usual or len(value)
+            # Without a switch nobody knows how many bridges there are meant to be but its like.
+            needed = usual or (len(value) if behind_switch else there)
         if there >= needed:
             return None
         say = failed if wanted is not None or behind_switch else warned

@@ -1,0 +1,1 @@
+"""Facts of whole machines as people own them: a table of shapes, each from a public source."""
