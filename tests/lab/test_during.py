@@ -137,7 +137,7 @@ def test_a_gpu_that_slows_down_is_told_once_and_once_more_when_it_is_over(
     assert len(seen.lines("the GPU driver hangs")) == 1
 
 
-def test_a_node_whose_gpu_fell_off_the_bus_is_replaced_by_a_spare(
+def test_one_odd_answer_ends_no_attempt_and_a_gpu_that_fell_off_the_bus_does(
     nodes: NodeFactory, head: Head, watch: Callable[[str], Watched]
 ) -> None:
     machines = Machines(nodes([gpu_node()] * 3))
@@ -145,6 +145,12 @@ def test_a_node_whose_gpu_fell_off_the_bus_is_replaced_by_a_spare(
     first, sick, spare = machines.names
     run = str(head.json("up", "-d", "--no-health")["run"])
     seen = watch(run)
+
+    odd = {"errors": {"nvmlDeviceGetTemperature": fake_nvml.times(2)}, "fields": {"230": 3}}
+    machines.scenes[1].gpu(3, **odd)
+    told = wait_for(lambda: troubles(head, run), SLOW, "the driver's wish", 0.3)
+    assert told == [f"{sick} GPU 3: the driver asks for drain P2P"]
+    assert head.json("status", run)["attempt"] == 0
 
     machines.scenes[1].system(events=[{"device": 5, "data": 79}])
     wait_for(lambda: head.json("status", run)["attempt"] == 1, SLOW, "another attempt", 0.3)
