@@ -49,7 +49,8 @@ class _Build:
     family="Versions",
     source="CUDA that torch or JAX is built for (package metadata), CUDA of the driver and compute capability (NVML)",
     threshold=(
-        "the driver's CUDA is of the same major version or a later one; the build has code for every GPU of the run: "
+        "the driver's CUDA, as its library in the job's environment tells it (a compatibility package counts), is of "
+        "the same major version or a later one; the build has code for every GPU of the run: "
         "CUDA 11.8 for sm_90, 12.8 for sm_100 and sm_120, less than 13 for sm_70 and older. WARN where the job may use "
         "another framework, or the build is one's own"
     ),

@@ -74,7 +74,8 @@ that has more is right. Spares have no vote: each is held against the workers, a
 ## XIDs
 
 Weighed by NVIDIA's catalogue, and counted by GPU and code as the log is read, so that no flood hides one. 154 is judged
-by the number of the action that its text names, 144 to 150 by whether the line says fatal; three 94 on one GPU FAIL.
+by the number of the action that its text names (its words change between branches: driver 610 writes `OS Reboot` where
+others write `Node Reboot Required`), 144 to 150 by whether the line says fatal; three 94 on one GPU FAIL.
 Hardware errors that a reset repairs FAIL within the last 24 hours of this boot, and WARN once the GPU is well again;
 those that need a reboot FAIL until the next boot. All others WARN, codes that are not listed too.
 """

@@ -46,7 +46,8 @@ def _split(address: str) -> tuple[int, str]:
     ),
     threshold=(
         "as `health.expect.pcie_width`, else as many as both the card and the port above it have; where no port can be "
-        "seen (VM) nodes are compared instead (`gpu.pcie_outlier`)"
+        "seen nodes are compared instead (`gpu.pcie_outlier`): NVIDIA's own captures of healthy T4 and L40S in virtual "
+        "machines show 8 lanes of 16"
     ),
     severity="FAIL",
     remedy=_RESEAT,

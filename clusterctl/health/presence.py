@@ -148,7 +148,8 @@ _UVM = "/dev/nvidia-uvm"
     family="GPU driver",
     source="/dev/nvidiactl, /dev/nvidia-uvm and the device node of each GPU that the run uses; access for the user",
     threshold=(
-        "there, readable and writable; /dev/nvidia-uvm may be missing where nvidia-modprobe makes it at the first use"
+        "there, readable and writable; /dev/nvidia-uvm may be missing where nvidia-modprobe makes it at the first use "
+        "(bare machines after a boot), not in containers, which have no such helper"
     ),
     severity="FAIL",
     remedy="Let the user open the device nodes (group `video`, or `NVreg_DeviceFileMode` of the driver)",

@@ -67,6 +67,26 @@ def test_the_line_of_a_node_keeps_its_numbers_where_names_have_no_room() -> None
     assert len(line) <= 80
 
 
+def test_what_only_root_may_see_is_told_once_for_all_nodes_that_are_alike() -> None:
+    closed = {"status": Status.SKIP, "message": "the log needs root", "hint": "`sudo usermod`", "needs_root": True}
+    nodes = tuple(
+        NodeHealth(
+            node=node,
+            verdict=Status.PASS,
+            findings=tuple(finding(check, node=node, **closed) for check in ("gpu.xid", "gpu.sxid", "host.kernel_log")),
+        )
+        for node in ("n1", "n2")
+    )
+
+    lines = render_health(HealthView(verdict=Status.PASS, nodes=nodes), PLAIN)
+
+    told = [line for line in lines if "root" in line or "usermod" in line]
+    assert [line.strip(" -·.") for line in told] == [
+        "needs root n[1-2]: gpu.xid, gpu.sxid, host.kernel_log",
+        "hint: `sudo usermod`",
+    ]
+
+
 def test_control_sequences_of_a_node_reach_no_terminal() -> None:
     assert "\x1b" not in "".join(problems_by_check([finding("x", message="\x1b[2Jgone", hint="\x1b]0;t\x07")], PLAIN))
 
