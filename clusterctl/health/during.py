@@ -131,9 +131,9 @@ def advance(watch: Watch, sample: Mapping[str, Any]) -> tuple[Watch, list[Change
     troubles: dict[tuple[int | None, str], _Trouble] = {}
     for key, sign in signs.items():
         before = watch.troubles.get(key)
-        trouble = _Trouble(
-            sign=sign, began=before.began if before else now, seen=now, told=bool(before and before.told)
-        )
+        # What has become graver, or less grave, is news.
+        told = bool(before and before.told and before.sign.status is sign.status)
+        trouble = _Trouble(sign=sign, began=before.began if before else now, seen=now, told=told)
         if not trouble.told and now - trouble.began >= sign.lasting:
             changes.append(_change(watch, now, sign, sign.status, _message(watch, trouble, now), trouble.began))
             trouble = replace(trouble, told=True)
@@ -294,7 +294,7 @@ def _gpu_signs(watch: Watch, gpu: Mapping[str, Any]) -> Iterator[Sign | None]:
     index, uncorrected = int(gpu["gpu"]), gpu.get("ecc_unc") or 0
     yield devices.sign(gpu, dict(watch.streaks))
     yield recovery.sign(index, gpu.get("recovery_action"))
-    yield ecc.sign(index, uncorrected - watch.ecc.get(index, uncorrected))
+    yield ecc.sign(index, uncorrected - watch.ecc.get(index, uncorrected), gpu.get("recovery_action"))
     yield rows.sign(index, gpu.get("remap_failure"))
     yield throttle.sign(index, int(gpu.get("throttle") or 0), gpu.get("temp_c"), watch.limits.slowdown)
 

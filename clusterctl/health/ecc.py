@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from clusterctl.health.check import View
 
 _FAMILY = "GPU memory"
+CONTAINED_AT_MOST = 3.0
+"""Uncorrected errors that a GPU may have had without being suspect, each contained: as many as XIDs 94 in a day."""
 _REPLACE = "Have the GPU replaced; run `nvidia-bug-report.sh` and give its serial number"
 
 
@@ -56,7 +58,7 @@ def ecc_mode(view: View) -> Iterable[Outcome]:
     remedy=HINTS[Action.RESET_GPU],
     action=Action.RESET_GPU,
     gpu=True,
-    thresholds={"fail": 3.0},
+    thresholds={"fail": CONTAINED_AT_MOST},
 )
 def ecc_uncorrected(view: View) -> Iterable[Outcome]:
     """No memory error was left uncorrected since the driver was loaded."""
@@ -130,16 +132,20 @@ def sram_ecc(view: View) -> Iterable[Outcome]:
     return gpus.each(view, "sram", judge, "SRAM of {n} GPUs is within the limit")
 
 
-def sign(gpu: int, more: int) -> Sign | None:
-    """Return what the uncorrected errors that a sample adds say of a GPU in a run."""
+def sign(gpu: int, more: int, asked: int | None) -> Sign | None:
+    """Return what uncorrected errors say of a GPU in a run: `more` since its start, `asked` the recovery action.
+
+    Those that were not contained are told by their XIDs too.
+    """
     if more <= 0:
         return None
+    spread = more > CONTAINED_AT_MOST or bool(asked)
     return Sign(
         gpu=gpu,
         check="gpu.ecc_uncorrected",
-        status=Status.FAIL,
-        words="uncorrected memory errors",
-        action=Action.RESET_GPU,
+        status=Status.FAIL if spread else Status.WARN,
+        words="uncorrected memory errors" if spread else "uncorrected memory errors, contained",
+        action=Action.RESET_GPU if spread else Action.NONE,
         detail=f"{more} since the start",
     )
 

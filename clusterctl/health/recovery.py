@@ -55,8 +55,9 @@ HINTS: dict[Action, str] = {
     Action.REBOOT_NODE: "Reboot the node; twice the same on one serial number means a replacement",
     Action.RESTART_FABRICMANAGER: "`sudo systemctl restart nvidia-imex` on all nodes of the NVLink domain",
     Action.CONTACT_SUPPORT: "Ask your vendor; `nvidia-smi -q` names the action under `GPU Recovery Action`",
+    Action.CHECK_POWER_COOLING: "Check the power cables of the GPU and the power supply of the node",
 }
-"""The remedy of each action that a driver may ask for."""
+"""The remedy of each action that a GPU or its driver may ask for."""
 
 _CHANGED = re.compile(r"\bto\s+(?:0x([0-9a-fA-F]+))?\s*(?:\(?([A-Za-z0-9 ]+)\)?)?\s*$")
 _WORDS = {

@@ -158,7 +158,6 @@ _HINTS = {
     **recovery.HINTS,
     Action.RESTART_APP: "An error of the program that used the GPU; nothing to repair",
     Action.NONE: "Nothing to do by itself; look at the other findings of this GPU",
-    Action.CHECK_POWER_COOLING: "Check the power cables of the GPU",
     Action.CONTACT_SUPPORT: "NVIDIA's catalogue names no cure; ask your vendor if it repeats",
 }
 
@@ -208,8 +207,10 @@ def sign(gpu: int | None, code: int) -> Sign | None:
 
 
 def reads_well(gpu: Mapping[str, Any]) -> bool:
-    """Tell whether a GPU of a sample is well after an XID: what the driver asks for, its answers, and its links."""
-    return gpu.get("recovery_action") == recovery.NONE and devices.answers_well(gpu) and not gpu.get("links_lost")
+    """Tell whether a GPU of a sample is well after an XID: what the driver asks for, its answers, memory and links."""
+    asked = gpu.get("recovery_action")
+    harmed = gpu.get("ecc_unc") or gpu.get("links_lost")
+    return asked == recovery.NONE and devices.answers_well(gpu) and not harmed
 
 
 CHECKS = (xid,)

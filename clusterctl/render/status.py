@@ -264,6 +264,7 @@ _REMEDIES = {
     "REBOOT_NODE": "reboot the node",
     "RESET_GPU": "reset the GPU",
     "RMA": "replace the GPU",
+    "RESTART_FABRICMANAGER": "restart nvidia-imex or the fabric manager",
     "CHECK_POWER_COOLING": "check its power and cooling",
     "FREE_SPACE": "free some space",
     "CONTACT_SUPPORT": "ask your vendor",

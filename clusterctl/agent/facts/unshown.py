@@ -14,13 +14,14 @@ if TYPE_CHECKING:
 
 
 def among(driver: dict[str, Any], nvml: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the entries of `driver.pci` that NVML does not show; none where either side has no addresses."""
+    """Return NVIDIA's entries of `driver.pci` that NVML does not show; none where either side has no addresses."""
     if nvml.get("count") is None:
         return []
     shown = [short(device["v"]["pci"]) for device in nvml["devices"] if "pci" in device["v"]]
     # A device whose handle is lost has no address: NVML counts it, so it may not be called missing.
     nameless = len(nvml["devices"]) - len(shown)
-    absent = [entry for entry in driver.get("pci") or [] if short(entry["address"]) not in shown]
+    cards = [entry for entry in driver.get("pci") or [] if entry["vendor"] == "nvidia"]
+    absent = [entry for entry in cards if short(entry["address"]) not in shown]
     return absent[: max(0, len(absent) - nameless)]
 
 

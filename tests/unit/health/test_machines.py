@@ -302,3 +302,9 @@ def test_checks_that_do_not_know_a_vendor_leave_its_gpus_alone() -> None:
     told["groups"]["driver"]["data"]["pci"] = [{**healthy.pci(0x10), "vendor": "amd"}]
     found = judge_node("n", told, Context(nodes={"n": Expectation(gpus=1)}))
     assert {f.status for f in found if f.check.startswith("gpu.")} == {SKIP}
+
+
+def test_insufficient_power_is_answered_with_cables_and_not_with_a_reboot() -> None:
+    told = changed(SHAPES["two RTX 3090 without bridge"].facts(), err1__temp=8)
+    (found,) = judge_node("n", told, Context(nodes={"n": Expectation(gpus=2)}), ["gpu.lost"])
+    assert (found.action, "power cables" in str(found.hint)) == ("CHECK_POWER_COOLING", True)
