@@ -21,13 +21,14 @@ _REORDERING = "\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069"
 _SUSPECT = re.compile(f"[\x00-\x08\x0b-\x1f\x7f-\x9f{_REORDERING}]")
 
 # ECMA-48: CSI, OSC, DCS/SOS/PM/APC, then the two- and three-character escapes. An unterminated string is not matched,
-# so that a torn sequence hides nothing; its escape character is made visible instead.
+# so that a torn sequence hides nothing; its escape character is made visible instead. No string holds what begins or
+# ends another, so that each character is looked at from one beginning only, whatever a line consists of.
 _SEQUENCE = re.compile(
     r"(?P<sgr>\x1b\[[0-9;:]{0,64}m)"
-    r"|(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
-    r"|(?:\x1b\]|\x9d)[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)"
-    r"|(?:\x1b[PX^_]|[\x90\x98\x9e\x9f])[^\x1b\x9c]*(?:\x1b\\|\x9c)"
-    r"|\x1b[ -/]*[0-OQ-WYZ\\`-~]"
+    r"|(?:\x1b\[|\x9b)[0-?]{0,4096}[ -/]{0,64}[@-~]"
+    r"|(?:\x1b\]|\x9d)[^\x07\x1b\x80-\x9f]{0,4096}(?:\x07|\x1b\\|\x9c)"
+    r"|(?:\x1b[PX^_]|[\x90\x98\x9e\x9f])[^\x1b\x80-\x9f]{0,4096}(?:\x1b\\|\x9c)"
+    r"|\x1b[ -/]{0,64}[0-OQ-WYZ\\`-~]"
 )
 _SGR = re.compile(r"\x1b\[[0-9;:]*m")
 _VISIBLE = re.compile(f"[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f{_REORDERING}]|\x1b(?!\\[[0-9;:]{{0,64}}m)")

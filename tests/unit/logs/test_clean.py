@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,6 +23,10 @@ RESET = "\x1b[0m"
         pytest.param(b" 1%\r 50%\r100%\n", ["100%"], id="the last frame of a progress bar wins"),
         pytest.param(b"50%\r      \rdone\n", ["done"], id="a frame that erases is no frame"),
         pytest.param(b"99%\r    \r\n", ["99%"], id="the last frame with text wins"),
+        pytest.param(b"99%\r\x1b[K\n", ["99%"], id="a frame of escapes only is no frame"),
+        pytest.param(b"99%\r\x1b[2m\x1b[0m\r\n", ["99%"], id="nor is one of colours only"),
+        pytest.param(b"\r\n", [""], id="a dos line end alone"),
+        pytest.param(b"\r", [""], id="a carriage return alone"),
         pytest.param(b"ab\x08\x08xy\n", ["xy"], id="backspaces erase"),
         pytest.param(b"\x1b[31mred\x1b[0m\n", [f"{RED}red{RESET}"], id="colours stay"),
         pytest.param(b"\x1b[31mred\nnext\n", [f"{RED}red{RESET}", "next"], id="colours end with their line"),
@@ -29,6 +35,8 @@ RESET = "\x1b[0m"
         pytest.param(b"\x1bP1;2qpayload\x1b\\x\n", ["x"], id="device control strings"),
         pytest.param(b"\x1bcx\x1b(By\x1b7z\n", ["xyz"], id="resets and character sets"),
         pytest.param(b"\x1b]0;never ended\n", ["^[]0;never ended"], id="an unfinished sequence hides nothing"),
+        pytest.param("a\x9dtitle\x9cb\n".encode(), ["ab"], id="eight-bit strings"),
+        pytest.param("\x9done\x9dtwo\x9c|\n".encode(), ["\\x9done|"], id="a string ends where another begins"),
         pytest.param(b"nul\x00 bell\x07 del\x7f\n", ["nul^@ bell^G del^?"], id="controls become visible"),
         pytest.param("c1 \x9b2J \x85\n".encode(), ["c1  \\x85"], id="eight-bit controls"),
         pytest.param("rm \u202etxt\n".encode(), ["rm \\u202etxt"], id="marks that reorder text become visible"),
@@ -51,5 +59,41 @@ def test_a_block_is_cleaned_as_its_lines_are(lines: list[bytes]) -> None:
     assert whole == [clean_text(line.decode("utf-8", "replace")) for line in lines]
 
 
-def test_a_long_line_of_backspaces_takes_linear_time() -> None:
+def test_a_string_that_goes_on_for_too_long_hides_nothing() -> None:
+    assert clean_text("\x1b]0;" + "a" * 4000 + "\x07b") == "b"
+    assert clean_text("\x1b]0;" + "a" * 5000 + "\x07b") == "^[]0;" + "a" * 5000 + "^Gb"
+
+
+STARTERS = [
+    "\x9d",
+    "\x90",
+    "\x98",
+    "\x9e",
+    "\x9f",
+    "\x9b",
+    "\x1b]",
+    "\x1bP",
+    "\x1b[",
+    "\x1b",
+    "\x1b[1",
+    "\x9d\x1b",
+    "\r\x9d",
+]
+
+
+@pytest.mark.parametrize("unit", [*STARTERS, "\r", "a\x08"], ids=ascii)
+def test_the_work_for_a_line_grows_as_its_length(unit: str) -> None:
+    assert _seconds(unit, 20_000) < 8 * _seconds(unit, 5_000)
+
+
+def _seconds(unit: str, times: int) -> float:
+    line, best = unit * times, float("inf")
+    for _ in range(5):
+        begun = time.thread_time()
+        clean_text(line)
+        best = min(best, time.thread_time() - begun)
+    return best
+
+
+def test_a_long_line_of_backspaces_is_cleaned() -> None:
     assert clean_text("a" * 100_000 + "\x08" * 100_000 + "b") == "b"
