@@ -52,7 +52,10 @@ def follow(run: RunDir, query: LogQuery, shown: Output, console: Console, *, def
             attended = rung or run.attended
             _, news = reader.refresh()
             over = reader.state.over
-            shown.live(follower.finish() if over else follower.poll(), last=over)
+            for lines in follower.finish() if over else [follower.poll()]:
+                shown.live(lines)
+            if over:
+                shown.live([], last=True)
             exits = [(n, s.wall, e) for n, s, e in news if isinstance(e, Exited)]
             shown.live(matching(ends.lines(exits), query), last=over)
             if over:

@@ -99,7 +99,7 @@ class RunScreen:
         """Show the run; return why the view ended."""
         with _keys(enabled=sys.stdin.isatty() and sys.stderr.isatty()) as keys, self._signals() as wake:
             while self._leave is None:
-                self._look()
+                self._look(wake)
                 if self._leave is None:
                     self._wait(keys, wake)
                     self._phases.tick(time.monotonic())
@@ -109,7 +109,7 @@ class RunScreen:
 
     # --- looking
 
-    def _look(self) -> None:
+    def _look(self, wake: int) -> None:
         bell = self._bell.clear()
         heads, nodes = self._reader.refresh()
         for _, event in heads:
@@ -121,30 +121,39 @@ class RunScreen:
             self._show_output()
         self._show_nodes(nodes, reporting=reporting)
         if self.state.over:
-            self._finish()
+            self._finish(wake)
         elif self._options.until_started and self._all_started():
             self._leave = Leave.STARTED
         elif not bell and not self._run.attended:
-            self._unattended()
+            self._unattended(wake)
 
     def _all_started(self) -> bool:
         state = self.state
         return state.attempt >= 0 and all(w.pid is not None for w in state.workers.values())
 
-    def _unattended(self) -> None:
+    def _unattended(self, wake: int) -> None:
         """The controller is gone; what it wrote last may have come after our look."""
         self._reader.refresh()
         if self.state.over:
-            self._finish()
+            self._finish(wake)
         elif self._bell.fileno() is None:
             self._bell = control.Bell(self._run)
             if self._bell.fileno() is None and not self._run.attended:
                 self._leave = Leave.UNATTENDED
 
-    def _finish(self) -> None:
-        if self._options.output:
-            self._show_output(last=True)
+    def _finish(self, wake: int) -> None:
+        """Show what is unread of a run that has ended. There is nothing left to stop: a signal only cuts that short."""
         self._leave = Leave.ENDED
+        if not self._options.output or (follower := self._follower_there()) is None:
+            return
+        for lines in follower.finish():
+            self._write(self._folder.feed(lines, time.monotonic()))
+            if select.select([wake], [], [], 0)[0]:
+                if signal.SIGHUP in os.read(wake, 64):
+                    _let_go_of_terminals()
+                self._narrate(f"the rest of the output: `clusterctl logs {self._run.run}`")
+                return
+        self._write(self._folder.flush())
 
     def _show_head(self, event: events.ControllerEvent) -> None:
         match event:
@@ -213,25 +222,26 @@ class RunScreen:
             return None
         return self._options.ranks if self._options.ranks is not None else default_ranks(1)
 
-    def _show_output(self, *, last: bool = False) -> None:
+    def _show_output(self) -> None:
+        if (follower := self._follower_there()) is not None:
+            self._write(self._folder.feed(follower.poll(), time.monotonic()))
+
+    def _follower_there(self) -> Follower | None:
+        """Return what follows the output, made when the first attempt begins, its history shown."""
         state = self.state
-        if state.attempt < 0:
-            return
-        if self._follower is None:
+        if self._follower is None and state.attempt >= 0:
             ranks = self._shown_ranks()
             query = LogQuery(ranks=ranks, nodes=self._options.nodes, tail=self._options.tail)
             follower = Follower(self._run.path, query, source=self._source(query))
             try:
                 history = [] if self._options.tail is None else list(follower.history())
             except NotYetError:
-                return
+                return None
             self._follower = follower
             self._log.expect(list(state.nodes), state.workers.keys() if ranks is None else ranks)
             self._folder = Folder(frozenset(state.workers) if ranks is None else ranks)
             self._write(self._folder.feed(history, time.monotonic()))
-        lines = self._follower.finish() if last else self._follower.poll()
-        shown = self._folder.feed(lines, time.monotonic())
-        self._write([*shown, *self._folder.flush()] if last else shown)
+        return self._follower
 
     def _source(self, query: LogQuery) -> ControllerSource | None:
         """Return where the tail comes from while replicas lag behind; a controller is waited for, but not for long."""

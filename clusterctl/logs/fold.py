@@ -66,7 +66,7 @@ class Folder:
         self._everyone = len(expected) if expected is not None else None
         self._window = window
         self._groups: deque[_Group] = deque()
-        self._open: dict[tuple[int, str, bool], list[_Group]] = {}
+        self._open: dict[tuple[int, str, bool], deque[_Group]] = {}
         self._newest: dict[int, int] = {}
         self._count = 0
 
@@ -77,10 +77,12 @@ class Folder:
             lines: Each rank's in its order.
             now: Seconds on any clock that does not go back; while following, that of the head; in history, the lines'.
         """
-        late = self.due(now)
-        for line in lines:
+        out = self.due(now)
+        for number, line in enumerate(lines, 1):
             self._add(line, now)
-        return late + self.due(now)
+            if number % _CHUNK == 0:
+                out += self.due(now)
+        return out + self.due(now)
 
     def due(self, now: float) -> list[FoldedLine]:
         """Return the lines that have waited long enough."""
@@ -123,7 +125,7 @@ class Folder:
         self._newest[rank] = group.number
         self._groups.append(group)
         if same is None:
-            self._open[key] = [group]
+            self._open[key] = deque([group])
         else:
             same.append(group)
 
@@ -135,7 +137,7 @@ class Folder:
         if len(same) == 1:
             del self._open[key]
         else:
-            same.pop(0)
+            same.popleft()
         if len(group.lines) == 1:
             return FoldedLine(first.time, (first.node,), (first.rank,), first.attempt, first.text, first.partial)
         nodes = tuple(dict.fromkeys(line.node for line in group.lines))

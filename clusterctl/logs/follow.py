@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from clusterctl.logs.line import LogLine, LogQuery
     from clusterctl.logs.stream import Batch, OutputStream
 
-_POLL_BYTES = 4 * 1024 * 1024
+_POLL_BYTES = 1024 * 1024
+"""What is read at once. Whoever shows it looks after signals and keys in between, and a line may be one byte long."""
 
 
 @dataclass(slots=True)
@@ -106,20 +107,20 @@ class Follower:
                 stream.restart(line_start(stream.file.path, size))
 
     def poll(self) -> list[LogLine]:
-        """Return what came since the last call, in the order of time; at most a few MiB (see `more`)."""
+        """Return what came since the last call, in the order of time; at most a MiB (see `more`)."""
         now = self._clock()
         return self._new_lines(now) + self._new_frames(now)
 
-    def finish(self) -> list[LogLine]:
-        """Return all that is still unread, unfinished last lines included; for when the run is over."""
+    def finish(self) -> Iterator[list[LogLine]]:
+        """Yield all that is still unread, in portions, unfinished last lines included; for when the run is over."""
         now = self._clock()
         if self._ahead is not None:
             self._ahead.close()
-        lines = self._new_lines(now)
+        self.more = True
         while self.more:
-            lines += self._new_lines(now)
+            yield self._new_lines(now)
         batches = sorted((b for s in self._streams if (b := s.flush(now))), key=by_time)
-        return lines + [line for b in batches for line in matching(b.lines, self._query)]
+        yield [line for b in batches for line in matching(b.lines, self._query)]
 
     # --- inside
 

@@ -122,9 +122,9 @@ class Terminal:
 
     def lines(self, lines: Iterable[str]) -> None:
         """Write some lines at once."""
-        text = "\n".join(lines)
+        text = "".join(f"{line}\n" for line in lines)
         if text:
-            self.write(text + "\n")
+            self.write(text)
 
     def write(self, text: str) -> None:
         """Write `text`, which ends with a line end, above whatever is being rewritten in place."""

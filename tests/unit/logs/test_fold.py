@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 
 from hypothesis import given
@@ -43,6 +44,28 @@ def test_repeated_lines_pair_up() -> None:
 def test_a_frame_of_a_progress_bar_does_not_fold() -> None:
     folded = list(fold_history([line(0, "10%", partial=True), line(1, "10%", partial=True)]))
     assert [f.ranks for f in folded] == [(0,), (1,)]
+
+
+def test_a_line_of_several_ranks_is_whole() -> None:
+    (folded,) = fold_history([line(0, "x"), line(1, "x")])
+    assert (folded.partial, folded.attempt, folded.time) == (False, 0, 0.0)
+
+
+def test_no_more_than_so_many_lines_are_held_however_many_come_at_once() -> None:
+    folder, lines = Folder(window=60.0), [line(0, str(number)) for number in range(50_000)]
+    out = folder.feed(lines, now=0.0)
+    assert 0 < 50_000 - len(out) <= 20_000
+    assert [folded.text for folded in out + folder.flush()] == [one.text for one in lines]
+
+
+def test_the_work_for_equal_lines_grows_as_their_number() -> None:
+    assert _seconds(200_000) < 8 * _seconds(50_000)
+
+
+def _seconds(number: int) -> float:
+    begun = time.thread_time()
+    assert len(Folder(frozenset({0})).feed([line(0, "x")] * number, now=0.0)) == number
+    return time.thread_time() - begun
 
 
 FEEDS = st.lists(

@@ -27,6 +27,12 @@ def test_prefixes_are_aligned(new_screen: type[Screen]) -> None:
     assert screen.text == "gpu01 r0  │ step 10\ngpu02 r11 │ step 10\nr0-2,7    │ warning\n"
 
 
+def test_an_empty_line_that_comes_alone_is_a_line(new_screen: type[Screen]) -> None:
+    screen = new_screen()
+    LogWriter(screen.terminal, prefix=False).write([LogLine(0.0, "gpu01", 0, 0, "")])
+    assert screen.text == "\n"
+
+
 def test_a_wide_set_of_ranks_is_counted(new_screen: type[Screen]) -> None:
     screen = new_screen()
     line = FoldedLine(0.0, NODES, tuple(range(0, 64, 2)), 0, "x")
