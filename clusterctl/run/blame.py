@@ -74,17 +74,28 @@ class Cause:
     secondary: bool = False
 
 
-def first_failure(exits: Sequence[Exit]) -> tuple[Cause, ...]:
-    """Return the causes of all exits, the first observed failure on top.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What one exit says for itself, worked out once: its texts are searched for it."""
+
+    cause: Cause
+    earliest: float
+    latest: float
+
+
+def verdict(exit_: Exit) -> Verdict:
+    """Return what an exit says for itself."""
+    return Verdict(cause=_cause(exit_), earliest=exit_.earliest, latest=exit_.latest)
+
+
+def first_failure(verdicts: Sequence[Verdict]) -> tuple[Cause, ...]:
+    """Return the causes of all exits (one at least), the first observed failure on top.
 
     The top is certain when every other exit is secondary or surely later.
     """
-    ordered = sorted(exits, key=lambda e: (is_secondary(e), e.latest, e.rank))
-    first, rest = ordered[0], ordered[1:]
-    rivals = [e for e in rest if is_secondary(e) == is_secondary(first) and e.earliest <= first.latest]
-    causes = [_cause(e) for e in ordered]
-    causes[0] = replace(causes[0], certain=not rivals)
-    return tuple(causes)
+    first, *rest = sorted(verdicts, key=lambda v: (v.cause.secondary, v.latest, v.cause.rank))
+    rivals = any(v.cause.secondary == first.cause.secondary and v.earliest <= first.latest for v in rest)
+    return (replace(first.cause, certain=not rivals), *(v.cause for v in rest))
 
 
 def is_secondary(exit_: Exit) -> bool:

@@ -14,7 +14,7 @@ from typing_extensions import assert_never
 
 from clusterctl.agent import protocol as wire
 from clusterctl.run import events as head
-from clusterctl.run.blame import Cause, Exit, first_failure
+from clusterctl.run.blame import Cause, Exit, Verdict, first_failure, verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -63,7 +63,14 @@ class NodePhase(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerState:
-    """One rank in the current attempt. Times are head seconds; `earliest..latest` bounds the exit."""
+    """One rank in the current attempt.
+
+    Attributes:
+        start_time: In clock ticks since the boot of its node.
+        stopped: We asked for its end.
+        tail: The end of its output, where it did not end well.
+        verdict: What its end says for itself; `None` before it, and where we asked for it.
+    """
 
     rank: int
     local_rank: int
@@ -75,15 +82,18 @@ class WorkerState:
     signal: int | None = None
     stopped: bool = False
     oom: str | None = None
-    error: dict[str, Any] | None = None
     tail: str = ""
-    earliest: float = 0.0
-    latest: float = 0.0
+    verdict: Verdict | None = None
 
     @property
     def failed(self) -> bool:
         """It ended by itself, and not well. An exit that nobody saw counts."""
         return self.phase is WorkerPhase.EXITED and not self.stopped and self.exit_code != 0
+
+    @property
+    def unseen(self) -> bool:
+        """Nobody saw how it ended."""
+        return self.exit_code is None and self.signal is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +145,7 @@ class RunState:
     Attributes:
         reason: The `StopReason` for which the current attempt is being ended, or `None`.
         exit_code: Of the run itself, once it is over.
+        no_exit: What is to blame where no exit of a worker is: a node that was lost, a start that failed.
         remaining: Processes that may still be there: `{node, pid, start_time, command, why}`.
         error: Why the start failed (`StartFailed.error`).
         dropped: Output file (with its node) to first valid offset and bytes lost for good.
@@ -166,8 +177,7 @@ class RunState:
     reason: str | None = None
     reason_text: str = ""
     exit_code: int | None = None
-    cause: Cause | None = None
-    causes: tuple[Cause, ...] = ()
+    no_exit: Cause | None = None
     stall: StallView | None = None
     remaining: tuple[dict[str, Any], ...] = ()
     error: dict[str, Any] | None = None
@@ -188,6 +198,28 @@ class RunState:
     def over(self) -> bool:
         """The run has ended."""
         return self.phase.final
+
+    @property
+    def causes(self) -> tuple[Cause, ...]:
+        """What is to blame, the first observed failure on top; worked out whenever it is asked for.
+
+        Where no rank failed and the others were stopped all the same, a rank that ended well too early is to blame.
+        """
+        ended = [w for w in self.workers.values() if w.verdict is not None and not self._lost_with_node(w)]
+        early = ended if self.reason == wire.StopReason.PEER_FAILED.value else []
+        verdicts = [w.verdict for w in [w for w in ended if w.failed] or early if w.verdict is not None]
+        if verdicts:
+            return first_failure(verdicts)
+        return () if self.no_exit is None else (self.no_exit,)
+
+    @property
+    def cause(self) -> Cause | None:
+        """The first observed failure."""
+        return next(iter(self.causes), None)
+
+    def _lost_with_node(self, worker: WorkerState) -> bool:
+        """Return whether nobody saw a worker's end because its machine went down with it: that is what is to blame."""
+        return worker.unseen and self.nodes[worker.node].link == "lost"
 
     def unfinished_nodes(self) -> list[str]:
         """Return the nodes on which a rank has not ended."""
@@ -286,7 +318,6 @@ def _exited(state: RunState, node: NodeState, event: wire.Exited) -> RunState:
     worker = state.workers.get(event.rank)
     if worker is None:
         return state
-    offset, error = node.clock or (0.0, float("inf"))
     worker = replace(
         worker,
         phase=WorkerPhase.EXITED,
@@ -294,46 +325,25 @@ def _exited(state: RunState, node: NodeState, event: wire.Exited) -> RunState:
         signal=event.signal,
         stopped=event.stopped,
         oom=event.oom,
+        tail=event.tail,
+        verdict=None if event.stopped else verdict(_exit_of(node, event)),
+    )
+    return _with_worker(state, worker)
+
+
+def _exit_of(node: NodeState, event: wire.Exited) -> Exit:
+    offset, error = node.clock or (0.0, float("inf"))
+    return Exit(
+        rank=event.rank,
+        node=node.node,
+        exit_code=event.exit_code,
+        signal=event.signal,
+        oom=event.oom,
         error=event.error,
         tail=event.tail,
         earliest=event.earliest + offset - error,
         latest=event.latest + offset + error,
     )
-    return blamed(_with_worker(state, worker))
-
-
-def _exit_of(worker: WorkerState) -> Exit:
-    return Exit(
-        rank=worker.rank,
-        node=worker.node,
-        exit_code=worker.exit_code,
-        signal=worker.signal,
-        oom=worker.oom,
-        error=worker.error,
-        tail=worker.tail,
-        earliest=worker.earliest,
-        latest=worker.latest,
-    )
-
-
-def _lost_with_node(state: RunState, worker: WorkerState) -> bool:
-    """Return whether nobody saw a worker's end because its machine went down with it: that is what is to blame."""
-    unseen = worker.exit_code is None and worker.signal is None
-    return unseen and state.nodes[worker.node].link == "lost"
-
-
-def blamed(state: RunState) -> RunState:
-    """Return `state` with the first observed failure among the exits known so far.
-
-    Where none failed and the others were stopped all the same, a rank that ended well too early is to blame.
-    """
-    exits = [_exit_of(w) for w in state.workers.values() if w.failed and not _lost_with_node(state, w)]
-    if not exits and state.reason == wire.StopReason.PEER_FAILED.value:
-        exits = [_exit_of(w) for w in state.workers.values() if w.phase is WorkerPhase.EXITED and not w.stopped]
-    if not exits:
-        return state
-    causes = first_failure(exits)
-    return replace(state, cause=causes[0], causes=causes)
 
 
 def apply_head(state: RunState, time: float, event: head.ControllerEvent) -> RunState:
@@ -353,7 +363,7 @@ def apply_head(state: RunState, time: float, event: head.ControllerEvent) -> Run
         case head.Decided():
             if event.attempt != state.attempt or state.reason is not None:
                 return state
-            return blamed(replace(state, phase=RunPhase.STOPPING, reason=event.reason, reason_text=event.message))
+            return replace(state, phase=RunPhase.STOPPING, reason=event.reason, reason_text=event.message)
         case head.Restarting():
             return replace(
                 state,
@@ -366,7 +376,7 @@ def apply_head(state: RunState, time: float, event: head.ControllerEvent) -> Run
         case head.StallSeen():
             return _stall(state, time, event)
         case head.StartFailed():
-            return replace(state, error=event.error, cause=_start_cause(event.error))
+            return replace(state, error=event.error, no_exit=_start_cause(event.error))
         case head.Ended():
             phase = RunPhase(event.state)
             return replace(state, phase=phase, exit_code=event.exit_code, ended=time, remaining=tuple(event.remaining))
@@ -391,17 +401,15 @@ def _link(state: RunState, time: float, event: head.Link) -> RunState:
     state = _with_node(state, replace(node, link=event.link, link_why=event.why, link_since=since, swept=swept))
     if event.link != "lost":
         return state
-    lost = {
-        r: replace(state.workers[r], phase=WorkerPhase.LOST)
-        for r in node.ranks
-        if state.workers[r].phase is not WorkerPhase.EXITED
-    }
+    left = [r for r in node.ranks if state.workers[r].phase is not WorkerPhase.EXITED]
+    unseen = [r for r in node.ranks if state.workers[r].phase is WorkerPhase.EXITED and state.workers[r].unseen]
+    lost = {r: replace(state.workers[r], phase=WorkerPhase.LOST) for r in left}
     state = replace(state, workers={**state.workers, **lost})
-    if state.cause is not None or not lost:
+    if state.no_exit is not None or not (left or unseen):
         return state
     message = f"node lost: {event.why or 'no answer'}"
-    cause = Cause(kind="node_lost", node=event.node, rank=min(lost), message=message, certain=True)
-    return replace(state, cause=cause, causes=(cause,))
+    cause = Cause(kind="node_lost", node=event.node, rank=min(left or unseen), message=message, certain=True)
+    return replace(state, no_exit=cause)
 
 
 def _attempt(state: RunState, time: float, event: head.Attempt) -> RunState:
@@ -430,8 +438,7 @@ def _attempt(state: RunState, time: float, event: head.Attempt) -> RunState:
         running_since=time,
         reason=None,
         reason_text="",
-        cause=None,
-        causes=(),
+        no_exit=None,
         stall=None,
         troubles={key: event for key, event in state.troubles.items() if event.node in nodes},
         restart_at=None,

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from clusterctl.render.report import failure_line, render_report
-from clusterctl.run.blame import Cause
+from clusterctl.run.blame import Cause, Verdict
 from clusterctl.run.state import NodeState, RunPhase, RunState, WorkerPhase, WorkerState
 
 if TYPE_CHECKING:
@@ -16,12 +16,12 @@ CAUSE = Cause(
 )
 
 
-def failed_run() -> RunState:
-    nodes = {
-        name: NodeState(node=name, node_rank=i, ranks=tuple(range(4 * i, 4 * i + 4)), swept=True)
-        for i, name in enumerate(("gpu01", "gpu02"))
-    }
-    workers = {
+def said(cause: Cause) -> Verdict:
+    return Verdict(cause=cause, earliest=1100.0 + (cause.rank or 0), latest=1100.0 + (cause.rank or 0))
+
+
+def stopped() -> dict[int, WorkerState]:
+    return {
         rank: WorkerState(
             rank=rank,
             local_rank=rank % 4,
@@ -32,15 +32,22 @@ def failed_run() -> RunState:
         )
         for rank in range(8)
     }
+
+
+def failed_run() -> RunState:
+    nodes = {
+        name: NodeState(node=name, node_rank=i, ranks=tuple(range(4 * i, 4 * i + 4)), swept=True)
+        for i, name in enumerate(("gpu01", "gpu02"))
+    }
+    workers = stopped()
     gone = {"exit_code": 1, "signal": None, "stopped": False}
-    workers[5] = replace(workers[5], **gone, tail="step 1\n" + TRACE)
-    workers[6] = replace(workers[6], **gone)
-    workers[7] = replace(workers[7], **gone)
     peer = Cause(kind="exit", node="gpu02", exit_code=1, message="Connection closed by peer", secondary=True)
+    workers[5] = replace(workers[5], **gone, tail="step 1\n" + TRACE, verdict=said(CAUSE))
+    workers[6] = replace(workers[6], **gone, verdict=said(replace(peer, rank=6)))
+    workers[7] = replace(workers[7], **gone, verdict=said(replace(peer, rank=7)))
     return RunState(
         run="digits-k3x9", name="digits", phase=RunPhase.FAILED, attempt=0, world_size=8, nodes=nodes, workers=workers,
-        created=1000.0, ended=1192.0, exit_code=100, cause=CAUSE,
-        causes=(CAUSE, replace(peer, rank=6), replace(peer, rank=7)),
+        created=1000.0, ended=1192.0, exit_code=100,
     )  # fmt: skip
 
 
@@ -73,19 +80,19 @@ def test_a_signal_is_named_once(pipe: Terminal) -> None:
 
 def test_without_a_traceback_the_last_lines_are_shown(pipe: Terminal) -> None:
     state = failed_run()
-    workers = {**state.workers, 5: replace(state.workers[5], tail="loss nan\n\x1b[2Jgiving up\n")}
-    cause = replace(CAUSE, traceback=None, message="giving up")
-    lines = render_report(replace(state, cause=cause, workers=workers), pipe)
+    verdict = said(replace(CAUSE, traceback=None, message="giving up"))
+    ended = replace(state.workers[5], tail="loss nan\n\x1b[2Jgiving up\n", verdict=verdict)
+    lines = render_report(replace(state, workers={**state.workers, 5: ended}), pipe)
     assert lines[1:3] == ["  │ loss nan", "  │ giving up"]
 
 
 def test_success_is_one_line(pipe: Terminal) -> None:
-    state = replace(failed_run(), phase=RunPhase.SUCCEEDED, exit_code=0, cause=None, attempt=1)
+    state = replace(failed_run(), phase=RunPhase.SUCCEEDED, exit_code=0, workers=stopped(), attempt=1)
     assert render_report(state, pipe) == ["✓ digits-k3x9 succeeded: 8 ranks on 2 nodes, 2 attempts, 3m12s"]
 
 
 def test_a_cancelled_run_did_not_fail(pipe: Terminal) -> None:
-    state = replace(failed_run(), phase=RunPhase.CANCELLED, exit_code=103, cause=None, reason_text="Ctrl-C")
+    state = replace(failed_run(), phase=RunPhase.CANCELLED, exit_code=103, workers=stopped(), reason_text="Ctrl-C")
     assert render_report(state, pipe) == ["! digits-k3x9 cancelled after 3m12s (exit code 103): Ctrl-C"]
 
 

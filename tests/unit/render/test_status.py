@@ -59,7 +59,7 @@ def test_status_has_the_agreed_keys() -> None:
 def test_cause_and_stall_have_the_agreed_keys() -> None:
     view = running()
     stall = StallView(phase="confirmed", since_s=500.0, limit_s=480.0, reason="no step", at=1.0)
-    view = replace(view, state=replace(view.state, stall=stall, cause=Cause(kind="exit", rank=1, exit_code=3)))
+    view = replace(view, state=replace(view.state, stall=stall, no_exit=Cause(kind="exit", rank=1, exit_code=3)))
     value = status_json(view)
     assert set(value["cause"]) == {
         "kind", "node", "rank", "exit_code", "signal", "message", "traceback", "certain",

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from clusterctl.run.blame import Exit, first_failure, is_secondary
+from clusterctl.run.blame import Cause, Exit, first_failure, is_secondary, verdict
 
 PEER = "RuntimeError: [/gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.2]:34211"
+TRACE = 'Traceback (most recent call last):\n  File "{}", line 3, in step\n    {}\n{}'
 OWN = 'Traceback (most recent call last):\n  File "t.py", line 3, in <module>\n    step()\nValueError: bad batch'
 
 
@@ -31,6 +32,10 @@ def exited(
         earliest=at - error,
         latest=at + error,
     )
+
+
+def cause(exit_: Exit) -> Cause:
+    return verdict(exit_).cause
 
 
 @pytest.mark.parametrize(
@@ -65,7 +70,7 @@ def exited(
     ],
 )
 def test_first_observed_failure_is(exits: list[Exit], rank: int, certain: bool) -> None:
-    top = first_failure(exits)[0]
+    top = first_failure([verdict(one) for one in exits])[0]
 
     assert (top.rank, top.certain) == (rank, certain)
 
@@ -80,6 +85,26 @@ def test_first_observed_failure_is(exits: list[Exit], rank: int, certain: bool) 
         pytest.param("OSError: [Errno 110] Connection timed out", True, id="connection timed out"),
         pytest.param("Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7)", True, id="nccl watchdog"),
         pytest.param("BrokenPipeError: [Errno 32] Broken pipe", True, id="broken pipe"),
+        pytest.param("ConnectionRefusedError: [Errno 111] Connection refused", True, id="connection refused"),
+        pytest.param("F0101 client.h:80] Terminating: heartbeat of task 3 has timed out", True, id="jax heartbeat"),
+        pytest.param("UNAVAILABLE: the coordination service has shut down", True, id="jax coordination service"),
+        pytest.param("peer /job:worker/task:3 was disconnected", True, id="jax peer"),
+        pytest.param(TRACE.format("heartbeat.py", "beat()", "KeyError: 3"), False, id="a frame in a file of that name"),
+        pytest.param(
+            TRACE.format("a.py", 'raise Retry("connection reset")', "KeyError: 3"),
+            False,
+            id="a line of source in a frame",
+        ),
+        pytest.param(
+            "\n".join(
+                f"[rank3]: {line}" for line in TRACE.format("heartbeat.py", "beat()", "KeyError: 3").splitlines()
+            ),
+            False,
+            id="frames behind the name of a rank",
+        ),
+        pytest.param(
+            TRACE.format("a.py", "recv()", "RuntimeError: connection reset by peer"), True, id="the exception itself"
+        ),
         pytest.param(OWN, False, id="own exception"),
         pytest.param(PEER + "\nretrying\n" + OWN, False, id="own exception after an old network line"),
         pytest.param("", False, id="said nothing"),
@@ -90,21 +115,21 @@ def test_secondary_death_by_last_words(tail: str, secondary: bool) -> None:
 
 
 def test_the_traceback_ends_with_its_exception() -> None:
-    cause = first_failure([exited(0, 1.0, tail="hello\n" + OWN + "\nmore output")])[0]
+    found = cause(exited(0, 1.0, tail="hello\n" + OWN + "\nmore output"))
 
-    assert cause.traceback == OWN
-    assert cause.message == "ValueError: bad batch"
+    assert found.traceback == OWN
+    assert found.message == "ValueError: bad batch"
 
 
 def test_a_signal_is_named() -> None:
-    assert first_failure([exited(0, 1.0, code=None, number=11)])[0].signal == "SIGSEGV"
+    assert cause(exited(0, 1.0, code=None, number=11)).signal == "SIGSEGV"
 
 
 def test_out_of_memory_is_said_with_its_evidence() -> None:
-    cause = first_failure([exited(0, 1.0, code=None, number=9, oom="cgroup")])[0]
+    found = cause(exited(0, 1.0, code=None, number=9, oom="cgroup"))
 
-    assert (cause.kind, cause.message) == ("oom", "killed by the kernel for lack of memory (cgroup)")
+    assert (found.kind, found.message) == ("oom", "killed by the kernel for lack of memory (cgroup)")
 
 
 def test_an_exit_that_nobody_saw_is_unknown() -> None:
-    assert first_failure([exited(0, 1.0, code=None)])[0].kind == "unknown"
+    assert cause(exited(0, 1.0, code=None)).kind == "unknown"

@@ -18,7 +18,7 @@ TRACE = 'Traceback (most recent call last):\n  File "train.py", line {}, in <mod
 
 def failed(message: str = "", traceback: str | None = None, **more: object) -> RunState:
     cause = Cause(kind="exit", exit_code=1, message=message, traceback=traceback)
-    return RunState(attempt=0, cause=cause, running_since=0.0, **more)  # type: ignore[arg-type]
+    return RunState(attempt=0, no_exit=cause, running_since=0.0, **more)  # type: ignore[arg-type]
 
 
 def words(state: RunState, *, checkpoints: bool = True, now: float = 10.0) -> str:
@@ -105,7 +105,7 @@ FAILED = RunState(
     attempt=0,
     phase=state_of("a").phase,
     reason="peer_failed",
-    cause=Cause(kind="exit", exit_code=3),
+    no_exit=Cause(kind="exit", exit_code=3),
     nodes={"a": NodeState(node="a", node_rank=0, ranks=(0,), swept=True)},
     workers={0: WorkerState(rank=0, local_rank=0, node="a", phase=WorkerPhase.EXITED, exit_code=3)},
 )
@@ -163,7 +163,7 @@ def test_whether_an_attempt_may_follow(state: RunState, rules: RestartSpec, spar
 
 
 def test_an_unhealthy_node_ends_an_attempt_only_where_another_may_follow() -> None:
-    running = replace(FAILED, reason=None, cause=None, workers={}, phase=state_of("a").phase)
+    running = replace(FAILED, reason=None, no_exit=None, workers={}, phase=state_of("a").phase)
     limits = policy.Limits(restart=RestartSpec(max_restarts=1, on=("unhealthy",)))
     ends = [
         policy.decide(replace(running, nodes={"a": NodeState(node="a", node_rank=0)}), limits, sight, 100.0)

@@ -1,0 +1,75 @@
+"""What folding the journals of a run costs, and what is to blame whatever the order in which they are read."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from clusterctl.agent import protocol as wire
+from clusterctl.agent.protocol import StopReason
+from clusterctl.run import events
+from clusterctl.run.state import RunState, apply_head, apply_node
+
+TAIL = (
+    'Traceback (most recent call last):\n  File "t.py", line 1, in <module>\nImportError: no module {}\n' + "x\n" * 200
+)
+
+
+def begun(ranks: int) -> RunState:
+    layout = [{"node": f"n{i}", "node_rank": i, "ranks": [i]} for i in range(ranks)]
+    attempt = events.Attempt(attempt=0, world_size=ranks, master_addr=None, master_port=None, nodes=layout)
+    state = apply_head(RunState(), 1.0, attempt)
+    for rank in range(ranks):
+        state = apply_head(state, 1.0, events.Clock(node=f"n{rank}", offset=0.0, error=0.0))
+    return state
+
+
+def exited(state: RunState, rank: int, at: float, **how: object) -> RunState:
+    event = wire.Exited(attempt=0, rank=rank, earliest=at, latest=at, **how)  # type: ignore[arg-type]
+    return apply_node(state, f"n{rank}", wire.Stamp(state.nodes[f"n{rank}"].seq + 1, at, at, "b"), event)
+
+
+def _seconds(ranks: int) -> float:
+    state = begun(ranks)
+    begin = time.thread_time()
+    for rank in range(ranks):
+        state = exited(state, rank, 2.0 + rank, exit_code=1, tail=TAIL.format(rank))
+    assert state.cause is not None
+    assert (state.cause.rank, len(state.causes)) == (0, ranks)
+    return time.thread_time() - begin
+
+
+def test_the_work_for_failures_grows_as_their_number() -> None:
+    assert _seconds(400) < 8 * _seconds(100)
+
+
+LOST = events.Link(node="n1", link="lost", why="no answer for 120 s")
+
+
+@pytest.mark.parametrize("lost_first", [True, False], ids=["the node is lost first", "the end is told first"])
+def test_an_end_that_nobody_saw_is_the_fault_of_the_node_that_went_down(lost_first: bool) -> None:
+    state = begun(2)
+    for step in (0, 1) if lost_first else (1, 0):
+        state = apply_head(state, 3.0, LOST) if step == 0 else exited(state, 1, 2.0)
+
+    assert state.cause is not None
+    assert (state.cause.kind, state.cause.node, state.cause.rank) == ("node_lost", "n1", 1)
+
+
+@pytest.mark.parametrize("lost_first", [True, False])
+def test_a_rank_that_failed_goes_before_a_node_that_was_lost(lost_first: bool) -> None:
+    state = begun(2)
+    for step in (0, 1) if lost_first else (1, 0):
+        state = apply_head(state, 3.0, LOST) if step == 0 else exited(state, 0, 2.0, exit_code=3)
+
+    assert state.cause is not None
+    assert (state.cause.kind, state.cause.rank) == ("exit", 0)
+
+
+def test_ranks_that_we_stopped_are_to_blame_for_nothing() -> None:
+    decided = events.Decided(attempt=0, reason=StopReason.PEER_FAILED.value)
+    state = exited(apply_head(begun(2), 1.0, decided), 0, 2.0, signal=15, stopped=True)
+
+    assert state.causes == ()
+    assert [c.kind for c in exited(state, 1, 1.5, exit_code=0).causes] == ["exited_early"]
