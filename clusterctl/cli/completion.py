@@ -78,7 +78,7 @@ def _run_items(context: click.Context, incomplete: str, *, active: bool) -> list
     wanted = [r for r in reversed(store.all_runs()) if r.run.startswith(incomplete) and r.run not in named]
     found = []
     for run in wanted[:_NEWEST]:
-        state, _ = store.visible_state(run)
+        state, _ = store.listed_state(run)
         if not (active and state.over):
             found.append((state.over, CompletionItem(run.run, help=state.phase.value)))
     return [item for _, item in sorted(found, key=lambda pair: pair[0])]

@@ -72,16 +72,15 @@ def _entry(run: str, state: RunState) -> dict[str, Any]:
 def _chosen(references: tuple[str, ...], *, everything: bool, stalled: bool) -> list[RunDir]:
     from clusterctl.cli.stalled import may_be_stalled
     from clusterctl.run import store
-    from clusterctl.run.reader import load_state
 
     # A start whose controller died may have left something on the nodes, whatever `ps` says of it.
     if everything or stalled:
         named = [store.find(reference) for reference in references] if stalled and references else store.all_runs()
-        known = [(r, load_state(r)) for r in named]
+        known = [(r, store.listed(r)) for r in named]
         return [r for r, s in known if (may_be_stalled(s) if stalled else not s.over)]
     if references:
         return [store.find(reference) for reference in references]
-    runs = [r for r in store.all_runs() if not load_state(r).over]
+    runs = [r for r in store.all_runs() if not store.listed(r).over]
     return [store.find(None)] if runs else []
 
 

@@ -50,7 +50,7 @@ def subject_of(reference: str | None) -> Subject:
         if not is_file:
             raise
         return Subject(path=path)
-    over = store.visible_state(run)[0].over
+    over = store.listed_state(run)[0].over
     return Subject(path=path) if over and is_file else Subject(run=run)
 
 

@@ -16,12 +16,12 @@ from clusterctl.cli import options
 @options.output_options
 def command(everything: bool, as_json: bool, color: str, quiet: bool) -> int:
     """List runs: the active ones, or all of this head with `-a`. With `-q` only their ids."""
-    from clusterctl.cli.runs import view_of
+    from clusterctl.cli.runs import listed_view_of
     from clusterctl.render.status import ps_json, render_ps
     from clusterctl.run.store import all_runs
 
     console = options.console_of(color)
-    views = [view_of(run) for run in all_runs()]
+    views = [listed_view_of(run) for run in all_runs()]
     shown = [v for v in views if everything or not v.state.over]
     if as_json:
         console.data(json.dumps(ps_json(shown), indent=2))

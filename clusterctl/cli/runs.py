@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from clusterctl.agent.protocol import index_file, output_file
 from clusterctl.render.status import RunView, WorkerActivity, activity_from_sample
-from clusterctl.run import store
+from clusterctl.run import outline, store
 
 if TYPE_CHECKING:
     from clusterctl.run.state import RunState
@@ -19,6 +19,14 @@ def view_of(run: RunDir) -> RunView:
     """Return what is known of a run now."""
     state, attended = store.visible_state(run)
     return view_from(run, state, attended=attended)
+
+
+def listed_view_of(run: RunDir) -> RunView:
+    """Return what lists show of a run now; of one that has ended only its outline is read, where there is one."""
+    known = outline.read(run.outline, run.events)
+    if known is None:
+        return view_of(run)
+    return RunView(state=known.state, attended=run.attended, activity={0: WorkerActivity(step=known.step)})
 
 
 def view_from(run: RunDir, state: RunState, *, attended: bool) -> RunView:

@@ -20,7 +20,7 @@ from clusterctl.run.launch import Progress, workdir_of
 from clusterctl.run.links import each
 from clusterctl.run.meeting import meeting_addresses
 from clusterctl.run.rendezvous import try_port
-from clusterctl.run.store import all_runs, visible_state, write_atomically
+from clusterctl.run.store import all_runs, listed_state, write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -195,7 +195,7 @@ def _runs(session: Session, facts: Mapping[str, Any], own_run: str | None) -> di
         there = {entry["run"]: entry["live"] for entry in session.call(Command.RUNS)["runs"]}
     except ClusterctlError:
         return {}
-    here = {run.run: visible_state(run)[0].over for run in all_runs() if run.run in seen}
+    here = {run.run: listed_state(run)[0].over for run in all_runs() if run.run in seen}
     live = [run for run in sorted(seen) if there.get(run) and not here.get(run)]
     return {"live_runs": live, "strange_runs": sorted(seen - set(there) - set(here))}
 

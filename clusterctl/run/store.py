@@ -5,6 +5,7 @@ RUN/plan-A.json          the launch plan of attempt A (no secrets)
 RUN/events.jsonl         the controller's own journal
 RUN/lock                 held (flock) while a controller is alive
 RUN/epoch                the highest epoch that a controller of this head has used
+RUN/outline.json         of a run that has ended: what lists show of it
 RUN/manifest.json        what was synced; the content is under RUN/content/SHA256
 RUN/nodes/NODE/          replicas, under the node's own names; their size is the cursor
 RUN/stall-N/             evidence of a stall
@@ -27,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 from clusterctl.agent import protocol as wire
 from clusterctl.errors import NotFoundError, RefusedError
 from clusterctl.run import events as head
+from clusterctl.run import outline
 from clusterctl.run.linefile import LineFile, is_full
 from clusterctl.run.reader import load_state
 from clusterctl.run.state import RunPhase, RunState
@@ -75,6 +77,11 @@ class RunDir:
     def epoch(self) -> Path:
         """The highest epoch that was used from here."""
         return self.path / "epoch"
+
+    @property
+    def outline(self) -> Path:
+        """What lists show of the run once it has ended."""
+        return self.path / "outline.json"
 
     @property
     def log(self) -> Path:
@@ -153,7 +160,7 @@ def find(reference: str | None, root: Path | None = None) -> RunDir:
     """
     runs = all_runs(root)
     if reference is None:
-        active = [r for r in runs if not load_state(r).over]
+        active = [r for r in runs if not listed(r).over]
         candidates = active or runs[-1:]
         what = "no run yet"
     else:
@@ -170,7 +177,7 @@ def find(reference: str | None, root: Path | None = None) -> RunDir:
 def _by_name_or_file(runs: list[RunDir], reference: str) -> list[RunDir]:
     path = Path(reference)
     wanted = os.path.realpath(path) if path.is_file() else None
-    states = [(r, load_state(r)) for r in runs]
+    states = [(r, listed(r)) for r in runs]
     matching = [(r, s) for r, s in states if s.name == reference or (wanted and os.path.realpath(s.path) == wanted)]
     active = [r for r, s in matching if not s.over]
     return active or [r for r, _ in matching][-1:]
@@ -185,10 +192,25 @@ def visible_state(run: RunDir) -> tuple[RunState, bool]:
     A start whose controller died before any attempt began left nothing to adopt: it has failed.
     """
     attended = run.attended
-    state = load_state(run)
+    return _visible(load_state(run), attended=attended), attended
+
+
+def listed_state(run: RunDir) -> tuple[RunState, bool]:
+    """Return what `visible_state` does, but of a run that has ended no more than lists need (see `Outline`)."""
+    attended = run.attended
+    return _visible(listed(run), attended=attended), attended
+
+
+def listed(run: RunDir) -> RunState:
+    """Return the state of a run; of one that has ended no more than lists need."""
+    known = outline.read(run.outline, run.events)
+    return load_state(run) if known is None else known.state
+
+
+def _visible(state: RunState, *, attended: bool) -> RunState:
     if not attended and not state.over and state.attempt < 0 and state.created is not None:
-        return _never_started(state), False
-    return state, attended
+        return _never_started(state)
+    return state
 
 
 def _never_started(state: RunState) -> RunState:
@@ -211,6 +233,13 @@ def latest_samples(run: RunDir, node: str, kind: str) -> dict[str, Any] | None:
             if isinstance(record, dict) and record.get("kind") == kind:
                 return record
     return None
+
+
+def latest_step(run: RunDir, state: RunState) -> int | None:
+    """Return the step that the slowest rank of the newest attempt had reached, as far as the samples tell."""
+    samples = [latest_samples(run, node, "activity") for node in state.nodes]
+    ranks = [r for s in samples if s is not None and s.get("attempt") == state.attempt for r in s["ranks"].values()]
+    return min((step for r in ranks if (step := (r.get("inside") or {}).get("step")) is not None), default=None)
 
 
 # --- writing
@@ -295,12 +324,20 @@ class Writer:
         return epoch
 
     def close(self) -> None:
-        """Let go of the lock and of every file."""
+        """Let go of the lock and of every file; a run that has ended gets its outline."""
         for file in (*self._journals.values(), self._events):
             file.close()
+        self._outline()
         for fd in (*self._files.values(), self._lock):
             os.close(fd)
         self._files.clear()
+
+    def _outline(self) -> None:
+        with contextlib.suppress(OSError):
+            state = load_state(self.run)
+            if state.over:
+                content = outline.encode(state, latest_step(self.run, state), self.run.events)
+                write_atomically(self.run.outline, content)
 
     def _open(self, node: str, file: str) -> int:
         fd = self._files.get((node, file))

@@ -1,0 +1,92 @@
+"""A run that has ended is listed without reading all that ever happened in it."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from clusterctl.agent import protocol as wire
+from clusterctl.errors import NotFoundError
+from clusterctl.run import events, store
+from clusterctl.run.reader import load_state
+
+
+def ended_run(root: Path, name: str, ranks: int = 8) -> store.RunDir:
+    """A run on one node that has ended, as its controller leaves it."""
+    run = store.create(name, root)
+    writer = store.Writer(run)
+    nodes = [{"node": "n0", "node_rank": 0, "address": None, "ranks": list(range(ranks))}]
+    attempt = events.Attempt(attempt=0, world_size=ranks, master_addr=None, master_port=None, nodes=nodes)
+    writer.append(events.Created(run=run.run, name=name, path="/c.yaml"), 1.0)
+    writer.append(attempt, 2.0)
+    for rank in range(ranks):
+        exited = wire.Exited(attempt=0, rank=rank, exit_code=1, tail="out of luck\n" * 500)
+        writer.journal("n0", json.loads(wire.encode_event(wire.Stamp(rank + 1, 1.0, 1.0, "b"), exited)))
+    sample = {"kind": "activity", "attempt": 0, "ranks": {"0": {"inside": {"step": 7}}, "1": {"inside": {"step": 5}}}}
+    writer.replicate("n0", wire.SAMPLES_FILE, 0, json.dumps(sample).encode() + b"\n")
+    writer.append(events.Ended(state="failed", exit_code=100), 9.0)
+    writer.close()
+    return run
+
+
+def test_lists_show_the_same_of_an_ended_run_whether_it_has_an_outline_or_not(tmp_path: Path) -> None:
+    run = ended_run(tmp_path, "demo")
+    outlined = store.listed(run)
+    whole = load_state(run)
+
+    for field in ("run", "name", "path", "phase", "attempt", "world_size", "created", "ended", "exit_code", "over"):
+        assert getattr(outlined, field) == getattr(whole, field), field
+    assert list(outlined.nodes) == list(whole.nodes)
+    assert not outlined.workers
+    run.outline.unlink()
+    assert store.listed(run) == whole
+
+
+def test_the_step_that_the_slowest_rank_had_reached_is_kept(tmp_path: Path) -> None:
+    assert json.loads(ended_run(tmp_path, "demo").outline.read_bytes())["step"] == 5
+
+
+def test_what_is_written_behind_the_end_counts(tmp_path: Path) -> None:
+    run = ended_run(tmp_path, "demo")
+    line = events.encode(99, 10.0, events.Ended(state="lost", exit_code=105))
+    run.events.write_bytes(run.events.read_bytes() + line.encode() + b"\n")
+
+    assert store.listed(run).exit_code == 105
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b'{"events": 1}', b"\xff"])
+def test_an_outline_that_cannot_be_read_counts_for_nothing(tmp_path: Path, content: bytes) -> None:
+    run = ended_run(tmp_path, "demo")
+    run.outline.write_bytes(content)
+
+    assert store.listed(run).exit_code == 100
+
+
+def test_a_run_that_goes_on_has_no_outline(tmp_path: Path) -> None:
+    run = store.create("demo", tmp_path)
+    writer = store.Writer(run)
+    writer.append(events.Created(run=run.run, name="demo", path=""), 1.0)
+    writer.close()
+
+    assert not run.outline.exists()
+
+
+def test_many_ranks_of_ended_runs_do_not_slow_down_the_search_for_a_run(tmp_path: Path) -> None:
+    few, many = (_seconds(tmp_path / str(ranks), ranks) for ranks in (1, 400))
+
+    assert many < 10 * few
+
+
+def _seconds(root: Path, ranks: int) -> float:
+    for number in range(3):
+        ended_run(root, f"run{number}", ranks)
+    best = float("inf")
+    for _ in range(5):
+        begun = time.thread_time()
+        with pytest.raises(NotFoundError):
+            store.find("another", root)
+        best = min(best, time.thread_time() - begun)
+    return best
