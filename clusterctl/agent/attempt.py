@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 
 Record = Callable[[protocol.Event], protocol.Stamp]
 
+_TRY_SECONDS, _TRIES = 0.01, 1000
+"""How often and how many times it is looked whether a waiter has said how its worker ended."""
+
 
 class Attempt:
     """The workers of one attempt, what is held for them, and how they end.
@@ -248,6 +251,7 @@ class Attempt:
             said = waiter.read_exit(path)
             if said is None and not proc.alive(worker.identity):
                 _wake(worker.waiter)
+                self.outputs.make_way(worker.rank)
             return said
         if worker.status is None and proc.alive(worker.identity):
             worker.seen = time.monotonic()
@@ -374,9 +378,9 @@ class Attempt:
         """Nothing is left, or what is left cannot be ended: close the attempt once every exit is written down."""
         self.look()
         left = {one["pid"] for one in remaining}
-        if tries < 200 and any(worker.identity.pid not in left for worker in self.living):
+        if tries < _TRIES and any(worker.identity.pid not in left for worker in self.living):
             # Its waiter is about to say how it ended.
-            self._loop.after(0.01, lambda: self._empty(remaining, tries + 1))
+            self._loop.after(_TRY_SECONDS, lambda: self._empty(remaining, tries + 1))
             return
         if remaining or not (self.started and self.prepare.gpus):
             self._close(remaining)

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Callable
 
-from clusterctl.agent import fold, protocol
+from clusterctl.agent import fold, journal, protocol
 
 if TYPE_CHECKING:
     from clusterctl.agent.rundir import RunDir
-
-_JOURNAL_READ = 1 << 20
 
 
 @dataclass
@@ -47,9 +44,7 @@ class Follower:
         self.state = fold.NodeState()
         self._request = request
         self._send, self._send_data, self._new_stream, self._watch = send, send_data, new_stream, watch
-        self._journal = os.open(run.journal, os.O_RDONLY | os.O_CLOEXEC)
-        self._position = 0
-        self._torn = b""
+        self._journal = journal.Reader(run.journal)
         self._files: dict[str, _File] = {}
         self._turn = 0
         watch(run.path)
@@ -59,15 +54,8 @@ class Follower:
 
     def pump_events(self) -> None:
         """Send the events that are new."""
-        while os.fstat(self._journal).st_size > self._position:
-            data = os.pread(self._journal, _JOURNAL_READ, self._position)
-            if not data:
-                return
-            self._position += len(data)
-            lines = (self._torn + data).split(b"\n")
-            self._torn = lines.pop()
-            for line in lines:
-                self._line(line)
+        for line in self._journal.lines():
+            self._line(line)
 
     def _line(self, line: bytes) -> None:
         try:
@@ -138,8 +126,7 @@ class Follower:
 
     def close(self) -> None:
         """Stop following."""
-        for fd in (self._journal, *(file.fd for file in self._files.values())):
-            if fd >= 0:
-                with contextlib.suppress(OSError):
-                    os.close(fd)
+        for file in self._files.values():
+            if file.fd >= 0:
+                os.close(file.fd)
         self._files.clear()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections import deque
 from typing import TYPE_CHECKING
 
 from clusterctl.agent import proc, protocol, system
@@ -16,36 +17,70 @@ _RESERVE = 1 << 20
 _LOW = 256 << 10
 
 
+class Reader:
+    """Reads the complete lines of a journal as it grows, and holds no descriptor in between.
+
+    A torn line is not passed over: it is read once it is whole, or what stands in its place where it was cut off.
+
+    Attributes:
+        anew: The last look found another file, or one that had lost lines, and read it from its beginning.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.anew = False
+        self._path = path
+        self._position = self._inode = 0
+
+    def lines(self) -> list[bytes]:
+        """Return the lines that are new, without their ends."""
+        self.anew = False
+        try:
+            status = os.stat(self._path)
+        except OSError:
+            return []
+        if status.st_ino != self._inode or status.st_size < self._position:
+            self.anew = self._inode != 0
+            self._inode, self._position = status.st_ino, 0
+        if status.st_size == self._position:
+            return []
+        try:
+            with open(self._path, "rb") as file:
+                file.seek(self._position)
+                data = file.read()
+        except OSError:
+            return []
+        end = data.rfind(b"\n") + 1
+        self._position += end
+        return data[:end].split(b"\n")[:-1]
+
+    def events(self) -> Iterator[tuple[protocol.Stamp, protocol.Event]]:
+        """Yield what the new lines say; those of kinds that we do not know are left out."""
+        for line in self.lines():
+            with contextlib.suppress(protocol.FrameError):
+                entry = protocol.decode_event(line)
+                if entry is not None:
+                    yield entry
+
+
 def read(path: str) -> Iterator[tuple[protocol.Stamp, protocol.Event]]:
     """Yield what a journal says; a torn last line and kinds that we do not know are left out."""
-    for line in complete_lines(path):
-        with contextlib.suppress(protocol.FrameError):
-            entry = protocol.decode_event(line)
-            if entry is not None:
-                yield entry
-
-
-def complete_lines(path: str) -> list[bytes]:
-    """Return the lines of a file that are complete."""
-    try:
-        with open(path, "rb") as file:
-            return file.read().split(b"\n")[:-1]
-    except OSError:
-        return []
+    return Reader(path).events()
 
 
 class Journal:
     """The writer. Only the supervisor of a run has one.
 
-    Space is kept reserved beyond the end of the file, so that a full disk does not silence it.
+    Space is kept reserved beyond the end of the file, so that a full disk does not silence it. What even that has no
+    room for waits, and is written in its order once there is some: `flush`.
     """
 
     def __init__(self, path: str) -> None:
         """Open the journal, cut off a line that a crash tore, and go on with its numbers."""
         self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._waiting: deque[bytes] = deque()
         self._end = 0
         self.seq = 0
-        for line in complete_lines(path):
+        for line in Reader(path).lines():
             self._end += len(line) + 1
             with contextlib.suppress(protocol.FrameError):
                 entry = protocol.decode_event(line)
@@ -62,22 +97,27 @@ class Journal:
             self._reserved = self._end + _RESERVE
 
     def append(self, event: protocol.Event) -> protocol.Stamp:
-        """Write one event down; who follows sees it at once.
-
-        Raises:
-            OSError: Not even the reserve was enough.
-        """
-        stamp = protocol.Stamp(self.seq + 1, time.time(), time.monotonic(), proc.boot_id())
-        line = protocol.encode_event(stamp, event).encode() + b"\n"
-        try:
-            system.write_all(self._fd, line)
-        except OSError:
-            os.ftruncate(self._fd, self._end)
-            raise
-        self.seq = stamp.seq
-        self._end += len(line)
-        self._keep_reserve()
+        """Write one event down, behind those that wait; who follows sees it as soon as it is written."""
+        self.seq += 1
+        stamp = protocol.Stamp(self.seq, time.time(), time.monotonic(), proc.boot_id())
+        self._waiting.append(protocol.encode_event(stamp, event).encode() + b"\n")
+        self.flush()
         return stamp
+
+    def flush(self) -> bool:
+        """Write what waits; return whether nothing waits any more."""
+        while self._waiting:
+            try:
+                system.write_all(self._fd, self._waiting[0])
+            except OSError:
+                # A part of a line would spoil the next one. This gives back the reserve, too: it was not enough.
+                with contextlib.suppress(OSError):
+                    os.ftruncate(self._fd, self._end)
+                self._reserved = self._end
+                return False
+            self._end += len(self._waiting.popleft())
+            self._keep_reserve()
+        return True
 
     def sync(self) -> None:
         """Make sure that it outlives the machine's power."""

@@ -120,6 +120,17 @@ class Outputs:
         finally:
             os.close(one.fd)
 
+    def make_way(self, rank: int) -> None:
+        """Give back a little space on a disk that may be full: somebody has to say how the worker of a rank ended.
+
+        It is that beyond the end of its index, which nobody but us writes to.
+        """
+        one = self._files.get(rank)
+        if one is not None and one.index_reserved > one.index_size:
+            with contextlib.suppress(OSError):
+                os.ftruncate(one.index, one.index_size)
+            one.index_reserved = one.index_size
+
     def look(self) -> bool:
         """See what has grown: write the index, keep the reserve, hold the limit. To be called every 250 ms.
 

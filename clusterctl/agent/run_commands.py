@@ -76,7 +76,7 @@ class _Runs:
         if found is not None and name.endswith(".log"):
             # Asked after the read: what is given up is said before it is done.
             key = (int(found[1]), int(found[2]))
-            first_valid = _state(run).first_valid.get(key, 0)
+            first_valid = self._session.states.of(run).first_valid.get(key, 0)
             if first_valid > offset:
                 data, offset = data[first_valid - offset :], first_valid
         return {"offset": offset, "size": size, "first_valid": first_valid, "data": base64.b64encode(data).decode()}
@@ -84,7 +84,7 @@ class _Runs:
     def status(self, _identity: int, arguments: dict[str, Any], epoch: int | None) -> dict[str, Any]:
         run = self._session.known_run(arguments)
         self._session.admit(run, epoch)
-        state = _state(run)
+        state = self._session.states.of(run)
         return {
             "supervisor": supervised(run),
             "epoch": epochs.current(run.epoch),
@@ -96,11 +96,12 @@ class _Runs:
         }
 
     def runs(self, _identity: int, _arguments: dict[str, Any], _epoch: int | None) -> dict[str, Any]:
-        return {"runs": [summary(run) for run in rundir.runs(self._session.root)]}
+        states = self._session.states
+        return {"runs": [summary(run, states.of(run)) for run in rundir.runs(self._session.root)]}
 
     def evidence(self, identity: int, arguments: dict[str, Any], _epoch: int | None) -> None:
         run = self._session.known_run(arguments)
-        state = _state(run)
+        state = self._session.states.of(run)
         wanted = arguments.get("ranks")
         workers = [
             {**worker, "output": run.of_rank(state.attempt, worker["rank"], "log")}
@@ -122,11 +123,8 @@ class _Runs:
     def clean(self, identity: int, arguments: dict[str, Any], epoch: int | None) -> None:
         run = self._session.known_run(arguments)
         self._session.admit(run, epoch)
-        self._session.work(identity, lambda _out: {"bytes": _clean(run)})
-
-
-def _state(run: RunDir) -> fold.NodeState:
-    return fold.fold(journal.read(run.journal))
+        state = self._session.states.of(run)
+        self._session.work(identity, lambda _out: {"bytes": _clean(run, state)})
 
 
 def _survivors(state: fold.NodeState) -> list[dict[str, Any]]:
@@ -156,9 +154,8 @@ def _workers(run: RunDir, state: fold.NodeState) -> list[dict[str, Any]]:
     return found
 
 
-def remaining(run: RunDir) -> list[proc.Stat]:
+def remaining(run: RunDir, state: fold.NodeState) -> list[proc.Stat]:
     """Return every process of the run on this node, its waiters apart."""
-    state = _state(run)
     ledger = sweep.Ledger()
     started = system.read_json(run.start(state.attempt)) or {}
     ledger.cgroup = started.get("cgroup") if cgroup.members(started.get("cgroup")) else None
@@ -169,14 +166,14 @@ def remaining(run: RunDir) -> list[proc.Stat]:
     return sweep.find(marks.marks_of(run), ledger)
 
 
-def summary(run: RunDir) -> dict[str, Any]:
-    """Return what there is to know of a run for a list."""
-    state = _state(run)
+def summary(run: RunDir, state: fold.NodeState | None = None) -> dict[str, Any]:
+    """Return what there is to know of a run for a list; `state` is what its journal says, read here by default."""
+    state = state or fold.fold(journal.read(run.journal))
     prepared = system.read_json(run.prepare) or {}
     over = state.state in ("new", "swept", "finished")
     live = supervised(run) or any(worker["alive"] for worker in _workers(run, state))
     # What a worker left behind lives on where supervisor, waiters and workers were all killed.
-    live = live or (not over and bool(remaining(run)))
+    live = live or (not over and bool(remaining(run, state)))
     return {
         "run": run.run,
         "node": run.node,
@@ -195,16 +192,15 @@ def summary(run: RunDir) -> dict[str, Any]:
     }
 
 
-def _clean(run: RunDir) -> int:
+def _clean(run: RunDir, state: fold.NodeState) -> int:
     """Remove the directory of a run; return how many bytes that frees.
 
     Raises:
         RequestError: Something of the run still lives.
     """
-    state = _state(run)
     if supervised(run) and state.state not in ("finished", "swept", "new"):
         raise requests.refused(f"run {run.run} still has a supervisor on this node", "`clusterctl down` ends it")
-    left = remaining(run)
+    left = remaining(run, state)
     if left:
         names = ", ".join(str(one.pid) for one in left[:5])
         raise requests.refused(

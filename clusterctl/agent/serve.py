@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from clusterctl.agent.holds import Holds
     from clusterctl.agent.jobs import Task
     from clusterctl.agent.links import Link
+    from clusterctl.agent.states import States
 
     Result = Optional[dict[str, Any]]
     Handler = Callable[[int, dict[str, Any], Optional[int]], Result]
@@ -44,6 +45,7 @@ class Session:
         self.followers: dict[tuple[str, str], Follower] = {}
         self._holds: Holds | None = None
         self._links: dict[tuple[str, str], Link] = {}
+        self._states: States | None = None
         self._held: dict[tuple[str, str], int] = {}
         self._credit = 0
         self._stream = protocol.AGENT_STREAMS
@@ -220,6 +222,15 @@ class Session:
             else:
                 epochs.touch_lease(run.lease)
 
+    @property
+    def states(self) -> States:
+        """What the journals on this node say."""
+        if self._states is None:
+            from clusterctl.agent.states import States
+
+            self._states = States()
+        return self._states
+
     def link(self, run: RunDir) -> Link:
         """Return the link to a run's supervisor."""
         key = (run.run, run.node)
@@ -255,7 +266,7 @@ class Session:
             self.admit(run, epoch)
             if command is Command.FINISH:
                 self._let_workdirs_go(run)
-            if command in (Command.STOP, Command.FINISH) and _nothing_to_do(run):
+            if command in (Command.STOP, Command.FINISH) and self._nothing_to_do(run):
                 return {}
 
             def pass_on(message: dict[str, Any]) -> None:
@@ -272,6 +283,12 @@ class Session:
     def _let_workdirs_go(self, run: RunDir) -> None:
         if self._holds is not None:
             self._holds.drop_all_of(run.run)
+
+    def _nothing_to_do(self, run: RunDir) -> bool:
+        from clusterctl.agent import guardians
+
+        state = self.states.of(run)
+        return state.finished is not None or (state.seq == 0 and guardians.supervisor(run) is None)
 
     def _replicated(self, _identity: int, arguments: dict[str, Any], epoch: int | None) -> Result:
         run = self.run_of(arguments)
@@ -356,13 +373,6 @@ class Session:
         for action in self._at_end:
             action()
         self.loop.stop()
-
-
-def _nothing_to_do(run: RunDir) -> bool:
-    from clusterctl.agent import fold, guardians, journal
-
-    state = fold.fold(journal.read(run.journal))
-    return state.finished is not None or (state.seq == 0 and guardians.supervisor(run) is None)
 
 
 def main(arguments: list[str]) -> int:

@@ -9,7 +9,6 @@ import contextlib
 import os
 import signal
 import socket
-import sys
 import time
 import traceback
 from typing import TYPE_CHECKING, Any
@@ -22,7 +21,6 @@ from clusterctl.agent import (
     hosting,
     journal,
     marks,
-    proc,
     protocol,
     requests,
     sampling,
@@ -96,11 +94,7 @@ class Supervisor:
     # --- the journal
 
     def _record(self, event: protocol.Event) -> protocol.Stamp:
-        try:
-            stamp = self._journal.append(event)
-        except OSError as error:
-            self._say(f"cannot write the journal: {error}")
-            stamp = protocol.Stamp(self._journal.seq, time.time(), time.monotonic(), proc.boot_id())
+        stamp = self._journal.append(event)
         fold.apply(self._state, stamp, event)
         # After this action, not now: who follows has seen it already, and the disk may be slow.
         self._loop.after(0.0, self._sync)
@@ -114,7 +108,9 @@ class Supervisor:
         self._record(protocol.Alarm(max(self._state.attempt, 0), code, message))
 
     def _say(self, text: str) -> None:
-        print(time.strftime("%Y-%m-%dT%H:%M:%S"), text, file=sys.stderr, flush=True)  # noqa: T201
+        # On a full disk there is no room for it either.
+        with contextlib.suppress(OSError):
+            os.write(2, f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {text}\n".encode("utf-8", "replace"))
 
     # --- adoption
 
@@ -189,6 +185,7 @@ class Supervisor:
             self._activity.take()
 
     def _slow_tick(self) -> None:
+        self._journal.flush()
         attempt = self._attempt
         heard = waiter.read_lease(self._run.lease)
         age = time.monotonic() - heard if heard is not None else 0.0

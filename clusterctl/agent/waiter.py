@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _FENCE_SLACK = 2.0
 """Seconds by which the waiter lets the supervisor go first with the fence."""
 _UNMEASURED_DELAY = 0.05
+_RETRY_SECONDS = 0.25
 _MARGIN = 0.002
 
 
@@ -265,7 +266,16 @@ def _wait(worker: int, fence: _Fence) -> int | None:
 
 
 def _write_exit(fd: int, path: str, record: dict[str, Any]) -> None:
-    # Where the directory is gone (the run was cleaned away), there is nobody left to tell.
-    with contextlib.suppress(FileNotFoundError):
-        system.write_all(fd, json.dumps(record).encode() + b"\n")
-        os.rename(path + ".new", path)
+    """Put the exit file in place, however long that takes on a full disk: there is nothing else to do."""
+    line = json.dumps(record).encode() + b"\n"
+    while True:
+        try:
+            os.lseek(fd, 0, os.SEEK_SET)
+            system.write_all(fd, line)
+            os.rename(path + ".new", path)
+            return
+        except FileNotFoundError:
+            # The run was cleaned away: there is nobody left to tell.
+            return
+        except OSError:
+            time.sleep(_RETRY_SECONDS)

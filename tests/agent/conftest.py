@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
 import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -126,6 +127,20 @@ def nodes(tmp_path: Path) -> Iterator[Callable[[], Node]]:
     yield make
     for one in made:
         one.end()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Node]:
+    """A node whose state lies on a filesystem of 16 MiB."""
+    if os.getuid() != 0:
+        pytest.skip("mounting needs root")
+    home = tmp_path / "small"
+    home.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", home], check=True)
+    node = Node(home)
+    yield node
+    node.end()
+    subprocess.run(["umount", "-l", home], check=True)
 
 
 def gone(pid: int) -> bool:

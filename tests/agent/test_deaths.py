@@ -157,3 +157,23 @@ def test_what_was_prepared_and_never_started_is_undone_at_once(node: Node) -> No
     talk.ask(Command.FINISH, **node.where, state="failed", exit_code=4)
     talk.wait_for("finished")
     talk.eventually(lambda: gone(supervisor))
+
+
+def test_a_line_that_was_torn_by_the_death_of_the_supervisor_silences_nobody(node: Node) -> None:
+    talk = node.launch(["/bin/sh", "-c", "while [ ! -e go ]; do sleep 0.05; done; exit 7"])
+    talk.wait_for("started")
+    first = node.supervisor()
+    os.kill(first, signal.SIGSTOP)
+    with (node.folder / "journal.jsonl").open("ab") as journal:
+        journal.write(b'{"seq":3,"wall":1.0,"mono":1.0,"boot":"b","kind":"exited","tail":"' + b"x" * 4000)
+    for number in (1, 2):  # by then the session has read it
+        talk.beat(number)
+        talk.until(lambda number=number: len(talk.beats) == number)
+    os.kill(first, signal.SIGKILL)
+
+    talk.wait_for("adopted")
+    (node.home / "work/go").touch()
+    talk.wait_for("swept")
+
+    assert [event["seq"] for event in talk.events] == list(range(1, len(talk.events) + 1))
+    assert talk.exits()[0]["exit_code"] == 7

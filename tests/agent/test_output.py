@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
-from pathlib import Path
-from typing import TYPE_CHECKING
-
-import pytest
 
 from clusterctl.agent import protocol
 from clusterctl.agent.protocol import Command
 from tests.agent.conftest import BIN, Node
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 LOG = "attempt-0/rank-0.log"
 INDEX = "attempt-0/rank-0.idx"
@@ -67,20 +59,6 @@ def test_a_part_of_a_file_can_be_read_without_following(node: Node) -> None:
     assert (base64.b64decode(answer["data"]), answer["size"], answer["first_valid"]) == (b"3456", 11, 0)
     answer = talk.ask(Command.READ, **node.where, file=LOG, offset=-4, length=100)
     assert (base64.b64decode(answer["data"]), answer["offset"]) == (b"789\n", 7)
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Node]:
-    """A node whose state lies on a filesystem of 16 MiB."""
-    if os.getuid() != 0:
-        pytest.skip("mounting needs root")
-    home = tmp_path / "small"
-    home.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", home], check=True)
-    node = Node(home)
-    yield node
-    node.end()
-    subprocess.run(["umount", "-l", home], check=True)
 
 
 def test_a_full_disk_kills_no_worker_and_what_is_dropped_is_counted(small_disk: Node) -> None:
