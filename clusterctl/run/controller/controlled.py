@@ -5,6 +5,7 @@ The thread of the loop owns the state. Other threads hand over what they found b
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import queue
 import threading
@@ -14,9 +15,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from clusterctl.agent import protocol as wire
 from clusterctl.agent.protocol import Command
-from clusterctl.errors import NodeError
+from clusterctl.errors import ClusterctlError, NodeError
 from clusterctl.run import events, policy
 from clusterctl.run.control import ControlServer
+from clusterctl.run.gaps import Gaps, Step
 from clusterctl.run.launch import Launch, Progress
 from clusterctl.run.links import Links, each, quietly
 from clusterctl.run.reader import load_state
@@ -76,6 +78,7 @@ class ControlledRun:
         self.launching = False
         self.cancelled = threading.Event()
         self.kill = False
+        self._gaps = Gaps()
         self.unfit: dict[str, str] = {}
         self.launch = Launch(folder, spec, self.links.sessions, self.post, self.cancelled)
         self.control = ControlServer(folder.control_address(), self.inbox.put)
@@ -120,9 +123,30 @@ class ControlledRun:
     def take(self, item: EventReceived) -> None:
         """Replicate an event of a node's journal, and take it into the state; nothing where it was seen before."""
         known = self.known(item.node)
-        if known is not None and item.stamp.seq > known.seq:
-            self.writer.journal(item.node, item.record)
-            self.state = apply_node(self.state, item.node, item.stamp, item.event)
+        if known is None or item.stamp.seq <= known.seq:
+            return
+        match self._gaps.judge(item.node, known.seq, item.stamp.seq, self.links.sessions.get(item.node)):
+            case Step.ASK_AGAIN:
+                self._ask_again(item.node)
+                return
+            case Step.LEAVE:
+                return
+            case Step.HANG_UP:
+                self.links.broken(self.hosts[item.node])
+                return
+            case Step.PASS_OVER:
+                self.note(f"{item.node}: its journal lacks what came behind number {known.seq}")
+            case Step.TAKE:
+                pass
+        self.writer.journal(item.node, item.record)
+        self.state = apply_node(self.state, item.node, item.stamp, item.event)
+
+    def _ask_again(self, node: str) -> None:
+        def ask() -> None:
+            with contextlib.suppress(ClusterctlError):
+                self.follow(node)
+
+        self.aside(ask, lambda _: self._gaps.asked_again(node))
 
     def known(self, node: str) -> NodeState | None:
         """Return what is known of a node of this attempt, or of an earlier one."""
