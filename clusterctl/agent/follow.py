@@ -108,8 +108,10 @@ class Follower:
         data = os.pread(file.fd, limit, file.offset)
         if not data:
             return 0
-        # What is given up is said before it is done: after another look at the journal these bytes are known good.
+        # What is given up is said before it is done: after another look these bytes are known good.
         self.pump_events()
+        if file.name == protocol.SAMPLES_FILE:
+            file.first_valid = protocol.first_kept(os.fstat(file.fd).st_size, protocol.SAMPLES_KEPT)
         if file.first_valid > file.offset:
             return self._pump(file, limit)
         self._announce(file)

@@ -61,6 +61,7 @@ __all__ = [
     "MAX_FRAME",
     "PROTOCOL",
     "SAMPLES_FILE",
+    "SAMPLES_KEPT",
     "UNANSWERED",
     "Adopted",
     "Alarm",
@@ -92,6 +93,7 @@ __all__ = [
     "encode_data",
     "encode_event",
     "encode_message",
+    "first_kept",
     "from_wire",
     "index_file",
     "output_file",
@@ -110,6 +112,8 @@ CHUNK_BYTES = 64 * 1024
 
 JOURNAL_FILE = "journal.jsonl"
 SAMPLES_FILE = "samples.jsonl"
+SAMPLES_KEPT = 64 * 1024 * 1024
+"""Bytes of its samples that a node keeps at most (see `first_kept`)."""
 INDEX_RECORD = struct.Struct("<Qd")
 """One record of a time index: the size of the output file (bytes), and the wall clock (seconds) when it was seen."""
 
@@ -127,6 +131,15 @@ def output_file(attempt: int, rank: int) -> str:
 def index_file(attempt: int, rank: int) -> str:
     """Where the time index of that output lies: `INDEX_RECORD` after `INDEX_RECORD`."""
     return f"attempt-{attempt}/rank-{rank}.idx"
+
+
+def first_kept(size: int, most: int) -> int:
+    """Return the first byte that is kept of a file of `size` bytes whose front gives way: always the last `most / 2`.
+
+    It follows from the size alone, so that whoever reads the file knows without being told what is gone.
+    """
+    half = most // 2
+    return max(0, size // half - 1) * half
 
 
 # --- frames

@@ -70,6 +70,7 @@ class _Runs:
             offset = int(arguments["offset"])
             offset = max(0, size + offset) if offset < 0 else offset
             data = os.pread(fd, max(0, min(int(arguments["length"]), _MAX_READ)), offset)
+            size = max(size, os.fstat(fd).st_size)
         finally:
             os.close(fd)
         first_valid = 0
@@ -77,8 +78,10 @@ class _Runs:
             # Asked after the read: what is given up is said before it is done.
             key = (int(found[1]), int(found[2]))
             first_valid = self._session.states.of(run).first_valid.get(key, 0)
-            if first_valid > offset:
-                data, offset = data[first_valid - offset :], first_valid
+        elif name == protocol.SAMPLES_FILE:
+            first_valid = protocol.first_kept(size, protocol.SAMPLES_KEPT)
+        if first_valid > offset:
+            data, offset = data[first_valid - offset :], first_valid
         return {"offset": offset, "size": size, "first_valid": first_valid, "data": base64.b64encode(data).decode()}
 
     def status(self, _identity: int, arguments: dict[str, Any], epoch: int | None) -> dict[str, Any]:

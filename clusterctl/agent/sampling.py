@@ -9,7 +9,7 @@ import signal
 import time
 from typing import TYPE_CHECKING, Any, Callable
 
-from clusterctl.agent import activity, launch, system
+from clusterctl.agent import activity, launch, protocol, system
 
 if TYPE_CHECKING:
     from clusterctl.agent.attempt import Attempt
@@ -20,14 +20,21 @@ _FIRST_SECONDS = 5.0
 _RESTART_SECONDS = 30.0
 _LIVED_SECONDS = 600.0
 _MAX_LINE = 1 << 20
-_MAX_SAMPLES = 256 << 20
-_BLOCK = 4096
+_STEADY_AGE_S = 4.0
+_STEADY_FOR_S = 60.0
+_STEADY_EVERY_S = 10.0
 
 
 class Samples:
-    """The file of samples of a run. What cannot be written is left out: a sample is never worth a run."""
+    """The file of samples of a run, cut from its front. What cannot be written is left out: no sample is worth a run.
 
-    def __init__(self, path: str) -> None:
+    Args:
+        path: The file.
+        most: Bytes to keep.
+    """
+
+    def __init__(self, path: str, most: int = protocol.SAMPLES_KEPT) -> None:
+        self._most = most
         self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def write(self, attempt: int, kind: str, values: dict[str, Any]) -> None:
@@ -42,9 +49,44 @@ class Samples:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._fd, before)
             return
-        if before // _MAX_SAMPLES != (before + len(line)) // _MAX_SAMPLES:
+        first = protocol.first_kept(before + len(line), self._most)
+        if first != protocol.first_kept(before, self._most):
             with contextlib.suppress(OSError):
-                system.punch(self._fd, 0, before // 2 // _BLOCK * _BLOCK)
+                system.punch(self._fd, 0, first)
+
+
+class Steadiness:
+    """Tells when every rank of a node has kept making progress for so long that a look now and then is enough.
+
+    The rule that calls a run stalled waits far longer than a sample is left out for; as soon as a rank falls behind,
+    declares a phase, ends or is not seen any more, every sample counts again. What is written says `steady` where
+    samples before it were left out.
+    """
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+        self._written = float("-inf")
+
+    def leaves_out(self, sample: dict[str, Any]) -> bool:
+        """Return whether a sample (see `activity.Sampler.sample`) need not be written."""
+        now = float(sample["time"])
+        if not all(_moves(rank) for rank in sample["ranks"].values()):
+            self._since = None
+        elif self._since is None:
+            self._since = now
+        sample["steady"] = self._since is not None and now - self._since >= _STEADY_FOR_S
+        if sample["steady"] and now - self._written < _STEADY_EVERY_S:
+            return True
+        self._written = now
+        return False
+
+
+def _moves(rank: dict[str, Any]) -> bool:
+    """Return whether a rank has just made progress and says so itself."""
+    inside = rank["inside"]
+    if not rank["alive"] or inside is None or inside["phase"] is not None or inside["progress_age_s"] is None:
+        return False
+    return bool(max(inside["age_s"], inside["progress_age_s"]) <= _STEADY_AGE_S)
 
 
 class Activity:
@@ -53,10 +95,11 @@ class Activity:
     def __init__(self, run: RunDir, attempt: Attempt, samples: Samples) -> None:
         self._run, self._attempt, self._samples = run, attempt, samples
         self._known: frozenset[int] = frozenset()
+        self._steadiness = Steadiness()
         self._sampler: activity.Sampler | None = None
 
     def take(self) -> None:
-        """Write one sample, while a worker lives."""
+        """Take one sample, while a worker lives; write it down unless nothing follows from it."""
         attempt = self._attempt
         if not attempt.living:
             return
@@ -75,7 +118,9 @@ class Activity:
         with contextlib.suppress(OSError):
             # logind may clean a tmpfs when the user's last session ends.
             os.makedirs(status_dir, mode=0o700, exist_ok=True)
-        self._samples.write(attempt.number, "activity", self._sampler.sample())
+        sample = self._sampler.sample()
+        if not self._steadiness.leaves_out(sample):
+            self._samples.write(attempt.number, "activity", sample)
 
 
 class Health:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -199,9 +200,14 @@ def _of_job(run: RunDir, state: RunState, workers: int, epochs: int) -> list[Mea
 
 
 def _records(path: Path, attempt: int) -> list[dict[str, Any]]:
-    lines = path.read_text().splitlines() if path.exists() else []
-    # The last line may be torn.
-    return [r for r in (json.loads(line) for line in lines if line.endswith("}")) if r.get("attempt") == attempt]
+    # What was cut off at the front reads as zeros; the line there is torn, as the last one may be.
+    found = []
+    for line in path.read_bytes().lstrip(b"\0").splitlines() if path.exists() else ():
+        with contextlib.suppress(ValueError):
+            record = json.loads(line)
+            if isinstance(record, dict) and record.get("attempt") == attempt:
+                found.append(record)
+    return found
 
 
 # --- for people

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-_KEEP_SIZE = 1
-"""Flag of fallocate(2): blocks beyond the end of the file, whose size stays."""
+_KEEP_SIZE, _PUNCH_HOLE = 1, 2
+"""Flags of fallocate(2): the size of the file stays as it is; blocks are given back."""
 
 
 class LineFile:
@@ -94,6 +94,12 @@ def reserve(fd: int, offset: int, length: int) -> bool:
     """Have blocks ready for `length` bytes from `offset` on; return False where there are none to be had."""
     libc = ctypes.CDLL(None, use_errno=True)
     return bool(libc.fallocate(fd, _KEEP_SIZE, ctypes.c_int64(offset), ctypes.c_int64(length)) == 0)
+
+
+def punch(fd: int, length: int) -> None:
+    """Give the first `length` bytes of a file back to the file system, if it can do that; they read as zeros then."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.fallocate(fd, _KEEP_SIZE | _PUNCH_HOLE, ctypes.c_int64(0), ctypes.c_int64(length))
 
 
 def drop_torn_line(path: Path) -> None:

@@ -37,6 +37,8 @@ CONFIRM_MIN_S, CONFIRM_MAX_S, CONFIRM_SHARE = 15.0, 60.0, 0.2
 # Ranks of one step report it at slightly different times: closer than this is one advance.
 SAME_ADVANCE_S = 1.0
 BLIND_S = 5.0
+# Looks that a node took and left out because all its ranks moved were so far apart.
+STEADY_S = 2.0
 
 HINT = (
     "work of one rank alone looks like this from outside; declare it by"
@@ -204,7 +206,7 @@ def _observe_rank(
     if before is not None and view.phase != before.phase and _changed(view.phase, before.phase):
         watch = replace(watch, held_at=now)
     if view.progress_at is not None and (before is None or view.progress_at != before.progress_at):
-        watch = _advance(watch, view.progress_at, before, now)
+        watch = _advance(watch, view.progress_at, before, now, STEADY_S if sample.get("steady") else BLIND_S)
     if before is not None and active(before, view):
         watch = replace(watch, activity_at=now)
     return replace(watch, ranks={**watch.ranks, rank: view})
@@ -217,8 +219,8 @@ def _changed(one: tuple[str, float, float] | None, other: tuple[str, float, floa
     return one[0] != other[0] or abs(one[1] - other[1]) > SAME_ADVANCE_S
 
 
-def _advance(watch: StallWatch, moment: float, before: RankView | None, now: float) -> StallWatch:
-    """One more sign of progress of the run as a whole; the gap before it is an interval."""
+def _advance(watch: StallWatch, moment: float, before: RankView | None, now: float, blind: float) -> StallWatch:
+    """One more sign of progress of the run; the gap before it is an interval, of which `blind` at most was unseen."""
     last = watch.progress_at
     if last is None:
         return replace(watch, progress_at=moment, recorded_at=moment, moves=1)
@@ -229,7 +231,7 @@ def _advance(watch: StallWatch, moment: float, before: RankView | None, now: flo
         return watch
     # While nobody looked, steps may have gone on: only what a look has seen to be idle counts in full.
     seen = before.seen if before else now
-    interval = min(moment - last, max(0.0, seen - last) + min(now - seen, BLIND_S))
+    interval = min(moment - last, max(0.0, seen - last) + min(now - seen, blind))
     return replace(watch, recorded_at=moment, intervals=(*watch.intervals, interval)[-INTERVALS:])
 
 

@@ -29,7 +29,7 @@ from clusterctl.agent import protocol as wire
 from clusterctl.errors import NotFoundError, RefusedError
 from clusterctl.run import events as head
 from clusterctl.run import outline
-from clusterctl.run.linefile import LineFile, is_full
+from clusterctl.run.linefile import LineFile, is_full, punch
 from clusterctl.run.reader import load_state
 from clusterctl.run.state import RunPhase, RunState
 
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 _EVENTS_RESERVE = 1024 * 1024
 _JOURNAL_RESERVE = 128 * 1024
+SAMPLES_KEPT = 16 * 1024 * 1024
+"""Bytes of a node's samples that are kept here at most: many times what any reader looks back."""
 _ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"
 
 
@@ -290,14 +292,20 @@ class Writer:
     def replicate(self, node: str, file: str, offset: int, payload: bytes) -> int:
         """Write bytes of a node's file at their own offset; return the replica's new size, which is the cursor.
 
+        Of samples, which would be most of what a long run leaves here, only the last `SAMPLES_KEPT` bytes are kept.
+
         Raises:
             OSError: The disk is full; writing the same again later makes it whole.
         """
         fd = self._open(node, file)
-        view = memoryview(payload)
+        view, before = memoryview(payload), offset
         while view:
             written = os.pwrite(fd, view, offset)
             view, offset = view[written:], offset + written
+        if file == wire.SAMPLES_FILE:
+            gone = wire.first_kept(offset, SAMPLES_KEPT)
+            if gone != wire.first_kept(before, SAMPLES_KEPT):
+                punch(fd, gone)
         return offset
 
     def cursors(self, node: str) -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -93,3 +94,19 @@ def test_beyond_max_size_what_is_replicated_is_given_back(node: Node) -> None:
     talk.until(lambda: len(talk.files[LOG]) == len(expected))
     assert bytes(talk.files[LOG]) == expected
     assert (node.folder / LOG).stat().st_blocks * 512 < 16 << 20
+
+
+def test_samples_are_sent_from_where_they_are_still_kept(node: Node) -> None:
+    talk = node.launch(["/bin/sleep", "60"], sample_seconds=0.2)
+    samples = protocol.SAMPLES_FILE
+    talk.until(lambda: talk.files.get(samples))
+    size = 3 * protocol.SAMPLES_KEPT
+    os.truncate(node.folder / samples, size)
+    first = protocol.first_kept(size, protocol.SAMPLES_KEPT)
+
+    again = node.talk()
+    node.follow(again)
+    again.until(lambda: samples in again.starts)
+    assert again.starts[samples] == first
+    answer = again.ask(Command.READ, **node.where, file=samples, offset=0, length=100)
+    assert (answer["offset"], answer["first_valid"], answer["data"]) == (first, first, "")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from clusterctl.agent.sampling import Steadiness
 from clusterctl.run import stall
 
 if TYPE_CHECKING:
@@ -84,8 +86,9 @@ def watch(
     seen: Callable[[str, float], bool] = lambda node, t: True,
     watched: Callable[[float], dict[str, list[int]]] = lambda t: {},
 ) -> Seen:
-    """Runs the rule over a job, one sample of each node every two seconds."""
+    """Runs the rule over a job: one look of each node every two seconds, of which arrives what a node writes down."""
     limits = limits or stall.StallLimits()
+    steadiness: dict[str, Steadiness] = defaultdict(Steadiness)
     state, said, t = stall.begin(0, ranks, 1000.0), Seen(), 0.0
     while t < until:
         t += SAMPLE_S
@@ -93,7 +96,8 @@ def watch(
             if seen(node, t):
                 members = {str(r): rank.sample(t) for r, rank in ranks.items() if rank.node == node}
                 sample = {"time": 50.0 + t, "gpus": gpus, "watched": watched(t), "ranks": members}
-                state = stall.observe(state, sample, node=node, attempt=0, now=1000.0 + t)
+                if not steadiness[node].leaves_out(sample):
+                    state = stall.observe(state, sample, node=node, attempt=0, now=1000.0 + t)
         state, said.last = stall.judge(state, limits, 1000.0 + t)
         said.all.append((t, said.last))
         if said.last.phase is not stall.StallPhase.NONE and said.suspected is None:
