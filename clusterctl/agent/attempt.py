@@ -30,6 +30,8 @@ from clusterctl.agent import (
 from clusterctl.agent.outputs import Outputs
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from clusterctl.agent.fold import NodeState
     from clusterctl.agent.loop import Loop
     from clusterctl.agent.marks import Marks
@@ -50,7 +52,14 @@ class Attempt:
     """
 
     def __init__(
-        self, loop: Loop, run: RunDir, marks: Marks, prepare: protocol.Prepare, record: Record, held: claims.Claims
+        self,
+        loop: Loop,
+        run: RunDir,
+        marks: Marks,
+        prepare: protocol.Prepare,
+        record: Record,
+        held: claims.Claims,
+        dropped: Mapping[tuple[int, int], tuple[int, int]],
     ) -> None:
         self._loop, self._run, self._marks, self._record = loop, run, marks, record
         self.prepare = prepare
@@ -69,7 +78,7 @@ class Attempt:
         self.launcher: Worker | None = None
         self._places: list[list[int]] = []
         self._oom = oom.counts()
-        self.outputs = Outputs(prepare.reserve, prepare.max_size, self._dropped, self._full)
+        self.outputs = Outputs(run, prepare.attempt, prepare.reserve, prepare.max_size, record, dropped)
         us = proc.identify(os.getpid())
         if us is not None:
             self.ledger.ours.add(us)
@@ -114,18 +123,13 @@ class Attempt:
     def _make_folders(self) -> None:
         os.makedirs(self._run.attempt(self.number), mode=0o700, exist_ok=True)
         os.makedirs(self._run.status_dir(self.number), mode=0o700, exist_ok=True)
-        for rank in self.prepare.ranks:
-            self._open_output(rank)
+        self.outputs.make(self.prepare.ranks)
 
-    def _open_output(self, rank: int, first_valid: int = 0) -> None:
-        of_rank = self._run.of_rank
-        self.outputs.open(rank, of_rank(self.number, rank, "log"), of_rank(self.number, rank, "idx"), first_valid)
-
-    def reopen_outputs(self, first_valid: dict[tuple[int, int], int]) -> None:
+    def reopen_outputs(self) -> None:
         """Open the output files again after a restart of the supervisor."""
         for rank in self.prepare.ranks:
             try:
-                self._open_output(rank, first_valid.get((self.number, rank), 0))
+                self.outputs.make([rank])
             except OSError as error:
                 self._alarm("output", f"rank {rank}: cannot watch its output: {error.strerror}")
 
@@ -169,8 +173,8 @@ class Attempt:
             self._record_started(worker)
 
     def _begin(self, start: protocol.Start, one: protocol.WorkerStart, files: str = "") -> int:
-        if one.rank not in self.outputs.sizes():
-            self._open_output(one.rank)
+        if one.rank not in self.outputs:
+            self.outputs.open(one.rank)
         post = waiter.Post(
             program=workers.program(self._run, self._marks, self.prepare, start, one, self.python),
             output=self.outputs.descriptor(one.rank),
@@ -394,21 +398,12 @@ class Attempt:
     def _close(self, remaining: list[dict[str, Any]]) -> None:
         strays = self.ledger.found - set(self.ledger.workers)
         if not remaining:
-            self.outputs.look()
             self.outputs.close()
             cgroup.remove(self.ledger.cgroup)
         self.ports.release()
         self.claims.release()
         self.swept, self.remaining = True, remaining
         self._record(protocol.Swept(self.number, len(strays), remaining))
-
-    # --- what the outputs say
-
-    def _dropped(self, rank: int, first_valid: int, lost: int, why: str) -> None:
-        self._record(protocol.Dropped(self.number, rank, first_valid, lost, why))
-
-    def _full(self, message: str) -> None:
-        self._alarm("disk_full", message)
 
     def _alarm(self, code: str, message: str) -> None:
         self._record(protocol.Alarm(self.number, code, message))

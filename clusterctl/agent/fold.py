@@ -21,7 +21,7 @@ class NodeState:
         finished: The run is over.
         boot: Boot id of the last event: another one now means that nothing of the run is left.
         stopping: When SIGTERM went out (monotonic), with the event.
-        first_valid: Per attempt and rank, up to where output was given up.
+        dropped: Per attempt and rank, up to where output was given up, and how many bytes of that no head has.
     """
 
     seq: int = 0
@@ -34,7 +34,7 @@ class NodeState:
     exited: dict[int, protocol.Exited] = field(default_factory=dict)
     stopping: tuple[float, protocol.Stopping] | None = None
     swept: protocol.Swept | None = None
-    first_valid: dict[tuple[int, int], int] = field(default_factory=dict)
+    dropped: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
     began: float | None = None
     ended: float | None = None
 
@@ -72,7 +72,8 @@ def apply(state: NodeState, stamp: protocol.Stamp, event: protocol.Event) -> Non
         state.finished, state.ended = event, stamp.wall
     elif isinstance(event, protocol.Dropped):
         key = (event.attempt, event.rank)
-        state.first_valid[key] = max(state.first_valid.get(key, 0), event.first_valid)
+        first_valid, lost = state.dropped.get(key, (0, 0))
+        state.dropped[key] = (max(first_valid, event.first_valid), lost + event.lost)
 
 
 def fold(entries: Iterable[tuple[protocol.Stamp, protocol.Event]]) -> NodeState:

@@ -7,7 +7,8 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Callable
 
-from clusterctl.agent import fold, journal, protocol
+from clusterctl.agent import fold, journal, protocol, reading
+from clusterctl.agent.tally import Tallies
 
 if TYPE_CHECKING:
     from clusterctl.agent.rundir import RunDir
@@ -15,17 +16,29 @@ if TYPE_CHECKING:
 
 @dataclass
 class _File:
+    """A file that is followed.
+
+    Attributes:
+        offset: Up to where it was sent, bytes of the output.
+        first_valid: What lies before it is gone, as the journal tells.
+        attempt: Whose it is; -1 for samples.
+        rank: Of which rank it is the output; `None` for any other file.
+        stream: 0 until it was announced.
+        quiet: The file as it was when there was nothing more to send.
+    """
+
     name: str
     path: str
-    stream: int
     offset: int
+    attempt: int = -1
+    rank: int | None = None
     first_valid: int = 0
-    fd: int = -1
-    announced: bool = False
+    stream: int = 0
+    quiet: tuple[int, int, int] | None = None
 
 
 class Follower:
-    """Sends one run to one controller. It holds nothing but positions in files.
+    """Sends one run to one controller. It holds nothing but positions in files, and no file open between two looks.
 
     Attributes:
         state: The run as far as its journal was read.
@@ -46,6 +59,8 @@ class Follower:
         self._send, self._send_data, self._new_stream, self._watch = send, send_data, new_stream, watch
         self._journal = journal.Reader(run.journal)
         self._files: dict[str, _File] = {}
+        self._tallies: dict[int, Tallies] = {}
+        self._over: set[int] = set()
         self._turn = 0
         watch(run.path)
         self._add(protocol.SAMPLES_FILE)
@@ -72,9 +87,12 @@ class Follower:
     def _notice(self, event: protocol.Event) -> None:
         if isinstance(event, protocol.Prepared):
             self._watch(self.run.attempt(event.attempt))
+            self._tallies[event.attempt] = Tallies(self.run.tallies(event.attempt))
         elif isinstance(event, protocol.Started):
-            self._add(protocol.output_file(event.attempt, event.rank))
-            self._add(protocol.index_file(event.attempt, event.rank))
+            self._add(protocol.output_file(event.attempt, event.rank), event.attempt, event.rank)
+            self._add(protocol.index_file(event.attempt, event.rank), event.attempt)
+        elif isinstance(event, protocol.Swept) and not event.remaining:
+            self._over.add(event.attempt)
         elif isinstance(event, protocol.Dropped):
             file = self._files.get(protocol.output_file(event.attempt, event.rank))
             if file is not None:
@@ -82,53 +100,83 @@ class Follower:
 
     # --- bytes
 
-    def _add(self, name: str) -> None:
+    def _add(self, name: str, attempt: int = -1, rank: int | None = None) -> None:
         if name not in self._files:
             offset = max(0, int(self._request.cursors.get(name, 0)))
-            self._files[name] = _File(name, self.run.file(name), 0, offset)
+            self._files[name] = _File(name, self.run.file(name), offset, attempt, rank)
 
     def pump_data(self, budget: int) -> int:
-        """Send the next bytes of one file, in turn; return how many (at most `budget`), 0 if there are none."""
-        files = list(self._files.values())
+        """Send the next bytes of one file, in turn; return how many (at most `budget`), 0 if there are none.
+
+        Raises:
+            OSError: There are none but in a file that is there and cannot be read now.
+        """
+        files, over, failed = list(self._files.values()), set(self._over), None
         for step in range(len(files)):
             file = files[(self._turn + step) % len(files)]
-            sent = self._pump(file, min(budget, protocol.CHUNK_BYTES))
+            try:
+                sent = self._pump(file, min(budget, protocol.CHUNK_BYTES))
+            except OSError as error:
+                failed = error
+                continue
             if sent:
                 self._turn += step + 1
                 return sent
+        if failed is not None:
+            raise failed
+        self._forget(over)
         return 0
 
     def _pump(self, file: _File, limit: int) -> int:
-        if file.fd < 0:
-            try:
-                file.fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
-            except OSError:
+        try:
+            status = os.stat(file.path)
+            seen = (status.st_size, status.st_blocks, status.st_mtime_ns)
+            if seen == file.quiet:
                 return 0
-        file.offset = max(file.offset, file.first_valid)
-        data = os.pread(file.fd, limit, file.offset)
-        if not data:
+            piece = self._read(file, limit)
+        except FileNotFoundError:
             return 0
-        # What is given up is said before it is done: after another look these bytes are known good.
-        self.pump_events()
-        if file.name == protocol.SAMPLES_FILE:
-            file.first_valid = protocol.first_kept(os.fstat(file.fd).st_size, protocol.SAMPLES_KEPT)
-        if file.first_valid > file.offset:
-            return self._pump(file, limit)
+        if piece is None:
+            return 0
+        moved, file.offset = piece.offset > file.offset, piece.offset
+        if not piece.data:
+            if moved:
+                return self._pump(file, limit)
+            file.quiet = seen
+            return 0
         self._announce(file)
-        self._send_data(file.stream, file.offset, data)
-        file.offset += len(data)
-        return len(data)
+        self._send_data(file.stream, piece.offset, piece.data)
+        file.offset += len(piece.data)
+        return len(piece.data)
+
+    def _read(self, file: _File, limit: int) -> reading.Piece | None:
+        if file.rank is None:
+            return reading.plain(file.path, file.offset, limit, samples=file.name == protocol.SAMPLES_FILE)
+        tallies = self._tallies[file.attempt]
+        first = file.first_valid
+        piece = reading.read(file.path, tallies, file.rank, file.offset, limit, first_valid=first, sending=True)
+        if file.attempt != self.state.attempt:
+            tallies.close()
+        # An agent without tallies said what it gave up in the journal alone, before it did.
+        self.pump_events()
+        return piece if file.first_valid == first else None
 
     def _announce(self, file: _File) -> None:
-        if not file.announced:
-            file.announced = True
+        if not file.stream:
             file.stream = self._new_stream()
             where = {"run": self.run.run, "node": self.run.node, "file": file.name}
             self._send({"push": "stream", "stream": file.stream, **where})
 
+    def _forget(self, attempts: set[int]) -> None:
+        """Have nothing more to do with attempts that were swept before their files were found to be sent."""
+        self._files = {name: file for name, file in self._files.items() if file.attempt not in attempts}
+        for attempt in attempts:
+            self._tallies.pop(attempt).close()
+        self._over -= attempts
+
     def close(self) -> None:
         """Stop following."""
-        for file in self._files.values():
-            if file.fd >= 0:
-                os.close(file.fd)
+        for tallies in self._tallies.values():
+            tallies.close()
+        self._tallies.clear()
         self._files.clear()

@@ -1,135 +1,99 @@
-"""The output files of an attempt: space reserved beyond their end, a time index, what gives way on a full disk.
+"""The output files of a run on this node: which space they take, and which of them gives way when there is none left.
 
 A `print` on a full disk would end a rank, so bytes of ours give way first: those that are safe on the head, then the
-oldest. What is given up is said before it is done, so that a reader never takes a hole for output.
+oldest. What is given up stands in the tally before it is done, so that nobody who reads takes a hole for output; the
+journal hears of it now and then, and at the end of the attempt.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import time
-from dataclasses import dataclass
-from typing import Callable
+from typing import TYPE_CHECKING, Callable
 
-from clusterctl.agent import protocol, system
+from clusterctl.agent import protocol
+from clusterctl.agent.output import BLOCK, OpenOutput, Output
+from clusterctl.agent.tally import Tallies
 
-_BLOCK = 4096
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from clusterctl.agent.rundir import RunDir
+
 _TAIL = 64 * 1024
 """Bytes at the end of what is replicated that stay, so that a new controller can compare them."""
-_INDEX_RESERVE = 64 * 1024
 _STEP = 1 << 20
 _FAST = 8
 """What grows by more than this part of the reserve from one look to the next is looked at more often."""
-
-Drop = Callable[[int, int, int, str], None]
-"""Says that the output of a rank before an offset is going: `(rank, first_valid, lost, why)`."""
-
-
-@dataclass
-class Output:
-    """One worker's output on this node. All numbers are bytes.
-
-    Attributes:
-        size: How long the file was when last seen.
-        reserved: Up to where blocks are reserved.
-        first_valid: What lies before it is gone.
-        replicated: Up to where it is safe on the head.
-    """
-
-    rank: int
-    fd: int
-    index: int
-    size: int = 0
-    reserved: int = 0
-    index_size: int = 0
-    index_reserved: int = 0
-    first_valid: int = 0
-    replicated: int = 0
-
-    def close(self) -> None:
-        """Close the descriptors."""
-        os.close(self.fd)
-        os.close(self.index)
-
-
-def _down(value: int) -> int:
-    return value // _BLOCK * _BLOCK
+_TOLD_BYTES, _TOLD_SECONDS = 64 << 20, 60.0
+"""The journal hears of so much that was given up at once; where something is lost, of less after so long."""
+_FULL, _LIMIT = "disk full", "logs.max_size"
+_LOG = re.compile(r"rank-(\d+)\.log")
 
 
 class Outputs:
-    """The output files of one attempt."""
+    """The output files of one attempt, and those of the attempts before it.
 
-    def __init__(self, reserve: int, max_size: int | None, drop: Drop, alarm: Callable[[str], None]) -> None:
+    Args:
+        run: Whose.
+        attempt: The attempt.
+        reserve: Bytes to reserve beyond the end of each file.
+        max_size: Bytes of each file after which what is replicated is given up; `None` for never.
+        record: Writes an event into the journal.
+        told: What the journal was told of already, as it is now (`NodeState.dropped`).
+    """
+
+    def __init__(
+        self,
+        run: RunDir,
+        attempt: int,
+        reserve: int,
+        max_size: int | None,
+        record: Callable[[protocol.Event], object],
+        told: Mapping[tuple[int, int], tuple[int, int]],
+    ) -> None:
+        self._run, self._attempt = run, attempt
         self._reserve, self._max_size = reserve, max_size
-        self._drop, self._alarm = drop, alarm
-        self._said_full = False
-        self._files: dict[int, Output] = {}
-        self._ended: dict[int, tuple[str, Output]] = {}
-        self._paths: dict[int, str] = {}
+        self._record, self._told = record, told
+        self._tallies = Tallies(run.tallies(attempt))
+        self._files: dict[int, OpenOutput] = {}
+        self._past: dict[tuple[int, int], Output] = {}
+        self._all_past = False
+        self._alarmed: set[str] = set()
 
-    def open(self, rank: int, log: str, index: str, first_valid: int = 0) -> None:
+    # --- the files of the attempt
+
+    def make(self, ranks: Iterable[int]) -> None:
+        """Make or open the files of these ranks and reserve space.
+
+        Raises:
+            OSError: No space, or not writable.
+        """
+        wanted = list(ranks)
+        self._tallies.make(wanted)
+        for rank in wanted:
+            self.open(rank)
+
+    def open(self, rank: int) -> None:
         """Make or open the files of a rank and reserve space.
 
         Raises:
             OSError: No space, or not writable.
         """
-        fd = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        idx = os.open(index, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        size, index_size = os.fstat(fd).st_size, os.fstat(idx).st_size
-        index_size -= index_size % protocol.INDEX_RECORD.size
-        os.ftruncate(idx, index_size)
-        one = Output(rank, fd, idx, size, size, index_size, index_size, first_valid)
-        self._files[rank] = one
-        self._paths[rank] = log
-        if system.reserve(fd, size, self._reserve):
-            one.reserved = size + self._reserve
-        with contextlib.suppress(OSError):
-            system.reserve(idx, index_size, _INDEX_RESERVE)
-            one.index_reserved = index_size + _INDEX_RESERVE
+        one = self._files[rank] = OpenOutput(self._run, self._attempt, rank, self._tallies, self._reserve)
+        one.tally.first_valid = max(one.tally.first_valid, self._told_of(one)[0])
+        self._see(one)
+        one.extend()
+
+    def __contains__(self, rank: int) -> bool:
+        """Whether the files of a rank are open."""
+        return rank in self._files
 
     def descriptor(self, rank: int) -> int:
         """Return the descriptor that a worker writes to."""
         return self._files[rank].fd
-
-    def size(self, rank: int) -> int:
-        """Return the size of a rank's output now."""
-        return os.fstat(self._files[rank].fd).st_size
-
-    def sizes(self) -> dict[int, int]:
-        """Return the size of each rank's output now."""
-        return {rank: self.size(rank) for rank in self._files}
-
-    def replicated(self, rank: int, offset: int) -> None:
-        """Take note of what is safe on the head."""
-        one = self._files.get(rank)
-        if one is not None:
-            one.replicated = max(one.replicated, min(offset, self.size(rank)))
-        elif rank in self._ended and self._max_size is not None:
-            self._hold_limit_of_ended(rank, offset, self._max_size)
-
-    def _hold_limit_of_ended(self, rank: int, offset: int, limit: int) -> None:
-        path, one = self._ended[rank]
-        one.replicated = max(one.replicated, min(offset, one.size))
-        try:
-            one.fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-        except OSError:
-            return
-        try:
-            self._hold_limit(one, limit)
-        finally:
-            os.close(one.fd)
-
-    def make_way(self, rank: int) -> None:
-        """Give back a little space on a disk that may be full: somebody has to say how the worker of a rank ended.
-
-        It is that beyond the end of its index, which nobody but us writes to.
-        """
-        one = self._files.get(rank)
-        if one is not None and one.index_reserved > one.index_size:
-            with contextlib.suppress(OSError):
-                os.ftruncate(one.index, one.index_size)
-            one.index_reserved = one.index_size
 
     def look(self) -> bool:
         """See what has grown: write the index, keep the reserve, hold the limit. To be called every 250 ms.
@@ -139,92 +103,141 @@ class Outputs:
         """
         fast = False
         for one in self._files.values():
-            size = os.fstat(one.fd).st_size
-            if size != one.size:
-                fast = fast or (size - one.size) * _FAST > self._reserve > 0
-                one.size = size
-                self._index(one)
-                self._keep_reserve(one)
-            if self._max_size is not None and size - one.first_valid > self._max_size:
+            grown = self._see(one)
+            fast = fast or grown * _FAST > self._reserve > 0
+            self._keep_reserve(one)
+            one.index()
+            if self._max_size is not None:
                 self._hold_limit(one, self._max_size)
+            self._tell(one)
         return fast
+
+    def _see(self, one: OpenOutput) -> int:
+        grown, emptied = one.look()
+        if emptied:
+            self._alarm(
+                "output_emptied",
+                f"rank {one.rank} has emptied its own output, as `> /dev/stderr` and `open('/dev/stdout', 'w')` do:"
+                " what had not been sent is lost; `>&2`, `>> /dev/stderr` and mode 'a' keep it",
+                one.rank,
+            )
+        return grown
 
     def keep_up(self) -> None:
         """Keep the reserve ahead of what grows, between two looks."""
         for one in self._files.values():
-            self._keep_reserve(one)
+            if not one.emptied:
+                self._keep_reserve(one)
 
-    def _index(self, one: Output) -> None:
-        record = protocol.INDEX_RECORD.pack(one.size, time.time())
-        try:
-            system.write_all(one.index, record)
-            one.index_size += len(record)
-            if one.index_reserved - one.index_size < _INDEX_RESERVE // 2:
-                system.reserve(one.index, one.index_size, _INDEX_RESERVE)
-                one.index_reserved = one.index_size + _INDEX_RESERVE
-        except OSError:
+    def make_way(self, rank: int) -> None:
+        """Give back a little space on a disk that may be full: somebody has to say how the worker of a rank ended."""
+        if rank in self._files:
+            self._files[rank].make_way()
+
+    def close(self) -> None:
+        """Take a last look, give back the reserve and close all files."""
+        for one in self._files.values():
             with contextlib.suppress(OSError):
-                os.ftruncate(one.index, one.index_size)
+                self._see(one)
+            one.index(last=True)
+            self._tell(one, last=True)
+            one.close()
+        self._files.clear()
+        self._tallies.close()
 
     # --- space
 
-    def _keep_reserve(self, one: Output) -> None:
-        size = os.fstat(one.fd).st_size
-        if not self._reserve or one.reserved - size > self._reserve // 2:
+    def _keep_reserve(self, one: OpenOutput) -> None:
+        wanted = one.wanted
+        if not wanted:
             return
-        wanted = size + self._reserve - max(one.reserved, size)
         try:
-            self._extend(one)
+            one.extend()
         except OSError:
             self._make_room(wanted + _STEP)
             with contextlib.suppress(OSError):
-                self._extend(one)
-
-    def _extend(self, one: Output) -> None:
-        size = os.fstat(one.fd).st_size
-        if system.reserve(one.fd, size, self._reserve):
-            one.reserved = size + self._reserve
+                one.extend()
 
     def _make_room(self, wanted: int) -> None:
         """Free at least that many bytes, if there are so many to free."""
-        if not self._said_full:
-            self._said_full = True
-            self._alarm("the disk is full: the oldest output gives way, what is already on the head first")
-        for one in self._files.values():
-            wanted -= self._cut(one, min(one.replicated - _TAIL, one.first_valid + wanted), "disk full")
+        self._alarm("disk_full", "the disk is full: the oldest output gives way, what is already on the head first")
+        past = self._before()
+        for one in (*past, *self._files.values()):
+            if wanted > 0:
+                wanted -= self._cut(one, min(one.tally.replicated - _TAIL, one.tally.first_valid + wanted), _FULL)
+        for one in past:
+            if wanted > 0:
+                wanted -= self._cut(one, min(one.tally.size - _TAIL, one.tally.first_valid + wanted), _FULL)
         while wanted > 0:
-            one = max(self._files.values(), key=lambda each: each.size - each.first_valid)
-            freed = self._cut(one, min(one.size - _TAIL, one.first_valid + max(wanted, _STEP)), "disk full")
+            largest = max(self._files.values(), key=lambda each: each.held)
+            target = largest.tally.first_valid + max(wanted, _STEP)
+            freed = self._cut(largest, min(largest.tally.size - _TAIL, target), _FULL)
             if freed <= 0:
                 return
             wanted -= freed
 
     def _hold_limit(self, one: Output, limit: int) -> None:
-        target = min(one.size - limit, one.replicated - _TAIL)
-        if target - one.first_valid >= min(_STEP, limit):
-            self._cut(one, target, "logs.max_size")
+        target = min(one.tally.size - limit, one.tally.replicated - _TAIL)
+        if target - one.tally.first_valid >= max(BLOCK, min(_STEP, limit)):
+            self._cut(one, target, _LIMIT)
 
     def _cut(self, one: Output, target: int, why: str) -> int:
-        """Give up a rank's output before `target`; return how many bytes that frees."""
-        target = _down(target)
-        before = one.first_valid
-        if target <= before:
-            return 0
-        self._drop(one.rank, target, max(0, target - max(before, one.replicated)), why)
-        one.first_valid = target
-        with contextlib.suppress(OSError):
-            if system.punch(one.fd, _down(before), target - _down(before)):
-                return target - before
-        return 0
+        freed = one.cut(target, why)
+        self._tell(one)
+        return freed
 
-    def close(self) -> None:
-        """Give back the reserve and close all files."""
-        for one in self._files.values():
+    # --- what is on the head, and the attempts before
+
+    def replicated(self, attempt: int, rank: int, offset: int) -> None:
+        """Take note of what is safe on the head; of an attempt that is over it is given up, where there is a limit."""
+        open_one = self._files.get(rank) if attempt == self._attempt else None
+        one = open_one or self._of_past(attempt, rank)
+        one.replicated(offset)
+        if open_one is None and self._max_size is not None:
+            self._hold_limit(one, 0)
+            self._tell(one, last=one.tally.replicated >= one.tally.size)
+
+    def _of_past(self, attempt: int, rank: int) -> Output:
+        known = self._past.get((attempt, rank))
+        if known is None:
+            known = self._past[attempt, rank] = Output(self._run, attempt, rank)
+        return known
+
+    def _before(self) -> list[Output]:
+        """Return the output of the attempts before, the oldest first, as far as there is anything to be had of it."""
+        if not self._all_past:
             with contextlib.suppress(OSError):
-                # Blocks beyond the end are freed by setting the size to what it is. A stray may still write: the size
-                # is taken right before, and this is done only when nothing of the attempt is left.
-                one.size = os.fstat(one.fd).st_size
-                os.ftruncate(one.fd, one.size)
-            one.close()
-            self._ended[one.rank] = (self._paths[one.rank], one)
-        self._files.clear()
+                for attempt in range(self._attempt):
+                    for rank in _ranks_in(self._run.attempt(attempt)):
+                        self._of_past(attempt, rank)
+                self._all_past = True
+        return sorted((o for o in self._past.values() if o.held > _TAIL), key=lambda o: (o.attempt, o.rank))
+
+    # --- what is said of it
+
+    def _told_of(self, one: Output) -> tuple[int, int]:
+        return self._told.get((one.attempt, one.rank), (0, 0))
+
+    def _tell(self, one: Output, *, last: bool = False) -> None:
+        """Let the journal know what is gone: not each time, or a long run would fill the disk with that alone."""
+        first_valid, lost = self._told_of(one)
+        gone, lost, now = one.tally.first_valid - first_valid, one.tally.lost - lost, time.monotonic()
+        if not gone and not lost:
+            return
+        late = now - one.told_at >= _TOLD_SECONDS and (lost > 0 or one.why != _LIMIT)
+        if last or late or gone >= _TOLD_BYTES:
+            one.told_at = now
+            self._record(protocol.Dropped(one.attempt, one.rank, one.tally.first_valid, lost, one.why))
+
+    def _alarm(self, code: str, message: str, rank: int | None = None) -> None:
+        if code not in self._alarmed:
+            self._alarmed.add(code)
+            self._record(protocol.Alarm(self._attempt, code, message, rank=rank))
+
+
+def _ranks_in(folder: str) -> list[int]:
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return []
+    return sorted(int(found[1]) for found in map(_LOG.fullmatch, names) if found)

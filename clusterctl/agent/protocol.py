@@ -86,6 +86,7 @@ __all__ = [
     "Swept",
     "TooLargeError",
     "WorkerStart",
+    "attempt_and_rank",
     "beat",
     "beat_answer",
     "decode_event",
@@ -131,6 +132,16 @@ def output_file(attempt: int, rank: int) -> str:
 def index_file(attempt: int, rank: int) -> str:
     """Where the time index of that output lies: `INDEX_RECORD` after `INDEX_RECORD`."""
     return f"attempt-{attempt}/rank-{rank}.idx"
+
+
+def attempt_and_rank(name: str) -> tuple[int, int] | None:
+    """Return which attempt and rank an output file is of (`output_file`), or `None` for any other file."""
+    folder, _, file = name.partition("/")
+    numbers = folder[len("attempt-") :], file[len("rank-") : -len(".log")]
+    if not all(number.isdigit() for number in numbers):
+        return None
+    attempt, rank = map(int, numbers)
+    return (attempt, rank) if name == output_file(attempt, rank) else None
 
 
 def first_kept(size: int, most: int) -> int:

@@ -19,6 +19,7 @@ from clusterctl.agent import (
     marks,
     proc,
     protocol,
+    reading,
     requests,
     rundir,
     secrets,
@@ -28,6 +29,7 @@ from clusterctl.agent import (
 )
 from clusterctl.agent.proc import Identity
 from clusterctl.agent.protocol import Command, ErrorKind
+from clusterctl.agent.tally import Tallies
 
 if TYPE_CHECKING:
     from clusterctl.agent.jobs import Out
@@ -61,28 +63,16 @@ class _Runs:
         found = _FILES.fullmatch(name)
         if found is None and name not in (protocol.JOURNAL_FILE, protocol.SAMPLES_FILE):
             raise requests.RequestError(ErrorKind.BAD_REQUEST, f"no file of a run: `{name}`")
+        offset, length = int(arguments["offset"]), max(0, min(int(arguments["length"]), _MAX_READ))
         try:
-            fd = os.open(run.file(name), os.O_RDONLY | os.O_CLOEXEC)
+            output = protocol.attempt_and_rank(name)
+            if output is None:
+                piece = reading.plain(run.file(name), offset, length, samples=name == protocol.SAMPLES_FILE)
+            else:
+                piece = _output_piece(run, *output, offset, length, self._session.states.of(run))
         except FileNotFoundError as error:
             raise requests.RequestError(ErrorKind.NOT_FOUND, f"run {run.run} has no {name} on this node") from error
-        try:
-            size = os.fstat(fd).st_size
-            offset = int(arguments["offset"])
-            offset = max(0, size + offset) if offset < 0 else offset
-            data = os.pread(fd, max(0, min(int(arguments["length"]), _MAX_READ)), offset)
-            size = max(size, os.fstat(fd).st_size)
-        finally:
-            os.close(fd)
-        first_valid = 0
-        if found is not None and name.endswith(".log"):
-            # Asked after the read: what is given up is said before it is done.
-            key = (int(found[1]), int(found[2]))
-            first_valid = self._session.states.of(run).first_valid.get(key, 0)
-        elif name == protocol.SAMPLES_FILE:
-            first_valid = protocol.first_kept(size, protocol.SAMPLES_KEPT)
-        if first_valid > offset:
-            data, offset = data[first_valid - offset :], first_valid
-        return {"offset": offset, "size": size, "first_valid": first_valid, "data": base64.b64encode(data).decode()}
+        return {**vars(piece), "data": base64.b64encode(piece.data).decode()}
 
     def status(self, _identity: int, arguments: dict[str, Any], epoch: int | None) -> dict[str, Any]:
         run = self._session.known_run(arguments)
@@ -128,6 +118,23 @@ class _Runs:
         self._session.admit(run, epoch)
         state = self._session.states.of(run)
         self._session.work(identity, lambda _out: {"bytes": _clean(run, state)})
+
+
+def _output_piece(
+    run: RunDir, attempt: int, rank: int, offset: int, length: int, state: fold.NodeState
+) -> reading.Piece:
+    tallies = Tallies(run.tallies(attempt))
+    first = state.dropped.get((attempt, rank), (0, 0))[0]
+    try:
+        piece = reading.read(run.of_rank(attempt, rank, "log"), tallies, rank, offset, length, first_valid=first)
+        if piece is None:
+            # Emptied, and its supervisor has yet to see it: until then there is nothing behind what was there before.
+            tally = tallies.of(rank)
+            end = max(tally.size, tally.sent)
+            piece = reading.Piece(end, b"", end, end)
+        return piece
+    finally:
+        tallies.close()
 
 
 def _survivors(state: fold.NodeState) -> list[dict[str, Any]]:

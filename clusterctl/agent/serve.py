@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from clusterctl.agent import epochs, proc, protocol, requests, rundir, system
+from clusterctl.agent import epochs, proc, protocol, requests, rundir, spawn, system
 from clusterctl.agent.channel import Channel
 from clusterctl.agent.jobs import Jobs
 from clusterctl.agent.loop import Loop
@@ -31,6 +31,7 @@ _QUEUE_LIMIT = 256 * 1024
 """Bytes that may wait for a slow connection before no more data is added."""
 _LEASE_SECONDS = 0.5
 _CHECK_SECONDS = 1.0
+_RETRY_SECONDS = 1.0
 
 
 class Session:
@@ -341,7 +342,11 @@ class Session:
         while self._credit > 0 and self.channel.queued < _QUEUE_LIMIT:
             sent = 0
             for follower in list(self.followers.values()):
-                sent += follower.pump_data(self._credit - sent)
+                try:
+                    sent += follower.pump_data(self._credit - sent)
+                except OSError:
+                    # Too many open files on this machine, say. Nothing tells when that is over.
+                    self.loop.after(_RETRY_SECONDS, self._changed)
                 if sent >= self._credit:
                     break
             if not sent:
@@ -385,5 +390,7 @@ def main(arguments: list[str]) -> int:
     os.close(null)
     system.set_name("clusterctl-agen")
     system.set_title("clusterctl-agent serve")
+    # For the supervisors that are forked here, too.
+    spawn.allow_many_files()
     Session(read, write, idle).loop.run()
     return 0

@@ -74,6 +74,23 @@ def find(name: bytes, env: dict[bytes, bytes]) -> bytes | None:
     return None
 
 
+_USUAL_FILES: list[tuple[int, int]] = []
+"""The limits for open files that we were started with, where we have changed them."""
+
+
+def allow_many_files() -> None:
+    """Let this process and its forks have as many files open as may be; a program gets the usual limit back."""
+    usual = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if usual[0] != usual[1]:
+        _USUAL_FILES[:] = [usual]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (usual[1], usual[1]))
+
+
+def _usual_files() -> None:
+    for usual in _USUAL_FILES:
+        resource.setrlimit(resource.RLIMIT_NOFILE, usual)
+
+
 def close_all(keep: Iterable[int]) -> None:
     """Close every descriptor above 2 but those."""
     kept = set(keep)
@@ -116,6 +133,7 @@ def become(program: Program) -> NoReturn:
         if program.tag is not None:
             set_tag(program.tag)
         normal_signals()
+        _usual_files()
         _enter(program.cwd)
         path = find(argv[0], program.env)
         if path is None:

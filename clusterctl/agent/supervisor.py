@@ -125,13 +125,13 @@ class Supervisor:
         prepare = protocol.from_wire(protocol.Prepare, stored)
         if prepare.attempt != self._state.attempt:
             return
-        attempt = Attempt(self._loop, self._run, self._marks, prepare, self._record, self._claims)
+        attempt = self._attempt_of(prepare)
         if self._state.swept is not None:
             self._attempt = attempt
             attempt.swept, attempt.remaining = True, self._state.swept.remaining
             return
         self._set_attempt(attempt)
-        attempt.reopen_outputs(self._state.first_valid)
+        attempt.reopen_outputs()
         with contextlib.suppress(requests.RequestError):
             attempt.python = workers.resolve_python(prepare)
         with contextlib.suppress(claims.ClaimError):
@@ -140,6 +140,10 @@ class Supervisor:
         if self._state.stopping is not None:
             attempt.resume_stopping(*self._state.stopping)
         attempt.look()
+
+    def _attempt_of(self, prepare: protocol.Prepare) -> Attempt:
+        dropped = self._state.dropped
+        return Attempt(self._loop, self._run, self._marks, prepare, self._record, self._claims, dropped)
 
     def _adopt_workers(self, attempt: Attempt) -> None:
         started = system.read_json(self._run.start(attempt.number))
@@ -273,7 +277,7 @@ class Supervisor:
             return self._prepared(attempt)
         if prepare.attempt <= self._state.attempt:
             raise requests.refused(f"attempt {prepare.attempt} of run {self._run.run} is over on this node")
-        attempt = Attempt(self._loop, self._run, self._marks, prepare, self._record, self._claims)
+        attempt = self._attempt_of(prepare)
         attempt.make_ready()
         system.write_json(self._run.prepare, protocol.to_wire(prepare))
         epochs.touch_lease(self._run.lease)
@@ -317,10 +321,10 @@ class Supervisor:
     def _replicated(self, offsets: dict[str, int]) -> None:
         if self._attempt is None:
             return
-        for rank in self._attempt.workers:
-            offset = offsets.get(protocol.output_file(self._attempt.number, rank))
-            if offset is not None:
-                self._attempt.outputs.replicated(rank, int(offset))
+        for name, offset in offsets.items():
+            found = protocol.attempt_and_rank(name)
+            if found is not None:
+                self._attempt.outputs.replicated(*found, int(offset))
 
 
 # --- starting one

@@ -154,8 +154,9 @@ def begun(rank: int, local_rank: int, report: int) -> Worker:
 
 
 def _report(fd: int) -> dict[str, Any] | None:
-    ready, _, _ = select.select([fd], [], [], _REPORT_SECONDS)
-    line = os.read(fd, 4096) if ready else b""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    line = os.read(fd, 4096) if poll.poll(_REPORT_SECONDS * 1000) else b""
     return json.loads(line) if line else None
 
 

@@ -27,7 +27,7 @@ class Refused(Exception):
 
 
 class Talk:
-    """One session. `credit` is given back for what came, unless `greedy` is off."""
+    """One session. `credit` is given back for what came, unless `greedy` is off. `gaps` are errors while `gapless`."""
 
     def __init__(
         self,
@@ -52,6 +52,8 @@ class Talk:
         self.pushes: list[dict[str, Any]] = []
         self.received = 0
         self.greedy = True
+        self.gapless = True
+        self.gaps: dict[str, list[tuple[int, int]]] = {}
         self.closed = False
         self._streams: dict[int, str] = {}
         self._decoder = protocol.Decoder()
@@ -135,7 +137,12 @@ class Talk:
         name = self._streams[data.stream]
         buffer = self.files.setdefault(name, bytearray())
         start = self.starts.setdefault(name, data.offset)
-        assert start + len(buffer) == data.offset, f"{name}: {start} + {len(buffer)} != {data.offset}"
+        end = start + len(buffer)
+        if not self.gapless and end < data.offset:
+            self.gaps.setdefault(name, []).append((end, data.offset))
+            buffer += bytes(data.offset - end)
+            end = data.offset
+        assert end == data.offset, f"{name}: {start} + {len(buffer)} != {data.offset}"
         buffer += data.payload
         self.received += len(data.payload)
         if self.greedy:

@@ -12,6 +12,7 @@ import pytest
 
 from clusterctl.agent import protocol
 from clusterctl.agent.journal import Journal, Reader
+from clusterctl.agent.protocol import Command
 from tests.agent.conftest import Node
 
 JOURNAL = "journal.jsonl"
@@ -86,6 +87,32 @@ def test_an_end_that_the_journal_has_no_room_for_is_told_once_it_has(small_disk:
     assert talk.exits()[0]["exit_code"] == 7
     assert len(talk.of("adopted")) == 1
     assert [event["seq"] for event in talk.events] == list(range(1, len(talk.events) + 1))
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["", "by another supervisor"])
+def test_what_is_on_the_head_of_an_earlier_attempt_gives_way_before_what_nobody_has(
+    small_disk: Node, killed: bool
+) -> None:
+    logs = [f"attempt-{number}/rank-0.log" for number in (0, 1)]
+    talk = small_disk.launch(["head", "-c", "6M", "/dev/zero"])
+    talk.wait_for("swept")
+    talk.until(lambda: len(talk.files.get(logs[0], b"")) == 6 << 20)
+    talk.post(Command.REPLICATED, **small_disk.where, offsets={logs[0]: 6 << 20})
+    talk.greedy = False
+    if killed:
+        small_disk.prepare(talk, attempt=1)
+        os.kill(small_disk.supervisor(), signal.SIGKILL)
+        talk.wait_for("adopted")
+    slowly = "for n in $(seq 22); do head -c 500k /dev/urandom; sleep 0.1; done"
+    small_disk.prepare(talk, attempt=1)
+    small_disk.start(talk, ["/bin/bash", "-c", slowly], attempt=1)
+    talk.wait_for("swept", 2)
+
+    assert [event["exit_code"] for event in talk.of("exited")] == [0, 0]
+    assert [event["code"] for event in talk.of("alarm")] == ["disk_full"]
+    assert {(event["attempt"], event["lost"]) for event in talk.of("dropped")} == {(0, 0)}
+    status = (small_disk.folder / logs[1]).stat()
+    assert status.st_blocks * 512 >= status.st_size == 22 * 500 * 1024
 
 
 def test_the_reserve_of_a_journal_is_renewed(tmp_path: Path) -> None:

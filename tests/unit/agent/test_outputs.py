@@ -1,0 +1,243 @@
+"""The output files of a run on a node: what their indices tell, what gives way, and how much is said of it."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from clusterctl.agent.fold import NodeState, apply
+from clusterctl.agent.output import OpenOutput
+from clusterctl.agent.outputs import Outputs
+from clusterctl.agent.protocol import INDEX_RECORD, Alarm, Dropped, Event, Stamp
+from clusterctl.agent.rundir import RunDir
+from clusterctl.agent.tally import Tallies
+
+MEGABYTE = 1 << 20
+
+
+class Run:
+    """A run directory, its journal in memory, and the output files of its attempts."""
+
+    def __init__(self, root: Path) -> None:
+        self.dir = RunDir(str(root), "r", "n")
+        self.state = NodeState()
+        self.events: list[Event] = []
+
+    def record(self, event: Event) -> None:
+        self.events.append(event)
+        apply(self.state, Stamp(len(self.events), 0.0, 0.0, "b"), event)
+
+    def attempt(self, number: int = 0, *, reserve: int = 0, max_size: int | None = None) -> Outputs:
+        os.makedirs(self.dir.attempt(number), exist_ok=True)
+        outputs = Outputs(self.dir, number, reserve, max_size, self.record, self.state.dropped)
+        outputs.make([0])
+        return outputs
+
+    def dropped(self) -> list[Dropped]:
+        return [event for event in self.events if isinstance(event, Dropped)]
+
+    def log(self, attempt: int = 0) -> Path:
+        return Path(self.dir.of_rank(attempt, 0, "log"))
+
+    def index(self) -> list[int]:
+        return [size for size, _ in INDEX_RECORD.iter_unpack(Path(self.dir.of_rank(0, 0, "idx")).read_bytes())]
+
+    def allocated(self, attempt: int = 0) -> int:
+        return self.log(attempt).stat().st_blocks * 512
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run(tmp_path)
+
+
+def write(outputs: Outputs, count: int) -> None:
+    for begin in range(0, count, MEGABYTE):
+        os.write(outputs.descriptor(0), b"x" * min(MEGABYTE, count - begin))
+
+
+# --- the index
+
+
+def test_the_index_tells_at_once_of_what_is_new_after_a_while_and_of_much(run: Run) -> None:
+    outputs = run.attempt()
+    for size in (1, 1, 4095, 1, 4096):
+        write(outputs, size)
+        outputs.look()
+    assert run.index() == [1, 4097, 8194]
+
+
+def test_what_the_index_did_not_tell_at_once_it_tells_within_a_second(run: Run) -> None:
+    outputs = run.attempt()
+    for _ in range(2):
+        write(outputs, 1)
+        outputs.look()
+    begun = time.monotonic()
+    while run.index() == [1]:
+        outputs.look()
+        assert time.monotonic() - begun < 20
+    assert run.index() == [1, 2]
+    assert time.monotonic() - begun > 0.9
+
+
+def test_the_index_ends_with_the_size_of_the_output(run: Run) -> None:
+    outputs = run.attempt()
+    for _ in range(3):
+        write(outputs, 10)
+        outputs.look()
+    outputs.close()
+    assert run.index() == [10, 30]
+
+
+def test_an_index_goes_on_where_the_last_supervisor_left_it(run: Run) -> None:
+    outputs = run.attempt()
+    write(outputs, 10)
+    outputs.look()
+    write(outputs, 10)
+    outputs.look()
+    again = run.attempt()
+    again.look()
+    assert run.index() == [10, 20]
+
+
+# --- what gives way
+
+
+def test_on_a_disk_with_space_nothing_is_said_and_nothing_given_up(run: Run) -> None:
+    outputs = run.attempt(reserve=MEGABYTE)
+    for _ in range(10):
+        write(outputs, MEGABYTE // 2)
+        outputs.look()
+        outputs.keep_up()
+        outputs.replicated(0, 0, 10 * MEGABYTE)
+    outputs.close()
+    assert run.events == []
+
+
+def test_the_reserve_is_given_back_in_the_end(run: Run) -> None:
+    outputs = run.attempt(reserve=MEGABYTE)
+    write(outputs, 10)
+    assert run.allocated() >= MEGABYTE
+    outputs.close()
+    assert run.allocated() <= 4096
+
+
+def test_a_limit_is_held_and_the_journal_hears_of_it_once(run: Run) -> None:
+    outputs = run.attempt(max_size=MEGABYTE)
+    for number in range(1, 41):
+        write(outputs, MEGABYTE)
+        outputs.replicated(0, 0, number * MEGABYTE)
+        outputs.look()
+        assert run.allocated() <= 3 * MEGABYTE
+    outputs.close()
+    (dropped,) = run.dropped()
+    assert (dropped.lost, dropped.why) == (0, "logs.max_size")
+    assert dropped.first_valid == Tallies(run.dir.tallies(0)).of(0).first_valid
+
+
+def test_under_a_flood_the_journal_hears_of_each_64_mib(run: Run) -> None:
+    outputs = run.attempt(max_size=MEGABYTE)
+    for number in range(1, 140):
+        write(outputs, MEGABYTE)
+        outputs.replicated(0, 0, number * MEGABYTE)
+        outputs.look()
+    assert [event.first_valid // (64 * MEGABYTE) for event in run.dropped()] == [1, 2]
+
+
+def test_what_is_not_on_the_head_stays_whatever_the_limit(run: Run) -> None:
+    outputs = run.attempt(max_size=MEGABYTE)
+    write(outputs, 5 * MEGABYTE)
+    outputs.look()
+    outputs.close()
+    assert run.events == []
+    assert run.allocated() >= 5 * MEGABYTE
+
+
+@pytest.mark.parametrize("max_size", [MEGABYTE, None])
+def test_where_there_is_a_limit_what_is_on_the_head_is_given_up_after_the_end(run: Run, max_size: int | None) -> None:
+    outputs = run.attempt(max_size=max_size)
+    write(outputs, 3 * MEGABYTE)
+    outputs.close()
+    outputs.replicated(0, 0, MEGABYTE)
+    assert run.dropped() == []
+    outputs.replicated(0, 0, 3 * MEGABYTE)
+    if max_size is None:
+        assert run.dropped() == []
+        assert run.allocated() >= 3 * MEGABYTE
+    else:
+        assert [event.lost for event in run.dropped()] == [0]
+        assert run.allocated() <= 128 << 10
+
+
+def test_the_same_holds_for_an_attempt_before_this_one_and_for_another_supervisor(run: Run) -> None:
+    first = run.attempt(0)
+    write(first, 3 * MEGABYTE)
+    first.close()
+    run.attempt(1, max_size=MEGABYTE).replicated(0, 0, 3 * MEGABYTE)
+    assert [(event.attempt, event.lost) for event in run.dropped()] == [(0, 0)]
+    assert run.allocated(0) <= 128 << 10
+
+
+def test_what_was_given_up_and_not_told_is_told_by_the_next_supervisor(run: Run) -> None:
+    outputs = run.attempt(max_size=MEGABYTE)
+    write(outputs, 5 * MEGABYTE)
+    outputs.replicated(0, 0, 5 * MEGABYTE)
+    outputs.look()
+    assert run.dropped() == []
+    run.attempt(max_size=MEGABYTE).close()
+    assert [event.first_valid for event in run.dropped()] == [4 * MEGABYTE]
+
+
+# --- a file that was emptied
+
+
+def test_a_file_that_grows_beyond_its_reserve_at_once_was_not_emptied(run: Run) -> None:
+    outputs = run.attempt(reserve=MEGABYTE)
+    for _ in range(5):
+        write(outputs, 3 * MEGABYTE)
+        outputs.look()
+    assert run.events == []
+    assert Tallies(run.dir.tallies(0)).of(0).base == 0
+
+
+@pytest.mark.parametrize("reserve", [MEGABYTE, 0], ids=["with a reserve", "without one"])
+def test_a_file_that_was_emptied_goes_on_behind_what_was_sent(run: Run, reserve: int) -> None:
+    outputs = run.attempt(reserve=reserve)
+    os.write(outputs.descriptor(0), b"first words\n")
+    outputs.look()
+    tallies = Tallies(run.dir.tallies(0))
+    tallies.note_sent(0, 12)
+    os.truncate(run.log(), 0)
+    os.write(outputs.descriptor(0), b"other words than before\n")
+    outputs.look()
+    tally = tallies.of(0)
+    assert (tally.base, tally.first_valid, tally.size, tally.lost) == (12, 12, 36, 0)
+    assert [type(event) for event in run.events] == [Alarm, Dropped]
+
+
+def test_a_file_that_is_emptied_again_and_again_is_told_of_once_a_minute(run: Run) -> None:
+    outputs = run.attempt(reserve=MEGABYTE)
+    for number in range(50):
+        os.write(outputs.descriptor(0), b"retry\n")
+        outputs.look()
+        Tallies(run.dir.tallies(0)).note_sent(0, 6 * (number + 1))
+        os.truncate(run.log(), 0)
+    outputs.close()
+    assert [type(event) for event in run.events] == [Alarm, Dropped, Dropped]
+    assert run.dropped()[-1].first_valid == 300
+    assert Tallies(run.dir.tallies(0)).of(0).base == 300
+
+
+def test_a_supervisor_that_was_not_there_when_a_file_was_emptied_finds_out(run: Run) -> None:
+    outputs = run.attempt(reserve=MEGABYTE)
+    os.write(outputs.descriptor(0), b"first words\n")
+    outputs.look()
+    os.truncate(run.log(), 0)
+    os.write(outputs.descriptor(0), b"more words than there were before\n")
+    again = OpenOutput(run.dir, 0, 0, Tallies(run.dir.tallies(0)), MEGABYTE)
+    assert again.look()[1]
+    assert again.tally.lost == 12
+    assert again.tally.base % 4096 == 0
