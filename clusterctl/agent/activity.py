@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _SCAN_EVERY_S = 15.0
 _MAX_WATCHED = 200
+_STALE_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,9 @@ def inside(status_dir: str, rank: int, now: float) -> dict[str, Any] | None:
     """What the shim in a worker says, with ages (seconds) for times; `None` if it says nothing or its process is gone.
 
     Keys: pid, step, source, beats, seq, backend, timeout_s, frameworks, facts, degraded as the shim wrote them, and
-    age_s (of the file), progress_age_s, main_age_s, phase {name, age_s, limit_s}.
+    age_s (of the file), progress_age_s, main_age_s, phase {name, age_s, limit_s}; unseen: true where the file is old
+    because nobody is left to write it, so that it tells nothing of now. One that is old because its process is stopped,
+    or keeps the thread that writes it from running, tells of just that.
     """
     data = read_bytes(os.path.join(status_dir, f"rank-{rank}.status.json"))
     try:
@@ -73,7 +76,10 @@ def inside(status_dir: str, rank: int, now: float) -> dict[str, Any] | None:
         process = proc.stat(said["pid"]) if said else None
         if process is None or process.start_time != said["start_time"]:
             return None
-        return _with_ages(said, now)
+        found = _with_ages(said, now)
+        if found["age_s"] > _STALE_S and not os.path.exists(f"/proc/{said['pid']}/task/{said['tid']}"):
+            found["unseen"] = True
+        return found
     except (ValueError, KeyError, TypeError):  # user code may write anything anywhere; a bad file is no file
         return None
 

@@ -112,6 +112,24 @@ def test_ranks_below_a_launcher_of_the_user_are_sampled_too(bench, until):
     assert rank["inside"]["step"] == 2
 
 
+def test_a_status_file_that_nobody_renews_says_so_unless_its_writer_is_only_held_up(bench):
+    worker = bench.start(argv=["sleep", "100"], injected=False)
+    said = {
+        **dict.fromkeys(("step", "source", "seq", "backend", "timeout_s", "facts", "degraded", "phase", "main_time")),
+        "pid": worker.pid,
+        "start_time": worker.start_time,
+        "beats": 7,
+        "frameworks": [],
+        "progress_time": 90.0,
+    }
+    look = sampler(bench, worker)
+    unseen = {}
+    for tid, age in ((worker.pid, 30.0), (1 << 22, 30.0), (1 << 22, 5.0)):
+        (bench.status_dir / "rank-0.status.json").write_text(json.dumps({**said, "tid": tid, "time": 100.0}))
+        unseen[tid, age] = look.sample(now=100.0 + age)["ranks"]["0"]["inside"].get("unseen")
+    assert unseen == {(worker.pid, 30.0): None, (1 << 22, 30.0): True, (1 << 22, 5.0): None}
+
+
 def test_a_status_file_that_is_no_json_is_no_status(bench):
     worker = bench.start("import time\ntime.sleep(100)\n", injected=False)
     (bench.status_dir / "rank-0.status.json").write_text('{"pid": "x"')

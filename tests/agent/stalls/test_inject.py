@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -12,6 +13,7 @@ import pytest
 
 import clusterctl
 from clusterctl.agent import inject
+from tests.agent.stalls.conftest import Bench
 
 SLEEP = "import time\nprint('up')\ntime.sleep(100)\n"
 
@@ -86,6 +88,59 @@ def test_forking_is_as_before(bench, python, until):
     )
     worker.prints("forked")
     until(lambda: (worker.said() or {}).get("step") == 6)
+
+
+def test_a_fork_while_another_thread_keeps_the_gil_silences_nothing(bench, python, until):
+    # As a data loader that forks while a checkpoint is pickled. Our hooks run last before a fork: the other thread is woken
+    # first, and keeps the GIL for longer than we wait for our own.
+    worker = bench.start(
+        "import clusterctl, ctypes, os, threading, time\n"
+        "keep, wanted = ctypes.PyDLL(None).usleep, threading.Semaphore(0)\n"
+        "def greedy():\n"
+        "    while wanted.acquire(): keep(700_000)\n"
+        "threading.Thread(target=greedy, daemon=True).start()\n"
+        "time.sleep(1.5)\n"
+        "os.register_at_fork(before=wanted.release)\n"
+        "for step in range(1, 7):\n"
+        "    pid = os.fork()\n"
+        "    if pid == 0: os._exit(0)\n"
+        "    os.waitpid(pid, 0)\n"
+        "    clusterctl.progress(step=step)\n"
+        "    print('forked', step)\n"
+        "    while not os.path.exists(f'go-{step}'): time.sleep(0.05)\n",
+        python=python,
+    )
+    for step in range(1, 7):
+        worker.prints(f"forked {step}")
+        until(lambda step=step: (worker.said() or {}).get("step") == step, f"step {step}")
+        (bench.tmp_path / f"go-{step}").touch()
+
+
+@pytest.fixture
+def full_memory(tmp_path):
+    """A tmpfs for status files that somebody else can fill."""
+    if os.getuid() != 0:
+        pytest.skip("mounting needs root")
+    place = tmp_path / "memory"
+    place.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", place], check=True)
+    bench = Bench(tmp_path, place)
+    yield bench
+    bench.end()
+    subprocess.run(["umount", "-l", place], check=True)
+
+
+def test_a_full_tmpfs_silences_nobody_who_spoke_before(full_memory, until):
+    worker = full_memory.start(
+        "import clusterctl, itertools, time\n"
+        "for step in itertools.count(): clusterctl.progress(step=step); time.sleep(0.05)\n"
+    )
+    worker.armed()
+    with contextlib.suppress(OSError), (full_memory.status_dir / "filler").open("wb", buffering=0) as filler:
+        while True:
+            filler.write(b"x" * 4096)
+    now = worker.said()["step"]
+    until(lambda: worker.said()["step"] > now + 100, "more steps")
 
 
 def test_the_training_takes_over_from_a_helper_of_the_prologue(bench, python, until):

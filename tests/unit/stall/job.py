@@ -30,6 +30,7 @@ class Rank:
     backend: str | None = "gloo"
     timeout_s: float | None = None
     injected: bool = True
+    unseen: Callable[[float], bool] = lambda t: False
     node: str = "a"
 
     def sample(self, t: float) -> dict[str, Any]:
@@ -56,6 +57,7 @@ class Rank:
             "frameworks": list(self.frameworks),
             "backend": self.backend,
             "timeout_s": self.timeout_s,
+            "unseen": self.unseen(t),
         }
 
     def _last(self, t: float, steps: int) -> float:

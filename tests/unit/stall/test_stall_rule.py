@@ -168,6 +168,14 @@ def test_nothing_is_judged_before_every_rank_was_seen():
     assert seen.last.blind_s >= 600
 
 
+def test_a_rank_of_which_nothing_is_known_is_not_one_that_stands_still():
+    unseen = two(step=steps(0.5, FREEZE), unseen=lambda t: t > FREEZE)
+    assert watch(unseen, FREEZE + 600).suspected is None
+    for_a_while = two(step=steps(0.5, FREEZE), unseen=lambda t: FREEZE < t < FREEZE + 300)
+    seen = watch(for_a_while, FREEZE + 400)
+    assert FREEZE + 300 <= seen.suspected <= FREEZE + 310
+
+
 def test_what_another_attempt_says_is_ignored():
     state = stall.begin(1, [0], 0.0)
     sample = {"time": 1.0, "gpus": False, "watched": {}, "ranks": {"0": Rank(step=steps(1)).sample(50.0)}}

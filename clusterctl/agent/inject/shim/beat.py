@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import errno
 import os
 import time
 from time import monotonic
@@ -40,6 +41,7 @@ class Beat:
         self._forks = 0
         self._tid = 0
         self._running = self._stopping = False
+        self._turn = _thread.allocate_lock()
         self._wake = _thread.allocate_lock()
         self._done = _thread.allocate_lock()
         self._wake.acquire()
@@ -74,9 +76,13 @@ class Beat:
         self._running = False
 
     def _start(self) -> None:
-        if self._running or self._pid != os.getpid():
+        if self._pid != os.getpid():
             return
-        self._stopping, self._running = False, True
+        with self._turn:
+            self._stopping = False
+            if self._running:  # it never came to its end: whoever held the GIL did so for longer than our patience
+                return
+            self._running = True
         self._done.acquire(False)
         try:
             _thread.start_new_thread(self._run, ())
@@ -92,7 +98,6 @@ class Beat:
         # Stuck in a tick (an import that waits for this very thread): then it stays, nothing is worth waiting longer.
         if not self._done.acquire(True, PATIENCE_S):
             return
-        self._running = False
         task = f"/proc/self/task/{self._tid}"
         for _ in range(100):
             if not os.path.exists(task):
@@ -102,11 +107,16 @@ class Beat:
     def _run(self) -> None:
         self._tid = _thread.get_native_id()
         try:
-            while not self._stopping:
+            while not self._ends():
                 self._tick()
                 self._wake.acquire(True, INTERVAL_S)
         finally:
             self._done.release()
+
+    def _ends(self) -> bool:
+        with self._turn:
+            self._running = not self._stopping
+            return self._stopping
 
     def _tick(self) -> None:
         # The first second belongs to the script: what needs imports waits.
@@ -146,10 +156,24 @@ class Beat:
             self._state.progress_time = monotonic()
 
     def _write(self) -> None:
-        temporary = f"{self._path}.tmp"
-        with open(temporary, "w", encoding="ascii") as file:
-            file.write(encode(self.status(monotonic())))
-        os.replace(temporary, self._path)
+        temporary, content = f"{self._path}.tmp", encode(self.status(monotonic()))
+        try:
+            with open(temporary, "w", encoding="ascii") as file:
+                file.write(content)
+            os.replace(temporary, self._path)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            os.unlink(temporary)
+            self._overwrite(content.encode("ascii"))
+
+    def _overwrite(self, content: bytes) -> None:
+        """On a full tmpfs: in the space that there is, filled up with blanks, which mean nothing behind JSON."""
+        fd = os.open(self._path, os.O_WRONLY)
+        try:
+            os.pwrite(fd, content.ljust(os.fstat(fd).st_size), 0)
+        finally:
+            os.close(fd)
 
     def status(self, now: float) -> dict[str, Any]:
         """The content of the status file; all times are CLOCK_MONOTONIC of the node, in seconds.
