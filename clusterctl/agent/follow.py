@@ -87,7 +87,7 @@ class Follower:
     def _notice(self, event: protocol.Event) -> None:
         if isinstance(event, protocol.Prepared):
             self._watch(self.run.attempt(event.attempt))
-            self._tallies[event.attempt] = Tallies(self.run.tallies(event.attempt))
+            self._tallies[event.attempt] = Tallies(self.run.attempt(event.attempt))
         elif isinstance(event, protocol.Started):
             self._add(protocol.output_file(event.attempt, event.rank), event.attempt, event.rank)
             self._add(protocol.index_file(event.attempt, event.rank), event.attempt)

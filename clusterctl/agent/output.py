@@ -42,7 +42,7 @@ class Output:
     def __init__(self, run: RunDir, attempt: int, rank: int, tallies: Tallies | None = None) -> None:
         self.attempt, self.rank = attempt, rank
         self.path = run.of_rank(attempt, rank, "log")
-        self._tallies = tallies or Tallies(run.tallies(attempt))
+        self._tallies = tallies or Tallies(run.attempt(attempt))
         self._shared = tallies is not None
         self.tally = self._tallies.of(rank)
         self.fd = -1

@@ -57,7 +57,7 @@ class Outputs:
         self._run, self._attempt = run, attempt
         self._reserve, self._max_size = reserve, max_size
         self._record, self._told = record, told
-        self._tallies = Tallies(run.tallies(attempt))
+        self._tallies = Tallies(run.attempt(attempt))
         self._files: dict[int, OpenOutput] = {}
         self._past: dict[tuple[int, int], Output] = {}
         self._all_past = False

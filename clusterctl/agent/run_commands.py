@@ -123,7 +123,7 @@ class _Runs:
 def _output_piece(
     run: RunDir, attempt: int, rank: int, offset: int, length: int, state: fold.NodeState
 ) -> reading.Piece:
-    tallies = Tallies(run.tallies(attempt))
+    tallies = Tallies(run.attempt(attempt))
     first = state.dropped.get((attempt, rank), (0, 0))[0]
     try:
         piece = reading.read(run.of_rank(attempt, rank, "log"), tallies, rank, offset, length, first_valid=first)

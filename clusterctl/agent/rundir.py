@@ -2,7 +2,7 @@
 
 STATE_ROOT/nodes/RUN/NODE/
   journal.jsonl  samples.jsonl  epoch  lease  prepare.json  supervisor.log
-  attempt-N/  start.json  tallies  rank-R.log  rank-R.idx  rank-R.spawn  rank-R.exit  rank-R.error.json
+  attempt-N/  start.json  tallies  sent/  rank-R.log  rank-R.idx  rank-R.spawn  rank-R.exit  rank-R.error.json
 """
 
 from __future__ import annotations
@@ -209,10 +209,6 @@ class RunDir:
     def start(self, attempt: int) -> str:
         """Return where it is written which workers an attempt was to start."""
         return os.path.join(self.attempt(attempt), "start.json")
-
-    def tallies(self, attempt: int) -> str:
-        """Return where the tallies of an attempt's output are."""
-        return os.path.join(self.attempt(attempt), "tallies")
 
     def of_rank(self, attempt: int, rank: int, kind: str) -> str:
         """Return a file of one worker: `log`, `idx`, `spawn`, `exit` or `error.json`."""

@@ -21,7 +21,8 @@ from clusterctl.agent import system
 if TYPE_CHECKING:
     from typing import Callable
 
-_WHOLE, _RECORD, _SENT = struct.Struct("<8Q"), struct.Struct("<7Q"), struct.Struct("<Q")
+_RECORD, _SENT = struct.Struct("<7Q8x"), struct.Struct("<Q")
+"""So long that none lies in two pages: what is written at once is there at once."""
 _BEGIN = 64
 """Bytes by whose sum the beginning of a file is known."""
 
@@ -81,47 +82,78 @@ def _sum(data: bytes) -> int:
 
 
 class Tallies:
-    """The records of an attempt, by rank. One that is not there is empty; what cannot be written is left out."""
+    """The records of an attempt, by rank. One that is not there is empty; what cannot be written is left out.
 
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._fd = -1
+    Args:
+        folder: Of the attempt.
+    """
+
+    def __init__(self, folder: str) -> None:
+        # What is sent lies in a folder of its own: who watches the attempt's would be woken by each word of its own.
+        self._tallies = _InPlace(os.path.join(folder, "tallies"), _RECORD)
+        self._sent = _InPlace(os.path.join(folder, "sent", "offsets"), _SENT)
 
     def make(self, ranks: list[int]) -> None:
-        """Make the file with room for all ranks.
+        """Make the files with room for all ranks.
 
         Raises:
-            OSError: There is no space for it.
+            OSError: There is no space for them.
         """
-        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        if ranks:
-            system.reserve(self._fd, min(ranks) * _WHOLE.size, (max(ranks) + 1 - min(ranks)) * _WHOLE.size)
+        self._tallies.make(ranks)
+        self._sent.make(ranks)
 
     def of(self, rank: int) -> Tally:
         """Return the record of a rank.
 
         Raises:
-            OSError: The file is there and cannot be opened.
+            OSError: It is there and cannot be opened.
         """
-        try:
-            fd = self._open()
-        except FileNotFoundError:
-            return Tally()
-        data = os.pread(fd, _WHOLE.size, rank * _WHOLE.size)
-        # Whoever writes may be amid it: what reads the same twice is whole.
-        while data != (again := os.pread(fd, _WHOLE.size, rank * _WHOLE.size)):
-            data = again
-        return Tally(*_WHOLE.unpack(data.ljust(_WHOLE.size, b"\0")))
+        return Tally(*self._tallies.get(rank), *self._sent.get(rank))
 
     def put(self, rank: int, tally: Tally) -> None:
         """Write all of a record but `sent`."""
-        with contextlib.suppress(OSError):
-            os.pwrite(self._open(), _RECORD.pack(*astuple(tally)[:-1]), rank * _WHOLE.size)
+        self._tallies.put(rank, astuple(tally)[:-1])
 
     def note_sent(self, rank: int, end: int) -> None:
         """Write down up to where the output of a rank is handed on."""
+        self._sent.put(rank, (end,))
+
+    def close(self) -> None:
+        """Give the descriptors back; the next access opens the files anew."""
+        self._tallies.close()
+        self._sent.close()
+
+
+class _InPlace:
+    """A file of records of one form, by rank."""
+
+    def __init__(self, path: str, form: struct.Struct) -> None:
+        self._path, self._form = path, form
+        self._fd = -1
+
+    def make(self, ranks: list[int]) -> None:
+        os.makedirs(os.path.dirname(self._path), mode=0o700, exist_ok=True)
+        self.close()
+        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        if ranks:
+            size = self._form.size
+            system.reserve(self._fd, min(ranks) * size, (max(ranks) + 1 - min(ranks)) * size)
+
+    def get(self, rank: int) -> tuple[int, ...]:
+        try:
+            fd = self._open()
+        except FileNotFoundError:
+            return self._form.unpack(bytes(self._form.size))
+        place = (self._form.size, rank * self._form.size)
+        data = os.pread(fd, *place)
+        # Whoever writes may be amid it: what reads the same twice is whole.
+        while data != (again := os.pread(fd, *place)):
+            data = again
+        return self._form.unpack(data.ljust(self._form.size, b"\0"))
+
+    def put(self, rank: int, values: tuple[int, ...]) -> None:
         with contextlib.suppress(OSError):
-            os.pwrite(self._open(), _SENT.pack(end), rank * _WHOLE.size + _RECORD.size)
+            os.pwrite(self._open(), self._form.pack(*values), rank * self._form.size)
 
     def _open(self) -> int:
         if self._fd < 0:
@@ -129,7 +161,6 @@ class Tallies:
         return self._fd
 
     def close(self) -> None:
-        """Give the descriptor back; the next access opens the file anew."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

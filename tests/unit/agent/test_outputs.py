@@ -135,7 +135,7 @@ def test_a_limit_is_held_and_the_journal_hears_of_it_once(run: Run) -> None:
     outputs.close()
     (dropped,) = run.dropped()
     assert (dropped.lost, dropped.why) == (0, "logs.max_size")
-    assert dropped.first_valid == Tallies(run.dir.tallies(0)).of(0).first_valid
+    assert dropped.first_valid == Tallies(run.dir.attempt(0)).of(0).first_valid
 
 
 def test_under_a_flood_the_journal_hears_of_each_64_mib(run: Run) -> None:
@@ -200,7 +200,7 @@ def test_a_file_that_grows_beyond_its_reserve_at_once_was_not_emptied(run: Run) 
         write(outputs, 3 * MEGABYTE)
         outputs.look()
     assert run.events == []
-    assert Tallies(run.dir.tallies(0)).of(0).base == 0
+    assert Tallies(run.dir.attempt(0)).of(0).base == 0
 
 
 @pytest.mark.parametrize("reserve", [MEGABYTE, 0], ids=["with a reserve", "without one"])
@@ -208,7 +208,7 @@ def test_a_file_that_was_emptied_goes_on_behind_what_was_sent(run: Run, reserve:
     outputs = run.attempt(reserve=reserve)
     os.write(outputs.descriptor(0), b"first words\n")
     outputs.look()
-    tallies = Tallies(run.dir.tallies(0))
+    tallies = Tallies(run.dir.attempt(0))
     tallies.note_sent(0, 12)
     os.truncate(run.log(), 0)
     os.write(outputs.descriptor(0), b"other words than before\n")
@@ -223,12 +223,12 @@ def test_a_file_that_is_emptied_again_and_again_is_told_of_once_a_minute(run: Ru
     for number in range(50):
         os.write(outputs.descriptor(0), b"retry\n")
         outputs.look()
-        Tallies(run.dir.tallies(0)).note_sent(0, 6 * (number + 1))
+        Tallies(run.dir.attempt(0)).note_sent(0, 6 * (number + 1))
         os.truncate(run.log(), 0)
     outputs.close()
     assert [type(event) for event in run.events] == [Alarm, Dropped, Dropped]
     assert run.dropped()[-1].first_valid == 300
-    assert Tallies(run.dir.tallies(0)).of(0).base == 300
+    assert Tallies(run.dir.attempt(0)).of(0).base == 300
 
 
 def test_a_supervisor_that_was_not_there_when_a_file_was_emptied_finds_out(run: Run) -> None:
@@ -237,7 +237,7 @@ def test_a_supervisor_that_was_not_there_when_a_file_was_emptied_finds_out(run: 
     outputs.look()
     os.truncate(run.log(), 0)
     os.write(outputs.descriptor(0), b"more words than there were before\n")
-    again = OpenOutput(run.dir, 0, 0, Tallies(run.dir.tallies(0)), MEGABYTE)
+    again = OpenOutput(run.dir, 0, 0, Tallies(run.dir.attempt(0)), MEGABYTE)
     assert again.look()[1]
     assert again.tally.lost == 12
     assert again.tally.base % 4096 == 0
