@@ -265,7 +265,13 @@ class Adopted:
 
 @dataclass(frozen=True)
 class Dropped:
-    """Output before `first_valid` (bytes) is gone from the node; `lost` bytes of it were never replicated."""
+    """Output before `first_valid` (bytes) is gone from the node.
+
+    Told now and then, and at the end of an attempt: what is gone at any moment stands in the tallies of the node.
+
+    Attributes:
+        lost: Bytes, since the last event of that output, which no head had when they went.
+    """
 
     KIND: ClassVar[str] = "dropped"
     attempt: int

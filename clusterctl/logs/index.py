@@ -1,7 +1,8 @@
 """The time index of an output file: when had it which size.
 
-The node's supervisor appends a record when it sees the file grow, at most four a second. A line that ends at byte `n`
-gets the time of the first record of at least that size, so it is never dated before it was written.
+The node's supervisor looks four times a second and appends a record where the file has grown by 4 KiB or more, or at
+all after a second without one. A line that ends at byte `n` gets the time of the first record of at least that size, so
+it is never dated before it was written.
 """
 
 from __future__ import annotations

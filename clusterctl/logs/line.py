@@ -13,7 +13,7 @@ class LogLine(NamedTuple):
     """One line that one worker wrote. A named tuple, because a flood makes hundreds of thousands a second.
 
     Attributes:
-        time: Wall clock of the node when the line was complete, in seconds; exact to 250 ms.
+        time: Wall clock of the node when the line was complete, in seconds; exact to 250 ms after a pause, to 1 s else.
         node: Name of the node.
         rank: Rank of the worker.
         attempt: The attempt it belongs to.
