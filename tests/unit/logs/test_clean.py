@@ -1,12 +1,11 @@
 from __future__ import annotations
 
-import time
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterctl.logs.clean import clean_block, clean_text, strip_colours
+from tests.work import work
 
 RED = "\x1b[31m"
 RESET = "\x1b[0m"
@@ -83,16 +82,9 @@ STARTERS = [
 
 @pytest.mark.parametrize("unit", [*STARTERS, "\r", "a\x08"], ids=ascii)
 def test_the_work_for_a_line_grows_as_its_length(unit: str) -> None:
-    assert _seconds(unit, 20_000) < 8 * _seconds(unit, 5_000)
+    short, long = unit * 5_000, unit * 20_000
 
-
-def _seconds(unit: str, times: int) -> float:
-    line, best = unit * times, float("inf")
-    for _ in range(5):
-        begun = time.thread_time()
-        clean_text(line)
-        best = min(best, time.thread_time() - begun)
-    return best
+    assert work(lambda: clean_text(long)) < 8 * work(lambda: clean_text(short))
 
 
 def test_a_long_line_of_backspaces_is_cleaned() -> None:

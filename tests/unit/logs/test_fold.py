@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import time
 from collections import defaultdict
 
 from hypothesis import given
@@ -8,6 +7,7 @@ from hypothesis import strategies as st
 
 from clusterctl.logs.fold import Folder, fold_history
 from clusterctl.logs.line import LogLine
+from tests.work import work
 
 
 def line(rank: int, text: str, time: float = 0.0, *, partial: bool = False) -> LogLine:
@@ -59,13 +59,13 @@ def test_no_more_than_so_many_lines_are_held_however_many_come_at_once() -> None
 
 
 def test_the_work_for_equal_lines_grows_as_their_number() -> None:
-    assert _seconds(200_000) < 8 * _seconds(50_000)
+    few, many = ([line(0, "x")] * number for number in (20_000, 80_000))
+
+    assert work(lambda: fold_alone(many), 3) < 8 * work(lambda: fold_alone(few), 3)
 
 
-def _seconds(number: int) -> float:
-    begun = time.thread_time()
-    assert len(Folder(frozenset({0})).feed([line(0, "x")] * number, now=0.0)) == number
-    return time.thread_time() - begun
+def fold_alone(lines: list[LogLine]) -> None:
+    assert len(Folder(frozenset({0})).feed(lines, now=0.0)) == len(lines)
 
 
 FEEDS = st.lists(

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from clusterctl.agent import protocol as wire
 from clusterctl.agent.protocol import StopReason
 from clusterctl.run import events
 from clusterctl.run.state import RunState, apply_head, apply_node
+from tests.work import work
 
 TAIL = (
     'Traceback (most recent call last):\n  File "t.py", line 1, in <module>\nImportError: no module {}\n' + "x\n" * 200
@@ -30,18 +29,16 @@ def exited(state: RunState, rank: int, at: float, **how: object) -> RunState:
     return apply_node(state, f"n{rank}", wire.Stamp(state.nodes[f"n{rank}"].seq + 1, at, at, "b"), event)
 
 
-def _seconds(ranks: int) -> float:
+def fold_failures(ranks: int) -> None:
     state = begun(ranks)
-    begin = time.thread_time()
     for rank in range(ranks):
         state = exited(state, rank, 2.0 + rank, exit_code=1, tail=TAIL.format(rank))
     assert state.cause is not None
     assert (state.cause.rank, len(state.causes)) == (0, ranks)
-    return time.thread_time() - begin
 
 
 def test_the_work_for_failures_grows_as_their_number() -> None:
-    assert _seconds(400) < 8 * _seconds(100)
+    assert work(lambda: fold_failures(400), 2) < 8 * work(lambda: fold_failures(100), 2)
 
 
 LOST = events.Link(node="n1", link="lost", why="no answer for 120 s")
