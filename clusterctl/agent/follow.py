@@ -138,10 +138,8 @@ class Follower:
             return 0
         if piece is None:
             return 0
-        moved, file.offset = piece.offset > file.offset, piece.offset
+        file.offset = piece.offset
         if not piece.data:
-            if moved:
-                return self._pump(file, limit)
             file.quiet = seen
             return 0
         self._announce(file)
@@ -151,7 +149,7 @@ class Follower:
 
     def _read(self, file: _File, limit: int) -> reading.Piece | None:
         if file.rank is None:
-            return reading.plain(file.path, file.offset, limit, samples=file.name == protocol.SAMPLES_FILE)
+            return reading.plain(file.path, file.offset, limit, reading.kept_of(file.name))
         tallies = self._tallies[file.attempt]
         first = file.first_valid
         piece = reading.read(file.path, tallies, file.rank, file.offset, limit, first_valid=first, sending=True)

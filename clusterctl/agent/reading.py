@@ -56,7 +56,7 @@ def read(
         while True:
             tally = tallies.of(rank)
             begin = max(offset, tally.first_valid, first_valid)
-            data = os.pread(fd, max(0, length - (begin - offset)), begin - tally.base)
+            data = os.pread(fd, length, begin - tally.base)
             now, size = _look(fd, tallies, rank)
             if size is not None and sending and begin + len(data) > now.sent and _same(tally, now):
                 tallies.note_sent(rank, begin + len(data))
@@ -69,19 +69,35 @@ def read(
         os.close(fd)
 
 
-def plain(path: str, offset: int, length: int, *, samples: bool) -> Piece:
-    """Return what a file holds that only grows, `offset` below 0 counted from its end; samples lose their front.
+def kept_of(name: str) -> int | None:
+    """Return how many bytes of a run's file are kept at most, `None` where its front never gives way by itself."""
+    return protocol.SAMPLES_KEPT if name == protocol.SAMPLES_FILE else None
+
+
+def plain(path: str, offset: int, length: int, kept: int | None = None) -> Piece:
+    """Return what a file holds that only grows; offsets are as for `read`.
+
+    Args:
+        path: The file.
+        offset: Where to begin.
+        length: How many bytes at most.
+        kept: How much of its end is kept (`first_kept`); `None` for all.
 
     Raises:
         OSError: It cannot be opened.
     """
     with open(path, "rb", buffering=0) as file:
         fd = file.fileno()
-        begin = offset if offset >= 0 else max(0, os.fstat(fd).st_size + offset)
-        data = os.pread(fd, length, begin)
         size = os.fstat(fd).st_size
-    first = protocol.first_kept(size, protocol.SAMPLES_KEPT) if samples else 0
-    return Piece(max(begin, first), data[max(0, first - begin) :], size, first)
+        wanted = offset if offset >= 0 else max(0, size + offset)
+        while True:
+            first = 0 if kept is None else protocol.first_kept(size, kept)
+            begin = max(wanted, first)
+            data = os.pread(fd, length, begin)
+            size = os.fstat(fd).st_size
+            # What is gone follows from the size, which grows before anything goes.
+            if kept is None or protocol.first_kept(size, kept) <= begin:
+                return Piece(begin, data, size, first)
 
 
 def _look(fd: int, tallies: Tallies, rank: int) -> tuple[Tally, int | None]:

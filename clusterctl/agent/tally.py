@@ -16,12 +16,12 @@ import zlib
 from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING
 
-from clusterctl.agent import system
+from clusterctl.agent import proc, system
 
 if TYPE_CHECKING:
     from typing import Callable
 
-_RECORD, _SENT = struct.Struct("<7Q8x"), struct.Struct("<Q")
+_RECORD, _SENT = struct.Struct("<8Q"), struct.Struct("<Q")
 """So long that none lies in two pages: what is written at once is there at once."""
 _BEGIN = 64
 """Bytes by whose sum the beginning of a file is known."""
@@ -77,6 +77,10 @@ class Tally:
         return changed
 
 
+def _boot() -> int:
+    return int(proc.boot_id().replace("-", "")[:15] or "0", 16)
+
+
 def _sum(data: bytes) -> int:
     return len(data) << 32 | zlib.crc32(data)
 
@@ -108,11 +112,17 @@ class Tallies:
         Raises:
             OSError: It is there and cannot be opened.
         """
-        return Tally(*self._tallies.get(rank), *self._sent.get(rank))
+        *values, boot = self._tallies.get(rank)
+        tally = Tally(*values, *self._sent.get(rank))
+        if boot != _boot():
+            # Nobody who wrote to the file is left, and what a crash made of it is nobody's doing: it counts as it is.
+            tally.size = tally.sent = tally.base
+            tally.floor = tally.begin = 0
+        return tally
 
     def put(self, rank: int, tally: Tally) -> None:
         """Write all of a record but `sent`."""
-        self._tallies.put(rank, astuple(tally)[:-1])
+        self._tallies.put(rank, (*astuple(tally)[:-1], _boot()))
 
     def note_sent(self, rank: int, end: int) -> None:
         """Write down up to where the output of a rank is handed on."""

@@ -241,3 +241,17 @@ def test_a_supervisor_that_was_not_there_when_a_file_was_emptied_finds_out(run: 
     assert again.look()[1]
     assert again.tally.lost == 12
     assert again.tally.base % 4096 == 0
+
+
+def test_after_a_reboot_a_file_counts_as_it_is(run: Run) -> None:
+    outputs = run.attempt(reserve=MEGABYTE)
+    os.write(outputs.descriptor(0), b"first words\n")
+    outputs.look()
+    tallies = Path(run.dir.attempt(0)) / "tallies"
+    tallies.write_bytes(tallies.read_bytes()[:56] + b"another!")  # the boot that it was written in
+    os.truncate(run.log(), 6)
+    assert not Tallies(run.dir.attempt(0)).of(0).emptied(run.log().stat(), lambda _: b"")
+    again = run.attempt(reserve=MEGABYTE)
+    assert run.events == []
+    assert Tallies(run.dir.attempt(0)).of(0).size == 6
+    again.close()

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from clusterctl.logs.clean import LINE_LIMIT
 from clusterctl.logs.line import LogLine, LogQuery
 from clusterctl.logs.merge import read_lines
+from tests.work import work
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -185,3 +186,15 @@ def test_a_tail_is_the_end_of_the_whole(
     whole = list(read_lines(run_dir.path, LogQuery()))
     assert len(whole) == len(writes)
     assert list(read_lines(run_dir.path, LogQuery(tail=tail))) == whole[len(whole) - min(tail, len(whole)) :]
+
+
+def test_lines_since_a_moment_are_found_without_reading_all_before(new_run_dir: Callable[[], RunDir]) -> None:
+    def written(lines: int) -> RunDir:
+        run_dir = new_run_dir()
+        run_dir.write("gpu01", 0, b"early\n" * lines, time=10.0)
+        run_dir.write("gpu01", 0, b"late\n", time=20.0)
+        return run_dir
+
+    few, many = written(10_000), written(2_000_000)
+    assert texts(many, since=15.0) == ["late"]
+    assert work(lambda: texts(many, since=15.0)) < 8 * work(lambda: texts(few, since=15.0))
