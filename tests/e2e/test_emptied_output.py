@@ -1,0 +1,42 @@
+"""A script that writes `> /dev/stderr`, as a person runs it: all of its output is there, and what to write instead is said."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING
+
+from tests.lab.faulty import controller_pid
+from tests.lab.waiting import wait_for
+
+if TYPE_CHECKING:
+    from tests.e2e.conftest import LocalHead
+
+EMPTIES = "echo a warning > /dev/stderr; echo behind it"
+
+
+def lines(head: LocalHead, run: str) -> list[str]:
+    return head.run("logs", "--no-prefix", run).stdout.splitlines()
+
+
+def test_what_a_script_writes_before_and_behind_is_shown_and_the_remedy_said_once(head: LocalHead) -> None:
+    gates = [head.folder / name for name in ("one", "two")]
+    wait = "while [ ! -e {} ]; do sleep 0.05; done; "
+    head.write_local({"command": f"seq 3; {wait.format(gates[0])}{EMPTIES}; {wait.format(gates[1])}{EMPTIES}"})
+    run = head.start()
+    wait_for(lambda: lines(head, run) == ["1", "2", "3"], what="the first lines", every=0.2)
+    gates[0].touch()
+    before = ["1", "2", "3", "a warning", "behind it"]
+    wait_for(lambda: lines(head, run) == before, what="what follows", every=0.2)
+    os.kill(controller_pid(head, run), signal.SIGKILL)
+    wait_for(lambda: not head.json("status", run)["attended"], what="the controller to be gone", every=0.2)
+    gates[1].touch()
+    attached = head.run("attach", "--adopt", run)
+
+    assert attached.returncode == 0, attached.stderr
+    assert attached.stderr.count("rank 0 has emptied its own output") == 1
+    assert "`>> /dev/stderr`" in attached.stderr
+    shown = lines(head, run)
+    assert shown[:5] == before
+    assert shown[-2:] == ["a warning", "behind it"]
+    assert len(shown) in (7, 8)  # between them nothing, or the place of what nobody had been sent
