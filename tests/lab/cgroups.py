@@ -10,20 +10,21 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from tests.lab.cgroup_views import PERIOD
 from tests.lab.waiting import wait_for
 
 TOP: Final = Path("/sys/fs/cgroup")
 
 
 def _mounts() -> dict[str, str]:
-    """Where the hierarchies are mounted: `unified` for version 2, `memory` for version 1's."""
+    """Where the hierarchies are mounted: `unified` for version 2, `memory` and `cpu` for version 1's."""
     found: dict[str, str] = {}
     for line in Path("/proc/self/mounts").read_text().splitlines():
         _, place, kind, options, *_ = line.split(" ")
         if kind == "cgroup2":
             found["unified"] = place
-        elif kind == "cgroup" and "memory" in options.split(","):
-            found["memory"] = place
+        elif kind == "cgroup":
+            found |= dict.fromkeys({"memory", "cpu"}.intersection(options.split(",")), place)
     return found
 
 
@@ -40,20 +41,45 @@ def _base(hierarchy: str, mount: str) -> Path:
     return Path(mount + _own(hierarchy).rstrip("/"))
 
 
-def make(name: str, memory: str | None) -> list[str]:
+def make(name: str, memory: str | None = None, cpus: float | None = None) -> list[str]:
     """Make a node's groups, `<lab>/<node>` in each hierarchy, and return their folders.
 
     Raises:
-        RuntimeError: no memory controller of version 1 is here to limit with.
+        RuntimeError: the controller of version 1 that is to limit is not here.
     """
-    folders = {kind: _base(kind, mount) / name for kind, mount in _mounts().items()}
-    if memory is not None and "memory" not in folders:
-        raise RuntimeError("a limit of memory needs the memory hierarchy of cgroup version 1")
+    mounts = _mounts()
+    if cpus is None:
+        mounts.pop("cpu", None)
+    folders = {kind: _base(kind, mount) / name for kind, mount in mounts.items()}
+    for kind, limit in (("memory", memory), ("cpu", cpus)):
+        if limit is not None and kind not in folders:
+            raise RuntimeError(f"a limit of {kind} needs the {kind} hierarchy of cgroup version 1")
     for folder in folders.values():
         folder.mkdir(parents=True)
     if memory is not None:
         (folders["memory"] / "memory.limit_in_bytes").write_text(memory)
+    if cpus is not None:
+        (folders["cpu"] / "cpu.cfs_quota_us").write_text(str(int(cpus * PERIOD)))
     return [str(folder) for folder in folders.values()]
+
+
+def freeze(folders: list[str], *, frozen: bool) -> None:
+    """Stop or let go on every process of a node at once, its PID 1 too; returns when all of them do.
+
+    Raises:
+        RuntimeError: there is no hierarchy of version 2 here.
+    """
+    folder = next((Path(f) for f in folders if Path(f, "cgroup.freeze").exists()), None)
+    if folder is None:
+        raise RuntimeError("to stop a node needs `cgroup` and the hierarchy of cgroup version 2")
+    (folder / "cgroup.freeze").write_text(str(int(frozen)))
+    state = f"frozen {int(frozen)}\n"
+    wait_for(lambda: state in (folder / "cgroup.events").read_text(), what=f"`{state.strip()}` of {folder}")
+
+
+def exist() -> bool:
+    """Whether there is a cgroup of version 2 to make groups in, and controllers of version 1 to limit with."""
+    return {"unified", "cpu", "memory"} <= set(_mounts())
 
 
 def remove(folders: list[str]) -> None:

@@ -23,7 +23,13 @@ if TYPE_CHECKING:
 NETWORK: Final = "198.18.0"
 """The lab's /24, out of the range for benchmarks of RFC 2544."""
 ADDRESS: Final = f"{NETWORK}.254"
+NETWORK6: Final = "fd5a:c1c1:7357:1"
+"""The lab's /64, with a prefix of RFC 4193."""
+ADDRESS6: Final = f"{NETWORK6}::fe"
 BRIDGE: Final = "lab0"
+
+
+_NAMES: Final = "# nodes of the lab\n"
 
 
 class Head:
@@ -48,7 +54,8 @@ class Head:
         kernel.mount("tmpfs", "/srv", "tmpfs", options="mode=755")
         os.mkdir(SHARED)
         kernel.bind(str(self._root / "shared"), SHARED)
-        self._own_account()
+        self._own_file("/etc/passwd", self._account())
+        self._own_file("/etc/hosts", Path("/etc/hosts").read_text())
         ip(
             "link set lo up",
             # Without this the answers of 64 ports to one another would be counted, and multicast be kept track of.
@@ -56,6 +63,10 @@ class Head:
             f"link set {BRIDGE} addrgenmode none up",
             f"address add {ADDRESS}/24 broadcast + dev {BRIDGE}",
         )
+
+    def use_ipv6(self) -> None:
+        """Give the head an address on the lab's IPv6 network, too."""
+        ip(f"-6 address replace {ADDRESS6}/64 dev {BRIDGE} nodad")
 
     def leave(self) -> None:
         """Bring the calling thread back to where it was."""
@@ -68,14 +79,23 @@ class Head:
             os.close(descriptor)
         os.chdir(where)
 
-    def _own_account(self) -> None:
+    def _account(self) -> str:
         """Make `home` the account's home: the ssh client asks the account, not $HOME, where `~/.ssh` is."""
         mine = pwd.getpwuid(os.getuid())
         lines = Path("/etc/passwd").read_text().splitlines()
         entry = f"{mine.pw_name}:x:{mine.pw_uid}:{mine.pw_gid}::{self.home}:{mine.pw_shell}"
-        changed = [entry if line.startswith(f"{mine.pw_name}:") else line for line in lines]
-        (self._root / "passwd").write_text("\n".join(changed) + "\n")
-        kernel.bind(str(self._root / "passwd"), "/etc/passwd")
+        return "\n".join(entry if line.startswith(f"{mine.pw_name}:") else line for line in lines) + "\n"
+
+    def _own_file(self, path: str, text: str) -> None:
+        own = self._root / os.path.basename(path)
+        own.write_text(text)
+        kernel.bind(str(own), path)
+
+    def write_hosts(self, names: str) -> None:
+        """Replace what /etc/hosts says beyond this machine."""
+        path = self._root / "hosts"
+        own, _, _ = path.read_text().partition(_NAMES)
+        path.write_text(own + _NAMES + names)
 
     def cut(self) -> None:
         """Drop every packet between the head and the nodes; the nodes still reach each other."""

@@ -9,37 +9,35 @@ While a lab is up, the process (its main thread, and all it starts) is the head:
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
-import json
 import os
-import select
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-import uuid
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final
 
-from tests.lab import cgroups, kernel
-from tests.lab.head import ADDRESS, BRIDGE, NETWORK, Head, forget_links, ip
-from tests.lab.init import Setup
+from tests.lab import cgroups, guards, kernel, machine, places, ssh_files, wire
+from tests.lab.head import ADDRESS, Head, forget_links, ip
 from tests.lab.keys import certify, make_key, public
 from tests.lab.machine import CONFIG, FAKETIME, HOST_KEY, etc, noise, sshd_argv, sshd_config
+from tests.lab.network import Mounted
 from tests.lab.node import Node
+from tests.lab.setup import Setup
 from tests.lab.spec import NodeSpec
 from tests.lab.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from tests.lab.places import Network
+
 PREFIX: Final = "clusterctl-lab-"
-REPOSITORY: Final = Path(__file__).resolve().parents[2]
-INTERFACES: Final = ("eth0", "ens7", "lan2", "enp3s0f1", "eno4", "em5", "wan6", "net7")
+REPOSITORY: Final = guards.REPOSITORY
 NEEDED: Final = ("ip", "nft", "nsenter", "prlimit", "ssh", "ssh-keygen", "/usr/sbin/sshd")
 START_DEADLINE: Final = 60.0
 
@@ -65,6 +63,8 @@ class Lab:
         self.user_ca = self.root / "keys" / "user_ca"
         self.host_ca = self.root / "keys" / "host_ca"
         self._links = 0
+        self._clients = 0
+        self._mounts: list[Mounted] = []
 
     @staticmethod
     def unavailable() -> str | None:
@@ -107,6 +107,8 @@ class Lab:
         """End every node, everything started with the head's home, and leave the head's namespaces."""
         self.remove(list(self.nodes))
         self.end_head_processes()
+        for mounted in self._mounts:
+            mounted.end()
         self.head.leave()
         shutil.rmtree(self.root)
         self._lock.close()
@@ -188,11 +190,26 @@ class Lab:
         except BaseException:
             self.remove(nodes)
             raise
-        for node in nodes:
-            if node.spec.via:
-                node.apply_firewall()
         self._write_ssh()
         return nodes
+
+    def boot(self, nodes: Sequence[Node]) -> None:
+        """Start nodes that were killed, all at once; see `Node.boot`."""
+        forget_links([node.link for node in nodes])
+        self._bring_up(nodes)
+        self._write_ssh()
+
+    def mount(self, path: Path, network: Network) -> Mounted:
+        """Mount a network file system on the head; it is there until the lab's end, or until `Mounted.end`."""
+        mounted = self._mounted(network)
+        mounted.mount(path)
+        self._mounts.append(mounted)
+        return mounted
+
+    def reach(self, node: Node, door: tuple[str, int] | None) -> None:
+        """Let the head reach a node's sshd at another address and port, or at its own again."""
+        node.door = door
+        self._write_ssh()
 
     def remove(self, nodes: Sequence[Node]) -> None:
         """End nodes and forget them; their names and addresses are free again."""
@@ -206,80 +223,87 @@ class Lab:
         self._write_ssh()
 
     def _new_nodes(self, specs: list[NodeSpec]) -> list[Node]:
-        taken = {int(node.address.rpartition(".")[2]) for node in self.nodes}
+        taken = {node.number for node in self.nodes}
         free = [number for number in range(1, 251) if number not in taken]
         if len(free) < len(specs):
             raise ValueError("a lab holds at most 250 nodes")
         return [self._new_node(spec, number) for spec, number in zip(specs, free, strict=False)]
 
     def _new_node(self, spec: NodeSpec, number: int) -> Node:
-        self._links += 1
+        if spec.ipv6_only:
+            self.head.use_ipv6()
         name = spec.name or f"n{number}"
-        return Node(
-            replace(spec, name=name),
-            name=name,
-            address=f"{NETWORK}.{number}",
-            interface=INTERFACES[(number - 1) % len(INTERFACES)],
-            boot_id=str(uuid.uuid4()),
-            # A name is never used twice: the kernel takes the old interface away in its own time.
-            link=f"v{self._links}",
-            log=self.root / "logs" / f"{name}-{self._links}.log",
-        )
+        return Node(replace(spec, name=name), name=name, number=number, boot=lambda node: self.boot([node]))
 
-    def _bring_up(self, nodes: list[Node]) -> None:
+    def _bring_up(self, nodes: Sequence[Node]) -> None:
         deadline = time.monotonic() + START_DEADLINE
-        guards = [_spawn(node, self._setup(node)) for node in nodes]
+        for node in nodes:
+            self._links += 1
+            node.prepare(f"v{self._links}", self.root / "logs" / f"{node.name}-{self._links}.log")
+        started = [guards.spawn(node, self._setup(node)) for node in nodes]
         try:
-            for node, guard in zip(nodes, guards, strict=True):
-                node.attach(guard, int(_line(node, guard, deadline)))
-            ip(*[command for node in nodes for command in _link_commands(node)])
-            for guard in guards:
-                _tell(guard, "go")
-            for node, guard in zip(nodes, guards, strict=True):
-                if _line(node, guard, deadline) != "ready":
+            for node, guard in zip(nodes, started, strict=True):
+                node.attach(guard, int(guards.line(node, guard, deadline)))
+            ip(*[command for node in nodes for command in wire.outside(node)])
+            for guard in started:
+                guards.tell(guard, "go")
+            for node, guard in zip(nodes, started, strict=True):
+                if guards.line(node, guard, deadline) != "ready":
                     raise RuntimeError(f"{node.name} did not come up: {node.log.read_text()}")
+                if node.has_rules:
+                    node.apply_firewall()
         finally:
-            for guard in guards:
-                for pipe in (guard.stdin, guard.stdout):
-                    if pipe is not None:
-                        pipe.close()
+            for guard in started:
+                guards.close(guard)
 
     def _setup(self, node: Node) -> Setup:
         spec = node.spec
-        prefixes = () if spec.python is None else (sys.prefix, sys.base_prefix)
+        alone = spec.python is None or spec.only_python
+        prefixes = () if alone else (sys.prefix, sys.base_prefix)
         chosen = None if spec.python == "host" else spec.python
         return Setup(
             owner=os.getpid(),
             hostname=node.name,
             boot_id=node.boot_id,
-            interface=node.interface,
-            address=f"{node.address}/24",
-            gateway=ADDRESS,
+            network=wire.inside(node),
             home=spec.home,
             uid=spec.uid,
-            disk=spec.disk,
+            places=[self._place(node, name, place) for name, place in spec.all_places.items()],
             shared=str(self.shared),
-            shared_home=str(self._shared_home()) if spec.shared_home else None,
             etc=etc(spec, node.name, node.boot_id),
             expose=[*prefixes, *([_prefix(chosen)] if chosen else []), *spec.expose],
             hide=list(spec.hide),
-            without_python=spec.python is None,
+            without_python=alone,
             python=chosen,
             files=self._files(node),
             sshd=sshd_argv(spec),
             cgroups=self._cgroups(node),
+            groups_shown=spec.cgroup_view,
+            proc=spec.proc,
+            uptime=node.uptime,
             port=spec.port,
         )
 
     def _cgroups(self, node: Node) -> list[str]:
-        if node.spec.cgroup:
-            node.cgroups = cgroups.make(f"{self.root.name}/{node.link}", node.spec.memory)
+        if node.spec.cgroup and not node.cgroups:
+            node.cgroups = cgroups.make(f"{self.root.name}/{node.link}", node.spec.memory, node.spec.cpus)
         return node.cgroups
 
-    def _shared_home(self) -> Path:
-        home = self.root / "shared_home"
-        home.mkdir(exist_ok=True)
-        return home
+    def _place(self, node: Node, name: str, place: places.Place) -> places.PlaceSetup:
+        client = None
+        source = None if place.shared is None else self.root / "common" / place.shared
+        if place.network is not None:
+            mounted = node.mounts[name] = self._mounted(place.network)
+            source, client = mounted.folder, mounted.client
+        if source is not None:
+            source.mkdir(parents=True, exist_ok=True)
+        return places.setup(
+            name, place, node.spec.home, source=source and str(source), kept=node.disks.get(name), client=client
+        )
+
+    def _mounted(self, network: Network) -> Mounted:
+        self._clients += 1
+        return Mounted(network, self.root / "exports", self.root / "logs" / f"client-{self._clients}.json")
 
     def _files(self, node: Node) -> list[tuple[str, str, int, int]]:
         spec = node.spec
@@ -304,74 +328,24 @@ class Lab:
         return make_key(self.root / "keys" / f"host_{node.name}_{node.spec.host_key}", node.spec.host_key, node.name)
 
     def _write_ssh(self) -> None:
-        hosts = [_host_block(node) for node in self.nodes]
-        known = [f"{_known_name(n)} {public(self._host_key(n))}" for n in self.nodes if _plainly_known(n)]
-        authority = [f"@cert-authority n*,{NETWORK}.* {public(self.host_ca)}"]
+        hosts = [ssh_files.host_block(node) for node in self.nodes]
+        plain = [node for node in self.nodes if ssh_files.plainly_known(node)]
+        known = [f"{ssh_files.known_names(node)} {public(self._host_key(node))}" for node in plain]
+        authority = [ssh_files.authority(public(self.host_ca))]
         certified = any(node.spec.host_certificate and node.spec.known for node in self.nodes)
         self.head.write_ssh(hosts, known + (authority if certified else []))
+        self._write_names([node for node in self.nodes if node.spec.names])
+
+    def _write_names(self, nodes: Sequence[Node]) -> None:
+        names = "".join(f"{node.address}\t{node.name}\n" for node in nodes)
+        self.head.write_hosts(names)
+        for node in nodes:
+            if node.alive:
+                node.path("/run/lab/etc/hosts").write_text(machine.hosts(node.name, ipv6=node.spec.ipv6_only) + names)
 
 
 def _prefix(python: str) -> str:
     return str(Path(os.path.realpath(python)).parents[1])
-
-
-def _plainly_known(node: Node) -> bool:
-    return node.spec.known and not node.spec.host_certificate
-
-
-def _known_name(node: Node) -> str:
-    names = (node.name, node.address)
-    return ",".join(names if node.spec.port == 22 else (f"[{name}]:{node.spec.port}" for name in names))
-
-
-def _host_block(node: Node) -> str:
-    lines = [f"Host {node.name}", f"HostName {node.address}", f"User {node.spec.user}"]
-    if node.spec.port != 22:
-        lines.append(f"Port {node.spec.port}")
-    if node.spec.via:
-        lines.append(f"ProxyJump {node.spec.via}")
-    return "\n    ".join(lines) + "\n"
-
-
-def _link_commands(node: Node) -> list[str]:
-    number = int(node.address.rpartition(".")[2])
-    mac = f"02:c1:00:00:00:{number:02x}"
-    guard = node.guard_pid
-    return [
-        f"link add {node.link} type veth peer name {node.interface} address {mac} netns {guard}",
-        f"link set {node.link} addrgenmode none master {BRIDGE} up",
-    ]
-
-
-def _spawn(node: Node, setup: Setup) -> subprocess.Popen[str]:
-    argv = [sys.executable, "-E", "-S", "-s", "-B", "-m", "tests.lab.init"]
-    env = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
-    with node.log.open("w") as log:
-        guard = subprocess.Popen(
-            argv, cwd=REPOSITORY, env=env, text=True, start_new_session=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
-        )  # fmt: skip
-    _tell(guard, json.dumps(setup))
-    return guard
-
-
-def _tell(guard: subprocess.Popen[str], line: str) -> None:
-    assert guard.stdin is not None
-    # A guard that is gone has no answer either, and that failure shows what it wrote. Written without Python's
-    # buffer, which would fail once more when it is closed.
-    with contextlib.suppress(BrokenPipeError):
-        data = memoryview(f"{line}\n".encode())
-        while data:
-            data = data[os.write(guard.stdin.fileno(), data) :]
-
-
-def _line(node: Node, guard: subprocess.Popen[str], deadline: float) -> str:
-    assert guard.stdout is not None
-    readable, _, _ = select.select([guard.stdout], [], [], max(0.0, deadline - time.monotonic()))
-    line = guard.stdout.readline().strip() if readable else ""
-    if not line:
-        raise RuntimeError(f"{node.name} did not come up: {node.log.read_text() or 'no answer'}")
-    return line
 
 
 def _lock(root: Path) -> IO[str]:

@@ -30,7 +30,7 @@ def sshd_config(spec: NodeSpec, skew: float, first: Sequence[str], host_key: str
         *first,
         *spec.sshd,
         f"Port {spec.port}",
-        "ListenAddress 0.0.0.0",
+        f"ListenAddress {'::' if spec.ipv6_only else '0.0.0.0'}",
         f"HostKey {host_key}",
         *([f"HostCertificate {host_key}-cert.pub"] if certified else []),
         *(["TrustedUserCAKeys /run/lab/user_ca.pub"] if spec.user_ca else []),
@@ -72,8 +72,7 @@ def etc(spec: NodeSpec, hostname: str, boot_id: str) -> dict[str, str]:
     names = ["root", *([spec.user] if spec.user != "root" else [])]
     shadow = "".join(f"{name}:{secret if name == spec.user else '*'}:19000:0:99999:7:::\n" for name in names)
     return {
-        # Debian's installer maps a machine's own name to a loopback address.
-        "/etc/hosts": f"127.0.0.1\tlocalhost\n127.0.1.1\t{hostname}\n",
+        "/etc/hosts": hosts(hostname, ipv6=spec.ipv6_only),
         "/etc/hostname": f"{hostname}\n",
         "/etc/machine-id": boot_id.replace("-", "")[::-1] + "\n",
         "/etc/resolv.conf": "",
@@ -81,6 +80,12 @@ def etc(spec: NodeSpec, hostname: str, boot_id: str) -> dict[str, str]:
         "/etc/group": groups,
         "/etc/shadow": shadow,
     }
+
+
+def hosts(hostname: str, *, ipv6: bool) -> str:
+    """What a machine's /etc/hosts says of itself; Debian's installer maps its name to a loopback address."""
+    loopback = "127.0.0.1\tlocalhost\n" + ("::1\tlocalhost\n" if ipv6 else "")
+    return f"{loopback}127.0.1.1\t{hostname}\n"
 
 
 def noise() -> dict[str, str]:

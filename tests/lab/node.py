@@ -4,76 +4,73 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import signal
-import subprocess
 import time
-from dataclasses import dataclass
+import uuid
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING
 
+from tests.lab import cgroups, power, wire
 from tests.lab.head import ADDRESS as HEAD_ADDRESS
+from tests.lab.head import ADDRESS6 as HEAD_ADDRESS6
 from tests.lab.head import BRIDGE, ip
 from tests.lab.init import listens
+from tests.lab.inside import Inside
 from tests.lab.keys import make_key
-from tests.lab.machine import CONFIG, HOST_KEY, LOG, sshd_argv, sshd_config
-from tests.lab.waiting import wait_for
+from tests.lab.machine import CONFIG, HOST_KEY, sshd_argv, sshd_config
+from tests.lab.places import HOME
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    import subprocess
+    from collections.abc import Callable
 
+    from tests.lab.network import Mounted
     from tests.lab.spec import NodeSpec
 
-T = TypeVar("T")
 
-PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-
-
-@dataclass(frozen=True, slots=True)
-class Process:
-    """A process as the node numbers it; `state` is the letter of /proc/PID/stat, `argv` empty for a zombie."""
-
-    pid: int
-    ppid: int
-    uid: int
-    state: str
-    comm: str
-    argv: tuple[str, ...]
-
-    @property
-    def command(self) -> str:
-        return " ".join(self.argv) or f"[{self.comm}]"
-
-
-class Node:
+class Node(Inside):
     """A running node; `Lab.add` makes it.
 
     Attributes:
-        name: Its host name, and its name in ssh_config.
-        address: Its IPv4 address on the lab's bridge.
+        number: The lab's own number for it, from 1; its address ends with it.
+        address: Its address on the lab's bridge: IPv4, or IPv6 with `NodeSpec.ipv6_only`.
+        door: Where the head reaches sshd, if not at its address and port: an address and a port.
         interface: The name of its network interface, another one on the next node.
         boot_id: What `/proc/sys/kernel/random/boot_id` says on it.
-        spec: What was asked for.
         cgroups: Folders of its cgroups as this machine sees them, with `NodeSpec.cgroup`.
-        init_pid: Pid of its PID 1 as this machine numbers it.
+        mounts: The network file systems that it has mounted, by the names of the places.
+        disks: Descriptors of what it keeps while it is without power, by the names of the places.
+        uptime: What its clocks begin with at the next start, in seconds; None: with the machine's.
     """
 
-    def __init__(
-        self, spec: NodeSpec, *, name: str, address: str, interface: str, boot_id: str, link: str, log: Path
-    ) -> None:
-        self.spec = spec
-        self.name = name
-        self.address = address
-        self.interface = interface
-        self.boot_id = boot_id
-        self.link = link
-        self.log = log
-        self.init_pid = 0
+    def __init__(self, spec: NodeSpec, *, name: str, number: int, boot: Callable[[Node], None]) -> None:
+        super().__init__(spec, name)
+        self.number = number
+        self.address = wire.address(number, ipv6=spec.ipv6_only)
+        self.door: tuple[str, int] | None = None
+        self.interface = wire.interface(number)
         self.cgroups: list[str] = []
+        self.mounts: dict[str, Mounted] = {}
+        self.disks: dict[str, int] = {}
+        self.uptime = spec.uptime
+        self.boot_id = ""
+        self.link = ""
+        self.log = Path()
+        self._boot = boot
         self._guard: subprocess.Popen[str] | None = None
         self._skew = 0.0
         self._closed_ports: dict[int, str] = {}
-        self._blocked: set[str] = {HEAD_ADDRESS} if spec.via else set()
+        self._blocked: set[str] = _addresses("head") if spec.via else set()
+
+    def prepare(self, link_name: str, log: Path) -> None:
+        """Be a machine that was not started yet: its boot id, its end of the wire and its log are new.
+
+        A link's name is never used twice: the kernel takes the old interface away in its own time.
+        """
+        self.boot_id = str(uuid.uuid4())
+        self.link = link_name
+        self.log = log
+        self._skew = 0.0
 
     @property
     def guard_pid(self) -> int:
@@ -86,134 +83,68 @@ class Node:
         """Whether the node's PID 1 lives."""
         return self._guard is not None and self._guard.poll() is None
 
-    # --- seen from outside -------------------------------------------------------------------------------------
-
-    def path(self, path: str | Path) -> Path:
-        """A path of the node (absolute, or below its home) as one that this process can open.
-
-        Absolute symbolic links on the way are followed on the head, not on the node.
-        """
-        return Path(f"/proc/{self.init_pid}/root{os.path.join(self.spec.home, path)}")
-
-    def processes(self) -> list[Process]:
-        """Every process of the node but its PID 1, by pid; none if the node is dead."""
-        try:
-            pids = sorted(int(name) for name in os.listdir(self.path("/proc")) if name.isdigit())
-        except OSError:
-            return []
-        found = (self._process(pid) for pid in pids if pid != 1)
-        return [process for process in found if process is not None]
-
-    def leftovers(self) -> list[Process]:
-        """The processes that are neither PID 1 nor sshd's: on a clean node there are none (a zombie is gone)."""
-        return [p for p in self.processes() if not p.comm.startswith("sshd") and p.state != "Z"]
-
-    def _process(self, pid: int) -> Process | None:
-        try:
-            folder = self.path(f"/proc/{pid}")
-            before, _, after = (folder / "stat").read_text(errors="replace").rpartition(")")
-            argv = (folder / "cmdline").read_bytes().decode(errors="surrogateescape").rstrip("\0").split("\0")
-            uid = folder.stat().st_uid
-        except OSError:
-            return None
-        state, ppid = after.split()[:2]
-        comm = before.partition("(")[2]
-        return Process(pid, int(ppid), uid, state, comm, tuple(argv) if argv != [""] else ())
-
-    def environ(self, pid: int) -> dict[str, str]:
-        """The environment a process was started with; empty if it is gone."""
-        try:
-            raw = self.path(f"/proc/{pid}/environ").read_bytes().decode(errors="surrogateescape")
-        except OSError:
-            return {}
-        return dict(entry.split("=", 1) for entry in raw.split("\0") if "=" in entry)
-
-    def pids_of(self, pattern: str) -> list[int]:
-        """Pids of the living processes whose command line (joined by blanks) matches, oldest first."""
-        return [p.pid for p in self.processes() if p.state != "Z" and re.search(pattern, p.command)]
-
-    def pid_of(self, pattern: str) -> int | None:
-        """The first of `pids_of`, or None."""
-        return next(iter(self.pids_of(pattern)), None)
-
-    def wait_for(self, predicate: Callable[[], T | None], deadline: float = 15.0, what: str = "") -> T:
-        """`waiting.wait_for`, with the node's name in the failure."""
-        return wait_for(predicate, deadline, f"{what or predicate!r} on {self.name}")
-
-    def sshd_log(self) -> str:
-        """What sshd wrote (LogLevel VERBOSE)."""
-        return self.path(LOG).read_text(errors="replace")
-
-    # --- programs in the node ----------------------------------------------------------------------------------
-
-    def run(
-        self,
-        argv: Sequence[str],
-        *,
-        user: str = "root",
-        input: str | None = None,  # noqa: A002 (the name that subprocess.run has)
-        env: Mapping[str, str] | None = None,
-        check: bool = False,
-        timeout: float = 30.0,
-    ) -> subprocess.CompletedProcess[str]:
-        """Run a program inside the node, without ssh; works while the link is cut and sshd is dead.
-
-        Args:
-            argv: Looked up on the node's PATH.
-            user: `root`, or the account of the node's spec.
-            input: Text for its standard input, else /dev/null.
-            env: Added to a login's plain environment.
-            check: Raise on a status other than 0.
-            timeout: Seconds until it is killed.
-        """
-        stdin = subprocess.DEVNULL if input is None else None
-        return subprocess.run(
-            self._inside(argv, user), env=self._environment(env), text=True, capture_output=True,
-            check=check, timeout=timeout, **({"input": input} if input is not None else {"stdin": stdin}),
-        )  # fmt: skip
-
-    def start(
-        self, argv: Sequence[str], *, user: str = "root", env: Mapping[str, str] | None = None
-    ) -> subprocess.Popen[bytes]:
-        """Start a program inside the node and leave it running (a decoy, for one); its streams are /dev/null.
-
-        The object stands for the program: to wait for it and to end it; its pid in the node is another one.
-        """
-        null = subprocess.DEVNULL
-        inside = self._inside(argv, user)
-        return subprocess.Popen(inside, env=self._environment(env), stdin=null, stdout=null, stderr=null)
-
-    def _inside(self, argv: Sequence[str], user: str) -> list[str]:
-        account = [] if user == "root" else ["-S", str(self.spec.uid), "-G", str(self.spec.uid)]
-        home = self.spec.home if user == self.spec.user else "/"
-        return ["nsenter", "-t", str(self.init_pid), "-m", "-u", "-i", "-n", "-p", "-W", home, *account, *argv]
-
-    def _environment(self, env: Mapping[str, str] | None) -> dict[str, str]:
-        mine = {"PATH": PATH, "HOME": self.spec.home, "USER": self.spec.user, "LANG": "C.UTF-8"}
-        return mine | dict(env or {})
-
-    def signal(self, pid: int, number: int) -> None:
-        """Send a signal to a process by its pid in the node; no error if it is gone."""
-        self.run(["/bin/kill", f"-{int(number)}", str(pid)])
-
     # --- the node and its link ---------------------------------------------------------------------------------
 
     def kill(self) -> None:
         """End the whole node at once, as a power cut does: not a packet leaves it, nothing is told to anyone."""
         if self.alive:
             ip(f"link set {self.link} down")
-        self.discard()
+            self.disks = power.take_disks(self)
+        self._end()
+
+    def boot(self) -> None:
+        """Start a node that was killed, and return when sshd listens.
+
+        It has its disks (`Place.survives`), its name and its addresses, and what `block` and `firewall` said; a new
+        boot id, pids from 1 and clocks from 0 on; memory, cgroups and what was configured in sshd are as at first.
+        """
+        self.uptime = 0.0
+        self._boot(self)
+
+    def reboot(self, *, orderly: bool = False) -> None:
+        """Kill and boot; with `orderly` every process but sshd gets SIGTERM before, and 2 s to act on it."""
+        if orderly:
+            pids = [str(p.pid) for p in self.leftovers()]
+            self.run(["/bin/kill", "-TERM", *pids])
+            with contextlib.suppress(TimeoutError):
+                self.wait_for(lambda: not self.leftovers(), 2.0)
+        self.kill()
+        self.boot()
 
     def discard(self, *, wait: bool = True) -> None:
         """End the node without caring what its peers see; returns when its PID 1 is gone, if told to wait."""
+        self._end(wait=wait)
+        self._close_disks()
+
+    def _end(self, *, wait: bool = True) -> None:
         if self._guard is None:
             return
+        # Whoever waits for a file system that hangs cannot be killed before it is gone.
+        while self.mounts:
+            self.mounts.popitem()[1].end()
         if self._guard.poll() is None:
             # Not the guard: it must stay to reap PID 1, or the machine's own init would, in its own time.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.init_pid, signal.SIGKILL)
         if wait:
             self._guard.wait(timeout=30)
+
+    def pause(self) -> None:
+        """Stop the whole node, as its hypervisor can: nothing runs, no packet is answered; needs `NodeSpec.cgroup`.
+
+        Its clocks go on, as if its hypervisor had set them when it goes on.
+        """
+        self.cut()
+        cgroups.freeze(self.cgroups, frozen=True)
+
+    def resume(self) -> None:
+        """Undo `pause`."""
+        cgroups.freeze(self.cgroups, frozen=False)
+        self.restore()
+
+    def next_pid(self, number: int) -> None:
+        """Let the next process of the node have that pid, so that processes of several nodes have the same."""
+        self.run(["sh", "-c", f"echo {number - 1} > /proc/sys/kernel/ns_last_pid"], check=True)
 
     def cut(self, *, carrier: bool = False) -> None:
         """Cut the node's link; packets vanish both ways, and with `carrier` both ends see the link go down."""
@@ -225,12 +156,12 @@ class Node:
 
     def block(self, *others: Node | str) -> None:
         """Drop all packets between this node and others: nodes, or `head`."""
-        self._blocked |= {_address(other) for other in others}
+        self._blocked |= _addresses(*others)
         self.apply_firewall()
 
     def unblock(self, *others: Node | str) -> None:
         """Undo `block`, for all if none is named."""
-        self._blocked -= {_address(other) for other in others} or set(self._blocked)
+        self._blocked -= _addresses(*others) or set(self._blocked)
         self.apply_firewall()
 
     def firewall(self, *ports: int, action: str = "drop") -> None:
@@ -244,19 +175,22 @@ class Node:
             self._closed_ports.pop(port, None)
         self.apply_firewall()
 
+    @property
+    def has_rules(self) -> bool:
+        """Whether `block`, `firewall` or the spec's `via` say anything."""
+        return bool(self._blocked or self._closed_ports)
+
     def apply_firewall(self) -> None:
         """Make the node's rules what `block`, `firewall` and the spec's `via` say."""
-        drops = [(f"ip saddr {address} drop", f"ip daddr {address} drop") for address in sorted(self._blocked)]
+        incoming, outgoing = wire.drops(self._blocked)
         ports = [f'iifname != "lo" tcp dport {port} {action}' for port, action in self._closed_ports.items()]
-        incoming = "; ".join([*(drop[0] for drop in drops), *ports])
-        outgoing = "; ".join(drop[1] for drop in drops)
         rules = f"""
             table inet lab
             delete table inet lab
             table inet lab {{
-                chain in {{ type filter hook input priority 0; {incoming}
+                chain in {{ type filter hook input priority 0; {"; ".join([*incoming, *ports])}
                 }}
-                chain out {{ type filter hook output priority 0; {outgoing}
+                chain out {{ type filter hook output priority 0; {"; ".join(outgoing)}
                 }}
             }}"""
         self.run(["nft", "-f", "-"], input=rules, check=True)
@@ -297,8 +231,8 @@ class Node:
             self.run(["/bin/kill", f"-{int(number)}", *map(str, pids)])
 
     def listens(self, port: int) -> bool:
-        """Whether a socket of the node listens on a TCP port (IPv4)."""
-        return listens(f"/proc/{self.init_pid}/net/tcp", port)
+        """Whether a socket of the node listens on a TCP port."""
+        return listens(f"/proc/{self.init_pid}/net", port)
 
     def new_host_key(self, kind: str = "ed25519") -> str:
         """Give sshd another host key than known_hosts has; returns its public line."""
@@ -339,8 +273,12 @@ class Node:
     def free_disk(self, path: str | None = None) -> None:
         """Undo `fill_disk`."""
         target = self._mount_of(path)
-        size = self.spec.disk if target == self.spec.home else "4g"
+        size = next(place.size for name, place in self.spec.all_places.items() if self.where(name) == target)
         self.run(["mount", "-t", "tmpfs", "-o", f"remount,size={size}", "tmpfs", target], check=True)
+
+    def where(self, place: str) -> str:
+        """The path of a place on the node."""
+        return self.spec.home if place == HOME else place
 
     def _mount_of(self, path: str | None) -> str:
         return path if path and path.startswith("/") else self.spec.home
@@ -351,13 +289,28 @@ class Node:
 
     # --- for the lab -------------------------------------------------------------------------------------------
 
+    @property
+    def descriptors(self) -> list[int]:
+        """What PID 1 inherits: the disks it keeps, and /dev/fuse for what it mounts."""
+        return [*self.disks.values(), *(m.descriptor for m in self.mounts.values() if m.descriptor is not None)]
+
     def attach(self, guard: subprocess.Popen[str], init_pid: int) -> None:
-        """Take over the processes that are the node."""
+        """Take over the processes that are the node; what they have inherited is theirs."""
         self._guard = guard
         self.init_pid = init_pid
+        self._close_disks()
+        for mounted in self.mounts.values():
+            mounted.let_go()
+
+    def _close_disks(self) -> None:
+        while self.disks:
+            os.close(self.disks.popitem()[1])
 
 
-def _address(other: Node | str) -> str:
-    if isinstance(other, Node):
-        return other.address
-    return HEAD_ADDRESS if other == "head" else other
+def _addresses(*others: Node | str) -> set[str]:
+    known = {"head": {HEAD_ADDRESS, HEAD_ADDRESS6}}
+    return {
+        address
+        for other in others
+        for address in ({other.address} if isinstance(other, Node) else known.get(other, {other}))
+    }
