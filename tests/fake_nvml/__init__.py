@@ -15,13 +15,11 @@ hang. A field of `None` is one that the card does not have; retired pages are th
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
-import subprocess
-import tempfile
 from pathlib import Path
 from typing import Any
+
+from tests.compiled import compiled
 
 SOURCE = Path(__file__).with_name("nvml.c")
 
@@ -36,15 +34,7 @@ def times(count: int, code: int = UNKNOWN) -> dict[str, int]:
 
 def library() -> Path:
     """Return the directory of the compiled library; compile where the source has changed."""
-    digest = hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:16]
-    place = Path(tempfile.gettempdir()) / f"clusterctl-fake-nvml-{os.getuid()}-{digest}"
-    target = place / "libnvidia-ml.so.1"
-    if not target.exists():
-        place.mkdir(mode=0o755, exist_ok=True)
-        partial = place / f"{os.getpid()}.so"
-        subprocess.run(["gcc", "-shared", "-fPIC", "-O1", "-o", partial, SOURCE], check=True)
-        partial.replace(target)
-    return place
+    return compiled(SOURCE, "libnvidia-ml.so.1", "-shared", "-fPIC")
 
 
 class Scenario:

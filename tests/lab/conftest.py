@@ -46,6 +46,7 @@ def nodes(lab: Lab) -> Iterator[NodeFactory]:
     lab.restore_head()
     lab.remove(list(lab.nodes))
     lab.end_head_processes()
+    lab.forget_shared()
 
 
 @pytest.fixture

@@ -66,7 +66,7 @@ class Head:
 
     def use_ipv6(self) -> None:
         """Give the head an address on the lab's IPv6 network, too."""
-        ip(f"-6 address replace {ADDRESS6}/64 dev {BRIDGE} nodad")
+        ip(f"address replace {ADDRESS6}/64 dev {BRIDGE} nodad")
 
     def leave(self) -> None:
         """Bring the calling thread back to where it was."""

@@ -13,16 +13,17 @@ import yaml
 from clusterctl.config.workdir import default_workdir
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
 
 @dataclass(frozen=True)
 class Head:
-    """A working folder on the head with a cluster file in it."""
+    """A working folder on the head with a cluster file in it; `enter` is put before each command."""
 
     folder: Path
     env: Mapping[str, str]
+    enter: Sequence[str] = ()
 
     def write(self, hosts: Mapping[str, int], job: Mapping[str, Any], **more: Any) -> Path:
         """Write `cluster.yaml`: host to workers (no GPUs)."""
@@ -39,7 +40,7 @@ class Head:
     def run(self, *arguments: str, timeout: float = 60.0) -> subprocess.CompletedProcess[str]:
         """Run one command to its end."""
         return subprocess.run(
-            [sys.executable, "-m", "clusterctl", *arguments],
+            [*self.enter, sys.executable, "-m", "clusterctl", *arguments],
             cwd=self.folder,
             env=dict(self.env),
             capture_output=True,
@@ -52,7 +53,7 @@ class Head:
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """Start one command and leave it running; its streams are pipes."""
         return subprocess.Popen(
-            [sys.executable, "-m", "clusterctl", *arguments],
+            [*self.enter, sys.executable, "-m", "clusterctl", *arguments],
             cwd=self.folder,
             env=dict(self.env),
             text=True,

@@ -51,7 +51,7 @@ def _begin_clocks(uptime: float) -> None:
     """Let the clocks that count from the start of the machine say, for what is forked from now on, `uptime`."""
     kernel.unshare(kernel.NEWTIME)
     lines = [
-        f"{name} {math.floor(uptime - time.clock_gettime(clock))} 0\n"
+        f"{name} {math.ceil(uptime - time.clock_gettime(clock))} 0\n"
         for name, clock in (("monotonic", time.CLOCK_MONOTONIC), ("boottime", time.CLOCK_BOOTTIME))
     ]
     with open("/proc/self/timens_offsets", "w", encoding="utf-8") as file:

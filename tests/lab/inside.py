@@ -134,7 +134,7 @@ class Inside:
         """
         stdin = subprocess.DEVNULL if input is None else None
         return subprocess.run(
-            self._inside(argv, user), env=self._environment(env), text=True, capture_output=True,
+            self.inside(argv, user), env=self._environment(env), text=True, capture_output=True,
             check=check, timeout=timeout, **({"input": input} if input is not None else {"stdin": stdin}),
         )  # fmt: skip
 
@@ -146,13 +146,14 @@ class Inside:
         The object stands for the program: to wait for it and to end it; its pid in the node is another one.
         """
         null = subprocess.DEVNULL
-        inside = self._inside(argv, user)
+        inside = self.inside(argv, user)
         return subprocess.Popen(inside, env=self._environment(env), stdin=null, stdout=null, stderr=null)
 
-    def _inside(self, argv: Sequence[str], user: str) -> list[str]:
+    def inside(self, argv: Sequence[str], user: str = "root") -> list[str]:
+        """The program that runs another one inside the node."""
         account = [] if user == "root" else ["-S", str(self.spec.uid), "-G", str(self.spec.uid)]
         home = self.spec.home if user == self.spec.user else "/"
-        return ["nsenter", "-t", str(self.init_pid), "-m", "-u", "-i", "-n", "-p", "-W", home, *account, *argv]
+        return ["nsenter", "-t", str(self.init_pid), "-m", "-u", "-i", "-n", "-p", "-T", "-W", home, *account, *argv]
 
     def _environment(self, env: Mapping[str, str] | None) -> dict[str, str]:
         mine = {"PATH": PATH, "HOME": self.spec.home, "USER": self.spec.user, "LANG": "C.UTF-8"}

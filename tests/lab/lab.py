@@ -201,10 +201,15 @@ class Lab:
 
     def mount(self, path: Path, network: Network) -> Mounted:
         """Mount a network file system on the head; it is there until the lab's end, or until `Mounted.end`."""
-        mounted = self._mounted(network)
+        mounted = self.mounted(network)
         mounted.mount(path)
         self._mounts.append(mounted)
         return mounted
+
+    def forget_shared(self) -> None:
+        """Remove what machines had in common on servers and in shared places; no node may be left."""
+        for name in ("exports", "common"):
+            shutil.rmtree(self.root / name, ignore_errors=True)
 
     def reach(self, node: Node, door: tuple[str, int] | None) -> None:
         """Let the head reach a node's sshd at another address and port, or at its own again."""
@@ -293,7 +298,7 @@ class Lab:
         client = None
         source = None if place.shared is None else self.root / "common" / place.shared
         if place.network is not None:
-            mounted = node.mounts[name] = self._mounted(place.network)
+            mounted = node.mounts[name] = self.mounted(place.network)
             source, client = mounted.folder, mounted.client
         if source is not None:
             source.mkdir(parents=True, exist_ok=True)
@@ -301,7 +306,8 @@ class Lab:
             name, place, node.spec.home, source=source and str(source), kept=node.disks.get(name), client=client
         )
 
-    def _mounted(self, network: Network) -> Mounted:
+    def mounted(self, network: Network) -> Mounted:
+        """A client of a network file system, for whoever mounts it."""
         self._clients += 1
         return Mounted(network, self.root / "exports", self.root / "logs" / f"client-{self._clients}.json")
 

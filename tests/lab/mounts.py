@@ -31,18 +31,23 @@ def mount_all(setup: Setup) -> None:
         tmpfs(path, "755")
     _bind_descriptor(shared, "/srv/shared")
     _mount_place(home, sources, setup["uid"])
-    for path, descriptor in exposed.items():
-        if not (os.path.exists(path) and os.path.samestat(os.stat(path), os.fstat(descriptor))):
-            _bind_descriptor(descriptor, path, read_only=True)
-    for descriptor in (*exposed.values(), *sources.values(), shared):
-        os.close(descriptor)
+    for path in exposed:
+        # Now: on a server it might be refused.
+        os.makedirs(path, exist_ok=True)
     os.mkdir("/run/sshd", 0o755)
     os.makedirs("/run/lab/etc")
     _change_programs(setup)
     _write_files(setup)
     _bind_text(setup["etc"] | {"/proc/sys/kernel/random/boot_id": setup["boot_id"] + "\n"})
     for place in setup["places"]:
-        _finish_place(place)
+        if place["client"] is not None:
+            _mount_network(place["path"], *place["client"])
+    _expose(exposed)
+    for place in setup["places"]:
+        if place["flags"]:
+            kernel.mount("none", place["path"], flags=kernel.BIND | kernel.REMOUNT | place["flags"])
+    for descriptor in (*exposed.values(), *sources.values(), shared):
+        os.close(descriptor)
 
 
 def _mount_kernel_views(setup: Setup) -> None:
@@ -83,19 +88,21 @@ def _mount_place(place: PlaceSetup, sources: dict[str, int], uid: int) -> None:
     os.chown(path, uid, uid)
 
 
-def _finish_place(place: PlaceSetup) -> None:
-    """Put the network's file system over the folder that its server has, and let the flags come into force."""
-    path = place["path"]
-    if place["client"] is not None:
-        descriptor, kind, source = place["client"]
-        kernel.mount_fuse(descriptor, source, path, kind)
-        os.close(descriptor)
-    if place["flags"]:
-        kernel.mount("none", path, flags=kernel.BIND | kernel.REMOUNT | place["flags"])
+def _mount_network(path: str, descriptor: int, kind: str, source: str) -> None:
+    """Put the network's file system over the folder that its server has, in which the node's files are by now."""
+    kernel.mount_fuse(descriptor, source, path, kind)
+    os.close(descriptor)
+
+
+def _expose(folders: dict[str, int]) -> None:
+    for path, descriptor in folders.items():
+        if not os.path.samestat(os.stat(path), os.fstat(descriptor)):
+            _bind_descriptor(descriptor, path, read_only=True)
 
 
 def _bind_descriptor(descriptor: int, target: str, *, read_only: bool = False, recursive: bool = False) -> None:
-    os.makedirs(target, exist_ok=True)
+    if not os.path.isdir(target):
+        os.makedirs(target)
     kernel.bind(f"/proc/self/fd/{descriptor}", target, read_only=read_only, recursive=recursive)
 
 

@@ -51,6 +51,11 @@ class Mounted:
         kernel.mount_fuse(descriptor, source, str(path), kind)
         self.let_go()
 
+    def unmount(self, path: Path) -> None:
+        """Undo `mount`."""
+        self.end()
+        kernel.unmount(str(path))
+
     def let_go(self) -> None:
         """Close the descriptor: whoever mounts it has it by now."""
         if self.descriptor is not None:

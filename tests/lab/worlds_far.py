@@ -1,0 +1,85 @@
+"""Worlds whose nodes are hard to reach, and whose head is not alone."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from typing import TYPE_CHECKING, Final
+
+from tests.lab.agents import hung_agent
+from tests.lab.other_head import OtherHead
+from tests.lab.places import Network
+from tests.lab.spec import NodeSpec
+from tests.lab.world import Scene, World, alike
+from tests.lab.worlds_places import CACHE_S, no_fuse
+
+if TYPE_CHECKING:
+    from contextlib import ExitStack
+
+    from tests.lab.lab import Lab
+
+RATE, DELAY = 500_000, 0.15
+DEAD: Final = 12
+
+
+def no_relay() -> str | None:
+    """Why links cannot be slow, or None."""
+    return None if importlib.util.find_spec("tests.relay") else "there is no tests/relay.py"
+
+
+def slow(lab: Lab, stack: ExitStack, count: int) -> Scene:
+    """The head reaches each node by a slow link of its own; nodes reach each other as ever."""
+    link = importlib.import_module("tests.relay").Relay
+    nodes = lab.add(count)
+    for node in nodes:
+        relay = stack.enter_context(link((node.address, node.spec.port), rate=RATE, delay=DELAY))
+        lab.reach(node, (relay.address, relay.port))
+    return Scene(nodes=nodes)
+
+
+def jump(lab: Lab, stack: ExitStack, count: int) -> Scene:
+    """One host is the way to all others, of which some say nothing."""
+    (door,) = lab.add(1)
+    behind = lab.add([NodeSpec(via=door.name)] * (count + DEAD))
+    for node in behind[:DEAD]:
+        node.kill()
+    return Scene(nodes=behind[DEAD:], others=behind[:DEAD])
+
+
+def hung(lab: Lab, stack: ExitStack, count: int) -> Scene:
+    """The head's ssh-agent is where the user is, and that machine sleeps."""
+    socket = stack.enter_context(hung_agent(lab.root / "agent.sock"))
+    return Scene(nodes=lab.add(count), env={"SSH_AUTH_SOCK": str(socket)})
+
+
+def two_heads(lab: Lab, stack: ExitStack, count: int) -> Scene:
+    """The state of runs lies on a server that both heads have mounted."""
+    state = lab.root / "state"
+    state.mkdir(exist_ok=True)
+    network = Network(export="state", cache_s=CACHE_S)
+    stack.callback(lab.mount(state, network).unmount, state)
+    other = stack.enter_context(OtherHead(lab, "login2", {state: network}))
+    return Scene(nodes=lab.add(count), env={"XDG_STATE_HOME": str(state)}, enter=other.enter)
+
+
+FAR: Final = [
+    World(
+        name="IPv6 only",
+        sentence="nodes have no IPv4 addresses, and all names are in /etc/hosts",
+        make=alike(NodeSpec(ipv6_only=True, names=True)),
+    ),
+    World(
+        name="slow link",
+        sentence=f"between the head and each node are {RATE // 1000} kB/s and {DELAY * 1000:g} ms",
+        make=slow,
+        unavailable=no_relay,
+    ),
+    World(name="jump host", sentence=f"nodes are behind another one, and {DEAD} dead ones too", make=jump),
+    World(name="hung ssh-agent", sentence="the head's ssh-agent takes requests and never answers", make=hung),
+    World(
+        name="two heads",
+        sentence="another head has the same state of runs, on a server, and other processes and addresses",
+        make=two_heads,
+        unavailable=no_fuse,
+    ),
+]
