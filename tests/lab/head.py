@@ -27,6 +27,7 @@ NETWORK6: Final = "fd5a:c1c1:7357:1"
 """The lab's /64, with a prefix of RFC 4193."""
 ADDRESS6: Final = f"{NETWORK6}::fe"
 BRIDGE: Final = "lab0"
+MAC: Final = "02:c1:00:00:00:fe"
 
 
 _NAMES: Final = "# nodes of the lab\n"
@@ -59,7 +60,8 @@ class Head:
         ip(
             "link set lo up",
             # Without this the answers of 64 ports to one another would be counted, and multicast be kept track of.
-            f"link add {BRIDGE} type bridge stp_state 0 forward_delay 0 mcast_snooping 0",
+            # An address of its own: else it has that of a node, and another one when that node dies.
+            f"link add {BRIDGE} address {MAC} type bridge stp_state 0 forward_delay 0 mcast_snooping 0",
             f"link set {BRIDGE} addrgenmode none up",
             f"address add {ADDRESS}/24 broadcast + dev {BRIDGE}",
         )

@@ -45,12 +45,14 @@ class Inside:
         name: Its host name, and its name in ssh_config.
         spec: What was asked for.
         init_pid: Pid of its PID 1 as this machine numbers it.
+        cgroups: Folders of its cgroups as this machine sees them, with `NodeSpec.cgroup`.
     """
 
     def __init__(self, spec: NodeSpec, name: str) -> None:
         self.spec = spec
         self.name = name
         self.init_pid = 0
+        self.cgroups: list[str] = []
 
     # --- seen from outside -------------------------------------------------------------------------------------
 
@@ -153,7 +155,13 @@ class Inside:
         """The program that runs another one inside the node."""
         account = [] if user == "root" else ["-S", str(self.spec.uid), "-G", str(self.spec.uid)]
         home = self.spec.home if user == self.spec.user else "/"
-        return ["nsenter", "-t", str(self.init_pid), "-m", "-u", "-i", "-n", "-p", "-T", "-W", home, *account, *argv]
+        kinds = ["-m", "-u", "-i", "-n", "-p", "-T", "-C"]
+        return [*self._join(), "nsenter", "-t", str(self.init_pid), *kinds, "-W", home, *account, *argv]
+
+    def _join(self) -> list[str]:
+        """Let a program be one of the node's for its cgroups, too."""
+        join = " && ".join(f"echo $$ > {folder}/cgroup.procs" for folder in self.cgroups)
+        return ["sh", "-c", f'{join} && exec "$@"', "sh"] if join else []
 
     def _environment(self, env: Mapping[str, str] | None) -> dict[str, str]:
         mine = {"PATH": PATH, "HOME": self.spec.home, "USER": self.spec.user, "LANG": "C.UTF-8"}

@@ -197,6 +197,12 @@ class Lab:
         """Start nodes that were killed, all at once; see `Node.boot`."""
         forget_links([node.link for node in nodes])
         self._bring_up(nodes)
+        for node in nodes:
+            # As if the machine had told its network that it is back: who has asked for it in vain asks anew.
+            ip(f"neigh flush to {node.address}")
+            for other in self.nodes:
+                if other.alive:
+                    other.run(["ip", "neigh", "flush", "to", node.address])
         self._write_ssh()
 
     def mount(self, path: Path, network: Network) -> Mounted:

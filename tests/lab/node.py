@@ -37,7 +37,6 @@ class Node(Inside):
         door: Where the head reaches sshd, if not at its address and port: an address and a port.
         interface: The name of its network interface, another one on the next node.
         boot_id: What `/proc/sys/kernel/random/boot_id` says on it.
-        cgroups: Folders of its cgroups as this machine sees them, with `NodeSpec.cgroup`.
         mounts: The network file systems that it has mounted, by the names of the places.
         disks: Descriptors of what it keeps while it is without power, by the names of the places.
         uptime: What its clocks begin with at the next start, in seconds; None: with the machine's.
@@ -49,7 +48,6 @@ class Node(Inside):
         self.address = wire.address(number, ipv6=spec.ipv6_only)
         self.door: tuple[str, int] | None = None
         self.interface = wire.interface(number)
-        self.cgroups: list[str] = []
         self.mounts: dict[str, Mounted] = {}
         self.disks: dict[str, int] = {}
         self.uptime = spec.uptime

@@ -49,6 +49,13 @@ def hang(node: Node, seconds: float | None = HANG_S) -> None:
     node.mounts[HOME].hang(seconds)
 
 
+def open_keys(stack: ExitStack, node: Node) -> None:
+    """Let anybody read which keys may log in: to the server, sshd is nobody."""
+    keys = node.mounts[HOME].folder / ".ssh"
+    keys.chmod(0o755)
+    (keys / "authorized_keys").chmod(0o644)
+
+
 def fill(stack: ExitStack, node: Node) -> None:
     """Leave not a byte free in /dev/shm."""
     node.run(["sh", "-c", "cat /dev/zero > /dev/shm/of-another-job"])
@@ -77,6 +84,7 @@ PLACES: Final = [
         "whoever logs in is root and may not write there",
         Network(root_squash=True),
         "root",
+        begin=open_keys,
     ),
     home(
         "network home, unlisted",
