@@ -19,7 +19,8 @@ HEAVY ?= $(CURDIR)/.venv-heavy
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
-SYSTEM_TESTS := openssh-server openssh-client iproute2 nftables libfaketime tcsh fish zsh tmux fuse3 gcc libc6-dev
+SYSTEM_TESTS := openssh-server openssh-client iproute2 nftables libfaketime tcsh fish zsh tmux fuse3 gcc libc6-dev \
+                locales systemd
 SYSTEM_BENCH := pdsh clustershell
 
 .PHONY: help up test check unit agent lab-tests e2e lab bench format dist clean killer controls heavy health-repeat docs

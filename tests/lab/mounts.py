@@ -23,6 +23,7 @@ def mount_all(setup: Setup) -> None:
     repository = os.getcwd()
     home, *temporary = setup["places"]
     kernel.mount("none", "/", flags=kernel.REMOUNT | kernel.BIND | kernel.RDONLY)
+    _forget_networks()
     _mount_kernel_views(setup)
     tmpfs("/run", "755")
     for place in temporary:
@@ -48,6 +49,15 @@ def mount_all(setup: Setup) -> None:
             kernel.mount("none", place["path"], flags=kernel.BIND | kernel.REMOUNT | place["flags"])
     for descriptor in (*exposed.values(), *sources.values(), shared):
         os.close(descriptor)
+
+
+def _forget_networks() -> None:
+    """Take away what the head has mounted from servers: it is the head's."""
+    with open("/proc/self/mounts", encoding="utf-8") as file:
+        mounts = [line.split() for line in file]
+    for _, path, kind, *_ in mounts:
+        if kind.startswith("fuse"):
+            kernel.unmount(path)
 
 
 def _mount_kernel_views(setup: Setup) -> None:

@@ -90,16 +90,17 @@ class Node(Inside):
             self.disks = power.take_disks(self)
         self._end()
 
-    def boot(self) -> None:
+    def boot(self, uptime: float = 0.0) -> None:
         """Start a node that was killed, and return when sshd listens.
 
         It has its disks (`Place.survives`), its name and its addresses, and what `block` and `firewall` said; a new
-        boot id, pids from 1 and clocks from 0 on; memory, cgroups and what was configured in sshd are as at first.
+        boot id, pids from 1 and clocks from `uptime` on, in seconds; memory, cgroups and what was configured in sshd
+        are as at first.
         """
-        self.uptime = 0.0
+        self.uptime = uptime
         self._boot(self)
 
-    def reboot(self, *, orderly: bool = False) -> None:
+    def reboot(self, uptime: float = 0.0, *, orderly: bool = False) -> None:
         """Kill and boot; with `orderly` every process but sshd gets SIGTERM before, and 2 s to act on it."""
         if orderly:
             pids = [str(p.pid) for p in self.leftovers()]
@@ -107,7 +108,7 @@ class Node(Inside):
             with contextlib.suppress(TimeoutError):
                 self.wait_for(lambda: not self.leftovers(), 2.0)
         self.kill()
-        self.boot()
+        self.boot(uptime)
 
     def discard(self, *, wait: bool = True) -> None:
         """End the node without caring what its peers see; returns when its PID 1 is gone, if told to wait."""

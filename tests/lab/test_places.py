@@ -100,39 +100,38 @@ def test_a_node_is_full_of_processes_in_no_time(lab: Lab, nodes: NodeFactory) ->
     before = time.monotonic()
     with crowd.on(first, 5000):
         assert time.monotonic() - before < 10
-        assert (
-            lab.ssh(first, "ls -d /proc/[0-9]* | wc -l; stat -c %u /proc/$(pgrep -n crowd)").stdout.split()[1] == "2000"
-        )
+        assert int(lab.ssh(first, "ls -d /proc/[0-9]* | wc -l").stdout) > 5000
+        assert {p.uid for p in first.processes() if p.comm == "crowd"} == {2000}
         assert len(first.pids_of("/crowd 5000")) == 5001
         assert len(second.processes()) < 10
     first.wait_for(lambda: not first.pids_of("/crowd 5000"), what="the crowd to be gone")
 
 
-BUSY = "import time; a = time.monotonic(); c = time.process_time()\nwhile time.process_time() - c < 0.6: pass\n"
+BUSY = "import time; a = time.monotonic(); c = time.process_time()\nwhile time.process_time() - c < 0.2: pass\n"
 BUSY += "print(time.monotonic() - a)"
 
 
 @needs_cgroups
-def test_a_node_has_half_a_cpu(lab: Lab, nodes: NodeFactory) -> None:
-    (node,) = nodes([NodeSpec(cgroup=True, cpus=0.5)])
+def test_a_node_has_a_tenth_of_a_cpu(lab: Lab, nodes: NodeFactory) -> None:
+    (node,) = nodes([NodeSpec(cgroup=True, cpus=0.1)])
     group = "/sys/fs/cgroup/cpu"
     said = lab.ssh(
         node, f"cat {group}/cpu.cfs_quota_us {group}/cpu.cfs_period_us; grep -E ':cpu(,cpuacct)?:' /proc/self/cgroup"
     )
-    assert said.stdout.split()[:2] == ["50000", "100000"]
+    assert said.stdout.split()[:2] == ["10000", "100000"]
     assert said.stdout.strip().endswith(":/")
-    assert float(lab.ssh(node, f"python3 -c '{BUSY}'").stdout) > 0.95
+    assert float(lab.ssh(node, f"python3 -c '{BUSY}'").stdout) > 1.5
     throttled = lab.ssh(node, f"grep nr_throttled {group}/cpu.stat").stdout.split()[1]
     assert int(throttled) > 0
 
 
 @needs_cgroups
 def test_files_of_version_2_say_what_limits_the_node(lab: Lab, nodes: NodeFactory) -> None:
-    (node,) = nodes([NodeSpec(cgroup=True, cpus=0.5, memory="1g", cgroup_view="v2")])
+    (node,) = nodes([NodeSpec(cgroup=True, cpus=0.1, memory="1g", cgroup_view="v2")])
     said = lab.ssh(node, "cd /sys/fs/cgroup && cat cpu.max memory.max; grep -c '^cgroup2 /sys/fs/cgroup ' /proc/mounts; "
                          "grep -c '^cgroup /sys' /proc/mounts; grep ^0: /proc/self/cgroup")  # fmt: skip
-    assert said.stdout.split() == ["50000", "100000", str(1 << 30), "1", "0", "0::/"]
-    assert float(lab.ssh(node, f"python3 -c '{BUSY}'").stdout) > 0.95
+    assert said.stdout.split() == ["10000", "100000", str(1 << 30), "1", "0", "0::/"]
+    assert float(lab.ssh(node, f"python3 -c '{BUSY}'").stdout) > 1.5
 
 
 def test_a_place_on_a_server_can_be_any(nodes: NodeFactory, tmp_path: Path) -> None:

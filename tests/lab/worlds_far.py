@@ -10,13 +10,16 @@ from tests.lab.agents import hung_agent
 from tests.lab.other_head import OtherHead
 from tests.lab.places import Network
 from tests.lab.spec import NodeSpec
-from tests.lab.world import Scene, World, alike
-from tests.lab.worlds_places import CACHE_S, no_fuse
+from tests.lab.world import Maker, Scene, World, alike
+from tests.lab.worlds_places import CACHE_S, HANG_S, no_fuse
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from contextlib import ExitStack
+    from pathlib import Path
 
     from tests.lab.lab import Lab
+    from tests.lab.network import Mounted
 
 RATE, DELAY = 500_000, 0.15
 DEAD: Final = 12
@@ -52,14 +55,31 @@ def hung(lab: Lab, stack: ExitStack, count: int) -> Scene:
     return Scene(nodes=lab.add(count), env={"SSH_AUTH_SOCK": str(socket)})
 
 
+def state_on_server(network: Network, befall: Callable[[Mounted], object] | None = None) -> Maker:
+    """The state of runs lies on a server, as the head's home does."""
+
+    def make(lab: Lab, stack: ExitStack, count: int) -> Scene:
+        state, mounted = _state(lab, stack, network)
+        happens = (lambda: None) if befall is None else lambda: befall(mounted)
+        return Scene(nodes=lab.add(count), env={"XDG_STATE_HOME": str(state)}, befall=happens)
+
+    return make
+
+
 def two_heads(lab: Lab, stack: ExitStack, count: int) -> Scene:
-    """The state of runs lies on a server that both heads have mounted."""
-    state = lab.root / "state"
-    state.mkdir(exist_ok=True)
+    """Two heads have mounted the same."""
     network = Network(export="state", cache_s=CACHE_S)
-    stack.callback(lab.mount(state, network).unmount, state)
+    state, _ = _state(lab, stack, network)
     other = stack.enter_context(OtherHead(lab, "login2", {state: network}))
     return Scene(nodes=lab.add(count), env={"XDG_STATE_HOME": str(state)}, enter=other.enter)
+
+
+def _state(lab: Lab, stack: ExitStack, network: Network) -> tuple[Path, Mounted]:
+    state = lab.root / "state"
+    state.mkdir(exist_ok=True)
+    mounted = lab.mount(state, network)
+    stack.callback(mounted.unmount, state)
+    return state, mounted
 
 
 FAR: Final = [
@@ -76,6 +96,18 @@ FAR: Final = [
     ),
     World(name="jump host", sentence=f"nodes are behind another one, and {DEAD} dead ones too", make=jump),
     World(name="hung ssh-agent", sentence="the head's ssh-agent takes requests and never answers", make=hung),
+    World(
+        name="head's state on a server, no locks",
+        sentence="the state of runs is where flock fails with ENOLCK",
+        make=state_on_server(Network(export="state", locks="ENOLCK")),
+        unavailable=no_fuse,
+    ),
+    World(
+        name="head's state on a server, hanging",
+        sentence=f"the state of runs is on a server that is silent for {HANG_S:g} s",
+        make=state_on_server(Network(export="state"), lambda mounted: mounted.hang(HANG_S)),
+        unavailable=no_fuse,
+    ),
     World(
         name="two heads",
         sentence="another head has the same state of runs, on a server, and other processes and addresses",
