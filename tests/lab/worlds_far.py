@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tests.lab.network import Mounted
 
 RATE, DELAY = 500_000, 0.15
-DEAD: Final = 12
+OFF, SILENT = 2, 12
 
 
 def no_relay() -> str | None:
@@ -41,12 +41,14 @@ def slow(lab: Lab, stack: ExitStack, count: int) -> Scene:
 
 
 def jump(lab: Lab, stack: ExitStack, count: int) -> Scene:
-    """One host is the way to all others, of which some say nothing."""
+    """One host is the way to all others, of which some are without power and some take no packet."""
     (door,) = lab.add(1)
-    behind = lab.add([NodeSpec(via=door.name)] * (count + DEAD))
-    for node in behind[:DEAD]:
+    behind = lab.add([NodeSpec(via=door.name)] * (OFF + SILENT + count))
+    for node in behind[:OFF]:
         node.kill()
-    return Scene(nodes=behind[DEAD:], others=behind[:DEAD])
+    for node in behind[OFF : OFF + SILENT]:
+        node.firewall(node.spec.port)
+    return Scene(nodes=behind[OFF + SILENT :], others=behind[: OFF + SILENT])
 
 
 def hung(lab: Lab, stack: ExitStack, count: int) -> Scene:
@@ -94,7 +96,7 @@ FAR: Final = [
         make=slow,
         unavailable=no_relay,
     ),
-    World(name="jump host", sentence=f"nodes are behind another one, and {DEAD} dead ones too", make=jump),
+    World(name="jump host", sentence=f"nodes are behind another one, and {OFF + SILENT} dead ones too", make=jump),
     World(name="hung ssh-agent", sentence="the head's ssh-agent takes requests and never answers", make=hung),
     World(
         name="head's state on a server, no locks",
