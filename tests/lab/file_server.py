@@ -2,7 +2,8 @@
 
 Run as `python -m tests.lab.file_server`, with one JSON line on stdin (`Options`). Its files are a folder that other
 such processes may serve to other machines; the kernel's file handles, caches and permissions are real, and what the
-server's machine would refuse, this process is refused.
+server's machine would refuse, this process is refused. Not played: supplementary groups, extended attributes, holes
+(as in NFS before 4.2), and locks that outlive the machine that held them.
 
 What it does wrong on purpose is a JSON file (`Faults`), read again before each request when it has changed.
 """

@@ -20,6 +20,9 @@ ON_DISK: Final = (HOME, "/var/tmp")
 class Network:
     """A file system that a server has and several machines mount, each with a client of its own.
 
+    It behaves as NFS version 3: a file that another machine has removed or replaced is stale (ESTALE) for whoever has
+    it open; one that the machine itself removes is renamed until it is closed.
+
     Attributes:
         export: Name of the server's folder; whoever names the same one shares it.
         kind: What the mount table calls it. The kernel lets it begin with `fuse.` only.

@@ -85,7 +85,7 @@ def test_an_agent_that_hangs_takes_what_it_is_asked(lab: Lab) -> None:
 
 def test_a_second_head_has_the_same_files_and_nothing_else(lab: Lab, nodes: NodeFactory) -> None:
     (node,) = nodes()
-    mine, shared = lab.root / "mine", lab.root / "shared-state"
+    mine, shared = lab.root / "folder", lab.root / "shared-state"
     for folder in (mine, shared):
         folder.mkdir()
     here = lab.mount(shared, Network(export="state"))

@@ -95,6 +95,8 @@ def test_a_machine_may_have_been_up_for_long(lab: Lab, nodes: NodeFactory) -> No
     old, young = nodes([NodeSpec(uptime=400 * 86400.0), NodeSpec(uptime=1.0)])
     assert abs(clocks(lab, old)[0] - 400 * 86400) < 60
     assert clocks(lab, young)[1] < 60
+    young.reboot(3600.0)
+    assert 3600 <= clocks(lab, young)[1] < 3660
 
 
 COUNT = """
