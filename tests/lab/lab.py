@@ -197,12 +197,9 @@ class Lab:
         """Start nodes that were killed, all at once; see `Node.boot`."""
         forget_links([node.link for node in nodes])
         self._bring_up(nodes)
-        for node in nodes:
-            # As if the machine had told its network that it is back: who has asked for it in vain asks anew.
-            ip(f"neigh flush to {node.address}")
-            for other in self.nodes:
-                if other.alive:
-                    other.run(["ip", "neigh", "flush", "to", node.address])
+        for other in self.nodes:
+            if other.alive:
+                other.run(["ip", "-batch", "-"], input=_forget_addresses(nodes))
         self._write_ssh()
 
     def mount(self, path: Path, network: Network) -> Mounted:
@@ -263,6 +260,7 @@ class Lab:
                     raise RuntimeError(f"{node.name} did not come up: {node.log.read_text()}")
                 if node.has_rules:
                     node.apply_firewall()
+            ip(_forget_addresses(nodes))
         finally:
             for guard in started:
                 guards.close(guard)
@@ -354,6 +352,11 @@ class Lab:
         for node in nodes:
             if node.alive:
                 node.path("/run/lab/etc/hosts").write_text(machine.hosts(node.name, ipv6=node.spec.ipv6_only) + names)
+
+
+def _forget_addresses(nodes: Sequence[Node]) -> str:
+    """Commands after which whoever has asked for nodes in vain, as they were not there, asks anew."""
+    return "".join(f"neigh flush to {node.address}\n" for node in nodes)
 
 
 def _prefix(python: str) -> str:
