@@ -54,7 +54,7 @@ def command(
     """
     from clusterctl.cli.durations import parse_duration
     from clusterctl.cli.reach import reachable
-    from clusterctl.cli.remote import Remote, exit_code_of
+    from clusterctl.cli.remote import Remote, UnreadError, exit_code_of
 
     argv = context.meta["clusterctl.args"]
     if not argv:
@@ -67,8 +67,11 @@ def command(
     hosts = options.chosen_hosts(spec, nodes, exclude)
     request: dict[str, Any] = {"command": " ".join(argv)} if shell else {"argv": list(argv)}
     remote = Remote(request, seconds, parallel or len(hosts), console if stream else None)
-    with reachable(spec, hosts, remote.begin) as (sessions, errors):
-        answers, lost = remote.ends(sessions)
+    try:
+        with reachable(spec, hosts, remote.begin) as (sessions, errors):
+            answers, lost = remote.ends(sessions)
+    except UnreadError:
+        return int(ExitCode.OK)
     errors = errors | lost
     if as_json:
         order = [h.name for h in hosts]

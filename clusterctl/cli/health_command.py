@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -65,9 +64,8 @@ def command(
     while True:
         view = _look(spec, hosts, chosen, strict=strict)
         _show(view, "json" if as_json else form, console, verbose=verbose, quiet=quiet)
-        if pause is None:
+        if pause is None or not console.out.has_reader(pause):
             return int(ExitCode.UNHEALTHY) if _failed(view, strict=strict) else 0
-        time.sleep(pause)
 
 
 def _failed(view: HealthView, *, strict: bool) -> bool:

@@ -132,6 +132,7 @@ class _Output:
         kind = Timestamps.SHORT if timestamps else Timestamps.NONE
         ranks = state.workers.keys() if query.ranks is None else query.ranks
         self._form = form
+        self._out = console.out
         self._writer = LogWriter(console.out, list(state.nodes), ranks, timestamps=kind, prefix=prefix)
         self._folder = Folder(frozenset(ranks))
 
@@ -142,7 +143,7 @@ class _Output:
         from clusterctl.logs.fold import fold_history
 
         stream = iter(fold_history(lines) if self._form == "text" else lines)
-        while batch := list(islice(stream, 1000)):
+        while self._out.has_reader() and (batch := list(islice(stream, 1000))):
             self._put(batch)
 
     def live(self, lines: list[LogLine], *, last: bool = False) -> None:

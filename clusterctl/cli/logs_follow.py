@@ -58,7 +58,7 @@ def follow(run: RunDir, query: LogQuery, shown: Output, console: Console, *, def
                 shown.live([], last=True)
             exits = [(n, s.wall, e) for n, s, e in news if isinstance(e, Exited)]
             shown.live(matching(ends.lines(exits), query), last=over)
-            if over:
+            if over or not console.out.has_reader():
                 return int(ExitCode.OK)
             if not attended:
                 console.narrate(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import os
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from typing_extensions import override
@@ -71,6 +72,18 @@ class LazyGroup(click.Group):
             return click.Command.shell_complete(self, ctx, incomplete)
         names = [name for name in self.list_commands(ctx) if name.startswith(incomplete)]
         return [CompletionItem(name, help=COMMANDS[name]) for name in names]
+
+    @override
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command.
+
+        Our standard streams break no pipe (`clusterctl.render.streams`). Whatever else does is a bug of ours, and so
+        is the end of a file that nobody expected: click would end for them with 1 or 130, and without a word.
+        """
+        try:
+            return super().invoke(ctx)
+        except (BrokenPipeError, EOFError) as error:
+            raise RuntimeError(f"nobody was expected to end what broke here: {error!r}") from error
 
     @override
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -145,6 +158,9 @@ def cli() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit."""
+    from clusterctl.render import streams
+
+    streams.install()
     code = run(arguments)
     _flush()
     # Threads of a library must not hold up the end of a command that is through.
@@ -173,12 +189,20 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return int(ExitCode.USAGE)
     except (click.Abort, KeyboardInterrupt):
         return int(ExitCode.INTERRUPTED)
-    except BrokenPipeError:
-        _silence()
-        return int(ExitCode.OK)
+    except SystemExit as stop:
+        return _completed(known=not stop.code)
     except Exception:
         return _bug()
     return result if isinstance(result, int) else 0
+
+
+def _completed(*, known: bool) -> int:
+    """Return how a request of a shell's completion ends: of one that it does not know click says nothing."""
+    if known:
+        return int(ExitCode.OK)
+    click.echo("error: `_CLUSTERCTL_COMPLETE` asks for nothing that completion knows", err=True)
+    click.echo("\nhint: `clusterctl completion bash` prints what sets it; `unset _CLUSTERCTL_COMPLETE`", err=True)
+    return int(ExitCode.USAGE)
 
 
 def _program() -> str:
@@ -206,16 +230,8 @@ def _bug() -> int:
 
 def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
-        try:
+        with contextlib.suppress(OSError, ValueError):
             stream.flush()
-        except (OSError, ValueError):
-            _silence()
-
-
-def _silence() -> None:
-    """Keep the interpreter from complaining that nobody reads any more."""
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 1)
 
 
 def parameters_after_dashes(arguments: list[str]) -> tuple[list[str], tuple[str, ...]]:

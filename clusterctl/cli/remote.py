@@ -24,6 +24,11 @@ if TYPE_CHECKING:
     from clusterctl.session import Session
 
 _SLACK_SECONDS = 30.0
+_LOOK_SECONDS = 1.0
+
+
+class UnreadError(Exception):
+    """Nobody reads what is shown: the command is for nobody any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,13 +107,17 @@ class Remote:
         return session.call_async(Command.EXEC, asked).result(limit)
 
     def ends(self, nodes: Iterable[str]) -> tuple[dict[str, Answer], dict[str, NodeError]]:
-        """Wait for the nodes; return how it ended on each, and which were lost meanwhile."""
+        """Wait for the nodes; return how it ended on each, and which were lost meanwhile.
+
+        Raises:
+            UnreadError: Nobody reads the lines that are shown as they come.
+        """
         answers: dict[str, Answer] = {}
         lost: dict[str, NodeError] = {}
         for node in nodes:
             collector = self._collectors[node]
             try:
-                said = self._running[node].result()
+                said = self._said(self._running[node])
             except futures.TimeoutError:
                 lost[node] = AgentError(node, "it did not end the command in time")
             except AgentError as error:
@@ -121,6 +130,13 @@ class Remote:
             else:
                 answers[node] = _answer(said, *collector.finish(), self._seconds)
         return answers, lost
+
+    def _said(self, running: Future[dict[str, Any]]) -> dict[str, Any]:
+        while self._console is not None and not running.done():
+            if not self._console.out.has_reader():
+                raise UnreadError
+            futures.wait([running], _LOOK_SECONDS)
+        return running.result()
 
 
 def _answer(said: Mapping[str, Any], out: bytes, err: bytes, seconds: float | None) -> Answer:

@@ -13,6 +13,8 @@ import sys
 import termios
 from typing import TYPE_CHECKING
 
+from clusterctl.cli.signals import heeded
+
 if TYPE_CHECKING:
     from types import TracebackType
 
@@ -47,7 +49,7 @@ class Screen:
         for fd in self._wake:
             os.set_blocking(fd, False)
         self._old_wake = signal.set_wakeup_fd(self._wake[1])
-        for number in (*_LEAVE_SIGNALS, signal.SIGTSTP, signal.SIGWINCH):
+        for number in (*heeded(*_LEAVE_SIGNALS), signal.SIGTSTP, signal.SIGWINCH):
             self._handlers[number] = signal.signal(number, lambda *_: None)
         self._take()
         return self

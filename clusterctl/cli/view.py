@@ -6,7 +6,6 @@ import contextlib
 import os
 import select
 import signal
-import stat
 import sys
 import time
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent import protocol as wire
+from clusterctl.cli.signals import heeded
 from clusterctl.logs.fold import Folder
 from clusterctl.logs.follow import Follower
 from clusterctl.logs.line import LogQuery
@@ -124,6 +124,8 @@ class RunScreen:
             self._finish(wake)
         elif self._options.until_started and self._all_started():
             self._leave = Leave.STARTED
+        elif self._options.output and not self._console.out.has_reader():
+            self._leave = Leave.DETACHED
         elif not bell and not self._run.attended:
             self._unattended(wake)
 
@@ -283,7 +285,6 @@ class RunScreen:
         for number in numbers:
             if number == signal.SIGHUP:
                 self._leave = Leave.DETACHED
-                _let_go_of_terminals()
             elif number in (signal.SIGINT, signal.SIGTERM):
                 self._interrupted()
 
@@ -310,13 +311,7 @@ class RunScreen:
         reader, writer = os.pipe()
         os.set_blocking(writer, False)
         old_fd = signal.set_wakeup_fd(writer)
-        # What is ignored stays so: `nohup` asks for it, and shells for what they start in the background.
-        numbers = [
-            number
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-            if signal.getsignal(number) is not signal.SIG_IGN
-        ]
-        old = {n: signal.signal(n, lambda *_: None) for n in numbers}
+        old = {n: signal.signal(n, lambda *_: None) for n in heeded(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
         try:
             yield reader
         finally:
@@ -357,16 +352,6 @@ def _read_keys(fd: int) -> bytes:
         return os.read(fd, 64)
     except OSError:
         return b""
-
-
-def _let_go_of_terminals() -> None:
-    """Write to nowhere what would go to a terminal that was closed: it would only fail. Files stay."""
-    null = os.open(os.devnull, os.O_RDWR)
-    for fd in (0, 1, 2):
-        with contextlib.suppress(OSError):
-            if stat.S_ISCHR(os.fstat(fd).st_mode):
-                os.dup2(null, fd)
-    os.close(null)
 
 
 def _phase_view(event: events.Phase) -> PhaseView:

@@ -13,6 +13,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, TextIO
 
 from clusterctl.logs.clean import clean_text, strip_colours
+from clusterctl.render import streams
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -93,6 +94,13 @@ class Terminal:
             unicode=encoding == "utf8",
             width=None if isatty else 0,
         )
+
+    def has_reader(self, seconds: float = 0.0) -> bool:
+        """Return whether somebody can still read what is written here; wait so long for them to go."""
+        try:
+            return streams.has_reader(self.stream.fileno(), seconds)
+        except (OSError, ValueError):
+            return True
 
     @property
     def width(self) -> int | None:

@@ -153,14 +153,16 @@ def ask(run: RunDir, command: str, arguments: dict[str, Any] | None = None, *, t
     Raises:
         NoControllerError: There is no controller, or it went away before it answered.
     """
+    question = json.dumps({"command": command, "arguments": arguments or {}}).encode() + b"\n"
     with connect(run, timeout) as connection:
-        connection.sendall(json.dumps({"command": command, "arguments": arguments or {}}).encode() + b"\n")
-        with connection.makefile("rb") as lines:
-            try:
+        try:
+            connection.sendall(question)
+            with connection.makefile("rb") as lines:
                 line = lines.readline(_LINE_LIMIT)
-            except OSError as error:
-                raise NoControllerError(f"the controller of {run.run} does not answer") from error
-    if not line:
+        except OSError as error:
+            raise NoControllerError(f"the controller of {run.run} does not answer") from error
+    # What has no line end is half an answer.
+    if not line.endswith(b"\n"):
         raise NoControllerError(f"the controller of {run.run} went away")
     answer: dict[str, Any] = json.loads(line)
     return answer
@@ -171,10 +173,12 @@ class Bell:
 
     def __init__(self, run: RunDir) -> None:
         self._connection: socket.socket | None = None
-        with contextlib.suppress(NoControllerError, RefusedError):
+        try:
             self._connection = connect(run)
             self._connection.sendall(b'{"command": "watch"}\n')
             self._connection.setblocking(False)
+        except (NoControllerError, RefusedError, OSError):
+            self.close()
 
     def fileno(self) -> int | None:
         """Return the descriptor that becomes readable, or `None` when there is no controller."""

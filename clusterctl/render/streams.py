@@ -1,0 +1,77 @@
+"""Standard streams that outlive their readers.
+
+`clusterctl ps | head -1`, or a terminal that was closed: what is written after the reader has gone is dropped, so a
+command still does what it was asked to and ends with its own code. What only shows something asks `has_reader`, and
+leaves. An error of any other kind, a full disk for one, is raised as ever.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import select
+import sys
+from typing import TYPE_CHECKING, TextIO
+
+from typing_extensions import override
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+
+def has_reader(descriptor: int, seconds: float = 0.0) -> bool:
+    """Return whether what is written to a descriptor can be read: nobody closed the pipe's other end, or the terminal.
+
+    Args:
+        descriptor: Which.
+        seconds: Wait so long for the reader to go.
+    """
+    look = select.poll()
+    # Without a wish it tells of nothing but the other end.
+    look.register(descriptor, 0)
+    return not any(events & (select.POLLERR | select.POLLHUP) for _, events in look.poll(1000 * seconds))
+
+
+class _Outliving(io.FileIO):
+    """A descriptor that takes everything once nobody reads it any more."""
+
+    @override
+    def write(self, data: Buffer) -> int:
+        try:
+            return super().write(data)
+        except OSError:
+            if has_reader(self.fileno()):
+                raise
+            return memoryview(data).nbytes
+
+
+def install() -> None:
+    """Make stdin, stdout and stderr of this process usable, whatever its parent did with them."""
+    _open_what_is_closed()
+    if sys.stdin is None:
+        sys.stdin = open(0, closefd=False)  # noqa: SIM115 - as long as the process lives
+    sys.stdout, sys.stderr = _outliving(sys.stdout, 1), _outliving(sys.stderr, 2)
+
+
+def _open_what_is_closed() -> None:
+    """Let no file of ours become a standard stream: a parent may have closed some (`<&-`, `>&-`)."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            # The lowest free number is this one: those below are open by now.
+            os.open(os.devnull, os.O_RDWR)
+
+
+def _outliving(stream: TextIO | None, descriptor: int) -> TextIO:
+    if stream is not None:
+        with contextlib.suppress(OSError):
+            stream.flush()
+    errors = "strict" if descriptor == 1 else "backslashreplace"
+    return io.TextIOWrapper(
+        io.BufferedWriter(_Outliving(descriptor, "w", closefd=False)),
+        encoding=None if stream is None else stream.encoding,
+        errors=errors if stream is None else stream.errors,
+        line_buffering=True,
+    )

@@ -1,0 +1,61 @@
+"""A controller that ends while it is asked: whoever asks hears that there is none, and nothing else."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from clusterctl.run.control import Bell, NoControllerError, ask
+from clusterctl.run.store import RunDir
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+# More than a socket's buffer takes: whoever sends it is still at it when the other end goes.
+MUCH = {"places": "x" * 4_000_000}
+# A process of its own: closing and sending must be able to happen at the same moment.
+SERVER = """\
+import socket, sys
+listener = socket.socket(fileno=int(sys.argv[1]))
+print(flush=True)
+while True:
+    peer, _ = listener.accept()
+    peer.send(sys.argv[2].encode())
+    peer.close()
+"""
+
+
+@pytest.fixture
+def ending(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[RunDir]:
+    """A run whose controller ends whenever it is asked, with these last words."""
+    run = RunDir(tmp_path)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(run.control_address())
+        listener.listen(64)
+        argv = [sys.executable, "-c", SERVER, str(listener.fileno()), request.param]
+        with subprocess.Popen(argv, pass_fds=[listener.fileno()], stdout=subprocess.PIPE) as server:
+            assert server.stdout is not None
+            server.stdout.readline()
+            yield run
+            server.kill()
+
+
+@pytest.mark.parametrize("ending", ["", '{"ok": tr'], indirect=True, ids=["no answer", "half an answer"])
+@pytest.mark.parametrize("arguments", [{}, MUCH], ids=["short", "long"])
+def test_a_controller_that_goes_while_it_is_asked_is_none(ending: RunDir, arguments: dict[str, str]) -> None:
+    for _ in range(50):
+        with pytest.raises(NoControllerError):
+            ask(ending, "down", arguments)
+
+
+@pytest.mark.parametrize("ending", [""], indirect=True, ids=["no answer"])
+def test_a_bell_whose_controller_goes_is_silent(ending: RunDir) -> None:
+    for _ in range(300):
+        bell = Bell(ending)
+        assert bell.clear() is False or bell.fileno() is not None
+        bell.close()
