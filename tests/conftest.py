@@ -1,11 +1,29 @@
-"""What the summary of a whole run says."""
+"""The suite as a whole: how it begins, whatever it was started by, and what its summary says."""
 
 from __future__ import annotations
 
+import signal
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import pytest
+
+# Python itself ignores these, and `subprocess` gives them back.
+_IGNORED_BY_PYTHON = {signal.SIGPIPE, signal.SIGXFSZ}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let every program that a test starts begin with the signals of a terminal.
+
+    Under `nohup` SIGHUP is ignored here, in the background of a script SIGINT is, and what is ignored is inherited. A
+    handler is not: one that does nothing keeps this process as deaf as it was asked to be, and nobody else.
+    """
+    starts_workers_only = config.getoption("dist", "no") != "no" and not hasattr(config, "workerinput")
+    if starts_workers_only:
+        return
+    for number in signal.valid_signals() - _IGNORED_BY_PYTHON:
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

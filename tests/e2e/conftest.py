@@ -32,9 +32,9 @@ class LocalHead(Head):
         path.write_text(yaml.safe_dump(document))
         return path
 
-    def terminal(self, *arguments: str, columns: int = 100, rows: int = 30) -> Terminal:
+    def terminal(self, *arguments: str, **options: Any) -> Terminal:
         """Run a command on a terminal of its own."""
-        return Terminal(*arguments, folder=self.folder, env=self.env, columns=columns, rows=rows)
+        return Terminal(*arguments, folder=self.folder, env=self.env, **options)
 
     def start(self) -> str:
         """Start a detached run; return its id."""

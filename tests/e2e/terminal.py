@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from tests.lab.waiting import wait_for
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 CTRL_C = "\x03"
 _CONTROLS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\r")
@@ -32,16 +32,25 @@ class Terminal:
         folder: Working directory.
         env: Environment.
         columns, rows: Size of the screen.
+        ignoring: Signals that the command ignores from the start.
     """
 
     def __init__(
-        self, *arguments: str, folder: Path, env: Mapping[str, str], columns: int = 100, rows: int = 30
+        self,
+        *arguments: str,
+        folder: Path,
+        env: Mapping[str, str],
+        columns: int = 100,
+        rows: int = 30,
+        ignoring: Iterable[int] = (),
     ) -> None:
         self._master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
         # The program that makes the terminal its own and then becomes the command: without it keys send no signals.
         become = (
-            "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+            "import fcntl, os, signal, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"
+            f"for number in {list(map(int, ignoring))}: signal.signal(number, signal.SIG_IGN)\n"
+            "os.execv(sys.argv[1], sys.argv[1:])"
         )
         argv = [sys.executable, "-c", become, sys.executable, "-m", "clusterctl", *arguments]
         self._process = subprocess.Popen(
