@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import getpass
+import os
 import signal
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -13,6 +17,12 @@ _IGNORED_BY_PYTHON = {signal.SIGPIPE, signal.SIGXFSZ}
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    """Make the suite independent of what it was started by, and of who else has been on this machine."""
+    _hand_on_no_ignored_signal(config)
+    _avoid_a_foreign_folder()
+
+
+def _hand_on_no_ignored_signal(config: pytest.Config) -> None:
     """Let every program that a test starts begin with the signals of a terminal.
 
     Under `nohup` SIGHUP is ignored here, in the background of a script SIGINT is, and what is ignored is inherited. A
@@ -24,6 +34,13 @@ def pytest_configure(config: pytest.Config) -> None:
     for number in signal.valid_signals() - _IGNORED_BY_PYTHON:
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, lambda *_: None)
+
+
+def _avoid_a_foreign_folder() -> None:
+    """Have `tmp_path` elsewhere where somebody else owns the folder that pytest would take: it refuses to."""
+    place = Path(tempfile.gettempdir(), f"pytest-of-{getpass.getuser()}")
+    if os.path.lexists(place) and place.lstat().st_uid != os.getuid():
+        os.environ["PYTEST_DEBUG_TEMPROOT"] = tempfile.mkdtemp(prefix="clusterctl-test-")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

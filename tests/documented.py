@@ -114,6 +114,8 @@ ELSEWHERE: Final = {
     "python -m clusterctl.cli.docs docs/cli.md": "tests/unit/test_docs.py",
     "python -m clusterctl.health.docs": "tests/unit/test_docs.py",
     "python -m benchmarks": "Makefile",
+    "clusterctl ps | head -1": "tests/e2e/test_streams.py",
+    "clusterctl exec --stream": "tests/e2e/test_streams.py",
     "pip install .": "tests/e2e/test_wheel.py",
     "python -m benchmarks NAME --rounds 5": "tests/e2e/test_bench.py",
     "clusterctl bench": "tests/e2e/test_bench.py",

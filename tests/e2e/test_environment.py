@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import random
 import re
+import socket
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -22,7 +25,6 @@ pytestmark = pytest.mark.torch
 
 DOCS = Path(__file__).parents[2] / "docs" / "environment.md"
 WORKERS = (1, 2)
-PORT = 29611
 DUMP = """\
 import json, os, sys
 
@@ -41,7 +43,16 @@ def head(make_head: MakeHead) -> LocalHead:
 
 def plain(head: LocalHead) -> dict[str, str]:
     """What a login has, so that everything else comes from the launcher."""
-    return {name: head.env[name] for name in ("PATH", "HOME", "XDG_STATE_HOME")}
+    return {name: head.env[name] for name in ("PATH", "HOME", "XDG_STATE_HOME") if name in head.env}
+
+
+@pytest.fixture(scope="module")
+def port() -> int:
+    """A port that is free, and below those that the kernel gives to connections."""
+    for number in random.sample(range(20_000, 32_000), 100):
+        with contextlib.suppress(OSError), socket.create_server(("", number)):
+            return number
+    pytest.fail("no port is free")
 
 
 def dumped(head: LocalHead, by: str) -> Environments:
@@ -49,10 +60,10 @@ def dumped(head: LocalHead, by: str) -> Environments:
 
 
 @pytest.fixture(scope="module")
-def torchrun(head: LocalHead) -> Environments:
+def torchrun(head: LocalHead, port: int) -> Environments:
     """Two nodes of one and two workers, met at a fixed place, as a person starts them by hand."""
     common = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={len(WORKERS)}"]
-    common += ["--master-addr=127.0.0.1", f"--master-port={PORT}"]
+    common += ["--master-addr=127.0.0.1", f"--master-port={port}"]
     agents = [
         subprocess.Popen(
             [*common, f"--node-rank={rank}", f"--nproc-per-node={count}", "dump.py", "torchrun"],
@@ -69,8 +80,8 @@ def torchrun(head: LocalHead) -> Environments:
 
 
 @pytest.fixture(scope="module")
-def clusterctl(head: LocalHead) -> Environments:
-    head.write_local({"script": "dump.py", "args": ["clusterctl"]}, WORKERS, network={"master_port": PORT})
+def clusterctl(head: LocalHead, port: int) -> Environments:
+    head.write_local({"script": "dump.py", "args": ["clusterctl"]}, WORKERS, network={"master_port": port})
     done = head.__class__(head.folder, plain(head)).run("up", "--no-health")
     assert done.returncode == 0, done.stderr
     return dumped(head, "clusterctl")

@@ -29,7 +29,7 @@ time.sleep(600)
 def head(make_head: MakeHead) -> LocalHead:
     head = make_head()
     (head.folder / "job.py").write_text(JOB)
-    head.write_local({"script": "job.py", "grace": "1s"}, workers=(1, 2), secrets={"TOKEN": {"env": "HOME"}})
+    head.write_local({"script": "job.py", "grace": "1s"}, workers=(1, 2), secrets={"TOKEN": {"env": "PATH"}})
     return head
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from clusterctl.cli.main import COMMANDS
+from tests.documented import line, typed
 from tests.lab.head_cli import Head
 from tests.lab.waiting import wait_for
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from tests.e2e.conftest import LocalHead, MakeHead
 
 UP = ("up", "--no-health")
+STREAM = (*typed("clusterctl exec --stream"), "--")
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ CASES: dict[str, list[Case]] = {
     "top": [Case(("top",))],
     "exec": [
         Case(("exec", "--", "sh", "-c", "echo there; exit 7"), code=7),
-        Case(("exec", "--stream", "--", "sh", "-c", "echo there; sleep 600")),
+        Case((*STREAM, "sh", "-c", "echo there; sleep 600")),
     ],
     "sync": [Case(("sync",))],
     "bench": [Case(("bench", "--workers", "0"), code=2)],
@@ -108,6 +110,14 @@ def test_a_command_that_nobody_reads_ends_with_its_code_and_no_complaint(head: L
     assert "pipe" not in done.stderr
 
 
+def test_a_shell_sees_no_failure_in_a_pipe_that_ends_early(head: LocalHead) -> None:
+    script = f"clusterctl() {{ '{sys.executable}' -m clusterctl \"$@\"; }}; set -o pipefail; {line('clusterctl ps | head -1')}"
+    done = subprocess.run(["bash", "-c", script], cwd=head.folder, env=dict(head.env), capture_output=True, check=False)
+
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.startswith(b"RUN")
+
+
 @pytest.mark.parametrize("arguments", [("--help",), ("up", "--help"), ("--version",)], ids=" ".join)
 def test_help_that_nobody_reads_is_no_failure(head: LocalHead, arguments: tuple[str, ...]) -> None:
     done = to_nobody(head, *arguments)
@@ -127,7 +137,7 @@ def test_an_attached_up_that_nobody_reads_detaches_and_says_so(make_head: MakeHe
 
 @pytest.mark.parametrize(
     "arguments",
-    [UP, ("attach",), ("logs", "-f"), ("exec", "--stream", "--", "sh", "-c", "echo READY; sleep 600")],
+    [UP, ("attach",), ("logs", "-f"), (*STREAM, "sh", "-c", "echo READY; sleep 600")],
     ids=lambda words: " ".join(words[:2]),
 )
 def test_what_follows_a_silent_run_leaves_soon_after_its_reader(
