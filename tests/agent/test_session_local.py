@@ -58,7 +58,11 @@ def start(channel: Channel, bundle: Bundle | None = None, **options: Any) -> Pre
 def elsewhere() -> Iterator[tuple[Bundle, Path]]:
     """A bundle of this test alone, and where it goes if the home will not take it."""
     bundle = standin_bundle(os.urandom(8))
-    folder = Path(f"/var/tmp/clusterctl-{os.getuid()}/agents")
+    places = [Path(base, f"clusterctl-{os.getuid()}") for base in ("/var/tmp", "/dev/shm")]
+    ours = [place for place in places if not os.path.lexists(place) or place.lstat().st_uid == os.getuid()]
+    if not ours:
+        pytest.skip("all places beside the home belong to somebody else")
+    folder = ours[0] / "agents"
     yield bundle, folder / f"{bundle.sha256}.pyz"
     for copy in folder.glob(f"{bundle.sha256}*"):
         copy.unlink()
