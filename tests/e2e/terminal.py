@@ -15,7 +15,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.lab.waiting import wait_for
+from tests.lab.waiting import DEADLINE, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -82,7 +82,7 @@ class Terminal:
         """The terminal's local modes: whether it echoes, and whether it hands over keys or lines."""
         return int(termios.tcgetattr(self._master)[3])
 
-    def expect(self, text: str, deadline: float = 30.0) -> None:
+    def expect(self, text: str, deadline: float = DEADLINE) -> None:
         """Return once `text` was shown."""
         try:
             wait_for(lambda: text in self.shown, deadline, f"{text!r} on the screen")
@@ -103,7 +103,7 @@ class Terminal:
         os.close(self._master)
         self._master = -1
 
-    def wait(self, deadline: float = 30.0) -> int:
+    def wait(self, deadline: float = DEADLINE) -> int:
         """Return the exit code, at the latest after `deadline` seconds."""
         code = self._process.wait(deadline)
         self._reader.join(deadline)

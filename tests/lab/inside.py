@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from tests.lab.machine import LOG
-from tests.lab.waiting import wait_for
+from tests.lab.waiting import DEADLINE, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -104,7 +104,7 @@ class Inside:
         """The first of `pids_of`, or None."""
         return next(iter(self.pids_of(pattern)), None)
 
-    def wait_for(self, predicate: Callable[[], T | None], deadline: float = 15.0, what: str = "") -> T:
+    def wait_for(self, predicate: Callable[[], T | None], deadline: float = DEADLINE, what: str = "") -> T:
         """`waiting.wait_for`, with the node's name in the failure."""
         return wait_for(predicate, deadline, f"{what or predicate!r} on {self.name}")
 

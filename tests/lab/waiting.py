@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 T = TypeVar("T")
 
+DEADLINE: Final = 60.0
+"""Seconds after which what is waited for is not coming: it takes moments, on a machine with too much to do ten times that."""
 
-def wait_for(predicate: Callable[[], T | None], deadline: float = 15.0, what: str = "", every: float = 0.01) -> T:
+
+def wait_for(predicate: Callable[[], T | None], deadline: float = DEADLINE, what: str = "", every: float = 0.01) -> T:
     """Ask again and again until the answer is truthy, and return it.
 
     Args:

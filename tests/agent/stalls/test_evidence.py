@@ -127,14 +127,17 @@ def test_a_dump_never_lands_in_a_file_of_the_user(bench):
         "mine = os.open('mine', os.O_WRONLY | os.O_CREAT)\n"
         "print('up')\n"
         "while True:\n"  # faster than the shim can arm itself anew
-        "    fd = json.load(open(path))['fd'] if os.path.exists(path) else fd\n"
+        "    try:\n"
+        "        fd = json.load(open(path))['fd']\n"
+        "    except FileNotFoundError:\n"  # withdrawn, at any moment
+        "        pass\n"
         "    os.dup2(mine, fd)\n",
     )
     worker.prints("up")
     for _ in range(5):
         collect(bench, worker, seconds=1.0)
     assert (bench.tmp_path / "mine").read_bytes() == b""
-    assert worker.process.poll() is None
+    assert worker.process.poll() is None, worker.text
 
 
 def test_a_signal_that_is_not_caught_any_more_is_not_sent(bench):
