@@ -147,6 +147,7 @@ def test_a_run_whose_node_is_killed_ends_on_a_spare_with_the_weights_of_an_unint
 
 
 SPAWNS = """\
+import gc
 import os
 
 os.environ["KERAS_BACKEND"] = "torch"
@@ -170,6 +171,14 @@ def on_each_device(index, devices):
     os.environ["MASTER_ADDR"] = "localhost"
     os.environ["MASTER_PORT"] = "56492"
     torch.distributed.init_process_group("gloo", rank=index, world_size=devices)
+    train(index, devices)
+    # If DDP outlived the process group, gloo's threads would be waited for with the interpreter's lock held, for which
+    # they may be waiting: now and then a process stands still after its last line (PyTorch's issue 56297).
+    gc.collect()
+    torch.distributed.destroy_process_group()
+
+
+def train(index, devices):
     keras.utils.set_random_seed(0)
     model = torch.nn.parallel.DistributedDataParallel(make_model())
     data = make_data()
@@ -187,7 +196,6 @@ def on_each_device(index, devices):
     weights = float(sum(parameter.sum() for parameter in model.parameters()))
     print(f"device {index} of {devices} in {os.environ['CLUSTERCTL_NODE']}: loss {losses[0]:.4f} to {losses[-1]:.4f},",
           f"weights {weights:.6f}", flush=True)
-    torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
