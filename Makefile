@@ -15,6 +15,8 @@ JOBS ?= 2
 TORCH ?= torch==2.13.0
 TORCH_INDEX ?=
 CONTROL_ROUNDS ?= 20
+MUTANTS ?= 200
+MUTANTS_SEED ?= 1
 HEAVY ?= $(CURDIR)/.venv-heavy
 VENV := .venv
 BIN := $(VENV)/bin
@@ -23,7 +25,7 @@ SYSTEM_TESTS := openssh-server openssh-client iproute2 nftables libfaketime tcsh
                 locales systemd
 SYSTEM_BENCH := pdsh clustershell
 
-.PHONY: help up test check unit agent lab-tests e2e lab bench format dist clean killer controls heavy health-repeat docs
+.PHONY: help up test check unit agent lab-tests e2e lab bench format dist clean killer controls heavy health-repeat docs mutants
 
 help:  ## Show what there is
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -65,6 +67,9 @@ heavy: $(VENV)/.dev $(VENV)/.system  ## Only the tests with TensorFlow, JAX, Acc
 health-repeat: $(VENV)/.dev $(VENV)/.system  ## Look at healthy lab nodes 50 times (HEALTH_ROUNDS): no false alarm
 	HEALTH_ROUNDS=$${HEALTH_ROUNDS:-50} $(BIN)/python -m pytest tests/lab/test_health.py -k healthy --timeout 1800 $(PYTEST_ARGS)
 
+mutants: $(VENV)/.mutation $(VENV)/.system  ## Break the deciding modules 200 times, and see whether a test minds (MUTANTS, MUTANTS_SEED)
+	$(BIN)/python -m tests.mutation --count $(MUTANTS) --seed $(MUTANTS_SEED) $(MUTANTS_ARGS)
+
 killer: $(VENV)/.dev $(VENV)/.system  ## Kill a random process of a run at a random moment, 200 times (KILLER_RUNS, KILLER_SEED); cut a link for a minute
 	CLUSTERCTL_LONG=1 $(BIN)/python -m pytest tests/lab/test_faults.py -k minute $(PYTEST_ARGS)
 	$(BIN)/python -m tests.lab.killer
@@ -102,6 +107,10 @@ $(VENV)/.train: $(VENV)/.base
 
 $(VENV)/.dev: $(VENV)/.train
 	$(PIP) --editable '.[train,bench,dev]'
+	@touch $@
+
+$(VENV)/.mutation: $(VENV)/.dev
+	$(PIP) --editable '.[train,bench,dev,mutation]'
 	@touch $@
 
 $(VENV)/.system: $(VENV)/bin/python

@@ -1,0 +1,44 @@
+"""The modules that decide, and for each the tests that are to hold it: narrow ones, that take seconds."""
+
+from __future__ import annotations
+
+from typing import Final
+
+_RUN: Final = "tests/unit/run/test_"
+_STATE: Final = (f"{_RUN}state_and_policy.py", f"{_RUN}faults_decided.py", f"{_RUN}restarting.py", f"{_RUN}refusals.py")
+_CONFIG: Final = (
+    "tests/unit/config/test_wrong_files.py",
+    "tests/unit/config/test_good_files.py",
+    "tests/unit/config/test_several_mistakes.py",
+    "tests/unit/config/test_layers.py",
+    "tests/unit/config/test_bounds.py",
+)
+_HEALTH: Final = "tests/unit/health"
+_NODE: Final = "tests/agent/test_"
+
+TESTS: Final[dict[str, tuple[str, ...]]] = {
+    "run/policy": _STATE,
+    "run/blame": (f"{_RUN}blame.py", "tests/unit/render/test_report.py", "tests/unit/render/test_status.py"),
+    "run/stall": ("tests/unit/stall/test_stall_rule.py", "tests/unit/stall/test_observer.py"),
+    "run/state": (*_STATE, f"{_RUN}monitoring.py", "tests/unit/render"),
+    "run/restarting": (f"{_RUN}restarting.py",),
+    "plan": (f"{_RUN}plan.py", f"{_RUN}broken_start.py", "tests/unit/cli/test_files.py"),
+    "config/units": ("tests/unit/config/test_units.py", *_CONFIG),
+    "config/hosts": ("tests/unit/config/test_hosts.py", *_CONFIG),
+    "config/build": _CONFIG,
+    "logs/clean": ("tests/unit/logs/test_clean.py", "tests/unit/logs", "tests/unit/render"),
+    "logs/merge": ("tests/unit/logs",),
+    "logs/fold": ("tests/unit/logs", "tests/unit/render/test_log.py"),
+    "health/thermal": (_HEALTH,),
+    "health/memory_errors": (_HEALTH,),
+    "health/xid": (f"{_HEALTH}/test_xid.py", _HEALTH),
+    "transport/known_hosts": ("tests/unit/transport/test_known_hosts.py",),
+    "agent/protocol": ("tests/unit/agent", "tests/unit/run", f"{_NODE}session_local.py", f"{_NODE}node_commands.py"),
+    "agent/epochs": ("tests/unit/agent", f"{_NODE}deaths.py", f"{_NODE}run.py"),
+    "agent/fold": ("tests/unit/agent", f"{_NODE}deaths.py", f"{_NODE}run.py"),
+    "agent/journal": ("tests/unit/agent", f"{_NODE}deaths.py", f"{_NODE}run.py"),
+    "agent/outputs": ("tests/unit/agent", f"{_NODE}output.py"),
+    "agent/claims": ("tests/unit/agent", f"{_NODE}holding.py"),
+    "agent/sweep": ("tests/unit/agent", f"{_NODE}sweep.py"),
+}
+"""Module (below `clusterctl/`, without its ending) to the tests, those first that fail first."""

@@ -1,0 +1,141 @@
+"""What a module's tests say of a mutant: a copy of the project in a folder of its own, and one pytest at a time in it."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import psutil
+
+from tests.mutation.modules import TESTS
+
+if TYPE_CHECKING:
+    from tests.mutation.mutants import Mutant
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+_SUBREAPER: Final = 36  # PR_SET_CHILD_SUBREAPER of prctl(2)
+
+
+class Verdict(str, Enum):
+    """How it went for a mutant."""
+
+    KILLED = "killed"
+    SURVIVED = "survived"
+    TIMED_OUT = "timed out"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The outcome of one trial."""
+
+    mutant: Mutant
+    verdict: Verdict
+    seconds: float
+
+
+class _Place:
+    """The folder of this process alone, with its copy of the project."""
+
+    folder: Path
+
+
+def settle(base: str) -> None:
+    """Make this process one that tries mutants, in a folder of its own below `base`."""
+    # What tests leave behind must come to us when its parents end: agents, supervisors and workers are daemons.
+    ctypes.CDLL(None, use_errno=True).prctl(_SUBREAPER, 1, 0, 0, 0)
+    _Place.folder = Path(tempfile.mkdtemp(dir=base))
+    _copy(_Place.folder / "project")
+
+
+def _copy(target: Path) -> None:
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+    ).stdout.decode()
+    for name in filter(None, listed.split("\0")):
+        if (ROOT / name).is_file():
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, target / name)
+
+
+def source_of(module: str) -> str:
+    """Return the text of a module."""
+    return (ROOT / "clusterctl" / f"{module}.py").read_text()
+
+
+def baseline(module: str) -> float:
+    """Run a module's tests as it is; return how long they take.
+
+    Raises:
+        RuntimeError: They do not pass.
+    """
+    code, seconds, said = _run_tests(module, limit=1200.0)
+    if code != 0:
+        raise RuntimeError(f"the tests of {module} do not pass without a mutant:\n{said}")
+    return seconds
+
+
+def try_mutant(mutant: Mutant, limit: float) -> Trial:
+    """Run the tests of a mutant's module with the mutant in its place, for at most `limit` seconds."""
+    path = _Place.folder / "project" / "clusterctl" / f"{mutant.module}.py"
+    _write(path, mutant.after)
+    try:
+        code, seconds, _ = _run_tests(mutant.module, limit)
+    finally:
+        _write(path, mutant.before)
+    verdict = Verdict.TIMED_OUT if code is None else Verdict.KILLED if code else Verdict.SURVIVED
+    return Trial(mutant, verdict, seconds)
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text)
+    # A cached module is known by size and second: a mutant may have both of the one before it.
+    for cached in path.parent.glob(f"__pycache__/{path.stem}.*.pyc"):
+        cached.unlink()
+
+
+def _run_tests(module: str, limit: float) -> tuple[int | None, float, str]:
+    place = _Place.folder
+    argv = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "--tb=short", "-p", "no:cacheprovider"]
+    argv += ["-p", "no:xdist", "--hypothesis-seed=0", f"--basetemp={place / 'tmp'}", *TESTS[module]]
+    env = {**os.environ, "PYTHONPATH": str(place / "project"), "XDG_CACHE_HOME": str(place / "cache")}
+    began = time.monotonic()
+    try:
+        done = subprocess.run(
+            argv,
+            cwd=place / "project",
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=limit,
+            check=False,
+        )
+        return done.returncode, time.monotonic() - began, done.stdout
+    except subprocess.TimeoutExpired:
+        return None, time.monotonic() - began, ""
+    finally:
+        _end_what_is_left()
+
+
+def _end_what_is_left() -> None:
+    """Kill every process that came from ours, until none does."""
+    while left := psutil.Process().children(recursive=True):
+        for process in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(left, timeout=5)
