@@ -43,6 +43,13 @@ def _avoid_a_foreign_folder() -> None:
         os.environ["PYTEST_DEBUG_TEMPROOT"] = tempfile.mkdtemp(prefix="clusterctl-test-")
 
 
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Leave word of how the suite ended, for `.ci/suite.py`: make says only that it did not end well."""
+    cache = getattr(session.config, "cache", None)
+    if cache is not None and not hasattr(session.config, "workerinput"):
+        cache.set("clusterctl/exit_status", int(exitstatus))
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say how many tests ran on lab nodes: a run without a lab must not look like one with it."""
     kinds = {kind: terminalreporter.stats.get(kind, []) for kind in ("passed", "failed", "skipped")}

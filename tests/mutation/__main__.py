@@ -12,7 +12,7 @@ import random
 import sys
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -67,13 +67,9 @@ def draw(
 ) -> list[Mutant]:
     """Return `count` mutants that are not known as equivalent, module by module in turn; all where it is 0."""
     shuffled = [chance.sample(mutants, len(mutants)) for mutants in every.values()]
-    turns = [mutant for turn in zip_longest(*shuffled) for mutant in turn if mutant is not None]
-    differing = [mutant for mutant in turns if _change(mutant) not in equivalent]
-    return differing[: count or None]
-
-
-def _change(mutant: Mutant) -> Change:
-    return mutant.module, mutant.was, mutant.becomes
+    turns = (mutant for turn in zip_longest(*shuffled) for mutant in turn if mutant is not None)
+    differing = (mutant for mutant in turns if mutant.change not in equivalent and mutant.compiles)
+    return list(islice(differing, count or None))
 
 
 def _equivalent() -> dict[Change, str]:
@@ -82,7 +78,7 @@ def _equivalent() -> dict[Change, str]:
 
 
 def _stale(equivalent: dict[Change, str], every: dict[str, list[Mutant]]) -> list[str]:
-    there = {_change(mutant) for mutants in every.values() for mutant in mutants}
+    there = {mutant.change for mutants in every.values() for mutant in mutants}
     return [f"{change[0]}: {change[1]}" for change in equivalent if change[0] in every and change not in there]
 
 

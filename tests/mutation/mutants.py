@@ -6,19 +6,23 @@ of its own, so constants, decorators and what is below them are mutated too.
 
 from __future__ import annotations
 
-import difflib
+import re
 from dataclasses import dataclass
-from functools import cached_property
+from itertools import takewhile
 from typing import TYPE_CHECKING, Final
 
 import libcst as cst
+from libcst.metadata import MetadataWrapper, WhitespaceInclusivePositionProvider
 from mutmut.mutation.mutators import mutation_operators, operator_string
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
 _VALUES: Final = {"dataclass", "field", "cast", "TypeVar", "NewType"}
 """Calls that say what a value is: they decide nothing when the program runs."""
+
+_BLOCKS: Final = (cst.IndentedBlock, cst.Match)
+"""What sets in the lines below it."""
 
 
 @dataclass(frozen=True)
@@ -27,70 +31,105 @@ class Mutant:
 
     Attributes:
         module: As in `modules.TESTS`.
-        before, after: The whole text.
+        source: The whole text as it is.
+        line: The first that changes, from 1.
+        old, new: The lines that go, and those that come.
     """
 
     module: str
-    before: str
-    after: str
+    source: str
+    line: int
+    old: tuple[str, ...]
+    new: tuple[str, ...]
 
-    @cached_property
+    @property
+    def text(self) -> str:
+        """The whole text with the change."""
+        lines = self.source.splitlines(keepends=True)
+        return "".join((*lines[: self.line - 1], *self.new, *lines[self.line - 1 + len(self.old) :]))
+
+    @property
+    def change(self) -> tuple[str, str, str]:
+        """The module and both sides of the change without indentation, to know it by when lines have moved."""
+        return self.module, _stripped(self.old), _stripped(self.new)
+
+    @property
     def diff(self) -> list[str]:
-        """The change with a line around it, without the names of files."""
-        lines = difflib.unified_diff(self.before.splitlines(), self.after.splitlines(), n=1, lineterm="")
-        return list(lines)[2:]
+        """The change for a person."""
+        return [*(f"-{line.rstrip()}" for line in self.old), *(f"+{line.rstrip()}" for line in self.new)]
 
     @property
-    def line(self) -> int:
-        """Where it is, in the module as it was."""
-        same = zip(self.before.splitlines(), self.after.splitlines(), strict=False)
-        return next((number for number, (old, new) in enumerate(same, 1) if old != new), 1)
-
-    @property
-    def was(self) -> str:
-        """The lines that the change takes away, each without its indentation."""
-        return self._lines("-")
-
-    @property
-    def becomes(self) -> str:
-        """The lines that the change puts there."""
-        return self._lines("+")
-
-    def _lines(self, sign: str) -> str:
-        return "\n".join(line[1:].strip() for line in self.diff if line.startswith(sign))
+    def compiles(self) -> bool:
+        """Whether it is a program."""
+        try:
+            compile(self.text, "mutant", "exec", dont_inherit=True)
+        except SyntaxError:
+            return False
+        return True
 
 
 def mutants_of(module: str, source: str) -> list[Mutant]:
-    """Return every mutant of a module that can be compiled, each once, in the order of the text."""
-    tree = cst.parse_module(source)
-    finder = _Finder()
-    tree.visit(finder)
-    texts = dict.fromkeys(cst.ensure_type(tree.deep_replace(old, new), cst.Module).code for old, new in finder.changes)
-    return [Mutant(module, source, text) for text in texts if text != source and _compiles(text)]
+    """Return every mutant of a module, each once, in the order of the text."""
+    wrapper = MetadataWrapper(cst.parse_module(source))
+    finder = _Finder(wrapper.module)
+    wrapper.visit(finder)
+    made = (_mutant(module, source, *change) for change in finder.changes)
+    return list(dict.fromkeys(mutant for mutant in made if mutant.old != mutant.new))
 
 
-def _compiles(text: str) -> bool:
-    try:
-        compile(text, "mutant", "exec", dont_inherit=True)
-    except SyntaxError:
-        return False
-    return True
+def _mutant(module: str, source: str, start: tuple[int, int], end: tuple[int, int], new: str) -> Mutant:
+    """Make the mutant that has `new` in a place, given by lines from 1 and columns from 0."""
+    lines = source.splitlines(keepends=True)
+    old = lines[start[0] - 1 : end[0]]
+    tail = old[-1][end[1] :] if old else ""
+    after = f"{old[0][: start[1]] if old else ''}{new}{tail}".splitlines(keepends=True)
+    same = _equal(old, after)
+    last = _equal(old[same:][::-1], after[same:][::-1])
+    return Mutant(
+        module, source, start[0] + same, tuple(old[same : len(old) - last]), tuple(after[same : len(after) - last])
+    )
+
+
+def _equal(some: Sequence[str], others: Sequence[str]) -> int:
+    """Return how many lines are the same from the beginning."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(some, others, strict=False)))
+
+
+def _stripped(lines: Iterable[str]) -> str:
+    return "\n".join(line.strip() for line in lines)
 
 
 class _Finder(cst.CSTVisitor):
     """Asks the operators about every node that has something to do when the program runs."""
 
-    def __init__(self) -> None:
+    METADATA_DEPENDENCIES = (WhitespaceInclusivePositionProvider,)
+
+    def __init__(self, module: cst.Module) -> None:
         super().__init__()
-        self.changes: list[tuple[cst.CSTNode, cst.CSTNode]] = []
+        self._module = module
+        self._depth = 0
+        self.changes: list[tuple[tuple[int, int], tuple[int, int], str]] = []
 
     def on_visit(self, node: cst.CSTNode) -> bool:
         if _only_describes(node):
             return False
         for kind, operator in mutation_operators:
             if isinstance(node, kind):
-                self.changes += [(node, new) for new in _once(operator, operator(node))]
+                for new in _once(operator, operator(node)):
+                    self._add(node, new)
+        self._depth += isinstance(node, _BLOCKS)
         return True
+
+    def on_leave(self, original_node: cst.CSTNode) -> None:
+        self._depth -= isinstance(original_node, _BLOCKS)
+
+    def _add(self, node: cst.CSTNode, new: cst.CSTNode) -> None:
+        span = self.get_metadata(WhitespaceInclusivePositionProvider, node)
+        start, end = (span.start.line, span.start.column), (span.end.line, span.end.column)
+        # The text of a node alone begins its lines where those of a module begin.
+        begins = r"(?m)^(?=.)" if isinstance(node, cst.BaseCompoundStatement) else r"(?<=\n)(?=.)"
+        text = re.sub(begins, self._module.default_indent * self._depth, self._module.code_for_node(new))
+        self.changes.append((start, end, text))
 
 
 def _once(operator: object, changed: Iterable[cst.CSTNode]) -> Iterator[cst.CSTNode]:

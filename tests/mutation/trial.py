@@ -90,11 +90,11 @@ def baseline(module: str) -> float:
 def try_mutant(mutant: Mutant, limit: float) -> Trial:
     """Run the tests of a mutant's module with the mutant in its place, for at most `limit` seconds."""
     path = _Place.folder / "project" / "clusterctl" / f"{mutant.module}.py"
-    _write(path, mutant.after)
+    _write(path, mutant.text)
     try:
         code, seconds, _ = _run_tests(mutant.module, limit)
     finally:
-        _write(path, mutant.before)
+        _write(path, mutant.source)
     verdict = Verdict.TIMED_OUT if code is None else Verdict.KILLED if code else Verdict.SURVIVED
     return Trial(mutant, verdict, seconds)
 

@@ -387,7 +387,7 @@ def test_where_one_cannot_look_the_answer_is_unknown(name: str) -> None:
     assert {finding.status for finding in found} == {Status.UNKNOWN}, found
 
 
-@pytest.mark.parametrize("name", [name for name, check in CHECKS.items() if check.gpu])
+@pytest.mark.parametrize("name", [name for name, check in CHECKS.items() if check.gpu or name.startswith("gpu.")])
 def test_a_node_without_gpus_and_none_declared_is_skipped(name: str) -> None:
     bare = changed(facts(), nvml="absent", driver__pci=[], driver__module=None)
     context = Context(nodes={"n0": Expectation(gpus=None)})
