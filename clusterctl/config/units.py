@@ -19,7 +19,7 @@ _BYTES = {"": 1, "b": 1} | {
 _LARGEST = 2**60
 
 DURATION_PATTERN = r"^([0-9]+(\.[0-9]+)?(ms|[dhms])?|([0-9]+(\.[0-9]+)?(ms|[dhms]))+)$"
-SIZE_PATTERN = r"^[0-9]+(\.[0-9]+)? *([kKmMgGtTpP][iI]?)?[bB]?$"
+SIZE_PATTERN = r"^[0-9]+(\.[0-9]+)? *(([kKmMgGtTpP][iI]?)?[bB])?$"
 
 
 class UnitError(ValueError):
@@ -113,7 +113,7 @@ def format_duration(seconds: float) -> str:
 
 def format_size(count: int) -> str:
     """Write bytes in the largest unit that keeps the number whole: `524288000` gives `500MiB`."""
-    for unit in ("PiB", "TiB", "GiB", "MiB", "KiB", "PB", "TB", "GB", "MB", "kB"):
+    for unit in ("PiB", "PB", "TiB", "TB", "GiB", "GB", "MiB", "MB", "KiB", "kB"):
         if count and count % _BYTES[unit.lower()] == 0:
             return f"{count // _BYTES[unit.lower()]}{unit}"
     return f"{count}B"

@@ -22,7 +22,7 @@ TESTS: Final[dict[str, tuple[str, ...]]] = {
     "run/stall": ("tests/unit/stall/test_stall_rule.py", "tests/unit/stall/test_observer.py"),
     "run/state": (*_STATE, f"{_RUN}monitoring.py", "tests/unit/render"),
     "run/restarting": (f"{_RUN}restarting.py",),
-    "plan": (f"{_RUN}plan.py", f"{_RUN}broken_start.py", "tests/unit/cli/test_files.py"),
+    "plan": (f"{_RUN}plan.py", f"{_RUN}plan_environment.py", f"{_RUN}broken_start.py", "tests/unit/cli/test_files.py"),
     "config/units": ("tests/unit/config/test_units.py", *_CONFIG),
     "config/hosts": ("tests/unit/config/test_hosts.py", *_CONFIG),
     "config/build": _CONFIG,

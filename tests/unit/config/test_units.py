@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterctl.config.units import UnitError, duration, format_duration, format_size, size
+from clusterctl.config.units import (
+    DURATION_PATTERN,
+    SIZE_PATTERN,
+    UnitError,
+    duration,
+    format_duration,
+    format_size,
+    size,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 @pytest.mark.parametrize(
@@ -61,3 +74,133 @@ def test_milliseconds_are_read_back(milliseconds: int) -> None:
 @given(st.integers(0, 2**59))
 def test_sizes_are_read_back(count: int) -> None:
     assert size(format_size(count)) == count
+
+
+@pytest.mark.parametrize(
+    ("seconds", "written"),
+    [
+        (0.0, "0s"),
+        (90.0, "1m30s"),
+        (3600.0, "1h"),
+        (2 * 86400.0 + 3600.0 + 61.0, "2d1h1m1s"),
+        (0.25, "250ms"),
+        (59.5, "59500ms"),
+        (60.5, "60.5s"),
+        (90.5, "90.5s"),
+        (0.0005, "0.001s"),
+    ],
+)
+def test_a_duration_is_written_as_people_write_it(seconds: float, written: str) -> None:
+    assert format_duration(seconds) == written
+
+
+@pytest.mark.parametrize(
+    ("count", "written"),
+    [
+        (0, "0B"),
+        (1, "1B"),
+        (524_288_000, "500MiB"),
+        (1024, "1KiB"),
+        (1000, "1kB"),
+        (1023, "1023B"),
+        (10**10, "10GB"),
+        (2**40, "1TiB"),
+        (2**50, "1PiB"),
+        (10**15, "1PB"),
+        (10**12, "1TB"),
+        (10**6, "1MB"),
+        (2**30, "1GiB"),
+    ],
+)
+def test_a_size_is_written_in_the_largest_unit_that_keeps_it_whole(count: int, written: str) -> None:
+    assert format_size(count) == written
+
+
+DURATION_HINT = "write seconds, or `90s`, `10m`, `1h30m`"
+SIZE_HINT = "write bytes, or `500MiB`, `10GB`"
+
+
+@pytest.mark.parametrize(
+    ("read", "written", "said", "hint"),
+    [
+        pytest.param(duration, "ten", "`ten` is not a duration", DURATION_HINT, id="a word"),
+        pytest.param(duration, float("nan"), "`nan` is not a duration", DURATION_HINT, id="not a number"),
+        pytest.param(duration, True, "`true` is not a duration", DURATION_HINT, id="a truth"),
+        pytest.param(duration, None, "`None` is not a duration", DURATION_HINT, id="nothing"),
+        pytest.param(duration, [1], "a list is not a duration", DURATION_HINT, id="a list"),
+        pytest.param(duration, {"a": 1}, "a mapping is not a duration", DURATION_HINT, id="a mapping"),
+        pytest.param(duration, "x" * 40, f"`{'x' * 40}` is not a duration", DURATION_HINT, id="forty characters"),
+        pytest.param(duration, "x" * 41, f"`{'x' * 37}...` is not a duration", DURATION_HINT, id="more than forty"),
+        pytest.param(duration, "0" * 65, f"`{'0' * 37}...` is not a duration", DURATION_HINT, id="too many digits"),
+        pytest.param(duration, -0.5, "a duration cannot be negative", None, id="negative"),
+        pytest.param(
+            duration,
+            "3660d1s",
+            "longer than ten years",
+            "leave it out for no limit, where that is the default",
+            id="beyond ten years",
+        ),
+        pytest.param(
+            duration,
+            10**400,
+            "longer than ten years",
+            "leave it out for no limit, where that is the default",
+            id="beyond a float",
+        ),
+        pytest.param(size, "5 miles", "`5 miles` is not a size", SIZE_HINT, id="miles"),
+        pytest.param(size, 1.5, "`1.5` is not a size", SIZE_HINT, id="half a byte"),
+        pytest.param(size, False, "`false` is not a size", SIZE_HINT, id="a truth for a size"),
+        pytest.param(size, "1" * 65, f"`{'1' * 37}...` is not a size", SIZE_HINT, id="a size of too many digits"),
+        pytest.param(
+            size,
+            "5m",
+            "`5m` does not say which unit it is",
+            "write `5MB` (powers of 1000) or `5MiB` (powers of 1024)",
+            id="which unit",
+        ),
+        pytest.param(size, -1, "a size cannot be negative", None, id="a negative size"),
+        pytest.param(size, 2**60, "larger than any disk", None, id="larger than any disk"),
+    ],
+)
+def test_a_refusal_names_what_was_written_and_says_how_to_write_it(
+    read: Callable[[object], object], written: object, said: str, hint: str | None
+) -> None:
+    with pytest.raises(UnitError) as caught:
+        read(written)
+
+    assert (str(caught.value), caught.value.hint) == (said, hint)
+
+
+def test_the_longest_and_largest_are_taken() -> None:
+    assert duration("3660d") == duration(3660 * 86400) == 3660 * 86400.0
+    assert duration("0" * 63 + "5") == 5.0
+    assert size(2**60 - 1) == 2**60 - 1
+    assert size("0" * 63 + "5") == 5
+    assert size(" 5 GiB ") == 5 * 2**30
+    assert duration(0) == size(0) == 0
+    assert duration("1.5h250ms") == 5400.25
+
+
+@pytest.mark.parametrize("unit", ["kB", "KB", "KiB", "MB", "MiB", "GB", "GiB", "TB", "TiB", "PB", "PiB"])
+def test_every_unit_is_its_power(unit: str) -> None:
+    base = 1024 if "i" in unit else 1000
+    assert size(f"3{unit}") == 3 * base ** ("KMGTP".index(unit[0].upper()) + 1)
+
+
+def refusal(read: Callable[[object], object], written: object) -> str:
+    """Why it is refused; nothing where it is taken."""
+    try:
+        read(written)
+    except UnitError as error:
+        return str(error)
+    return ""
+
+
+@given(st.from_regex(DURATION_PATTERN, fullmatch=True).filter(lambda text: len(text) <= 64))
+def test_what_the_schema_takes_for_a_duration_is_one_or_too_long(written: str) -> None:
+    assert refusal(duration, written) in ("", "longer than ten years")
+
+
+@given(st.from_regex(SIZE_PATTERN, fullmatch=True).filter(lambda text: len(text) <= 64))
+def test_what_the_schema_takes_for_a_size_is_one_or_larger_than_any_disk(written: str) -> None:
+    assert refusal(size, written) in ("", "larger than any disk")
