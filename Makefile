@@ -6,6 +6,7 @@
 #   PYTHON       the interpreter that makes .venv       (make up PYTHON=python3.12)
 #   JOBS         how many files of tests run at once    (make test JOBS=1)
 #   CONTROL_ROUNDS  how often `make controls` plays all of them
+#   MUTANTS      how many `make mutants` draws, by MUTANTS_SEED
 
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
