@@ -8,6 +8,7 @@ _RUN: Final = "tests/unit/run/test_"
 _STATE: Final = (f"{_RUN}state_and_policy.py", f"{_RUN}faults_decided.py", f"{_RUN}restarting.py", f"{_RUN}refusals.py")
 _CONFIG: Final = (
     "tests/unit/config/test_wrong_files.py",
+    "tests/unit/config/test_marks.py",
     "tests/unit/config/test_good_files.py",
     "tests/unit/config/test_several_mistakes.py",
     "tests/unit/config/test_layers.py",

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterctl.config.hosts import MAX_HOSTS, RangeError, expand, fold, select
+from clusterctl.config.hosts import MAX_HOSTS, RangeError, expand, fold, natural_key, select
 from clusterctl.errors import NotFoundError
 
 
@@ -30,28 +30,62 @@ def test_expand_gives_names_in_order(expression: str, names: list[str]) -> None:
     assert expand(expression) == names
 
 
+NUMBERS = "write numbers, as in `gpu[01-04,07]`"
+COMMAS = "separate hosts with commas"
+
+
 @pytest.mark.parametrize(
-    ("expression", "offset", "words"),
+    ("expression", "marked", "said", "hint"),
     [
-        pytest.param("gpu[04-01]", 4, "backwards", id="backwards"),
-        pytest.param("n[1-", 1, "not closed", id="not_closed"),
-        pytest.param("n[a-b]", 2, "not a range", id="letters"),
-        pytest.param("n[1,x]", 4, "not a range", id="second_part"),
-        pytest.param("n[]", 2, "not a range", id="empty_range"),
-        pytest.param("n]", 1, "without", id="closed_only"),
-        pytest.param("n[1[2]]", 3, "inside", id="nested"),
-        pytest.param("a,,b", 2, "missing", id="nothing_between_commas"),
-        pytest.param("", 0, "missing", id="empty"),
-        pytest.param("a b", 1, "blanks", id="blank"),
-        pytest.param("n[0-10000]", 0, "more than 10000", id="too_many"),
-        pytest.param("a[1-999999999999]b[1-999999999999]", 0, "more than", id="far_too_many"),
-        pytest.param("n[1-99999999999999999999]", 2, "digits", id="too_many_digits"),
+        pytest.param("gpu[04-01]", (4, 5), "the range `04-01` runs backwards", "did you mean `01-04`?", id="backwards"),
+        pytest.param("n[1-", (1, 3), "`[` is not closed", None, id="not_closed"),
+        pytest.param("n[1,2", (1, 4), "`[` is not closed", None, id="not_closed_behind_a_comma"),
+        pytest.param("n[a-b]", (2, 3), "`a-b` is not a range of numbers", NUMBERS, id="letters"),
+        pytest.param("n[1,x]", (4, 1), "`x` is not a range of numbers", NUMBERS, id="second_part"),
+        pytest.param("m[1]n[1,22,x]", (11, 1), "`x` is not a range of numbers", NUMBERS, id="third_part_of_the_second"),
+        pytest.param("a,n[x]", (4, 1), "`x` is not a range of numbers", NUMBERS, id="second_item"),
+        pytest.param("n[]", (2, 1), "`` is not a range of numbers", NUMBERS, id="empty_range"),
+        pytest.param("n]", (1, 1), "`]` without `[`", None, id="closed_only"),
+        pytest.param("n[1]]", (4, 1), "`]` without `[`", None, id="closed_twice"),
+        pytest.param("n[1[2]]", (3, 1), "`[` inside of `[`", None, id="nested"),
+        pytest.param("[[1]]", (1, 1), "`[` inside of `[`", None, id="nested_at_the_beginning"),
+        pytest.param("a,,b", (2, 1), "a host name is missing", None, id="nothing_between_commas"),
+        pytest.param(",a", (0, 1), "a host name is missing", None, id="nothing_before_a_comma"),
+        pytest.param("ab,", (2, 1), "a host name is missing", None, id="nothing_behind_the_last_comma"),
+        pytest.param("ab, ", (3, 1), "a host name is missing", None, id="a_blank_behind_the_last_comma"),
+        pytest.param("", (0, 1), "a host name is missing", None, id="empty"),
+        pytest.param("  ", (0, 1), "a host name is missing", None, id="blanks"),
+        pytest.param("a b", (1, 1), "a host name cannot hold blanks", COMMAS, id="blank"),
+        pytest.param("x,  a\tb c", (5, 1), "a host name cannot hold blanks", COMMAS, id="the_first_of_two_blanks"),
+        pytest.param("n[0-10000]", (0, 10), "stands for more than 10000 hosts", None, id="too_many"),
+        pytest.param(
+            "a, n[1-10000]", (3, 10), "stands for more than 10000 hosts", None, id="one_more_than_there_may_be"
+        ),
+        pytest.param(
+            "a[1-999999999999]b[1-999999999999]", (0, 34), "stands for more than 10000 hosts", None, id="far_too_many"
+        ),
+        pytest.param(
+            "n[1-1234567890123456789]", (2, 21), "a number of more than 18 digits", None, id="too_many_digits"
+        ),
+        pytest.param(
+            "n[1234567890123456789]", (2, 19), "a number of more than 18 digits", None, id="too_many_digits_alone"
+        ),
     ],
 )
-def test_a_bad_range_is_refused_at_its_place(expression: str, offset: int, words: str) -> None:
-    with pytest.raises(RangeError, match=words) as caught:
+def test_a_bad_range_is_refused_at_its_place(
+    expression: str, marked: tuple[int, int], said: str, hint: str | None
+) -> None:
+    with pytest.raises(RangeError) as caught:
         expand(expression)
-    assert caught.value.offset == offset
+
+    error = caught.value
+    assert ((error.offset, error.length), str(error), error.hint) == (marked, said, hint)
+
+
+def test_as_many_hosts_as_there_may_be_are_taken() -> None:
+    assert len(expand("n[1-9999],a")) == len(expand("n[1-10000]")) == MAX_HOSTS
+    assert expand("n[1-3]", limit=3) == ["n1", "n2", "n3"]
+    assert expand("n[123456789012345678]") == ["n123456789012345678"]
 
 
 @pytest.mark.parametrize(
@@ -65,6 +99,14 @@ def test_a_bad_range_is_refused_at_its_place(expression: str, offset: int, words
         pytest.param(["head", "n1"], "head,n1", id="alone"),
         pytest.param(["10.0.0.1", "10.0.0.2"], "10.0.0.[1-2]", id="addresses"),
         pytest.param(["b", "a", "b"], "a,b", id="sorted_and_once"),
+        pytest.param(["n1"], "n1", id="one"),
+        pytest.param(["n1", "n3"], "n[1,3]", id="two_apart"),
+        pytest.param(["n007", "n008", "n9", "n10"], "n[9-10,007-008]", id="padded_and_not"),
+        pytest.param(["n099", "n100"], "n[099-100]", id="padded_over_a_power_of_ten"),
+        pytest.param(["n0", "n00", "n1"], "n[0-1,00]", id="zero_and_two_zeros"),
+        pytest.param(["a1b2", "a1b3", "a2b2"], "a1b[2-3],a2b2", id="no_rectangle"),
+        pytest.param(["n1-eth", "n2-eth", "n1-ib"], "n[1-2]-eth,n1-ib", id="what_stands_behind_differs"),
+        pytest.param(["n12345678901234567890", "n1"], "n1,n12345678901234567890", id="a_number_too_long_to_count"),
         pytest.param([], "", id="nothing"),
     ],
 )
@@ -115,15 +157,40 @@ def test_select_chooses_nodes(include: str | None, exclude: str | None, chosen: 
 
 
 @pytest.mark.parametrize(
-    ("include", "exclude", "words"),
+    ("include", "exclude", "said", "hint"),
     [
-        pytest.param("gpu04", None, "no node `gpu04`", id="unknown"),
-        pytest.param("gpu01", "gpu01", "left", id="none_left"),
+        pytest.param("gpu04", None, "no node `gpu04`", "did you mean `gpu03`?", id="unknown"),
+        pytest.param("rack", None, "no node `rack`", "there are: gpu[01-03],local.[0-1]", id="like_no_other"),
+        pytest.param(None, "gpu9", "no node `gpu9`", "did you mean `gpu03`?", id="unknown_to_exclude"),
+        pytest.param(
+            "gpu01", "gpu01", "no node is left to act on", "there are: gpu[01-03],local.[0-1]", id="none_left"
+        ),
     ],
 )
-def test_select_refuses_what_is_not_there(include: str, exclude: str | None, words: str) -> None:
-    with pytest.raises(NotFoundError, match=words):
+def test_select_refuses_what_is_not_there(include: str | None, exclude: str | None, said: str, hint: str) -> None:
+    with pytest.raises(NotFoundError) as caught:
         select(NODES, include, exclude)
+
+    assert (str(caught.value), caught.value.hint) == (said, hint)
+
+
+def test_select_of_nothing_says_so() -> None:
+    with pytest.raises(NotFoundError) as caught:
+        select([])
+
+    assert (str(caught.value), caught.value.hint) == ("no node is left to act on", None)
+
+
+def test_a_copy_of_a_host_has_a_number_behind_its_name() -> None:
+    assert select(["a", "a.1", "a.b", "ab.1", "a.1.2"], "a") == ["a", "a.1"]
+
+
+def test_names_are_sorted_as_people_count() -> None:
+    names = ["n10", "n9", "n", "n1a", "n01", "n1", "m2", "n12345678901234567891", "n12345678901234567890", "10", "9"]
+    assert sorted(names, key=natural_key) == [
+        *("9", "10", "m2", "n", "n01", "n1", "n1a", "n9", "n10"),
+        *("n12345678901234567890", "n12345678901234567891"),
+    ]
 
 
 def test_ranges_need_neither_yaml_nor_pydantic() -> None:
