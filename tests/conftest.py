@@ -38,7 +38,10 @@ def _hand_on_no_ignored_signal(config: pytest.Config) -> None:
 
 def _avoid_a_foreign_folder() -> None:
     """Have `tmp_path` elsewhere where somebody else owns the folder that pytest would take: it refuses to."""
-    place = Path(tempfile.gettempdir(), f"pytest-of-{getpass.getuser()}")
+    try:
+        place = Path(tempfile.gettempdir(), f"pytest-of-{getpass.getuser()}")
+    except (KeyError, OSError):
+        return  # a user without a name gets a folder that pytest chooses otherwise
     if os.path.lexists(place) and place.lstat().st_uid != os.getuid():
         os.environ["PYTEST_DEBUG_TEMPROOT"] = tempfile.mkdtemp(prefix="clusterctl-test-")
 

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterctl.transport.known_hosts import (
+    Entry,
     HostKey,
     Verdict,
     append,
@@ -54,16 +55,48 @@ def line(names: str, key: HostKey, marker: str = "") -> str:
             "# gpu1 x y\n\ngpu1\ngpu1 ssh-ed25519 %%%\n" + line("gpu1", ED), "gpu1", Verdict.TRUSTED, id="torn"
         ),
         pytest.param("|1|torn ssh-ed25519 AAAA\n", "gpu1", Verdict.UNKNOWN, id="torn-hidden"),
+        pytest.param(line("gpu[12]", ED), "gpu1", Verdict.UNKNOWN, id="brackets-are-no-pattern"),
+        pytest.param(line("!gpu2,*", ED), "gpu1", Verdict.TRUSTED, id="another-negated"),
+        pytest.param(line("!GPU1,*", ED), "gpu1", Verdict.UNKNOWN, id="negated-in-capitals"),
+        pytest.param(line("*", OTHER, "@revoked") + line("gpu1", ED), "gpu1", Verdict.TRUSTED, id="another-revoked"),
+        pytest.param(line("gpu2", ED, "@revoked") + line("gpu1", ED), "gpu1", Verdict.TRUSTED, id="revoked-elsewhere"),
+        pytest.param(line("*", OTHER, "@revoked"), "gpu1", Verdict.UNKNOWN, id="only-another-revoked"),
+        pytest.param(line("*", ED, "@unheard-of"), "gpu1", Verdict.UNKNOWN, id="a-marker-that-openssh-may-get"),
+        pytest.param(line(hide("gpu1", b"salt").replace("|1|", "|2|"), ED), "gpu1", Verdict.UNKNOWN, id="hidden-anew"),
+        pytest.param(line(hide("gpu1", b"salt") + "|", ED), "gpu1", Verdict.UNKNOWN, id="hidden-and-more"),
+        pytest.param(line("|1|%%%|AAAA", ED), "gpu1", Verdict.UNKNOWN, id="hidden-in-no-base64"),
+        pytest.param("  " + line("gpu1", ED), "gpu1", Verdict.TRUSTED, id="indented"),
+        pytest.param(line("#gpu1", ED), "#gpu1", Verdict.UNKNOWN, id="a-comment"),
+        pytest.param("@revoked\n@revoked gpu1 ssh-ed25519\n", "gpu1", Verdict.UNKNOWN, id="a-marker-and-no-key"),
     ],
 )
 def test_a_key_is_worth_what_the_lines_about_its_host_say(text: str, name: str, verdict: Verdict) -> None:
     assert judge(parse(text), name, ED).verdict is verdict
 
 
-def test_a_verdict_names_the_line_that_led_to_it() -> None:
-    entry = judge(parse("# one\n" + line("gpu1", OTHER), "/k"), "gpu1", ED).entry
-    assert entry is not None
-    assert (entry.path, entry.line) == ("/k", 2)
+@pytest.mark.parametrize(
+    ("text", "verdict", "number"),
+    [
+        pytest.param("# one\n" + line("gpu1", OTHER), Verdict.CHANGED, 2, id="changed"),
+        pytest.param(line("gpu1", RSA) + line("gpu1", OTHER), Verdict.CHANGED, 2, id="changed, the line of its type"),
+        pytest.param(line("gpu1", RSA) + line("*", RSA), Verdict.CHANGED, 1, id="changed, the first of another type"),
+        pytest.param(line("gpu1", RSA) + line("gpu1", ED), Verdict.TRUSTED, 2, id="trusted"),
+        pytest.param(line("gpu1", ED) + line("*", ED, "@revoked"), Verdict.REVOKED, 2, id="revoked"),
+        pytest.param(
+            line("*", ED, "@unheard-of") + line("*", RSA, "@cert-authority"), Verdict.AUTHORITY, 2, id="authority"
+        ),
+    ],
+)
+def test_a_verdict_names_the_line_that_led_to_it(text: str, verdict: Verdict, number: int) -> None:
+    found = judge(parse(text, "/k"), "gpu1", ED)
+    assert found.entry is not None
+    assert (found.verdict, found.entry.path, found.entry.line) == (verdict, "/k", number)
+
+
+def test_a_line_is_read_whole() -> None:
+    (entry,) = parse(line("gpu1,[gpu1]:22", ED, "@revoked"), "/k")
+    assert entry == Entry("/k", 1, "@revoked", ("gpu1", "[gpu1]:22"), ED)
+    assert parse(line("gpu1", ED))[0].path == ""
 
 
 def test_a_hidden_name_of_openssh_is_found() -> None:
@@ -82,6 +115,8 @@ def test_a_server_is_asked_for_the_types_that_are_filed() -> None:
         "ecdsa-sha2-nistp256",
     )
     assert preferred_algorithms(entries, "gpu3", supported) == supported
+    assert preferred_algorithms(entries, "gpu2", supported[::-1]) == ("ssh-ed25519", *supported[:0:-1])
+    assert preferred_algorithms(parse(line("gpu1", RSA, "@revoked")), "gpu1", supported) == supported
 
 
 def test_the_fingerprint_is_the_one_that_ssh_shows() -> None:
@@ -101,6 +136,37 @@ def test_what_is_filed_is_trusted_and_what_was_there_is_kept(tmp_path: Path, has
     assert judge(entries, "[gpu2]:22", RSA).verdict is Verdict.TRUSTED
     assert ("gpu1" in path.read_text()) is not hashed
     assert path.stat().st_mode & 0o777 == 0o600
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_what_is_filed_is_a_line_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "known_hosts"
+    for name in ("gpu1", "gpu2"):
+        append(str(path), name, ED)
+    assert [text.split()[:2] for text in path.read_text().splitlines()] == [["gpu1", ED.type], ["gpu2", ED.type]]
+    with path.open("a") as file:
+        file.write("torn")
+    append(str(path), "gpu3", ED)
+    assert path.read_text().splitlines()[2:] == ["torn", f"gpu3 {ED.type} {base64.b64encode(ED.blob).decode()}"]
+
+
+def test_a_name_is_hidden_with_a_salt_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "known_hosts"
+    for _ in range(2):
+        append(str(path), "gpu1", ED, hashed=True)
+    salts = [text.split("|")[2] for text in path.read_text().splitlines()]
+    assert len(set(salts)) == 2
+    assert [len(base64.b64decode(salt)) for salt in salts] == [20, 20]
+
+
+def test_files_of_any_bytes_are_read_and_those_that_are_not_there_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "some").write_bytes(b"# \xff\n" + line("gpu1", ED).encode())
+    found = load([str(tmp_path / "missing"), str(tmp_path), str(tmp_path / "some")])
+    assert [(entry.path, entry.line) for entry in found] == [(str(tmp_path / "some"), 2)]
+
+
+def test_a_name_of_any_bytes_can_be_hidden() -> None:
+    assert hide("gpu\udcff", b"salt").startswith("|1|c2FsdA==|")
 
 
 @given(st.text())
