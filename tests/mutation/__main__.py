@@ -91,9 +91,14 @@ def _try_all(drawn: Sequence[Mutant], jobs: int) -> list[Trial]:
         TemporaryDirectory(prefix="clusterctl-mutants-") as base,
         ProcessPoolExecutor(jobs, get_context("spawn"), trial.settle, (base,)) as pool,
     ):
-        seconds = dict(zip(modules, pool.map(trial.baseline, modules), strict=True))
+        seconds = dict(zip(modules, map(_told_whole, modules, pool.map(trial.baseline, modules)), strict=True))
         waiting = [pool.submit(trial.try_mutant, m, 30.0 + 4 * seconds[m.module]) for m in drawn]
         return [_told(done.result(), number, len(drawn)) for number, done in enumerate(as_completed(waiting), 1)]
+
+
+def _told_whole(module: str, seconds: float) -> float:
+    print(f"whole      {module}  {seconds:.1f} s", flush=True)
+    return seconds
 
 
 def _told(done: Trial, number: int, count: int) -> Trial:

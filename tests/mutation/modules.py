@@ -15,6 +15,8 @@ _CONFIG: Final = (
     "tests/unit/config/test_bounds.py",
 )
 _HEALTH: Final = "tests/unit/health"
+_GPUS: Final = (f"{_HEALTH}/test_gpu_limits.py", _HEALTH)
+_LOG: Final = (f"{_HEALTH}/test_log_events.py", f"{_HEALTH}/test_xid.py", _HEALTH)
 _NODE: Final = "tests/agent/test_"
 
 TESTS: Final[dict[str, tuple[str, ...]]] = {
@@ -30,12 +32,11 @@ TESTS: Final[dict[str, tuple[str, ...]]] = {
     "logs/clean": ("tests/unit/logs/test_clean.py", "tests/unit/logs", "tests/unit/render"),
     "logs/merge": ("tests/unit/logs",),
     "logs/fold": ("tests/unit/logs", "tests/unit/render/test_log.py"),
-    "health/thermal": (_HEALTH,),
-    "health/memory_errors": (_HEALTH,),
-    "health/xid": (f"{_HEALTH}/test_xid.py", _HEALTH),
+    **dict.fromkeys(("health/thermal", "health/throttle", "health/ecc", "health/rows"), _GPUS),
+    **dict.fromkeys(("health/xid", "health/sxid", "health/recovery"), _LOG),
     "transport/known_hosts": ("tests/unit/transport/test_known_hosts.py",),
-    "agent/protocol": ("tests/unit/agent", "tests/unit/run", f"{_NODE}session_local.py", f"{_NODE}node_commands.py"),
-    "agent/epochs": ("tests/unit/agent", f"{_NODE}deaths.py", f"{_NODE}run.py"),
+    "agent/protocol": ("tests/unit/agent", f"{_NODE}session_local.py"),
+    "agent/epochs": ("tests/unit/agent", f"{_NODE}deaths.py"),
     "agent/fold": ("tests/unit/agent", f"{_NODE}deaths.py", f"{_NODE}run.py"),
     "agent/journal": ("tests/unit/agent", f"{_NODE}deaths.py", f"{_NODE}run.py"),
     "agent/outputs": ("tests/unit/agent", f"{_NODE}output.py"),

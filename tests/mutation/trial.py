@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 import psutil
 
+from tests.lab import kernel
 from tests.mutation.modules import TESTS
 
 if TYPE_CHECKING:
@@ -53,6 +54,10 @@ def settle(base: str) -> None:
     """Make this process one that tries mutants, in a folder of its own below `base`."""
     # What tests leave behind must come to us when its parents end: agents, supervisors and workers are daemons.
     ctypes.CDLL(None, use_errno=True).prctl(_SUBREAPER, 1, 0, 0, 0)
+    # And what they mount must go with us.
+    with contextlib.suppress(OSError):
+        kernel.unshare(kernel.NEWNS)
+        kernel.private_mounts()
     _Place.folder = Path(tempfile.mkdtemp(dir=base))
     _copy(_Place.folder / "project")
 

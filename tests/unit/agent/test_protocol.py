@@ -1,0 +1,173 @@
+"""What travels between head and node, byte by byte: frames, requests, and the words of `docs/protocol.md`."""
+
+from __future__ import annotations
+
+import re
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clusterctl.agent import protocol
+from clusterctl.agent.protocol import Command, Data, Decoder, ErrorKind, FrameError
+
+PAGE = (Path(__file__).parents[3] / "docs" / "protocol.md").read_text()
+MIB = 1024 * 1024
+
+
+def section(title: str) -> str:
+    return PAGE.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
+def frames(*chunks: bytes) -> list[Any]:
+    decoder = Decoder()
+    return [frame for chunk in chunks for frame in decoder.feed(chunk)]
+
+
+# --- frames
+
+
+def test_a_message_is_a_header_and_a_json_object() -> None:
+    body = '{"id":7,"text":"größe"}'.encode()
+
+    assert protocol.encode_message({"id": 7, "text": "größe"}) == struct.pack(">IB", len(body), 0) + body
+
+
+def test_data_is_a_header_its_stream_its_offset_and_the_bytes() -> None:
+    frame = struct.pack(">IB", 12 + 3, 1) + struct.pack(">IQ", 2**31, 2**40) + b"a\nb"
+
+    assert protocol.encode_data(2**31, 2**40, b"a\nb") == frame
+    assert frames(frame) == [Data(2**31, 2**40, b"a\nb")]
+
+
+def test_names_of_files_that_are_no_utf_8_travel() -> None:
+    assert frames(protocol.encode_message({"path": "caf\udce9"})) == [{"path": "caf\udce9"}]
+
+
+@given(st.lists(st.binary(max_size=50), max_size=5), st.lists(st.integers(1, 20), max_size=40))
+def test_frames_arrive_however_the_stream_was_split(payloads: list[bytes], cuts: list[int]) -> None:
+    sent = [Data(number, 3 * number, payload) for number, payload in enumerate(payloads)]
+    stream = b"".join(protocol.encode_data(d.stream, d.offset, d.payload) for d in sent)
+    stream += protocol.encode_message({"last": True})
+    chunks, start = [], 0
+    for cut in cuts:
+        chunks.append(stream[start : start + cut])
+        start += cut
+
+    assert frames(*chunks, stream[start:]) == [*sent, {"last": True}]
+
+
+def test_nothing_is_given_out_before_it_is_whole() -> None:
+    frame = protocol.encode_message({"id": 1})
+    decoder = Decoder()
+
+    assert [list(decoder.feed(frame[i : i + 1])) for i in range(len(frame))] == [[]] * (len(frame) - 1) + [[{"id": 1}]]
+
+
+def test_an_empty_object_and_no_bytes_are_frames() -> None:
+    assert frames(protocol.encode_message({}) + protocol.encode_data(0, 0, b"")) == [{}, Data(0, 0, b"")]
+
+
+@pytest.mark.parametrize(
+    ("stream", "said"),
+    [
+        pytest.param(struct.pack(">IB", 2, 2) + b"{}", r"^not a frame: b'\\x00\\x00\\x00\\x02\\x02\{\}'$", id="kind 2"),
+        pytest.param(b"Last login: today", "^not a frame: b'Last login: today'$", id="a greeting"),
+        pytest.param(b"x" * 200, f"^not a frame: b'{'x' * 80}'$", id="a long greeting"),
+        pytest.param(struct.pack(">IB", 16 * MIB + 1, 1), "^not a frame: ", id="longer than a frame may be"),
+        pytest.param(struct.pack(">IB", 2, 0) + b"[]", r"^not a message: b'\[\]'$", id="a list"),
+        pytest.param(struct.pack(">IB", 2, 0) + b"{{", r"^not a message: b'\{\{'$", id="no json"),
+        pytest.param(struct.pack(">IB", 90, 0) + b"y" * 90, f"^not a message: b'{'y' * 80}'$", id="long, and no json"),
+        pytest.param(
+            struct.pack(">IB", 92, 0) + b'"%s"' % (b"y" * 90), "^not a message: b'\"y{79}'$", id="a long text"
+        ),
+    ],
+)
+def test_what_is_no_frame_of_ours_is_refused_and_quoted(stream: bytes, said: str) -> None:
+    with pytest.raises(FrameError, match=said):
+        frames(stream)
+
+
+def test_the_frames_before_the_noise_were_given_out() -> None:
+    decoder = Decoder()
+    feed = decoder.feed(protocol.encode_message({"id": 1}) + b"noise!")
+
+    assert next(feed) == {"id": 1}
+    with pytest.raises(FrameError, match="noise"):
+        next(feed)
+
+
+def test_the_largest_frame_is_waited_for() -> None:
+    assert frames(struct.pack(">IB", 16 * MIB, 1)) == []
+
+
+# --- requests and answers
+
+
+def test_requests_and_answers_have_their_shapes() -> None:
+    assert protocol.request(7, Command.STOP, {"grace": 1}, 3) == {
+        "id": 7,
+        "cmd": "stop",
+        "args": {"grace": 1},
+        "epoch": 3,
+    }
+    assert protocol.reply(7, {"ports": []}) == {"id": 7, "result": {"ports": []}}
+    assert protocol.refusal(7, ErrorKind.REFUSED, "no", "so") == {
+        "id": 7,
+        "error": {"kind": "refused", "message": "no", "hint": "so"},
+    }
+    assert protocol.refusal(7, ErrorKind.FAILED, "no")["error"]["hint"] is None
+    assert protocol.beat(4) == {"beat": 4}
+    assert protocol.beat_answer(4, 1.5, 2.5, "b") == {"beat": 4, "wall": 1.5, "mono": 2.5, "boot": "b"}
+
+
+# --- the page
+
+
+def test_the_commands_are_those_of_the_page() -> None:
+    told = re.findall(r"^\| `([a-z]+)` \|", section("Requests"), re.MULTILINE)
+
+    assert sorted(told) == sorted(command.value for command in Command)
+
+
+def test_what_is_not_answered_is_what_the_page_says() -> None:
+    (told,) = re.findall(r"exactly one reply with its id; (.*?) get none", section("Requests"))
+
+    assert {command.value for command in protocol.UNANSWERED} == set(re.findall("`([a-z]+)`", told))
+
+
+def test_the_kinds_of_errors_are_those_of_the_page() -> None:
+    told = section("Requests").partition("Error kinds: ")[2].partition(".")[0]
+
+    assert re.findall("`([a-z_]+)`", told) == [kind.value for kind in ErrorKind]
+
+
+def test_the_numbers_are_those_of_the_page() -> None:
+    assert f"at most {protocol.MAX_FRAME // MIB} MiB" in section("Frames")
+    assert f"every {protocol.BEAT_SECONDS:g} s" in section("Heartbeats")
+    assert f"hears nothing for {protocol.IDLE_SECONDS:g} s" in section("Heartbeats")
+    assert f"{protocol.CREDIT_BYTES // 1024} KiB at first" in section("Pushes and streams")
+    assert "streams from 2^31" in section("Pushes and streams")
+    assert protocol.AGENT_STREAMS == 2**31
+    assert f"Version {protocol.PROTOCOL}." in PAGE
+    assert protocol.MAX_FRAME % MIB == protocol.CREDIT_BYTES % 1024 == 0
+    assert protocol.CHUNK_BYTES < protocol.CREDIT_BYTES < protocol.MAX_FRAME
+
+
+# --- names
+
+
+def test_the_files_of_a_run_have_their_names() -> None:
+    assert protocol.output_file(2, 7) == "attempt-2/rank-7.log"
+    assert protocol.index_file(2, 7) == "attempt-2/rank-7.idx"
+    assert (protocol.JOURNAL_FILE, protocol.SAMPLES_FILE) == ("journal.jsonl", "samples.jsonl")
+    assert protocol.INDEX_RECORD.pack(1, 2.0) == struct.pack("<Qd", 1, 2.0)
+
+
+def test_every_name_that_is_offered_is_there_and_no_other() -> None:
+    assert all(getattr(protocol, name) is not None for name in protocol.__all__)
+    with pytest.raises(AttributeError, match=r"module 'clusterctl\.agent\.protocol' has no attribute 'Absent'"):
+        _ = protocol.Absent
