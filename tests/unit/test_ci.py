@@ -11,7 +11,7 @@ import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SUITE = REPOSITORY / ".ci" / "suite.py"
-MAKEFILE = "test:\n\t.venv/bin/python -m pytest -q -p xdist -n 2 tests $(PYTEST_ARGS)\n"
+MAKEFILE = "test:\n\t.venv/bin/python -m pytest -q tests {options}\n"
 PASSES = "def test_passes(): pass\n"
 FAILS = "def test_fails(): assert False, 'as ever'\n"
 FAILS_ONCE = """
@@ -28,17 +28,17 @@ STOPS = "import pytest\ndef test_stops(): pytest.exit('of its own accord')\n"
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    (tmp_path / "Makefile").write_text(MAKEFILE)
+    (tmp_path / "Makefile").write_text(MAKEFILE.format(options="-p no:xdist"))
     (tmp_path / ".venv").symlink_to(sys.prefix)
     (tmp_path / "tests").mkdir()
     shutil.copy(REPOSITORY / "tests" / "conftest.py", tmp_path / "tests")
     return tmp_path
 
 
-def ci(project: Path, *files: str, minutes: float = 5.0) -> subprocess.CompletedProcess[str]:
+def ci(project: Path, *files: str, seconds: float = 300.0) -> subprocess.CompletedProcess[str]:
     for number, text in enumerate(files):
         (project / "tests" / f"test_{number}.py").write_text(text)
-    argv = [sys.executable, SUITE, "--minutes", str(minutes)]
+    argv = [sys.executable, SUITE, "--seconds", str(seconds)]
     return subprocess.run(argv, cwd=project, capture_output=True, text=True, timeout=100, check=False)
 
 
@@ -58,6 +58,7 @@ def test_a_test_that_fails_once_is_run_alone_and_both_results_are_shown(project:
 
 
 def test_a_second_failure_fails(project: Path) -> None:
+    (project / "Makefile").write_text(MAKEFILE.format(options="-n 2"))
     done = ci(project, FAILS_ONCE, FAILS)
 
     assert done.returncode == 1
@@ -67,18 +68,18 @@ def test_a_second_failure_fails(project: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("files", "minutes", "said"),
+    ("files", "seconds", "said"),
     [
-        pytest.param([PASSES, STOPS], 5.0, "did not come to its end", id="a suite that stopped"),
-        pytest.param([f"from nowhere import nothing\n{PASSES}"], 5.0, "FAILED  tests/test_0.py", id="a broken file"),
+        pytest.param([PASSES, STOPS], 300.0, "did not come to its end", id="a suite that stopped"),
+        pytest.param([f"from nowhere import nothing\n{PASSES}"], 300.0, "FAILED  tests/test_0.py", id="a broken file"),
         pytest.param(
-            ["".join(FAILS.replace("fails", f"fails_{i}") for i in range(11))], 5.0, "11 tests failed", id="too many"
+            ["".join(FAILS.replace("fails", f"fails_{i}") for i in range(11))], 300.0, "11 tests failed", id="too many"
         ),
-        pytest.param([PASSES], 0.25, "takes too long", id="no time"),
+        pytest.param([PASSES], 15.0, "takes too long", id="no time"),
     ],
 )
-def test_nothing_is_forgiven_but_chance(project: Path, files: list[str], minutes: float, said: str) -> None:
-    done = ci(project, *files, minutes=minutes)
+def test_nothing_is_forgiven_but_chance(project: Path, files: list[str], seconds: float, said: str) -> None:
+    done = ci(project, *files, seconds=seconds)
 
     assert done.returncode == 1, done.stdout + done.stderr
     assert said in done.stdout + done.stderr
