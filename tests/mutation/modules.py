@@ -22,7 +22,11 @@ _NODE: Final = "tests/agent/test_"
 TESTS: Final[dict[str, tuple[str, ...]]] = {
     "run/policy": _STATE,
     "run/blame": (f"{_RUN}blame.py", "tests/unit/render/test_report.py", "tests/unit/render/test_status.py"),
-    "run/stall": ("tests/unit/stall/test_stall_rule.py", "tests/unit/stall/test_observer.py"),
+    "run/stall": (
+        "tests/unit/stall/test_judged.py",
+        "tests/unit/stall/test_stall_rule.py",
+        "tests/unit/stall/test_observer.py",
+    ),
     "run/state": (*_STATE, f"{_RUN}monitoring.py", "tests/unit/render"),
     "run/restarting": (f"{_RUN}restarting.py",),
     "plan": (f"{_RUN}plan.py", f"{_RUN}plan_environment.py", f"{_RUN}broken_start.py", "tests/unit/cli/test_files.py"),
