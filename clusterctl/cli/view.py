@@ -151,8 +151,6 @@ class RunScreen:
         for lines in follower.finish():
             self._write(self._folder.feed(lines, time.monotonic()))
             if select.select([wake], [], [], 0)[0]:
-                if signal.SIGHUP in os.read(wake, 64):
-                    _let_go_of_terminals()
                 self._narrate(f"the rest of the output: `clusterctl logs {self._run.run}`")
                 return
         self._write(self._folder.flush())
