@@ -186,7 +186,7 @@ def is_target(command: str) -> bool:
     those for a person's hands (`lab`, `help`) no test calls: people do, and what they run is covered in small by the
     tests, or is a test itself that is only repeated more often.
     """
-    words = [word for word in command.split() if "=" not in word]
+    words = [word for word in shlex.split(command) if "=" not in word]
     targets = re.findall(r"^([a-z-]+):.*##", (REPOSITORY / "Makefile").read_text(), re.MULTILINE)
     measured = [p.stem for p in (REPOSITORY / "benchmarks").glob("*.py") if "def measure(" in p.read_text()]
     *program, last = words
