@@ -27,6 +27,7 @@ Data of each group:
     driver      {module, proc_version, nouveau, modules: [name], nvswitches,
                 pci: [{address, vendor, class, driver, minor, width, max_width, slot_width}],
                 dev: [{path, readable}], imex: [{path, readable}], helper}
+                pci: GPUs of NVIDIA, AMD, Intel (not those built into its processors) and Huawei (`ascend`)
                 driver: what has taken the card; minor: number of its device node; slot_width: lanes of the port above
                 it; helper: a program makes missing device nodes. null where it cannot be seen
     nvml        {init_error, init_ms, driver, cuda, cuda_error, nvml, count, count_error, uvm,
@@ -45,6 +46,14 @@ Data of each group:
                 retired_pending inforom repair [channel, tpc] persistence
                 mig [now, pending] compute_mode memory {used, total, version}
                 procs [{pid, used, kind: compute | mps | graphics, comm, user, run, visible, agent}]
+    amdgpu      {driver, count, hidden: kept from us by the device cgroup, dev: [{path, access: ok | absent | denied}],
+                numa_balancing, devices: [{vendor, index, v: {...}, err: {field: word}, codes: {field: errno},
+                odd: {field: errno}}]}    asked only where the kernel has AMD's compute driver; index: as HIP counts
+                v: uuid serial name pci subsystem vbios minor gfx hive partition modes [compute, memory] util temp
+                temp_max mem_temp mem_temp_max power_w power_limit_w power_default_w sm_clock pcie_width pcie_width_max
+                memory procs ecc_unc ecc_cor    as of NVIDIA; temperatures are those of the hottest place of the chip
+                ras {block: [uncorrectable, correctable]} bad_pages {retired, pending, failed}
+                xgmi {index: [weight, most MB/s]} xgmi_links [0|1...] slowdown [what holds the clocks down]
     unshown     {gpus: [an entry of driver.pci, with node: how opening its device node ends]}    where NVML shows fewer
     smi         {rc, devices: [{index, uuid, name, pci, driver}], errors: [text]}    asked only where NVML failed
     kernel_log  {source, uptime, since_s: age of its oldest line, dropped, lines: [{age_s, text}],
@@ -71,6 +80,7 @@ from __future__ import annotations
 import gc
 import importlib
 import json
+import os
 import sys
 import time
 
@@ -87,6 +97,7 @@ _SECOND_SECONDS = 2.0
 _NOW = {"machine": "machine_now", "gpus": "gpus_now"}
 """What machine and GPUs do at this moment: no facts to judge, so nobody gets them unasked."""
 
+_KFD = "/sys/class/kfd/kfd/topology"
 TOGETHER = (("driver", "host", "ports", "procs"), ("names", "net"))
 """Groups that share a child: they read the kernel's own tables, which do not hang, or hang on the same name server."""
 
@@ -147,8 +158,12 @@ def _of(module: str, *arguments: Any, call: str = "collect") -> Callable[[], dic
 
 def _tasks(request: dict[str, Any], deadline: float) -> dict[str, Callable[[], dict[str, Any]]]:
     root = str(request.get("root") or "/")
+    wanted = request.get("expect_gpus") is not False
+    # A child is not sent where the kernel has no such driver: it would cost every other machine.
+    amd = {"amdgpu": _of("amdgpu", root, wanted)} if os.path.isdir(root.rstrip("/") + _KFD) else {}
     return {
-        "nvml": _of("nvml", root, request.get("expect_gpus") is not False),
+        "nvml": _of("nvml", root, wanted),
+        **amd,
         "driver": _of("driver", root),
         "kernel_log": _of("kernel_log", root),
         "host": _of("host", root),

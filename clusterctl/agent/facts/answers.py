@@ -9,19 +9,22 @@
     timeout         the call ran out of time
     unknown         the driver itself does not know what is wrong
     failed          the call failed for a reason that says nothing of the GPU
+    resetting       the GPU is being reset at this moment
 
 The vendor's own code is kept beside the word, for people.
 """
 
 from __future__ import annotations
 
+import errno
+
 UNSUPPORTED, DENIED, FAILED = "unsupported", "denied", "failed"
 LOST, RESET, POWER, CORRUPTED = "lost", "reset-required", "power", "corrupted"
-TIMEOUT, UNKNOWN = "timeout", "unknown"
+TIMEOUT, UNKNOWN, RESETTING = "timeout", "unknown", "resetting"
 
-ODD = frozenset({POWER, TIMEOUT, UNKNOWN})
+ODD = frozenset({POWER, TIMEOUT, UNKNOWN, RESETTING})
 """Answers that a healthy GPU gives now and then: asked again before anybody believes them."""
-TROUBLE = frozenset({LOST, RESET, POWER, TIMEOUT, UNKNOWN})
+TROUBLE = frozenset({LOST, RESET, POWER, TIMEOUT, UNKNOWN, RESETTING})
 """Answers that speak of the GPU and not of the call."""
 
 _NVML = {
@@ -39,6 +42,28 @@ _NVML = {
     999: UNKNOWN,
 }
 """Return codes of NVIDIA's `nvml.h`: 11 is an interrupt problem, 13 and 25 are newer than the driver."""
+
+
+_FILE = {
+    errno.ENOENT: UNSUPPORTED,
+    errno.EOPNOTSUPP: UNSUPPORTED,
+    errno.EINVAL: UNSUPPORTED,
+    errno.EACCES: DENIED,
+    errno.EPERM: RESETTING,
+    errno.EBUSY: RESETTING,
+    errno.ENODEV: LOST,
+    errno.ENXIO: LOST,
+    errno.EIO: LOST,
+    errno.ETIME: TIMEOUT,
+    errno.ETIMEDOUT: TIMEOUT,
+}
+"""Errors of reading a file of `amdgpu`: while it resets a GPU, the driver answers EPERM, in newer kernels EBUSY, to
+everybody (`amdgpu_pm_dev_state_check` of its `amdgpu_pm.c`)."""
+
+
+def of_file(number: int) -> str:
+    """Return the word for the error that reading a file of a driver ended with."""
+    return _FILE.get(number, FAILED)
 
 
 def of_nvml(code: int) -> str:

@@ -96,6 +96,10 @@ def _write(path: str, data: bytes) -> None:
 
 
 MODULES = (
+    "amdgpu",
+    "amdgpu_events",
+    "amdgpu_metrics",
+    "amdgpu_values",
     "answers",
     "children",
     "disk",
@@ -105,6 +109,8 @@ MODULES = (
     "host",
     "kernel_events",
     "kernel_log",
+    "kfd",
+    "library",
     "mounts",
     "names",
     "net",
@@ -112,6 +118,7 @@ MODULES = (
     "nvml_look",
     "nvml_values",
     "paths",
+    "pci",
     "ports",
     "procs",
     "sampler",

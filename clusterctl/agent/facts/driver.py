@@ -6,21 +6,26 @@ import os
 import re
 import stat
 
-from clusterctl.agent.facts import paths
+from clusterctl.agent.facts import paths, pci
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-_VENDORS = {"0x10de": "nvidia"}
+_VENDORS = {"0x10de": "nvidia", "0x1002": "amd", "0x19e5": "ascend", "0x8086": "intel"}
 """PCI vendors of GPUs that are known here."""
-_GPU_CLASSES = ("0x0300", "0x0302")
+_CLASSES = {
+    "nvidia": ("0x0300", "0x0302"),
+    "amd": ("0x0300", "0x0302", "0x0380", "0x1200"),
+    "ascend": ("0x1200",),
+    "intel": ("0x0300", "0x0380"),
+}
+"""PCI classes of each vendor's GPUs: display, 3D and other display controllers, processing accelerators."""
 _BRIDGE_CLASS = "0x0680"
 _BUS = "/sys/bus/pci/devices"
+_BUILT_IN = "0000:00:"
+"""Where graphics that are part of an Intel processor sit; nobody computes on them."""
 _PROC = "/proc/driver/nvidia/gpus"
-_ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]")
-_EMULATED = "0x1b36"
-"""The PCI vendor of QEMU: the width of a port that it makes up says nothing about a slot."""
 _HELPERS = ("/usr/bin/nvidia-modprobe", "/bin/nvidia-modprobe", "/usr/sbin/nvidia-modprobe")
 _IMEX = "/dev/nvidia-caps-imex-channels"
 
@@ -35,7 +40,7 @@ def collect(root: str) -> dict[str, Any]:
         "module": paths.text(root, "/sys/module/nvidia/version") or (found.group(1) if found else None),
         "proc_version": proc.splitlines()[0] if proc else None,
         "nouveau": "nouveau" in modules,
-        "modules": [name for name in modules if name.startswith("nvidia")],
+        "modules": [name for name in modules if name.startswith(("nvidia", "amdgpu"))],
         "nvswitches": switches,
         "pci": gpus,
         "dev": [_node(root, f"/dev/{name}") for name in paths.names(root, "/dev") if _is_node(name)],
@@ -48,31 +53,19 @@ def _pci(root: str) -> tuple[list[dict[str, Any]], int]:
     gpus, switches = [], 0
     for address in paths.names(root, _BUS):
         vendor = _VENDORS.get(paths.text(root, f"{_BUS}/{address}/vendor") or "")
-        if vendor is None:
+        if vendor is None or (vendor == "intel" and address.startswith(_BUILT_IN)):
             continue
         kind = (paths.text(root, f"{_BUS}/{address}/class") or "")[:6]
-        switches += kind == _BRIDGE_CLASS
-        if kind in _GPU_CLASSES:
+        switches += vendor == "nvidia" and kind == _BRIDGE_CLASS
+        if kind in _CLASSES[vendor]:
             gpus.append({"address": address, "vendor": vendor, "class": kind, **_device(root, address)})
     return gpus, switches
 
 
 def _device(root: str, address: str) -> dict[str, Any]:
     place = os.path.realpath(paths.under(root, f"{_BUS}/{address}"))
-    return {
-        "driver": _link_name(f"{place}/driver"),
-        "minor": _minor(root, address),
-        "width": paths.number(root, f"{_BUS}/{address}/current_link_width"),
-        "max_width": paths.number(root, f"{_BUS}/{address}/max_link_width"),
-        "slot_width": _slot_width(os.path.dirname(place)),
-    }
-
-
-def _slot_width(port: str) -> int | None:
-    """Return the most lanes of the port that a card hangs on; `None` where it cannot be seen, as in most VMs."""
-    if not _ADDRESS.fullmatch(os.path.basename(port)) or paths.text("/", f"{port}/vendor") == _EMULATED:
-        return None
-    return paths.number("/", f"{port}/max_link_width") or None
+    link = pci.link(place)
+    return {"driver": _link_name(f"{place}/driver"), "minor": _minor(root, address), **link}
 
 
 def _minor(root: str, address: str) -> int | None:

@@ -41,9 +41,9 @@ def main(arguments: list[str]) -> int:
 
 def wait(indices: list[int], seconds: float, run: str) -> dict[str, Any]:
     """Return the answer once all is free, nothing will change by itself, or `seconds` are over."""
-    from clusterctl.agent.facts import nvml
+    from clusterctl.agent.facts import library
 
-    session = nvml.open_session()
+    session = library.open_session()
     if isinstance(session, str):
         return _answer("absent", session, [])
     if session.init_error is not None:

@@ -20,8 +20,15 @@ _AGENTS = (
     "nvidia-smi",
     "nvitop",
     "nvtop",
+    "amd-smi",
+    "rocm-smi",
+    "gpuagent",
+    "rdcd",
 )
 """Programs that hold GPUs for as long as the machine is up, and compute nothing; names as the kernel cuts them."""
+
+UNSEEN: dict[str, Any] = {"comm": None, "user": None, "run": None, "visible": False, "agent": False}
+"""A process of which nothing can be seen from here."""
 
 
 def identity(root: str, pid: int) -> dict[str, Any]:

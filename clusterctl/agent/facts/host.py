@@ -11,7 +11,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-_ENV_PREFIXES = ("NCCL_", "GLOO_", "TP_", "CUDA_", "NVIDIA_", "OMP_", "TORCH_", "UCX_", "COMPUTE_PROFILE", "NSIGHT_")
+_ENV_PREFIXES = (
+    *("NCCL_", "GLOO_", "TP_", "CUDA_", "NVIDIA_", "OMP_", "TORCH_", "UCX_", "COMPUTE_PROFILE", "NSIGHT_"),
+    *("HIP_", "ROCR_", "HSA_", "GPU_DEVICE_ORDINAL"),
+)
 
 
 def collect(root: str) -> dict[str, Any]:

@@ -4,11 +4,14 @@ A driver whose GPU has died writes thousands of lines about it. What is counted 
 
     {"vendor": "nvidia", "kind": "xid" | "sxid", "device": PCI address, "code", "grade": "fatal" | "nonfatal" | "",
      "count", "first_age_s", "last_age_s", "ages": the newest, "order": place of its last line, "text": of that line}
+    the same with "vendor": "amd", "kind": one of `amdgpu_events`, "code": 0, "grade": what makes the kind finer
 """
 
 from __future__ import annotations
 
 import re
+
+from clusterctl.agent.facts import amdgpu_events
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -48,6 +51,8 @@ class KernelEvents:
         self._lines += 1
         if "NVRM" in text:
             return self._take_xid(text, age)
+        if "amdgpu" in text:
+            return self._take_amdgpu(text, age)
         found = _SXID.search(text) if "SXid" in text else None
         if found is None:
             return False
@@ -73,6 +78,14 @@ class KernelEvents:
                 self._count(("xid", device, _OFF_BUS_CODE, ""), "GPU has fallen off the bus", age)
         return device is not None
 
+    def _take_amdgpu(self, text: str, age: float | None) -> bool:
+        event = amdgpu_events.read(text)
+        if event is None:
+            return False
+        kind, device, grade, detail = event
+        self._count((kind, device, 0, grade), detail, age, "amd")
+        return True
+
     def _off_the_bus(self, text: str) -> str | None:
         """Return the address of a GPU that this line, maybe with those before it, calls gone."""
         if found := _OFF_BUS.search(text):
@@ -85,13 +98,13 @@ class KernelEvents:
             return device if self._lines - line <= _OFF_BUS_LINES else None
         return None
 
-    def _count(self, key: Key, text: str, age: float | None) -> None:
+    def _count(self, key: Key, text: str, age: float | None, vendor: str = "nvidia") -> None:
         kind, device, code, grade = key
         entry = self._entries.get(key)
         if entry is None:
             if len(self._entries) >= _MOST:
                 return
-            entry = {"vendor": "nvidia", "kind": kind, "device": device, "code": code, "grade": grade, "count": 0}
+            entry = {"vendor": vendor, "kind": kind, "device": device, "code": code, "grade": grade, "count": 0}
             entry.update({"first_age_s": age, "ages": []})
             self._entries[key] = entry
         entry["count"] += 1

@@ -1,7 +1,6 @@
 """What NVIDIA's management library says about every GPU; each call's error is kept beside the others' values.
 
-AMD has a library of the same kind (`amdsmi`), and files of the kernel besides; a module with the same `collect` and the
-same shape of devices, under a vendor's name of its own, is all that another vendor needs.
+`amdgpu` has the same for AMD: a `collect` and a `Session` under a name of its own are all that a vendor needs.
 """
 
 from __future__ import annotations
@@ -75,6 +74,8 @@ class Session:
         init_ms: How long opening took, handles included: without persistence mode the driver starts each GPU then.
     """
 
+    vendor = "nvidia"
+
     def __init__(self) -> None:
         try:
             self._nvml = bindings.load()
@@ -93,6 +94,11 @@ class Session:
             attempt(self._nvml, self._nvml.nvmlDeviceGetHandleByIndex, i) for i in range(self.count[0] or 0)
         ]
         self.init_ms = round((time.monotonic() - began) * 1000, 1)
+
+    @property
+    def indices(self) -> list[int]:
+        """Return the GPUs that there are."""
+        return list(range(len(self.handles)))
 
     def system(self) -> dict[str, Any]:
         """Return versions, count and what opening took."""

@@ -19,16 +19,23 @@ def content(path: str) -> bytes | None:
     A look opens hundreds: Python's own files, with their buffers and questions, would cost it most of its time.
     """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        return read(path)
     except OSError:
         return None
+
+
+def read(path: str) -> bytes:
+    """Return what a small file holds.
+
+    Raises:
+        OSError: It cannot be read; files of a driver tell by the number what is wrong with the device.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         parts = [os.read(fd, _PIECE)]
         # Files of /proc end where a read says so, not where one was short.
         while parts[-1]:
             parts.append(os.read(fd, _PIECE))
-    except OSError:
-        return None
     finally:
         os.close(fd)
     return b"".join(parts)
@@ -57,6 +64,14 @@ def names(root: str, path: str) -> list[str]:
         return sorted(os.listdir(under(root, path)))
     except OSError:
         return []
+
+
+def access(root: str, path: str) -> str:
+    """Tell whether this user may read and write a device node: `ok`, `absent`, `denied`. Nothing is opened."""
+    place = under(root, path)
+    if os.access(place, os.R_OK | os.W_OK):
+        return "ok"
+    return "denied" if os.path.exists(place) else "absent"
 
 
 def opened(root: str, path: str) -> str:

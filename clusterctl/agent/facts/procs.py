@@ -51,7 +51,7 @@ def collect(root: str, certain: float = children.STUCK_SECONDS) -> dict[str, Any
         "runs": runs,
         "dstate": _asleep(root, stuck, certain),
         "zombies": zombies,
-        "own_namespace": _own_namespace(root),
+        "own_namespace": own_namespace(root),
         "fabric_manager": any(name.startswith("nv-fabricmanage") for name in names),
         "time_daemon": next((name for name in _TIME_DAEMONS if name in names), None),
     }
@@ -87,7 +87,7 @@ def _described(root: str, name: str, comm: str) -> dict[str, Any]:
     return {"pid": int(name), "comm": comm, "wchan": wchan, "gpu": _holds_gpu(root, name)}
 
 
-def _own_namespace(root: str) -> bool:
+def own_namespace(root: str) -> bool:
     """Tell whether this is a container that sees its own processes only."""
     try:
         return os.readlink(paths.under(root, "/proc/self/ns/pid")) != _INIT_NAMESPACE
@@ -128,6 +128,6 @@ def _is_ancestor(root: str, pid: str) -> bool:
 def _holds_gpu(root: str, pid: str) -> bool:
     base = paths.under(root, f"/proc/{pid}/fd")
     try:
-        return any(os.readlink(f"{base}/{fd}").startswith("/dev/nvidia") for fd in os.listdir(base))
+        return any(os.readlink(f"{base}/{fd}").startswith(("/dev/nvidia", "/dev/kfd")) for fd in os.listdir(base))
     except OSError:
         return False

@@ -11,11 +11,13 @@ A sample:
      "disk": [{"path", "free", "total"}],
      "gpus": [{"gpu", "vendor", "uuid", "util", "mem_used", "mem_total", "temp_c", "mem_temp_c", "power_w", "sm_clock",
                "throttle", "ecc_unc", "remap_pending", "remap_failure", "recovery_action",
-               "err": {field: word}, "codes": {field: NVML's number}, "links_lost": n | null}],
+               "temp_limit_c", "mem_temp_limit_c", "slowdown": [what holds the clocks down],
+               "err": {field: word}, "codes": {field: the vendor's number}, "links_lost": n | null}],
      "xids": [{"gpu": index | null, "xid": code}]}   reported by the driver since the sample before
 
 A value that could not be read is null; "err" holds the answers that speak of the GPU itself (`answers`), by the call
-that got them. "links_lost" is counted once the GPU has reported an NVLink error: links that were up when we began.
+that got them. "links_lost" is counted once the GPU has reported an NVLink error, of XGMI always: links that were up
+when we began.
 While the driver is stuck, "gpus" is empty: an old value would look like a new one.
 """
 
@@ -219,9 +221,9 @@ def _serve(requests: int, answers: int) -> None:
         null = os.open(os.devnull, os.O_RDWR)
         for stream in (0, 1, 2):
             os.dup2(null, stream)
-        from clusterctl.agent.facts import nvml
+        from clusterctl.agent.facts import library
 
-        session = nvml.open_session()
+        session = library.open_session()
         xids, links = _watch_xids(session), _Links(session)
         while os.read(requests, 1):
             told = _gpus(session)
@@ -236,7 +238,7 @@ def _serve(requests: int, answers: int) -> None:
 
 
 def _watch_xids(session: Any) -> Any:
-    if isinstance(session, str) or session.init_error is not None:
+    if isinstance(session, str) or session.init_error is not None or session.vendor != "nvidia":
         return None
     from clusterctl.agent.facts import xids
 
@@ -244,13 +246,13 @@ def _watch_xids(session: Any) -> Any:
 
 
 class _Links:
-    """Counts the NVLinks of GPUs that have reported an error of one, against how many there were."""
+    """Counts the links of GPUs against how many there were: NVLinks once an error of one was reported, XGMI always."""
 
     def __init__(self, session: Any) -> None:
         known = not isinstance(session, str) and session.init_error is None
         self._session = session
-        self._first = {i: session.links(i) for i in range(len(session.handles))} if known else {}
-        self._watched: set[int] = set()
+        self._first = {index: session.links(index) for index in session.indices} if known else {}
+        self._watched = set(self._first) if known and session.vendor == "amd" else set[int]()
 
     def add(self, told: dict[str, Any]) -> None:
         """Complete a sample: the links that each watched GPU has lost."""
@@ -262,9 +264,9 @@ class _Links:
 
 def _gpus(session: Any) -> dict[str, Any]:
     if session is None:
-        from clusterctl.agent.facts import nvml
+        from clusterctl.agent.facts import library
 
-        session = nvml.open_session()
+        session = library.open_session()
     if isinstance(session, str):
         return _without("absent", session)
     if session.init_error is not None:
@@ -296,6 +298,9 @@ def _gpu(device: dict[str, Any]) -> dict[str, Any]:
         "remap_pending": rows[2],
         "remap_failure": rows[3],
         "recovery_action": values.get("recovery_action"),
+        "temp_limit_c": values.get("temp_max"),
+        "mem_temp_limit_c": values.get("mem_temp_max"),
+        "slowdown": values.get("slowdown"),
         "err": trouble,
         "codes": {name: device["codes"][name] for name in trouble},
         "links_lost": None,

@@ -1,0 +1,22 @@
+"""The GPUs of this machine, whoever has made them, opened once and asked again and again."""
+
+from __future__ import annotations
+
+from clusterctl.agent.facts import kfd, nvml
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+
+def open_session(root: str = "/") -> Any:
+    """Return the GPUs, open (`nvml.Session` or `amdgpu.Session`); or, where there are none to open, why."""
+    session = nvml.open_session()
+    if not isinstance(session, str) and session.init_error is None and session.handles:
+        return session
+    if kfd.is_there(root):
+        from clusterctl.agent.facts.amdgpu import Session
+
+        other = Session(root)
+        return other if other.gpus else session
+    return session
