@@ -5,10 +5,12 @@ Facts carry words that hold for every vendor (`err`) and the vendor's own number
 
 from __future__ import annotations
 
+import errno
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.health.model import Action
+from clusterctl.health.vendors import VENDORS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -36,6 +38,7 @@ class Meaning:
 MEANINGS: dict[str, Meaning] = {
     "lost": Meaning("GPU is lost", Action.REBOOT_NODE, at_once=True),
     "reset-required": Meaning("GPU requires reset", Action.RESET_GPU, at_once=True),
+    "resetting": Meaning("GPU is being reset", Action.RESET_GPU, at_once=False),
     "power": Meaning("insufficient power", Action.CHECK_POWER_COOLING, at_once=False),
     "timeout": Meaning("timed out", Action.REBOOT_NODE, at_once=False),
     "unknown": Meaning("unknown error", Action.REBOOT_NODE, at_once=False),
@@ -68,6 +71,19 @@ NVML_NAMES: dict[int, str] = {
 }
 """Return codes of NVIDIA's `nvml.h`."""
 
+_FILE_NAMES = {
+    errno.EPERM: "GPU is being reset",
+    errno.EBUSY: "GPU is being reset",
+    errno.ENODEV: "GPU is lost",
+    errno.ENXIO: "GPU is lost",
+    errno.EIO: "GPU is lost",
+    errno.ETIME: "timed out",
+    errno.ETIMEDOUT: "timed out",
+    errno.EACCES: "no permission",
+    errno.EBADMSG: "not what the driver documents",
+}
+"""Numbers with which reading a file of AMD's driver ends (`clusterctl.agent.facts.answers` says why)."""
+
 _MOST_NAMED = 3
 
 
@@ -79,7 +95,15 @@ def nvml_name(code: int) -> str:
 def words(device: Mapping[str, Any], field: str) -> str:
     """Say why a value of a GPU is missing."""
     code, word = (device.get("codes") or {}).get(field), (device.get("err") or {}).get(field)
-    return nvml_name(code) if code is not None else str(word or "not read")
+    return str(word or "not read") if code is None else code_name(device, code)
+
+
+def code_name(device: Mapping[str, Any], code: int) -> str:
+    """Say in words a number that the GPU's vendor gave in place of a value."""
+    vendor = VENDORS.get(str(device.get("vendor")))
+    if vendor is None or vendor.codes == "nvml":
+        return nvml_name(code)
+    return _FILE_NAMES.get(code) or f"error {errno.errorcode.get(code, code)}"
 
 
 def gravest(errors: Mapping[str, str]) -> tuple[str, list[str]] | None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.health.context import Context, Expectation
 from clusterctl.health.model import Action, Finding, Outcome, Status
+from clusterctl.health.vendors import NVIDIA
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -91,6 +92,7 @@ class Check:
         group: The group of facts it needs, UNKNOWN where that is not ok; `None` where the judge asks by itself.
         gpu: It concerns GPUs: SKIP where none is declared or there.
         vendors: Whose GPUs it can judge; SKIP on those of others.
+        by_vendor: Vendor to what judges a node with its GPUs, where that is not `node_judge`; `vendors` names it too.
         root: Its source may be closed to ordinary users; what then covers it, in words. `None`: anybody may look.
         witness: Given a node whose source is closed, says whether what anybody may see covers it: an outcome, or `None`
             where it does not.
@@ -109,7 +111,8 @@ class Check:
     doc: str
     group: str | None = None
     gpu: bool = False
-    vendors: tuple[str, ...] = ("nvidia",)
+    vendors: tuple[str, ...] = (NVIDIA,)
+    by_vendor: Mapping[str, Callable[[View], Iterable[Outcome]]] = field(default_factory=dict)
     root: str | None = None
     witness: Callable[[View], Outcome | None] | None = None
     action: Action = Action.NONE

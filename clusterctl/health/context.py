@@ -92,7 +92,7 @@ class Context:
 
 EXPECT_KEYS: dict[str, str] = {
     "gpu_model": "name of every GPU, shell wildcards allowed",
-    "driver": "NVIDIA driver version, shell wildcards allowed",
+    "driver": "version of the GPU driver, shell wildcards allowed",
     "python": "Python version of the job, shell wildcards allowed",
     "torch": "torch version of the job, shell wildcards allowed",
     "cuda": "CUDA version that torch was built for, shell wildcards allowed",

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.health import answers, gpus
+from clusterctl.health import amd, answers, gpus
 from clusterctl.health.check import node_check
 from clusterctl.health.model import Action, Outcome, Status, failed, passed, warned
 from clusterctl.health.recovery import HINTS
 from clusterctl.health.signs import Sign
+from clusterctl.health.vendors import AMD, JUDGED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -22,15 +23,19 @@ Streaks = dict[tuple[int, str], int]
 @node_check(
     name="gpu.lost",
     family="GPU state",
-    source="the answers of every NVML call on the GPU; what may be chance is asked three times",
+    source=(
+        "the answers of every NVML call on the GPU, or of every file of amdgpu and the card's configuration space; "
+        "what may be chance is asked three times"
+    ),
     threshold=(
-        f"no call answers lost or reset required; none answers unknown error, timed out, interrupt problem or "
-        f"insufficient power {answers.LOOKS} times in a row; once WARN"
+        f"no call answers lost or reset required; none answers unknown error, timed out, interrupt problem, being "
+        f"reset or insufficient power {answers.LOOKS} times in a row; once WARN"
     ),
     severity="FAIL",
     remedy="Reboot the node; if it happens again to the same serial number, have the GPU replaced",
     action=Action.REBOOT_NODE,
     gpu=True,
+    vendors=JUDGED,
 )
 def lost(view: View) -> Iterator[Outcome]:
     """Every GPU answers. A lost GPU has fallen off the bus or needs a reset."""
@@ -40,7 +45,7 @@ def lost(view: View) -> Iterator[Outcome]:
         return
     sick = False
     for device in gpus.devices(view):
-        outcome = _judge(device)
+        outcome = _judge(view, device)
         if outcome is not None:
             sick = True
             yield outcome
@@ -48,7 +53,7 @@ def lost(view: View) -> Iterator[Outcome]:
         yield passed(f"{len(gpus.devices(view))} GPUs answer")
 
 
-def _judge(device: gpus.Device) -> Outcome | None:
+def _judge(view: View, device: gpus.Device) -> Outcome | None:
     found = answers.gravest(device.get("err", {}))
     if found is not None:
         word, calls = found
@@ -56,10 +61,11 @@ def _judge(device: gpus.Device) -> Outcome | None:
         looks = "" if answers.MEANINGS[word].at_once else f", {answers.LOOKS} looks in a row"
         message = f"{gpus.label(device)}: {text} ({answers.named(calls)}){looks}"
         code = (device.get("codes") or {}).get(calls[0])
-        return failed(message, gpu=device["index"], value=code, action=action, hint=HINTS.get(action))
+        hint = amd.hint(view, device, action) if device.get("vendor") == AMD else HINTS.get(action)
+        return failed(message, gpu=device["index"], value=code, action=action, hint=hint)
     odd = device.get("odd") or {}
     if odd:
-        text = answers.nvml_name(next(iter(odd.values())))
+        text = answers.code_name(device, next(iter(odd.values())))
         message = f"{gpus.label(device)}: {text} ({answers.named(odd)}), then well"
         return warned(message, gpu=device["index"], value=odd, action=Action.NONE, hint=_ONCE)
     return None

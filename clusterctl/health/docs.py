@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from clusterctl.health.answers import LOOKS, MEANINGS, NVML_NAMES
 from clusterctl.health.context import EXPECT_KEYS
-from clusterctl.health.gpus import NAMES
 from clusterctl.health.registry import CHECKS
+from clusterctl.health.vendors import VENDORS
 from clusterctl.health.xid_catalogue import CATALOGUE, Weight
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def _entry(check: Check) -> str:
         f"- needs root: {f'on some machines; without it {check.root}' if check.root else 'no'}",
     ]
     if check.gpu:
-        lines.append(f"- vendors: {', '.join(NAMES.get(vendor, vendor) for vendor in check.vendors)}")
+        lines.append(f"- vendors: {', '.join(VENDORS[vendor].name for vendor in check.vendors)}")
     if numbers:
         lines.append(f"- thresholds: {numbers}")
     return "\n".join(lines) + "\n\n"

@@ -5,9 +5,10 @@ from __future__ import annotations
 import fnmatch
 from typing import TYPE_CHECKING
 
-from clusterctl.health import answers, gpus
+from clusterctl.health import amd_presence, answers, gpus
 from clusterctl.health.check import View, node_check
-from clusterctl.health.model import Action, Outcome, failed, passed, unknown, warned
+from clusterctl.health.model import Action, Outcome, failed, passed, skipped, unknown, warned
+from clusterctl.health.vendors import AMD, JUDGED, VENDORS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,15 +20,17 @@ _SETUP = {4, 9, 12, 17}
 @node_check(
     name="gpu.driver",
     family="GPU driver",
-    source="NVML nvmlInit, nvidia-smi, /sys/module/nvidia",
-    threshold="NVML opens; FAIL where GPUs are declared, WARN where only the PCI bus shows some",
+    source="NVML nvmlInit, nvidia-smi, /sys/module/nvidia; of AMD /sys/class/kfd, /sys/module/amdgpu",
+    threshold="NVML opens, or KFD is there; FAIL where GPUs are declared, WARN where only the PCI bus shows some",
     severity="FAIL",
     remedy="Install or load the NVIDIA driver (`nvidia-smi` must work as the same user)",
     action=Action.FIX_CONFIG,
     gpu=True,
+    vendors=JUDGED,
+    by_vendor={AMD: amd_presence.driver},
 )
 def driver(view: View) -> Iterator[Outcome]:
-    """The NVIDIA driver is loaded and its library opens.
+    """The vendor's driver is loaded, and its library opens.
 
     Declared GPUs without a driver are a failure, not a gap.
     """
@@ -91,7 +94,7 @@ def lib_mismatch(view: View) -> Iterator[Outcome]:
 @node_check(
     name="gpu.model",
     family="GPU driver",
-    source="NVML device name",
+    source="NVML device name, of AMD `product_name`",
     threshold="one model on the node; `health.expect.gpu_model` where given",
     severity="FAIL",
     remedy=(
@@ -100,6 +103,7 @@ def lib_mismatch(view: View) -> Iterator[Outcome]:
     ),
     action=Action.FIX_CONFIG,
     gpu=True,
+    vendors=JUDGED,
 )
 def model(view: View) -> Iterator[Outcome]:
     """All GPUs of the node are of one model, the promised one where the cluster file promises one."""
@@ -119,7 +123,10 @@ def model(view: View) -> Iterator[Outcome]:
 @node_check(
     name="gpu.responsive",
     family="GPU driver",
-    source="time of one NVML pass in a child of its own, which has until `fail`; the others have the probe's time",
+    source=(
+        "time of one pass over NVML, or over the files of amdgpu, in a child of its own, which has until `fail`; the "
+        "others have the probe's time"
+    ),
     threshold=(
         "answers; WARN above `warn` seconds; FAIL where it did not answer within `fail`, or was stuck in the kernel "
         "for five seconds without being woken once"
@@ -128,28 +135,35 @@ def model(view: View) -> Iterator[Outcome]:
     remedy="Reboot the node: a driver that hangs makes every process that touches it unkillable",
     action=Action.REBOOT_NODE,
     gpu=True,
+    vendors=JUDGED,
     thresholds={"warn": 5.0, "fail": 30.0},
 )
 def responsive(view: View) -> Iterator[Outcome]:
     """The driver answers in time. Slow is not hung: without persistence mode every look first starts the GPUs."""
-    nvml = view.group("nvml")
-    if nvml.status == "timeout":
-        yield failed(f"NVML hangs: {nvml.reason}", value=nvml.ms)
-    elif nvml.status != "ok" or nvml.ms is None:
-        yield unknown(f"could not ask NVML: {nvml.reason or nvml.status}")
-    elif nvml.data.get("init_error") is not None:
-        yield unknown(f"NVML could not be used: {answers.nvml_name(nvml.data['init_error'])}")
-    elif nvml.ms > view.limit("warn") * 1000:
-        opening = float(nvml.data.get("init_ms") or 0.0)
-        took = f"opening it {opening / 1000:.1f} s, the look {max(0.0, nvml.ms - opening) / 1000:.1f} s"
-        yield warned(
-            f"NVML took {nvml.ms / 1000:.1f} s: {took}",
-            value={"ms": nvml.ms, "init_ms": opening},
-            action=Action.FIX_CONFIG,
-            hint="Turn on persistence mode (`sudo nvidia-smi -pm 1`, or nvidia-persistenced): it costs 1 to 3 s a GPU",
-        )
+    told, asked = gpus.library(view), gpus.source(view)
+    if told.status == "timeout":
+        yield failed(f"{asked} hangs: {told.reason}", value=told.ms)
+    elif told.status != "ok" or told.ms is None:
+        yield unknown(f"could not ask {asked}: {told.reason or told.status}")
+    elif told.data.get("init_error") is not None:
+        yield unknown(f"{asked} could not be used: {answers.nvml_name(told.data['init_error'])}")
+    elif told.ms > view.limit("warn") * 1000:
+        yield _slow(view, told.ms, told.data.get("init_ms"))
     else:
-        yield passed("NVML answers", value=nvml.ms)
+        yield passed(f"{asked} answers", value=told.ms)
+
+
+def _slow(view: View, took: float, opening: float | None) -> Outcome:
+    message = f"{gpus.source(view)} took {took / 1000:.1f} s"
+    if opening is None:
+        return warned(message, value={"ms": took}, action=Action.NONE, hint="Look at the kernel log (`dmesg -T`)")
+    parts = f"opening it {opening / 1000:.1f} s, the look {max(0.0, took - opening) / 1000:.1f} s"
+    return warned(
+        f"{message}: {parts}",
+        value={"ms": took, "init_ms": opening},
+        action=Action.FIX_CONFIG,
+        hint="Turn on persistence mode (`sudo nvidia-smi -pm 1`, or nvidia-persistenced): it costs 1 to 3 s a GPU",
+    )
 
 
 @node_check(
@@ -168,4 +182,24 @@ def nouveau(view: View) -> Iterator[Outcome]:
     yield warned("nouveau is loaded") if view.group().data.get("nouveau") else passed("nouveau is not loaded")
 
 
-CHECKS = (driver, lib_mismatch, model, responsive, nouveau)
+@node_check(
+    name="gpu.vendor",
+    family="GPU driver",
+    source="PCI bus",
+    threshold=f"GPUs of {' or '.join(VENDORS[key].name for key in JUDGED)}; all checks of others are SKIP",
+    severity="WARN",
+    remedy="`ignore: [gpu.vendor]` accepts GPUs that nobody looks at",
+    gpu=True,
+    vendors=tuple(VENDORS),
+)
+def vendor(view: View) -> Iterator[Outcome]:
+    """The GPUs are of a vendor whose GPUs can be judged. For others this is the one place where it is said."""
+    whose = gpus.vendor(view)
+    there = sum(card["vendor"] == whose for card in gpus.cards(view))
+    if whose in JUDGED:
+        yield passed(f"GPUs of {VENDORS[whose].name}") if there else skipped("no GPU on the PCI bus")
+    else:
+        yield warned(f"{there} GPUs of {VENDORS[whose].name}, which are not judged", value=there)
+
+
+CHECKS = (driver, lib_mismatch, model, responsive, nouveau, vendor)

@@ -10,13 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.health import devices, ecc, recovery, rows, throttle, xid
+from clusterctl.health import amd_setup, devices, ecc, ras, recovery, rows, thermal, throttle, xgmi, xid
 from clusterctl.health.context import Context
 from clusterctl.health.host import size
 from clusterctl.health.judge import weigh
 from clusterctl.health.model import Action, Finding, Status
 from clusterctl.health.registry import LIMITS
 from clusterctl.health.signs import Sign
+from clusterctl.health.vendors import AMD
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -292,11 +293,18 @@ def _disk_signs(watch: Watch, sample: Mapping[str, Any]) -> Iterator[Sign]:
 def _gpu_signs(watch: Watch, gpu: Mapping[str, Any]) -> Iterator[Sign | None]:
     """Ask each family what it makes of a GPU of a sample."""
     index, uncorrected = int(gpu["gpu"]), gpu.get("ecc_unc") or 0
+    more, degrees = uncorrected - watch.ecc.get(index, uncorrected), gpu.get("temp_c")
     yield devices.sign(gpu, dict(watch.streaks))
+    if gpu.get("vendor") == AMD:
+        yield ras.sign(index, more)
+        yield xgmi.sign(index, gpu.get("links_lost"))
+        yield thermal.sign(gpu, watch.limits.slowdown)
+        yield amd_setup.sign(index, gpu.get("slowdown"), degrees, watch.limits.slowdown)
+        return
     yield recovery.sign(index, gpu.get("recovery_action"))
-    yield ecc.sign(index, uncorrected - watch.ecc.get(index, uncorrected), gpu.get("recovery_action"))
+    yield ecc.sign(index, more, gpu.get("recovery_action"))
     yield rows.sign(index, gpu.get("remap_failure"))
-    yield throttle.sign(index, int(gpu.get("throttle") or 0), gpu.get("temp_c"), watch.limits.slowdown)
+    yield throttle.sign(index, int(gpu.get("throttle") or 0), degrees, watch.limits.slowdown)
 
 
 def _first_ecc(watch: Watch, sample: Mapping[str, Any]) -> dict[int, int]:

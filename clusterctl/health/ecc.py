@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.health import gpus, xid
+from clusterctl.health import gpus, ras, xid
 from clusterctl.health.check import node_check
 from clusterctl.health.model import Action, Outcome, Status, failed, warned
 from clusterctl.health.recovery import HINTS
 from clusterctl.health.signs import Sign
+from clusterctl.health.vendors import AMD, JUDGED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -49,15 +50,21 @@ def ecc_mode(view: View) -> Iterable[Outcome]:
 @node_check(
     name="gpu.ecc_uncorrected",
     family=_FAMILY,
-    source="NVML nvmlDeviceGetTotalEccErrors (uncorrected, since the driver was loaded); recovery action; kernel log",
+    source=(
+        "NVML nvmlDeviceGetTotalEccErrors (uncorrected, since the driver was loaded), recovery action; of AMD the "
+        "counts of every block in `ras/`; kernel log"
+    ),
     threshold=(
         "none; WARN where they were contained; FAIL above `fail`, or where the driver asks for an action, or where the "
-        "kernel log has XID 48, 95 or 140 of that GPU (NVIDIA's catalogue: 94 is contained, only its program died)"
+        "kernel log has XID 48, 95 or 140 of that GPU (NVIDIA's catalogue: 94 is contained, only its program died). "
+        "Any of an AMD GPU FAIL, and WARN once the GPU was reset: its counts stay until the next boot"
     ),
     severity="FAIL",
     remedy=HINTS[Action.RESET_GPU],
     action=Action.RESET_GPU,
     gpu=True,
+    vendors=JUDGED,
+    by_vendor={AMD: ras.uncorrected},
     thresholds={"fail": CONTAINED_AT_MOST},
 )
 def ecc_uncorrected(view: View) -> Iterable[Outcome]:
@@ -83,11 +90,12 @@ _CONTAINED = "The program that met it died, nothing else; a reset at the next oc
 @node_check(
     name="gpu.ecc_corrected",
     family=_FAMILY,
-    source="NVML nvmlDeviceGetTotalEccErrors (corrected, since the driver was loaded)",
+    source="corrected errors since the driver was loaded: NVML nvmlDeviceGetTotalEccErrors, `ras/` of AMD",
     threshold="at most `warn` errors",
     severity="WARN",
     remedy="Watch this GPU: many corrected errors come before uncorrected ones",
     gpu=True,
+    vendors=JUDGED,
     thresholds={"warn": 20_000_000.0},
 )
 def ecc_corrected(view: View) -> Iterable[Outcome]:

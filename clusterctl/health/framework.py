@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from clusterctl.health import gpus
 from clusterctl.health.check import View, node_check
 from clusterctl.health.model import Action, Outcome, failed, passed, skipped, unknown, warned
+from clusterctl.health.vendors import AMD, NVIDIA, VENDORS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -62,9 +64,12 @@ def installed(view: View) -> Iterator[Outcome]:
     name="version.gpu_build",
     family=_FAMILY,
     source="torch/version.py in the job's Python (nothing is imported)",
-    threshold="torch is built for CUDA or ROCm where the cluster file declares GPUs",
+    threshold=(
+        "torch is built for the GPUs of the node (CUDA for NVIDIA's, ROCm for AMD's) where the cluster file declares "
+        "some"
+    ),
     severity="FAIL",
-    remedy="Install a CUDA build of torch on the node, or declare `gpus: 0` to train on its CPU",
+    remedy="Install a CUDA or ROCm build of torch on the node, or declare `gpus: 0` to train on its CPU",
     action=Action.FIX_CONFIG,
     group="versions",
 )
@@ -78,12 +83,33 @@ def gpu_build(view: View) -> Iterator[Outcome]:
         yield unknown("could not ask for its packages")
     elif torch is None:
         yield skipped("no torch here")
-    elif data.get("torch_cuda") or "+rocm" in torch or "+xpu" in torch:
-        yield passed(f"torch {torch}")
     else:
         # Where the file does not say that torch is what the job uses, the rest of an environment may hold it.
         say = failed if view.context.framework in ("torch", "keras") else warned
-        yield say(f"torch {torch} is built for CPUs alone, {declared} GPUs are declared", value=torch)
+        built, there = _built_for(torch, data), _maker(view)
+        if built is None:
+            yield say(f"torch {torch} is built for CPUs alone, {declared} GPUs are declared", value=torch)
+        elif there is not None and built != there:
+            names = f"torch {torch} is built for GPUs of {VENDORS[built].name}"
+            index = "rocm6.4" if there == AMD else "cu128"
+            hint = f"`pip install torch --index-url https://download.pytorch.org/whl/{index}` (or another of its kind)"
+            yield say(f"{names}, those of the node are {VENDORS[there].name}'s", value=torch, hint=hint)
+        else:
+            yield passed(f"torch {torch}")
+
+
+def _built_for(torch: str, versions: dict[str, Any]) -> str | None:
+    """Return whose GPUs a torch can use, or `None`. ROCm builds say so in their version; others of AMD's do not."""
+    if "+rocm" in torch or versions.get("torch_hip"):
+        return AMD
+    if "+xpu" in torch:
+        return "intel"
+    return NVIDIA if versions.get("torch_cuda") else None
+
+
+def _maker(view: View) -> str | None:
+    """Return whose GPUs the node shows; `None` where it shows none, so that nothing can be said."""
+    return gpus.vendor(view) if gpus.cards(view) or gpus.everyone(view) else None
 
 
 CHECKS = (installed, gpu_build)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.health import answers
 from clusterctl.health.model import Outcome, passed, root_needed, skipped, unknown
+from clusterctl.health.vendors import AMD, NVIDIA, VENDORS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -18,22 +19,41 @@ if TYPE_CHECKING:
 
 Device = dict[str, Any]
 
-LIBRARIES = {"nvidia": "nvml"}
-"""Vendor to the group of facts that its library gives. Another vendor is another line here, and `vendors` of checks."""
-NAMES = {"nvidia": "NVIDIA"}
+_DISPLAY = "0x0300"
+"""The PCI class of GPUs with a display."""
 
 
 def vendor(view: View) -> str:
     """Return whose GPUs the node has: NVIDIA's where nothing tells."""
-    for name, group in LIBRARIES.items():
-        if view.group(group).data.get("devices"):
-            return name
-    return next((entry["vendor"] for entry in view.group("driver").data.get("pci") or []), "nvidia")
+    told = {key: view.group(known.group) for key, known in VENDORS.items() if known.group}
+    of_cards = {card["vendor"] for card in cards(view)}
+    signs = [key for key, group in told.items() if group.data.get("devices")]
+    signs += [key for key in VENDORS if key in of_cards]
+    # AMD's driver is asked only where there is one.
+    versions = view.group("versions").data
+    if told[AMD].status == "timeout" or versions.get("torch_hip") or "+rocm" in str(versions.get("torch")):
+        signs.append(AMD)
+    return next(iter(signs), NVIDIA)
 
 
 def library(view: View) -> Group:
-    """Return what the library of the node's GPUs told."""
-    return view.group(LIBRARIES.get(vendor(view), "nvml"))
+    """Return what the library, or the driver, of the node's GPUs told."""
+    return view.group(VENDORS[vendor(view)].group or "")
+
+
+def source(view: View) -> str:
+    """Name what is asked about the node's GPUs."""
+    return VENDORS[vendor(view)].source
+
+
+def cards(view: View) -> list[dict[str, Any]]:
+    """Return the cards on the PCI bus that somebody computes on.
+
+    Of a display that is not NVIDIA's one cannot tell: most are part of a processor. Where its driver computes, it is
+    among the devices.
+    """
+    entries = view.group("driver").data.get("pci") or []
+    return [card for card in entries if card["vendor"] == NVIDIA or card.get("class") != _DISPLAY]
 
 
 def everyone(view: View) -> list[Device]:
@@ -51,8 +71,8 @@ def devices(view: View) -> list[Device]:
 
 def present(view: View) -> bool:
     """Tell whether there is any sign of a GPU or its driver on the node."""
-    driver = view.group("driver").data
-    return bool(driver.get("pci") or driver.get("module") or devices(view) or library(view).status == "timeout")
+    module = view.group("driver").data.get("module")
+    return bool(cards(view) or module or devices(view) or library(view).status == "timeout")
 
 
 def gate(view: View) -> Outcome | None:
@@ -60,7 +80,7 @@ def gate(view: View) -> Outcome | None:
     if view.expected.count == 0:
         return skipped("no GPUs declared")
     if vendor(view) not in view.check.vendors:
-        return skipped(f"not for {NAMES.get(vendor(view), vendor(view))}")
+        return skipped(f"not for {VENDORS[vendor(view)].name}")
     if view.expected.count is None and not present(view):
         if view.group("driver").status != "ok":
             return unknown(f"could not look for GPUs: {view.group('driver').reason}")
@@ -70,13 +90,13 @@ def gate(view: View) -> Outcome | None:
 
 def library_gate(view: View) -> Outcome | None:
     """Return why the library's answers cannot be judged, or `None`; who is to blame is another check's business."""
-    told = library(view)
+    told, asked = library(view), source(view)
     if told.status != "ok":
-        return unknown(f"NVML did not answer: {told.reason or told.status}")
+        return unknown(f"{asked} did not answer: {told.reason or told.status}")
     if told.data.get("init_error") is not None:
-        return unknown(f"NVML could not be used: {answers.nvml_name(told.data['init_error'])}")
+        return unknown(f"{asked} could not be used: {answers.nvml_name(told.data['init_error'])}")
     if not devices(view):
-        return unknown("NVML shows no GPU")
+        return unknown(f"{asked} shows no GPU")
     return None
 
 

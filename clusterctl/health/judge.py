@@ -134,7 +134,8 @@ def _judge(check: Check, view: View) -> Sequence[Outcome]:
             return [covered]
         if group.status != "ok":
             return [unknown(f"could not look: {group.reason or group.status}")]
-    return list(check.node_judge(view)) or [unknown("the facts say nothing about it")]
+    judge = check.by_vendor.get(gpus.vendor(view), check.node_judge) if check.gpu else check.node_judge
+    return list(judge(view)) or [unknown("the facts say nothing about it")]
 
 
 def _compare(check: Check, views: tuple[View, ...], context: Context) -> Sequence[Outcome]:

@@ -6,14 +6,18 @@ from typing import TYPE_CHECKING
 
 from clusterctl.health import answers, gpus
 from clusterctl.health.model import Outcome, root_needed
+from clusterctl.health.vendors import AMD, NVIDIA
 
 if TYPE_CHECKING:
     from clusterctl.health.check import View
 
 _WHOLE_SECONDS = 60.0
 """A log that begins within so many seconds of the boot has lost nothing that matters."""
-_SPEAKING = {"recovery_action": "recovery action", "ecc_unc": "ECC counters", "remapped": "remapped rows"}
-"""Values that a fatal XID leaves its mark in, and that anybody may read."""
+_SPEAKING = {
+    NVIDIA: {"recovery_action": "recovery action", "ecc_unc": "ECC counters", "remapped": "remapped rows"},
+    AMD: {"ecc_unc": "counts of errors", "bad_pages": "bad pages"},
+}
+"""By vendor, values that an error of the hardware leaves its mark in, and that anybody may read."""
 
 
 def reach(view: View) -> str:
@@ -62,12 +66,13 @@ def _speaking(view: View) -> str | None:
     """Name the values that speak for the GPUs; `None` where one of them could not be read though it is there."""
     if gpus.library_gate(view) is not None:
         return None
+    speaking = _SPEAKING[gpus.vendor(view)]
     read: set[str] = set()
     for device in gpus.devices(view):
-        for field in _SPEAKING:
+        for field in speaking:
             if gpus.value(device, field) is not None:
                 read.add(field)
             elif device.get("err", {}).get(field) not in (answers.UNSUPPORTED, *answers.MEANINGS):
                 return None
-    names = [words for field, words in _SPEAKING.items() if field in read] + ["that they answer"]
+    names = [words for field, words in speaking.items() if field in read] + ["that they answer"]
     return f"{', '.join(names)}: {len(gpus.devices(view))} GPUs speak for themselves"

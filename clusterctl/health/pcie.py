@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from clusterctl.health import compare, gpus
 from clusterctl.health.check import cluster_check, node_check
 from clusterctl.health.model import Action, Outcome, failed, passed, skipped, warned
+from clusterctl.health.vendors import JUDGED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -41,8 +42,8 @@ def _split(address: str) -> tuple[int, str]:
     name="gpu.pcie_width",
     family=_FAMILY,
     source=(
-        "NVML current and maximum PCIe link width, sysfs `max_link_width` of the port above "
-        "(width does not drop at idle, generation does)"
+        "current and maximum PCIe link width (NVML, sysfs of AMD, whose cards have bridges of their own), sysfs "
+        "`max_link_width` of the port above (width does not drop at idle, generation does)"
     ),
     threshold=(
         "as `health.expect.pcie_width`, else as many as both the card and the port above it have; where no port can be "
@@ -53,6 +54,7 @@ def _split(address: str) -> tuple[int, str]:
     remedy=_RESEAT,
     action=Action.CHECK_LINK,
     gpu=True,
+    vendors=JUDGED,
 )
 def pcie_width(view: View) -> Iterable[Outcome]:
     """Every GPU has all the PCIe lanes of its slot. The generation is not judged: it falls at idle on a healthy GPU."""
@@ -83,12 +85,13 @@ def _whose(slot: int | None) -> str:
 @cluster_check(
     name="gpu.pcie_outlier",
     family=_FAMILY,
-    source="NVML current PCIe link width at the same address of machines that are built alike",
+    source="current PCIe link width at the same address of machines that are built alike",
     threshold="as most nodes have there; of two that differ the lesser WARN. Looked at where the slot cannot be seen",
     severity="FAIL",
     remedy=_RESEAT,
     action=Action.CHECK_LINK,
     gpu=True,
+    vendors=JUDGED,
 )
 def pcie_outlier(view: ClusterView) -> Iterable[Outcome]:
     """No GPU has fewer PCIe lanes than those in the same slot of other nodes."""

@@ -2,44 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.health import answers, gpus
+from clusterctl.health import amd_presence, answers, gpus
 from clusterctl.health.check import node_check
-from clusterctl.health.model import Action, Outcome, failed, passed, skipped, unknown, warned
+from clusterctl.health.model import Action, Outcome, failed, passed, unknown
+from clusterctl.health.unshown import ASK, LOOK, Unshown, Why, counted
+from clusterctl.health.vendors import AMD, JUDGED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from clusterctl.health.check import View
 
 _3D_CONTROLLER = "0x0302"
 """The PCI class of GPUs without a display: nobody leaves one without a driver on purpose."""
 
-
-class Why(Enum):
-    """Why NVML does not show a GPU that is on the PCI bus."""
-
-    FAULT = "not shown"
-    KEPT = "not given to us"
-    DENIED = "closed to this user"
-    UNBOUND = "without the NVIDIA driver"
-
-
-@dataclass(frozen=True, slots=True)
-class _Unshown:
-    address: str
-    why: Why
-    words: str
-
-
 _REMEDIES: dict[Why, tuple[Action, str]] = {
-    Why.FAULT: (
-        Action.REBOOT_NODE,
-        "Look for the missing GPU's PCI address in the kernel log, then reboot; if it stays away it is the hardware",
-    ),
+    Why.FAULT: (Action.REBOOT_NODE, LOOK),
     Why.DENIED: (
         Action.FIX_CONFIG,
         "Let the user open the device nodes (group `video`, or `NVreg_DeviceFileMode` of the driver)",
@@ -48,96 +28,69 @@ _REMEDIES: dict[Why, tuple[Action, str]] = {
         Action.FIX_CONFIG,
         "Give the card to the nvidia driver (`lspci -k` names what has it), or declare the GPUs that are left",
     ),
-    Why.KEPT: (
-        Action.FIX_CONFIG,
-        "Ask the scheduler or the container for more GPUs, or declare those that are given (`gpus: N`)",
-    ),
+    Why.KEPT: (Action.FIX_CONFIG, ASK),
 }
 """What to do about each, the gravest first."""
 
 
-def _unshown(view: View) -> list[_Unshown]:
+def _unshown(view: View) -> list[Unshown]:
     group = view.group("unshown")
     if group.status == "timeout":
-        return [_Unshown("a GPU", Why.FAULT, "opening its device node hangs")]
+        return [Unshown("a GPU", Why.FAULT, "opening its device node hangs")]
     return [_described(entry) for entry in group.data.get("gpus") or []]
 
 
-def _described(entry: dict[str, Any]) -> _Unshown:
+def _described(entry: dict[str, Any]) -> Unshown:
     """Tell why a GPU is not shown: by its driver, and by how opening its device node ended."""
     address, driver, node = entry["address"], entry.get("driver"), entry.get("node")
     if driver != "nvidia":
         odd = driver is None and entry.get("class") == _3D_CONTROLLER
         words = f"bound to {driver}" if driver else "no driver has taken it"
-        return _Unshown(address, Why.FAULT if odd else Why.UNBOUND, words)
+        return Unshown(address, Why.FAULT if odd else Why.UNBOUND, words)
     match node:
         case None | "absent":
-            return _Unshown(address, Why.KEPT, "no device node here")
+            return Unshown(address, Why.KEPT, "no device node here")
         case "EPERM":
-            return _Unshown(address, Why.KEPT, "kept away by the device cgroup")
+            return Unshown(address, Why.KEPT, "kept away by the device cgroup")
         case "EACCES":
-            return _Unshown(address, Why.DENIED, "its device node is closed to this user")
+            return Unshown(address, Why.DENIED, "its device node is closed to this user")
         case "ok":
-            return _Unshown(address, Why.FAULT, "NVML leaves it out")
+            return Unshown(address, Why.FAULT, "NVML leaves it out")
         case _:
-            return _Unshown(address, Why.FAULT, f"opening it ends with {node}")
-
-
-def _told(entries: Sequence[_Unshown]) -> str:
-    """Name GPUs by address, those with one reason together."""
-    by_reason: dict[tuple[str, str], list[str]] = {}
-    for entry in entries:
-        by_reason.setdefault((entry.why.value, entry.words), []).append(entry.address)
-    parts = [f"{why}: {', '.join(addresses)} ({words})" for (why, words), addresses in by_reason.items()]
-    return "".join(f"; {part}" for part in parts)
+            return Unshown(address, Why.FAULT, f"opening it ends with {node}")
 
 
 @node_check(
     name="gpu.count",
     family="GPU driver",
-    source="NVML device count; GPUs on the PCI bus, what driver has each, and whether its device node opens",
+    source=(
+        "NVML device count, or nodes of KFD's topology; GPUs on the PCI bus, what driver has each, and whether its "
+        "device node opens"
+    ),
     threshold=(
-        "as many as declared, and no GPU that the driver has taken and NVML does not show; what a scheduler or a "
-        "container keeps from us, and what another driver has, is only said"
+        "as many as declared, and no GPU that the driver has taken and NVML or KFD does not show; what a scheduler or "
+        "a container keeps from us, and what another driver has, is only said"
     ),
     severity="FAIL",
-    remedy=_REMEDIES[Why.FAULT][1],
+    remedy=LOOK,
     action=Action.REBOOT_NODE,
     gpu=True,
-    group="nvml",
+    vendors=JUDGED,
+    by_vendor={AMD: amd_presence.count},
 )
 def count(view: View) -> Iterator[Outcome]:
-    """Every declared GPU is there. A GPU that the PCI bus has and NVML has not is named by its address, and why."""
-    nvml, declared = view.group("nvml").data, view.expected.gpus
-    if nvml.get("init_error") is not None:
+    """Every declared GPU is there. A GPU that the PCI bus has and its driver has not is named by address, and why."""
+    told = view.group("nvml")
+    nvml = told.data
+    if told.status != "ok":
+        yield unknown(f"could not look: {told.reason or told.status}")
+    elif nvml.get("init_error") is not None:
         seen = len(view.group("smi").data.get("devices") or [])
         yield unknown(f"NVML could not be used: {answers.nvml_name(nvml['init_error'])}; nvidia-smi shows {seen}")
-        return
-    if nvml.get("count") is None:
+    elif nvml.get("count") is None:
         yield unknown(f"NVML did not count: {answers.nvml_name(nvml.get('count_error') or 999)}")
-        return
-    seen = int(nvml["count"])
-    needed = max(declared, default=-1) + 1 if isinstance(declared, tuple) else declared
-    entries = _unshown(view)
-    faults = [entry for entry in entries if entry.why is Why.FAULT]
-    if needed is not None and seen < needed:
-        action, hint = _remedy(entries)
-        message = f"{seen} of {needed} GPUs{_told(entries)}"
-        yield failed(message, value=seen, expected=needed, action=action, hint=hint)
-    elif faults:
-        say = failed if needed is None else warned
-        whole = seen + len(faults)
-        yield say(f"{seen} GPUs, {whole} on the PCI bus{_told(faults)}", value=seen, expected=whole)
-    elif seen == 0 and needed is None:
-        yield skipped(f"no GPU here and none declared{_told(entries)}")
     else:
-        yield passed(f"{seen} GPUs{_told(entries)}", value=seen, expected=needed)
-
-
-def _remedy(entries: Sequence[_Unshown]) -> tuple[Action, str]:
-    """Return what to do about GPUs that are declared and not there."""
-    reasons = {entry.why for entry in entries}
-    return next((remedy for why, remedy in _REMEDIES.items() if why in reasons), _REMEDIES[Why.FAULT])
+        yield from counted(view, int(nvml["count"]), _unshown(view), _REMEDIES)
 
 
 _UVM = "/dev/nvidia-uvm"
@@ -146,7 +99,10 @@ _UVM = "/dev/nvidia-uvm"
 @node_check(
     name="gpu.device_access",
     family="GPU driver",
-    source="/dev/nvidiactl, /dev/nvidia-uvm and the device node of each GPU that the run uses; access for the user",
+    source=(
+        "/dev/nvidiactl, /dev/nvidia-uvm and the device node of each GPU that the run uses, or /dev/kfd and "
+        "/dev/dri/renderD* of AMD's; access for the user"
+    ),
     threshold=(
         "there, readable and writable; /dev/nvidia-uvm may be missing where nvidia-modprobe makes it at the first use "
         "(bare machines after a boot), not in containers, which have no such helper"
@@ -155,10 +111,12 @@ _UVM = "/dev/nvidia-uvm"
     remedy="Let the user open the device nodes (group `video`, or `NVreg_DeviceFileMode` of the driver)",
     action=Action.FIX_CONFIG,
     gpu=True,
+    vendors=JUDGED,
+    by_vendor={AMD: amd_presence.device_access},
     group="driver",
 )
 def device_access(view: View) -> Iterator[Outcome]:
-    """The user may open the device nodes that CUDA needs; those of other GPUs are nobody's business."""
+    """The user may open the device nodes that CUDA or ROCm need; those of other GPUs are nobody's business."""
     driver = view.group().data
     nodes = {node["path"]: bool(node["readable"]) for node in driver.get("dev") or []}
     if not nodes:

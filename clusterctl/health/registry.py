@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from clusterctl.config.spec import INTERVAL_KEY
 from clusterctl.health import (
+    amd_setup,
+    amdgpu_log,
     clock,
     compatibility,
     devices,
@@ -23,6 +25,7 @@ from clusterctl.health import (
     p2p,
     pcie,
     presence,
+    ras,
     recovery,
     rendezvous,
     rows,
@@ -32,6 +35,7 @@ from clusterctl.health import (
     throttle,
     usage,
     versions,
+    xgmi,
     xid,
 )
 
@@ -49,16 +53,20 @@ _FAMILIES = (
     recovery,
     xid,
     sxid,
+    amdgpu_log,
     ecc,
     rows,
+    ras,
     thermal,
     throttle,
     pcie,
     nvlink,
     fabric,
     p2p,
+    xgmi,
     usage,
     modes,
+    amd_setup,
     host,
     storage,
     kernel_log,
@@ -101,7 +109,7 @@ def _unknown(key: str, names: Iterable[str], known: Iterable[str]) -> list[tuple
     everything = list(known)
     wrong: list[tuple[str, str, str | None]] = []
     for name in names:
-        event = name.startswith(("xid.", "sxid.")) and key in ("ignore", "severity")
+        event = name.startswith(("xid.", "sxid.", "amdgpu.")) and key in ("ignore", "severity")
         if event or any(fnmatchcase(candidate, name) for candidate in everything):
             continue
         close = difflib.get_close_matches(name, everything, 1)

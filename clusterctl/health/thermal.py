@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.health import compare, gpus
 from clusterctl.health.check import cluster_check, node_check
-from clusterctl.health.model import Action, Outcome, failed, unknown, warned
+from clusterctl.health.model import Action, Outcome, Status, failed, unknown, warned
+from clusterctl.health.signs import Sign
 from clusterctl.health.throttle import COOLING
+from clusterctl.health.vendors import JUDGED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from clusterctl.health.check import ClusterView, View
 
@@ -22,13 +24,15 @@ _FAMILY = "GPU temperature, power, clocks"
     family=_FAMILY,
     source=(
         "NVML margin to the limit (nvmlDeviceGetMarginTemperature, field 196; Ada and later), else temperature against "
-        "the thresholds GPU_MAX (else SLOWDOWN) and MEM_MAX"
+        "the thresholds GPU_MAX (else SLOWDOWN) and MEM_MAX; of AMD junction (else edge) and memory against hwmon's "
+        "`crit`"
     ),
     threshold="below the GPU's own limit; WARN within `margin` degrees of it; UNKNOWN where no limit can be read",
     severity="FAIL",
     remedy=COOLING,
     action=Action.CHECK_POWER_COOLING,
     gpu=True,
+    vendors=JUDGED,
     thresholds={"margin": 5.0},
 )
 def temperature(view: View) -> Iterable[Outcome]:
@@ -70,15 +74,16 @@ def _memory_left(device: gpus.Device) -> float | None:
 @cluster_check(
     name="gpu.power_cap",
     family=_FAMILY,
-    source="NVML enforced power limit, as a share of the board's default",
+    source="enforced power limit, as a share of the board's default: NVML, hwmon of AMD (first die of a card)",
     threshold="the same share on all GPUs of one board; a cap on all of them is nobody's fault",
     severity="WARN",
     remedy=(
-        "Set the same power limit on all GPUs (`sudo nvidia-smi -pl WATTS`), or leave it where it"
-        " is on purpose everywhere"
+        "Set the same power limit on all GPUs (`sudo nvidia-smi -pl WATTS`, `sudo amd-smi set --power-cap WATTS`), or "
+        "leave it where it is on purpose everywhere"
     ),
     action=Action.FIX_CONFIG,
     gpu=True,
+    vendors=JUDGED,
 )
 def power_cap(view: ClusterView) -> Iterable[Outcome]:
     """All GPUs of a board may draw the same power. A cap is fine; one GPU capped alone is not."""
@@ -93,17 +98,35 @@ def _share(device: gpus.Device) -> int | None:
 @cluster_check(
     name="gpu.temperature_outlier",
     family=_FAMILY,
-    source="NVML core temperature of all GPUs of one board",
+    source="core temperature of all GPUs of one board: NVML, hwmon of AMD",
     threshold="less than `warn` degrees above the median, and within three deviations (MAD)",
     severity="WARN",
     remedy=COOLING,
     action=Action.CHECK_POWER_COOLING,
     gpu=True,
+    vendors=JUDGED,
     thresholds={"warn": 15.0, "floor": 60.0},
 )
 def temperature_outlier(view: ClusterView) -> Iterable[Outcome]:
     """No GPU is far hotter than its like; only GPUs above `floor` degrees are looked at."""
     return compare.gpu_outliers(view, "temp", "°C")
+
+
+def sign(gpu: Mapping[str, Any], lasting: float) -> Sign | None:
+    """Return what the temperatures of a sample say of a GPU in a run, where it tells its limits in samples."""
+    for part, key in (("core", "temp"), ("memory", "mem_temp")):
+        degrees, limit = gpu.get(f"{key}_c"), gpu.get(f"{key}_limit_c")
+        if degrees is not None and limit and degrees >= limit:
+            return Sign(
+                gpu=int(gpu["gpu"]),
+                check="gpu.temperature",
+                status=Status.WARN,
+                words=f"{part} at its limit of {limit:.0f} °C",
+                action=Action.CHECK_POWER_COOLING,
+                lasting=lasting,
+                detail=f"{degrees:.0f} °C",
+            )
+    return None
 
 
 CHECKS = (temperature, power_cap, temperature_outlier)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from clusterctl.health import gpus
 from clusterctl.health.check import View, node_check
 from clusterctl.health.model import Action, Outcome, failed, passed, unknown, warned
+from clusterctl.health.vendors import JUDGED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -33,12 +34,13 @@ def _allowed(view: View, entry: dict[str, Any]) -> bool:
 @node_check(
     name="gpu.foreign_procs",
     family=_FAMILY,
-    source="NVML compute, MPS and graphics processes; /proc",
+    source="NVML compute, MPS and graphics processes, or /sys/class/kfd/kfd/proc of AMD; /proc",
     threshold="none but monitoring agents, the MPS server and `health.expect.allowed_procs`; graphics clients WARN",
     severity="FAIL",
     remedy=("End the process, or its run (`clusterctl down RUN`); clusterctl does not kill what it did not start"),
     action=Action.KILL_PROCS,
     gpu=True,
+    vendors=JUDGED,
 )
 def foreign_procs(view: View) -> Iterable[Outcome]:
     """Nobody else computes on the GPUs.
@@ -64,15 +66,16 @@ def foreign_procs(view: View) -> Iterable[Outcome]:
 @node_check(
     name="gpu.mem_used",
     family=_FAMILY,
-    source="NVML memory info, version 2 (which leaves out what the driver reserves)",
+    source="NVML memory info, version 2 (which leaves out what the driver reserves); `mem_info_vram_used` of AMD",
     threshold=(
-        "less than `warn` bytes, FAIL from `fail` bytes; with the old call less than `old` bytes; what a desktop holds "
-        "WARN at most"
+        "less than `warn` bytes, FAIL from `fail` bytes; with the old call and on AMD, which count what the driver "
+        "reserves, less than `old` bytes; what a desktop holds WARN at most"
     ),
     severity="FAIL",
-    remedy="Find the holder: `sudo fuser -v /dev/nvidia*` (a container or a zombie is invisible to us)",
+    remedy="Find the holder: `sudo fuser -v /dev/nvidia* /dev/kfd` (a container or a zombie is invisible to us)",
     action=Action.KILL_PROCS,
     gpu=True,
+    vendors=JUDGED,
     thresholds={"warn": 0.3 * _GIB, "fail": 1.0 * _GIB, "old": 1.5 * _GIB},
 )
 def mem_used(view: View) -> Iterable[Outcome]:
@@ -97,12 +100,13 @@ def mem_used(view: View) -> Iterable[Outcome]:
 @node_check(
     name="gpu.idle",
     family=_FAMILY,
-    source="NVML utilisation",
+    source="NVML utilisation, `gpu_busy_percent` of AMD",
     threshold="below `warn` percent",
     severity="WARN",
-    remedy="Something computes on this GPU; look at `nvidia-smi` on the node",
+    remedy="Something computes on this GPU; look at `nvidia-smi` or `amd-smi` on the node",
     action=Action.KILL_PROCS,
     gpu=True,
+    vendors=JUDGED,
     thresholds={"warn": 20.0},
 )
 def idle(view: View) -> Iterable[Outcome]:

@@ -10,6 +10,7 @@ from clusterctl.health import compare, gpus
 from clusterctl.health.check import Check, ClusterView, View, cluster_check, node_check
 from clusterctl.health.context import NOT_SYNCED
 from clusterctl.health.model import Action, Outcome, failed, passed, skipped, unknown, warned
+from clusterctl.health.vendors import AMD, JUDGED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -18,20 +19,20 @@ _FAMILY = "Versions"
 
 
 def _promised(view: View) -> dict[str, Any]:
-    versions, nvml = view.group("versions").data, view.group("nvml").data
+    versions = view.group("versions").data
     return {
         "python": versions.get("python"),
         "torch": versions.get("torch"),
         "cuda": versions.get("torch_cuda"),
         "nccl": versions.get("nccl"),
-        "driver": nvml.get("driver"),
+        "driver": gpus.library(view).data.get("driver"),
     }
 
 
 @node_check(
     name="version.expected",
     family=_FAMILY,
-    source="package metadata in the job's Python, NVML",
+    source="package metadata in the job's Python; NVML, /sys/module/amdgpu/version",
     threshold="as `health.expect` says for python, torch, cuda, nccl, driver",
     severity="FAIL",
     remedy="Install the promised version on the node, or correct `health.expect`",
@@ -63,15 +64,17 @@ def _alike(
     doc: str,
     read: Callable[[View], Any],
     *,
-    group: str,
+    group: str | None,
     source: str,
     say: Callable[..., Outcome] = failed,
     absent: bool = False,
     remedy: str | None = None,
-    gpu: bool = False,
 ) -> Check:
+    """Make a check of a value that is the same on all nodes; without a `group` it is one of their GPUs."""
+
     def judge(view: ClusterView) -> Iterable[Outcome]:
-        looked = [node for node in view.views if node.group(group).status == "ok"]
+        told = {node.node: node.group(group) if group else gpus.library(node) for node in view.views}
+        looked = [node for node in view.views if told[node.node].status == "ok"]
         if not looked:
             return [unknown(f"no node could be asked for its {what}")]
         seen = ClusterView(views=tuple(looked), context=view.context, check=view.check)
@@ -88,8 +91,17 @@ def _alike(
         severity="FAIL" if say is failed else "WARN",
         remedy=remedy or f"Install the same {what} on all nodes",
         action=Action.FIX_CONFIG,
-        gpu=gpu,
+        gpu=group is None,
+        vendors=JUDGED,
     )(judge)
+
+
+def _driver(view: View) -> str | None:
+    """Return the version of the GPU driver; AMD's has none of its own where it comes with the kernel."""
+    if gpus.gate(view) is not None:
+        return None
+    version = gpus.library(view).data.get("driver")
+    return version or ("that of the kernel" if gpus.vendor(view) == AMD else None)
 
 
 def _major(version: str | None) -> str | None:
@@ -145,37 +157,34 @@ packages = _alike(
 )
 driver = _alike(
     "version.driver",
-    "NVIDIA driver",
-    "All nodes have the same major version of the NVIDIA driver. NCCL has to be equal, drivers do not.",
-    lambda view: _major(view.group("nvml").data.get("driver")) if gpus.gate(view) is None else None,
-    group="nvml",
-    source="NVML driver version",
+    "GPU driver",
+    "All nodes have the same major version of the GPU driver. NCCL has to be equal, drivers do not.",
+    lambda view: _major(_driver(view)),
+    group=None,
+    source="NVML driver version, /sys/module/amdgpu/version",
     say=warned,
     remedy="Install the same driver on all nodes; whether each can run the job's CUDA is `version.cuda_driver`",
-    gpu=True,
 )
 driver_minor = _alike(
     "version.driver_minor",
-    "NVIDIA driver release",
-    "All nodes have exactly the same NVIDIA driver.",
-    lambda view: view.group("nvml").data.get("driver") if gpus.gate(view) is None else None,
-    group="nvml",
-    source="NVML driver version",
+    "GPU driver release",
+    "All nodes have exactly the same GPU driver.",
+    _driver,
+    group=None,
+    source="NVML driver version, /sys/module/amdgpu/version",
     say=warned,
-    gpu=True,
 )
 gpu_model = _alike(
     "version.gpu_model",
     "GPU model",
     "All nodes have GPUs of one model.",
     lambda view: sorted({d["v"]["name"] for d in gpus.devices(view) if d.get("v", {}).get("name")}) or None,
-    group="nvml",
-    source="NVML device name",
+    group=None,
+    source="NVML device name, `product_name` of AMD",
     say=warned,
     remedy=(
         "A run over mixed models goes at the speed of the slowest; `severity: {version.gpu_model: ignore}` accepts it"
     ),
-    gpu=True,
 )
 kernel = _alike(
     "version.kernel",
@@ -200,12 +209,13 @@ arch = _alike(
 @cluster_check(
     name="version.vbios",
     family=_FAMILY,
-    source="NVML VBIOS version of all GPUs of one board (model and PCI subsystem)",
+    source="VBIOS version (NVML, `vbios_version` of AMD) of all GPUs of one board (model and PCI subsystem)",
     threshold="the same on all: makers of one model have firmware of their own",
     severity="WARN",
     remedy="Ask the vendor for the firmware that the others have",
     action=Action.CONTACT_SUPPORT,
     gpu=True,
+    vendors=JUDGED,
 )
 def vbios(view: ClusterView) -> Iterable[Outcome]:
     """GPUs of one board have the same firmware."""

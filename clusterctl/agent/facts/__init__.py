@@ -72,7 +72,8 @@ Data of each group:
                 fabric_manager, time_daemon}    own_namespace: it sees the processes of a container only
     machine     the machine's half of a sample (`sampler`)                     asked only where it is named
     gpus        the GPUs' half of a sample                                      asked only where it is named
-    versions    {python, executable, torch, torch_cuda, nccl, packages, packages_hash, names: {name: version}}
+    versions    {python, executable, torch, torch_cuda, torch_hip, nccl, packages, packages_hash,
+                names: {name: version}}
 """
 
 from __future__ import annotations

@@ -32,7 +32,8 @@ _TOLD = (
 _JAX_CUDA = re.compile(r"jax-cuda\d+-plugin$")
 """What tells which CUDA a JAX is built for: its own package does not."""
 _NCCL = re.compile(r"nvidia-nccl-cu\d+$")
-_CUDA = re.compile(r"^cuda(?:\s*:[^=]*)?\s*=\s*['\"]([\d.]+)['\"]", re.MULTILINE)
+_BUILT = r"^{}(?:\s*:[^=]*)?\s*=\s*['\"]([\d.]+)[^'\"]*['\"]"
+"""How `torch/version.py` says for what it was built."""
 
 
 def collect() -> dict[str, Any]:
@@ -43,7 +44,8 @@ def collect() -> dict[str, Any]:
         "python": ".".join(map(str, sys.version_info[:3])),
         "executable": sys.executable,
         "torch": found.get("torch"),
-        "torch_cuda": _torch_cuda(places.get("torch")),
+        "torch_cuda": _torch(places.get("torch"), "cuda"),
+        "torch_hip": _torch(places.get("torch"), "hip"),
         "nccl": next((version for name, version in sorted(found.items()) if _NCCL.match(name)), None),
         "packages": len(found),
         "packages_hash": f"{zlib.crc32(told):08x}{zlib.adler32(told):08x}",
@@ -72,13 +74,13 @@ def _packages() -> tuple[dict[str, str], dict[str, str]]:
     return found, places
 
 
-def _torch_cuda(place: str | None) -> str | None:
-    """Return the CUDA version torch was built for, read from the text of its version file."""
+def _torch(place: str | None, what: str) -> str | None:
+    """Return the version of CUDA or HIP that torch was built for, read from the text of its version file."""
     if place is None:
         return None
     try:
         with open(os.path.join(place, "torch", "version.py"), encoding="utf-8") as file:
-            built = _CUDA.search(file.read(8192))
+            built = re.search(_BUILT.format(what), file.read(8192), re.MULTILINE)
     except OSError:
         return None
     return built.group(1) if built else None
