@@ -67,9 +67,9 @@ def _witness(view: View) -> Outcome | None:
     family="XID and SXid",
     source="lines of amdgpu in the kernel log of this boot (`dmesg`, else `journalctl -k -b`, else /var/log), counted",
     threshold=(
-        "no GPU lost, none that the driver could not start, no reset that failed or never ended, no more bad pages "
-        "than the driver accepts; an uncorrected error FAIL within `lookback` seconds, WARN once the GPU was reset; "
-        "resets and hung queues, which programs cause too, WARN within `lookback`"
+        "no GPU lost, none that the driver could not start, no reset that failed or did not end within `unended` "
+        "seconds, no more bad pages than the driver accepts; an uncorrected error FAIL within `lookback` seconds, WARN "
+        "once the GPU was reset; resets and hung queues, which programs cause too, WARN within `lookback`"
     ),
     severity="FAIL",
     remedy="Follow the action; `severity: {amdgpu.reset: ignore}` silences a kind (ras, hang, reset, lost, worn, init)",

@@ -190,6 +190,7 @@ def nouveau(view: View) -> Iterator[Outcome]:
     severity="WARN",
     remedy="`ignore: [gpu.vendor]` accepts GPUs that nobody looks at",
     gpu=True,
+    group="driver",
     vendors=tuple(VENDORS),
 )
 def vendor(view: View) -> Iterator[Outcome]:

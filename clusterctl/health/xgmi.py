@@ -87,7 +87,8 @@ def _reaches(one: gpus.Device, other: gpus.Device) -> bool:
 
 
 def _down(view: View, devices: Sequence[gpus.Device]) -> Iterator[Outcome]:
-    up = {device["index"]: sum(states) for device in devices if (states := gpus.value(device, "xgmi_links"))}
+    told = {device["index"]: gpus.value(device, "xgmi_links") for device in gpus.everyone(view)}
+    up = {index: sum(states) for index, states in told.items() if states}
     for device in devices:
         index = device["index"]
         members = [up[member] for member in amd.hive(view, device) if member in up]

@@ -239,8 +239,8 @@ def facts(node: int = 0, gpus: int = 8) -> dict[str, Any]:
 def changed(base: dict[str, Any], **changes: Any) -> dict[str, Any]:
     """Return a copy with places set.
 
-    `groups__host__load1=99`, `gpu3__temp=95`; `err3__temp=15` is NVML's code in place of a value; a group to a text is
-    that status, and the kernel log to texts holds these lines.
+    `groups__host__load1=99`, `gpu3__temp=95`; `err3__temp=15` is the vendor's code in place of a value; a group to a
+    text is that status, and the kernel log to texts holds these lines.
     """
     copied = copy.deepcopy(base)
     for place, value in changes.items():
@@ -250,14 +250,15 @@ def changed(base: dict[str, Any], **changes: Any) -> dict[str, Any]:
 
 def _set(facts: dict[str, Any], place: str, value: Any) -> None:
     head, *rest = place.split("__")
+    amd = facts["groups"].get("amdgpu")
     if head.startswith("gpu") and head[3:].isdigit():
-        target = facts["groups"]["nvml"]["data"]["devices"][int(head[3:])]["v"]
+        target = (amd or facts["groups"]["nvml"])["data"]["devices"][int(head[3:])]["v"]
         target[rest[0]] = value
     elif head.startswith("err") and head[3:].isdigit():
-        entry = facts["groups"]["nvml"]["data"]["devices"][int(head[3:])]
+        entry = (amd or facts["groups"]["nvml"])["data"]["devices"][int(head[3:])]
         entry["v"].pop(rest[0], None)
         entry["codes"][rest[0]] = value
-        entry["err"][rest[0]] = answers.of_nvml(value)
+        entry["err"][rest[0]] = answers.of_file(value) if amd else answers.of_nvml(value)
     elif head == "controller":
         facts["controller"][rest[0]] = value
     elif not rest and isinstance(value, dict):

@@ -12,6 +12,7 @@ from clusterctl.health.judge import judge_cluster, judge_node
 from clusterctl.health.model import Finding, Status
 from clusterctl.health.registry import CHECKS
 from tests.unit.health.healthy import GIB, changed, facts, log, pci
+from tests.unit.health.machines import amd
 
 NODES = ("n0", "n1", "n2", "n3")
 SICK = "n1"
@@ -341,9 +342,49 @@ CASES: dict[str, Case] = {
 }
 
 
+RAS_LINE = "amdgpu 0000:26:00.0: amdgpu: 2 uncorrectable hardware errors detected in umc block"
+SLOW_PAIR = {"1": [15, 32000], **{str(peer): [15, 64000] for peer in range(2, 8)}}
+CASES |= {
+    "gpu.vendor": Case(
+        {"nvml__devices": [], "driver__pci": [{**pci(0x10), "vendor": "ascend", "class": "0x1200"}]},
+        WARN,
+        "1 GPUs of Huawei Ascend",
+        {"driver": "timeout"},
+    ),
+    "gpu.driver_log": Case(
+        {"kernel_log": log(RAS_LINE)}, FAIL, "GPU 1: uncorrected errors in umc", {"kernel_log": "timeout"}, gpu=1
+    ),
+    "gpu.bad_pages": Case(
+        {"gpu5__bad_pages": {"retired": 0, "pending": 0, "failed": 1}},
+        FAIL,
+        "1 bad memory pages are still in use",
+        every("bad_pages", 13),
+        gpu=5,
+    ),
+    "gpu.slowdown": Case(
+        {"gpu5__slowdown": ["memory temperature"]}, WARN, "memory temperature", {"amdgpu": "timeout"}, gpu=5
+    ),
+    "gpu.xgmi": Case({"gpu5__xgmi_links": [1] * 6 + [0]}, FAIL, "6 of 7 XGMI links up", {"amdgpu": "timeout"}, gpu=5),
+    "gpu.xgmi_outlier": Case({"gpu0__xgmi": SLOW_PAIR}, FAIL, "GPUs 0-1 are slower", {"amdgpu": "timeout"}),
+    "gpu.partition": Case({"gpu5__modes": ["CPX", "NPS1"]}, WARN, "partition CPX/NPS1", {"amdgpu": "timeout"}, gpu=5),
+    "gpu.numa_balancing": Case({"amdgpu__numa_balancing": 1}, WARN, "is on", {"amdgpu__numa_balancing": None}),
+    "gpu.visible_env": Case(
+        {"host__env": {"ROCR_VISIBLE_DEVICES": "0", "HIP_VISIBLE_DEVICES": "0,1"}},
+        FAIL,
+        "more than ROCR_VISIBLE_DEVICES leaves",
+        {"host": "timeout"},
+    ),
+}
+
+
+def base(name: str, node: int) -> dict[str, Any]:
+    """Facts of a healthy node whose GPUs the check knows."""
+    return facts(node) if "nvidia" in CHECKS[name].vendors else amd.SHAPES["eight MI300X"].facts(node)
+
+
 def judged(name: str, changes: dict[str, Any], expect: dict[str, Any], *, all_nodes: bool = False) -> list[Finding]:
     context = Context(nodes={node: Expectation(gpus=8) for node in NODES}, expect=expect, framework="torch")
-    told = {node: changed(facts(i), **CASES[name].everywhere) for i, node in enumerate(NODES)}
+    told = {node: changed(base(name, i), **CASES[name].everywhere) for i, node in enumerate(NODES)}
     for node in NODES if all_nodes else (SICK,):
         told[node] = changed(told[node], **changes)
     if name == "net.ssh" and not all_nodes and changes is CASES[name].bad:

@@ -12,14 +12,16 @@ from clusterctl.health.judge import judge_cluster, judge_node, verdict
 from clusterctl.health.model import Finding, Status
 from tests.unit.health import healthy
 from tests.unit.health.healthy import changed, log
-from tests.unit.health.machines.shapes import MAKER_A, SHAPES, Shape
+from tests.unit.health.machines import amd, shapes
+from tests.unit.health.machines.shapes import MAKER_A, Shape
 
 FAIL, WARN, PASS, SKIP, UNKNOWN = Status.FAIL, Status.WARN, Status.PASS, Status.SKIP, Status.UNKNOWN
 ADVERSE = (FAIL, WARN, UNKNOWN)
+SHAPES: dict[str, Any] = {**shapes.SHAPES, **amd.SHAPES}
 Found = set[tuple[str, str, Status, int | None]]
 
 
-def judged(told: dict[str, dict[str, Any]], shape: Shape) -> list[Finding]:
+def judged(told: dict[str, dict[str, Any]], shape: Any) -> list[Finding]:
     nodes = {node: Expectation(gpus=len(shape.gpus)) for node in told}
     context = Context(nodes=nodes, expect=shape.expect, framework="torch")
     single = [finding for node, facts in told.items() for finding in judge_node(node, facts, context)]
@@ -92,6 +94,22 @@ FAULTS: dict[str, tuple[dict[str, Any], tuple[str, Status, int | None], str]] = 
     ),
     "plain user on HGX H100": ({"gpu3__recovery_action": 2}, ("gpu.recovery_action", FAIL, 3), "Reboot"),
     "driver 525 on HGX A100": ({"gpu3__ecc_unc": 9}, ("gpu.ecc_uncorrected", FAIL, 3), "nvidia-smi -r"),
+    "eight MI300X": (
+        {"gpu2__xgmi_links": [1] * 6 + [0]},
+        ("gpu.xgmi", FAIL, 2),
+        "GPUs 0, 1, 2, 3, 4, 5, 6, 7 together",
+    ),
+    "four MI250X, eight dies": (
+        {"gpu5__bad_pages": {"retired": 8, "pending": 8, "failed": 0}},
+        ("gpu.bad_pages", FAIL, 5),
+        "GPUs 0, 1, 2, 3, 4, 5, 6, 7 together",
+    ),
+    "plain user on eight MI300X": ({"gpu3__ecc_unc": 1}, ("gpu.ecc_uncorrected", FAIL, 3), "amd-smi reset"),
+    "one of eight MI300X in a container": (
+        {"amdgpu__dev": [{"path": "/dev/kfd", "access": "ok"}, {"path": "/dev/dri/renderD128", "access": "denied"}]},
+        ("gpu.device_access", FAIL, None),
+        "usermod -aG render",
+    ),
     "driver 535 on A100 PCIe": ({**NO_LIMIT, "gpu3__temp": 101}, ("gpu.temperature", UNKNOWN, 3), ""),
 }
 
@@ -113,7 +131,7 @@ def test_one_real_fault_of_each_shape_is_named_with_its_remedy_and_no_other_node
 # --- design or damage
 
 
-def two(shape: Shape, **changes: Any) -> list[Finding]:
+def two(shape: Any, **changes: Any) -> list[Finding]:
     return judged({"n0": shape.facts(0), "n1": changed(shape.facts(1), **changes)}, shape)
 
 
@@ -299,9 +317,10 @@ def test_spares_do_not_outvote_a_worker() -> None:
 
 def test_checks_that_do_not_know_a_vendor_leave_its_gpus_alone() -> None:
     told = copy.deepcopy(SHAPES["CPUs only"].facts())
-    told["groups"]["driver"]["data"]["pci"] = [{**healthy.pci(0x10), "vendor": "amd"}]
+    told["groups"]["driver"]["data"]["pci"] = [{**healthy.pci(0x10), "vendor": "ascend", "class": "0x1200"}]
     found = judge_node("n", told, Context(nodes={"n": Expectation(gpus=1)}))
-    assert {f.status for f in found if f.check.startswith("gpu.")} == {SKIP}
+    assert {f.status for f in found if f.check.startswith("gpu.") and f.check != "gpu.vendor"} == {SKIP}
+    assert [f.message for f in found if f.check == "gpu.vendor"] == ["1 GPUs of Huawei Ascend, which are not judged"]
 
 
 def test_insufficient_power_is_answered_with_cables_and_not_with_a_reboot() -> None:

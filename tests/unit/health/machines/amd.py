@@ -12,7 +12,11 @@ of the MI250X, is assumed.
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
+
+from tests.unit.health import healthy
 
 Facts = dict[str, Any]
 Values = dict[str, Any]
@@ -127,3 +131,63 @@ def group(devices: list[Facts]) -> Facts:
         "numa_balancing": 0,
         "devices": devices,
     }
+
+
+def cards(devices: Sequence[Facts]) -> list[Facts]:
+    """What the PCI bus shows of them."""
+    kind = "0x1200" if devices[0]["v"]["gfx"] == "gfx942" else "0x0380"
+    link = {"width": 16, "max_width": 16, "slot_width": 16}
+    taken = {"vendor": "amd", "class": kind, "driver": "amdgpu", "minor": None}
+    return [{"address": device["v"]["pci"], **taken, **link} for device in devices]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AmdShape:
+    """One machine with AMD's GPUs; what `shapes.Shape` is for NVIDIA's."""
+
+    source: str
+    make: Callable[[int, int], Facts]
+    count: int = 8
+    expect: dict[str, Any] = field(default_factory=dict)
+    groups: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def gpus(self) -> list[Facts]:
+        return [self.make(i, 0) for i in range(self.count)]
+
+    def facts(self, node: int = 0) -> Facts:
+        """What a healthy machine of this shape tells."""
+        facts = healthy.facts(node, gpus=0)
+        groups, devices = facts["groups"], [self.make(i, node) for i in range(self.count)]
+        groups["nvml"]["data"] = {"init_error": 12, "devices": []}
+        groups["amdgpu"] = healthy.group(group(devices))
+        groups["driver"]["data"].update(module=None, proc_version=None, modules=["amdgpu"], nvswitches=0)
+        groups["driver"]["data"].update(pci=cards(devices), dev=[], helper=False)
+        groups["versions"]["data"].update(torch="2.8.0+rocm6.4", torch_cuda=None, torch_hip="6.4.43482", nccl=None)
+        groups["procs"]["data"]["fabric_manager"] = False
+        for name, change in self.groups.items():
+            if isinstance(change, str):
+                groups[name] = {"status": change, "reason": f"{name} is {change}", "data": {}, "ms": 1.0}
+            else:
+                groups[name]["data"].update(copy.deepcopy(change))
+        return facts
+
+
+SHAPES: dict[str, AmdShape] = {
+    "eight MI300X": AmdShape(source="ROCm/legacy-rocm-build#4750; Primus `sysfs_probe.py`", make=mi300x),
+    "four MI250X, eight dies": AmdShape(source="RCCL `topo_8p_90a.xml`", make=mi250x),
+    "plain user on eight MI300X": AmdShape(
+        source="Ubuntu wiki, dmesg", make=mi300x, groups={"kernel_log": "denied"}
+    ),
+    "one of eight MI300X in a container": AmdShape(
+        source="kfd_topology.c, kfd_devcgroup_check_permission",
+        make=lambda index, node: mi300x(index, node, gpus=1),
+        count=1,
+        groups={
+            "kernel_log": "absent",
+            "procs": {"own_namespace": True},
+            "amdgpu": {"hidden": 7},
+            "driver": {"pci": cards([mi300x(i) for i in range(8)])},
+        },
+    ),
+}  # fmt: skip
