@@ -59,7 +59,7 @@ def machine_now() -> dict[str, Any]:
 
 def gpus_now() -> dict[str, Any]:
     """Return the GPUs' half of a sample, asking the driver in this very process: call it from one that may be lost."""
-    return _gpus(None)
+    return sample_of(None)
 
 
 def main(arguments: list[str]) -> int:
@@ -224,9 +224,9 @@ def _serve(requests: int, answers: int) -> None:
         from clusterctl.agent.facts import library
 
         session = library.open_session()
-        xids, links = _watch_xids(session), _Links(session)
+        xids, links = _watch_xids(session), Links(session)
         while os.read(requests, 1):
-            told = _gpus(session)
+            told = sample_of(session)
             # After the values: a GPU that dies while it is read has reported why.
             told["xids"] = xids.take() if xids else []
             links.add(told)
@@ -245,7 +245,7 @@ def _watch_xids(session: Any) -> Any:
     return xids.Xids([handle for handle, _ in session.handles])
 
 
-class _Links:
+class Links:
     """Counts the links of GPUs against how many there were: NVLinks once an error of one was reported, XGMI always."""
 
     def __init__(self, session: Any) -> None:
@@ -262,7 +262,8 @@ class _Links:
                 gpu["links_lost"] = self._first[gpu["gpu"]] - self._session.links(gpu["gpu"])
 
 
-def _gpus(session: Any) -> dict[str, Any]:
+def sample_of(session: Any) -> dict[str, Any]:
+    """Return the GPUs' half of a sample of an open session, or why there is none; `None` opens one."""
     if session is None:
         from clusterctl.agent.facts import library
 
