@@ -41,6 +41,7 @@ class NodeAnswer:
         addresses: `(interface, address)` of interfaces that are up, without loopback.
         reached_at: The address under which the head reached it, or `None`.
         gpus: How many it has, or `None` where it could not tell.
+        vendor: Whose they are (`nvidia`, `amd`), or `None`.
         cores: That its workers may use.
         place: What makes two nodes share their loopback: boot id and network namespace.
         rdma: It has RDMA devices.
@@ -50,6 +51,7 @@ class NodeAnswer:
     addresses: tuple[tuple[str, str], ...] = ()
     reached_at: str | None = None
     gpus: int | None = None
+    vendor: str | None = None
     cores: int = 1
     place: tuple[str, str] = ("", "")
     rdma: bool = False
@@ -432,7 +434,7 @@ def _environment(common: _Common, entry: Layout, answer: NodeAnswer | None, rank
     """Return a worker's variables. What the user set wins, except over the names that only a launcher may set."""
     spec = common.spec
     env = _soft_environment(common, entry, answer)
-    env |= _framework_environment(common, entry, rank, local)
+    env |= _framework_environment(common, entry, answer, rank, local)
     env |= spec.env
     env |= entry.host.env
     env |= _owned_environment(common, entry, rank, local)
@@ -476,11 +478,11 @@ def _soft_environment(common: _Common, entry: Layout, answer: NodeAnswer | None)
     }
     if answer is not None:
         env["OMP_NUM_THREADS"] = str(max(1, answer.cores // max(1, len(entry.ranks))))
-    if entry.gpus:
+    if entry.gpus and not _is_amd(answer):
         # Indices are the driver's, by which GPUs are judged and claimed; CUDA's own begin with the fastest device.
         env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     if isinstance(entry.host.gpus, tuple):
-        env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, entry.host.gpus))
+        env |= _visible(answer, entry.host.gpus)
     interface = common.where.interfaces.get(entry.host.name, "") if common.where else ""
     if interface:
         env["GLOO_SOCKET_IFNAME"] = interface
@@ -488,6 +490,16 @@ def _soft_environment(common: _Common, entry: Layout, answer: NodeAnswer | None)
         if answer is None or not (answer.rdma or _several_networks(answer)):
             env["NCCL_SOCKET_IFNAME"] = f"={interface}"
     return env
+
+
+def _visible(answer: NodeAnswer | None, devices: Iterable[int]) -> dict[str, str]:
+    """Return what shows a process some devices alone; HIP counts AMD's as their driver does, whatever their order."""
+    name = "HIP_VISIBLE_DEVICES" if _is_amd(answer) else "CUDA_VISIBLE_DEVICES"
+    return {name: ",".join(map(str, devices))}
+
+
+def _is_amd(answer: NodeAnswer | None) -> bool:
+    return answer is not None and answer.vendor == "amd"
 
 
 def _several_networks(answer: NodeAnswer) -> bool:
@@ -498,9 +510,11 @@ def _several_networks(answer: NodeAnswer) -> bool:
     return len(names) > 1
 
 
-def _framework_environment(common: _Common, entry: Layout, rank: int, local: int) -> dict[str, str]:
+def _framework_environment(
+    common: _Common, entry: Layout, answer: NodeAnswer | None, rank: int, local: int
+) -> dict[str, str]:
     framework, values = _job(common.spec).framework, common.frameworks
-    one_device = {} if not entry.gpus else {"CUDA_VISIBLE_DEVICES": _device(entry, local)}
+    one_device = {} if not entry.gpus else _visible(answer, _own_devices(entry, local))
     if framework is Framework.TENSORFLOW and values.tf_workers:
         task: dict[str, Any] = {
             "cluster": {"worker": list(values.tf_workers)},
@@ -525,11 +539,9 @@ def _framework_environment(common: _Common, entry: Layout, rank: int, local: int
     return {}
 
 
-def _device(entry: Layout, local: int) -> str:
+def _own_devices(entry: Layout, local: int) -> tuple[int, ...]:
     """Return the one device of a worker where frameworks would grab all; all of them for a lone worker."""
-    if len(entry.ranks) == 1:
-        return ",".join(map(str, entry.gpus))
-    return str(entry.gpus[local % len(entry.gpus)])
+    return entry.gpus if len(entry.ranks) == 1 else (entry.gpus[local % len(entry.gpus)],)
 
 
 def _job(spec: ClusterSpec) -> JobSpec:

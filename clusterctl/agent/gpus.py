@@ -13,37 +13,59 @@ if TYPE_CHECKING:
     from typing import Any
 
 _DRIVER = "/proc/driver/nvidia/gpus"
+_KFD = "/sys/class/kfd/kfd/topology/nodes"
 
 
-def _information() -> list[dict[str, str]]:
+def _information(root: str) -> list[dict[str, str]]:
     """Return what the driver says of each device, in the order of the PCI bus, which is the order of their indices."""
+    base = root + _DRIVER
     try:
-        slots = sorted(os.listdir(_DRIVER))
+        slots = sorted(os.listdir(base))
     except OSError:
         return []
     found = []
     for slot in slots:
-        text = read_bytes(f"{_DRIVER}/{slot}/information").decode("utf-8", "replace")
+        text = read_bytes(f"{base}/{slot}/information").decode("utf-8", "replace")
         pairs = (line.partition(":") for line in text.splitlines())
         found.append({key.strip(): value.strip() for key, _, value in pairs})
     return found
 
 
-def count() -> dict[str, Any]:
-    """Return `{count, indices, source}` of the NVIDIA GPUs of this machine."""
-    devices = sum(bool(re.fullmatch(r"nvidia\d+", name)) for name in os.listdir("/dev"))
-    known = len(_information())
+def _of_amd(root: str) -> list[dict[str, Any]]:
+    """Return AMD's GPUs as the kernel's compute driver has them, in the order in which HIP counts them."""
+    if not os.path.isdir(root + _KFD):
+        return []
+    from clusterctl.agent.facts import kfd
+
+    return kfd.gpus(root or "/")[0]
+
+
+def count(root: str = "") -> dict[str, Any]:
+    """Return `{count, indices, source, vendor}` of the GPUs of this machine: NVIDIA's, else AMD's.
+
+    Args:
+        root: Prefix of /dev, /proc and /sys.
+    """
+    devices = sum(bool(re.fullmatch(r"nvidia\d+", name)) for name in os.listdir(f"{root}/dev"))
+    known = len(_information(root))
     # A container sees all devices in /proc but only its own in /dev.
     number = min(known, devices) if known and devices else known or devices
-    source = "proc" if known and number == known else "dev"
-    return {"count": number, "indices": list(range(number)), "source": source if number else "none"}
+    if number:
+        source = "proc" if number == known else "dev"
+        return {"count": number, "indices": list(range(number)), "source": source, "vendor": "nvidia"}
+    others = [gpu["index"] for gpu in _of_amd(root)]
+    source, vendor = ("kfd", "amd") if others else ("none", None)
+    return {"count": len(others), "indices": others, "source": source, "vendor": vendor}
 
 
-def lock_names() -> dict[int, str]:
+def lock_names(root: str = "") -> dict[int, str]:
     """Return a name for each device that stays the same for every container of the machine, by index."""
     found = {}
-    for index, device in enumerate(_information()):
+    for index, device in enumerate(_information(root)):
         uuid = device.get("GPU UUID", "")
         if re.fullmatch(r"GPU-[0-9a-fA-F-]+", uuid):
             found[index] = uuid
-    return found
+    if found:
+        return found
+    # Not every AMD GPU has a number of its own; its place in the machine is as good.
+    return {gpu["index"]: gpu["uuid"] or f"pci-{gpu['pci']}-{gpu['partition']}" for gpu in _of_amd(root)}

@@ -28,6 +28,7 @@ def answer_of(host: HostSpec, hello: Mapping[str, Any]) -> planning.NodeAnswer:
         addresses=addresses,
         reached_at=hello.get("reached_at"),
         gpus=(hello.get("gpus") or {}).get("count"),
+        vendor=(hello.get("gpus") or {}).get("vendor"),
         cores=int(hello.get("cores") or 1),
         place=(hello.get("boot_id", ""), hello.get("net_ns", "")),
         rdma=bool(hello.get("rdma")),

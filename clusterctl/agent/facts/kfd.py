@@ -81,7 +81,11 @@ def _properties(root: str, place: str) -> dict[str, int]:
 
 
 def _memory(root: str, node: int, properties: dict[str, int]) -> int:
-    banks = [_properties(root, f"{_NODES}/{node}/mem_banks/{i}") for i in range(properties.get("mem_banks_count", 0))]
+    """Return the bytes of memory that a node has as a GPU; 0 where that is not told."""
+    try:
+        banks = [_properties(root, f"{_NODES}/{node}/mem_banks/{i}") for i in range(properties["mem_banks_count"])]
+    except (OSError, KeyError):
+        return 0
     return sum(bank.get("size_in_bytes", 0) for bank in banks if bank.get("heap_type") in _OF_GPU)
 
 

@@ -113,6 +113,35 @@ def test_cuda_counts_devices_as_the_driver_does(host: HostSpec, order: str | Non
     assert plan_of(spec_of(host)).nodes[0].workers[0].env.get("CUDA_DEVICE_ORDER") == order
 
 
+@pytest.mark.parametrize(
+    ("host", "env"),
+    [
+        pytest.param(HostSpec(name="a", host="a", gpus=2), {}, id="a count"),
+        pytest.param(HostSpec(name="a", host="a", gpus=(0, 2)), {"HIP_VISIBLE_DEVICES": "0,2"}, id="chosen devices"),
+        pytest.param(
+            HostSpec(name="a", host="a", gpus=(0, 2), env={"HIP_VISIBLE_DEVICES": "2,0"}),
+            {"HIP_VISIBLE_DEVICES": "2,0"},
+            id="the user's own",
+        ),
+    ],
+)
+def test_devices_of_amd_are_chosen_in_the_words_of_hip(host: HostSpec, env: dict[str, str]) -> None:
+    plan = plan_of(spec_of(host), a=answer("a", ("eth0", "10.0.0.1"), vendor="amd"))
+
+    told = {name: value for name, value in plan.nodes[0].workers[1].env.items() if "DEVICE" in name}
+
+    assert told == env
+
+
+def test_each_process_of_jax_gets_a_device_of_amd_of_its_own() -> None:
+    spec = spec_of(HostSpec(name="a", host="a", gpus=2), job=JobSpec(script="train.py", framework=Framework.JAX))
+
+    plan = plan_of(spec, a=answer("a", ("eth0", "10.0.0.1"), vendor="amd"))
+
+    assert [worker.env["HIP_VISIBLE_DEVICES"] for worker in plan.nodes[0].workers] == ["0", "1"]
+    assert "CUDA_VISIBLE_DEVICES" not in plan.nodes[0].workers[0].env
+
+
 def test_what_the_user_set_wins_over_our_defaults() -> None:
     host = HostSpec(name="a", host="a", gpus=1, env={"OMP_NUM_THREADS": "7", "GLOO_SOCKET_IFNAME": "ib0"})
 
