@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from clusterctl.cli import options
-from clusterctl.errors import ExitCode
+from clusterctl.errors import ExitCode, RefusedError
 
 if TYPE_CHECKING:
     from clusterctl.config.spec import ClusterSpec, HostSpec
@@ -32,6 +33,13 @@ if TYPE_CHECKING:
 @click.option(
     "--format", "form", type=click.Choice(["table", "json", "ndjson", "prometheus"]), default="table", show_default=True
 )
+@click.option(
+    "--record",
+    metavar="PATH",
+    help="Write what the nodes told to a file that names nobody (docs/recordings.md).",
+    type=click.Path(dir_okay=False),
+)
+@click.option("--replay", metavar="PATH", help="Judge such a file, and ask no node.", type=click.Path(dir_okay=False))
 @options.verbose_option("Show what passed, too.")
 @options.json_option
 @options.output_options
@@ -45,6 +53,8 @@ def command(
     strict: bool,
     watch: str | None,
     form: str,
+    record: str | None,
+    replay: str | None,
     verbose: bool,
     as_json: bool,
     color: str,
@@ -54,18 +64,31 @@ def command(
 
     Exits with 5 where a check failed; a node that cannot be reached has failed. UNKNOWN is never a pass.
     """
+    console = options.console_of(color)
+    chosen = _checks(only, skip)
+
+    def show(view: HealthView) -> int:
+        _show(view, "json" if as_json else form, console, verbose=verbose, quiet=quiet)
+        return int(ExitCode.UNHEALTHY) if _failed(view, strict=strict) else 0
+
+    if replay is not None:
+        if path or files or sets or nodes or watch or record:
+            raise click.UsageError("`--replay` judges a file by itself: leave out FILE, --file, --set, --node, ...")
+        return show(_replayed(replay, chosen, strict=strict))
+    if record and watch:
+        raise click.UsageError("only one of `--record` and `--watch` can be used")
     from clusterctl.cli.durations import parse_duration
 
-    console = options.console_of(color)
     spec = options.load_file(path, files, sets, console=console).spec
     hosts = options.chosen_hosts(spec, nodes)
     pause = parse_duration(watch, "--watch")
-    chosen = _checks(only, skip)
     while True:
         view = _look(spec, hosts, chosen, strict=strict)
-        _show(view, "json" if as_json else form, console, verbose=verbose, quiet=quiet)
+        if record:
+            _record(record, spec, view, console)
+        code = show(view)
         if pause is None or not console.out.has_reader(pause):
-            return int(ExitCode.UNHEALTHY) if _failed(view, strict=strict) else 0
+            return code
 
 
 def _failed(view: HealthView, *, strict: bool) -> bool:
@@ -111,6 +134,38 @@ def _look(spec: ClusterSpec, hosts: tuple[HostSpec, ...], checks: list[str] | No
     facts |= {node: {"unreachable": str(error)} for node, error in errors.items()}
     ordered = {h.name: facts[h.name] for h in hosts}
     return _view(ordered, judge_all(spec, ordered, checks), strict=strict)
+
+
+def _record(path: str, spec: ClusterSpec, view: HealthView, console: Console) -> None:
+    from clusterctl.cli import local_files
+    from clusterctl.health.context import Context
+    from clusterctl.health.recording import recorded
+
+    facts = {node.node: dict(node.facts) for node in view.nodes}
+    reached_as = [
+        name
+        for host in spec.hosts
+        for text in (host.host, host.address, host.internal_ip, host.user, host.proxy_jump)
+        for name in re.split(r"[@,]", text or "")
+        if name
+    ]
+    told = recorded(facts, Context.from_spec(spec), reached_as)
+    local_files.write(path, json.dumps(told, indent=1) + "\n")
+    console.narrate(f"what {len(facts)} nodes told is in {path}; read it before you send it (docs/recordings.md)")
+
+
+def _replayed(path: str, checks: list[str] | None, *, strict: bool) -> HealthView:
+    from clusterctl.cli import local_files
+    from clusterctl.health.recording import replayed
+
+    try:
+        told = json.loads(local_files.read(path))
+        facts, findings = replayed(told, checks)
+    except ValueError as error:
+        raise RefusedError(f"{path}: not JSON: {error}", hint="`clusterctl health --record PATH` writes one") from error
+    except RefusedError as error:
+        raise RefusedError(f"{path}: {error}", hint=error.hint) from error
+    return _view(facts, findings, strict=strict)
 
 
 def _view(facts: dict[str, dict[str, Any]], findings: list[Finding], *, strict: bool) -> HealthView:

@@ -19,6 +19,15 @@ if TYPE_CHECKING:
 _GRAVITY = (Status.FAIL, Status.WARN, Status.UNKNOWN, Status.PASS)
 
 
+def judge_all(
+    facts_by_node: Mapping[str, Facts], context: Context, checks: Iterable[str] | None = None
+) -> list[Finding]:
+    """Return all findings: each node by itself, then the nodes against each other."""
+    chosen = None if checks is None else list(checks)
+    single = [f for node, facts in facts_by_node.items() for f in judge_node(node, facts, context, chosen)]
+    return single + judge_cluster(facts_by_node, context, chosen)
+
+
 def judge_node(node: str, facts: Facts, context: Context, checks: Iterable[str] | None = None) -> list[Finding]:
     """Judge one node by its own facts.
 

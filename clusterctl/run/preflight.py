@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from clusterctl.agent.protocol import Command
 from clusterctl.config.spec import TransportKind
 from clusterctl.errors import ClusterctlError, UnhealthyError
+from clusterctl.health import judge
 from clusterctl.health.context import NOT_SYNCED, Context
-from clusterctl.health.judge import judge_cluster, judge_node
 from clusterctl.health.model import Status
 from clusterctl.health.registry import CHECKS
 from clusterctl.health.request import longest, probe_request
@@ -220,9 +220,7 @@ def judge_all(
     spec: ClusterSpec, facts: Mapping[str, dict[str, Any]], checks: Sequence[str] | None = None
 ) -> list[Finding]:
     """Return all findings: each node by itself, then the nodes against each other."""
-    context = Context.from_spec(spec)
-    single = [f for node, known in facts.items() for f in judge_node(node, known, context, checks)]
-    return single + judge_cluster(facts, context, checks)
+    return judge.judge_all(facts, Context.from_spec(spec), checks)
 
 
 def _summary(findings: list[Finding]) -> str:
