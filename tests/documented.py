@@ -70,6 +70,8 @@ STORY: Final = [
     Row("clusterctl trust"),
     Row("clusterctl health"),
     Row("clusterctl health cluster.yaml"),
+    Row("clusterctl health --record health.json"),
+    Row("clusterctl health --replay health.json"),
     Row("clusterctl exec cluster.yaml -- nvidia-smi -L"),
     Row("clusterctl exec -- true"),
     Row("clusterctl exec --diff -- pip freeze"),

@@ -44,6 +44,8 @@ that would allow it, and lowers no verdict. `required` makes a failure of it.
 Facts are gathered by one process per node, started exactly as a worker would be, each risky group in a child of its
 own. What does not answer in time is left behind, named, and reported as such; a driver has more time than the rest.
 
+A verdict that is wrong can be sent: [recordings](recordings.md).
+
 What an error of a GPU means is the same before a run and during it; only how sure one has to be differs. A run goes on
 through one odd answer, and through a wish of the driver to be drained; it is told when a GPU is well again.
 
@@ -80,6 +82,23 @@ Hardware errors that a reset repairs FAIL within the last 24 hours of this boot,
 those that need a reboot FAIL until the next boot. All others WARN, codes that are not listed too.
 """
 
+_AMD = """\
+## GPUs of AMD
+
+Read from files of the kernel that anybody may read: the topology of its compute driver (KFD), and the files of amdgpu
+of each GPU. No tool of ROCm is asked: their libraries change with every release, and read the same files. A GPU is
+counted as HIP counts it, which is the order of KFD; GPUs with less than 3 GiB of their own are the graphics part of a
+processor and left out, so name the others by index (`gpus: [1]`) where one comes first. A GPU that sleeps is not woken:
+only what may be read of it so is judged.
+
+GPUs that XGMI joins are one hive, and one that is reset takes the others with it: the remedy names all of them. Errors
+of a controller that sleeps read as 1048560 and its multiples, and count as none. Checks of what only NVIDIA's GPUs have
+are SKIP, and the other way round; for GPUs of other makers `gpu.vendor` says once that nobody looks at them.
+
+Rules and shapes of machines are from the driver's sources, and from what others have published of MI250X and MI300X;
+none of it has been run on such a machine yet. [A recording](recordings.md) of one would help.
+"""
+
 
 def page() -> str:
     """Return the text of `docs/health.md`."""
@@ -89,6 +108,7 @@ def page() -> str:
         parts.append(f"\n## {family}\n\n")
         parts += [_entry(check) for check in checks]
     parts.append("\n" + _COMPARISON + "\n" + _xids())
+    parts.append("\n" + _AMD)
     parts.append("\n" + _answers())
     return "".join(parts)
 
