@@ -12,11 +12,11 @@ from clusterctl.health.throttle import COOLING
 from clusterctl.health.vendors import AMD
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from clusterctl.health.check import ClusterView, View
 
-_ROCR, _HIP = "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
+_ROCR, _HIP, _CUDA = "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"
 
 
 @node_check(
@@ -85,10 +85,13 @@ def numa_balancing(view: View) -> Iterator[Outcome]:
 @node_check(
     name="gpu.visible_env",
     family="GPU modes",
-    source=f"{_ROCR}, {_HIP} in the job's environment",
-    threshold=f"no {_ROCR} where the cluster file names GPUs by index; not fewer GPUs in it than in {_HIP}",
+    source=f"{_ROCR}, {_HIP} (else {_CUDA}) in the job's environment",
+    threshold=(
+        f"no {_ROCR} where the cluster file names GPUs by index; not fewer GPUs in it than in {_HIP}; none has fewer "
+        "GPUs than the file declares by number"
+    ),
     severity="FAIL",
-    remedy=f"Unset {_ROCR} in `env`, the prologue or the shell's start files",
+    remedy="Unset it in `env`, the prologue or the shell's start files",
     action=Action.FIX_CONFIG,
     gpu=True,
     vendors=(AMD,),
@@ -101,7 +104,7 @@ def visible_env(view: View) -> Iterator[Outcome]:
         yield unknown("the environment was not reported")
         return
     rocr, hip = env.get(_ROCR), env.get(_HIP)
-    declared = view.expected.gpus
+    declared, least = view.expected.gpus, view.expected.count or 0
     if rocr is not None and isinstance(declared, tuple):
         yield failed(
             f"{_ROCR} is {rocr}: the GPUs {list(declared)} of the cluster file would count within it", value=rocr
@@ -109,10 +112,17 @@ def visible_env(view: View) -> Iterator[Outcome]:
     elif rocr is not None and hip is not None and len(hip.split(",")) > len(rocr.split(",")):
         # torch ends with the same complaint (`_parse_visible_devices` of torch.cuda).
         yield failed(f"{_HIP} is {hip}, more than {_ROCR} leaves: {rocr}", value=[rocr, hip])
-    elif rocr is not None and view.expected.count is not None and len(rocr.split(",")) < view.expected.count:
-        yield failed(f"{_ROCR} is {rocr}: fewer than the {view.expected.count} declared GPUs", value=rocr)
+    elif not isinstance(declared, tuple) and (hiding := _hiding(env, least)):
+        yield failed(f"{hiding} is {env[hiding]}: fewer than the {least} declared GPUs", value=env[hiding])
     else:
         yield passed("no variables at odds")
+
+
+def _hiding(env: Mapping[str, str | None], least: int) -> str | None:
+    """Return the variable that leaves fewer GPUs than that; HIP reads CUDA's only where its own is not set."""
+    own = _HIP if _HIP in env else _CUDA
+    told = ((name, env.get(name)) for name in (_ROCR, own))
+    return next((name for name, value in told if value is not None and len(value.split(",")) < least), None)
 
 
 def sign(gpu: int, causes: Sequence[str] | None, degrees: float | None, lasting: float) -> Sign | None:

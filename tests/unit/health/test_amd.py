@@ -100,6 +100,20 @@ def adverse(findings: list[Finding]) -> dict[tuple[str, int | None], Finding]:
             "Unset",
             id="ROCR hides GPUs",
         ),
+        pytest.param(
+            {"host__env": {"HIP_VISIBLE_DEVICES": "0,1"}},
+            ("gpu.visible_env", None),
+            FAIL,
+            "Unset",
+            id="HIP hides GPUs",
+        ),
+        pytest.param(
+            {"host__env": {"CUDA_VISIBLE_DEVICES": "0"}},
+            ("gpu.visible_env", None),
+            FAIL,
+            "Unset",
+            id="GPUs hidden in the words of CUDA, which HIP understands",
+        ),
     ],
 )
 def test_a_fault_is_named_with_its_remedy(
@@ -108,6 +122,11 @@ def test_a_fault_is_named_with_its_remedy(
     found = adverse(judged(shape, **changes))
     assert found[check].status is status
     assert remedy in str(found[check].hint)
+
+
+def test_variables_of_hip_do_no_harm_where_the_file_chooses_the_gpus() -> None:
+    told = changed(MI300X.facts(), host__env={"HIP_VISIBLE_DEVICES": "7", "CUDA_VISIBLE_DEVICES": "7"})
+    assert adverse(judge_node("n", told, Context(nodes={"n": Expectation(gpus=(0, 2))}, framework="torch"))) == {}
 
 
 def test_checks_of_nvidia_are_skipped_and_say_why() -> None:
