@@ -25,18 +25,17 @@ _TELLING = {
 """Keys whose text is a name, to the word that takes its place, with a number."""
 _BY_NODE = ("peers", "routes")
 """Keys of objects whose own keys are names of nodes."""
+_WORDS = (
+    *("status", "state", "vendor", "kind", "what", "role", "fs", "phys", "link_layer", "operstate", "access", "grade"),
+    *("class", "clocksource", "source", "time_daemon", "arch", "modules"),
+)
+"""Keys whose text is one of a few words, which a node may be called too."""
 _VERSIONS = ("versions", "nvml", "driver", "module", "proc_version", "firmware", "vbios", "kernel", "version")
 """Keys below which four numbers with dots are no address."""
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS|CREDENTIAL|AUTH", re.IGNORECASE)
 _HIDDEN = "***"
-_PLAIN = frozenset(
-    (
-        *("root", "localhost", "ok", "timeout", "error", "denied", "absent", "stuck", "listen", "connect", "refused"),
-        *("up", "down", "unknown", "active", "enabled", "auto", "nvidia", "amd", "intel", "ascend", "compute"),
-        *("graphics", "mps", "dmesg", "journalctl", "python", "torch", "jax", "keras", "tensorflow"),
-    )
-)
-"""Words that facts are made of: a node or a user of that name tells nothing, and stays."""
+_PLAIN = ("root", "localhost")
+"""What every machine has: it tells nothing, and stays."""
 _LEAST = 3
 """Letters below which a name is not looked for in texts."""
 
@@ -70,7 +69,6 @@ class Disguise:
     def __init__(self, nodes: Iterable[str], more: Iterable[str], facts: Any) -> None:
         self._counts: dict[str, int] = {}
         self._made: dict[tuple[str, str], str] = {}
-        self._keys = frozenset(_keys(facts))
         self._names: dict[str, str] = {}
         for node in nodes:
             self._add(node, "node")
@@ -107,7 +105,7 @@ class Disguise:
             }
         if isinstance(value, (list, tuple)):
             return [self.of(inner, key, addresses=addresses) for inner in value]
-        if not isinstance(value, str):
+        if not isinstance(value, str) or key in _WORDS:
             return value
         return self._names.get(value, value) if key in _TELLING else self.text(value, addresses=addresses)
 
@@ -119,7 +117,7 @@ class Disguise:
     # --- one kind each
 
     def _add(self, name: str, kind: str) -> None:
-        plain = name in self._keys or name in _PLAIN or (name.isdigit() and kind != "serial")
+        plain = name in _PLAIN or (name.isdigit() and kind != "serial")
         if not plain and name not in self._names:
             self._names[name] = self._numbered(kind, name, f"{kind}{{}}")
 
@@ -182,20 +180,6 @@ def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
         return ipaddress.ip_address(text)
     except ValueError:
         return None
-
-
-def _keys(value: Any) -> Iterator[str]:
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            if key not in _BY_NODE:
-                yield from _keys(inner)
-            else:
-                for of_node in inner.values() if isinstance(inner, dict) else ():
-                    yield from _keys(of_node)
-            yield key
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _keys(inner)
 
 
 def _telling(value: Any, key: str = "") -> Iterator[tuple[str, str]]:

@@ -139,7 +139,8 @@ def test_nothing_tells_whose_machines_they_are() -> None:
 
 
 def test_what_a_verdict_rests_on_stays() -> None:
-    told = {"gpu00": changed(healthy.facts(), **TELLING)}
+    versions = {"versions__names": {"nvidia-cudnn": "9.1.0.70"}, "net__ib__0__firmware": "28.39.10.2"}
+    told = {"gpu00": changed(healthy.facts(), **TELLING, **versions)}
     facts = replayed(json.loads(sent(told, Context(nodes={"gpu00": Expectation()}))))[0]["node1"]
     old, new = told["gpu00"]["groups"], facts["groups"]
     for group in ("driver", "disk", "procs", "ports"):
@@ -152,6 +153,8 @@ def test_what_a_verdict_rests_on_stays() -> None:
     for before, after in zip(old["nvml"]["data"]["devices"], new["nvml"]["data"]["devices"], strict=True):
         assert {**before["v"], **kept} == {**after["v"], **kept}
     assert new["nvml"]["data"]["nvml"] == "12.570.86.15"
+    assert new["versions"]["data"]["names"] == {"nvidia-cudnn": "9.1.0.70"}
+    assert new["net"]["data"]["ib"] == old["net"]["data"]["ib"]
     assert new["versions"]["data"]["executable"] == "/home/folder1/folder2/.venv/bin/python3.12"
     assert new["names"]["data"]["addresses"][2] == "127.0.1.1"
     assert "python" in json.dumps(new["procs"])
@@ -177,7 +180,15 @@ def test_a_text_is_shown_as(text: str, shown: str) -> None:
     assert Disguise(["gpu07"], [], {}).text(text) == shown
 
 
-@pytest.mark.parametrize("node", ["host", "nvml", "ok", "n1", "root", "groups", "status"])
+def test_what_every_machine_has_stays() -> None:
+    disguise = Disguise(["localhost", "gpu07"], [], {"user": "root"})
+    assert disguise.of({"user": "root", "error": "gpu07: root@localhost"}) == {
+        "user": "root",
+        "error": "node1: root@localhost",
+    }
+
+
+@pytest.mark.parametrize("node", ["host", "nvml", "ok", "n1", "root", "workdir", "ACTIVE", "tsc", "nvidia"])
 def test_a_node_may_be_called_what_facts_are_made_of(node: str) -> None:
     assert is_judged_alike({node: healthy.facts()}, Context(nodes={node: Expectation(gpus=8)}))
 
