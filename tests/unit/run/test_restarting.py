@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterctl.config.spec import HostSpec, RestartSpec, Role
+from clusterctl.agent import protocol as wire
+from clusterctl.config.spec import ClusterSpec, HostSpec, RestartSpec, Role
 from clusterctl.run import events, policy, restarting
 from clusterctl.run.blame import Cause
-from clusterctl.run.state import NodeState, RunState, WorkerPhase, WorkerState, apply_head
+from clusterctl.run.state import NodeState, RunState, WorkerPhase, WorkerState, apply_head, apply_node
 
 TRACE = 'Traceback (most recent call last):\n  File "train.py", line {}, in <module>\nValueError: loss is {}'
 
@@ -60,6 +61,23 @@ def test_only_the_unbroken_row_before_an_attempt_counts(past: list[str], now: st
     assert restarting.alike(state, now) == len(row) - len(row.rstrip(now))
 
 
+def test_attempts_that_ended_without_a_cause_are_alike_if_they_were_ended_for_the_same_reason() -> None:
+    stalled = RunState(attempt=0, reason="stalled", running_since=0.0)
+
+    assert words(stalled) == words(replace(stalled, attempt=1))
+    assert words(stalled) != words(replace(stalled, reason="time_limit"))
+    assert restarting.alike(replace(stalled, endings=((words(stalled), None),)), words(stalled)) == 1
+
+
+def test_attempts_that_ended_with_a_lost_node_are_alike_if_it_is_the_same_node() -> None:
+    ends = [
+        words(RunState(attempt=0, no_exit=Cause(kind="node_lost", node=node, message=message)))
+        for node, message in (("a", "no answer for 61 s"), ("a", "no answer for 75 s"), ("b", "no answer for 61 s"))
+    ]
+
+    assert ends[0] == ends[1] != ends[2]
+
+
 def test_a_newer_checkpoint_between_two_attempts_breaks_the_row() -> None:
     state = RunState(endings=(("boom", None), ("boom", "step-1")), newest="step-2")
 
@@ -70,6 +88,17 @@ def state_of(*names: str) -> RunState:
     nodes = [{"node": name, "node_rank": i, "ranks": [i]} for i, name in enumerate(names)]
     begun = events.Attempt(attempt=0, world_size=len(names), master_addr=None, master_port=None, nodes=nodes)
     return apply_head(RunState(), 0.0, begun)
+
+
+def test_free_spares_are_those_that_can_be_used_and_have_not_taken_part_in_their_order() -> None:
+    hosts = [HostSpec(name=name, host=name, role=Role.SPARE) for name in ("s0", "s1", "s2", "s3", "s4")]
+    spec = ClusterSpec(name="r", path="/c.yaml", hosts=(HostSpec(name="a", host="a"), *hosts), job=None)
+    begun = state_of("a", "s0")
+    state = replace(begun, retired={"s1": replace(begun.nodes["a"], node="s1")})
+
+    free = restarting.free_spares(spec, state, {"a", "s0", "s1", "s3", "s4"})
+
+    assert [host.name for host in free] == ["s3", "s4"]
 
 
 def test_spares_take_over_the_node_ranks_of_those_they_replace() -> None:
@@ -90,6 +119,16 @@ def test_a_node_that_was_replaced_is_retired_and_its_cursor_goes_on() -> None:
     assert list(new.nodes) == ["a", "s"]
     assert list(new.retired) == ["b"]
     assert new.placed == ((0, "a", (0,)), (0, "b", (1,)), (1, "a", (0,)), (1, "s", (1,)))
+
+    later = new
+    for seq, event in enumerate((wire.Swept(attempt=0, remaining=[{"pid": 7}]), wire.Finished("failed", 100)), 1):
+        later = apply_node(later, "b", wire.Stamp(seq=seq, wall=1.0, mono=1.0, boot="b"), event)
+    seen = later.retired["b"]
+    assert (seen.seq, seen.swept, seen.finished) == (2, True, True)
+    assert seen.remaining == ({"node": "b", "pid": 7},)
+    assert later.nodes == new.nodes
+    again = wire.Stamp(seq=2, wall=2.0, mono=2.0, boot="b")
+    assert apply_node(later, "b", again, wire.Swept(attempt=0)) is later
 
 
 def test_nodes_that_were_replaced_or_only_prepared_are_known_to_hold_something_of_the_run() -> None:

@@ -144,6 +144,13 @@ ONE_FAILED = exited(running(), 2, 3, tail="boom")
         ),
         pytest.param(
             running(),
+            policy.Limits(finish_grace=60),
+            replace(NOTHING, idle=1e6),
+            None,
+            id="all are there and quiet: nobody is left alone",
+        ),
+        pytest.param(
+            running(),
             policy.Limits(),
             replace(NOTHING, cancelled=True),
             policy.EndAttempt(reason=StopReason.CANCELLED),
@@ -217,6 +224,22 @@ def test_the_end_of_a_run_by_its_reason(reason: StopReason, phase: RunPhase, cod
     assert policy.decide(ended(ONE_FAILED, reason), policy.Limits(), NOTHING, NOW) == policy.Finish(
         phase=phase, exit_code=code
     )
+
+
+def heeding(state: RunState) -> RunState:
+    """All ranks save and exit with 0 because they were told to stop."""
+    for rank in state.workers:
+        state = exited(state, rank, 0, stopped=True)
+    return swept(state, *state.nodes)
+
+
+@pytest.mark.parametrize("reason", [StopReason.PEER_FAILED, StopReason.FENCE])
+def test_ranks_that_exit_with_0_because_they_were_stopped_have_not_succeeded(reason: StopReason) -> None:
+    state = heeding(apply_head(running(), NOW, events.Decided(attempt=0, reason=reason.value)))
+
+    assert policy.decide(state, policy.Limits(), NOTHING, NOW) == policy.Finish(phase=RunPhase.FAILED, exit_code=100)
+    again = policy.decide(state, policy.Limits(restart=RestartSpec(max_restarts=1)), NOTHING, NOW)
+    assert isinstance(again, policy.Restart)
 
 
 def test_an_unknown_exit_makes_the_run_lost() -> None:
