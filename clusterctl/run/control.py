@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from clusterctl.run.store import RunDir
 
 _LINE_LIMIT = 16 * 1024 * 1024
+_ACCEPT_AGAIN = 0.1
 
 
 class NoControllerError(ClusterctlError):
@@ -50,6 +51,7 @@ class ControlServer:
         self._deliver = deliver
         self._watchers: set[socket.socket] = set()
         self._guard = threading.Lock()
+        self._closed = threading.Event()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(address)
         self._listener.listen(64)
@@ -68,6 +70,7 @@ class ControlServer:
 
     def close(self) -> None:
         """Stop listening; watchers read an end of file."""
+        self._closed.set()
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -82,11 +85,13 @@ class ControlServer:
         watcher.close()
 
     def _accept(self) -> None:
-        while True:
+        while not self._closed.is_set():
             try:
                 connection, _ = self._listener.accept()
             except OSError:
-                return
+                # Nothing that a moment does not mend: a peer that has left, no descriptor for it.
+                self._closed.wait(_ACCEPT_AGAIN)
+                continue
             if peer_uid(connection) != os.getuid():
                 connection.close()
                 continue

@@ -35,7 +35,7 @@ class LineFile:
         self._waiting: deque[bytes] = deque()
 
     def append(self, line: bytes) -> bool:
-        """Write a line, after those that wait; return False where the disk is full, and it has to wait too."""
+        """Write a line, after those that wait; return False where it has to wait too: see `is_short`."""
         self._waiting.append(line)
         return self.flush()
 
@@ -43,7 +43,7 @@ class LineFile:
         """Write what waits; return whether all of it is written.
 
         Raises:
-            OSError: The file cannot be written for another reason than a full disk.
+            OSError: The file cannot be written, and waiting will not help.
         """
         try:
             if self._fd < 0:
@@ -52,7 +52,7 @@ class LineFile:
                 self._write(self._waiting[0])
                 self._waiting.popleft()
         except OSError as error:
-            if not is_full(error):
+            if not is_short(error):
                 raise
             return False
         return True
@@ -116,3 +116,8 @@ def drop_torn_line(path: Path) -> None:
 def is_full(error: OSError) -> bool:
     """Return whether an error means that the disk or the quota is full."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def is_short(error: OSError) -> bool:
+    """Return whether an error means that something has run short which may be there again later: space, descriptors."""
+    return is_full(error) or error.errno in (errno.EMFILE, errno.ENFILE)

@@ -9,6 +9,8 @@ import sys
 import traceback
 from typing import TYPE_CHECKING
 
+from clusterctl import filelimit
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -82,3 +84,4 @@ def _cut_loose(run: RunDir, keep: int) -> None:
     limit = os.sysconf("SC_OPEN_MAX")
     os.closerange(3, keep)
     os.closerange(keep + 1, min(limit, 65536))
+    filelimit.raise_limit()

@@ -29,8 +29,9 @@ from clusterctl.agent import protocol as wire
 from clusterctl.errors import NotFoundError, RefusedError
 from clusterctl.run import events as head
 from clusterctl.run import outline
-from clusterctl.run.linefile import LineFile, is_full, punch
+from clusterctl.run.linefile import LineFile, is_short, punch
 from clusterctl.run.reader import load_state
+from clusterctl.run.replica_files import ReplicaFiles
 from clusterctl.run.state import RunPhase, RunState
 
 if TYPE_CHECKING:
@@ -267,12 +268,12 @@ class Writer:
         self._seq = _last_seq(run.events)
         self._events = LineFile(run.events, _EVENTS_RESERVE)
         self._journals: dict[str, LineFile] = {}
-        self._files: dict[tuple[str, str], int] = {}
+        self._files = ReplicaFiles()
 
     def append(self, event: head.ControllerEvent, now: float) -> None:
         """Write an event of the controller's own; `now` is the head's clock in seconds.
 
-        On a full disk it waits, as do the lines of `journal`: see `flush`.
+        Where there is no room it waits, as do the lines of `journal`: see `flush`.
         """
         self._seq += 1
         self._events.append((head.encode(self._seq, now, event) + "\n").encode())
@@ -284,7 +285,7 @@ class Writer:
         self._journals[node].append((json.dumps(record, separators=(",", ":")) + "\n").encode())
 
     def flush(self) -> bool:
-        """Write the lines that a full disk made wait; return whether none waits any more."""
+        """Write the lines that found no room before; return whether none waits any more."""
         # Nodes first: what the controller concluded from their lines must not be seen before them.
         written = [file.flush() for file in (*self._journals.values(), self._events)]
         return all(written)
@@ -295,9 +296,9 @@ class Writer:
         Of samples, which would be most of what a long run leaves here, only the last `SAMPLES_KEPT` bytes are kept.
 
         Raises:
-            OSError: The disk is full; writing the same again later makes it whole.
+            OSError: There is no room (`linefile.is_short`); writing the same again later makes it whole.
         """
-        fd = self._open(node, file)
+        fd = self._descriptor(node, file)
         view, before = memoryview(payload), offset
         while view:
             written = os.pwrite(fd, view, offset)
@@ -317,7 +318,7 @@ class Writer:
 
     def restart_replica(self, node: str, file: str) -> None:
         """Throw away a replica that turned out to differ from the node's file, so that it is sent again."""
-        os.ftruncate(self._open(node, file), 0)
+        os.ftruncate(self._descriptor(node, file), 0)
 
     def next_epoch(self, seen: int) -> int:
         """Return an epoch above every one used so far, and remember it; `seen` is the highest that a node knows."""
@@ -336,9 +337,8 @@ class Writer:
         for file in (*self._journals.values(), self._events):
             file.close()
         self._outline()
-        for fd in (*self._files.values(), self._lock):
-            os.close(fd)
-        self._files.clear()
+        self._files.close()
+        os.close(self._lock)
 
     def _outline(self) -> None:
         with contextlib.suppress(OSError):
@@ -347,25 +347,19 @@ class Writer:
                 content = outline.encode(state, latest_step(self.run, state), self.run.events)
                 write_atomically(self.run.outline, content)
 
-    def _open(self, node: str, file: str) -> int:
-        fd = self._files.get((node, file))
-        if fd is None:
-            if ".." in file.split("/") or file.startswith("/"):
-                raise RefusedError(f"{node} names a file outside its run directory: {file!r}")
-            path = self.run.node(node) / file
-            path.parent.mkdir(parents=True, exist_ok=True)
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            self._files[node, file] = fd
-        return fd
+    def _descriptor(self, node: str, file: str) -> int:
+        if ".." in file.split("/") or file.startswith("/"):
+            raise RefusedError(f"{node} names a file outside its run directory: {file!r}")
+        return self._files.descriptor(self.run.node(node) / file)
 
 
 @contextlib.contextmanager
 def space_not_needed() -> Iterator[None]:
-    """Do without a file that helps, and without which things go on, where the disk is full."""
+    """Do without a file that helps, and without which things go on, where there is no room for it."""
     try:
         yield
     except OSError as error:
-        if not is_full(error):
+        if not is_short(error):
             raise
 
 

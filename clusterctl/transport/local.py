@@ -11,6 +11,7 @@ import tempfile
 import threading
 from typing import TYPE_CHECKING
 
+from clusterctl import filelimit
 from clusterctl.errors import ConnectError
 from clusterctl.transport.base import EXEC_COMMAND, STDERR_TAIL_BYTES, Progress, silent
 
@@ -124,6 +125,8 @@ class LocalTransport:
             raise ConnectError(host.name, f"`{EXEC_COMMAND}` cannot be started: {error.strerror}") from error
         finally:
             theirs.close()
+        # It waits for its first words from us, and has started nothing yet.
+        filelimit.give_back(process.pid)
         return LocalChannel(process, ours, stderr)
 
     def close(self) -> None:

@@ -1,0 +1,30 @@
+"""How many files may be open: a controller takes what it can get and goes on with little; workers keep what was set."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tests.lab.faulty import run_dir
+
+if TYPE_CHECKING:
+    from tests.e2e.conftest import LocalHead
+
+
+def test_a_run_with_more_output_files_than_the_head_may_open_arrives_whole(head: LocalHead) -> None:
+    head.write_local({"command": "echo $RANK"}, workers=(8,) * 5)
+
+    done = head.run("up", "--no-health", "--all", before=("prlimit", "--nofile=100:100"))
+
+    assert done.returncode == 0, done.stderr
+    run = head.json("ps", "-a")[0]["run"]
+    logs = (run_dir(head, run) / "nodes").glob("*/attempt-0/rank-*.log")
+    assert sorted(int(log.read_text()) for log in logs) == list(range(40))
+
+
+def test_workers_on_the_head_keep_its_limit_although_the_controller_raises_its_own(head: LocalHead) -> None:
+    head.write_local({"command": "echo $(ulimit -Sn) of $(ulimit -Hn)"})
+
+    done = head.run("up", "--no-health", before=("prlimit", "--nofile=300:600"))
+
+    assert done.returncode == 0, done.stderr
+    assert "300 of 600" in done.stdout

@@ -1,0 +1,100 @@
+"""What a head does that may have few files open: it goes on with those, and waits where there are none at all."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import resource
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterctl.run.control import ControlServer
+from clusterctl.run.intake import Intake
+from clusterctl.run.store import Writer, create
+from clusterctl.session import OutputReceived
+
+
+@contextlib.contextmanager
+def descriptors_left(count: int) -> Iterator[None]:
+    """Leave this process room for so many more open files."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.open(os.devnull, os.O_RDONLY)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + count, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> Iterator[Writer]:
+    made = Writer(create("few", tmp_path))
+    yield made
+    made.close()
+
+
+def test_replicas_of_more_files_than_may_be_open_are_whole(tmp_path: Path) -> None:
+    files = [f"attempt-0/rank-{rank}.log" for rank in range(100)]
+    with descriptors_left(12):
+        writer = Writer(create("few", tmp_path))
+        for offset, text in ((0, b"one "), (4, b"two")):
+            for file in files:
+                writer.replicate("n1", file, offset, text)
+        writer.close()
+
+    assert {(writer.run.node("n1") / file).read_bytes() for file in files} == {b"one two"}
+
+
+def test_output_waits_for_a_descriptor_and_a_person_is_told_why(writer: Writer) -> None:
+    stored: list[OutputReceived] = []
+    said: list[str] = []
+    intake = Intake(writer, lambda item, _size: stored.append(item), lambda text, _level: said.append(text))
+    pieces = [OutputReceived("n1", "r", "attempt-0/rank-0.log", at, b"abc") for at in (0, 3)]
+
+    with descriptors_left(0):
+        for piece in pieces:
+            intake.take(piece)
+        assert (stored, intake.paused) == ([], True)
+    intake._retry_at = 0.0
+    intake.retry()
+
+    assert stored == pieces
+    assert (writer.run.node("n1") / pieces[0].file).read_bytes() == b"abcabc"
+    assert said == [
+        "the head cannot open more files (`ulimit -n`): replication waits, workers are not affected",
+        "the head can open files again: replication goes on",
+    ]
+
+
+def test_events_wait_for_a_descriptor_and_keep_their_order(writer: Writer) -> None:
+    with descriptors_left(0):
+        for seq in range(3):
+            writer.journal("n1", {"seq": seq})
+        assert not writer.flush()
+    assert writer.flush()
+
+    lines = (writer.run.node("n1") / "journal.jsonl").read_bytes().splitlines()
+    assert [json.loads(line)["seq"] for line in lines] == [0, 1, 2]
+
+
+def test_a_controller_without_a_descriptor_for_a_peer_hears_it_as_soon_as_there_is_one() -> None:
+    heard: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    address = f"\0clusterctl-test-{os.getpid()}-{os.urandom(4).hex()}"
+    server = ControlServer(address, heard.put)
+    first, second = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)
+    with first, second, contextlib.closing(server):
+        with descriptors_left(0):
+            # The server holds a descriptor for the first peer already; for the next there is none.
+            first.connect(address)
+            first.sendall(b'{"command": "ping"}\n')
+            assert heard.get(timeout=10).command == "ping"
+            second.connect(address)
+            second.sendall(b'{"command": "down"}\n')
+        assert heard.get(timeout=10).command == "down"
