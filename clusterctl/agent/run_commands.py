@@ -85,7 +85,8 @@ class _Runs:
             "state": state.state,
             "seq": state.seq,
             "workers": _workers(run, state),
-            "remaining": _survivors(state),
+            # Without a journal nothing is known of what was started; it may be there all the same.
+            "remaining": _survivors(state) if state.seq else [sweep.describe(one) for one in remaining(run, state)],
         }
 
     def runs(self, _identity: int, _arguments: dict[str, Any], _epoch: int | None) -> dict[str, Any]:

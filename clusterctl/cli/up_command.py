@@ -97,7 +97,7 @@ def begin(spec: ClusterSpec, *, health: bool, strict: bool) -> RunDir:
 
     try:
         run = store.create(spec.name)
-        store.write_atomically(run.spec, dump(spec).encode())
+        store.write_atomically(run.spec, dump(spec).encode(), durable=True)
     except OSError as error:
         hint = "set XDG_STATE_HOME to a folder that can be written to"
         raise RefusedError(f"no folder for the run can be made: {error}", hint=hint) from error

@@ -48,7 +48,7 @@ def end_on_node(session: Session, run: str, node: str, grace: float) -> list[dic
     pause = _FIRST_PAUSE
     session.call(Command.STOP, stop, timeout=_CALL_SECONDS)
     status = session.call(Command.STATUS, asked, timeout=_CALL_SECONDS)
-    while status["state"] not in ("new", "prepared", "swept", "finished") and time.monotonic() < deadline:
+    while not _ended(status) and time.monotonic() < deadline:
         if not status["supervisor"]:
             session.call(Command.STOP, stop, timeout=_CALL_SECONDS)
         time.sleep(pause)
@@ -59,6 +59,13 @@ def end_on_node(session: Session, run: str, node: str, grace: float) -> list[dic
         finish = {**asked, "state": "cancelled", "exit_code": int(ExitCode.CANCELLED)}
         session.call(Command.FINISH, finish, timeout=_CALL_SECONDS)
     return [{"node": node, **one} for one in status["remaining"]]
+
+
+def _ended(status: Mapping[str, Any]) -> bool:
+    """Return whether a node has done what it can; one that has lost its files only knows what still runs there."""
+    if status["state"] == "new":
+        return not status["remaining"]
+    return status["state"] in ("prepared", "swept", "finished")
 
 
 def fetch(session: Session, writer: Writer, run: str, node: str, files: Iterable[str]) -> None:

@@ -10,19 +10,19 @@ import json
 import threading
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from clusterctl import plan as planning
 from clusterctl.agent import protocol as wire
 from clusterctl.agent.protocol import Command
 from clusterctl.config.spec import ClusterSpec, HostSpec, TransportKind
 from clusterctl.errors import ClusterctlError
-from clusterctl.run import code, events, unsynced
+from clusterctl.run import attempts, code, events, unsynced
 from clusterctl.run.links import each, names, raise_first, sessions_of
 from clusterctl.run.meeting import answer_of, ask_routes, master_of
 from clusterctl.run.push import Parcel, push
-from clusterctl.run.resuming import Checkpoint, Resuming
-from clusterctl.run.store import space_not_needed, write_atomically
+from clusterctl.run.resuming import Resuming
+from clusterctl.run.store import room_not_needed, write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -101,10 +101,17 @@ class Begun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotBegun:
-    """An attempt could not be started. `prepared` are the nodes on which something may have to be undone."""
+    """An attempt could not be started.
+
+    Attributes:
+        error: Why.
+        prepared: Nodes on which something may have to be undone.
+        remaining: Processes that could not be ended, as `RunState.remaining` has them.
+    """
 
     error: ClusterctlError
     prepared: tuple[str, ...]
+    remaining: tuple[dict[str, Any], ...] = ()
 
 
 class Launch:
@@ -113,7 +120,7 @@ class Launch:
     Args:
         run: Where the run lies.
         spec: What to run.
-        sessions: Node name to session; shared with the controller, which replaces broken ones.
+        sessions: Gives the sessions as they are now, by node name; the controller replaces broken ones.
         post: Takes controller events, in order.
         cancelled: Set when a person has ended the run.
     """
@@ -122,7 +129,7 @@ class Launch:
         self,
         run: RunDir,
         spec: ClusterSpec,
-        sessions: dict[str, Session],
+        sessions: Callable[[], Mapping[str, Session]],
         post: Callable[[events.ControllerEvent], None],
         cancelled: threading.Event,
     ) -> None:
@@ -152,14 +159,14 @@ class Launch:
         self._secrets = {}
 
     def attempt(
-        self, number: int, hosts: Sequence[HostSpec], follow: Callable[[str], None], why: str = ""
+        self, number: int, hosts: Sequence[HostSpec], follow: Callable[[list[str]], None], why: str = ""
     ) -> Begun | NotBegun:
         """Bring one attempt up on these hosts, in order of node rank.
 
         Args:
             number: The attempt.
             hosts: Who takes part.
-            follow: Begins to follow the journal of a node; called once its place in the attempt is posted.
+            follow: Begins to follow the journals of nodes; called once their places in the attempt are posted.
             why: Why there is a new attempt.
         """
         self._prepared = []
@@ -169,7 +176,7 @@ class Launch:
             return NotBegun(error=error, prepared=tuple(self._prepared))
 
     def _attempt(
-        self, number: int, hosts: Sequence[HostSpec], follow: Callable[[str], None], why: str
+        self, number: int, hosts: Sequence[HostSpec], follow: Callable[[list[str]], None], why: str
     ) -> planning.LaunchPlan:
         answers = {n: answer_of(h, s.hello) for h, (n, s) in zip(hosts, self._on(hosts).items(), strict=True)}
         entries = planning.layout(hosts, {n: a.gpus for n, a in answers.items()})
@@ -184,12 +191,11 @@ class Launch:
         )
         plan = planning.plan_launch(self._spec, identity, entries, answers, where, ports)
         shown = planning.plan_json(plan, self._spec.secrets)
-        with space_not_needed() if number else contextlib.nullcontext():
-            write_atomically(self._run.plan(number), json.dumps(shown, indent=1).encode())
+        with room_not_needed() if number else contextlib.nullcontext():
+            write_atomically(self._run.plan(number), json.dumps(shown, indent=1).encode(), durable=True)
         self._check()
-        self._post(_attempt_event(plan, why, resume_from, newest))
-        for host in hosts:
-            follow(host.name)
+        self._post(attempts.from_plan(plan, why, resume_from, newest))
+        follow([host.name for host in hosts])
         self._start(plan)
         return plan
 
@@ -198,7 +204,7 @@ class Launch:
             raise CancelledError("cancelled during the start")
 
     def _on(self, hosts: Sequence[HostSpec] | Sequence[str]) -> dict[str, Session]:
-        return sessions_of(self._sessions, [h if isinstance(h, str) else h.name for h in hosts])
+        return sessions_of(self._sessions(), [h if isinstance(h, str) else h.name for h in hosts])
 
     def newest_checkpoint(self, nodes: Sequence[str]) -> str | None:
         """Return which checkpoint is the newest on these nodes, and as it is now; see `events.Attempt.newest`.
@@ -241,7 +247,7 @@ class Launch:
         """Say what has changed since the start where code is not ours to bring back."""
         if not hosts or not self._spec.restart.max_restarts:
             return
-        sessions = {n: s for n, s in self._sessions.items() if n in {h.name for h in hosts}}
+        sessions = {n: s for n, s in self._sessions().items() if n in {h.name for h in hosts}}
         seen = unsynced.look(sessions, {n: workdir_of(self._spec, n) for n in sessions})
         if first:
             unsynced.remember(self._run, seen)
@@ -382,23 +388,6 @@ def workdir_of(spec: ClusterSpec, node: str) -> str:
     host = next(h for h in spec.hosts if h.name == node)
     assert host.workdir is not None, "whatever reads a cluster file fills it in"
     return host.workdir
-
-
-def _attempt_event(
-    plan: planning.LaunchPlan, why: str, resume_from: str | None, newest: Checkpoint | None
-) -> events.Attempt:
-    return events.Attempt(
-        attempt=plan.attempt,
-        world_size=plan.world_size or 0,
-        master_addr=plan.master_addr,
-        master_port=plan.master_port,
-        nodes=[
-            {"node": n.node, "node_rank": n.node_rank, "address": n.address, "ranks": list(n.ranks)} for n in plan.nodes
-        ],
-        why=why,
-        resume_from=resume_from,
-        newest=None if newest is None else newest.label,
-    )
 
 
 def _size(count: int) -> str:

@@ -57,6 +57,12 @@ class LineFile:
             return False
         return True
 
+    def sync(self) -> None:
+        """Have what is written on the disk, as far as the disk can be had to do it."""
+        if self._fd >= 0:
+            with contextlib.suppress(OSError):
+                os.fsync(self._fd)
+
     def close(self) -> None:
         """Give back the reserve and close the file."""
         if self._fd >= 0:

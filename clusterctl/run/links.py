@@ -6,19 +6,22 @@ import contextlib
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from clusterctl.errors import AuthError, ClusterctlError, NodeError
+from clusterctl.errors import AgentError, AuthError, ClusterctlError, NodeError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Hashable, Iterable, Mapping
     from queue import SimpleQueue
 
+    from clusterctl.agent.protocol import Command
     from clusterctl.config.spec import HostSpec
     from clusterctl.session import Session
 
 T = TypeVar("T")
+K = TypeVar("K", bound="Hashable")
 
 _FIRST_PAUSE = 1.0
 _LONGEST_PAUSE = 15.0
@@ -36,11 +39,15 @@ class Redialed:
 
 
 class Links:
-    """One session per node, kept.
+    """One session per node, kept. It belongs to one thread: others dial, and what they get comes back by the inbox.
 
     Args:
         dial: Opens a session to a host; raises NodeError.
         inbox: Where `Redialed` goes.
+
+    Attributes:
+        sessions: The session of each node that has one. Never changed but put in place anew, so that another thread
+            that takes it has it as it was at that moment.
     """
 
     def __init__(self, dial: Callable[[HostSpec], Session], inbox: SimpleQueue[Any]) -> None:
@@ -54,27 +61,40 @@ class Links:
         self._cut_at: dict[str, float] = {}
         self._added_at: dict[str, float] = {}
         self._pauses: dict[str, float] = {}
-        self.sessions: dict[str, Session] = {}
+        self.sessions: Mapping[str, Session] = {}
 
-    def add(self, node: str, session: Session) -> None:
-        """Take in a session that was opened."""
-        old = self.sessions.pop(node, None)
+    def add(self, host: HostSpec, session: Session) -> bool:
+        """Take in a session that was opened, and return True.
+
+        One that broke before it got here takes nobody's place: its host is dialed again if it has no other.
+        """
+        node = host.name
+        self._dialing.discard(node)
+        if not session.alive:
+            session.close()
+            if node not in self.sessions:
+                self.broken(host)
+            return False
+        old = self.sessions.get(node)
         if old is not None:
             old.close()
-        self._dialing.discard(node)
         self._broken_at.pop(node, None)
         self._cut_at.pop(node, None)
         self._added_at[node] = time.monotonic()
-        self.sessions[node] = session
+        self.sessions = {**self.sessions, node: session}
+        return True
 
     def broken(self, host: HostSpec, session: Session | None = None) -> None:
-        """Forget a session that broke, and dial again until it answers. Repeating it does nothing."""
+        """Forget a session that broke (`session`: only if it is still the one), and dial again until it answers.
+
+        Repeating it does nothing.
+        """
         current = self.sessions.get(host.name)
-        if session is not None and current is not None and current is not session:
+        if session is not None and current is not session:
             return
         if current is not None:
             self._broken_at[host.name] = time.monotonic() - current.silence_s
-            del self.sessions[host.name]
+            self.sessions = {node: s for node, s in self.sessions.items() if node != host.name}
             threading.Thread(target=current.close, daemon=True).start()
         self._broken_at.setdefault(host.name, time.monotonic())
         self._cut_at.setdefault(host.name, time.monotonic())
@@ -84,10 +104,15 @@ class Links:
             asked = (host, self._hurries)
             threading.Thread(target=self._redial, args=asked, name=f"dial {host.name}", daemon=True).start()
 
+    def has_lost(self, node: str) -> bool:
+        """Return whether a node's connection is what broke: not where it has a new one, or none was ever taken in."""
+        current = self.sessions.get(node)
+        return node in self._broken_at if current is None else not current.alive
+
     def silent(self, after: float) -> dict[str, float]:
         """Return the nodes that have not been heard for over `after` seconds, with how long that is."""
         now = time.monotonic()
-        quiet = {node: s.silence_s for node, s in list(self.sessions.items()) if s.silence_s > after}
+        quiet = {node: s.silence_s for node, s in self.sessions.items() if s.silence_s > after}
         return quiet | {node: now - last for node, last in self._broken_at.items()}
 
     def cut(self) -> dict[str, float]:
@@ -103,12 +128,6 @@ class Links:
         with self._changed:
             self._hurries += 1
             self._changed.notify_all()
-
-    def drop(self, node: str) -> None:
-        """Close the connection to a node for good."""
-        session = self.sessions.pop(node, None)
-        if session is not None:
-            session.close()
 
     def close(self) -> None:
         """Close everything; stop dialing."""
@@ -186,6 +205,27 @@ def sessions_of(sessions: Mapping[str, Session], nodes: Iterable[str]) -> dict[s
     if missing:
         raise NodeError(missing[0], f"{names(missing)}: the connection was lost during the start")
     return {node: sessions[node] for node in wanted}
+
+
+def ask_all(
+    session: Session, command: Command, questions: Mapping[K, dict[str, Any]], timeout: float
+) -> tuple[dict[K, dict[str, Any]], dict[K, ClusterctlError]]:
+    """Ask one node many things, all on their way at once; return its answers, and why others could not be had.
+
+    `timeout` is in seconds, for all of them together.
+    """
+    deadline = time.monotonic() + timeout
+    under_way = {key: session.call_async(command, arguments) for key, arguments in questions.items()}
+    answers: dict[K, dict[str, Any]] = {}
+    errors: dict[K, ClusterctlError] = {}
+    for key, future in under_way.items():
+        try:
+            answers[key] = future.result(max(0.0, deadline - time.monotonic()))
+        except ClusterctlError as error:
+            errors[key] = error
+        except FutureTimeoutError:
+            errors[key] = AgentError(session.node, f"no answer to `{command.value}` within {timeout:g}s")
+    return answers, errors
 
 
 def raise_first(errors: Mapping[str, ClusterctlError]) -> None:

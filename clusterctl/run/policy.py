@@ -13,15 +13,16 @@ from clusterctl.agent.protocol import StopReason
 from clusterctl.config.spec import RestartSpec, StallAction
 from clusterctl.errors import ExitCode
 from clusterctl.run.blame import Cause
-from clusterctl.run.state import NodeState, RunPhase, RunState, WorkerPhase
+from clusterctl.run.state import NodeState, RunPhase, RunState, WorkerPhase, WorkerState
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 FENCE_MARGIN = 10.0
 """Seconds added to a fence: the node acts up to this much later than the clock says."""
 
-UNREACHABLE_SHOWN_AFTER = 3.0
+STOPPING_MARGIN = 30.0
+"""Seconds that a node may take beyond the grace for SIGKILL, the sweep, GPU memory and what the kernel needs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +55,8 @@ class Sight:
         silent: Node to seconds since its last frame; nodes that answer are absent.
         cut: Node to seconds since the last moment at which anything that we sent could have reached it. It is less
             than `silent` where only the way back is broken; fences count from it.
+        told: Node to seconds for which it has been connected since it was told to stop.
+        killed: Seconds since a person wanted the end at once, or `None`.
         idle: Seconds since any unfinished rank showed activity.
         cancelled: A person asked for the end.
         gathering: Evidence of a stall is on its way, or a new controller has not yet seen for itself that it is one.
@@ -65,6 +68,8 @@ class Sight:
 
     silent: Mapping[str, float]
     cut: Mapping[str, float] = field(default_factory=dict)
+    told: Mapping[str, float] = field(default_factory=dict)
+    killed: float | None = None
     idle: float = 0.0
     cancelled: bool = False
     gathering: bool = False
@@ -185,10 +190,15 @@ def _newly_lost(state: RunState, limits: Limits, sight: Sight) -> GiveUpNode | N
     if all(name in sight.silent for name in state.nodes) and not sight.cancelled:
         return None
     for node in waiting:
-        silent = sight.silent.get(node.node, 0.0)
-        if silent >= limits.node_lost_after:
+        silent = sight.silent.get(node.node)
+        if silent is not None and (silent >= limits.node_lost_after or _past_kill(sight)):
             return GiveUpNode(node=node.node, why=node.link_why or f"no answer for {silent:.0f} s")
     return None
+
+
+def _past_kill(sight: Sight) -> bool:
+    """Return whether a person who wanted the end at once has waited long enough."""
+    return sight.killed is not None and sight.killed >= STOPPING_MARGIN
 
 
 def _settled(state: RunState, limits: Limits, sight: Sight) -> bool:
@@ -197,11 +207,19 @@ def _settled(state: RunState, limits: Limits, sight: Sight) -> bool:
 
 
 def _node_settled(node: NodeState, limits: Limits, sight: Sight) -> bool:
-    if node.swept:
+    if node.swept or _overdue(node, limits, sight):
         return True
     if node.link != "lost":
         return False
-    return limits.fence is None or sight.cut.get(node.node, 0.0) >= limits.fence
+    # A fence matters to the attempt that follows; none does where a person wants the end.
+    return limits.fence is None or sight.cancelled or sight.cut.get(node.node, 0.0) >= limits.fence
+
+
+def _overdue(node: NodeState, limits: Limits, sight: Sight) -> bool:
+    """Return whether a node that can be reached should have ended all long ago, and does not say that it has."""
+    if node.swept or node.link == "lost":
+        return False
+    return _past_kill(sight) or sight.told.get(node.node, 0.0) >= limits.grace + STOPPING_MARGIN
 
 
 def _conclude(state: RunState, limits: Limits, sight: Sight, now: float) -> Action:
@@ -211,7 +229,8 @@ def _conclude(state: RunState, limits: Limits, sight: Sight, now: float) -> Acti
         pause = _pause(state, limits.restart, now)
         return Restart(at=now + pause, why=kind, without=tuple(sorted(left_out(state, sight))))
     phase, code = outcome(state)
-    return Finish(phase=phase, exit_code=int(code), remaining=_remaining(state), why_no_restart=refusal or "")
+    remaining = _remaining(state, [n for n in state.nodes.values() if _overdue(n, limits, sight)])
+    return Finish(phase=phase, exit_code=int(code), remaining=remaining, why_no_restart=refusal or "")
 
 
 def _pause(state: RunState, rules: RestartSpec, now: float) -> float:
@@ -274,6 +293,9 @@ def why_not_again(state: RunState, limits: Limits, sight: Sight, kind: str, now:
         return f"{sight.alike + 1} attempts failed alike, without a newer checkpoint between"
     if state.cause is not None and state.cause.exit_code in rules.never_codes:
         return f"exit code {state.cause.exit_code} is one of `restart.never_codes`"
+    overdue = [n.node for n in state.nodes.values() if _overdue(n, limits, sight)]
+    if overdue:
+        return f"{overdue[0]} does not say that all has ended there"
     bad = unusable(state)
     if "lost" in bad.values() and limits.fence is None:
         return "a lost node may still be at work: `on_controller_loss: {stop_after: ...}` would fence it"
@@ -317,16 +339,26 @@ def final_cause(state: RunState) -> Cause | None:
     return state.cause
 
 
-def _remaining(state: RunState) -> tuple[dict[str, Any], ...]:
+def _remaining(state: RunState, overdue: Sequence[NodeState]) -> tuple[dict[str, Any], ...]:
     left: list[dict[str, Any]] = []
     for node in (*state.retired.values(), *state.nodes.values()):
         left += node.remaining
-        if node.node in state.retired:
-            continue
-        if node.link == "lost" and not node.swept:
-            left += [
-                {"node": node.node, "pid": w.pid, "start_time": w.start_time, "command": None, "why": "node lost"}
-                for r in node.ranks
-                if (w := state.workers[r]).phase is WorkerPhase.LOST and w.pid is not None
-            ]
+        if node in overdue:
+            left += _unsure(state, node, WorkerPhase.RUNNING, _OVERDUE) or [_entry(node.node, None, _OVERDUE)]
+        elif node.node not in state.retired and node.link == "lost" and not node.swept:
+            left += _unsure(state, node, WorkerPhase.LOST, "node lost")
     return tuple(left)
+
+
+_OVERDUE = "its node does not say that it has ended"
+
+
+def _unsure(state: RunState, node: NodeState, phase: WorkerPhase, why: str) -> list[dict[str, Any]]:
+    """Return the workers of a node in that phase, of which nobody knows whether they are still there."""
+    workers = [state.workers[rank] for rank in node.ranks]
+    return [_entry(node.node, w, why) for w in workers if w.phase is phase and w.pid is not None]
+
+
+def _entry(node: str, worker: WorkerState | None, why: str) -> dict[str, Any]:
+    pid, start_time = (None, None) if worker is None else (worker.pid, worker.start_time)
+    return {"node": node, "pid": pid, "start_time": start_time, "command": None, "why": why}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.protocol import Command
 from clusterctl.config.spec import TransportKind
-from clusterctl.errors import ClusterctlError, UnhealthyError
+from clusterctl.errors import ClusterctlError, ConnectError, UnhealthyError
 from clusterctl.health import judge
 from clusterctl.health.context import NOT_SYNCED, Context
 from clusterctl.health.model import Status
@@ -17,7 +17,7 @@ from clusterctl.health.registry import CHECKS
 from clusterctl.health.request import longest, probe_request
 from clusterctl.run.events import Note
 from clusterctl.run.launch import Progress, workdir_of
-from clusterctl.run.links import each
+from clusterctl.run.links import each, raise_first
 from clusterctl.run.meeting import meeting_addresses
 from clusterctl.run.rendezvous import try_port
 from clusterctl.run.store import all_runs, listed_state, write_atomically
@@ -44,38 +44,43 @@ class Preflight:
         run: Keeps the facts and findings in `health.json`.
         spec: What is declared and tolerated.
         strict: WARN and UNKNOWN end the start too.
-
-    Attributes:
-        unfit: Spares that failed a check, and why they are left out, in a word.
     """
 
     def __init__(self, run: RunDir, spec: ClusterSpec, *, strict: bool) -> None:
         self._run, self._spec, self._strict = run, spec, strict
         self._facts: dict[str, dict[str, Any]] = {}
         self._findings: list[Finding] = []
-        self.unfit: dict[str, str] = {}
 
-    def __call__(self, sessions: Mapping[str, Session], post: Callable[[ControllerEvent], None]) -> None:
-        """Check everything but the code, which is still to come.
+    def __call__(self, sessions: Mapping[str, Session], post: Callable[[ControllerEvent], None]) -> dict[str, str]:
+        """Check everything but the code, which is still to come; return the spares that are left out, with a word.
+
+        Args:
+            sessions: The nodes to check; one that is lost meanwhile has failed.
+            post: Takes what is to be told.
 
         Raises:
+            NodeError, NodesError: All is well but that connections were lost; nothing was started.
             UnhealthyError: A check failed; nothing was started.
         """
         step = Progress("health", len(sessions), post)
         self._facts = probe_all(self._spec, sessions, step, own_run=self._run.run)
         found = judge_all(self._spec, self._facts, [name for name in CHECKS if name not in AFTER_SYNC])
-        failed = self._without_spares(self._weigh(found), post)
-        step.end(_summary(found), failed=bool(failed))
-        self._refuse(failed)
-
-    def _without_spares(self, failed: list[Finding], post: Callable[[ControllerEvent], None]) -> list[Finding]:
-        """Leave spares that are not fit out of the run instead of ending its start."""
         spares = {h.name for h in self._spec.spares}
+        bad = self._weigh(found)
+        failed = [f for f in bad if f.node not in spares]
+        step.end(_summary(found), failed=bool(failed))
+        gone = {n: ConnectError(n, str(f["unreachable"])) for n, f in self._facts.items() if "unreachable" in f}
+        lost = {n: error for n, error in gone.items() if n not in spares and not sessions[n].alive}
+        if all(f.node in lost for f in failed):
+            raise_first(lost)
+        self._refuse(failed)
+        return self._left_out([f for f in bad if f.node in spares], post)
+
+    def _left_out(self, failed: list[Finding], post: Callable[[ControllerEvent], None]) -> dict[str, str]:
+        """Leave spares that are not fit out of the run instead of ending its start."""
         for finding in failed:
-            if finding.node in spares:
-                self.unfit[finding.node] = "unhealthy"
-                post(Note(text=f"spare {finding.node} is left out: {finding.message}", level="warn"))
-        return [f for f in failed if f.node not in spares]
+            post(Note(text=f"spare {finding.node} is left out: {finding.message}", level="warn"))
+        return {finding.node: "unhealthy" for finding in failed if finding.node is not None}
 
     def after_sync(self, sessions: Mapping[str, Session]) -> None:
         """Check that all nodes have the same code now.

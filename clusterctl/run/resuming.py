@@ -102,7 +102,7 @@ class Resuming:
     Args:
         run: Where the run lies; what was there when it began is kept with it, for a controller that adopts it.
         spec: What to run.
-        sessions: Node name to session; shared with the controller.
+        sessions: Gives the sessions as they are now, by node name.
         post: Takes controller events, in order.
         cancelled: Set when a person has ended the run.
     """
@@ -111,7 +111,7 @@ class Resuming:
         self,
         run: RunDir,
         spec: ClusterSpec,
-        sessions: Mapping[str, Session],
+        sessions: Callable[[], Mapping[str, Session]],
         post: Callable[[events.ControllerEvent], None],
         cancelled: threading.Event,
     ) -> None:
@@ -145,7 +145,7 @@ class Resuming:
         pattern = self._checkpoint.pattern
         if pattern is None or not self._restarts:
             return
-        found, errors = each(dict(self._sessions), lambda node, session: self._ask(node, session, versions=True))
+        found, errors = each(self._sessions(), lambda node, session: self._ask(node, session, versions=True))
         raise_first({node: errors[node] for node in nodes if node in errors})
         before = {node: answer["versions"] for node, answer in found.items()}
         write_atomically(self._file, json.dumps(before).encode())
@@ -166,7 +166,7 @@ class Resuming:
         before = self._before() if self._checkpoint.resume is not Resume.ANY else None
         first, until = nodes[0], time.monotonic() + (_SHOWN_LATE if self._checkpoint.shared else 0.0)
         while True:
-            found, errors = each(sessions_of(self._sessions, nodes), self._ask)
+            found, errors = each(sessions_of(self._sessions(), nodes), self._ask)
             raise_first(errors)
             seen = {node: _versions(answer) for node, answer in found.items()}
             seen = seen if before is None else of_this_run(seen, before)

@@ -107,6 +107,7 @@ class NodeState:
         stop_reason: Why the node stops or stopped its workers, or `None`.
         held: Why GPU memory is not free after the attempt, or `None`.
         clock: Offset and error that put its monotonic clock on the head's line.
+        boot: Boot id of its machine when it was prepared; "" where that is not known yet.
     """
 
     node: str
@@ -123,6 +124,7 @@ class NodeState:
     remaining: tuple[dict[str, Any], ...] = ()
     held: str | None = None
     clock: tuple[float, float] | None = None
+    boot: str = ""
     seq: int = 0
 
 
@@ -256,7 +258,7 @@ def apply_node(state: RunState, node: str, stamp: wire.Stamp, event: wire.Event)
     attempt = getattr(event, "attempt", state.attempt)
     if attempt != state.attempt:
         return state
-    return _apply_current(state, state.nodes[node], event)
+    return _apply_current(state, state.nodes[node], stamp, event)
 
 
 def _apply_retired(state: RunState, node: NodeState, stamp: wire.Stamp, event: wire.Event) -> RunState:
@@ -274,10 +276,10 @@ def _remaining(node: NodeState, event: wire.Swept) -> tuple[dict[str, Any], ...]
     return tuple({"node": node.node, **r} for r in event.remaining)
 
 
-def _apply_current(state: RunState, node: NodeState, event: wire.Event) -> RunState:
+def _apply_current(state: RunState, node: NodeState, stamp: wire.Stamp, event: wire.Event) -> RunState:
     match event:
         case wire.Prepared():
-            return _with_node(state, replace(node, prepared=True))
+            return _with_node(state, replace(node, prepared=True, boot=stamp.boot))
         case wire.Started():
             return _started(state, event)
         case wire.Exited():

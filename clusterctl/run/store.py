@@ -37,6 +37,7 @@ from clusterctl.run.state import RunPhase, RunState
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+_DURABLE = (head.Attempt, head.Decided, head.Restarting, head.Ended)
 _EVENTS_RESERVE = 1024 * 1024
 _JOURNAL_RESERVE = 128 * 1024
 SAMPLES_KEPT = 16 * 1024 * 1024
@@ -273,10 +274,13 @@ class Writer:
     def append(self, event: head.ControllerEvent, now: float) -> None:
         """Write an event of the controller's own; `now` is the head's clock in seconds.
 
-        Where there is no room it waits, as do the lines of `journal`: see `flush`.
+        Where there is no room it waits, as do the lines of `journal`: see `flush`. What decides over the run is on the
+        disk when this returns, so that a head that loses its power does not come back with another view of it.
         """
         self._seq += 1
         self._events.append((head.encode(self._seq, now, event) + "\n").encode())
+        if isinstance(event, _DURABLE):
+            self._events.sync()
 
     def journal(self, node: str, record: dict[str, Any]) -> None:
         """Append one line to the replica of a node's journal."""
@@ -328,7 +332,7 @@ class Writer:
             stored = 0
         epoch = max(stored, seen) + 1
         # The nodes remember it too: that is enough to go on with a run whose head has no space.
-        with space_not_needed():
+        with room_not_needed():
             write_atomically(self.run.epoch, str(epoch).encode())
         return epoch
 
@@ -354,7 +358,7 @@ class Writer:
 
 
 @contextlib.contextmanager
-def space_not_needed() -> Iterator[None]:
+def room_not_needed() -> Iterator[None]:
     """Do without a file that helps, and without which things go on, where there is no room for it."""
     try:
         yield
@@ -363,13 +367,15 @@ def space_not_needed() -> Iterator[None]:
             raise
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Put a whole file in place: readers see the old one or the new one, never a part."""
+def write_atomically(path: Path, data: bytes, *, durable: bool = False) -> None:
+    """Put a whole file in place: readers see the old one or the new one, never a part; `durable`: after a crash too."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
         try:
             _write_all(fd, data)
+            if durable:
+                os.fsync(fd)
         finally:
             os.close(fd)
         temporary.replace(path)

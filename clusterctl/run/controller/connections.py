@@ -2,23 +2,44 @@
 
 from __future__ import annotations
 
-import contextlib
-import threading
 import time
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from clusterctl.agent.protocol import StopReason
-from clusterctl.errors import ClusterctlError
-from clusterctl.run import events
+from clusterctl.agent import protocol as wire
+from clusterctl.agent.protocol import Command, StopReason
+from clusterctl.errors import ClusterctlError, ConnectError, ExitCode, NotFoundError, RunFailed
+from clusterctl.run import ending, events, replicas
+from clusterctl.run.controller.controlled import CALL_SECONDS
+from clusterctl.run.state import WorkerPhase
 from clusterctl.run.store import now
+from clusterctl.session import StaleEpochError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from clusterctl.config.spec import HostSpec
     from clusterctl.run.controller.controlled import ControlledRun
     from clusterctl.run.links import Redialed
+    from clusterctl.run.state import NodeState, RunState
     from clusterctl.session import BeatReceived, Session, SessionLost
 
 SHOWN_SILENT_AFTER = 6.5
 _SILENT = "no answer"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Resumed:
+    """A node is followed again. `status` is its answer where somebody has to know whether its workers were started."""
+
+    status: dict[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Forgotten:
+    """A node has no trace of the run in its files; `left` is what still runs of it there."""
+
+    left: list[dict[str, Any]]
 
 
 class Connections:
@@ -30,7 +51,7 @@ class Connections:
 
     def __init__(self, run: ControlledRun) -> None:
         self._run = run
-        self._boots: dict[str, str] = {}
+        self._unchecked: set[str] = set()
         self.superseded = False
 
     def beat(self, item: BeatReceived) -> None:
@@ -38,7 +59,6 @@ class Connections:
         node = self._run.state.nodes.get(item.node)
         if node is None:
             return
-        self._boots[item.node] = item.boot
         offset = now() - time.monotonic() - item.mono_offset_s
         if (
             node.clock is None
@@ -47,57 +67,117 @@ class Connections:
         ):
             self._run.record(events.Clock(node=item.node, offset=offset, error=item.error_s, boot=item.boot))
 
-    def lost(self, item: SessionLost, *, over: bool) -> None:
-        """Take note that a connection broke, and dial again; not for a run that is `over` and never had a node."""
-        run = self._run
-        host = run.hosts.get(item.node)
-        if host is None or (over and not run.state.nodes):
-            return
-        node = run.state.nodes.get(item.node)
-        silent = node is not None and node.link == "unreachable" and node.link_why == _SILENT
-        if node is not None and (silent or node.link not in ("unreachable", "lost")):
-            run.record(events.Link(node=item.node, link="unreachable", why=str(item.error)))
-        run.links.broken(host)
-
     def taken_by_another(self, node: str) -> None:
         """Leave the run alone from now on, whatever was decided."""
         if not self.superseded:
             self.superseded = True
             self._run.note(f"another controller has taken over on {node}: this one has ended and the run goes on")
 
+    # --- broken
+
+    def lost(self, item: SessionLost) -> None:
+        """Take note that a connection broke, and dial again."""
+        host = self._run.hosts.get(item.node)
+        if host is not None and self._run.links.has_lost(item.node):
+            self.missing(host, item.error)
+
+    def missing(self, host: HostSpec, error: ClusterctlError, session: Session | None = None) -> None:
+        """Take note that a node has no connection (`session`: that this one is of no use), and dial until it has."""
+        run = self._run
+        if session is not None and run.links.sessions.get(host.name) is not session:
+            return
+        node = run.state.nodes.get(host.name)
+        silent = node is not None and node.link == "unreachable" and node.link_why == _SILENT
+        if node is not None and (silent or node.link not in ("unreachable", "lost")):
+            run.record(events.Link(node=host.name, link="unreachable", why=str(error)))
+        run.links.broken(host, session)
+
+    # --- back
+
+    def distrust(self, nodes: Iterable[str]) -> None:
+        """Compare all replicas of these nodes before they are followed: another controller wrote them."""
+        self._unchecked.update(nodes)
+
     def back(self, item: Redialed) -> None:
         """Take a connection in that was dialed again, and go on with its node."""
         run = self._run
-        run.join({item.node: item.session})
         node = run.known(item.node)
-        if node is None:
+        if not run.join(item.node, item.session) or node is None:
             return
-        boot = str(item.session.hello.get("boot_id") or "")
-        if self._boots.setdefault(item.node, boot) != boot and not node.swept and item.node in run.state.nodes:
-            run.record(events.Link(node=item.node, link="lost", why="it was rebooted", rebooted=True))
-        elif node.link != "lost" and item.node in run.state.nodes:
-            run.record(events.Link(node=item.node, link="connected"))
-        threading.Thread(target=self._resume, args=(item.node, item.session), daemon=True).start()
+        if item.node in run.state.nodes:
+            self._record_back(node, str(item.session.hello.get("boot_id") or ""))
+        state = run.state
+        run.aside(
+            lambda: self._resume(state, node, item.session),
+            lambda outcome: self._resumed(item.node, item.session, outcome),
+            lambda error: self._not_resumed(item.node, item.session, error),
+        )
 
-    def _resume(self, node: str, session: Session) -> None:
-        """Go on with a node from the cursors, and repeat what it may have missed."""
-        run = self._run
-        with contextlib.suppress(ClusterctlError):
-            self._compare_replicas(node, session)
-            run.follow(node)
-            state, known = run.state, run.known(node)
-            if known is None or known.swept:
-                return
-            if node in state.retired:
-                run.stop_node(node, session, StopReason.NODE_LOST.value)
-            elif state.reason is not None:
-                run.stop_node(node, session, state.reason)
+    def _record_back(self, node: NodeState, boot: str) -> None:
+        if boot and node.boot and boot != node.boot and not node.swept:
+            why = "it was rebooted"
+            self._run.record(events.Link(node=node.node, link="lost", why=why, rebooted=True))
+        elif node.link != "lost":
+            self._run.record(events.Link(node=node.node, link="connected"))
 
-    def _compare_replicas(self, node: str, session: Session) -> None:
-        from clusterctl.run.replicas import differing
+    def _resume(self, state: RunState, node: NodeState, session: Session) -> _Resumed | _Forgotten:
+        """Follow a node from the cursors. In a thread: the loop changes what has to be changed."""
+        run, name = self._run, node.node
+        earlier = name in self._unchecked
+        differing = replicas.differing(run.folder, name, session, state.attempt, earlier=earlier)
+        follow = run.hand_over(lambda: self._from_cursors(name, session, differing))
+        try:
+            session.call(Command.FOLLOW, wire.to_wire(follow), timeout=CALL_SECONDS)
+        except NotFoundError:
+            # A supervisor may have lost its files and not its workers: whatever is there is ended.
+            return _Forgotten(left=ending.end_on_node(session, run.folder.run, name, run.grace))
+        pending = any(state.workers[r].phase is WorkerPhase.PENDING for r in node.ranks if r in state.workers)
+        asked = {"run": run.folder.run, "node": name}
+        return _Resumed(status=session.call(Command.STATUS, asked, timeout=CALL_SECONDS) if pending else None)
 
-        for file in differing(self._run.folder, node, session):
+    def _from_cursors(self, node: str, session: Session, differing: list[str]) -> wire.Follow:
+        """Return what to ask a node for; what differs is asked for from its beginning."""
+        if self._run.links.sessions.get(node) is not session:
+            raise ConnectError(node, "the connection was lost")
+        for file in differing:
             self._run.writer.restart_replica(node, file)
+        self._unchecked.discard(node)
+        return self._run.follow_request(node)
+
+    def _resumed(self, node: str, session: Session, outcome: _Resumed | _Forgotten) -> None:
+        """Repeat what a node may have missed."""
+        run, known = self._run, self._run.known(node)
+        if run.links.sessions.get(node) is not session or known is None or known.swept:
+            return
+        if isinstance(outcome, _Forgotten):
+            self._forgotten(node, session, outcome.left)
+        elif node in run.state.retired:
+            run.stop(node, StopReason.NODE_LOST.value)
+        elif run.state.reason is not None:
+            run.stop(node, run.state.reason)
+        elif outcome.status is not None:
+            self._end_what_was_not_started(node, outcome.status)
+
+    def _not_resumed(self, node: str, session: Session, error: Exception) -> None:
+        """Try it once more with another connection, unless the node obeys somebody else now."""
+        if not isinstance(error, StaleEpochError):
+            self.missing(self._run.hosts[node], _expected(node, error), session)
+
+    def _forgotten(self, node: str, session: Session, left: list[dict[str, Any]]) -> None:
+        run = self._run
+        why = "it has no trace of the run any more"
+        run.record(events.Link(node=node, link="lost", why=why, rebooted=not left))
+        if left:
+            run.links.broken(run.hosts[node], session)
+
+    def _end_what_was_not_started(self, node: str, status: dict[str, Any]) -> None:
+        """End an attempt whose workers on a node nobody will start: the controller that was about to is gone."""
+        run = self._run
+        if status["state"] == "prepared" and status["attempt"] == run.state.attempt and not run.launching:
+            text = f"the controller ended before it had started the workers on {node}"
+            run.end_start(RunFailed(text, exit_code=ExitCode.FAILED))
+
+    # --- silent
 
     def look(self) -> None:
         """Record which nodes fell silent, and which are heard again."""
@@ -113,3 +193,7 @@ class Connections:
             elif seconds is None and node.link != "connected" and node.node in run.links.sessions:
                 run.record(events.Link(node=node.node, link="connected"))
                 run.control.wake()
+
+
+def _expected(node: str, error: Exception) -> ClusterctlError:
+    return error if isinstance(error, ClusterctlError) else ConnectError(node, f"its run cannot be followed: {error}")

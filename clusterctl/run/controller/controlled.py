@@ -1,34 +1,39 @@
 """One run as its controller has it: its state, the only way to change it, and what is sent to its nodes.
 
-The thread of the loop owns the state. Other threads hand over what they found by `post` or `aside`.
+The thread of the loop owns all of it: the state, the files, the connections. Other threads dial and ask; what comes of
+it they give to the loop, by `post`, `aside` and `hand_over`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import queue
 import threading
+import time
+import traceback
 from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from clusterctl.agent import protocol as wire
-from clusterctl.agent.protocol import Command
-from clusterctl.errors import ClusterctlError, NodeError
+from clusterctl.agent.protocol import Command, StopReason
+from clusterctl.errors import ClusterctlError
 from clusterctl.run import events, policy
 from clusterctl.run.control import ControlServer
+from clusterctl.run.controller.stopping import Stopping
 from clusterctl.run.gaps import Gaps, Step
 from clusterctl.run.launch import Launch, Progress
-from clusterctl.run.links import Links, each, quietly
+from clusterctl.run.links import Links, each, raise_first
 from clusterctl.run.reader import load_state
+from clusterctl.run.startfailure import start_failed
 from clusterctl.run.state import apply_head, apply_node
 from clusterctl.run.store import Writer, now
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
-    from clusterctl.agent.protocol import StopReason
     from clusterctl.config.spec import ClusterSpec, HostSpec
     from clusterctl.run.state import NodeState
     from clusterctl.run.store import RunDir
@@ -40,6 +45,7 @@ Post = Callable[[events.ControllerEvent], None]
 Dial = Callable[["HostSpec", Callable[[str], None]], "Session"]
 
 CALL_SECONDS = 20.0
+_HURRIED_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +69,8 @@ class ControlledRun:
         cancelled: Set when a person has ended the run.
         kill: No grace any more.
         unfit: Spares that must not be used, and why, in a word.
+        epoch: What this controller's commands carry; 0 before it has one, and no session is joined before.
+        stopping: Which nodes were told to stop, and for how long they have known.
     """
 
     def __init__(self, folder: RunDir, spec: ClusterSpec, dial: Callable[[queue.SimpleQueue[Any]], Dial]) -> None:
@@ -80,7 +88,8 @@ class ControlledRun:
         self.kill = False
         self._gaps = Gaps()
         self.unfit: dict[str, str] = {}
-        self.launch = Launch(folder, spec, self.links.sessions, self.post, self.cancelled)
+        self.stopping = Stopping()
+        self.launch = Launch(folder, spec, lambda: self.links.sessions, self.post, self.cancelled)
         self.control = ControlServer(folder.control_address(), self.inbox.put)
 
     def close(self) -> None:
@@ -95,18 +104,39 @@ class ControlledRun:
         """Record an event soon."""
         self.inbox.put(Then(call=lambda: self.record(event)))
 
-    def aside(self, work: Callable[[], T], then: Callable[[T], None]) -> None:
-        """Let a thread work; the loop does `then` with its result, or ends with its exception."""
+    def aside(self, work: Callable[[], T], then: Callable[[T], None], failed: Callable[[Exception], None]) -> None:
+        """Let a thread work; the loop does `then` with its result, or `failed` with its exception.
+
+        A traceback goes into the log where the exception is none of the expected ones.
+        """
 
         def run() -> None:
             try:
                 result = work()
             except Exception as error:
-                self.inbox.put(Then(call=_raising(error)))
+                if not isinstance(error, ClusterctlError):
+                    traceback.print_exc()
+                self.inbox.put(Then(call=_bound(failed, error)))
             else:
                 self.inbox.put(Then(call=lambda: then(result)))
 
         threading.Thread(target=run, daemon=True).start()
+
+    def hand_over(self, call: Callable[[], T]) -> T:
+        """Have the loop do something, after all that was posted before; return what it gave or raise what it raised.
+
+        For other threads. One whose loop has ended waits for ever, and ends with the process.
+        """
+        done: Future[T] = Future()
+
+        def settle() -> None:
+            try:
+                done.set_result(call())
+            except Exception as error:
+                done.set_exception(error)
+
+        self.inbox.put(Then(call=settle))
+        return done.result()
 
     # --- the state
 
@@ -132,7 +162,7 @@ class ControlledRun:
             case Step.LEAVE:
                 return
             case Step.HANG_UP:
-                self.links.broken(self.hosts[item.node])
+                self.links.broken(self.hosts[item.node], self.links.sessions.get(item.node))
                 return
             case Step.PASS_OVER:
                 self.note(f"{item.node}: its journal lacks what came behind number {known.seq}")
@@ -142,11 +172,15 @@ class ControlledRun:
         self.state = apply_node(self.state, item.node, item.stamp, item.event)
 
     def _ask_again(self, node: str) -> None:
-        def ask() -> None:
-            with contextlib.suppress(ClusterctlError):
-                self.follow(node)
-
-        self.aside(ask, lambda _: self._gaps.asked_again(node))
+        session = self.links.sessions.get(node)
+        if session is None:
+            return  # the next one is asked from here on as well
+        request = wire.to_wire(self.follow_request(node))
+        self.aside(
+            lambda: session.call(Command.FOLLOW, request, timeout=CALL_SECONDS),
+            lambda _: self._gaps.asked_again(node),
+            lambda _: self.links.broken(self.hosts[node], session),
+        )
 
     def known(self, node: str) -> NodeState | None:
         """Return what is known of a node of this attempt, or of an earlier one."""
@@ -178,64 +212,98 @@ class ControlledRun:
         placeholder: dict[str, Any] = dict.fromkeys(by_name)
         return each(placeholder, one, self.spec.ssh.parallel)
 
-    def join(self, opened: dict[str, Session]) -> None:
-        """Take sessions as the run's own: what they ask for carries this controller's epoch."""
-        for node, session in opened.items():
-            session.epoch = self.epoch
-            self.links.add(node, session)
+    def join(self, node: str, session: Session) -> bool:
+        """Take a session as the run's own: what it asks for carries this controller's epoch. False where it broke."""
+        session.epoch = self.epoch
+        return self.links.add(self.hosts[node], session)
 
-    def follow(self, node: str) -> None:
-        """Ask a node for everything after the cursors. Called from launch threads and from the loop."""
+    def follow_request(self, node: str) -> wire.Follow:
+        """Return what asks a node for everything after the cursors."""
         known = self.known(node)
-        request = wire.Follow(
-            run=self.folder.run, node=node, seq=known.seq if known else 0, cursors=self.writer.cursors(node)
-        )
-        session = self.links.sessions.get(node)
-        if session is not None:
-            session.call(Command.FOLLOW, wire.to_wire(request), timeout=CALL_SECONDS)
+        cursors = self.writer.cursors(node)
+        return wire.Follow(run=self.folder.run, node=node, seq=known.seq if known else 0, cursors=cursors)
+
+    def follow(self, nodes: Iterable[str]) -> None:
+        """Ask nodes for everything after the cursors, all at once. For launch threads.
+
+        Raises:
+            ClusterctlError: Some did not answer.
+        """
+        wanted = list(nodes)
+        requests = self.hand_over(lambda: {node: self.follow_request(node) for node in wanted})
+        sessions = {node: session for node, session in self.links.sessions.items() if node in requests}
+        _, errors = each(sessions, lambda n, s: s.call(Command.FOLLOW, wire.to_wire(requests[n]), timeout=CALL_SECONDS))
+        raise_first(errors)
+
+    @property
+    def grace(self) -> float:
+        """Seconds from SIGTERM to SIGKILL, now."""
+        return 0.0 if self.kill else self.limits.grace
 
     def end_attempt(self, reason: StopReason, message: str) -> None:
         """Decide the end of the attempt, once, and tell its nodes."""
         self.record(events.Decided(attempt=self.state.attempt, reason=reason.value, message=message))
+        self.stopping.forget()
         self.stop_all(reason.value)
         self.control.wake()
+
+    def end_start(self, error: ClusterctlError) -> None:
+        """End an attempt that could not be started everywhere."""
+        cancelled = self.cancelled.is_set()
+        if not cancelled:
+            self.record(start_failed(error))
+        if self.state.reason is None:
+            self.end_attempt(StopReason.CANCELLED if cancelled else StopReason.START_FAILED, str(error))
 
     def stop_all(self, reason: str) -> None:
         """Stop the attempt on every node that has something left of it."""
         for node in self.state.nodes.values():
-            session = self.links.sessions.get(node.node)
-            if session is not None and not node.swept:
-                stop = functools.partial(self.stop_node, node.node, session, reason)
-                threading.Thread(target=quietly, args=(stop,), daemon=True).start()
+            if not node.swept:
+                self.stop(node.node, reason)
 
-    def stop_node(self, node: str, session: Session, reason: str) -> None:
-        """Stop the attempt on one node; again, to shorten the grace."""
-        grace = 0.0 if self.kill else self.limits.grace
-        request = wire.Stop(run=self.folder.run, node=node, grace=grace, reason=reason)
-        session.call(Command.STOP, wire.to_wire(request), timeout=CALL_SECONDS)
+    def stop(self, node: str, reason: str) -> None:
+        """Stop the attempt on one node; again, to shorten the grace. One without a connection is told when it has."""
+        session = self.links.sessions.get(node)
+        if session is None:
+            return
+        self.stopping.told(node)
+        request = wire.to_wire(wire.Stop(run=self.folder.run, node=node, grace=self.grace, reason=reason))
 
-    def finish_nodes(self, nodes: list[str], state: str, code: int) -> list[str]:
-        """Tell nodes that the run has ended; return those that did not hear it."""
-        sessions = {n: s for n in nodes if (s := self.links.sessions.get(n)) is not None}
+        def tell() -> None:
+            # A node that takes its time has heard it; for how long it may take is for the policy to say.
+            with contextlib.suppress(FutureTimeoutError):
+                session.call_async(Command.STOP, request).result(CALL_SECONDS)
+
+        def failed(_: Exception) -> None:
+            self.links.broken(self.hosts[node], session)
+
+        self.aside(tell, lambda _: None, failed)
+
+    def tell_finished(self, sessions: Mapping[str, Session], state: str, code: int) -> dict[str, ClusterctlError]:
+        """Tell nodes that the run has ended; return why some did not hear it. For any thread."""
         asked = {"run": self.folder.run, "state": state, "exit_code": code}
-        _, errors = each(sessions, lambda n, s: s.call(Command.FINISH, {**asked, "node": n}, timeout=CALL_SECONDS))
-        return [n for n in dict.fromkeys(nodes) if n not in sessions or isinstance(errors.get(n), NodeError)]
+        timeout = _HURRIED_SECONDS if self.kill else CALL_SECONDS
+        return each(sessions, lambda n, s: s.call(Command.FINISH, {**asked, "node": n}, timeout=timeout))[1]
 
     def cancel(self, *, kill: bool) -> None:
         """End the run: gracefully, or at once."""
         self.cancelled.set()
         self.links.hurry()
-        if kill and not self.kill:
-            self.kill = True
-            if self.state.reason is not None:
-                self.stop_all(self.state.reason)
+        if kill:
+            self.end_at_once()
+
+    def end_at_once(self) -> None:
+        """Grant no grace any more, neither to what is to end nor to what ends already."""
+        if self.kill:
+            return
+        self.kill = True
+        self.stopping.kill(time.monotonic())
+        if self.state.reason is not None:
+            self.stop_all(self.state.reason)
 
 
-def _raising(error: Exception) -> Callable[[], None]:
-    def call() -> None:
-        raise error
-
-    return call
+def _bound(call: Callable[[Exception], None], error: Exception) -> Callable[[], None]:
+    return lambda: call(error)
 
 
 def limits_of(spec: ClusterSpec) -> policy.Limits:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from typing import TYPE_CHECKING
 
@@ -11,7 +10,7 @@ from clusterctl.agent.protocol import Command
 from clusterctl.errors import NotFoundError
 from clusterctl.run import events
 from clusterctl.run.controller.controlled import CALL_SECONDS
-from clusterctl.run.links import each
+from clusterctl.run.links import ask_all, names, raise_first
 
 if TYPE_CHECKING:
     from clusterctl.run import policy
@@ -19,9 +18,12 @@ if TYPE_CHECKING:
     from clusterctl.run.controller.replication import Replication
     from clusterctl.session import Session
 
-_DRAIN_WITHOUT_PROGRESS = 15.0
+_WITHOUT_PROGRESS = 15.0
+"""Seconds in which a node that is connected must have sent something of what is missing, or said how much that is."""
+_AFTER_KILL = 10.0
+"""Seconds that the output of a run may take in all whose end a person wanted at once."""
 
-_Sizes = dict[tuple[str, str], int]
+_Sizes = dict[str, int]
 
 
 class Finishing:
@@ -30,73 +32,116 @@ class Finishing:
     def __init__(self, run: ControlledRun, replication: Replication) -> None:
         self._run, self._replication = run, replication
         self._finish: policy.Finish | None = None
-        self._targets: _Sizes | None = None
-        self._since = 0.0
+        self._files: dict[str, list[str]] = {}
+        self._sizes: dict[str, _Sizes] = {}
+        self._asked: dict[str, Session] = {}
+        self._progress: dict[str, tuple[int, float]] = {}
+        self._began = 0.0
+        self._telling = False
 
     @property
     def begun(self) -> bool:
         """The run is decided."""
         return self._finish is not None
 
-    @property
-    def measuring(self) -> bool:
-        """The nodes have not said yet how large their files are."""
-        return self.begun and self._targets is None
-
     def begin(self, finish: policy.Finish) -> None:
-        """Ask the nodes how large their files are, now that nobody writes to them any more."""
-        run = self._run
+        """Find out what is missing here of the files of the nodes, now that nobody writes to them any more."""
         if finish.why_no_restart:
-            run.note(f"no restart: {finish.why_no_restart}")
-        self._finish, self._since = finish, time.monotonic()
-        sessions = {n: s for n, s in run.links.sessions.items() if n in run.all_nodes()}
-        files = self._files()
-
-        def measure() -> _Sizes:
-            found, _ = each(sessions, lambda n, s: self._sizes_on(n, s, files.get(n, [])))
-            return {(n, f): size for n, sizes in found.items() for f, size in sizes.items()}
-
-        run.aside(measure, self._measured)
-
-    def _measured(self, targets: _Sizes) -> None:
-        self._targets = targets
-
-    def _sizes_on(self, node: str, session: Session, files: list[str]) -> dict[str, int]:
-        sizes = {}
-        for file in files:
-            asked = {"run": self._run.folder.run, "node": node, "file": file, "offset": 0, "length": 0}
-            with contextlib.suppress(NotFoundError):
-                sizes[file] = int(session.call(Command.READ, asked, timeout=CALL_SECONDS)["size"])
-        return sizes
-
-    def _files(self) -> dict[str, list[str]]:
-        found: dict[str, list[str]] = {}
+            self._run.note(f"no restart: {finish.why_no_restart}")
+        self._finish, self._began = finish, time.monotonic()
         for attempt, node, ranks in self._run.state.placed:
             for rank in ranks:
-                found.setdefault(node, []).extend([wire.output_file(attempt, rank), wire.index_file(attempt, rank)])
-        return found
+                files = [wire.output_file(attempt, rank), wire.index_file(attempt, rank)]
+                self._files.setdefault(node, []).extend(files)
+        self._progress = dict.fromkeys(self._files, (-1, self._began))
 
     def go_on(self) -> None:
         """Close the run once all output is here, or no more of it comes."""
-        run, finish = self._run, self._finish
-        if finish is None or self._targets is None:
+        if self._finish is None or self._telling:
             return
-        missing = [
-            key
-            for key, size in self._targets.items()
-            if self._replica_size(*key) < size and key[0] in run.links.sessions
-        ]
-        waited = time.monotonic() - max(self._since, self._replication.moved)
-        if missing and (waited < _DRAIN_WITHOUT_PROGRESS or (self._replication.paused and not run.kill)):
+        self._ask_for_sizes()
+        missing = {node: left for node in self._files if (left := self._missing(node))}
+        awaited = [node for node, left in missing.items() if self._is_worth_waiting(node, left)]
+        if awaited:
             return
         if missing:
-            files = ", ".join(f"{n}: {f}" for n, f in missing[:3])
-            run.note(f"output was not replicated whole ({files}); the nodes still have it")
-        self._replication.tell_what_is_safe()
-        run.finish_nodes(run.all_nodes(), finish.phase.value, finish.exit_code)
-        run.record(events.Ended(state=finish.phase.value, exit_code=finish.exit_code, remaining=list(finish.remaining)))
-        run.control.wake()
+            self._say_what_is_missing(missing)
+        self._tell(self._finish)
+
+    # --- what is missing
+
+    def _ask_for_sizes(self) -> None:
+        """Ask each node once for each connection that it has."""
+        for node, session in self._run.links.sessions.items():
+            if node in self._files and node not in self._sizes and self._asked.get(node) is not session:
+                self._asked[node] = session
+                self._ask(node, session, self._files[node])
+
+    def _ask(self, node: str, session: Session, files: list[str]) -> None:
+        run = self._run
+        asked = {f: {"run": run.folder.run, "node": node, "file": f, "offset": 0, "length": 0} for f in files}
+
+        def measure() -> _Sizes:
+            answers, errors = ask_all(session, Command.READ, asked, CALL_SECONDS)
+            raise_first({f: error for f, error in errors.items() if not isinstance(error, NotFoundError)})
+            return {file: int(answer["size"]) for file, answer in answers.items()}
+
+        run.aside(measure, lambda sizes: self._sizes.update({node: sizes}), lambda _: None)
+
+    def _missing(self, node: str) -> list[tuple[str, int]]:
+        """Return files with the bytes that are not here; all of them where the node has not said how large they are."""
+        if node not in self._sizes:
+            return [(file, 1) for file in self._files[node]]
+        sizes = self._sizes[node].items()
+        return [(file, left) for file, size in sizes if (left := size - self._replica_size(node, file)) > 0]
 
     def _replica_size(self, node: str, file: str) -> int:
         path = self._run.folder.node(node) / file
         return path.stat().st_size if path.exists() else 0
+
+    # --- for how long
+
+    def _is_worth_waiting(self, node: str, missing: list[tuple[str, int]]) -> bool:
+        run, now = self._run, time.monotonic()
+        if run.kill:
+            return now - self._began < _AFTER_KILL
+        left = sum(count for _, count in missing)
+        known, since = self._progress[node]
+        if node in run.links.sessions:
+            if left != known:
+                self._progress[node] = (left, now)
+            return left != known or now - since < _WITHOUT_PROGRESS or self._replication.paused
+        self._progress[node] = (-1, now)
+        state, away = run.known(node), run.links.silent(0.0)
+        if state is None or state.link == "lost":
+            return False
+        # Where no node answers it is our own link.
+        ours = all(other in away for other in self._files) and not run.cancelled.is_set()
+        return ours or away.get(node, 0.0) < run.limits.node_lost_after
+
+    def _say_what_is_missing(self, missing: dict[str, list[tuple[str, int]]]) -> None:
+        unasked = [node for node in missing if node not in self._sizes]
+        if unasked:
+            self._run.note(
+                f"{names(unasked)} could not be asked for the rest of the output: it may not be whole here;"
+                " the nodes still have it"
+            )
+        files = [f"{node}: {file}" for node in missing if node not in unasked for file, _ in missing[node]]
+        if files:
+            self._run.note(f"output was not replicated whole ({', '.join(files[:3])}); the nodes still have it")
+
+    # --- the end
+
+    def _tell(self, finish: policy.Finish) -> None:
+        run = self._run
+        self._telling = True
+        self._replication.tell_what_is_safe()
+        known = set(run.all_nodes())
+        sessions = {n: s for n, s in run.links.sessions.items() if n in known}
+        ended = events.Ended(state=finish.phase.value, exit_code=finish.exit_code, remaining=list(finish.remaining))
+
+        def close(_: object) -> None:
+            run.record(ended)
+            run.control.wake()
+
+        run.aside(lambda: run.tell_finished(sessions, ended.state, ended.exit_code), close, close)

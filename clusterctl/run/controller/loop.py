@@ -25,7 +25,7 @@ from clusterctl.run.controller.succession import Succession
 from clusterctl.run.healthwatch import HealthWatch
 from clusterctl.run.links import Redialed
 from clusterctl.run.state import RunPhase
-from clusterctl.run.store import now
+from clusterctl.run.store import now, room_not_needed
 from clusterctl.session import BeatReceived, EventReceived, OutputReceived, SessionLost, Superseded
 
 if TYPE_CHECKING:
@@ -62,8 +62,8 @@ class Controller:
         self._stalls = StallGuard(run)
         self._health = HealthWatch(folder, spec)
         self._connections = Connections(run)
-        self._replication = Replication(run, self._stalls.feed)
-        self._beginning = Beginning(run, preflight)
+        self._replication = Replication(run, self._feed)
+        self._beginning = Beginning(run, self._connections, preflight)
         self._succession = Succession(run, self._beginning)
         self._finishing = Finishing(run, self._replication)
 
@@ -83,7 +83,7 @@ class Controller:
             # Their values were never written down here. The nodes of the last attempt kept them; a spare has none.
             run.launch.forget_secrets()
             run.unfit = dict.fromkeys((h.name for h in run.spec.spares), "no secrets")
-        if run.state.attempt >= 0:
+        if run.state.attempt >= 0 and not run.cancelled.is_set():
             self._stalls.replay()
         self._beginning.taken_over()
         return self._loop()
@@ -135,7 +135,7 @@ class Controller:
             case BeatReceived():
                 self._connections.beat(item)
             case SessionLost():
-                self._connections.lost(item, over=self._finishing.measuring)
+                self._connections.lost(item)
             case Superseded():
                 self._connections.taken_by_another(item.node)
             case Redialed():
@@ -154,11 +154,13 @@ class Controller:
         if self._finishing.begun:
             self._finishing.go_on()
             return
-        if run.launching and run.state.attempt < 0:
-            self._beginning.give_up_if_cancelled()
+        if self._beginning.undecided:
+            self._beginning.heed_a_cancel()
             return
-        self._stalls.judge()
-        self._look_at_health()
+        if not run.cancelled.is_set():
+            # Nobody wants to know any more how a run is that is to end, and nothing of it may stand in the way.
+            self._stalls.judge()
+            self._look_at_health()
         if self._succession.must_look_for_checkpoints():
             return
         sight = self._sight()
@@ -187,9 +189,15 @@ class Controller:
         else:
             self._succession.begin_when_due()
 
+    def _feed(self, item: OutputReceived) -> None:
+        if not self._run.cancelled.is_set():
+            self._stalls.feed(item)
+
     def _look_at_health(self) -> None:
         """Record what changed on nodes and GPUs."""
-        changes = self._health.look(self._run.state, time.monotonic())
+        changes: list[events.Health] = []
+        with room_not_needed():
+            changes = self._health.look(self._run.state, time.monotonic())
         for event in changes:
             self._run.record(event)
         if changes:
@@ -197,9 +205,12 @@ class Controller:
 
     def _sight(self) -> policy.Sight:
         run = self._run
+        silent, moment = run.links.silent(SHOWN_SILENT_AFTER), time.monotonic()
         return policy.Sight(
-            silent=run.links.silent(SHOWN_SILENT_AFTER),
+            silent=silent,
             cut=run.links.cut(),
+            told=run.stopping.look([node for node in run.links.sessions if node not in silent], moment),
+            killed=run.stopping.killed(moment),
             idle=self._stalls.idle(),
             cancelled=run.cancelled.is_set(),
             gathering=self._stalls.gathering,

@@ -24,9 +24,6 @@ class Replication:
     Args:
         run: The run.
         stored: Called with what has become safe.
-
-    Attributes:
-        moved: Monotonic time at which something became safe last.
     """
 
     def __init__(self, run: ControlledRun, stored: Callable[[OutputReceived], None]) -> None:
@@ -35,7 +32,6 @@ class Replication:
         self._sizes: dict[tuple[str, str], int] = {}
         self._acknowledged = 0.0
         self._unacknowledged = 0
-        self.moved = 0.0
 
     @property
     def paused(self) -> bool:
@@ -54,7 +50,6 @@ class Replication:
         session = self._run.links.sessions.get(item.node)
         if session is not None:
             session.credit(len(item.payload))
-        self.moved = time.monotonic()
 
     def acknowledge(self) -> None:
         """Tell nodes now and then what is safe here, so that a full disk there costs nothing."""

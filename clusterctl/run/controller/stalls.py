@@ -87,6 +87,7 @@ class StallGuard:
         self.judge()
         stalled = run.state.phase is RunPhase.STALLED and self._stall.phase is StallPhase.CONFIRMED
         if stalled:
-            run.kill = run.kill or kill
+            if kill:
+                run.end_at_once()
             run.limits = run.limits.stopping_stalled()
         return {"ok": True, "stalled": stalled, "phase": self._stall.phase.value if self._stall.known else None}

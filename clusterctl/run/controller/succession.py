@@ -105,5 +105,8 @@ class Succession:
                     return run.launch.newest_checkpoint(nodes)
                 return None
 
-            run.aside(look, lambda newest: self._newest.update({state.attempt: newest}))
+            def seen(newest: str | None) -> None:
+                self._newest[state.attempt] = newest
+
+            run.aside(look, seen, lambda _: seen(None))
         return True

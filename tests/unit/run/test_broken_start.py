@@ -1,10 +1,8 @@
-"""A bug in the start ends the controller: a start that nobody ends would look like a slow one."""
+"""A mistake of ours in a start ends the start and not the controller: nobody would know how the run is."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NoReturn
-
-import pytest
 
 from clusterctl.config.spec import ClusterSpec, HostSpec, JobSpec
 from clusterctl.run.controller import Controller
@@ -13,14 +11,23 @@ from clusterctl.run.store import create, visible_state
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import pytest
 
-def test_a_bug_in_the_start_ends_the_controller_and_the_run_has_failed(tmp_path: Path) -> None:
+
+def test_a_bug_in_the_start_ends_the_start_by_its_name_and_leaves_its_traceback(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     def dial(*_: object) -> NoReturn:
-        raise ValueError("a bug")
+        raise ValueError("a mistake")
 
     run = create("broken", tmp_path)
     spec = ClusterSpec(name="broken", path="/n", hosts=(HostSpec(name="a", host="a"),), job=JobSpec(command=("true",)))
-    with pytest.raises(ValueError, match="a bug"):
-        Controller(run, spec, lambda _inbox: dial).start()
+
+    code = Controller(run, spec, lambda _inbox: dial).start()
+
     state, attended = visible_state(run)
-    assert (state.phase.value, state.exit_code, attended) == ("failed", 100, False)
+    assert (code, state.phase.value, state.exit_code, attended) == (1, "failed", 1, False)
+    assert state.error is not None
+    assert state.error["message"] == "this is a bug of clusterctl: ValueError: a mistake"
+    assert str(run.log) in state.error["hint"]
+    assert "in dial" in capsys.readouterr().err

@@ -8,6 +8,7 @@ import pytest
 
 from clusterctl.agent import protocol as wire
 from clusterctl.agent.protocol import StopReason
+from clusterctl.config.spec import RestartSpec
 from clusterctl.errors import ExitCode
 from clusterctl.run import events, policy
 from clusterctl.run.state import NodePhase, RunPhase, RunState, apply_head, apply_node
@@ -101,3 +102,80 @@ def test_a_fence_counts_from_what_was_sent_last_and_not_from_what_was_heard_last
     heard = policy.Sight(silent={"n1": 100.0}, cut={"n1": 15.9})
     assert policy.decide(state, limits, heard, NOW) is None
     assert isinstance(policy.decide(state, limits, replace(heard, cut={"n1": 16.0}), NOW), policy.Finish)
+
+
+def stopping(node: str = "n1") -> RunState:
+    """Two nodes that were told to stop, of which `node` never says that it has."""
+    other = {"n0": 1, "n1": 0}[node]
+    state = apply_head(running(), NOW, replace(DECIDED, reason="cancelled"))
+    return journal(exited(state, other, None, stopped=True), other, wire.Swept(attempt=0))
+
+
+MARGIN = policy.STOPPING_MARGIN
+WHY = "its node does not say that it has ended"
+
+
+@pytest.mark.parametrize(
+    ("sight", "ends"),
+    [
+        pytest.param(policy.Sight(silent={}, told={"n1": 1.0 + MARGIN - 0.1}), False, id="it still may"),
+        pytest.param(policy.Sight(silent={}, told={"n1": 1.0 + MARGIN}), True, id="grace and margin are over"),
+        pytest.param(policy.Sight(silent={}, told={"n0": 1e6}), False, id="another one was told long ago"),
+        pytest.param(policy.Sight(silent={}, killed=MARGIN - 0.1), False, id="killed, and it still may"),
+        pytest.param(policy.Sight(silent={}, killed=MARGIN), True, id="killed, whenever it was told"),
+    ],
+)
+def test_a_node_that_answers_and_never_says_that_all_has_ended_is_named_and_not_waited_for(
+    sight: policy.Sight, ends: bool
+) -> None:
+    limits = replace(LIMITS, grace=1.0)
+
+    finish = policy.decide(stopping(), limits, sight, NOW)
+
+    entry = {"node": "n1", "pid": 7, "start_time": 1, "command": None, "why": WHY}
+    wanted = policy.Finish(phase=RunPhase.CANCELLED, exit_code=int(ExitCode.CANCELLED), remaining=(entry,))
+    assert finish == (wanted if ends else None)
+
+
+def test_a_node_none_of_whose_workers_is_known_is_named_too() -> None:
+    state = journal(exited(stopping(), 1, None, stopped=True), 1, wire.Adopted(0, 5))
+
+    finish = policy.decide(state, LIMITS, policy.Sight(silent={}, killed=MARGIN), NOW)
+
+    assert isinstance(finish, policy.Finish)
+    assert [(entry["node"], entry["pid"], entry["why"]) for entry in finish.remaining] == [("n1", None, WHY)]
+
+
+def test_no_attempt_follows_where_a_node_does_not_say_that_all_has_ended() -> None:
+    failed = apply_head(exited(running(), 0, 3), NOW, DECIDED)
+    state = journal(failed, 0, wire.Swept(attempt=0))
+    limits = replace(LIMITS, restart=RestartSpec(max_restarts=1), stop_after=5.0)
+
+    finish = policy.decide(state, limits, policy.Sight(silent={}, told={"n1": 1e6}, spares=1), NOW)
+
+    assert isinstance(finish, policy.Finish)
+    assert finish.why_no_restart == "n1 does not say that all has ended there"
+
+
+@pytest.mark.parametrize(
+    ("killed", "given_up"), [pytest.param(MARGIN - 0.1, False, id="not yet"), pytest.param(MARGIN, True, id="now")]
+)
+def test_a_person_who_wants_the_end_at_once_does_not_wait_for_nodes_that_are_silent(
+    killed: float, given_up: bool
+) -> None:
+    sight = policy.Sight(silent={"n1": 20.0}, killed=killed, cancelled=True)
+
+    action = policy.decide(stopping(), LIMITS, sight, NOW)
+
+    assert isinstance(action, policy.GiveUpNode) is given_up
+
+
+def test_nobody_waits_for_the_fence_of_a_lost_node_after_which_nothing_is_to_begin() -> None:
+    limits = replace(LIMITS, stop_after=600.0)
+    state = apply_head(stopping(), NOW, events.Link(node="n1", link="lost", why="no answer"))
+    sight = policy.Sight(silent={"n1": 60.0}, cut={"n1": 1.0})
+
+    assert policy.decide(state, limits, sight, NOW) is None
+    finish = policy.decide(state, limits, replace(sight, cancelled=True), NOW)
+    assert isinstance(finish, policy.Finish)
+    assert [entry["why"] for entry in finish.remaining] == ["node lost"]

@@ -16,9 +16,10 @@ class Stub:
     """A session that says nothing and can be closed."""
 
     silence_s = 0.0
+    alive = True
 
     def close(self) -> None:
-        pass
+        self.alive = False
 
 
 def dialing() -> tuple[Links, HostSpec, queue.SimpleQueue[Any], list[float]]:
@@ -39,7 +40,7 @@ def test_a_node_that_lets_us_in_and_breaks_off_is_dialed_with_growing_pauses() -
     for _ in range(3):
         links.broken(host)
         back: Redialed = inbox.get(timeout=10)
-        links.add("n1", back.session)
+        links.add(host, back.session)
 
     assert moments[0] - began < 0.9
     assert [round(later - earlier) for earlier, later in itertools.pairwise(moments)] == [1, 2]
@@ -51,7 +52,7 @@ def test_a_person_who_waits_cuts_the_pause_short() -> None:
     for _ in range(4):
         links.broken(host)
         links.hurry()
-        links.add("n1", inbox.get(timeout=10).session)
+        links.add(host, inbox.get(timeout=10).session)
 
     assert moments[-1] - moments[0] < 1.0
     links.close()
@@ -61,13 +62,49 @@ def test_a_node_without_a_connection_is_cut_from_the_moment_of_the_close_and_sil
     links, host, inbox, _ = dialing()
     session = Stub()
     session.silence_s = 15.0
-    links.add("n1", cast("Session", session))
+    links.add(host, cast("Session", session))
     assert links.cut() == {}
 
     links.broken(host)
 
     assert links.silent(0.0)["n1"] >= 15.0
     assert links.cut()["n1"] < 5.0
-    links.add("n1", inbox.get(timeout=10).session)
+    links.add(host, inbox.get(timeout=10).session)
     assert links.cut() == {}
+    links.close()
+
+
+def test_a_session_that_broke_before_it_got_here_takes_nobody_s_place_and_its_host_is_dialed_again() -> None:
+    links, host, inbox, moments = dialing()
+    dead, living = Stub(), cast("Session", Stub())
+    dead.alive = False
+
+    assert links.add(host, living)
+    assert not links.add(host, cast("Session", dead))
+    assert links.sessions == {"n1": living}
+    assert moments == []
+
+    links.broken(host)
+    back: Redialed = inbox.get(timeout=10)
+    back.session.close()
+    assert not links.add(host, back.session)
+    assert links.sessions == {}
+    assert links.add(host, inbox.get(timeout=10).session)
+    links.close()
+
+
+def test_news_of_a_session_that_was_replaced_or_never_taken_in_is_no_loss() -> None:
+    links, host, inbox, _ = dialing()
+    assert not links.has_lost("n1")
+
+    session = Stub()
+    links.add(host, cast("Session", session))
+    assert not links.has_lost("n1")
+
+    session.close()
+    assert links.has_lost("n1")
+    links.broken(host)
+    assert links.has_lost("n1")
+    links.add(host, inbox.get(timeout=10).session)
+    assert not links.has_lost("n1")
     links.close()
