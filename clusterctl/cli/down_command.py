@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from clusterctl.cli import options
-from clusterctl.errors import ExitCode
+from clusterctl.errors import ExitCode, RefusedError, TeardownError
 
 if TYPE_CHECKING:
     from clusterctl.render.console import Console
@@ -54,13 +55,21 @@ def command(
     if not runs and not (quiet or as_json):
         console.narrate(f"no {'stalled' if stalled else 'active'} run: nothing to end")
     # All are asked before any is waited for: they end side by side.
-    ending = [run for run in runs if _ask(run, console, kill=kill, quiet=quiet or as_json, stalled=stalled)]
+    ending, refused = [], list[RefusedError]()
+    for run in runs:
+        try:
+            if _ask(run, console, kill=kill, quiet=quiet or as_json, stalled=stalled):
+                ending.append(run)
+        except RefusedError as error:
+            refused.append(error)
     states = {
         run.run: _end(run, console, kill=kill, quiet=quiet or as_json, stalled=stalled, verbose=verbose)
         for run in ending
     }
     if as_json:
         console.data(json.dumps([_entry(run, state) for run, state in states.items()], indent=2))
+    if refused:
+        raise refused[0]
     left = [s for s in states.values() if any(r.get("why") != "node lost" for r in s.remaining)]
     return int(ExitCode.TEARDOWN_INCOMPLETE if left else ExitCode.OK)
 
@@ -86,14 +95,19 @@ def _chosen(references: tuple[str, ...], *, everything: bool, stalled: bool) -> 
 
 def _ask(run: RunDir, console: Console, *, kill: bool, quiet: bool, stalled: bool) -> bool:
     """Ask a run to end; return `False` where it is left alone because it is not stalled after all."""
+    from clusterctl.cli.controllers import ask_or_adopt
     from clusterctl.cli.stalled import end_if_stalled
+    from clusterctl.run.process import ControllerEndedError
     from clusterctl.run.reader import load_state
+    from clusterctl.run.serving import adopt_run
 
     # As its journal has it: a start without its controller is over for `ps`, but may have left something on nodes.
     if load_state(run).over:
         return True
     if not stalled:
-        _ask_or_adopt(run, kill=kill)
+        # One that ends at its start is like one that ends later: in the end there may have to be none.
+        with contextlib.suppress(ControllerEndedError):
+            ask_or_adopt(run, "down", {"kill": kill}, lambda: adopt_run(run, cancel=True, kill=kill))
     elif not end_if_stalled(run, kill=kill):
         if not quiet:
             console.narrate(f"{run.run} moves again: left alone")
@@ -108,16 +122,24 @@ def _end(run: RunDir, console: Console, *, kill: bool, quiet: bool, stalled: boo
 
     state = load_state(run)
     if state.over and state.remaining:
-        state = _end_remaining(run, state)
-    if not state.over:
-        leave = Leave.UNATTENDED
-        for _ in range(3):
-            screen = RunScreen(run, console, ViewOptions(output=False, phases=False, verbose=verbose))
-            leave, state = screen.follow(), screen.state
-            if leave is not Leave.UNATTENDED or not _ask(run, console, kill=kill, quiet=quiet, stalled=stalled):
-                break
+        state = _end_on_nodes(run, state, kill=kill)
+    for more in (2, 1, 0):
+        if state.over:
+            break
+        screen = RunScreen(run, console, ViewOptions(output=False, phases=False, verbose=verbose))
+        leave, state = screen.follow(), screen.state
         if leave is Leave.DETACHED:
             raise click.Abort
+        if leave is Leave.UNATTENDED and more and not _ask(run, console, kill=kill, quiet=quiet, stalled=stalled):
+            return state
+    if not state.over:
+        if not quiet:
+            console.narrate(
+                f"{run.run}: its controllers end by themselves; its nodes are asked without one ({run.log})"
+            )
+        state = _end_on_nodes(run, state, kill=kill)
+    if not state.over:
+        raise TeardownError(f"nobody knows what is left of {run.run}", (), hint=f"{run.log} may say why")
     if not quiet:
         _say(run, state, console)
         if state.remaining:
@@ -125,16 +147,18 @@ def _end(run: RunDir, console: Console, *, kill: bool, quiet: bool, stalled: boo
     return state
 
 
-def _end_remaining(run: RunDir, state: RunState) -> RunState:
-    """End what could not be ended or reached when the run was over, where its node answers now."""
+def _end_on_nodes(run: RunDir, state: RunState, *, kill: bool) -> RunState:
+    """End on the nodes themselves what is left there, or may be: what could not be ended or reached before, or all."""
     from clusterctl.cli.reach import reachable
     from clusterctl.config.stored import load_stored
-    from clusterctl.run.ending import end_remaining
+    from clusterctl.run.ending import end_without_controller
 
     spec = load_stored(run.spec.read_text())
-    left = {entry["node"] for entry in state.remaining}
-    with reachable(spec, [host for host in spec.hosts if host.name in left]) as (sessions, _):
-        return end_remaining(run, state, sessions, spec.job.grace if spec.job else 0.0)
+    known = {entry["node"] for entry in state.remaining} if state.over else {*state.nodes, *state.retired}
+    hosts = [host for host in spec.hosts if host.name in known or not (state.over or known)]
+    grace = 0.0 if kill or spec.job is None else spec.job.grace
+    with reachable(spec, hosts) as (sessions, errors):
+        return end_without_controller(run, state, sessions, errors, grace)
 
 
 def _say(run: RunDir, state: RunState, console: Console) -> None:
@@ -147,15 +171,3 @@ def _say(run: RunDir, state: RunState, console: Console) -> None:
     else:
         where = f"{count(len(state.workers), 'worker')} on {count(len(state.nodes), 'node')}"
         console.narrate(f"{run.run}: {state.phase.value}; nothing is left of its {where}")
-
-
-def _ask_or_adopt(run: RunDir, *, kill: bool) -> None:
-    from clusterctl.run import control, process
-    from clusterctl.run.serving import adopt_run
-
-    try:
-        control.ask(run, "down", {"kill": False})
-        if kill:
-            control.ask(run, "down", {"kill": True})
-    except control.NoControllerError:
-        process.detach(run, lambda: adopt_run(run, cancel=True, kill=kill))

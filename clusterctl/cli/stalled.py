@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from clusterctl.run import control, process
+from clusterctl.cli.controllers import ask_or_adopt
 
 if TYPE_CHECKING:
     from clusterctl.run.state import RunState
@@ -31,10 +31,8 @@ def end_if_stalled(run: RunDir, *, kill: bool) -> bool:
 
     end = time.monotonic() + _SURE_SECONDS
     while time.monotonic() < end and not load_state(run).over:
-        try:
-            answer = control.ask(run, "down", {"stalled": True, "kill": kill})
-        except control.NoControllerError:
-            process.detach(run, lambda: adopt_run(run))
+        answer = ask_or_adopt(run, "down", {"stalled": True, "kill": kill}, lambda: adopt_run(run))
+        if answer is None:
             continue
         if answer.get("stalled") or answer.get("phase") == "none":
             return bool(answer.get("stalled"))

@@ -89,19 +89,30 @@ def command(
 
 
 def begin(spec: ClusterSpec, *, health: bool, strict: bool) -> RunDir:
-    """Make a run and start its controller, which goes on by itself."""
+    """Make a run and start its controller, which goes on by itself.
+
+    An interrupt waits from here on until somebody follows the run, and then ends it.
+    """
+    import shutil
+
     from clusterctl.config.stored import dump
-    from clusterctl.errors import RefusedError
+    from clusterctl.errors import ClusterctlError, ExitCode, RefusedError
     from clusterctl.run import process, store
     from clusterctl.run.serving import start_run
 
+    process.hold_back_signals()
     try:
         run = store.create(spec.name)
         store.write_atomically(run.spec, dump(spec).encode(), durable=True)
     except OSError as error:
         hint = "set XDG_STATE_HOME to a folder that can be written to"
         raise RefusedError(f"no folder for the run can be made: {error}", hint=hint) from error
-    process.detach(run, lambda: start_run(run, spec, health=health, strict=strict))
+    try:
+        process.detach(run, lambda: start_run(run, spec, health=health, strict=strict))
+    except ClusterctlError as error:
+        if error.exit_code == ExitCode.REFUSED:
+            shutil.rmtree(run.path, ignore_errors=True)
+        raise
     return run
 
 

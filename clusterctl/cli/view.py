@@ -20,7 +20,7 @@ from clusterctl.logs.line import LogQuery
 from clusterctl.logs.select import FailingEnds, default_ranks
 from clusterctl.render.log import LogWriter, Timestamps
 from clusterctl.render.progress import PhaseEnd, PhaseView, PhaseWriter, ProgressMode
-from clusterctl.run import control, events
+from clusterctl.run import control, events, process
 from clusterctl.run.reader import StateReader
 from clusterctl.run.tails import ControllerSource, NotYetError
 
@@ -310,6 +310,8 @@ class RunScreen:
         os.set_blocking(writer, False)
         old_fd = signal.set_wakeup_fd(writer)
         old = {n: signal.signal(n, lambda *_: None) for n in heeded(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+        # What came while nobody could heed it is heeded now.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, process.HELD_BACK)
         try:
             yield reader
         finally:

@@ -27,7 +27,11 @@ _ACCEPT_AGAIN = 0.1
 
 
 class NoControllerError(ClusterctlError):
-    """Nobody listens: the run is over or unattended."""
+    """Nobody listens here: the run is over or unattended, or its controller is on another machine."""
+
+
+class SilentControllerError(NoControllerError):
+    """A controller is there and does not answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,8 +168,10 @@ def ask(run: RunDir, command: str, arguments: dict[str, Any] | None = None, *, t
             connection.sendall(question)
             with connection.makefile("rb") as lines:
                 line = lines.readline(_LINE_LIMIT)
+        except TimeoutError as error:
+            raise SilentControllerError(f"the controller of {run.run} does not answer") from error
         except OSError as error:
-            raise NoControllerError(f"the controller of {run.run} does not answer") from error
+            raise NoControllerError(f"the controller of {run.run} went away") from error
     # What has no line end is half an answer.
     if not line.endswith(b"\n"):
         raise NoControllerError(f"the controller of {run.run} went away")

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent import protocol as wire
 from clusterctl.agent.protocol import Command, StopReason
-from clusterctl.errors import ExitCode, NotFoundError, RefusedError
+from clusterctl.errors import ClusterctlError, ExitCode, NotFoundError, RefusedError
 from clusterctl.run import events
 from clusterctl.run.links import each
 from clusterctl.run.reader import load_state
+from clusterctl.run.state import RunPhase
 from clusterctl.run.store import RunDir, Writer, now
 
 if TYPE_CHECKING:
@@ -87,8 +88,23 @@ def fetch(session: Session, writer: Writer, run: str, node: str, files: Iterable
                 offset = writer.replicate(node, file, int(answer["offset"]), data)
 
 
-def end_remaining(run: RunDir, state: RunState, sessions: Mapping[str, Session], grace: float) -> RunState:
-    """End what a run that is over has left on nodes that answer again; fetch their output; return the new state.
+def end_without_controller(
+    run: RunDir,
+    state: RunState,
+    sessions: Mapping[str, Session],
+    unreached: Mapping[str, ClusterctlError],
+    grace: float,
+) -> RunState:
+    """End what there is of a run on its nodes; fetch their output; return the new state.
+
+    A run that was over keeps its end; any other is cancelled.
+
+    Args:
+        run: The run.
+        state: What is known of it.
+        sessions: The nodes on which something may be left, as far as they answer.
+        unreached: Those that do not, and why.
+        grace: Seconds from SIGTERM to SIGKILL.
 
     Raises:
         RefusedError: A controller is at work on the run.
@@ -100,17 +116,31 @@ def end_remaining(run: RunDir, state: RunState, sessions: Mapping[str, Session],
         def end(node: str, session: Session) -> list[dict[str, Any]]:
             session.epoch = epoch
             left = end_on_node(session, run.run, node, grace)
-            fetch(session, writer, run.run, node, _files_of(state, node))
+            # What was ended is ended, whatever becomes of the output; the node still has it.
+            with contextlib.suppress(ClusterctlError, OSError):
+                fetch(session, writer, run.run, node, _files_of(state, node))
             return left
 
-        left, _ = each(sessions, end)
-        elsewhere = [entry for entry in state.remaining if entry["node"] not in left]
-        remaining = [*elsewhere, *(entry for found in left.values() for entry in found)]
-        code = 0 if state.exit_code is None else state.exit_code
-        writer.append(events.Ended(state=state.phase.value, exit_code=code, remaining=remaining), now())
+        left, errors = each(sessions, end)
+        remaining = [entry for found in left.values() for entry in found]
+        for node, error in {**unreached, **errors}.items():
+            known = [entry for entry in state.remaining if entry["node"] == node]
+            remaining += known or [_unsure(node, error)]
+        writer.append(_end_of(state, remaining), now())
     finally:
         writer.close()
     return load_state(run)
+
+
+def _end_of(state: RunState, remaining: list[dict[str, Any]]) -> events.Ended:
+    if state.over:
+        return events.Ended(state=state.phase.value, exit_code=state.exit_code or 0, remaining=remaining)
+    return events.Ended(state=RunPhase.CANCELLED.value, exit_code=int(ExitCode.CANCELLED), remaining=remaining)
+
+
+def _unsure(node: str, error: ClusterctlError) -> dict[str, Any]:
+    why = f"nobody knows what is there: {error}"
+    return {"node": node, "pid": None, "start_time": None, "command": None, "why": why}
 
 
 def _files_of(state: RunState, node: str) -> list[str]:

@@ -3,7 +3,7 @@
 RUN/spec.json            what the run was started with (no secrets)
 RUN/plan-A.json          the launch plan of attempt A (no secrets)
 RUN/events.jsonl         the controller's own journal
-RUN/lock                 held (flock) while a controller is alive
+RUN/lock                 held (flock) while a controller is alive; says on which machine, and its pid
 RUN/epoch                the highest epoch that a controller of this head has used
 RUN/outline.json         of a run that has ended: what lists show of it
 RUN/manifest.json        what was synced; the content is under RUN/content/SHA256
@@ -14,7 +14,6 @@ RUN/stall-N/             evidence of a stall
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -28,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 from clusterctl.agent import protocol as wire
 from clusterctl.errors import NotFoundError, RefusedError
 from clusterctl.run import events as head
+from clusterctl.run import lock as locking
 from clusterctl.run import outline
 from clusterctl.run.linefile import LineFile, is_short, punch
 from clusterctl.run.reader import load_state
@@ -118,17 +118,12 @@ class RunDir:
     @property
     def attended(self) -> bool:
         """A controller is alive."""
-        try:
-            fd = os.open(self.lock, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return False
-        try:
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        finally:
-            os.close(fd)
-        return False
+        return locking.is_held(self.lock)
+
+    @property
+    def controller(self) -> locking.Holder | None:
+        """The controller that is alive, or was last; `None` where none has said so."""
+        return locking.holder(self.lock)
 
 
 def create(name: str, root: Path | None = None) -> RunDir:
@@ -253,16 +248,14 @@ class Writer:
     """The one writer of a run directory. Holds the lock from construction to `close`.
 
     Raises:
-        RefusedError: Another controller is alive.
+        RefusedError: Another controller is alive, or the file system has no locks.
     """
 
     def __init__(self, run: RunDir) -> None:
         self.run = run
-        self._lock = os.open(run.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            os.close(self._lock)
+            self._lock = locking.take(run.lock)
+        except locking.HeldError as error:
             raise RefusedError(
                 f"{run.run} has a controller already", hint=f"`clusterctl attach {run.run}` shows it"
             ) from error

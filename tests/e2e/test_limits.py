@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tests.lab.faulty import run_dir
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 def test_a_run_with_more_output_files_than_the_head_may_open_arrives_whole(head: LocalHead) -> None:
     head.write_local({"command": "echo $RANK"}, workers=(8,) * 5)
 
-    done = head.run("up", "--no-health", "--all", before=("prlimit", "--nofile=100:100"))
+    done = replace(head, enter=("prlimit", "--nofile=100:100")).run("up", "--no-health", "--all")
 
     assert done.returncode == 0, done.stderr
     run = head.json("ps", "-a")[0]["run"]
@@ -24,7 +25,7 @@ def test_a_run_with_more_output_files_than_the_head_may_open_arrives_whole(head:
 def test_workers_on_the_head_keep_its_limit_although_the_controller_raises_its_own(head: LocalHead) -> None:
     head.write_local({"command": "echo $(ulimit -Sn) of $(ulimit -Hn)"})
 
-    done = head.run("up", "--no-health", before=("prlimit", "--nofile=300:600"))
+    done = replace(head, enter=("prlimit", "--nofile=300:600")).run("up", "--no-health")
 
     assert done.returncode == 0, done.stderr
     assert "300 of 600" in done.stdout

@@ -162,7 +162,7 @@ class ControlledRun:
             case Step.LEAVE:
                 return
             case Step.HANG_UP:
-                self.links.broken(self.hosts[item.node], self.links.sessions.get(item.node))
+                self.links.broken(self.hosts[item.node])
                 return
             case Step.PASS_OVER:
                 self.note(f"{item.node}: its journal lacks what came behind number {known.seq}")

@@ -1,0 +1,200 @@
+"""`down` where the controller cannot be asked, dies, or has a node that will not end: it says so, and it returns."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests import fake_disk
+from tests.lab.faulty import controller_pid, run_dir
+from tests.lab.head_cli import Head
+from tests.lab.killer import lock_holder
+from tests.lab.waiting import wait_for
+
+if TYPE_CHECKING:
+    from tests.e2e.conftest import LocalHead
+
+FOREVER: dict[str, Any] = {"command": "exec sleep 600", "grace": "1s"}
+WITHOUT_NETWORK = ("unshare", "--net")
+
+
+def unshare_works() -> bool:
+    return bool(shutil.which("unshare")) and subprocess.run([*WITHOUT_NETWORK, "true"], check=False).returncode == 0
+
+
+def alive(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def supervisor_of(worker: int) -> int:
+    return parent(parent(worker))
+
+
+def worker_of(head: LocalHead, run: str, rank: int = 0) -> int:
+    return int(head.json("status", run)["workers"][rank]["pid"])
+
+
+@pytest.mark.skipif(not unshare_works(), reason="this user may not make network namespaces")
+def test_a_controller_that_cannot_be_asked_from_here_is_named_with_its_machine(head: LocalHead) -> None:
+    head.write_local(FOREVER)
+    run = head.start()
+    controller = controller_pid(head, run)
+
+    done = replace(head, enter=WITHOUT_NETWORK).run("down", run)
+
+    assert done.returncode == 6, done.stderr
+    said = f"the controller of {run} cannot be asked from here; it runs on {socket.gethostname()} (pid {controller})"
+    assert said in done.stderr
+    assert head.json("status", run)["state"] == "running"
+
+
+def test_a_controller_that_does_not_answer_is_named_with_what_ends_it(head: LocalHead) -> None:
+    head.write_local(FOREVER)
+    run = head.start()
+    controller = controller_pid(head, run)
+    os.kill(controller, signal.SIGSTOP)
+
+    refused = head.run("down", run)
+
+    assert refused.returncode == 6, refused.stderr
+    assert (
+        f"the controller of {run} does not answer; it runs on {socket.gethostname()} (pid {controller})"
+        in refused.stderr
+    )
+    assert f"`kill -9 {controller}` there" in refused.stderr
+    os.kill(controller, signal.SIGKILL)
+    assert head.run("down", run).returncode == 0
+
+
+@contextlib.contextmanager
+def no_controller_lives(lock: Path, *, but: set[int]) -> Iterator[list[int]]:
+    """Kill whoever holds a run directory, as soon as it does."""
+    killed: list[int] = []
+    over = threading.Event()
+
+    def kill() -> None:
+        while not over.is_set():
+            pid = lock_holder(lock)
+            if pid is not None and pid not in but:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+                killed.append(pid)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        yield killed
+    finally:
+        over.set()
+        killer.join()
+
+
+def test_a_run_whose_controllers_all_die_is_ended_without_one_and_success_is_not_claimed_before(
+    head: LocalHead,
+) -> None:
+    head.write_local(FOREVER, workers=(1, 1))
+    run = head.start()
+    workers = [worker_of(head, run, rank) for rank in (0, 1)]
+    own: set[int] = set()
+
+    with no_controller_lives(run_dir(head, run) / "lock", but=own) as killed:
+        wait_for(lambda: killed, what="the first controller")
+        process = Head.start(head, "down", "--json", run)
+        own.add(process.pid)
+        told, said = process.communicate(timeout=100)
+
+    assert process.returncode == 0, said
+    assert [(entry["state"], entry["remaining"]) for entry in json.loads(told)] == [("cancelled", [])]
+    assert not any(alive(worker) for worker in workers)
+    assert len(set(killed)) > 1
+
+
+def test_a_node_that_never_says_that_all_has_ended_is_named_in_time_and_ended_later(head: LocalHead) -> None:
+    head.write_local(FOREVER, workers=(1, 1))
+    run = head.start()
+    workers = [worker_of(head, run, rank) for rank in (0, 1)]
+    supervisor = supervisor_of(workers[1])
+    os.kill(supervisor, signal.SIGSTOP)
+    began = time.monotonic()
+
+    done = head.run("down", "--kill", "--json", run)
+
+    assert time.monotonic() - began < 1.0 + 45.0
+    assert done.returncode == 7, done.stderr
+    (entry,) = json.loads(done.stdout)
+    assert entry["state"] == "cancelled"
+    assert [(left["node"], left["pid"]) for left in entry["remaining"]] == [("localhost.1", workers[1])]
+    assert not alive(workers[0])
+
+    os.kill(supervisor, signal.SIGCONT)
+    again = head.run("down", run)
+    assert again.returncode == 0, again.stderr
+    assert not alive(workers[1])
+
+
+def test_a_state_folder_without_locks_is_refused_in_one_line_and_nothing_is_kept(head: LocalHead) -> None:
+    head.write_local({"command": "true"})
+    state = Path(head.env["XDG_STATE_HOME"])
+    env = fake_disk.environment(no_locks=state / "clusterctl" / "runs")
+
+    done = head.__class__(head.folder, {**head.env, **env}).run("up", "--no-health")
+
+    assert done.returncode == 6, done.stderr
+    assert "cannot be locked: No locks available" in done.stderr
+    assert "set XDG_STATE_HOME to a folder on a local disk" in done.stderr
+    assert list((state / "clusterctl" / "runs").iterdir()) == []
+
+
+def test_an_interrupt_as_soon_as_there_is_a_run_ends_it(head: LocalHead) -> None:
+    head.write_local(FOREVER, workers=(1, 1))
+    runs = Path(head.env["XDG_STATE_HOME"]) / "clusterctl" / "runs"
+
+    process = Head.start(head, "up", "--no-health")
+    wait_for(lambda: runs.is_dir() and list(runs.iterdir()), what="the run's folder", every=0.001)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+
+    assert process.returncode == 103, said
+    assert "cancelled" in said
+    (entry,) = head.json("ps", "-a")
+    assert entry["state"] == "cancelled"
+
+
+def test_what_decides_over_a_run_is_on_the_disk_before_anything_follows_from_it(
+    head: LocalHead, tmp_path: Path
+) -> None:
+    head.write_local({"command": "exit 3"}, restart={"max_restarts": 1, "backoff": 0})
+    log = tmp_path / "synced"
+    env = fake_disk.environment(synced=log)
+
+    done = head.__class__(head.folder, {**head.env, **env}).run("up", "--no-health")
+
+    assert done.returncode == 100, done.stderr
+    folder = run_dir(head, head.json("ps", "-a")[0]["run"])
+    written = fake_disk.synced(log)
+    journal = [size for path, size in written if path == folder / "events.jsonl"]
+    ends, position = [], 0
+    for line in (folder / "events.jsonl").read_bytes().splitlines(keepends=True):
+        position += len(line)
+        ends += [position] if json.loads(line)["kind"] in ("attempt", "decided", "restarting", "ended") else []
+    assert len(ends) == 6
+    assert journal == ends
+    assert {path.name.split(".")[1] for path, _ in written if path.name.startswith(".plan-")} == {"plan-0", "plan-1"}
+    assert any(path.name.startswith(".spec.json") for path, _ in written)
