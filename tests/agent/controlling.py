@@ -95,7 +95,7 @@ class Nodes:
 
     Attributes:
         opened: The sessions that were opened to each node.
-        before: Called in place of nothing before a node is dialed, with how often it was before; may wait or raise.
+        before: Called before a node is dialed, with how often that was done already; may wait or raise.
         wires: Options of the wires to a node that are laid from now on.
     """
 
@@ -104,7 +104,7 @@ class Nodes:
         self._dialed: dict[str, int] = defaultdict(int)
         self._wires: dict[str, Wire] = {}
         self.opened: dict[str, list[Session]] = defaultdict(list)
-        self.before: dict[str, Callable[[int], None]] = {}
+        self.before: dict[str, Callable[[int], object]] = {}
         self.wires: dict[str, dict[str, Any]] = defaultdict(dict)
 
     def open(self, host: HostSpec, *, progress: Callable[[str], None] = lambda _: None) -> Wire:

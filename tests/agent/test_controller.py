@@ -114,6 +114,26 @@ def test_a_link_that_breaks_while_a_run_is_taken_over_does_not_look_like_another
     assert "another controller" not in run.dir.events.read_text()
 
 
+def test_nodes_that_are_there_do_not_wait_for_ever_for_one_that_is_not_and_it_is_ended_when_it_comes(
+    make_run: MakeRun,
+) -> None:
+    run = make_run()
+    run.start_process()
+    run.reaches(all_running)
+    run.kill_controller()
+    workers, answers = [pid_of(run, rank) for rank in (0, 1)], threading.Event()
+    run.nodes.before["b"] = lambda _: answers.wait(60)
+
+    run.adopt(cancel=True)
+    wait_for(lambda: gone(workers[0]), 40.0, what="the worker of the node that is there")
+    assert not gone(workers[1])
+    answers.set()
+
+    assert run.ended() == 103
+    assert gone(workers[1])
+    assert (run.state.phase.value, run.state.remaining) == ("cancelled", ())
+
+
 def test_an_attempt_whose_controller_died_before_it_had_started_all_workers_is_ended(make_run: MakeRun) -> None:
     run = make_run()
     run.start_process("b:start")

@@ -1,17 +1,15 @@
-"""How a run begins: its first attempt, or where another controller left it; and how a start is undone."""
+"""How a run begins: its first attempt, and how a start is undone."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from clusterctl.agent.protocol import Command, StopReason
+from clusterctl.agent.protocol import StopReason
 from clusterctl.config.spec import Role
-from clusterctl.errors import ClusterctlError, ExitCode, NodeError, NodesError, RefusedError, RunFailed
-from clusterctl.run import attempts, ending, events, refusals
-from clusterctl.run.controller.controlled import CALL_SECONDS
+from clusterctl.errors import ClusterctlError, ExitCode, NodeError, NodesError, RefusedError
+from clusterctl.run import events, refusals
 from clusterctl.run.launch import Begun, CancelledError, NotBegun, Progress
-from clusterctl.run.links import Redialed, each, names, raise_first, sessions_of
+from clusterctl.run.links import each, names, raise_first, sessions_of
 from clusterctl.run.startfailure import start_failed
 from clusterctl.run.state import RunPhase
 
@@ -23,10 +21,8 @@ if TYPE_CHECKING:
     from clusterctl.run.controller.controlled import ControlledRun, Post
     from clusterctl.session import Session
 
-_NOT_BEGUN = ("new", "prepared", "finished")
-"""What a node says of a run none of whose workers it was asked to start, or that is over."""
 
-_UNHEARD = "{} could not be told that the start failed: what was prepared there ends by itself"
+UNHEARD = "{} could not be told that the start failed: what was prepared there ends by itself"
 
 
 class Preflight(Protocol):
@@ -39,45 +35,29 @@ class Preflight(Protocol):
         """Check the code that is on the nodes now."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Reached:
-    """The nodes of a run that had a controller: who answers, why others do not, and how the run is there."""
-
-    opened: Mapping[str, Session]
-    errors: Mapping[str, ClusterctlError]
-    told: Mapping[str, Mapping[str, Any]]
-
-
 class Beginning:
     """Brings attempts up in a thread, and takes in how that went.
 
     Args:
         run: The run.
-        connections: Go on with nodes that were reached again.
+        connections: Go on with spares that are not there yet.
         preflight: Checks the nodes before anything starts, or `None`.
     """
 
     def __init__(self, run: ControlledRun, connections: Connections, preflight: Preflight | None) -> None:
         self._run, self._connections, self._preflight = run, connections, preflight
-        self._taking_over = False
         self._failing = False
 
     @property
     def undecided(self) -> bool:
-        """Nothing may be concluded yet: no attempt has begun, or the nodes of the one there is are being reached."""
-        return self._taking_over or self._failing or (self._run.launching and self._run.state.attempt < 0)
+        """Nothing may be concluded: no attempt has begun yet, or none will."""
+        return self._failing or (self._run.launching and self._run.state.attempt < 0)
 
     def first(self) -> None:
         """Begin the first attempt of a new run."""
-        self._run.epoch = self._run.writer.next_epoch(0)
+        self._run.raise_epoch(0)
         self._run.launch.begin()
         self.launch(self._first_attempt)
-
-    def taken_over(self) -> None:
-        """Go on where another controller left the run."""
-        hosts = self._hosts_to_reach()
-        self._run.launching = self._taking_over = True
-        self._run.aside(lambda: self._reach(hosts), lambda reached: self._reached(hosts, reached), _end_controller)
 
     def launch(self, work: Callable[[], Begun | NotBegun]) -> None:
         """Let a thread bring an attempt up."""
@@ -167,68 +147,6 @@ class Beginning:
         refusals.refuse(hellos)
         return unfit
 
-    # --- a run that had a controller
-
-    def _hosts_to_reach(self) -> tuple[HostSpec, ...]:
-        run, state = self._run, self._run.state
-        if state.attempt < 0:
-            return run.spec.hosts
-        waiting = [h.name for h in run.spec.spares] if run.spec.restart.max_restarts else []
-        wanted = dict.fromkeys([*state.nodes, *state.next_nodes, *state.retired, *waiting])
-        return tuple(run.hosts[n] for n in wanted if n in run.hosts)
-
-    def _reach(self, hosts: Sequence[HostSpec]) -> _Reached:
-        """Reach all nodes at once, and ask how the run is there. In a thread."""
-        run = self._run
-        step = Progress("connect", len(hosts), run.post)
-        opened, errors = run.dial_all(hosts, step)
-        step.end(names(opened), failed=bool(errors))
-        asked = {"run": run.folder.run}
-        told, _ = each(opened, lambda n, s: s.call(Command.STATUS, {**asked, "node": n}, timeout=CALL_SECONDS))
-        return _Reached(opened=opened, errors=errors, told=told)
-
-    def _reached(self, hosts: Sequence[HostSpec], reached: _Reached) -> None:
-        """Go on with the nodes. No session is joined before: this controller had no epoch."""
-        run = self._run
-        run.epoch = run.writer.next_epoch(max((int(s.get("epoch") or 0) for s in reached.told.values()), default=0))
-        self._believe(reached.told)
-        self._taking_over = False
-        if run.state.attempt < 0:
-            for node, session in reached.opened.items():
-                run.join(node, session)
-            self.launch(lambda: self._undo_start(reached.opened))
-            return
-        run.launching = False
-        self._connections.distrust(reached.opened)
-        for host in hosts:
-            if host.name in reached.opened:
-                self._connections.back(Redialed(node=host.name, session=reached.opened[host.name]))
-            else:
-                self._connections.missing(host, reached.errors[host.name])
-
-    def _believe(self, told: Mapping[str, Mapping[str, Any]]) -> None:
-        """Write down the attempt that nodes have begun, where the head lost the line that said so in a crash."""
-        run = self._run
-        number = max((s["attempt"] for s in told.values() if s["state"] not in _NOT_BEGUN), default=-1)
-        if number <= run.state.attempt:
-            return
-        attempt = attempts.stored(run.folder, number)
-        if attempt is not None:
-            run.note(f"the head had lost the begin of attempt {number}, which its nodes know of")
-            run.record(attempt)
-
-    def _undo_start(self, opened: Mapping[str, Session]) -> NotBegun:
-        """Undo on every node what a controller left that died before its first attempt was written down."""
-        run = self._run
-        # A node that never heard of the run keeps at least the epoch from which on it hears nothing of it.
-        run.post(events.Traces(nodes=list(opened)))
-        left, _ = each(opened, lambda n, s: ending.end_on_node(s, run.folder.run, n, run.grace))
-        unheard = [host.name for host in run.spec.hosts if host.name not in left]
-        if unheard:
-            run.post(events.Note(text=_UNHEARD.format(names(unheard)), level="warn"))
-        error = RunFailed("its controller ended during the start", exit_code=ExitCode.FAILED)
-        return NotBegun(error=error, prepared=(), remaining=tuple(entry for found in left.values() for entry in found))
-
     # --- what came of it, in the loop
 
     def _broken_start(self, error: Exception) -> None:
@@ -286,18 +204,13 @@ class Beginning:
 
     def _join_above(self, opened: Mapping[str, Session]) -> None:
         run = self._run
-        run.epoch = run.writer.next_epoch(run.epoch)
+        run.raise_epoch(run.epoch)
         for node, session in opened.items():
             run.join(node, session)
 
     def _undone(self, left: list[str], ended: events.Ended) -> None:
         run = self._run
         if left:
-            run.note(_UNHEARD.format(names(left)))
+            run.note(UNHEARD.format(names(left)))
         run.record(ended)
         run.control.wake()
-
-
-def _end_controller(error: Exception) -> None:
-    """Leave a run alone that could not be taken over: it goes on, and the next controller may have more luck."""
-    raise error

@@ -102,7 +102,11 @@ class ControlledRun:
 
     def post(self, event: events.ControllerEvent) -> None:
         """Record an event soon."""
-        self.inbox.put(Then(call=lambda: self.record(event)))
+        self.do_soon(lambda: self.record(event))
+
+    def do_soon(self, call: Callable[[], None]) -> None:
+        """Have the loop do something, after all that was posted before."""
+        self.inbox.put(Then(call=call))
 
     def aside(self, work: Callable[[], T], then: Callable[[T], None], failed: Callable[[Exception], None]) -> None:
         """Let a thread work; the loop does `then` with its result, or `failed` with its exception.
@@ -116,9 +120,9 @@ class ControlledRun:
             except Exception as error:
                 if not isinstance(error, ClusterctlError):
                     traceback.print_exc()
-                self.inbox.put(Then(call=_bound(failed, error)))
+                self.do_soon(_bound(failed, error))
             else:
-                self.inbox.put(Then(call=lambda: then(result)))
+                self.do_soon(lambda: then(result))
 
         threading.Thread(target=run, daemon=True).start()
 
@@ -135,7 +139,7 @@ class ControlledRun:
             except Exception as error:
                 done.set_exception(error)
 
-        self.inbox.put(Then(call=settle))
+        self.do_soon(settle)
         return done.result()
 
     # --- the state
@@ -197,9 +201,15 @@ class ControlledRun:
     # --- to the nodes
 
     def dial_all(
-        self, hosts: Iterable[HostSpec], step: Progress | None = None
+        self,
+        hosts: Iterable[HostSpec],
+        step: Progress | None = None,
+        joined: Callable[[str, Session], None] = lambda _node, _session: None,
     ) -> tuple[dict[str, Session], dict[str, Any]]:
-        """Open a session to every host, all at once; return them and the errors of those that cannot be had."""
+        """Open a session to every host, all at once; return them and the errors of those that cannot be had.
+
+        Each is given to `joined` as soon as it is there, on the thread that dialed. For other threads than the loop's.
+        """
         by_name = {h.name: h for h in hosts}
         shown = step or Progress("connect", len(by_name), lambda _: None)
 
@@ -207,10 +217,18 @@ class ControlledRun:
             shown.at(node, "connecting")
             session = self.dial(by_name[node], lambda what: shown.at(node, what))
             shown.through(node)
+            joined(node, session)
             return session
 
         placeholder: dict[str, Any] = dict.fromkeys(by_name)
         return each(placeholder, one, self.spec.ssh.parallel)
+
+    def raise_epoch(self, seen: int) -> None:
+        """Have an epoch above `seen` and above all that this head has used; all sessions carry it from now on."""
+        if self.epoch <= seen:
+            self.epoch = self.writer.next_epoch(seen)
+            for session in self.links.sessions.values():
+                session.epoch = self.epoch
 
     def join(self, node: str, session: Session) -> bool:
         """Take a session as the run's own: what it asks for carries this controller's epoch. False where it broke."""

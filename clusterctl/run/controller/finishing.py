@@ -103,17 +103,17 @@ class Finishing:
 
     def _is_worth_waiting(self, node: str, missing: list[tuple[str, int]]) -> bool:
         run, now = self._run, time.monotonic()
-        if run.kill:
-            return now - self._began < _AFTER_KILL
         left = sum(count for _, count in missing)
         known, since = self._progress[node]
         if node in run.links.sessions:
             if left != known:
                 self._progress[node] = (left, now)
+            if run.kill:
+                return now - self._began < _AFTER_KILL
             return left != known or now - since < _WITHOUT_PROGRESS or self._replication.paused
         self._progress[node] = (-1, now)
         state, away = run.known(node), run.links.silent(0.0)
-        if state is None or state.link == "lost":
+        if run.kill or state is None or state.link == "lost":
             return False
         # Where no node answers it is our own link.
         ours = all(other in away for other in self._files) and not run.cancelled.is_set()

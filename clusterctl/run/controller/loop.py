@@ -22,6 +22,7 @@ from clusterctl.run.controller.finishing import Finishing
 from clusterctl.run.controller.replication import Replication
 from clusterctl.run.controller.stalls import StallGuard
 from clusterctl.run.controller.succession import Succession
+from clusterctl.run.controller.takeover import TakeOver
 from clusterctl.run.healthwatch import HealthWatch
 from clusterctl.run.links import Redialed
 from clusterctl.run.state import RunPhase
@@ -64,6 +65,7 @@ class Controller:
         self._connections = Connections(run)
         self._replication = Replication(run, self._feed)
         self._beginning = Beginning(run, self._connections, preflight)
+        self._takeover = TakeOver(run, self._connections, self._beginning)
         self._succession = Succession(run, self._beginning)
         self._finishing = Finishing(run, self._replication)
 
@@ -85,7 +87,7 @@ class Controller:
             run.unfit = dict.fromkeys((h.name for h in run.spec.spares), "no secrets")
         if run.state.attempt >= 0 and not run.cancelled.is_set():
             self._stalls.replay()
-        self._beginning.taken_over()
+        self._takeover.begin()
         return self._loop()
 
     def cancel(self, *, kill: bool) -> None:
@@ -154,7 +156,8 @@ class Controller:
         if self._finishing.begun:
             self._finishing.go_on()
             return
-        if self._beginning.undecided:
+        self._takeover.go_on_when_due()
+        if self._takeover.active or self._beginning.undecided:
             self._beginning.heed_a_cancel()
             return
         if not run.cancelled.is_set():
