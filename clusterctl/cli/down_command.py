@@ -154,7 +154,7 @@ def _end_on_nodes(run: RunDir, state: RunState, *, kill: bool) -> RunState:
     from clusterctl.run.ending import end_without_controller
 
     spec = load_stored(run.spec.read_text())
-    known = {entry["node"] for entry in state.remaining} if state.over else {*state.nodes, *state.retired}
+    known = {entry["node"] for entry in state.remaining} if state.over else {*state.traces}
     hosts = [host for host in spec.hosts if host.name in known or not (state.over or known)]
     grace = 0.0 if kill or spec.job is None else spec.job.grace
     with reachable(spec, hosts) as (sessions, errors):

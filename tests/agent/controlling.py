@@ -64,7 +64,11 @@ class Wire:
         if delay:
             threading.Thread(target=self._travel, daemon=True).start()
 
-    def send(self, data: bytes, *, timeout: float) -> None:
+    @property
+    def taken(self) -> int:
+        return self._inner.taken
+
+    def send(self, data: bytes, *, timeout: float | None = None) -> None:
         self._dead = self._dead or (self._swallow is not None and self._swallow in data)
         if not self._dead:
             self._inner.send(data, timeout=timeout)
@@ -141,7 +145,15 @@ class Run:
     ) -> None:
         self.home = folder / "state"
         hosts = [
-            HostSpec(name=name, host="localhost", transport=TransportKind.LOCAL, gpus=0, workers=1, role=role)
+            HostSpec(
+                name=name,
+                host="localhost",
+                transport=TransportKind.LOCAL,
+                gpus=0,
+                workers=1,
+                workdir=str(folder),
+                role=role,
+            )
             for role, some in ((Role.WORKER, names), (Role.SPARE, spares))
             for name in some
         ]

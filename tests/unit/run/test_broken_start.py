@@ -21,7 +21,9 @@ def test_a_bug_in_the_start_ends_the_start_by_its_name_and_leaves_its_traceback(
         raise ValueError("a mistake")
 
     run = create("broken", tmp_path)
-    spec = ClusterSpec(name="broken", path="/n", hosts=(HostSpec(name="a", host="a"),), job=JobSpec(command=("true",)))
+    spec = ClusterSpec(
+        name="broken", path="/n", hosts=(HostSpec(name="a", host="a", workdir="/w"),), job=JobSpec(command=("true",))
+    )
 
     code = Controller(run, spec, lambda _inbox: dial).start()
 
