@@ -44,6 +44,8 @@ def command(
     SIGTERM, the grace of the file, SIGKILL, then a sweep of everything that belongs to the run. Works without a
     controller. Exits with 7, and says what is left, where something is.
     """
+    from clusterctl.run import leftover
+
     console = options.console_of(color)
     if orphans:
         from clusterctl.cli.orphans import end_orphans
@@ -70,8 +72,8 @@ def command(
         console.data(json.dumps([_entry(run, state) for run, state in states.items()], indent=2))
     if refused:
         raise refused[0]
-    left = [s for s in states.values() if any(r.get("why") != "node lost" for r in s.remaining)]
-    return int(ExitCode.TEARDOWN_INCOMPLETE if left else ExitCode.OK)
+    incomplete = any(leftover.within_reach(state.remaining) for state in states.values())
+    return int(ExitCode.TEARDOWN_INCOMPLETE if incomplete else ExitCode.OK)
 
 
 def _entry(run: str, state: RunState) -> dict[str, Any]:
@@ -163,8 +165,9 @@ def _end_on_nodes(run: RunDir, state: RunState, *, kill: bool) -> RunState:
 
 def _say(run: RunDir, state: RunState, console: Console) -> None:
     from clusterctl.render.ranks import count
+    from clusterctl.run import leftover
 
-    if any(r.get("why") == "node lost" for r in state.remaining):
+    if any(left.get("why") == leftover.NODE_LOST for left in state.remaining):
         console.narrate(f"{run.run}: {state.phase.value}; what ran on lost nodes could not be ended")
     elif state.remaining:
         console.narrate(f"{run.run}: {state.phase.value}, but not everything could be ended")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from clusterctl.cli.view import Leave
 from clusterctl.errors import ExitCode
+from clusterctl.run import leftover
 
 if TYPE_CHECKING:
     from clusterctl.render.console import Console
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 def exit_code_of(state: RunState) -> int:
     """Return the exit code for a run that is over: 7 where something may still run on a node that can be reached."""
-    if any(r.get("why") != "node lost" for r in state.remaining):
+    if leftover.within_reach(state.remaining):
         return int(ExitCode.TEARDOWN_INCOMPLETE)
     return int(state.exit_code or 0)
 

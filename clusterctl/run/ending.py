@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from clusterctl.agent import protocol as wire
 from clusterctl.agent.protocol import Command, StopReason
 from clusterctl.errors import ClusterctlError, ExitCode, NotFoundError, RefusedError
-from clusterctl.run import events
+from clusterctl.run import events, leftover
 from clusterctl.run.links import each
 from clusterctl.run.reader import load_state
 from clusterctl.run.state import RunPhase
@@ -139,8 +139,7 @@ def _end_of(state: RunState, remaining: list[dict[str, Any]]) -> events.Ended:
 
 
 def _unsure(node: str, error: ClusterctlError) -> dict[str, Any]:
-    why = f"nobody knows what is there: {error}"
-    return {"node": node, "pid": None, "start_time": None, "command": None, "why": why}
+    return leftover.entry(node, None, f"nobody knows what is there: {error}")
 
 
 def _files_of(state: RunState, node: str) -> list[str]:

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 from clusterctl.agent.protocol import StopReason
 from clusterctl.config.spec import RestartSpec, StallAction
 from clusterctl.errors import ExitCode
+from clusterctl.run import leftover
 from clusterctl.run.blame import Cause
-from clusterctl.run.state import NodeState, RunPhase, RunState, WorkerPhase, WorkerState
+from clusterctl.run.state import NodeState, RunPhase, RunState, WorkerPhase
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
 FENCE_MARGIN = 10.0
 """Seconds added to a fence: the node acts up to this much later than the clock says."""
@@ -229,8 +230,13 @@ def _conclude(state: RunState, limits: Limits, sight: Sight, now: float) -> Acti
         pause = _pause(state, limits.restart, now)
         return Restart(at=now + pause, why=kind, without=tuple(sorted(left_out(state, sight))))
     phase, code = outcome(state)
-    remaining = _remaining(state, [n for n in state.nodes.values() if _overdue(n, limits, sight)])
-    return Finish(phase=phase, exit_code=int(code), remaining=remaining, why_no_restart=refusal or "")
+    left = leftover.remaining(state, [n for n in state.nodes.values() if _overdue(n, limits, sight)])
+    return Finish(phase=phase, exit_code=int(code), remaining=left, why_no_restart=refusal or "")
+
+
+def cancelled(state: RunState) -> Finish:
+    """Return the end of a run that a person wants between two attempts, when nothing is at work."""
+    return Finish(phase=RunPhase.CANCELLED, exit_code=int(ExitCode.CANCELLED), remaining=leftover.remaining(state))
 
 
 def _pause(state: RunState, rules: RestartSpec, now: float) -> float:
@@ -337,28 +343,3 @@ def final_cause(state: RunState) -> Cause | None:
     if state.cause is None and state.reason in _ENDED_BY_RULE:
         return Cause(kind=state.reason, message=state.reason_text, certain=True)
     return state.cause
-
-
-def _remaining(state: RunState, overdue: Sequence[NodeState]) -> tuple[dict[str, Any], ...]:
-    left: list[dict[str, Any]] = []
-    for node in (*state.retired.values(), *state.nodes.values()):
-        left += node.remaining
-        if node in overdue:
-            left += _unsure(state, node, WorkerPhase.RUNNING, _OVERDUE) or [_entry(node.node, None, _OVERDUE)]
-        elif node.node not in state.retired and node.link == "lost" and not node.swept:
-            left += _unsure(state, node, WorkerPhase.LOST, "node lost")
-    return tuple(left)
-
-
-_OVERDUE = "its node does not say that it has ended"
-
-
-def _unsure(state: RunState, node: NodeState, phase: WorkerPhase, why: str) -> list[dict[str, Any]]:
-    """Return the workers of a node in that phase, of which nobody knows whether they are still there."""
-    workers = [state.workers[rank] for rank in node.ranks]
-    return [_entry(node.node, w, why) for w in workers if w.phase is phase and w.pid is not None]
-
-
-def _entry(node: str, worker: WorkerState | None, why: str) -> dict[str, Any]:
-    pid, start_time = (None, None) if worker is None else (worker.pid, worker.start_time)
-    return {"node": node, "pid": pid, "start_time": start_time, "command": None, "why": why}

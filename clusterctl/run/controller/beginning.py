@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 from clusterctl.agent.protocol import StopReason
 from clusterctl.config.spec import Role
 from clusterctl.errors import ClusterctlError, ExitCode, NodeError, NodesError, RefusedError
-from clusterctl.run import events, refusals
+from clusterctl.run import events, leftover, refusals
 from clusterctl.run.launch import Begun, CancelledError, NotBegun, Progress
 from clusterctl.run.links import each, names, raise_first, sessions_of
 from clusterctl.run.startfailure import start_failed
@@ -178,7 +178,8 @@ class Beginning:
             lost = isinstance(result.error, (NodeError, NodesError))
             phase, code = (RunPhase.LOST, ExitCode.LOST) if lost else (RunPhase.FAILED, ExitCode.FAILED)
         concerned = tuple(dict.fromkeys([*run.all_nodes(), *result.prepared]))
-        ended = events.Ended(state=phase.value, exit_code=int(code), remaining=list(result.remaining))
+        left = [*leftover.remaining(run.state), *result.remaining]
+        ended = events.Ended(state=phase.value, exit_code=int(code), remaining=left)
         run.aside(
             lambda: self._undo(concerned, result.prepared, ended),
             lambda left: self._undone(left, ended),

@@ -188,7 +188,7 @@ class Controller:
         if run.state.phase is not RunPhase.RESTARTING or run.launching:
             return
         if run.cancelled.is_set():
-            self._finishing.begin(policy.Finish(phase=RunPhase.CANCELLED, exit_code=int(ExitCode.CANCELLED)))
+            self._finishing.begin(policy.cancelled(run.state))
         else:
             self._succession.begin_when_due()
 

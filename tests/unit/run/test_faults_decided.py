@@ -10,7 +10,7 @@ from clusterctl.agent import protocol as wire
 from clusterctl.agent.protocol import StopReason
 from clusterctl.config.spec import RestartSpec
 from clusterctl.errors import ExitCode
-from clusterctl.run import events, policy
+from clusterctl.run import events, leftover, policy
 from clusterctl.run.state import NodePhase, RunPhase, RunState, apply_head, apply_node
 
 NOW = 1000.0
@@ -179,3 +179,25 @@ def test_nobody_waits_for_the_fence_of_a_lost_node_after_which_nothing_is_to_beg
     finish = policy.decide(state, limits, replace(sight, cancelled=True), NOW)
     assert isinstance(finish, policy.Finish)
     assert [entry["why"] for entry in finish.remaining] == ["node lost"]
+
+
+def test_a_lost_node_none_of_whose_workers_is_known_is_named_as_one_of_which_nobody_knows() -> None:
+    layout = [{"node": "n0", "node_rank": 0, "ranks": [0]}]
+    begun = events.Attempt(attempt=0, world_size=1, master_addr=None, master_port=None, nodes=layout)
+    state = apply_head(RunState(), NOW, begun)
+    state = apply_head(state, NOW, events.Link(node="n0", link="lost", why="no answer"))
+
+    assert [(left["node"], left["pid"], left["why"]) for left in leftover.remaining(state)] == [
+        ("n0", None, "node lost")
+    ]
+    rebooted = apply_head(state, NOW, events.Link(node="n0", link="lost", why="it was rebooted", rebooted=True))
+    assert leftover.remaining(rebooted) == ()
+
+
+def test_a_person_who_ends_a_run_between_two_attempts_is_told_what_could_not_be_ended_before() -> None:
+    state = journal(running(), 0, wire.Swept(attempt=0, remaining=[{"pid": 7, "why": "state D"}]))
+
+    end = policy.cancelled(state)
+
+    assert (end.phase, end.exit_code) == (RunPhase.CANCELLED, 103)
+    assert end.remaining == ({"node": "n0", "pid": 7, "why": "state D"},)
