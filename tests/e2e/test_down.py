@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from clusterctl.agent import proc
 from tests import fake_disk
 from tests.lab.faulty import controller_pid, run_dir
 from tests.lab.head_cli import Head
@@ -41,6 +42,14 @@ def alive(pid: int) -> bool:
 
 def parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def children(pid: int) -> list[int]:
+    found = []
+    for other in proc.pids():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            found += [other] if parent(other) == pid else []
+    return found
 
 
 def supervisor_of(worker: int) -> int:
@@ -147,6 +156,36 @@ def test_a_node_that_never_says_that_all_has_ended_is_named_in_time_and_ended_la
     again = head.run("down", run)
     assert again.returncode == 0, again.stderr
     assert not alive(workers[1])
+
+
+def empty(head: LocalHead, run: str, node: str, worker: int) -> None:
+    """Make a node one that was started anew: nothing of it runs any more, and its disk is empty."""
+    for pid in (supervisor_of(worker), parent(worker), worker):
+        os.kill(pid, signal.SIGKILL)
+    shutil.rmtree(Path(head.env["XDG_STATE_HOME"]) / "clusterctl" / "nodes" / run / node)
+
+
+@pytest.mark.parametrize("attended", [True, False], ids=["attended", "its controller is dead"])
+def test_a_node_that_came_back_empty_does_not_hold_up_the_end(head: LocalHead, *, attended: bool) -> None:
+    head.write_local(FOREVER, workers=(1, 1))
+    run = head.start()
+    workers, controller = [worker_of(head, run, rank) for rank in (0, 1)], controller_pid(head, run)
+    agents = [agent for shell in children(controller) for agent in children(shell)]
+    assert len(agents) == 2
+    os.kill(controller, signal.SIGSTOP)
+    empty(head, run, "localhost.1", workers[1])
+    for pid in agents:
+        os.kill(pid, signal.SIGKILL)
+    os.kill(controller, signal.SIGCONT if attended else signal.SIGKILL)
+    began = time.monotonic()
+
+    done = head.run("down", "--kill", "--json", run)
+
+    assert time.monotonic() - began < 15.0
+    assert done.returncode == 0, done.stderr
+    (entry,) = json.loads(done.stdout)
+    assert (entry["state"] in ("cancelled", "lost"), entry["remaining"]) == (True, [])
+    assert not alive(workers[0])
 
 
 def test_a_state_folder_without_locks_is_refused_in_one_line_and_nothing_is_kept(head: LocalHead) -> None:

@@ -52,6 +52,28 @@ def test_replicas_of_more_files_than_may_be_open_are_whole(tmp_path: Path) -> No
     assert {(writer.run.node("n1") / file).read_bytes() for file in files} == {b"one two"}
 
 
+def test_the_output_of_64_nodes_with_8_ranks_leaves_room_for_their_connections_however_many_attempts_there_were(
+    tmp_path: Path,
+) -> None:
+    nodes, limit = [f"n{number}" for number in range(64)], 1024
+    output = [
+        f"attempt-{attempt}/rank-{{}}.{kind}" for attempt in range(3) for kind in ("log", "idx") for _ in range(8)
+    ]
+    with descriptors_left(0), contextlib.ExitStack() as stack:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+        writer = stack.enter_context(contextlib.closing(Writer(create("many", tmp_path))))
+        connections = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in nodes]
+        for number, node in enumerate(nodes):
+            writer.journal(node, {"seq": 1})
+            for local, file in enumerate(output):
+                writer.replicate(node, file.format(8 * number + local % 8), 0, b"x")
+        # Each can be dialed anew while the old one is still open.
+        connections += [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in nodes]
+
+        assert writer.flush()
+        assert sum(len(writer.cursors(node)) for node in nodes) == len(nodes) * len(output) > limit
+
+
 def test_output_waits_for_a_descriptor_and_a_person_is_told_why(writer: Writer) -> None:
     stored: list[OutputReceived] = []
     said: list[str] = []

@@ -8,7 +8,7 @@ from clusterctl.agent import protocol as wire
 from clusterctl.agent.protocol import StopReason
 from clusterctl.run import events
 from clusterctl.run.state import RunState, apply_head, apply_node
-from tests.work import work
+from tests.work import calls, work
 
 TAIL = (
     'Traceback (most recent call last):\n  File "t.py", line 1, in <module>\nImportError: no module {}\n' + "x\n" * 200
@@ -39,6 +39,10 @@ def fold_failures(ranks: int) -> None:
 
 def test_the_work_for_failures_grows_as_their_number() -> None:
     assert work(lambda: fold_failures(400), 2) < 8 * work(lambda: fold_failures(100), 2)
+
+
+def test_what_ends_say_is_read_once_and_not_again_for_each_that_follows() -> None:
+    assert calls(lambda: fold_failures(400)) < 4.5 * calls(lambda: fold_failures(100))
 
 
 LOST = events.Link(node="n1", link="lost", why="no answer for 120 s")
