@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from clusterctl.agent import proc
-from clusterctl.config.spec import HostSpec, TransportKind
+from clusterctl.config.spec import HostSpec, NetworkSpec, TransportKind
 from clusterctl.errors import ConnectError
 from clusterctl.run import replicas, store
 from clusterctl.run.linefile import drop_torn_line
@@ -68,22 +68,67 @@ def spawned(run: Run, node: str, rank: int) -> dict[str, Any]:
 
 # --- a controller after another
 
+SIZE = 200_000_000
+MUCH_OUTPUT = f"head -c {SIZE} /dev/zero"
 
-def test_an_adopter_waits_for_its_nodes_before_it_decides_and_brings_every_byte(make_run: MakeRun) -> None:
-    size = 200_000_000
-    run = make_run(f"head -c {size} /dev/zero")
+
+def replica_of(run: Run, node: str, rank: int) -> Path:
+    return run.dir.node(node) / f"attempt-0/rank-{rank}.log"
+
+
+def die_with_half_of_the_output(run: Run) -> None:
+    """Kill the controller of a run all of whose ranks have ended, while it fetches what they have written."""
     run.start_process()
     run.reaches(lambda s: s.nodes and all(n.swept for n in s.nodes.values()), what="all to be swept")
     run.kill_controller()
-    replica = run.dir.node("a") / "attempt-0/rank-0.log"
-    assert replica.stat().st_size < size, "the controller was too fast for this test"
+    sizes = [replica_of(run, node, rank).stat().st_size for rank, node in enumerate(("a", "b"))]
+    assert max(sizes) < SIZE, "the controller was too fast for this test"
+
+
+def test_an_adopter_waits_for_its_nodes_before_it_decides_and_brings_every_byte(make_run: MakeRun) -> None:
+    run = make_run(MUCH_OUTPUT)
+    die_with_half_of_the_output(run)
 
     run.adopt()
 
     assert run.ended(60) == 0
     for rank, node in enumerate(("a", "b")):
-        assert (run.dir.node(node) / f"attempt-0/rank-{rank}.log").stat().st_size == size
+        assert replica_of(run, node, rank).stat().st_size == SIZE
         assert '"finished"' in (run.on(node) / "journal.jsonl").read_text()
+
+
+def test_an_adopter_closes_no_run_before_a_node_with_the_rest_of_its_output_has_come_back(make_run: MakeRun) -> None:
+    run = make_run(MUCH_OUTPUT)
+    die_with_half_of_the_output(run)
+
+    def away_at_first(count: int) -> None:
+        if count < 2:
+            raise ConnectError("b", "no route")
+        assert not run.state.over
+
+    run.nodes.before["b"] = away_at_first
+    run.adopt()
+
+    assert run.ended(60) == 0
+    assert replica_of(run, "b", 1).stat().st_size == SIZE
+
+
+def test_a_run_whose_output_is_not_whole_because_a_node_stays_away_says_so_and_leaves_it_there(
+    make_run: MakeRun,
+) -> None:
+    run = make_run(MUCH_OUTPUT, network=NetworkSpec(node_lost_after=5.0))
+    die_with_half_of_the_output(run)
+
+    def away(_: int) -> None:
+        raise ConnectError("b", "no route")
+
+    run.nodes.before["b"] = away
+    run.adopt()
+
+    assert run.ended(60) == 0
+    assert "b could not be asked for the rest of the output: it may not be whole here" in run.dir.events.read_text()
+    assert replica_of(run, "a", 0).stat().st_size == SIZE > replica_of(run, "b", 1).stat().st_size
+    assert '"finished"' not in (run.on("b") / "journal.jsonl").read_text()
 
 
 def test_a_link_that_breaks_while_a_run_is_taken_over_does_not_look_like_another_controller(

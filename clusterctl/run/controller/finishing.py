@@ -112,12 +112,12 @@ class Finishing:
                 return now - self._began < _AFTER_KILL
             return left != known or now - since < _WITHOUT_PROGRESS or self._replication.paused
         self._progress[node] = (-1, now)
-        state, away = run.known(node), run.links.silent(0.0)
+        state = run.known(node)
         if run.kill or state is None or state.link == "lost":
             return False
-        # Where no node answers it is our own link.
-        ours = all(other in away for other in self._files) and not run.cancelled.is_set()
-        return ours or away.get(node, 0.0) < run.limits.node_lost_after
+        # Where there is a connection to no node it is our own link.
+        ours = not any(other in run.links.sessions for other in self._files) and not run.cancelled.is_set()
+        return ours or run.links.silent(0.0).get(node, 0.0) < run.limits.node_lost_after
 
     def _say_what_is_missing(self, missing: dict[str, list[tuple[str, int]]]) -> None:
         unasked = [node for node in missing if node not in self._sizes]
