@@ -28,6 +28,7 @@ from clusterctl.agent import (
     workspace,
 )
 from clusterctl.agent.outputs import Outputs
+from clusterctl.agent.proc import Identity
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from clusterctl.agent.fold import NodeState
     from clusterctl.agent.loop import Loop
     from clusterctl.agent.marks import Marks
-    from clusterctl.agent.proc import Identity
     from clusterctl.agent.rundir import RunDir
     from clusterctl.agent.workers import Worker
 
@@ -191,7 +191,7 @@ class Attempt:
     def _enforce(self) -> None:
         """End everything of the run here; called in a waiter whose fence has expired."""
         self.ledger.ours |= guardians.of_run(self._run)
-        sweep.end_all(self._marks, self.ledger, self.prepare.grace)
+        stopping.end_all(self._marks, self.ledger, self.prepare.grace)
 
     def _record_started(self, worker: Worker) -> None:
         who = worker.identity
@@ -212,7 +212,7 @@ class Attempt:
             self._record_started(worker)
         if worker.rank in state.exited:
             worker.exited = True
-            self.ledger.workers[worker.identity] = int(state.exited[worker.rank].latest * proc.TICKS)
+            self.ledger.workers[worker.identity] = proc.ticks_at(state.exited[worker.rank].latest)
 
     def _watch(self, worker: Worker) -> None:
         if worker.watch is not None:
@@ -233,17 +233,21 @@ class Attempt:
         for worker in [*self.living, *([self.launcher] if self.launcher else [])]:
             if worker.identity.pid in ended:
                 worker.status = ended[worker.identity.pid]
+        if ended and self._ladder is not None:
+            self._ladder.poke()
         self.look()
 
     def look(self) -> None:
         """See which workers have ended, and do what follows from that."""
         self._look_at_launcher()
+        before = len(self.living)
         for worker in self.living:
             said = self._end_of(worker)
             if said is not None and not self.swept:
                 self._exited(worker, said)
         if self._ladder is not None:
-            self._ladder.poke()
+            if len(self.living) < before:
+                self._ladder.poke()
         elif self.started and not self.swept and not self.living and (self.launcher is None or self.launcher.exited):
             self._sweep(time.monotonic() + self.prepare.grace)
 
@@ -274,7 +278,7 @@ class Attempt:
         if worker.watch is not None:
             self._loop.forget(worker.watch)
         workers.unwatch(worker)
-        self.ledger.workers[worker.identity] = int(time.monotonic() * proc.TICKS)
+        self.ledger.workers[worker.identity] = proc.ticks_at(time.monotonic())
         event = self._exit_event(worker, said)
         self._record(event)
         if not event.stopped and event.exit_code != 0 and self.living and self.stopping is None:
@@ -334,7 +338,7 @@ class Attempt:
         if launcher.watch is not None:
             self._loop.forget(launcher.watch)
         workers.unwatch(launcher)
-        self.ledger.workers[launcher.identity] = int(time.monotonic() * proc.TICKS)
+        self.ledger.workers[launcher.identity] = proc.ticks_at(time.monotonic())
         for rank, local_rank in self._places:
             if rank not in self.workers:
                 # It never came to be: how the launcher ended, and what it wrote, is all that can be said of it.
@@ -374,9 +378,13 @@ class Attempt:
 
     def _sweep(self, kill_at: float) -> None:
         if self._ladder is None:
-            self._ladder = stopping.Ladder(self._loop, self._marks, self.ledger, kill_at, self._empty)
+            self._ladder = stopping.Ladder(self._loop, self._marks, self.ledger, kill_at, self._empty, self._slow_to_go)
         else:
             self._ladder.shorten(kill_at)
+
+    def _slow_to_go(self, found: list[proc.Stat]) -> None:
+        names = ", ".join(f"{one.pid} ({one.comm})" for one in found[:4])
+        self._alarm("slow_end", f"the kernel is still taking apart what was killed, and is waited for: pid {names}")
 
     def _empty(self, remaining: list[dict[str, Any]], tries: int = 0) -> None:
         """Nothing is left, or what is left cannot be ended: close the attempt once every exit is written down."""
@@ -404,6 +412,11 @@ class Attempt:
         self.claims.release()
         self.swept, self.remaining = True, remaining
         self._record(protocol.Swept(self.number, len(strays), remaining))
+
+    def look_at_remaining(self) -> None:
+        """Say so once nothing is left any more of what could not be ended: the kernel, or a mount, has let it go."""
+        if not any(proc.alive(Identity(one["pid"], one["start_time"])) for one in self.remaining):
+            self._close([])
 
     def _alarm(self, code: str, message: str) -> None:
         self._record(protocol.Alarm(self.number, code, message))

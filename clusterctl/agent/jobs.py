@@ -1,6 +1,6 @@
 """Work for a controller that takes time: each piece in a process of its own, so that the session answers meanwhile.
 
-Programs are what a user asked to run (`Running`); tasks are functions of ours, in a fork, which answer in frames.
+Programs are what a user asked to run (`Running`); tasks are functions of ours, done `aside`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import functools
 import os
 import signal
 
-from clusterctl.agent import proc, protocol, requests, rundir, spawn, system
+from clusterctl.agent import aside, proc, protocol, spawn, system
 
 # Not from `typing`, whose import would be a good part of an agent's start.
 TYPE_CHECKING = False
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any, Callable, NoReturn
 
+    from clusterctl.agent.aside import Task
     from clusterctl.agent.channel import Channel
     from clusterctl.agent.loop import Loop
 
-    Task = Callable[["Out"], "dict[str, Any]"]
     Done = Callable[["dict[str, Any] | Exception"], None]
     OnData = Callable[[int, bytes], None]
 
@@ -29,21 +29,6 @@ _PAUSE_BYTES = 256 * 1024
 _LINGER_SECONDS = 0.5
 """After the end of a program, how long something that it left behind may still write into our answer."""
 _KILL_SECONDS = 2.0
-
-
-class Out:
-    """Where a task sends data of a stream."""
-
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-
-    def data(self, stream: int, offset: int, payload: bytes) -> None:
-        """Send bytes; waits where the connection is slow."""
-        system.write_all(self._fd, protocol.encode_data(stream, offset, payload))
-
-    def message(self, value: dict[str, Any]) -> None:
-        """Send the answer."""
-        system.write_all(self._fd, protocol.encode_message(value))
 
 
 class Running:
@@ -168,7 +153,7 @@ class Jobs:
 
     # --- tasks
 
-    def work(self, task: Task, done: Done, keep: Iterable[int] = ()) -> int:
+    def work(self, task: Task, done: Done, keep: Iterable[int] = (), seconds: float | None = None) -> int:
         """Call a function in a fork; `done` gets its result, or what went wrong. Its data goes to the controller.
 
         Returns a number by which `end` ends it early.
@@ -177,12 +162,9 @@ class Jobs:
             task: What to do.
             done: Called once.
             keep: Descriptors that the task needs.
+            seconds: After so long it is ended, and left behind where it hangs.
         """
-        read, write = os.pipe2(os.O_CLOEXEC)
-        pid = os.fork()
-        if pid == 0:
-            _do(task, write, keep)
-        os.close(write)
+        pid, read = aside.fork(task, keep)
         os.set_blocking(read, False)
         decoder = protocol.Decoder()
         answer: list[dict[str, Any]] = []
@@ -191,10 +173,16 @@ class Jobs:
             self._loop.forget(read)
             os.close(read)
             self._tasks.pop(pid, None)
-            done(_outcome(answer))
+            done(aside.outcome(answer))
+
+        def late() -> None:
+            if self._tasks.get(pid) is end:
+                aside.kill(pid)
+                end()
 
         def listen() -> None:
-            self._loop.on_readable(read, readable)
+            if self._tasks.get(pid) is end:
+                self._loop.on_readable(read, readable)
 
         def readable() -> None:
             if self._slow(listen):
@@ -213,16 +201,15 @@ class Jobs:
                 end()
 
         self._tasks[pid] = end
+        if seconds is not None:
+            self._loop.after(seconds, late)
         listen()
         return pid
 
     def end(self, task: int) -> None:
         """Kill a task that is still at work; its `done` is called as for any that was killed."""
         if task in self._tasks:
-            # It may not have come as far as to have a group of its own.
-            for kill in (os.killpg, os.kill):
-                with contextlib.suppress(ProcessLookupError):
-                    kill(task, signal.SIGKILL)
+            aside.kill(task)
 
     # --- ends
 
@@ -245,8 +232,7 @@ class Jobs:
         for one in self._programs.values():
             one.signal(signal.SIGKILL)
         for pid in self._tasks:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(pid, signal.SIGKILL)
+            aside.kill(pid)
 
 
 def _memory_file(data: bytes) -> int:
@@ -269,42 +255,6 @@ def _become(program: spawn.Program, stdin: int, stdout: int, stderr: int) -> NoR
         spawn.become(program)
     finally:
         os._exit(spawn.NOT_EXECUTABLE)
-
-
-def _do(task: Task, write: int, keep: Iterable[int]) -> NoReturn:
-    try:
-        os.setsid()
-        system.die_with_parent(signal.SIGKILL)
-        spawn.normal_signals()
-        spawn.close_all({write, *keep})
-        out = Out(write)
-        try:
-            out.message({"result": task(out)})
-        except (requests.RequestError, OSError, ValueError, KeyError, TypeError, rundir.RootError) as error:
-            out.message({"error": _as_request_error(error).answer(0)["error"]})
-    finally:
-        os._exit(0)
-
-
-def _as_request_error(error: Exception) -> requests.RequestError:
-    if isinstance(error, requests.RequestError):
-        return error
-    if isinstance(error, OSError):
-        return requests.of_system(error)
-    if isinstance(error, protocol.TooLargeError):
-        return requests.too_large(error)
-    return requests.RequestError(protocol.ErrorKind.BAD_REQUEST, repr(error))
-
-
-def _outcome(answer: list[dict[str, Any]]) -> dict[str, Any] | Exception:
-    if not answer:
-        return requests.failed("the process that did it was killed")
-    last = answer[-1]
-    if "error" in last:
-        error = last["error"]
-        return requests.RequestError(protocol.ErrorKind(error["kind"]), error["message"], error["hint"])
-    result: dict[str, Any] = last["result"]
-    return result
 
 
 def fresh_tag() -> int:

@@ -40,10 +40,17 @@ class Marks:
         """Whether a process carries the surviving mark."""
         return proc.has_limit(pid, self.tag)
 
-    def named(self, pid: int) -> bool:
-        """Whether the environment of a process names the run and the node."""
+    def named(self, pid: int) -> bool | None:
+        """Whether the environment of a process names the run and the node; `None` where it shows none.
+
+        To be asked aside: where a process is stuck with its memory locked, this hangs.
+        """
         environ = proc.environ(pid)
-        return environ.get(b"CLUSTERCTL_RUN_ID") == self.run and environ.get(b"CLUSTERCTL_NODE") == self.node
+        return (
+            None
+            if not environ
+            else environ.get(b"CLUSTERCTL_RUN_ID") == self.run and environ.get(b"CLUSTERCTL_NODE") == self.node
+        )
 
 
 def marks_of(run: RunDir) -> Marks:

@@ -15,6 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from clusterctl.agent.aside import Task
     from clusterctl.agent.serve import Handler, Session
 
 _PROBE_SECONDS = 10.0
@@ -61,7 +62,7 @@ class _Node:
         self._work(identity, lambda _out: find())
         return None
 
-    def _work(self, identity: int, task: jobs.Task) -> None:
+    def _work(self, identity: int, task: Task) -> None:
         self._session.work(identity, task)
 
     # --- ports

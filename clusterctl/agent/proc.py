@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import signal
+import time
 
 from clusterctl.agent.system import read_bytes
 from clusterctl.agent.values import value
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _PF_EXITING = 0x4
+_PF_KTHREAD = 0x200000
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -75,6 +77,11 @@ class Stat:
     def gone(self) -> bool:
         """A zombie is gone, except a leader whose other threads still run."""
         return self.state in "ZX" and self.threads <= 1
+
+    @property
+    def kernel(self) -> bool:
+        """A thread of the kernel is no process of anybody."""
+        return bool(self.flags & _PF_KTHREAD)
 
 
 def parse_stat(data: bytes) -> Stat | None:
@@ -157,13 +164,13 @@ def wchan(pid: int) -> str:
 
 
 def writes_output(pid: int, folder: str) -> bool:
-    """Whether a process has an output file (`*.log`) under `folder` open for writing."""
+    """Whether a process has an output file of an attempt (`*.log`) under `folder` open for writing."""
     base = f"/proc/{pid}/fd"
     try:
         names = os.listdir(base)
     except OSError:
         return False
-    return any(_writes(pid, name, base, folder + "/") for name in names)
+    return any(_writes(pid, name, base, folder + "/attempt-") for name in names)
 
 
 def _writes(pid: int, name: str, base: str, prefix: str) -> bool:
@@ -182,6 +189,27 @@ def _writes(pid: int, name: str, base: str, prefix: str) -> bool:
 def exiting(found: Stat) -> bool:
     """Whether the kernel is already taking the process apart."""
     return bool(found.flags & _PF_EXITING)
+
+
+def held_up(found: Stat) -> bool:
+    """Whether a process waits in the kernel for something that may never come, with one of its threads."""
+    return any(one.state == "D" for one in _threads(found))
+
+
+def being_taken_apart(found: Stat) -> bool:
+    """Whether the kernel is taking the process apart and nothing holds that up: it will be gone, late or soon."""
+    return all(one.state in "ZX" or (exiting(one) and one.state != "D") for one in _threads(found))
+
+
+def _threads(found: Stat) -> list[Stat]:
+    """Return what the threads of that very process are like now; none where it has ended."""
+    base = f"/proc/{found.pid}/task"
+    try:
+        names = os.listdir(base) if alive(found.identity) else []
+    except OSError:
+        names = []
+    threads = (parse_stat(read_bytes(f"{base}/{name}/stat")) for name in names)
+    return [one for one in threads if one is not None]
 
 
 def leaving(who: Identity) -> bool:
@@ -208,6 +236,11 @@ def _thread_leaves(path: str) -> bool:
         if line.startswith(b"SigPnd:"):
             return bool(int(line.split()[1], 16) & 1 << (signal.SIGKILL - 1))
     return False
+
+
+def ticks_at(moment: float) -> int:
+    """Return a monotonic time in clock ticks since boot, as start times are told: suspended time counts."""
+    return int((time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic() + moment) * TICKS)
 
 
 def run_delay() -> float | None:

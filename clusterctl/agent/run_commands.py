@@ -32,7 +32,7 @@ from clusterctl.agent.protocol import Command, ErrorKind
 from clusterctl.agent.tally import Tallies
 
 if TYPE_CHECKING:
-    from clusterctl.agent.jobs import Out
+    from clusterctl.agent.aside import Out
     from clusterctl.agent.rundir import RunDir
     from clusterctl.agent.serve import Handler, Session
 

@@ -18,9 +18,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, Optional
 
+    from clusterctl.agent.aside import Task
     from clusterctl.agent.follow import Follower
     from clusterctl.agent.holds import Holds
-    from clusterctl.agent.jobs import Task
     from clusterctl.agent.links import Link
     from clusterctl.agent.states import States
 

@@ -191,6 +191,8 @@ class Supervisor:
     def _slow_tick(self) -> None:
         self._journal.flush()
         attempt = self._attempt
+        if attempt is not None and attempt.remaining:
+            attempt.look_at_remaining()
         heard = waiter.read_lease(self._run.lease)
         age = time.monotonic() - heard if heard is not None else 0.0
         if attempt is not None and not attempt.swept:

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Callable, TypeVar
 
-from clusterctl.agent import cgroup, proc
+from clusterctl.agent import aside, cgroup, proc
+from clusterctl.agent.proc import Identity, Stat
 
 if TYPE_CHECKING:
+    from clusterctl.agent.aside import Out
     from clusterctl.agent.marks import Marks
-    from clusterctl.agent.proc import Identity, Stat
 
 _ROOT = 0
+_ASIDE_SECONDS, _ALL_ASIDE_SECONDS = 1.0, 5.0
+"""How long the look at one process, and at all that are left, may take. A process that is stuck in a driver or in an
+exec keeps its memory and more locked, and whoever reads the wrong file of it in `/proc` waits with it."""
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -26,13 +33,24 @@ class Ledger:
         workers: Each worker, and the ticks at which it was seen gone (`None` while it lives).
         found: Processes that an earlier look found.
         ours: Supervisor and waiters.
+        strangers: Processes of our user that carry no mark. None comes to one later: all are there from birth.
+        silent: Pids at which a look has hung; nobody looks there again.
+        unasked: The last look came to no end, for lack of time.
         cgroup: Folder of the run's own cgroup, or `None`.
     """
 
     workers: dict[Identity, int | None] = field(default_factory=dict)
     found: set[Identity] = field(default_factory=set)
     ours: set[Identity] = field(default_factory=set)
+    strangers: set[Identity] = field(default_factory=set)
+    silent: set[int] = field(default_factory=set)
+    unasked: bool = False
     cgroup: str | None = None
+
+    @property
+    def since(self) -> int:
+        """Ticks before which no process of the attempt can have started: all come of a worker."""
+        return min((worker.start_time for worker in self.workers), default=0)
 
 
 def find(marks: Marks, ledger: Ledger) -> list[Stat]:
@@ -40,30 +58,40 @@ def find(marks: Marks, ledger: Ledger) -> list[Stat]:
 
     One that changed its user may be beyond our signals; it is of the run nevertheless, and has to be named.
     """
-    inside = cgroup.members(ledger.cgroup)
-    mine = os.getpid()
-    result = []
-    for pid in proc.pids():
-        if pid == mine:
-            continue
-        found = proc.stat(pid)
-        if found is None or found.gone or found.identity in ledger.ours:
-            continue
-        if pid in inside or _belongs(found, marks, ledger):
-            result.append(found)
-    ledger.found.update(found.identity for found in result)
+    pids = [pid for pid in proc.pids() if pid not in ledger.silent and pid != os.getpid()]
+    said, stuck = _aside(pids, functools.partial(look, marks, ledger, cgroup.members(ledger.cgroup)))
+    ledger.silent |= stuck
+    ledger.unasked = len(said) + len(stuck) < len(pids)
+    result = [Stat(**one["member"]) for one in said.values() if "member" in one]
+    ledger.strangers.update(Identity(pid, one["stranger"]) for pid, one in said.items() if "stranger" in one)
+    ledger.found.update(one.identity for one in result)
     return result
 
 
-def _belongs(found: Stat, marks: Marks, ledger: Ledger) -> bool:
-    pid = found.pid
-    known = found.identity in ledger.workers or found.identity in ledger.found
-    if known or marks.tagged(pid) or _in_session(found, ledger):
-        return True
-    # What follows can be copied by a process of somebody else, so its user must be ours.
-    if proc.owner(pid) != marks.uid:
-        return False
-    return marks.named(pid) or proc.writes_output(pid, marks.folder)
+def living(ledger: Ledger) -> list[Stat]:
+    """Return the processes that are known already and have not ended, without looking at any other."""
+    found = (proc.stat(who.pid) for who in (*ledger.workers, *(ledger.found - ledger.workers.keys())))
+    return [one for one in found if one is not None and not one.gone and _is_known(one, ledger)]
+
+
+def look(marks: Marks, ledger: Ledger, inside: set[int], pid: int) -> dict[str, Any]:
+    """Say whether a process is a `member` of the run, a `stranger` for good, or nothing in particular."""
+    found = proc.stat(pid)
+    if found is None or found.gone or found.kernel or found.identity in ledger.ours or pid == os.getpid():
+        return {}
+    if pid in inside or _is_known(found, ledger) or marks.tagged(pid) or _in_session(found, ledger):
+        return {"member": vars(found)}
+    # What follows can be copied by a process of somebody else, so its user must be ours, and its time.
+    if found.start_time < ledger.since or found.identity in ledger.strangers or proc.owner(pid) != marks.uid:
+        return {}
+    named = marks.named(pid)
+    if named or proc.writes_output(pid, marks.folder):
+        return {"member": vars(found)}
+    return {} if named is None else {"stranger": found.start_time}
+
+
+def _is_known(found: Stat, ledger: Ledger) -> bool:
+    return found.identity in ledger.workers or found.identity in ledger.found
 
 
 def _in_session(found: Stat, ledger: Ledger) -> bool:
@@ -73,65 +101,101 @@ def _in_session(found: Stat, ledger: Ledger) -> bool:
     counts once it has ended. (Who came later carries other marks.)
     """
     for worker, ended in ledger.workers.items():
-        if found.sid == worker.pid and found.start_time >= worker.start_time:
+        # A worker of another boot has the pid 0, and 0 is the session of whoever never was given one.
+        if worker.pid and found.sid == worker.pid and found.start_time >= worker.start_time:
             return found.start_time <= ended if ended is not None else proc.alive(worker)
     return False
+
+
+def _aside(pids: list[int], question: Callable[[int], T]) -> tuple[dict[int, T], set[int]]:
+    """Look at processes in a fork; return what was seen of each, and at which the look hangs.
+
+    Some may be in neither, for lack of time.
+    """
+    said: dict[int, T] = {}
+    stuck: set[int] = set()
+    deadline = time.monotonic() + _ALL_ASIDE_SECONDS
+    while pids and time.monotonic() < deadline:
+        try:
+            answers = aside.ask(functools.partial(_ask_of_each, pids, question), _ASIDE_SECONDS)
+        except OSError:
+            # Not even a process is to be had: better to look here than not at all.
+            return {**said, **{pid: question(pid) for pid in pids}}, stuck
+        seen = [answer["seen"] for answer in answers if "seen" in answer]
+        said.update(zip(pids, seen))
+        stuck.update(pids[len(seen) : len(seen) + 1])
+        pids = pids[len(seen) + 1 :]
+    return said, stuck
+
+
+def _ask_of_each(pids: list[int], question: Callable[[int], Any], out: Out) -> dict[str, Any]:
+    for pid in pids:
+        out.message({"seen": question(pid)})
+    return {}
 
 
 # --- ending
 
 
-def end_groups(found: list[Stat], signalled: set[int]) -> None:
-    """Send SIGTERM and SIGCONT to every process group that holds one of the processes and had none yet.
+def end_groups(found: list[Stat], signalled: set[int], ledger: Ledger) -> None:
+    """Send SIGTERM and SIGCONT to the processes and their groups, to each group once.
 
     A stopped process acts on SIGTERM only once it is continued. Groups whose leader has ended are reached as well.
     """
-    for group in {one.pgid for one in found} - signalled:
-        signalled.add(group)
+    ours = _groups_of_ours(ledger)
+    targets = {one.pgid if one.pgid not in ours else -one.pid for one in found} - signalled
+    for target in targets:
+        signalled.add(target)
         for number in (signal.SIGTERM, signal.SIGCONT):
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(group, number)
+            _send(target, number)
 
 
 def kill(found: list[Stat], ledger: Ledger) -> None:
     """Send SIGKILL to the processes, their groups and their cgroup."""
     cgroup.kill(ledger.cgroup)
-    for group in {one.pgid for one in found}:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(group, signal.SIGKILL)
+    for group in {one.pgid for one in found} - _groups_of_ours(ledger):
+        _send(group, signal.SIGKILL)
     for one in found:
         if proc.identify(one.pid) == one.identity:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(one.pid, signal.SIGKILL)
+            _send(-one.pid, signal.SIGKILL)
 
 
-def describe(found: Stat) -> dict[str, Any]:
-    """Return a survivor and why it is still there: `{pid, start_time, command, why}`."""
+def _groups_of_ours(ledger: Ledger) -> set[int]:
+    """Return the process groups that hold one of us, and those that are none: 0 would be our own, 1 everybody."""
+    here = (proc.stat(who.pid) for who in ledger.ours)
+    return {0, 1, os.getpgrp(), *(one.pgid for one in here if one is not None and one.identity in ledger.ours)}
+
+
+def _send(target: int, number: int) -> None:
+    """Signal a process group, or, by its negative pid, one process."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        if target < 0:
+            os.kill(-target, number)
+        else:
+            os.killpg(target, number)
+
+
+def describe(found: list[Stat]) -> list[dict[str, Any]]:
+    """Return survivors and why they are still there: `{pid, start_time, command, why}` of each."""
+    commands, _ = _aside([one.pid for one in found], proc.command)
+    return [
+        {
+            "pid": one.pid,
+            "start_time": one.start_time,
+            "command": commands.get(one.pid) or f"[{one.comm}]",
+            "why": _why(one),
+        }
+        for one in found
+    ]
+
+
+def _why(found: Stat) -> str:
     now = proc.stat(found.pid) or found
-    place = proc.wchan(found.pid)
     if now.state == "D":
-        why = "in an uninterruptible wait" + (f" in {place}" if place else "")
-    elif proc.owner(found.pid) not in (os.getuid(), None) and os.getuid() != _ROOT:
-        why = "belongs to another user"
-    elif proc.exiting(now):
-        why = "killed, the kernel has not finished ending it"
-    else:
-        why = f"still there after SIGKILL, state {now.state}"
-    return {"pid": found.pid, "start_time": found.start_time, "command": proc.command(found.pid), "why": why}
-
-
-def end_all(marks: Marks, ledger: Ledger, grace: float, bound: float = 10.0) -> list[Stat]:
-    """Do the whole ladder and wait for it; for who has nothing else to do. Return what is left after `bound` s."""
-    signalled: set[int] = set()
-    killing, last = time.monotonic() + grace, time.monotonic() + grace + bound
-    empty = 0
-    found: list[Stat] = []
-    while empty < 2 and time.monotonic() < last:
-        found = find(marks, ledger)
-        empty = 0 if found else empty + 1
-        if found and time.monotonic() >= killing:
-            kill(found, ledger)
-        elif found:
-            end_groups(found, signalled)
-        time.sleep(0.05)
-    return found
+        place = proc.wchan(found.pid)
+        return "in an uninterruptible wait" + (f" in {place}" if place else "")
+    if proc.owner(found.pid) not in (os.getuid(), None) and os.getuid() != _ROOT:
+        return "belongs to another user"
+    if proc.exiting(now):
+        return "killed, the kernel has not finished ending it"
+    return f"still there after SIGKILL, state {now.state}"

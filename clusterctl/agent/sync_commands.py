@@ -13,7 +13,7 @@ from clusterctl.agent.run_commands import summary
 if TYPE_CHECKING:
     from typing import Callable
 
-    from clusterctl.agent.jobs import Out
+    from clusterctl.agent.aside import Out
     from clusterctl.agent.serve import Handler, Session
 
 

@@ -22,16 +22,16 @@ BIN = Path(__file__).parent / "bin"
 
 
 class Node:
-    """A node with its own state root, and one run on it."""
+    """A node with its own state root, and one run on it. `options` are those of each talk."""
 
-    def __init__(self, home: Path) -> None:
-        self.home = home
+    def __init__(self, home: Path, **options: Any) -> None:
+        self.home, self.options = home, options
         self.run = f"run-{uuid.uuid4().hex[:10]}"
         self.node = "node.0"
         self.talks: list[Talk] = []
 
     def talk(self, **options: Any) -> Talk:
-        talk = Talk(self.home / "state", **options)
+        talk = Talk(self.home / "state", **{**self.options, **options})
         self.talks.append(talk)
         return talk
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+import textwrap
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,14 +15,43 @@ import pytest
 from clusterctl.agent import proc, sweep
 from clusterctl.agent.marks import Marks
 from clusterctl.agent.proc import Identity
-from tests.agent.conftest import BIN, gone
+from tests.agent.conftest import BIN, Node, gone
+from tests.agent.hung import Hung, mounted
+from tests.agent.talk import REPOSITORY
+from tests.lab.waiting import wait_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.agent.conftest import Node
+    from collections.abc import Callable, Iterator
 
 STRAY = [sys.executable, str(BIN / "stray.py")]
+TAG = 1 << 60 | 12345
+WITHOUT_CGROUPS = ["unshare", "--mount", "sh", "-c", 'umount -a -t cgroup2 && exec "$@"', "sh"]
+
+
+@pytest.fixture(params=["cgroups as they are", "no cgroups"])
+def nodes(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], Node]]:
+    """Nodes whose agent may make cgroups where the machine lets it, and nodes whose agent sees no hierarchy at all."""
+    options = {}
+    if request.param == "no cgroups":
+        if os.getuid() != 0:
+            pytest.skip("unmounting needs root")
+        options = {"main": [*WITHOUT_CGROUPS, sys.executable, "-m", "clusterctl.agent"]}
+    made: list[Node] = []
+
+    def make() -> Node:
+        folder = tmp_path / str(len(made))
+        folder.mkdir()
+        made.append(Node(folder, **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.end()
+
+
+@pytest.fixture
+def node(nodes: Callable[[], Node]) -> Node:
+    return nodes()
 
 
 @pytest.mark.parametrize("mode", ["exec", "title"])
@@ -82,7 +114,7 @@ def test_a_pid_that_is_used_again_is_not_the_worker() -> None:
         assert found is not None
         earlier = Identity(decoy.pid, found.start_time - 100)
         ledger = sweep.Ledger(workers={earlier: found.start_time - 10})
-        marks = Marks(b"run", b"node", 1 << 60 | 12345, "/no/such/folder", os.getuid())
+        marks = Marks(b"run", b"node", TAG, "/no/such/folder", os.getuid())
         assert sweep.find(marks, ledger) == []
         assert not proc.alive(earlier)
     finally:
@@ -96,3 +128,258 @@ def test_children_left_by_a_crashed_worker_are_swept(node: Node) -> None:
     talk.wait_for("swept")
     assert gone(int((node.home / "child").read_text()))
     assert talk.exits()[0]["exit_code"] == 1
+
+
+@pytest.mark.parametrize("nodes", ["no cgroups"], indirect=True)
+def test_an_agent_without_cgroups_makes_none(node: Node) -> None:
+    node.launch(["sleep", "1000"])
+    assert json.loads((node.folder / "attempt-0/start.json").read_text())["cgroup"] is None
+
+
+MARKED = """
+import os, sys, time
+from clusterctl.agent import spawn
+kind, tag, log = sys.argv[1:]
+if kind == "tag":
+    spawn.set_tag(int(tag))
+if kind == "output":
+    file = open(log, "a")
+if kind != "session":
+    os.setsid()
+print("ready", flush=True)
+time.sleep(1000)
+"""
+
+
+@pytest.fixture
+def marked(tmp_path: Path) -> Iterator[Callable[[str], Identity]]:
+    """Starts a process that carries one of the marks of a run, and no other."""
+    log = tmp_path / "attempt-0/rank-0.log"
+    log.parent.mkdir()
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(kind: str) -> Identity:
+        env = {"PYTHONPATH": str(REPOSITORY), "PATH": os.environ["PATH"]}
+        env |= {"CLUSTERCTL_RUN_ID": "run", "CLUSTERCTL_NODE": "node"} if kind == "environment" else {}
+        argv = [sys.executable, "-c", MARKED, kind, str(TAG), str(log)]
+        process = subprocess.Popen(argv, env=env, stdout=subprocess.PIPE)
+        started.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        found = proc.identify(process.pid)
+        assert found is not None
+        return found
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("kind", ["tag", "environment", "output", "session", "known", "none"])
+def test_each_mark_alone_makes_a_process_one_of_the_run(
+    marked: Callable[[str], Identity], tmp_path: Path, kind: str
+) -> None:
+    who = marked(kind)
+    marks = Marks(b"run", b"node", TAG, str(tmp_path), os.getuid())
+    session = proc.stat(os.getsid(0))
+    assert session is not None
+    ledger = sweep.Ledger()
+    if kind == "session":
+        ledger.workers[session.identity] = None
+        ledger.ours.add(session.identity)
+    if kind == "known":
+        ledger.found.add(who)
+    found = {one.identity for one in sweep.find(marks, ledger)}
+    assert (who in found) == (kind != "none")
+
+
+def test_workers_of_another_boot_claim_no_process_of_this_one() -> None:
+    # Kernel threads, and whatever init started without a session of its own, are in session 0.
+    ledger = sweep.Ledger(workers={Identity(0, 0): sys.maxsize})
+    assert sweep.find(Marks(b"run", b"node", TAG, "/no/such/folder", os.getuid()), ledger) == []
+
+
+def test_a_zombie_is_no_remaining_process() -> None:
+    child = subprocess.Popen(["true"], start_new_session=True)
+    who = proc.identify(child.pid)
+    assert who is not None
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert sweep.find(Marks(b"run", b"node", TAG, "/no/such/folder", os.getuid()), sweep.Ledger(found={who})) == []
+    child.wait()
+
+
+def script(text: str, *arguments: str) -> str:
+    """What a script says that works with the agent's own modules, in a POSIX session of its own."""
+    argv = [sys.executable, "-c", textwrap.dedent(text), *arguments]
+    env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    said = subprocess.run(
+        argv, env=env, check=True, start_new_session=True, stdout=subprocess.PIPE, text=True, timeout=60
+    )
+    return said.stdout
+
+
+@pytest.mark.parametrize("how", ["kill([found], ledger)", "end_groups([found], set(), ledger)"])
+def test_a_stray_in_a_group_of_ours_is_signalled_alone(how: str) -> None:
+    said = script(f"""
+        import os, subprocess
+        from clusterctl.agent import proc, sweep
+        ledger = sweep.Ledger(ours={{proc.identify(os.getpid())}})
+        stray = subprocess.Popen(["sleep", "1000"])
+        found = proc.stat(stray.pid)
+        sweep.{how}
+        print(stray.wait() < 0)
+    """)
+    assert said == "True\n"
+
+
+WATCHED_LADDER = """
+    import os, subprocess, sys, time
+    from clusterctl.agent import loop, marks, proc, stopping, sweep
+    stubborn = ["sh", "-c", "trap '' TERM; echo; while :; do sleep 0.1; done"]
+    worker = subprocess.Popen(stubborn, stdout=subprocess.PIPE, start_new_session=True)
+    worker.stdout.readline()
+    seen = []
+    sys.addaudithook(lambda event, values: seen.append(f"{event} {values[0] if values else ''}"))
+    events, began = loop.Loop(), time.monotonic()
+    ledger = sweep.Ledger(workers={proc.identify(worker.pid): None}, ours={proc.identify(os.getpid())})
+    ladder = stopping.Ladder(
+        events, marks.Marks(b"run", b"node", 1 << 60, "/none", os.getuid()), ledger, began + 2.0,
+        lambda left: events.stop(), lambda left: None,
+    )
+    events.every(0.25, ladder.poke)
+    events.on_children(worker.poll)
+    events.run()
+"""
+
+
+def test_the_wait_for_the_grace_looks_at_all_processes_once_a_second_and_no_more() -> None:
+    said = script(WATCHED_LADDER + "    print(seen.count('os.listdir /proc'), time.monotonic() - began < 5)")
+    scans, soon = said.split()
+    # Two or three in two seconds, then those that find nothing any more.
+    assert 4 <= int(scans) <= 7
+    assert soon == "True"
+
+
+def test_who_climbs_the_ladder_reads_nothing_that_another_process_could_keep_locked() -> None:
+    files = "{name.rpartition('/')[2] for name in seen if name.startswith('open /proc/') and '/self/' not in name}"
+    assert script(WATCHED_LADDER + f"    print({files} - {{'stat'}})") == "set()\n"
+
+
+LOOKS = """
+    import os, sys, time
+    from clusterctl.agent import marks, proc, sweep
+    who = marks.Marks(b"run", b"node", 1 << 60, "/none", os.getuid())
+    seen = []
+    sys.addaudithook(lambda event, values: seen.append(str(values[0])) if event in ("open", "os.listdir") else None)
+"""
+
+
+def test_of_a_kernel_thread_and_of_what_was_there_before_the_attempt_next_to_nothing_is_read() -> None:
+    said = script(
+        LOOKS
+        + """
+    us = proc.identify(os.getpid())
+    kernel = [pid for pid in proc.pids() if (found := proc.stat(pid)) and found.kernel][:1]
+    for pid in (*kernel, os.getppid()):
+        seen.clear()
+        sweep.look(who, sweep.Ledger(workers={us: None}), set(), pid)
+        print("kernel" if pid in kernel else "earlier", [name.rpartition("/")[2] for name in seen])
+    """
+    )
+    assert said.splitlines()[-1] == "earlier ['stat', 'limits']"
+    assert said.splitlines()[:-1] in ([], ["kernel ['stat']"])
+
+
+def test_a_stranger_is_looked_at_once() -> None:
+    said = script(
+        LOOKS
+        + """
+    ledger = sweep.Ledger()
+    stranger = proc.identify(os.getppid())
+    print(sweep.look(who, ledger, set(), stranger.pid) == {"stranger": stranger.start_time})
+    ledger.strangers.add(stranger)
+    seen.clear()
+    print(sweep.look(who, ledger, set(), stranger.pid), [name.rpartition("/")[2] for name in seen])
+    """
+    )
+    assert said == "True\n{} ['stat', 'limits']\n"
+
+
+def test_a_process_at_which_the_look_hangs_holds_up_nobody_and_is_looked_at_no_more() -> None:
+    said = script("""
+        import os, time
+        from clusterctl.agent import sweep
+        read, write = os.pipe()
+        began = time.monotonic()
+        def question(pid):
+            return os.read(0, 1) if pid == 2 else {"pid": pid}
+        os.dup2(read, 0)
+        print(sweep._aside([1, 2, 3], question), time.monotonic() - began < 5)
+    """)
+    assert said == "({1: {'pid': 1}, 3: {'pid': 3}}, {2}) True\n"
+
+
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        pytest.param("", "still there after SIGKILL, state S", id="living"),
+        pytest.param("os.setuid(65534)", "belongs to another user", id="another user"),
+    ],
+)
+def test_a_survivor_is_named_with_the_reason(how: str, why: str) -> None:
+    said = script(f"""
+        import os, subprocess
+        from clusterctl.agent import proc, sweep
+        left = subprocess.Popen(["sleep", "1000"], stdout=subprocess.DEVNULL)
+        if os.fork() == 0:
+            {how or "pass"}
+            (told,) = sweep.describe([proc.stat(left.pid)])
+            print(told["pid"] == left.pid, told["command"], told["why"], sep="; ", flush=True)
+            os._exit(0)
+        os.wait()
+        left.kill()
+    """)
+    assert said == f"True; sleep 1000; {why}\n"
+
+
+@pytest.fixture
+def hung(tmp_path: Path) -> Iterator[Hung]:
+    if os.getuid() != 0:
+        pytest.skip("mounting needs root")
+    with mounted(tmp_path / "hung") as made:
+        yield made
+
+
+THREAD_STUCK = """
+import os, sys, threading
+threading.Thread(target=os.stat, args=(sys.argv[1],), daemon=True).start()
+while not os.path.exists(sys.argv[2]):
+    pass
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("argv", "why"),
+    [
+        pytest.param(["stat", "{place}"], "in an uninterruptible wait", id="stuck"),
+        pytest.param(
+            [sys.executable, "-c", THREAD_STUCK, "{place}", "{asked}"],
+            "killed, the kernel has not finished ending it",
+            id="a thread is stuck",
+        ),
+    ],
+)
+def test_a_survivor_in_the_hands_of_the_kernel_is_named_with_the_reason(hung: Hung, argv: list[str], why: str) -> None:
+    words = [word.format(place=hung.folder / "x", asked=hung.asked_file) for word in argv]
+    left = subprocess.Popen(words, stderr=subprocess.DEVNULL)
+    try:
+        wait_for(hung.asked, what="a process that waits in the kernel")
+        left.kill()
+        found = wait_for(lambda: (s := proc.stat(left.pid)) and s.state in "DZ" and s, what="its way out")
+        assert not proc.being_taken_apart(found)
+        assert sweep.describe([found])[0]["why"].startswith(why)
+    finally:
+        hung.end()
+        left.wait()
