@@ -60,15 +60,7 @@ def fork(task: Task, keep: Iterable[int] = ()) -> tuple[int, int]:
     Raises:
         OSError: No process or no descriptor is to be had.
     """
-    ends = [*os.pipe2(os.O_CLOEXEC)]
-    try:
-        ends += os.pipe2(os.O_CLOEXEC)
-        pid = os.fork()
-    except OSError:
-        for fd in ends:
-            os.close(fd)
-        raise
-    read, write, free, held = ends
+    pid, read, write, free, held = system.fork_with_pipes(2)
     if pid == 0:
         _do(task, write, keep)
     os.close(write)

@@ -33,6 +33,7 @@ from clusterctl.agent.proc import Identity
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from clusterctl.agent.aside import Out
     from clusterctl.agent.fold import NodeState
     from clusterctl.agent.loop import Loop
     from clusterctl.agent.marks import Marks
@@ -188,10 +189,10 @@ class Attempt:
         )
         return workers.begin(one.rank, post)
 
-    def _enforce(self) -> None:
-        """End everything of the run here; called in a waiter whose fence has expired."""
+    def _enforce(self, _out: Out) -> dict[str, Any]:
+        """End everything of the run here; done aside by a waiter whose fence has expired."""
         self.ledger.ours |= guardians.of_run(self._run)
-        stopping.end_all(self._marks, self.ledger, self.prepare.grace)
+        return {"left": stopping.end_all(self._marks, self.ledger, self.prepare.grace)}
 
     def _record_started(self, worker: Worker) -> None:
         who = worker.identity

@@ -45,11 +45,24 @@ def stale(epoch: int, seen: int) -> RequestError:
     return RequestError(ErrorKind.STALE_EPOCH, message)
 
 
+def clock() -> float:
+    """Return the time of leases and fences, in seconds. While the machine sleeps it goes on, as the head does."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def lease(path: str) -> float | None:
+    """Return when a controller was last heard (`clock`), or `None` where nothing says so."""
+    try:
+        return float(system.read_bytes(path, 64))
+    except ValueError:
+        return None
+
+
 def touch_lease(path: str) -> None:
     """Write down that a controller was heard just now."""
     with contextlib.suppress(OSError):
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            os.pwrite(fd, b"%020.3f\n" % time.monotonic(), 0)
+            os.pwrite(fd, b"%020.3f\n" % clock(), 0)
         finally:
             os.close(fd)

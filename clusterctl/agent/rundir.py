@@ -184,7 +184,7 @@ class RunDir:
 
     @property
     def lease(self) -> str:
-        """Monotonic clock of the last frame of a controller."""
+        """When a controller was last heard (`epochs.clock`)."""
         return self.file("lease")
 
     @property

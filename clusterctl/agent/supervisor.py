@@ -193,8 +193,8 @@ class Supervisor:
         attempt = self._attempt
         if attempt is not None and attempt.remaining:
             attempt.look_at_remaining()
-        heard = waiter.read_lease(self._run.lease)
-        age = time.monotonic() - heard if heard is not None else 0.0
+        heard = epochs.lease(self._run.lease)
+        age = epochs.clock() - heard if heard is not None else 0.0
         if attempt is not None and not attempt.swept:
             limit = attempt.prepare.stop_after
             if limit is not None and age > limit and attempt.stopping is None:

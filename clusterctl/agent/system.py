@@ -71,6 +71,23 @@ def memory_file(name: str) -> int:
         return os.dup(file.fileno())
 
 
+def fork_with_pipes(count: int = 1) -> tuple[int, ...]:
+    """Fork, with pipes to the child; return the pid (0 in the child), and each pipe's end to read and end to write.
+
+    Raises:
+        OSError: No process or no descriptor is to be had. Nothing then stays open.
+    """
+    ends: list[int] = []
+    try:
+        for _ in range(count):
+            ends += os.pipe2(os.O_CLOEXEC)
+        return (os.fork(), *ends)
+    except OSError:
+        for fd in ends:
+            os.close(fd)
+        raise
+
+
 def set_name(name: str) -> None:
     """Set what `ps -o comm` shows (15 bytes)."""
     _LIBC.prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)

@@ -13,15 +13,17 @@ import os
 import signal
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Callable, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from clusterctl.agent import proc, spawn, system
+from clusterctl.agent import aside, epochs, keeping, proc, spawn, system
 
 if TYPE_CHECKING:
+    from clusterctl.agent.aside import Task
     from clusterctl.agent.spawn import Program
 
 _FENCE_SLACK = 2.0
 """Seconds by which the waiter lets the supervisor go first with the fence."""
+_NAP_SECONDS = 5.0
 _UNMEASURED_DELAY = 0.05
 _RETRY_SECONDS = 0.25
 _MARGIN = 0.002
@@ -38,8 +40,8 @@ class Post:
         exit_file: Where it is written how the worker ended.
         keep: Descriptors to hold (claims).
         stop_after: Seconds without a controller after which the worker is ended; `None` for never.
-        lease: File with the monotonic time of the controller's last frame.
-        enforce: Ends everything of the run on this node; called when the fence has expired.
+        lease: File with the time of the controller's last frame.
+        enforce: Ends everything of the run on this node; called in a fork when the fence has expired.
         cgroup: `cgroup.procs` to join, or `None`.
     """
 
@@ -50,7 +52,7 @@ class Post:
     keep: list[int] = field(default_factory=list)
     stop_after: float | None = None
     lease: str = ""
-    enforce: Callable[[], None] | None = None
+    enforce: Task | None = None
     cgroup: str | None = None
 
 
@@ -60,11 +62,13 @@ def start(post: Post) -> tuple[int, int]:
     Returns:
         The pid of the waiter, and a descriptor from which the content of the spawn file (or nothing) can be read.
     """
-    read, write = os.pipe2(os.O_CLOEXEC)
-    pid = os.fork()
+    parent = os.getpid()
+    pid, read, write = system.fork_with_pipes()
     if pid == 0:
         try:
-            _wait_for_worker(post, write)
+            _wait_for_worker(post, write, parent)
+        except OSError as error:
+            os.write(write, json.dumps({"error": error.strerror}).encode())
         finally:
             os._exit(1)
     os.close(write)
@@ -81,8 +85,7 @@ def read_exit(path: str) -> dict[str, Any] | None:
     return system.read_json(path)
 
 
-def _wait_for_worker(post: Post, report: int) -> NoReturn:
-    parent = os.getppid()
+def _wait_for_worker(post: Post, report: int, parent: int) -> NoReturn:
     os.setsid()
     gc.freeze()
     gc.disable()
@@ -92,19 +95,31 @@ def _wait_for_worker(post: Post, report: int) -> NoReturn:
         signal.signal(number, signal.SIG_IGN)
     system.set_name("clusterctl-wait")
     system.set_title(f"clusterctl-agent wait {post.exit_file}")
-    exit_fd = _open_exit(post.exit_file)
+    keep = [*post.keep, *_hold_folders(post)]
+    end = _Exit(post.exit_file)
     gate, go = os.pipe2(os.O_CLOEXEC)
     worker = os.fork()
     if worker == 0:
         _work(post, gate, go)
     os.close(gate)
     # A waiter whose supervisor is gone already must not start anything: nobody would know of it.
-    if os.getppid() == parent and _claim(post.spawn_file, worker, report):
-        os.write(go, b"g")
+    if os.getppid() != parent or not _claim(post.spawn_file, worker, report):
+        # Without a word at its gate the worker ends. How it did is no news: the rank is another waiter's.
+        end.forget()
+        os._exit(0)
+    os.write(go, b"g")
     os.close(go)
-    _forget_the_rest({*post.keep, exit_fd})
-    _write_exit(exit_fd, post.exit_file, _outcome(worker, post))
+    _forget_the_rest({*keep, end.fd})
+    fence = _Fence(post)
+    end.write(_outcome(worker, fence))
+    fence.close()
     os._exit(0)
+
+
+def _hold_folders(post: Post) -> list[int]:
+    """Keep the folders of attempt and run, where the exit is to be written, from who tidies up."""
+    attempt = os.path.dirname(post.exit_file)
+    return [*keeping.hold(attempt), *keeping.hold(os.path.dirname(attempt))]
 
 
 def stand_in(post: Post) -> int:
@@ -112,18 +127,23 @@ def stand_in(post: Post) -> int:
 
     The worker stays in the group of this process, which is the one that the launcher knows and signals.
     """
-    exit_fd = _open_exit(post.exit_file)
+    _hold_folders(post)
+    end = _Exit(post.exit_file)
     gate, go = os.pipe2(os.O_CLOEXEC)
     worker = os.fork()
     if worker == 0:
         _work(post, gate, go, new_session=False)
     os.close(gate)
     report = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
-    if _claim(post.spawn_file, worker, report):
+    claimed = _claim(post.spawn_file, worker, report)
+    if claimed:
         os.write(go, b"g")
     os.close(go)
-    outcome = _outcome(worker, post)
-    _write_exit(exit_fd, post.exit_file, outcome)
+    outcome = _outcome(worker, _Fence(post))
+    if claimed:
+        end.write(outcome)
+    else:
+        end.forget()
     number = outcome["signal"]
     return int(outcome["exit_code"]) << 8 if number is None else int(number)
 
@@ -154,12 +174,46 @@ def _join(procs: str | None) -> None:
             file.write("0")
 
 
-def _open_exit(path: str) -> int:
-    """Make the exit file under another name, with space for its content, so that a full disk cannot keep it empty."""
-    fd = os.open(path + ".new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with contextlib.suppress(OSError):
-        system.reserve(fd, 0, 4096)
-    return fd
+class _Exit:
+    """The exit file: made under another name, with space for its content, so that a full disk cannot keep it empty."""
+
+    def __init__(self, path: str) -> None:
+        self._path, self._temporary = path, f"{path}.{os.getpid()}"
+        self.fd = self._open()
+        with contextlib.suppress(OSError):
+            system.reserve(self.fd, 0, 4096)
+
+    def _open(self) -> int:
+        return os.open(self._temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+
+    def write(self, record: dict[str, Any]) -> None:
+        """Put it in place, however long that takes on a full disk: there is nothing else to do."""
+        line = json.dumps(record).encode() + b"\n"
+        while True:
+            try:
+                self._put(line)
+                return
+            except FileNotFoundError:
+                if not os.path.isdir(os.path.dirname(self._path)):
+                    # The run was cleaned away: there is nobody left to tell.
+                    return
+            except OSError:
+                pass
+            time.sleep(_RETRY_SECONDS)
+
+    def _put(self, line: bytes) -> None:
+        if not os.fstat(self.fd).st_nlink:
+            # Somebody tidied it away.
+            os.close(self.fd)
+            self.fd = self._open()
+        os.lseek(self.fd, 0, os.SEEK_SET)
+        system.write_all(self.fd, line)
+        os.rename(self._temporary, self._path)
+
+    def forget(self) -> None:
+        """Leave nothing behind."""
+        with contextlib.suppress(OSError):
+            os.unlink(self._temporary)
 
 
 def _claim(path: str, worker: int, report: int) -> bool:
@@ -199,39 +253,42 @@ def _forget_the_rest(keep: set[int]) -> None:
 # --- waiting
 
 
-def read_lease(path: str) -> float | None:
-    """Return the monotonic time of the controller's last frame, or `None` where nothing says so."""
-    try:
-        return float(system.read_bytes(path, 64))
-    except ValueError:
-        return None
-
-
 class _Fence:
     """How long the worker may go on without a controller."""
 
     def __init__(self, post: Post) -> None:
         self._post = post
-        self._last = time.monotonic()
+        self._last = epochs.clock()
+        self._sweeper: int | None = None
         self.expired = False
 
     def left(self) -> float | None:
         """Return the seconds until the fence expires, or `None` where there is none (any more)."""
         if self._post.stop_after is None or self.expired:
             return None
-        self._last = max(self._last, read_lease(self._post.lease) or 0.0)
-        return self._last + self._post.stop_after + _FENCE_SLACK - time.monotonic()
+        self._last = max(self._last, epochs.lease(self._post.lease) or 0.0)
+        return self._last + self._post.stop_after + _FENCE_SLACK - epochs.clock()
 
     def enforce(self) -> None:
         """End everything of the run on this node, and wait for the worker without a limit from then on."""
         self.expired = True
-        if self._post.enforce is not None:
-            self._post.enforce()
+        if self._post.enforce is None:
+            return
+        try:
+            self._sweeper, _ = aside.fork(self._post.enforce)
+        except OSError:
+            # Another way than to do it here, and to see the worker's end later, there is not.
+            with open(os.devnull, "wb") as nobody:
+                self._post.enforce(aside.Out(nobody.fileno()))
+
+    def close(self) -> None:
+        """See it through, where it is being enforced."""
+        if self._sweeper is not None:
+            os.waitpid(self._sweeper, 0)
 
 
-def _outcome(worker: int, post: Post) -> dict[str, Any]:
+def _outcome(worker: int, fence: _Fence) -> dict[str, Any]:
     """Wait for the worker; return how it ended, and the monotonic times between which it did."""
-    fence = _Fence(post)
     while True:
         before = proc.run_delay()
         status = _wait(worker, fence)
@@ -260,22 +317,7 @@ def _wait(worker: int, fence: _Fence) -> int | None:
         fence.enforce()
     else:
         with contextlib.suppress(OSError):
-            signal.sigtimedwait({signal.SIGCHLD}, left)
+            # This clock stands still while the machine sleeps; what is left is asked again in time.
+            signal.sigtimedwait({signal.SIGCHLD}, min(left, _NAP_SECONDS))
     pid, status = os.waitpid(worker, os.WNOHANG)
     return status if pid else None
-
-
-def _write_exit(fd: int, path: str, record: dict[str, Any]) -> None:
-    """Put the exit file in place, however long that takes on a full disk: there is nothing else to do."""
-    line = json.dumps(record).encode() + b"\n"
-    while True:
-        try:
-            os.lseek(fd, 0, os.SEEK_SET)
-            system.write_all(fd, line)
-            os.rename(path + ".new", path)
-            return
-        except FileNotFoundError:
-            # The run was cleaned away: there is nobody left to tell.
-            return
-        except OSError:
-            time.sleep(_RETRY_SECONDS)

@@ -150,6 +150,8 @@ def begun(rank: int, local_rank: int, report: int) -> Worker:
         os.close(report)
     if said is None:
         raise requests.failed(f"cannot start rank {rank}: its waiter ended without a word")
+    if "error" in said:
+        raise requests.failed(f"cannot start rank {rank}: {said['error']}")
     return from_spawn(rank, local_rank, said)
 
 

@@ -59,7 +59,8 @@ def test_events_that_found_no_room_are_written_in_their_order_once_there_is_some
 def test_a_worker_that_ends_while_the_disk_is_full_keeps_its_exit_code(small_disk: Node) -> None:
     talk = small_disk.launch(["/bin/sh", "-c", "trap 'exit 7' TERM; echo on; while :; do sleep 0.05; done"])
     talk.until(lambda: talk.files.get("attempt-0/rank-0.log") == b"on\n")
-    free_reserve(small_disk.folder / "attempt-0/rank-0.exit.new")
+    (reserved,) = small_disk.folder.glob("attempt-0/rank-0.exit.*")
+    free_reserve(reserved)
     fill(small_disk.home)
     os.kill(talk.of("started")[0]["pid"], signal.SIGTERM)
     talk.wait_for("swept")

@@ -1,0 +1,54 @@
+"""Keeping the files of a run from who tidies up: `systemd-tmpfiles` takes what is old from /var/tmp, open or not.
+
+It leaves a folder alone, and all below it, on which somebody holds a BSD lock (systemd 242 and later,
+https://systemd.io/TEMPORARY_DIRECTORIES/), and whatever was touched lately (always).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+
+# Not from `typing`, whose import would be a good part of an agent's start.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_DAY = 86400.0
+
+
+def hold(folder: str) -> list[int]:
+    """Return a descriptor that keeps a folder as long as it is open; none where the folder cannot be locked."""
+    with contextlib.suppress(OSError):
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            os.close(fd)
+            raise
+        return [fd]
+    return []
+
+
+def is_due(path: str) -> bool:
+    """Whether a file was not touched for a day."""
+    try:
+        return time.time() - os.stat(path).st_mtime > _DAY
+    except OSError:
+        return False
+
+
+def touch(paths: Iterable[str]) -> None:
+    """Touch files, and folders with all that is in them."""
+    for path in paths:
+        _touch(path)
+        for place, folders, files in os.walk(path):
+            for name in (*folders, *files):
+                _touch(os.path.join(place, name))
+
+
+def _touch(path: str) -> None:
+    with contextlib.suppress(OSError):
+        os.utime(path, follow_symlinks=False)
