@@ -5,9 +5,12 @@ Everything is read, nothing is decided: the rule that calls a run stalled is on 
 
 from __future__ import annotations
 
+import contextlib
 import glob
+import itertools
 import json
 import os
+import threading
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,7 +19,7 @@ from clusterctl.agent import proc
 from clusterctl.agent.system import read_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 _SCAN_EVERY_S = 15.0
 _MAX_WATCHED = 200
@@ -118,8 +121,6 @@ class Sampler:
     Args:
         workers: The workers that were started.
         status_dir: Where their shims write.
-        watch: Globs of files whose growth means that work goes on; relative ones start at `workdir`.
-        workdir: The workers' working directory.
         gpus: Whether this node has GPUs, where CPU time tells nothing.
     """
 
@@ -127,13 +128,10 @@ class Sampler:
         self,
         workers: Iterable[WorkerId],
         status_dir: str,
-        watch: Sequence[str] = (),
-        workdir: str = "",
         gpus: bool = False,
     ) -> None:
         self._workers = tuple(workers)
         self._status_dir = status_dir
-        self._watch = tuple(os.path.join(workdir, os.path.expanduser(pattern)) for pattern in watch)
         self._gpus = gpus
         self._trees: dict[int, list[tuple[int, int]]] = {}
         self._scanned: float | None = None
@@ -145,7 +143,7 @@ class Sampler:
             now: CLOCK_MONOTONIC of this node in seconds.
 
         Returns:
-            `{time, gpus, watched: {path: [mtime_ns, bytes]}, ranks: {"R": {...}}}`; per rank: alive, pid (the process
+            `{time, gpus, ranks: {"R": {...}}}`; per rank: alive, pid (the process
             that is the rank), state, wchan, procs, cpu_s, read, written, output (bytes, of the whole tree; `null` where
             it cannot be read) and `inside` (see there).
         """
@@ -156,7 +154,7 @@ class Sampler:
         ranks = {str(worker.rank): self._rank(worker, now) for worker in self._workers}
         for rank in claimed_elsewhere(self._status_dir, (worker.rank for worker in self._workers)):
             ranks[str(rank)] = self._claimed(rank, now)
-        return {"time": round(now, 3), "gpus": self._gpus, "watched": self._files(), "ranks": ranks}
+        return {"time": round(now, 3), "gpus": self._gpus, "ranks": ranks}
 
     def _scan(self) -> None:
         """Looks up the whole trees; in between only their known members are read."""
@@ -212,18 +210,49 @@ class Sampler:
             "inside": said,
         }
 
-    def _files(self) -> dict[str, list[int]]:
-        found: dict[str, list[int]] = {}
-        for pattern in self._watch:
+
+class Watch:
+    """Files whose growth means that work goes on, in a thread: where their mount hangs, all else is sampled still.
+
+    Args:
+        patterns: Globs; relative ones start at `workdir`.
+        workdir: The workers' working directory.
+        seconds: Between two looks.
+
+    Attributes:
+        found: What the last look that came to an end has seen, `{path: [mtime_ns, bytes]}`; `None` before the first.
+        first: Set by the first look.
+    """
+
+    def __init__(self, patterns: Sequence[str], workdir: str, seconds: float) -> None:
+        self._patterns = [os.path.join(workdir, os.path.expanduser(pattern)) for pattern in patterns]
+        self._seconds = seconds
+        self.found: dict[str, list[int]] | None = None
+        self.first = threading.Event()
+
+    def start(self) -> None:
+        """Look again and again, if there is anything to look for."""
+        if not self._patterns:
+            self.look()
+        else:
+            threading.Thread(target=self._go_on, daemon=True).start()
+
+    def _go_on(self) -> None:
+        while True:
+            self.look()
+            time.sleep(self._seconds)
+
+    def look(self) -> None:
+        """Look once."""
+        self.found = dict(itertools.islice(self._files(), _MAX_WATCHED))
+        self.first.set()
+
+    def _files(self) -> Iterator[tuple[str, list[int]]]:
+        for pattern in self._patterns:
             for path in glob.iglob(pattern, recursive=True):
-                if len(found) >= _MAX_WATCHED:
-                    return found
-                try:
+                with contextlib.suppress(OSError):
                     status = os.stat(path)
-                except OSError:
-                    continue
-                found[path] = [status.st_mtime_ns, status.st_size]
-        return found
+                    yield path, [status.st_mtime_ns, status.st_size]
 
 
 def _total(values: Iterable[int | None]) -> int | None:

@@ -32,16 +32,16 @@ class Out:
     A message `{"at": place}` before something that may hang names the place, should no answer come.
     """
 
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
 
     def data(self, stream: int, offset: int, payload: bytes) -> None:
         """Send bytes; waits where the connection is slow."""
-        system.write_all(self._fd, protocol.encode_data(stream, offset, payload))
+        system.write_all(self.descriptor, protocol.encode_data(stream, offset, payload))
 
     def message(self, value: dict[str, Any]) -> None:
         """Send a message."""
-        system.write_all(self._fd, protocol.encode_message(value))
+        system.write_all(self.descriptor, protocol.encode_message(value))
 
 
 def fork(task: Task, keep: Iterable[int] = ()) -> tuple[int, int]:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import signal
 import time
 from typing import TYPE_CHECKING, Any, Callable
 
 from clusterctl.agent import (
+    adoption,
+    aside,
     cgroup,
     claims,
     draining,
@@ -40,6 +43,13 @@ if TYPE_CHECKING:
     from clusterctl.agent.rundir import RunDir
     from clusterctl.agent.workers import Worker
 
+_UNKNOWN_WAITER_SECONDS = 2.0
+"""How long a waiter that nobody knows by name may take to write down how its worker ended."""
+_FILES_SECONDS = 10.0
+"""How long a user's file system may take to answer."""
+_CODE_SECONDS = 40.0
+"""How long the look at every file of the code may take."""
+
 Record = Callable[[protocol.Event], protocol.Stamp]
 
 _TRY_SECONDS, _TRIES = 0.01, 1000
@@ -59,16 +69,17 @@ class Attempt:
         marks: Marks,
         prepare: protocol.Prepare,
         record: Record,
-        held: claims.Claims,
+        claimed: claims.Claims,
+        held: ports.Ports,
         dropped: Mapping[tuple[int, int], tuple[int, int]],
     ) -> None:
+        """Begin with nothing. What is claimed and held is the run's, and stays so between its attempts."""
         self._loop, self._run, self._marks, self._record = loop, run, marks, record
         self.prepare = prepare
         self.number = prepare.attempt
         self.workers: dict[int, Worker] = {}
         self.python = ""
-        self.ports = ports.Ports()
-        self.claims = held
+        self.claims, self.ports = claimed, held
         self.ledger = sweep.Ledger()
         self.stopping: float | None = None
         self._leaving: set[int] = set()
@@ -90,36 +101,42 @@ class Attempt:
         """Take and make everything that the workers will need.
 
         Raises:
-            RequestError: Something is not to be had; nothing is then held.
+            RequestError: Something is not to be had; nothing new is then held.
         """
-        prepare = self.prepare
-        try:
-            os.makedirs(prepare.workdir, exist_ok=True)
-            self._check_code()
-            self.python = workers.resolve_python(prepare)
-            self.claims.take(prepare.gpus)
-            self.ports.hold(prepare.ports)
-            self._make_folders()
-        except (claims.ClaimError, ports.PortError) as error:
-            self._let_go()
-            raise requests.refused(str(error)) from error
-        except OSError as error:
-            self._let_go()
-            if system.is_full(error):
-                raise requests.refused(f"no space left for the output of {len(prepare.ranks)} workers") from error
-            raise requests.of_system(error) from error
-        except requests.RequestError:
-            self._let_go()
-            raise
+        self.python = self._look_at_files()
+        with contextlib.ExitStack() as undo:
+            try:
+                undo.callback(self.claims.release, self.claims.take(self.prepare.gpus))
+                undo.callback(self.ports.release, self.ports.hold(self.prepare.ports))
+                undo.callback(self.outputs.close)
+                self._make_folders()
+                adoption.store(self._run, self.prepare, self.python)
+            except (claims.ClaimError, ports.PortError) as error:
+                raise requests.refused(str(error)) from error
+            except OSError as error:
+                if system.is_full(error):
+                    raise requests.refused(
+                        f"no space left for the output of {len(self.prepare.ranks)} workers"
+                    ) from error
+                raise requests.of_system(error) from error
+            undo.pop_all()
+        self.ports.release_others()
 
-    def _check_code(self) -> None:
+    def _look_at_files(self) -> str:
+        """Make the folder of the code; return the interpreter. What users keep may lie on a mount that hangs."""
+        python = _aside(functools.partial(workers.make_ready, self.prepare), _FILES_SECONDS)["python"]
+        if self.prepare.code_hash is not None:
+            _aside(self._check_code, _CODE_SECONDS)
+        return str(python)
+
+    def _check_code(self, out: Out) -> dict[str, Any]:
         prepare = self.prepare
-        if prepare.code_hash is None:
-            return
-        difference = workspace.Workspace(prepare.workdir, self._run.root).difference(prepare.code_hash)
+        out.message({"at": prepare.workdir})
+        difference = workspace.Workspace(prepare.workdir, self._run.root).difference(prepare.code_hash or "")
         if difference is not None:
             text = f"{prepare.workdir} does not hold the code that was synced for run {self._run.run}: {difference}"
             raise requests.refused(text, "start it again, or set another `workdir`")
+        return {}
 
     def _make_folders(self) -> None:
         os.makedirs(self._run.attempt(self.number), mode=0o700, exist_ok=True)
@@ -134,11 +151,6 @@ class Attempt:
             except OSError as error:
                 self._alarm("output", f"rank {rank}: cannot watch its output: {error.strerror}")
 
-    def _let_go(self) -> None:
-        self.ports.release()
-        self.claims.release()
-        self.outputs.close()
-
     # --- start
 
     def start(self, start: protocol.Start) -> None:
@@ -149,6 +161,8 @@ class Attempt:
         """
         if self.stopping is not None or self.swept:
             raise requests.refused(f"attempt {self.number} is stopped on this node already")
+        if not self.python:
+            raise requests.refused(f"what attempt {self.number} was prepared with is lost on this node")
         try:
             self.claims.take(self.prepare.gpus)
         except claims.ClaimError as error:
@@ -181,7 +195,7 @@ class Attempt:
             output=self.outputs.descriptor(one.rank),
             spawn_file=self._run.of_rank(self.number, one.rank, files + "spawn"),
             exit_file=self._run.of_rank(self.number, one.rank, files + "exit"),
-            keep=self.claims.descriptors,
+            keep=[*self.claims.descriptors, *self.claims.folder],
             stop_after=self.prepare.stop_after,
             lease=self._run.lease,
             enforce=self._enforce,
@@ -267,8 +281,11 @@ class Attempt:
             if worker.watched != worker.identity:
                 self._watch(worker)
             return None
+        said = waiter.read_exit(path)
+        if said is None and not worker.waiter.pid and time.monotonic() - worker.seen < _UNKNOWN_WAITER_SECONDS:
+            return None
         _take_status(worker)
-        return waiter.read_exit(path) or _from_status(worker)
+        return said or _from_status(worker)
 
     def _exited(self, worker: Worker, said: dict[str, Any]) -> None:
         worker.exited = True
@@ -409,8 +426,6 @@ class Attempt:
         if not remaining:
             self.outputs.close()
             cgroup.remove(self.ledger.cgroup)
-        self.ports.release()
-        self.claims.release()
         self.swept, self.remaining = True, remaining
         self._record(protocol.Swept(self.number, len(strays), remaining))
 
@@ -447,3 +462,10 @@ def _from_status(worker: Worker) -> dict[str, Any]:
         else:
             said["exit_code"] = os.WEXITSTATUS(worker.status)
     return said
+
+
+def _aside(task: aside.Task, seconds: float) -> dict[str, Any]:
+    answer = aside.outcome(aside.ask(task, seconds))
+    if isinstance(answer, Exception):
+        raise answer
+    return answer

@@ -13,7 +13,7 @@ import os
 import stat
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.agent import gpus
+from clusterctl.agent import gpus, keeping
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -26,19 +26,29 @@ class ClaimError(Exception):
 
 
 class Claims:
-    """The GPUs that a run holds on this node."""
+    """The GPUs that a run holds on this node.
+
+    Attributes:
+        folder: Descriptors that keep the folder of the locks from who tidies up, while one of them is held.
+    """
 
     def __init__(self, run: str, node: str, folder: str = LOCKS) -> None:
-        self._run, self._node, self._folder = run, node, folder
+        self._run, self._node, self._place = run, node, folder
         self._held: dict[str, int] = {}
+        self.folder: list[int] = []
 
     @property
     def descriptors(self) -> list[int]:
         """Descriptors that hold the locks, for a waiter to keep."""
         return list(self._held.values())
 
-    def take(self, indices: Iterable[int]) -> None:
-        """Claim devices by index; those that this object holds already stay claimed.
+    @property
+    def paths(self) -> list[str]:
+        """The lock files that are held."""
+        return [os.path.join(self._place, name) for name in self._held]
+
+    def take(self, indices: Iterable[int]) -> set[str]:
+        """Claim devices by index; those that this object holds already stay claimed. Return what is new, for `release`.
 
         Raises:
             ClaimError: Another run, or another node of this one, holds one of them. Nothing new is then held.
@@ -51,11 +61,14 @@ class Claims:
                 if name not in self._held:
                     self._held[name] = self._lock(name, index)
         except BaseException:
-            self._drop(set(self._held) - before)
+            self.release(set(self._held) - before)
             raise
+        if self._held and not self.folder:
+            self.folder = keeping.hold(self._place)
+        return set(self._held) - before
 
     def _lock(self, name: str, index: int) -> int:
-        fd = _open(self._folder, name)
+        fd = _open(self._place, name)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -71,13 +84,12 @@ class Claims:
             os.pwrite(fd, json.dumps(record).encode(), 0)
         return fd
 
-    def release(self) -> None:
-        """Give all of them back."""
-        self._drop(set(self._held))
-
-    def _drop(self, names: Iterable[str]) -> None:
-        for name in names:
+    def release(self, names: Iterable[str] | None = None) -> None:
+        """Give those back; without a word, all of them."""
+        for name in set(self._held if names is None else names):
             os.close(self._held.pop(name))
+        while self.folder and not self._held:
+            os.close(self.folder.pop())
 
 
 def _held_by(index: int, holder: dict[str, Any]) -> str:

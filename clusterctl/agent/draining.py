@@ -29,7 +29,12 @@ class Drain:
     def __init__(self, loop: Loop, gpus: list[int], run: str, tell: Tell, done: Callable[[], None]) -> None:
         self._loop, self._tell, self._done = loop, tell, done
         self._said = b""
-        self._pid, self._fd = launch.piped("holders", ",".join(map(str, gpus)), str(SECONDS), run)
+        try:
+            self._pid, self._fd = launch.piped("holders", ",".join(map(str, gpus)), str(SECONDS), run)
+        except OSError as error:
+            tell(f"nobody knows whether GPU memory is free: {error.strerror}", None)
+            done()
+            return
         self._timer: Timer = loop.after(_FIRST_SECONDS, self._late)
         loop.on_readable(self._fd, self._readable)
 

@@ -20,6 +20,7 @@ class NodeState:
         attempt: The newest attempt, -1 before the first.
         finished: The run is over.
         boot: Boot id of the last event: another one now means that nothing of the run is left.
+        started_in: Boot id in which each rank was started.
         stopping: When SIGTERM went out (monotonic), with the event.
         dropped: Per attempt and rank, up to where output was given up, and how many bytes of that no head has.
     """
@@ -28,9 +29,9 @@ class NodeState:
     attempt: int = -1
     finished: protocol.Finished | None = None
     boot: str = ""
-    prepared_at: float = 0.0
     ports: list[int] = field(default_factory=list)
     started: dict[int, protocol.Started] = field(default_factory=dict)
+    started_in: dict[int, str] = field(default_factory=dict)
     exited: dict[int, protocol.Exited] = field(default_factory=dict)
     stopping: tuple[float, protocol.Stopping] | None = None
     swept: protocol.Swept | None = None
@@ -56,12 +57,13 @@ def apply(state: NodeState, stamp: protocol.Stamp, event: protocol.Event) -> Non
     """Take one event into a state."""
     state.seq, state.boot = stamp.seq, stamp.boot
     if isinstance(event, protocol.Prepared):
-        state.attempt, state.ports, state.prepared_at = event.attempt, event.ports, stamp.mono
-        state.started, state.exited, state.stopping, state.swept = {}, {}, None, None
+        state.attempt, state.ports = event.attempt, event.ports
+        state.started, state.started_in, state.exited = {}, {}, {}
+        state.stopping, state.swept = None, None
         if state.began is None:
             state.began = stamp.wall
     elif isinstance(event, protocol.Started):
-        state.started[event.rank] = event
+        state.started[event.rank], state.started_in[event.rank] = event, stamp.boot
     elif isinstance(event, protocol.Exited):
         state.exited[event.rank] = event
     elif isinstance(event, protocol.Stopping):

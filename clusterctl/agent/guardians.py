@@ -9,7 +9,7 @@ import socket
 import struct
 from typing import TYPE_CHECKING
 
-from clusterctl.agent import proc, waiter
+from clusterctl.agent import proc, system, waiter
 from clusterctl.agent.proc import Identity
 
 if TYPE_CHECKING:
@@ -17,12 +17,18 @@ if TYPE_CHECKING:
 
 
 def connect(run: RunDir) -> socket.socket | None:
-    """Return a connection to the supervisor of a run, or `None` where there is none."""
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    """Return a connection to the supervisor of a run, or `None` where there is none.
+
+    Raises:
+        BlockingIOError: It is there, but has not taken in those who came before.
+    """
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
     try:
         sock.connect(run.socket)
-    except OSError:
+    except OSError as error:
         sock.close()
+        if isinstance(error, BlockingIOError):
+            raise
         return None
     return sock
 
@@ -35,12 +41,25 @@ def peer(sock: socket.socket) -> tuple[int, int]:
 
 def supervisor(run: RunDir) -> Identity | None:
     """Return the supervisor of a run, or `None` where there is none."""
-    sock = connect(run)
+    try:
+        sock = connect(run)
+    except BlockingIOError:
+        return _holder(run)
     if sock is None:
         return None
     with sock:
         pid, uid = peer(sock)
     return proc.identify(pid) if uid == os.getuid() else None
+
+
+def _holder(run: RunDir) -> Identity | None:
+    """Return who holds the socket of a run, found by the socket's number among the open files of our processes."""
+    name = run.socket.replace("\0", "@")
+    lines = (line.split() for line in system.read_bytes("/proc/net/unix", 64 << 20).decode().splitlines())
+    sockets = {f"socket:[{fields[6]}]" for fields in lines if fields[7:] == [name]}
+    holders = (pid for pid in proc.pids() if proc.owner(pid) == os.getuid() and sockets & proc.open_files(pid))
+    found = (proc.identify(pid) for pid in holders)
+    return min((who for who in found if who is not None), key=lambda who: who.start_time, default=None)
 
 
 def of_run(run: RunDir) -> set[Identity]:

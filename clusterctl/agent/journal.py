@@ -118,7 +118,3 @@ class Journal:
             self._end += len(self._waiting.popleft())
             self._keep_reserve()
         return True
-
-    def sync(self) -> None:
-        """Make sure that it outlives the machine's power."""
-        os.fdatasync(self._fd)

@@ -9,14 +9,11 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import time
 
 # Not from `typing`, whose import would be a good part of an agent's start.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-_DAY = 86400.0
 
 
 def hold(folder: str) -> list[int]:
@@ -30,14 +27,6 @@ def hold(folder: str) -> list[int]:
             raise
         return [fd]
     return []
-
-
-def is_due(path: str) -> bool:
-    """Whether a file was not touched for a day."""
-    try:
-        return time.time() - os.stat(path).st_mtime > _DAY
-    except OSError:
-        return False
 
 
 def touch(paths: Iterable[str]) -> None:

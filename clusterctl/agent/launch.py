@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 
 import clusterctl.agent
-from clusterctl.agent import system
+from clusterctl.agent import aside
+
+# Not from `typing`, whose import would be a good part of an agent's start.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+    from clusterctl.agent.aside import Out
 
 _FLAGS = ["-I", "-S", "-X", "utf8"]
 """Isolated from the user's Python settings, without site packages, and in UTF-8 whatever the locale."""
@@ -43,19 +49,19 @@ def command(name: str, *arguments: str, python: str = sys.executable, isolated: 
 
 
 def piped(name: str, *arguments: str) -> tuple[int, int]:
-    """Start a command of the agent that ends with this process; return its pid, and where to read what it says."""
-    read, write = os.pipe2(os.O_CLOEXEC)
+    """Start a command of the agent that ends with this process; return its pid, and where to read what it says.
+
+    Raises:
+        OSError: No process or no descriptor is to be had.
+    """
     argv = command(name, *arguments)
-    pid = os.fork()
-    if pid == 0:
-        try:
-            system.die_with_parent(signal.SIGKILL)
-            null = os.open(os.devnull, os.O_RDWR)
-            for source, target in ((null, 0), (write, 1), (null, 2)):
-                os.dup2(source, target)
-            os.execv(argv[0], argv)
-        finally:
-            os._exit(127)
-    os.close(write)
+
+    def become(out: Out) -> NoReturn:
+        null = os.open(os.devnull, os.O_RDWR)
+        for source, target in ((null, 0), (out.descriptor, 1), (null, 2)):
+            os.dup2(source, target)
+        os.execv(argv[0], argv)
+
+    pid, read = aside.fork(become)
     os.set_blocking(read, False)
     return pid, read

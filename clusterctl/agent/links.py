@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Callable
 
-from clusterctl.agent import guardians, protocol, requests, supervisor
+from clusterctl.agent import guardians, proc, protocol, requests, rescue, supervisor
 from clusterctl.agent.channel import Channel
 from clusterctl.agent.system import read_bytes
 
 if TYPE_CHECKING:
     from clusterctl.agent.loop import Loop
+    from clusterctl.agent.proc import Identity
     from clusterctl.agent.rundir import RunDir
 
 Answer = Callable[[dict[str, Any]], None]
 
+_PROMPT = (protocol.Command.STOP, protocol.Command.FINISH)
+_PATIENCE_SECONDS = 10.0
+"""How long a supervisor may take for what takes no time."""
+_DEATH_SECONDS = 3.0
 _TRIES = 4
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 5.0
 
@@ -28,6 +34,13 @@ class _Pending:
     epoch: int | None
     answer: Answer
     tries: int = 0
+    answered: bool = False
+
+    def done(self, message: dict[str, Any]) -> None:
+        """Answer, once."""
+        if not self.answered:
+            self.answered = True
+            self.answer(message)
 
 
 class Link:
@@ -53,7 +66,10 @@ class Link:
 
     def ask(self, command: protocol.Command, arguments: dict[str, Any], epoch: int | None, answer: Answer) -> None:
         """Send a command; `answer` gets the supervisor's message, whose id means nothing to others."""
-        self._queue.append(_Pending(command, arguments, epoch, answer))
+        pending = _Pending(command, arguments, epoch, answer)
+        self._queue.append(pending)
+        if command in _PROMPT:
+            self._loop.after(_PATIENCE_SECONDS, lambda: self._overdue(pending))
         self.ensure()
         self._flush()
 
@@ -74,7 +90,12 @@ class Link:
             self._channel.close("")
 
     def _connect(self) -> bool:
-        sock = guardians.connect(self._run)
+        """Return whether a supervisor is there; one that is busy is tried again later."""
+        try:
+            sock = guardians.connect(self._run)
+        except BlockingIOError:
+            self._later()
+            return True
         if sock is None:
             return False
         uid = guardians.peer(sock)[1]
@@ -101,7 +122,7 @@ class Link:
             self._pause = _FIRST_PAUSE
             pending = self._waiting.pop(frame.get("id", 0), None)
             if pending is not None:
-                pending.answer(frame)
+                pending.done(frame)
 
     def _lost(self, _why: str) -> None:
         """The supervisor has ended: what was asked is asked again of the next one."""
@@ -110,8 +131,8 @@ class Link:
         self._waiting.clear()
         for pending in again:
             if pending.tries >= _TRIES:
-                pending.answer(requests.failed(f"the supervisor ended {_TRIES} times{self._last_words()}").answer(0))
-        self._queue[:0] = [pending for pending in again if pending.tries < _TRIES]
+                pending.done(requests.failed(f"the supervisor ended {_TRIES} times{self._last_words()}").answer(0))
+        self._queue[:0] = [pending for pending in again if not pending.answered]
         if not self._closed and (self._queue or self._wanted()):
             self._later()
 
@@ -125,6 +146,36 @@ class Link:
         self._starting = False
         if self._queue or self._wanted():
             self.ensure()
+
+    # --- one that does not answer
+
+    def _overdue(self, pending: _Pending) -> None:
+        """End a supervisor that does not do what takes no time: the next one goes on from where it was."""
+        if pending.answered or self._closed:
+            return
+        who = guardians.supervisor(self._run)
+        if who is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(who.pid, signal.SIGKILL)
+        self._loop.after(_DEATH_SECONDS, lambda: self._after_kill(pending, who))
+
+    def _after_kill(self, pending: _Pending, who: Identity | None) -> None:
+        if pending.answered or self._closed:
+            return
+        if who is None or not proc.alive(who):
+            self._loop.after(_PATIENCE_SECONDS, lambda: self._overdue(pending))
+            return
+        place = proc.wchan(who.pid)
+        stuck = f"the supervisor of run {self._run.run} is stuck in the kernel" + (f" in {place}" if place else "")
+        if pending.command is protocol.Command.STOP:
+            rescue.sweep(self._run, float(pending.arguments.get("grace") or 0.0))
+            pending.done(protocol.reply(0, {"why": stuck}))
+        else:
+            pending.done(
+                requests.failed(
+                    stuck, "it ends when what it waits for answers; the machine may have to be restarted"
+                ).answer(0)
+            )
 
     # --- starting one
 
@@ -162,4 +213,4 @@ class Link:
         queue, self._queue = self._queue, []
         for pending in queue:
             with contextlib.suppress(OSError):
-                pending.answer(requests.failed(message).answer(0))
+                pending.done(requests.failed(message).answer(0))

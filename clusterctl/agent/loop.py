@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     Action = Callable[[], None]
 
+_REST_SECONDS = 1.0
 _GONE = select.EPOLLHUP | select.EPOLLERR
 
 
@@ -35,10 +36,17 @@ class Timer:
 class Loop:
     """Runs actions when their descriptor is ready or their time has come, until `stop`."""
 
-    def __init__(self) -> None:
+    def __init__(self, failed: Callable[[], None] | None = None) -> None:
+        """Make a loop.
+
+        Args:
+            failed: Called while an exception of an action is handled; the loop then goes on. Without it, it ends.
+        """
+        self._failed = failed
         # Not `selectors`, which would import a good deal to come to the same.
         self._poll = select.epoll()
         self._interest: dict[int, tuple[Action | None, Action | None]] = {}
+        self._resting: dict[int, tuple[Action | None, Action | None]] = {}
         self._timers: list[tuple[float, int, Timer]] = []
         self._numbers = itertools.count()
         self._running = True
@@ -48,19 +56,23 @@ class Loop:
 
     def on_readable(self, fd: int, action: Action | None) -> None:
         """Call `action` whenever `fd` can be read; `None` ends that."""
-        self._set(fd, action, self._interest.get(fd, (None, None))[1])
+        self._set(fd, action, self._sides(fd)[1])
 
     def on_writable(self, fd: int, action: Action | None) -> None:
         """Call `action` whenever `fd` can be written; `None` ends that."""
-        self._set(fd, self._interest.get(fd, (None, None))[0], action)
+        self._set(fd, self._sides(fd)[0], action)
 
     def forget(self, fd: int) -> None:
         """End all interest in `fd`; to be called before it is closed."""
         self._set(fd, None, None)
 
+    def _sides(self, fd: int) -> tuple[Action | None, Action | None]:
+        return self._interest.get(fd) or self._resting.get(fd, (None, None))
+
     def _set(self, fd: int, read: Action | None, write: Action | None) -> None:
         events = (select.EPOLLIN if read else 0) | (select.EPOLLOUT if write else 0)
         known = fd in self._interest
+        self._resting.pop(fd, None)
         if not events:
             if known:
                 del self._interest[fd]
@@ -84,8 +96,10 @@ class Loop:
         """Call `action` again and again, `seconds` between the end of one call and the next."""
 
         def again() -> None:
-            action()
-            self.after(seconds, again)
+            try:
+                action()
+            finally:
+                self.after(seconds, again)
 
         self.after(seconds, again)
 
@@ -103,7 +117,7 @@ class Loop:
         while self._timers and self._timers[0][0] <= now:
             action = heapq.heappop(self._timers)[2].action
             if action is not None:
-                action()
+                self._do(action)
 
     # --- children
 
@@ -143,5 +157,30 @@ class Loop:
         # Who waits to read or to write hears of an end, too: the call tells which it was.
         for bit, side in ((select.EPOLLIN, 0), (select.EPOLLOUT, 1)):
             action = self._interest.get(fd, (None, None))[side]
-            if mask & (bit | _GONE) and action is not None:
-                action()
+            if mask & (bit | _GONE) and action is not None and not self._do(action):
+                self._rest(fd)
+
+    def _do(self, action: Action) -> bool:
+        """Call an action; false where it failed and the loop is to go on."""
+        try:
+            action()
+        except Exception:
+            if self._failed is None:
+                raise
+            self._failed()
+            return False
+        return True
+
+    def _rest(self, fd: int) -> None:
+        """Leave a descriptor alone for a while whose action has failed: what made it ready may still be there."""
+        sides = self._sides(fd)
+        if sides == (None, None):
+            return
+        self._set(fd, None, None)
+        self._resting[fd] = sides
+
+        def again() -> None:
+            if fd in self._resting:
+                self._set(fd, *self._resting[fd])
+
+        self.after(_REST_SECONDS, again)

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 _PROBE_SECONDS = 10.0
 _PROBE_SLACK = 5.0
+_FILES_SECONDS = 5.0
+"""How long the file systems of code folder and interpreter may take to answer."""
 _LISTEN_SECONDS = 10.0
 _MAX_ANSWER = 8 << 20
 _TAIL = 2000
@@ -108,14 +110,27 @@ class _Node:
 
     def probe(self, identity: int, arguments: dict[str, Any], _epoch: int | None) -> None:
         """Run the facts as a worker would be run, and answer what they say."""
-        workdir = _folder(arguments.get("cwd"), make=True)
-        wanted = protocol.Prepare(
-            "", "", 0, workdir, python=arguments.get("python"), python_hint=arguments.get("python_hint")
-        )
         from clusterctl.agent import workers
 
-        python = workers.resolve_python(wanted)
-        asked = dict(arguments.get("request") or {})
+        # Where a code folder is still to come, it is made, as a worker would find it.
+        wanted = protocol.Prepare(
+            "",
+            "",
+            0,
+            _folder(arguments.get("cwd")),
+            python=arguments.get("python"),
+            python_hint=arguments.get("python_hint"),
+        )
+
+        def ready(answer: dict[str, Any] | Exception) -> None:
+            if isinstance(answer, Exception):
+                self._session.answer_error(identity, answer)
+            else:
+                self._probe(identity, arguments, wanted.workdir, str(answer["python"]))
+
+        self._session.jobs.work(lambda out: workers.make_ready(wanted, out), ready, seconds=_FILES_SECONDS)
+
+    def _probe(self, identity: int, arguments: dict[str, Any], workdir: str, python: str) -> None:
         program = _program(arguments, launch.command("facts", python=python, isolated=False), workdir)
         said: dict[int, bytearray] = {1: bytearray(), 2: bytearray()}
 
@@ -128,6 +143,7 @@ class _Node:
             except requests.RequestError as error:
                 self._session.answer_error(identity, error)
 
+        asked = dict(arguments.get("request") or {})
         running = self._session.jobs.run(program, json.dumps(asked).encode(), take, end)
         deadlines = [float(asked.get("deadline") or _PROBE_SECONDS), *(asked.get("deadlines") or {}).values()]
         limit = max(deadlines) + _PROBE_SLACK
@@ -176,13 +192,9 @@ def _argv(arguments: dict[str, Any]) -> list[str]:
     return [shutil.which("bash") or "/bin/sh", "-c", str(arguments["command"])]
 
 
-def _folder(path: str | None, *, make: bool = False) -> str:
-    """Return the folder to work in; where a code folder is still to come, it is made, as a worker would find it."""
-    folder = os.path.abspath(os.path.expanduser(path or "~"))
-    if make:
-        with contextlib.suppress(OSError):
-            os.makedirs(folder, exist_ok=True)
-    return folder
+def _folder(path: str | None) -> str:
+    """Return the folder to work in."""
+    return os.path.abspath(os.path.expanduser(path or "~"))
 
 
 def _program(arguments: dict[str, Any], argv: list[str], cwd: str) -> spawn.Program:

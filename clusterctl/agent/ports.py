@@ -1,4 +1,4 @@
-"""Ports that are kept free for the workers: bound, never listening, from prepare to the end of the attempt.
+"""Ports that are kept free for the workers: bound, never listening, from prepare to the end of the run.
 
 They are bound without SO_REUSEADDR, so that a second holder is refused, and get it right after, so that a worker (whose
 listening socket sets it too) can bind beside us.
@@ -9,6 +9,10 @@ from __future__ import annotations
 import errno
 import os
 import socket
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 _TIME_WAIT = "06"
 
@@ -18,39 +22,61 @@ class PortError(Exception):
 
 
 class Ports:
-    """The ports that a run holds on this node."""
+    """The ports that a run holds on this node.
+
+    Attributes:
+        numbers: Those of the present attempt, in the order in which they were asked for.
+    """
 
     def __init__(self) -> None:
-        self._sockets: list[socket.socket] = []
+        self._held: dict[int, list[socket.socket]] = {}
         self.numbers: list[int] = []
 
-    def hold(self, wanted: list[int]) -> None:
-        """Hold those ports (0: any free one), in that order.
+    def hold(self, wanted: list[int]) -> set[int]:
+        """Hold those ports (0: a free one that was not held before), in that order; return those that are new.
 
         Raises:
-            PortError: One of them is in use. Nothing is then held.
+            PortError: One of them is in use. Nothing new is then held.
         """
+        new: dict[int, list[socket.socket]] = {}
+        numbers = []
         try:
             for port in wanted:
-                self.numbers.append(self._hold(port))
+                number, sockets = (port, []) if port in self._held else _hold(port)
+                numbers.append(number)
+                if sockets:
+                    new[number] = sockets
         except BaseException:
-            self.release()
+            _close(new)
             raise
+        self._held.update(new)
+        self.numbers = numbers
+        return set(new)
 
-    def _hold(self, port: int) -> int:
-        if port:
-            self._sockets.append(_name(port))
-        sock = _bind(port)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self._sockets.append(sock)
-        return int(sock.getsockname()[1])
+    def release(self, numbers: Iterable[int] | None = None) -> None:
+        """Let those ports go; without a word, all of them."""
+        _close({number: self._held.pop(number) for number in set(self._held if numbers is None else numbers)})
 
-    def release(self) -> None:
-        """Let all of them go."""
-        for sock in self._sockets:
+    def release_others(self) -> None:
+        """Let those go that the present attempt has no use for."""
+        self.release(self._held.keys() - set(self.numbers))
+
+
+def _close(held: dict[int, list[socket.socket]]) -> None:
+    for sockets in held.values():
+        for sock in sockets:
             sock.close()
-        self._sockets.clear()
-        self.numbers.clear()
+
+
+def _hold(port: int) -> tuple[int, list[socket.socket]]:
+    names = [_name(port)] if port else []
+    try:
+        sock = _bind(port)
+    except BaseException:
+        _close({port: names})
+        raise
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    return int(sock.getsockname()[1]), [*names, sock]
 
 
 def _name(port: int) -> socket.socket:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import functools
 import os
 import signal
@@ -107,8 +109,18 @@ def parse_stat(data: bytes) -> Stat | None:
 
 
 def stat(pid: int) -> Stat | None:
-    """Return what a process is like now, or `None` where there is none of that pid."""
-    return parse_stat(read_bytes(f"/proc/{pid}/stat"))
+    """Return what a process is like now, or `None` where there is none of that pid.
+
+    Raises:
+        OSError: No descriptor is to be had to look with, which says nothing of the process.
+    """
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return parse_stat(file.read())
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise
+        return None
 
 
 def identify(pid: int) -> Identity | None:
@@ -161,6 +173,17 @@ def command(pid: int) -> str:
 def wchan(pid: int) -> str:
     """Return where in the kernel a process waits, or nothing where that is not shown."""
     return read_bytes(f"/proc/{pid}/wchan").decode("ascii", "replace").strip("0\n")
+
+
+def open_files(pid: int) -> set[str]:
+    """Return what a process has open, as `/proc/PID/fd` names it; nothing where that may not be seen."""
+    base = f"/proc/{pid}/fd"
+    found = set()
+    with contextlib.suppress(OSError):
+        for name in os.listdir(base):
+            with contextlib.suppress(OSError):
+                found.add(os.readlink(f"{base}/{name}"))
+    return found
 
 
 def writes_output(pid: int, folder: str) -> bool:

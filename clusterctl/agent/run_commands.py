@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent import (
+    adoption,
     cgroup,
     epochs,
     fold,
@@ -25,7 +26,6 @@ from clusterctl.agent import (
     secrets,
     sweep,
     system,
-    waiter,
 )
 from clusterctl.agent.proc import Identity
 from clusterctl.agent.protocol import Command, ErrorKind
@@ -89,9 +89,10 @@ class _Runs:
             "remaining": _survivors(state) if state.seq else [sweep.describe(one) for one in remaining(run, state)],
         }
 
-    def runs(self, _identity: int, _arguments: dict[str, Any], _epoch: int | None) -> dict[str, Any]:
-        states = self._session.states
-        return {"runs": [summary(run, states.of(run)) for run in rundir.runs(self._session.root)]}
+    def runs(self, identity: int, _arguments: dict[str, Any], _epoch: int | None) -> None:
+        found = [(run, self._session.states.of(run)) for run in rundir.runs(self._session.root)]
+        # Of a run that nobody guards all processes of the machine have to be looked at.
+        self._session.work(identity, lambda _out: {"runs": [summary(*each) for each in found]})
 
     def evidence(self, identity: int, arguments: dict[str, Any], _epoch: int | None) -> None:
         run = self._session.known_run(arguments)
@@ -152,29 +153,34 @@ def supervised(run: RunDir) -> bool:
 
 def _workers(run: RunDir, state: fold.NodeState) -> list[dict[str, Any]]:
     """Return the workers of the newest attempt, those too that nobody wrote down in the journal."""
-    started = system.read_json(run.start(state.attempt)) or {"workers": []}
+    known = adoption.started(run, state)
     found = []
-    for rank, local_rank in started["workers"]:
-        said = waiter.read_spawn(run.of_rank(state.attempt, rank, "spawn"))
-        if said is not None:
-            who = Identity(said["pid"], said["start_time"])
-            alive = said["boot"] == proc.boot_id() and said["pid_ns"] == proc.pid_namespace() and proc.alive(who)
-            found.append(
-                {"rank": rank, "local_rank": local_rank, "pid": who.pid, "start_time": who.start_time, "alive": alive}
-            )
+    for rank, local_rank in known.places if known is not None else []:
+        worker = adoption.worker(run, state, rank, local_rank)
+        if worker is not None:
+            who = worker.identity
+            place = {"rank": rank, "local_rank": local_rank, "pid": who.pid, "start_time": who.start_time}
+            found.append({**place, "alive": proc.alive(who)})
     return found
 
 
 def remaining(run: RunDir, state: fold.NodeState) -> list[proc.Stat]:
     """Return every process of the run on this node, its waiters apart."""
-    ledger = sweep.Ledger()
-    started = system.read_json(run.start(state.attempt)) or {}
-    ledger.cgroup = started.get("cgroup") if cgroup.members(started.get("cgroup")) else None
+    if state.seq and state.boot != proc.boot_id():
+        return []
+    return sweep.find(marks.marks_of(run), ledger_of(run, state))
+
+
+def ledger_of(run: RunDir, state: fold.NodeState) -> sweep.Ledger:
+    """Return who is known to belong to the newest attempt of a run, and who guards it."""
+    known = adoption.started(run, state)
+    group = None if known is None else known.cgroup
+    ledger = sweep.Ledger(ours=guardians.of_run(run), cgroup=group if cgroup.members(group) else None)
     for worker in _workers(run, state):
-        if worker["alive"]:
-            ledger.workers[Identity(worker["pid"], worker["start_time"])] = None
-    ledger.ours = guardians.of_run(run)
-    return sweep.find(marks.marks_of(run), ledger)
+        # Of one that has ended nobody knows when: only who was there with it at its start counts as of its session.
+        ended = None if worker["alive"] else worker["start_time"]
+        ledger.workers[Identity(worker["pid"], worker["start_time"])] = ended
+    return ledger
 
 
 def summary(run: RunDir, state: fold.NodeState | None = None) -> dict[str, Any]:

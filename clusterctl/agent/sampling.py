@@ -9,9 +9,10 @@ import signal
 import time
 from typing import TYPE_CHECKING, Any, Callable
 
-from clusterctl.agent import activity, launch, protocol, system
+from clusterctl.agent import activity, aside, launch, protocol, system
 
 if TYPE_CHECKING:
+    from clusterctl.agent.aside import Out
     from clusterctl.agent.attempt import Attempt
     from clusterctl.agent.loop import Loop
     from clusterctl.agent.rundir import RunDir
@@ -90,37 +91,76 @@ def _moves(rank: dict[str, Any]) -> bool:
 
 
 class Activity:
-    """Samples of the workers of one attempt."""
+    """Samples of the workers of one attempt, from a child: it looks at files of the user's, which may hang."""
 
-    def __init__(self, run: RunDir, attempt: Attempt, samples: Samples) -> None:
-        self._run, self._attempt, self._samples = run, attempt, samples
-        self._known: frozenset[int] = frozenset()
+    def __init__(self, loop: Loop, run: RunDir, attempt: Attempt, samples: Samples) -> None:
+        self._loop, self._run, self._attempt, self._samples = loop, run, attempt, samples
         self._steadiness = Steadiness()
-        self._sampler: activity.Sampler | None = None
+        self._ranks: frozenset[int] = frozenset()
+        self._child: tuple[int, int] | None = None
+        self._decoder = protocol.Decoder()
+        self._not_before = 0.0
 
-    def take(self) -> None:
-        """Take one sample, while a worker lives; write it down unless nothing follows from it."""
-        attempt = self._attempt
-        if not attempt.living:
-            return
-        ranks = frozenset(attempt.workers)
-        status_dir = self._run.status_dir(attempt.number)
-        if self._sampler is None or ranks != self._known:
-            self._known = ranks
-            ids = [
-                activity.WorkerId(
-                    w.rank, w.identity.pid, w.identity.start_time, self._run.of_rank(attempt.number, w.rank, "log")
-                )
-                for w in attempt.workers.values()
-            ]
-            prepare = attempt.prepare
-            self._sampler = activity.Sampler(ids, status_dir, prepare.watch, prepare.workdir, bool(prepare.gpus))
+    def keep_up(self) -> None:
+        """Have the workers sampled that there are now, while one of them lives; to be called now and then."""
+        ranks = frozenset(self._attempt.workers) if self._attempt.living else frozenset()
+        if ranks != self._ranks:
+            self.stop()
+            self._ranks, self._not_before = ranks, 0.0
+        if self._child is None and ranks and time.monotonic() >= self._not_before:
+            self._start()
+
+    def _start(self) -> None:
+        self._not_before = time.monotonic() + _RESTART_SECONDS
         with contextlib.suppress(OSError):
-            # logind may clean a tmpfs when the user's last session ends.
-            os.makedirs(status_dir, mode=0o700, exist_ok=True)
-        sample = self._sampler.sample()
+            self._child = aside.fork(self._task())
+            self._decoder = protocol.Decoder()
+            os.set_blocking(self._child[1], False)
+            self._loop.on_readable(self._child[1], self._readable)
+
+    def _task(self) -> aside.Task:
+        attempt, run = self._attempt, self._run
+        prepare, status_dir = attempt.prepare, run.status_dir(attempt.number)
+        ids = [
+            activity.WorkerId(w.rank, w.identity.pid, w.identity.start_time, run.of_rank(attempt.number, w.rank, "log"))
+            for w in attempt.workers.values()
+        ]
+        sampler = activity.Sampler(ids, status_dir, bool(prepare.gpus))
+        watch = activity.Watch(prepare.watch, prepare.workdir, prepare.sample_seconds)
+
+        def sample(out: Out) -> dict[str, Any]:
+            watch.start()
+            watch.first.wait(prepare.sample_seconds)
+            while True:
+                with contextlib.suppress(OSError):
+                    # logind may clean a tmpfs when the user's last session ends.
+                    os.makedirs(status_dir, mode=0o700, exist_ok=True)
+                out.message({"sample": {**sampler.sample(), "watched": watch.found}})
+                time.sleep(prepare.sample_seconds)
+
+        return sample
+
+    def _readable(self) -> None:
+        child = self._child
+        data = b"" if child is None else os.read(child[1], 65536)
+        for frame in self._decoder.feed(data):
+            if isinstance(frame, dict) and "sample" in frame:
+                self._taken(frame["sample"])
+        if not data:
+            self.stop()
+
+    def _taken(self, sample: dict[str, Any]) -> None:
+        """Write a sample down unless nothing follows from it."""
         if not self._steadiness.leaves_out(sample):
-            self._samples.write(attempt.number, "activity", sample)
+            self._samples.write(self._attempt.number, "activity", sample)
+
+    def stop(self) -> None:
+        """End the child."""
+        child, self._child = self._child, None
+        if child is not None:
+            aside.kill(child[0])
+            self._loop.forget(child[1])
+            os.close(child[1])
 
 
 class Health:
@@ -139,7 +179,12 @@ class Health:
         loop.after(min(_FIRST_SECONDS, seconds), self._start)
 
     def _start(self) -> None:
-        self._pid, self._fd = launch.piped("sampler", str(self._seconds))
+        try:
+            self._pid, self._fd = launch.piped("sampler", str(self._seconds))
+        except OSError as error:
+            self._died(f"GPUs and machine are not watched: {error.strerror}; this is tried again")
+            self._loop.after(_RESTART_SECONDS, self._start)
+            return
         self._buffer, self._began = b"", time.monotonic()
         self._loop.on_readable(self._fd, self._readable)
 

@@ -14,33 +14,41 @@ import traceback
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent import (
+    adoption,
+    aside,
     claims,
     epochs,
     fold,
-    guardians,
     hosting,
     journal,
+    keeping,
+    launch,
+    listening,
     marks,
+    ports,
     protocol,
     requests,
     sampling,
     spawn,
+    syncing,
     system,
     waiter,
     workers,
 )
 from clusterctl.agent import secrets as kept
 from clusterctl.agent.attempt import Attempt
-from clusterctl.agent.channel import Channel
 from clusterctl.agent.loop import Loop
 
 if TYPE_CHECKING:
+    from clusterctl.agent.aside import Out
     from clusterctl.agent.rundir import RunDir
 
 TICK_SECONDS = 0.25
 _UNATTENDED_SECONDS = 600.0
 """After so long without a controller, a supervisor with nothing to watch ends; the next command starts another."""
 _SLOW_SECONDS = 1.0
+_LAST_SYNC_SECONDS = 2.0
+_TOUCH_SECONDS = 86400.0
 _STEPS = 10
 """How many times a tick the reserve is looked at while an output grows fast."""
 READY = b"ready\n"
@@ -54,16 +62,19 @@ class Supervisor:
         """Go on from what the run directory says. The single-instance lock must be held."""
         run.make()
         self._run = run
-        self._loop = Loop()
+        self._loop = Loop(lambda: self._say(traceback.format_exc()))
+        self._syncer = syncing.Syncer(self._loop)
+        self._kept = keeping.hold(run.path)
         self._marks = marks.marks_of(run)
         self._journal = journal.Journal(run.journal)
         self._state = fold.fold(journal.read(run.journal))
         self._claims = claims.Claims(run.run, run.node)
+        self._ports = ports.Ports()
         self._samples = sampling.Samples(run.samples)
         self._attempt: Attempt | None = None
         self._activity: sampling.Activity | None = None
         self._health: sampling.Health | None = None
-        self._peers = 0
+        self._peers = listening.Peers(self._loop, self._do, self._say)
         self._ending = False
         self._commands = {
             protocol.Command.PREPARE: self._prepare,
@@ -71,21 +82,23 @@ class Supervisor:
             protocol.Command.STOP: self._stop,
             protocol.Command.FINISH: self._finish,
         }
-        self._next_sample = 0.0
         self._adopt()
 
     def serve(self, listener: socket.socket) -> None:
         """Work until the run is finished."""
-        listener.setblocking(False)
-        self._loop.on_readable(listener.fileno(), lambda: self._accept(listener))
+        self._peers.listen(listener)
         self._loop.on_children(self._reap)
         self._loop.every(TICK_SECONDS, self._tick)
         self._loop.every(_SLOW_SECONDS, self._slow_tick)
+        self._loop.after(_SLOW_SECONDS, self._touch)
+        self._loop.every(_TOUCH_SECONDS, self._touch)
         signal.signal(signal.SIGTERM, lambda _number, _frame: self._end_soon())
         self._reap()
         self._loop.run()
-        if self._health is not None:
-            self._health.stop()
+        for sampler in (self._health, self._activity):
+            if sampler is not None:
+                sampler.stop()
+        self._syncer.finish(_LAST_SYNC_SECONDS)
 
     def _end_soon(self) -> None:
         """End when nothing is left to watch: the machine goes down, or somebody wants us gone."""
@@ -96,13 +109,9 @@ class Supervisor:
     def _record(self, event: protocol.Event) -> protocol.Stamp:
         stamp = self._journal.append(event)
         fold.apply(self._state, stamp, event)
-        # After this action, not now: who follows has seen it already, and the disk may be slow.
-        self._loop.after(0.0, self._sync)
+        # Who follows has seen it already.
+        self._syncer.soon(self._run.journal)
         return stamp
-
-    def _sync(self) -> None:
-        with contextlib.suppress(OSError):
-            self._journal.sync()
 
     def _alarm(self, code: str, message: str) -> None:
         self._record(protocol.Alarm(max(self._state.attempt, 0), code, message))
@@ -116,54 +125,50 @@ class Supervisor:
 
     def _adopt(self) -> None:
         """Go on where the last supervisor of this run ended, if there was one."""
-        if self._state.seq == 0 or self._state.finished is not None:
+        state = self._state
+        if state.seq == 0 or state.finished is not None:
             return
-        self._record(protocol.Adopted(self._state.attempt, os.getpid()))
-        stored = system.read_json(self._run.prepare)
-        if stored is None:
+        self._record(protocol.Adopted(state.attempt, os.getpid()))
+        if state.attempt < 0:
             return
-        prepare = protocol.from_wire(protocol.Prepare, stored)
-        if prepare.attempt != self._state.attempt:
-            return
-        attempt = self._attempt_of(prepare)
-        if self._state.swept is not None:
+        prepare, python = adoption.prepared(self._run, state)
+        attempt = self._new_attempt(prepare)
+        attempt.python = python
+        with contextlib.suppress(claims.ClaimError):
+            self._claims.take(prepare.gpus)
+        if state.swept is not None:
             self._attempt = attempt
-            attempt.swept, attempt.remaining = True, self._state.swept.remaining
+            attempt.swept, attempt.remaining = True, state.swept.remaining
             return
         self._set_attempt(attempt)
         attempt.reopen_outputs()
-        with contextlib.suppress(requests.RequestError):
-            attempt.python = workers.resolve_python(prepare)
-        with contextlib.suppress(claims.ClaimError):
-            self._claims.take(prepare.gpus)
         self._adopt_workers(attempt)
-        if self._state.stopping is not None:
-            attempt.resume_stopping(*self._state.stopping)
+        if state.stopping is not None:
+            attempt.resume_stopping(*state.stopping)
         attempt.look()
 
-    def _attempt_of(self, prepare: protocol.Prepare) -> Attempt:
-        dropped = self._state.dropped
-        return Attempt(self._loop, self._run, self._marks, prepare, self._record, self._claims, dropped)
-
     def _adopt_workers(self, attempt: Attempt) -> None:
-        started = system.read_json(self._run.start(attempt.number))
-        if started is None:
+        known = adoption.started(self._run, self._state)
+        if known is None:
             return
         attempt.started = True
-        attempt.ledger.cgroup = started.get("cgroup")
-        launcher = started.get("launcher")
-        if launcher is not None:
-            said = waiter.read_spawn(self._run.of_rank(attempt.number, launcher, hosting.FILES + "spawn"))
+        attempt.ledger.cgroup = known.cgroup
+        if known.launcher is not None:
+            said = waiter.read_spawn(self._run.of_rank(attempt.number, known.launcher, hosting.FILES + "spawn"))
             if said is not None:
-                attempt.attend(workers.from_spawn(launcher, 0, said), started["workers"])
-        for rank, local_rank in started["workers"]:
-            said = waiter.read_spawn(self._run.of_rank(attempt.number, rank, "spawn"))
-            if said is not None:
-                attempt.adopt(workers.from_spawn(rank, local_rank, said), self._state)
+                attempt.attend(workers.from_spawn(known.launcher, 0, said), known.places)
+        for rank, local_rank in known.places:
+            worker = adoption.worker(self._run, self._state, rank, local_rank)
+            if worker is not None:
+                attempt.adopt(worker, self._state)
+
+    def _new_attempt(self, prepare: protocol.Prepare) -> Attempt:
+        kept = (self._claims, self._ports)
+        return Attempt(self._loop, self._run, self._marks, prepare, self._record, *kept, self._state.dropped)
 
     def _set_attempt(self, attempt: Attempt) -> None:
         self._attempt = attempt
-        self._activity = sampling.Activity(self._run, attempt, self._samples)
+        self._activity = sampling.Activity(self._loop, self._run, attempt, self._samples)
         seconds = attempt.prepare.health_seconds
         if seconds > 0 and self._health is None:
             self._health = sampling.Health(self._loop, seconds, self._health_sample, self._sampler_died)
@@ -184,9 +189,8 @@ class Supervisor:
             for step in range(1, _STEPS):
                 self._loop.after(step * TICK_SECONDS / _STEPS, attempt.outputs.keep_up)
         attempt.look()
-        if self._activity is not None and time.monotonic() >= self._next_sample:
-            self._next_sample = time.monotonic() + attempt.prepare.sample_seconds
-            self._activity.take()
+        if self._activity is not None:
+            self._activity.keep_up()
 
     def _slow_tick(self) -> None:
         self._journal.flush()
@@ -201,8 +205,20 @@ class Supervisor:
                 attempt.stop(attempt.prepare.grace, protocol.StopReason.FENCE.value)
         busy = attempt is not None and attempt.started and not attempt.swept
         # Without an attempt there is nothing to lose: who asked for one has left, or was refused.
-        if not busy and self._peers == 0 and (self._ending or attempt is None or age > _UNATTENDED_SECONDS):
+        if not busy and self._peers.count == 0 and (self._ending or attempt is None or age > _UNATTENDED_SECONDS):
             self._loop.stop()
+
+    def _touch(self) -> None:
+        """Touch everything that the run will need, so that who tidies up does not take it for forgotten."""
+        archive = launch.root()
+        paths = [self._run.path, *self._claims.paths, *([archive] if os.path.isfile(archive) else [])]
+
+        def work(_out: Out) -> dict[str, Any]:
+            keeping.touch(paths)
+            return {}
+
+        with contextlib.suppress(OSError):
+            os.close(aside.fork(work)[1])
 
     def _reap(self) -> None:
         """Take in the ends of all children: waiters, orphans of the run, and helpers."""
@@ -216,44 +232,7 @@ class Supervisor:
         if self._attempt is not None:
             self._attempt.reaped(ended)
 
-    # --- conversations
-
-    def _accept(self, listener: socket.socket) -> None:
-        try:
-            sock, _ = listener.accept()
-        except OSError:
-            return
-        if guardians.peer(sock)[1] not in (os.getuid(), 0):
-            sock.close()
-            return
-        self._peers += 1
-        fd = sock.detach()
-        channel: list[Channel] = []
-
-        def gone(_why: str) -> None:
-            self._peers -= 1
-
-        channel.append(Channel(self._loop, fd, fd, lambda frame: self._answer(channel[0], frame), gone))
-
-    def _answer(self, channel: Channel, frame: protocol.Frame) -> None:
-        if not isinstance(frame, dict):
-            return
-        identity = frame.get("id", 0)
-        try:
-            result = self._do(frame)
-        except requests.RequestError as error:
-            message = error.answer(identity)
-        except protocol.FrameError as error:
-            message = protocol.refusal(identity, protocol.ErrorKind.BAD_REQUEST, str(error))
-        except OSError as error:
-            message = requests.of_system(error).answer(identity)
-        except Exception as error:
-            self._say(traceback.format_exc())
-            message = protocol.refusal(identity, protocol.ErrorKind.FAILED, f"the supervisor failed: {error!r}")
-        else:
-            message = protocol.reply(identity, result)
-        if identity:
-            channel.send(message)
+    # --- commands
 
     def _do(self, frame: dict[str, Any]) -> dict[str, Any]:
         command, arguments = frame.get("cmd"), frame.get("args", {})
@@ -279,9 +258,9 @@ class Supervisor:
             return self._prepared(attempt)
         if prepare.attempt <= self._state.attempt:
             raise requests.refused(f"attempt {prepare.attempt} of run {self._run.run} is over on this node")
-        attempt = self._attempt_of(prepare)
+        attempt = self._new_attempt(prepare)
         attempt.make_ready()
-        system.write_json(self._run.prepare, protocol.to_wire(prepare))
+        self._syncer.soon(self._run.prepare)
         epochs.touch_lease(self._run.lease)
         self._set_attempt(attempt)
         self._record(protocol.Prepared(prepare.attempt, list(attempt.ports.numbers)))
@@ -296,7 +275,10 @@ class Supervisor:
         if attempt is None or attempt.number != start.attempt:
             raise requests.refused(f"attempt {start.attempt} of run {self._run.run} is not prepared on this node")
         start = kept.recall(self._run.secrets(), start)
-        attempt.start(start)
+        try:
+            attempt.start(start)
+        finally:
+            self._syncer.soon(self._run.start(attempt.number))
         return {}
 
     def _stop(self, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -314,6 +296,8 @@ class Supervisor:
                 raise requests.refused(f"attempt {number} of run {self._run.run} has not ended on this node")
         if self._state.finished is None:
             self._record(protocol.Finished(str(arguments.get("state", "")), int(arguments.get("exit_code") or 0)))
+        self._claims.release()
+        self._ports.release()
         kept.forget(self._run.secrets())
         for number in range(self._state.attempt + 1):
             kept.remove_folder(self._run.status_dir(number))

@@ -14,6 +14,7 @@ from clusterctl.agent.proc import Identity
 from clusterctl.agent.spawn import encode
 
 if TYPE_CHECKING:
+    from clusterctl.agent.aside import Out
     from clusterctl.agent.marks import Marks
     from clusterctl.agent.rundir import RunDir
 
@@ -58,6 +59,14 @@ def resolve_python(prepare: protocol.Prepare) -> str:
             return path
     named = f"`{prepare.python}`" if prepare.python else "python3"
     raise requests.refused(f"no interpreter {named} on this node", "set `python` of this host to one that is there")
+
+
+def make_ready(prepare: protocol.Prepare, out: Out) -> dict[str, Any]:
+    """Make the folder of the code and find the interpreter, where users keep both. To be done aside."""
+    out.message({"at": prepare.workdir})
+    os.makedirs(prepare.workdir, exist_ok=True)
+    out.message({"at": prepare.python or "the file system of an interpreter"})
+    return {"python": resolve_python(prepare)}
 
 
 def _executable(name: str, workdir: str) -> str | None:
@@ -163,10 +172,15 @@ def _report(fd: int) -> dict[str, Any] | None:
 
 
 def from_spawn(rank: int, local_rank: int, said: dict[str, Any]) -> Worker:
-    """Return a worker as its waiter described it; after a reboot its pids mean nothing any more."""
-    ours = said["boot"] == proc.boot_id() and said["pid_ns"] == proc.pid_namespace()
+    """Return a worker as its waiter described it; after a reboot its pids mean nothing any more.
+
+    Its waiter, and its PID namespace, may not be known.
+    """
+    here = proc.pid_namespace()
+    ours = said["boot"] == proc.boot_id() and said.get("pid_ns", here) == here
     who = Identity(said["pid"] if ours else 0, said["start_time"])
-    return Worker(rank, local_rank, who, Identity(said["waiter_pid"] if ours else 0, said["waiter_start_time"]))
+    guard = Identity(said.get("waiter_pid", 0) if ours else 0, said.get("waiter_start_time", 0))
+    return Worker(rank, local_rank, who, guard)
 
 
 def watch(worker: Worker) -> None:

@@ -145,10 +145,11 @@ def observe(watch: StallWatch, sample: Mapping[str, Any], *, node: str, attempt:
         return watch
     for rank, content in sample["ranks"].items():
         watch = _observe_rank(watch, int(rank), content, sample, node, now)
-    watched = sample.get("watched") or {}
-    if node in watch.watched and watch.watched[node] != watched:
-        watch = replace(watch, activity_at=now)
-    watch = replace(watch, watched={**watch.watched, node: watched})
+    watched = sample.get("watched")
+    if watched is not None:
+        if watch.watched.get(node, watched) != watched:
+            watch = replace(watch, activity_at=now)
+        watch = replace(watch, watched={**watch.watched, node: watched})
     return _activity_of_all(watch)
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 from typing import TYPE_CHECKING
 
 import pytest
 
 from clusterctl.agent.claims import ClaimError, Claims
+from clusterctl.agent.protocol import Command
 from tests.agent.talk import Refused
 
 if TYPE_CHECKING:
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.agent.conftest import Node
+    from tests.agent.talk import Talk
 
 LISTEN = """
 import socket, sys
@@ -25,6 +28,10 @@ s.bind(("", int(sys.argv[1])))
 s.listen()
 print("listening")
 """
+
+
+def finish(node: Node, talk: Talk) -> None:
+    talk.ask(Command.FINISH, **node.where, state="failed", exit_code=100)
 
 
 def test_a_held_port_is_refused_to_a_second_holder_and_free_for_the_worker(nodes: Callable[[], Node]) -> None:
@@ -37,6 +44,7 @@ def test_a_held_port_is_refused_to_a_second_holder_and_free_for_the_worker(nodes
     node.start(talk, ["{python}", "-c", LISTEN, str(port)])
     talk.wait_for("swept")
     assert talk.exits()[0]["exit_code"] == 0
+    finish(node, talk)
     assert other.prepare(other.talk(), ports=[port])["ports"] == [port]
 
 
@@ -64,17 +72,61 @@ def test_gpus_that_another_run_holds_are_refused_by_its_name(nodes: Callable[[],
     node.prepare(talk, gpus=[990, 991])
     with pytest.raises(Refused, match=f"GPU 991 is held by run {node.run}"):
         other.prepare(other.talk(), gpus=[991, 992])
-    node.follow(talk)
-    node.stop(talk)
-    talk.wait_for("swept")
+    finish(node, talk)
     other.prepare(other.talk(), gpus=[991, 992])
+
+
+def test_gpus_and_ports_stay_with_a_run_between_its_attempts(nodes: Callable[[], Node]) -> None:
+    node, other = nodes(), nodes()
+    with socket.create_server(("", 0)) as server:
+        port = server.getsockname()[1]
+    held = {"gpus": [995], "ports": [port]}
+    talk = node.launch(["false"], **held)
+    talk.wait_for("swept")
+    for wanted, why in ((held, f"GPU 995 is held by run {node.run}"), ({"ports": [port]}, f"port {port} is held")):
+        with pytest.raises(Refused, match=why):
+            other.prepare(other.talk(), **wanted)
+    assert node.prepare(talk, attempt=1, **held)["ports"] == [port]
+    finish(node, talk)
+    other.prepare(other.talk(), **held)
+
+
+def test_gpus_stay_with_a_run_whose_supervisor_dies_between_two_attempts(nodes: Callable[[], Node]) -> None:
+    node, other = nodes(), nodes()
+    talk = node.launch(["false"], gpus=[997])
+    talk.wait_for("swept")
+    os.kill(node.supervisor(), signal.SIGKILL)
+    talk.ask(Command.STOP, **node.where, grace=0.0, reason="cancelled")
+    with pytest.raises(Refused, match=f"GPU 997 is held by run {node.run}"):
+        other.prepare(other.talk(), gpus=[997])
+
+
+def test_an_attempt_gets_another_free_port_than_the_one_before(node: Node) -> None:
+    talk = node.launch(["false"], ports=[0])
+    talk.wait_for("swept")
+    (before,) = talk.of("prepared")[0]["ports"]
+    assert node.prepare(talk, attempt=1, ports=[0])["ports"] != [before]
+    with socket.create_server(("", before)):
+        pass
+
+
+def test_a_preparation_that_cannot_be_written_down_holds_nothing(nodes: Callable[[], Node]) -> None:
+    node, other = nodes(), nodes()
+    (node.folder / "prepare.json").mkdir(parents=True)
+    with socket.create_server(("", 0)) as server:
+        port = server.getsockname()[1]
+    held = {"gpus": [998], "ports": [port]}
+    with pytest.raises(Refused, match="Is a directory"):
+        node.prepare(node.talk(), **held)
+    assert node.supervised()
+    other.prepare(other.talk(), **held)
 
 
 def test_gpus_stay_claimed_while_a_worker_lives_and_its_supervisor_does_not(nodes: Callable[[], Node]) -> None:
     node, other = nodes(), nodes()
     talk = node.launch(["sleep", "1000"], gpus=[993])
     talk.kill()
-    os.kill(node.supervisor(), 9)
+    os.kill(node.supervisor(), signal.SIGKILL)
     with pytest.raises(Refused, match=f"GPU 993 is held by run {node.run}"):
         other.prepare(other.talk(), gpus=[993])
 

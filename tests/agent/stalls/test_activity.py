@@ -6,7 +6,7 @@ import signal
 import time
 
 from clusterctl.agent import evidence
-from clusterctl.agent.activity import Sampler, WorkerId
+from clusterctl.agent.activity import Sampler, Watch, WorkerId
 
 
 def sampler(bench, *workers, **options):
@@ -87,14 +87,15 @@ def test_a_stopped_worker_shows_its_state_and_where_it_waits(bench, until):
 
 
 def test_watched_files_are_found_by_pattern_below_the_working_directory(bench):
-    worker = bench.start("import time\ntime.sleep(100)\n")
-    look = sampler(bench, worker, watch=["ckpt/**/*.pt"], workdir=str(bench.tmp_path))
+    watch = Watch(["ckpt/**/*.pt"], str(bench.tmp_path), 1.0)
     path = bench.tmp_path / "ckpt" / "a" / "x.pt"
     path.parent.mkdir(parents=True)
     path.write_bytes(b"1")
-    assert [size for _, size in look.sample()["watched"].values()] == [1]
+    watch.look()
+    assert [size for _, size in watch.found.values()] == [1]
     path.write_bytes(b"12")
-    assert look.sample()["watched"][str(path)][1] == 2
+    watch.look()
+    assert watch.found[str(path)][1] == 2
 
 
 def test_ranks_below_a_launcher_of_the_user_are_sampled_too(bench, until):

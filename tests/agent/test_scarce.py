@@ -1,0 +1,106 @@
+"""A machine that has no process or no descriptor to spare costs a sample or a sentence, not the supervisor."""
+
+from __future__ import annotations
+
+import os
+import resource
+from typing import TYPE_CHECKING
+
+import pytest
+
+from clusterctl.agent import draining, proc
+from clusterctl.agent.loop import Loop
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.agent.conftest import Node
+
+
+def test_a_sampler_that_cannot_be_started_is_told_and_the_run_goes_on(node: Node) -> None:
+    talk = node.launch(["sleep", "1000"], health_seconds=3.0)
+    supervisor = node.supervisor()
+    before = resource.prlimit(supervisor, resource.RLIMIT_NOFILE)
+    resource.prlimit(supervisor, resource.RLIMIT_NOFILE, (0, before[1]))
+    (alarm,) = talk.wait_for("alarm")
+    assert (alarm["code"], "Too many open files" in alarm["message"]) == ("sampler_died", True)
+    resource.prlimit(supervisor, resource.RLIMIT_NOFILE, before)
+    node.stop(talk)
+    talk.wait_for("swept")
+    assert node.supervisor() == supervisor
+
+
+def without_descriptors(work: Callable[[], object]) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        work()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_look_at_gpu_memory_that_cannot_be_made_is_told_and_the_attempt_ends() -> None:
+    loop, said = Loop(), []
+    without_descriptors(
+        lambda: draining.Drain(
+            loop, [0], "run", lambda text, gpu: said.append((text, gpu)), lambda: said.append("done")
+        )
+    )
+    assert said == [("nobody knows whether GPU memory is free: Too many open files", None), "done"]
+
+
+def test_who_has_no_descriptor_to_look_with_does_not_take_a_process_for_gone() -> None:
+    us = proc.identify(os.getpid())
+    assert us is not None
+
+    def look() -> None:
+        with pytest.raises(OSError, match="Too many open files"):
+            proc.alive(us)
+
+    without_descriptors(look)
+
+
+def test_a_loop_goes_on_after_an_action_that_failed() -> None:
+    failed: list[str] = []
+    loop = Loop(lambda: failed.append("said"))
+    calls: list[int] = []
+
+    def often() -> None:
+        calls.append(1)
+        if len(calls) == 3:
+            loop.stop()
+        raise ValueError
+
+    loop.every(0.01, often)
+    loop.run()
+    assert (len(calls), len(failed)) == (3, 3)
+
+
+def test_what_stays_ready_after_its_action_failed_is_not_asked_again_at_once() -> None:
+    read, write = os.pipe()
+    os.write(write, b"x")
+    failed: list[str] = []
+    calls: list[int] = []
+    loop = Loop(lambda: failed.append("said"))
+
+    def fails() -> None:
+        calls.append(1)
+        raise ValueError
+
+    loop.on_readable(read, fails)
+    loop.after(1.5, loop.stop)
+    loop.run()
+    assert len(calls) == 2
+    os.close(read)
+    os.close(write)
+
+
+def test_a_loop_whose_failures_nobody_wants_ends_with_the_first() -> None:
+    loop = Loop()
+
+    def fails() -> None:
+        raise KeyError
+
+    loop.after(0.0, fails)
+    with pytest.raises(KeyError):
+        loop.run()
