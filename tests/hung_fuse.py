@@ -12,9 +12,12 @@ import sys
 from pathlib import Path
 from typing import Final
 
-ARGV: Final = [sys.executable, __file__]
-"""Starts a server; to be followed by the folder to mount on, and a file that appears when somebody waits."""
 KIND: Final = "fuse.hung"
+
+
+def argv(folder: str, asked: str) -> list[str]:
+    """Starts a server, wherever this repository cannot be seen too: where to mount, and what appears when somebody waits."""
+    return [sys.executable, "-c", Path(__file__).read_text(), folder, asked]
 
 
 def serve(folder: str, asked: str) -> None:

@@ -16,6 +16,7 @@ from clusterctl.agent import (
     cgroup,
     claims,
     draining,
+    ends,
     guardians,
     hosting,
     oom,
@@ -43,8 +44,6 @@ if TYPE_CHECKING:
     from clusterctl.agent.rundir import RunDir
     from clusterctl.agent.workers import Worker
 
-_UNKNOWN_WAITER_SECONDS = 2.0
-"""How long a waiter that nobody knows by name may take to write down how its worker ended."""
 _FILES_SECONDS = 10.0
 """How long a user's file system may take to answer."""
 _CODE_SECONDS = 40.0
@@ -269,23 +268,10 @@ class Attempt:
     def _end_of(self, worker: Worker) -> dict[str, Any] | None:
         """Return how a worker ended, or `None` while it lives."""
         path = self._run.of_rank(self.number, worker.rank, worker.files + "exit")
-        if proc.alive(worker.waiter):
-            # Between the file and the end of the waiter lies nothing that could go wrong.
-            said = waiter.read_exit(path)
-            if said is None and not proc.alive(worker.identity):
-                _wake(worker.waiter)
-                self.outputs.make_way(worker.rank)
-            return said
-        if worker.status is None and proc.alive(worker.identity):
-            worker.seen = time.monotonic()
-            if worker.watched != worker.identity:
-                self._watch(worker)
-            return None
-        said = waiter.read_exit(path)
-        if said is None and not worker.waiter.pid and time.monotonic() - worker.seen < _UNKNOWN_WAITER_SECONDS:
-            return None
-        _take_status(worker)
-        return said or _from_status(worker)
+        said = ends.end_of(worker, path, lambda: self.outputs.make_way(worker.rank))
+        if said is None and worker.watched is not None and not proc.alive(worker.watched):
+            self._watch(worker)
+        return said
 
     def _exited(self, worker: Worker, said: dict[str, Any]) -> None:
         worker.exited = True
@@ -436,32 +422,6 @@ class Attempt:
 
     def _alarm(self, code: str, message: str) -> None:
         self._record(protocol.Alarm(self.number, code, message))
-
-
-def _wake(who: Identity) -> None:
-    """Let a waiter go on that has something to write down and was stopped, by whomever."""
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(who.pid, signal.SIGCONT)
-
-
-def _take_status(worker: Worker) -> None:
-    """Reap a worker that became our own child, where nobody has done so yet."""
-    if worker.status is None and worker.identity.pid:
-        with contextlib.suppress(ChildProcessError):
-            pid, status = os.waitpid(worker.identity.pid, os.WNOHANG)
-            worker.status = status if pid else None
-
-
-def _from_status(worker: Worker) -> dict[str, Any]:
-    """Return how a worker ended whose waiter was gone: by its status where it became our child, else nobody knows."""
-    now = time.monotonic()
-    said: dict[str, Any] = {"exit_code": None, "signal": None, "earliest": worker.seen, "mono": now}
-    if worker.status is not None:
-        if os.WIFSIGNALED(worker.status):
-            said["signal"] = os.WTERMSIG(worker.status)
-        else:
-            said["exit_code"] = os.WEXITSTATUS(worker.status)
-    return said
 
 
 def _aside(task: aside.Task, seconds: float) -> dict[str, Any]:

@@ -59,7 +59,17 @@ def end_on_node(session: Session, run: str, node: str, grace: float) -> list[dic
     with contextlib.suppress(RefusedError):
         finish = {**asked, "state": "cancelled", "exit_code": int(ExitCode.CANCELLED)}
         session.call(Command.FINISH, finish, timeout=_CALL_SECONDS)
-    return [{"node": node, **one} for one in status["remaining"]]
+    return [{"node": node, **one} for one in status["remaining"] or _unended(status)]
+
+
+def _unended(status: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the workers of a node that did not come to an end in time."""
+    if _ended(status):
+        return []
+    alive = [worker for worker in status["workers"] if worker["alive"]]
+    return [
+        {"pid": w["pid"], "start_time": w["start_time"], "command": None, "why": "not ended in time"} for w in alive
+    ]
 
 
 def _ended(status: Mapping[str, Any]) -> bool:

@@ -6,6 +6,7 @@ or its fence has expired.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,9 @@ FENCE_MARGIN = 10.0
 
 STOPPING_MARGIN = 30.0
 """Seconds that a node may take beyond the grace for SIGKILL, the sweep, GPU memory and what the kernel needs."""
+
+DIRTY_PATIENCE = 30.0
+"""Seconds for which nodes may go on to be dirty before a restart is refused for it: they look again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +69,7 @@ class Sight:
         spares: Hosts that could replace a node now.
         unhealthy: Nodes that a check condemned during the run, and why.
         doubtful: Nodes that may go on, and had better be left out of the next attempt, and why.
+        dirty: For how many seconds a node of the attempt has been seen to be dirty.
     """
 
     silent: Mapping[str, float]
@@ -78,6 +83,7 @@ class Sight:
     spares: int = 0
     unhealthy: Mapping[str, str] = field(default_factory=dict)
     doubtful: Mapping[str, str] = field(default_factory=dict)
+    dirty: float = math.inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,12 +229,14 @@ def _overdue(node: NodeState, limits: Limits, sight: Sight) -> bool:
     return _past_kill(sight) or sight.told.get(node.node, 0.0) >= limits.grace + STOPPING_MARGIN
 
 
-def _conclude(state: RunState, limits: Limits, sight: Sight, now: float) -> Action:
+def _conclude(state: RunState, limits: Limits, sight: Sight, now: float) -> Action | None:
     kind = _restart_kind(state)
     refusal = "" if kind is None else why_not_again(state, limits, sight, kind, now)
     if kind is not None and refusal is None:
         pause = _pause(state, limits.restart, now)
         return Restart(at=now + pause, why=kind, without=tuple(sorted(left_out(state, sight))))
+    if kind is not None and _may_come_clean(state, limits, sight, kind, now):
+        return None
     phase, code = outcome(state)
     left = leftover.remaining(state, [n for n in state.nodes.values() if _overdue(n, limits, sight)])
     return Finish(phase=phase, exit_code=int(code), remaining=left, why_no_restart=refusal or "")
@@ -237,6 +245,14 @@ def _conclude(state: RunState, limits: Limits, sight: Sight, now: float) -> Acti
 def cancelled(state: RunState) -> Finish:
     """Return the end of a run that a person wants between two attempts, when nothing is at work."""
     return Finish(phase=RunPhase.CANCELLED, exit_code=int(ExitCode.CANCELLED), remaining=leftover.remaining(state))
+
+
+def _may_come_clean(state: RunState, limits: Limits, sight: Sight, kind: str, now: float) -> bool:
+    """Return whether nothing but nodes that have been dirty for a short while keep another attempt from following."""
+    if sight.cancelled or sight.dirty >= DIRTY_PATIENCE:
+        return False
+    clean = {name: replace(node, remaining=()) for name, node in state.nodes.items()}
+    return why_not_again(replace(state, nodes=clean), limits, sight, kind, now) is None
 
 
 def _pause(state: RunState, rules: RestartSpec, now: float) -> float:

@@ -20,7 +20,7 @@ class Hung:
     def __init__(self, folder: Path) -> None:
         self.folder, self.asked_file = folder, folder.with_suffix(".asked")
         folder.mkdir()
-        self._server = subprocess.Popen([*hung_fuse.ARGV, str(folder), str(self.asked_file)])
+        self._server = subprocess.Popen(hung_fuse.argv(str(folder), str(self.asked_file)))
         wait_for(lambda: f" {folder} {hung_fuse.KIND} " in Path("/proc/self/mounts").read_text(), what="the mount")
 
     def asked(self) -> bool:

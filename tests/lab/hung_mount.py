@@ -24,7 +24,7 @@ def asked(node: Node) -> bool:
 @contextlib.contextmanager
 def on(node: Node) -> Iterator[None]:
     """Have such a file system at /mnt of a node."""
-    server = node.start([*hung_fuse.ARGV, "/mnt", _ASKED])
+    server = node.start(hung_fuse.argv("/mnt", _ASKED))
     node.wait_for(lambda: hung_fuse.KIND in node.path("/proc/1/mounts").read_text(), what="the mount")
     try:
         yield

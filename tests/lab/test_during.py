@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
 import pytest
@@ -18,7 +19,6 @@ from tests.lab.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from tests.lab.conftest import NodeFactory
     from tests.lab.node import Node
@@ -159,6 +159,9 @@ def test_one_odd_answer_ends_no_attempt_and_a_gpu_that_fell_off_the_bus_does(
     status = wait_for(
         lambda: (s := head.json("status", run))["state"] == "running" and s, SLOW, "the run to go on", 0.3
     )
+    # What the run held on the node that was replaced, others may have from now on.
+    journal = Path(head.env["XDG_STATE_HOME"]) / "clusterctl/runs" / run / "nodes" / sick / "journal.jsonl"
+    wait_for(lambda: '"kind":"finished"' in journal.read_text(), SLOW, "the end of the run on the replaced node", 0.3)
     head.run("down", run)
     seen.close()
 

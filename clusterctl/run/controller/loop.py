@@ -221,4 +221,5 @@ class Controller:
             spares=len(self._succession.free_spares()),
             unhealthy=self._health.unhealthy(run.state),
             doubtful=self._health.doubtful(run.state),
+            dirty=self._succession.dirty_for(),
         )

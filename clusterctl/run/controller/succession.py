@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from typing import TYPE_CHECKING
 
-from clusterctl.errors import ClusterctlError, NodeError
+from clusterctl.errors import ClusterctlError, ExitCode, NodeError
 from clusterctl.run import events, policy, restarting
 from clusterctl.run.launch import Begun, NotBegun
 from clusterctl.run.links import names
@@ -24,6 +25,7 @@ class Succession:
         self._run, self._beginning = run, beginning
         self._newest: dict[int, str | None] = {}
         self._asked = -1
+        self._dirty: tuple[int, float] | None = None
 
     def announce(self, action: policy.Restart, sight: policy.Sight) -> None:
         """Write down that there will be another attempt, where and when, and why."""
@@ -44,6 +46,22 @@ class Succession:
             )
         )
         run.control.wake()
+        self._let_go([n.node for n in run.state.nodes.values() if n.node not in nodes and n.swept and not n.remaining])
+
+    def _let_go(self, replaced: list[str]) -> None:
+        """Tell nodes that were replaced that the run is over there: what they hold for it is others' to have."""
+        if replaced:
+            run = self._run
+            run.aside(lambda: run.finish_nodes(replaced, "replaced", int(ExitCode.FAILED)), lambda _: None)
+
+    def dirty_for(self) -> float:
+        """Return for how many seconds this controller has seen a node with processes that will not end."""
+        state = self._run.state
+        if not any(node.remaining for node in state.nodes.values()):
+            return 0.0
+        if self._dirty is None or self._dirty[0] != state.attempt:
+            self._dirty = state.attempt, time.monotonic()
+        return time.monotonic() - self._dirty[1]
 
     def begin_when_due(self) -> None:
         """Begin the attempt that the journal announces, once it is time and its nodes are there."""

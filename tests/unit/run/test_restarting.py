@@ -201,6 +201,38 @@ def test_whether_an_attempt_may_follow(state: RunState, rules: RestartSpec, spar
     assert policy.why_not_again(state, policy.Limits(restart=rules), sight, "crash", 100.0) == why
 
 
+@pytest.mark.parametrize(
+    ("state", "sight", "then"),
+    [
+        pytest.param(DIRTY, policy.Sight(silent={}, dirty=5.0), None, id="it may come clean yet"),
+        pytest.param(FAILED, policy.Sight(silent={}), policy.Restart, id="it has come clean"),
+        pytest.param(DIRTY, policy.Sight(silent={}, dirty=5.0, spares=1), policy.Restart, id="there is a spare"),
+        pytest.param(DIRTY, policy.Sight(silent={}, dirty=60.0), policy.Finish, id="it stays dirty"),
+        pytest.param(
+            DIRTY, policy.Sight(silent={}, dirty=5.0, cancelled=True), policy.Finish, id="nobody waits for it"
+        ),
+        pytest.param(
+            replace(DIRTY, restarts=(1.0,)), policy.Sight(silent={}, dirty=5.0), policy.Finish, id="no restart is left"
+        ),
+    ],
+)
+def test_a_restart_is_refused_for_a_dirty_node_only_once_it_has_had_time_to_come_clean(
+    state: RunState, sight: policy.Sight, then: type[policy.Action] | None
+) -> None:
+    action = policy.decide(state, policy.Limits(restart=RestartSpec(max_restarts=1)), sight, 100.0)
+
+    assert action is None if then is None else isinstance(action, then)
+
+
+def test_a_node_that_comes_clean_is_dirty_no_more() -> None:
+    found = {"pid": 7, "start_time": 1, "command": "x", "why": "stuck"}
+    state = state_of("a")
+    for seq, remaining in enumerate([[found], []], start=1):
+        stamp = wire.Stamp(seq=seq, wall=0.0, mono=0.0, boot="b")
+        state = apply_node(state, "a", stamp, wire.Swept(attempt=0, remaining=remaining))
+        assert bool(state.nodes["a"].remaining) == bool(remaining)
+
+
 def test_an_unhealthy_node_ends_an_attempt_only_where_another_may_follow() -> None:
     running = replace(FAILED, reason=None, no_exit=None, workers={}, phase=state_of("a").phase)
     limits = policy.Limits(restart=RestartSpec(max_restarts=1, on=("unhealthy",)))
