@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     Task = Callable[["Out"], "dict[str, Any]"]
 
-_REAP_SECONDS = 0.1
-"""How long a killed fork may take to go before it is left behind."""
+_END_SECONDS, _KILLED_SECONDS = 2.0, 0.1
+"""How long a fork that is through may take to go, and one that was killed, before it is left behind."""
 
 
 class Out:
@@ -118,18 +118,18 @@ def ask(task: Task, seconds: float, keep: Iterable[int] = ()) -> list[dict[str, 
     """
     pid, fd = fork(task, keep)
     messages: list[dict[str, Any]] = []
+    over = False
     decoder, poll = protocol.Decoder(), select.poll()
     poll.register(fd, select.POLLIN)
     try:
-        while poll.poll(seconds * 1000):
+        while not over and poll.poll(seconds * 1000):
             data = os.read(fd, 1 << 16)
-            if not data:
-                break
+            over = not data
             messages += [frame for frame in decoder.feed(data) if isinstance(frame, dict)]
     finally:
         os.close(fd)
         kill(pid)
-        _reap(pid)
+        _reap(pid, _END_SECONDS if over else _KILLED_SECONDS)
     return messages
 
 
@@ -139,8 +139,8 @@ def kill(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
-def _reap(pid: int) -> None:
-    until = time.monotonic() + _REAP_SECONDS
+def _reap(pid: int, seconds: float) -> None:
+    until = time.monotonic() + seconds
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(pid, os.WNOHANG)[0] == 0 and time.monotonic() < until:
             time.sleep(0.002)

@@ -38,7 +38,7 @@ class Prepare:
     """Make one node ready for one attempt. Repeating it for the same attempt answers the same.
 
     Attributes:
-        ports: TCP ports to hold until the attempt's end; 0 for any free one.
+        ports: TCP ports to hold until the run's end; 0 for any free one, which is held until the next attempt.
         gpus: Device indices that the run claims on this node; empty for none.
         ranks: Ranks whose output files get reserved space.
         reserve: Bytes reserved beyond the end of each output file.
@@ -237,7 +237,10 @@ class Stopping:
 
 @dataclass(frozen=True)
 class Swept:
-    """Nothing of the attempt is left, or `remaining`: `[{pid, start_time, command, why}]`. `killed` counts strays."""
+    """Nothing of the attempt is left, or `remaining`: `[{pid, start_time, command, why}]`. `killed` counts strays.
+
+    Where something remained, a second one without it follows when that is gone.
+    """
 
     KIND: ClassVar[str] = "swept"
     attempt: int

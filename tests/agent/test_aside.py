@@ -1,0 +1,83 @@
+"""What is done aside: in a fork that nobody takes for a process of the run, and that nobody waits for in vain."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from clusterctl.agent import aside, launch, proc, requests
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from clusterctl.agent.aside import Out
+
+
+def stay(_out: Out) -> dict[str, Any]:
+    time.sleep(1000)
+    return {}
+
+
+def sampler() -> tuple[int, int]:
+    return launch.piped("sampler", "1000")
+
+
+@pytest.mark.parametrize("start", [lambda: aside.fork(stay), sampler], ids=["a task", "a command"])
+def test_a_fork_has_let_go_of_the_output_of_ranks_and_of_our_group_when_it_is_there(
+    tmp_path: Path, start: Callable[[], tuple[int, int]]
+) -> None:
+    log = tmp_path / "attempt-0/rank-0.log"
+    log.parent.mkdir()
+    with log.open("w"):
+        assert proc.writes_output(os.getpid(), str(tmp_path))
+        pid, fd = start()
+        try:
+            found = proc.stat(pid)
+            assert found is not None
+            assert (found.sid, found.pgid) == (pid, pid)
+            assert not proc.writes_output(pid, str(tmp_path))
+        finally:
+            aside.kill(pid)
+            os.close(fd)
+            os.waitpid(pid, 0)
+
+
+def refuse(_out: Out) -> dict[str, Any]:
+    raise requests.refused("no", "try another")
+
+
+def hang(out: Out) -> dict[str, Any]:
+    out.message({"at": "/mnt/data"})
+    return stay(out)
+
+
+@pytest.mark.parametrize(
+    ("task", "said"),
+    [
+        pytest.param(lambda _out: {"answer": 42}, {"answer": 42}, id="an answer"),
+        pytest.param(refuse, "no", id="a refusal"),
+        pytest.param(
+            lambda _out: {"size": os.stat("/no/such").st_size}, "/no/such: No such file or directory", id="a fault"
+        ),
+        pytest.param(hang, "/mnt/data does not answer", id="it hangs"),
+        pytest.param(lambda _out: os._exit(3), "the process that did it was killed", id="it dies"),
+    ],
+)
+def test_what_comes_of_a_task(task: aside.Task, said: object) -> None:
+    outcome = aside.outcome(aside.ask(task, 0.5))
+    assert (str(outcome) if isinstance(outcome, Exception) else outcome) == said
+
+
+def children() -> set[int]:
+    """Return our children, those that have ended and that nobody has waited for included."""
+    return {pid for pid in proc.pids() if (found := proc.stat(pid)) is not None and found.ppid == os.getpid()}
+
+
+def test_no_descriptor_and_no_process_is_left_of_a_task() -> None:
+    before = os.listdir("/proc/self/fd"), children()
+    aside.ask(lambda _out: {}, 5.0)
+    assert (os.listdir("/proc/self/fd"), children()) == before
