@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent import proc
-from clusterctl.agent.system import read_bytes
+from clusterctl.agent.system import pause, read_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -221,14 +221,12 @@ class Watch:
 
     Attributes:
         found: What the last look that came to an end has seen, `{path: [mtime_ns, bytes]}`; `None` before the first.
-        first: Set by the first look.
     """
 
     def __init__(self, patterns: Sequence[str], workdir: str, seconds: float) -> None:
         self._patterns = [os.path.join(workdir, os.path.expanduser(pattern)) for pattern in patterns]
         self._seconds = seconds
         self.found: dict[str, list[int]] | None = None
-        self.first = threading.Event()
 
     def start(self) -> None:
         """Look again and again, if there is anything to look for."""
@@ -240,12 +238,11 @@ class Watch:
     def _go_on(self) -> None:
         while True:
             self.look()
-            time.sleep(self._seconds)
+            pause(self._seconds)
 
     def look(self) -> None:
         """Look once."""
         self.found = dict(itertools.islice(self._files(), _MAX_WATCHED))
-        self.first.set()
 
     def _files(self) -> Iterator[tuple[str, list[int]]]:
         for pattern in self._patterns:

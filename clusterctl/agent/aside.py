@@ -143,4 +143,4 @@ def _reap(pid: int, seconds: float) -> None:
     until = time.monotonic() + seconds
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(pid, os.WNOHANG)[0] == 0 and time.monotonic() < until:
-            time.sleep(0.002)
+            system.pause(0.002)

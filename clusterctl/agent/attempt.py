@@ -44,15 +44,14 @@ if TYPE_CHECKING:
     from clusterctl.agent.rundir import RunDir
     from clusterctl.agent.workers import Worker
 
+_MOST_UNSAID = 1000
+"""Looks, 10 ms apart, at whether waiters have said how their workers ended: on a full disk that takes them a while."""
 _FILES_SECONDS = 10.0
 """How long a user's file system may take to answer."""
 _CODE_SECONDS = 40.0
 """How long the look at every file of the code may take."""
 
 Record = Callable[[protocol.Event], protocol.Stamp]
-
-_TRY_SECONDS, _TRIES = 0.01, 1000
-"""How often and how many times it is looked whether a waiter has said how its worker ended."""
 
 
 class Attempt:
@@ -86,6 +85,7 @@ class Attempt:
         self.remaining: list[dict[str, Any]] = []
         self.started = False
         self._ladder: stopping.Ladder | None = None
+        self._unsaid = 0
         self.launcher: Worker | None = None
         self._places: list[list[int]] = []
         self._oom = oom.counts()
@@ -362,7 +362,7 @@ class Attempt:
             return
         now = time.monotonic()
         if self.swept:
-            self.swept, self._ladder = False, None
+            self.swept, self._ladder, self._unsaid = False, None, 0
         if self.stopping is None:
             # Who is ending by itself now was not stopped by us, even if nobody has looked yet.
             self._leaving = {worker.rank for worker in self.living if proc.leaving(worker.identity)}
@@ -390,19 +390,20 @@ class Attempt:
         names = ", ".join(f"{one.pid} ({one.comm})" for one in found[:4])
         self._alarm("slow_end", f"the kernel is still taking apart what was killed, and is waited for: pid {names}")
 
-    def _empty(self, remaining: list[dict[str, Any]], tries: int = 0) -> None:
+    def _empty(self, remaining: stopping.Survivors) -> bool:
         """Nothing is left, or what is left cannot be ended: close the attempt once every exit is written down."""
         self.look()
         left = {one["pid"] for one in remaining}
-        if tries < _TRIES and any(worker.identity.pid not in left for worker in self.living):
+        if self._unsaid < _MOST_UNSAID and any(worker.identity.pid not in left for worker in self.living):
             # Its waiter is about to say how it ended.
-            self._loop.after(_TRY_SECONDS, lambda: self._empty(remaining, tries + 1))
-            return
+            self._unsaid += 1
+            return False
         if remaining or not (self.started and self.prepare.gpus):
             self._close(remaining)
-            return
-        # GPUs stay claimed until their memory is free: the next run shall find it so.
-        draining.Drain(self._loop, self.prepare.gpus, self._run.run, self._held, lambda: self._close([]))
+        else:
+            # The next attempt, or run, shall find the memory of its GPUs free.
+            draining.Drain(self._loop, self.prepare.gpus, self._run.run, self._held, lambda: self._close([]))
+        return True
 
     def _held(self, message: str, gpu: int | None) -> None:
         self._record(protocol.Alarm(self.number, protocol.GPU_MEMORY, message, gpu=gpu))

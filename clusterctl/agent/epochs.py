@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import time
 
 from clusterctl.agent import system
 from clusterctl.agent.protocol import ErrorKind
@@ -47,7 +46,7 @@ def stale(epoch: int, seen: int) -> RequestError:
 
 def clock() -> float:
     """Return the time of leases and fences, in seconds. While the machine sleeps it goes on, as the head does."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
+    return system.boottime()
 
 
 def lease(path: str) -> float | None:

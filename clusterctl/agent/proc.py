@@ -9,7 +9,7 @@ import os
 import signal
 import time
 
-from clusterctl.agent.system import read_bytes
+from clusterctl.agent.system import boottime, read_bytes
 from clusterctl.agent.values import value
 
 # Not from `typing`, whose import would be a good part of an agent's start.
@@ -263,7 +263,7 @@ def _thread_leaves(path: str) -> bool:
 
 def ticks_at(moment: float) -> int:
     """Return a monotonic time in clock ticks since boot, as start times are told: suspended time counts."""
-    return int((time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic() + moment) * TICKS)
+    return int((boottime() - time.monotonic() + moment) * TICKS)
 
 
 def run_delay() -> float | None:

@@ -103,7 +103,8 @@ class Activity:
 
     def keep_up(self) -> None:
         """Have the workers sampled that there are now, while one of them lives; to be called now and then."""
-        ranks = frozenset(self._attempt.workers) if self._attempt.living else frozenset()
+        attempt = self._attempt
+        ranks = frozenset(attempt.workers) if attempt.living and not attempt.swept else frozenset()
         if ranks != self._ranks:
             self.stop()
             self._ranks, self._not_before = ranks, 0.0
@@ -130,13 +131,12 @@ class Activity:
 
         def sample(out: Out) -> dict[str, Any]:
             watch.start()
-            watch.first.wait(prepare.sample_seconds)
             while True:
                 with contextlib.suppress(OSError):
                     # logind may clean a tmpfs when the user's last session ends.
                     os.makedirs(status_dir, mode=0o700, exist_ok=True)
                 out.message({"sample": {**sampler.sample(), "watched": watch.found}})
-                time.sleep(prepare.sample_seconds)
+                system.pause(prepare.sample_seconds)
 
         return sample
 

@@ -24,6 +24,7 @@ _SHARE = 4
 """A look at all processes is followed by a pause of at least this many times what it took."""
 
 Survivors = list[dict[str, Any]]
+"""What could not be ended, as `sweep.describe` tells it."""
 
 
 class Ladder:
@@ -35,7 +36,7 @@ class Ladder:
         marks: Marks,
         ledger: sweep.Ledger,
         kill_at: float,
-        done: Callable[[list[dict[str, Any]]], None],
+        done: Callable[[Survivors], bool],
         slow: Callable[[list[Stat]], None],
     ) -> None:
         """Begin.
@@ -45,7 +46,7 @@ class Ladder:
             marks: Whom to end.
             ledger: Whom to end, and whom not.
             kill_at: Monotonic time of the first SIGKILL.
-            done: Called once, with what is left.
+            done: Called with what is left, again until it says that this was the end.
             slow: Called once with what the kernel has not taken apart in the time in which it should be gone.
         """
         self._loop, self._marks, self._ledger, self._done, self._slow = loop, marks, ledger, done, slow
@@ -57,8 +58,9 @@ class Ladder:
         self._empty = 0
         self._pause = _FASTEST
         self._scan_at = 0.0
-        self._timer: Timer | None = loop.after(0.0, self._step)
+        self._left: Survivors | None = None
         self._over = False
+        self._timer: Timer = loop.after(0.0, self._step)
 
     def shorten(self, kill_at: float) -> None:
         """Kill at that time, if it is before the one that was set."""
@@ -68,26 +70,38 @@ class Ladder:
 
     def poke(self) -> None:
         """Look again now: a process has ended."""
-        if not self._over and self._timer is not None:
-            self._timer.cancel()
+        if not self._over:
             self._pause = _FASTEST
-            self._timer = self._loop.after(_FASTEST, self._step)
+            self._next(_FASTEST)
+
+    def _next(self, seconds: float) -> None:
+        self._timer.cancel()
+        self._timer = self._loop.after(seconds, self._step)
 
     def _step(self) -> None:
+        # Should this step fail, there has to be another.
+        self._next(_SLOWEST)
+        wait = _FASTEST if self._left is not None else self._climb()
+        self._over = self._left is not None and self._done(self._left)
+        if self._over:
+            self._timer.cancel()
+        else:
+            self._next(wait)
+
+    def _climb(self) -> float:
+        """Signal what is left, or find that this is the end; return the seconds until the next step."""
         found = self._look()
         now = time.monotonic()
         if self._empty >= 2 or (found and self._given_up(found, now)):
-            self._over = True
-            self._done(sweep.describe(found))
-            return
+            self._left = sweep.describe(found)
+            return _FASTEST
         if found and now >= self._kill_at:
             self._killing = now if self._killing is None else self._killing
             sweep.kill(found, self._ledger)
         elif found:
             sweep.end_groups(found, self._signalled, self._ledger)
         self._pause = min(self._pause * 1.5, _SLOWEST) if found or self._ledger.unasked else _FASTEST
-        wait = self._pause if self._killing is not None else min(self._pause, max(self._kill_at - now, 0.0))
-        self._timer = self._loop.after(wait, self._step)
+        return self._pause if self._killing is not None else min(self._pause, max(self._kill_at - now, 0.0))
 
     def _look(self) -> list[Stat]:
         """Return what is left: of those that are known, and, where there are none or it is time, of all processes."""
@@ -120,9 +134,10 @@ def end_all(marks: Marks, ledger: sweep.Ledger, grace: float) -> Survivors:
     loop = Loop()
     left: Survivors = []
 
-    def done(remaining: Survivors) -> None:
+    def done(remaining: Survivors) -> bool:
         left.extend(remaining)
         loop.stop()
+        return True
 
     Ladder(loop, marks, ledger, time.monotonic() + grace, done, lambda _found: None)
     loop.run()

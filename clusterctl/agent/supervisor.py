@@ -49,6 +49,7 @@ _UNATTENDED_SECONDS = 600.0
 _SLOW_SECONDS = 1.0
 _LAST_SYNC_SECONDS = 2.0
 _TOUCH_SECONDS = 86400.0
+_SAY_AGAIN_SECONDS = 60.0
 _STEPS = 10
 """How many times a tick the reserve is looked at while an output grows fast."""
 READY = b"ready\n"
@@ -62,7 +63,8 @@ class Supervisor:
         """Go on from what the run directory says. The single-instance lock must be held."""
         run.make()
         self._run = run
-        self._loop = Loop(lambda: self._say(traceback.format_exc()))
+        self._loop = Loop(self._failed)
+        self._said = ("", 0.0)
         self._syncer = syncing.Syncer(self._loop)
         self._kept = keeping.hold(run.path)
         self._marks = marks.marks_of(run)
@@ -121,6 +123,13 @@ class Supervisor:
         with contextlib.suppress(OSError):
             os.write(2, f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {text}\n".encode("utf-8", "replace"))
 
+    def _failed(self) -> None:
+        """Say what an action failed with; what goes on failing in the same way is said once a minute."""
+        text, now = traceback.format_exc(), time.monotonic()
+        if text != self._said[0] or now - self._said[1] > _SAY_AGAIN_SECONDS:
+            self._said = text, now
+            self._say(text)
+
     # --- adoption
 
     def _adopt(self) -> None:
@@ -168,6 +177,8 @@ class Supervisor:
 
     def _set_attempt(self, attempt: Attempt) -> None:
         self._attempt = attempt
+        if self._activity is not None:
+            self._activity.stop()
         self._activity = sampling.Activity(self._loop, self._run, attempt, self._samples)
         seconds = attempt.prepare.health_seconds
         if seconds > 0 and self._health is None:
@@ -183,14 +194,14 @@ class Supervisor:
 
     def _tick(self) -> None:
         attempt = self._attempt
+        if self._activity is not None:
+            self._activity.keep_up()
         if attempt is None or attempt.swept:
             return
         if attempt.outputs.look():
             for step in range(1, _STEPS):
                 self._loop.after(step * TICK_SECONDS / _STEPS, attempt.outputs.keep_up)
         attempt.look()
-        if self._activity is not None:
-            self._activity.keep_up()
 
     def _slow_tick(self) -> None:
         self._journal.flush()
@@ -298,6 +309,8 @@ class Supervisor:
             self._record(protocol.Finished(str(arguments.get("state", "")), int(arguments.get("exit_code") or 0)))
         self._claims.release()
         self._ports.release()
+        if self._activity is not None:
+            self._activity.stop()
         kept.forget(self._run.secrets())
         for number in range(self._state.attempt + 1):
             kept.remove_folder(self._run.status_dir(number))

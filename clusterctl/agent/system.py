@@ -7,6 +7,8 @@ import ctypes
 import errno
 import json
 import os
+import select
+import time
 
 # Not from `typing`, whose import would be a good part of an agent's start.
 TYPE_CHECKING = False
@@ -58,6 +60,19 @@ def pidfd_send_signal(pidfd: int, signum: int) -> None:
         OSError: It is gone, or may not be signalled.
     """
     _call(_PIDFD_SEND_SIGNAL, pidfd, signum, 0, 0)
+
+
+def boottime() -> float:
+    """Return the seconds since boot, those in which the machine slept too; without them where a libc does not tell."""
+    try:
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+    except OSError:
+        return time.monotonic()
+
+
+def pause(seconds: float) -> None:
+    """Do nothing for a while: not `time.sleep`, which sleeps until a moment, and fails where the clocks are faked."""
+    select.select([], [], [], seconds)
 
 
 def memory_file(name: str) -> int:

@@ -199,7 +199,7 @@ class _Exit:
                     return
             except OSError:
                 pass
-            time.sleep(_RETRY_SECONDS)
+            system.pause(_RETRY_SECONDS)
 
     def _put(self, line: bytes) -> None:
         if not os.fstat(self.fd).st_nlink:

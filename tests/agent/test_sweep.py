@@ -245,7 +245,7 @@ WATCHED_LADDER = """
     ledger = sweep.Ledger(workers={proc.identify(worker.pid): None}, ours={proc.identify(os.getpid())})
     ladder = stopping.Ladder(
         events, marks.Marks(b"run", b"node", 1 << 60, "/none", os.getuid()), ledger, began + 2.0,
-        lambda left: events.stop(), lambda left: None,
+        lambda left: events.stop() or True, lambda left: None,
     )
     events.every(0.25, ladder.poke)
     events.on_children(worker.poll)
