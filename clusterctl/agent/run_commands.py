@@ -74,20 +74,24 @@ class _Runs:
             raise requests.RequestError(ErrorKind.NOT_FOUND, f"run {run.run} has no {name} on this node") from error
         return {**vars(piece), "data": base64.b64encode(piece.data).decode()}
 
-    def status(self, _identity: int, arguments: dict[str, Any], epoch: int | None) -> dict[str, Any]:
+    def status(self, identity: int, arguments: dict[str, Any], epoch: int | None) -> dict[str, Any] | None:
         run = self._session.known_run(arguments)
         self._session.admit(run, epoch)
         state = self._session.states.of(run)
-        return {
+        answer = {
             "supervisor": supervised(run),
             "epoch": epochs.current(run.epoch),
             "attempt": state.attempt,
             "state": state.state,
             "seq": state.seq,
             "workers": _workers(run, state),
-            # Without a journal nothing is known of what was started; it may be there all the same.
-            "remaining": _survivors(state) if state.seq else [sweep.describe(one) for one in remaining(run, state)],
+            "remaining": _survivors(state),
         }
+        if state.seq:
+            return answer
+        # Without a journal nothing is known of what was started; it may be there all the same, among all processes.
+        self._session.work(identity, lambda _out: {**answer, "remaining": sweep.describe(remaining(run, state))})
+        return None
 
     def runs(self, identity: int, _arguments: dict[str, Any], _epoch: int | None) -> None:
         found = [(run, self._session.states.of(run)) for run in rundir.runs(self._session.root)]

@@ -50,9 +50,12 @@ class Succession:
 
     def _let_go(self, replaced: list[str]) -> None:
         """Tell nodes that were replaced that the run is over there: what they hold for it is others' to have."""
-        if replaced:
-            run = self._run
-            run.aside(lambda: run.finish_nodes(replaced, "replaced", int(ExitCode.FAILED)), lambda _: None)
+        run = self._run
+        sessions = {node: session for node, session in run.links.sessions.items() if node in replaced}
+        if sessions:
+            run.aside(
+                lambda: run.tell_finished(sessions, "replaced", int(ExitCode.FAILED)), lambda _: None, lambda _: None
+            )
 
     def dirty_for(self) -> float:
         """Return for how many seconds this controller has seen a node with processes that will not end."""
