@@ -101,13 +101,21 @@ def test_an_adopter_closes_no_run_before_a_node_with_the_rest_of_its_output_has_
     run = make_run(MUCH_OUTPUT)
     die_with_half_of_the_output(run)
 
-    def away_at_first(count: int) -> None:
-        if count < 2:
-            raise ConnectError("b", "no route")
-        assert not run.state.over
+    dialed, back = list[int](), threading.Event()
 
-    run.nodes.before["b"] = away_at_first
+    def away(count: int) -> None:
+        dialed.append(count)
+        if not back.is_set():
+            raise ConnectError("b", "no route")
+
+    run.nodes.before["b"] = away
     run.adopt()
+    wait_for(lambda: replica_of(run, "a", 0).stat().st_size == SIZE, what="the output of the node that is there")
+    before = len(dialed)
+    # Between two of them lies a second at least, in which the controller looks what is left to do.
+    wait_for(lambda: run.state.over or len(dialed) >= before + 2, what="the other node to be dialed again and again")
+    assert not run.state.over
+    back.set()
 
     assert run.ended(60) == 0
     assert replica_of(run, "b", 1).stat().st_size == SIZE
