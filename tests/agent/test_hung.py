@@ -86,6 +86,22 @@ def test_a_code_folder_that_hangs_is_named_by_the_probe_and_holds_up_nobody(node
         talk.answer(asked, 10.0)
 
 
+def test_a_list_of_runs_that_takes_long_holds_up_nobody(node: Node) -> None:
+    talk = node.launch(["sleep", "1000"])
+    prepare = node.folder / "prepare.json"
+    content = prepare.read_bytes()
+    prepare.unlink()
+    # Whoever opens this waits for somebody who writes.
+    os.mkfifo(prepare)
+    asked = talk.post(Command.RUNS)
+    answers(talk)
+    assert asked not in talk.replies
+    prepare.write_bytes(content)
+    assert talk.answer(asked)["runs"][0]["live"]
+    prepare.unlink()
+    prepare.write_bytes(content)
+
+
 def freeze(pid: int) -> None:
     os.kill(pid, signal.SIGSTOP)
 
