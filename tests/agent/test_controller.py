@@ -290,6 +290,22 @@ def test_a_machine_that_was_rebooted_is_told_from_one_whose_link_broke(make_run:
     assert run.state.cause.message == "node lost: it was rebooted"
 
 
+def test_a_node_that_answers_and_never_says_that_all_has_ended_is_named_in_time(make_run: MakeRun) -> None:
+    run = make_run()
+    run.nodes.wires["b"] = {"replace": (b'"kind":"swept"', b'"kind":"slept"')}
+    run.start()
+    state = run.reaches(all_running)
+    began = time.monotonic()
+
+    run.cancel(kill=True)
+
+    assert run.ended(60) == 103
+    assert time.monotonic() - began < 45.0
+    (left,) = run.state.remaining
+    assert (left["node"], left["why"]) == ("b", "its node does not say that it has ended")
+    assert gone(state.workers[0].pid or 0)
+
+
 # --- nodes that vanish while the run begins
 
 
