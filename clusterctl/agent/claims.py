@@ -13,7 +13,7 @@ import os
 import stat
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.agent import gpus, keeping
+from clusterctl.agent import gpus, keeping, proc
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -58,6 +58,9 @@ class Claims:
         try:
             for index in indices:
                 name = names.get(index, f"gpu-{index}")
+                if not name.startswith("GPU-"):
+                    # An index or a place says which GPU only together with the machine: others may see the same folder.
+                    name = f"{name}-{proc.boot_id()}"
                 if name not in self._held:
                     self._held[name] = self._lock(name, index)
         except BaseException:

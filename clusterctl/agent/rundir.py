@@ -12,6 +12,7 @@ import os
 import stat
 
 from clusterctl.agent import protocol
+from clusterctl.agent.filesystems import NETWORK
 from clusterctl.agent.system import read_bytes
 from clusterctl.agent.values import value
 
@@ -19,36 +20,6 @@ from clusterctl.agent.values import value
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-_NETWORK_FILESYSTEMS = frozenset(
-    [
-        "nfs",
-        "nfs4",
-        "cifs",
-        "smb3",
-        "smbfs",
-        "lustre",
-        "gpfs",
-        "beegfs",
-        "ceph",
-        "fuse.ceph",
-        "glusterfs",
-        "fuse.glusterfs",
-        "afs",
-        "9p",
-        "fuse.sshfs",
-        "panfs",
-        "pvfs2",
-        "orangefs",
-        "wekafs",
-        "fuse.juicefs",
-        "fuse.s3fs",
-        "fuse.gcsfuse",
-        "fuse.mountpoint-s3",
-        "vastnfs",
-        "quobyte",
-    ]
-)
 
 
 class RootError(Exception):
@@ -83,7 +54,7 @@ def is_network(path: str, mounts: str = _MOUNTS) -> bool:
     """Whether `path` (or its nearest parent that exists) lies on a filesystem that other machines share."""
     while not os.path.exists(path) and path != "/":
         path = os.path.dirname(path)
-    return filesystem(path, mounts) in _NETWORK_FILESYSTEMS
+    return filesystem(path, mounts) in NETWORK
 
 
 def choose_root(environ: dict[str, str], home: str, uid: int, mounts: str = _MOUNTS) -> str:

@@ -166,8 +166,8 @@ def write_all(fd: int, data: bytes) -> None:
         view = view[os.write(fd, view) :]
 
 
-def write_whole(path: str, data: bytes, mode: int = 0o600) -> None:
-    """Put a file in place so that a reader sees all of it or what was there before."""
+def write_whole(path: str, data: bytes, mode: int = 0o600, *, durable: bool = False) -> None:
+    """Put a file in place so that a reader sees all of it or what was there before; `durable`: after a crash too."""
     import tempfile  # which imports half of the standard library
 
     fd, temporary = tempfile.mkstemp(prefix=".", dir=os.path.dirname(path))
@@ -175,6 +175,8 @@ def write_whole(path: str, data: bytes, mode: int = 0o600) -> None:
         try:
             os.fchmod(fd, mode)
             write_all(fd, data)
+            if durable:
+                os.fsync(fd)
         finally:
             os.close(fd)
         os.replace(temporary, path)

@@ -26,6 +26,7 @@ def probe_request(
     workdir: str | None = None,
     ports: Iterable[int] = (),
     groups: Iterable[str] | None = None,
+    run: str | None = None,
 ) -> dict[str, Any]:
     """Return the request for one node (`clusterctl.agent.facts` has its shape).
 
@@ -36,6 +37,7 @@ def probe_request(
         workdir: Where the code will lie, where it is known better than in `host.workdir`.
         ports: Ports that the run asks for by number on this node.
         groups: Only these groups of facts; `None` for all.
+        run: The run on whose behalf we look, if there is one.
     """
     return {
         "deadline": float(spec.health.thresholds.get(DEADLINE_KEY, DEADLINE)),
@@ -49,6 +51,8 @@ def probe_request(
         "peers": {node: address for node, address in peers.items() if node != host.name},
         "ports": list(ports),
         "expect_gpus": host.gpus not in (0, ()),
+        "node": host.name,
+        "run": run,
     }
 
 

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import stat
+import tempfile
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -64,15 +65,20 @@ class ContentStore:
     def take(self, source: BinaryIO) -> tuple[int, str]:
         """Copy what a file holds in, in one pass that also hashes it; return its size and hash."""
         digest, size = hashlib.sha256(), 0
-        temporary = self.root / f".{os.getpid()}.part"
-        with temporary.open("wb") as writer:
-            while chunk := source.read(_CHUNK):
-                digest.update(chunk)
-                writer.write(chunk)
-                size += len(chunk)
-        target = self.path(digest.hexdigest())
-        target.parent.mkdir(exist_ok=True)
-        temporary.replace(target)
+        # Heads that share a home may have equal pids: only a name that is made up is nobody else's.
+        with tempfile.NamedTemporaryFile(dir=self.root, prefix=".", suffix=".part", delete=False) as writer:
+            try:
+                while chunk := source.read(_CHUNK):
+                    digest.update(chunk)
+                    writer.write(chunk)
+                    size += len(chunk)
+                writer.flush()
+                target = self.path(digest.hexdigest())
+                target.parent.mkdir(exist_ok=True)
+                os.replace(writer.name, target)
+            except BaseException:
+                os.unlink(writer.name)
+                raise
         return size, digest.hexdigest()
 
     def keep(self, digest: str) -> bool:

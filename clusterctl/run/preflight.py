@@ -132,7 +132,7 @@ def probe_all(
         hashes = beside.submit(code_hashes, spec, sessions if code else {})
         # A port that the file names must be looked at before we take it for a moment ourselves.
         early = None if spec.network.master_port else beside.submit(try_port, spec, sessions)
-        facts = _probe(spec, sessions, step)
+        facts = _probe(spec, sessions, step, own_run)
         tried = try_port(spec, sessions) if early is None else early.result()
     for node, known in facts.items():
         if "groups" in known:
@@ -142,7 +142,9 @@ def probe_all(
     return facts
 
 
-def _probe(spec: ClusterSpec, sessions: Mapping[str, Session], step: Progress) -> dict[str, dict[str, Any]]:
+def _probe(
+    spec: ClusterSpec, sessions: Mapping[str, Session], step: Progress, run: str | None
+) -> dict[str, dict[str, Any]]:
     hosts = {h.name: h for h in spec.hosts}
     known = meeting_addresses(spec, sessions)
     first = next((h.name for h in spec.workers if h.name in sessions), None)
@@ -154,7 +156,7 @@ def _probe(spec: ClusterSpec, sessions: Mapping[str, Session], step: Progress) -
         host = hosts[node]
         port = spec.network.master_port if node == first else None
         ports = [port] if port else []
-        request = probe_request(spec, host, peers=known, workdir=workdir_of(spec, node), ports=ports)
+        request = probe_request(spec, host, peers=known, workdir=workdir_of(spec, node), ports=ports, run=run)
         asked = {
             "python": host.python,
             "python_hint": sys.executable,

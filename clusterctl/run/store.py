@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent import protocol as wire
+from clusterctl.agent.system import write_whole
 from clusterctl.errors import NotFoundError, RefusedError
 from clusterctl.run import events as head
 from clusterctl.run import lock as locking
@@ -362,19 +363,7 @@ def room_not_needed() -> Iterator[None]:
 
 def write_atomically(path: Path, data: bytes, *, durable: bool = False) -> None:
     """Put a whole file in place: readers see the old one or the new one, never a part; `durable`: after a crash too."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        try:
-            _write_all(fd, data)
-            if durable:
-                os.fsync(fd)
-        finally:
-            os.close(fd)
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
+    write_whole(str(path), data, durable=durable)
 
 
 def _last_seq(path: Path) -> int:
@@ -384,12 +373,6 @@ def _last_seq(path: Path) -> int:
             decoded = head.decode(line)
             last = decoded[0] if decoded else last
     return last
-
-
-def _write_all(fd: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
 
 
 def now() -> float:

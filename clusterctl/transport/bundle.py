@@ -9,7 +9,6 @@ import functools
 import hashlib
 import importlib.util
 import io
-import os
 import threading
 import zipfile
 import zlib
@@ -17,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import platformdirs
+
+from clusterctl.agent.system import write_whole
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _EPOCH = (1980, 1, 1, 0, 0, 0)
@@ -123,8 +124,6 @@ def _keep(path: Path, data: bytes) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         for old in path.parent.glob("*.pyz"):
             old.unlink(missing_ok=True)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        temporary.write_bytes(hashlib.sha256(data).digest() + data)
-        temporary.replace(path)
+        write_whole(str(path), hashlib.sha256(data).digest() + data)
     except OSError:
         pass

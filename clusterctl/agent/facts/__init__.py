@@ -13,7 +13,8 @@ Request (every key optional):
      "paths": [path],        more places whose free space matters (checkpoints)
      "mounts": [path],       places that must answer, beside every network mount of the node
      "peers": {node: address}, "ports": [port],
-     "expect_gpus": bool}    false: leave the driver alone altogether
+     "expect_gpus": bool,    false: leave the driver alone altogether
+     "node": name, "run": id}    on whose behalf: they name the file that is written to try a place
 
 Answer, one object:
 
@@ -168,7 +169,7 @@ def _tasks(request: dict[str, Any], deadline: float) -> dict[str, Callable[[], d
         "driver": _of("driver", root),
         "kernel_log": _of("kernel_log", root),
         "host": _of("host", root),
-        "disk": _of("disk", root, request.get("workdir"), request.get("paths") or []),
+        "disk": _of("disk", root, request.get("workdir"), request.get("paths") or [], _owner(request)),
         "mounts": _of("mounts", root, request.get("mounts") or [], deadline),
         "names": _of("names", request.get("peers") or {}),
         "net": _of("net", root, request.get("peers") or {}),
@@ -176,6 +177,10 @@ def _tasks(request: dict[str, Any], deadline: float) -> dict[str, Callable[[], d
         "procs": _of("procs", root),
         "versions": _of("versions"),
     }
+
+
+def _owner(request: dict[str, Any]) -> str:
+    return "-".join(str(request[key]) for key in ("node", "run") if request.get(key))
 
 
 def main(stdin: TextIO, stdout: TextIO) -> int:

@@ -69,24 +69,26 @@ def settle(package: Any) -> None:
 
 def _unpack(loader: Any, prefix: str, place: str) -> None:
     """Write the sources; whole or not at all, however many do it at once."""
-    partial = f"{place}.{os.getpid()}"
-    os.makedirs(os.path.join(partial, "facts"), mode=0o700)
+    # The archive lies in a home that several nodes may share, where pids are not unique.
+    partial = f"{place}.{os.urandom(6).hex()}"
     inside = os.path.relpath(prefix, loader.archive)
-    for name in MODULES:
-        _write(os.path.join(partial, "facts", name + ".py"), loader.get_data(os.path.join(inside, name + ".py")))
-    _write(os.path.join(partial, "pynvml.py"), loader.get_data("pynvml.py"))
     try:
+        os.makedirs(os.path.join(partial, "facts"), mode=0o700)
+        for name in MODULES:
+            _write(os.path.join(partial, "facts", name + ".py"), loader.get_data(os.path.join(inside, name + ".py")))
+        _write(os.path.join(partial, "pynvml.py"), loader.get_data("pynvml.py"))
         os.rename(partial, place)
     except OSError:
         _remove(partial)
 
 
 def _remove(folder: str) -> None:
-    """Remove what another probe was faster to make; without `shutil`, which is slow to import."""
-    for name in os.listdir(os.path.join(folder, "facts")):
-        os.unlink(os.path.join(folder, "facts", name))
-    os.rmdir(os.path.join(folder, "facts"))
-    os.unlink(os.path.join(folder, "pynvml.py"))
+    """Remove what another probe was faster to make, or what the disk has no room for (`shutil` is slow to import)."""
+    for top, folders, files in os.walk(folder, topdown=False):
+        for name in files:
+            os.unlink(os.path.join(top, name))
+        for name in folders:
+            os.rmdir(os.path.join(top, name))
     os.rmdir(folder)
 
 

@@ -9,17 +9,27 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+_LONGEST = 100
+"""Characters of a name that tells whose file it is; a file name may have 255 bytes."""
 
-def collect(root: str, workdir: str | None, more: list[str]) -> dict[str, Any]:
-    """Return the group `disk`: the root file system, /tmp, home, the working directory and the places in `more`."""
+
+def collect(root: str, workdir: str | None, more: list[str], owner: str = "") -> dict[str, Any]:
+    """Return the group `disk`: the root file system, /tmp, home, the working directory and the places in `more`.
+
+    Args:
+        root: Prefix of the root file system.
+        workdir: Where the code will lie.
+        more: Other places.
+        owner: Node and run on whose behalf we look. They name the file that is written: other nodes may see it too.
+    """
     wanted = [("root", root), ("tmp", os.environ.get("TMPDIR") or "/tmp"), ("home", os.path.expanduser("~"))]
     if workdir:
         wanted.append(("workdir", os.path.expanduser(workdir)))
     wanted += [("path", os.path.expanduser(path)) for path in more]
-    return {"paths": [_look(path, what) for what, path in wanted]}
+    return {"paths": [_look(path, what, owner) for what, path in wanted]}
 
 
-def _look(path: str, what: str) -> dict[str, Any]:
+def _look(path: str, what: str, owner: str) -> dict[str, Any]:
     """Measure the nearest directory that is there: a working directory may still have to be made."""
     place = path
     while not os.path.isdir(place) and place not in ("/", ""):
@@ -38,13 +48,17 @@ def _look(path: str, what: str) -> dict[str, Any]:
         readonly=bool(found.f_flag & os.ST_RDONLY),
     )
     if what in ("workdir", "path", "tmp"):
-        entry.update(_write(place))
+        entry.update(_write(place, owner))
     return entry
 
 
-def _write(place: str) -> dict[str, Any]:
-    """Write, sync and remove one small file, as a checkpoint would."""
-    name = os.path.join(place, f".clusterctl-probe-{os.getpid()}")
+def _write(place: str, owner: str) -> dict[str, Any]:
+    """Write, sync and remove one small file, as a checkpoint would.
+
+    Nodes that share the place may have equal names and equal pids, so its name ends in what nobody else makes up.
+    """
+    plain = "".join(c if c.isascii() and (c.isalnum() or c in "-_.") else "_" for c in owner)[:_LONGEST]
+    name = os.path.join(place, f".clusterctl-probe-{plain}-{os.urandom(6).hex()}")
     try:
         fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:

@@ -6,13 +6,13 @@ import os
 import re
 import time
 
+from clusterctl.agent import filesystems
 from clusterctl.agent.facts import children, paths
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-NETWORK = ("nfs", "nfs4", "lustre", "beegfs", "gpfs", "ceph", "cifs", "smb3", "glusterfs", "9p", "afs", "wekafs")
 MOST = 32
 """Mounts looked at; those that the request names come first."""
 
@@ -21,7 +21,7 @@ def collect(root: str, wanted: list[str], deadline: float) -> dict[str, Any]:
     """Return the group `mounts`."""
     table = _table(root)
     found = [os.path.expanduser(path) for path in wanted]
-    found += [place for place, (kind, _) in table.items() if _is_remote(kind) and place not in found]
+    found += [place for place, (kind, _) in table.items() if filesystems.may_hang(kind) and place not in found]
     tasks = {path: _listing(path) for path in found[:MOST]}
     results = children.run(tasks, deadline - 0.4 if deadline - time.monotonic() > 0.8 else deadline - 0.15)
     entries = []
@@ -30,12 +30,6 @@ def collect(root: str, wanted: list[str], deadline: float) -> dict[str, Any]:
         keep = {key: result.get(key) for key in ("status", "reason", "ms", "state", "wchan")}
         entries.append({"path": path, "fs": kind, "device": device, **keep})
     return {"paths": entries, "left_out": max(0, len(found) - MOST)}
-
-
-def _is_remote(kind: str) -> bool:
-    return kind in (*NETWORK, "fuse") or (
-        kind.startswith("fuse.") and kind not in ("fuse.lxcfs", "fuse.portal", "fuse.gvfsd-fuse")
-    )
 
 
 def _table(root: str) -> dict[str, tuple[str, str]]:

@@ -1,0 +1,148 @@
+"""Files that several nodes see: homes, workdirs, /tmp and /var/tmp are shared in many clusters, and pids are not unique there.
+
+Each program here is process 1 of a PID namespace of its own, as in a container: pids are equal and mean nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Final
+
+from clusterctl.transport.bundle import agent_bundle
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_UNSHARE: Final = ["unshare", *([] if os.geteuid() == 0 else ["--user", "--map-root-user"]), "--fork", "--pid"]
+
+
+def together(program: str, *arguments: str, count: int = 2) -> list[str]:
+    """Run a Python program so many times at once, each with pid 1, and return what each printed."""
+    argv = [*_UNSHARE, sys.executable, "-c", f"import os, sys\nassert os.getpid() == 1\n{program}"]
+    running = [
+        subprocess.Popen([*argv, str(number), *arguments], stdout=subprocess.PIPE, text=True) for number in range(count)
+    ]
+    said = [one.communicate(timeout=120)[0].strip() for one in running]
+    assert [one.returncode for one in running] == [0] * count
+    return said
+
+
+PROBE = """
+from clusterctl.agent.facts import disk
+wrong = set()
+for _ in range(300):
+    for entry in disk.collect("/", sys.argv[2], []).get("paths"):
+        if entry["what"] == "workdir" and not entry["writable"]:
+            wrong.add(entry["error"])
+print(sorted(wrong))
+"""
+
+
+def test_two_nodes_try_to_write_in_one_workdir_and_never_meet(tmp_path: Path) -> None:
+    assert together(PROBE, str(tmp_path)) == ["[]", "[]"]
+    assert list(tmp_path.iterdir()) == []
+
+
+UNPACK = """
+import zipimport
+from clusterctl.agent.facts import bindings
+archive = sys.argv[2]
+class Package:
+    __loader__ = zipimport.zipimporter(archive)
+    __path__ = [archive + "/clusterctl/agent/facts"]
+bindings.settle(Package)
+print(os.path.isfile(archive + ".d/pynvml.py"))
+"""
+
+
+def archive(folder: Path) -> str:
+    path = folder / "agent.pyz"
+    path.write_bytes(agent_bundle().data)
+    return str(path)
+
+
+def test_what_a_killed_look_has_begun_to_lay_beside_the_archive_keeps_no_later_one_from_it(tmp_path: Path) -> None:
+    path = archive(tmp_path)
+    (tmp_path / "agent.pyz.d.1" / "facts").mkdir(parents=True)
+
+    assert together(UNPACK, path) == ["True", "True"]
+
+
+WRITE = """
+import pathlib
+from clusterctl.run import store
+data = sys.argv[1].encode() * 300_000
+wrong = set()
+path = pathlib.Path(sys.argv[2], "file")
+for _ in range(100):
+    try:
+        store.write_atomically(path, data)
+        if len(set(path.read_bytes())) != 1 or path.stat().st_size != 300_000:
+            wrong.add("mixed")
+    except OSError as error:
+        wrong.add(type(error).__name__)
+print(sorted(wrong))
+"""
+
+
+def test_two_heads_that_share_a_home_never_mix_their_files(tmp_path: Path) -> None:
+    assert together(WRITE, str(tmp_path)) == ["[]", "[]"]
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+TAKE = """
+import io, pathlib
+from clusterctl.run import code
+store = code.ContentStore(pathlib.Path(sys.argv[2]))
+wrong = set()
+for number in range(100):
+    data = (sys.argv[1] + str(number)).encode() * 100_000
+    try:
+        size, digest = store.take(io.BytesIO(data))
+        if store.path(digest).read_bytes() != data:
+            wrong.add("mixed")
+    except OSError as error:
+        wrong.add(type(error).__name__)
+print(sorted(wrong))
+"""
+
+
+def test_two_heads_that_share_a_home_never_mix_the_code_they_keep(tmp_path: Path) -> None:
+    assert together(TAKE, str(tmp_path)) == ["[]", "[]"]
+
+
+CLAIM = """
+from clusterctl.agent import claims
+held = claims.Claims("run-" + sys.argv[1], "n" + sys.argv[1], sys.argv[2])
+held.take([990])
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def claim(number: int, boot: Path, folder: Path) -> subprocess.Popen[str]:
+    """Claim a GPU on a machine with that boot id, until the end of the program's input."""
+    inside = 'mount --bind "$0" /proc/sys/kernel/random/boot_id && exec "$@"'
+    argv = ["unshare", *([] if os.geteuid() == 0 else ["--user", "--map-root-user"]), "--mount", "sh", "-c", inside]
+    program = [sys.executable, "-c", f"import os, sys\n{CLAIM}", str(number), str(folder)]
+    pipe = subprocess.PIPE
+    return subprocess.Popen([*argv, str(boot), *program], text=True, stdin=pipe, stdout=pipe, stderr=pipe)
+
+
+def test_machines_that_share_a_folder_of_locks_do_not_refuse_each_other_a_gpu_of_the_same_index(
+    tmp_path: Path,
+) -> None:
+    boots, locks = [tmp_path / f"boot-{number}" for number in range(2)], tmp_path / "locks"
+    for number, boot in enumerate(boots):
+        boot.write_text(f"{number}\n")
+
+    first, second = claim(0, boots[0], locks), claim(1, boots[1], locks)
+    said = [one.stdout.readline().strip() for one in (first, second) if one.stdout]
+    _, refused = claim(2, boots[0], locks).communicate(timeout=60)
+
+    for one in (first, second):
+        one.communicate(timeout=60)
+    assert said == ["held", "held"]
+    assert "GPU 990 is held by run run-0 (node n0)" in refused
