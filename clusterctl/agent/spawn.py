@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import signal
@@ -19,6 +20,9 @@ NOT_FOUND = 127
 NOT_EXECUTABLE = 126
 # Linux has not enforced this limit since 2.4.25, shows it in /proc/PID/limits, and hands it on through fork and exec.
 _RLIMIT_LOCKS = 10
+
+MOST_FILES = 524288
+"""Open files that a program may have: no more than systemd allows by default, since some go over all that they may."""
 
 PYTHON = "{python}"
 """As `argv[0]`, the interpreter that `Prepare` found."""
@@ -126,12 +130,23 @@ def set_tag(value: int) -> None:
         return
 
 
+def allow_files() -> None:
+    """Let this process open as many files as its hard limit allows: the soft one is 1024 for the sake of `select`."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
 def become(program: Program) -> NoReturn:
     """Turn this process into the program; if that fails, say so on descriptor 2 and end with 127 or 126."""
     argv = command_line(program)
     try:
         if program.tag is not None:
+            # What a launcher of the user starts has the limits that it was given.
             set_tag(program.tag)
+            allow_files()
         normal_signals()
         _usual_files()
         _enter(program.cwd)
