@@ -15,7 +15,9 @@ from clusterctl.agent.system import read_bytes
 # Not from `typing`, whose import would be a good part of an agent's start.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
+
+_UNLIMITED = 1 << 60
 
 
 def _mounted(hierarchy: str, root: str = "") -> str | None:
@@ -62,6 +64,52 @@ def cpu_limit(root: str = "") -> float | None:
         limits.append((quota, period))
     # Unlimited is `max` in version 2 and -1 in version 1.
     return min((int(q) / int(p) for q, p in limits if q.isdigit() and p.isdigit() and int(p)), default=None)
+
+
+def memory(root: str = "") -> tuple[int, int] | None:
+    """Return the least limit of memory of our cgroup and those above it, and the least that any of them leaves.
+
+    Both in bytes; file pages that nobody has used lately count as free, as they do for the whole machine. `None` where
+    none of them is limited.
+    """
+    return _room(
+        (("", "memory.max", "memory.current", "inactive_file"),
+         ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")),
+        root,
+    )  # fmt: skip
+
+
+def pids(root: str = "") -> tuple[int, int] | None:
+    """Return the least limit of processes and threads, and how many more may be made; `None` where there is none."""
+    return _room((("", "pids.max", "pids.current", None), ("pids", "pids.max", "pids.current", None)), root)
+
+
+def _room(files: Iterable[tuple[str, str, str, str | None]], root: str) -> tuple[int, int] | None:
+    """Return the least limit and the least room below one.
+
+    Args:
+        files: Of each hierarchy its name, the files of limit and use, and what `memory.stat` calls use that can go.
+        root: Prefix of all paths.
+    """
+    limits, left = [], []
+    for hierarchy, of_limit, of_use, idle in files:
+        for folder in _upwards(hierarchy, root):
+            limit = _number(f"{folder}/{of_limit}")
+            if limit is not None:
+                limits.append(limit)
+                left.append(limit - (_number(f"{folder}/{of_use}") or 0) + (_counter(folder, idle) if idle else 0))
+    return (min(limits), max(0, min(left))) if limits else None
+
+
+def _number(path: str) -> int | None:
+    """Return a limit or a use; unlimited is `max` in version 2 and a number that no machine has in version 1."""
+    text = read_bytes(path).strip()
+    return int(text) if text.isdigit() and int(text) < _UNLIMITED else None
+
+
+def _counter(folder: str, name: str) -> int:
+    found = re.search(rb"^%s (\d+)$" % name.encode(), read_bytes(f"{folder}/memory.stat"), re.MULTILINE)
+    return int(found[1]) if found else 0
 
 
 def make(name: str) -> str | None:

@@ -27,6 +27,7 @@ def probe_request(
     ports: Iterable[int] = (),
     groups: Iterable[str] | None = None,
     run: str | None = None,
+    salt: str = "",
 ) -> dict[str, Any]:
     """Return the request for one node (`clusterctl.agent.facts` has its shape).
 
@@ -38,6 +39,7 @@ def probe_request(
         ports: Ports that the run asks for by number on this node.
         groups: Only these groups of facts; `None` for all.
         run: The run on whose behalf we look, if there is one.
+        salt: Goes into hashes that are to be compared with those of other nodes.
     """
     return {
         "deadline": float(spec.health.thresholds.get(DEADLINE_KEY, DEADLINE)),
@@ -53,6 +55,7 @@ def probe_request(
         "expect_gpus": host.gpus not in (0, ()),
         "node": host.name,
         "run": run,
+        "salt": salt,
     }
 
 

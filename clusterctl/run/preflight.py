@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -148,6 +149,7 @@ def _probe(
     hosts = {h.name: h for h in spec.hosts}
     known = meeting_addresses(spec, sessions)
     first = next((h.name for h in spec.workers if h.name in sessions), None)
+    salt = secrets.token_hex(8)
 
     def probe(node: str, session: Session) -> dict[str, Any]:
         step.at(node, "checking")
@@ -156,7 +158,9 @@ def _probe(
         host = hosts[node]
         port = spec.network.master_port if node == first else None
         ports = [port] if port else []
-        request = probe_request(spec, host, peers=known, workdir=workdir_of(spec, node), ports=ports, run=run)
+        request = probe_request(
+            spec, host, peers=known, workdir=workdir_of(spec, node), ports=ports, run=run, salt=salt
+        )
         asked = {
             "python": host.python,
             "python_hint": sys.executable,

@@ -291,6 +291,7 @@ def test_limits_and_memory_of_the_machine_are_read(tmp_path: Path) -> None:
         proc__loadavg="3.50 2 1 1/2 3",
         proc__uptime="12.5 1",
         proc__self__cgroup="0::/user.slice/session.scope",
+        proc__self__mounts="cgroup2 /sys/fs/cgroup cgroup2 rw 0 0",
         sys__devices__system__cpu__cpu0__cpufreq__scaling_governor="powersave",
     )
     limit = tmp_path / "sys/fs/cgroup/user.slice/memory.max"

@@ -14,7 +14,8 @@ Request (every key optional):
      "mounts": [path],       places that must answer, beside every network mount of the node
      "peers": {node: address}, "ports": [port],
      "expect_gpus": bool,    false: leave the driver alone altogether
-     "node": name, "run": id}    on whose behalf: they name the file that is written to try a place
+     "node": name, "run": id,    on whose behalf: they name the file that is written to try a place
+     "salt": text}           goes into hashes of the environment, the same for all nodes of one look
 
 Answer, one object:
 
@@ -60,21 +61,29 @@ Data of each group:
     kernel_log  {source, uptime, since_s: age of its oldest line, dropped, lines: [{age_s, text}],
                 events: [errors of GPUs, counted (`kernel_events`)]}
     host        {boot_id, machine_id, netns, kernel, arch, distro, user, uptime, cpus, cpus_allowed, load1, mem_total,
-                mem_available, swap_used, governors: {name: n}, clocksource, memlock, nofile, nproc, cgroup_mem_max,
-                shm: {total, free}, env: {name: value}}    a limit of null is "unlimited"
+                mem_available, swap_used, swap_rate, governors: {name: n}, preferences: {name: n}, frequency_driver,
+                clocksource, clock_error, memlock, nofile, nproc, cgroup_mem_max, cgroup_mem_free, cpu_quota, pids_max,
+                pids_free, shm: {total, free}, env: {name: value}, env_hashes: {name: hash}}
+                a limit of null is "unlimited"; of env only harmless values are told, the others are null; preferences:
+                of the driver between speed and power; clock_error: what the kernel takes for its bound, 16 s at most
+    hardware    {pcie: [{address, of, correctable: {kind: n}, nonfatal, fatal}],
+                memory: [{controller, corrected, uncorrected, seconds}]}    counted since the boot; what counts nothing
+                of its own is left out
     disk        {paths: [{path, what, total, free, used, inodes, inodes_free, readonly, writable, error}]}
     mounts      {paths: [{path, fs, device, status, reason, ms, state, wchan}], left_out}
     names       {hostname, addresses, error, peers: {node: {name, addresses, error}}}
     net         {interfaces: [{name, operstate, mtu, speed, virtual, address}],
                 routes: {node: {address, source, interface, error}},
-                ib: [{device, port, state, phys, rate, link_layer, gids, roce_v2, firmware}]}
+                ib: [{device, port, state, phys, rate, link_layer, gids, roce_v2, firmware, board, driver, pci, width,
+                max_width, slot_width}]}
     ports       {ports: [{port, free, error, owner}]}
     procs       {runs: [{run, pid, comm}], dstate: [{pid, comm, wchan, gpu, stuck_s}], zombies, own_namespace,
                 fabric_manager, time_daemon}    own_namespace: it sees the processes of a container only
     machine     the machine's half of a sample (`sampler`)                     asked only where it is named
     gpus        the GPUs' half of a sample                                      asked only where it is named
-    versions    {python, executable, torch, torch_cuda, torch_hip, nccl, packages, packages_hash,
-                names: {name: version}}
+    versions    {python, executable, torch, torch_cuda, torch_hip, nccl, nccl_from, net_plugin, verbs, packages,
+                packages_hash, names: {name: version}}    nccl_from: `package`, or the library's path; net_plugin: NCCL's way to other
+                nodes; verbs: libibverbs, without which NCCL uses no RDMA
 """
 
 from __future__ import annotations
@@ -100,7 +109,7 @@ _NOW = {"machine": "machine_now", "gpus": "gpus_now"}
 """What machine and GPUs do at this moment: no facts to judge, so nobody gets them unasked."""
 
 _KFD = "/sys/class/kfd/kfd/topology"
-TOGETHER = (("driver", "host", "ports", "procs"), ("names", "net"))
+TOGETHER = (("driver", "hardware", "host", "ports", "procs"), ("names", "net"))
 """Groups that share a child: they read the kernel's own tables, which do not hang, or hang on the same name server."""
 
 
@@ -168,14 +177,15 @@ def _tasks(request: dict[str, Any], deadline: float) -> dict[str, Callable[[], d
         **amd,
         "driver": _of("driver", root),
         "kernel_log": _of("kernel_log", root),
-        "host": _of("host", root),
+        "host": _of("host", root, str(request.get("salt") or "")),
+        "hardware": _of("hardware", root),
         "disk": _of("disk", root, request.get("workdir"), request.get("paths") or [], _owner(request)),
         "mounts": _of("mounts", root, request.get("mounts") or [], deadline),
         "names": _of("names", request.get("peers") or {}),
         "net": _of("net", root, request.get("peers") or {}),
         "ports": _of("ports", request["ports"], root) if request.get("ports") else lambda: {"ports": []},
         "procs": _of("procs", root),
-        "versions": _of("versions"),
+        "versions": _of("versions", root),
     }
 
 

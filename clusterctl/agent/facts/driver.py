@@ -64,8 +64,7 @@ def _pci(root: str) -> tuple[list[dict[str, Any]], int]:
 
 def _device(root: str, address: str) -> dict[str, Any]:
     place = os.path.realpath(paths.under(root, f"{_BUS}/{address}"))
-    link = pci.link(place)
-    return {"driver": _link_name(f"{place}/driver"), "minor": _minor(root, address), **link}
+    return {"driver": _link_name(f"{place}/driver"), "minor": _minor(root, address), **pci.link(place)}
 
 
 def _minor(root: str, address: str) -> int | None:

@@ -1,7 +1,4 @@
-"""Interfaces, the way to every peer, and InfiniBand or RoCE ports, from /sys alone (no `ibstat` needed).
-
-Error counters of ports are left alone: reading them on restricted functions floods the kernel log (leptonai/gpud#1164).
-"""
+"""Interfaces, the way to every peer, and RDMA ports."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ import _socket
 import fcntl
 import struct
 
-from clusterctl.agent.facts import names, paths
+from clusterctl.agent.facts import names, paths, rdma
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,7 +21,7 @@ def collect(root: str, peers: dict[str, str]) -> dict[str, Any]:
     interfaces = [_interface(root, name) for name in paths.names(root, _BASE)]
     by_address = {entry["address"]: entry["name"] for entry in interfaces if entry["address"]}
     routes = {node: _route(name, by_address) for node, name in peers.items()}
-    return {"interfaces": interfaces, "routes": routes, "ib": _infiniband(root)}
+    return {"interfaces": interfaces, "routes": routes, "ib": rdma.ports(root)}
 
 
 def _interface(root: str, name: str) -> dict[str, Any]:
@@ -68,35 +65,3 @@ def _source(family: int, target: Any) -> str:
         return str(sock.getsockname()[0])
     finally:
         sock.close()
-
-
-def _infiniband(root: str) -> list[dict[str, Any]]:
-    base = "/sys/class/infiniband"
-    return [
-        _port(root, f"{base}/{device}", device, port)
-        for device in paths.names(root, base)
-        for port in paths.names(root, f"{base}/{device}/ports")
-    ]
-
-
-def _port(root: str, base: str, device: str, port: str) -> dict[str, Any]:
-    where = f"{base}/ports/{port}"
-    gids = {index: paths.text(root, f"{where}/gids/{index}") or "" for index in paths.names(root, f"{where}/gids")[:32]}
-    used = [index for index, gid in gids.items() if gid.replace(":", "").strip("0")]
-    kinds = [paths.text(root, f"{where}/gid_attrs/types/{index}") or "" for index in used]
-    return {
-        "device": device,
-        "port": int(port) if port.isdigit() else port,
-        "state": _word(paths.text(root, f"{where}/state")),
-        "phys": _word(paths.text(root, f"{where}/phys_state")),
-        "rate": paths.text(root, f"{where}/rate"),
-        "link_layer": paths.text(root, f"{where}/link_layer"),
-        "gids": len(used),
-        "roce_v2": sum("v2" in kind for kind in kinds),
-        "firmware": paths.text(root, f"{base}/fw_ver"),
-    }
-
-
-def _word(state: str | None) -> str | None:
-    """Return `ACTIVE` of the kernel's `4: ACTIVE`."""
-    return state.rpartition(":")[2].strip() if state else None

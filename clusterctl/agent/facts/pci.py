@@ -24,7 +24,7 @@ def link(place: str) -> dict[str, Any]:
 
     The width of the slot is not known in most virtual machines.
     """
-    while (above := os.path.dirname(place)) and _is_device(above) and _vendor(above) == _INSIDE:
+    while (above := os.path.dirname(place)) and is_device(above) and _vendor(above) == _INSIDE:
         place = above
     return {
         "width": paths.number("/", f"{place}/current_link_width"),
@@ -34,12 +34,13 @@ def link(place: str) -> dict[str, Any]:
 
 
 def _slot_width(port: str) -> int | None:
-    if not _is_device(port) or _vendor(port) == _EMULATED:
+    if not is_device(port) or _vendor(port) == _EMULATED:
         return None
     return paths.number("/", f"{port}/max_link_width") or None
 
 
-def _is_device(place: str) -> bool:
+def is_device(place: str) -> bool:
+    """Tell whether a path of sysfs is that of a card or a port."""
     return _ADDRESS.fullmatch(os.path.basename(place)) is not None
 
 

@@ -11,6 +11,8 @@ import re
 import sys
 import zlib
 
+from clusterctl.agent.facts import libraries, paths
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -32,12 +34,13 @@ _TOLD = (
 _JAX_CUDA = re.compile(r"jax-cuda\d+-plugin$")
 """What tells which CUDA a JAX is built for: its own package does not."""
 _NCCL = re.compile(r"nvidia-nccl-cu\d+$")
+_NCCL_FILE = re.compile(r"libnccl\.so\.(\d+\.\d+\.\d+)$")
 _BUILT = r"^{}(?:\s*:[^=]*)?\s*=\s*['\"]([\d.]+)[^'\"]*['\"]"
 """How `torch/version.py` says for what it was built."""
 
 
-def collect() -> dict[str, Any]:
-    """Return the group `versions`."""
+def collect(root: str = "/") -> dict[str, Any]:
+    """Return the group `versions`. `root` is a prefix of where the machine's libraries lie."""
     found, places = _packages()
     told = "\n".join(f"{name}=={found[name]}" for name in sorted(found)).encode()
     return {
@@ -46,11 +49,38 @@ def collect() -> dict[str, Any]:
         "torch": found.get("torch"),
         "torch_cuda": _torch(places.get("torch"), "cuda"),
         "torch_hip": _torch(places.get("torch"), "hip"),
-        "nccl": next((version for name, version in sorted(found.items()) if _NCCL.match(name)), None),
+        **_nccl(found, root),
+        "net_plugin": _net_plugin(root),
+        "verbs": libraries.find("libibverbs.so.1", root) or libraries.find("libibverbs.so", root),
         "packages": len(found),
         "packages_hash": f"{zlib.crc32(told):08x}{zlib.adler32(told):08x}",
         "names": {name: text for name, text in found.items() if name in _TOLD or _JAX_CUDA.match(name)},
     }
+
+
+def _nccl(found: dict[str, str], root: str) -> dict[str, str | None]:
+    """Return the version of the NCCL that torch would load, and where it is from.
+
+    What is preloaded comes first. Torch from PyPI finds the package beside it (its RPATH comes before
+    LD_LIBRARY_PATH); where there is none, as in conda and in NVIDIA's containers, the loader finds the library.
+    """
+    preloaded = [path for path in re.split("[ :]", os.environ.get("LD_PRELOAD", "")) if "libnccl.so" in path]
+    package = next((version for name, version in sorted(found.items()) if _NCCL.match(name)), None)
+    if package is not None and not preloaded:
+        return {"nccl": package, "nccl_from": "package"}
+    path = preloaded[0] if preloaded else libraries.find("libnccl.so.2", root)
+    if path is None:
+        return {"nccl": None, "nccl_from": None}
+    named = _NCCL_FILE.search(os.path.realpath(paths.under(root, path)))
+    return {"nccl": named.group(1) if named else None, "nccl_from": path}
+
+
+def _net_plugin(root: str) -> str | None:
+    """Return the library by which NCCL would reach other nodes in place of its own code, such as aws-ofi-nccl."""
+    name = os.environ.get("NCCL_NET_PLUGIN", "")
+    if "/" in name or name == "none":
+        return name if name != "none" and os.path.exists(paths.under(root, name)) else None
+    return libraries.find(f"libnccl-net-{name}.so" if name else "libnccl-net.so", root)
 
 
 def _packages() -> tuple[dict[str, str], dict[str, str]]:

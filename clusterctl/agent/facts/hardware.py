@@ -1,0 +1,86 @@
+"""Errors that hardware reported since the boot and that anybody may read: of PCIe links, and of main memory.
+
+PCIe: what Advanced Error Reporting has counted (kernel 4.19, `sysfs-bus-pci-devices-aer_stats`) at GPUs and network
+cards, at the port above each, and at its root port. Memory: what EDAC has counted (`sysfs-devices-edac`).
+"""
+
+from __future__ import annotations
+
+import os
+
+from clusterctl.agent.facts import paths, pci
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_DRIVERS = ("nvidia", "amdgpu")
+_CARDS = ("/sys/class/infiniband", "/sys/class/net")
+_MEMORY = "/sys/devices/system/edac/mc"
+
+
+def collect(root: str) -> dict[str, Any]:
+    """Return the group `hardware`."""
+    cards = [*_gpus(root), *_network(root)]
+    places: dict[str, dict[str, Any]] = {}
+    for place, what in cards:
+        for port in _way(place):
+            places.setdefault(
+                port, {"address": os.path.basename(port), "of": what if port == place else f"above {what}"}
+            )
+    told = [{**entry, **errors} for place, entry in places.items() if (errors := _errors(place)) is not None]
+    return {"pcie": told, "memory": _memory(root)}
+
+
+def _gpus(root: str) -> list[tuple[str, str]]:
+    bases = [f"/sys/bus/pci/drivers/{driver}" for driver in _DRIVERS]
+    cards = [(base, name) for base in bases for name in paths.names(root, base) if pci.is_device(name)]
+    return [(os.path.realpath(paths.under(root, f"{base}/{name}")), f"GPU {name}") for base, name in cards]
+
+
+def _network(root: str) -> list[tuple[str, str]]:
+    found: dict[str, str] = {}
+    for base in _CARDS:
+        for name in paths.names(root, base):
+            place = os.path.realpath(paths.under(root, f"{base}/{name}/device"))
+            if pci.is_device(place):
+                found.setdefault(place, name)
+    return list(found.items())
+
+
+def _way(place: str) -> list[str]:
+    """Return a card, the port above it, and its root port."""
+    way = [place]
+    while pci.is_device(above := os.path.dirname(way[-1])):
+        way.append(above)
+    return [*way[:2], *way[2:][-1:]]
+
+
+def _errors(place: str) -> dict[str, dict[str, int]] | None:
+    """Return `{correctable, nonfatal, fatal}`, each kind of error to how often; `None` where nobody counts."""
+    texts = {grade: paths.text("/", f"{place}/aer_dev_{grade}") for grade in ("correctable", "nonfatal", "fatal")}
+    if all(text is None for text in texts.values()):
+        return None
+    return {grade: _kinds(text or "") for grade, text in texts.items()}
+
+
+def _kinds(text: str) -> dict[str, int]:
+    counts = {}
+    for line in text.splitlines():
+        name, _, count = line.rpartition(" ")
+        if count.isdigit() and int(count) and not name.startswith("TOTAL_"):
+            counts[name.strip()] = int(count)
+    return counts
+
+
+def _memory(root: str) -> list[dict[str, Any]]:
+    return [
+        {
+            "controller": name,
+            "corrected": paths.number(root, f"{_MEMORY}/{name}/ce_count"),
+            "uncorrected": paths.number(root, f"{_MEMORY}/{name}/ue_count"),
+            "seconds": paths.number(root, f"{_MEMORY}/{name}/seconds_since_reset"),
+        }
+        for name in paths.names(root, _MEMORY)
+        if name.startswith("mc")
+    ]

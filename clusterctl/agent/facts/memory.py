@@ -1,0 +1,59 @@
+"""Main memory, and whether anything moves between it and the swap space."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from clusterctl.agent import system
+from clusterctl.agent.facts import paths
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_PAUSE = 0.2
+"""Seconds between two looks at what is swapped."""
+
+
+def collect(root: str) -> dict[str, Any]:
+    """Return the memory's part of the group `host`."""
+    sizes = _meminfo(root)
+    total, free = sizes.get("SwapTotal"), sizes.get("SwapFree")
+    used = None if total is None or free is None else total - free
+    return {
+        "mem_total": sizes.get("MemTotal"),
+        "mem_available": sizes.get("MemAvailable"),
+        "swap_used": used,
+        # Nobody waits where nothing is swapped out.
+        "swap_rate": _swapping(root) if used else 0.0 if used == 0 else None,
+    }
+
+
+def _meminfo(root: str) -> dict[str, int]:
+    """Return sizes of /proc/meminfo in bytes."""
+    sizes = {}
+    for line in (paths.text(root, "/proc/meminfo") or "").splitlines():
+        name, _, value = line.partition(":")
+        words = value.split()
+        if words and words[0].isdigit():
+            sizes[name] = int(words[0]) * 1024
+    return sizes
+
+
+def _swapping(root: str) -> float | None:
+    """Return the bytes a second that go to the swap space and come from it."""
+    began, before = time.monotonic(), _swapped(root)
+    system.pause(_PAUSE)
+    after = _swapped(root)
+    if before is None or after is None:
+        return None
+    return round((after - before) / (time.monotonic() - began))
+
+
+def _swapped(root: str) -> int | None:
+    pages = None
+    for line in (paths.text(root, "/proc/vmstat") or "").splitlines():
+        if line.startswith(("pswpin ", "pswpout ")):
+            pages = (pages or 0) + int(line.split()[1])
+    return None if pages is None else pages * os.sysconf("SC_PAGE_SIZE")
