@@ -70,9 +70,10 @@ class _Node:
     # --- ports
 
     def listen(self, identity: int, arguments: dict[str, Any], _epoch: int | None) -> None:
-        from clusterctl.agent.facts import ports
+        from clusterctl.agent.facts import exchange
 
-        listener = ports.Listener(int(arguments["port"]), str(arguments["nonce"]))
+        payload, enough = int(arguments.get("payload", 0)), arguments.get("enough")
+        listener = exchange.Listener(int(arguments["port"]), str(arguments["nonce"]), payload)
         seconds = float(arguments.get("seconds", _LISTEN_SECONDS))
         nonce = str(arguments["nonce"])
         waiting: list[int] = []
@@ -83,7 +84,7 @@ class _Node:
                 self._session.answer(asked, {})
 
         task = self._session.jobs.work(
-            lambda _out: {"served": listener.serve(seconds)}, over, keep=[listener.descriptor]
+            lambda _out: {"served": listener.serve(seconds, enough)}, over, keep=[listener.descriptor]
         )
         self._listening[nonce] = (task, waiting)
         port = listener.port
@@ -100,11 +101,12 @@ class _Node:
         return None
 
     def connect(self, identity: int, arguments: dict[str, Any], _epoch: int | None) -> None:
-        from clusterctl.agent.facts import ports
+        from clusterctl.agent.facts import exchange
 
         address, nonce = str(arguments["address"]), str(arguments["nonce"])
         port, timeout = int(arguments["port"]), float(arguments["timeout"])
-        self._work(identity, lambda _out: ports.connect(address, port, nonce, timeout))
+        payload = int(arguments.get("payload", 0))
+        self._work(identity, lambda _out: exchange.connect(address, port, nonce, timeout, payload))
 
     # --- programs
 

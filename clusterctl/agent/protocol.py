@@ -239,9 +239,10 @@ class Command(str, Enum):
     HELLO = "hello"  # {} -> facts about machine and user that planning needs
     ROUTES = "routes"  # {targets: [address]} -> {routes: {address: {source, interface} | null}}
     PROBE = "probe"  # {python, prologue, env, cwd, request} -> health facts
-    LISTEN = "listen"  # {port, nonce, seconds} -> {port}
+    LISTEN = "listen"  # {port, nonce, seconds, payload: bytes to send back, enough: peers} -> {port}
     UNLISTEN = "unlisten"  # {nonce} -> {}: the port of that LISTEN is free again
-    CONNECT = "connect"  # {address, port, nonce, timeout} -> {ok, ms, error}
+    CONNECT = "connect"  # {address, port, nonce, timeout, payload} -> {ok, ms, error, source}, of a payload also
+    #   {payload, sent: taken by the peer's kernel, received, still: seconds since anything moved}
     MANIFEST = "manifest"  # {workdir, run, stream, size} then `size` bytes of `listing` -> {need: [number in it]}
     RECEIVE = "receive"  # {manifest: its stream, stream} then data of what it needed -> {written, hash}
     FETCH = "fetch"  # {workdir, pattern, stream} -> data of each file, then {files: [[path, size, mode]]}

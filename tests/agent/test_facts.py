@@ -19,7 +19,19 @@ from typing import Any
 import pytest
 
 import clusterctl.agent
-from clusterctl.agent.facts import children, collect, host, kernel_log, main, mounts, net, ports, procs, versions
+from clusterctl.agent.facts import (
+    children,
+    collect,
+    exchange,
+    host,
+    kernel_log,
+    main,
+    mounts,
+    net,
+    ports,
+    procs,
+    versions,
+)
 from tests import fake_nvml
 
 AGENT = Path(clusterctl.agent.__path__[0])
@@ -449,19 +461,19 @@ def test_a_port_that_is_held_but_not_listening_is_not_free_either() -> None:
 
 
 def test_a_nonce_proves_who_answers_and_leaves_the_port_free() -> None:
-    listener = ports.Listener(0, "secret")
+    listener = exchange.Listener(0, "secret")
     server = threading.Thread(target=listener.serve, args=(20.0,))
     server.start()
-    wrong = ports.connect("127.0.0.1", listener.port, "other", 5.0)
-    right = ports.connect("127.0.0.1", listener.port, "secret", 5.0)
-    held = ports.listen(listener.port, "x", 0.1)
+    wrong = exchange.connect("127.0.0.1", listener.port, "other", 5.0)
+    right = exchange.connect("127.0.0.1", listener.port, "secret", 5.0)
+    with pytest.raises(OSError, match="Address already in use"):
+        exchange.Listener(listener.port, "x")
     # Shutting it down wakes whoever accepts; closing alone would not.
     with socket.socket(fileno=os.dup(listener.descriptor)) as same:
         same.shutdown(socket.SHUT_RDWR)
     server.join(10)
     assert (right["ok"], right["error"]) == (True, None)
     assert (wrong["ok"], wrong["error"]) == (False, "wrong answer")
-    assert held["error"] == "Address already in use"
     assert ports.collect([listener.port])["ports"][0]["free"] is True
 
 
@@ -469,8 +481,8 @@ def test_a_refused_connection_is_told_apart_from_silence() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    assert ports.connect("127.0.0.1", port, "x", 2.0)["error"] == "refused"
+    assert exchange.connect("127.0.0.1", port, "x", 2.0)["error"] == "refused"
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
-        assert ports.connect("127.0.0.1", silent.getsockname()[1], "x", 0.2)["error"] == "timeout"
+        assert exchange.connect("127.0.0.1", silent.getsockname()[1], "x", 0.2)["error"] == "timeout"

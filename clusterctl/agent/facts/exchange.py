@@ -1,0 +1,258 @@
+"""Whether a peer reaches a port here, and whether data gets through both ways. A nonce proves that it is ours.
+
+All peers are served side by side, so that none who says nothing keeps the others waiting.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import select
+import socket
+import struct
+import termios
+import time
+
+from clusterctl.agent.facts import ports
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_BACKLOG = 128
+MOST = 512
+"""Peers that are served side by side; beyond them the first that has said nothing right has to go."""
+_LONGEST_LINE = 256
+_CHUNK = 1 << 16
+_LOOK_SECONDS = 0.2
+"""How often it is looked what the peer's kernel has taken; only while nothing comes back."""
+
+
+class Listener:
+    """A port that is held and answers; closing it frees the port.
+
+    Args:
+        port: Which; 0 for any.
+        nonce: What a peer has to say, and is answered.
+        payload: So many bytes of what a peer sends after it are sent back.
+
+    Attributes:
+        port: The one in use, also where any was asked for.
+
+    Raises:
+        OSError: It cannot be bound.
+    """
+
+    def __init__(self, port: int, nonce: str, payload: int = 0) -> None:
+        self._nonce, self._payload = nonce.encode(), payload
+        self._peers: dict[int, _Peer] = {}
+        self._sock = ports.bind(port)
+        try:
+            self._sock.listen(_BACKLOG)
+        except OSError:
+            self._sock.close()
+            raise
+        self.port: int = self._sock.getsockname()[1]
+
+    @property
+    def descriptor(self) -> int:
+        """The listening socket, for a fork that serves while this process goes on."""
+        return self._sock.fileno()
+
+    def serve(self, seconds: float, enough: int | None = None) -> int:
+        """Answer until `seconds` are over, the socket is shut down or `enough` are through; return how many were right.
+
+        A peer is through when it has closed the connection, as whoever knows the nonce does.
+        """
+        until, served = time.monotonic() + seconds, 0
+        try:
+            while (left := until - time.monotonic()) > 0 and (enough is None or served < enough):
+                for fd, events in self._ready(left):
+                    if fd != self.descriptor:
+                        served += fd in self._peers and self._serve(fd)
+                    elif events & ~select.POLLIN or not self._accept():
+                        return served + sum(peer.right for peer in self._peers.values())
+        finally:
+            self.close()
+        return served
+
+    def close(self) -> None:
+        """Stop listening, and hang up on who is there."""
+        for peer in self._peers.values():
+            peer.sock.close()
+        self._peers.clear()
+        self._sock.close()
+
+    def _ready(self, seconds: float) -> list[tuple[int, int]]:
+        poll = select.poll()
+        poll.register(self.descriptor, select.POLLIN)
+        for fd, peer in self._peers.items():
+            poll.register(fd, select.POLLIN | (select.POLLOUT if peer.owed else 0))
+        return poll.poll(seconds * 1000)
+
+    def _accept(self) -> bool:
+        try:
+            sock = self._sock.accept()[0]
+        except ConnectionError:
+            return True
+        except OSError as error:
+            return error.errno in (errno.EMFILE, errno.ENFILE) and self._drop()
+        self._peers[sock.fileno()] = _Peer(sock)
+        return len(self._peers) <= MOST or self._drop()
+
+    def _drop(self) -> bool:
+        """Hang up on the first that has said nothing right; return whether there was any peer at all."""
+        silent = next((fd for fd, peer in self._peers.items() if not peer.right), next(iter(self._peers), None))
+        if silent is None:
+            return False
+        self._peers.pop(silent).sock.close()
+        return True
+
+    def _serve(self, fd: int) -> bool:
+        """Go on with a peer; return whether it is through, having been right."""
+        peer = self._peers[fd]
+        try:
+            if peer.go_on(self._nonce, self._payload):
+                return False
+        except BlockingIOError:
+            return False
+        except OSError:
+            pass
+        del self._peers[fd]
+        peer.sock.close()
+        return peer.right
+
+
+class _Peer:
+    """One who has connected.
+
+    Attributes:
+        right: It has said the nonce.
+        owed: What it has not been sent yet.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.right = False
+        self.owed = bytearray()
+        self._line = b""
+        self._echoed = 0
+        sock.setblocking(False)
+        # The peer closes first and we close hard: a port left in TIME_WAIT could not be bound by the run.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+    def go_on(self, nonce: bytes, payload: int) -> bool:
+        """Take what has come and send what is owed; return whether the peer is still wanted."""
+        del self.owed[: _send(self.sock, self.owed)]
+        data = self.sock.recv(_CHUNK)
+        if not data:
+            return False
+        if not self.right:
+            self._line += data
+            if b"\n" not in self._line:
+                return len(self._line) < _LONGEST_LINE
+            said, _, data = self._line.partition(b"\n")
+            self.right = said.strip() == nonce
+            if not self.right:
+                return False
+            self.owed += nonce + b"\n"
+        data = data[: payload - self._echoed]
+        self._echoed += len(data)
+        self.owed += data
+        return True
+
+
+def connect(address: str, port: int, nonce: str, timeout: float, payload: int = 0) -> dict[str, Any]:
+    """Connect to a peer's listener, exchange the nonce, then send so many bytes and get them back.
+
+    Args:
+        address: Of the peer.
+        port: Of its listener.
+        nonce: What both say.
+        timeout: Seconds for all of it.
+        payload: Bytes that the listener was told too.
+
+    Returns:
+        {"ok", "ms", "error": None | "refused" | "timeout" | "unreachable" | "wrong answer" | "hung up" | other text,
+        "source": our own address on that way, or `None`}; where there is a payload also {"payload", "sent": bytes that
+        the peer's kernel has taken, "received": bytes that came back, "still": seconds since anything moved}.
+    """
+    began = time.monotonic()
+    told: dict[str, Any] = {"ok": False, "ms": None, "error": None, "source": None}
+    if payload:
+        told.update(payload=payload, sent=0, received=0, still=0.0)
+    try:
+        with socket.create_connection((address, port), timeout=timeout) as sock:
+            told["source"] = sock.getsockname()[0]
+            sock.sendall(nonce.encode() + b"\n")
+            if _line(sock) != nonce.encode():
+                told["error"] = "wrong answer"
+            elif payload:
+                told["error"] = _exchange(sock, payload, began + timeout, told)
+    except OSError as error:
+        told["error"] = _why(error)
+    return {**told, "ok": told["error"] is None, "ms": round((time.monotonic() - began) * 1000, 1)}
+
+
+def _why(error: OSError) -> str:
+    if isinstance(error, ConnectionRefusedError):
+        return "refused"
+    if isinstance(error, ConnectionResetError):
+        # It accepted and hung up on a nonce that is not its own.
+        return "wrong answer"
+    if isinstance(error, (TimeoutError, socket.timeout)):
+        return "timeout"
+    return "unreachable" if error.errno in (101, 113) else str(error)
+
+
+def _exchange(sock: socket.socket, payload: int, until: float, told: dict[str, Any]) -> str | None:
+    """Send and take back so many bytes, keeping count in `told`; return what went wrong."""
+    sock.setblocking(False)
+    out, moved = memoryview(bytes(payload)), time.monotonic()
+    poll = select.poll()
+    while told["received"] < payload:
+        now = time.monotonic()
+        if now >= until:
+            told["still"] = round(now - moved, 1)
+            return "timeout"
+        poll.register(sock, select.POLLIN | (select.POLLOUT if out else 0))
+        poll.poll(1000 * min(_LOOK_SECONDS, until - now))
+        before = (told["sent"], told["received"])
+        try:
+            out = out[_send(sock, out) :]
+            data = sock.recv(_CHUNK)
+            if not data:
+                return "hung up"
+            told["received"] += len(data)
+        except BlockingIOError:
+            pass
+        except ConnectionError:
+            return "hung up"
+        told["sent"] = payload - len(out) - _untaken(sock)
+        if (told["sent"], told["received"]) != before:
+            moved = time.monotonic()
+    told["sent"] = payload
+    return None
+
+
+def _send(sock: socket.socket, data: bytearray | memoryview) -> int:
+    try:
+        return sock.send(data) if data else 0
+    except BlockingIOError:
+        return 0
+
+
+def _untaken(sock: socket.socket) -> int:
+    """Return how many bytes of what was sent the peer's kernel has not acknowledged (SIOCOUTQ, tcp(7))."""
+    count: int = struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4)))[0]
+    return count
+
+
+def _line(sock: socket.socket) -> bytes:
+    received = b""
+    while not received.endswith(b"\n") and len(received) < _LONGEST_LINE:
+        chunk = sock.recv(1)
+        if not chunk:
+            break
+        received += chunk
+    return received.strip()
