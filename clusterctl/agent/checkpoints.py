@@ -40,6 +40,11 @@ def versions(workdir: str, pattern: str) -> list[tuple[float, int]]:
     return sorted({version for path in _named(workdir, pattern) for version in _files_of(path)})
 
 
+def total(path: str) -> int:
+    """Return how many bytes a checkpoint has in all."""
+    return sum(size for _, size in _files_of(path))
+
+
 def _named(workdir: str, pattern: str) -> list[str]:
     whole = os.path.expanduser(pattern)
     return glob.glob(whole if os.path.isabs(whole) else os.path.join(glob.escape(workdir), whole), recursive=True)

@@ -53,6 +53,7 @@ def probe_request(
         "peers": {node: address for node, address in peers.items() if node != host.name},
         "ports": list(ports),
         "expect_gpus": host.gpus not in (0, ()),
+        "checkpoints": spec.job.checkpoint.pattern if spec.job else None,
         "node": host.name,
         "run": run,
         "salt": salt,

@@ -281,10 +281,14 @@ def test_a_log_that_nobody_may_read_is_denied_with_both_reasons(programs: Path, 
 
 
 def test_of_a_flood_the_newest_lines_are_kept_and_the_rest_counted(programs: Path, tmp_path: Path) -> None:
-    flood = "".join(f"[   {i / 100:.6f}] mce: line {i}\n" for i in range(500))
+    flood = "".join(f"[   {i / 100:.6f}] mce: [Hardware Error]: line {i}\n" for i in range(500))
     fake_nvml.program(programs, "dmesg", output=flood)
     found = look(tmp_path)["data"]
-    assert (len(found["lines"]), found["dropped"], found["lines"][-1]["text"]) == (200, 300, "mce: line 499")
+    assert (len(found["lines"]), found["dropped"], found["lines"][-1]["text"]) == (
+        200,
+        300,
+        "mce: [Hardware Error]: line 499",
+    )
 
 
 def test_no_flood_of_the_driver_pushes_out_the_error_that_began_it(programs: Path, tmp_path: Path) -> None:

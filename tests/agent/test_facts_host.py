@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from clusterctl.agent import system
-from clusterctl.agent.facts import environment, hardware, libraries, limits, memory, processors, rdma, versions
+from clusterctl.agent.facts import collect, environment, hardware, libraries, limits, memory, processors, rdma, versions
 
 ROOT_USER = {"proc/self/uid_map": "         0          0 4294967295", "proc/self/status": "CapEff:\t000001ffffffffff"}
 CONTAINER = {**ROOT_USER, "proc/self/status": "Name:\tsh\nCapEff:\t00000000a80425fb"}
@@ -250,3 +250,33 @@ def test_nccl_takes_from_its_files_what_the_environment_does_not_say(
     }
     found = told(tree(tmp_path, files))["env"]
     assert (found["NCCL_IB_HCA"], found["NCCL_NET"], found["NCCL_IB_DISABLE"]) == ("mlx5_0", "Socket", "1")
+
+
+# --- where a run writes
+
+
+def test_the_folder_of_checkpoints_is_measured_and_written_to_and_the_newest_one_is_weighed(tmp_path: Path) -> None:
+    for step, sizes in ((1, (10, 20)), (2, (1000, 2000, 0))):
+        folder = tmp_path / f"ckpt/run-7/step-{step}"
+        folder.mkdir(parents=True)
+        for number, size in enumerate(sizes):
+            (folder / f"{number}.distcp").write_bytes(b"x" * size)
+        (folder / ".metadata").write_bytes(b"m" * 5)
+        os.utime(folder / ".metadata", (step, step))
+    (tmp_path / "ckpt/run-7/step-3").mkdir()
+
+    request = {"groups": ["disk", "checkpoint"], "workdir": str(tmp_path), "checkpoints": "ckpt/*/step-*"}
+    told = {name: group["data"] for name, group in collect(request)["groups"].items()}
+
+    assert told["checkpoint"] == {"path": f"{tmp_path}/ckpt/run-7/step-2", "bytes": 3005}
+    (place,) = [entry for entry in told["disk"]["paths"] if entry["what"] == "checkpoints"]
+    assert (place["path"], place["writable"]) == (f"{tmp_path}/ckpt", True)
+
+
+def test_where_there_is_no_checkpoint_yet_there_is_none_to_weigh(tmp_path: Path) -> None:
+    request = {"groups": ["checkpoint"], "workdir": str(tmp_path), "checkpoints": "ckpt/*.pt"}
+    assert collect(request)["groups"]["checkpoint"]["data"] == {"path": None, "bytes": None}
+
+
+def test_who_names_no_checkpoints_is_not_asked_for_them(tmp_path: Path) -> None:
+    assert "checkpoint" not in collect({"groups": ["disk", "checkpoint"], "workdir": str(tmp_path)})["groups"]

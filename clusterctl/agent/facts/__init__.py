@@ -13,6 +13,7 @@ Request (every key optional):
      "paths": [path],        more places whose free space matters (checkpoints)
      "mounts": [path],       places that must answer, beside every network mount of the node
      "peers": {node: address}, "ports": [port],
+     "checkpoints": glob,    how checkpoints are called, relative to the workdir
      "expect_gpus": bool,    false: leave the driver alone altogether
      "node": name, "run": id,    on whose behalf: they name the file that is written to try a place
      "salt": text}           goes into hashes of the environment, the same for all nodes of one look
@@ -70,6 +71,7 @@ Data of each group:
                 memory: [{controller, corrected, uncorrected, seconds}]}    counted since the boot; what counts nothing
                 of its own is left out
     disk        {paths: [{path, what, total, free, used, inodes, inodes_free, readonly, writable, error}]}
+    checkpoint  {path, bytes}    the newest complete one; asked only where the request has `checkpoints`
     mounts      {paths: [{path, fs, device, status, reason, ms, state, wchan}], left_out}
     names       {hostname, addresses, error, peers: {node: {name, addresses, error}}}
     net         {interfaces: [{name, operstate, mtu, speed, virtual, address}],
@@ -179,7 +181,8 @@ def _tasks(request: dict[str, Any], deadline: float) -> dict[str, Callable[[], d
         "kernel_log": _of("kernel_log", root),
         "host": _of("host", root, str(request.get("salt") or "")),
         "hardware": _of("hardware", root),
-        "disk": _of("disk", root, request.get("workdir"), request.get("paths") or [], _owner(request)),
+        "disk": _of("disk", root, request.get("workdir"), request.get("paths") or [], *_run_of(request)),
+        **_checkpoint(request),
         "mounts": _of("mounts", root, request.get("mounts") or [], deadline),
         "names": _of("names", request.get("peers") or {}),
         "net": _of("net", root, request.get("peers") or {}),
@@ -189,8 +192,14 @@ def _tasks(request: dict[str, Any], deadline: float) -> dict[str, Callable[[], d
     }
 
 
-def _owner(request: dict[str, Any]) -> str:
-    return "-".join(str(request[key]) for key in ("node", "run") if request.get(key))
+def _run_of(request: dict[str, Any]) -> tuple[str, str | None]:
+    """Return who looks, in words, and how checkpoints are called."""
+    return "-".join(str(request[key]) for key in ("node", "run") if request.get(key)), request.get("checkpoints")
+
+
+def _checkpoint(request: dict[str, Any]) -> dict[str, Callable[[], dict[str, Any]]]:
+    workdir, pattern = request.get("workdir"), request.get("checkpoints")
+    return {"checkpoint": _of("checkpoint", workdir, pattern)} if workdir and pattern else {}
 
 
 def main(stdin: TextIO, stdout: TextIO) -> int:

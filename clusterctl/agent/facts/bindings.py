@@ -103,6 +103,7 @@ MODULES = (
     "amdgpu_metrics",
     "amdgpu_values",
     "answers",
+    "checkpoint",
     "children",
     "disk",
     "driver",

@@ -13,18 +13,23 @@ _LONGEST = 100
 """Characters of a name that tells whose file it is; a file name may have 255 bytes."""
 
 
-def collect(root: str, workdir: str | None, more: list[str], owner: str = "") -> dict[str, Any]:
-    """Return the group `disk`: the root file system, /tmp, home, the working directory and the places in `more`.
+def collect(
+    root: str, workdir: str | None, more: list[str], owner: str = "", pattern: str | None = None
+) -> dict[str, Any]:
+    """Return the group `disk`: the root file system, /tmp, home, the working directory, checkpoints, places in `more`.
 
     Args:
         root: Prefix of the root file system.
         workdir: Where the code will lie.
         more: Other places.
         owner: Node and run on whose behalf we look. They name the file that is written: other nodes may see it too.
+        pattern: How checkpoints are called, as the cluster file has it.
     """
     wanted = [("root", root), ("tmp", os.environ.get("TMPDIR") or "/tmp"), ("home", os.path.expanduser("~"))]
     if workdir:
         wanted.append(("workdir", os.path.expanduser(workdir)))
+    if workdir and pattern:
+        wanted.append(("checkpoints", _before_wildcards(os.path.expanduser(workdir), os.path.expanduser(pattern))))
     wanted += [("path", os.path.expanduser(path)) for path in more]
     return {"paths": [_look(path, what, owner) for what, path in wanted]}
 
@@ -47,9 +52,17 @@ def _look(path: str, what: str, owner: str) -> dict[str, Any]:
         inodes_free=found.f_favail,
         readonly=bool(found.f_flag & os.ST_RDONLY),
     )
-    if what in ("workdir", "path", "tmp"):
+    if what in ("workdir", "checkpoints", "path", "tmp"):
         entry.update(_write(place, owner))
     return entry
+
+
+def _before_wildcards(workdir: str, pattern: str) -> str:
+    """Return the folder that holds all that a glob can match."""
+    folder = os.path.dirname(os.path.join(workdir, pattern))
+    while any(sign in folder for sign in "*?["):
+        folder = os.path.dirname(folder)
+    return folder
 
 
 def _write(place: str, owner: str) -> dict[str, Any]:

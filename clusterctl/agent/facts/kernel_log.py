@@ -22,9 +22,9 @@ _JOURNAL_SECONDS = 1.5
 
 _RELEVANT = re.compile(
     r"blocked for more than|soft lockup|hard LOCKUP|Out of memory: Kill"
-    r"|Memory cgroup out of memory|Remounting filesystem read-only|I/O error, dev"
-    r"|not responding, (?:still trying|timed out)|nfs: server .* OK|Hardware Error|mce: "
-    r"|insufficient power on|High Temperature|available PCIe bandwidth, limited by"
+    r"|Memory cgroup out of memory|Remounting filesystem read-only|(?:I/O|medium) error, dev"
+    r"|not responding, (?:still trying|timed out)|nfs: server .* OK|\[Hardware Error\]"
+    r"|insufficient power on|High Temperature"
     r"|EXT4-fs error|XFS .*(?:shut down|Corruption)"
 )
 _STAMP = re.compile(r"^(?:<\d+>)?\[\s*(\d+\.\d+)\]\s*(.*)$")

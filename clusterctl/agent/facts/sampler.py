@@ -130,6 +130,9 @@ def _disks() -> list[dict[str, Any]]:
             told = os.statvfs(path)
         except OSError:
             continue
+        # An image that is mounted read-only is full by design.
+        if told.f_flag & os.ST_RDONLY:
+            continue
         entry = {"path": path, "free": told.f_bavail * told.f_frsize, "total": told.f_blocks * told.f_frsize}
         if entry["total"] and (entry["free"], entry["total"]) not in [(e["free"], e["total"]) for e in found]:
             found.append(entry)

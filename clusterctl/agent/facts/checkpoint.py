@@ -1,0 +1,21 @@
+"""How large the newest checkpoint is: the next one needs as much room."""
+
+from __future__ import annotations
+
+import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+
+def collect(workdir: str, pattern: str) -> dict[str, Any]:
+    """Return the group `checkpoint`: path and size of the newest complete one, each `None` where there is none yet."""
+    # A folder of many large checkpoints may take its time: this has a child of its own, and is imported only there.
+    from clusterctl.agent import checkpoints
+
+    found = checkpoints.complete(os.path.expanduser(workdir), pattern)
+    if not found:
+        return {"path": None, "bytes": None}
+    path = os.path.join(os.path.expanduser(workdir), found[0]["path"])
+    return {"path": path, "bytes": checkpoints.total(path)}
