@@ -56,22 +56,44 @@ def clock_skew(view: ClusterView) -> Iterator[Outcome]:
 @node_check(
     name="host.time_daemon",
     family=_FAMILY,
-    source="process list",
-    threshold="chronyd, ntpd, systemd-timesyncd or ptp4l runs",
+    source=(
+        "adjtimex: the bound that the kernel has for the clock's error (as systemd's timedatectl does; no root, and in "
+        "containers too); process list; the node's clock against the head's"
+    ),
+    threshold=(
+        "the bound is below `error` seconds: at 16 s nobody keeps the clock. Where it is not, but the clock agrees "
+        "with the head's within `agree` seconds, something else keeps it (the host of a virtual machine), which is said"
+    ),
     severity="WARN",
-    remedy="`sudo systemctl enable --now chronyd` (a virtual machine may get its time from its host)",
+    remedy="`sudo systemctl enable --now chronyd`, and see that it reaches its servers (`chronyc tracking`)",
     action=Action.FIX_CONFIG,
-    group="procs",
+    group="host",
+    thresholds={"error": 16.0, "agree": 0.5},
 )
 def time_daemon(view: View) -> Iterator[Outcome]:
     """Something keeps the clock right."""
-    data = view.group().data
-    if "time_daemon" not in data:
-        yield unknown("the process list was not reported")
-    elif data["time_daemon"]:
-        yield passed(f"{data['time_daemon']} is running")
+    bound, daemon = view.group().data.get("clock_error"), view.group("procs").data.get("time_daemon")
+    who = f" by {daemon}" if daemon else ""
+    if bound is not None and bound < view.limit("error"):
+        yield passed(f"the clock is kept{who}, within {bound:.3f} s", value=bound)
+    elif bound is None and daemon:
+        yield passed(f"{daemon} is running")
+    elif (apart := _from_head(view)) is not None and apart <= view.limit("agree"):
+        seen = f"{daemon} has not set the clock" if daemon else "no time daemon is seen"
+        yield passed(f"{seen}, but it agrees with the head's within {apart:.3f} s", value=apart)
+    elif bound is None and view.group("procs").status != "ok":
+        yield unknown("neither the kernel nor the process list tells who keeps the clock")
     else:
-        yield warned("no time daemon is running")
+        seen = f"{daemon} runs and has not set the clock" if daemon else "no time daemon is running"
+        yield warned(seen, value=bound)
+
+
+def _from_head(view: View) -> float | None:
+    """Return by how many seconds the node's clock differs from the head's at most, or `None` where nobody measured."""
+    clock = view.controller.get("clock") or {}
+    if clock.get("offset") is None:
+        return None
+    return abs(float(clock["offset"])) + float(clock.get("error") or 0.0)
 
 
 CHECKS = (clock_skew, time_daemon)

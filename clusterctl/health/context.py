@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from clusterctl.config.spec import ClusterSpec, HealthSpec
+    from clusterctl.config.spec import ClusterSpec, HealthSpec, HostSpec
 
 NOT_SYNCED = "not synced"
 """The `code_hash` of a node whose code does not come by sync."""
@@ -21,10 +21,14 @@ class Expectation:
     Attributes:
         gpus: Declared count or indices; `None` for "what the node turns out to have".
         workdir: Where the code will lie; `None` where only the node can tell.
+        workers: How many ranks it is to run; `None` for one a GPU.
+        env: Names that the file sets for this host alone: they are meant to differ.
     """
 
     gpus: int | tuple[int, ...] | None = None
     workdir: str | None = None
+    workers: int | None = None
+    env: frozenset[str] = frozenset()
 
     @property
     def count(self) -> int | None:
@@ -44,6 +48,10 @@ class Context:
         code_hash    the content hash of the synced code on that node, "" where none was synced yet, `NOT_SYNCED`
         live_runs    ids of runs of clusterctl that are meant to be alive on that node
         strange_runs ids of runs found there of which neither that node nor this head knows anything
+        rebooted_under  the run of this head that lost the node, where it has booted since
+        ring         ways between this node and others that count against it: [{"from", "to", "address", "port",
+                     "ok": bool, "error": str | None, "ms": number, "sent": bytes that arrived there, "received": bytes
+                     that came back, "payload": bytes each way, "still": seconds since anything moved}]
         own_run      the id of the run on whose behalf we look: what it holds is not foreign
         connect_ms   how long the connection took to open
 
@@ -79,7 +87,7 @@ class Context:
         """Read the promises and tolerances of a cluster file. Spares are judged like everybody else."""
         health: HealthSpec = spec.health
         return cls(
-            nodes={host.name: Expectation(gpus=host.gpus, workdir=host.workdir) for host in spec.hosts},
+            nodes={host.name: _expectation(host) for host in spec.hosts},
             spares=frozenset(host.name for host in spec.spares),
             expect=health.expect,
             ignore=health.ignore,
@@ -90,13 +98,17 @@ class Context:
         )
 
 
+def _expectation(host: HostSpec) -> Expectation:
+    return Expectation(gpus=host.gpus, workdir=host.workdir, workers=host.workers, env=frozenset(host.env))
+
+
 EXPECT_KEYS: dict[str, str] = {
     "gpu_model": "name of every GPU, shell wildcards allowed",
     "driver": "version of the GPU driver, shell wildcards allowed",
     "python": "Python version of the job, shell wildcards allowed",
     "torch": "torch version of the job, shell wildcards allowed",
     "cuda": "CUDA version that torch was built for, shell wildcards allowed",
-    "nccl": "NCCL package version, shell wildcards allowed",
+    "nccl": "NCCL version, shell wildcards allowed",
     "mig": "true where MIG is meant to be on",
     "nvlinks": "active NVLinks of each GPU (0 where no bridge is fitted)",
     "pcie_width": "PCIe lanes of each GPU",

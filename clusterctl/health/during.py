@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.health import amd_setup, devices, ecc, ras, recovery, rows, thermal, throttle, xgmi, xid
+from clusterctl.health import amd_setup, devices, ecc, ras, recovery, rows, storage, thermal, throttle, xgmi, xid
 from clusterctl.health.context import Context
 from clusterctl.health.host import size
 from clusterctl.health.judge import weigh
@@ -22,7 +22,6 @@ from clusterctl.health.vendors import AMD
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
 
-_GIB = 1024**3
 _SILENT_SECONDS = 120.0
 _SAMPLES_MISSED = 4
 
@@ -34,7 +33,7 @@ class Limits:
     Attributes:
         slowdown: A slowdown by hardware or heat.
         stuck: A driver that does not answer: slow is not hung.
-        disk: A disk with less than `disk_least` bytes or `disk_share` of its size free.
+        disk: A disk with less than `disk_least` bytes free, or less than `disk_share` of its size and `disk_enough`.
         swing: How long a trouble must be away before it counts as over.
         silence: How long without any sample before the sampler counts as dead.
         mended: For how long a GPU has to be well again after an error that a reset repairs.
@@ -43,8 +42,9 @@ class Limits:
     slowdown: float = 180.0
     stuck: float = 30.0
     disk: float = 30.0
-    disk_least: float = 1.0 * _GIB
+    disk_least: float = storage.LEAST
     disk_share: float = 0.05
+    disk_enough: float = storage.ENOUGH
     swing: float = 60.0
     silence: float = _SILENT_SECONDS
     mended: float = 600.0
@@ -278,7 +278,9 @@ def _driver_signs(watch: Watch, sample: Mapping[str, Any]) -> Iterator[Sign]:
 def _disk_signs(watch: Watch, sample: Mapping[str, Any]) -> Iterator[Sign]:
     limits = watch.limits
     for disk in sample.get("disk") or []:
-        if disk["free"] < limits.disk_least or disk["free"] < limits.disk_share * disk["total"]:
+        if storage.is_tight(disk["free"], disk["total"], limits.disk_least) or (
+            disk["free"] < min(limits.disk_share * disk["total"], limits.disk_enough)
+        ):
             yield Sign(
                 gpu=None,
                 check=f"host.disk {disk['path']}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from clusterctl.health.check import View, node_check
@@ -12,20 +13,43 @@ from clusterctl.health.model import Action, Outcome, failed, passed, warned
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_PATTERNS: tuple[tuple[str, str, bool, Action], ...] = (
-    (r"Remounting filesystem read-only", "a file system was remounted read-only", True, Action.CHECK_MOUNT),
-    (r"(?i)hardware error.*(uncorrect|fatal)", "uncorrected hardware error", True, Action.CONTACT_SUPPORT),
-    (r"Hardware Error|mce: ", "hardware error", False, Action.CONTACT_SUPPORT),
-    (r"blocked for more than \d+ seconds", "a task was blocked in the kernel", False, Action.CHECK_MOUNT),
-    (r"soft lockup|hard LOCKUP", "a CPU was locked up", False, Action.REBOOT_NODE),
-    (r"Out of memory: Kill|Memory cgroup out of memory", "a process was killed for memory", False, Action.RESTART_APP),
-    (r"I/O error, dev", "a disk has I/O errors", False, Action.CONTACT_SUPPORT),
-    (r"EXT4-fs error|XFS .*(shut down|Corruption)", "a file system has errors", False, Action.CHECK_MOUNT),
-    (r"not responding, (still trying|timed out)", "a file server did not respond", False, Action.CHECK_MOUNT),
-    (r"insufficient power on", "a PCIe card lacks power", False, Action.CHECK_POWER_COOLING),
-    (r"High Temperature", "a network module is hot", False, Action.CHECK_POWER_COOLING),
-    (r"available PCIe bandwidth, limited by", "a PCIe card has less bandwidth than it could", False, Action.CHECK_LINK),
+
+@dataclass(frozen=True, slots=True)
+class _Complaint:
+    """What a line means. `boot`: it is written once, at the boot, and holds as long as that lasts."""
+
+    pattern: str
+    words: str
+    action: Action
+    fatal: bool = False
+    boot: bool = False
+
+
+_COMPLAINTS = (
+    _Complaint(
+        r"Remounting filesystem read-only", "a file system was remounted read-only", Action.CHECK_MOUNT, fatal=True
+    ),
+    _Complaint(
+        r"(?i)\[hardware error\].*(uncorrect|(?<!non-)(?<!non)fatal)",
+        "uncorrected hardware error",
+        Action.CONTACT_SUPPORT,
+        fatal=True,
+    ),
+    # Without the brackets: `mce: CPU0: Thermal monitoring enabled` is a boot line of every Intel machine.
+    _Complaint(r"\[Hardware Error\]", "hardware error", Action.CONTACT_SUPPORT),
+    _Complaint(r"blocked for more than \d+ seconds", "a task was blocked in the kernel", Action.CHECK_MOUNT),
+    _Complaint(r"soft lockup|hard LOCKUP", "a CPU was locked up", Action.REBOOT_NODE),
+    _Complaint(
+        r"Out of memory: Kill|Memory cgroup out of memory", "a process was killed for memory", Action.RESTART_APP
+    ),
+    # A drive without a disk in it and an image that is gone are no disks of a run.
+    _Complaint(r"(I/O|medium) error, dev (?!fd|sr|loop|zram)", "a disk has errors", Action.CONTACT_SUPPORT),
+    _Complaint(r"EXT4-fs error|XFS .*(shut down|Corruption)", "a file system has errors", Action.CHECK_MOUNT),
+    _Complaint(r"not responding, (still trying|timed out)", "a file server did not respond", Action.CHECK_MOUNT),
+    _Complaint(r"insufficient power on", "a PCIe card lacks power", Action.CHECK_POWER_COOLING, boot=True),
+    _Complaint(r"High Temperature", "a network module is hot", Action.CHECK_POWER_COOLING),
 )
+_SERVER = "not responding"
 
 
 def _witness(view: View) -> Outcome | None:
@@ -36,7 +60,10 @@ def _witness(view: View) -> Outcome | None:
     name="host.kernel_log",
     family="Kernel log",
     source="kernel log of this boot (`dmesg`, else `journalctl -k -b`, else /var/log)",
-    threshold=("no complaint within `lookback` seconds; FAIL for a read-only remount and uncorrected hardware errors"),
+    threshold=(
+        "no complaint within `lookback` seconds (lack of power is told once, at the boot, and counts as long as that "
+        "lasts); FAIL for a read-only remount and uncorrected hardware errors"
+    ),
     severity="FAIL",
     remedy="Read the kernel log of the node (`dmesg -T`) around it",
     group="kernel_log",
@@ -46,26 +73,23 @@ def _witness(view: View) -> Outcome | None:
 )
 def kernel_log(view: View) -> Iterator[Outcome]:
     """The kernel did not complain about disks, memory, lockups, file servers or power lately."""
-    found: dict[int, list[str]] = {}
+    found: dict[_Complaint, list[str]] = {}
     for line in view.group().data.get("lines") or []:
-        age = line.get("age_s")
-        if age is not None and age > view.limit("lookback"):
-            continue
-        text = str(line.get("text", ""))
-        which = next((i for i, (pattern, *_) in enumerate(_PATTERNS) if re.search(pattern, text)), None)
-        if which is not None:
+        text, age = str(line.get("text", "")), line.get("age_s")
+        which = next((c for c in _COMPLAINTS if re.search(c.pattern, text)), None)
+        if which is not None and (which.boot or age is None or age <= view.limit("lookback")):
             found.setdefault(which, []).append(text)
     servers = _recovered(view)
-    for which, lines in sorted(found.items()):
-        pattern, words, fatal, action = _PATTERNS[which]
-        if "not responding" in pattern and servers:
+    for which in _COMPLAINTS:
+        lines = found.get(which, [])
+        if not lines or (_SERVER in which.pattern and servers):
             continue
-        say = failed if fatal else warned
+        say = failed if which.fatal else warned
         times = f" ({len(lines)} times)" if len(lines) > 1 else ""
-        yield say(f"{words}{times}: {lines[-1][:160]}", value=len(lines), action=action)
+        yield say(f"{which.words}{times}: {lines[-1][:160]}", value=len(lines), action=which.action)
     if not found:
         yield passed("no complaint")
-    elif servers and all("not responding" in _PATTERNS[which][0] for which in found):
+    elif servers and all(_SERVER in which.pattern for which in found):
         yield passed("a file server that did not respond came back")
 
 

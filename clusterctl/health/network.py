@@ -1,4 +1,4 @@
-"""Names, interfaces and RDMA ports."""
+"""Names, and the interfaces by which nodes reach each other."""
 
 from __future__ import annotations
 
@@ -50,25 +50,27 @@ def _is_loopback(address: str) -> bool:
     name="net.hostname_loopback",
     family=_FAMILY,
     source="getaddrinfo of the node's own name",
-    threshold="not a loopback address (never FAIL: workers are told their interface)",
+    threshold=(
+        "resolves; a loopback address is only said: Debian's installer writes `127.0.1.1 NAME` into /etc/hosts, and "
+        "workers are told their interface"
+    ),
     severity="WARN",
-    remedy=("Harmless to a run, which is told its interface; other tools trip over `127.0.1.1 NAME` in /etc/hosts"),
+    remedy="Add the name to /etc/hosts of the node: programs that ask for their own address would fail",
     group="names",
 )
 def hostname_loopback(view: View) -> Iterator[Outcome]:
-    """The node's own name does not mean loopback.
+    """The node's own name means something.
 
-    Gloo would announce that address to its peers if it were not told better.
+    Where it means loopback, Gloo would announce that address to its peers if it were not told better.
     """
     data = view.group().data
     addresses = data.get("addresses") or []
-    loops = [address for address in addresses if _is_loopback(address)]
     if not addresses:
         yield warned(f"{data.get('hostname')} does not resolve: {data.get('error')}")
-    elif len(loops) == len(addresses) and view.context.multi_node:
-        yield warned(f"its own name resolves to {', '.join(loops)}", value=addresses)
-    else:
-        yield passed(f"{data.get('hostname')} resolves to {', '.join(addresses)}", value=addresses)
+        return
+    loops = all(_is_loopback(address) for address in addresses)
+    note = "; workers are told their interface instead" if loops and view.context.multi_node else ""
+    yield passed(f"{data.get('hostname')} resolves to {', '.join(addresses)}{note}", value=addresses)
 
 
 @node_check(
@@ -176,119 +178,6 @@ def _names_one(key: str, value: str, there: list[str]) -> bool:
     return any(name == want if exact else name.startswith(want) for name in there for want in wanted)
 
 
-def _usable(entry: dict[str, Any]) -> bool:
-    return entry.get("state") == "ACTIVE"
-
-
-def _in_use(entry: dict[str, Any]) -> bool:
-    """Tell whether a port has a cable and is meant to work: disabled and sleeping ones are left out."""
-    return entry.get("phys") not in ("Disabled", "Sleep")
-
-
-@node_check(
-    name="net.ib_port",
-    family=_FAMILY,
-    source="/sys/class/infiniband/*/ports/*",
-    threshold="every enabled port active; as many as `health.expect.ib_ports`",
-    severity="FAIL",
-    remedy="Check cable, switch port and subnet manager (`ibstat` on the node)",
-    action=Action.CHECK_LINK,
-    group="net",
-)
-def ib_port(view: View) -> Iterator[Outcome]:
-    """RDMA ports are up."""
-    ports = [entry for entry in view.group().data.get("ib") or [] if _in_use(entry)]
-    wanted = view.context.expect.get("ib_ports")
-    active = [entry for entry in ports if _usable(entry)]
-    if wanted is not None and len(active) < wanted:
-        down = ", ".join(f"{e['device']}/{e['port']} {e.get('state')}" for e in ports if not _usable(e))
-        yield failed(
-            f"{len(active)} of {wanted} RDMA ports active{': ' + down if down else ''}",
-            value=len(active),
-            expected=wanted,
-        )
-    elif not ports:
-        yield skipped("no RDMA ports")
-    elif len(active) < len(ports):
-        # With nothing promised, a dark port beside an active one may be spare; all dark is a fault.
-        say = warned if active else failed
-        down = ", ".join(f"{e['device']}/{e['port']} {e.get('state')}" for e in ports if not _usable(e))
-        yield say(f"{len(active)} of {len(ports)} RDMA ports active: {down}", value=len(active), expected=len(ports))
-    else:
-        yield passed(f"{len(active)} RDMA ports active", value=len(active))
-
-
-@node_check(
-    name="net.roce_gid",
-    family=_FAMILY,
-    source="/sys/class/infiniband/*/ports/*/gids, gid_attrs/types",
-    threshold="a RoCE v2 address on Ethernet, any on InfiniBand",
-    severity="FAIL",
-    remedy="Give the interface an IP address and set RoCE v2 as its mode",
-    action=Action.FIX_CONFIG,
-    group="net",
-)
-def roce_gid(view: View) -> Iterator[Outcome]:
-    """Active RDMA ports have an address that peers can use."""
-    active = [entry for entry in view.group().data.get("ib") or [] if _usable(entry)]
-    bad = [e for e in active if not (e.get("roce_v2") if e.get("link_layer") == "Ethernet" else e.get("gids"))]
-    for entry in bad:
-        yield failed(
-            f"{entry['device']}/{entry['port']} has no usable address ({entry.get('link_layer')})",
-            value=entry["device"],
-        )
-    if not active:
-        yield skipped("no active RDMA ports")
-    elif not bad:
-        yield passed(f"{len(active)} RDMA ports have addresses")
-
-
-@cluster_check(
-    name="net.ib_mixed",
-    family=_FAMILY,
-    source="/sys/class/infiniband of all nodes",
-    threshold="all nodes have active RDMA ports, or none",
-    severity="FAIL",
-    remedy="Bring up RDMA on all nodes, or set NCCL_IB_DISABLE=1 for all: one on RDMA and one on TCP hang",
-    action=Action.FIX_CONFIG,
-)
-def ib_mixed(view: ClusterView) -> Iterable[Outcome]:
-    """Either all nodes have RDMA or none."""
-
-    def active(node: View) -> int | None:
-        group = node.group("net")
-        return sum(map(_usable, group.data.get("ib") or [])) if group.status == "ok" else None
-
-    if all(count == 0 for count in map(active, view.views)):
-        return [skipped("no node has RDMA")]
-    return compare.node_categories(view, active, "number of active RDMA ports", say=failed)
-
-
-@cluster_check(
-    name="net.ib_rate",
-    family=_FAMILY,
-    source="/sys/class/infiniband/*/ports/*/rate",
-    threshold="the same on all nodes",
-    severity="WARN",
-    remedy="A port that came up slower than its like wants a new cable",
-    action=Action.CHECK_LINK,
-)
-def ib_rate(view: ClusterView) -> Iterable[Outcome]:
-    """RDMA ports run at the same rate on all nodes."""
-
-    def rates(node: View) -> list[str] | None:
-        group = node.group("net")
-        return (
-            sorted(str(e.get("rate")) for e in group.data.get("ib") or [] if _usable(e))
-            if group.status == "ok"
-            else None
-        )
-
-    if all(found == [] for found in map(rates, view.views)):
-        return [skipped("no node has RDMA")]
-    return compare.node_categories(view, rates, "rates of RDMA ports")
-
-
 def _used(node: View, field: str) -> list[Any] | None:
     """Return a property of the interfaces by which peers are reached."""
     group = node.group("net")
@@ -341,10 +230,6 @@ CHECKS = (
     resolve,
     interface,
     ifname_env,
-    ib_port,
-    roce_gid,
-    ib_mixed,
-    ib_rate,
     mtu,
     link_speed,
 )

@@ -10,10 +10,10 @@ from clusterctl.health import compare, gpus
 from clusterctl.health.check import Check, ClusterView, View, cluster_check, node_check
 from clusterctl.health.context import NOT_SYNCED
 from clusterctl.health.model import Action, Outcome, failed, passed, skipped, unknown, warned
-from clusterctl.health.vendors import AMD, JUDGED
+from clusterctl.health.vendors import AMD, JUDGED, NVIDIA
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
 _FAMILY = "Versions"
 
@@ -69,12 +69,17 @@ def _alike(
     say: Callable[..., Outcome] = failed,
     absent: bool = False,
     remedy: str | None = None,
+    nvidia: bool = False,
+    tells: Callable[[View], bool] = lambda _: True,
 ) -> Check:
-    """Make a check of a value that is the same on all nodes; without a `group` it is one of their GPUs."""
+    """Make a check of a value that is the same on all nodes; without a `group` it is one of their GPUs.
+
+    `nvidia`: it matters to NVIDIA's GPUs alone. `tells`: whether a node can say at all.
+    """
 
     def judge(view: ClusterView) -> Iterable[Outcome]:
         told = {node.node: node.group(group) if group else gpus.library(node) for node in view.views}
-        looked = [node for node in view.views if told[node.node].status == "ok"]
+        looked = [node for node in view.views if told[node.node].status == "ok" and tells(node)]
         if not looked:
             return [unknown(f"no node could be asked for its {what}")]
         seen = ClusterView(views=tuple(looked), context=view.context, check=view.check)
@@ -91,8 +96,8 @@ def _alike(
         severity="FAIL" if say is failed else "WARN",
         remedy=remedy or f"Install the same {what} on all nodes",
         action=Action.FIX_CONFIG,
-        gpu=group is None,
-        vendors=JUDGED,
+        gpu=nvidia or group is None,
+        vendors=(NVIDIA,) if nvidia else JUDGED,
     )(judge)
 
 
@@ -106,6 +111,15 @@ def _driver(view: View) -> str | None:
 
 def _major(version: str | None) -> str | None:
     return version.partition(".")[0] if version else None
+
+
+def _is_unnamed(versions: Mapping[str, Any]) -> bool:
+    """Tell whether there is an NCCL whose file does not name its version."""
+    return versions.get("nccl") is None and versions.get("nccl_from") is not None
+
+
+def _library(path: str | None) -> str | None:
+    return path.rpartition("/")[2] if path else None
 
 
 _METADATA = "package metadata in the job's Python (nothing is imported)"
@@ -138,12 +152,29 @@ cuda = _alike(
 )
 nccl = _alike(
     "version.nccl",
-    "NCCL package",
+    "NCCL",
     "All nodes have the same NCCL. Mixed versions hang.",
     lambda view: view.group("versions").data.get("nccl"),
     group="versions",
-    source=_METADATA,
+    source=(
+        "what torch would load, without loading it: LD_PRELOAD, package metadata in the job's Python, else the library "
+        "that the loader would find (conda, NVIDIA's containers); a plugin of its network is `version.nccl_plugin`"
+    ),
     absent=True,
+    nvidia=True,
+    tells=lambda view: not _is_unnamed(view.group("versions").data),
+)
+nccl_plugin = _alike(
+    "version.nccl_plugin",
+    "network plugin of NCCL",
+    "NCCL reaches other nodes by the same library on all nodes (aws-ofi-nccl, or its own). Mixed ones hang.",
+    lambda view: _library(view.group("versions").data.get("net_plugin")),
+    group="versions",
+    source="NCCL_NET_PLUGIN, libnccl-net.so as the loader would find it",
+    absent=True,
+    nvidia=True,
+    say=warned,
+    remedy="Install the plugin on all nodes, or set NCCL_NET_PLUGIN=none for all",
 )
 packages = _alike(
     "version.packages",
@@ -255,6 +286,7 @@ CHECKS = (
     torch,
     cuda,
     nccl,
+    nccl_plugin,
     packages,
     driver,
     driver_minor,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -13,14 +14,17 @@ from clusterctl.config.spec import TransportKind
 from clusterctl.errors import ClusterctlError, ConnectError, UnhealthyError
 from clusterctl.health import judge
 from clusterctl.health.context import NOT_SYNCED, Context
+from clusterctl.health.host import YOUNG
 from clusterctl.health.model import Status
 from clusterctl.health.registry import CHECKS
 from clusterctl.health.request import longest, probe_request
+from clusterctl.run import reboots
 from clusterctl.run.events import Note
 from clusterctl.run.launch import Progress, workdir_of
 from clusterctl.run.links import each, raise_first
 from clusterctl.run.meeting import meeting_addresses
 from clusterctl.run.rendezvous import try_port
+from clusterctl.run.ring import try_ring
 from clusterctl.run.store import all_runs, listed_state, write_atomically
 
 if TYPE_CHECKING:
@@ -36,6 +40,8 @@ AFTER_SYNC = ("version.code",)
 """Checks that `up` makes once the code is on the nodes."""
 _MARGIN = 10.0
 _CODE_SECONDS = 10.0
+_DOWN_SECONDS = 3600.0
+"""The longest that a machine is down before it has booted."""
 
 
 class Preflight:
@@ -132,15 +138,34 @@ def probe_all(
     with ThreadPoolExecutor(2) as beside:
         hashes = beside.submit(code_hashes, spec, sessions if code else {})
         # A port that the file names must be looked at before we take it for a moment ourselves.
-        early = None if spec.network.master_port else beside.submit(try_port, spec, sessions)
+        early = None if spec.network.master_port else beside.submit(_ways, spec, sessions)
         facts = _probe(spec, sessions, step, own_run)
-        tried = try_port(spec, sessions) if early is None else early.result()
-    for node, known in facts.items():
-        if "groups" in known:
-            known["controller"] = _controller_facts(sessions[node], known, tried.get(node), own_run)
-            if node in hashes.result():
-                known["controller"]["code_hash"] = hashes.result()[node]
+        tried = _ways(spec, sessions) if early is None else early.result()
+    told = {node: known for node, known in facts.items() if "groups" in known}
+    fallen = _fallen(told)
+    for node, known in told.items():
+        more = {"code_hash": hashes.result().get(node), "rebooted_under": fallen.get(node)}
+        seen = {**tried.get(node, {}), **{key: value for key, value in more.items() if value is not None}}
+        known["controller"] = {**_controller_facts(sessions[node], known, own_run), **seen}
     return facts
+
+
+def _ways(spec: ClusterSpec, sessions: Mapping[str, Session]) -> dict[str, dict[str, Any]]:
+    """Try the port where workers meet, then the ways between the nodes; return what each node saw by key."""
+    rendezvous = try_port(spec, sessions)
+    ring = try_ring(spec, sessions, rendezvous)
+    met = {node: {"rendezvous": seen, "ring": ring.get(node, [])} for node, seen in rendezvous.items() if seen["ok"]}
+    return {**{node: {"rendezvous": seen} for node, seen in rendezvous.items()}, **met}
+
+
+def _fallen(facts: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """Return the nodes that have just booted because they went down under a run of this head, and which."""
+    hosts = {node: (known["groups"].get("host") or {}).get("data") or {} for node, known in facts.items()}
+    young = {n: host for n, host in hosts.items() if host.get("uptime") is not None and host["uptime"] < YOUNG}
+    if not young:
+        return {}
+    since = time.time() - max(host["uptime"] for host in young.values()) - _DOWN_SECONDS
+    return reboots.recent(all_runs(), {node: str(host.get("boot_id")) for node, host in young.items()}, since)
 
 
 def _probe(
@@ -177,9 +202,7 @@ def _probe(
     return {n: found[n] if n in found else {"unreachable": str(errors[n])} for n in sessions}
 
 
-def _controller_facts(
-    session: Session, facts: Mapping[str, Any], tried: dict[str, Any] | None, own_run: str | None
-) -> dict[str, Any]:
+def _controller_facts(session: Session, facts: Mapping[str, Any], own_run: str | None) -> dict[str, Any]:
     """Return what only the head can tell of a node; `health.context.Context` has the keys."""
     known: dict[str, Any] = _runs(session, facts, own_run)
     if own_run:
@@ -188,8 +211,6 @@ def _controller_facts(
         known["clock"] = {"offset": round(session.clock[0], 4), "error": round(session.clock[1], 4)}
     if session.connect_s is not None:
         known["connect_ms"] = round(session.connect_s * 1000, 1)
-    if tried is not None:
-        known["rendezvous"] = tried
     return known
 
 

@@ -9,6 +9,7 @@ from tests.lab.spec import NodeSpec
 
 SCENE: Final = "/run/fake/scene.json"
 DMESG: Final = "/run/fake/dmesg"
+DENIED: Final = "dmesg: read kernel buffer failed: Operation not permitted"
 SITE: Final = "/run/site"
 PACKAGES: Final = {
     f"{SITE}/torch-2.6.0.dist-info/METADATA": "",
@@ -18,12 +19,16 @@ PACKAGES: Final = {
 """What a GPU machine has installed, as far as a look reads of it; the machine that runs the tests may have less."""
 
 
-def gpu_node() -> NodeSpec:
-    """Return the spec of such a node; its scenario is what `fake_nvml.Scenario(node.path(SCENE))` writes."""
+def gpu_node(user: str = "root") -> NodeSpec:
+    """Return the spec of such a node; its scenario is what `fake_nvml.Scenario(node.path(SCENE))` writes.
+
+    Only root may read its kernel log, as on most machines.
+    """
     library = str(fake_nvml.library())
     return NodeSpec(
+        user=user,
         env={"LD_LIBRARY_PATH": library, "FAKE_NVML": SCENE, "PYTHONPATH": SITE},
         expose=(library,),
         files={SCENE: "{}", DMESG: "", **PACKAGES},
-        programs={"dmesg": f"#!/bin/sh\ncat {DMESG}\n"},
+        programs={"dmesg": f"#!/bin/sh\n[ \"$(id -u)\" = 0 ] || {{ echo '{DENIED}' >&2; exit 1; }}\ncat {DMESG}\n"},
     )

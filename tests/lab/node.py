@@ -57,7 +57,8 @@ class Node(Inside):
         self._boot = boot
         self._guard: subprocess.Popen[str] | None = None
         self._skew = 0.0
-        self._closed_ports: dict[int, str] = {}
+        self._closed_ports: dict[int | str, str] = {}
+        self._swallowed: dict[str, int] = {}
         self._blocked: set[str] = _addresses("head") if spec.via else set()
 
     def prepare(self, link_name: str, log: Path) -> None:
@@ -163,31 +164,45 @@ class Node(Inside):
         self._blocked -= _addresses(*others) or set(self._blocked)
         self.apply_firewall()
 
-    def firewall(self, *ports: int, action: str = "drop") -> None:
-        """Close TCP ports to everybody but the node itself: `drop`, or `reject with tcp reset`."""
+    def swallow(self, other: Node, *, above: int) -> None:
+        """Drop packets from another node that are larger than so many bytes, and tell nobody; `open_firewall` undoes it."""
+        self._swallowed[other.address] = above
+        self.apply_firewall()
+
+    def firewall(self, *ports: int | str, action: str = "drop") -> None:
+        """Close TCP ports to everybody but the node itself: `drop`, or `reject with tcp reset`.
+
+        A range (`"1024-2000"`) is closed to those who connect; connections that the node opens itself go on.
+        """
         self._closed_ports |= dict.fromkeys(ports, action)
         self.apply_firewall()
 
-    def open_firewall(self, *ports: int) -> None:
-        """Undo `firewall`, for all ports if none is named."""
+    def open_firewall(self, *ports: int | str) -> None:
+        """Undo `firewall`, for all ports if none is named, and `swallow`."""
+        self._swallowed.clear()
         for port in ports or tuple(self._closed_ports):
             self._closed_ports.pop(port, None)
         self.apply_firewall()
 
     @property
     def has_rules(self) -> bool:
-        """Whether `block`, `firewall` or the spec's `via` say anything."""
-        return bool(self._blocked or self._closed_ports)
+        """Whether `block`, `firewall`, `swallow` or the spec's `via` say anything."""
+        return bool(self._blocked or self._closed_ports or self._swallowed)
 
     def apply_firewall(self) -> None:
-        """Make the node's rules what `block`, `firewall` and the spec's `via` say."""
+        """Make the node's rules what `block`, `firewall`, `swallow` and the spec's `via` say."""
         incoming, outgoing = wire.drops(self._blocked)
-        ports = [f'iifname != "lo" tcp dport {port} {action}' for port, action in self._closed_ports.items()]
+        ports = [
+            f'iifname != "lo" tcp dport {port} {"tcp flags & (syn|ack) == syn " * isinstance(port, str)}{action}'
+            for port, action in self._closed_ports.items()
+        ]
+        family = "ip6" if self.spec.ipv6_only else "ip"
+        large = [f"{family} saddr {peer} meta length > {above} drop" for peer, above in self._swallowed.items()]
         rules = f"""
             table inet lab
             delete table inet lab
             table inet lab {{
-                chain in {{ type filter hook input priority 0; {"; ".join([*incoming, *ports])}
+                chain in {{ type filter hook input priority 0; {"; ".join([*incoming, *ports, *large])}
                 }}
                 chain out {{ type filter hook output priority 0; {"; ".join(outgoing)}
                 }}

@@ -83,6 +83,36 @@ def log(*texts: str, age: float = 60.0, since: float = UPTIME) -> dict[str, Any]
     return {"source": "dmesg", "uptime": UPTIME, **kernel_log.read(stamped, uptime=UPTIME)}
 
 
+def link(address: str, of: str, **counted: dict[str, int]) -> dict[str, Any]:
+    """What AER has counted at a card or the port above one."""
+    return {"address": address, "of": of, "correctable": {}, "nonfatal": {}, "fatal": {}, **counted}
+
+
+def hca(device: str, **changes: Any) -> dict[str, Any]:
+    """One port of an InfiniBand card in use."""
+    return {
+        "device": device,
+        "port": 1,
+        "state": "ACTIVE",
+        "phys": "LinkUp",
+        "rate": "400 Gb/sec (4X NDR)",
+        "link_layer": "InfiniBand",
+        "gids": 1,
+        "roce_v2": 0,
+        "firmware": "28.39.1002",
+        "board": "MT_0000000838",
+        "driver": "mlx5_core",
+        "pci": "0000:18:00.0",
+        "width": 16,
+        "max_width": 16,
+        "slot_width": 16,
+        **changes,
+    }
+
+
+RING = 256 * 1024
+
+
 def group(data: dict[str, Any], ms: float = 50.0) -> dict[str, Any]:
     return {"status": "ok", "reason": None, "data": data, "ms": ms}
 
@@ -132,14 +162,27 @@ def facts(node: int = 0, gpus: int = 8) -> dict[str, Any]:
             "mem_total": 1024 * GIB,
             "mem_available": 1000 * GIB,
             "swap_used": 0,
+            "swap_rate": 0.0,
             "governors": {"performance": 128},
+            "frequency_driver": "acpi-cpufreq",
+            "preferences": {},
             "clocksource": "tsc",
+            "clock_error": 0.004,
             "memlock": None,
             "nofile": 1048576,
             "nproc": None,
             "cgroup_mem_max": None,
+            "cgroup_mem_free": None,
+            "cpu_quota": None,
+            "pids_max": None,
+            "pids_free": None,
             "shm": {"total": 512 * GIB, "free": 512 * GIB},
             "env": {"OMP_NUM_THREADS": "8", "NCCL_SOCKET_IFNAME": "=eth0"},
+            "env_hashes": {"OMP_NUM_THREADS": "8a", "NCCL_SOCKET_IFNAME": "e0"},
+        },
+        "hardware": {
+            "pcie": [link(f"0000:{0x10 + i:02x}:00.0", f"GPU 0000:{0x10 + i:02x}:00.0") for i in range(gpus or 1)],
+            "memory": [{"controller": "mc0", "corrected": 0, "uncorrected": 0, "seconds": int(UPTIME)}],
         },
         "disk": {
             "paths": [
@@ -179,19 +222,7 @@ def facts(node: int = 0, gpus: int = 8) -> dict[str, Any]:
                 },
             ],
             "routes": {"other": {"address": "10.0.0.99", "source": "10.0.0.1", "interface": "eth0", "error": None}},
-            "ib": [
-                {
-                    "device": "mlx5_0",
-                    "port": 1,
-                    "state": "ACTIVE",
-                    "phys": "LinkUp",
-                    "rate": "400 Gb/sec (4X NDR)",
-                    "link_layer": "InfiniBand",
-                    "gids": 1,
-                    "roce_v2": 0,
-                    "firmware": "28.39.1002",
-                }
-            ],
+            "ib": [hca("mlx5_0")],
         },
         "ports": {"ports": [{"port": 29500, "free": True, "error": None, "owner": None}]},
         "procs": {
@@ -208,6 +239,9 @@ def facts(node: int = 0, gpus: int = 8) -> dict[str, Any]:
             "torch": "2.6.0",
             "torch_cuda": "12.4",
             "nccl": "2.21.5",
+            "nccl_from": "package",
+            "net_plugin": None,
+            "verbs": "/lib/x86_64-linux-gnu/libibverbs.so.1",
             "packages": 120,
             "packages_hash": "0123456789abcdef",
             "names": {"torch": "2.6.0"},
@@ -229,6 +263,21 @@ def facts(node: int = 0, gpus: int = 8) -> dict[str, Any]:
                 "error": None,
                 "ms": 0.4,
             },
+            "ring": [
+                {
+                    "from": f"gpu{node:02d}",
+                    "to": "other",
+                    "address": "10.0.0.99",
+                    "port": 41234,
+                    "ok": True,
+                    "error": None,
+                    "ms": 3.0,
+                    "sent": RING,
+                    "received": RING,
+                    "payload": RING,
+                    "still": 0.0,
+                }
+            ],
             "code_hash": "c0de",
             "live_runs": [],
             "connect_ms": 120.0,

@@ -11,7 +11,7 @@ from clusterctl.health.context import Context, Expectation
 from clusterctl.health.judge import judge_cluster, judge_node
 from clusterctl.health.model import Finding, Status
 from clusterctl.health.registry import CHECKS
-from tests.unit.health.healthy import GIB, changed, facts, log, pci
+from tests.unit.health.healthy import GIB, changed, facts, hca, log, pci
 from tests.unit.health.machines import amd
 
 NODES = ("n0", "n1", "n2", "n3")
@@ -46,11 +46,17 @@ PLACE = {"path": "/work", "what": "workdir", "readonly": False, "writable": True
 ROOM = {"total": 100 * GIB, "used": 10 * GIB, "free": 90 * GIB, "inodes": 1000, "inodes_free": 900}
 PROC = {"pid": 4242, "used": 2 * GIB, "kind": "compute", "comm": "python", "user": 1000, "run": None, "visible": True}
 PORT = {"device": "mlx5_0", "port": 1, "phys": "LinkUp", "rate": "400 Gb/sec", "gids": 1, "roce_v2": 0}
+WAY = {"from": "n1", "to": "n2", "address": "10.0.0.3", "port": 41234, "ok": False, "error": "timeout", "ms": 4000}
 RENDEZVOUS = {"address": "10.0.0.1", "port": 29500, "role": "connect", "ok": False, "error": "timeout", "ms": 2000}
 
 CASES: dict[str, Case] = {
     "net.ssh": Case({}, FAIL, "refused", {"groups": "x"}),
-    "net.hostname_loopback": Case({"names__addresses": ["127.0.1.1"]}, WARN, "127.0.1.1", {"names": "timeout"}),
+    "net.hostname_loopback": Case(
+        {"names__addresses": [], "names__error": "Name or service not known"},
+        WARN,
+        "gpu01 does not resolve: Name or service not known",
+        {"names": "timeout"},
+    ),
     "net.resolve": Case(
         {"names__peers": {"other": {"name": "gpu99", "addresses": [], "error": "not known"}}},
         FAIL,
@@ -64,14 +70,27 @@ CASES: dict[str, Case] = {
         "NCCL_SOCKET_IFNAME=ib7 names no interface",
         {"net": "error"},
     ),
-    "net.ib_port": Case({"net__ib__0__state": "DOWN"}, FAIL, "mlx5_0/1 DOWN", {"net": "error"}),
+    "net.ib_port": Case(
+        {"net__ib__0__state": "DOWN"},
+        FAIL,
+        "0 of 1 RDMA ports active: mlx5_0/1 DOWN",
+        {"net": "error"},
+        expect={"ib_ports": 1},
+    ),
+    "net.ib_width": Case({"net__ib__0__width": 8}, WARN, "mlx5_0 has 8 PCIe lanes of 16", {"host": "error"}),
+    "net.ib_count": Case(
+        {"net__ib": [hca("mlx5_0"), hca("mlx5_1")]},
+        WARN,
+        "number of RDMA ports in use 2, 1 elsewhere",
+        {"versions": "error"},
+    ),
     "net.roce_gid": Case(
         {"net__ib": [{**PORT, "state": "ACTIVE", "link_layer": "Ethernet"}]},
         FAIL,
         "no usable address",
         {"net": "error"},
     ),
-    "net.ib_mixed": Case({"net__ib": []}, FAIL, "RDMA ports 0, 1 elsewhere", {"net": "error"}),
+    "net.ib_mixed": Case({"net__ib": []}, FAIL, "uses no RDMA, others do: there are no RDMA ports", {"net": "error"}),
     "net.ib_rate": Case({"net__ib__0__rate": "200 Gb/sec"}, WARN, "200 Gb/sec", {"net": "error"}),
     "net.mtu": Case({"net__interfaces__1__mtu": 1500}, WARN, "MTU [1500], [9000] elsewhere", {"net": "error"}),
     "net.link_speed": Case({"net__interfaces__1__speed": 10000}, WARN, "link speed [10000]", {"net": "error"}),
@@ -239,17 +258,36 @@ CASES: dict[str, Case] = {
     "host.memory": Case(
         {"host__mem_available": 10 * GIB}, WARN, "10 GiB of 1.0 TiB available", {"host__mem_total": None}
     ),
-    "host.swap": Case({"host__swap_used": 4 * GIB}, WARN, "4.0 GiB swapped out", {"host__swap_used": None}),
+    "host.swap": Case(
+        {"host__swap_used": 4 * GIB, "host__swap_rate": 30 << 20},
+        WARN,
+        "swapping 30 MiB a second, 4.0 GiB swapped out",
+        {"host__swap_used": None},
+    ),
     "host.load": Case({"host__load1": 400.0}, WARN, "load 400.0 on 128 CPUs", {"host__load1": None}),
     "host.cpus": Case({"host__cpus_allowed": 4}, WARN, "4 of 128 CPUs", {"host__cpus_allowed": None}),
     "host.governor": Case({"host__governors": {"powersave": 128}}, WARN, "powersave", {"host__governors": None}),
     "host.clocksource": Case({"host__clocksource": "hpet"}, WARN, "hpet", {"host__clocksource": None}),
-    "host.uptime": Case({"host__uptime": 60.0}, WARN, "up for 0.0 h", {"host__uptime": None}),
+    "host.uptime": Case(
+        {"host__uptime": 60.0, "controller__rebooted_under": "nightly-1"},
+        WARN,
+        "up for 0.0 h: it went down under run nightly-1",
+        {"host__uptime": None},
+    ),
+    "host.pcie_errors": Case(
+        {"hardware__pcie__0__fatal": {"DLP": 2}},
+        WARN,
+        "GPU 0000:10:00.0 (0000:10:00.0): 2 DLP (fatal)",
+        {"hardware": "timeout"},
+    ),
+    "host.memory_errors": Case(
+        {"hardware__memory__0__uncorrected": 1}, WARN, "mc0: 1 uncorrected memory errors", {"hardware": "timeout"}
+    ),
     "host.memory_total": Case({"host__mem_total": 900 * GIB}, WARN, "900 GiB of memory", {"host__mem_total": None}),
     "host.disk": Case(
-        {"disk__paths": [{**PLACE, **ROOM, "used": 99 * GIB, "free": 1 * GIB}]},
+        {"disk__paths": [{**PLACE, **ROOM, "used": 99.5 * GIB, "free": 0.5 * GIB}]},
         FAIL,
-        "/work: 99 % full",
+        "/work: 100 % full, 512 MiB free",
         {"disk__paths": [{**PLACE, "error": "Input/output error"}]},
     ),
     "host.inodes": Case(
@@ -286,6 +324,12 @@ CASES: dict[str, Case] = {
     "net.rendezvous": Case(
         {"controller__rendezvous": RENDEZVOUS}, FAIL, "a firewall drops the packets", {"controller__rendezvous": None}
     ),
+    "net.ring": Case(
+        {"controller__ring": [WAY]},
+        FAIL,
+        "n1 to n2 at 10.0.0.3:41234: no answer: a firewall drops the packets",
+        {"controller__ring": None},
+    ),
     "cluster.unique": Case(
         {"gpu0__uuid": facts(0)["groups"]["nvml"]["data"]["devices"][0]["v"]["uuid"]},
         FAIL,
@@ -296,7 +340,12 @@ CASES: dict[str, Case] = {
     "net.clock_skew": Case(
         {"controller__clock": {"offset": 5.0, "error": 0.01}}, WARN, "clock 5.0 s ahead", {"controller__clock": None}
     ),
-    "host.time_daemon": Case({"procs__time_daemon": None}, WARN, "no time daemon", {"procs": "error"}),
+    "host.time_daemon": Case(
+        {"host__clock_error": 16.0, "procs__time_daemon": None, "controller__clock": {"offset": 0.9, "error": 0.01}},
+        WARN,
+        "no time daemon",
+        {"host": "error"},
+    ),
     "version.expected": Case(
         {"versions__torch": "2.5.1"},
         FAIL,
@@ -310,6 +359,19 @@ CASES: dict[str, Case] = {
     "version.torch": Case({"versions__torch": None}, FAIL, "torch absent, 2.6.0 elsewhere", {"versions": "timeout"}),
     "version.cuda": Case({"versions__torch_cuda": "11.8"}, FAIL, "11.8, 12.4 elsewhere", {"versions": "timeout"}),
     "version.nccl": Case({"versions__nccl": "2.20.5"}, FAIL, "2.20.5, 2.21.5 elsewhere", {"versions": "timeout"}),
+    "version.nccl_plugin": Case(
+        {"versions__net_plugin": None},
+        WARN,
+        "network plugin of NCCL absent, libnccl-net.so elsewhere",
+        {"versions": "timeout"},
+        everywhere={"versions__net_plugin": "/opt/amazon/ofi-nccl/lib/libnccl-net.so"},
+    ),
+    "version.environment": Case(
+        {"host__env_hashes__NCCL_ALGO": "11", "host__env__NCCL_ALGO": "Ring"},
+        WARN,
+        "NCCL_ALGO is `Ring`, unlike elsewhere",
+        {"host": "error"},
+    ),
     "version.packages": Case(
         {"versions__packages_hash": "ff"}, WARN, "ff, 0123456789abcdef elsewhere", {"versions": "timeout"}
     ),

@@ -158,6 +158,16 @@ def test_a_disk_that_fills_up_is_named_with_what_is_left() -> None:
     assert told(changes) == [("WARN", "n: / is nearly full for 30 s, 512 MiB free")]
 
 
+@pytest.mark.parametrize(
+    ("free", "total"),
+    [(4096, 102_400), (0.4, 0.5)],
+    ids=["a file server with terabytes left", "a small one that is nearly empty"],
+)
+def test_a_disk_is_full_by_what_is_left_as_it_is_before_a_run(free: float, total: float) -> None:
+    disk = [{"path": "/", "free": free * GIB, "total": total * GIB}]
+    assert fold("n", [sample(i * EVERY, disk=disk) for i in range(5)]) == []
+
+
 def test_samples_that_stop_are_an_alarm_and_their_return_is_told() -> None:
     watch, _ = advance(Watch(node="n"), sample(0, gpu()))
     watch, nothing = tick(watch, 100)

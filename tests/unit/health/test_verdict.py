@@ -146,11 +146,6 @@ def test_an_uncertain_clock_is_given_the_benefit_of_the_doubt() -> None:
     assert judge_cluster(told, context, ["net.clock_skew"])[0].status is Status.PASS
 
 
-def test_a_loopback_name_never_fails_a_node() -> None:
-    context = Context(nodes={"n0": Expectation(gpus=8), "n1": Expectation(gpus=8)})
-    assert only("net.hostname_loopback", context, names__addresses=["127.0.1.1"]).status is Status.WARN
-
-
 def test_names_that_match_no_check_are_mistakes_with_a_suggestion() -> None:
     health = HealthSpec(
         ignore=("host.governer@n0", "gpu.*"),
