@@ -65,7 +65,7 @@ lab: $(VENV)/.dev $(VENV)/.system  ## Start lab nodes for a person, until Ctrl-C
 heavy: $(VENV)/.dev $(VENV)/.system  ## Only the tests with TensorFlow, JAX, Accelerate, Lightning and DeepSpeed (2 GB)
 	CLUSTERCTL_HEAVY=$(HEAVY) $(BIN)/python -m pytest tests/heavy $(PYTEST_ARGS)
 
-health-repeat: $(VENV)/.dev $(VENV)/.system  ## Look at healthy lab nodes 50 times (HEALTH_ROUNDS): no false alarm
+health-repeat: $(VENV)/.dev $(VENV)/.system  ## Look at healthy lab nodes 50 times (HEALTH_ROUNDS), as root and as an ordinary user: no false alarm
 	HEALTH_ROUNDS=$${HEALTH_ROUNDS:-50} $(BIN)/python -m pytest tests/lab/test_health.py -k healthy --timeout 1800 $(PYTEST_ARGS)
 
 mutants: $(VENV)/.mutation $(VENV)/.system  ## Break the deciding modules 200 times, and see whether a test minds (MUTANTS, MUTANTS_SEED)

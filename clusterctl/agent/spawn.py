@@ -83,7 +83,7 @@ _USUAL_FILES: list[tuple[int, int]] = []
 
 
 def allow_many_files() -> None:
-    """Let this process and its forks have as many files open as may be; a program gets the usual limit back."""
+    """Let this process and its forks have as many files open as may be; a program gets back what it would have had."""
     usual = resource.getrlimit(resource.RLIMIT_NOFILE)
     if usual[0] != usual[1]:
         _USUAL_FILES[:] = [usual]
@@ -93,6 +93,15 @@ def allow_many_files() -> None:
 def _usual_files() -> None:
     for usual in _USUAL_FILES:
         resource.setrlimit(resource.RLIMIT_NOFILE, usual)
+
+
+def _worker_files() -> None:
+    """Let this process open as many files as its hard limit allows: the soft one is 1024 for the sake of `select`."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def close_all(keep: Iterable[int]) -> None:
@@ -130,25 +139,17 @@ def set_tag(value: int) -> None:
         return
 
 
-def allow_files() -> None:
-    """Let this process open as many files as its hard limit allows: the soft one is 1024 for the sake of `select`."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
-    if soft != resource.RLIM_INFINITY and soft < most:
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-
-
 def become(program: Program) -> NoReturn:
     """Turn this process into the program; if that fails, say so on descriptor 2 and end with 127 or 126."""
     argv = command_line(program)
     try:
         if program.tag is not None:
-            # What a launcher of the user starts has the limits that it was given.
             set_tag(program.tag)
-            allow_files()
         normal_signals()
         _usual_files()
+        if program.tag is not None:
+            # What a launcher of the user starts has the limits that it was given.
+            _worker_files()
         _enter(program.cwd)
         path = find(argv[0], program.env)
         if path is None:
