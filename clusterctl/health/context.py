@@ -50,8 +50,9 @@ class Context:
         strange_runs ids of runs found there of which neither that node nor this head knows anything
         rebooted_under  the run of this head that lost the node, where it has booted since
         ring         ways between this node and others that count against it: [{"from", "to", "address", "port",
-                     "ok": bool, "error": str | None, "ms": number, "sent": bytes that arrived there, "received": bytes
-                     that came back, "payload": bytes each way, "still": seconds since anything moved}]
+                     "ok": bool, or `None` where it could not be tried, "error": str | None, "ms": number, "sent": bytes
+                     that arrived there, "received": bytes that came back, "payload": bytes each way, "still": seconds
+                     since anything moved}]
         own_run      the id of the run on whose behalf we look: what it holds is not foreign
         connect_ms   how long the connection took to open
 

@@ -59,6 +59,8 @@ def ring(view: View) -> Iterator[Outcome]:
 
 
 def _trouble(view: View, way: dict[str, Any]) -> Outcome:
+    if way["ok"] is None:
+        return unknown(f"{way['from']} to {way['to']} could not be tried: {way.get('error')}")
     words, error = f"{way['from']} to {way['to']} at {way['address']}:{way['port']}", str(way.get("error"))
     sent, received, payload = way.get("sent") or 0, way.get("received") or 0, way.get("payload") or 0
     if error != "timeout" or not (sent or received or way.get("still")):

@@ -74,14 +74,14 @@ def try_ring(
     def connect(key: str, session: Session) -> dict[str, Any]:
         peer = by_key[key].peer
         if peer in deaf:
-            return {"ok": False, "error": f"{peer} cannot listen: {deaf[peer]}"}
+            return {"ok": None, "error": f"{peer} was not heard: {deaf[peer]}"}
         asked = {"address": at[peer], "port": ports[peer], "nonce": nonce, "timeout": SECONDS, "payload": PAYLOAD}
         return session.call(Command.CONNECT, asked, timeout=SECONDS + _MARGIN)
 
     found, errors = each({key: sessions[way.origin] for key, way in by_key.items()}, connect)
     seen: dict[str, list[dict[str, Any]]] = {}
     for key, way in by_key.items():
-        told = found.get(key) or {"ok": False, "error": str(errors[key])}
+        told = found.get(key) or {"ok": None, "error": str(errors[key])}
         entry = {"from": way.origin, "to": way.peer, "address": at[way.peer], "port": ports.get(way.peer), **told}
         seen.setdefault(way.blamed, []).append(entry)
     return seen

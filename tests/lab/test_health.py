@@ -390,16 +390,21 @@ def test_ports_that_are_closed_but_for_the_one_of_the_rendezvous_are_told(four: 
 # --- no false alarm --------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(params=["root", "train"])
-def healthy(request: pytest.FixtureRequest, four: Machines, lab: Lab) -> Iterator[Machines]:
+@pytest.fixture(scope="module", params=["root", "train"])
+def entered(request: pytest.FixtureRequest, machines: Machines, lab: Lab) -> Iterator[Machines]:
     """Nodes that we enter as root, and such where we are an ordinary user."""
     if request.param == "root":
-        yield four
+        yield machines
         return
     found = Machines.made_by(lab, 3, request.param)
-    found.heal()
     yield found
     lab.remove(found.made)
+
+
+@pytest.fixture
+def healthy(entered: Machines) -> Machines:
+    entered.heal()
+    return entered
 
 
 def test_healthy_nodes_say_the_same_every_time_and_nothing_is_wrong(healthy: Machines, head: Head) -> None:
@@ -414,6 +419,14 @@ def test_healthy_nodes_say_the_same_every_time_and_nothing_is_wrong(healthy: Mac
             assert {f["check"] for f in node["findings"] if f["status"] in ("WARN", "UNKNOWN")} == {
                 check for check, _ in EXPECTED
             }
+
+
+def test_strictly_nothing_is_wrong_with_healthy_nodes_either(healthy: Machines, head: Head) -> None:
+    write(head, healthy.made, {"ignore": [check for check, _ in EXPECTED]})
+
+    told = look(head, "--strict")
+
+    assert (told["code"], told["verdict"]) == (0, "PASS"), complaints(told, "FAIL", "WARN", "UNKNOWN")
 
 
 # --- the preflight, and what the cluster file says --------------------------------------------------------------

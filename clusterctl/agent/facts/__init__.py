@@ -84,8 +84,8 @@ Data of each group:
     machine     the machine's half of a sample (`sampler`)                     asked only where it is named
     gpus        the GPUs' half of a sample                                      asked only where it is named
     versions    {python, executable, torch, torch_cuda, torch_hip, nccl, nccl_from, net_plugin, verbs, packages,
-                packages_hash, names: {name: version}}    nccl_from: `package`, or the library's path; net_plugin: NCCL's
-                way to other nodes; verbs: libibverbs, without which NCCL uses no RDMA
+                packages_hash, names: {name: version}}    nccl_from: `package`, or the library's path; net_plugin:
+                NCCL's way to other nodes; verbs: libibverbs, without which NCCL uses no RDMA
 """
 
 from __future__ import annotations

@@ -336,10 +336,10 @@ WAYS: Final = {
         way(sent=90_000, received=60_000, still=0.1), {("net.ring", WARN)}, "only 88 KiB of 256 KiB got there in 4 s"
     ),
     "a cut in the middle": Row(way(error="hung up", sent=RING), {("net.ring", FAIL)}, "cut in the middle"),
-    "a peer that cannot listen": Row(
-        {"controller__ring": [{**TRIED, "port": None, "ms": None, "error": "n1 cannot listen: no more processes"}]},
-        {("net.ring", FAIL)},
-        "n1 cannot listen",
+    "a peer that did not answer us": Row(
+        {"controller__ring": [{**TRIED, "ok": None, "port": None, "ms": None, "error": "n1 was not heard: no answer"}]},
+        {("net.ring", UNKNOWN)},
+        "n0 to n1 could not be tried: n1 was not heard",
     ),
     "a spare alone": Row({"controller__ring": []}),
 }
