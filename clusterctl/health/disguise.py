@@ -21,6 +21,7 @@ _TELLING = {
     "own_run": "run",
     "live_runs": "run",
     "strange_runs": "run",
+    "rebooted_under": "run",
 }
 """Keys whose text is a name, to the word that takes its place, with a number."""
 _BY_NODE = ("peers", "routes")

@@ -2,7 +2,8 @@
 
     {"recording": 1, "version": of the clusterctl that wrote it, "framework", "expect", "ignore", "severity",
      "required", "thresholds",
-     "nodes": [{"node", "gpus", "workdir", "spare", "facts": {...} | null: was not looked at}]}
+     "nodes": [{"node", "gpus", "workdir", "workers", "env": [name], "spare",
+                "facts": {...} | null: was not looked at}]}
 
 Nothing in it tells whose nodes they are (`clusterctl.health.disguise`); what the cluster file promises and tolerates is
 in it, for verdicts depend on that.
@@ -53,6 +54,8 @@ def recorded(facts: Mapping[str, Facts], context: Context, reached_as: Iterable[
                 "node": names[node],
                 "gpus": expected.gpus,
                 "workdir": disguise.of(expected.workdir),
+                "workers": expected.workers,
+                "env": sorted(expected.env),
                 "spare": node in context.spares,
                 "facts": disguise.of(dict(facts[node])) if node in facts else None,
             }
@@ -103,7 +106,7 @@ def read(value: Mapping[str, Any]) -> tuple[dict[str, Facts], Context]:
     """
     entries = value["nodes"]
     context = Context(
-        nodes={entry["node"]: Expectation(gpus=_gpus(entry["gpus"]), workdir=entry["workdir"]) for entry in entries},
+        nodes={entry["node"]: _expectation(entry) for entry in entries},
         spares=frozenset(entry["node"] for entry in entries if entry["spare"]),
         expect=dict(value["expect"]),
         ignore=tuple(value["ignore"]),
@@ -113,6 +116,11 @@ def read(value: Mapping[str, Any]) -> tuple[dict[str, Facts], Context]:
         framework=value["framework"],
     )
     return {entry["node"]: dict(entry["facts"]) for entry in entries if entry["facts"] is not None}, context
+
+
+def _expectation(entry: Mapping[str, Any]) -> Expectation:
+    env, workers = frozenset(map(str, entry.get("env") or ())), entry.get("workers")
+    return Expectation(gpus=_gpus(entry["gpus"]), workdir=entry["workdir"], workers=workers, env=env)
 
 
 def _gpus(value: Any) -> int | tuple[int, ...] | None:

@@ -84,6 +84,23 @@ def test_promises_and_tolerances_are_those_of_the_cluster_file() -> None:
     assert sum(f.ignored for f in replayed(json.loads(sent(told, context)))[1]) > 0
 
 
+def test_ranks_and_settings_of_one_host_are_those_of_the_cluster_file() -> None:
+    small = {"host__shm": {"total": 64 << 20, "free": 64 << 20}}
+    told = {f"gpu0{i}": changed(healthy.facts(i), **small, host__env_hashes__NCCL_X=str(i)) for i in range(3)}
+    for expected in (Expectation(workers=1), Expectation(env=frozenset({"NCCL_X"})), Expectation()):
+        assert is_judged_alike(told, Context(nodes=dict.fromkeys(told, expected)))
+
+
+def test_ways_between_nodes_and_lost_runs_name_nobody() -> None:
+    way = {"from": "gpu00", "to": "gpu01", "address": "203.0.113.7", "port": 1, "ok": False, "error": "refused"}
+    told = {"gpu00": changed(healthy.facts(0), controller__ring=[way], controller__rebooted_under="moonshot-x7f2")}
+    facts, _ = read(json.loads(sent(told, Context(nodes={n: Expectation() for n in ("gpu00", "gpu01")}))))
+    (seen,) = facts["node1"]["controller"]["ring"]
+    assert (seen["from"], seen["to"]) == ("node1", "node2")
+    assert seen["address"].startswith("10.0.")
+    assert facts["node1"]["controller"]["rebooted_under"] == "run1"
+
+
 def test_a_node_that_was_not_reached_or_not_looked_at_is_so_in_a_recording() -> None:
     told = {"gpu00": healthy.facts(), "gpu01": {"unreachable": "gpu01: no route to 10.1.2.3"}}
     context = Context(nodes={name: Expectation() for name in ("gpu00", "gpu01", "gpu02")})
