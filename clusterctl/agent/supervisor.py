@@ -66,7 +66,8 @@ class Supervisor:
         self._loop = Loop(self._failed)
         self._said = ("", 0.0)
         self._syncer = syncing.Syncer(self._loop)
-        self._kept = keeping.hold(run.path)
+        # The folder of the archive, too: what is imported late comes from there.
+        self._kept = [*keeping.hold(run.path), *keeping.hold(os.path.dirname(launch.root()))]
         self._marks = marks.marks_of(run)
         self._journal = journal.Journal(run.journal)
         self._state = fold.fold(journal.read(run.journal))

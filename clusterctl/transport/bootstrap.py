@@ -4,9 +4,12 @@ The script is fixed; what differs goes into quoted assignments before it. It say
 with a marker that no echo of the script itself can contain. Nothing may be sent after the script before that line has
 come: some shells read their standard input in blocks and would swallow it.
 
-The bundle lies in `${XDG_CACHE_HOME:-~/.cache}/clusterctl/agents` on the node, or, where that cannot be written, in
-`/var/tmp/clusterctl-UID/agents` or `/dev/shm/clusterctl-UID/agents`. Beside it lies the same with compiled modules, one
-for each kind of Python, because importing sources from an archive would compile them at each start.
+The bundle lies in `$XDG_CACHE_HOME/clusterctl/agents` on the node, else in `~/.cache/clusterctl/agents`, or, where
+that cannot be written, in `/var/tmp/clusterctl-UID/agents` or `/dev/shm/clusterctl-UID/agents`. A home without a
+block device of its own comes last: most such homes are on a server, and an agent that imports from there hangs with
+it. Beside the bundle lies the same with compiled modules, one for each kind of Python, because importing sources from
+an archive would compile them at each start. What is whole is never replaced: where machines share the place others
+import from it, and a file that is replaced is stale to them (NFS).
 """
 
 from __future__ import annotations
@@ -68,11 +71,15 @@ except (ImportError, AttributeError) as error:
     os._exit(78)
 def folders():
     base = os.environ.get("XDG_CACHE_HOME", "")
-    if not base.startswith("/"):
-        base = os.path.expanduser("~/.cache")
-    yield base + "/clusterctl"
-    for base in ("/var/tmp", "/dev/shm"):
-        yield "%s/clusterctl-%d" % (base, os.getuid())
+    local = ["%s/clusterctl-%d" % (place, os.getuid()) for place in ("/var/tmp", "/dev/shm")]
+    if base.startswith("/"):
+        return [base + "/clusterctl"] + local
+    home = os.path.expanduser("~")
+    mine = [home + "/.cache/clusterctl"]
+    try:
+        return mine + local if os.major(os.stat(home).st_dev) else local + mine
+    except OSError:
+        return local + mine
 def own(folder):
     state = os.lstat(folder)
     if state.st_uid != os.getuid() or state.st_mode & 0o170002 != 0o040000:
@@ -99,13 +106,16 @@ def put(folder, name, data):
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(part, final)
-    except BaseException:
+        try:
+            os.link(part, final)
+        except OSError:
+            if not (load(folder) if name == digest + ".pyz" else os.path.exists(final)):
+                os.replace(part, final)
+    finally:
         try:
             os.unlink(part)
         except OSError:
             pass
-        raise
     return final
 def compiled(data):
     import importlib.util, io, marshal, zipfile

@@ -7,6 +7,7 @@ import queue
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from clusterctl.config.spec import HostSpec, TransportKind
 from clusterctl.errors import AgentError
 from clusterctl.sessions import Transports, open_session, open_sessions
 from clusterctl.transport.auth import SshAgent
-from clusterctl.transport.bootstrap import Preamble, script, start_agent
+from clusterctl.transport.bootstrap import Preamble, PreambleParser, script, start_agent
 from clusterctl.transport.local import LocalTransport
 from tests.contract_sessions import DEADLINE, Open, Reach, SessionContract, standin_bundle
 from tests.lab.waiting import wait_for
@@ -39,8 +40,9 @@ def home(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def shell(home: Path) -> Callable[..., Channel]:
-    """Opens a fresh shell with that home and nothing else of this environment."""
-    return lambda **env: LocalTransport({"HOME": str(home), "PATH": "/usr/bin:/bin", **env}).open(HOST)
+    """Opens a fresh shell with that home, the caches in it, and nothing else of this environment."""
+    mine = {"HOME": str(home), "XDG_CACHE_HOME": str(home / ".cache"), "PATH": "/usr/bin:/bin"}
+    return lambda **env: LocalTransport({**mine, **env}).open(HOST)
 
 
 def start(channel: Channel, bundle: Bundle | None = None, **options: Any) -> Preamble:
@@ -71,7 +73,7 @@ def elsewhere() -> Iterator[tuple[Bundle, Path]]:
 class TestLocal(SessionContract):
     @pytest.fixture
     def reach(self, home: Path) -> Reach:
-        return LocalTransport({**os.environ, "HOME": str(home), "XDG_CACHE_HOME": ""}), HOST
+        return LocalTransport({**os.environ, "HOME": str(home), "XDG_CACHE_HOME": str(home / ".cache")}), HOST
 
     def test_closing_ends_the_agent(self, opened: Open) -> None:
         session = opened()
@@ -195,13 +197,31 @@ def test_a_damaged_copy_of_the_agent_is_replaced(shell: Callable[..., Channel], 
 
 def test_sixteen_at_once_leave_one_whole_copy(home: Path, shell: Callable[..., Channel]) -> None:
     hosts = [HostSpec(name=f"h{i}", host="h", transport=TransportKind.LOCAL) for i in range(16)]
-    transport = LocalTransport({"HOME": str(home), "PATH": "/usr/bin:/bin"})
+    transport = LocalTransport({"HOME": str(home), "XDG_CACHE_HOME": str(home / ".cache"), "PATH": "/usr/bin:/bin"})
     sessions = [open_session(transport, host, queue.SimpleQueue(), bundle=standin_bundle()) for host in hosts]
     for session in sessions:
         session.close()
     names = sorted(path.name for path in (home / ".cache/clusterctl/agents").iterdir())
     assert len(names) == 2
     assert all(name.startswith(standin_bundle().sha256) for name in names)
+
+
+def test_what_others_import_from_is_not_replaced_by_the_same(shell: Callable[..., Channel], home: Path) -> None:
+    folder = home / ".cache/clusterctl/agents"
+    late, parser = shell(), PreambleParser("n0nce")
+    late.send(script("n0nce", standin_bundle(), ()), timeout=DEADLINE)
+    while not (said := parser.feed(late.recv(65536, timeout=DEADLINE))):
+        pass
+    assert said[0] == "need"
+    assert start(shell()).sent
+    files = {path.name: path.stat().st_ino for path in folder.iterdir()}
+
+    late.send(standin_bundle().data, timeout=DEADLINE)
+    late.send(encode_message(request(1, Command.HELLO, {}, None)), timeout=DEADLINE)
+    assert late.recv(1000, timeout=DEADLINE)
+    late.close()
+
+    assert {path.name: path.stat().st_ino for path in folder.iterdir()} == files
 
 
 def test_a_home_that_cannot_be_written_is_no_obstacle(
@@ -212,6 +232,16 @@ def test_a_home_that_cannot_be_written_is_no_obstacle(
     assert start(shell(), bundle).sent
     assert fallback.read_bytes() == bundle.data
     assert not start(shell(), bundle).sent
+
+
+def test_a_home_without_a_block_device_comes_last(
+    shell: Callable[..., Channel], elsewhere: tuple[Bundle, Path]
+) -> None:
+    bundle, fallback = elsewhere
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as home:
+        assert start(shell(HOME=home, XDG_CACHE_HOME=""), bundle).sent
+        assert os.listdir(home) == []
+    assert fallback.read_bytes() == bundle.data
 
 
 def test_a_world_writable_folder_is_not_trusted(
