@@ -11,8 +11,7 @@ import contextlib
 import os
 import stat
 
-from clusterctl.agent import protocol
-from clusterctl.agent.filesystems import NETWORK
+from clusterctl.agent import filesystems, protocol
 from clusterctl.agent.system import read_bytes
 from clusterctl.agent.values import value
 
@@ -51,10 +50,13 @@ def filesystem(path: str, mounts: str = _MOUNTS) -> str:
 
 
 def is_network(path: str, mounts: str = _MOUNTS) -> bool:
-    """Whether `path` (or its nearest parent that exists) lies on a filesystem that other machines share."""
+    """Whether `path` (or its nearest parent that exists) lies on a filesystem that other machines may share.
+
+    What a program serves (FUSE) counts, too: most of it is far away, and nobody knows all names.
+    """
     while not os.path.exists(path) and path != "/":
         path = os.path.dirname(path)
-    return filesystem(path, mounts) in NETWORK
+    return filesystems.may_hang(filesystem(path, mounts))
 
 
 def choose_root(environ: dict[str, str], home: str, uid: int, mounts: str = _MOUNTS) -> str:

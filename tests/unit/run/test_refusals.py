@@ -94,20 +94,21 @@ def test_without_logind_there_is_nothing_to_judge(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("shared", "told", "expected"),
+    ("kind", "told", "expected"),
     [
-        pytest.param(False, None, "home/.local/state/clusterctl", id="a home of its own"),
-        pytest.param(True, None, "/var/tmp/clusterctl-1000", id="a home that other machines share"),
-        pytest.param(True, "scratch", "scratch/clusterctl", id="told where to keep state"),
+        pytest.param(None, None, "home/.local/state/clusterctl", id="a home of its own"),
+        pytest.param("nfs4", None, "/var/tmp/clusterctl-1000", id="a home that other machines share"),
+        pytest.param("fuse.of-tomorrow", None, "/var/tmp/clusterctl-1000", id="a home that some program serves"),
+        pytest.param("nfs4", "scratch", "scratch/clusterctl", id="told where to keep state"),
     ],
 )
 def test_the_state_root_is_never_on_a_network_file_system(
-    tmp_path: Path, shared: bool, told: str | None, expected: str
+    tmp_path: Path, kind: str | None, told: str | None, expected: str
 ) -> None:
     home = tmp_path / "home"
     home.mkdir()
     mounts = tmp_path / "mounts"
-    mounts.write_text("/dev/sda / ext4 rw 0 0\n" + (f"server:/x {home} nfs4 rw 0 0\n" if shared else ""))
+    mounts.write_text("/dev/sda / ext4 rw 0 0\n" + (f"server:/x {home} {kind} rw 0 0\n" if kind else ""))
     environ = {"XDG_STATE_HOME": str(tmp_path / told)} if told else {}
 
     assert rundir.choose_root(environ, str(home), 1000, str(mounts)) == str(tmp_path / expected)
