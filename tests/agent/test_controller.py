@@ -288,6 +288,8 @@ def test_a_machine_that_was_rebooted_is_told_from_one_whose_link_broke(make_run:
 
     assert run.state.cause is not None
     assert run.state.cause.message == "node lost: it was rebooted"
+    said = [json.loads(line)["kind"] for line in (run.on("b") / "journal.jsonl").read_text().splitlines()]
+    assert said[-1] == "finished", "its supervisor is left"
 
 
 def test_a_node_that_answers_and_never_says_that_all_has_ended_is_named_in_time(make_run: MakeRun) -> None:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from clusterctl.agent import protocol as wire
 from clusterctl.agent.protocol import Command
-from clusterctl.errors import NotFoundError
-from clusterctl.run import events
+from clusterctl.errors import NotFoundError, RefusedError
+from clusterctl.run import ending, events
 from clusterctl.run.controller.controlled import CALL_SECONDS
-from clusterctl.run.links import ask_all, names, raise_first
+from clusterctl.run.links import ask_all, each, names, raise_first
 
 if TYPE_CHECKING:
     from clusterctl.run import policy
@@ -144,4 +144,15 @@ class Finishing:
             run.record(ended)
             run.control.wake()
 
-        run.aside(lambda: run.tell_finished(sessions, ended.state, ended.exit_code), close, close)
+        run.aside(lambda: self._tell_nodes(sessions, ended), close, close)
+
+    def _tell_nodes(self, sessions: dict[str, Session], ended: events.Ended) -> None:
+        """Tell nodes that the run has ended. In a thread.
+
+        One that was rebooted and came back at the last moment has no workers, but still has to close its attempt.
+        """
+        run = self._run
+        errors = run.tell_finished(sessions, ended.state, ended.exit_code)
+        refused = {n: sessions[n] for n, error in errors.items() if isinstance(error, RefusedError)}
+        late = {n: s for n, s in refused.items() if (node := run.known(n)) is not None and node.swept}
+        each(late, lambda n, s: ending.end_on_node(s, run.folder.run, n, run.grace))
