@@ -26,7 +26,7 @@ SYSTEM_TESTS := openssh-server openssh-client iproute2 nftables libfaketime tcsh
                 locales systemd
 SYSTEM_BENCH := pdsh clustershell
 
-.PHONY: help up test check unit agent lab-tests e2e lab bench format dist clean killer controls heavy health-repeat docs mutants
+.PHONY: help up test check unit agent lab-tests e2e lab bench format dist clean killer controls heavy health-repeat docs mutants worlds
 
 help:  ## Show what there is
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -74,6 +74,9 @@ mutants: $(VENV)/.mutation $(VENV)/.system  ## Break the deciding modules 200 ti
 killer: $(VENV)/.dev $(VENV)/.system  ## Kill a random process of a run at a random moment, 200 times (KILLER_RUNS, KILLER_SEED); cut a link for a minute
 	CLUSTERCTL_LONG=1 $(BIN)/python -m pytest tests/lab/test_faults.py -k minute $(PYTEST_ARGS)
 	$(BIN)/python -m tests.lab.killer
+
+worlds: $(VENV)/.dev $(VENV)/.system  ## Play runs in every world that machines may live in, for longer than a false alarm takes
+	CLUSTERCTL_LONG=1 $(BIN)/python -m pytest tests/lab/test_worlds.py $(PYTEST_ARGS)
 
 bench: $(VENV)/.dev $(VENV)/.system  ## Measure against peers, side by side
 	@command -v pdsh clush >/dev/null || $(MAKE) --no-print-directory system PACKAGES="$(SYSTEM_BENCH)"

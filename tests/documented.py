@@ -184,7 +184,7 @@ def is_target(command: str) -> bool:
     """Whether this is `make` and a target of the Makefile, or one of the measurements that `make bench` takes.
 
     `.ci/run` calls `up` (with the full torch, where a page names the CPU's index) and `test`, which calls `check`
-    and runs the tests of `unit`, `agent` and `lab-tests`. The long ones (`bench`, `controls`, `heavy`, `killer`) and
+    and runs the tests of `unit`, `agent` and `lab-tests`. The long ones (`bench`, `controls`, `heavy`, `killer`, `worlds`) and
     those for a person's hands (`lab`, `help`) no test calls: people do, and what they run is covered in small by the
     tests, or is a test itself that is only repeated more often.
     """

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -15,6 +15,33 @@ if TYPE_CHECKING:
     from tests.lab.lab import Lab
     from tests.lab.node import Node
     from tests.lab.spec import NodeSpec
+
+
+WELL, FAILS, ENDED = "well", "fails", "ended"
+"""The runs that are played in every world, see `tests.lab.play`: what is meant to become of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How a run ends.
+
+    Attributes:
+        code: Of `wait`.
+        state: As `status` has it.
+        cause: Part of the cause, as `status` has it; `node` is a node rank here.
+    """
+
+    code: int
+    state: str
+    cause: Mapping[str, Any] = field(default_factory=dict)
+
+
+OUTCOMES: Final[Mapping[str, Outcome]] = {
+    WELL: Outcome(code=0, state="succeeded"),
+    FAILS: Outcome(code=100, state="failed", cause={"kind": "exit", "node": 1, "rank": 1, "exit_code": 7}),
+    ENDED: Outcome(code=103, state="cancelled"),
+}
+"""How the runs end wherever nothing is in their way."""
 
 
 @dataclass(kw_only=True)
@@ -48,6 +75,9 @@ class World:
         sentence: What is so in it.
         make: Makes it with that many nodes; what has to be undone is put on the stack.
         packages: Debian's packages that it needs beyond those of every lab.
+        file: What the cluster file of a run has to say there beyond the usual; takes the run's name.
+        outcomes: How each run ends, by its name.
+        refused: What `up` says where nothing can be started, as a regular expression; the exit code before it.
         unavailable: Says why it cannot be had here.
     """
 
@@ -55,6 +85,9 @@ class World:
     sentence: str
     make: Maker
     packages: tuple[str, ...] = ()
+    file: Callable[[str], Mapping[str, Any]] = lambda _: {}
+    outcomes: Mapping[str, Outcome] = field(default_factory=lambda: OUTCOMES)
+    refused: tuple[int, str] | None = None
     unavailable: Callable[[], str | None] = lambda: None
 
     @contextlib.contextmanager

@@ -17,7 +17,7 @@ from tests.lab.worlds_far import FAR
 from tests.lab.worlds_machine import MACHINES
 from tests.lab.worlds_places import PLACES
 
-__all__ = ["WORLDS", "Scene", "World"]
+__all__ = ["EVERYDAY", "WORLDS", "Scene", "World"]
 
 WORLDS: Final = [
     World(name="plain", sentence="nothing is special", make=alike(NodeSpec())),
@@ -25,3 +25,28 @@ WORLDS: Final = [
     *MACHINES,
     *FAR,
 ]
+EVERYDAY: Final = frozenset(
+    [
+        "network home, cached",
+        "network home, no locks",
+        "network home, root squashed",
+        "network home, forgetful",
+        "network home, dead",
+        "network home, over quota",
+        "shared temporary folders",
+        "cleaned",
+        "read-only home",
+        "read-only temporary folders",
+        "tiny shared memory",
+        "rebooted",
+        "shut down",
+        "hidden processes",
+        "few processes",
+        "a Python of old headers",
+        "Latin-1",
+        "IPv6 only",
+        "jump host",
+        "two heads",
+    ]
+)
+"""Those in which most is different, and that take seconds: what the suite plays; `make worlds` plays all."""

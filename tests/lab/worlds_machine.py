@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from tests.lab import cgroups, crowd, locales, pythons, suspend
 from tests.lab.spec import NodeSpec
-from tests.lab.world import Scene, World, alike
+from tests.lab.world import ENDED, FAILS, WELL, Outcome, Scene, World, alike
 
 if TYPE_CHECKING:
     from contextlib import ExitStack
@@ -20,6 +21,8 @@ PAUSE_S: Final = 20.0
 PROCESSES: Final = 48
 DESCRIPTORS: Final = 64
 CROWD: Final = 5000
+LOST: Final = Outcome(code=105, state="lost", cause={"kind": "node_lost", "node": 0})
+TERMINATED: Final = Outcome(code=100, state="failed", cause={"kind": "signal", "node": 0, "signal": "SIGTERM"})
 
 
 def no_cgroups() -> str | None:
@@ -66,11 +69,13 @@ MACHINES: Final = [
         name="rebooted",
         sentence="the first node starts again",
         make=alike(NodeSpec(), first=lambda node: node.reboot()),
+        outcomes={WELL: LOST, FAILS: replace(LOST, cause={}), ENDED: LOST},
     ),
     World(
         name="shut down",
         sentence="the first node is told to start again, and ends its processes before",
         make=alike(NodeSpec(), first=lambda node: node.reboot(orderly=True)),
+        outcomes=dict.fromkeys((WELL, FAILS, ENDED), TERMINATED),
     ),
     World(
         name="paused",
@@ -112,6 +117,7 @@ MACHINES: Final = [
         name="a Python without ctypes",
         sentence="the only Python has no `_ctypes`",
         make=alike(lambda: NodeSpec(python=pythons.without_ctypes(), only_python=True)),
+        refused=(4, r"n\[1-2\]: no usable Python: \S+ No module named '_ctypes'.*\nhint: install Python 3.9"),
         unavailable=pythons.unavailable,
     ),
     World(

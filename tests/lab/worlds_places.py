@@ -11,6 +11,7 @@ from tests.lab.spec import NodeSpec
 from tests.lab.world import Scene, World, alike
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
     from contextlib import ExitStack
 
     from tests.lab.lab import Lab
@@ -38,10 +39,17 @@ def hardened(flag: str, *places: str) -> NodeSpec:
     return with_home(user="root", **{name: Place(flags=(flag,)) for name in places})
 
 
-def home(name: str, sentence: str, network: Network | None = None, user: str = "train", **befall: Any) -> World:
+def home(
+    name: str,
+    sentence: str,
+    network: Network | None = None,
+    user: str = "train",
+    file: Callable[[str], Mapping[str, Any]] = lambda _: {},
+    **befall: Any,
+) -> World:
     """Return a world whose homes are on a server."""
     make = alike(with_home(network, user), **befall)
-    return World(name=name, sentence=sentence, make=make, unavailable=no_fuse)
+    return World(name=name, sentence=sentence, make=make, unavailable=no_fuse, file=file)
 
 
 def hang(node: Node, seconds: float | None = HANG_S) -> None:
@@ -85,6 +93,7 @@ PLACES: Final = [
         Network(root_squash=True),
         "root",
         begin=open_keys,
+        file=lambda name: {"defaults": {"workdir": f"/var/tmp/work/{name}"}},
     ),
     home(
         "network home, unlisted",
@@ -119,6 +128,7 @@ PLACES: Final = [
         name="read-only home",
         sentence="the home cannot be written",
         make=alike(NodeSpec(places={HOME: Place(flags=("ro",))})),
+        refused=(6, r"n\[1-2\]: cannot keep state in /root/\S+: Read-only file system\nhint: set XDG_STATE_HOME"),
     ),
     World(
         name="noexec home",
@@ -135,6 +145,7 @@ PLACES: Final = [
         name="read-only temporary folders",
         sentence="/tmp and /var/tmp cannot be written; the home is on a server",
         make=alike(hardened("ro", "/tmp", "/var/tmp")),
+        refused=(6, r"n\[1-2\]: cannot keep state in /var/tmp/\S+: Read-only file system\nhint: set XDG_STATE_HOME"),
         unavailable=no_fuse,
     ),
     World(
