@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.lab.killer import lock_holder
+from tests.lab.locks import lock_holder
 from tests.lab.waiting import wait_for
 
 if TYPE_CHECKING:

@@ -25,9 +25,9 @@ class Head:
     env: Mapping[str, str]
     enter: Sequence[str] = ()
 
-    def write(self, hosts: Mapping[str, int], job: Mapping[str, Any], **more: Any) -> Path:
-        """Write `cluster.yaml`: host to workers (no GPUs)."""
-        entries = [{"host": name, "gpus": 0, "workers": count} for name, count in hosts.items()]
+    def write(self, hosts: Mapping[str, int], job: Mapping[str, Any], *, gpus: Sequence[int] = (), **more: Any) -> Path:
+        """Write `cluster.yaml`: host to workers, and the GPUs of each host, which need not be there to be claimed."""
+        entries = [{"host": name, "gpus": list(gpus) or 0, "workers": count} for name, count in hosts.items()]
         document = {"version": 1, "name": "lab", "hosts": entries, "job": dict(job), **more}
         path = self.folder / "cluster.yaml"
         path.write_text(yaml.safe_dump(document, allow_unicode=True))

@@ -1,14 +1,19 @@
 """The random killer: one process of a run dies at a random moment, then `down` must leave nothing and lose nothing.
 
-    KILLER_RUNS=200 KILLER_SEED=7 python -m tests.lab.killer     # each round can be repeated: KILLER_FIRST=113
+    KILLER_RUNS=200 KILLER_SEED=7 python -m tests.lab.killer
+    python -m tests.lab.killer --world "network home" --world "IPv6 only"     # half of the rounds in each
+    KILLER_FIRST=113 KILLER_RUNS=1 KILLER_SEED=7 python -m tests.lab.killer   # one round once more
 
 A round starts a run on two nodes, kills a process of a random kind (also while the run is still being started), waits a
 moment and ends the run. Around it live decoys that look like the run and must not be touched: a run of another name on
 the same nodes, the same script started by hand, the user's own `sleep`.
+
+A world (`tests/lab/worlds.py`) is where that happens; what befalls some of them does not happen here.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import random
 import signal
@@ -17,13 +22,18 @@ import sys
 import tempfile
 import threading
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.lab.head_cli import Head
 from tests.lab.lab import Lab
+from tests.lab.locks import lock_holder
+from tests.lab.remains import Watch, state_root
+from tests.lab.rounds import HEADLINE, NOBODY, Round, Wrong, row
+from tests.lab.spec import SHARED
+from tests.lab.victims import KINDS, kill
 from tests.lab.waiting import wait_for
+from tests.lab.worlds import WORLDS, World
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,35 +51,18 @@ if rank == "2" and os.fork() == 0:
         os.closerange(0, 64)
         os.execve("/bin/sleep", ["stray-of-a-rank", "86400"], {})
     os._exit(0)
-copy = os.open(os.path.expanduser("~/copy.%s.%s" % (os.environ.get("CLUSTERCTL_RUN_ID"), rank)), os.O_WRONLY | os.O_CREAT)
+run = os.environ.get("CLUSTERCTL_RUN_ID", str(os.getpid()))
+copy = os.open("/srv/shared/copy.%s.%s" % (run, rank), os.O_WRONLY | os.O_CREAT)
+pause = float(os.environ.get("PAUSE", "0.05"))
 number = 0
 while True:
     line = b"rank %s line %d \\xff\\n" % (rank.encode(), number)
     os.write(copy, line)
     os.write(1, line)
     number += 1
-    time.sleep(0.003)
+    time.sleep(pause)
 """
-KINDS = ("controller", "supervisor", "waiter", "serve", "worker", "sshd")
 GONE_WITHIN = 20.0
-
-
-@dataclass
-class Round:
-    """What was done, and what was found wrong."""
-
-    number: int
-    kind: str = ""
-    victim: str = ""
-    after: float = 0.0
-    seconds: float = 0.0
-    problems: list[str] = field(default_factory=list)
-
-    def __str__(self) -> str:
-        verdict = "; ".join(self.problems) or "ok"
-        return (
-            f"round {self.number}: {self.kind} ({self.victim}) at {self.after:.2f} s, {self.seconds:.1f} s: {verdict}"
-        )
 
 
 class Killer:
@@ -77,88 +70,105 @@ class Killer:
 
     Args:
         made: The nodes; they stay the same.
-        env: Environment of the head's commands.
-        folder: For cluster files and state.
+        env: Environment of the head's commands; the state of runs is kept apart below its XDG_STATE_HOME.
+        folder: For cluster files.
         seed: Tells every round's choices.
     """
 
     def __init__(self, made: Sequence[Node], env: dict[str, str], folder: Path, seed: int) -> None:
         self.made, self.env, self.folder, self.seed = made, env, folder, seed
         self._decoys: list[subprocess.Popen[bytes]] = []
-        self._untouched: list[set[tuple[int, str]]] = []
-        self._neighbour = self._head("neighbour")
+        self._watches: list[Watch] = []
+        self._neighbour = self._head("neighbour", gpus=(0, 1))
         self._neighbour_run = ""
 
     def begin(self) -> None:
         """Start the decoys."""
         self._neighbour_run = str(self._neighbour.json("up", "-d", "--no-health")["run"])
         for node in self.made:
-            script = node.path(f"{self._neighbour.workdir('neighbour')}/count.py")
-            wait_for(script.exists, what="the synced script")
-            inside = "/" + str(script).split("/root/", 1)[1]
-            self._decoys += [node.start(["sleep", "86400"]), node.start(["python3", inside, "decoy"])]
+            path = f"{self._neighbour.workdir('neighbour')}/count.py"
+            wait_for(node.path(path).exists, what="the synced script")
+            script = ["python3", f"{node.spec.home}/{path}", "decoy"]
+            self._decoys += [node.start(argv, user=node.spec.user) for argv in (["sleep", "86400"], script)]
             wanted = ("^sleep 86400", "count.py decoy", "count.py$")
             wait_for(lambda node=node, wanted=wanted: all(node.pids_of(w) for w in wanted), what="the decoys")  # type: ignore[misc]
         wait_for(lambda: self.made[1].pids_of("^stray-of-a-rank"), what="what rank 2 of the neighbour leaves behind")
-        self._untouched = [self._processes(node) for node in self.made]
+        self._watches = [Watch(node, self._neighbour_run) for node in self.made]
 
-    def end(self) -> None:
-        """End the decoys."""
-        self._neighbour.run("down", self._neighbour_run)
+    def end(self) -> Round:
+        """End the neighbour and the decoys; return what became of the neighbour, as of a round of its own."""
+        result = Round(None)
+        began = time.monotonic()
+        ended = self._neighbour.run("down", self._neighbour_run, timeout=90)
+        if ended.returncode != 0:
+            result.problems.append((Wrong.FAILED, f"`down` exited with {ended.returncode}: {ended.stderr[-500:]}"))
+        self._compare(result, self._neighbour, self._neighbour_run)
         for decoy in self._decoys:
+            if decoy.poll() is not None:
+                result.problems.append((Wrong.TOUCHED, f"a decoy ended with {decoy.returncode}"))
             decoy.kill()
             decoy.wait()
+        result.seconds = time.monotonic() - began
+        return result
 
     def round(self, number: int) -> Round:
         """Start, kill, end, and look."""
         dice = random.Random(f"{self.seed}-{number}")
         result = Round(number)
         began = time.monotonic()
-        head = self._head(f"round-{number}")
+        head = self._head(result.name, gpus=(2, 3))
         with (head.folder / "up.err").open("wb") as said:
             argv = [sys.executable, "-m", "clusterctl", "up", "-d", "--no-health"]
             null = subprocess.DEVNULL
             up = subprocess.Popen(argv, cwd=head.folder, env=dict(head.env), stdin=null, stdout=null, stderr=said)
+        try:
+            self._play(result, dice, head, up)
+        except (TimeoutError, subprocess.TimeoutExpired) as error:
+            result.problems.append((Wrong.FAILED, str(error)))
+            up.kill()
+            up.wait()
+        self._look(result, head, self._run_of(head))
+        result.seconds = time.monotonic() - began
+        return result
+
+    def _play(self, result: Round, dice: random.Random, head: Head, up: subprocess.Popen[bytes]) -> None:
         run = wait_for(lambda: self._run_of(head), 60.0, what="the run's directory")
         appeared = time.monotonic()
         self._until(appeared + dice.uniform(0.0, 2.5))
         result.kind = dice.choice(KINDS)
-        result.victim = self._kill(dice, result.kind, head, run)
+        victim, again = kill(result.kind, dice, self.made, self._run_dir(head, run)) or (NOBODY, lambda: None)
+        result.victim = victim
         result.after = time.monotonic() - appeared
         self._until(time.monotonic() + dice.choice((0.0, dice.uniform(0.0, 1.0))))
         ended = head.run("down", run, timeout=90)
+        if ended.returncode != 0:
+            result.problems.append((Wrong.FAILED, f"`down` exited with {ended.returncode}: {ended.stderr[-500:]}"))
         up.wait(timeout=60)
-        self._look(result, head, run, ended)
-        result.seconds = time.monotonic() - began
-        return result
+        again()
 
-    def account(self, number: int) -> str:
+    def account(self, played: Round) -> str:
         """What the run of a round wrote about itself, for a person who looks for a fault."""
-        folder = self.folder / f"round-{number}"
-        paths = [folder / "up.err", *folder.glob("state/clusterctl/runs/*/controller.log")]
-        paths += [
-            *folder.glob("state/clusterctl/runs/*/events.jsonl"),
-            *folder.glob("state/clusterctl/runs/*/nodes/*/journal*"),
-        ]
-        run = next(folder.glob("state/clusterctl/runs/*")).name
-        for node in self.made:
-            paths += node.path(".local/state/clusterctl/nodes").glob(f"{run}/*/supervisor.log")
-        return "\n".join(f"== {path}\n{path.read_text(errors='replace')[-6000:]}" for path in paths)
+        name = played.name
+        paths = [self.folder / name / "up.err"]
+        for run in Path(self.env["XDG_STATE_HOME"], name).glob("clusterctl/runs/*"):
+            paths += [run / "controller.log", run / "events.jsonl", *run.glob("nodes/*/journal*")]
+            for node in self.made:
+                paths += state_root(node).glob(f"nodes/{run.name}/*/supervisor.log")
+        return "\n".join(f"== {path}\n{path.read_text(errors='replace')[-6000:]}" for path in paths if path.exists())
 
     # --- one round's parts
 
-    def _head(self, name: str) -> Head:
+    def _head(self, name: str, gpus: Sequence[int]) -> Head:
+        """A checkout of its own; no node has these GPUs, but all can be claimed."""
         folder = self.folder / name
         folder.mkdir()
         (folder / "count.py").write_text(SCRIPT)
-        head = Head(folder, {**self.env, "XDG_STATE_HOME": str(folder / "state")})
-        title = "neighbour" if name == "neighbour" else "victim"
-        head.write(
-            {n.name: 2 for n in self.made},
-            {"script": "count.py", "grace": "1s"},
-            name=title,
-            sync={"exclude": ["state", "*.err"]},
-        )
+        head = Head(folder, {**self.env, "XDG_STATE_HOME": f"{self.env['XDG_STATE_HOME']}/{name}"})
+        neighbour = name == "neighbour"
+        title = name if neighbour else "victim"
+        # What only has to be there takes no time from what is looked at.
+        job = {"script": "count.py", "grace": "1s", "env": {} if neighbour else {"PAUSE": "0.003"}}
+        head.write({node.name: 2 for node in self.made}, job, gpus=gpus, name=title, sync={"exclude": ["*.err"]})
         return head
 
     @staticmethod
@@ -175,142 +185,95 @@ class Killer:
     def _run_dir(head: Head, run: str) -> Path:
         return Path(head.env["XDG_STATE_HOME"]) / "clusterctl" / "runs" / run
 
-    def _kill(self, dice: random.Random, kind: str, head: Head, run: str) -> str:
-        """Kill one process of that kind as soon as there is one; return who it was."""
-
-        def find() -> tuple[Node | None, int] | None:
-            found = self._of_kind(kind, head, run)
-            return dice.choice(found) if found else None
-
-        try:
-            node, pid = wait_for(find, 5.0, what=f"a {kind}")
-        except (TimeoutError, AssertionError):
-            return "none was there"
-        if node is None:
-            os.kill(pid, signal.SIGKILL)
-            return f"{pid} on the head"
-        listener = kind == "sshd" and pid == node.sshd_listener()
-        node.signal(pid, signal.SIGKILL)
-        if listener:
-            threading.Timer(dice.uniform(0.0, 1.5), node.restart_sshd).start()
-            return f"the listener on {node.name}"
-        return f"{pid} on {node.name}"
-
-    def _of_kind(self, kind: str, head: Head, run: str) -> list[tuple[Node | None, int]]:
-        if kind == "controller":
-            pid = lock_holder(self._run_dir(head, run) / "lock")
-            return [] if pid is None else [(None, pid)]
-        if kind == "sshd":
-            return [(n, pid) for n in self.made for pid in n.sshd_pids()]
-        patterns = {
-            "supervisor": f"supervise {run}",
-            "waiter": f"clusterctl-agent wait .*{run}",
-            "serve": "agent serve",
-        }
-        if kind in patterns:
-            return [(n, pid) for n in self.made for pid in n.pids_of(patterns[kind])]
-        return [
-            (n, pid)
-            for n in self.made
-            for pid in n.pids_of(r"count\.py$")
-            if n.environ(pid).get("CLUSTERCTL_RUN_ID") == run
-        ]
-
     # --- looking
 
-    def _look(self, result: Round, head: Head, run: str, ended: subprocess.CompletedProcess[str]) -> None:
-        if ended.returncode != 0:
-            result.problems.append(f"`down` exited with {ended.returncode}: {ended.stderr[-500:]}")
-        try:
-            wait_for(lambda: not self._survivors(run), GONE_WITHIN, what="survivors to be gone")
-        except (TimeoutError, AssertionError):
-            result.problems.append(f"left: {self._survivors(run)}")
+    def _look(self, result: Round, head: Head, run: str | None) -> None:
+        for watch in self._watches:
+            try:
+                wait_for(lambda watch=watch: not watch.left(), GONE_WITHIN, what="the run to be gone", every=0.1)  # type: ignore[misc]
+            except TimeoutError:
+                result.problems += [(Wrong.LEFT, f"{watch.node.name}: {what}") for what in watch.left()]
+            result.problems += [(Wrong.TOUCHED, f"{watch.node.name}: {what}") for what in watch.touched()]
+            watch.settle()
+        if run is None:
+            return
         if lock_holder(self._run_dir(head, run) / "lock") is not None:
-            result.problems.append("a controller is left")
-        for node, before in zip(self.made, self._untouched, strict=True):
-            missing = before - self._processes(node)
-            if missing:
-                result.problems.append(f"decoys touched on {node.name}: {sorted(missing)}")
-        for node in self.made:
-            self._compare(result, node, self._run_dir(head, run) / "nodes" / node.name, run)
+            result.problems.append((Wrong.LEFT, "a controller"))
+        self._compare(result, head, run)
 
-    def _survivors(self, run: str) -> list[tuple[str, int, str]]:
-        """What of the run is there: by its marks as this test reads them, not as the product does."""
-        found = []
-        for node in self.made:
-            for process in node.leftovers():
-                mine = node.environ(process.pid).get("CLUSTERCTL_RUN_ID") == run or run in process.command
-                stray = "stray-of-a-rank" in process.command and not self._known(node, process.pid)
-                if mine or stray:
-                    found.append((node.name, process.pid, process.command))
-        return found
-
-    def _known(self, node: Node, pid: int) -> bool:
-        return any(pid == known for known, _ in self._untouched[list(self.made).index(node)])
-
-    def _processes(self, node: Node) -> set[tuple[int, str]]:
-        """The decoys and the neighbour's own processes; its connections may come and go."""
-        ours = ("count.py", "sleep 86400", "stray-of-a-rank", "clusterctl-agent wait", "clusterctl-agent supervise")
-        return {(p.pid, p.command) for p in node.leftovers() if any(word in p.command for word in ours)}
-
-    def _compare(self, result: Round, node: Node, replicas: Path, run: str) -> None:
-        for rank in range(4):
-            theirs = next(
-                node.path(".local/state/clusterctl/nodes").glob(f"{run}/{node.name}/attempt-0/rank-{rank}.log"), None
-            )
-            if theirs is None:
-                continue
-            written = theirs.read_bytes()
-            replica = replicas / "attempt-0" / f"rank-{rank}.log"
-            ours = replica.read_bytes() if replica.exists() else b""
-            if ours != written:
-                result.problems.append(f"rank {rank}: {len(ours)} bytes here, {len(written)} there")
-            copy = node.path(f"copy.{run}.{rank}")
-            said = copy.read_bytes() if copy.exists() else b""
-            if not said.startswith(written) or said[len(written) :].count(b"\n") > 1:
-                result.problems.append(f"rank {rank} wrote {len(said)} bytes, its file holds {len(written)}")
+    def _compare(self, result: Round, head: Head, run: str) -> None:
+        """Compare what the ranks wrote with what their nodes have of it, and that with what the head has."""
+        for i, node in enumerate(self.made):
+            for rank in (2 * i, 2 * i + 1):
+                said = _bytes(node.path(f"{SHARED}/copy.{run}.{rank}"))
+                log = f"{node.name}/attempt-0/rank-{rank}.log"
+                written = _bytes(state_root(node) / "nodes" / run / log)
+                replica = _bytes(self._run_dir(head, run) / "nodes" / log)
+                if replica != written:
+                    text = f"rank {rank}: {len(replica)} bytes here, {len(written)} on {node.name}"
+                    result.problems.append((Wrong.LOST, text))
+                # A rank that dies between its two writes has said one line more than it has printed.
+                if not said.startswith(written) or said[len(written) :].count(b"\n") > 1:
+                    text = f"rank {rank} wrote {len(said)} bytes, its file on {node.name} holds {len(written)}"
+                    result.problems.append((Wrong.LOST, text))
 
 
-def lock_holder(lock: Path) -> int | None:
-    """Return the pid of the controller that holds a run directory."""
-    try:
-        inode = lock.stat().st_ino
-    except FileNotFoundError:
-        return None
-    for line in Path("/proc/locks").read_text().splitlines():
-        fields = line.split()
-        # The same number may be another file's on another file system.
-        if f":{inode} " in line and fields[1] != "->" and _has_open(int(fields[4]), lock):
-            return int(fields[4])
-    return None
+def _bytes(path: Path) -> bytes:
+    return path.read_bytes() if path.exists() else b""
 
 
-def _has_open(pid: int, file: Path) -> bool:
-    try:
-        return any(fd.samefile(file) for fd in Path(f"/proc/{pid}/fd").iterdir() if fd.exists())
-    except (FileNotFoundError, PermissionError):
-        return False
+def play(world: World, numbers: range, seed: int) -> list[Round]:
+    """Play rounds in a world, and tell of each."""
+    with Lab() as lab, world.on(lab, 2) as scene, tempfile.TemporaryDirectory(prefix="clusterctl-killer-") as folder:
+        env = {**lab.head_env(XDG_STATE_HOME=f"{folder}/state"), **scene.env}
+        killer = Killer(scene.nodes, env, Path(folder), seed)
+        killer.begin()
+        played = []
+        for number in numbers:
+            result = killer.round(number)
+            print(result, flush=True)
+            if result.problems:
+                print(killer.account(result), flush=True)
+            played.append(result)
+        neighbour = killer.end()
+        print(neighbour, flush=True)
+    return [*played, neighbour]
+
+
+def wanted_worlds() -> list[World]:
+    """Return the worlds that the command line names, else KILLER_WORLDS (with `;` between them), else the plain one."""
+    worlds = {world.name: world for world in WORLDS}
+    parser = argparse.ArgumentParser(prog="python -m tests.lab.killer", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--world", action="append", metavar="NAME", help="a world of tests/lab/worlds.py; repeatable")
+    names = parser.parse_args().world or os.environ.get("KILLER_WORLDS", "plain").split(";")
+    for name in names:
+        if name.strip() not in worlds:
+            parser.error(f"there is no world `{name.strip()}`; there are: {', '.join(f'`{one}`' for one in worlds)}")
+        reason = worlds[name.strip()].unavailable()
+        if reason:
+            parser.error(f"there can be no world `{name.strip()}` here: {reason}")
+    return [worlds[name.strip()] for name in names]
 
 
 def main() -> int:
-    """Run the rounds and tell of each; 1 where something was found wrong."""
+    """Run the rounds, an equal part in each world; 1 where something was found wrong."""
+    # A plain `kill` of this process tears down as Ctrl-C does.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    worlds = wanted_worlds()
     wanted = int(os.environ.get("KILLER_RUNS", "200"))
     first = int(os.environ.get("KILLER_FIRST", "0"))
     seed = int(os.environ.get("KILLER_SEED", str(random.SystemRandom().randrange(10**6))))
     print(f"seed {seed}, rounds {first} to {first + wanted - 1}", flush=True)
-    bad: list[Round] = []
-    with Lab() as lab, tempfile.TemporaryDirectory(prefix="clusterctl-killer-") as folder:
-        killer = Killer(lab.add(2), lab.head_env(), Path(folder), seed)
-        killer.begin()
-        for number in range(first, first + wanted):
-            result = killer.round(number)
-            print(result, flush=True)
-            if result.problems:
-                bad.append(result)
-                print(killer.account(number), flush=True)
-        killer.end()
-    print(f"seed {seed}: {wanted - len(bad)} of {wanted} rounds left nothing, touched no decoy and lost no byte")
-    return 1 if bad else 0
+    table, good = [HEADLINE], True
+    bounds = [first + wanted * i // len(worlds) for i in range(len(worlds) + 1)]
+    for i, world in enumerate(worlds):
+        print(f"world: {world.name} ({world.sentence})", flush=True)
+        played = play(world, range(bounds[i], bounds[i + 1]), seed)
+        good = good and not any(one.problems for one in played)
+        table.append(row(world.name, played))
+        print(table[-1], flush=True)
+    print("\n".join([f"seed {seed}", *table]))
+    return 0 if good else 1
 
 
 if __name__ == "__main__":

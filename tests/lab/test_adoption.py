@@ -23,7 +23,7 @@ from tests.lab.faulty import (
     writes,
 )
 from tests.lab.head_cli import Head
-from tests.lab.killer import lock_holder
+from tests.lab.locks import lock_holder
 from tests.lab.spec import SHARED
 from tests.lab.waiting import wait_for
 

@@ -25,6 +25,6 @@ def test_whatever_process_is_killed_at_whatever_moment_nothing_is_left_and_nothi
 
     rounds = [killer.round(number) for number in range(ROUNDS)]
 
-    killer.end()
-    bad = [f"{one}\n{killer.account(one.number)}" for one in rounds if one.problems]
+    rounds.append(killer.end())
+    bad = [f"{one}\n{killer.account(one)}" for one in rounds if one.problems]
     assert not bad, f"seed {SEED}: " + "\n".join(bad)

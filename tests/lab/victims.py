@@ -1,0 +1,69 @@
+"""Who dies in a round of the random killer."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from typing import TYPE_CHECKING, Final
+
+from tests.lab.locks import lock_holder
+from tests.lab.waiting import wait_for
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from tests.lab.node import Node
+
+KINDS: Final = ("controller", "supervisor", "waiter", "serve", "worker", "sshd")
+
+
+def kill(kind: str, dice: random.Random, made: Sequence[Node], run_dir: Path) -> tuple[str, Callable[[], None]] | None:
+    """Kill one process of a kind as soon as there is one.
+
+    Returns:
+        Who it was, and what returns when all that has to be started again is there; None if nobody came in 5 s.
+    """
+
+    def find() -> tuple[Node | None, int] | None:
+        found = of_kind(kind, made, run_dir)
+        return dice.choice(found) if found else None
+
+    try:
+        node, pid = wait_for(find, 5.0, what=f"a {kind}")
+    except TimeoutError:
+        return None
+    if node is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        return f"{pid} on the head", lambda: None
+    listener = kind == "sshd" and pid == node.sshd_listener()
+    node.signal(pid, signal.SIGKILL)
+    if not listener:
+        return f"{pid} on {node.name}", lambda: None
+    restart = threading.Timer(dice.uniform(0.0, 1.5), node.restart_sshd)
+    restart.start()
+    return f"the listener on {node.name}", restart.join
+
+
+def of_kind(kind: str, made: Sequence[Node], run_dir: Path) -> list[tuple[Node | None, int]]:
+    """Return the living processes of a kind, by node; on the head, by None."""
+    run = run_dir.name
+    if kind == "controller":
+        pid = lock_holder(run_dir / "lock")
+        return [] if pid is None else [(None, pid)]
+    if kind == "sshd":
+        return [(n, pid) for n in made for pid in n.sshd_pids()]
+    patterns = {
+        "supervisor": f"supervise {run}",
+        "waiter": f"clusterctl-agent wait .*{run}",
+        "serve": "agent serve",
+    }
+    if kind in patterns:
+        return [(n, pid) for n in made for pid in n.pids_of(patterns[kind])]
+    return [
+        (n, pid) for n in made for pid in n.pids_of(r"count\.py$") if n.environ(pid).get("CLUSTERCTL_RUN_ID") == run
+    ]
