@@ -167,8 +167,11 @@ class Killer:
         neighbour = name == "neighbour"
         title = name if neighbour else "victim"
         # What only has to be there takes no time from what is looked at.
-        job = {"script": "count.py", "grace": "1s", "env": {} if neighbour else {"PAUSE": "0.003"}}
-        head.write({node.name: 2 for node in self.made}, job, gpus=gpus, name=title, sync={"exclude": ["*.err"]})
+        env = {} if neighbour else {"PAUSE": "0.003"}
+        job = {"script": "count.py", "grace": "1s"}
+        head.write(
+            {node.name: 2 for node in self.made}, job, gpus=gpus, name=title, env=env, sync={"exclude": ["*.err"]}
+        )
         return head
 
     @staticmethod
