@@ -22,7 +22,7 @@ from clusterctl.agent import proc
 from tests import fake_disk
 from tests.lab.faulty import controller_pid, run_dir
 from tests.lab.head_cli import Head
-from tests.lab.killer import lock_holder
+from tests.lab.locks import lock_holder
 from tests.lab.waiting import wait_for
 
 if TYPE_CHECKING:
