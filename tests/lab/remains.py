@@ -117,7 +117,9 @@ class Watch:
         """Yield what is in the home and in the folders for temporary files, but for what may stay."""
         for place in (HOME, *TEMPORARY):
             top, where = folder(self.node, place), self.node.where(place)
+            device = top.stat().st_dev
             for path, folders, files in os.walk(top):
+                folders[:] = [name for name in folders if _lies_on(device, os.path.join(path, name))]
                 inside = os.path.normpath(os.path.join(where, os.path.relpath(path, top)))
                 for name in [*folders, *files]:
                     whole = f"{inside}/{name}"
@@ -125,6 +127,14 @@ class Watch:
                         folders.remove(name)
                     if not self._may_stay.fullmatch(whole):
                         yield whole
+
+
+def _lies_on(device: int, path: str) -> bool:
+    """Whether a folder is there and not mounted: what the lab itself shows in a home, an interpreter for one, is."""
+    try:
+        return os.lstat(path).st_dev == device
+    except FileNotFoundError:
+        return False
 
 
 def may_stay(node: Node) -> re.Pattern[str]:

@@ -19,13 +19,14 @@ if TYPE_CHECKING:
     from tests.lab.node import Node
 
 KINDS: Final = ("controller", "supervisor", "waiter", "serve", "worker", "sshd")
+THERE_WITHIN: Final = 20.0
 
 
 def kill(kind: str, dice: random.Random, made: Sequence[Node], run_dir: Path) -> tuple[str, Callable[[], None]] | None:
     """Kill one process of a kind as soon as there is one.
 
     Returns:
-        Who it was, and what returns when all that has to be started again is there; None if nobody came in 5 s.
+        Who it was, and what returns when all that has to be started again is there; None if nobody came.
     """
 
     def find() -> tuple[Node | None, int] | None:
@@ -33,7 +34,7 @@ def kill(kind: str, dice: random.Random, made: Sequence[Node], run_dir: Path) ->
         return dice.choice(found) if found else None
 
     try:
-        node, pid = wait_for(find, 5.0, what=f"a {kind}")
+        node, pid = wait_for(find, THERE_WITHIN, what=f"a {kind}")
     except TimeoutError:
         return None
     if node is None:
