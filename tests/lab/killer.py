@@ -143,7 +143,9 @@ class Killer:
         ended = head.run("down", run, timeout=90)
         if ended.returncode != 0:
             result.problems.append((Wrong.FAILED, f"`down` exited with {ended.returncode}: {ended.stderr[-500:]}"))
-        up.wait(timeout=60)
+        started = up.wait(timeout=60)
+        if victim == NOBODY and started != 0:
+            result.problems.append((Wrong.FAILED, f"`up` exited with {started} before anybody was killed"))
         again()
 
     def account(self, played: Round) -> str:
@@ -227,7 +229,7 @@ def _bytes(path: Path) -> bytes:
 
 def play(world: World, numbers: range, seed: int) -> list[Round]:
     """Play rounds in a world, and tell of each."""
-    with Lab() as lab, world.on(lab, 2) as scene, tempfile.TemporaryDirectory(prefix="clusterctl-killer-") as folder:
+    with tempfile.TemporaryDirectory(prefix="clusterctl-killer-") as folder, Lab() as lab, world.on(lab, 2) as scene:
         env = {**lab.head_env(XDG_STATE_HOME=f"{folder}/state"), **scene.env}
         killer = Killer(scene.nodes, env, Path(folder), seed)
         killer.begin()

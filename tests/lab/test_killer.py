@@ -1,4 +1,4 @@
-"""A few rounds of the random killer; `make killer` runs 200 of other choices."""
+"""A few rounds of the random killer; `make killer` runs 200 of other choices, in any world."""
 
 from __future__ import annotations
 
@@ -8,23 +8,28 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.lab.killer import Killer
+from tests.lab.worlds import WORLDS
 
 if TYPE_CHECKING:
-    from tests.lab.conftest import NodeFactory
+    from tests.lab.lab import Lab
 
-ROUNDS = 4
 SEED = 4
 
 
 @pytest.mark.timeout(240)
+@pytest.mark.parametrize(("name", "rounds"), [("plain", 4), ("network home", 1)])
 def test_whatever_process_is_killed_at_whatever_moment_nothing_is_left_and_nothing_lost(
-    nodes: NodeFactory, head_env: dict[str, str], tmp_path: Path
+    lab: Lab, tmp_path: Path, name: str, rounds: int
 ) -> None:
-    killer = Killer(nodes(2), head_env, tmp_path, SEED)
-    killer.begin()
+    world = next(world for world in WORLDS if world.name == name)
+    reason = world.unavailable()
+    if reason:
+        pytest.skip(reason)
+    with world.on(lab) as scene:
+        killer = Killer(scene.nodes, lab.head_env(XDG_STATE_HOME=str(tmp_path / "state")), tmp_path, SEED)
+        killer.begin()
 
-    rounds = [killer.round(number) for number in range(ROUNDS)]
+        played = [*map(killer.round, range(rounds)), killer.end()]
 
-    rounds.append(killer.end())
-    bad = [f"{one}\n{killer.account(one)}" for one in rounds if one.problems]
+        bad = [f"{one}\n{killer.account(one)}" for one in played if one.problems]
     assert not bad, f"seed {SEED}: " + "\n".join(bad)
