@@ -187,7 +187,7 @@ def write_whole(path: str, data: bytes, mode: int = 0o600, *, durable: bool = Fa
     """Put a file in place so that a reader sees all of it or what was there before; `durable`: after a crash too."""
     import tempfile  # which imports half of the standard library
 
-    fd, temporary = tempfile.mkstemp(prefix=".", dir=os.path.dirname(path))
+    fd, temporary = tempfile.mkstemp(prefix=f".{os.path.basename(path)}.", dir=os.path.dirname(path))
     try:
         try:
             os.fchmod(fd, mode)
