@@ -51,7 +51,7 @@ if rank == "2" and os.fork() == 0:
         os.closerange(0, 64)
         os.execve("/bin/sleep", ["stray-of-a-rank", "86400"], {})
     os._exit(0)
-run = os.environ.get("CLUSTERCTL_RUN_ID", str(os.getpid()))
+run = os.environ.get("CLUSTERCTL_RUN_ID", os.urandom(8).hex())
 copy = os.open("/srv/shared/copy.%s.%s" % (run, rank), os.O_WRONLY | os.O_CREAT)
 pause = float(os.environ.get("PAUSE", "0.05"))
 number = 0
