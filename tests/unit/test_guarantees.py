@@ -10,7 +10,7 @@ from tests.lab.world import ENDED, FAILS, OUTCOMES, WELL, World
 from tests.lab.worlds import EVERYDAY, WORLDS
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-PAGE = (REPOSITORY / "docs" / "guarantees.md").read_text().partition("## How fast")[0]
+PAGE = (REPOSITORY / "docs" / "guarantees.md").read_text().partition("## The random killer")[0]
 HEAD = "| world |"
 NOTES = "¹²³⁴⁵⁶⁷⁸⁹"
 COLUMNS = {"ends well": WELL, "no false alarm": None, "told truly": None, "`down`": ENDED, "failure named": FAILS}
