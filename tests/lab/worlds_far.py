@@ -102,6 +102,7 @@ FAR: Final = [
         name="head's state on a server, no locks",
         sentence="the state of runs is where flock fails with ENOLCK",
         make=state_on_server(Network(export="state", locks="ENOLCK")),
+        refused=(6, r"files in \S+ cannot be locked: No locks available\nhint: set XDG_STATE_HOME"),
         unavailable=no_fuse,
     ),
     World(
