@@ -91,7 +91,7 @@ def test_ps_and_status_tell_the_truth(seen: Play, world: World) -> None:
 def test_down_returns_soon_and_leaves_nothing(seen: Play, world: World) -> None:
     assert seen.down is not None
     assert seen.down.code == 0, seen.down
-    assert seen.down.seconds < DOWN_S
+    assert seen.down.seconds < DOWN_S + world.held_up_s
     assert seen.survivors == []
     ends_as_it_should(seen, world, ENDED)
     assert seen.left == []

@@ -109,6 +109,7 @@ FAR: Final = [
         name="head's state on a server, hanging",
         sentence=f"the state of runs is on a server that is silent for {HANG_S:g} s",
         make=state_on_server(Network(export="state"), lambda mounted: mounted.hang(HANG_S)),
+        held_up_s=HANG_S,
         unavailable=no_fuse,
     ),
     World(

@@ -56,6 +56,7 @@ def unlike(world: World, row: list[str]) -> list[str]:
     for number, (cell, run) in enumerate(zip(row, COLUMNS.values(), strict=True)):
         word, _, notes = cell.partition(" ")
         differs = world.refused or (run is not None and world.outcomes[run] != OUTCOMES[run])
+        differs = differs or (run == ENDED and world.held_up_s)
         unsaid = [note for note in notes if note not in NOTES or f"\n{note} " not in PAGE]
         if word != ("–" if world.refused and number else played) or unsaid or (differs and not notes):
             problems.append(cell)
