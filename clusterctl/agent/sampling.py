@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _FIRST_SECONDS = 5.0
 _RESTART_SECONDS = 30.0
+_RETRY_SECONDS = 900.0
 _LIVED_SECONDS = 600.0
 _MAX_LINE = 1 << 20
 _STEADY_AGE_S = 4.0
@@ -163,6 +164,11 @@ class Activity:
             os.close(child[1])
 
 
+def retry_after(refused: int) -> float:
+    """Return how many seconds to wait for the next try of what could not be started `refused` times before this one."""
+    return float(min(_RESTART_SECONDS * 2 ** min(refused, 16), _RETRY_SECONDS))
+
+
 class Health:
     """The child that samples GPUs and machine: driver calls may hang, so they are not made in the supervisor."""
 
@@ -174,7 +180,7 @@ class Health:
         self._pid: int | None = None
         self._fd = -1
         self._buffer, self._began = b"", 0.0
-        self._again = True
+        self._again, self._refused = True, 0
         # Not at once: it would take its part of the processor from workers that are starting.
         loop.after(min(_FIRST_SECONDS, seconds), self._start)
 
@@ -182,9 +188,13 @@ class Health:
         try:
             self._pid, self._fd = launch.piped("sampler", str(self._seconds))
         except OSError as error:
-            self._died(f"GPUs and machine are not watched: {error.strerror}; this is tried again")
-            self._loop.after(_RESTART_SECONDS, self._start)
+            # A machine that has no process to spare may stay so for days: it is said once, and tried ever less often.
+            if not self._refused:
+                self._died(f"GPUs and machine are not watched: {error.strerror}; this is tried again")
+            self._loop.after(retry_after(self._refused), self._start)
+            self._refused += 1
             return
+        self._refused = 0
         self._buffer, self._began = b"", time.monotonic()
         self._loop.on_readable(self._fd, self._readable)
 

@@ -195,7 +195,7 @@ class RunScreen:
         if self._options.output and exits:
             self._write(self._folder.flush())
             self._write(self._ends.lines(exits))
-        for node, _, event in news:
+        for node, stamp, event in news:
             if reporting and (told := _reported(event)):
                 self._narrate(f"{node}: {told}")
             match event:
@@ -207,7 +207,7 @@ class RunScreen:
                         f"warning: {node} r{event.rank}: {event.lost} bytes of output were dropped ({event.why})"
                     )
                 case wire.Adopted():
-                    self._narrate(f"{node}: a new supervisor has taken over; workers went on")
+                    self._narrate(f"{node}: {_adopted_text(self.state, node, stamp)}")
                 case _:
                     pass
 
@@ -368,6 +368,14 @@ def _phase_view(event: events.Phase) -> PhaseView:
         end=end,
         noun="worker" if event.name == "start" else "node",
     )
+
+
+def _adopted_text(state: RunState, node: str, stamp: wire.Stamp) -> str:
+    """Return what a new supervisor of a node means: after a reboot nothing of the last one's workers is there."""
+    before = state.nodes[node].boot if node in state.nodes else ""
+    if before and stamp.boot != before:
+        return "the machine has booted anew; what ran on it is gone"
+    return "a new supervisor has taken over; workers went on"
 
 
 def _reported(event: wire.Event) -> str:

@@ -7,6 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from clusterctl.agent import protocol as wire
 from clusterctl.agent.protocol import output_file
 from clusterctl.run import events, store
 
@@ -48,3 +51,21 @@ def test_a_signal_cuts_short_what_is_still_to_be_shown_of_a_run_that_has_ended(t
     assert f"the rest of the output: `clusterctl logs {run.run}`" in err
     assert "left: ended" in err
     assert view.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("boot", "told", "untold"),
+    [
+        pytest.param("b0", "a new supervisor has taken over; workers went on", "booted", id="the same boot"),
+        pytest.param("b1", "the machine has booted anew; what ran on it is gone", "went on", id="another boot"),
+    ],
+)
+def test_a_new_supervisor_is_told_with_what_it_means_for_the_workers(
+    tmp_path: Path, boot: str, told: str, untold: str
+) -> None:
+    run = ended_run(tmp_path, b"done\n")
+    lines = [(wire.Stamp(1, 2.1, 2.1, "b0"), wire.Prepared(0)), (wire.Stamp(2, 2.5, 0.5, boot), wire.Adopted(0, 7))]
+    (run.node("gpu01") / wire.JOURNAL_FILE).write_text("".join(wire.encode_event(*line) + "\n" for line in lines))
+    done = subprocess.run([sys.executable, "-c", VIEW, run.path], capture_output=True, text=True, check=True)
+    assert f"gpu01: {told}" in done.stderr
+    assert untold not in done.stderr
