@@ -9,7 +9,7 @@ import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.agent import hosting, inject, proc, protocol, requests, spawn, system, waiter
+from clusterctl.agent import hosting, inject, proc, protocol, requests, spawn, system, waiter, workspace
 from clusterctl.agent.proc import Identity
 from clusterctl.agent.spawn import encode
 
@@ -64,7 +64,7 @@ def resolve_python(prepare: protocol.Prepare) -> str:
 def make_ready(prepare: protocol.Prepare, out: Out) -> dict[str, Any]:
     """Make the folder of the code and find the interpreter, where users keep both. To be done aside."""
     out.message({"at": prepare.workdir})
-    os.makedirs(prepare.workdir, exist_ok=True)
+    workspace.make_workdir(prepare.workdir)
     out.message({"at": prepare.python or "the file system of an interpreter"})
     return {"python": resolve_python(prepare)}
 

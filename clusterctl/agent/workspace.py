@@ -39,6 +39,21 @@ def check_path(path: str) -> str:
     return path
 
 
+def make_workdir(folder: str) -> None:
+    """Make the folder that the code goes to, where it is not there.
+
+    Raises:
+        RequestError: It cannot be made, as in the home of a root who is nobody on its server.
+    """
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+        raise requests.failed(
+            f"cannot make the workdir {folder}: {error.strerror or error}",
+            "set `workdir` of this host to a folder that its user can make there",
+        ) from error
+
+
 @dataclass
 class Workspace:
     """One workdir and what is known of it.
@@ -119,7 +134,7 @@ class Workspace:
         """
         for path in files:
             check_path(path)
-        os.makedirs(self.folder, exist_ok=True)
+        make_workdir(self.folder)
         known = self._known()
         fresh: dict[str, Any] = {}
         need, modes = [], []

@@ -24,6 +24,7 @@ class Refused(Exception):
         super().__init__(f"{error['kind']}: {error['message']}")
         self.kind = error["kind"]
         self.message = error["message"]
+        self.hint = error.get("hint")
 
 
 class Talk:

@@ -266,6 +266,14 @@ def code(node: Node) -> Code:
     return Code(node, node.talk())
 
 
+def test_a_workdir_that_cannot_be_made_is_named_with_what_to_set(code: Code) -> None:
+    code.workdir.write_bytes(b"a file where a folder is to be")
+    code.workdir = code.workdir / "below"
+    with pytest.raises(Refused, match=f"cannot make the workdir {code.workdir}: Not a directory") as caught:
+        code.compare(entries_of(FIRST))
+    assert "set `workdir`" in caught.value.hint
+
+
 def test_only_what_changed_is_sent_and_modes_are_kept(code: Code) -> None:
     files = {"train.py": b"print(1)\n", "pkg/data.bin": os.urandom(200_000), "empty": b"", "ünï/a b": b"x"}
     assert sorted(code.send(files, {"train.py": 0o755})) == sorted(files)
