@@ -67,10 +67,13 @@ class Follower:
 
     # --- events
 
-    def pump_events(self) -> None:
-        """Send the events that are new."""
+    def pump_events(self, room: Callable[[], bool] = lambda: True) -> bool:
+        """Send the events that are new, as long as there is room for more; return whether there are none left."""
         for line in self._journal.lines():
             self._line(line)
+            if not room():
+                return False
+        return True
 
     def _line(self, line: bytes) -> None:
         try:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 _RESERVE = 1 << 20
 _LOW = 256 << 10
+_PIECE = 64 << 10
+"""Bytes of a journal that are read at once: that of a long run has more than there is memory for."""
 
 
 class Reader:
@@ -31,35 +33,41 @@ class Reader:
         self._path = path
         self._position = self._inode = 0
 
-    def lines(self) -> list[bytes]:
-        """Return the lines that are new, without their ends."""
+    def lines(self) -> Iterator[bytes]:
+        """Look at the file, and yield the lines that are new, without their ends, as they are read piece by piece.
+
+        Those that are not taken are read again at the next look.
+        """
         self.anew = False
         try:
             status = os.stat(self._path)
         except OSError:
-            return []
+            return iter(())
         if status.st_ino != self._inode or status.st_size < self._position:
             self.anew = self._inode != 0
             self._inode, self._position = status.st_ino, 0
-        if status.st_size == self._position:
-            return []
-        try:
-            with open(self._path, "rb") as file:
-                file.seek(self._position)
-                data = file.read()
-        except OSError:
-            return []
-        end = data.rfind(b"\n") + 1
-        self._position += end
-        return data[:end].split(b"\n")[:-1]
+        return iter(()) if status.st_size == self._position else self._new()
+
+    def _new(self) -> Iterator[bytes]:
+        with contextlib.suppress(OSError), open(self._path, "rb", buffering=_PIECE) as file:
+            file.seek(self._position)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return
+                self._position += len(line)
+                yield line[:-1]
 
     def events(self) -> Iterator[tuple[protocol.Stamp, protocol.Event]]:
-        """Yield what the new lines say; those of kinds that we do not know are left out."""
-        for line in self.lines():
-            with contextlib.suppress(protocol.FrameError):
-                entry = protocol.decode_event(line)
-                if entry is not None:
-                    yield entry
+        """Look as `lines` does, and yield what the new ones say; those of kinds that we do not know are left out."""
+        return _decoded(self.lines())
+
+
+def _decoded(lines: Iterator[bytes]) -> Iterator[tuple[protocol.Stamp, protocol.Event]]:
+    for line in lines:
+        with contextlib.suppress(protocol.FrameError):
+            entry = protocol.decode_event(line)
+            if entry is not None:
+                yield entry
 
 
 def read(path: str) -> Iterator[tuple[protocol.Stamp, protocol.Event]]:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     Handler = Callable[[int, dict[str, Any], Optional[int]], Result]
 
 _QUEUE_LIMIT = 256 * 1024
-"""Bytes that may wait for a slow connection before no more data is added."""
+"""Bytes that may wait for a slow connection before nothing more is added."""
 _LEASE_SECONDS = 0.5
 _CHECK_SECONDS = 1.0
 _RETRY_SECONDS = 1.0
@@ -243,11 +243,9 @@ class Session:
 
     def _needs_supervisor(self, key: tuple[str, str]) -> bool:
         """Whether a run that this controller follows still has something to be watched."""
-        follower = self.followers.get(key)
-        if follower is None or key not in self._held:
+        if key not in self.followers or key not in self._held:
             return False
-        follower.pump_events()
-        return follower.state.state not in ("new", "swept", "finished")
+        return self.states.of(RunDir(self.root, *key)).state not in ("new", "swept", "finished")
 
     def _forwarder(self, command: Command) -> Handler:
         def forward(identity: int, arguments: dict[str, Any], epoch: int | None) -> Result:
@@ -333,13 +331,17 @@ class Session:
     def _changed(self) -> None:
         self._dirty = True
 
+    def _room(self) -> bool:
+        return self.channel.queued < _QUEUE_LIMIT
+
     def _pump(self) -> None:
         """Send what is new: all events, and bytes as far as credit and connection let us."""
         if not self._dirty:
             return
-        for follower in self.followers.values():
-            follower.pump_events()
-        while self._credit > 0 and self.channel.queued < _QUEUE_LIMIT:
+        # A journal that is told from its beginning waits on the disk, not in memory.
+        if not all(follower.pump_events(self._room) for follower in self.followers.values()):
+            return
+        while self._credit > 0 and self._room():
             sent = 0
             for follower in list(self.followers.values()):
                 try:

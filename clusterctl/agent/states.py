@@ -19,7 +19,7 @@ class States:
     def of(self, run: RunDir) -> fold.NodeState:
         """Return the state of a run; that of a run without a journal is new."""
         reader, state = self._known.get(run.path) or (journal.Reader(run.journal), fold.NodeState())
-        entries = list(reader.events())
+        entries = reader.events()
         if reader.anew:
             state = fold.NodeState()
         for entry in entries:

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pathlib import Path
+    from typing import BinaryIO
 
+_PIECE = 64 * 1024
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 """Flags of fallocate(2): the size of the file stays as it is; blocks are given back."""
 
@@ -111,12 +113,26 @@ def punch(fd: int, length: int) -> None:
 def drop_torn_line(path: Path) -> None:
     """Cut what a crash left behind the last whole line, so that the next line stands by itself."""
     try:
-        data = path.read_bytes()
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            whole = _end_of_lines(file, size)
     except FileNotFoundError:
         return
-    whole = data.rfind(b"\n") + 1
-    if whole != len(data):
+    if whole != size:
         os.truncate(path, whole)
+
+
+def _end_of_lines(file: BinaryIO, size: int) -> int:
+    """Return where the last whole line ends; only the end of the file is read for it."""
+    end = size
+    while end > 0:
+        begin = max(0, end - _PIECE)
+        file.seek(begin)
+        found = file.read(end - begin).rfind(b"\n")
+        if found >= 0:
+            return begin + found + 1
+        end = begin
+    return 0
 
 
 def is_full(error: OSError) -> bool:

@@ -11,6 +11,7 @@ from clusterctl.run import events as head
 from clusterctl.run.state import RunState, apply_head, apply_node
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from clusterctl.run.store import RunDir
@@ -26,19 +27,25 @@ class LineTail:
         self._path = path
         self._offset = 0
 
-    def read(self) -> list[bytes]:
-        """Return the new lines."""
+    def end(self) -> int:
+        """Return how long the file is now."""
         try:
-            if self._path.stat().st_size <= self._offset:
-                return []
-            with self._path.open("rb") as file:
-                file.seek(self._offset)
-                data = file.read()
+            return self._path.stat().st_size
         except FileNotFoundError:
-            return []
-        end = data.rfind(b"\n") + 1
-        self._offset += end
-        return data[:end].splitlines()
+            return 0
+
+    def read(self, end: int | None = None) -> Iterator[bytes]:
+        """Yield the new lines that begin before `end`, as they are read piece by piece; default all."""
+        limit = self.end() if end is None else end
+        if limit <= self._offset:
+            return
+        with contextlib.suppress(FileNotFoundError), self._path.open("rb") as file:
+            file.seek(self._offset)
+            for line in file:
+                if self._offset >= limit or not line.endswith(b"\n"):
+                    return
+                self._offset += len(line)
+                yield line[:-1]
 
 
 class StateReader:
@@ -51,34 +58,43 @@ class StateReader:
         self.state = RunState()
 
     def refresh(self) -> tuple[list[HeadNews], list[NodeNews]]:
-        """Take in what is new; return it, the controller's events and the nodes'.
-
-        The nodes' journals are read first and applied last: an attempt is always known before what happened in it.
-        """
-        waiting = self._read_nodes()
+        """Take in what is new; return it, the controller's events and the nodes'."""
         heads: list[HeadNews] = []
+        nodes: list[NodeNews] = []
+        self.take_in(heads.append, nodes.append)
+        return heads, nodes
+
+    def take_in(
+        self,
+        head_news: Callable[[HeadNews], object] = lambda _: None,
+        node_news: Callable[[NodeNews], object] = lambda _: None,
+    ) -> None:
+        """Take in what is new, and hand each event on; nothing of it is kept but the state.
+
+        The nodes' journals are taken in last, up to where they went before the controller's was read: an attempt is
+        always known before what happened in it.
+        """
+        ends = self._ends()
         for line in self._head.read():
             with contextlib.suppress(wire.FrameError):
                 decoded = head.decode(line)
                 if decoded is not None:
                     _, time, event = decoded
-                    heads.append((time, event))
+                    head_news((time, event))
                     self.state = apply_head(self.state, time, event)
-        for node, stamp, node_event in waiting:
-            self.state = apply_node(self.state, node, stamp, node_event)
-        return heads, waiting
+        for node, end in ends.items():
+            for line in self._nodes[node].read(end):
+                with contextlib.suppress(wire.FrameError):
+                    told = wire.decode_event(line)
+                    if told is not None:
+                        node_news((node, *told))
+                        self.state = apply_node(self.state, node, *told)
 
-    def _read_nodes(self) -> list[NodeNews]:
-        news: list[NodeNews] = []
+    def _ends(self) -> dict[str, int]:
         for node in _names(self._run.path / "nodes"):
             if node not in self._nodes:
                 self._nodes[node] = LineTail(self._run.node(node) / wire.JOURNAL_FILE)
-            for line in self._nodes[node].read():
-                with contextlib.suppress(wire.FrameError):
-                    decoded = wire.decode_event(line)
-                    if decoded is not None:
-                        news.append((node, *decoded))
-        return news
+        return {node: tail.end() for node, tail in self._nodes.items()}
 
 
 def _names(folder: Path) -> list[str]:
@@ -91,5 +107,5 @@ def _names(folder: Path) -> list[str]:
 def load_state(run: RunDir) -> RunState:
     """Return the state of a run from its files alone."""
     reader = StateReader(run)
-    reader.refresh()
+    reader.take_in()
     return reader.state

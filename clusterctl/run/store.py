@@ -31,7 +31,7 @@ from clusterctl.run import events as head
 from clusterctl.run import lock as locking
 from clusterctl.run import outline
 from clusterctl.run.linefile import LineFile, is_short, punch
-from clusterctl.run.reader import load_state
+from clusterctl.run.reader import LineTail, load_state
 from clusterctl.run.replica_files import ReplicaFiles
 from clusterctl.run.state import RunPhase, RunState
 
@@ -368,7 +368,7 @@ def write_atomically(path: Path, data: bytes, *, durable: bool = False) -> None:
 
 def _last_seq(path: Path) -> int:
     last = 0
-    for line in path.read_bytes().splitlines() if path.exists() else ():
+    for line in LineTail(path).read():
         with contextlib.suppress(wire.FrameError):
             decoded = head.decode(line)
             last = decoded[0] if decoded else last

@@ -1,0 +1,67 @@
+"""Reading a journal: as much of it at once as there is room for, however long it has become."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterctl.agent import fold, journal, protocol
+from clusterctl.agent.follow import Follower
+from clusterctl.agent.rundir import RunDir
+
+EVENTS = 40_000
+MOST_BYTES = 1 << 20
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    run = RunDir(str(tmp_path), "r", "n")
+    run.make()
+    return run
+
+
+def line(number: int) -> str:
+    stamp = protocol.Stamp(number, 0.0, 0.0, "boot")
+    return protocol.encode_event(stamp, protocol.Alarm(0, "code", "x" * 100)) + "\n"
+
+
+def peak(action: Callable[[], object]) -> int:
+    tracemalloc.start()
+    try:
+        action()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_the_memory_that_reading_a_journal_takes_does_not_grow_with_it(run: RunDir) -> None:
+    Path(run.journal).write_text("".join(map(line, range(1, EVENTS + 1))))
+    assert Path(run.journal).stat().st_size > 5 * MOST_BYTES
+    assert peak(lambda: fold.fold(journal.read(run.journal))) < MOST_BYTES
+
+
+def test_what_is_not_taken_is_read_again_and_a_torn_line_once_it_is_whole(run: RunDir) -> None:
+    first, second, third = (line(number) for number in (1, 2, 3))
+    Path(run.journal).write_text(first + second + third[:20])
+    reader = journal.Reader(run.journal)
+    assert next(reader.lines()) == first[:-1].encode()
+    assert list(reader.lines()) == [second[:-1].encode()]
+    Path(run.journal).write_text(first + second + third)
+    assert list(reader.lines()) == [third[:-1].encode()]
+
+
+def test_a_follower_tells_no_more_events_at_once_than_there_is_room_for(run: RunDir) -> None:
+    Path(run.journal).write_text("".join(map(line, range(1, 8))))
+    told: list[dict[str, Any]] = []
+    follow = protocol.Follow(run="r", node="n", seq=0)
+    follower = Follower(run, follow, told.append, lambda *_: None, lambda: 1, lambda _: None)
+    counts = []
+    for limit in (3, 6, 9):
+        more = follower.pump_events(lambda limit=limit: len(told) < limit)
+        counts.append((len(told), more))
+    assert counts == [(3, False), (6, False), (7, True)]
+    assert [push["event"]["seq"] for push in told] == list(range(1, 8))

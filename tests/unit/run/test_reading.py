@@ -1,0 +1,67 @@
+"""Reading the journals of a run on the head: what that takes does not grow with them."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from clusterctl.agent import protocol as wire
+from clusterctl.run import events
+from clusterctl.run.linefile import drop_torn_line
+from clusterctl.run.reader import load_state
+from clusterctl.run.store import RunDir, Writer
+
+EVENTS = 20_000
+MOST_BYTES = 1 << 20
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    run = RunDir(tmp_path / "r")
+    run.node("n").mkdir(parents=True)
+    layout = [{"node": "n", "node_rank": 0, "ranks": [0]}]
+    attempt = events.Attempt(attempt=0, world_size=1, master_addr=None, master_port=None, nodes=layout)
+    with run.events.open("w") as file:
+        file.write(events.encode(1, 1.0, attempt) + "\n")
+        clock = events.Clock(node="n", offset=0.0, error=0.0)
+        file.writelines(events.encode(number, 1.0, clock) + "\n" for number in range(2, EVENTS))
+    with (run.node("n") / wire.JOURNAL_FILE).open("w") as file:
+        for number in range(1, EVENTS):
+            stamp = wire.Stamp(number, 0.0, 0.0, "boot")
+            file.write(wire.encode_event(stamp, wire.Dropped(0, 0, 4096 * number, 0, "why")) + "\n")
+    return run
+
+
+def peak(action: Callable[[], object]) -> int:
+    tracemalloc.start()
+    try:
+        action()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_the_memory_that_reading_a_run_takes_does_not_grow_with_its_journals(run: RunDir) -> None:
+    assert load_state(run).nodes["n"].seq == EVENTS - 1
+    assert peak(lambda: load_state(run)) < MOST_BYTES
+
+
+def test_the_memory_that_a_writer_takes_to_begin_does_not_grow_with_the_journal(run: RunDir) -> None:
+    def begin() -> None:
+        writer = Writer(run)
+        writer.append(events.Note(text="n", level="warn"), 1.0)
+        writer.close()
+
+    assert peak(begin) < MOST_BYTES
+    assert events.decode(run.events.read_bytes().splitlines()[-1])[0] == EVENTS  # type: ignore[index]
+
+
+@pytest.mark.parametrize("torn", [b"", b"t", b"t" * 200_000], ids=["nothing", "a byte", "a long line"])
+def test_a_torn_line_is_cut_off_however_long_it_is(tmp_path: Path, torn: bytes) -> None:
+    path = tmp_path / "lines"
+    path.write_bytes(b"one\ntwo\n" + torn)
+    drop_torn_line(path)
+    assert path.read_bytes() == b"one\ntwo\n"
