@@ -154,13 +154,15 @@ class Follower:
         if file.rank is None:
             return reading.plain(file.path, file.offset, limit, reading.kept_of(file.name))
         tallies = self._tallies[file.attempt]
-        first = file.first_valid
-        piece = reading.read(file.path, tallies, file.rank, file.offset, limit, first_valid=first, sending=True)
-        if file.attempt != self.state.attempt:
-            tallies.close()
-        # An agent without tallies said what it gave up in the journal alone, before it did.
-        self.pump_events()
-        return piece if file.first_valid == first else None
+        while True:
+            first = file.first_valid
+            piece = reading.read(file.path, tallies, file.rank, file.offset, limit, first_valid=first, sending=True)
+            if file.attempt != self.state.attempt:
+                tallies.close()
+            # An agent without tallies said what it gave up in the journal alone, before it did.
+            self.pump_events()
+            if file.first_valid == first:
+                return piece
 
     def _announce(self, file: _File) -> None:
         if not file.stream:

@@ -1,0 +1,61 @@
+"""Following a run whose files change while they are read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterctl.agent import journal, protocol
+from clusterctl.agent.follow import Follower
+from clusterctl.agent.rundir import RunDir
+
+BLOCK = 4096
+
+
+class Followed:
+    """A run as its supervisor writes it, a follower of it, and what that has sent."""
+
+    def __init__(self, root: Path) -> None:
+        self.dir = RunDir(str(root), "r", "n")
+        self.dir.make()
+        self.journal = journal.Journal(self.dir.journal)
+        self.told: list[dict[str, Any]] = []
+        self.data: list[tuple[int, bytes]] = []
+        self.watched: list[str] = []
+        self.follower = Follower(
+            self.dir,
+            protocol.Follow(run="r", node="n", seq=0),
+            self.told.append,
+            lambda _stream, offset, data: self.data.append((offset, data)),
+            lambda: 1,
+            self.watched.append,
+        )
+
+    def begin(self, attempt: int = 0) -> None:
+        Path(self.dir.attempt(attempt)).mkdir()
+        self.journal.append(protocol.Prepared(attempt, []))
+        self.journal.append(protocol.Started(attempt, 0, 0, 1, 1))
+
+    def end(self, attempt: int = 0) -> None:
+        self.journal.append(protocol.Exited(attempt, 0, 0))
+        self.journal.append(protocol.Swept(attempt, 0, []))
+
+    def log(self, attempt: int = 0) -> Path:
+        return Path(self.dir.of_rank(attempt, 0, "log"))
+
+
+@pytest.fixture
+def followed(tmp_path: Path) -> Followed:
+    return Followed(tmp_path)
+
+
+def test_where_the_front_of_an_output_is_given_up_while_it_is_read_the_rest_is_sent_at_once(followed: Followed) -> None:
+    followed.begin()
+    followed.follower.pump_events()
+    followed.log().write_bytes(b"a" * BLOCK + b"b" * BLOCK)
+    followed.journal.append(protocol.Dropped(0, 0, BLOCK, BLOCK, "disk full"))
+
+    assert followed.follower.pump_data(1 << 20) == BLOCK
+    assert followed.data == [(BLOCK, b"b" * BLOCK)]
