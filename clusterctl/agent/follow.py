@@ -152,7 +152,7 @@ class Follower:
 
     def _read(self, file: _File, limit: int) -> reading.Piece | None:
         if file.rank is None:
-            return reading.plain(file.path, file.offset, limit, reading.kept_of(file.name))
+            return reading.plain(file.path, file.name, file.offset, limit)
         tallies = self._tallies[file.attempt]
         while True:
             first = file.first_valid

@@ -7,7 +7,7 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from clusterctl.agent import protocol, system
+from clusterctl.agent import protocol, system, timeindex
 from clusterctl.agent.tally import Tallies
 
 if TYPE_CHECKING:
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from clusterctl.agent.rundir import RunDir
 
 BLOCK = 4096
+TAIL = 64 * 1024
+"""Bytes at the end of what is replicated of a file that stay, so that a new controller can compare them."""
 _INDEX_RESERVE = 64 * 1024
 _INDEX_BYTES, _INDEX_SECONDS = 4096, 1.0
 """An index tells of so much that is new at once, of less after so long."""
@@ -42,6 +44,8 @@ class Output:
     def __init__(self, run: RunDir, attempt: int, rank: int, tallies: Tallies | None = None) -> None:
         self.attempt, self.rank = attempt, rank
         self.path = run.of_rank(attempt, rank, "log")
+        self._index_path = run.of_rank(attempt, rank, "idx")
+        self._index_safe = 0
         self._tallies = tallies or Tallies(run.attempt(attempt))
         self._shared = tallies is not None
         self.tally = self._tallies.of(rank)
@@ -69,6 +73,21 @@ class Output:
         size = self.tally.size if self.fd < 0 else self.tally.base + os.fstat(self.fd).st_size
         self.tally.replicated = max(self.tally.replicated, min(offset, size))
         self.put()
+
+    def index_replicated(self, offset: int) -> None:
+        """Take note of what of the time index is safe on the head; what of it tells of no byte here is given up."""
+        safe = _down(offset - TAIL)
+        if safe <= self._index_safe or not self.tally.first_valid:
+            return
+        self._index_safe = safe
+        with contextlib.suppress(OSError):
+            fd = os.open(self._index_path, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                useless = timeindex.useless(fd, os.fstat(fd).st_size, self.tally.first_valid)
+                if useless:
+                    system.punch(fd, 0, min(safe, useless))
+            finally:
+                os.close(fd)
 
     def cut(self, target: int, why: str) -> int:
         """Give up what lies before `target`, in whole blocks; return how many bytes that frees."""
@@ -113,7 +132,7 @@ class OpenOutput(Output):
         flags = os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
         self.fd = os.open(self.path, flags | os.O_WRONLY, 0o600)
         try:
-            self._index = os.open(run.of_rank(attempt, rank, "idx"), flags | os.O_RDWR, 0o600)
+            self._index = os.open(self._index_path, flags | os.O_RDWR, 0o600)
         except OSError:
             os.close(self.fd)
             raise

@@ -14,7 +14,7 @@ import time
 from typing import TYPE_CHECKING, Callable
 
 from clusterctl.agent import protocol
-from clusterctl.agent.output import BLOCK, OpenOutput, Output
+from clusterctl.agent.output import BLOCK, TAIL, OpenOutput, Output
 from clusterctl.agent.tally import Tallies
 
 if TYPE_CHECKING:
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from clusterctl.agent.rundir import RunDir
 
-_TAIL = 64 * 1024
-"""Bytes at the end of what is replicated that stay, so that a new controller can compare them."""
 _STEP = 1 << 20
 _FAST = 8
 """What grows by more than this part of the reserve from one look to the next is looked at more often."""
@@ -164,20 +162,20 @@ class Outputs:
         past = self._before()
         for one in (*past, *self._files.values()):
             if wanted > 0:
-                wanted -= self._cut(one, min(one.tally.replicated - _TAIL, one.tally.first_valid + wanted), _FULL)
+                wanted -= self._cut(one, min(one.tally.replicated - TAIL, one.tally.first_valid + wanted), _FULL)
         for one in past:
             if wanted > 0:
-                wanted -= self._cut(one, min(one.tally.size - _TAIL, one.tally.first_valid + wanted), _FULL)
+                wanted -= self._cut(one, min(one.tally.size - TAIL, one.tally.first_valid + wanted), _FULL)
         while wanted > 0:
             largest = max(self._files.values(), key=lambda each: each.held)
             target = largest.tally.first_valid + max(wanted, _STEP)
-            freed = self._cut(largest, min(largest.tally.size - _TAIL, target), _FULL)
+            freed = self._cut(largest, min(largest.tally.size - TAIL, target), _FULL)
             if freed <= 0:
                 return
             wanted -= freed
 
     def _hold_limit(self, one: Output, limit: int) -> None:
-        target = min(one.tally.size - limit, one.tally.replicated - _TAIL)
+        target = min(one.tally.size - limit, one.tally.replicated - TAIL)
         if target - one.tally.first_valid >= max(BLOCK, min(_STEP, limit)):
             self._cut(one, target, _LIMIT)
 
@@ -197,6 +195,11 @@ class Outputs:
             self._hold_limit(one, 0)
             self._tell(one, last=one.tally.replicated >= one.tally.size)
 
+    def index_replicated(self, attempt: int, rank: int, offset: int) -> None:
+        """Take note of what of a time index is safe on the head."""
+        open_one = self._files.get(rank) if attempt == self._attempt else None
+        (open_one or self._of_past(attempt, rank)).index_replicated(offset)
+
     def _of_past(self, attempt: int, rank: int) -> Output:
         known = self._past.get((attempt, rank))
         if known is None:
@@ -211,7 +214,7 @@ class Outputs:
                     for rank in _ranks_in(self._run.attempt(attempt)):
                         self._of_past(attempt, rank)
                 self._all_past = True
-        return sorted((o for o in self._past.values() if o.held > _TAIL), key=lambda o: (o.attempt, o.rank))
+        return sorted((o for o in self._past.values() if o.held > TAIL), key=lambda o: (o.attempt, o.rank))
 
     # --- what is said of it
 

@@ -19,7 +19,7 @@ from clusterctl.agent.values import value
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from typing import Any, Union
+    from typing import Any, Callable, Union
 
     from clusterctl.agent.records import (
         GPU_MEMORY,
@@ -56,6 +56,7 @@ __all__ = [
     "CREDIT_BYTES",
     "GPU_MEMORY",
     "IDLE_SECONDS",
+    "INDEX_ENDING",
     "INDEX_RECORD",
     "JOURNAL_FILE",
     "MAX_FRAME",
@@ -115,6 +116,7 @@ JOURNAL_FILE = "journal.jsonl"
 SAMPLES_FILE = "samples.jsonl"
 SAMPLES_KEPT = 64 * 1024 * 1024
 """Bytes of its samples that a node keeps at most (see `first_kept`)."""
+INDEX_ENDING = ".idx"
 INDEX_RECORD = struct.Struct("<Qd")
 """One record of a time index: the size of the output file (bytes), and the wall clock (seconds) when it was seen."""
 
@@ -131,17 +133,17 @@ def output_file(attempt: int, rank: int) -> str:
 
 def index_file(attempt: int, rank: int) -> str:
     """Where the time index of that output lies: `INDEX_RECORD` after `INDEX_RECORD`."""
-    return f"attempt-{attempt}/rank-{rank}.idx"
+    return f"attempt-{attempt}/rank-{rank}{INDEX_ENDING}"
 
 
-def attempt_and_rank(name: str) -> tuple[int, int] | None:
-    """Return which attempt and rank an output file is of (`output_file`), or `None` for any other file."""
+def attempt_and_rank(name: str, form: Callable[[int, int], str] = output_file) -> tuple[int, int] | None:
+    """Return which attempt and rank a file is of whose name has that form, or `None` for any other file."""
     folder, _, file = name.partition("/")
-    numbers = folder[len("attempt-") :], file[len("rank-") : -len(".log")]
+    numbers = folder[len("attempt-") :], file[len("rank-") :].partition(".")[0]
     if not all(number.isdigit() for number in numbers):
         return None
     attempt, rank = map(int, numbers)
-    return (attempt, rank) if name == output_file(attempt, rank) else None
+    return (attempt, rank) if name == form(attempt, rank) else None
 
 
 def first_kept(size: int, most: int) -> int:

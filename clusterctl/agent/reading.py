@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from clusterctl.agent import protocol
+from clusterctl.agent import protocol, timeindex
 
 if TYPE_CHECKING:
     from clusterctl.agent.tally import Tallies, Tally
@@ -69,19 +69,14 @@ def read(
         os.close(fd)
 
 
-def kept_of(name: str) -> int | None:
-    """Return how many bytes of a run's file are kept at most, `None` where its front never gives way by itself."""
-    return protocol.SAMPLES_KEPT if name == protocol.SAMPLES_FILE else None
-
-
-def plain(path: str, offset: int, length: int, kept: int | None = None) -> Piece:
+def plain(path: str, name: str, offset: int, length: int) -> Piece:
     """Return what a file holds that only grows; offsets are as for `read`.
 
     Args:
         path: The file.
+        name: What it is to the run: it says which of its front is gone, if any.
         offset: Where to begin.
         length: How many bytes at most.
-        kept: How much of its end is kept (`first_kept`); `None` for all.
 
     Raises:
         OSError: It cannot be opened.
@@ -91,13 +86,19 @@ def plain(path: str, offset: int, length: int, kept: int | None = None) -> Piece
         size = os.fstat(fd).st_size
         wanted = offset if offset >= 0 else max(0, size + offset)
         while True:
-            first = 0 if kept is None else protocol.first_kept(size, kept)
+            first = _first_of(name, fd, size)
             begin = max(wanted, first)
             data = os.pread(fd, length, begin)
             size = os.fstat(fd).st_size
-            # What is gone follows from the size, which grows before anything goes.
-            if kept is None or protocol.first_kept(size, kept) <= begin:
+            # What of the samples is gone follows from the size, which grows before anything goes.
+            if _first_of(name, fd, size) <= begin:
                 return Piece(begin, data, size, first)
+
+
+def _first_of(name: str, fd: int, size: int) -> int:
+    if name == protocol.SAMPLES_FILE:
+        return protocol.first_kept(size, protocol.SAMPLES_KEPT)
+    return timeindex.first_valid(fd, size) if name.endswith(protocol.INDEX_ENDING) else 0
 
 
 def _look(fd: int, tallies: Tallies, rank: int) -> tuple[Tally, int | None]:

@@ -67,7 +67,7 @@ class _Runs:
         try:
             output = protocol.attempt_and_rank(name)
             if output is None:
-                piece = reading.plain(run.file(name), offset, length, reading.kept_of(name))
+                piece = reading.plain(run.file(name), name, offset, length)
             else:
                 piece = _output_piece(run, *output, offset, length, self._session.states.of(run))
         except FileNotFoundError as error:

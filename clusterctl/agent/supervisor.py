@@ -322,9 +322,12 @@ class Supervisor:
         if self._attempt is None:
             return
         for name, offset in offsets.items():
-            found = protocol.attempt_and_rank(name)
-            if found is not None:
-                self._attempt.outputs.replicated(*found, int(offset))
+            output = protocol.attempt_and_rank(name)
+            index = protocol.attempt_and_rank(name, protocol.index_file)
+            if output is not None:
+                self._attempt.outputs.replicated(*output, int(offset))
+            elif index is not None:
+                self._attempt.outputs.index_replicated(*index, int(offset))
 
 
 # --- starting one
