@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -25,6 +27,9 @@ _MAX_CHILDREN = 64
 _MOST_ANSWER_BYTES = 12 << 20
 """Of all ranks together: well below what a frame of the protocol holds."""
 _PYTHON = "python"
+_STALL = re.compile(r"stall-([1-9]\d*)")
+_KEPT_FIRST, _KEPT_LAST = 2, 8
+"""Of so many stalls evidence is kept: how it began, and how it is now."""
 
 
 def collect(
@@ -201,6 +206,21 @@ def _tail(path: str | None) -> list[str]:
             return file.read().decode("utf-8", "replace").splitlines()[-_TAIL_LINES:]
     except OSError:
         return []
+
+
+def of_stalls(folder: str) -> list[str]:
+    """Return the names of the folders in `folder` with the evidence of stalls, in their order."""
+    try:
+        found = [match for match in map(_STALL.fullmatch, os.listdir(folder)) if match]
+    except OSError:
+        return []
+    return [match[0] for match in sorted(found, key=lambda match: int(match[1]))]
+
+
+def forget_some(folder: str) -> None:
+    """Remove the evidence of stalls that are neither among the first nor among the last ones."""
+    for name in of_stalls(folder)[_KEPT_FIRST:-_KEPT_LAST]:
+        shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
 
 
 def files(evidence: dict[str, Any]) -> dict[str, str]:

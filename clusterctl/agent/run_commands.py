@@ -115,7 +115,9 @@ class _Runs:
             from clusterctl.agent import evidence
 
             end = time.monotonic() + seconds
-            return evidence.collect(workers, run.status_dir(state.attempt), folder, end, chosen=wanted is not None)
+            found = evidence.collect(workers, run.status_dir(state.attempt), folder, end, chosen=wanted is not None)
+            evidence.forget_some(run.file("evidence"))
+            return found
 
         self._session.work(identity, collect)
 

@@ -62,7 +62,9 @@ def _check(run: RunDir, state: RunState, wanted: Collection[int] | None) -> None
         NotFoundError: The run is over, or it has no such rank.
     """
     if state.over or not state.workers:
-        kept = sorted(path.name for path in run.path.glob("stall-*"))
+        from clusterctl.agent.evidence import of_stalls
+
+        kept = of_stalls(str(run.path))
         hint = f"what was kept of its stalls: {run.path / kept[-1]}" if kept else None
         what = "is over" if state.over else "has not started"
         raise NotFoundError(f"{run.run} {what}: no rank of it is running", hint=hint)

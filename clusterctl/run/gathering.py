@@ -84,13 +84,15 @@ def keep(run: RunDir, name: str, found: Evidence) -> None:
 class Gatherer:
     """Gathers evidence of stalls beside the controller's loop, into `stall-1`, `stall-2` and so on.
 
+    That of the first two and of the last eight is kept, here and on the nodes.
+
     Args:
         run: The run.
     """
 
     def __init__(self, run: RunDir) -> None:
         self._run = run
-        self._count = max((_number(path.name) for path in run.path.glob("stall-*")), default=0)
+        self._count = max((int(name.partition("-")[2]) for name in evidence.of_stalls(str(run.path))), default=0)
         self._under_way: list[threading.Thread] = []
 
     @property
@@ -112,8 +114,4 @@ class Gatherer:
         # A full disk on the head costs the files, not the run.
         with contextlib.suppress(OSError):
             keep(self._run, name, ask(self._run.run, name, sessions))
-
-
-def _number(name: str) -> int:
-    tail = name.partition("-")[2]
-    return int(tail) if tail.isdigit() else 0
+            evidence.forget_some(str(self._run.path))
