@@ -1,7 +1,8 @@
 """Bytes of a worker's output into text that is safe to show.
 
 Workers write what they like: progress bars, cursor movement, terminal titles, binary rubbish. A log view keeps the
-text and the colours, and nothing that could move the cursor, change the terminal, reorder or hide text.
+text and the colours, and nothing that could move the cursor, change the terminal, reorder text or hide it: neither
+characters that take no room, nor the style that conceals. (A colour may still be that of the background.)
 """
 
 from __future__ import annotations
@@ -14,11 +15,23 @@ LINE_LIMIT = 256 * 1024
 
 RESET = "\x1b[0m"
 
-_HARMLESS = bytes(b for b in range(256) if b in b"\t\n" or (0x20 <= b < 0x7F) or (b >= 0x80 and b not in (0xC2, 0xE2)))
-"""Bytes of a block that need no look: C2 leads the C1 controls, E2 the marks that reorder text."""
+_HIDDEN = "\u00ad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e0fff"
+"""Characters that reorder text, or that nobody sees."""
 
-_REORDERING = "\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069"
-_SUSPECT = re.compile(f"[\x00-\x08\x0b-\x1f\x7f-\x9f{_REORDERING}]")
+_LEADS = b"\xc2\xd8\xe1\xe2\xef\xf3"
+"""First bytes of the C1 controls, of what is hidden and of the joiners, in UTF-8."""
+
+_HARMLESS = bytes(b for b in range(256) if b in b"\t\n" or 0x20 <= b < 0x7F or (b >= 0x80 and b not in _LEADS))
+"""Bytes of a block that need no look."""
+
+# Joiners stay where scripts and pictures are written with them, between two such characters; elsewhere, above all in
+# commands, names and paths, they make two texts look the same.
+_JOINED = "[\u0600-\u06ff\u0750-\u077f\u08a0-\u08ff\u0900-\u0dff\u2190-\u2bff\ufe0f\U0001f000-\U0001faff]"
+_STRAY_JOINER = f"(?<!{_JOINED})[\u200c\u200d]|[\u200c\u200d](?!{_JOINED})"
+STEERING = f"[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f{_HIDDEN}]|{_STRAY_JOINER}"
+"""Pattern of each character that text to be shown must not hold; but for the escape, with which colours begin."""
+
+_SUSPECT = re.compile(f"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200c\u200d{_HIDDEN}]")
 
 # ECMA-48: CSI, OSC, DCS/SOS/PM/APC, then the two- and three-character escapes. An unterminated string is not matched,
 # so that a torn sequence hides nothing; its escape character is made visible instead. No string holds what begins or
@@ -31,7 +44,8 @@ _SEQUENCE = re.compile(
     r"|\x1b[ -/]{0,64}[0-OQ-WYZ\\`-~]"
 )
 _SGR = re.compile(r"\x1b\[[0-9;:]*m")
-_VISIBLE = re.compile(f"[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f{_REORDERING}]|\x1b(?!\\[[0-9;:]{{0,64}}m)")
+_CONCEALING = re.compile(r"\x1b\[(?:[0-9;:]*[;:])?0*8[;:m]")
+_VISIBLE = re.compile(f"{STEERING}|\x1b(?!\\[[0-9;:]{{0,64}}m)")
 _TOKEN = re.compile(r"\x1b\[[0-9;:]*m|.", re.DOTALL)
 
 
@@ -48,7 +62,7 @@ def clean_block(block: bytes) -> list[str]:
     suspects = block.translate(None, _HARMLESS)
     if not suspects or (0x1B not in suspects and _SUSPECT.search(text) is None):
         return lines
-    if _VISIBLE.search(text) is None:  # nothing but colours
+    if _VISIBLE.search(text) is None and _CONCEALING.search(text) is None:  # nothing but colours
         return [line if "\x1b" not in line else _reset(line) for line in lines]
     return [clean_text(line) if _SUSPECT.search(line) else line for line in lines]
 
@@ -95,18 +109,39 @@ def _apply_backspaces(line: str) -> str:
 
 
 def _keep_colours(match: re.Match[str]) -> str:
-    return match["sgr"] or ""
-
-
-def _make_visible(match: re.Match[str]) -> str:
-    return _visible(match[0])
+    sgr = match["sgr"] or ""
+    return _without_concealing(sgr) if "8" in sgr else sgr
 
 
 @lru_cache(maxsize=256)
-def _visible(character: str) -> str:
+def _without_concealing(sgr: str) -> str:
+    """Return a style without the parameter 8, unless it is part of a colour (`38;5;8`)."""
+    parameters = sgr[2:-1].split(";")
+    kept: list[str] = []
+    at = 0
+    while at < len(parameters):
+        number = parameters[at].partition(":")[0].lstrip("0")
+        width = 1
+        if number in ("38", "48", "58") and ":" not in parameters[at]:
+            width += {"5": 2, "2": 4}.get(next(iter(parameters[at + 1 : at + 2]), ""), 0)
+        if number != "8":
+            kept += parameters[at : at + width]
+        at += width
+    return f"\x1b[{';'.join(kept)}m" if kept else ""
+
+
+def _make_visible(match: re.Match[str]) -> str:
+    return visible(match[0])
+
+
+@lru_cache(maxsize=256)
+def visible(character: str) -> str:
+    """Return a character that steers or hides as text that says which it is: `^[`, `\\x9b`, `\\u202e`."""
     code = ord(character)
     if code == 0x7F:
         return "^?"
     if code < 0x20:
         return f"^{chr(code + 0x40)}"
+    if code > 0xFFFF:
+        return f"\\U{code:08x}"
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -40,6 +42,20 @@ RESET = "\x1b[0m"
         pytest.param(b"nul\x00 bell\x07 del\x7f\n", ["nul^@ bell^G del^?"], id="controls become visible"),
         pytest.param("c1 \x9b2J \x85\n".encode(), ["c1  \\x85"], id="eight-bit controls"),
         pytest.param("rm \u202etxt\n".encode(), ["rm \\u202etxt"], id="marks that reorder text become visible"),
+        pytest.param("a\u061cb\u200bc\n".encode(), ["a\\u061cb\\u200bc"], id="so does what takes no room"),
+        pytest.param("\ufeffa\u2060b\n".encode(), ["\\ufeffa\\u2060b"], id="byte order marks, joiners of words"),
+        pytest.param("a\U000e0041b\n".encode(), ["a\\U000e0041b"], id="tags"),
+        pytest.param("\u00adrm\u180e\n".encode(), ["\\xadrm\\u180e"], id="hyphens and vowels that nobody sees"),
+        pytest.param("tr\u200dain \u200c-n\n".encode(), ["tr\\u200dain \\u200c-n"], id="joiners in a command"),
+        pytest.param("👩\u200d💻 می\u200cخواهم\n".encode(), ["👩\u200d💻 می\u200cخواهم"], id="joiners that join stay"),
+        pytest.param(b"\x1b[8mhid\x1b[0m den\n", ["hid\x1b[0m den\x1b[0m"], id="nothing is concealed"),
+        pytest.param(b"\x1b[1;008;31mx\n", ["\x1b[1;31mx\x1b[0m"], id="also not beside a colour"),
+        pytest.param(b"\x1b[38;8mx\n", ["\x1b[38mx\x1b[0m"], id="nor behind one that lacks its number"),
+        pytest.param(
+            b"\x1b[38;5;8ma\x1b[48;2;8;8;8mb\x1b[38:5:8mc\n",
+            ["\x1b[38;5;8ma\x1b[48;2;8;8;8mb\x1b[38:5:8mc\x1b[0m"],
+            id="an eight within a colour is no style",
+        ),
     ],
 )
 def test_shows_text_and_colours_and_nothing_that_acts_on_the_terminal(raw: bytes, shown: list[str]) -> None:
@@ -51,6 +67,19 @@ def test_no_bytes_get_a_control_sequence_other_than_a_colour_through(data: bytes
     for line in clean_block(data):
         assert all(c == "\t" or (c >= " " and not "\x7f" <= c <= "\x9f") for c in strip_colours(line))
         assert line.count("\x1b") == 0 or line.endswith((RESET, "\x1b[m"))
+
+
+HIDDEN = "\xad\u061c\u180e\u200b\u200e\u202e\u2060\u2066\ufeff\U000e0001\U000e007f"
+
+
+PIECES = [*HIDDEN, *"\u200c\u200d👩میab8;[m", "\x1b", "\x1b[8m", "\x1b[1;8m"]
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=40).map("".join))
+def test_nothing_that_hides_gets_through_by_any_neighbours(text: str) -> None:
+    (line,) = clean_block(f"{text}\n".encode())
+    assert not set(line) & set(HIDDEN)
+    assert not re.search("\x1b\\[(?:[0-9]+;)*0*8[;m]", line)
 
 
 @given(st.lists(st.binary(max_size=30).filter(lambda b: b"\n" not in b), max_size=20))
@@ -81,11 +110,15 @@ STARTERS = [
 ]
 
 
-@pytest.mark.parametrize("unit", [*STARTERS, "\r", "a\x08"], ids=ascii)
+UNITS = [*STARTERS, "\r", "a\x08", "\u200d", "\x1b[8m", "\x1b[8;", "\x1b[0;0"]
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=ascii)
 def test_the_work_for_a_line_grows_as_its_length(unit: str) -> None:
     short, long = unit * 5_000, unit * 20_000
 
     assert work(lambda: clean_text(long)) < 8 * work(lambda: clean_text(short))
+    assert work(lambda: clean_block(long.encode())) < 8 * work(lambda: clean_block(short.encode()))
 
 
 def test_a_long_line_of_backspaces_is_cleaned() -> None:
