@@ -96,7 +96,7 @@ def parse_stat(data: bytes) -> Stat | None:
     numbers = [int(field) for field in fields[1:20]]
     return Stat(
         pid=int(pid),
-        comm=comm.decode("utf-8", "replace"),
+        comm=shown(comm.decode("utf-8", "replace")),
         state=fields[0].decode(),
         ppid=numbers[0],
         pgid=numbers[1],
@@ -106,6 +106,15 @@ def parse_stat(data: bytes) -> Stat | None:
         threads=numbers[16],
         start_time=numbers[18],
     )
+
+
+def shown(text: str) -> str:
+    """Return at most 200 characters of what a process calls itself, none of which steers or fools a terminal.
+
+    Whoever runs something on the node, as whichever user, chooses these names, and people read them on the head.
+    """
+    text = text[:200]
+    return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
 
 
 def stat(pid: int) -> Stat | None:
@@ -167,7 +176,7 @@ def command(pid: int) -> str:
     if not line:
         found = stat(pid)
         return "" if found is None else f"[{found.comm}]"
-    return line.decode("utf-8", "replace")[:200]
+    return shown(line.decode("utf-8", "replace"))
 
 
 def wchan(pid: int) -> str:

@@ -6,6 +6,7 @@ import os
 
 from clusterctl.agent.facts import paths
 from clusterctl.agent.facts.procs import run_of
+from clusterctl.agent.proc import shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,4 +40,5 @@ def identity(root: str, pid: int) -> dict[str, Any]:
     except OSError:
         owner = None
     run = run_of(root, pid) if comm else None
+    comm = None if comm is None else shown(comm)
     return {"comm": comm, "user": owner, "run": run, "visible": comm is not None, "agent": comm in _AGENTS}

@@ -6,6 +6,7 @@ import os
 import time
 
 from clusterctl.agent.facts import children, paths
+from clusterctl.agent.proc import shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ def run_of(root: str, pid: str | int) -> str | None:
     """Return the run that a process carries in its environment, or `None` (also where we may not look)."""
     environ = paths.content(paths.under(root, f"/proc/{pid}/environ")) or b""
     _, found, rest = (b"\0" + environ).partition(b"\0" + MARKER)
-    return rest.partition(b"\0")[0].decode(errors="replace") if found else None
+    return shown(rest.partition(b"\0")[0].decode(errors="replace")) if found else None
 
 
 def _stat(root: str, pid: str) -> tuple[str | None, str, int, bool]:
@@ -109,7 +110,12 @@ def _stat(root: str, pid: str) -> tuple[str | None, str, int, bool]:
         return None, "", 0, False
     head, _, tail = content.rpartition(")")
     words = tail.split()
-    return head.partition("(")[2], words[0], int(words[1]), len(words) > 6 and bool(int(words[6]) & _KERNEL_THREAD)
+    return (
+        shown(head.partition("(")[2]),
+        words[0],
+        int(words[1]),
+        len(words) > 6 and bool(int(words[6]) & _KERNEL_THREAD),
+    )
 
 
 def _is_ancestor(root: str, pid: str) -> bool:
