@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from clusterctl.agent.protocol import Command
 from clusterctl.errors import AgentError, RefusedError
+from clusterctl.run.asked import asked_for
 
 if TYPE_CHECKING:
     from clusterctl.agent.protocol import Data
@@ -31,15 +32,17 @@ def pull(session: Session, workdir: str, pattern: str, target: Path) -> tuple[li
 
     Raises:
         RefusedError: The head cannot write them.
-        NodeError: The node could not send them, or named a file outside its folder.
+        NodeError: The node could not send them, or sent one that was not asked for; nothing was written then.
     """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=target.parent) as spool:
             files = _fetch(session, workdir, pattern, spool)
+            for name, _, _ in files:
+                _refuse_unasked(session.node, pattern, name)
             spool.seek(0)
             for name, size, mode in files:
-                _place(_inside(session.node, target, name), spool, size, mode)
+                _place(_inside(target, name), spool, size, mode)
     except OSError as error:
         raise RefusedError(f"{target} cannot be written: {error.strerror or error}") from error
     return [name for name, _, _ in files], sum(size for _, size, _ in files)
@@ -65,11 +68,16 @@ def _fetch(session: Session, workdir: str, pattern: str, spool: BinaryIO) -> lis
     return [(str(name), int(size), int(mode)) for name, size, mode in answer["files"]]
 
 
-def _inside(node: str, target: Path, name: str) -> Path:
+def _refuse_unasked(node: str, pattern: str, name: str) -> None:
     parts = PurePosixPath(name).parts
-    if not parts or ".." in parts or PurePosixPath(name).is_absolute():
+    if not parts or ".." in parts or PurePosixPath(name).is_absolute() or "\0" in name:
         raise AgentError(node, f"it names a file outside its folder: {name!r}")
-    path = target.joinpath(*parts)
+    if not asked_for(pattern, "/".join(parts)):
+        raise AgentError(node, f"it sends a file that `{pattern}` does not ask for: {name!r}")
+
+
+def _inside(target: Path, name: str) -> Path:
+    path = target.joinpath(*PurePosixPath(name).parts)
     if not path.parent.resolve().is_relative_to(target.resolve()):
         raise RefusedError(f"{path.parent} leads out of {target}", hint="remove the symbolic link")
     return path
@@ -83,5 +91,6 @@ def _place(path: Path, spool: BinaryIO, size: int, mode: int) -> None:
             file.write(chunk)
             left -= len(chunk)
     temporary = Path(file.name)
-    temporary.chmod(mode & 0o777)
+    # The node does not decide who may change files of the head.
+    temporary.chmod(0o600 | (mode & 0o755))
     shutil.move(temporary, path)
