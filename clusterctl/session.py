@@ -423,6 +423,8 @@ class Session:
 def _refusal(node: str, error: dict[str, Any]) -> ClusterctlError:
     """Return what an agent's refusal is on our side."""
     message, hint = str(error.get("message", "")), error.get("hint")
+    # What stands behind `hint:` is advice of ours, unless it says whose it is.
+    hint = f"the node says: {hint}" if hint else None
     match error.get("kind"):
         case ErrorKind.STALE_EPOCH.value:
             return StaleEpochError(f"{node}: {message}", hint=hint)

@@ -171,7 +171,7 @@ class SessionContract:
     def test_a_refusal_becomes_the_error_of_its_kind(self, opened: Open, kind: str, error: type[Exception]) -> None:
         with pytest.raises(error, match="it says no") as caught:
             opened().call(Command.CLEAN, {"kind": kind})
-        assert getattr(caught.value, "hint", None) == "do this"
+        assert getattr(caught.value, "hint", None) == "the node says: do this"
 
     def test_a_missing_answer_is_an_error_and_the_session_goes_on(self, opened: Open) -> None:
         session = opened()

@@ -81,7 +81,7 @@ def command(
         measured += found
     rows = compared(sorted(measured, key=lambda m: (_ORDER.index(m.mode), m.workers)))
     if as_json:
-        console.data(json.dumps(to_json(rows), indent=2))
+        console.json(to_json(rows))
     else:
         console.data(*_table(rows, console))
     if plot is not None:

@@ -32,7 +32,7 @@ def command(shell: str, color: str, quiet: bool) -> int:
     clusterctl completion fish | source     # in ~/.config/fish/config.fish
     """
     console = options.console_of(color)
-    console.data(_script(shell))
+    console.document(_script(shell))
     if console.out.live and not quiet:
         console.narrate("", f"to use it: {_WHERE[shell]}")
     return 0

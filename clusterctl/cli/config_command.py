@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -58,16 +57,16 @@ def command(
     else:
         return _file(loaded.spec, console, as_json=as_json, quiet=quiet)
     if not quiet:
-        console.data(*([json.dumps(shown, indent=2, ensure_ascii=False)] if as_json else lines))
+        console.json(shown) if as_json else console.data(*lines)
     return 0
 
 
 def _file(spec: ClusterSpec, console: Console, *, as_json: bool, quiet: bool) -> int:
     if not quiet:
-        from clusterctl.config.resolve import resolved, to_json, to_yaml
+        from clusterctl.config.resolve import resolved, to_yaml
 
         document = resolved(spec)
-        console.data((to_json(document) if as_json else to_yaml(document)).rstrip("\n"))
+        console.json(document) if as_json else console.document(to_yaml(document))
     return 0
 
 
@@ -100,7 +99,6 @@ def _unknown(spec: ClusterSpec) -> RefusedError:
 
 def _env(spec: ClusterSpec, rank: int) -> tuple[Any, list[str]]:
     from clusterctl import plan as planning
-    from clusterctl.render.console import safe
 
     entries = planning.known_entries(spec)
     if entries is None:
@@ -112,7 +110,7 @@ def _env(spec: ClusterSpec, rank: int) -> tuple[Any, list[str]]:
         known = ", ".join(map(str, workers)) if len(workers) < 9 else f"0-{max(workers)}"
         raise NotFoundError(f"no rank {rank}", hint=f"there are: {known}")
     env = dict(sorted(workers[rank]["env"].items()))
-    return env, [f"{name}={safe(value)}" for name, value in env.items()]
+    return env, [f"{name}={value}" for name, value in env.items()]
 
 
 def _origins(loaded: Loaded) -> tuple[Any, list[str]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -69,7 +68,7 @@ def command(
         for run in ending
     }
     if as_json:
-        console.data(json.dumps([_entry(run, state) for run, state in states.items()], indent=2))
+        console.json([_entry(run, state) for run, state in states.items()])
     if refused:
         raise refused[0]
     incomplete = any(leftover.within_reach(state.remaining) for state in states.values())

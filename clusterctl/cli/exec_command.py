@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -75,7 +74,7 @@ def command(
     errors = errors | lost
     if as_json:
         order = [h.name for h in hosts]
-        console.data(json.dumps([_entry(n, answers.get(n), errors.get(n)) for n in order], indent=2))
+        console.json([_entry(n, answers.get(n), errors.get(n)) for n in order])
     else:
         _show(answers, errors, console, diff=diff, stream=stream, verbose=verbose, quiet=quiet)
     return int(ExitCode.NODE) if errors else max(map(exit_code_of, answers.values()), default=0)

@@ -186,7 +186,7 @@ def _show(view: HealthView, form: str, console: Console, *, verbose: bool, quiet
 
     match form:
         case "json":
-            console.data(json.dumps(render.health_json(view), indent=2))
+            console.json(render.health_json(view))
         case "ndjson":
             console.data(*render.health_ndjson(view))
         case "prometheus":

@@ -159,13 +159,16 @@ class _Output:
         return self._folder.next_due()
 
     def _put(self, lines: list[Any]) -> None:
+        from clusterctl.logs.clean import clean_block
         from clusterctl.render.log import json_line, raw_bytes
 
         if self._form == "text":
             self._writer.write(lines)
         elif self._form == "json":
-            sys.stdout.write("".join(json_line(line) + "\n" for line in lines))
-            sys.stdout.flush()
+            self._out.lines(map(json_line, lines))
+        elif sys.stdout.isatty():
+            cleaned = clean_block(b"".join(raw_bytes(line) for line in lines))
+            self._out.lines(map(self._out.coloured, cleaned))
         else:
             sys.stdout.buffer.write(b"".join(raw_bytes(line) for line in lines))
             sys.stdout.buffer.flush()

@@ -119,13 +119,17 @@ def _show_usage(error: click.UsageError) -> None:
     """Write a mistake on the command line as every other error is written."""
     import re
 
+    said = re.sub(r"'([^'\s]+)'", r"`\1`", " ".join(error.format_message().split())).removesuffix(".")
+    called = error.ctx.command_path if error.ctx is not None else "clusterctl"
+    _say_error(said, f"see `{called} --help`")
+
+
+def _say_error(text: str, hint: str | None = None) -> None:
     from clusterctl.render.console import Console
     from clusterctl.render.errors import error_line, hint_lines
 
     terminal = Console.standard().err
-    said = re.sub(r"'([^'\s]+)'", r"`\1`", " ".join(error.format_message().split())).removesuffix(".")
-    called = error.ctx.command_path if error.ctx is not None else "clusterctl"
-    terminal.lines([error_line(said, terminal), *hint_lines(f"see `{called} --help`", terminal)])
+    terminal.lines([error_line(text, terminal), *hint_lines(hint, terminal)])
 
 
 def _print_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
@@ -185,7 +189,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         _show_usage(error)
         return int(ExitCode.USAGE)
     except click.ClickException as error:
-        error.show()
+        _say_error(error.format_message())
         return int(ExitCode.USAGE)
     except (click.Abort, KeyboardInterrupt):
         return int(ExitCode.INTERRUPTED)
@@ -221,10 +225,12 @@ def _bug() -> int:
         with path.open("a") as log:
             traceback.print_exc(file=log)
     except OSError:
-        traceback.print_exc()
+        from clusterctl.render.console import Console
+
+        Console.standard().narrate(*traceback.format_exc().splitlines())
         return int(ExitCode.BUG)
     last = traceback.format_exc().strip().splitlines()[-1]
-    click.echo(f"error: this is a bug of clusterctl: {last}\n\nhint: the traceback is in {path}", err=True)
+    _say_error(f"this is a bug of clusterctl: {last}", f"the traceback is in {path}")
     return int(ExitCode.BUG)
 
 

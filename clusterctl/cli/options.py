@@ -141,7 +141,8 @@ def load_file(
     if console is not None and loaded.warnings:
         from clusterctl.render.problems import render_warnings
 
-        console.narrate(render_warnings(loaded.warnings, color=console.err.colour, width=console.err.width or 0))
+        said = render_warnings(loaded.warnings, color=console.err.colour, width=console.err.width or 0)
+        console.narrate(*said.split("\n"))
     return loaded
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.protocol import Command
@@ -37,7 +36,7 @@ def end_orphans(path: str, console: Console, *, as_json: bool) -> int:
     runs = sorted({run["run"] for found in orphans.values() for run in found})
     if as_json:
         told = [{"run": r, "state": "cancelled", "remaining": [x for x in left if x["run"] == r]} for r in runs]
-        console.data(json.dumps(told, indent=2))
+        console.json(told)
     else:
         console.narrate(f"ended {', '.join(runs)}" if runs else "no run here that this head does not know")
         console.narrate(*remaining_lines(left, console.err))

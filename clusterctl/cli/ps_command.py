@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 
 import click
@@ -24,7 +23,7 @@ def command(everything: bool, as_json: bool, color: str, quiet: bool) -> int:
     views = [listed_view_of(run) for run in all_runs()]
     shown = [v for v in views if everything or not v.state.over]
     if as_json:
-        console.data(json.dumps(ps_json(shown), indent=2))
+        console.json(ps_json(shown))
     elif quiet:
         console.data(*[v.state.run for v in shown])
     elif shown:

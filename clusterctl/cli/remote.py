@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.protocol import Command
 from clusterctl.errors import AgentError, ClusterctlError, ExitCode, NodeError
-from clusterctl.logs.clean import clean_block, strip_colours
+from clusterctl.logs.clean import clean_block
 from clusterctl.render.console import BOLD, pad
 from clusterctl.render.ranks import count, fold_nodes
 
@@ -155,8 +155,7 @@ def exit_code_of(answer: Answer) -> int:
 
 
 def _clean(block: bytes, terminal: Terminal) -> list[str]:
-    lines = clean_block(block) if block else []
-    return lines if terminal.colour else [strip_colours(line) for line in lines]
+    return [terminal.coloured(line) for line in clean_block(block)] if block else []
 
 
 def _groups(outputs: Mapping[str, bytes]) -> list[tuple[list[str], bytes]]:

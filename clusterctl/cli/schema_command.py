@@ -16,7 +16,7 @@ def command(output: str | None, color: str, quiet: bool) -> int:
 
     console = options.console_of(color)
     if output is None:
-        console.data(schema_text().rstrip("\n"))
+        console.document(schema_text())
         return 0
     from clusterctl.cli.local_files import write
 

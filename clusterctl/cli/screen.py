@@ -14,6 +14,7 @@ import termios
 from typing import TYPE_CHECKING
 
 from clusterctl.cli.signals import heeded
+from clusterctl.render.door import through_door
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -71,7 +72,8 @@ class Screen:
 
     def draw(self, lines: list[str]) -> None:
         """Show lines in place of what was there; without a flicker, for nothing is cleared before it is overwritten."""
-        self._write(_HOME + "\r\n".join(line + _TO_LINE_END for line in lines) + _TO_END)
+        shown = (through_door(" ".join(line.split("\n"))) for line in lines)
+        self._write(_HOME + "\r\n".join(line + _TO_LINE_END for line in shown) + _TO_END)
 
     def key(self, seconds: float) -> str | None:
         """Wait for a key, at most so long; return it (`up`, `down`, `pageup`, `pagedown` for those), "" to leave.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 import click
@@ -46,7 +45,7 @@ def command(reference: str | None, ranks: str | None, as_json: bool, color: str,
     found = _evidence(run, state, wanted)
     folded = stacks.fold(stacks.from_evidence(found.ranks))
     if as_json:
-        console.data(json.dumps(folded, indent=2))
+        console.json(folded)
     else:
         console.data(*render_stacks(folded, console.out))
     if not quiet:

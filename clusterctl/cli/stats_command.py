@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from typing import TYPE_CHECKING
 
@@ -76,7 +75,7 @@ def _show(found: list[NodeStats], console: Console, *, as_json: bool, quiet: boo
     from clusterctl.render.stats import remarks, render_stats, stats_json
 
     if as_json:
-        console.data(json.dumps(stats_json(found), indent=2))
+        console.json(stats_json(found))
         return
     console.data(*render_stats(found, console.out))
     if not quiet:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 
 import click
@@ -24,7 +23,7 @@ def command(reference: str | None, as_json: bool, verbose: bool, color: str, qui
     console = options.console_of(color)
     view = view_of(find(reference))
     if as_json:
-        console.data(json.dumps(status_json(view), indent=2))
+        console.json(status_json(view))
     elif quiet:
         console.data(view.state.phase.value)
     else:

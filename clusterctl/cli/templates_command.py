@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 import click
@@ -24,7 +23,7 @@ def command(as_json: bool, color: str, quiet: bool) -> int:
     found = templates()
     if as_json:
         shown = [{"name": t.name, "summary": t.summary, "path": str(t.path)} for t in found]
-        console.data(json.dumps(shown, indent=2))
+        console.json(shown)
     elif quiet:
         console.data(*[t.name for t in found])
     elif found:

@@ -170,6 +170,6 @@ def _print_plan(spec: ClusterSpec, console: Console, *, as_json: bool) -> None:
         plan = planning.plan_launch(spec, identity, entries, {}, None, {})
         shown = planning.plan_json(plan, spec.secrets)
     if as_json:
-        console.data(json.dumps(shown, indent=2))
+        console.json(shown)
     else:
         console.data(*render_plan(shown, console.out))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import platform
 
 import click
@@ -46,7 +45,7 @@ def command(
             ]
         shown["nodes"] = nodes
     if as_json:
-        console.data(json.dumps(shown, indent=2))
+        console.json(shown)
         return 0
     console.data(f"clusterctl {shown['clusterctl']}, Python {shown['python']}")
     console.data(*_folded(nodes))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -159,11 +158,6 @@ def to_yaml(document: Mapping[str, Any]) -> str:
         dict(document), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110, default_flow_style=False
     )
     return text
-
-
-def to_json(document: Mapping[str, Any]) -> str:
-    """Write a resolved document as JSON."""
-    return json.dumps(document, indent=2, ensure_ascii=False)
 
 
 def leaves(document: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:

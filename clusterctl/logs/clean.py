@@ -27,11 +27,12 @@ _HARMLESS = bytes(b for b in range(256) if b in b"\t\n" or 0x20 <= b < 0x7F or (
 # Joiners stay where scripts and pictures are written with them, between two such characters; elsewhere, above all in
 # commands, names and paths, they make two texts look the same.
 _JOINED = "[\u0600-\u06ff\u0750-\u077f\u08a0-\u08ff\u0900-\u0dff\u2190-\u2bff\ufe0f\U0001f000-\U0001faff]"
-_STRAY_JOINER = f"(?<!{_JOINED})[\u200c\u200d]|[\u200c\u200d](?!{_JOINED})"
-STEERING = f"[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f{_HIDDEN}]|{_STRAY_JOINER}"
-"""Pattern of each character that text to be shown must not hold; but for the escape, with which colours begin."""
+STEERING = f"\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f\u200c\u200d{_HIDDEN}"
+"""Characters that text to be shown must not hold, to stand within brackets; the escape, which begins colours, apart."""
+STRAY = f"(?:(?<![\u200c\u200d])|(?!{_JOINED})|(?<!{_JOINED}[\u200c\u200d]))"
+"""Pattern of what follows them: of joiners only the stray ones are meant."""
 
-_SUSPECT = re.compile(f"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200c\u200d{_HIDDEN}]")
+_SUSPECT = re.compile(f"[\x1b{STEERING}]")
 
 # ECMA-48: CSI, OSC, DCS/SOS/PM/APC, then the two- and three-character escapes. An unterminated string is not matched,
 # so that a torn sequence hides nothing; its escape character is made visible instead. No string holds what begins or
@@ -45,7 +46,7 @@ _SEQUENCE = re.compile(
 )
 _SGR = re.compile(r"\x1b\[[0-9;:]*m")
 _CONCEALING = re.compile(r"\x1b\[(?:[0-9;:]*[;:])?0*8[;:m]")
-_VISIBLE = re.compile(f"{STEERING}|\x1b(?!\\[[0-9;:]{{0,64}}m)")
+_VISIBLE = re.compile(f"[\x1b{STEERING}](?:(?<!\x1b){STRAY}|(?<=\x1b)(?!\\[[0-9;:]{{0,64}}m))")
 _TOKEN = re.compile(r"\x1b\[[0-9;:]*m|.", re.DOTALL)
 
 

@@ -1,19 +1,22 @@
 """The streams that a person reads: whether they take colours, redrawing and non-ASCII, and how wide they are.
 
-Data goes to stdout, narration to stderr; each is judged by itself, for either may be a pipe.
+Data goes to stdout, narration to stderr; each is judged by itself, for either may be a pipe. All that is written passes
+the door (`clusterctl.render.door`), whoever says it.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import unicodedata
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from clusterctl.logs.clean import clean_text, strip_colours
 from clusterctl.render import streams
+from clusterctl.render.door import lines_through_door, styled, through_door, with_own_colours
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -122,36 +125,43 @@ class Terminal:
 
     def style(self, text: str, *codes: str) -> str:
         """Return `text` in a style, where the stream takes any."""
-        return f"\x1b[{';'.join(codes)}m{text}\x1b[0m" if self.colour and text and codes else text
+        return styled(text, *codes) if self.colour and text and codes else text
+
+    def coloured(self, line: str) -> str:
+        """Return a cleaned line of a program with the colours that it gave itself, where the stream takes any."""
+        return with_own_colours(line) if self.colour else strip_colours(line)
 
     def line(self, text: str = "") -> None:
         """Write one line."""
-        self.write(text + "\n")
+        self.lines([text])
 
-    def lines(self, lines: Iterable[str]) -> None:
-        """Write some lines at once."""
-        text = "".join(f"{line}\n" for line in lines)
+    def lines(self, lines: Iterable[str], *, over: int = 0) -> None:
+        """Write some lines at once, above whatever is being rewritten in place.
+
+        Args:
+            lines: Each one line: what follows a line break within it is indented.
+            over: Take away so many of the last lines first; only where lines can be rewritten.
+        """
+        text = f"\x1b[{over}A\r\x1b[J" if over else ""
+        text += lines_through_door(lines)
         if text:
-            self.write(text)
-
-    def write(self, text: str) -> None:
-        """Write `text`, which ends with a line end, above whatever is being rewritten in place."""
-        if self._transient:
-            self._transient = False
-            text = _ERASE + text
-        self._put(text)
+            self._put(self._erased() + text)
 
     def transient(self, text: str) -> None:
         """Show one line that the next output replaces; nothing where lines cannot be rewritten."""
         if self.live:
             self._transient = True
-            self._put(_ERASE + text)
+            self._put(_ERASE + through_door(text))
 
     def clear(self) -> None:
         """Take the transient line away."""
-        if self._transient:
-            self._transient = False
-            self._put(_ERASE)
+        if erased := self._erased():
+            self._put(erased)
+
+    def _erased(self) -> str:
+        """Return what takes the transient line away, if there is one; it counts as gone."""
+        there, self._transient = self._transient, False
+        return _ERASE if there else ""
 
     def _put(self, text: str) -> None:
         try:
@@ -180,6 +190,14 @@ class Console:
         """Write lines of data to stdout."""
         self.err.clear()
         self.out.lines(lines)
+
+    def document(self, text: str) -> None:
+        """Write a text of our own with several lines to stdout."""
+        self.data(*text.rstrip("\n").split("\n"))
+
+    def json(self, value: Any) -> None:
+        """Write a JSON document to stdout, in ASCII alone: it steers nothing, and any stream can encode it."""
+        self.document(json.dumps(value, indent=2))
 
     def narrate(self, *lines: str) -> None:
         """Write lines of narration to stderr."""
@@ -216,9 +234,19 @@ def fit(text: str, width: int | None, glyphs: Glyphs = UNICODE) -> str:
     return kept + glyphs.ellipsis
 
 
+PEER_LIMIT = 8192
+"""Characters of one text of somebody else that are shown."""
+
+
 def safe(text: object) -> str:
-    """Return text that came from elsewhere as one line without any control sequence."""
-    return strip_colours(clean_text(" ".join(str(text).split("\n"))))
+    """Return text that came from elsewhere as one line of bearable length, without its colours and control sequences.
+
+    For where it must be one line, or where its width counts; whatever is written passes the door as well.
+    """
+    said = str(text)
+    more = len(said) - PEER_LIMIT
+    line = strip_colours(clean_text(" ".join(said[:PEER_LIMIT].split("\n"))))
+    return f"{line} [{more:,} more characters]" if more > 0 else line
 
 
 def seconds(value: float) -> str:

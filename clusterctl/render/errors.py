@@ -12,13 +12,15 @@ from clusterctl.errors import (
     TeardownError,
     UnhealthyError,
 )
-from clusterctl.render.console import BOLD, CYAN, RED, Console, Terminal, safe
+from clusterctl.render.console import BOLD, CYAN, PEER_LIMIT, RED, Console, Terminal, safe
 from clusterctl.render.ranks import fold_nodes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 _MOST_REMAINING = 20
+_MOST_LINES = 60
+"""Lines of one message; a traceback has as many."""
 
 
 def print_error(error: ClusterctlError, console: Console | None = None) -> None:
@@ -33,7 +35,7 @@ def render_error(error: ClusterctlError, terminal: Terminal) -> list[str]:
         case ConfigError():
             from clusterctl.render.problems import render_config_error
 
-            return [render_config_error(error, color=terminal.colour, width=terminal.width or 0)]
+            return render_config_error(error, color=terminal.colour, width=terminal.width or 0).split("\n")
         case NodesError():
             return _nodes([(e.node, str(e), e.hint) for e in error.errors], terminal)
         case NodeError():
@@ -111,5 +113,10 @@ def _without(node: str, message: str) -> str:
 
 
 def _text(text: str) -> str:
-    """Return a text that may have several lines, each of them safe."""
-    return "\n".join(safe(line) for line in text.splitlines()) or ""
+    """Return a text that may have several lines: the door indents all but the first."""
+    lines = [safe(line) for line in text[:PEER_LIMIT].splitlines()]
+    more = len(lines) - _MOST_LINES
+    shown = [*lines[:_MOST_LINES], f"[{more} more lines]"] if more > 0 else lines
+    if len(text) > PEER_LIMIT:
+        shown.append(f"[{len(text) - PEER_LIMIT:,} more characters]")
+    return "\n".join(shown)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from dataclasses import dataclass, field
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.health.model import Finding, Status
 from clusterctl.render.console import BOLD, CYAN, DIM, GREEN, RED, YELLOW, cells, fit, pad, safe
+from clusterctl.render.machine import json_line
 from clusterctl.render.ranks import count, fold_nodes, fold_ranks
 
 if TYPE_CHECKING:
@@ -209,7 +209,7 @@ def health_json(view: HealthView) -> dict[str, Any]:
 
 def health_ndjson(view: HealthView) -> list[str]:
     """Return one finding a line."""
-    return [json.dumps(finding.to_json(), ensure_ascii=False) for finding in view.findings]
+    return [json_line(finding.to_json()) for finding in view.findings]
 
 
 def health_prometheus(view: HealthView) -> list[str]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from datetime import datetime, timezone
 from enum import Enum
 from typing import TYPE_CHECKING
 
 from clusterctl.logs.clean import RESET, strip_colours
 from clusterctl.logs.fold import FoldedLine
+from clusterctl.render import machine
 from clusterctl.render.console import DIM, cells
 from clusterctl.render.ranks import fold_ranks
 
@@ -117,8 +117,7 @@ class LogWriter:
         if self._terminal.live and len(text) > _LONGEST_ON_SCREEN:
             text = f"{text[:_LONGEST_ON_SCREEN]}{RESET if ESCAPE in text else ''} {self._terminal.glyphs.ellipsis}"
             text += f" [{len(line.text):,} characters; all of them with -o raw]"
-        if ESCAPE in text and not self._terminal.colour:
-            text = strip_colours(text)
+        text = self._terminal.coloured(text)
         stamp = self._time(line.time) if self._timestamps is not Timestamps.NONE else ""
         if not self._with_prefix:
             return stamp + text
@@ -171,7 +170,7 @@ def json_line(line: LogLine) -> str:
     }
     if line.partial:
         value["partial"] = True
-    return json.dumps(value, ensure_ascii=False)
+    return machine.json_line(value)
 
 
 def raw_bytes(line: LogLine) -> bytes:

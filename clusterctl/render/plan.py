@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.render.console import DIM, safe
+from clusterctl.render.console import DIM
 from clusterctl.render.ranks import fold_ranks
 
 if TYPE_CHECKING:
@@ -21,12 +21,12 @@ def render_plan(plan: Mapping[str, Any], terminal: Terminal) -> list[str]:
     for node in plan["nodes"]:
         workers = node["workers"]
         ranks = f"rank {fold_ranks(w['rank'] for w in workers)}" if workers else "ranks unknown"
-        lines.append(f"{safe(node['node'])}  node rank {node['node_rank']}  {ranks}")
+        lines.append(f"{node['node']}  node rank {node['node_rank']}  {ranks}")
         if workers:
             argv = ["python" if a is None else a for a in workers[0]["argv"]]
-            lines.append(f"  {safe(shlex.join(argv))}")
+            lines.append(f"  {shlex.join(argv)}")
             env = sorted(workers[0]["env"].items())
-            lines += [terminal.style(f"    {safe(k)}={safe(v)}", DIM) for k, v in env]
+            lines += [terminal.style(f"    {k}={v}", DIM) for k, v in env]
     return lines
 
 

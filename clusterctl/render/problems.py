@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import unicodedata
 from typing import TYPE_CHECKING
+
+from clusterctl.render.console import BOLD, CYAN, RED, YELLOW, cells
+from clusterctl.render.door import styled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from clusterctl.errors import ConfigError, Problem
 
-_BOLD, _RED, _YELLOW, _CYAN, _RESET = "\x1b[1m", "\x1b[31m", "\x1b[33m", "\x1b[36m", "\x1b[0m"
 _TAB = 4
 _MOST = 100
 """Problems written out; whoever has more of them has one that makes the others."""
@@ -46,17 +47,17 @@ def _blocks(problems: Sequence[Problem], kind: str, *, color: bool, width: int) 
 def render_problem(problem: Problem, *, kind: str = "error", color: bool = False, width: int = 0) -> str:
     """Write one problem in up to four lines, without a line break at the end."""
     place = f"{problem.path}:{problem.line}:{problem.column}" if problem.line else problem.path
-    tint = _RED if kind == "error" else _YELLOW
-    lines = [f"{_styled(_visible(place), _BOLD, color)}: {_styled(kind, tint, color)}: {_visible(problem.text)}"]
+    tint = RED if kind == "error" else YELLOW
+    lines = [f"{_styled(_visible(place), BOLD, color)}: {_styled(kind, tint, color)}: {_visible(problem.text)}"]
     if problem.source and problem.line:
         lines += _source_lines(problem, problem.source, tint if color else "", width)
     if problem.hint:
-        lines.append(f"  {_styled('hint', _CYAN, color)}: {_visible(problem.hint)}")
+        lines.append(f"  {_styled('hint', CYAN, color)}: {_visible(problem.hint)}")
     return "\n".join(lines)
 
 
 def _styled(text: str, style: str, color: bool) -> str:
-    return f"{style}{text}{_RESET}" if color else text
+    return styled(text, style) if color else text
 
 
 def _source_lines(problem: Problem, source: str, tint: str, width: int) -> list[str]:
@@ -65,15 +66,15 @@ def _source_lines(problem: Problem, source: str, tint: str, width: int) -> list[
     text, column = _window(source, problem.column, room)
     before = _visible(text[: column - 1])
     marked = _visible(text[column - 1 : column - 1 + problem.length])
-    caret = "^" + "~" * (_cells(marked) - 1)
-    caret = f"{tint}{caret}{_RESET}" if tint else caret
-    return [f" {number} | {_visible(text)}", f" {' ' * len(number)} | {' ' * _cells(before)}{caret}"]
+    caret = "^" + "~" * (cells(marked) - 1)
+    caret = styled(caret, tint) if tint else caret
+    return [f" {number} | {_visible(text)}", f" {' ' * len(number)} | {' ' * cells(before)}{caret}"]
 
 
 def _window(source: str, column: int, room: int) -> tuple[str, int]:
     """Cut a line that does not fit, keeping the caret in sight."""
     column = min(column, len(source) + 1)
-    if room < 20 or _cells(_visible(source)) <= room:
+    if room < 20 or cells(_visible(source)) <= room:
         return source, column
     start = max(0, min(column - 1 - room // 3, len(source) - room))
     return source[start : start + room], column - start
@@ -83,8 +84,3 @@ def _visible(text: str) -> str:
     """Tabs as blanks, control characters as `?`: text of a file never steers the terminal."""
     text = text.replace("\t", " " * _TAB)
     return "".join(c if c.isprintable() else "?" for c in text)
-
-
-def _cells(text: str) -> int:
-    """Columns that a text takes on the screen."""
-    return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
 from clusterctl.render.console import CYAN, DIM, GREEN, RED, YELLOW, cells, fit, pad, safe, seconds
+from clusterctl.render.machine import json_line
 
 if TYPE_CHECKING:
     from clusterctl.render.console import Glyphs, Terminal
@@ -159,9 +159,9 @@ class PhaseWriter:
             self._shown.text, self._shown.at = text, now
 
     def note(self, *lines: str) -> None:
-        """Write lines of narration above the phase that is being drawn."""
+        """Write lines of narration, whatever they tell of, above the phase that is being drawn."""
         self._erase()
-        self._terminal.lines(lines)
+        self._terminal.lines(map(safe, lines))
 
     def close(self) -> None:
         """Take away what is not finished."""
@@ -186,17 +186,12 @@ class PhaseWriter:
             # What has scrolled out of the window cannot be taken away again.
             most = max(terminal.height - 3, SLOWEST) if self._every else SLOWEST
             lines += [terminal.style(line, DIM) for line in waiting_lines(view, terminal.glyphs, width, most)]
-        terminal.write(self._above() + "\n".join(lines) + "\n")
+        terminal.lines(lines, over=self._shown.lines)
         self._shown.lines = len(lines)
 
     def _erase(self) -> None:
-        if above := self._above():
-            self._terminal.write(above)
-
-    def _above(self) -> str:
-        """Return what goes back to the beginning of what was drawn, and takes it away."""
-        lines, self._shown.lines = self._shown.lines, 0
-        return f"\x1b[{lines}A\r\x1b[J" if lines else ""
+        drawn, self._shown.lines = self._shown.lines, 0
+        self._terminal.lines([], over=drawn)
 
     def _paint(self, view: PhaseView, line: str) -> str:
         colour = {PhaseEnd.OK: GREEN, PhaseEnd.WARN: YELLOW, PhaseEnd.FAIL: RED, PhaseEnd.RUNNING: CYAN}[view.end]
@@ -213,4 +208,4 @@ class PhaseWriter:
             "waiting": [list(pair) for pair in view.waiting],
             "seconds": round(view.seconds, 3),
         }
-        self._terminal.line(json.dumps(record, ensure_ascii=False))
+        self._terminal.line(json_line(record))

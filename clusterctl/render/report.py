@@ -85,7 +85,7 @@ def _success(state: RunState, terminal: Terminal) -> str:
     attempts = f", {count(state.attempt + 1, 'attempt')}" if state.attempt > 0 else ""
     size = f"{count(len(state.workers), 'rank')} on {count(len(state.nodes), 'node')}"
     sign = terminal.style(terminal.glyphs.ok, GREEN)
-    return f"{sign} {safe(state.run)} succeeded: {size}{attempts}, {_duration(state)}"
+    return f"{sign} {state.run} succeeded: {size}{attempts}, {_duration(state)}"
 
 
 def _duration(state: RunState) -> str:
@@ -112,9 +112,9 @@ def _evidence(cause: Cause, worker: WorkerState | None, terminal: Terminal) -> l
     if cause.traceback:
         trace = clean_block(cause.traceback.encode("utf-8", "replace"))
         shown = _middle_cut(trace, terminal)
-        return [bar + _coloured(line, terminal) for line in shown]
+        return [bar + terminal.coloured(line) for line in shown]
     tail = end_lines(worker.tail)[-_MOST_LAST_LINES:] if worker is not None and worker.tail else []
-    return [bar + _coloured(line, terminal) for line in tail]
+    return [bar + terminal.coloured(line) for line in tail]
 
 
 def _middle_cut(lines: Sequence[str], terminal: Terminal) -> list[str]:
@@ -122,10 +122,6 @@ def _middle_cut(lines: Sequence[str], terminal: Terminal) -> list[str]:
         return list(lines)
     head, tail = 5, _MOST_TRACEBACK - 5
     return [*lines[:head], f"  {terminal.glyphs.ellipsis} {len(lines) - head - tail} lines", *lines[-tail:]]
-
-
-def _coloured(line: str, terminal: Terminal) -> str:
-    return line if terminal.colour else safe(line)
 
 
 def _others(others: Sequence[WorkerState], state: RunState, terminal: Terminal) -> list[str]:
@@ -169,7 +165,7 @@ def _end_line(state: RunState, terminal: Terminal) -> str:
     reason = f": {safe(state.reason_text)}" if state.reason_text and state.cause is None else ""
     style = (YELLOW,) if state.phase.value == "cancelled" else (RED,)
     sign = terminal.glyphs.warn if state.phase.value == "cancelled" else terminal.glyphs.fail
-    text = f"{safe(state.run)} {state.phase.value}{attempts} after {_duration(state)}{code}{reason}"
+    text = f"{state.run} {state.phase.value}{attempts} after {_duration(state)}{code}{reason}"
     return f"{terminal.style(sign, *style)} {text}"
 
 
@@ -178,7 +174,7 @@ def _next_steps(state: RunState, terminal: Terminal, log_path: str | None) -> li
         return []
     cause = state.cause
     which = f" --rank {cause.rank}" if cause is not None and cause.rank is not None else ""
-    lines = [f"  clusterctl logs {safe(state.run)}{which} -n 200"]
+    lines = [f"  clusterctl logs {state.run}{which} -n 200"]
     if log_path:
-        lines.append(f"  all output: {safe(log_path)}")
+        lines.append(f"  all output: {log_path}")
     return [terminal.style(line, DIM) for line in lines]

@@ -107,7 +107,7 @@ def remarks(nodes: Sequence[NodeStats], now: float) -> list[str]:
 
 
 def _rows(node: NodeStats) -> list[list[Cell | str]]:
-    head: list[Cell | str] = [Cell(safe(node.node), (BOLD,)), percent(node.cpu), percent(node.mem)]
+    head: list[Cell | str] = [Cell(node.node, (BOLD,)), percent(node.cpu), percent(node.mem)]
     if not node.gpus:
         return [[*head, "-", "-", "-", "-", "-"]]
     first, *rest = node.gpus

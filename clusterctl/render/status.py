@@ -293,7 +293,7 @@ def stall_hints(run: str, phase: str) -> list[str]:
     from clusterctl.run.stall import HINT
 
     end = "; `clusterctl down --stalled` ends it" if phase == "confirmed" else ""
-    return [f"hint: `clusterctl stacks {safe(run)}` shows where every rank is{end}", f"hint: {HINT}"]
+    return [f"hint: `clusterctl stacks {run}` shows where every rank is{end}", f"hint: {HINT}"]
 
 
 def stall_news(event: StallSeen, run: str) -> list[str]:
@@ -329,7 +329,7 @@ def _headline(view: RunView, now: float, terminal: Terminal) -> str:
         parts.append(f"step {view.step}")
     if state.created is not None:
         parts.append(f"{seconds((now if state.ended is None else state.ended) - state.created)}")
-    return f"{terminal.style(safe(state.run), BOLD)}  {dot.join(parts)}"
+    return f"{terminal.style(state.run, BOLD)}  {dot.join(parts)}"
 
 
 def _node_table(view: RunView, terminal: Terminal) -> list[str]:

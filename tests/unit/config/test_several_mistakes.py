@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from clusterctl.errors import ConfigError
+from clusterctl.render.door import through_door
 from clusterctl.render.problems import render_config_error
 
 if TYPE_CHECKING:
@@ -97,7 +98,8 @@ def test_colour_changes_nothing_but_colour(parse_text: Callable[..., Loaded]) ->
 
     with pytest.raises(ConfigError) as caught:
         parse_text(MANY)
-    coloured = render_config_error(caught.value, color=True)
+    rendered = render_config_error(caught.value, color=True)
+    coloured = "\n".join(map(through_door, rendered.split("\n")))
     assert "\x1b[31m" in coloured
     assert re.sub("\x1b\\[[0-9]+m", "", coloured) == render_config_error(caught.value)
 

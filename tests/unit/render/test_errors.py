@@ -48,8 +48,9 @@ def test_teardown_names_what_is_left(pipe: Terminal) -> None:
 
 
 def test_words_are_coloured_only_where_colours_are(new_screen: type[Screen]) -> None:
-    (line,) = render_error(RefusedError("no"), new_screen(colour=True).terminal)
-    assert line == "\x1b[31;1merror\x1b[0m: no"
+    screen = new_screen(colour=True)
+    screen.terminal.lines(render_error(RefusedError("no"), screen.terminal))
+    assert screen.text == "\x1b[31;1merror\x1b[0m: no\n"
 
 
 def finding(check: str, status: Status, message: str, node: str, **more: object) -> Finding:

@@ -28,8 +28,9 @@ def test_a_terminal_gets_what_fits(new_screen: type[Screen]) -> None:
 
 def test_colours_do_not_count_as_width(new_screen: type[Screen]) -> None:
     plain = render_table(COLUMNS, ROWS, new_screen().terminal, header=False)
-    painted = render_table(COLUMNS, ROWS, new_screen(colour=True).terminal, header=False)
-    assert [line.replace("\x1b[31m", "").replace("\x1b[0m", "") for line in painted] == plain
+    screen = new_screen(colour=True)
+    screen.terminal.lines(render_table(COLUMNS, ROWS, screen.terminal, header=False))
+    assert screen.text.replace("\x1b[31m", "").replace("\x1b[0m", "").splitlines() == plain
 
 
 def test_ranks_fold() -> None:

@@ -1,0 +1,59 @@
+"""The one door between what is rendered and a stream: only our own styles and line ends pass.
+
+Lines are put together from our words and from what nodes, workers, files and users said. Which characters of a line
+are whose cannot be seen any more when it is written. So our styles carry a number that nobody else knows, drawn anew by
+each process; the door takes that number away again. Whatever else steers or fools a terminal is made visible, and what
+follows a line break within a line is indented: it cannot look like a line that we began.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING
+
+from clusterctl.logs.clean import STEERING, STRAY, visible
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+CONTINUED = "    "
+"""What stands before a line that somebody's text goes on with."""
+
+_NUMBER = int.from_bytes(os.urandom(8), "big")
+_SGR = re.compile(r"\x1b\[([0-9;:]*)m")
+
+# A style of somebody else is dropped, and not made visible: it does no harm, and programs write many. No longer
+# sequence is dropped, for its end might lie in words of ours, or in another line.
+_NOTED = re.compile(
+    rf"[\x1b\n{STEERING}](?:(?<=\x1b)\[(?:(?P<ours>[0-9;:]{{0,64}});{_NUMBER}|(?P<style>[0-9;:]{{0,64}}))m|{STRAY})"
+)
+
+
+def styled(text: str, *codes: str) -> str:
+    """Return `text` in a style that passes the door."""
+    return f"\x1b[{';'.join(codes)};{_NUMBER}m{text}\x1b[0;{_NUMBER}m"
+
+
+def with_own_colours(line: str) -> str:
+    """Return a cleaned line of a program (`clusterctl.logs.clean`) with its colours, which pass the door unchanged."""
+    return _SGR.sub(f"\x1b[\\1;{_NUMBER}m", line) if "\x1b" in line else line
+
+
+def through_door(line: str) -> str:
+    """Return one line as it may be written; the lines that it goes on with are indented."""
+    return line if line.isascii() and line.isprintable() else _NOTED.sub(_pass, line)
+
+
+def lines_through_door(lines: Iterable[str]) -> str:
+    """Return lines as they may be written, each with its line end."""
+    return "".join(f"{through_door(line)}\n" for line in lines)
+
+
+def _pass(match: re.Match[str]) -> str:
+    ours = match["ours"]
+    if ours is not None:
+        return f"\x1b[{ours}m"
+    if match["style"] is not None:
+        return ""
+    return f"\n{CONTINUED}" if match[0] == "\n" else visible(match[0])
