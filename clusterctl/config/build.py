@@ -17,7 +17,6 @@ from clusterctl.config.models import (
     JobModel,
     Section,
     SyncModel,
-    shown,
 )
 from clusterctl.config.spec import (
     CheckpointSpec,
@@ -38,6 +37,7 @@ from clusterctl.config.spec import (
     TransportKind,
 )
 from clusterctl.config.workdir import default_workdir
+from clusterctl.config.wrong import shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import ValidationError
 
 from clusterctl.config import normal
-from clusterctl.config.models import SECTIONS, ClusterFile, DefaultsModel, HostModel, Section, SyncModel, shown
+from clusterctl.config.models import SECTIONS, ClusterFile, DefaultsModel, HostModel, Section, SyncModel
 from clusterctl.config.tree import Node, Path, Report, label
+from clusterctl.config.wrong import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 from clusterctl.config import normal
 from clusterctl.config.check import validate
-from clusterctl.config.models import SecretModel, shown
+from clusterctl.config.models import SecretModel
 from clusterctl.config.tree import Document, Mark, Node, Report, label
+from clusterctl.config.wrong import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

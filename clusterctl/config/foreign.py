@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from clusterctl.config.models import shown
 from clusterctl.config.tree import Document, Mark, Report
+from clusterctl.config.wrong import shown
 
 if TYPE_CHECKING:
     from clusterctl.config.tree import Node

@@ -14,6 +14,12 @@ if TYPE_CHECKING:
 _EXPANSION = re.compile(r"\$\$|\$\{([^{}]*)\}|\$\{")
 _BODY = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(?:(:-|:\?)(.*))?", re.DOTALL)
 
+_LITERAL = {"host", "address", "user", "proxy_jump", "identity_file"}
+"""Keys of a host that say where a connection leads: what a variable holds would go to name servers and to strangers."""
+
+_OF_THE_USER = {"USER", "LOGNAME"}
+"""What every server is told anyway, so that `user:` may name it."""
+
 _MOST_IN_A_VALUE = 20
 """Mistakes told of one value; a megabyte of `${` is one mistake, not a hundred thousand."""
 
@@ -72,6 +78,11 @@ def _expanded(whole: str, body: str | None, mark: Mark, environ: Mapping[str, st
         report.add(mark, f"{label(path)}: `{whole}` cannot be filled in", hint)
         return ""
     name, operator, rest = found[1], found[2], found[3]
+    if _is_literal(path) and not (path[-1] == "user" and name in _OF_THE_USER):
+        is_file = "identity_file" in path or "known_hosts" in path
+        hint = "`~` is the home" if is_file else f"write the value itself, or give it as `--set {label(path)}=VALUE`"
+        report.add(mark, f"{label(path)}: `{whole}` is not filled in here: it would be shown to whoever is asked", hint)
+        return ""
     value = environ.get(name, "")
     if operator == ":-":
         return value or rest
@@ -80,3 +91,15 @@ def _expanded(whole: str, body: str | None, mark: Mark, environ: Mapping[str, st
     elif not operator and name not in environ:
         report.warn(mark, f"{label(path)}: `{name}` is not set and taken as empty", f"write `${{{name}:-}}` if meant")
     return value
+
+
+def _is_literal(path: Path) -> bool:
+    """Tell whether the value at `path` is taken as it is written."""
+    if path[:2] == ("ssh", "known_hosts"):
+        return True
+    if path[:1] == ("defaults",):
+        return len(path) == 2 and path[1] in _LITERAL
+    if path[:1] != ("hosts",):
+        return False
+    # An item that is text is a host; the text of `host: GPUS` is none.
+    return len(path) == 1 or (len(path) == 2 and isinstance(path[1], int)) or (len(path) == 3 and path[2] in _LITERAL)

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.config import hosts as ranges
-from clusterctl.config import normal
+from clusterctl.config import normal, words
 from clusterctl.config.check import validate
 from clusterctl.config.models import DefaultsModel, HostModel, Section
 from clusterctl.config.spec import HostSpec, Role, TransportKind
 from clusterctl.config.tree import label
+from clusterctl.config.wrong import shown
 
 if TYPE_CHECKING:
     from clusterctl.config.normal import HostEntry
     from clusterctl.config.tree import Mark, Node, Report
-
-_HOST = re.compile(r"[\w][\w.:%-]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +98,7 @@ def _spread(text: str | None, count: int, key: str, entry: HostEntry, report: Re
     mark = node.mark if node is not None else entry.mark
     where = f"{label(entry.path)}.{key}"
     try:
-        addresses: list[str | None] = [*ranges.expand(text)] if "[" in text or "," in text else [text]
+        addresses = ranges.expand(text) if "[" in text or "," in text else [text]
     except ranges.RangeError as error:
         report.add(mark, f"{where}: {error}", error.hint)
         return [None] * count
@@ -108,7 +106,11 @@ def _spread(text: str | None, count: int, key: str, entry: HostEntry, report: Re
         text = f"{where}: {len(addresses)} address{'es' if len(addresses) > 1 else ''} for {count} hosts"
         report.add(mark, text, "list the hosts one by one, or write a range such as `10.0.0.[1-4]`")
         return [None] * count
-    return addresses[:count]
+    wrong = next((address for address in addresses if not words.is_host(address)), None)
+    if wrong is not None:
+        report.add(mark, f"{where}: {shown(wrong)} is not the name or the address of a host", words.HOST_HINT)
+        return [None] * count
+    return [*addresses[:count]]
 
 
 def _usable(name: str, node: Node, where: str, report: Report) -> bool:
@@ -123,20 +125,11 @@ def _usable(name: str, node: Node, where: str, report: Report) -> bool:
         host, _, port = name.partition(":")
         hint = f"write `host: {host}` and `port: {port}`" if port.isdigit() else "a blank must follow a colon"
         text = f"`{name}` holds a port" if port.isdigit() else f"`{name}` is not a host name"
-    elif (not _HOST.fullmatch(name) or len(name) > 253 or ":" in name) and not _is_ipv6(name):
+    elif not words.is_host(name):
         text = f"`{name[:60]}` is not a host name"
     if text is not None:
         report.add(node.mark, f"{where}: {text}", hint)
     return text is None
-
-
-def _is_ipv6(name: str) -> bool:
-    import ipaddress
-
-    try:
-        return ipaddress.ip_address(name).version == 6
-    except ValueError:
-        return False
 
 
 def _check_roles(machines: list[Machine], node: Node, root: Node, report: Report) -> None:

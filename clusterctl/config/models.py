@@ -10,15 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, WithJsonSchema
 
-from clusterctl.config import units
-
-
-class WrongValueError(ValueError):
-    """A value that a check refuses, with a remedy."""
-
-    def __init__(self, message: str, hint: str | None = None) -> None:
-        super().__init__(message)
-        self.hint = hint
+from clusterctl.config import units, words
+from clusterctl.config.wrong import WrongValueError, shown
 
 
 def _positive(value: object) -> float:
@@ -94,24 +87,6 @@ def _command(value: object) -> object:
     raise WrongValueError("must be a shell command, or a list of program and arguments")
 
 
-def _argument_safe(value: str) -> str:
-    # These reach the ssh program's command line, where a leading dash would be an option.
-    if value.startswith("-") or not value.strip() or any(c.isspace() for c in value):
-        raise WrongValueError(f"{shown(value)} cannot be used: it is empty, holds a blank, or begins with `-`")
-    return value
-
-
-def shown(value: object) -> str:
-    """Name a value in a message."""
-    if isinstance(value, bool):
-        return f"`{str(value).lower()}`"
-    if isinstance(value, str):
-        return f"the text `{value if len(value) <= 40 else value[:37] + '...'}`"
-    if isinstance(value, (list, dict)):
-        return "a list" if isinstance(value, list) else "a mapping"
-    return "nothing" if value is None else f"`{value}`"
-
-
 _MAX_DEVICES = 1024
 
 _DURATION: dict[str, Any] = {
@@ -158,7 +133,11 @@ Command = Annotated[
     PlainValidator(_command),
     WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "minItems": 1, "items": _TEXT}]}),
 ]
-SshWord = Annotated[str, BeforeValidator(lambda v: _argument_safe(v) if isinstance(v, str) else v)]
+SshWord = Annotated[str, BeforeValidator(words.argument)]
+SshUser = Annotated[str, BeforeValidator(words.user)]
+SshHops = Annotated[str, BeforeValidator(words.hops)]
+SshFile = Annotated[str, BeforeValidator(words.path)]
+SshFiles = Annotated[list[SshFile], BeforeValidator(_as_list), WithJsonSchema(_WORD)]
 
 
 def _f(description: str, *examples: Any, **more: Any) -> Any:
@@ -177,10 +156,10 @@ class DefaultsModel(Section):
 
     address: SshWord = _f("What SSH connects to. Default: `host`, as ssh resolves it.", "203.0.113.9")
     internal_ip: SshWord = _f("Address that workers meet on. Default: found by route.", "10.0.0.9")
-    user: SshWord = _f("User to log in as. Default: what `ssh -G host` says.", "ubuntu")
+    user: SshUser = _f("User to log in as. Default: what `ssh -G host` says.", "ubuntu")
     port: Port = _f("Port of sshd. Default: what `ssh -G host` says.", 22, 2222)
-    identity_file: str = _f("Private key. Default: what `ssh -G host` says.", "~/.ssh/id_ed25519")
-    proxy_jump: SshWord = _f("Hosts to connect through, as for ssh's ProxyJump.", "bastion.example.com")
+    identity_file: SshFile = _f("Private key. Default: what `ssh -G host` says.", "~/.ssh/id_ed25519")
+    proxy_jump: SshHops = _f("Hosts to connect through, as for ssh's ProxyJump.", "bastion.example.com")
     gpus: Gpus = _f("GPUs: a count, a list of indices, or `auto` for all there are (default).", 8, [0, 2], "auto")
     workers: Workers = _f("Training processes. Default: one a GPU, or 1 without any.", 2)
     python: str = _f("Python that runs the workers. Default: found on the node, shown in the plan.", ".venv/bin/python")
@@ -200,7 +179,7 @@ class SshModel(Section):
     """How connections are opened."""
 
     host_keys: Literal["strict", "accept-new"] = _f("What to do with an unknown host key. Default: `strict`.", "strict")
-    known_hosts: Texts = _f("Files of known host keys. Default: the user's.", ["~/.ssh/known_hosts"])
+    known_hosts: SshFiles = _f("Files of known host keys, read beside the user's own.", ["known_hosts"])
     connect_timeout: PositiveDuration = _f("Longest wait for a connection. Default: 10s.", "10s")
     parallel: int = _f("Connections opened at once. Default: 64.", 64, ge=1, le=1024)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from clusterctl.config.models import HostModel, Section, shown
+from clusterctl.config.models import HostModel, Section
 from clusterctl.config.tree import Node, Path, Report, label
+from clusterctl.config.wrong import shown
 
 if TYPE_CHECKING:
     from clusterctl.config.tree import Mark

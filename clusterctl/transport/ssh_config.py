@@ -19,10 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from clusterctl.config import words
 from clusterctl.errors import ConnectError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from clusterctl.config.spec import HostSpec
 
@@ -30,6 +31,13 @@ CONFIG_VARIABLE = "CLUSTERCTL_SSH_CONFIG"
 """Environment variable that names a file to use in place of the user's ssh_config, as `ssh -F` does."""
 
 _RESOLVE_SECONDS = 10.0
+_NAMES = {
+    "h": ("a host name", words.is_host),
+    "k": ("a name of a host key", words.is_known_name),
+    "n": ("a host name", words.is_host),
+    "r": ("a user name", words.is_user),
+}
+"""What may be filled into a proxy command, by its token: checked once more, whoever said it."""
 _KEYS = {
     *("hostname", "port", "user", "proxyjump", "proxycommand", "addressfamily", "bindaddress"),
     *("identityfile", "certificatefile", "identitiesonly", "identityagent"),
@@ -105,23 +113,16 @@ def parse_hop(text: str, proxy_jump: str | None = None) -> Destination:
         text: The hop.
         proxy_jump: The hops before it, or `None` for what the config says.
     """
-    rest = text.strip().removeprefix("ssh://").rstrip("/")
-    user, _, place = rest.rpartition("@")
-    bracketed = re.fullmatch(r"\[([^\]]+)\](?::(\d+))?", place)
-    if bracketed:
-        host, port = bracketed[1], bracketed[2]
-    elif place.count(":") == 1:
-        host, _, port = place.partition(":")
-    else:
-        host, port = place, None
-    return Destination(host=host, user=user or None, port=int(port) if port else None, proxy_jump=proxy_jump)
+    user, host, port = words.split_hop(text)
+    return Destination(host=host, user=user or None, port=port, proxy_jump=proxy_jump)
 
 
 def arguments(destination: Destination, config_file: str | None) -> list[str]:
     """Return the arguments of `ssh` that make it print its options for `destination`."""
     options = ["-G"]
     options += ["-F", config_file] if config_file else []
-    options += ["-o", f"HostName={destination.address}"] if destination.address else []
+    # Tokens are filled in there: the `%` of a scoped address is one of its own.
+    options += ["-o", f"HostName={destination.address.replace('%', '%%')}"] if destination.address else []
     options += ["-l", destination.user] if destination.user else []
     options += ["-p", str(destination.port)] if destination.port else []
     options += ["-i", destination.identity_file] if destination.identity_file else []
@@ -139,13 +140,12 @@ def resolve(node: str, destination: Destination, *, config_file: str | None = No
     """Ask `ssh` how it would reach `destination`; where there is no `ssh`, take OpenSSH's own defaults.
 
     Raises:
-        ConnectError: The config is broken, or the host's name cannot be one.
+        ConnectError: The config is broken, or something is no name that may reach a shell.
     """
-    if destination.host.startswith("-"):
-        raise ConnectError(node, f"`{destination.host}` is not a host name")
+    _check_asked(node, destination)
     program = _program()
     if program is None:
-        return _defaults(destination)
+        return _defaults(node, destination)
     command = [program, *arguments(destination, config_file)]
     try:
         done = subprocess.run(
@@ -158,7 +158,24 @@ def resolve(node: str, destination: Destination, *, config_file: str | None = No
         said = done.stderr.decode("utf-8", "replace").strip().splitlines() or ["no reason given"]
         hint = f"`ssh -G {destination.host}` shows the same; mend ~/.ssh/config"
         raise ConnectError(node, f"ssh cannot read its configuration: {said[-1]}", hint=hint)
-    return parse(done.stdout.decode("utf-8", "surrogateescape"), destination)
+    return parse(node, done.stdout.decode("utf-8", "surrogateescape"), destination)
+
+
+def _check_asked(node: str, destination: Destination) -> None:
+    """Refuse what `ssh` would hand to a shell of `Match exec`, or take for an option or a second line."""
+    hops = (destination.proxy_jump or "").split(",") if destination.proxy_jump else []
+    _check(node, "a host name", words.is_host, destination.host)
+    _check(node, "an address", words.is_host, destination.address)
+    _check(node, "a user name", words.is_user, destination.user)
+    _check(node, "a path of a key", words.is_path, destination.identity_file)
+    for hop in hops:
+        _check(node, "a jump host", words.is_hop, hop)
+
+
+def _check(node: str, what: str, is_one: Callable[[str], bool], text: str | None) -> None:
+    if text is not None and not is_one(text):
+        hint = "mend it in the cluster file, or where ssh_config sets it"
+        raise ConnectError(node, f"`{repr(text[:60])[1:-1]}` is not {what}", hint=hint)
 
 
 def destination_of(host: HostSpec) -> Destination:
@@ -173,20 +190,28 @@ def destination_of(host: HostSpec) -> Destination:
     )
 
 
-def parse(text: str, destination: Destination) -> SshOptions:
-    """Return the options that `ssh -G` printed as `text`."""
+def parse(node: str, text: str, destination: Destination) -> SshOptions:
+    """Return the options that `ssh -G` printed as `text`.
+
+    Raises:
+        ConnectError: A name among them is none that may be filled into a command.
+    """
     values: dict[str, list[str]] = {}
-    for line in text.splitlines():
+    for line in text.split("\n"):
         key, _, value = line.partition(" ")
         if key in _KEYS:
             values.setdefault(key, []).append(value.strip())
     tokens = _tokens(destination, values)
+    for token, (what, is_one) in _NAMES.items():
+        _check(node, what, is_one, tokens[token] or None)
 
     def first(key: str) -> str | None:
         value = values.get(key, ["none"])[0]
         return None if value.lower() == "none" else value
 
     jump = first("proxyjump")
+    for hop in jump.split(",") if jump else ():
+        _check(node, "a jump host", words.is_hop, hop)
     return SshOptions(
         hostname=tokens["h"],
         port=int(tokens["p"]),
@@ -207,7 +232,7 @@ def parse(text: str, destination: Destination) -> SshOptions:
     )
 
 
-def _defaults(destination: Destination) -> SshOptions:
+def _defaults(node: str, destination: Destination) -> SshOptions:
     home = _home()
     lines = [f"hostname {destination.address or destination.host}"]
     lines += [f"user {destination.user or getpass.getuser()}", f"port {destination.port or 22}"]
@@ -216,7 +241,7 @@ def _defaults(destination: Destination) -> SshOptions:
     lines += ["userknownhostsfile " + " ".join(f"{home}/.ssh/{name}" for name in _DEFAULT_KNOWN_HOSTS)]
     lines += ["globalknownhostsfile /etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2"]
     lines += [f"proxyjump {destination.proxy_jump}"] if destination.proxy_jump else []
-    return parse("\n".join(lines), destination)
+    return parse(node, "\n".join(lines), destination)
 
 
 @functools.cache

@@ -98,11 +98,24 @@ GOOD: list[Any] = [
                 # What ssh itself expands stays as it is.
                 "~/.ssh/id": "~/.ssh/id",
                 '"%d/.ssh/id"': "%d/.ssh/id",
-                '"${HOME}/id"': "/home/me/id",
+                "keys/my id": "/home/me/llm/keys/my id",
             }.items()
         )
     ),
     pytest.param("version: 1\nhosts: fe80::1\n", lambda s: s.hosts[0].host == "fe80::1", id="ipv6_host"),
+    pytest.param(
+        "version: 1\nhosts: {a: {address: fe80::1%eth0, internal_ip: fd00::2, proxy_jump: 'bob@[fe80::3%ib0]:22,b'}}\n",
+        lambda s: (
+            (s.hosts[0].address, s.hosts[0].internal_ip, s.hosts[0].proxy_jump)
+            == ("fe80::1%eth0", "fd00::2", "bob@[fe80::3%ib0]:22,b")
+        ),
+        id="ipv6_addresses_with_a_scope",
+    ),
+    pytest.param(
+        "version: 1\nhosts: {a: {user: '${USER}'}, b: {user: '${LOGNAME:-bob}'}, c: {user: 'CORP\\alice.b'}}\n",
+        lambda s: [h.user for h in s.hosts] == ["me", "bob", "CORP\\alice.b"],
+        id="user_of_this_machine",
+    ),
     pytest.param(
         "version: 1\ndefaults: {user: ubuntu, gpus: 8, env: {A: 1, B: 2}}\nhosts:\n  a:\n  b: {gpus: auto, env: {B: 3}}\n",
         lambda s: (
@@ -258,7 +271,7 @@ GOOD: list[Any] = [
 @pytest.fixture(params=[pytest.param(row.values, id=row.id) for row in GOOD])
 def good(request: pytest.FixtureRequest, parse_text: Callable[..., Loaded]) -> tuple[str, Loaded, Any]:
     text, holds = request.param
-    return text, parse_text(text, environ={"PORT": "29501"}, with_secrets=True), holds
+    return text, parse_text(text, environ={"PORT": "29501", "USER": "me"}, with_secrets=True), holds
 
 
 def test_a_good_file_says_what_it_says(good: tuple[str, Loaded, Any]) -> None:

@@ -46,7 +46,7 @@ bindaddress fd00::7
 
 def test_every_option_of_use_is_read() -> None:
     user = pwd.getpwuid(os.getuid()).pw_name
-    assert parse(PRINTED, Destination(host="gpu1")) == SshOptions(
+    assert parse("n", PRINTED, Destination(host="gpu1")) == SshOptions(
         hostname="10.0.0.1",
         port=2222,
         user="bob",
@@ -96,7 +96,7 @@ def test_a_hop_is_read_in_all_its_spellings(text: str, hop: Destination) -> None
 
 
 def test_hops_are_in_the_order_of_the_config() -> None:
-    assert parse("hostname h\nproxyjump a@b:33, c", Destination(host="h")).proxy_jump == ("a@b:33", "c")
+    assert parse("n", "hostname h\nproxyjump a@b:33, c", Destination(host="h")).proxy_jump == ("a@b:33", "c")
 
 
 def test_the_cluster_file_overrides_the_config_through_ssh_itself() -> None:
