@@ -21,6 +21,7 @@ from clusterctl.agent import (
     hosting,
     oom,
     ports,
+    portwatch,
     proc,
     protocol,
     requests,
@@ -35,7 +36,7 @@ from clusterctl.agent.outputs import Outputs
 from clusterctl.agent.proc import Identity
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from clusterctl.agent.aside import Out
     from clusterctl.agent.fold import NodeState
@@ -89,6 +90,7 @@ class Attempt:
         self.launcher: Worker | None = None
         self._places: list[list[int]] = []
         self._oom = oom.counts()
+        self._watched_ports = portwatch.PortWatch([], self._users)
         self.outputs = Outputs(run, prepare.attempt, prepare.reserve, prepare.max_size, record, dropped)
         us = proc.identify(os.getpid())
         if us is not None:
@@ -170,6 +172,7 @@ class Attempt:
             start = dataclasses.replace(start, inject=False)
         planned = [protocol.from_wire(protocol.WorkerStart, one) for one in start.workers]
         self.started = True
+        self.watch_ports(self.ports.numbers)
         if self.ledger.cgroup is None:
             self.ledger.cgroup = cgroup.make(f"{self._run.key[:16]}-{self.number}")
         ranks = [place for one in planned for place in hosting.places(one)]
@@ -235,6 +238,26 @@ class Attempt:
         if worker.watch is not None:
             self._loop.on_readable(worker.watch, self.look)
 
+    # --- ports
+
+    def watch_ports(self, numbers: Iterable[int]) -> None:
+        """See to it from now on that nobody else listens where the workers will."""
+        self._watched_ports = portwatch.PortWatch(numbers, self._users)
+
+    def look_at_ports(self) -> None:
+        """End the attempt where somebody else listens on a port of the workers': their peers may be talking to him."""
+        now = time.monotonic()
+        if self.stopping is not None or not self._watched_ports.due(now):
+            return
+        intruder = self._watched_ports.look(now)
+        if intruder is not None:
+            self._alarm(protocol.PORT_TAKEN, intruder)
+            self.stop(self.prepare.grace, protocol.StopReason.PORT_TAKEN.value)
+
+    def _users(self) -> set[int | None]:
+        seen = dataclasses.replace(self.ledger, found=set(self.ledger.found))
+        return {proc.owner(one.pid) for one in sweep.find(self._marks, seen)}
+
     # --- ends
 
     @property
@@ -285,6 +308,9 @@ class Attempt:
         self.ledger.workers[worker.identity] = proc.ticks_at(time.monotonic())
         event = self._exit_event(worker, said)
         self._record(event)
+        if event.exit_code != 0:
+            # Before its peers are stopped for it: one that finds its port taken has only the name of the error.
+            self.look_at_ports()
         if not event.stopped and event.exit_code != 0 and self.living and self.stopping is None:
             self.stop(self.prepare.grace, protocol.StopReason.PEER_FAILED.value)
 
@@ -410,11 +436,20 @@ class Attempt:
 
     def _close(self, remaining: list[dict[str, Any]]) -> None:
         strays = self.ledger.found - set(self.ledger.workers)
+        self._name_forgers()
         if not remaining:
             self.outputs.close()
             cgroup.remove(self.ledger.cgroup)
         self.swept, self.remaining = True, remaining
         self._record(protocol.Swept(self.number, len(strays), remaining))
+
+    def _name_forgers(self) -> None:
+        """Say who of another user carries the run's tag and is none of its processes: nobody touches it."""
+        names = [f"pid {who.pid} of uid {proc.owner(who.pid)}" for who in self.ledger.forged if proc.alive(who)]
+        if names:
+            self._alarm(
+                "forged", f"marked as of this run, but none of its processes, and left alone: {', '.join(names[:4])}"
+            )
 
     def look_at_remaining(self) -> None:
         """Say so once nothing is left any more of what could not be ended: the kernel, or a mount, has let it go."""

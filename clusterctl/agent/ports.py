@@ -11,6 +11,8 @@ import os
 import socket
 from typing import TYPE_CHECKING
 
+from clusterctl.agent.facts import ports as facts
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -119,12 +121,4 @@ def _bind(port: int) -> socket.socket:
 
 
 def _only_time_wait(port: int) -> bool:
-    states = set()
-    for path in ("/proc/net/tcp", "/proc/net/tcp6"):
-        try:
-            with open(path) as file:
-                rows = [line.split() for line in file.readlines()[1:]]
-        except OSError:
-            continue
-        states |= {row[3] for row in rows if int(row[1].rsplit(":", 1)[1], 16) == port}
-    return states == {_TIME_WAIT}
+    return {state for number, state, _ in facts.sockets() if number == port} == {_TIME_WAIT}

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from clusterctl.agent.records import (
         GPU_MEMORY,
+        PORT_TAKEN,
         Adopted,
         Alarm,
         Dropped,
@@ -60,6 +61,7 @@ __all__ = [
     "INDEX_RECORD",
     "JOURNAL_FILE",
     "MAX_FRAME",
+    "PORT_TAKEN",
     "PROTOCOL",
     "SAMPLES_FILE",
     "SAMPLES_KEPT",

@@ -148,6 +148,7 @@ class StopReason(str, Enum):
     RESTART = "restart"
     FINISHED = "finished"
     UNHEALTHY = "unhealthy"
+    PORT_TAKEN = "port_taken"
 
 
 # --- journal
@@ -286,6 +287,8 @@ class Dropped:
 
 GPU_MEMORY = "gpu_memory"
 """Code of the alarm that memory of a GPU is not free after the attempt that used it."""
+PORT_TAKEN = "port_taken"
+"""Code of the alarm that somebody else listens on a port of the workers'; it ends the attempt."""
 
 
 @dataclass(frozen=True)

@@ -162,6 +162,7 @@ class Supervisor:
         if known is None:
             return
         attempt.started = True
+        attempt.watch_ports(self._state.ports)
         attempt.ledger.cgroup = known.cgroup
         if known.launcher is not None:
             said = waiter.read_spawn(self._run.of_rank(attempt.number, known.launcher, hosting.FILES + "spawn"))
@@ -203,6 +204,7 @@ class Supervisor:
             for step in range(1, _STEPS):
                 self._loop.after(step * TICK_SECONDS / _STEPS, attempt.outputs.keep_up)
         attempt.look()
+        attempt.look_at_ports()
 
     def _slow_tick(self) -> None:
         self._journal.flush()

@@ -34,6 +34,7 @@ class Ledger:
         found: Processes that an earlier look found.
         ours: Supervisor and waiters.
         strangers: Processes of our user that carry no mark. None comes to one later: all are there from birth.
+        forged: Processes of another user that carry the tag and nothing else of the run; anybody can set it.
         silent: Pids at which a look has hung; nobody looks there again.
         unasked: The last look came to no end, for lack of time.
         cgroup: Folder of the run's own cgroup, or `None`.
@@ -43,6 +44,7 @@ class Ledger:
     found: set[Identity] = field(default_factory=set)
     ours: set[Identity] = field(default_factory=set)
     strangers: set[Identity] = field(default_factory=set)
+    forged: set[Identity] = field(default_factory=set)
     silent: set[int] = field(default_factory=set)
     unasked: bool = False
     cgroup: str | None = None
@@ -64,6 +66,7 @@ def find(marks: Marks, ledger: Ledger) -> list[Stat]:
     ledger.unasked = len(said) + len(stuck) < len(pids)
     result = [Stat(**one["member"]) for one in said.values() if "member" in one]
     ledger.strangers.update(Identity(pid, one["stranger"]) for pid, one in said.items() if "stranger" in one)
+    ledger.forged.update(Identity(pid, one["forged"]) for pid, one in said.items() if "forged" in one)
     ledger.found.update(one.identity for one in result)
     return result
 
@@ -75,12 +78,16 @@ def living(ledger: Ledger) -> list[Stat]:
 
 
 def look(marks: Marks, ledger: Ledger, inside: set[int], pid: int) -> dict[str, Any]:
-    """Say whether a process is a `member` of the run, a `stranger` for good, or nothing in particular."""
+    """Say whether a process is a `member` of the run, a `stranger` for good, `forged`, or nothing in particular."""
     found = proc.stat(pid)
     if found is None or found.gone or found.kernel or found.identity in ledger.ours or pid == os.getpid():
         return {}
-    if pid in inside or _is_known(found, ledger) or marks.tagged(pid) or _in_session(found, ledger):
+    if pid in inside or _is_known(found, ledger) or _in_session(found, ledger):
         return {"member": vars(found)}
+    if marks.tagged(pid):
+        # Anybody can copy the tag, but nobody of another user can come of a process of ours without being of the run.
+        ours = proc.owner(pid) == marks.uid or _comes_of_us(marks, ledger, found)
+        return {"member": vars(found)} if ours else {"forged": found.start_time}
     # What follows can be copied by a process of somebody else, so its user must be ours, and its time.
     if found.start_time < ledger.since or found.identity in ledger.strangers or proc.owner(pid) != marks.uid:
         return {}
@@ -104,6 +111,25 @@ def _in_session(found: Stat, ledger: Ledger) -> bool:
         # A worker of another boot has the pid 0, and 0 is the session of whoever never was given one.
         if worker.pid and found.sid == worker.pid and found.start_time >= worker.start_time:
             return found.start_time <= ended if ended is not None else proc.alive(worker)
+    return False
+
+
+def _comes_of_us(marks: Marks, ledger: Ledger, found: Stat) -> bool:
+    """Whether a process descends from one that is known, or from one of our user that carries the tag.
+
+    Sessions and parents are handed on by the kernel, so they cannot be copied. Orphans of the run are children of its
+    supervisor.
+    """
+    todo, seen = [found], {found.pid}
+    while todo:
+        one = todo.pop()
+        known = one.identity in ledger.ours or _is_known(one, ledger) or _in_session(one, ledger)
+        if known or (marks.tagged(one.pid) and proc.owner(one.pid) == marks.uid):
+            return True
+        before = (proc.stat(pid) for pid in {one.ppid, one.sid} - seen - {0, 1})
+        seen |= {one.ppid, one.sid}
+        # A pid that was given out again is nobody's parent.
+        todo += [each for each in before if each is not None and each.start_time <= one.start_time]
     return False
 
 

@@ -408,6 +408,7 @@ def _decided_text(event: events.Decided) -> str:
         wire.StopReason.TIME_LIMIT.value: "time limit reached: stopping every worker",
         wire.StopReason.NODE_LOST.value: "a node is lost: stopping the other workers",
         wire.StopReason.UNHEALTHY.value: "a node is unhealthy: stopping every worker",
+        wire.StopReason.PORT_TAKEN.value: "a port of the run is taken: stopping every worker",
         wire.StopReason.START_FAILED.value: "the start failed: stopping what had started",
     }
     text = words.get(event.reason, f"{event.reason}: stopping every worker")

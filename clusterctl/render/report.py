@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from clusterctl.agent.protocol import StopReason
 from clusterctl.logs.clean import clean_block
 from clusterctl.logs.select import end_lines
 from clusterctl.render.console import BOLD, DIM, GREEN, RED, YELLOW, safe, seconds
@@ -162,7 +163,8 @@ def _named(workers: Sequence[WorkerState]) -> str:
 def _end_line(state: RunState, terminal: Terminal) -> str:
     code = "" if state.exit_code is None else f" (exit code {state.exit_code})"
     attempts = f" in attempt {state.attempt}" if state.attempt > 0 else ""
-    reason = f": {safe(state.reason_text)}" if state.reason_text and state.cause is None else ""
+    tells = state.cause is None or state.reason == StopReason.PORT_TAKEN.value
+    reason = f": {safe(state.reason_text)}" if state.reason_text and tells else ""
     style = (YELLOW,) if state.phase.value == "cancelled" else (RED,)
     sign = terminal.glyphs.warn if state.phase.value == "cancelled" else terminal.glyphs.fail
     text = f"{state.run} {state.phase.value}{attempts} after {_duration(state)}{code}{reason}"

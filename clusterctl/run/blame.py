@@ -57,7 +57,7 @@ class Cause:
 
     Attributes:
         kind: exit, signal, oom, unknown (nobody saw it), exited_early, node_lost, start_failed; or the rule that ended
-            the run: stalled, time_limit, unhealthy.
+            the run: stalled, time_limit, unhealthy, port_taken.
         message: One line: the last line of the traceback, or of the output.
         traceback: The worker's own, where it left one.
         certain: No other exit may have come first.

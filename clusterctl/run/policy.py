@@ -153,6 +153,9 @@ def _reason_to_end(state: RunState, limits: Limits, sight: Sight, now: float) ->
     lost = [n.node for n in state.nodes.values() if n.link == "lost"]
     if lost:
         return EndAttempt(reason=StopReason.NODE_LOST, message=f"{lost[0]} is lost")
+    taken = next((n for n in state.nodes.values() if n.intruder is not None), None)
+    if taken is not None:
+        return EndAttempt(reason=StopReason.PORT_TAKEN, message=f"{taken.node}: {taken.intruder}")
     if any(w.failed for w in state.workers.values()):
         return EndAttempt(reason=StopReason.PEER_FAILED)
     fenced = [n for n in state.nodes.values() if n.stop_reason == StopReason.FENCE.value]
@@ -289,7 +292,7 @@ def _restart_kind(state: RunState) -> str | None:
     if all(w.phase is WorkerPhase.EXITED and w.exit_code == 0 and not w.stopped for w in state.workers.values()):
         return None
     match state.reason:
-        case None | StopReason.PEER_FAILED.value:
+        case None | StopReason.PEER_FAILED.value | StopReason.PORT_TAKEN.value:
             return "crash"
         case StopReason.STALLED.value:
             return "stall"
@@ -355,7 +358,11 @@ _ENDED_BY_RULE = (StopReason.STALLED.value, StopReason.TIME_LIMIT.value, StopRea
 
 
 def final_cause(state: RunState) -> Cause | None:
-    """Return what ended a run: the first observed failure, or the rule that ended it where no rank had failed."""
-    if state.cause is None and state.reason in _ENDED_BY_RULE:
+    """Return what ended a run: the first observed failure, or the rule that ended it where no rank had failed.
+
+    Where somebody else had taken a port, the ranks can only say that theirs was in use.
+    """
+    by_rule = state.cause is None and state.reason in _ENDED_BY_RULE
+    if state.reason is not None and (by_rule or state.reason == StopReason.PORT_TAKEN.value):
         return Cause(kind=state.reason, message=state.reason_text, certain=True)
     return state.cause

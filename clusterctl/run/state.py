@@ -105,6 +105,7 @@ class NodeState:
         link_since: Head time of the last change of the link.
         swept: Nothing of the current attempt is left there, or `remaining` is.
         stop_reason: Why the node stops or stopped its workers, or `None`.
+        intruder: Who has taken a port of the workers', or `None`.
         held: Why GPU memory is not free after the attempt, or `None`.
         clock: Offset and error that put its monotonic clock on the head's line.
         boot: Boot id of its machine when it was prepared; "" where that is not known yet.
@@ -122,6 +123,7 @@ class NodeState:
     finished: bool = False
     stop_reason: str | None = None
     remaining: tuple[dict[str, Any], ...] = ()
+    intruder: str | None = None
     held: str | None = None
     clock: tuple[float, float] | None = None
     boot: str = ""
@@ -297,6 +299,8 @@ def _apply_current(state: RunState, node: NodeState, stamp: wire.Stamp, event: w
         case wire.Alarm() if event.code == wire.GPU_MEMORY:
             where = f"GPU {event.gpu}: " if event.gpu is not None else ""
             return _with_node(state, replace(node, held=f"{where}{event.message}"))
+        case wire.Alarm() if event.code == wire.PORT_TAKEN:
+            return _with_node(state, replace(node, intruder=event.message))
         case wire.Adopted() | wire.Alarm():
             return state
         case _:

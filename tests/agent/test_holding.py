@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from clusterctl.agent.claims import ClaimError, Claims
+from clusterctl.agent.portwatch import PortWatch
 from clusterctl.agent.protocol import Command
 from tests.agent.talk import Refused
 
@@ -30,6 +31,19 @@ print("listening")
 """
 
 
+# As a job does that ends once its peers have met: whoever looks has time to see it listen.
+LISTEN_AS_NOBODY = """
+import os, socket, sys
+os.setuid(65534)
+s = socket.socket()
+s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+s.bind(("", int(sys.argv[1])))
+s.listen()
+print("listening", flush=True)
+s.accept()
+"""
+
+
 def finish(node: Node, talk: Talk) -> None:
     talk.ask(Command.FINISH, **node.where, state="failed", exit_code=100)
 
@@ -46,6 +60,37 @@ def test_a_held_port_is_refused_to_a_second_holder_and_free_for_the_worker(nodes
     assert talk.exits()[0]["exit_code"] == 0
     finish(node, talk)
     assert other.prepare(other.talk(), ports=[port])["ports"] == [port]
+
+
+def samples(talk: Talk) -> int:
+    return bytes(talk.files.get("samples.jsonl", b"")).count(b"\n")
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody else")
+def test_a_worker_that_became_another_user_may_listen_on_its_port(node: Node) -> None:
+    talk = node.talk()
+    (port,) = node.prepare(talk, ports=[0], sample_seconds=0.5)["ports"]
+    node.follow(talk)
+    node.start(talk, ["{python}", "-c", LISTEN_AS_NOBODY, str(port)])
+    talk.until(lambda: talk.files.get("attempt-0/rank-0.log") == b"listening\n")
+    # Whoever does not ask whose processes are of the run takes it for an intruder.
+    assert PortWatch([port], set).look(0.0) is not None
+    # The looks of the supervisor are more frequent than its samples.
+    seen = samples(talk)
+    talk.until(lambda: samples(talk) >= seen + 3)
+    socket.create_connection(("127.0.0.1", port)).close()
+    talk.wait_for("swept")
+    assert (talk.exits()[0]["exit_code"], talk.of("alarm")) == (0, [])
+
+
+def test_the_looks_at_a_port_that_nobody_uses_become_rare() -> None:
+    watch, looks, now = PortWatch([1], set), 0, 0.0
+    while now < 86400.0:
+        if watch.due(now):
+            watch.look(now)
+            looks += 1
+        now += 0.25
+    assert looks < 250
 
 
 def test_a_port_that_a_program_listens_on_is_refused(node: Node) -> None:

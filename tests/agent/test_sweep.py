@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
 import textwrap
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from clusterctl.agent import proc, sweep
+from clusterctl.agent import proc, spawn, sweep
 from clusterctl.agent.marks import Marks
 from clusterctl.agent.proc import Identity
 from tests.agent.conftest import BIN, Node, gone
@@ -140,8 +141,10 @@ MARKED = """
 import os, sys, time
 from clusterctl.agent import spawn
 kind, tag, log = sys.argv[1:]
-if kind == "tag":
+if kind.startswith("tag"):
     spawn.set_tag(int(tag))
+if kind == "tag of another user":
+    os.setuid(65534)
 if kind == "output":
     file = open(log, "a")
 if kind != "session":
@@ -194,6 +197,26 @@ def test_each_mark_alone_makes_a_process_one_of_the_run(
     assert (who in found) == (kind != "none")
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")
+@pytest.mark.parametrize("comes_of", ["a process that is known", "a tagged one of our user", "nobody"])
+def test_a_tag_of_another_user_counts_only_where_he_comes_of_the_run(
+    marked: Callable[[str], Identity], comes_of: str
+) -> None:
+    who = marked("tag of another user")
+    ledger, us = sweep.Ledger(), proc.identify(os.getpid())
+    assert us is not None
+    before = resource.getrlimit(10)
+    if comes_of == "a process that is known":
+        ledger.ours.add(us)
+    if comes_of == "a tagged one of our user":
+        spawn.set_tag(TAG)
+    try:
+        found = {one.identity for one in sweep.find(Marks(b"run", b"node", TAG, "/none", os.getuid()), ledger)}
+    finally:
+        resource.setrlimit(10, before)
+    assert (who in found, who in ledger.forged) == (comes_of != "nobody", comes_of == "nobody")
+
+
 def test_workers_of_another_boot_claim_no_process_of_this_one() -> None:
     # Kernel threads, and whatever init started without a session of its own, are in session 0.
     ledger = sweep.Ledger(workers={Identity(0, 0): sys.maxsize})
@@ -223,7 +246,7 @@ def script(text: str, *arguments: str) -> str:
 def test_a_stray_in_a_group_of_ours_is_signalled_alone(how: str) -> None:
     said = script(f"""
         import os, subprocess
-        from clusterctl.agent import proc, sweep
+        from clusterctl.agent import proc, spawn, sweep
         ledger = sweep.Ledger(ours={{proc.identify(os.getpid())}})
         stray = subprocess.Popen(["sleep", "1000"])
         found = proc.stat(stray.pid)
@@ -330,7 +353,7 @@ def test_a_process_at_which_the_look_hangs_holds_up_nobody_and_is_looked_at_no_m
 def test_a_survivor_is_named_with_the_reason(how: str, why: str) -> None:
     said = script(f"""
         import os, subprocess
-        from clusterctl.agent import proc, sweep
+        from clusterctl.agent import proc, spawn, sweep
         left = subprocess.Popen(["sleep", "1000"], stdout=subprocess.DEVNULL)
         if os.fork() == 0:
             {how or "pass"}

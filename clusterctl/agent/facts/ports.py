@@ -9,7 +9,10 @@ from clusterctl.agent.facts import paths
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import Any
+
+_LISTENS = "0A"
 
 
 def collect(wanted: list[int], root: str = "/") -> dict[str, Any]:
@@ -57,12 +60,34 @@ def _bound(family: int, address: str, port: int) -> socket.socket:
 def _owner(root: str, port: int) -> str | None:
     """Name the user who holds `port`, from the kernel's socket table, which everybody may read."""
     seen = None
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        for line in (paths.text(root, table) or "").splitlines()[1:]:
-            words = line.split()
-            if len(words) <= 7 or int(words[1].rpartition(":")[2], 16) != port:
-                continue
-            if words[3] == "0A":
-                return f"a listener of uid {words[7]}"
+    for number, state, uid in sockets(root):
+        if number == port:
+            if state == _LISTENS:
+                return f"a listener of uid {uid}"
             seen = "connections that are still closing"
     return seen
+
+
+def sockets(root: str = "/", *, listening: bool = False) -> Iterator[tuple[int, str, int]]:
+    """Yield local port, state (`06` is TIME_WAIT) and user of each TCP socket of this network namespace.
+
+    Args:
+        root: Prefix of /proc.
+        listening: Only those that listen. The kernel has them first, so that is quick however many there are.
+    """
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        try:
+            with open(paths.under(root, table)) as file:
+                next(file, None)
+                for line in file:
+                    words = line.split()
+                    if listening and words[3] != _LISTENS:
+                        break
+                    yield int(words[1].rpartition(":")[2], 16), words[3], int(words[7])
+        except (OSError, IndexError, ValueError):
+            continue
+
+
+def listeners(root: str = "/") -> Iterator[tuple[int, int]]:
+    """Yield port and user of each TCP socket that listens."""
+    return ((port, uid) for port, _, uid in sockets(root, listening=True))
