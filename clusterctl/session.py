@@ -28,6 +28,7 @@ from clusterctl.agent.protocol import (
     FrameError,
     Stamp,
     TooLargeError,
+    attempt_of,
     beat,
     decode_record,
     encode_data,
@@ -89,6 +90,15 @@ class OutputReceived:
 
 
 @dataclass(frozen=True, slots=True)
+class WholeReceived:
+    """All that the node has of attempts before that number was received."""
+
+    node: str
+    run: str
+    before: int
+
+
+@dataclass(frozen=True, slots=True)
 class StreamReceived:
     """Bytes of a stream that one of our requests named, and that nobody `listen`s to."""
 
@@ -131,7 +141,7 @@ class Superseded:
     node: str
 
 
-Item = EventReceived | OutputReceived | StreamReceived | BeatReceived | SessionLost | Superseded
+Item = EventReceived | OutputReceived | WholeReceived | StreamReceived | BeatReceived | SessionLost | Superseded
 Inbox = "SimpleQueue[Item]"
 
 
@@ -357,8 +367,15 @@ class Session:
             decoded = decode_record(push["event"])
             if decoded is not None:
                 self._inbox.put(EventReceived(self.node, push["run"], *decoded, push["event"]))
+        elif push["push"] == "whole":
+            self._take_whole(push["run"], push["before"])
         elif push["push"] == "stale":
             self._inbox.put(Superseded(self.node))
+
+    def _take_whole(self, run: str, before: int) -> None:
+        over = {n for n, (whose, file) in self._files.items() if whose == run and -1 < attempt_of(file) < before}
+        self._files = {number: file for number, file in self._files.items() if number not in over}
+        self._inbox.put(WholeReceived(self.node, run, before))
 
     def _take_beat(self, answer: dict[str, Any]) -> None:
         now_wall, now_mono = time.time(), time.monotonic()

@@ -11,6 +11,7 @@ from clusterctl.agent import fold, journal, protocol, reading
 from clusterctl.agent.tally import Tallies
 
 if TYPE_CHECKING:
+    from clusterctl.agent.notify import Notifier
     from clusterctl.agent.rundir import RunDir
 
 
@@ -51,18 +52,19 @@ class Follower:
         send: Callable[[dict[str, Any]], None],
         send_data: Callable[[int, int, bytes], None],
         new_stream: Callable[[], int],
-        watch: Callable[[str], None],
+        notifier: Notifier,
     ) -> None:
         self.run = run
         self.state = fold.NodeState()
         self._request = request
-        self._send, self._send_data, self._new_stream, self._watch = send, send_data, new_stream, watch
+        self._send, self._send_data, self._new_stream, self._notifier = send, send_data, new_stream, notifier
+        self._whole = request.whole
         self._journal = journal.Reader(run.journal)
         self._files: dict[str, _File] = {}
         self._tallies: dict[int, Tallies] = {}
         self._over: set[int] = set()
         self._turn = 0
-        watch(run.path)
+        notifier.watch(run.path)
         self._add(protocol.SAMPLES_FILE)
 
     # --- events
@@ -88,8 +90,10 @@ class Follower:
             self._send({"push": "event", "run": self.run.run, "node": self.run.node, "event": record})
 
     def _notice(self, event: protocol.Event) -> None:
+        if getattr(event, "attempt", self._request.whole) < self._request.whole:
+            return
         if isinstance(event, protocol.Prepared):
-            self._watch(self.run.attempt(event.attempt))
+            self._notifier.watch(self.run.attempt(event.attempt))
             self._tallies[event.attempt] = Tallies(self.run.attempt(event.attempt))
         elif isinstance(event, protocol.Started):
             self._add(protocol.output_file(event.attempt, event.rank), event.attempt, event.rank)
@@ -175,7 +179,12 @@ class Follower:
         self._files = {name: file for name, file in self._files.items() if file.attempt not in attempts}
         for attempt in attempts:
             self._tallies.pop(attempt).close()
+            self._notifier.forget(self.run.attempt(attempt))
         self._over -= attempts
+        whole = min(self._tallies, default=self.state.attempt + 1)
+        if whole > self._whole:
+            self._whole = whole
+            self._send({"push": "whole", "run": self.run.run, "node": self.run.node, "before": whole})
 
     def close(self) -> None:
         """Stop following."""

@@ -25,7 +25,7 @@ class Notifier:
 
     def __init__(self, loop: Loop, changed: Callable[[], None]) -> None:
         self._loop, self._changed = loop, changed
-        self._watched: dict[str, bool] = {}
+        self._watched: dict[str, int] = {}
         self._fd = int(_LIBC.inotify_init1(_NONBLOCK | _CLOEXEC))
         self._polling = False
         if self._fd >= 0:
@@ -38,10 +38,16 @@ class Notifier:
         if folder in self._watched:
             return
         mask = _MODIFY | _MOVED_TO | _CREATE
-        wanted = self._fd >= 0 and _LIBC.inotify_add_watch(self._fd, os.fsencode(folder), mask) >= 0
-        self._watched[folder] = wanted
-        if not wanted:
+        number = _LIBC.inotify_add_watch(self._fd, os.fsencode(folder), mask) if self._fd >= 0 else -1
+        self._watched[folder] = number
+        if number < 0:
             self._poll()
+
+    def forget(self, folder: str) -> None:
+        """Watch a folder no more."""
+        number = self._watched.pop(folder, -1)
+        if number >= 0:
+            _LIBC.inotify_rm_watch(self._fd, number)
 
     def _poll(self) -> None:
         if not self._polling:

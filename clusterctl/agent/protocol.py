@@ -90,6 +90,7 @@ __all__ = [
     "TooLargeError",
     "WorkerStart",
     "attempt_and_rank",
+    "attempt_of",
     "beat",
     "beat_answer",
     "decode_event",
@@ -146,6 +147,12 @@ def attempt_and_rank(name: str, form: Callable[[int, int], str] = output_file) -
         return None
     attempt, rank = map(int, numbers)
     return (attempt, rank) if name == form(attempt, rank) else None
+
+
+def attempt_of(name: str) -> int:
+    """Return the attempt in whose folder a file of a run lies, -1 where it is of none."""
+    number = name.partition("/")[0][len("attempt-") :]
+    return int(number) if name.startswith("attempt-") and number.isdigit() else -1
 
 
 def first_kept(size: int, most: int) -> int:

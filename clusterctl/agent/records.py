@@ -126,13 +126,17 @@ class Stop:
 
 @dataclass(frozen=True)
 class Follow:
-    """Send the journal after `seq`, and each file of the run from its cursor (bytes; 0 where none is named)."""
+    """Send the journal after `seq`, and each file of the run from its cursor (bytes; 0 where none is named).
+
+    Of attempts before number `whole` everything was received: nothing of their files is sent.
+    """
 
     run: str
     node: str
     seq: int
     cursors: dict[str, int] = field(default_factory=dict)
     credit: int = CREDIT_BYTES
+    whole: int = 0
 
 
 class StopReason(str, Enum):

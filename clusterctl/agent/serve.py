@@ -310,7 +310,7 @@ class Session:
         if key in self.followers:
             self.followers[key].close()
         self.followers[key] = Follower(
-            run, follow, self.channel.send, self.channel.send_data, self.new_stream, self._notifier.watch
+            run, follow, self.channel.send, self.channel.send_data, self.new_stream, self._notifier
         )
         self._credit = follow.credit
         self._dirty = True

@@ -86,8 +86,9 @@ def fetch(session: Session, writer: Writer, run: str, node: str, files: Iterable
         ClusterctlError: The node did not answer.
         OSError: The head has no space for it.
     """
+    known = writer.cursors(node)
     for file in files:
-        offset = writer.cursors(node).get(file, 0)
+        offset = known.get(file, 0)
         with contextlib.suppress(NotFoundError):
             while True:
                 asked = {"run": run, "node": node, "file": file, "offset": offset, "length": _PIECE}

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from clusterctl.run.linefile import is_short
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 
@@ -44,6 +45,11 @@ class ReplicaFiles:
             fd = _open(path)
         self._open[path] = fd
         return fd
+
+    def close_where(self, over: Callable[[Path], bool]) -> None:
+        """Close those that nothing more is written to."""
+        for path in [path for path in self._open if over(path)]:
+            os.close(self._open.pop(path))
 
     def close(self) -> None:
         """Close all of them."""

@@ -307,12 +307,24 @@ class Writer:
                 punch(fd, gone)
         return offset
 
-    def cursors(self, node: str) -> dict[str, int]:
-        """Return the size of every replica of a node, by the file's own name, the journal left out."""
+    def cursors(self, node: str, whole: int = 0) -> dict[str, int]:
+        """Return the size of every replica of a node, by the file's own name.
+
+        Left out are the journal, and attempts before number `whole`.
+        """
         base = self.run.node(node)
-        found = {p.relative_to(base).as_posix(): p.stat().st_size for p in base.rglob("*") if p.is_file()}
+        tops = [p for p in base.iterdir() if not -1 < wire.attempt_of(p.name) < whole] if base.is_dir() else []
+        paths = [path for top in tops for path in (top, *top.rglob("*"))]
+        found = {p.relative_to(base).as_posix(): p.stat().st_size for p in paths if p.is_file()}
         found.pop(wire.JOURNAL_FILE, None)
         return found
+
+    def close_before(self, node: str, attempt: int) -> None:
+        """Keep no file of a node open that is of an attempt before that one."""
+        base = self.run.node(node)
+        self._files.close_where(
+            lambda path: path.is_relative_to(base) and -1 < wire.attempt_of(path.relative_to(base).as_posix()) < attempt
+        )
 
     def restart_replica(self, node: str, file: str) -> None:
         """Throw away a replica that turned out to differ from the node's file, so that it is sent again."""

@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import re
 import subprocess
 import sys
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from clusterctl.transport.local import LocalChannel
 
 _LAST_EPOCH = 1_000_000
+_COMMAND = re.compile(rb'"cmd":"(\w+)"')
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
@@ -47,6 +49,9 @@ class Wire:
         delay: Seconds for which all that the node says is under way; what is said meanwhile travels along with it.
         swallow: A command that never arrives, nor does anything after it.
         replace: Bytes of the node's words that arrive as others.
+
+    Attributes:
+        asked: How often each command was asked.
     """
 
     def __init__(
@@ -59,6 +64,7 @@ class Wire:
         self._inner, self._delay, self._replace = inner, delay, replace
         self._swallow = f'"cmd":"{swallow}"'.encode() if swallow else None
         self._dead = False
+        self.asked: Counter[str] = Counter()
         self._arriving: queue.SimpleQueue[tuple[float, bytes]] = queue.SimpleQueue()
         self.auth_note, self.warnings = inner.auth_note, inner.warnings
         if delay:
@@ -70,6 +76,7 @@ class Wire:
 
     def send(self, data: bytes, *, timeout: float | None = None) -> None:
         self._dead = self._dead or (self._swallow is not None and self._swallow in data)
+        self.asked.update(found.decode() for found in _COMMAND.findall(data))
         if not self._dead:
             self._inner.send(data, timeout=timeout)
 
@@ -129,6 +136,10 @@ class Nodes:
             return session
 
         return dial
+
+    def asked(self, node: str) -> Counter[str]:
+        """Return how often each command was asked of a node over its newest wire."""
+        return self._wires[node].asked
 
     def cut(self, node: str) -> None:
         """Break the wire to a node."""

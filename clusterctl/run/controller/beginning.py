@@ -99,7 +99,7 @@ class Beginning:
         run.launch.sync(hosts, first=True)
         if self._preflight is not None:
             self._preflight.after_sync(sessions_of(run.links.sessions, [h.name for h in hosts]))
-        return run.launch.attempt(0, hosts, run.follow)
+        return run.launch.attempt(0, hosts, run.following.follow)
 
     def _connect(self, hosts: Sequence[HostSpec]) -> dict[str, Session]:
         """Open all sessions at once; return those there are. A spare may be missing.

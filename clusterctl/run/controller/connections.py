@@ -6,7 +6,6 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.agent import protocol as wire
 from clusterctl.agent.protocol import Command, StopReason
 from clusterctl.errors import ClusterctlError, ConnectError, ExitCode, NotFoundError, RunFailed
 from clusterctl.run import ending, events, replicas
@@ -18,6 +17,7 @@ from clusterctl.session import StaleEpochError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from clusterctl.agent import protocol as wire
     from clusterctl.config.spec import HostSpec
     from clusterctl.run.controller.controlled import ControlledRun
     from clusterctl.run.links import Redialed
@@ -127,7 +127,7 @@ class Connections:
         differing = replicas.differing(run.folder, name, session, state.attempt, earlier=earlier)
         follow = run.hand_over(lambda: self._from_cursors(name, session, differing))
         try:
-            session.call(Command.FOLLOW, wire.to_wire(follow), timeout=CALL_SECONDS)
+            run.following.by(name, session, follow)
         except NotFoundError:
             # A supervisor may have lost its files and not its workers: whatever is there is ended.
             return _Forgotten(left=ending.end_on_node(session, run.folder.run, name, run.grace))
@@ -141,8 +141,10 @@ class Connections:
             raise ConnectError(node, "the connection was lost")
         for file in differing:
             self._run.writer.restart_replica(node, file)
+        if differing:
+            self._run.following.is_whole(node, 0)
         self._unchecked.discard(node)
-        return self._run.follow_request(node)
+        return self._run.following.request(node)
 
     def _resumed(self, node: str, session: Session, outcome: _Resumed | _Forgotten) -> None:
         """Repeat what a node may have missed."""

@@ -22,10 +22,11 @@ from clusterctl.agent.protocol import Command, StopReason
 from clusterctl.errors import ClusterctlError
 from clusterctl.run import events, policy
 from clusterctl.run.control import ControlServer
+from clusterctl.run.controller.following import Following
 from clusterctl.run.controller.stopping import Stopping
 from clusterctl.run.gaps import Gaps, Step
 from clusterctl.run.launch import Launch, Progress
-from clusterctl.run.links import Links, each, raise_first
+from clusterctl.run.links import Links, each
 from clusterctl.run.reader import load_state
 from clusterctl.run.startfailure import start_failed
 from clusterctl.run.state import apply_head, apply_node
@@ -70,6 +71,7 @@ class ControlledRun:
         kill: No grace any more.
         unfit: Spares that must not be used, and why, in a word.
         epoch: What this controller's commands carry; 0 before it has one, and no session is joined before.
+        following: What nodes are asked to tell.
         stopping: Which nodes were told to stop, and for how long they have known.
     """
 
@@ -87,6 +89,7 @@ class ControlledRun:
         self.cancelled = threading.Event()
         self.kill = False
         self._gaps = Gaps()
+        self.following = Following(self)
         self.unfit: dict[str, str] = {}
         self.stopping = Stopping()
         self.launch = Launch(folder, spec, lambda: self.links.sessions, self.post, self.cancelled)
@@ -179,7 +182,7 @@ class ControlledRun:
         session = self.links.sessions.get(node)
         if session is None:
             return  # the next one is asked from here on as well
-        request = wire.to_wire(self.follow_request(node))
+        request = wire.to_wire(self.following.request(node))
         self.aside(
             lambda: session.call(Command.FOLLOW, request, timeout=CALL_SECONDS),
             lambda _: self._gaps.asked_again(node),
@@ -234,24 +237,6 @@ class ControlledRun:
         """Take a session as the run's own: what it asks for carries this controller's epoch. False where it broke."""
         session.epoch = self.epoch
         return self.links.add(self.hosts[node], session)
-
-    def follow_request(self, node: str) -> wire.Follow:
-        """Return what asks a node for everything after the cursors."""
-        known = self.known(node)
-        cursors = self.writer.cursors(node)
-        return wire.Follow(run=self.folder.run, node=node, seq=known.seq if known else 0, cursors=cursors)
-
-    def follow(self, nodes: Iterable[str]) -> None:
-        """Ask nodes for everything after the cursors, all at once. For launch threads.
-
-        Raises:
-            ClusterctlError: Some did not answer.
-        """
-        wanted = list(nodes)
-        requests = self.hand_over(lambda: {node: self.follow_request(node) for node in wanted})
-        sessions = {node: session for node, session in self.links.sessions.items() if node in requests}
-        _, errors = each(sessions, lambda n, s: s.call(Command.FOLLOW, wire.to_wire(requests[n]), timeout=CALL_SECONDS))
-        raise_first(errors)
 
     @property
     def grace(self) -> float:

@@ -27,7 +27,7 @@ from clusterctl.run.healthwatch import HealthWatch
 from clusterctl.run.links import Redialed
 from clusterctl.run.state import RunPhase
 from clusterctl.run.store import now, room_not_needed
-from clusterctl.session import BeatReceived, EventReceived, OutputReceived, SessionLost, Superseded
+from clusterctl.session import BeatReceived, EventReceived, OutputReceived, SessionLost, Superseded, WholeReceived
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -134,6 +134,8 @@ class Controller:
                 self._run.take(item)
             case OutputReceived():
                 self._replication.take(item)
+            case WholeReceived():
+                self._replication.whole(item)
             case BeatReceived():
                 self._connections.beat(item)
             case SessionLost():

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from clusterctl.run.controller.controlled import ControlledRun
-    from clusterctl.session import OutputReceived
+    from clusterctl.session import OutputReceived, WholeReceived
 
 _ACKNOWLEDGE_EVERY = 2.0
 _ACKNOWLEDGE_BYTES = 4 * 1024 * 1024
@@ -41,6 +41,11 @@ class Replication:
     def take(self, item: OutputReceived) -> None:
         """Write bytes of a file, or hold them until there is space again."""
         self._intake.take(item)
+
+    def whole(self, item: WholeReceived) -> None:
+        """Ask a node no more for what it has sent all of; where some is held back here, the node will say so again."""
+        if not self.paused:
+            self._run.following.is_whole(item.node, item.before)
 
     def _stored(self, item: OutputReceived, size: int) -> None:
         """Let a node send as much again as is safe here now."""

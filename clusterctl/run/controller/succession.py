@@ -76,7 +76,7 @@ class Succession:
 
         def begin() -> Begun | NotBegun:
             run.launch.sync(hosts, first=False)
-            return run.launch.attempt(number, hosts, run.follow, why)
+            return run.launch.attempt(number, hosts, run.following.follow, why)
 
         self._beginning.launch(begin)
 

@@ -9,6 +9,8 @@ import pytest
 
 from clusterctl.agent import journal, protocol
 from clusterctl.agent.follow import Follower
+from clusterctl.agent.loop import Loop
+from clusterctl.agent.notify import Notifier
 from clusterctl.agent.rundir import RunDir
 
 BLOCK = 4096
@@ -23,14 +25,16 @@ class Followed:
         self.journal = journal.Journal(self.dir.journal)
         self.told: list[dict[str, Any]] = []
         self.data: list[tuple[int, bytes]] = []
-        self.watched: list[str] = []
-        self.follower = Follower(
+        self.follower = self.followed()
+
+    def followed(self, whole: int = 0) -> Follower:
+        return Follower(
             self.dir,
-            protocol.Follow(run="r", node="n", seq=0),
+            protocol.Follow(run="r", node="n", seq=0, whole=whole),
             self.told.append,
             lambda _stream, offset, data: self.data.append((offset, data)),
             lambda: 1,
-            self.watched.append,
+            Notifier(Loop(), lambda: None),
         )
 
     def begin(self, attempt: int = 0) -> None:
@@ -59,3 +63,23 @@ def test_where_the_front_of_an_output_is_given_up_while_it_is_read_the_rest_is_s
 
     assert followed.follower.pump_data(1 << 20) == BLOCK
     assert followed.data == [(BLOCK, b"b" * BLOCK)]
+
+
+def test_once_all_of_an_attempt_is_sent_that_is_said_and_it_is_asked_for_no_more(followed: Followed) -> None:
+    for attempt in range(3):
+        followed.begin(attempt)
+        followed.log(attempt).write_bytes(b"a" * 10)
+        if attempt < 2:
+            followed.end(attempt)
+    followed.follower.pump_events()
+    while followed.follower.pump_data(1 << 20):
+        pass
+    assert [push["before"] for push in followed.told if push["push"] == "whole"] == [2]
+
+    followed.data.clear()
+    again = followed.followed(whole=2)
+    again.pump_events()
+    while again.pump_data(1 << 20):
+        pass
+    assert followed.data == [(0, b"a" * 10)]
+    assert again.state.attempt == 2

@@ -11,6 +11,8 @@ import pytest
 
 from clusterctl.agent import fold, journal, protocol
 from clusterctl.agent.follow import Follower
+from clusterctl.agent.loop import Loop
+from clusterctl.agent.notify import Notifier
 from clusterctl.agent.rundir import RunDir
 
 EVENTS = 40_000
@@ -58,7 +60,7 @@ def test_a_follower_tells_no_more_events_at_once_than_there_is_room_for(run: Run
     Path(run.journal).write_text("".join(map(line, range(1, 8))))
     told: list[dict[str, Any]] = []
     follow = protocol.Follow(run="r", node="n", seq=0)
-    follower = Follower(run, follow, told.append, lambda *_: None, lambda: 1, lambda _: None)
+    follower = Follower(run, follow, told.append, lambda *_: None, lambda: 1, Notifier(Loop(), lambda: None))
     counts = []
     for limit in (3, 6, 9):
         more = follower.pump_events(lambda limit=limit: len(told) < limit)
