@@ -111,8 +111,8 @@ def is_secondary(exit_: Exit) -> bool:
 
 def _last_words(exit_: Exit) -> str:
     """Return the text that says why: the last traceback's end, or the last lines."""
-    if exit_.error:
-        return str(exit_.error.get("message", ""))
+    if exit_.error and exit_.error.get("message"):
+        return str(exit_.error["message"])
     starts = [m.start() for m in _TRACEBACK.finditer(exit_.tail)]
     text = exit_.tail[starts[-1] :] if starts else exit_.tail
     lines = [line for line in text.splitlines() if line.strip()]

@@ -20,6 +20,7 @@ def exited(
     number: int | None = None,
     tail: str = "",
     oom: str | None = None,
+    left: dict[str, str | None] | None = None,
 ) -> Exit:
     return Exit(
         rank=rank,
@@ -27,7 +28,7 @@ def exited(
         exit_code=code,
         signal=number,
         oom=oom,
-        error=None,
+        error=left,
         tail=tail,
         earliest=at - error,
         latest=at + error,
@@ -67,6 +68,10 @@ def cause(exit_: Exit) -> Cause:
             True,
             id="an abort after a lost peer is secondary",
         ),
+        pytest.param([exited(0, 1.0), exited(1, 2.0, error=1.0)], 0, False, id="ambiguous where intervals touch"),
+        pytest.param([exited(0, 1.0, error=0.5), exited(1, 2.0)], 0, True, id="certain where they do not"),
+        pytest.param([exited(1, 1.0), exited(0, 1.0)], 0, False, id="the lower rank of two at once"),
+        pytest.param([exited(1, 1.0, error=0.5), exited(0, 1.4)], 0, False, id="who was surely dead first"),
     ],
 )
 def test_first_observed_failure_is(exits: list[Exit], rank: int, certain: bool) -> None:
@@ -89,6 +94,13 @@ def test_first_observed_failure_is(exits: list[Exit], rank: int, certain: bool) 
         pytest.param("F0101 client.h:80] Terminating: heartbeat of task 3 has timed out", True, id="jax heartbeat"),
         pytest.param("UNAVAILABLE: the coordination service has shut down", True, id="jax coordination service"),
         pytest.param("peer /job:worker/task:3 was disconnected", True, id="jax peer"),
+        pytest.param("Timed out waiting 1800000ms for recv operation to complete", True, id="gloo timeout"),
+        pytest.param("DistStoreError: wait timeout after 60000ms", True, id="store timeout"),
+        pytest.param("Socket Timeout", True, id="socket timeout"),
+        pytest.param("Timed out after 901 milliseconds waiting for tasks", True, id="jax barrier"),
+        pytest.param("remote process exited or there was a network error", True, id="nccl remote"),
+        pytest.param("torch.distributed.DistStoreError: 3/4 clients joined", True, id="store error"),
+        pytest.param("RuntimeError: failed to recv, got 0 bytes", True, id="store bytes"),
         pytest.param(TRACE.format("heartbeat.py", "beat()", "KeyError: 3"), False, id="a frame in a file of that name"),
         pytest.param(
             TRACE.format("a.py", 'raise Retry("connection reset")', "KeyError: 3"),
@@ -108,6 +120,15 @@ def test_first_observed_failure_is(exits: list[Exit], rank: int, certain: bool) 
         pytest.param(OWN, False, id="own exception"),
         pytest.param(PEER + "\nretrying\n" + OWN, False, id="own exception after an old network line"),
         pytest.param("", False, id="said nothing"),
+        pytest.param(PEER + "\n\nnote" * 5, True, id="one of the last six lines"),
+        pytest.param(PEER + "\nnote" * 6, False, id="a line before the last six"),
+        pytest.param("connection\nreset", False, id="words of two lines"),
+        pytest.param(
+            f"Traceback (most recent call last):\n{PEER}" + "\n\nnote" * 11, True, id="the end of a traceback"
+        ),
+        pytest.param(f"Traceback (most recent call last):\n{PEER}" + "\nnote" * 12, False, id="long after a traceback"),
+        pytest.param("Traceback (most recent call last):\nE: connection\nreset", False, id="two lines of a traceback"),
+        pytest.param(f"{TRACE.format('a.py', 'f()', PEER)}\n{OWN}", False, id="the last of two tracebacks"),
     ],
 )
 def test_secondary_death_by_last_words(tail: str, secondary: bool) -> None:
@@ -121,15 +142,95 @@ def test_the_traceback_ends_with_its_exception() -> None:
     assert found.message == "ValueError: bad batch"
 
 
+@pytest.mark.parametrize(
+    ("left", "secondary"),
+    [
+        pytest.param({"message": PEER}, True, id="it says that a peer was lost"),
+        pytest.param({"message": "ValueError: bad batch"}, False, id="it explains itself"),
+        pytest.param({"message": ""}, True, id="it says nothing"),
+    ],
+)
+def test_what_a_worker_left_as_its_error_goes_before_what_it_printed(
+    left: dict[str, str | None], secondary: bool
+) -> None:
+    assert is_secondary(exited(0, 1.0, tail=PEER, left=left)) is secondary
+
+
+@pytest.mark.parametrize(
+    "ended",
+    [
+        pytest.param(exited(0, 1.0, code=None, number=9, tail=PEER), id="killed by somebody else"),
+        pytest.param(exited(0, 1.0, code=1, tail=PEER, oom="kernel log"), id="out of memory"),
+    ],
+)
+def test_a_death_from_outside_is_never_secondary_whatever_was_printed_before_it(ended: Exit) -> None:
+    assert not is_secondary(ended)
+
+
+@pytest.mark.parametrize(
+    ("ended", "kind", "message"),
+    [
+        pytest.param(exited(0, 1.0, tail="step 1\n  giving up \n\n"), "exit", "giving up", id="its last line"),
+        pytest.param(exited(0, 1.0), "exit", "", id="not a word"),
+        pytest.param(exited(0, 1.0, code=0, tail="done"), "exited_early", "done", id="ended well"),
+        pytest.param(exited(0, 1.0, code=None, number=11, tail="x"), "signal", "killed by SIGSEGV", id="a signal"),
+        pytest.param(exited(0, 1.0, code=None, number=50), "signal", "killed by signal 50", id="a real-time signal"),
+        pytest.param(
+            exited(0, 1.0, code=None, tail="x"),
+            "unknown",
+            "exit status unknown: supervisor and waiter were both gone",
+            id="nobody saw it",
+        ),
+        pytest.param(
+            exited(0, 1.0, code=None, number=9, oom="probably"),
+            "oom",
+            "probably killed by the kernel for lack of memory (probably)",
+            id="out of memory, by the looks of it",
+        ),
+        pytest.param(
+            exited(0, 1.0, tail=OWN, left={"message": " a\nCUDA error \n", "traceback": None}),
+            "exit",
+            "CUDA error",
+            id="the last line of the error that it left",
+        ),
+        pytest.param(
+            exited(0, 1.0, tail=OWN, left={"message": ""}), "exit", "ValueError: bad batch", id="an empty error"
+        ),
+        pytest.param(
+            exited(0, 1.0, tail="\n".join(f"[rank3]: {line}" for line in OWN.splitlines())),
+            "exit",
+            "ValueError: bad batch",
+            id="without the name of the rank before it",
+        ),
+    ],
+)
+def test_what_an_exit_says_for_itself(ended: Exit, kind: str, message: str) -> None:
+    found = cause(ended)
+
+    assert (found.kind, found.message) == (kind, message)
+    assert (found.node, found.rank, found.exit_code) == ("n0", 0, ended.exit_code)
+
+
+def test_the_traceback_that_a_worker_left_goes_before_one_that_it_printed() -> None:
+    left: dict[str, str | None] = {"message": "boom", "traceback": "the worker's own"}
+
+    assert cause(exited(0, 1.0, tail=OWN, left=left)).traceback == "the worker's own"
+    assert cause(exited(0, 1.0, tail=OWN, left={"message": "boom", "traceback": None})).traceback == OWN
+    assert cause(exited(0, 1.0, tail="no such thing", left={"message": "boom"})).traceback is None
+
+
+def test_of_several_tracebacks_the_last_is_the_one() -> None:
+    found = cause(exited(0, 1.0, tail=f"{TRACE.format('a.py', 'f()', 'KeyError: 3')}\n\nDuring handling:\n\n{OWN}"))
+
+    assert (found.traceback, found.message) == (OWN, "ValueError: bad batch")
+
+
 def test_a_signal_is_named() -> None:
     assert cause(exited(0, 1.0, code=None, number=11)).signal == "SIGSEGV"
+    assert cause(exited(0, 1.0)).signal is None
 
 
 def test_out_of_memory_is_said_with_its_evidence() -> None:
     found = cause(exited(0, 1.0, code=None, number=9, oom="cgroup"))
 
     assert (found.kind, found.message) == ("oom", "killed by the kernel for lack of memory (cgroup)")
-
-
-def test_an_exit_that_nobody_saw_is_unknown() -> None:
-    assert cause(exited(0, 1.0, code=None)).kind == "unknown"
