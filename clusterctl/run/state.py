@@ -102,7 +102,6 @@ class NodeState:
 
     Attributes:
         link: connected, unreachable, lost; empty before the first connection.
-        link_since: Head time of the last change of the link.
         swept: Nothing of the current attempt is left there, or `remaining` is.
         stop_reason: Why the node stops or stopped its workers, or `None`.
         intruder: Who has taken a port of the workers', or `None`.
@@ -117,7 +116,6 @@ class NodeState:
     ranks: tuple[int, ...] = ()
     link: str = ""
     link_why: str = ""
-    link_since: float = 0.0
     prepared: bool = False
     swept: bool = False
     finished: bool = False
@@ -139,7 +137,6 @@ class StallView:
     limit_s: float
     reason: str
     at: float
-    evidence: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,13 +149,11 @@ class RunState:
         no_exit: What is to blame where no exit of a worker is: a node that was lost, a start that failed.
         remaining: Processes that may still be there: `{node, pid, start_time, command, why}`.
         error: Why the start failed (`StartFailed.error`).
-        dropped: Output file (with its node) to first valid offset and bytes lost for good.
         troubles: What is wrong with nodes and GPUs now, by node, GPU and key.
         restarts: Head times at which attempts after the first began.
         retired: Nodes of earlier attempts that take part no more; what they still say moves their cursors.
         placed: Attempt, node and ranks of all that was ever started.
         traces: Nodes on which something of the run may lie, of all attempts and of starts that failed.
-        resume_from: The checkpoint that the workers of the current attempt were told to go on from.
         newest: Which checkpoint was the newest when the current attempt began, and as it was then.
         endings: How each attempt that was followed by another ended, and what was the newest checkpoint at its begin.
         next_nodes: Nodes of the attempt that a run in state restarting waits for, in order of node rank.
@@ -185,7 +180,6 @@ class RunState:
     stall: StallView | None = None
     remaining: tuple[dict[str, Any], ...] = ()
     error: dict[str, Any] | None = None
-    dropped: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
     troubles: dict[tuple[str, int | None, str], head.Health] = field(default_factory=dict)
     restarts: tuple[float, ...] = ()
     restart_at: float | None = None
@@ -194,7 +188,6 @@ class RunState:
     retired: dict[str, NodeState] = field(default_factory=dict)
     placed: tuple[tuple[int, str, tuple[int, ...]], ...] = ()
     traces: tuple[str, ...] = ()
-    resume_from: str | None = None
     newest: str | None = None
     endings: tuple[tuple[str, str | None], ...] = ()
 
@@ -292,16 +285,12 @@ def _apply_current(state: RunState, node: NodeState, stamp: wire.Stamp, event: w
             return _with_node(state, replace(node, swept=True, remaining=_remaining(node, event)))
         case wire.Finished():
             return _with_node(state, replace(node, finished=True))
-        case wire.Dropped():
-            key = (node.node, wire.output_file(event.attempt, event.rank))
-            lost = state.dropped.get(key, (0, 0))[1] + event.lost
-            return replace(state, dropped={**state.dropped, key: (event.first_valid, lost)})
         case wire.Alarm() if event.code == wire.GPU_MEMORY:
             where = f"GPU {event.gpu}: " if event.gpu is not None else ""
             return _with_node(state, replace(node, held=f"{where}{event.message}"))
         case wire.Alarm() if event.code == wire.PORT_TAKEN:
             return _with_node(state, replace(node, intruder=event.message))
-        case wire.Adopted() | wire.Alarm():
+        case wire.Adopted() | wire.Alarm() | wire.Dropped():
             return state
         case _:
             assert_never(event)
@@ -358,7 +347,7 @@ def apply_head(state: RunState, time: float, event: head.ControllerEvent) -> Run
         case head.Created():
             return replace(state, run=event.run, name=event.name, path=event.path, created=time)
         case head.Link():
-            return _link(state, time, event)
+            return _link(state, event)
         case head.Clock():
             node = state.nodes.get(event.node)
             return state if node is None else _with_node(state, replace(node, clock=(event.offset, event.error)))
@@ -398,13 +387,12 @@ def _start_cause(error: dict[str, Any]) -> Cause:
     return Cause(kind="start_failed", node=error.get("node"), message=str(error.get("message", "")), certain=True)
 
 
-def _link(state: RunState, time: float, event: head.Link) -> RunState:
+def _link(state: RunState, event: head.Link) -> RunState:
     node = state.nodes.get(event.node)
     if node is None:
         return state
-    since = node.link_since if node.link == event.link else time
     swept = node.swept or event.rebooted
-    state = _with_node(state, replace(node, link=event.link, link_why=event.why, link_since=since, swept=swept))
+    state = _with_node(state, replace(node, link=event.link, link_why=event.why, swept=swept))
     if event.link != "lost":
         return state
     left = [r for r in node.ranks if state.workers[r].phase is not WorkerPhase.EXITED]
@@ -428,7 +416,7 @@ def _attempt(state: RunState, time: float, event: head.Attempt) -> RunState:
         old = before.get(name)
         fresh = NodeState(node=name, node_rank=entry["node_rank"], address=entry.get("address"), ranks=ranks)
         if old is not None:
-            fresh = replace(fresh, link=old.link, link_since=old.link_since, clock=old.clock, seq=old.seq)
+            fresh = replace(fresh, link=old.link, clock=old.clock, seq=old.seq)
         nodes[name] = fresh
         placed.append((event.attempt, name, ranks))
         workers |= {r: WorkerState(rank=r, local_rank=i, node=name) for i, r in enumerate(ranks)}
@@ -453,7 +441,6 @@ def _attempt(state: RunState, time: float, event: head.Attempt) -> RunState:
         retired={name: node for name, node in before.items() if name not in nodes},
         placed=tuple(placed),
         traces=_joined(state.traces, nodes),
-        resume_from=event.resume_from,
         newest=event.newest,
         restarts=(*state.restarts, time) if event.attempt > 0 else state.restarts,
     )
@@ -475,7 +462,6 @@ def _stall(state: RunState, time: float, event: head.StallSeen) -> RunState:
         limit_s=event.limit_s,
         reason=event.reason,
         at=time,
-        evidence=event.evidence,
     )
     if state.phase in (RunPhase.RUNNING, RunPhase.STALLED):
         state = replace(state, phase=RunPhase.STALLED if event.phase == "confirmed" else RunPhase.RUNNING)
