@@ -246,7 +246,8 @@ class OpenOutput(Output):
         with contextlib.suppress(OSError):
             # Blocks beyond the end are freed by setting the size to what it is. A stray may still write: the size is
             # taken right before, and this is done only when nothing of the attempt is left.
-            os.ftruncate(self.fd, os.fstat(self.fd).st_size)
+            for fd in (self.fd, self._index):
+                os.ftruncate(fd, os.fstat(fd).st_size)
         os.close(self.fd)
         os.close(self._index)
 

@@ -117,6 +117,17 @@ def test_on_a_disk_with_space_nothing_is_said_and_nothing_given_up(run: Run) -> 
     assert run.events == []
 
 
+def test_the_reserve_of_the_index_is_given_back_in_the_end(run: Run) -> None:
+    outputs = run.attempt(reserve=MEGABYTE)
+    write(outputs, 10)
+    outputs.look()
+    index = Path(run.dir.of_rank(0, 0, "idx"))
+    assert index.stat().st_blocks * 512 >= 64 * 1024
+    outputs.close()
+    assert index.stat().st_blocks * 512 <= 4096
+    assert run.index() == [10]
+
+
 def test_the_reserve_is_given_back_in_the_end(run: Run) -> None:
     outputs = run.attempt(reserve=MEGABYTE)
     write(outputs, 10)
