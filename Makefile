@@ -27,7 +27,7 @@ SYSTEM_TESTS := openssh-server openssh-client iproute2 nftables libfaketime tcsh
                 locales systemd
 SYSTEM_BENCH := pdsh clustershell
 
-.PHONY: help up test check unit agent lab-tests e2e lab bench format dist clean killer controls heavy health-repeat docs mutants worlds
+.PHONY: help up test check unit agent lab-tests e2e lab bench format dist clean killer controls heavy health-repeat docs mutants worlds soak
 
 help:  ## Show what there is
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -75,6 +75,9 @@ mutants: $(VENV)/.mutation $(VENV)/.system  ## Break the deciding modules 200 ti
 killer: $(VENV)/.dev $(VENV)/.system  ## Kill a random process of a run at a random moment, 200 times (KILLER_RUNS, KILLER_SEED, KILLER_WORLDS); cut a link for a minute
 	CLUSTERCTL_LONG=1 $(BIN)/python -m pytest tests/lab/test_faults.py -k minute $(PYTEST_ARGS)
 	$(BIN)/python -m tests.lab.killer
+
+soak: $(VENV)/.dev $(VENV)/.system  ## Weeks and 1,000 restarts in minutes: what a run takes of disk, memory, descriptors and processor (SOAK_ARGS)
+	$(BIN)/python -m tests.soak $(SOAK_ARGS)
 
 worlds: $(VENV)/.dev $(VENV)/.system  ## Play runs in every world that machines may live in, for longer than a false alarm takes
 	CLUSTERCTL_LONG=1 $(BIN)/python -m pytest tests/lab/test_worlds.py $(PYTEST_ARGS)

@@ -1,0 +1,1 @@
+"""Months in minutes: a run whose clocks leap, and what it takes of node and head meanwhile."""

@@ -1,0 +1,35 @@
+"""A clock that leaps, for everything that is started with it: see `leap.c`."""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from pathlib import Path
+
+from tests.compiled import compiled
+
+SOURCE = Path(__file__).with_name("leap.c")
+_NS = struct.Struct("<q")
+
+
+class Clock:
+    """How far the clocks of some processes are ahead of those of this machine.
+
+    Attributes:
+        environment: What to start those processes with.
+        ahead: Seconds.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        path = folder / "ahead"
+        path.write_bytes(_NS.pack(0))
+        with path.open("r+b") as file:
+            self._shared = mmap.mmap(file.fileno(), _NS.size)
+        library = compiled(SOURCE, "libleap.so", "-shared", "-fPIC") / "libleap.so"
+        self.environment = {"LD_PRELOAD": str(library), "LEAP": str(path)}
+        self.ahead = 0.0
+
+    def leap(self, seconds: float) -> None:
+        """Move the clocks on."""
+        self.ahead += seconds
+        _NS.pack_into(self._shared, 0, round(self.ahead * 1e9))

@@ -1,0 +1,55 @@
+"""What processes hold and use: memory, descriptors, time of the processor."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def _about(pid: int, what: str) -> str:
+    """Return what the kernel says of a process, nothing of one that has just ended."""
+    try:
+        return Path(f"/proc/{pid}/{what}").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def family(pid: int) -> list[int]:
+    """Return a process and all below it, but not those that it executed something else in."""
+    program, below = os.readlink(f"/proc/{pid}/exe"), [pid]
+    for parent in below:
+        for child in _about(parent, f"task/{parent}/children").split():
+            try:
+                if os.readlink(f"/proc/{child}/exe") == program:
+                    below.append(int(child))
+            except OSError:
+                continue
+    return below
+
+
+def cpu_seconds(pids: list[int]) -> float:
+    """Return the seconds that processes have used, those included that their ended children had."""
+    fields = [_about(pid, "stat").rpartition(")")[2].split() for pid in pids]
+    return sum(int(value) for each in fields for value in each[11:15]) / _TICKS
+
+
+def peak_mb(pid: int) -> float:
+    """Return the most memory that a process has held at once."""
+    lines = _about(pid, "status").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
+
+
+def shared_out_mb(pids: list[int]) -> float:
+    """Return the memory that processes hold, where what several share is divided among them."""
+    found = 0
+    for pid in pids:
+        lines = _about(pid, "smaps_rollup").splitlines()
+        found += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+    return found / 1024
+
+
+def descriptors(pid: int) -> int:
+    """Return how many descriptors a process has open."""
+    return len(os.listdir(f"/proc/{pid}/fd"))

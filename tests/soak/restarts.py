@@ -1,0 +1,156 @@
+"""A run through its restarts: on a real node, and on the head's side of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from clusterctl.agent import protocol as wire
+from clusterctl.agent.protocol import Command
+from clusterctl.run import events
+from clusterctl.run.reader import load_state
+from clusterctl.run.store import RunDir, Writer
+from tests.agent.conftest import Node
+from tests.soak import processes
+
+OUTPUT = b"a rank has hardly begun when it fails\n"
+FAILS = ["/bin/sh", "-c", f"echo {OUTPUT.decode().strip()}; exit 1"]
+NODE = "node.0"
+
+
+@dataclass
+class Restarted:
+    """What attempts cost.
+
+    Attributes:
+        bytes_each: Bytes on the disk that an attempt leaves.
+        descriptors: How many more are open after all of them than after the first few.
+        memory_kb: By how much the peak of the memory grew with each of them.
+        cpu_ms: Of the processor, for each.
+        asked_bytes: Of what a node is asked when it is there again in the end.
+    """
+
+    ranks: int
+    restarts: int
+    bytes_each: float = 0.0
+    descriptors: int = 0
+    memory_kb: float = 0.0
+    cpu_ms: float = 0.0
+    asked_bytes: int = 0
+
+
+def on_node(folder: Path, ranks: int, restarts: int) -> dict[str, Restarted]:
+    """Let all ranks of a node fail again and again, and return what that costs its supervisor and its agent."""
+    node = Node(folder)
+    try:
+        talk = node.talk()
+        found: dict[str, Restarted] = {}
+        first = max(2, restarts // 10)
+        before: dict[str, tuple[int, float, float]] = {}
+        disk = 0
+        for attempt in range(first + restarts):
+            if attempt == first:
+                before, disk = _held(_who(node, talk.process.pid)), _disk(node.folder)
+            node.prepare(talk, ranks, attempt, max_size=64 << 20, reserve=1 << 16)
+            if attempt == 0:
+                node.follow(talk)
+            node.start(talk, *([FAILS] * ranks), attempt=attempt)
+            talk.wait_for("swept", attempt + 1, 120)
+            files = [wire.output_file(attempt, rank) for rank in range(ranks)]
+            talk.until(lambda files=files: all(talk.files.get(file) == OUTPUT for file in files))
+            talk.post(Command.REPLICATED, **node.where, offsets=dict.fromkeys(files, len(OUTPUT)))
+        after = _held(_who(node, talk.process.pid))
+        each = (_disk(node.folder) - disk) / restarts
+        for name, (descriptors, peak, cpu) in after.items():
+            was = before[name]
+            found[name] = Restarted(
+                ranks,
+                restarts,
+                each,
+                descriptors - was[0],
+                (peak - was[1]) * 1024 / restarts,
+                (cpu - was[2]) * 1e3 / restarts,
+            )
+        return found
+    finally:
+        node.end()
+
+
+def _who(node: Node, agent: int) -> dict[str, int]:
+    return {"supervisor": node.supervisor(), "agent": agent}
+
+
+def _held(who: dict[str, int]) -> dict[str, tuple[int, float, float]]:
+    return {n: (processes.descriptors(p), processes.peak_mb(p), processes.cpu_seconds([p])) for n, p in who.items()}
+
+
+def _disk(folder: Path) -> int:
+    return sum(path.lstat().st_blocks * 512 for path in folder.rglob("*"))
+
+
+def on_head(folder: Path, ranks: int, restarts: int) -> Restarted:
+    """Write down on a head what a node with so many ranks tells of its attempts; it is reconnected after each tenth."""
+    run = RunDir(folder / "run")
+    (run.path / "nodes").mkdir(parents=True)
+    head = _Head(run, ranks)
+    try:
+        first = max(2, restarts // 10)
+        for attempt in range(first):
+            head.live_through(attempt)
+        disk, open_files, cpu, peak = _disk(run.path), processes.descriptors(os.getpid()), time.process_time(), _peak()
+        for attempt in range(first, first + restarts):
+            head.live_through(attempt)
+            if attempt % 10 == 0:
+                head.request()
+        result = Restarted(ranks, restarts)
+        result.bytes_each = (_disk(run.path) - disk) / restarts
+        result.descriptors = processes.descriptors(os.getpid()) - open_files
+        result.cpu_ms = (time.process_time() - cpu) * 1e3 / restarts
+        load_state(run)
+        result.memory_kb = (_peak() - peak) * 1024 / restarts
+        result.asked_bytes = len(head.request())
+        return result
+    finally:
+        head.writer.close()
+
+
+def _peak() -> float:
+    return processes.peak_mb(os.getpid())
+
+
+class _Head:
+    """The writer of a run, to which one node tells what it has."""
+
+    def __init__(self, run: RunDir, ranks: int) -> None:
+        self.writer, self._ranks, self._seq, self._whole = Writer(run), range(ranks), 0, 0
+
+    def live_through(self, attempt: int) -> None:
+        """Take in an attempt in which every rank fails."""
+        layout = [{"node": NODE, "node_rank": 0, "ranks": list(self._ranks)}]
+        size = len(self._ranks)
+        begun = events.Attempt(attempt=attempt, world_size=size, master_addr=None, master_port=None, nodes=layout)
+        self.writer.append(begun, float(attempt))
+        self._tell(wire.Prepared(attempt, []))
+        for rank in self._ranks:
+            self._tell(wire.Started(attempt, rank, rank, 1, 1))
+            self._tell(wire.Exited(attempt, rank, 1, tail=OUTPUT.decode()))
+            self.writer.replicate(NODE, wire.output_file(attempt, rank), 0, OUTPUT)
+            self.writer.replicate(NODE, wire.index_file(attempt, rank), 0, wire.INDEX_RECORD.pack(len(OUTPUT), 1.0))
+        self._tell(wire.Swept(attempt, 0, []))
+        again = events.Restarting(attempt=attempt + 1, why="crash", at=0.0, nodes=[NODE], ended=f"rank 0: {attempt}")
+        self.writer.append(again, float(attempt))
+        self._whole = attempt + 1
+        self.writer.close_before(NODE, self._whole)
+
+    def _tell(self, event: wire.Event) -> None:
+        self._seq += 1
+        self.writer.journal(NODE, json.loads(wire.encode_event(wire.Stamp(self._seq, 0.0, 0.0, "boot"), event)))
+
+    def request(self) -> bytes:
+        """Return what the node is asked for when it is there again."""
+        cursors = self.writer.cursors(NODE, self._whole)
+        follow = wire.Follow(run="r", node=NODE, seq=self._seq, cursors=cursors, whole=self._whole)
+        return wire.encode_message(wire.request(1, Command.FOLLOW, wire.to_wire(follow), 1))

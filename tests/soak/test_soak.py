@@ -1,0 +1,74 @@
+"""Months in minutes, in their short form: nothing that a run keeps grows without a bound. `make soak` plays it in full."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from clusterctl.agent import protocol
+from tests.soak import node, restarts
+
+MB = 1e6
+KIB = 1024
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> node.Played:
+    """Ten days of a run of 8 ranks that write 10^9 lines."""
+    folder: Path = tmp_path_factory.mktemp("soak")
+    return node.play(folder, 8, seconds=60, real=0.05, hours=240, lines=1e9, still=4)
+
+
+def test_ten_days_and_a_billion_lines_were_played(played: node.Played) -> None:
+    assert played.days > 10
+    assert played.lines > 0.99e9
+    assert played.after.disk["samples"] > 1 * MB
+
+
+def test_the_output_that_a_node_holds_stays_within_its_limit_however_long_it_runs(played: node.Played) -> None:
+    assert played.after.disk["output"] <= played.ranks * (node.MAX_SIZE + node.RESERVE + (1 << 20))
+
+
+def test_the_index_that_a_node_holds_stays_within_what_its_output_needs_however_long_it_runs(
+    played: node.Played,
+) -> None:
+    assert played.written["index"] > 1 * MB * played.ranks
+    assert played.after.disk["index"] <= played.ranks * 256 * KIB
+
+
+def test_the_samples_that_a_node_holds_stay_within_64_mib_however_long_it_runs(played: node.Played) -> None:
+    assert played.after.disk["samples"] <= protocol.SAMPLES_KEPT + (4 << 20)
+
+
+def test_the_journal_of_a_run_that_goes_well_stays_small_however_long_it_runs(played: node.Played) -> None:
+    assert played.after.disk["journal"] <= 2 << 20
+
+
+def test_memory_and_descriptors_of_a_run_do_not_grow_while_it_goes_on(played: node.Played) -> None:
+    assert played.after.descriptors <= played.before.descriptors + 2
+    assert played.after.memory_mb <= played.before.memory_mb + 4
+    assert played.peak_mb <= 40
+
+
+def test_what_guards_a_run_uses_little_of_a_processor(played: node.Played) -> None:
+    assert played.cpu <= 0.05 * node.DAY
+
+
+def test_a_node_holds_no_more_descriptors_after_many_restarts_and_little_more_of_all_else(tmp_path: Path) -> None:
+    found = restarts.on_node(tmp_path, 8, 15)
+    for one in found.values():
+        assert one.descriptors <= 3
+        assert one.memory_kb <= 8 * one.ranks
+        assert one.bytes_each <= one.ranks * 24 * KIB
+
+
+@pytest.mark.parametrize("ranks", [8, 128])
+def test_a_head_holds_no_more_descriptors_after_many_restarts_and_little_more_of_all_else(
+    tmp_path: Path, ranks: int
+) -> None:
+    one = restarts.on_head(tmp_path, ranks, 800 // ranks)
+    assert one.descriptors == 0
+    assert one.memory_kb <= 8 * one.ranks
+    assert one.bytes_each <= one.ranks * 12 * KIB
+    assert one.asked_bytes <= KIB
