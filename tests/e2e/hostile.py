@@ -30,11 +30,6 @@ _NAMES = frozenset(
 )
 """What tells readers what it is all about: in a file where these are hostile as well, little else is read."""
 
-_NUMBERS = frozenset(
-    {"seq", "time", "wall", "mono", "t", "m", "attempt", "rank", "ranks", "local_rank", "node_rank", "world_size"}
-    | {"created", "ended", "earliest", "latest", "gpus", "workers"}
-)
-
 Rewrite = Callable[[str, Any], Any]
 
 
@@ -43,11 +38,18 @@ def texts(key: str, value: Any) -> Any:
     return value + TEXT if isinstance(value, str) and key not in _NAMES else value
 
 
-def numbers(key: str, value: Any) -> Any:
-    """Make numbers hostile, too, but for those that say when and whose."""
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and key not in _NUMBERS:
-        return str(value) + TEXT
-    return texts(key, value)
+def number(name: str) -> Rewrite:
+    """Return what makes one number hostile, wherever it stands; one that was not known, too."""
+
+    def rewrite(key: str, value: Any) -> Any:
+        return str(value) + TEXT if key == name and may_be_number(value) else value
+
+    return rewrite
+
+
+def may_be_number(value: Any) -> bool:
+    """Say whether a value is one, and neither true nor false, or is not known."""
+    return value is None or (isinstance(value, (int, float)) and not isinstance(value, bool))
 
 
 def everything(key: str, value: Any) -> Any:
@@ -88,7 +90,7 @@ def make(state: Path, into: Path, run: str, rewrite: Rewrite, *, ended: bool, mo
         path.write_text("".join(json.dumps(rewritten(line, rewrite)) + "\n" for line in lines))
     outline = folder / "outline.json"
     if not ended:
-        outline.unlink()
+        outline.unlink(missing_ok=True)
     else:  # An outline counts for as long as it fits the journal.
         known = json.loads(outline.read_text()) | {"events": (folder / "events.jsonl").stat().st_size}
         outline.write_text(json.dumps(known))

@@ -17,6 +17,7 @@ from clusterctl.cli.main import run as run_command
 from clusterctl.run import events
 from tests.e2e import hostile
 from tests.e2e.terminal import Terminal
+from tests.lab.waiting import wait_for
 
 if TYPE_CHECKING:
     from tests.e2e.conftest import LocalHead, MakeHead
@@ -28,8 +29,9 @@ rank = os.environ["RANK"]
 text = {hostile.TEXT!r}
 print(text, flush=True)
 folder = os.environ["CLUSTERCTL_STATUS_DIR"]
-with open(os.path.join(folder, f"rank-{{rank}}.status.json"), "w") as file:
-    json.dump({{"step": text, "phase": {{"name": text, "limit_s": 5}}, "pid": os.getpid(), "beats": text}}, file)
+if rank == "1":
+    with open(os.path.join(folder, f"rank-{{rank}}.status.json"), "w") as file:
+        json.dump({{"step": text, "phase": {{"name": text, "limit_s": 5}}, "pid": os.getpid(), "beats": text}}, file)
 while not os.path.exists("go"):
     time.sleep(0.05)
 if rank == "1":
@@ -42,7 +44,6 @@ VARIANTS: dict[str, tuple[hostile.Rewrite, bool, set[type]]] = {
     "ended": (hostile.texts, True, ANY),
     "going on": (hostile.texts, False, ANY),
     "not started": (hostile.texts, True, {events.StartFailed}),
-    "numbers": (hostile.numbers, False, ANY),
     "all of it": (hostile.everything, True, ANY),
 }
 READERS = [
@@ -81,9 +82,15 @@ def live(head: LocalHead) -> str:
     """What `up` shows on a terminal of a run with hostile workers."""
     with head.terminal("up", "--no-health", "--verbose") as screen:
         screen.expect(hostile.MARK)
+        wait_for(lambda: len(samples(head)) == 2, what="a sample of each node")
         (head.folder / "go").touch()
         screen.wait()
         return screen.written
+
+
+def samples(head: LocalHead) -> list[Path]:
+    found = Path(head.env["XDG_STATE_HOME"]).glob("clusterctl/runs/*/nodes/*/samples.jsonl")
+    return [path for path in found if path.read_bytes().endswith(b"\n")]
 
 
 @pytest.fixture(scope="module")
@@ -175,6 +182,29 @@ def test_hostile_text_is_shown_and_not_hidden(
     assert hostile.MARK in shown.text
 
 
+def test_nothing_acts_where_a_number_is_text_whichever_it_is(
+    states: dict[str, Path], run: str, head: LocalHead, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names: set[str] = set()
+
+    def note(key: str, value: object) -> object:
+        if hostile.may_be_number(value):
+            names.add(key)
+        return value
+
+    source, order = states["going on"], sorted(ANY, key=lambda kind: kind.__name__)
+    hostile.make(source, tmp_path / "noted", run, note, ended=False)
+    assert {"pid", "exit_code", "cpu_s"} <= names
+    for name in sorted(names):
+        hostile.make(source, tmp_path / name, run, hostile.number(name), ended=False, more=order)
+        for arguments in (("ps", "-a"), ("status", run), ("attach", run)):
+            with streams(tmp_path / name, head.folder, monkeypatch) as shown:
+                run_command(arguments)
+
+            assert shown.text, name
+            assert hostile.found_in(shown.text) == [], name
+
+
 @pytest.mark.parametrize("arguments", READERS, ids=" ".join)
 def test_nor_does_it_on_a_terminal(
     arguments: tuple[str, ...], states: dict[str, Path], run: str, head: LocalHead
@@ -195,7 +225,7 @@ def test_a_hostile_recording_of_nodes_is_judged_and_shown_harmlessly(
 ) -> None:
     path = head.folder / "recording.json"
     assert head.run("health", "--record", str(path)).returncode == 0
-    for rewrite in (hostile.texts, hostile.numbers, hostile.everything):
+    for rewrite in (hostile.texts, hostile.everything):
         told = json.loads(path.read_text())
         told["nodes"] = [{**node, "facts": hostile.rewritten(node["facts"], rewrite)} for node in told["nodes"]]
         for form in ((), ("-v",), ("-o", "json"), ("-o", "ndjson"), ("-o", "prometheus")):
