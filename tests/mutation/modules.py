@@ -5,7 +5,14 @@ from __future__ import annotations
 from typing import Final
 
 _RUN: Final = "tests/unit/run/test_"
-_STATE: Final = (f"{_RUN}state_and_policy.py", f"{_RUN}faults_decided.py", f"{_RUN}restarting.py", f"{_RUN}refusals.py")
+_STATE: Final = (
+    f"{_RUN}state.py",
+    f"{_RUN}state_changes.py",
+    f"{_RUN}state_and_policy.py",
+    f"{_RUN}faults_decided.py",
+    f"{_RUN}restarting.py",
+    f"{_RUN}refusals.py",
+)
 _CONFIG: Final = (
     "tests/unit/config/test_wrong_files.py",
     "tests/unit/config/test_marks.py",
@@ -21,13 +28,19 @@ _NODE: Final = "tests/agent/test_"
 
 TESTS: Final[dict[str, tuple[str, ...]]] = {
     "run/policy": _STATE,
-    "run/blame": (f"{_RUN}blame.py", "tests/unit/render/test_report.py", "tests/unit/render/test_status.py"),
+    "run/blame": (
+        f"{_RUN}blame.py",
+        f"{_RUN}state.py",
+        f"{_RUN}state_changes.py",
+        "tests/unit/render/test_report.py",
+        "tests/unit/render/test_status.py",
+    ),
     "run/stall": (
         "tests/unit/stall/test_judged.py",
         "tests/unit/stall/test_stall_rule.py",
         "tests/unit/stall/test_observer.py",
     ),
-    "run/state": (*_STATE, f"{_RUN}monitoring.py", "tests/unit/render"),
+    "run/state": (*_STATE, f"{_RUN}folding.py", f"{_RUN}monitoring.py", "tests/unit/render"),
     "run/restarting": (f"{_RUN}restarting.py",),
     "plan": (f"{_RUN}plan.py", f"{_RUN}plan_environment.py", f"{_RUN}broken_start.py", "tests/unit/cli/test_files.py"),
     "config/units": ("tests/unit/config/test_units.py", *_CONFIG),

@@ -1,0 +1,68 @@
+"""Runs, as far as journals tell of them: what tests of the folded state begin with and compare with."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, cast
+
+from clusterctl.agent import protocol as wire
+from clusterctl.render.status import RunView, status_json
+from clusterctl.run import events
+from clusterctl.run.state import RunState, apply_head, apply_node
+
+LAYOUT = [
+    {"node": "n0", "node_rank": 0, "address": "10.0.0.1", "ranks": [0, 1]},
+    {"node": "n1", "node_rank": 1, "address": "10.0.0.2", "ranks": [2, 3]},
+]
+
+
+def attempt(number: int = 0, layout: list[dict[str, Any]] = LAYOUT, **more: Any) -> events.Attempt:
+    return events.Attempt(attempt=number, world_size=4, master_addr="10.0.0.1", master_port=29500, nodes=layout, **more)
+
+
+def told(state: RunState, *written: events.ControllerEvent, at: float = 100.0) -> RunState:
+    for event in written:
+        state = apply_head(state, at, event)
+    return state
+
+
+def wrote(state: RunState, node: str, *written: wire.Event) -> RunState:
+    for event in written:
+        known = state.nodes.get(node) or state.retired[node]
+        state = apply_node(state, node, wire.Stamp(known.seq + 1, 0.0, 0.0, f"boot of {node}"), event)
+    return state
+
+
+def started(rank: int, number: int = 0) -> wire.Started:
+    return wire.Started(attempt=number, rank=rank, local_rank=rank % 2, pid=70 + rank, start_time=1000 + rank)
+
+
+def exited(rank: int, **how: Any) -> wire.Exited:
+    return wire.Exited(attempt=0, rank=rank, **how)
+
+
+CREATED = events.Created(run="r-1", name="r", path="/c.yaml")
+BEGUN = told(told(RunState(), CREATED, at=60.0), attempt())
+PREPARED = wrote(wrote(BEGUN, "n0", wire.Prepared(0)), "n1", wire.Prepared(0))
+RUNNING = wrote(wrote(PREPARED, "n0", started(0), started(1)), "n1", started(2), started(3))
+
+
+def shown(state: RunState) -> dict[str, Any]:
+    return cast("dict[str, Any]", json.loads(json.dumps(status_json(RunView(state=state, attended=True)))))
+
+
+NOTHING_YET = {
+    "name": "", "state": "starting", "attended": True, "attempt": -1, "exit_code": None, "cause": None, "health": [],
+    "stall": None, "remaining": [], "nodes": [], "workers": [],
+}  # fmt: skip
+
+
+def worker(rank: int, **changes: Any) -> dict[str, Any]:
+    return {
+        "rank": rank, "local_rank": rank % 2, "node": f"n{rank // 2}", "pid": None, "state": "pending",
+        "exit_code": None, "signal": None, "stopped": False, "step": None, "last_output_s": None, **changes,
+    }  # fmt: skip
+
+
+def node(number: int, state: str) -> dict[str, Any]:
+    return {"node": f"n{number}", "node_rank": number, "address": f"10.0.0.{number + 1}", "state": state}
