@@ -17,9 +17,11 @@ from clusterctl.run.state import NodeState, RunState, WorkerPhase, WorkerState, 
 TRACE = 'Traceback (most recent call last):\n  File "train.py", line {}, in <module>\nValueError: loss is {}'
 
 
-def failed(message: str = "", traceback: str | None = None, **more: object) -> RunState:
-    cause = Cause(kind="exit", exit_code=1, message=message, traceback=traceback)
-    return RunState(attempt=0, no_exit=cause, running_since=0.0, **more)  # type: ignore[arg-type]
+def failed(
+    message: str = "", traceback: str | None = None, *, kind: str = "exit", code: int = 1, signal: str | None = None
+) -> RunState:
+    cause = Cause(kind=kind, exit_code=code, signal=signal, message=message, traceback=traceback)
+    return RunState(attempt=0, no_exit=cause, running_since=0.0)
 
 
 def words(state: RunState, *, checkpoints: bool = True, now: float = 10.0) -> str:
@@ -39,6 +41,31 @@ def words(state: RunState, *, checkpoints: bool = True, now: float = 10.0) -> st
             id="the same place, other values",
         ),
         pytest.param(failed("", TRACE.format(3, 1)), failed("", TRACE.format(4, 1)), False, id="another place"),
+        pytest.param(
+            failed("", TRACE.format(3, "at: 1")), failed("", TRACE.format(3, "was: 1")), True, id="a colon in its words"
+        ),
+        pytest.param(
+            failed("", TRACE.format(3, 1)),
+            failed("", TRACE.format(3, 1).replace("ValueError", "KeyError")),
+            False,
+            id="the same place, another exception",
+        ),
+        pytest.param(
+            failed("", TRACE.format(3, 1)),
+            failed("", "\n".join(f"[rank{r}]: {line}" for r, line in enumerate(TRACE.format(3, 1).splitlines()))),
+            False,
+            id="a rank before the exception",
+        ),
+        pytest.param(
+            failed("", TRACE.format(3, 1).replace("  File", "[rank0]:   File")),
+            failed("", TRACE.format(3, 1).replace("  File", "[rank1]:   File")),
+            True,
+            id="another rank before the place",
+        ),
+        pytest.param(failed("", "\n"), failed("", "\n\n"), True, id="nothing in the traceback"),
+        pytest.param(failed("x", code=1), failed("x", code=2), False, id="another exit code"),
+        pytest.param(failed("x", kind="oom"), failed("x"), False, id="another kind of end"),
+        pytest.param(failed("x", signal="SIGBUS"), failed("x", signal="SIGSEGV"), False, id="another signal"),
     ],
 )
 def test_what_counts_as_the_same_end(one: RunState, other: RunState, alike: bool) -> None:
@@ -51,6 +78,25 @@ def test_without_a_checkpoint_pattern_a_long_attempt_is_like_no_other() -> None:
 
     assert words(one, checkpoints=False, now=late) != words(other, checkpoints=False, now=late)
     assert words(one, now=late) == words(other, now=late)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "alone"), [pytest.param(599.9, False, id="short"), pytest.param(600.0, True, id="ten minutes")]
+)
+def test_an_attempt_is_long_after_ten_minutes_whenever_it_began(seconds: float, alone: bool) -> None:
+    state = replace(failed("boom"), running_since=5000.0)
+
+    said = words(state, checkpoints=False, now=5000.0 + seconds)
+
+    assert (said != words(state)) is alone
+    if alone:
+        assert said == "attempt 0 went on for 600 s"
+
+
+def test_an_attempt_that_never_began_was_not_long() -> None:
+    never = replace(failed("boom"), running_since=None)
+
+    assert words(never, checkpoints=False, now=1e9) == words(failed("boom"))
 
 
 @given(st.lists(st.sampled_from("ab"), max_size=6), st.sampled_from("ab"))
@@ -66,6 +112,7 @@ def test_attempts_that_ended_without_a_cause_are_alike_if_they_were_ended_for_th
 
     assert words(stalled) == words(replace(stalled, attempt=1))
     assert words(stalled) != words(replace(stalled, reason="time_limit"))
+    assert words(replace(stalled, reason=None)) == ""
     assert restarting.alike(replace(stalled, endings=((words(stalled), None),)), words(stalled)) == 1
 
 
