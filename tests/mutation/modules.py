@@ -23,7 +23,7 @@ _CONFIG: Final = (
 )
 _HEALTH: Final = "tests/unit/health"
 _GPUS: Final = (f"{_HEALTH}/test_gpu_limits.py", _HEALTH)
-_LOG: Final = (f"{_HEALTH}/test_log_events.py", f"{_HEALTH}/test_xid.py", _HEALTH)
+_LOG: Final = (f"{_HEALTH}/test_recovery.py", f"{_HEALTH}/test_log_events.py", f"{_HEALTH}/test_xid.py", _HEALTH)
 _NODE: Final = "tests/agent/test_"
 
 TESTS: Final[dict[str, tuple[str, ...]]] = {

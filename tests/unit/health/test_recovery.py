@@ -1,0 +1,92 @@
+"""What a driver asks for: read from its words and numbers, and what a person is told to do about it."""
+
+from __future__ import annotations
+
+import pytest
+
+from clusterctl.health.model import Action, Status
+from clusterctl.health.recovery import HINTS, changed_to, meaning, sign
+
+FAIL, WARN = Status.FAIL, Status.WARN
+
+
+@pytest.mark.parametrize(
+    ("words", "value"),
+    [
+        ("None", 0),
+        ("GPU Reset Required", 1),
+        ("GPU Reset", 1),
+        ("Node Reboot Required", 2),
+        ("Node Reboot", 2),
+        ("Drain P2P", 3),
+        ("Drain and Reset", 4),
+        ("Recover IMEX Domain", 5),
+        ("Bus Reset", 6),
+        ("System Reboot", 7),
+        ("Something New", None),
+    ],
+)
+def test_words_without_a_number_are_understood(words: str, value: int | None) -> None:
+    for text in (f"changed from 0x0 (None) to {words}", f"changed to ({words})", f"changed to {words.upper()} "):
+        assert changed_to(text) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        pytest.param("changed from 0x1 to 0x2", 2, id="a number"),
+        pytest.param("changed to 0x1A (Something New)", 26, id="hexadecimal"),
+        pytest.param("changed to 0x1 (Node Reboot)", 1, id="the number counts"),
+        pytest.param("changed to ", None, id="nothing"),
+        pytest.param("to 0x2, and more", None, id="not at the end"),
+        pytest.param("no change", None, id="no such text"),
+    ],
+)
+def test_a_number_counts_and_what_cannot_be_read_is_nothing(text: str, value: int | None) -> None:
+    assert changed_to(text) == value
+
+
+@pytest.mark.parametrize(
+    ("value", "words", "action", "before", "during"),
+    [
+        (1, "GPU reset", Action.RESET_GPU, FAIL, FAIL),
+        (2, "node reboot", Action.REBOOT_NODE, FAIL, FAIL),
+        (3, "drain P2P", Action.RESET_GPU, WARN, WARN),
+        (4, "drain and reset", Action.RESET_GPU, FAIL, WARN),
+        (5, "recover IMEX domain", Action.RESTART_FABRICMANAGER, WARN, WARN),
+        (6, "bus reset", Action.RESET_GPU, FAIL, FAIL),
+        (7, "system reboot", Action.REBOOT_NODE, FAIL, FAIL),
+        (99, "an action that is newer than we are", Action.CONTACT_SUPPORT, FAIL, WARN),
+    ],
+)
+def test_what_a_driver_asks_for_is_as_grave_as_it_is(
+    value: int, words: str, action: Action, before: Status, during: Status
+) -> None:
+    asked = meaning(value)
+    assert (asked.words, asked.action, asked.before, asked.during) == (words, action, before, during)
+
+    said = sign(5, value)
+    assert said is not None
+    assert (said.gpu, said.check, said.status) == (5, "gpu.recovery_action", during)
+    assert (said.words, said.action) == (f"the driver asks for {words}", action)
+    # What may go on is better left out of the next attempt; what fails is left out anyway.
+    assert said.leave_out is (during is WARN)
+
+
+@pytest.mark.parametrize("value", [0, None])
+def test_a_driver_that_asks_for_nothing_is_no_sign(value: int | None) -> None:
+    assert sign(5, value) is None
+
+
+@pytest.mark.parametrize(
+    ("action", "remedy"),
+    [
+        (Action.RESET_GPU, "Stop all jobs on the node, then `sudo nvidia-smi -r -i N`"),
+        (Action.REBOOT_NODE, "Reboot the node; twice"),
+        (Action.RESTART_FABRICMANAGER, "`sudo systemctl restart nvidia-imex`"),
+        (Action.CONTACT_SUPPORT, "Ask your vendor; `nvidia-smi -q`"),
+        (Action.CHECK_POWER_COOLING, "Check the power cables"),
+    ],
+)
+def test_each_action_comes_with_its_remedy(action: Action, remedy: str) -> None:
+    assert HINTS[action].startswith(remedy)
