@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from clusterctl.config.spec import TransportKind
 from clusterctl.errors import NodeError
-from clusterctl.transport import known_hosts
 from clusterctl.transport.base import HostKeyRefusal
+from clusterctl.transport.host_keys import file_key
 from clusterctl.transport.known_hosts import HostKey, Verdict
 
 if TYPE_CHECKING:
@@ -70,13 +70,13 @@ def accept(candidates: Sequence[Candidate]) -> None:
 
     Raises:
         ValueError: One of them must not be.
-        OSError: A file cannot be written.
+        HostKeyError: It cannot be.
     """
     refused = [c.name for c in candidates if not c.acceptable]
     if refused:
         raise ValueError(f"not to be accepted: {', '.join(refused)}")
     for candidate in candidates:
-        known_hosts.append(candidate.path, candidate.name, candidate.key, hashed=candidate.hashed)
+        file_key(candidate.nodes[0], candidate.path, candidate.name, candidate.key, hashed=candidate.hashed)
 
 
 def _ask(source: KeySource, host: HostSpec) -> Candidate | NodeError:

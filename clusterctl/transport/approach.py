@@ -69,6 +69,15 @@ class Approach:
             raise found
         return found or resolve(node, destination, config_file=self._config_file)
 
+    def own_known_hosts(self, node: str, destination: Destination) -> tuple[str, ...]:
+        """Return the known-hosts files that ssh_config names for a host, whatever the cluster file says of it.
+
+        Raises:
+            ConnectError: The config is broken.
+        """
+        alone = Destination(host=destination.host)
+        return resolve(node, alone, config_file=self._config_file).user_known_hosts
+
     def wire(self, node: str, options: SshOptions, deadline: float) -> Wire:
         """Return a stream to the SSH port that `options` name (see `open_wire`)."""
         with self._lock:

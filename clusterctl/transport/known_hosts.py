@@ -12,14 +12,21 @@ import fnmatch
 import hashlib
 import hmac
 import os
+import re
+import stat
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from clusterctl.config import words
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+_TYPES = ("ssh-", "ecdsa-", "sk-", "rsa-sha2-")
+# How a line of authorized_keys may begin, and none of known hosts: with an option that has a value.
+_OPTION = re.compile(r"""^[\w-]+=|["'$`;\\]""")
 _RSA_SIGNATURES = ("rsa-sha2-512", "rsa-sha2-256")
 
 
@@ -126,25 +133,54 @@ def preferred_algorithms(entries: Sequence[Entry], name: str, all_algorithms: Se
     return (*(a for a in all_algorithms if a in filed), *(a for a in all_algorithms if a not in filed))
 
 
+class UnfiledError(Exception):
+    """A key that is not filed: its file is none that a key may be added to, or has another key for the name."""
+
+
 def append(path: str, name: str, key: HostKey, *, hashed: bool = False) -> None:
-    """File `key` for `name` at the end of the file; the folder and the file are made as ssh makes them.
+    """File `key` for `name` at the end of the file, unless it is there by now; both are made as ssh makes them.
 
     Raises:
+        UnfiledError: `path` is no file, or none of known hosts; `name` is none of a host, or has another key meanwhile.
         OSError: It cannot be written.
     """
+    if not words.is_known_name(name):
+        raise UnfiledError(f"`{name}` is not the name of a host")
     shown = hide(name, os.urandom(20)) if hashed else name
     line = f"{shown} {key.type} {base64.b64encode(key.blob).decode()}\n".encode("utf-8", "surrogateescape")
     Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
+    with open(descriptor, "r+b", buffering=0) as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise UnfiledError(f"{path} is not a file that keeps anything")
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-        size = os.fstat(descriptor).st_size
-        if size and os.pread(descriptor, 1, size - 1) != b"\n":
-            line = b"\n" + line
-        os.write(descriptor, line)
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        held = file.readall().decode("utf-8", "surrogateescape")
+        if _may_be_added(held, path, name, key):
+            file.write(b"\n" + line if held and not held.endswith("\n") else line)
+            os.fsync(descriptor)
+
+
+def _may_be_added(held: str, path: str, name: str, key: HostKey) -> bool:
+    """Tell whether `key` has to be added to a file that holds `held`, once nobody else can write to it."""
+    foreign = next((n for n, line in enumerate(held.splitlines(), 1) if not _is_ours(line)), None)
+    if foreign is not None:
+        raise UnfiledError(f"{path} is not a file of known hosts: line {foreign} is none")
+    judgement = judge(parse(held, path), name, key)
+    if judgement.verdict in (Verdict.CHANGED, Verdict.REVOKED) and judgement.entry is not None:
+        raise UnfiledError(f"{path}:{judgement.entry.line} has another key for `{name}`")
+    return judgement.verdict is not Verdict.TRUSTED
+
+
+def _is_ours(line: str) -> bool:
+    """Tell whether a line may stand in a known-hosts file: a key's, one of SSH 1, a comment, or one that was torn."""
+    fields = line.split()
+    if fields and fields[0].startswith("@"):
+        del fields[0]
+    if not fields or fields[0].startswith("#"):
+        return True
+    if fields[0].startswith(_TYPES) or _OPTION.search(fields[0]):
+        return False
+    return len(fields) < 3 or fields[1].startswith(_TYPES) or all(field.isdigit() for field in fields[1:4])
 
 
 def hide(name: str, salt: bytes) -> str:

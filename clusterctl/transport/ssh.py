@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, cast
 import paramiko
 
 from clusterctl.errors import AuthError, ConnectError, HostKeyError, NodeError
+from clusterctl.transport.algorithms import allowed
 from clusterctl.transport.approach import Approach
 from clusterctl.transport.base import EXEC_COMMAND, STDERR_TAIL_BYTES, HostKeyRefusal, Progress, silent
 from clusterctl.transport.host_keys import HostKeys, ShownKey
@@ -27,19 +28,24 @@ from clusterctl.transport.ssh_config import Destination, SshOptions, destination
 from clusterctl.transport.wire import Watchdog, Wire
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from clusterctl.config.spec import HostSpec, SshSpec
 
-# GCM first: one pass of the hardware does both encryption and integrity, at half the cost of a cipher with a digest.
-_CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr", "aes256-ctr", "aes192-ctr")
-_DIGESTS = ("hmac-sha2-256-etm@openssh.com", "hmac-sha2-256", "hmac-sha2-512-etm@openssh.com", "hmac-sha2-512")
-_KEY_TYPES = (
-    "ssh-ed25519",
-    "ecdsa-sha2-nistp256",
-    "ecdsa-sha2-nistp384",
-    "ecdsa-sha2-nistp521",
-    "rsa-sha2-512",
-    "rsa-sha2-256",
-)
+_OFFERED = {
+    # GCM first: one pass of the hardware encrypts and authenticates, at half the cost of a cipher with a digest.
+    "Ciphers": ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr", "aes256-ctr", "aes192-ctr"),
+    "MACs": ("hmac-sha2-256-etm@openssh.com", "hmac-sha2-256", "hmac-sha2-512-etm@openssh.com", "hmac-sha2-512"),
+    "KexAlgorithms": (
+        *("mlkem768x25519-sha256", "curve25519-sha256@libssh.org"),
+        *("ecdh-sha2-nistp256", "ecdh-sha2-nistp384", "ecdh-sha2-nistp521"),
+        *("diffie-hellman-group16-sha512", "diffie-hellman-group-exchange-sha256", "diffie-hellman-group14-sha256"),
+    ),
+    "HostKeyAlgorithms": (
+        *("ssh-ed25519", "ecdsa-sha2-nistp256", "ecdsa-sha2-nistp384", "ecdsa-sha2-nistp521"),
+        *("rsa-sha2-512", "rsa-sha2-256"),
+    ),
+}
 _WINDOW = 8 << 20
 _PACKET = 32 << 10
 _TICK_SECONDS = 1.0
@@ -148,7 +154,7 @@ class SshTransport:
     def __init__(self, spec: SshSpec, *, config_file: str | None = None, approach: Approach | None = None) -> None:
         self._spec = spec
         self._approach = approach or Approach(config_file)
-        self._host_keys = HostKeys(spec)
+        self._host_keys = HostKeys(spec, self._approach.own_known_hosts)
         self._jumps: Shared[_Link] = Shared()
         self._keys = Keys()
 
@@ -173,11 +179,12 @@ class SshTransport:
             NodeError: It cannot be reached.
         """
         deadline = time.monotonic() + self._spec.connect_timeout
-        options = self._approach.resolve(host.name, destination_of(host))
+        destination = destination_of(host)
+        options = self._approach.resolve(host.name, destination)
         link = self._secure_with_retries(host.name, options, deadline, ())
         key = _shown_key(link)
         link.close()
-        return self._host_keys.look_at(host.name, options, key)
+        return self._host_keys.look_at(host.name, destination, options, key)
 
     def close(self) -> None:
         """Close the connections to jump hosts."""
@@ -197,7 +204,7 @@ class SshTransport:
         options = self._approach.resolve(node, destination)
         link = self._secure_with_retries(node, options, deadline, path)
         try:
-            warning = self._host_keys.check(node, options, _shown_key(link))
+            warning = self._host_keys.check(node, destination, options, _shown_key(link))
             progress("logging in")
             with Watchdog(link.wire, deadline) as watchdog:
                 link.auth_note = log_in(node, link.transport, options, self._keys, watchdog)
@@ -222,11 +229,13 @@ class SshTransport:
         raise AssertionError("unreachable")
 
     def _secure(self, node: str, options: SshOptions, deadline: float, path: tuple[str, ...]) -> _Link:
+        chosen = {option: allowed(node, options, option, offered) for option, offered in _OFFERED.items()}
+        chosen["HostKeyAlgorithms"] = self._host_keys.algorithms(options, chosen["HostKeyAlgorithms"])
         wire = self._wire(node, options, deadline, path)
         with Watchdog(wire, deadline) as watchdog:
             try:
                 transport = paramiko.Transport(cast("str", wire), _WINDOW, _PACKET)
-                self._choose_algorithms(transport, options)
+                self._choose_algorithms(transport, chosen)
                 secured = threading.Event()
                 transport.start_client(event=secured)
                 secured.wait()
@@ -240,12 +249,13 @@ class SshTransport:
                 raise _handshake_error(node, error) from error
         return _Link(transport, wire)
 
-    def _choose_algorithms(self, transport: paramiko.Transport, options: SshOptions) -> None:
+    def _choose_algorithms(self, transport: paramiko.Transport, chosen: Mapping[str, tuple[str, ...]]) -> None:
         transport.banner_timeout = transport.auth_timeout = transport.handshake_timeout = self._spec.connect_timeout
         security = transport.get_security_options()
-        security.ciphers = _CIPHERS
-        security.digests = _DIGESTS
-        security.key_types = self._host_keys.algorithms(options, _KEY_TYPES)
+        security.ciphers = chosen["Ciphers"]
+        security.digests = chosen["MACs"]
+        security.kex = chosen["KexAlgorithms"]
+        security.key_types = chosen["HostKeyAlgorithms"]
 
     def _wire(self, node: str, options: SshOptions, deadline: float, path: tuple[str, ...]) -> Wire:
         if not options.proxy_jump:
@@ -315,7 +325,7 @@ def _of_jump(node: str, hop: str, error: NodeError) -> NodeError:
     text = f"jump host `{hop}`: {error}"
     if isinstance(error, HostKeyRefusal):
         return error
-    kind = AuthError if isinstance(error, AuthError) else ConnectError
+    kind = next((kind for kind in (AuthError, HostKeyError) if isinstance(error, kind)), ConnectError)
     return kind(node, text, hint=error.hint)
 
 

@@ -38,10 +38,12 @@ _NAMES = {
     "r": ("a user name", words.is_user),
 }
 """What may be filled into a proxy command, by its token: checked once more, whoever said it."""
+ALGORITHMS = ("ciphers", "macs", "kexalgorithms", "hostkeyalgorithms")
 _KEYS = {
     *("hostname", "port", "user", "proxyjump", "proxycommand", "addressfamily", "bindaddress"),
     *("identityfile", "certificatefile", "identitiesonly", "identityagent"),
     *("hostkeyalias", "userknownhostsfile", "globalknownhostsfile", "stricthostkeychecking", "hashknownhosts"),
+    *("revokedhostkeys", *ALGORITHMS),
 }
 _DEFAULT_KEYS = ("id_rsa", "id_ecdsa", "id_ecdsa_sk", "id_ed25519", "id_ed25519_sk")
 _DEFAULT_KNOWN_HOSTS = ("known_hosts", "known_hosts2")
@@ -66,6 +68,8 @@ class SshOptions:
         global_known_hosts: Files of the machine.
         strict_host_keys: As ssh prints it: `ask`, `yes`, `true`, `accept-new`, `no`, `off`, `false`.
         hash_known_hosts: New entries hide the name of their host.
+        revoked_host_keys: File of host keys that must not be trusted, or `None`.
+        algorithms: Lists of algorithms as ssh prints them, by the name of the option.
     """
 
     hostname: str
@@ -84,6 +88,8 @@ class SshOptions:
     global_known_hosts: tuple[str, ...] = ()
     strict_host_keys: str = "ask"
     hash_known_hosts: bool = False
+    revoked_host_keys: str | None = None
+    algorithms: tuple[tuple[str, str], ...] = ()
 
     @property
     def known_name(self) -> str:
@@ -229,6 +235,8 @@ def parse(node: str, text: str, destination: Destination) -> SshOptions:
         global_known_hosts=_paths(first("globalknownhostsfile"), tokens),
         strict_host_keys=(first("stricthostkeychecking") or "ask").lower(),
         hash_known_hosts=first("hashknownhosts") == "yes",
+        revoked_host_keys=_path(revoked, tokens) if (revoked := first("revokedhostkeys")) else None,
+        algorithms=tuple((key, values[key][0]) for key in ALGORITHMS if key in values),
     )
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import base64
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from clusterctl.transport.known_hosts import (
     Entry,
     HostKey,
+    UnfiledError,
     Verdict,
     append,
     hide,
@@ -152,11 +154,85 @@ def test_what_is_filed_is_a_line_of_its_own(tmp_path: Path) -> None:
 
 def test_a_name_is_hidden_with_a_salt_of_its_own(tmp_path: Path) -> None:
     path = tmp_path / "known_hosts"
-    for _ in range(2):
-        append(str(path), "gpu1", ED, hashed=True)
+    for name in ("gpu1", "gpu2"):
+        append(str(path), name, ED, hashed=True)
     salts = [text.split("|")[2] for text in path.read_text().splitlines()]
     assert len(set(salts)) == 2
     assert [len(base64.b64decode(salt)) for salt in salts] == [20, 20]
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        pytest.param(f"ssh-ed25519 {base64.b64encode(ED.blob).decode()} me@home\n", id="a-login-key"),
+        pytest.param(f"ssh-ed25519 {base64.b64encode(ED.blob).decode()}", id="a-login-key-alone"),
+        pytest.param('from="10.*" ssh-ed25519 AAAA me\n', id="a-login-key-with-options"),
+        pytest.param('restrict,command="x" ssh-ed25519 AAAA me\n', id="a-login-key-with-more"),
+        pytest.param("export PATH=/x:$PATH and more\n", id="a-script"),
+        pytest.param(line("gpu1", ED) + "<<<<<<< HEAD of a merge\n", id="a-merge"),
+    ],
+)
+def test_nothing_is_filed_where_a_line_is_none_of_known_hosts(tmp_path: Path, held: str) -> None:
+    path = tmp_path / "file"
+    path.write_text(held)
+    with pytest.raises(UnfiledError, match="is not a file of known hosts: line [12] is none"):
+        append(str(path), "gpu2", ED)
+    assert path.read_text() == held
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        pytest.param("# a comment\n\n", id="comment"),
+        pytest.param("gpu3 1024 35 1234567890\n", id="ssh-1"),
+        pytest.param(line("*", RSA, "@revoked") + line("*.lan,!x", RSA, "@cert-authority"), id="markers"),
+        pytest.param(line(hide("x", b"salt" * 5), ED), id="hidden"),
+        pytest.param(line("[fe80::1%eth0]:22", ED), id="scope"),
+        pytest.param("gpu3 ssh-ed255", id="torn"),
+    ],
+)
+def test_a_key_is_filed_beside_all_that_known_hosts_may_hold(tmp_path: Path, held: str) -> None:
+    path = tmp_path / "file"
+    path.write_text(held)
+    append(str(path), "gpu2", ED)
+    assert path.read_text().startswith(held)
+    assert judge(load([str(path)]), "gpu2", ED).verdict is Verdict.TRUSTED
+
+
+@pytest.mark.parametrize(
+    "name", ["*", "gpu1,gpu2", "gpu1 x", "@revoked", "!gpu1", "a;b", "|1|x|y", "", "gpu1\n*", "-x"]
+)
+def test_nothing_is_filed_under_what_is_no_host(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UnfiledError, match="is not the name of a host"):
+        append(str(tmp_path / "file"), name, ED)
+    assert not (tmp_path / "file").exists()
+
+
+def test_of_two_keys_for_one_name_that_come_at_once_one_is_filed(tmp_path: Path) -> None:
+    path = str(tmp_path / "known_hosts")
+    start, refused = threading.Barrier(2), []
+
+    def file(key: HostKey) -> None:
+        start.wait()
+        try:
+            append(path, "gpu1", key)
+        except UnfiledError as error:
+            refused.append(str(error))
+
+    threads = [threading.Thread(target=file, args=(key,)) for key in (ED, OTHER)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(load([path])) == 1
+    assert refused == [f"{path}:1 has another key for `gpu1`"]
+
+
+def test_a_key_that_is_filed_by_now_is_not_filed_twice(tmp_path: Path) -> None:
+    path = tmp_path / "known_hosts"
+    for _ in range(2):
+        append(str(path), "gpu1", ED)
+    assert path.read_text().count("\n") == 1
 
 
 def test_files_of_any_bytes_are_read_and_those_that_are_not_there_passed_over(tmp_path: Path) -> None:
