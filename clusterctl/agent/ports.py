@@ -6,6 +6,7 @@ listening socket sets it too) can bind beside us.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
@@ -71,18 +72,16 @@ def _close(held: dict[int, list[socket.socket]]) -> None:
 
 
 def _hold(port: int) -> tuple[int, list[socket.socket]]:
-    names = [_name(port)] if port else []
-    try:
-        sock = _bind(port)
-    except BaseException:
-        _close({port: names})
-        raise
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    return int(sock.getsockname()[1]), [*names, sock]
+    held = _bind(port)
+    held[0].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    return int(held[0].getsockname()[1]), held
 
 
 def _name(port: int) -> socket.socket:
-    """Hold the name of a port in this network namespace: what `_bind` may have to give up to a worn-out connection."""
+    """Hold the name of a port in this network namespace: what `_bind` may have to give up to a worn-out connection.
+
+    Anybody can take such a name, so it counts only where there is no better way.
+    """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
         sock.bind(f"\0clusterctl-port-{port}")
@@ -101,23 +100,33 @@ def _socket() -> tuple[socket.socket, str]:
     return sock, "::"
 
 
-def _bind(port: int) -> socket.socket:
+def _bind(port: int) -> list[socket.socket]:
+    """Return a socket that is bound to the port, and what holds its name."""
     sock, address = _socket()
+    names: list[socket.socket] = []
     try:
-        sock.bind((address, port))
-    except OSError as error:
-        # A connection of the attempt before may be on its way out still: it does not keep a worker from listening.
-        if error.errno == errno.EADDRINUSE and _only_time_wait(port):
+        try:
+            sock.bind((address, port))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            # Without its name the port is another run's. With it, a connection of the attempt before may be on its way
+            # out still: that does not keep a worker from listening.
+            names.append(_name(port))
+            if not _only_time_wait(port):
+                raise
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                sock.bind((address, port))
-            except OSError:
-                pass
-            else:
-                return sock
-        sock.close()
+            sock.bind((address, port))
+        else:
+            # Whoever can bind like this holds the port, whether he gets the name or somebody else has taken it.
+            with contextlib.suppress(PortError):
+                names += [_name(port)] if port else []
+    except (OSError, PortError) as error:
+        _close({port: [sock, *names]})
+        if isinstance(error, PortError):
+            raise
         raise PortError(f"port {port} cannot be held: {os.strerror(error.errno or 0)}") from error
-    return sock
+    return [sock, *names]
 
 
 def _only_time_wait(port: int) -> bool:

@@ -1,7 +1,7 @@
 """Where things lie on a node: the state root, the directory of a run, and each file in it.
 
 STATE_ROOT/nodes/RUN/NODE/
-  journal.jsonl  samples.jsonl  epoch  lease  prepare.json  supervisor.log
+  journal.jsonl  samples.jsonl  epoch  lease  prepare.json  supervisor.log  lock  socket
   attempt-N/  start.json  tallies  sent/  rank-R.log  rank-R.idx  rank-R.spawn  rank-R.exit  rank-R.error.json
 """
 
@@ -131,14 +131,19 @@ class RunDir:
 
         return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
 
-    @property
-    def socket(self) -> str:
-        """Name of the supervisor's abstract socket."""
-        return f"\0clusterctl-{os.getuid()}-{self.key[:40]}"
-
     def file(self, name: str) -> str:
         """Return the path of a file of the run."""
         return os.path.join(self.path, name)
+
+    @property
+    def socket(self) -> str:
+        """Where the supervisor is asked."""
+        return self.file("socket")
+
+    @property
+    def lock(self) -> str:
+        """Locked by the supervisor as long as it lives."""
+        return self.file("lock")
 
     @property
     def journal(self) -> str:

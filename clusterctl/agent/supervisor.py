@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import time
 import traceback
 from typing import TYPE_CHECKING, Any
@@ -29,6 +28,7 @@ from clusterctl.agent import (
     protocol,
     requests,
     sampling,
+    seat,
     spawn,
     syncing,
     system,
@@ -59,10 +59,9 @@ TAKEN = b"taken\n"
 class Supervisor:
     """Everything of one run on this node."""
 
-    def __init__(self, run: RunDir) -> None:
-        """Go on from what the run directory says. The single-instance lock must be held."""
-        run.make()
-        self._run = run
+    def __init__(self, run: RunDir, place: seat.Seat) -> None:
+        """Go on from what the run directory says."""
+        self._run, self._seat = run, place
         self._loop = Loop(self._failed)
         self._said = ("", 0.0)
         self._syncer = syncing.Syncer(self._loop)
@@ -87,9 +86,9 @@ class Supervisor:
         }
         self._adopt()
 
-    def serve(self, listener: socket.socket) -> None:
+    def serve(self) -> None:
         """Work until the run is finished."""
-        self._peers.listen(listener)
+        self._peers.listen(self._seat.listener)
         self._loop.on_children(self._reap)
         self._loop.every(TICK_SECONDS, self._tick)
         self._loop.every(_SLOW_SECONDS, self._slow_tick)
@@ -209,6 +208,8 @@ class Supervisor:
     def _slow_tick(self) -> None:
         self._journal.flush()
         attempt = self._attempt
+        if attempt is not None and not attempt.swept:
+            self._keep_seat()
         if attempt is not None and attempt.remaining:
             attempt.look_at_remaining()
         heard = epochs.lease(self._run.lease)
@@ -221,6 +222,22 @@ class Supervisor:
         # Without an attempt there is nothing to lose: who asked for one has left, or was refused.
         if not busy and self._peers.count == 0 and (self._ending or attempt is None or age > _UNATTENDED_SECONDS):
             self._loop.stop()
+
+    def _keep_seat(self) -> None:
+        """Stay where the next command looks for us, although somebody has removed files of the run."""
+        try:
+            replaced = self._seat.restore()
+        except BlockingIOError:
+            # It found nobody at the seat and has taken everything in: two must not act.
+            self._say("another supervisor has taken over")
+            self._loop.stop()
+        except OSError:
+            self._failed()
+        else:
+            if replaced is not None:
+                self._loop.forget(replaced.fileno())
+                replaced.close()
+                self._peers.listen(self._seat.listener)
 
     def _touch(self) -> None:
         """Touch everything that the run will need, so that who tidies up does not take it for forgotten."""
@@ -358,20 +375,19 @@ def start(run: RunDir) -> tuple[int, int]:
 
 
 def _supervise(run: RunDir, report: int) -> None:
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
-        listener.bind(run.socket)
-    except OSError:
-        os.write(report, TAKEN)
-        return
-    listener.listen(64)
-    _detach(run, {listener.fileno(), report})
-    try:
-        supervisor = Supervisor(run)
+        _detach(run, {report})
+        try:
+            place = seat.Seat(run)
+        except BlockingIOError:
+            os.write(report, TAKEN)
+            return
+        supervisor = Supervisor(run, place)
         with contextlib.suppress(OSError):
             os.write(report, READY)
         os.close(report)
-        supervisor.serve(listener)
+        supervisor.serve()
+        place.leave()
     except BaseException:
         traceback.print_exc()
         raise

@@ -1,7 +1,8 @@
 """The controller's own socket: how a command of the same user asks a live controller, and is told that files changed.
 
 One JSON object a line, both ways. `watch` turns a connection into a bell: a line for every change, several changes
-folded into one. The address is abstract, so nothing is left behind; the peer's uid is checked on both sides.
+folded into one. The address is abstract, so that it works wherever the run directory lies and nothing is left behind.
+Each controller makes it up anew, so that nobody takes it first; the peer's uid is checked on both sides.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.errors import ClusterctlError, RefusedError
+from clusterctl.errors import ClusterctlError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -140,8 +141,7 @@ def connect(run: RunDir, timeout: float = 5.0) -> socket.socket:
     """Return a connection to the controller of a run.
 
     Raises:
-        NoControllerError: No controller listens.
-        RefusedError: The address is held by another user.
+        NoControllerError: No controller listens; that somebody else has taken its name is the same.
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.settimeout(timeout)
@@ -152,7 +152,7 @@ def connect(run: RunDir, timeout: float = 5.0) -> socket.socket:
         raise NoControllerError(f"{run.run} has no controller") from error
     if peer_uid(connection) != os.getuid():
         connection.close()
-        raise RefusedError(f"the control socket of {run.run} belongs to another user")
+        raise NoControllerError(f"{run.run} has no controller")
     return connection
 
 
@@ -188,7 +188,7 @@ class Bell:
             self._connection = connect(run)
             self._connection.sendall(b'{"command": "watch"}\n')
             self._connection.setblocking(False)
-        except (NoControllerError, RefusedError, OSError):
+        except (NoControllerError, OSError):
             self.close()
 
     def fileno(self) -> int | None:

@@ -4,6 +4,7 @@ RUN/spec.json            what the run was started with (no secrets)
 RUN/plan-A.json          the launch plan of attempt A (no secrets)
 RUN/events.jsonl         the controller's own journal
 RUN/lock                 held (flock) while a controller is alive; says on which machine, and its pid
+RUN/control              by which name that controller is asked
 RUN/epoch                the highest epoch that a controller of this head has used
 RUN/outline.json         of a run that has ended: what lists show of it
 RUN/manifest.json        what was synced; the content is under RUN/content/SHA256
@@ -111,10 +112,34 @@ class RunDir:
         """Return where the replicas of a node lie."""
         return self.path / "nodes" / node
 
+    @property
+    def control(self) -> Path:
+        """Where the controller says by which name it is asked."""
+        return self.path / "control"
+
     def control_address(self) -> str:
         """Return the abstract unix address on which the controller of this run listens."""
-        digest = hashlib.sha256(os.fsencode(self.path.resolve())).hexdigest()[:24]
-        return f"\0clusterctl-{os.getuid()}-{digest}"
+        try:
+            word = self.control.read_text()
+        except OSError:
+            word = ""
+        if not re.fullmatch("[0-9a-f]{32}", word):
+            word = hashlib.sha256(os.fsencode(self.path.resolve())).hexdigest()[:24]
+        return f"\0clusterctl-{os.getuid()}-{word}"
+
+    def new_control_address(self) -> str:
+        """Return an address for a new controller, which nobody could have taken before, and write it down.
+
+        Where there is no room for that, it is the one that everybody can work out, and can take.
+        """
+        try:
+            write_atomically(self.control, secrets.token_hex(16).encode())
+        except OSError as error:
+            if not is_short(error):
+                raise
+            with contextlib.suppress(OSError):
+                self.control.unlink()
+        return self.control_address()
 
     @property
     def attended(self) -> bool:

@@ -10,11 +10,12 @@ import pytest
 
 from clusterctl.agent import proc
 from clusterctl.agent.protocol import Command
-from tests.agent.conftest import gone
+from tests.agent.conftest import Node, gone
 from tests.agent.talk import Refused
 
 if TYPE_CHECKING:
-    from tests.agent.conftest import Node
+    from pathlib import Path
+
     from tests.agent.talk import Talk
 
 LOST = [
@@ -98,3 +99,29 @@ def test_after_a_reboot_the_attempt_is_closed_once(node: Node) -> None:
     assert again.exits()[0]["exit_code"] is None
     node.stop(again)
     again.ask(Command.FINISH, **node.where, state="lost", exit_code=105)
+
+
+def test_a_supervisor_whose_lock_and_socket_were_removed_can_be_asked_and_stays_the_only_one(node: Node) -> None:
+    talk = node.launch(["sleep", "1000"])
+    talk.wait_for("started")
+    first = node.supervisor()
+    for name in ("lock", "socket"):
+        (node.folder / name).unlink()
+    again = node.talk(epoch=2)
+    node.stop(again, grace=0.5)
+    node.follow(again)
+    again.wait_for("swept")
+    again.eventually(lambda: gone(first) or node.supervisor() == first)
+
+
+def test_a_supervisor_is_asked_however_long_the_path_of_its_run_is(tmp_path: Path) -> None:
+    home = tmp_path / ("x" * 150)
+    home.mkdir()
+    node = Node(home)
+    try:
+        talk = node.launch(["sleep", "1000"])
+        talk.wait_for("started")
+        node.stop(talk, grace=0.5)
+        talk.wait_for("swept")
+    finally:
+        node.end()

@@ -36,6 +36,7 @@ class Case:
     Attributes:
         before: His script before the start; it is his before anything of the run is there.
         during: His script while the worker runs.
+        kill: Of what has these words in its command line the run loses a process then.
         named: Words of `up`; none where what he does is out of reach of the run.
         code: How `up` ends.
         users: Whose run it is.
@@ -44,6 +45,7 @@ class Case:
 
     before: str = ""
     during: str = ""
+    kill: str = ""
     named: tuple[str, ...] = ()
     code: int = 0
     users: tuple[str, ...] = ("ann",)
@@ -65,7 +67,31 @@ taken.bind(("", port))
 taken.listen()
 stay()
 """
+NAMES_OF_SOCKETS = """
+lines = open("/proc/net/unix").read().splitlines()
+names = {line.split()[-1].replace("@", chr(0)) for line in lines if "clusterctl-" in line}
+print("done", flush=True)
+taken = []
+while True:
+    for name in names:
+        try:
+            taken.append(socket.socket(socket.AF_UNIX))
+            taken[-1].bind(name)
+            taken[-1].listen()
+        except OSError:
+            taken.pop().close()
+    select.select([], [], [], 0.001)
+"""
+NAME_OF_PORT = """
+taken = socket.socket(socket.AF_UNIX)
+taken.bind(chr(0) + "clusterctl-port-29517")
+stay()
+"""
 CASES = {
+    "the name of a socket, taken once its supervisor is killed": Case(
+        during=NAMES_OF_SOCKETS, kill="clusterctl-agent supervise", users=("ann", "root")
+    ),
+    "the name of a fixed port": Case(before=NAME_OF_PORT, more={"network": {"master_port": 29517}}),
     "the tag of a run, copied": Case(
         during=FORGED_TAG, named=("left alone: pid", "of uid 1502"), users=("ann", "root")
     ),
@@ -132,6 +158,8 @@ def test_what_another_user_does_is_out_of_reach_or_noticed_named_and_survived(
         if case.during:
             stage.started()
             stage.neighbour.do(case.during)
+        if case.kill:
+            stage.node.signal(stage.node.pids_of(case.kill)[0], 9)
         his = stage.neighbour.pids()
         if not case.code:
             stage.go()

@@ -93,7 +93,7 @@ class ControlledRun:
         self.unfit: dict[str, str] = {}
         self.stopping = Stopping()
         self.launch = Launch(folder, spec, lambda: self.links.sessions, self.post, self.cancelled)
-        self.control = ControlServer(folder.control_address(), self.inbox.put)
+        self.control = ControlServer(folder.new_control_address(), self.inbox.put)
 
     def close(self) -> None:
         """Let go of every connection and file."""

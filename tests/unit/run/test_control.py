@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -61,3 +62,33 @@ def test_a_bell_whose_controller_goes_is_silent(ending: RunDir) -> None:
         bell = Bell(ending)
         assert bell.clear() is False or bell.fileno() is not None
         bell.close()
+
+
+AS_NOBODY = """\
+import os, socket, sys
+listener = socket.socket(socket.AF_UNIX)
+os.setuid(65534)
+listener.bind(sys.argv[1].replace("@", chr(0)))
+listener.listen()
+print(flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")
+def test_a_name_that_another_user_has_taken_is_no_controller(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    argv = [sys.executable, "-c", AS_NOBODY, run.control_address().replace("\0", "@")]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        with pytest.raises(NoControllerError):
+            ask(run, "down")
+
+
+def test_the_name_of_a_controller_is_another_each_time_and_those_who_may_read_its_run_know_it(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    names = [run.new_control_address(), run.new_control_address()]
+    assert len({*names, RunDir(tmp_path / "other").control_address()}) == 3
+    assert RunDir(tmp_path).control_address() == names[1]
+    assert run.control.stat().st_mode & 0o077 == 0
