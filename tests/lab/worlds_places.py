@@ -128,7 +128,10 @@ PLACES: Final = [
         name="read-only home",
         sentence="the home cannot be written",
         make=alike(NodeSpec(places={HOME: Place(flags=("ro",))})),
-        refused=(6, r"n\[1-2\]: cannot keep state in /root/\S+: Read-only file system\nhint: the node says: set XDG_STATE_HOME"),
+        refused=(
+            6,
+            r"n\[1-2\]: cannot keep state in /root/\S+: Read-only file system\nhint: the node says: set XDG_STATE_HOME",
+        ),
     ),
     World(
         name="noexec home",
@@ -145,7 +148,10 @@ PLACES: Final = [
         name="read-only temporary folders",
         sentence="/tmp and /var/tmp cannot be written; the home is on a server",
         make=alike(hardened("ro", "/tmp", "/var/tmp")),
-        refused=(6, r"n\[1-2\]: cannot keep state in /var/tmp/\S+: Read-only file system\nhint: the node says: set XDG_STATE_HOME"),
+        refused=(
+            6,
+            r"n\[1-2\]: cannot keep state in /var/tmp/\S+: Read-only file system\nhint: the node says: set XDG_STATE_HOME",
+        ),
         unavailable=no_fuse,
     ),
     World(
