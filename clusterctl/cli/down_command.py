@@ -43,6 +43,7 @@ def command(
     SIGTERM, the grace of the file, SIGKILL, then a sweep of everything that belongs to the run. Works without a
     controller. Exits with 7, and says what is left, where something is.
     """
+    from clusterctl.cli import view
     from clusterctl.run import leftover
 
     console = options.console_of(color)
@@ -56,15 +57,17 @@ def command(
     if not runs and not (quiet or as_json):
         console.narrate(f"no {'stalled' if stalled else 'active'} run: nothing to end")
     # All are asked before any is waited for: they end side by side.
-    ending, refused = [], list[RefusedError]()
+    ending, refused, before = [], list[RefusedError](), {}
     for run in runs:
+        if verbose:
+            before[run.run] = view.heard(run)
         try:
             if _ask(run, console, kill=kill, quiet=quiet or as_json, stalled=stalled):
                 ending.append(run)
         except RefusedError as error:
             refused.append(error)
     states = {
-        run.run: _end(run, console, kill=kill, quiet=quiet or as_json, stalled=stalled, verbose=verbose)
+        run.run: _end(run, console, before.get(run.run), kill=kill, quiet=quiet or as_json, stalled=stalled)
         for run in ending
     }
     if as_json:
@@ -116,18 +119,22 @@ def _ask(run: RunDir, console: Console, *, kill: bool, quiet: bool, stalled: boo
     return True
 
 
-def _end(run: RunDir, console: Console, *, kill: bool, quiet: bool, stalled: bool, verbose: bool) -> RunState:
+def _end(
+    run: RunDir, console: Console, before: dict[str, int] | None, *, kill: bool, quiet: bool, stalled: bool
+) -> RunState:
+    """See a run end. What nodes report is told where `before` says what of it is old (`heard`)."""
     from clusterctl.cli.view import Leave, RunScreen, ViewOptions
     from clusterctl.render.errors import remaining_lines
     from clusterctl.run.reader import load_state
 
+    shown = ViewOptions(output=False, phases=False, verbose=before is not None, heard=before)
     state = load_state(run)
     if state.over and state.remaining:
         state = _end_on_nodes(run, state, kill=kill)
     for more in (2, 1, 0):
         if state.over:
             break
-        screen = RunScreen(run, console, ViewOptions(output=False, phases=False, verbose=verbose))
+        screen = RunScreen(run, console, shown)
         leave, state = screen.follow(), screen.state
         if leave is Leave.DETACHED:
             raise click.Abort

@@ -21,11 +21,11 @@ from clusterctl.logs.select import FailingEnds, default_ranks
 from clusterctl.render.log import LogWriter, Timestamps
 from clusterctl.render.progress import PhaseEnd, PhaseView, PhaseWriter, ProgressMode
 from clusterctl.run import control, events, process
-from clusterctl.run.reader import StateReader
+from clusterctl.run.reader import StateReader, load_state
 from clusterctl.run.tails import ControllerSource, NotYetError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from clusterctl.render.console import Console
     from clusterctl.run.state import RunState
@@ -56,6 +56,7 @@ class ViewOptions:
         until_started: Leave once every rank has started (`up -d`).
         output: Show output of workers at all.
         verbose: Name every node that is waited for, and tell what each one reports.
+        heard: What of each node's reports is old news (`heard`); `None` for what is there at the first look.
     """
 
     ranks: frozenset[int] | None = None
@@ -69,6 +70,13 @@ class ViewOptions:
     tail: int | None = None
     phases: bool = True
     verbose: bool = False
+    heard: Mapping[str, int] | None = None
+
+
+def heard(run: RunDir) -> dict[str, int]:
+    """Return node to the number of its last event that is here: what a command need not tell that begins now."""
+    state = load_state(run)
+    return {name: node.seq for name, node in {**state.retired, **state.nodes}.items()}
 
 
 class RunScreen:
@@ -115,11 +123,11 @@ class RunScreen:
         for _, event in heads:
             self._show_head(event)
         # Whoever comes later need not hear every step that was before.
-        reporting = self._options.verbose and (self._options.owns or not self._joining)
+        old = {} if self._options.owns or not self._joining else self._options.heard
         self._joining = False
         if self._options.output:
             self._show_output()
-        self._show_nodes(nodes, reporting=reporting)
+        self._show_nodes(nodes, old)
         if self.state.over:
             self._finish(wake)
         elif self._options.until_started and self._all_started():
@@ -190,13 +198,14 @@ class RunScreen:
         """Whoever comes later need not hear of trouble that is over."""
         return not self._joining or (event.node, event.gpu, event.key) in self.state.troubles
 
-    def _show_nodes(self, news: list[tuple[str, wire.Stamp, wire.Event]], *, reporting: bool) -> None:
+    def _show_nodes(self, news: list[tuple[str, wire.Stamp, wire.Event]], old: Mapping[str, int] | None) -> None:
         exits = [(node, stamp.wall, e) for node, stamp, e in news if isinstance(e, wire.Exited)]
         if self._options.output and exits:
             self._write(self._folder.flush())
             self._write(self._ends.lines(exits))
         for node, stamp, event in news:
-            if reporting and (told := _reported(event)):
+            fresh = old is not None and stamp.seq > old.get(node, 0)
+            if self._options.verbose and fresh and (told := _reported(event)):
                 self._narrate(f"{node}: {told}")
             match event:
                 case wire.Alarm():

@@ -122,11 +122,14 @@ class Server:
         return self._faults.hang is not None and (until is None or time.monotonic() < until)
 
     def _hang(self, *, asked: bool) -> None:
-        if asked:
-            self._file.with_suffix(".asked").touch()
-        if self._faults.hang == "hold" and asked and (request := self._connection.read()):
-            self._held.append(request)
-        elif asked:
+        if not asked:
+            return
+        # Who waits for a request that is read cannot be killed any more: only then it is so that somebody has asked.
+        held = self._connection.read() if self._faults.hang == "hold" else None
+        self._file.with_suffix(".asked").touch()
+        if held:
+            self._held.append(held)
+        else:
             time.sleep(_LOOK_AGAIN)
 
     def _serve(self, request: Request) -> None:

@@ -69,3 +69,24 @@ def test_a_new_supervisor_is_told_with_what_it_means_for_the_workers(
     done = subprocess.run([sys.executable, "-c", VIEW, run.path], capture_output=True, text=True, check=True)
     assert f"gpu01: {told}" in done.stderr
     assert untold not in done.stderr
+
+
+STEPS = """
+import sys
+from pathlib import Path
+from clusterctl.cli.view import RunScreen, ViewOptions
+from clusterctl.render.console import Console
+from clusterctl.run.store import RunDir
+screen = RunScreen(RunDir(Path(sys.argv[1])), Console.standard(), ViewOptions(verbose=True, heard={"gpu01": 1}))
+screen.follow()
+"""
+
+
+def test_what_came_after_a_command_began_is_told_though_its_view_opened_later(tmp_path: Path) -> None:
+    run = ended_run(tmp_path, b"done\n")
+    steps = [wire.Prepared(0), wire.Swept(0, 0, [])]
+    lines = [(wire.Stamp(seq, 2.0, 2.0, "b0"), event) for seq, event in enumerate(steps, 1)]
+    (run.node("gpu01") / wire.JOURNAL_FILE).write_text("".join(wire.encode_event(*line) + "\n" for line in lines))
+    done = subprocess.run([sys.executable, "-c", STEPS, run.path], capture_output=True, text=True, check=True)
+    assert "gpu01: nothing is left of attempt 0" in done.stderr
+    assert "ready for attempt" not in done.stderr
