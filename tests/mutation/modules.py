@@ -25,6 +25,7 @@ _HEALTH: Final = "tests/unit/health"
 _GPUS: Final = (f"{_HEALTH}/test_gpu_limits.py", _HEALTH)
 _LOG: Final = (f"{_HEALTH}/test_recovery.py", f"{_HEALTH}/test_log_events.py", f"{_HEALTH}/test_xid.py", _HEALTH)
 _NODE: Final = "tests/agent/test_"
+_AGENT: Final = "tests/unit/agent"
 
 TESTS: Final[dict[str, tuple[str, ...]]] = {
     "run/policy": _STATE,
@@ -52,12 +53,25 @@ TESTS: Final[dict[str, tuple[str, ...]]] = {
     **dict.fromkeys(("health/thermal", "health/throttle", "health/ecc", "health/rows"), _GPUS),
     **dict.fromkeys(("health/xid", "health/sxid", "health/recovery"), _LOG),
     "transport/known_hosts": ("tests/unit/transport/test_known_hosts.py",),
-    "agent/protocol": ("tests/unit/agent", f"{_NODE}session_local.py"),
-    "agent/epochs": ("tests/unit/agent", f"{_NODE}deaths.py"),
-    "agent/fold": ("tests/unit/agent", f"{_NODE}deaths.py", f"{_NODE}run.py"),
-    "agent/journal": ("tests/unit/agent", f"{_NODE}deaths.py", f"{_NODE}run.py"),
-    "agent/outputs": ("tests/unit/agent", f"{_NODE}output.py"),
-    "agent/claims": ("tests/unit/agent", f"{_NODE}holding.py"),
-    "agent/sweep": ("tests/unit/agent", f"{_NODE}sweep.py"),
+    "agent/protocol": (f"{_AGENT}/test_protocol.py", _AGENT, f"{_NODE}session_local.py"),
+    "agent/epochs": (f"{_AGENT}/test_epochs.py", _AGENT, f"{_NODE}deaths.py"),
+    "agent/fold": (f"{_AGENT}/test_fold.py", _AGENT, f"{_NODE}deaths.py", f"{_NODE}run.py"),
+    "agent/journal": (
+        f"{_AGENT}/test_journal_lines.py",
+        f"{_AGENT}/test_journal.py",
+        _AGENT,
+        f"{_NODE}deaths.py",
+        f"{_NODE}run.py",
+        f"{_NODE}full_disk.py",
+    ),
+    "agent/outputs": (
+        f"{_AGENT}/test_outputs.py",
+        _AGENT,
+        f"{_NODE}output.py",
+        f"{_NODE}emptied.py",
+        f"{_NODE}full_disk.py",
+    ),
+    "agent/claims": (f"{_AGENT}/test_claims.py", _AGENT, f"{_NODE}holding.py"),
+    "agent/sweep": (f"{_AGENT}/test_sweep_words.py", _AGENT, f"{_NODE}sweep.py"),
 }
 """Module (below `clusterctl/`, without its ending) to the tests, those first that fail first."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,33 @@ def test_the_lease_is_one_line_of_one_length_and_never_goes_back(path: str) -> N
     assert [(len(text), text[-1:]) for text in said] == [(21, b"\n")] * 2
     assert 0 < float(said[0]) <= float(said[1])
     assert Path(path).stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("text", ["", "torn", "\n"])
+def test_a_lease_that_says_nothing_is_none(path: str, text: str) -> None:
+    assert epochs.lease(path) is None
+    Path(path).write_text(text)
+    assert epochs.lease(path) is None
+
+
+def test_a_lease_says_when_a_controller_was_heard(path: str) -> None:
+    before = epochs.clock()
+    epochs.touch_lease(path)
+    heard = epochs.lease(path)
+
+    assert heard is not None
+    # It is written down in milliseconds.
+    assert before - 0.001 <= heard <= epochs.clock() + 0.001
+
+
+def test_neither_file_leaves_anything_open(path: str) -> None:
+    before = sorted(os.listdir("/proc/self/fd"))
+    epochs.admit(path, 3)
+    with pytest.raises(RequestError):
+        epochs.admit(path, 2)
+    epochs.touch_lease(path)
+
+    assert sorted(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_lease_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:

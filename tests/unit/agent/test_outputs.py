@@ -226,6 +226,10 @@ def test_a_file_that_was_emptied_goes_on_behind_what_was_sent(run: Run, reserve:
     outputs.look()
     tally = tallies.of(0)
     assert (tally.base, tally.first_valid, tally.size, tally.lost) == (12, 12, 36, 0)
+    alarm = run.events[0]
+    assert isinstance(alarm, Alarm)
+    assert (alarm.attempt, alarm.code, alarm.rank) == (0, "output_emptied", 0)
+    assert alarm.message.startswith("rank 0 has emptied its own output")
     assert [type(event) for event in run.events] == [Alarm, Dropped]
 
 
@@ -266,3 +270,66 @@ def test_after_a_reboot_a_file_counts_as_it_is(run: Run) -> None:
     assert run.events == []
     assert Tallies(run.dir.attempt(0)).of(0).size == 6
     again.close()
+
+
+# --- what is held open
+
+
+def test_nothing_stays_open_of_an_attempt_that_is_over(run: Run) -> None:
+    before = sorted(os.listdir("/proc/self/fd"))
+    outputs = run.attempt(reserve=MEGABYTE)
+    assert 0 in outputs
+    assert 1 not in outputs
+    write(outputs, 10)
+    outputs.look()
+    outputs.close()
+    assert 0 not in outputs
+    assert sorted(os.listdir("/proc/self/fd")) == before
+
+
+def test_all_files_of_an_attempt_share_their_tallies(run: Run) -> None:
+    outputs = run.attempt()
+    one = len(os.listdir("/proc/self/fd"))
+    outputs.make([1])
+    # Its output and its index, and no tallies of its own.
+    assert len(os.listdir("/proc/self/fd")) == one + 2
+    outputs.close()
+
+
+@pytest.mark.parametrize(
+    ("reserve", "size", "fast"),
+    [
+        pytest.param(MEGABYTE, MEGABYTE // 8 + 1, True, id="more than an eighth of the reserve"),
+        pytest.param(MEGABYTE, MEGABYTE // 8, False, id="an eighth of it"),
+        pytest.param(0, MEGABYTE, False, id="there is no reserve to be kept"),
+    ],
+)
+def test_what_grows_fast_is_to_be_looked_at_earlier(run: Run, reserve: int, size: int, fast: bool) -> None:
+    outputs = run.attempt(reserve=reserve)
+    assert outputs.look() is False
+    write(outputs, size)
+    assert outputs.look() is fast
+    assert outputs.look() is False
+    outputs.close()
+
+
+def test_the_reserve_is_ahead_of_what_grows_between_two_looks(run: Run) -> None:
+    outputs = run.attempt(reserve=MEGABYTE)
+    write(outputs, MEGABYTE)
+    assert run.allocated() < MEGABYTE + MEGABYTE // 2
+    outputs.keep_up()
+    assert run.allocated() >= 2 * MEGABYTE
+    outputs.close()
+
+
+def test_what_is_replicated_of_an_index_is_that_of_the_attempt_it_was_said_of(run: Run) -> None:
+    first = run.attempt(0)
+    write(first, 10)
+    first.close()
+    second = run.attempt(1)
+    second.index_replicated(0, 0, 16)
+    second.index_replicated(1, 0, 16)
+    second.replicated(0, 0, 10)
+    assert Tallies(run.dir.attempt(0)).of(0).replicated == 10
+    assert Tallies(run.dir.attempt(1)).of(0).replicated == 0
+    second.close()

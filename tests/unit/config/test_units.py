@@ -88,6 +88,7 @@ def test_sizes_are_read_back(count: int) -> None:
         (60.5, "60.5s"),
         (90.5, "90.5s"),
         (0.0005, "0.001s"),
+        (0.2500001, "250ms"),
     ],
 )
 def test_a_duration_is_written_as_people_write_it(seconds: float, written: str) -> None:

@@ -31,6 +31,7 @@ def test_of_a_run_of_which_nothing_is_known_nothing_is_shown() -> None:
     assert shown(RunState()) == {"run": "", **NOTHING_YET}
     (row,) = ps_json([RunView(state=RunState(), attended=False)])
     assert (row["nodes"], row["world_size"], row["started"]) == (0, 0, None)
+    assert (RunState().causes, RunState().reason_text, RunState().ended) == ((), "", None)
 
 
 def test_an_attempt_that_begins_is_shown_with_its_nodes_and_ranks() -> None:

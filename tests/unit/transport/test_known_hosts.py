@@ -249,3 +249,7 @@ def test_a_name_of_any_bytes_can_be_hidden() -> None:
 def test_no_text_at_all_breaks_the_parser(text: str) -> None:
     for entry in parse(text):
         entry.matches("gpu1")
+
+
+def test_what_a_key_is_worth_has_a_word_to_be_told_with() -> None:
+    assert [verdict.value for verdict in Verdict] == ["trusted", "unknown", "changed", "revoked", "authority"]

@@ -1,0 +1,86 @@
+"""What is said of processes that would not go, and which of them are known."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from clusterctl.agent import proc, sweep
+from clusterctl.agent.sweep import Ledger
+from tests.lab.waiting import wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from clusterctl.agent.proc import Stat
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[[], Stat]]:
+    """Starts a process that sleeps; returns what it is like."""
+    made: list[subprocess.Popen[bytes]] = []
+
+    def begin() -> Stat:
+        made.append(subprocess.Popen(["sleep", "1000"]))
+        return look(made[-1].pid)
+
+    yield begin
+    for one in made:
+        one.kill()
+        one.wait()
+
+
+def look(pid: int) -> Stat:
+    found = proc.stat(pid)
+    assert found is not None
+    return found
+
+
+def until(pid: int, state: str) -> None:
+    wait_for(lambda: look(pid).state == state, what=f"pid {pid} in state {state}")
+
+
+def test_a_process_that_is_still_there_is_named_by_its_command_and_what_it_is_doing_now(
+    start: Callable[[], Stat],
+) -> None:
+    found = start()
+    os.kill(found.pid, signal.SIGSTOP)
+    until(found.pid, "T")
+
+    (said,) = sweep.describe([found])
+
+    assert said == {
+        "pid": found.pid, "start_time": found.start_time, "command": "sleep 1000",
+        "why": "still there after SIGKILL, state T",
+    }  # fmt: skip
+
+
+def test_a_process_that_has_gone_meanwhile_is_named_as_it_was(start: Callable[[], Stat]) -> None:
+    found = start()
+    os.kill(found.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, found.pid, os.WEXITED | os.WNOWAIT)
+
+    (said,) = sweep.describe([found])
+
+    assert (said["pid"], said["command"]) == (found.pid, f"[{found.comm}]")
+
+
+def test_what_is_known_is_looked_at_without_a_look_at_any_other(start: Callable[[], Stat]) -> None:
+    worker, stray, ended, other = (start() for _ in range(4))
+    os.kill(ended.pid, signal.SIGKILL)
+    until(ended.pid, "Z")
+    ledger = Ledger(workers={worker.identity: None, ended.identity: None}, found={stray.identity, worker.identity})
+
+    assert [one.pid for one in sweep.living(ledger)] == [worker.pid, stray.pid]
+    assert other.pid not in {one.pid for one in sweep.living(ledger)}
+
+
+def test_nothing_of_an_attempt_is_older_than_its_first_worker(start: Callable[[], Stat]) -> None:
+    workers = [proc.Identity(pid, ticks) for pid, ticks in ((7, 300), (8, 200))]
+
+    assert Ledger(workers=dict.fromkeys(workers)).since == 200
+    assert Ledger().since == 0
