@@ -11,6 +11,7 @@ import pytest
 
 from clusterctl.agent import proc
 from clusterctl.agent.claims import ClaimError, Claims
+from tests.unit.agent.full import full_at
 
 
 @pytest.fixture
@@ -121,6 +122,16 @@ def test_a_file_that_an_earlier_run_left_is_taken_over_whole(folder: str) -> Non
     claims.take([100])
 
     assert json.loads(name_of(folder, 100).read_text())["run"] == "r"
+    claims.release()
+
+
+def test_on_a_full_disk_a_gpu_is_claimed_although_nobody_can_write_whose_it_is(folder: str) -> None:
+    claims = Claims("r", "n", folder)
+    with full_at(0):
+        claims.take([100])
+
+    with pytest.raises(ClaimError, match="^GPU 100 is held by run another run$"):
+        Claims("other", "n", folder).take([100])
     claims.release()
 
 

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import os
-import resource
-import signal
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from clusterctl.agent.journal import Journal, Reader, read
 from clusterctl.agent.protocol import Alarm, Event, Finished, Prepared, Swept
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from tests.unit.agent.full import full_at
 
 KIB = 1024
 
@@ -23,19 +17,6 @@ KIB = 1024
 @pytest.fixture
 def path(tmp_path: Path) -> str:
     return str(tmp_path / "journal.jsonl")
-
-
-@contextmanager
-def full_at(size: int) -> Iterator[None]:
-    """No file of this process may grow beyond so many bytes: what a full disk is to a journal."""
-    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        signal.signal(signal.SIGXFSZ, ignored)
 
 
 def told(path: str) -> list[tuple[int, Event]]:
