@@ -147,6 +147,18 @@ def test_the_folder_is_kept_from_who_tidies_up_while_something_is_claimed(folder
     assert (claims.folder, claims.paths) == ([], [])
 
 
+def test_nothing_stays_open_of_claims_that_were_given_back_or_refused(folder: str) -> None:
+    before = sorted(os.listdir("/proc/self/fd"))
+    claims, other = Claims("r", "n", folder), Claims("other", "n", folder)
+    claims.take([100])
+    claims.take([101])
+    with pytest.raises(ClaimError):
+        other.take([102, 101])
+    claims.release()
+
+    assert sorted(os.listdir("/proc/self/fd")) == before
+
+
 def test_a_folder_in_which_nothing_can_be_claimed_is_named(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
