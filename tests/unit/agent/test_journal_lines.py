@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
 
 from clusterctl.agent.journal import Journal, Reader, read
+from clusterctl.agent.proc import boot_id
 from clusterctl.agent.protocol import Alarm, Event, Finished, Prepared, Swept
 from tests.unit.agent.full import full_at
 
@@ -84,6 +86,25 @@ def test_numbers_rise_by_one_and_go_on_with_the_next_supervisor(path: str) -> No
 
     assert told(path) == [(1, Prepared(0)), (2, Swept(0)), (3, Prepared(1))]
     assert os.stat(path).st_mode & 0o777 == 0o600
+
+
+def test_an_event_has_the_time_on_both_clocks_and_the_boot_that_they_belong_to(path: str) -> None:
+    before = (time.time(), time.monotonic())
+    stamp = Journal(path).append(Prepared(0))
+
+    assert before <= (stamp.wall, stamp.mono) <= (time.time(), time.monotonic())
+    assert before[1] <= stamp.mono <= time.monotonic()
+    assert stamp.boot == boot_id()
+    assert [one for one, _ in read(path)] == [stamp]
+
+
+def test_a_journal_that_has_lost_lines_goes_on_with_the_number_of_its_last(path: str) -> None:
+    journal = Journal(path)
+    for _ in range(3):
+        journal.append(alarm(1))
+    Path(path).write_bytes(Path(path).read_bytes().splitlines(keepends=True)[2])
+
+    assert Journal(path).append(Swept(0)).seq == 4
 
 
 def test_an_event_of_a_newer_kind_has_a_number_too_and_noise_has_none(path: str) -> None:
