@@ -16,7 +16,7 @@ from clusterctl.agent.requests import RequestError
 
 def current(path: str) -> int:
     """Return the highest epoch seen, 0 where there was none yet."""
-    text = system.read_bytes(path, 64).strip()
+    text = system.read_bytes(path).strip()
     return int(text) if text.isdigit() else 0
 
 
@@ -52,7 +52,7 @@ def clock() -> float:
 def lease(path: str) -> float | None:
     """Return when a controller was last heard (`clock`), or `None` where nothing says so."""
     try:
-        return float(system.read_bytes(path, 64))
+        return float(system.read_bytes(path))
     except ValueError:
         return None
 
