@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from clusterctl.health.context import Context, Expectation
+from clusterctl.health.judge import judge_node
 from clusterctl.health.model import Action, Status
 from clusterctl.health.recovery import HINTS, changed_to, meaning, sign
+from tests.unit.health.healthy import changed, facts
 
 FAIL, WARN = Status.FAIL, Status.WARN
 
@@ -90,3 +93,20 @@ def test_a_driver_that_asks_for_nothing_is_no_sign(value: int | None) -> None:
 )
 def test_each_action_comes_with_its_remedy(action: Action, remedy: str) -> None:
     assert HINTS[action].startswith(remedy)
+
+
+def test_before_a_run_a_gpu_whose_driver_asks_for_something_is_found_with_what_to_do() -> None:
+    told = changed(facts(), gpu2__recovery_action=5, gpu3__recovery_action=7)
+    context = Context(nodes={"n0": Expectation(gpus=8)})
+
+    found = judge_node("n0", told, context, ["gpu.recovery_action"])
+
+    assert [(f.gpu, f.status, f.value, f.expected, f.action) for f in found] == [
+        (2, WARN, 5, 0, Action.RESTART_FABRICMANAGER),
+        (3, FAIL, 7, 0, Action.REBOOT_NODE),
+    ]
+    assert [f.message for f in found] == [
+        "GPU 2 (00000000:12:00.0): the driver asks for recover IMEX domain",
+        "GPU 3 (00000000:13:00.0): the driver asks for system reboot",
+    ]
+    assert [f.hint for f in found] == [HINTS[Action.RESTART_FABRICMANAGER], HINTS[Action.REBOOT_NODE]]
