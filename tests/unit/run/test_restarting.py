@@ -80,6 +80,12 @@ def test_without_a_checkpoint_pattern_a_long_attempt_is_like_no_other() -> None:
     assert words(one, now=late) == words(other, now=late)
 
 
+def test_an_end_is_written_down_in_words_that_people_can_read() -> None:
+    assert words(failed("step 17 at 0x7f")) == "exit 1 None step # at #"
+    assert words(failed("", TRACE.format(3, 1.5))) == 'exit 1 None File "train.py", line 3, in <module>\nValueError'
+    assert words(failed("", "\n", signal="SIGBUS")) == "exit 1 SIGBUS "
+
+
 @pytest.mark.parametrize(
     ("seconds", "alone"), [pytest.param(599.9, False, id="short"), pytest.param(600.0, True, id="ten minutes")]
 )
@@ -155,6 +161,7 @@ def test_spares_take_over_the_node_ranks_of_those_they_replace() -> None:
 
     assert nodes == ["s0", "s1", "c"]
     assert said == ["s0 takes the place of a, which is dirty", "s1 takes the place of b, which is lost"]
+    assert restarting.next_nodes(state_of("a", "b", "c", "d"), {"c": "lost"}, spares)[0] == ["a", "b", "s0", "d"]
 
 
 def test_a_node_that_was_replaced_is_retired_and_its_cursor_goes_on() -> None:
