@@ -41,6 +41,7 @@ def test_an_attempt_that_begins_is_shown_with_its_nodes_and_ranks() -> None:
     }  # fmt: skip
     (row,) = ps_json([RunView(state=BEGUN, attended=True)])
     assert (row["nodes"], row["world_size"], row["started"]) == (2, 4, "1970-01-01T00:01:00.000Z")
+    assert BEGUN.path == "/c.yaml"
 
 
 def test_a_run_is_shown_with_what_its_workers_do_and_how_each_ended() -> None:
