@@ -219,6 +219,12 @@ def test_the_traceback_that_a_worker_left_goes_before_one_that_it_printed() -> N
     assert cause(exited(0, 1.0, tail="no such thing", left={"message": "boom"})).traceback is None
 
 
+def test_a_traceback_without_a_frame_ends_with_its_exception_too() -> None:
+    found = cause(exited(0, 1.0, tail="Traceback (most recent call last):\nMemoryError\nmore output"))
+
+    assert (found.traceback, found.message) == ("Traceback (most recent call last):\nMemoryError", "MemoryError")
+
+
 def test_of_several_tracebacks_the_last_is_the_one() -> None:
     found = cause(exited(0, 1.0, tail=f"{TRACE.format('a.py', 'f()', 'KeyError: 3')}\n\nDuring handling:\n\n{OWN}"))
 
