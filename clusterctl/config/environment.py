@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 from clusterctl.config import normal
 from clusterctl.config.check import validate
 from clusterctl.config.models import SecretModel
+from clusterctl.config.ownership import ForeignFileError
 from clusterctl.config.tree import Document, Mark, Node, Report, label
 from clusterctl.config.wrong import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from clusterctl.config.build import Context
     from clusterctl.config.tree import Path
@@ -31,6 +32,7 @@ _REMEDIES = {
     "LOCAL_WORLD_SIZE": "set `hosts[].workers`",
     "TORCHELASTIC_MAX_RESTARTS": "set `restart.max_restarts`",
 }
+_LIKE_A_SECRET = re.compile(r"TOKEN(_|$)|SECRET|PASSWORD|PASSWD|_KEY(_|$)")
 _LINE = re.compile(r"(?:export[ \t]+)?([^=\s'\"]+)[ \t]*=[ \t]*(.*)", re.DOTALL)
 
 
@@ -60,8 +62,27 @@ def build(root: Node, context: Context) -> Environment:
     for name in secrets.keys() & entries.keys():
         place = f"as {keys[name].place} sets it too"
         context.report.add(_key(root, "secrets", name), f"secrets.{name}: cannot be a secret, {place}")
+    _warn_of_secrets(root, keys, context.report)
     env = {name: str(node.value) for name, node in entries.items()}
     return Environment(env, secrets, Node(entries, root.mark, keys=keys))
+
+
+def _warn_of_secrets(root: Node, keys: dict[str, Mark], report: Report) -> None:
+    """Doubt, once, names that look like a secret's: what `env` holds is stored and shown."""
+    hosts = root.child("hosts")
+    entries = [hosts.child(key) for key in hosts.value] if hosts is not None and isinstance(hosts.value, dict) else []
+    items = (
+        [hosts.child(i) for i in range(len(hosts.value))] if hosts is not None and isinstance(hosts.value, list) else []
+    )
+    found = dict(keys)
+    for place in (root.child("defaults"), *entries, *items):
+        env = place.child("env") if place is not None else None
+        if env is not None and isinstance(env.value, dict):
+            found |= {name: env.key_mark(name) for name in env.value}
+    names = [name for name in found if _LIKE_A_SECRET.search(name.upper())]
+    if names:
+        text = f"env: {', '.join(f'`{name}`' for name in names[:3])} looks like a secret: `env` is stored and shown"
+        report.warn(found[names[0]], text, f"write `secrets: {{{names[0]}: {{env: {names[0]}}}}}`")
 
 
 def check_names(node: Node | None, path: Path, report: Report) -> None:
@@ -116,15 +137,17 @@ def _env_files(root: Node, context: Context) -> Iterator[Node]:
         if not isinstance(item.value, str):
             context.report.add(item.mark, f"env_file: must be a file or a list of files, not {shown(item.value)}")
             continue
-        text = _read(item, "env_file", context)
+        text = _read(item, "env_file", context, context.files.read_own)
         if text is not None:
             yield _env_file(Document(item.value, text), context.report)
 
 
-def _read(node: Node, where: str, context: Context) -> str | None:
+def _read(node: Node, where: str, context: Context, read: Callable[[str], bytes]) -> str | None:
     path = context.resolve(node.value)
     try:
-        return context.files.read(path).decode("utf-8")
+        return read(path).decode("utf-8")
+    except ForeignFileError as error:
+        context.report.add(node.mark, f"{where}: `{path}`: {error}", error.hint)
     except OSError as error:
         reason = "there is no file" if isinstance(error, FileNotFoundError) else f"{error.strerror or error}:"
         context.report.add(node.mark, f"{where}: {reason} `{path}`")
@@ -204,5 +227,5 @@ def _secret_value(child: Node, where: str, context: Context) -> str:
             context.report.add(source.mark, f"{where}: `{source.value}` is not set here", hint)
         return context.environ.get(source.value, "")
     file = child.child("file")
-    text = _read(file, f"{where}.file", context) if file is not None else None
+    text = _read(file, f"{where}.file", context, context.files.read) if file is not None else None
     return (text or "").removesuffix("\n").removesuffix("\r")

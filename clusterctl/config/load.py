@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
-from clusterctl.config import build, foreign, override
+from clusterctl.config import build, foreign, override, ownership
 from clusterctl.config.interpolate import prepare
 from clusterctl.config.override import Overrides
+from clusterctl.config.ownership import ForeignFileError
 from clusterctl.config.tree import Report
 from clusterctl.config.yaml_text import MAX_BYTES, parse_document
 from clusterctl.errors import ConfigError, Problem
@@ -37,6 +38,14 @@ class Files(Protocol):
             OSError: It cannot be read.
         """
 
+    def read_own(self, path: str) -> bytes:
+        """Read a file that decides over what is run (see `read`).
+
+        Raises:
+            ForeignFileError: Somebody else owns it, or can write it.
+            OSError: It cannot be read.
+        """
+
     def is_file(self, path: str) -> bool:
         """Whether there is a file."""
 
@@ -56,6 +65,12 @@ class Disk:
     def read(self, path: str) -> bytes:
         """Read at most 1 MiB and one byte."""
         with open(path, "rb") as file:
+            return file.read(MAX_BYTES + 1)
+
+    def read_own(self, path: str) -> bytes:
+        """Read at most 1 MiB and one byte of a file that nobody else could have written."""
+        with open(path, "rb") as file:
+            ownership.check(path, os.fstat(file.fileno()))
             return file.read(MAX_BYTES + 1)
 
     def is_file(self, path: str) -> bool:
@@ -147,7 +162,9 @@ def load(
     for path in paths:
         name = os.fspath(path)
         try:
-            text = disk.read(name)
+            text = disk.read_own(name)
+        except ForeignFileError as error:
+            raise ConfigError([Problem(name, 0, 0, str(error), error.hint)]) from error
         except OSError as error:
             raise ConfigError([_unreadable(name, error)]) from error
         sources.append(Source(path=name, absolute=os.path.abspath(name), text=text))

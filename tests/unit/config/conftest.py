@@ -25,6 +25,8 @@ class Shelf:
             raise FileNotFoundError(2, "No such file or directory", path)
         return self.contents[path]
 
+    read_own = read
+
     def is_file(self, path: str) -> bool:
         return path in self.contents
 
