@@ -217,12 +217,14 @@ def _program() -> str:
 def _bug() -> int:
     import traceback
 
+    from clusterctl.run.private import make_private
     from clusterctl.run.store import runs_root
 
     path = runs_root().parent / "bug.log"
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a") as log:
+        make_private(path.parent)
+        with open(path, "a", opener=lambda name, flags: os.open(name, flags, 0o600)) as log:
+            os.fchmod(log.fileno(), 0o600)
             traceback.print_exc(file=log)
     except OSError:
         from clusterctl.render.console import Console

@@ -53,7 +53,7 @@ def _push(spec: ClusterSpec, hosts: tuple[HostSpec, ...], console: Console, *, q
     from clusterctl.cli.reach import sessions_of
     from clusterctl.config.spec import TransportKind
     from clusterctl.render.console import size
-    from clusterctl.run import code
+    from clusterctl.run import code, sensitive
     from clusterctl.run.launch import workdir_of
     from clusterctl.run.links import each, raise_first
     from clusterctl.run.push import Parcel, push
@@ -68,6 +68,9 @@ def _push(spec: ClusterSpec, hosts: tuple[HostSpec, ...], console: Console, *, q
         return
     store = code.ContentStore(runs_root().parent / "content")
     manifest = code.collect(spec.sync, store)
+    doubt = sensitive.sentence(manifest.files)
+    if doubt:
+        console.narrate(f"warning: {doubt}")
     parcel = Parcel(manifest, store)
     with sessions_of(spec, remote) as sessions:
         sent, errors = each(

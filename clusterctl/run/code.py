@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from clusterctl.errors import ConfigError, Problem, RefusedError
+from clusterctl.run.private import make_private
 from clusterctl.run.store import RunDir, write_atomically
 
 if TYPE_CHECKING:
@@ -56,7 +57,8 @@ class ContentStore:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_private(root.parent)
+        make_private(root)
 
     def path(self, digest: str) -> Path:
         """Return where the content of a hash lies."""

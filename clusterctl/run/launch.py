@@ -17,7 +17,7 @@ from clusterctl.agent import protocol as wire
 from clusterctl.agent.protocol import Command
 from clusterctl.config.spec import ClusterSpec, HostSpec, TransportKind
 from clusterctl.errors import ClusterctlError
-from clusterctl.run import attempts, code, events, unsynced
+from clusterctl.run import attempts, code, events, sensitive, unsynced
 from clusterctl.run.links import each, names, raise_first, sessions_of
 from clusterctl.run.meeting import answer_of, ask_routes, master_of
 from clusterctl.run.push import Parcel, push
@@ -227,6 +227,9 @@ class Launch:
         if first:
             manifest = code.collect(self._spec.sync, store)
             code.save(self._run, manifest)
+            doubt = sensitive.sentence(manifest.files)
+            if doubt:
+                self._post(events.Note(text=doubt, level="warn"))
         else:
             kept = code.load(self._run)
             if kept is None:

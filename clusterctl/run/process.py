@@ -10,7 +10,7 @@ import sys
 import traceback
 from typing import TYPE_CHECKING
 
-from clusterctl import filelimit
+from clusterctl import limits
 from clusterctl.errors import ClusterctlError, ExitCode
 
 if TYPE_CHECKING:
@@ -134,4 +134,5 @@ def _cut_loose(run: RunDir, keep: int) -> None:
     limit = os.sysconf("SC_OPEN_MAX")
     os.closerange(3, keep)
     os.closerange(keep + 1, min(limit, 65536))
-    filelimit.raise_limit()
+    limits.raise_limit()
+    limits.leave_no_core()

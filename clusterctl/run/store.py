@@ -32,6 +32,7 @@ from clusterctl.run import events as head
 from clusterctl.run import lock as locking
 from clusterctl.run import outline
 from clusterctl.run.linefile import LineFile, is_short, punch
+from clusterctl.run.private import make_private
 from clusterctl.run.reader import LineTail, load_state
 from clusterctl.run.replica_files import ReplicaFiles
 from clusterctl.run.state import RunPhase, RunState
@@ -155,7 +156,8 @@ class RunDir:
 def create(name: str, root: Path | None = None) -> RunDir:
     """Make the directory of a new run; its id is the name and four random characters."""
     base = root or runs_root()
-    base.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_private(base if root else base.parent)
+    base.mkdir(mode=0o700, exist_ok=True)
     stem = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:40] or "run"
     while True:
         path = base / f"{stem}-{''.join(secrets.choice(_ALPHABET) for _ in range(4))}"

@@ -11,7 +11,7 @@ import tempfile
 import threading
 from typing import TYPE_CHECKING
 
-from clusterctl import filelimit
+from clusterctl import limits
 from clusterctl.errors import ConnectError
 from clusterctl.transport.base import EXEC_COMMAND, STDERR_TAIL_BYTES, Progress, silent
 
@@ -126,7 +126,7 @@ class LocalTransport:
         finally:
             theirs.close()
         # It waits for its first words from us, and has started nothing yet.
-        filelimit.give_back(process.pid)
+        limits.give_back(process.pid)
         return LocalChannel(process, ours, stderr)
 
     def close(self) -> None:

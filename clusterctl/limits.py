@@ -1,0 +1,37 @@
+"""Limits of a controller: many open files and no core dump; its children get what was set before."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+
+_ENOUGH = 65536
+"""A program that closes all it could have open takes its time where the limit is a thousand times higher."""
+
+_Limit = tuple[int, int]
+
+
+class _Before:
+    limits: dict[int, _Limit] = {}  # noqa: RUF012 - one process, one answer
+
+
+def raise_limit() -> None:
+    """Raise the soft limit of open files to the hard one, within reason; never lower it."""
+    soft, hard = _Before.limits[resource.RLIMIT_NOFILE] = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _ENOUGH if hard == resource.RLIM_INFINITY else min(hard, _ENOUGH)
+    if soft not in (resource.RLIM_INFINITY, wanted) and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def leave_no_core() -> None:
+    """Let this process leave no core dump, which would hold the secrets of its run."""
+    _, hard = _Before.limits[resource.RLIMIT_CORE] = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
+
+
+def give_back(pid: int) -> None:
+    """Give a child the limits that this process itself was started with: workers on this machine inherit them."""
+    for limit, before in _Before.limits.items():
+        with contextlib.suppress(OSError):
+            resource.prlimit(pid, limit, before)
