@@ -82,6 +82,7 @@ def command(
     spec = options.load_file(path, files, sets, console=console).spec
     hosts = options.chosen_hosts(spec, nodes)
     pause = parse_duration(watch, "--watch")
+    _say_what_is_run(spec, hosts, console)
     while True:
         view = _look(spec, hosts, chosen, strict=strict)
         if record:
@@ -89,6 +90,20 @@ def command(
         code = show(view)
         if pause is None or not console.out.has_reader(pause):
             return code
+
+
+def _say_what_is_run(spec: ClusterSpec, hosts: tuple[HostSpec, ...], console: Console) -> None:
+    """Say what of the file is started on this very machine: a node is looked at as a worker would find it."""
+    from clusterctl.config.spec import TransportKind
+
+    here = [host for host in hosts if host.transport is TransportKind.LOCAL]
+    parts = [
+        *(["job.prologue"] if spec.job and spec.job.prologue else []),
+        *(["python"] if any(h.python for h in here) else []),
+    ]
+    if here and parts:
+        words = " and ".join(f"`{part}`" for part in parts)
+        console.narrate(f"warning: {words} of {spec.path} will be run on this machine, as for a worker")
 
 
 def _failed(view: HealthView, *, strict: bool) -> bool:

@@ -15,7 +15,7 @@ from clusterctl.run import store
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from clusterctl.config.spec import ClusterSpec, HostSpec
+    from clusterctl.config.spec import HostSpec
     from clusterctl.run.state import RunState
     from clusterctl.run.store import RunDir
     from clusterctl.session import Session
@@ -83,21 +83,17 @@ def gpus_of_run(run: RunDir) -> dict[str, tuple[int, ...]]:
 # --- a live look
 
 
-def look_at(spec: ClusterSpec, hosts: Sequence[HostSpec], sessions: Mapping[str, Session]) -> list[NodeStats]:
-    """Ask nodes what they do right now, all at once; one that does not answer says why."""
+def look_at(hosts: Sequence[HostSpec], sessions: Mapping[str, Session]) -> list[NodeStats]:
+    """Ask nodes what they do right now, all at once; one that does not answer says why.
+
+    Nothing of the cluster file is run: who only looks at machines need not have read it.
+    """
     from clusterctl.agent.protocol import Command
     from clusterctl.run.links import each
 
     def ask(node: str, session: Session) -> NodeStats:
-        host = by_name[node]
         request = {"groups": ["machine", "gpus"], "deadline": _DEADLINE}
-        asked = {
-            "python": host.python,
-            "prologue": spec.job.prologue if spec.job else None,
-            "env": {**spec.env, **host.env},
-            "cwd": None,
-            "request": request,
-        }
+        asked = {"python": None, "prologue": None, "env": {}, "cwd": None, "request": request}
         return _from_facts(node, session.call(Command.PROBE, asked, timeout=_DEADLINE + _MARGIN))
 
     by_name = {host.name: host for host in hosts}

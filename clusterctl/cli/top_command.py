@@ -113,7 +113,7 @@ def _source(subject: Subject, console: Console) -> Iterator[Source]:
         dead = {n.node: n for n in machines.unreachable(errors)}
 
         def look() -> list[NodeStats]:
-            seen = {n.node: n for n in machines.look_at(spec, joined, sessions)} | dead
+            seen = {n.node: n for n in machines.look_at(joined, sessions)} | dead
             return [seen[host.name] for host in spec.hosts]
 
         yield _OfFile(f"{subject.path}: no active run", look)

@@ -1,0 +1,60 @@
+"""Commands that only look run nothing that a cluster file brings; `health` says what it runs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.e2e.conftest import LocalHead, MakeHead
+
+
+@pytest.fixture(scope="module")
+def head(make_head: MakeHead) -> LocalHead:
+    """A head with a cluster file whose every part that can run leaves a trace on this machine."""
+    head = make_head()
+    evil = head.folder / "python"
+    evil.write_text(f'#!/bin/sh\ntouch {head.folder}/traces.python\nexec python3 "$@"\n')
+    evil.chmod(0o755)
+    (head.folder / "sitecustomize.py").write_text(f"open({str(head.folder / 'traces.env')!r}, 'w').close()\n")
+    (head.folder / "cluster.yaml").write_text(
+        f"version: 1\nhosts: [{{host: here, transport: local, python: {evil}}}]\n"
+        f"env: {{PYTHONPATH: {head.folder}}}\n"
+        f"job: {{command: 'true', prologue: 'touch {head.folder}/traces.prologue'}}\n"
+    )
+    return head
+
+
+def traces(folder: Path) -> set[str]:
+    found = list(folder.glob("traces.*"))
+    for path in found:
+        path.unlink()
+    return {path.suffix[1:] for path in found}
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(("config", "cluster.yaml"), id="config"),
+        pytest.param(("up", "cluster.yaml", "--dry-run"), id="dry-run"),
+        pytest.param(("trust", "cluster.yaml"), id="trust"),
+        pytest.param(("exec", "--", "true"), id="exec"),
+        pytest.param(("stats", "cluster.yaml", "--json"), id="stats"),
+        pytest.param(("top", "cluster.yaml"), id="top"),
+        pytest.param(("ps",), id="ps"),
+    ],
+)
+def test_a_command_that_only_looks_runs_nothing_of_the_file(head: LocalHead, command: tuple[str, ...]) -> None:
+    done = head.run(*command)
+    assert done.returncode in (0, 2), done.stderr
+    assert traces(head.folder) == set()
+
+
+def test_health_says_what_of_the_file_it_runs_here_before_it_does(head: LocalHead) -> None:
+    done = head.run("health", "cluster.yaml")
+    assert "warning: `job.prologue` and `python` of " in done.stderr
+    assert "will be run on this machine" in done.stderr
+    assert {"prologue", "python"} <= traces(head.folder)
