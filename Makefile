@@ -27,7 +27,7 @@ SYSTEM_TESTS := openssh-server openssh-client iproute2 nftables libfaketime tcsh
                 locales systemd
 SYSTEM_BENCH := pdsh clustershell
 
-.PHONY: help up test check unit agent lab-tests e2e lab bench format dist clean killer controls heavy health-repeat docs mutants worlds soak
+.PHONY: help up test check lock unit agent lab-tests e2e lab bench format dist clean killer controls heavy health-repeat docs mutants worlds soak
 
 help:  ## Show what there is
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -38,11 +38,16 @@ up: $(VENV)/.train  ## Set up, then train a real model on two local nodes with t
 test: $(VENV)/.dev $(VENV)/.system check  ## Install what the tests need, then run everything
 	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
-check: $(VENV)/.dev  ## Format, lint, types, imports, generated files
+check: $(VENV)/.dev  ## Format, lint, types, imports, locks
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python .ci/lock.py --check
+
+lock: $(VENV)/bin/python  ## Write the locks of what is installed, with hashes (requirements/)
+	$(PIP) uv
+	$(BIN)/python .ci/lock.py
 
 controls: $(VENV)/.dev $(VENV)/.system  ## Healthy runs that look stalled from outside, again and again
 	CONTROL_ROUNDS=$(CONTROL_ROUNDS) $(BIN)/python -m pytest tests/lab/test_stall_controls.py $(PYTEST_ARGS)
@@ -103,22 +108,23 @@ $(VENV)/bin/python:
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || $(MAKE) --no-print-directory system PACKAGES=python3-venv
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.base: $(VENV)/bin/python pyproject.toml
-	$(PIP) --editable .
+$(VENV)/.base: $(VENV)/bin/python pyproject.toml requirements/head.lock
+	$(PIP) --require-hashes --requirement requirements/head.lock
+	$(PIP) --no-deps --no-build-isolation --editable .
 	@touch $@
 
 $(VENV)/.train: $(VENV)/.base
 	@echo "installing $(TORCH), keras and scikit-learn (about 1 GB with the CPU build of torch, 6 GB with CUDA)"
 	$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(TORCH)
-	$(PIP) --editable '.[train]'
+	$(PIP) --no-build-isolation --editable '.[train]'
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.train
-	$(PIP) --editable '.[train,bench,dev]'
+$(VENV)/.dev: $(VENV)/.train requirements/dev.lock
+	$(PIP) --require-hashes --requirement requirements/dev.lock
 	@touch $@
 
 $(VENV)/.mutation: $(VENV)/.dev
-	$(PIP) --editable '.[train,bench,dev,mutation]'
+	$(PIP) --no-build-isolation --editable '.[train,bench,dev,mutation]'
 	@touch $@
 
 $(VENV)/.system: $(VENV)/bin/python
