@@ -15,7 +15,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.agent import proc
+from clusterctl.agent import proc, said
 from clusterctl.agent.system import pause, read_bytes
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _SCAN_EVERY_S = 15.0
 _MAX_WATCHED = 200
 _STALE_S = 10.0
+_RANK_DIGITS, _MOST_CLAIMED = 7, 1024
 
 
 @dataclass(frozen=True)
@@ -75,29 +76,29 @@ def inside(status_dir: str, rank: int, now: float) -> dict[str, Any] | None:
     """
     data = read_bytes(os.path.join(status_dir, f"rank-{rank}.status.json"))
     try:
-        said = json.loads(data or b"null")
-        process = proc.stat(said["pid"]) if said else None
-        if process is None or process.start_time != said["start_time"]:
-            return None
-        found = _with_ages(said, now)
-        if found["age_s"] > _STALE_S and not os.path.exists(f"/proc/{said['pid']}/task/{said['tid']}"):
-            found["unseen"] = True
-        return found
-    except (ValueError, KeyError, TypeError):  # user code may write anything anywhere; a bad file is no file
+        told = said.bounded(json.loads(data)) if data else None
+    except (ValueError, RecursionError):  # user code may write anything anywhere; a bad file is no file
         return None
+    process = proc.stat(told["pid"]) if told else None
+    if told is None or process is None or process.start_time != told["start_time"]:
+        return None
+    found = _with_ages(told, now)
+    if found["age_s"] > _STALE_S and not os.path.exists(f"/proc/{told['pid']}/task/{told['tid']}"):
+        found["unseen"] = True
+    return found
 
 
-def _with_ages(said: dict[str, Any], now: float) -> dict[str, Any]:
+def _with_ages(told: dict[str, Any], now: float) -> dict[str, Any]:
     def age(moment: float | None) -> float | None:
         return None if moment is None else round(max(0.0, now - moment), 3)
 
     keys = ("pid", "step", "source", "beats", "seq", "backend", "timeout_s", "frameworks", "facts", "degraded")
-    phase = said["phase"]
+    phase = told["phase"]
     return {
-        **{key: said[key] for key in keys},
-        "age_s": age(said["time"]),
-        "progress_age_s": age(said["progress_time"]),
-        "main_age_s": age(said["main_time"]),
+        **{key: told[key] for key in keys},
+        "age_s": age(told["time"]),
+        "progress_age_s": age(told["progress_time"]),
+        "main_age_s": age(told["main_time"]),
         "phase": phase and {"name": phase["name"], "age_s": age(phase["since"]), "limit_s": phase["limit_s"]},
     }
 
@@ -112,7 +113,9 @@ def claimed_elsewhere(status_dir: str, known: Iterable[int]) -> list[int]:
     ours = set(known)
     names = glob.glob(os.path.join(glob.escape(status_dir), "rank-*.status.json"))
     ranks = (os.path.basename(name)[len("rank-") : -len(".status.json")] for name in names)
-    return sorted(int(rank) for rank in ranks if rank.isdigit() and int(rank) not in ours)
+    # Any worker may put any name there.
+    found = [int(rank) for rank in ranks if rank.isdecimal() and rank.isascii() and len(rank) <= _RANK_DIGITS]
+    return sorted(rank for rank in found if rank not in ours)[:_MOST_CLAIMED]
 
 
 class Sampler:
@@ -167,8 +170,8 @@ class Sampler:
         members = self._members(worker)
         root = next((process for process in members if process.pid == worker.pid), None)
         alive = root is not None and root.start_time == worker.start_time and root.state not in "ZX"
-        said = inside(self._status_dir, worker.rank, now)
-        subject = proc.stat(said["pid"]) if said else root
+        told = inside(self._status_dir, worker.rank, now)
+        subject = proc.stat(told["pid"]) if told else root
         transfers = [_transfers(process.pid) for process in members]
         return {
             "alive": alive,
@@ -180,7 +183,7 @@ class Sampler:
             "read": _total(transfer and transfer[0] for transfer in transfers),
             "written": self._without_dumps(worker.rank, _total(transfer and transfer[1] for transfer in transfers)),
             "output": _size(worker.output),
-            "inside": said,
+            "inside": told,
         }
 
     def _without_dumps(self, rank: int, written: int | None) -> int | None:
@@ -194,8 +197,8 @@ class Sampler:
         return [process for process, start_time in found if process and process.start_time == start_time]
 
     def _claimed(self, rank: int, now: float) -> dict[str, Any]:
-        said = inside(self._status_dir, rank, now)
-        process = proc.stat(said["pid"]) if said else None
+        told = inside(self._status_dir, rank, now)
+        process = proc.stat(told["pid"]) if told else None
         transfer = _transfers(process.pid) if process else None
         return {
             "alive": process is not None and process.state not in "ZX",
@@ -207,7 +210,7 @@ class Sampler:
             "read": transfer and transfer[0],
             "written": self._without_dumps(rank, transfer and transfer[1]),
             "output": None,
-            "inside": said,
+            "inside": told,
         }
 
 

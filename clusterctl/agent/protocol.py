@@ -61,6 +61,7 @@ __all__ = [
     "INDEX_RECORD",
     "JOURNAL_FILE",
     "MAX_FRAME",
+    "MOST_VALUES",
     "PORT_TAKEN",
     "PROTOCOL",
     "SAMPLES_FILE",
@@ -113,6 +114,8 @@ BEAT_SECONDS = 5.0
 IDLE_SECONDS = 60.0
 CREDIT_BYTES = 512 * 1024
 MAX_FRAME = 16 * 1024 * 1024
+MOST_VALUES = 1 << 21
+"""Values that one message may hold: each costs many times its bytes in memory."""
 CHUNK_BYTES = 64 * 1024
 
 JOURNAL_FILE = "journal.jsonl"
@@ -202,16 +205,25 @@ def encode_data(stream: int, offset: int, payload: bytes) -> bytes:
 
 
 class Decoder:
-    """Cuts a byte stream into frames, however it was split on its way."""
+    """Cuts a byte stream into frames, however it was split on its way.
 
-    def __init__(self) -> None:
+    Args:
+        largest: Tells how many bytes a message may have now; what a frame holds where it is not given.
+
+    Attributes:
+        size: Bytes of the body of the frame that was given last.
+    """
+
+    def __init__(self, largest: Callable[[], int] | None = None) -> None:
         self._buffer = bytearray()
+        self._largest = largest
+        self.size = 0
 
     def feed(self, data: bytes) -> Iterator[Frame]:
         """Take in `data`; yield each frame that is complete now.
 
         Raises:
-            FrameError: The stream is not ours (noise after the preamble) or a frame is over `MAX_FRAME`.
+            FrameError: The stream is not ours (noise after the preamble), or a frame is larger than it may be.
         """
         self._buffer += data
         position = 0
@@ -219,22 +231,29 @@ class Decoder:
             length, kind = _HEADER.unpack_from(self._buffer, position)
             if kind not in (_MESSAGE_KIND, _DATA_KIND) or length > MAX_FRAME:
                 raise FrameError(f"not a frame: {bytes(self._buffer[position : position + 80])!r}")
+            if self._largest is not None and kind == _MESSAGE_KIND and length > self._largest():
+                raise FrameError(f"a message of {length} bytes, and {self._largest()} are the most now")
             end = position + _HEADER.size + length
             if end > len(self._buffer):
                 break
             body = bytes(memoryview(self._buffer)[position + _HEADER.size : end])
             position = end
+            self.size = length
             yield _decode(kind, body)
         del self._buffer[:position]
 
 
 def _decode(kind: int, body: bytes) -> Frame:
     if kind == _DATA_KIND:
+        if len(body) < _DATA.size:
+            raise FrameError(f"data without a stream: {body!r}")
         stream, offset = _DATA.unpack_from(body)
         return Data(stream, offset, body[_DATA.size :])
+    if len(body) > MOST_VALUES and sum(body.count(mark) for mark in (b",", b"[", b"{")) > MOST_VALUES:
+        raise FrameError(f"a message with over {MOST_VALUES} values")
     try:
         message = json.loads(body.decode("utf-8", "surrogateescape"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise FrameError(f"not a message: {body[:80]!r}") from error
     if not isinstance(message, dict):
         raise FrameError(f"not a message: {body[:80]!r}")

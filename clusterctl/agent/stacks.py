@@ -66,7 +66,7 @@ def ready(status_dir: str, rank: int) -> dict[str, Any] | None:
     try:
         said = json.loads(read_bytes(os.path.join(status_dir, f"rank-{rank}.ready.json")) or b"null")
         numbers = {key: int(said[key]) for key in ("pid", "start_time", "signal", "fd", "dev", "ino", "main_thread")}
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):  # a worker may write anything there
         return None
     return numbers if proc.alive(proc.Identity(numbers["pid"], numbers["start_time"])) else None
 
@@ -127,7 +127,7 @@ def _thread_of(said: dict[str, Any], status_dir: str, rank: int) -> int:
         status = json.loads(read_bytes(os.path.join(status_dir, f"rank-{rank}.status.json")) or b"null")
         same = (status["pid"], status["start_time"]) == (said["pid"], said["start_time"])
         return int(status["tid"]) if same else 0
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return 0
 
 

@@ -208,12 +208,12 @@ def write_json(path: str, value: Any) -> None:
     write_whole(path, (json.dumps(value, separators=(",", ":")) + "\n").encode())
 
 
-def read_json(path: str) -> dict[str, Any] | None:
-    """Return the object in a file, or `None` where there is none that can be read."""
+def read_json(path: str, limit: int = 16 << 20) -> dict[str, Any] | None:
+    """Return the object in a file, or `None` where there is none that can be read, or it has over `limit` bytes."""
     try:
         with open(path, "rb") as file:
-            value = json.loads(file.read())
-    except (OSError, ValueError):
+            value = json.loads(file.read(limit))
+    except (OSError, ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
 

@@ -148,19 +148,24 @@ def _cause(exit_: Exit) -> Cause:
 
 def _message(exit_: Exit, name: str | None) -> str:
     if exit_.error and exit_.error.get("message"):
-        return str(exit_.error["message"]).strip().splitlines()[-1]
+        return _last_line(str(exit_.error["message"]))
     if exit_.oom:
         doubt = "probably " if exit_.oom == "probably" else ""
         return f"{doubt}killed by the kernel for lack of memory ({exit_.oom})"
     traceback = _traceback(exit_)
     if traceback:
-        return _unprefixed(traceback.strip().splitlines()[-1])
+        return _unprefixed(_last_line(traceback))
     if name:
         return f"killed by {name}"
     if exit_.exit_code is None:
         return "exit status unknown: supervisor and waiter were both gone"
     lines = [line for line in exit_.tail.splitlines() if line.strip()]
     return lines[-1].strip() if lines else ""
+
+
+def _last_line(text: str) -> str:
+    """Return the last line that says something; a worker may have written blanks alone."""
+    return next(iter(reversed(text.strip().splitlines())), "")
 
 
 def _traceback(exit_: Exit) -> str | None:

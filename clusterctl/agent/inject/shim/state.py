@@ -9,6 +9,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 DEFAULT_LIMIT_S = 900.0
+LONGEST_LIMIT_S = 1e9
+"""More than any run lasts: JSON has no number for a limit without an end."""
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -99,7 +101,7 @@ class State:
 def parse_limit(limit: float | str) -> float | None:
     """Seconds of `900`, `"900"`, `"90s"`, `"15m"` or `"1h30m"`; `None` for anything else."""
     if isinstance(limit, (int, float)):
-        return float(limit) if limit > 0 else None
+        return float(min(limit, LONGEST_LIMIT_S)) if limit > 0 else None
     total, digits = 0.0, ""
     for character in str(limit):
         if character in _UNITS and digits:
@@ -108,4 +110,4 @@ def parse_limit(limit: float | str) -> float | None:
             digits += character
         else:
             return None
-    return (total + int(digits or "0")) or None
+    return min(total + int(digits or "0"), LONGEST_LIMIT_S) or None
