@@ -13,13 +13,14 @@ import time
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakSet
 
 from clusterctl.agent.protocol import (
     AGENT_STREAMS,
     BEAT_SECONDS,
     CHUNK_BYTES,
+    MAX_FRAME,
     Command,
     Data,
     Decoder,
@@ -30,11 +31,12 @@ from clusterctl.agent.protocol import (
     TooLargeError,
     attempt_of,
     beat,
-    decode_record,
     encode_data,
     encode_message,
     request,
 )
+from clusterctl.door import answers, journal
+from clusterctl.door.bounds import Allowance
 from clusterctl.errors import (
     AgentError,
     ClusterctlError,
@@ -48,7 +50,6 @@ from clusterctl.sender import Sender
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from queue import SimpleQueue
 
     from clusterctl.transport.base import Channel
     from clusterctl.transport.bootstrap import Preamble
@@ -61,6 +62,10 @@ CALL_SECONDS = 30.0
 _READ_BYTES = 1 << 20
 _TICK_SECONDS = 1.0
 _QUOTED_CHARACTERS = 300
+
+
+class GarbledError(AgentError):
+    """The node said what no agent of ours says: its words are damaged, or made up."""
 
 
 class StaleEpochError(RefusedError):
@@ -142,7 +147,13 @@ class Superseded:
 
 
 Item = EventReceived | OutputReceived | WholeReceived | StreamReceived | BeatReceived | SessionLost | Superseded
-Inbox = "SimpleQueue[Item]"
+
+
+class Sink(Protocol):
+    """Where a session puts what arrives: a queue. One that is full may make it wait."""
+
+    def put(self, item: Item) -> None:
+        """Add an item."""
 
 
 class Session:
@@ -160,7 +171,7 @@ class Session:
     """
 
     def __init__(
-        self, node: str, channel: Channel, preamble: Preamble, inbox: SimpleQueue[Item], *, epoch: int | None = None
+        self, node: str, channel: Channel, preamble: Preamble, inbox: Sink, *, epoch: int | None = None
     ) -> None:
         self.node = node
         self.epoch = epoch
@@ -173,9 +184,13 @@ class Session:
         self._inbox = inbox
         self._numbers = itertools.count(1)
         self._streams = itertools.count(1)
+        self._named = 0
         self._state = threading.Lock()
         self._sender = Sender(channel, self._next_beat, lambda _error: self._lose(self._broken()))
-        self._pending: dict[int, Future[dict[str, Any]]] = {}
+        self._pending: dict[int, tuple[Command, Future[dict[str, Any]]]] = {}
+        self._allowed = Allowance()
+        self._decoder = Decoder(lambda: self._allowed.largest(MAX_FRAME))
+        self._stale_told = False
         self._listeners: dict[int, Callable[[Data], None]] = {}
         self._files: dict[int, tuple[str, str]] = {}
         self._beats: dict[int, tuple[float, float]] = {}
@@ -231,13 +246,17 @@ class Session:
             if self._error is not None:
                 future.set_exception(self._error)
                 return future
-            self._pending[number] = future
+            self._pending[number] = command, future
+            self._allowed.asked(number, command, arguments or {})
         self._sender.put(frame)
         return future
 
     def post(self, command: Command, arguments: dict[str, Any] | None = None) -> None:
         """Say something that has no answer; a lost session swallows it."""
-        self._sender.put(encode_message(request(next(self._numbers), command, arguments or {}, self.epoch)))
+        number = next(self._numbers)
+        with self._state:
+            self._allowed.asked(number, command, arguments or {})
+        self._sender.put(encode_message(request(number, command, arguments or {}, self.epoch)))
 
     def credit(self, count: int) -> None:
         """Let the node send `count` more bytes of output."""
@@ -253,6 +272,7 @@ class Session:
         """
         with self._state:
             numbers = [next(self._streams) for _ in range(count)]
+            self._named = numbers[-1]
             if listener is not None:
                 self._listeners.update(dict.fromkeys(numbers, listener))
         return numbers[0]
@@ -309,18 +329,17 @@ class Session:
     # --- reading
 
     def _read(self, first: bytes) -> None:
-        decoder = Decoder()
         data = first or self._receive()
         try:
             while data:
                 self._heard = time.monotonic()
-                for frame in decoder.feed(data):
+                for frame in self._decoder.feed(data):
                     self._take(frame)
                 data = self._receive()
             self._lose(self._ended())
         except FrameError as error:
             hint = "something on the machine writes into our connection, or the network damages it"
-            self._lose(AgentError(self.node, f"garbled answer: {str(error)[:_QUOTED_CHARACTERS]}", hint=hint))
+            self._lose(GarbledError(self.node, f"garbled answer: {str(error)[:_QUOTED_CHARACTERS]}", hint=hint))
         except Exception as error:  # a bug of ours must not look like a node that is merely silent
             self._lose(AgentError(self.node, f"its answer could not be handled: {error!r}"))
             raise
@@ -351,25 +370,41 @@ class Session:
         if data.stream >= AGENT_STREAMS:
             if data.stream not in self._files:
                 raise FrameError(f"data of stream {data.stream}, which was never announced")
+            with self._state:
+                self._allowed.output(len(data.payload))
             run, file = self._files[data.stream]
             self._inbox.put(OutputReceived(self.node, run, file, data.offset, data.payload))
             return
+        if not 0 < data.stream <= self._named:
+            raise FrameError(f"data of stream {data.stream}, which nobody has named")
         listener = self._listeners.get(data.stream)
         if listener is None:
+            self._allowed.unheard(len(data.payload))
             self._inbox.put(StreamReceived(self.node, data.stream, data.offset, data.payload))
         else:
             listener(data)
 
     def _take_push(self, push: dict[str, Any]) -> None:
         if push["push"] == "stream":
+            answers.STREAM_PUSH(push)
+            answers.place_of(push["file"])
+            self._allowed.stream(push["stream"], len(self._files))
             self._files[push["stream"]] = (push["run"], push["file"])
         elif push["push"] == "event":
-            decoded = decode_record(push["event"])
+            answers.EVENT_PUSH(push)
+            self._allowed.event(self._decoder.size, time.monotonic())
+            decoded = journal.decode_record(push["event"])
             if decoded is not None:
                 self._inbox.put(EventReceived(self.node, push["run"], *decoded, push["event"]))
         elif push["push"] == "whole":
+            answers.WHOLE_PUSH(push)
             self._take_whole(push["run"], push["before"])
         elif push["push"] == "stale":
+            self._stale()
+
+    def _stale(self) -> None:
+        if not self._stale_told:
+            self._stale_told = True
             self._inbox.put(Superseded(self.node))
 
     def _take_whole(self, run: str, before: int) -> None:
@@ -378,6 +413,7 @@ class Session:
         self._inbox.put(WholeReceived(self.node, run, before))
 
     def _take_beat(self, answer: dict[str, Any]) -> None:
+        answers.BEAT_ANSWER(answer)
         now_wall, now_mono = time.time(), time.monotonic()
         with self._state:
             sent = self._beats.pop(answer["beat"], None)
@@ -400,22 +436,31 @@ class Session:
         )
 
     def _take_answer(self, answer: dict[str, Any]) -> None:
+        number = answer["id"]
         with self._state:
-            future = self._pending.pop(answer["id"], None)
-        if future is None:
+            asked = self._pending.get(number) if type(number) is int else None
+        if asked is None:
+            self._allowed.answered(number)
             return  # nobody waits any more
-        if "error" in answer:
-            if answer["error"].get("kind") == ErrorKind.STALE_EPOCH.value:
-                self._inbox.put(Superseded(self.node))
-            future.set_exception(_refusal(self.node, answer["error"]))
-        else:
-            future.set_result(answer["result"])
+        command, future = asked
+        # Before it counts as answered: where it does not fit, whoever waits hears that the session is lost.
+        error = answers.refusal(command, answer["error"]) if "error" in answer else None
+        result = answers.result(command, answer.get("result")) if error is None else {}
+        with self._state:
+            self._pending.pop(number, None)
+            self._allowed.answered(number)
+        if error is None:
+            future.set_result(result)
+            return
+        if error["kind"] == ErrorKind.STALE_EPOCH.value:
+            self._stale()
+        future.set_exception(_refusal(self.node, error))
 
     # --- ending
 
     def _forget(self, future: Future[dict[str, Any]]) -> None:
         with self._state:
-            for number in [n for n, f in self._pending.items() if f is future]:
+            for number in [n for n, (_, f) in self._pending.items() if f is future]:
                 del self._pending[number]
 
     def _lose(self, error: NodeError) -> None:
@@ -427,7 +472,7 @@ class Session:
             if self._error is not None:
                 return False
             self._error = error
-            pending = list(self._pending.values())
+            pending = [future for _, future in self._pending.values()]
             self._pending.clear()
         _PULSE.remove(self)
         self._sender.close()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 from clusterctl.agent.protocol import PROTOCOL, Command
 from clusterctl.config.spec import SshSpec, TransportKind
 from clusterctl.errors import AgentError, ClusterctlError, NodeError, NodeRefusedError, RefusedError
-from clusterctl.session import Item, Session
+from clusterctl.session import Session
 from clusterctl.transport.approach import Approach
 from clusterctl.transport.bootstrap import start_agent
 from clusterctl.transport.bundle import agent_bundle
@@ -20,10 +20,10 @@ from clusterctl.transport.local import LocalTransport
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
-    from queue import SimpleQueue
     from types import ModuleType
 
     from clusterctl.config.spec import HostSpec
+    from clusterctl.session import Sink
     from clusterctl.transport.base import Transport
     from clusterctl.transport.bundle import Bundle
 
@@ -95,7 +95,7 @@ def _without(module: str) -> Iterator[None]:
 def open_session(
     transport: Transport,
     host: HostSpec,
-    inbox: SimpleQueue[Item],
+    inbox: Sink,
     *,
     bundle: Bundle | None = None,
     epoch: int | None = None,
@@ -143,7 +143,7 @@ def open_session(
 def open_sessions(
     transports: Transports,
     hosts: Iterable[HostSpec],
-    inbox: SimpleQueue[Item],
+    inbox: Sink,
     *,
     bundle: Bundle | None = None,
     epoch: int | None = None,

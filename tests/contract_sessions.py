@@ -87,7 +87,7 @@ class SessionContract:
     def test_the_agent_is_sent_once_and_found_from_then_on(self, opened: Open) -> None:
         first, second = opened(), opened()
         assert (first.preamble.sent, second.preamble.sent) == (True, False)
-        assert second.hello["version"] >= [3, 9]
+        assert second.hello["python_of"] >= [3, 9]
 
     def test_whoever_waits_is_told_each_stage(self, opened: Open) -> None:
         stages: list[str] = []
@@ -133,7 +133,7 @@ class SessionContract:
         session.call(Command.RECEIVE, {"stream": stream})
         session.send_data(stream, 0, data)
         answer = session.call(Command.MANIFEST, {"stream": stream})
-        assert answer == {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        assert answer == {"need": [], "size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
     def test_what_the_agent_says_by_itself_goes_into_the_inbox(
         self, opened: Open, inbox: queue.SimpleQueue[Item]

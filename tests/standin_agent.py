@@ -46,10 +46,10 @@ class Agent:
 
     def hello(self, frame: dict[str, Any], _: dict[str, Any]) -> None:
         version = list(sys.version_info[:2])
-        self.answer(frame, protocol=wire.PROTOCOL, pid=os.getpid(), version=version, epoch=frame["epoch"])
+        self.answer(frame, protocol=wire.PROTOCOL, pid=os.getpid(), python_of=version, epoch=frame["epoch"])
 
     def runs(self, frame: dict[str, Any], arguments: dict[str, Any]) -> None:
-        self.answer(frame, echo=arguments, epoch=frame["epoch"], credits=self.credits)
+        self.answer(frame, runs=[], echo=arguments, epoch=frame["epoch"], credits=self.credits)
 
     def credit(self, _: dict[str, Any], arguments: dict[str, Any]) -> None:
         self.credits += arguments["bytes"]
@@ -60,7 +60,7 @@ class Agent:
             payload = os.urandom(min(wire.CHUNK_BYTES, arguments["bytes"] - offset))
             digest.update(payload)
             send(wire.encode_data(arguments["stream"], offset, payload))
-        self.answer(frame, sha256=digest.hexdigest())
+        self.answer(frame, files=[], sha256=digest.hexdigest())
 
     def receive(self, frame: dict[str, Any], arguments: dict[str, Any]) -> None:
         self.digests[arguments["stream"]] = (0, hashlib.sha256())
@@ -68,7 +68,7 @@ class Agent:
 
     def manifest(self, frame: dict[str, Any], arguments: dict[str, Any]) -> None:
         size, digest = self.digests[arguments["stream"]]
-        self.answer(frame, size=size, sha256=digest.hexdigest())
+        self.answer(frame, need=[], size=size, sha256=digest.hexdigest())
 
     def clean(self, frame: dict[str, Any], arguments: dict[str, Any]) -> None:
         say(wire.refusal(frame["id"], wire.ErrorKind(arguments["kind"]), "it says no", "do this"))

@@ -40,6 +40,7 @@ def command(
     """Follow a run; `d` or Ctrl-C leaves it running. Ends with the run's exit code."""
     from clusterctl.cli.following import conclude
     from clusterctl.cli.ranks import parse_ranks
+    from clusterctl.cli.runs import tell_unread
     from clusterctl.cli.view import RunScreen, ViewOptions
     from clusterctl.render.log import Timestamps
     from clusterctl.run import store
@@ -47,6 +48,7 @@ def command(
     run = store.find(reference)
     console = options.console_of(color)
     state, attended = store.visible_state(run)
+    tell_unread(state, console)
     if adopt and not state.over:
         if attended:
             console.narrate(f"{run.run} has a controller already")

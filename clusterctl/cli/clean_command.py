@@ -31,6 +31,7 @@ def command(older_than: str, keep: int, yes: bool, color: str, quiet: bool) -> i
     Active runs are never touched. Nodes that cannot be reached keep their part, and are named.
     """
     from clusterctl.cli.durations import parse_duration
+    from clusterctl.cli.runs import tell_unread
     from clusterctl.render.console import size
 
     console = options.console_of(color)
@@ -38,13 +39,14 @@ def command(older_than: str, keep: int, yes: bool, color: str, quiet: bool) -> i
     chosen = _chosen(before, keep)
     total, failed, going = 0, False, set[str]()
     for run, state in chosen:
-        count = _size(run)
+        count, age = _size(run), _age(run, state)
+        tell_unread(state, console)
         if yes and not _remove(run, state, console):
             failed = True
             continue
         total += count
         going.add(run.run)
-        console.data(f"{run.run}  {state.phase.value}  {_age(run, state)}  {size(count)}")
+        console.data(f"{run.run}  {state.phase.value}  {age}  {size(count)}")
     files, count = _clean_content(going, remove=yes)
     total += count
     if files:
@@ -59,13 +61,14 @@ def command(older_than: str, keep: int, yes: bool, color: str, quiet: bool) -> i
 
 def _chosen(before: float, keep: int) -> list[tuple[RunDir, RunState]]:
     from clusterctl.run import store
+    from clusterctl.run.state import RunPhase
 
     seen = [(run, *store.visible_state(run)) for run in store.all_runs()]
-    ended = sorted(
-        ((run, state) for run, state, attended in seen if state.over and not attended), key=lambda e: _ended(*e)
-    )
+    unattended = [(run, state) for run, state, attended in seen if state.over and not attended]
+    unreadable = [(run, state) for run, state in unattended if state.phase is RunPhase.UNREADABLE]
+    ended = sorted((pair for pair in unattended if pair not in unreadable), key=lambda e: _ended(*e))
     kept = ended[: len(ended) - keep] if keep else ended
-    return [(run, state) for run, state in kept if _ended(run, state) <= before]
+    return [*unreadable, *((run, state) for run, state in kept if _ended(run, state) <= before)]
 
 
 def _clean_content(going: set[str], *, remove: bool) -> tuple[int, int]:
@@ -117,12 +120,14 @@ def _remove_on_nodes(run: RunDir, state: RunState) -> tuple[list[ClusterctlError
     from clusterctl.config.stored import load_stored
     from clusterctl.errors import NodeError
     from clusterctl.run.links import each
+    from clusterctl.run.state import RunPhase
 
     try:
         spec = load_stored(run.spec.read_text())
     except (OSError, ValueError):
         return [], list(state.traces)
-    hosts = [h for h in spec.hosts if h.name in state.traces]
+    # Of a run that cannot be read nobody knows where it was; a node on which something of it lives refuses.
+    hosts = [h for h in spec.hosts if h.name in state.traces or state.phase is RunPhase.UNREADABLE]
     with reachable(spec, hosts) as (sessions, unreached):
         _, errors = each(
             sessions, lambda node, session: session.call(Command.CLEAN, {"run": run.run, "node": node}, timeout=600.0)

@@ -123,6 +123,7 @@ def _end(
     run: RunDir, console: Console, before: dict[str, int] | None, *, kill: bool, quiet: bool, stalled: bool
 ) -> RunState:
     """See a run end. What nodes report is told where `before` says what of it is old (`heard`)."""
+    from clusterctl.cli.runs import tell_unread
     from clusterctl.cli.view import Leave, RunScreen, ViewOptions
     from clusterctl.render.errors import remaining_lines
     from clusterctl.run.reader import load_state
@@ -149,6 +150,7 @@ def _end(
     if not state.over:
         raise TeardownError(f"nobody knows what is left of {run.run}", (), hint=f"{run.log} may say why")
     if not quiet:
+        tell_unread(state, console)
         _say(run, state, console)
         if state.remaining:
             console.narrate(*remaining_lines(state.remaining, console.err))

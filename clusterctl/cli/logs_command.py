@@ -63,6 +63,7 @@ def command(
     By default rank 0 in full and the ends of ranks that failed; equal lines of several ranks are folded to one.
     """
     from clusterctl.cli.ranks import parse_ranks
+    from clusterctl.cli.runs import tell_unread
     from clusterctl.logs.line import LogQuery
     from clusterctl.run.reader import load_state
     from clusterctl.run.store import find
@@ -82,6 +83,7 @@ def command(
         raw=output == "raw",
     )
     console = options.console_of(color)
+    tell_unread(state, console)
     shown = _Output(console, state, query, output, timestamps=timestamps, prefix=not no_prefix)
     if follow and not state.over:
         return _follow(run, query, shown, console, default=default)

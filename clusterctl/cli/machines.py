@@ -67,7 +67,7 @@ def _newest(run: RunDir, node: str) -> NodeStats:
     sample = store.latest_samples(run, node, "health")
     if sample is None:
         return NodeStats(node=node, time=None, status="unknown", reason="no sample yet")
-    return stats_from_sample(node, {**sample, "time": sample.get("t", sample["time"])})
+    return stats_from_sample(node, {**sample, "time": sample.get("t", sample.get("time"))})
 
 
 def gpus_of_run(run: RunDir) -> dict[str, tuple[int, ...]]:

@@ -15,13 +15,16 @@ from clusterctl.cli import options
 @options.output_options
 def command(everything: bool, as_json: bool, color: str, quiet: bool) -> int:
     """List runs: the active ones, or all of this head with `-a`. With `-q` only their ids."""
-    from clusterctl.cli.runs import listed_view_of
+    from clusterctl.cli.runs import listed_view_of, tell_unread
     from clusterctl.render.status import ps_json, render_ps
+    from clusterctl.run.state import RunPhase
     from clusterctl.run.store import all_runs
 
     console = options.console_of(color)
     views = [listed_view_of(run) for run in all_runs()]
-    shown = [v for v in views if everything or not v.state.over]
+    shown = [v for v in views if everything or not v.state.over or v.state.phase is RunPhase.UNREADABLE]
+    for view in views:
+        tell_unread(view.state, console)
     if as_json:
         console.json(ps_json(shown))
     elif quiet:

@@ -11,8 +11,15 @@ from clusterctl.render.status import RunView, WorkerActivity, activity_from_samp
 from clusterctl.run import outline, store
 
 if TYPE_CHECKING:
+    from clusterctl.render.console import Console
     from clusterctl.run.state import RunState
     from clusterctl.run.store import RunDir
+
+
+def tell_unread(state: RunState, console: Console) -> None:
+    """Name the first line of each file of a run that could not be read; what else there is was read."""
+    for line in state.unread:
+        console.narrate(f"warning: {state.run}: {line}; what cannot be read is left out")
 
 
 def view_of(run: RunDir) -> RunView:

@@ -16,12 +16,13 @@ from clusterctl.cli import options
 @options.output_options
 def command(reference: str | None, as_json: bool, verbose: bool, color: str, quiet: bool) -> int:
     """Show one run: its state, its nodes and workers, and what failed first."""
-    from clusterctl.cli.runs import view_of
+    from clusterctl.cli.runs import tell_unread, view_of
     from clusterctl.render.status import render_status, status_json
     from clusterctl.run.store import find
 
     console = options.console_of(color)
     view = view_of(find(reference))
+    tell_unread(view.state, console)
     if as_json:
         console.json(status_json(view))
     elif quiet:

@@ -15,6 +15,8 @@ from clusterctl.agent.protocol import INDEX_RECORD
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+_LATEST = 1e11
+"""Seconds since the epoch that no calendar of ours has."""
 _BLOCK_RECORDS = 4096
 
 
@@ -100,4 +102,6 @@ class TimeIndex:
         except FileNotFoundError:
             return
         whole = len(data) - len(data) % INDEX_RECORD.size
-        self._block = [Mark(*record) for record in INDEX_RECORD.iter_unpack(memoryview(data)[:whole])]
+        records = INDEX_RECORD.iter_unpack(memoryview(data)[:whole])
+        # A node may have written anything: what is no moment is before all others.
+        self._block = [Mark(size, time if abs(time) < _LATEST else 0.0) for size, time in records]

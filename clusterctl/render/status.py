@@ -12,6 +12,7 @@ from clusterctl.render.log import rfc3339
 from clusterctl.render.ranks import count, fold_nodes, fold_ranks
 from clusterctl.render.table import Cell, Column, render_table
 from clusterctl.run.policy import final_cause
+from clusterctl.run.state import RunPhase
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -218,6 +219,8 @@ def _ps_row(view: RunView, now: float) -> list[Cell | str]:
 
 def _ps_remark(view: RunView) -> str:
     state = view.state
+    if state.phase is RunPhase.UNREADABLE:
+        return "cannot be read: `clusterctl clean` removes it"
     if state.over:
         return "" if state.exit_code in (0, None) else f"exit {state.exit_code}"
     if state.stall is not None:

@@ -11,6 +11,7 @@ from clusterctl.agent import protocol as wire
 from clusterctl.agent.protocol import Command, StopReason
 from clusterctl.errors import ClusterctlError, ExitCode, NotFoundError, RefusedError
 from clusterctl.run import events, leftover
+from clusterctl.run.epochs import highest_epoch
 from clusterctl.run.links import each
 from clusterctl.run.reader import load_state
 from clusterctl.run.state import RunPhase
@@ -27,12 +28,6 @@ _BEYOND_GRACE = 30.0
 """Seconds that a node may take for SIGKILL, the sweep and what the kernel needs, beyond the grace."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5
 _PIECE = 1 << 20
-
-
-def highest_epoch(run: str, sessions: Mapping[str, Session]) -> int:
-    """Return the highest epoch that any of the nodes knows of a run, by the node names that are the keys; 0 if none."""
-    seen, _ = each(sessions, lambda n, s: s.call(Command.STATUS, {"run": run, "node": n}, timeout=_CALL_SECONDS))
-    return max((int(s.get("epoch") or 0) for s in seen.values()), default=0)
 
 
 def end_on_node(session: Session, run: str, node: str, grace: float) -> list[dict[str, Any]]:
@@ -63,13 +58,14 @@ def end_on_node(session: Session, run: str, node: str, grace: float) -> list[dic
 
 
 def _unended(status: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the workers of a node that did not come to an end in time."""
+    """Return the workers of a node that did not come to an end in time; where it names none, that nobody knows."""
     if _ended(status):
         return []
     alive = [worker for worker in status["workers"] if worker["alive"]]
+    nobody = {"pid": None, "start_time": None, "command": None, "why": leftover.OVERDUE}
     return [
         {"pid": w["pid"], "start_time": w["start_time"], "command": None, "why": "not ended in time"} for w in alive
-    ]
+    ] or [nobody]
 
 
 def _ended(status: Mapping[str, Any]) -> bool:

@@ -242,7 +242,9 @@ def decode(line: str | bytes) -> tuple[int, float, ControllerEvent] | None:
     try:
         record = json.loads(line)
         seq, time, kind = record["seq"], record["time"], record["kind"]
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise FrameError(f"not an event: {line[:80]!r}") from error
-    cls = _KINDS.get(kind)
+    cls = _KINDS.get(kind) if isinstance(kind, str) else None
+    if type(seq) is not int or not isinstance(time, (int, float)):
+        raise FrameError(f"not an event: {line[:80]!r}")
     return None if cls is None else (seq, time, from_wire(cls, record))

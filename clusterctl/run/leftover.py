@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 NODE_LOST = "node lost"
-_OVERDUE = "its node does not say that it has ended"
+OVERDUE = "its node does not say that it has ended"
 
 
 def remaining(state: RunState, overdue: Sequence[NodeState] = ()) -> tuple[dict[str, Any], ...]:
@@ -24,7 +24,7 @@ def remaining(state: RunState, overdue: Sequence[NodeState] = ()) -> tuple[dict[
     for node in (*state.retired.values(), *state.nodes.values()):
         left += node.remaining
         if node in overdue:
-            left += _unsure(state, node, WorkerPhase.RUNNING, _OVERDUE) or [entry(node.node, None, _OVERDUE)]
+            left += _unsure(state, node, WorkerPhase.RUNNING, OVERDUE) or [entry(node.node, None, OVERDUE)]
         elif node.node not in state.retired and node.link == "lost" and not node.swept:
             left += _unsure(state, node, WorkerPhase.LOST, NODE_LOST) or [entry(node.node, None, NODE_LOST)]
     return tuple(left)

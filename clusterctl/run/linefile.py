@@ -36,6 +36,11 @@ class LineFile:
         self._size = self._reserved = 0
         self._waiting: deque[bytes] = deque()
 
+    @property
+    def size(self) -> int:
+        """Bytes of the file, with those that wait."""
+        return self._size + sum(len(line) for line in self._waiting)
+
     def append(self, line: bytes) -> bool:
         """Write a line, after those that wait; return False where it has to wait too: see `is_short`."""
         self._waiting.append(line)

@@ -14,10 +14,10 @@ from clusterctl.errors import AgentError, AuthError, ClusterctlError, NodeError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Mapping
-    from queue import SimpleQueue
 
     from clusterctl.agent.protocol import Command
     from clusterctl.config.spec import HostSpec
+    from clusterctl.run.inbox import Inbox
     from clusterctl.session import Session
 
 T = TypeVar("T")
@@ -50,7 +50,7 @@ class Links:
             that takes it has it as it was at that moment.
     """
 
-    def __init__(self, dial: Callable[[HostSpec], Session], inbox: SimpleQueue[Any]) -> None:
+    def __init__(self, dial: Callable[[HostSpec], Session], inbox: Inbox) -> None:
         self._dial = dial
         self._inbox = inbox
         self._closed = False

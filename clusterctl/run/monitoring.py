@@ -5,21 +5,19 @@ Ages are the node's monotonic clock, so that a clock that is set does no harm; s
 
 from __future__ import annotations
 
-import contextlib
-import json
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from clusterctl.door import samples
 from clusterctl.health import during
 from clusterctl.health.context import Context
 from clusterctl.run import events
+from clusterctl.run.observer import torn
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Collection, Iterable
 
     from clusterctl.config.spec import ClusterSpec, HostSpec
-
-_MARK = b'"kind":"health"'
 
 
 class HealthObserver:
@@ -61,9 +59,9 @@ class HealthObserver:
     def feed(self, node: str, payload: bytes, now: float) -> list[events.Health]:
         """Take in bytes of a node's samples; a torn last line waits for its end. Return what changed."""
         lines = (self._rest.get(node, b"") + payload).split(b"\n")
-        self._rest[node] = lines.pop()
+        self._rest[node] = torn(lines)
         changes: list[during.Change] = []
-        for sample in _health(lines):
+        for sample in ({**told, "time": float(told["m"])} for told in samples.readable(lines, "health", "m")):
             watch = self._watch(node)
             # A replica that is sent again from its begin holds what was seen already.
             if watch.last is None or sample["time"] > watch.last:
@@ -112,14 +110,6 @@ def _gpus(host: HostSpec) -> frozenset[int] | None:
         return frozenset(host.gpus)
     # Without any declared, a machine may still have some; they are not the run's.
     return None if host.gpus is None else frozenset(range(host.gpus))
-
-
-def _health(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
-    for line in lines:
-        if _MARK in line:
-            with contextlib.suppress(ValueError, KeyError):
-                sample = json.loads(line)
-                yield {**sample, "time": float(sample["m"])}
 
 
 def _key(change: during.Change) -> tuple[str, int | None, str]:

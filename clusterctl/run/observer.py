@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 from typing import TYPE_CHECKING, Any
 
+from clusterctl.door import samples
 from clusterctl.run.stall import Stall, StallLimits, StallPhase, StallWatch, begin, judge, observe, warning
 
 if TYPE_CHECKING:
@@ -40,14 +39,14 @@ class StallObserver:
         self._behind: dict[int, float] = {}
         self._told: frozenset[int] = frozenset()
 
-    def replay(self, samples: Mapping[str, bytes], now: float) -> None:
+    def replay(self, replicas: Mapping[str, bytes], now: float) -> None:
         """Take in what the nodes had said before this controller was there, as if the last of it had come just now.
 
         Args:
-            samples: Node to its replicated samples.
+            replicas: Node to its replicated samples.
             now: The head's monotonic clock.
         """
-        known = {node: list(self._of_attempt(data.split(b"\n"))) for node, data in samples.items()}
+        known = {node: list(self._of_attempt(data.split(b"\n"))) for node, data in replicas.items()}
         moments = [
             (now - (lines[-1]["time"] - sample["time"]), node, sample)
             for node, lines in known.items()
@@ -63,17 +62,15 @@ class StallObserver:
     def feed(self, node: str, payload: bytes, now: float) -> None:
         """Take in bytes of a node's samples; a torn last line waits for its end."""
         lines = (self._rest.get(node, b"") + payload).split(b"\n")
-        self._rest[node] = lines.pop()
+        self._rest[node] = torn(lines)
         for sample in self._of_attempt(lines):
             self._heard[node] = (self._heard.get(node, (now, now))[0], now)
             self._watch = observe(self._watch, sample, node=node, attempt=self._attempt, now=now)
 
     def _of_attempt(self, lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
-        for line in lines:
-            with contextlib.suppress(ValueError):
-                sample = json.loads(line)
-                if sample.get("kind") == "activity" and sample.get("attempt") == self._attempt:
-                    yield sample
+        yield from (
+            s for s in samples.readable(lines, "activity", "time", "ranks", "attempt") if s["attempt"] == self._attempt
+        )
 
     def judge(self, now: float) -> Stall:
         """Return what the rule says now."""
@@ -108,6 +105,12 @@ class StallObserver:
         spans = [self._heard.get(node, (0.0, 0.0)) for node in nodes]
         told = min((last for _, last in spans), default=0.0)
         return max(0.0, told - max([*moved, *(first for first, _ in spans)], default=told))
+
+
+def torn(lines: list[bytes]) -> bytes:
+    """Take the last line off, which waits for its end; where it is longer than any may be, nothing of it is kept."""
+    last = lines.pop()
+    return last if len(last) <= samples.MOST_LINE else b""
 
 
 def last_bytes(path: Path, most: int = 4 << 20) -> bytes:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from clusterctl.agent import protocol as wire
+from clusterctl.door import journal
 from clusterctl.run import events as head
 from clusterctl.run.state import RunState, apply_head, apply_node
 
@@ -18,6 +20,10 @@ if TYPE_CHECKING:
 
 NodeNews = tuple[str, wire.Stamp, wire.Event]
 HeadNews = tuple[float, head.ControllerEvent]
+
+_UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, LookupError, RecursionError)
+"""What a line that is none of ours may raise, wherever it is taken apart; a torn one is among them."""
+_QUOTED = 200
 
 
 class LineTail:
@@ -55,6 +61,7 @@ class StateReader:
         self._run = run
         self._head = LineTail(run.events)
         self._nodes: dict[str, LineTail] = {}
+        self._named: set[str] = set()
         self.state = RunState()
 
     def refresh(self) -> tuple[list[HeadNews], list[NodeNews]]:
@@ -76,19 +83,29 @@ class StateReader:
         """
         ends = self._ends()
         for line in self._head.read():
-            with contextlib.suppress(wire.FrameError):
+            try:
                 decoded = head.decode(line)
                 if decoded is not None:
                     _, time, event = decoded
-                    head_news((time, event))
                     self.state = apply_head(self.state, time, event)
+                    head_news((time, event))
+            except _UNREADABLE as error:
+                self._unread(self._run.events.name, error)
         for node, end in ends.items():
             for line in self._nodes[node].read(end):
-                with contextlib.suppress(wire.FrameError):
-                    told = wire.decode_event(line)
+                try:
+                    told = journal.decode_line(line)
                     if told is not None:
-                        node_news((node, *told))
                         self.state = apply_node(self.state, node, *told)
+                        node_news((node, *told))
+                except _UNREADABLE as error:
+                    self._unread(f"nodes/{node}/{wire.JOURNAL_FILE}", error)
+
+    def _unread(self, file: str, error: Exception) -> None:
+        """Name the first line of a file that cannot be read."""
+        if file not in self._named:
+            self._named.add(file)
+            self.state = replace(self.state, unread=(*self.state.unread, f"{file}: {str(error)[:_QUOTED]}"))
 
     def _ends(self) -> dict[str, int]:
         for node in _names(self._run.path / "nodes"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from clusterctl.run import process
 from clusterctl.run.controller import Controller, Dial
@@ -11,18 +11,17 @@ from clusterctl.sessions import Transports, open_session
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from queue import SimpleQueue
 
     from clusterctl.config.spec import ClusterSpec, HostSpec
     from clusterctl.run.store import RunDir
-    from clusterctl.session import Session
+    from clusterctl.session import Session, Sink
 
 
-def dialer(spec: ClusterSpec) -> Callable[[SimpleQueue[Any]], Dial]:
+def dialer(spec: ClusterSpec) -> Callable[[Sink], Dial]:
     """Return what makes the controller's way to open a session to one host."""
     transports = Transports(spec.ssh)
 
-    def for_inbox(inbox: SimpleQueue[Any]) -> Dial:
+    def for_inbox(inbox: Sink) -> Dial:
         def dial(host: HostSpec, progress: Callable[[str], None]) -> Session:
             return open_session(transports.of(host), host, inbox, progress=progress)
 

@@ -203,7 +203,7 @@ def _observe_rank(
     before = watch.ranks.get(rank)
     if before is not None and sample["time"] <= before.sampled:
         return watch
-    if content["alive"] and (content.get("inside") or {}).get("unseen"):
+    if content.get("alive") and (content.get("inside") or {}).get("unseen"):
         return watch  # what it did since is not known, and so is not nothing
     view = look(before, content, sample, node, now)
     if before is not None and view.phase != before.phase and _changed(view.phase, before.phase):

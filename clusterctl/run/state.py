@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class RunPhase(str, Enum):
-    """Where a run is in its life. The last four are final."""
+    """Where a run is in its life. The last five are final; `UNREADABLE` is what is said of files that say nothing."""
 
     STARTING = "starting"
     RUNNING = "running"
@@ -32,11 +32,13 @@ class RunPhase(str, Enum):
     FAILED = "failed"
     CANCELLED = "cancelled"
     LOST = "lost"
+    UNREADABLE = "unreadable"
 
     @property
     def final(self) -> bool:
-        """Nothing more will happen to the run."""
-        return self in (RunPhase.SUCCEEDED, RunPhase.FAILED, RunPhase.CANCELLED, RunPhase.LOST)
+        """Nothing more will happen to the run, as far as can be read."""
+        final = RunPhase.SUCCEEDED, RunPhase.FAILED, RunPhase.CANCELLED, RunPhase.LOST, RunPhase.UNREADABLE
+        return self in final
 
 
 class WorkerPhase(str, Enum):
@@ -155,6 +157,7 @@ class RunState:
         placed: Attempt, node and ranks of all that was ever started.
         traces: Nodes on which something of the run may lie, of all attempts and of starts that failed.
         newest: Which checkpoint was the newest when the current attempt began, and as it was then.
+        unread: The first line of each file of the run that could not be read, and why.
         endings: How each attempt that was followed by another ended, and what was the newest checkpoint at its begin.
         next_nodes: Nodes of the attempt that a run in state restarting waits for, in order of node rank.
         restart_why: The word of `restart.on` for it.
@@ -190,6 +193,7 @@ class RunState:
     traces: tuple[str, ...] = ()
     newest: str | None = None
     endings: tuple[tuple[str, str | None], ...] = ()
+    unread: tuple[str, ...] = ()
 
     @property
     def over(self) -> bool:
@@ -276,7 +280,7 @@ def _apply_current(state: RunState, node: NodeState, stamp: wire.Stamp, event: w
         case wire.Prepared():
             return _with_node(state, replace(node, prepared=True, boot=stamp.boot))
         case wire.Started():
-            return _started(state, event)
+            return _started(state, node, event)
         case wire.Exited():
             return _exited(state, node, event)
         case wire.Stopping():
@@ -296,9 +300,9 @@ def _apply_current(state: RunState, node: NodeState, stamp: wire.Stamp, event: w
             assert_never(event)
 
 
-def _started(state: RunState, event: wire.Started) -> RunState:
+def _started(state: RunState, node: NodeState, event: wire.Started) -> RunState:
     worker = state.workers.get(event.rank)
-    if worker is None or worker.phase is WorkerPhase.EXITED:
+    if worker is None or worker.phase is WorkerPhase.EXITED or worker.node != node.node:
         return state
     worker = replace(worker, phase=WorkerPhase.RUNNING, pid=event.pid, start_time=event.start_time)
     state = _with_worker(state, worker)
@@ -311,7 +315,8 @@ def _started(state: RunState, event: wire.Started) -> RunState:
 
 def _exited(state: RunState, node: NodeState, event: wire.Exited) -> RunState:
     worker = state.workers.get(event.rank)
-    if worker is None:
+    # A node knows of its own ranks alone.
+    if worker is None or worker.node != node.node:
         return state
     worker = replace(
         worker,

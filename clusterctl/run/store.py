@@ -27,6 +27,9 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent import protocol as wire
 from clusterctl.agent.system import write_whole
+from clusterctl.door import samples
+from clusterctl.door.bounds import MOST_JOURNAL
+from clusterctl.door.journal import MOST_LINE
 from clusterctl.errors import NotFoundError, RefusedError
 from clusterctl.run import events as head
 from clusterctl.run import lock as locking
@@ -219,7 +222,7 @@ def visible_state(run: RunDir) -> tuple[RunState, bool]:
     A start whose controller died before any attempt began left nothing to adopt: it has failed.
     """
     attended = run.attended
-    return _visible(load_state(run), attended=attended), attended
+    return _visible(_readable(run), attended=attended), attended
 
 
 def listed_state(run: RunDir) -> tuple[RunState, bool]:
@@ -231,7 +234,18 @@ def listed_state(run: RunDir) -> tuple[RunState, bool]:
 def listed(run: RunDir) -> RunState:
     """Return the state of a run; of one that has ended no more than lists need."""
     known = outline.read(run.outline, run.events)
-    return load_state(run) if known is None else known.state
+    return _readable(run) if known is None else known.state
+
+
+def _readable(run: RunDir) -> RunState:
+    """Return the state of a run; of one whose files say nothing, just that."""
+    try:
+        state = load_state(run)
+    except OSError as error:
+        return RunState(run=run.run, phase=RunPhase.UNREADABLE, unread=(f"{run.events.name}: {error.strerror}",))
+    if state.created is None and state.unread:
+        return replace(state, run=run.run, phase=RunPhase.UNREADABLE)
+    return state
 
 
 def _visible(state: RunState, *, attended: bool) -> RunState:
@@ -254,18 +268,18 @@ def latest_samples(run: RunDir, node: str, kind: str) -> dict[str, Any] | None:
             lines = file.read().splitlines()
     except FileNotFoundError:
         return None
-    for line in reversed(lines):
-        with contextlib.suppress(ValueError):
-            record = json.loads(line)
-            if isinstance(record, dict) and record.get("kind") == kind:
-                return record
-    return None
+    return next(samples.readable(reversed(lines), kind), None)
 
 
 def latest_step(run: RunDir, state: RunState) -> int | None:
     """Return the step that the slowest rank of the newest attempt had reached, as far as the samples tell."""
-    samples = [latest_samples(run, node, "activity") for node in state.nodes]
-    ranks = [r for s in samples if s is not None and s.get("attempt") == state.attempt for r in s["ranks"].values()]
+    newest = [latest_samples(run, node, "activity") for node in state.nodes]
+    ranks = [
+        r
+        for s in newest
+        if s is not None and s.get("attempt") == state.attempt
+        for r in (s.get("ranks") or {}).values()
+    ]
     return min((step for r in ranks if (step := (r.get("inside") or {}).get("step")) is not None), default=None)
 
 
@@ -304,10 +318,17 @@ class Writer:
             self._events.sync()
 
     def journal(self, node: str, record: dict[str, Any]) -> None:
-        """Append one line to the replica of a node's journal."""
+        """Append one line to the replica of a node's journal.
+
+        Raises:
+            FrameError: It would be longer than a line, or a journal, may be.
+        """
         if node not in self._journals:
             self._journals[node] = LineFile(self.run.node(node) / wire.JOURNAL_FILE, _JOURNAL_RESERVE)
-        self._journals[node].append((json.dumps(record, separators=(",", ":")) + "\n").encode())
+        line = (json.dumps(record, separators=(",", ":")) + "\n").encode()
+        if len(line) > MOST_LINE or self._journals[node].size + len(line) > MOST_JOURNAL:
+            raise wire.FrameError(f"an event of {len(line)} bytes, for which its journal has no room")
+        self._journals[node].append(line)
 
     def flush(self) -> bool:
         """Write the lines that found no room before; return whether none waits any more."""

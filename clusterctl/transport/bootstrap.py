@@ -21,6 +21,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from clusterctl.door.answers import PREAMBLE
 from clusterctl.errors import AgentError
 from clusterctl.transport.base import Progress, silent
 
@@ -54,8 +55,8 @@ _STAGE = r"""
 import sys
 sys.path[:] = [p for p in sys.path if p]
 import os
-nonce, digest, size, crc, shell, me = sys.argv[1:7]
-size, crc = int(size), int(crc)
+nonce, digest, size, shell, me = sys.argv[1:6]
+size = int(size)
 version = "%d.%d.%d" % tuple(sys.version_info[:3])
 def say(word, text):
     line = "\nclusterctl:%s:%s %s\n" % (nonce, word, text)
@@ -69,6 +70,13 @@ try:
 except (ImportError, AttributeError) as error:
     say("broken", me + ": " + str(error))
     os._exit(78)
+def sha256(data):
+    for module in ("_sha2", "_sha256", "hashlib"):
+        try:
+            # The first two are built in, and load no library.
+            return __import__(module).sha256(data).hexdigest()
+        except (ImportError, AttributeError):
+            pass
 def folders():
     base = os.environ.get("XDG_CACHE_HOME", "")
     local = ["%s/clusterctl-%d" % (place, os.getuid()) for place in ("/var/tmp", "/dev/shm")]
@@ -82,14 +90,16 @@ def folders():
         return local + mine
 def own(folder):
     state = os.lstat(folder)
-    if state.st_uid != os.getuid() or state.st_mode & 0o170002 != 0o040000:
+    if state.st_uid != os.getuid() or state.st_mode & 0o170022 != 0o040000:
         raise OSError("%s is not a folder of this user alone" % folder)
-def load(folder):
+def load(folder, name):
     try:
         own(folder)
-        with open(folder + "/agents/" + digest + ".pyz", "rb") as file:
-            data = file.read(size + 1)
-        return data if len(data) == size and zlib.crc32(data) == crc else None
+        own(folder + "/agents")
+        with open(folder + "/agents/" + name, "rb") as file:
+            data = file.read(64 << 20)
+        plain = name == digest + ".pyz"
+        return data if (sha256(data) == digest if plain else sha256(data[:-64]).encode() == data[-64:]) else None
     except OSError:
         return None
 def put(folder, name, data):
@@ -109,7 +119,7 @@ def put(folder, name, data):
         try:
             os.link(part, final)
         except OSError:
-            if not (load(folder) if name == digest + ".pyz" else os.path.exists(final)):
+            if not load(folder, name):
                 os.replace(part, final)
     finally:
         try:
@@ -128,9 +138,10 @@ def compiled(data):
             code = marshal.dumps(compile(source, path, "exec", dont_inherit=True))
             head = importlib.util.MAGIC_NUMBER + (1).to_bytes(4, "little") + importlib.util.source_hash(source)
             new.writestr(zipfile.ZipInfo(info.filename + "c"), head + code)
-    return stream.getvalue()
+        new.comment = b"0" * 64
+    whole = stream.getvalue()[:-64]
+    return whole + sha256(whole).encode()
 def receive():
-    import hashlib
     data = bytearray()
     while len(data) < size:
         part = os.read(0, min(size - len(data), 1 << 20))
@@ -138,7 +149,7 @@ def receive():
             os._exit(0)
         data += part
     data = bytes(data)
-    if hashlib.sha256(data).hexdigest() != digest:
+    if sha256(data) != digest:
         say("fail", "the agent arrived damaged")
         os._exit(1)
     return data
@@ -155,7 +166,7 @@ def store(data):
 python = sys.executable or me
 os.kill(int(shell), signal.SIGUSR1)
 for folder in folders():
-    data = load(folder)
+    data = load(folder, digest + ".pyz")
     if data:
         break
 say("have" if data else "need", json.dumps({"python": python, "version": version}))
@@ -166,7 +177,7 @@ path = "%s/agents/%s.pyz" % (folder, digest)
 quick = "%s.%s.pyz" % (digest, sys.implementation.cache_tag)
 try:
     final = folder + "/agents/" + quick
-    if not os.path.exists(final):
+    if not load(folder, quick):
         final = put(folder, quick, compiled(data))
     archive = zipimport.zipimporter(final)
     path = final
@@ -199,7 +210,7 @@ try() {
       [ -x "$1" ] || { tried="$tried|$1 cannot be executed"; return 0; } ;;
     *) command -v "$1" >/dev/null 2>&1 || return 0 ;;
   esac
-  "$1" -E -s -S -c "$stage" "$nonce" "$digest" "$size" "$crc" "$$" "$1"
+  "$1" -E -s -S -c "$stage" "$nonce" "$digest" "$size" "$$" "$1"
   status=$?
   [ -z "$taken" ] || exit "$status"
   tried="$tried|$1 ended with status $status"
@@ -235,7 +246,6 @@ def script(nonce: str, bundle: Bundle, pythons: Sequence[str], *, first: Sequenc
         "nonce": nonce,
         "digest": bundle.sha256,
         "size": str(len(bundle.data)),
-        "crc": str(bundle.crc32),
         "stage": _STAGE,
     }
     assignments = "".join(f"{name}={_quote(value)}\n" for name, value in values.items())
@@ -336,7 +346,11 @@ def start_agent(
     if word not in ("have", "need"):
         raise _refusal(node, word, text, channel, parser)
     progress("agent started")
-    facts = json.loads(text)
+    try:
+        facts = json.loads(text)
+        PREAMBLE(facts)
+    except (ValueError, RecursionError) as error:
+        raise _failure(node, f"its first words do not fit: {str(error)[:_QUOTED_BYTES]}", channel, parser) from error
     return Preamble(facts["python"], facts["version"], word == "need"), rest
 
 

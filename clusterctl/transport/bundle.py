@@ -11,7 +11,6 @@ import importlib.util
 import io
 import threading
 import zipfile
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,16 +28,14 @@ _MAIN = b"import sys\n\nfrom clusterctl.agent.__main__ import main\n\nsys.exit(m
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """The archive and its names.
+    """The archive and its name.
 
     Attributes:
-        sha256: Of `data`, in hexadecimal: the name under which nodes cache it.
-        crc32: Of `data`: what a node checks each time, because it costs less than a digest.
+        sha256: Of `data`, in hexadecimal: the name under which nodes cache it, and what they check it by.
     """
 
     data: bytes
     sha256: str
-    crc32: int
 
 
 def pack(files: dict[str, bytes]) -> Bundle:
@@ -74,7 +71,7 @@ def _agent_bundle() -> Bundle:
 
 
 def _named(data: bytes) -> Bundle:
-    return Bundle(data, hashlib.sha256(data).hexdigest(), zlib.crc32(data))
+    return Bundle(data, hashlib.sha256(data).hexdigest())
 
 
 def _sources() -> dict[str, Path]:
@@ -121,7 +118,9 @@ def _checked(stored: bytes) -> Bundle:
 def _keep(path: Path, data: bytes) -> None:
     """Store for the next command; where that is not possible, it packs again."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        # Agents of this machine as a node lie beside it, and are not taken from where others can write.
+        path.parent.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.parent.mkdir(exist_ok=True)
         for old in path.parent.glob("*.pyz"):
             old.unlink(missing_ok=True)
         write_whole(str(path), hashlib.sha256(data).digest() + data)

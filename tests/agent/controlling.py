@@ -33,7 +33,7 @@ from tests.lab.waiting import wait_for
 if TYPE_CHECKING:
     from clusterctl.run.controller import Preflight
     from clusterctl.run.state import RunState
-    from clusterctl.session import Session
+    from clusterctl.session import Session, Sink
     from clusterctl.transport.local import LocalChannel
 
 _LAST_EPOCH = 1_000_000
@@ -125,7 +125,7 @@ class Nodes:
     def close(self) -> None:
         pass
 
-    def for_inbox(self, inbox: queue.SimpleQueue[Any]) -> Callable[[HostSpec, Callable[[str], None]], Session]:
+    def for_inbox(self, inbox: Sink) -> Callable[[HostSpec, Callable[[str], None]], Session]:
         def dial(host: HostSpec, progress: Callable[[str], None]) -> Session:
             count = self._dialed[host.name]
             self._dialed[host.name] += 1

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -85,7 +86,7 @@ class TestLocal(SessionContract):
         assert not process.exists()
 
     def test_the_head_s_own_python_runs_the_agent(self, opened: Open) -> None:
-        assert opened().hello["version"] == list(sys.version_info[:2])
+        assert opened().hello["python_of"] == list(sys.version_info[:2])
 
 
 def test_open_sessions_returns_what_joined_and_why_the_rest_did_not() -> None:
@@ -244,14 +245,72 @@ def test_a_home_without_a_block_device_comes_last(
     assert fallback.read_bytes() == bundle.data
 
 
-def test_a_world_writable_folder_is_not_trusted(
-    shell: Callable[..., Channel], home: Path, elsewhere: tuple[Bundle, Path]
+@pytest.mark.parametrize(
+    ("folder", "mode"),
+    [(".cache/clusterctl", 0o777), (".cache/clusterctl", 0o770), (".cache/clusterctl/agents", 0o777)],
+    ids=["by all", "by a group", "the inner folder, by all"],
+)
+def test_a_folder_that_others_can_write_to_is_not_trusted(
+    shell: Callable[..., Channel], home: Path, elsewhere: tuple[Bundle, Path], folder: str, mode: int
 ) -> None:
     bundle, fallback = elsewhere
     start(shell(), bundle)
-    (home / ".cache/clusterctl").chmod(0o777)
+    (home / folder).chmod(mode)
     assert start(shell(), bundle).sent
     assert fallback.exists()
+
+
+def test_a_copy_of_the_agent_of_the_right_size_and_checksum_is_not_taken_for_it(
+    shell: Callable[..., Channel], home: Path
+) -> None:
+    assert start(shell()).sent
+    copy = home / ".cache/clusterctl/agents" / f"{standin_bundle().sha256}.pyz"
+    forged = b"forged" + copy.read_bytes()[6:-4]
+    copy.write_bytes(_with_crc(forged, zlib.crc32(standin_bundle().data)))
+    assert (copy.stat().st_size, zlib.crc32(copy.read_bytes())) == (
+        len(standin_bundle().data),
+        zlib.crc32(standin_bundle().data),
+    )
+    assert start(shell()).sent
+    assert copy.read_bytes() == standin_bundle().data
+
+
+def _with_crc(data: bytes, wanted: int) -> bytes:
+    """Return data with four bytes more, so that it has the CRC-32 that is wanted."""
+    table: list[int] = []
+    for n in range(256):
+        value = n
+        for _ in range(8):
+            value = (value >> 1) ^ (0xEDB88320 if value & 1 else 0)
+        table.append(value)
+    reverse = {value >> 24: (number, value) for number, value in enumerate(table)}
+    state, numbers = wanted ^ 0xFFFFFFFF, []
+    for _ in range(4):
+        number, value = reverse[state >> 24]
+        numbers.append(number)
+        state = ((state ^ value) << 8) & 0xFFFFFFFF
+    register = zlib.crc32(data) ^ 0xFFFFFFFF
+    more = bytearray()
+    for number in reversed(numbers):
+        more.append((register ^ number) & 0xFF)
+        register = table[number] ^ (register >> 8)
+    return data + bytes(more)
+
+
+def test_a_damaged_copy_of_the_compiled_agent_is_made_anew(shell: Callable[..., Channel], home: Path) -> None:
+    assert start(shell()).sent
+    compiled = next(p for p in (home / ".cache/clusterctl/agents").iterdir() if p.name.count(".") > 1)
+    whole = compiled.read_bytes()
+    compiled.write_bytes(whole[:1000] + b"\0" * 10 + whole[1010:])
+    session = open_session(
+        LocalTransport({"HOME": str(home), "XDG_CACHE_HOME": str(home / ".cache"), "PATH": "/usr/bin:/bin"}),
+        HOST,
+        queue.SimpleQueue(),
+        bundle=standin_bundle(),
+    )
+    session.close()
+    assert len(compiled.read_bytes()) == len(whole)
+    assert compiled.read_bytes()[1000:1010] == whole[1000:1010]
 
 
 @pytest.mark.parametrize("name", ["dash", "bash", "busybox"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Protocol
 
 from clusterctl.agent.protocol import StopReason
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from clusterctl.session import Session
 
 
+_AFTER_KILL = 10.0
+"""Seconds after which nothing is waited for that nodes have not answered, where a person wants the end at once."""
 UNHEARD = "{} could not be told that the start failed: what was prepared there ends by itself"
 
 
@@ -46,7 +49,7 @@ class Beginning:
 
     def __init__(self, run: ControlledRun, connections: Connections, preflight: Preflight | None) -> None:
         self._run, self._connections, self._preflight = run, connections, preflight
-        self._failing = False
+        self._failing = self._hurried = False
 
     @property
     def undecided(self) -> bool:
@@ -78,6 +81,7 @@ class Beginning:
     def heed_a_cancel(self) -> None:
         """Do what a person wants who ends a run of which nothing else can be decided yet."""
         run = self._run
+        self._hurry_a_kill()
         if not run.cancelled.is_set() or self._failing:
             return
         if run.state.attempt < 0:
@@ -85,6 +89,15 @@ class Beginning:
                 self.fail(NotBegun(error=CancelledError("cancelled during the start"), prepared=()))
         elif run.state.reason is None:
             run.end_attempt(StopReason.CANCELLED, "")
+
+    def _hurry_a_kill(self) -> None:
+        """Let go of nodes on which a start hangs whose end a person wanted at once."""
+        run = self._run
+        killed = run.stopping.killed(time.monotonic())
+        if killed is not None and killed >= _AFTER_KILL and run.launching and not self._hurried:
+            self._hurried = True
+            for node in run.links.sessions:
+                run.links.broken(run.hosts[node])
 
     # --- the first attempt, in the thread
 

@@ -6,13 +6,15 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.agent.protocol import Command, StopReason
-from clusterctl.errors import ClusterctlError, ConnectError, ExitCode, NotFoundError, RunFailed
+from clusterctl.agent.protocol import Command, FrameError, StopReason
+from clusterctl.errors import AgentError, ClusterctlError, ConnectError, ExitCode, NotFoundError, RunFailed
 from clusterctl.run import ending, events, replicas
-from clusterctl.run.controller.controlled import CALL_SECONDS
+from clusterctl.run.controller.controlled import CALL_SECONDS, trace
+from clusterctl.run.controller.misfits import Misfits
+from clusterctl.run.epochs import succeeded
 from clusterctl.run.state import WorkerPhase
 from clusterctl.run.store import now
-from clusterctl.session import StaleEpochError
+from clusterctl.session import GarbledError, StaleEpochError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from clusterctl.session import BeatReceived, Session, SessionLost
 
 SHOWN_SILENT_AFTER = 6.5
+_QUOTED = 300
 _SILENT = "no answer"
 
 
@@ -52,6 +55,8 @@ class Connections:
     def __init__(self, run: ControlledRun) -> None:
         self._run = run
         self._unchecked: set[str] = set()
+        self._claims: set[str] = set()
+        self._misfits = Misfits()
         self.superseded = False
 
     def beat(self, item: BeatReceived) -> None:
@@ -67,11 +72,58 @@ class Connections:
         ):
             self._run.record(events.Clock(node=item.node, offset=offset, error=item.error_s, boot=item.boot))
 
-    def taken_by_another(self, node: str) -> None:
-        """Leave the run alone from now on, whatever was decided."""
-        if not self.superseded:
+    # --- another controller
+
+    def claimed(self, node: str) -> None:
+        """Look whether there is another controller, as a node says: one node alone must not end the control of all."""
+        if not self.superseded and node not in self._claims:
+            self._claims.add(node)
+            session = self._run.links.sessions.get(node)
+            run, epoch = self._run, self._run.epoch
+            known = set(run.all_nodes()) or set(run.hosts)
+            witnesses = {n: s for n, s in run.links.sessions.items() if n in known - {node}}
+            if known == {node} and session is not None:
+                witnesses = {node: session}
+            run.aside(
+                lambda: succeeded(run.folder.run, witnesses, epoch),
+                lambda confirmed: self._judged(node, session, confirmed=confirmed, heard=bool(witnesses)),
+                lambda error: self._judged(node, session, confirmed=False, heard=False),
+            )
+
+    def _judged(self, node: str, session: Session | None, *, confirmed: bool, heard: bool) -> None:
+        run = self._run
+        self._claims.discard(node)
+        if confirmed and not self.superseded:
             self.superseded = True
-            self._run.note(f"another controller has taken over on {node}: this one has ended and the run goes on")
+            run.note(f"another controller has taken over on {node}: this one has ended and the run goes on")
+        elif not confirmed and run.links.sessions.get(node) is session:
+            text = "it says that another controller has taken over, and no other node knows of one"
+            if heard:
+                self.misfit(node, FrameError(text))
+            elif node in run.hosts:
+                self.missing(run.hosts[node], AgentError(node, "it says that another controller has taken over"))
+
+    # --- not to be believed
+
+    def misfit(self, node: str, error: Exception) -> None:
+        """End the session of a node that said what cannot be: a few times it is asked anew, then it counts as lost."""
+        host = self._run.hosts.get(node)
+        if not isinstance(error, (FrameError, ClusterctlError)):
+            trace(error)
+        # What is left in the inbox of a session that has been ended counts once.
+        if host is None or node not in self._run.links.sessions:
+            return
+        text = str(error) if isinstance(error, (FrameError, ClusterctlError)) else repr(error)
+        self._count(node, text[:_QUOTED])
+        self.missing(host, AgentError(node, f"it said what cannot be: {text[:_QUOTED]}"))
+
+    def _count(self, node: str, text: str) -> None:
+        run, known = self._run, self._run.state.nodes.get(node)
+        if self._misfits.is_news(node, text):
+            run.note(f"{node} said what cannot be, so its session is ended: {text}")
+        over = self._misfits.again(node, time.monotonic())
+        if over and known is not None and known.link != "lost" and not known.swept:
+            run.record(events.Link(node=node, link="lost", why=f"it says what cannot be: {text}"))
 
     # --- broken
 
@@ -79,6 +131,8 @@ class Connections:
         """Take note that a connection broke, and dial again."""
         host = self._run.hosts.get(item.node)
         if host is not None and self._run.links.has_lost(item.node):
+            if isinstance(item.error, GarbledError):
+                self._count(item.node, str(item.error).removeprefix(f"{item.node}: "))
             self.missing(host, item.error)
 
     def missing(self, host: HostSpec, error: ClusterctlError, session: Session | None = None) -> None:

@@ -7,7 +7,6 @@ it they give to the loop, by `post`, `aside` and `hand_over`.
 from __future__ import annotations
 
 import contextlib
-import queue
 import threading
 import time
 import traceback
@@ -18,13 +17,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from clusterctl.agent import protocol as wire
-from clusterctl.agent.protocol import Command, StopReason
+from clusterctl.agent.protocol import Command, FrameError, StopReason
+from clusterctl.door import journal
 from clusterctl.errors import ClusterctlError
 from clusterctl.run import events, policy
 from clusterctl.run.control import ControlServer
 from clusterctl.run.controller.following import Following
 from clusterctl.run.controller.stopping import Stopping
 from clusterctl.run.gaps import Gaps, Step
+from clusterctl.run.inbox import Inbox
 from clusterctl.run.launch import Launch, Progress
 from clusterctl.run.links import Links, each
 from clusterctl.run.reader import load_state
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from clusterctl.config.spec import ClusterSpec, HostSpec
     from clusterctl.run.state import NodeState
     from clusterctl.run.store import RunDir
-    from clusterctl.session import EventReceived, Session
+    from clusterctl.session import EventReceived, Session, Sink
 
 T = TypeVar("T")
 
@@ -75,9 +76,9 @@ class ControlledRun:
         stopping: Which nodes were told to stop, and for how long they have known.
     """
 
-    def __init__(self, folder: RunDir, spec: ClusterSpec, dial: Callable[[queue.SimpleQueue[Any]], Dial]) -> None:
+    def __init__(self, folder: RunDir, spec: ClusterSpec, dial: Callable[[Sink], Dial]) -> None:
         self.folder, self.spec = folder, spec
-        self.inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.inbox = Inbox()
         self.dial = dial(self.inbox)
         self.writer = Writer(folder)
         self.links = Links(lambda host: self.dial(host, lambda _: None), self.inbox)
@@ -97,6 +98,7 @@ class ControlledRun:
 
     def close(self) -> None:
         """Let go of every connection and file."""
+        self.inbox.close()
         self.links.close()
         self.writer.close()
         self.control.close()
@@ -162,6 +164,7 @@ class ControlledRun:
         known = self.known(item.node)
         if known is None or item.stamp.seq <= known.seq:
             return
+        self._must_be_its_own(item)
         match self._gaps.judge(item.node, known.seq, item.stamp.seq, self.links.sessions.get(item.node)):
             case Step.ASK_AGAIN:
                 self._ask_again(item.node)
@@ -175,8 +178,27 @@ class ControlledRun:
                 self.note(f"{item.node}: its journal lacks what came behind number {known.seq}")
             case Step.TAKE:
                 pass
+        # Folded first: what cannot be folded must not stand where every reader finds it.
+        state = apply_node(self.state, item.node, item.stamp, item.event)
         self.writer.journal(item.node, item.record)
-        self.state = apply_node(self.state, item.node, item.stamp, item.event)
+        self.state = state
+
+    def _must_be_its_own(self, item: EventReceived) -> None:
+        """Raise `FrameError` where a node speaks of another run, or of ranks that are not on it."""
+        if item.run != self.folder.run:
+            raise FrameError(f"it speaks of the run {item.run[:80]!a}")
+        attempt = getattr(item.event, "attempt", self.state.attempt)
+        placed = self.ranks_on(item.node, attempt)
+        strange = [rank for rank in journal.ranks_of(item.event) if placed is not None and rank not in placed]
+        if strange:
+            raise FrameError(f"its event `{item.event.KIND}` is about rank {strange[0]}, which is not on it")
+
+    def ranks_on(self, node: str, attempt: int) -> frozenset[int] | None:
+        """Return the ranks that a node has in an attempt; `None` for an attempt that is not known here."""
+        if attempt > self.state.attempt:
+            return None
+        places = (ranks for number, name, ranks in self.state.placed if (number, name) == (attempt, node))
+        return frozenset(rank for ranks in places for rank in ranks)
 
     def _ask_again(self, node: str) -> None:
         session = self.links.sessions.get(node)
@@ -303,6 +325,11 @@ class ControlledRun:
         self.stopping.kill(time.monotonic())
         if self.state.reason is not None:
             self.stop_all(self.state.reason)
+
+
+def trace(error: Exception) -> None:
+    """Leave a traceback in the log of the controller."""
+    traceback.print_exception(error)
 
 
 def _bound(call: Callable[[Exception], None], error: Exception) -> Callable[[], None]:

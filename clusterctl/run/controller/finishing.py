@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 
 _WITHOUT_PROGRESS = 15.0
 """Seconds in which a node that is connected must have sent something of what is missing, or said how much that is."""
-_AFTER_KILL = 10.0
-"""Seconds that the output of a run may take in all whose end a person wanted at once."""
+_LEAST_PROGRESS = 4096
+"""Bytes that count as something: a node that sends fewer could go on for ever."""
+_AFTER_KILL, _AFTER_CANCEL = 8.0, 600.0
+"""Seconds that the output of a run may take in all whose end a person wanted, at once or not."""
 
 _Sizes = dict[str, int]
 
@@ -106,11 +108,12 @@ class Finishing:
         left = sum(count for _, count in missing)
         known, since = self._progress[node]
         if node in run.links.sessions:
-            if left != known:
+            moved = known < 0 or left > known or known - left >= _LEAST_PROGRESS
+            if moved:
                 self._progress[node] = (left, now)
-            if run.kill:
-                return now - self._began < _AFTER_KILL
-            return left != known or now - since < _WITHOUT_PROGRESS or self._replication.paused
+            if run.cancelled.is_set() and now - self._began >= (_AFTER_KILL if run.kill else _AFTER_CANCEL):
+                return False
+            return moved or now - since < _WITHOUT_PROGRESS or (self._replication.paused and not run.kill)
         self._progress[node] = (-1, now)
         state = run.known(node)
         if run.kill or state is None or state.link == "lost":
@@ -155,4 +158,5 @@ class Finishing:
         errors = run.tell_finished(sessions, ended.state, ended.exit_code)
         refused = {n: sessions[n] for n, error in errors.items() if isinstance(error, RefusedError)}
         late = {n: s for n, s in refused.items() if (node := run.known(n)) is not None and node.swept}
-        each(late, lambda n, s: ending.end_on_node(s, run.folder.run, n, run.grace))
+        if not run.kill:
+            each(late, lambda n, s: ending.end_on_node(s, run.folder.run, n, run.grace))

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from clusterctl.run.controller.beginning import Preflight
     from clusterctl.run.controller.controlled import Dial
     from clusterctl.run.store import RunDir
+    from clusterctl.session import Sink
 
 _TICK = 1.0
 _AT_ONCE = 512
@@ -56,7 +57,7 @@ class Controller:
         self,
         folder: RunDir,
         spec: ClusterSpec,
-        dial: Callable[[queue.SimpleQueue[Any]], Dial],
+        dial: Callable[[Sink], Dial],
         preflight: Preflight | None = None,
     ) -> None:
         self._run = run = ControlledRun(folder, spec, dial)
@@ -129,6 +130,16 @@ class Controller:
         run.control.wake()
 
     def _handle(self, item: Any) -> None:
+        """Handle an item. What cannot be done with what a node said ends that node's session and nothing else."""
+        try:
+            self._dispatch(item)
+        except Exception as error:
+            node = getattr(item, "node", None)
+            if node is None:
+                raise
+            self._connections.misfit(node, error)
+
+    def _dispatch(self, item: Any) -> None:
         match item:
             case EventReceived():
                 self._run.take(item)
@@ -141,7 +152,7 @@ class Controller:
             case SessionLost():
                 self._connections.lost(item)
             case Superseded():
-                self._connections.taken_by_another(item.node)
+                self._connections.claimed(item.node)
             case Redialed():
                 self._connections.back(item)
             case ControlRequest():

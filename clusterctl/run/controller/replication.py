@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from clusterctl.agent.protocol import Command
+from clusterctl.agent.protocol import Command, FrameError
+from clusterctl.door.answers import place_of
+from clusterctl.door.bounds import MOST_FILE
 from clusterctl.run.intake import Intake
 
 if TYPE_CHECKING:
@@ -39,8 +41,21 @@ class Replication:
         return self._intake.paused
 
     def take(self, item: OutputReceived) -> None:
-        """Write bytes of a file, or hold them until there is space again."""
+        """Write bytes of a file, or hold them until there is space again.
+
+        Raises:
+            FrameError: The node has no such file, or the file cannot be that long.
+        """
+        self._must_be_its_own(item)
         self._intake.take(item)
+
+    def _must_be_its_own(self, item: OutputReceived) -> None:
+        place = place_of(item.file)
+        ranks = None if place is None else self._run.ranks_on(item.node, place[0])
+        if item.run != self._run.folder.run or (place is not None and ranks is not None and place[1] not in ranks):
+            raise FrameError(f"it sends {item.file} of {item.run[:80]!a}, which is not its own")
+        if item.offset + len(item.payload) > MOST_FILE:
+            raise FrameError(f"{item.file} has byte {item.offset}, and {MOST_FILE} are the most")
 
     def whole(self, item: WholeReceived) -> None:
         """Ask a node no more for what it has sent all of; where some is held back here, the node will say so again."""

@@ -1,0 +1,97 @@
+"""What a line of a node's journal may say."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from clusterctl.agent import protocol as wire
+from clusterctl.agent.said import PID
+from clusterctl.agent.shapes import MisfitError, flag, many, maybe, real, record, text, whole
+
+if TYPE_CHECKING:
+    from clusterctl.agent.shapes import Shape
+
+SEQ = EPOCH = whole(0, (1 << 53) - 1)
+ATTEMPT = whole(-1, 1_000_000)
+RANK = whole(0, 9_999_999)
+BYTES = whole(0, 1 << 62)
+MOST_LINE = 512 * 1024
+"""Characters of a line: the longest text of a worker in it has 40 KiB, and six of them may stand for one byte."""
+MOST_REMAINING = 65536
+_TICKS = whole(0, (1 << 63) - 1)
+_WORD, _WORDS = text(200), text(8192)
+
+REMAINING = many(
+    record({}, {"pid": maybe(PID), "start_time": maybe(_TICKS), "command": maybe(_WORDS), "why": maybe(_WORDS)}),
+    MOST_REMAINING,
+)
+STAMP = record({"seq": SEQ, "wall": real(), "mono": real(), "boot": text(200)})
+EVENTS: dict[str, Shape] = {
+    "prepared": record({"attempt": ATTEMPT}, {"ports": many(whole(0, 65535), 1024)}),
+    "started": record({"attempt": ATTEMPT, "rank": RANK, "local_rank": RANK, "pid": PID, "start_time": _TICKS}),
+    "exited": record(
+        {"attempt": ATTEMPT, "rank": RANK},
+        {
+            "exit_code": maybe(whole(-(1 << 31), (1 << 31) - 1)),
+            "signal": maybe(whole(0, 127)),
+            "stopped": flag,
+            "earliest": real(),
+            "latest": real(),
+            "oom": maybe(_WORD),
+            "error": maybe(record({}, {"message": text(8192), "traceback": maybe(text(32768))})),
+            "tail": text(8192),
+        },
+    ),
+    "stopping": record({"attempt": ATTEMPT, "reason": _WORD, "grace": real(0.0)}, {"leaving": many(RANK, 4096)}),
+    "swept": record({"attempt": ATTEMPT}, {"killed": whole(), "remaining": REMAINING}),
+    "finished": record({"state": _WORD, "exit_code": whole(-(1 << 31), (1 << 31) - 1)}),
+    "adopted": record({"attempt": ATTEMPT, "pid": PID}),
+    "dropped": record({"attempt": ATTEMPT, "rank": RANK, "first_valid": BYTES, "lost": BYTES, "why": _WORDS}),
+    "alarm": record(
+        {"attempt": ATTEMPT, "code": _WORD, "message": _WORDS},
+        {"severity": _WORD, "gpu": maybe(whole(0, 1023)), "rank": maybe(RANK)},
+    ),
+}
+"""By the kind of event; one that is not here is from a newer agent, and says nothing to us."""
+
+
+def decode_line(line: bytes) -> tuple[wire.Stamp, wire.Event] | None:
+    """Return what a line says, or `None` for a kind that only a newer agent knows.
+
+    Raises:
+        FrameError: The line is torn, or does not fit.
+    """
+    if len(line) > MOST_LINE:
+        raise wire.FrameError(f"a line of {len(line)} bytes, and {MOST_LINE} are the most")
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise wire.FrameError(f"not an event: {line[:80]!r}") from error
+    return decode_record(value)
+
+
+def decode_record(value: Any) -> tuple[wire.Stamp, wire.Event] | None:
+    """Return what the object of a line says; as `decode_line`."""
+    if not isinstance(value, dict) or not isinstance(value.get("kind"), str):
+        raise wire.FrameError("not an event: it has no kind")
+    STAMP(value)
+    shape = EVENTS.get(value["kind"])
+    if shape is None:
+        return None
+    try:
+        shape(value)
+    except MisfitError as error:
+        raise wire.FrameError(f"its event `{value['kind']}`: {error}") from None
+    return wire.decode_record(value)
+
+
+def ranks_of(event: wire.Event) -> tuple[int, ...]:
+    """Return the ranks of which an event speaks."""
+    match event:
+        case wire.Started() | wire.Exited() | wire.Dropped():
+            return (event.rank,)
+        case wire.Stopping():
+            return tuple(event.leaving)
+        case _:
+            return ()

@@ -1,0 +1,118 @@
+"""What a line of a node's samples may say."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from clusterctl.agent.protocol import FrameError
+from clusterctl.agent.said import COUNT, INSIDE, PID
+from clusterctl.agent.shapes import (
+    either,
+    flag,
+    loose,
+    many,
+    maybe,
+    number_text,
+    real,
+    record,
+    row,
+    table,
+    text,
+    whole,
+)
+from clusterctl.door.journal import ATTEMPT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+MOST_LINE = 1 << 20
+_NUMBER = maybe(real(-1e20, 1e20))
+_WORDS = maybe(text(8192))
+_INDEX = whole(0, 1023)
+_RANK = record(
+    {},
+    {
+        "alive": flag,
+        "pid": maybe(PID),
+        "state": maybe(text(8)),
+        "wchan": maybe(text(256)),
+        "procs": COUNT,
+        "cpu_s": _NUMBER,
+        "read": maybe(COUNT),
+        "written": maybe(COUNT),
+        "output": maybe(COUNT),
+        "inside": maybe(INSIDE),
+    },
+)
+_STAMPS = {"time": real(), "t": real(), "m": real(), "attempt": ATTEMPT}
+_GPU = record(
+    {"gpu": _INDEX},
+    {
+        "vendor": maybe(text(64)),
+        "uuid": maybe(text(200)),
+        **dict.fromkeys(("util", "mem_used", "mem_total", "temp_c", "mem_temp_c", "power_w", "sm_clock"), _NUMBER),
+        **dict.fromkeys(("temp_limit_c", "mem_temp_limit_c"), _NUMBER),
+        **dict.fromkeys(("throttle", "ecc_unc", "links_lost"), maybe(COUNT)),
+        **dict.fromkeys(("remap_pending", "remap_failure", "recovery_action"), maybe(either(flag, COUNT, text(200)))),
+        "slowdown": maybe(many(text(200), 64)),
+        "err": maybe(table(text(200), text(200), 256)),
+        "codes": maybe(table(text(200), maybe(COUNT), 256)),
+    },
+)
+_KINDS = {
+    "activity": record(
+        {},
+        {
+            **_STAMPS,
+            "ranks": table(number_text(), _RANK, 4096),
+            "gpus": flag,
+            "steady": flag,
+            "watched": maybe(table(text(4096), row(COUNT, COUNT), 256)),
+        },
+    ),
+    "health": record(
+        {},
+        {
+            **_STAMPS,
+            **dict.fromkeys(("ms", "stuck_s", "cpu", "mem", "mem_used", "mem_total", "load1"), _NUMBER),
+            "status": maybe(text(64)),
+            **dict.fromkeys(("reason", "state", "wchan"), _WORDS),
+            "disk": maybe(many(record({"path": text(4096), "free": COUNT, "total": COUNT}), 64)),
+            "gpus": maybe(many(_GPU, 1024)),
+            "xids": maybe(many(record({"gpu": maybe(_INDEX), "xid": COUNT}), 4096)),
+        },
+    ),
+}
+_ANY = loose(8, 4096, 65536)
+
+
+def decode(line: bytes) -> dict[str, Any]:
+    """Return a sample.
+
+    Raises:
+        FrameError: The line is torn, or does not fit.
+    """
+    if len(line) > MOST_LINE:
+        raise FrameError(f"a sample of {len(line)} bytes, and {MOST_LINE} are the most")
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise FrameError(f"not a sample: {line[:80]!r}") from error
+    if not isinstance(value, dict) or not isinstance(value.get("kind"), str):
+        raise FrameError(f"not a sample: {line[:80]!r}")
+    _KINDS.get(value["kind"], _ANY)(value)
+    return value
+
+
+def readable(lines: Iterable[bytes], kind: str, *needed: str) -> Iterator[dict[str, Any]]:
+    """Yield the samples of one kind that have these fields; lines that are none of ours are left out."""
+    mark = f'"{kind}"'.encode()
+    for line in lines:
+        if mark in line:
+            try:
+                sample = decode(line)
+            except FrameError:
+                continue
+            if sample["kind"] == kind and all(name in sample for name in needed):
+                yield sample
