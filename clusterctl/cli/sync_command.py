@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 @click.option("--exclude", metavar="SET", help="Not these nodes.", shell_complete=options.offer("nodes"))
 @click.option("--pull", metavar="PATTERN", help="Fetch files of the nodes' code folders instead, e.g. 'ckpt/**'.")
 @click.option("--to", metavar="DIR", help="Where pulled files go, a folder a node; ./pulled by default.")
+@click.option("--max-size", metavar="SIZE", help="Bytes that the pulled files of a node may have in all; 10GiB by default.")
 @options.output_options
 def command(
     path: str | None,
@@ -30,6 +31,7 @@ def command(
     exclude: str | None,
     pull: str | None,
     to: str | None,
+    max_size: str | None,
     color: str,
     quiet: bool,
 ) -> int:
@@ -37,16 +39,30 @@ def command(
 
     Local nodes use the folder itself, so nothing is pushed to them.
     """
-    if to is not None and pull is None:
-        raise click.UsageError("`--to` needs `--pull`")
+    for option, value in (("--to", to), ("--max-size", max_size)):
+        if value is not None and pull is None:
+            raise click.UsageError(f"`{option}` needs `--pull`")
     console = options.console_of(color)
     spec = options.load_file(path, files, sets, console=console).spec
     hosts = options.chosen_hosts(spec, nodes, exclude)
     if pull is not None:
-        _pull(spec, hosts, pull, Path(to or "pulled"), console, quiet=quiet)
+        _pull(spec, hosts, pull, Path(to or "pulled"), console, quiet=quiet, most=_bytes(max_size))
     else:
         _push(spec, hosts, console, quiet=quiet)
     return 0
+
+
+def _bytes(text: str | None) -> int:
+    """Return how many bytes a size in words has."""
+    from clusterctl.config.units import size as bytes_of
+    from clusterctl.run.pull import MOST_BYTES
+
+    if text is None:
+        return MOST_BYTES
+    try:
+        return bytes_of(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--max-size") from error
 
 
 def _push(spec: ClusterSpec, hosts: tuple[HostSpec, ...], console: Console, *, quiet: bool) -> None:
@@ -84,7 +100,14 @@ def _push(spec: ClusterSpec, hosts: tuple[HostSpec, ...], console: Console, *, q
 
 
 def _pull(
-    spec: ClusterSpec, hosts: tuple[HostSpec, ...], pattern: str, to: Path, console: Console, *, quiet: bool
+    spec: ClusterSpec,
+    hosts: tuple[HostSpec, ...],
+    pattern: str,
+    to: Path,
+    console: Console,
+    *,
+    quiet: bool,
+    most: int,
 ) -> None:
     from clusterctl.cli.reach import sessions_of
     from clusterctl.render.console import size
@@ -94,7 +117,9 @@ def _pull(
     from clusterctl.run.pull import pull
 
     with sessions_of(spec, hosts) as sessions:
-        got, errors = each(sessions, lambda node, session: pull(session, workdir_of(spec, node), pattern, to / node))
+        got, errors = each(
+            sessions, lambda node, session: pull(session, workdir_of(spec, node), pattern, to / node, most=most)
+        )
     for node, (files, total) in got.items():
         console.data(*[str(to / node / name) for name in files])
         if not quiet:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from clusterctl.session import Session
 
 _SYNC_SECONDS = 1800.0
+_LEAST_BYTES_A_SECOND = 16 * 1024
+"""A node that takes less for long is given up: it could hold a start for ever."""
 
 
 class Parcel:
@@ -59,10 +62,12 @@ def push(
         say(f"receiving {len(need)} files")
         stream = session.new_stream()
         answer = session.call_async(Command.RECEIVE, {"manifest": manifest, "stream": stream})
-        offset = 0
+        offset, deadline = 0, time.monotonic() + _SYNC_SECONDS
         for chunk in _contents(parcel.store, [digest for *_, digest in need]):
             if answer.done():
                 break  # with an error: more of it would help nobody
+            if time.monotonic() > deadline + offset / _LEAST_BYTES_A_SECOND:
+                raise AgentError(session.node, f"it has taken {offset} bytes of the code and is too slow")
             session.send_data(stream, offset, chunk)
             offset += len(chunk)
         _answered(session.node, answer)

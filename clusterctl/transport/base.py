@@ -15,6 +15,8 @@ EXEC_COMMAND = "/bin/sh"
 """All that is ever executed through a login shell. What a user wrote travels as data, over the stream."""
 
 STDERR_TAIL_BYTES = 4096
+IN_ALL = 10
+"""How many times its limit a sending may take in all, however steadily the peer takes a little."""
 
 Progress = Callable[[str], None]
 """Called with a stage in words ("connecting", "logged in"), so that whoever waits can say what for."""
@@ -64,7 +66,8 @@ class Channel(Protocol):
         """Send all of `data`.
 
         Raises:
-            OSError: The stream is closed, or the peer took nothing for `timeout` seconds (`TimeoutError`).
+            OSError: The stream is closed, or the peer took nothing for `timeout` seconds, or not all within `IN_ALL` times
+                as long (`TimeoutError`).
         """
 
     def recv(self, limit: int, *, timeout: float | None = None) -> bytes:

@@ -19,7 +19,7 @@ import paramiko
 from clusterctl.errors import AuthError, ConnectError, HostKeyError, NodeError
 from clusterctl.transport.algorithms import allowed
 from clusterctl.transport.approach import Approach
-from clusterctl.transport.base import EXEC_COMMAND, STDERR_TAIL_BYTES, HostKeyRefusal, Progress, silent
+from clusterctl.transport.base import EXEC_COMMAND, IN_ALL, STDERR_TAIL_BYTES, HostKeyRefusal, Progress, silent
 from clusterctl.transport.host_keys import HostKeys, ShownKey
 from clusterctl.transport.jump import Shared
 from clusterctl.transport.known_hosts import HostKey
@@ -97,7 +97,8 @@ class SshChannel:
 
     def send(self, data: bytes, *, timeout: float | None = None) -> None:
         """Send all of `data` (see `Channel.send`)."""
-        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        began = time.monotonic()
+        deadline = math.inf if timeout is None else began + timeout
         position = 0
         while position < len(data):
             try:
@@ -114,7 +115,10 @@ class SshChannel:
             # Counted only now: while it is on its way out, `taken` may be less than it was, never more.
             self._sent += sent
             if timeout is not None:
-                deadline = time.monotonic() + timeout
+                # Each byte that is taken grants more time, but not for ever.
+                deadline = min(time.monotonic() + timeout, began + IN_ALL * timeout)
+                if time.monotonic() >= began + IN_ALL * timeout:
+                    raise TimeoutError(f"not all was taken within {IN_ALL * timeout:g}s")
 
     def recv(self, limit: int, *, timeout: float | None = None) -> bytes:
         """Return what has come (see `Channel.recv`)."""
