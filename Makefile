@@ -7,6 +7,7 @@
 #   JOBS         how many files of tests run at once    (make test JOBS=1)
 #   CONTROL_ROUNDS  how often `make controls` plays all of them
 #   KILLER_WORLDS  where `make killer` plays, with `;` between the names (make killer KILLER_WORLDS='plain; network home')
+#   FUZZ_INPUTS  how many inputs `make fuzz` makes up in all
 #   MUTANTS      how many `make mutants` draws, by MUTANTS_SEED
 
 SHELL := /bin/bash
@@ -18,6 +19,7 @@ TORCH ?= torch==2.13.0
 TORCH_INDEX ?=
 CONTROL_ROUNDS ?= 20
 MUTANTS ?= 200
+FUZZ_INPUTS ?= 200000
 MUTANTS_SEED ?= 1
 HEAVY ?= $(CURDIR)/.venv-heavy
 VENV := .venv
@@ -27,7 +29,7 @@ SYSTEM_TESTS := openssh-server openssh-client iproute2 nftables libfaketime tcsh
                 locales systemd
 SYSTEM_BENCH := pdsh clustershell
 
-.PHONY: help up test check lock unit agent lab-tests e2e lab bench format dist clean killer controls heavy health-repeat docs mutants worlds soak
+.PHONY: help up test check lock unit agent lab-tests e2e lab bench format dist clean killer controls heavy health-repeat docs mutants worlds fuzz soak
 
 help:  ## Show what there is
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -55,6 +57,9 @@ controls: $(VENV)/.dev $(VENV)/.system  ## Healthy runs that look stalled from o
 format: $(VENV)/.dev  ## Put the code into its form
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+fuzz: $(VENV)/.dev  ## Whatever may arrive, for every reader of it, FUZZ_INPUTS times in all
+	FUZZ_INPUTS=$(FUZZ_INPUTS) $(BIN)/python -m pytest tests/unit/test_fuzz.py $(PYTEST_ARGS)
 
 unit: $(VENV)/.dev  ## Only the pure tests
 	$(BIN)/python -m pytest tests/unit $(PYTEST_ARGS)

@@ -196,6 +196,10 @@ def destination_of(host: HostSpec) -> Destination:
     )
 
 
+def _is_port(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= 5 and int(text) <= 65535
+
+
 def parse(node: str, text: str, destination: Destination) -> SshOptions:
     """Return the options that `ssh -G` printed as `text`.
 
@@ -210,6 +214,7 @@ def parse(node: str, text: str, destination: Destination) -> SshOptions:
     tokens = _tokens(destination, values)
     for token, (what, is_one) in _NAMES.items():
         _check(node, what, is_one, tokens[token] or None)
+    _check(node, "a port", _is_port, tokens["p"])
 
     def first(key: str) -> str | None:
         value = values.get(key, ["none"])[0]
