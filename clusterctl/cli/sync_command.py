@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @click.option("--exclude", metavar="SET", help="Not these nodes.", shell_complete=options.offer("nodes"))
 @click.option("--pull", metavar="PATTERN", help="Fetch files of the nodes' code folders instead, e.g. 'ckpt/**'.")
 @click.option("--to", metavar="DIR", help="Where pulled files go, a folder a node; ./pulled by default.")
-@click.option("--max-size", metavar="SIZE", help="Bytes that the pulled files of a node may have in all; 10GiB by default.")
+@click.option("--max-size", metavar="SIZE", help="What the files of a node may have in all; 10GiB by default.")
 @options.output_options
 def command(
     path: str | None,

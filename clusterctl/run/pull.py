@@ -53,9 +53,7 @@ def pull(
     return [name for name, _, _ in files], sum(size for _, size, _ in files)
 
 
-def _fetch(
-    session: Session, workdir: str, pattern: str, spool: BinaryIO, most: int
-) -> list[tuple[str, int, int]]:
+def _fetch(session: Session, workdir: str, pattern: str, spool: BinaryIO, most: int) -> list[tuple[str, int, int]]:
     failed: list[OSError | RefusedError] = []
 
     def take(data: Data) -> None:

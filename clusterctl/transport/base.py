@@ -66,8 +66,8 @@ class Channel(Protocol):
         """Send all of `data`.
 
         Raises:
-            OSError: The stream is closed, or the peer took nothing for `timeout` seconds, or not all within `IN_ALL` times
-                as long (`TimeoutError`).
+            OSError: The stream is closed, or the peer took nothing for `timeout` seconds, or not all
+                within `IN_ALL` times as long (`TimeoutError`).
         """
 
     def recv(self, limit: int, *, timeout: float | None = None) -> bytes:

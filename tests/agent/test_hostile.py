@@ -214,7 +214,17 @@ def test_all_lies_at_once_do_not_make_the_head_large(stage: Stage) -> None:
 
 def test_no_lie_leaves_a_file_outside_its_run(stage: Stage) -> None:
     root = stage.other.dir.path.parent
-    names = {"events.jsonl", "lock", "epoch", "spec.json", "plan-0.json", "nodes", "outline.json", "code.json"}
+    names = {
+        "events.jsonl",
+        "lock",
+        "epoch",
+        "spec.json",
+        "plan-0.json",
+        "nodes",
+        "outline.json",
+        "code.json",
+        "control",
+    }
     for play in stage.caught.values():
         assert {entry.name for entry in os.scandir(play.dir.path)} <= names
         assert not list(play.dir.path.rglob("*escape*"))

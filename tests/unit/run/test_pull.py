@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from clusterctl.agent.protocol import FrameError
 from clusterctl.agent.workspace import files_matching
-from clusterctl.errors import AgentError
+from clusterctl.errors import AgentError, ConnectError, RefusedError
 from clusterctl.run.asked import asked_for
 from clusterctl.run.pull import pull
 from tests.work import calls
@@ -40,15 +41,22 @@ class Node:
 
     node = "gpu01"
 
-    def __init__(self, *files: tuple[str, int, int]) -> None:
-        self._files = files
+    def __init__(self, *files: tuple[str, int, int], sends: int | None = None, offset: int = 0) -> None:
+        self._files, self._offset = files, offset
+        self._sends = sum(size for _, size, _ in files) if sends is None else sends
+        self.closed = False
+
+    def close(self) -> None:
+        self.closed = True
 
     def new_stream(self, take: Any) -> int:
         self._take = take
         return 0
 
     def call(self, *_: Any, **__: Any) -> dict[str, Any]:
-        self._take(SimpleNamespace(offset=0, payload=b"x" * sum(size for _, size, _ in self._files)))
+        self._take(SimpleNamespace(offset=self._offset, payload=b"x" * self._sends))
+        if self.closed:
+            raise ConnectError(self.node, "the session was closed")
         return {"files": [list(file) for file in self._files]}
 
 
@@ -84,6 +92,29 @@ def test_a_node_does_not_decide_who_may_change_a_file_of_the_head(mode: int, kep
     pull(Node(("ckpt/1.pt", 1, mode)), "work", "ckpt/**", tmp_path / "gpu01")  # type: ignore[arg-type]
 
     assert stat.S_IMODE((tmp_path / "gpu01/ckpt/1.pt").stat().st_mode) == kept
+
+
+def test_of_more_than_was_allowed_nothing_is_written_and_the_session_is_ended(tmp_path: Path) -> None:
+    node = Node(("ckpt/1.pt", 101, 0o644))
+
+    with pytest.raises(RefusedError, match="over 100 bytes") as caught:
+        pull(node, "work", "ckpt/**", tmp_path / "gpu01", most=100)  # type: ignore[arg-type]
+
+    assert "--max-size" in str(caught.value.hint)
+    assert node.closed
+    assert list(tmp_path.rglob("*")) == []
+
+
+def test_a_node_that_tells_of_other_sizes_than_it_sent_is_not_believed(tmp_path: Path) -> None:
+    with pytest.raises(AgentError, match="sent 1 bytes and tells of 8"):
+        pull(Node(("ckpt/1.pt", 8, 0o644), sends=1), "work", "ckpt/**", tmp_path / "gpu01")  # type: ignore[arg-type]
+
+    assert list(tmp_path.rglob("*")) == []
+
+
+def test_bytes_of_files_that_come_out_of_order_are_no_frame_of_ours(tmp_path: Path) -> None:
+    with pytest.raises(FrameError, match="where 0 is due"):
+        pull(Node(("ckpt/1.pt", 1, 0o644), offset=1 << 62), "work", "ckpt/**", tmp_path / "gpu01")  # type: ignore[arg-type]
 
 
 def test_a_name_of_many_parts_costs_what_its_length_does() -> None:

@@ -1,0 +1,69 @@
+"""When a node is not believed any more, and when what it says of another controller is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from clusterctl.errors import ConnectError
+from clusterctl.run import ending, leftover
+from clusterctl.run.controller.misfits import MOST, WITHIN_SECONDS, Misfits
+from clusterctl.run.epochs import highest_epoch, succeeded
+from clusterctl.session import StaleEpochError
+
+
+class Node:
+    def __init__(self, answer: int | Exception) -> None:
+        self._answer = answer
+
+    def call(self, *_: object, **__: object) -> dict[str, Any]:
+        if isinstance(self._answer, Exception):
+            raise self._answer
+        return {"epoch": self._answer}
+
+
+@pytest.mark.parametrize(
+    ("answers", "another"),
+    [
+        ([4], True),
+        ([3, 4], True),
+        ([StaleEpochError("n: epoch 3 is old")], True),
+        ([], False),
+        ([ConnectError("n", "gone")], False),
+    ],
+    ids=["a higher epoch", "of one of two", "refused for a lower one", "nobody to ask", "nobody answers"],
+)
+def test_another_controller_is_one_that_a_second_node_knows(answers: list[int | Exception], *, another: bool) -> None:
+    nodes: Any = {f"n{place}": Node(answer) for place, answer in enumerate(answers)}
+
+    assert succeeded("r", nodes, epoch=3) is another
+
+
+def test_the_highest_epoch_is_that_of_the_nodes_that_answer() -> None:
+    nodes: Any = {"a": Node(2), "b": Node(7), "c": Node(ConnectError("c", "gone"))}
+
+    assert highest_epoch("r", nodes) == 7
+    assert highest_epoch("r", {}) == 0
+
+
+def test_a_node_has_used_up_its_chances_at_the_third_word_within_an_hour() -> None:
+    misfits = Misfits()
+    said = [misfits.again("n", float(moment)) for moment in range(MOST)]
+
+    assert said == [False, False, True]
+    assert not misfits.again("other", 0.0)
+    assert not misfits.again("n", MOST + 2 * WITHIN_SECONDS)
+
+
+def test_the_same_words_of_a_node_are_told_once_and_new_ones_not_for_ever() -> None:
+    misfits = Misfits()
+
+    assert [misfits.is_news("n", text) for text in ("a", "a", "b", "c", "d")] == [True, False, True, True, False]
+
+
+def test_of_a_node_that_does_not_end_and_names_no_worker_nobody_says_that_nothing_is_left() -> None:
+    status = {"state": "started", "workers": [], "remaining": []}
+
+    assert [entry["why"] for entry in ending._unended(status)] == [leftover.OVERDUE]
+    assert ending._unended({**status, "state": "swept"}) == []
