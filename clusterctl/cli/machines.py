@@ -94,7 +94,11 @@ def look_at(hosts: Sequence[HostSpec], sessions: Mapping[str, Session]) -> list[
     def ask(node: str, session: Session) -> NodeStats:
         request = {"groups": ["machine", "gpus"], "deadline": _DEADLINE}
         asked = {"python": None, "prologue": None, "env": {}, "cwd": None, "request": request}
-        return _from_facts(node, session.call(Command.PROBE, asked, timeout=_DEADLINE + _MARGIN))
+        facts = session.call(Command.PROBE, asked, timeout=_DEADLINE + _MARGIN)
+        try:
+            return _from_facts(node, facts)
+        except (TypeError, ValueError, AttributeError, LookupError) as error:
+            return _unknown(node, f"what it told does not fit: {error!r}")
 
     by_name = {host.name: host for host in hosts}
     seen, errors = each({n: s for n, s in sessions.items() if n in by_name}, ask)

@@ -103,7 +103,7 @@ def parse_py_spy(text: str) -> tuple[Thread, ...]:
     """Reads `py-spy dump --json`; nothing where it is not that."""
     try:
         return tuple(_py_spy_thread(thread) for thread in json.loads(text))
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return ()
 
 

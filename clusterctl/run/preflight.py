@@ -219,8 +219,11 @@ def _runs(session: Session, facts: Mapping[str, Any], own_run: str | None) -> di
 
     Nothing is asked where nothing was found. A node may say that a run lives which this head has ended.
     """
-    told = (facts["groups"].get("procs") or {}).get("data") or {}
-    seen = {entry["run"] for entry in told.get("runs") or []} - {own_run}
+    try:
+        told = (facts["groups"].get("procs") or {}).get("data") or {}
+        seen = {str(entry["run"]) for entry in told.get("runs") or []} - {own_run}
+    except (KeyError, TypeError, AttributeError):
+        return {}  # not what an agent says: nothing follows from it
     if not seen:
         return {"live_runs": []}
     try:

@@ -135,9 +135,12 @@ class Controller:
             self._dispatch(item)
         except Exception as error:
             node = getattr(item, "node", None)
-            if node is None:
+            if isinstance(item, ControlRequest):
+                item.reply({"error": f"this cannot be done: {error!r}"})
+            elif node is None:
                 raise
-            self._connections.misfit(node, error)
+            else:
+                self._connections.misfit(node, error)
 
     def _dispatch(self, item: Any) -> None:
         match item:
