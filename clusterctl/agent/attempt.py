@@ -25,6 +25,7 @@ from clusterctl.agent import (
     proc,
     protocol,
     requests,
+    secrets,
     stopping,
     sweep,
     system,
@@ -202,12 +203,14 @@ class Attempt:
             lease=self._run.lease,
             enforce=self._enforce,
             cgroup=cgroup.procs(self.ledger.cgroup),
+            title=f"{self._run.short} rank {one.rank}",
         )
         return workers.begin(one.rank, post)
 
     def _enforce(self, _out: Out) -> dict[str, Any]:
         """End everything of the run here; done aside by a waiter whose fence has expired."""
         self.ledger.ours |= guardians.of_run(self._run)
+        secrets.forget(self._run)
         return {"left": stopping.end_all(self._marks, self.ledger, self.prepare.grace)}
 
     def _record_started(self, worker: Worker) -> None:

@@ -69,3 +69,15 @@ def lock_names(root: str = "") -> dict[int, str]:
         return found
     # Not every AMD GPU has a number of its own; its place in the machine is as good.
     return {gpu["index"]: gpu["uuid"] or f"pci-{gpu['pci']}-{gpu['partition']}" for gpu in _of_amd(root)}
+
+
+def lock_places(root: str = "") -> dict[int, str]:
+    """Return by index a folder of the kernel's for each device; it is root's: nobody else can make or remove it.
+
+    Where containers are given single GPUs, NVIDIA's folder of a device is mounted into them: it is one for all.
+    """
+    base = root + _DRIVER
+    known = len(_information(root))
+    if known:
+        return dict(enumerate(f"{base}/{slot}" for slot in sorted(os.listdir(base))[:known]))
+    return {gpu["index"]: f"{root}{_KFD}/{gpu['node']}" for gpu in _of_amd(root)}

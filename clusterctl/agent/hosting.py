@@ -54,6 +54,7 @@ def main(arguments: list[str]) -> NoReturn:
     output = os.open(files + "log", os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     program = spawn.Program([spawn.encode(word) for word in command], dict(os.environb), os.getcwdb())
     post = waiter.Post(program=program, output=output, spawn_file=files + "spawn", exit_file=files + "exit")
+    spawn.no_core()
     # The launcher signals the whole group, so the worker hears it by itself.
     for number in _GROUP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)

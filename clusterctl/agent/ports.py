@@ -125,7 +125,9 @@ def _bind(port: int) -> list[socket.socket]:
         _close({port: [sock, *names]})
         if isinstance(error, PortError):
             raise
-        raise PortError(f"port {port} cannot be held: {os.strerror(error.errno or 0)}") from error
+        owner = facts.owner("/", port) if error.errno == errno.EADDRINUSE else None
+        by = f" by {owner}" if owner else ""
+        raise PortError(f"port {port} cannot be held: {os.strerror(error.errno or 0)}{by}") from error
     return [sock, *names]
 
 

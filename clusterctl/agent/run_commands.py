@@ -229,15 +229,16 @@ def _clean(run: RunDir, state: fold.NodeState) -> int:
         raise requests.refused(
             f"processes of run {run.run} still live on this node: {names}", "`clusterctl down` ends them"
         )
+    # What a run that was never told its end has left on the tmpfs; its directory says where that is.
+    secrets.forget(run)
+    for attempt in range(state.attempt + 1):
+        secrets.remove_folder(run.status_dir(attempt))
+    run.unmake_memory()
     size = 0
     for place, _, names_here in os.walk(run.path):
         for name in names_here:
             size += os.lstat(os.path.join(place, name)).st_blocks * 512
     shutil.rmtree(run.path)
-    # What a run that was never told its end has left on the tmpfs.
-    secrets.forget(run.secrets())
-    for attempt in range(state.attempt + 1):
-        secrets.remove_folder(run.status_dir(attempt))
     # Another node of the same run may lie beside it.
     with contextlib.suppress(OSError):
         os.rmdir(os.path.dirname(run.path))

@@ -76,12 +76,16 @@ def state_root() -> str:
     try:
         os.makedirs(root, mode=0o700, exist_ok=True)
         info = os.lstat(root)
+        if info.st_uid != os.getuid() or not stat.S_ISDIR(info.st_mode):
+            what = f"belongs to uid {info.st_uid}" if stat.S_ISDIR(info.st_mode) else "is not a folder"
+            raise RootError(f"{root} {what}", "set XDG_STATE_HOME to a folder of your own on a local disk")
+        if info.st_mode & 0o022:
+            # As a umask of 002 leaves it; whoever may write here could put a run's folder in place of another.
+            os.chmod(root, 0o700)
         _try_to_write(root)
     except OSError as error:
         reason = error.strerror or str(error)
         raise RootError(f"cannot keep state in {root}: {reason}", "set XDG_STATE_HOME to a local folder") from error
-    if info.st_uid != os.getuid() or not stat.S_ISDIR(info.st_mode):
-        raise RootError(f"{root} belongs to uid {info.st_uid}", "set XDG_STATE_HOME to a folder of your own")
     return root
 
 
@@ -130,6 +134,11 @@ class RunDir:
         import hashlib
 
         return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
+
+    @property
+    def short(self) -> str:
+        """What is shown of the key where others can see it."""
+        return self.key[:6]
 
     def file(self, name: str) -> str:
         """Return the path of a file of the run."""
@@ -194,31 +203,68 @@ class RunDir:
 
     def status_dir(self, attempt: int) -> str:
         """Return the directory where workers of an attempt show how they are; on a tmpfs where there is one."""
-        return os.path.join(self._memory(), f"{self.key[:16]}-{attempt}")
+        return os.path.join(self.memory() or self.path, f"{self.key[:16]}-{attempt}")
 
-    def secrets(self) -> str:
-        """Return where secrets wait for a later attempt."""
-        return os.path.join(self._memory(), f"{self.key[:16]}.secrets")
+    def secrets(self) -> str | None:
+        """Return where secrets wait for a later attempt, or `None` where no folder of ours is in memory."""
+        place = self.memory()
+        return os.path.join(place, f"{self.key[:16]}.secrets") if place and filesystem(place) in _IN_MEMORY else None
 
-    def _memory(self) -> str:
-        return memory_root() or self.path
+    def memory(self) -> str | None:
+        """Return a private folder on a tmpfs: the usual one, or the one that `make` made in its place."""
+        usual = memory_root()
+        if usual is not None:
+            return usual
+        known = read_bytes(self.file("memory")).decode("utf-8", "surrogateescape")
+        return known if known and not_private(known) is None else None
 
     def make(self) -> None:
-        """Make the directory of the run."""
+        """Make the directory of the run, and a folder in memory where somebody else has made the usual one."""
         os.makedirs(self.path, mode=0o700, exist_ok=True)
+        if self.memory() is None:
+            with contextlib.suppress(OSError):
+                place = f"{usual_memory()}-{os.urandom(8).hex()}"
+                os.mkdir(place, 0o700)
+                with open(self.file("memory"), "wb") as file:
+                    file.write(place.encode("utf-8", "surrogateescape"))
+
+    def unmake_memory(self) -> None:
+        """Remove the folder that `make` made in memory, once nothing is left in it."""
+        known = read_bytes(self.file("memory")).decode("utf-8", "surrogateescape")
+        if known and not_private(known) is None:
+            with contextlib.suppress(OSError):
+                os.rmdir(known)
+
+
+_IN_MEMORY = ("tmpfs", "ramfs")
+
+
+def usual_memory() -> str:
+    """Return the private directory on a tmpfs that this user has on this machine, whether it is there or not."""
+    return f"/dev/shm/clusterctl-{os.getuid()}"
 
 
 def memory_root() -> str | None:
-    """Return a private directory on a tmpfs, or `None` where the machine offers none that is ours."""
-    path = f"/dev/shm/clusterctl-{os.getuid()}"
+    """Return that directory, made where it is not there, or `None` where the machine offers none that is ours."""
+    path = usual_memory()
+    with contextlib.suppress(OSError):
+        os.mkdir(path, 0o700)
+    return path if not_private(path) is None else None
+
+
+def not_private(path: str) -> str | None:
+    """Return why a folder is not ours alone, or `None` where it is and can be written."""
     try:
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(path, 0o700)
         info = os.lstat(path)
-    except OSError:
-        return None
-    private = stat.S_ISDIR(info.st_mode) and info.st_uid == os.getuid() and not info.st_mode & 0o077
-    return path if private and os.access(path, os.W_OK) else None
+    except OSError as error:
+        return f"{path}: {error.strerror}"
+    if not stat.S_ISDIR(info.st_mode):
+        return f"{path} is not a folder"
+    if info.st_uid != os.getuid():
+        return f"{path} belongs to uid {info.st_uid}"
+    if info.st_mode & 0o077:
+        return f"{path} can be entered by others"
+    return None if os.access(path, os.W_OK) else f"{path} cannot be written"
 
 
 def runs(root: str) -> Iterator[RunDir]:

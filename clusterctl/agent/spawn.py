@@ -90,9 +90,23 @@ def allow_many_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (usual[1], usual[1]))
 
 
-def _usual_files() -> None:
+_USUAL_CORES: list[tuple[int, int]] = []
+"""The limits for core dumps that we were started with, where we have changed them."""
+
+
+def no_core() -> None:
+    """Leave no core dump of this process and its forks, which see secrets; a program may leave one as before."""
+    usual = resource.getrlimit(resource.RLIMIT_CORE)
+    if usual[0]:
+        _USUAL_CORES[:] = [usual]
+        resource.setrlimit(resource.RLIMIT_CORE, (0, usual[1]))
+
+
+def _usual_limits() -> None:
     for usual in _USUAL_FILES:
         resource.setrlimit(resource.RLIMIT_NOFILE, usual)
+    for usual in _USUAL_CORES:
+        resource.setrlimit(resource.RLIMIT_CORE, usual)
 
 
 def _worker_files() -> None:
@@ -146,7 +160,7 @@ def become(program: Program) -> NoReturn:
         if program.tag is not None:
             set_tag(program.tag)
         normal_signals()
-        _usual_files()
+        _usual_limits()
         if program.tag is not None:
             # What a launcher of the user starts has the limits that it was given.
             _worker_files()

@@ -18,6 +18,7 @@ from clusterctl.agent import (
     claims,
     epochs,
     fold,
+    guardians,
     hosting,
     journal,
     keeping,
@@ -25,8 +26,10 @@ from clusterctl.agent import (
     listening,
     marks,
     ports,
+    proc,
     protocol,
     requests,
+    rundir,
     sampling,
     seat,
     spawn,
@@ -70,7 +73,7 @@ class Supervisor:
         self._marks = marks.marks_of(run)
         self._journal = journal.Journal(run.journal)
         self._state = fold.fold(journal.read(run.journal))
-        self._claims = claims.Claims(run.run, run.node)
+        self._claims = claims.Claims(run.run, run.node, guards=self._waiters)
         self._ports = ports.Ports()
         self._samples = sampling.Samples(run.samples)
         self._attempt: Attempt | None = None
@@ -85,6 +88,9 @@ class Supervisor:
             protocol.Command.FINISH: self._finish,
         }
         self._adopt()
+
+    def _waiters(self) -> list[int]:
+        return [who.pid for who in guardians.waiters(self._run) if proc.alive(who)]
 
     def serve(self) -> None:
         """Work until the run is finished."""
@@ -110,6 +116,9 @@ class Supervisor:
 
     def _record(self, event: protocol.Event) -> protocol.Stamp:
         stamp = self._journal.append(event)
+        if isinstance(event, protocol.Stopping) and event.reason == protocol.StopReason.FENCE.value:
+            # Nobody may ever come back for them.
+            kept.forget(self._run)
         fold.apply(self._state, stamp, event)
         # Who follows has seen it already.
         self._syncer.soon(self._run.journal)
@@ -295,7 +304,16 @@ class Supervisor:
         epochs.touch_lease(self._run.lease)
         self._set_attempt(attempt)
         self._record(protocol.Prepared(prepare.attempt, list(attempt.ports.numbers)))
+        self._name_squatter()
         return self._prepared(attempt)
+
+    def _name_squatter(self) -> None:
+        """Say who has made our usual folder in memory, and what follows from that."""
+        why = rundir.not_private(rundir.usual_memory())
+        if why is not None and rundir.memory_root() is None:
+            place = self._run.memory()
+            what = f"{place} is used instead" if place else "who adopts the run cannot restart it if it has secrets"
+            self._alarm("memory", f"{why}: {what}")
 
     def _prepared(self, attempt: Attempt) -> dict[str, Any]:
         return {"ports": list(self._state.ports), "run_dir": self._run.path, "python": attempt.python}
@@ -305,7 +323,7 @@ class Supervisor:
         attempt = self._attempt
         if attempt is None or attempt.number != start.attempt:
             raise requests.refused(f"attempt {start.attempt} of run {self._run.run} is not prepared on this node")
-        start = kept.recall(self._run.secrets(), start)
+        start = kept.recall(self._run, start)
         try:
             attempt.start(start)
         finally:
@@ -331,9 +349,10 @@ class Supervisor:
         self._ports.release()
         if self._activity is not None:
             self._activity.stop()
-        kept.forget(self._run.secrets())
+        kept.forget(self._run)
         for number in range(self._state.attempt + 1):
             kept.remove_folder(self._run.status_dir(number))
+        self._run.unmake_memory()
         self._loop.after(0.05, self._loop.stop)
         return {}
 
@@ -406,5 +425,7 @@ def _detach(run: RunDir, keep: set[int]) -> None:
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
     system.set_name("clusterctl-supv")
-    system.set_title(f"clusterctl-agent supervise {run.run} {run.node}")
+    # Others see it: by the names of run and node they would know the marks of its processes.
+    system.set_title(f"clusterctl-agent supervise {run.short}")
+    spawn.no_core()
     system.become_subreaper()

@@ -43,6 +43,7 @@ class Post:
         lease: File with the time of the controller's last frame.
         enforce: Ends everything of the run on this node; called in a fork when the fence has expired.
         cgroup: `cgroup.procs` to join, or `None`.
+        title: What tells this waiter from others where everybody can see it.
     """
 
     program: Program
@@ -54,6 +55,7 @@ class Post:
     lease: str = ""
     enforce: Task | None = None
     cgroup: str | None = None
+    title: str = ""
 
 
 def start(post: Post) -> tuple[int, int]:
@@ -94,7 +96,7 @@ def _wait_for_worker(post: Post, report: int, parent: int) -> NoReturn:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
     system.set_name("clusterctl-wait")
-    system.set_title(f"clusterctl-agent wait {post.exit_file}")
+    system.set_title(f"clusterctl-agent wait {post.title}")
     keep = [*post.keep, *_hold_folders(post)]
     end = _Exit(post.exit_file)
     gate, go = os.pipe2(os.O_CLOEXEC)

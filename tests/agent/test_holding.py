@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
 
+from clusterctl.agent import proc
 from clusterctl.agent.claims import ClaimError, Claims
 from clusterctl.agent.portwatch import PortWatch
 from clusterctl.agent.protocol import Command
@@ -190,11 +192,118 @@ def test_after_a_refused_claim_nothing_new_is_held_and_nothing_old_is_given_up(t
         claims.release()
 
 
+def us() -> list[int]:
+    return [os.getpid()]
+
+
 def test_two_nodes_of_one_run_on_one_machine_do_not_share_a_gpu(tmp_path: Path) -> None:
-    one, again, other = (Claims("run", node, str(tmp_path)) for node in ("n1", "n1", "n2"))
+    one, again, other = (
+        Claims("run", node, str(tmp_path), guards) for node, guards in (("n1", tuple), ("n1", us), ("n2", tuple))
+    )
     one.take([990])
     again.take([990])
     with pytest.raises(ClaimError, match=r"GPU 990 is held by run run \(node n1\)"):
         other.take([990])
     for claims in (one, again):
         claims.release()
+
+
+# --- GPUs and other users
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Path:
+    """A machine with one GPU of NVIDIA's, as its kernel shows it."""
+    gpu = tmp_path / "machine/proc/driver/nvidia/gpus/0000:01:00.0"
+    gpu.mkdir(parents=True)
+    (gpu / "information").write_text("Model: \t NVIDIA H100\nGPU UUID: \t GPU-0a1b2c3d-0000\n")
+    return tmp_path / "machine"
+
+
+def fifo(locks: Path) -> None:
+    locks.mkdir(mode=0o1777)
+    os.mkfifo(locks / "GPU-0a1b2c3d-0000")
+
+
+def hard_link(locks: Path) -> None:
+    locks.mkdir(mode=0o1777)
+    (locks.parent / "precious").write_text("precious")
+    os.link(locks.parent / "precious", locks / "GPU-0a1b2c3d-0000")
+
+
+def symbolic_link(locks: Path) -> None:
+    locks.mkdir(mode=0o1777)
+    (locks.parent / "precious").write_text("precious")
+    (locks / "GPU-0a1b2c3d-0000").symlink_to(locks.parent / "precious")
+
+
+def foreign(locks: Path) -> None:
+    locks.mkdir(mode=0o700)
+    os.chown(locks, 65534, 65534)
+
+
+def open_to_all(locks: Path) -> None:
+    locks.mkdir()
+    locks.chmod(0o777)
+
+
+FOLDERS = {
+    "a file": (lambda locks: locks.write_text(""), "is not a directory"),
+    "another user's": (foreign, "belongs to uid 65534, who could take claims away: as root"),
+    "without the sticky bit": (open_to_all, "everybody could take claims away"),
+    "a FIFO for a file": (fifo, "is no plain file with one name"),
+    "a hard link to a file of ours": (hard_link, "is no plain file with one name"),
+    "a symbolic link to a file of ours": (symbolic_link, "cannot claim GPUs"),
+}
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can make something for somebody else")
+@pytest.mark.parametrize(("make", "why"), FOLDERS.values(), ids=FOLDERS.keys())
+def test_what_lies_in_the_folder_of_claims_cannot_keep_a_run_from_a_gpu_that_the_kernel_shows(
+    tmp_path: Path, machine: Path, make: Callable[[Path], object], why: str
+) -> None:
+    locks = tmp_path / "locks"
+    make(locks)
+    first, second = (Claims(run, "n1", str(locks), root=str(machine)) for run in ("first", "second"))
+    first.take([0])
+    with pytest.raises(ClaimError, match="GPU 0 is locked by pid|GPU 0 is held by run first"):
+        second.take([0])
+    first.release()
+    second.take([0])
+    second.release()
+    if (tmp_path / "precious").exists():
+        assert (tmp_path / "precious").read_text() == "precious"
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can make something for somebody else")
+@pytest.mark.parametrize(("make", "why"), FOLDERS.values(), ids=FOLDERS.keys())
+def test_without_the_word_of_the_kernel_the_folder_of_claims_has_to_be_in_order(
+    tmp_path: Path, make: Callable[[Path], object], why: str
+) -> None:
+    locks = tmp_path / "locks"
+    make(locks)
+    for file in locks.glob("*"):
+        file.rename(locks / f"gpu-0-{proc.boot_id()}")
+    (tmp_path / "dev").mkdir()
+    with pytest.raises(ClaimError, match=why):
+        Claims("run", "n1", str(locks), root=str(tmp_path)).take([0])
+    if (tmp_path / "precious").exists():
+        assert (tmp_path / "precious").read_text() == "precious"
+
+
+def test_a_lock_that_no_run_says_is_its_own_is_told_by_process_and_user(tmp_path: Path, machine: Path) -> None:
+    place = machine / "proc/driver/nvidia/gpus/0000:01:00.0"
+    with subprocess.Popen(["flock", place, "sh", "-c", "echo; read line"], stdin=-1, stdout=-1) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        with pytest.raises(ClaimError, match=rf"GPU 0 is locked by pid {other.pid} of uid {os.getuid()}, and no run"):
+            Claims("run", "n1", str(tmp_path / "locks"), root=str(machine)).take([0])
+        other.communicate(b"\n")
+
+
+def test_what_a_claim_says_of_itself_cannot_steer_a_terminal(tmp_path: Path) -> None:
+    first = Claims("fir\x1b]52;c;eA==\x07st", "n1", str(tmp_path))
+    first.take([990])
+    with pytest.raises(ClaimError, match=r"held by run fir\?\]52;c;eA==\?st"):
+        Claims("second", "n1", str(tmp_path)).take([990])
+    first.release()

@@ -569,7 +569,7 @@ def test_no_secret_is_left_of_a_run_that_was_cleaned(node: Node) -> None:
     secrets = {"TOKEN": "hf_secret"}
     talk.ask(Command.START, **node.where, attempt=0, workers=[worker], inject=False, secrets=secrets, keep_secrets=True)
     talk.wait_for("swept")
-    kept = Path(RunDir(str(node.home / "state/clusterctl"), node.run, node.node).secrets())
+    kept = Path(RunDir(str(node.home / "state/clusterctl"), node.run, node.node).secrets() or "")
     assert "hf_secret" in kept.read_text()
     os.kill(node.supervisor(), signal.SIGKILL)
     talk.eventually(lambda: not node.supervised())

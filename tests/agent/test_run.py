@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import signal
 import sys
 import uuid
@@ -17,6 +18,7 @@ from clusterctl.agent.protocol import Command
 from clusterctl.agent.rundir import RunDir
 from tests.agent.conftest import BIN, gone
 from tests.agent.talk import Refused
+from tests.lab.waiting import wait_for
 
 if TYPE_CHECKING:
     from tests.agent.conftest import Node
@@ -335,6 +337,35 @@ def test_secrets_reach_workers_and_go_with_the_run(node: Node) -> None:
     assert kept_secrets(node, secret) == []
 
 
+def test_an_attempt_whose_secrets_are_gone_is_refused_by_their_names(node: Node) -> None:
+    talk = node.talk()
+    node.prepare(talk)
+    node.follow(talk)
+    worker = {"rank": 0, "local_rank": 0, "argv": ["true"], "env": {}}
+    secret = uuid.uuid4().hex
+    talk.ask(Command.START, **node.where, attempt=0, workers=[worker], secrets={"TOKEN": secret}, keep_secrets=True)
+    talk.wait_for("swept")
+    for path in kept_secrets(node, secret):
+        path.unlink()
+    node.prepare(talk, attempt=1)
+    with pytest.raises(Refused, match=f"the secrets of run {node.run} are not kept on this node: TOKEN"):
+        talk.ask(Command.START, **node.where, attempt=1, workers=[worker], keep_secrets=True)
+
+
+@pytest.mark.parametrize("dead", ["nobody", "the supervisor"])
+def test_secrets_go_when_the_fence_expires(node: Node, dead: str) -> None:
+    talk = node.talk()
+    node.prepare(talk, stop_after=3.0, grace=0.2)
+    secret = uuid.uuid4().hex
+    worker = {"rank": 0, "local_rank": 0, "argv": SLEEP, "env": {}}
+    talk.ask(Command.START, **node.where, attempt=0, workers=[worker], secrets={"TOKEN": secret}, keep_secrets=True)
+    assert kept_secrets(node, secret)
+    talk.kill()
+    if dead == "the supervisor":
+        os.kill(node.supervisor(), signal.SIGKILL)
+    wait_for(lambda: not kept_secrets(node, secret), what="the secrets to be gone", every=0.1)
+
+
 def kept_secrets(node: Node, text: str) -> list[Path]:
     """Files of secrets with this text, in memory or with the run; those of other runs come and go meanwhile."""
     held = []
@@ -351,6 +382,26 @@ def test_processes_of_ours_are_told_apart_by_their_command_line(node: Node) -> N
     supervisor, waiter = (Path(f"/proc/{pid}/cmdline").read_bytes() for pid in (node.supervisor(), node.waiter()))
     assert supervisor.startswith(b"clusterctl-agent supervise")
     assert waiter.startswith(b"clusterctl-agent wait")
+
+
+def test_nobody_learns_the_names_of_a_run_from_command_lines(node: Node) -> None:
+    node.launch(SLEEP)
+    for pid in (node.supervisor(), node.waiter()):
+        line = Path(f"/proc/{pid}/cmdline").read_bytes()
+        assert node.run.encode() not in line
+        assert node.node.encode() not in line
+
+
+def test_supervisor_and_waiter_leave_no_core_dump_and_a_worker_may(node: Node) -> None:
+    usual = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (usual[1], usual[1]))
+    try:
+        talk = node.launch(SLEEP)
+    finally:
+        resource.setrlimit(resource.RLIMIT_CORE, usual)
+    worker = talk.wait_for("started")[0]["pid"]
+    soft = [resource.prlimit(pid, resource.RLIMIT_CORE)[0] for pid in (node.supervisor(), node.waiter(), worker)]
+    assert soft == [0, 0, usual[1]]
 
 
 def test_samples_of_activity_and_health_are_followed(node: Node) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import subprocess
@@ -99,6 +100,10 @@ class Inside:
     def pids_of(self, pattern: str) -> list[int]:
         """Pids of the living processes whose command line (joined by blanks) matches, oldest first."""
         return [p.pid for p in self.processes() if p.state != "Z" and re.search(pattern, p.command)]
+
+    def mark(self, run: str) -> str:
+        """What the command lines of a run's supervisor and waiters have instead of its name, which is not for all."""
+        return hashlib.sha256(f"{self.spec.uid}\0{run}\0{self.name}".encode()).hexdigest()[:6]
 
     def pid_of(self, pattern: str) -> int | None:
         """The first of `pids_of`, or None."""

@@ -98,7 +98,8 @@ class Watch:
 
     def _is_neighbours(self, process: Process) -> bool:
         run = self.node.environ(process.pid).get("CLUSTERCTL_RUN_ID")
-        return self._neighbour in process.command or run == self._neighbour
+        guards = f"clusterctl-agent (supervise|wait) {self.node.mark(self._neighbour)}"
+        return re.match(guards, process.command) is not None or run == self._neighbour
 
     def _connections(self) -> int:
         return len(self.node.sshd_pids())

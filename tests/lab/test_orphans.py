@@ -53,7 +53,7 @@ def test_runs_of_a_lost_head_are_ended_and_nothing_else_is_touched(nodes: NodeFa
     os.kill(controller_pid(head, run), signal.SIGKILL)
     shutil.rmtree(run_dir(head, run))
     # All that could know of the hidden child on the second node is gone: workers, waiters, supervisor.
-    for pattern in (f"supervise {run} ", f"clusterctl-agent wait .*/{run}/", "faulty.py$"):
+    for pattern in (f"clusterctl-agent (supervise|wait) {made[1].mark(run)}", "faulty.py$"):
         for pid in made[1].pids_of(pattern):
             if made[1].environ(pid).get("CLUSTERCTL_RUN_ID", run) == run and made[1].environ(pid).get("RANK") != "9":
                 made[1].signal(pid, signal.SIGKILL)

@@ -59,12 +59,12 @@ def of_kind(kind: str, made: Sequence[Node], run_dir: Path) -> list[tuple[Node |
     if kind == "sshd":
         return [(n, pid) for n in made for pid in n.sshd_pids()]
     patterns = {
-        "supervisor": f"supervise {run}",
-        "waiter": f"clusterctl-agent wait .*{run}",
+        "supervisor": "clusterctl-agent supervise {mark}",
+        "waiter": "clusterctl-agent wait {mark} ",
         "serve": "agent serve",
     }
     if kind in patterns:
-        return [(n, pid) for n in made for pid in n.pids_of(patterns[kind])]
+        return [(n, pid) for n in made for pid in n.pids_of(patterns[kind].format(mark=n.mark(run)))]
     return [
         (n, pid) for n in made for pid in n.pids_of(r"count\.py$") if n.environ(pid).get("CLUSTERCTL_RUN_ID") == run
     ]

@@ -25,7 +25,7 @@ def _free(port: int, root: str) -> dict[str, Any]:
     try:
         bind(port).close()
     except OSError as error:
-        entry.update(free=False, error=error.strerror, owner=_owner(root, port))
+        entry.update(free=False, error=error.strerror, owner=owner(root, port))
     return entry
 
 
@@ -57,7 +57,7 @@ def _bound(family: int, address: str, port: int) -> socket.socket:
     return sock
 
 
-def _owner(root: str, port: int) -> str | None:
+def owner(root: str, port: int) -> str | None:
     """Name the user who holds `port`, from the kernel's socket table, which everybody may read."""
     seen = None
     for number, state, uid in sockets(root):
