@@ -74,6 +74,10 @@ class Neighbour:
             process.kill()
             raise RuntimeError(process.communicate()[1])
 
+    def harmed(self) -> bool:
+        """Whether something of his has ended otherwise than he meant."""
+        return any(process.poll() not in (None, 0) for process in self._processes)
+
     def pids(self) -> set[int]:
         """Return his processes, as the node numbers them."""
         return {process.pid for process in self.node.processes() if process.uid == self.uid and process.state != "Z"}
