@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import base64
+import fcntl
+import re
 import threading
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -20,9 +22,7 @@ from clusterctl.transport.known_hosts import (
     parse,
     preferred_algorithms,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from tests.lab.waiting import wait_for
 
 ED = HostKey("ssh-ed25519", b"\0\0\0\x0bssh-ed25519 one")
 OTHER = HostKey("ssh-ed25519", b"\0\0\0\x0bssh-ed25519 two")
@@ -209,22 +209,24 @@ def test_nothing_is_filed_under_what_is_no_host(tmp_path: Path, name: str) -> No
 
 
 def test_of_two_keys_for_one_name_that_come_at_once_one_is_filed(tmp_path: Path) -> None:
-    path = str(tmp_path / "known_hosts")
-    start, refused = threading.Barrier(2), []
+    path = tmp_path / "known_hosts"
+    refused: list[str] = []
 
-    def file(key: HostKey) -> None:
-        start.wait()
+    def file() -> None:
         try:
-            append(path, "gpu1", key)
+            append(str(path), "gpu1", OTHER)
         except UnfiledError as error:
             refused.append(str(error))
 
-    threads = [threading.Thread(target=file, args=(key,)) for key in (ED, OTHER)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(load([path])) == 1
+    with path.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        second = threading.Thread(target=file)
+        second.start()
+        waits = re.compile(rf"-> FLOCK .*:{path.stat().st_ino} ")
+        wait_for(lambda: waits.search(Path("/proc/locks").read_text()), what="the second to wait for the lock")
+        held.write(line("gpu1", ED))
+    second.join()
+    assert path.read_text() == line("gpu1", ED)
     assert refused == [f"{path}:1 has another key for `gpu1`"]
 
 
