@@ -16,9 +16,6 @@ if TYPE_CHECKING:
 
     from clusterctl.health.context import Context
 
-_MISFITS = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError)
-"""What a judge raises over facts of a node that are not of the form that its agent gives them."""
-_QUOTED = 200
 _GRAVITY = (Status.FAIL, Status.WARN, Status.UNKNOWN, Status.PASS)
 
 
@@ -48,9 +45,8 @@ def judge_node(node: str, facts: Facts, context: Context, checks: Iterable[str] 
         if check.node_judge is None or ("unreachable" in facts and check.name != "net.ssh"):
             continue
         view = View(node=node, facts=facts, context=context, check=check)
-        findings += [
-            check.finding(outcome, node=node, duration_ms=_took(check, view)) for outcome in _judge(check, view)
-        ]
+        took = view.group().ms if check.group else gpus.library(view).ms if check.gpu else None
+        findings += [check.finding(outcome, node=node, duration_ms=took) for outcome in _judge(check, view)]
     return [weigh(finding, context) for finding in findings]
 
 
@@ -132,26 +128,7 @@ def _chosen(checks: Iterable[str] | None) -> list[Check]:
     return [check for name, check in CHECKS.items() if name in wanted]
 
 
-def _took(check: Check, view: View) -> float | None:
-    try:
-        return view.group().ms if check.group else gpus.library(view).ms if check.gpu else None
-    except _MISFITS:
-        return None
-
-
 def _judge(check: Check, view: View) -> Sequence[Outcome]:
-    """Judge one node; where what it told cannot be taken apart nobody knows, and the other checks go on."""
-    try:
-        return _judged(check, view)
-    except _MISFITS as error:
-        return [unknown(_misfit(error))]
-
-
-def _misfit(error: Exception) -> str:
-    return f"what was told does not fit: {type(error).__name__}: {str(error)[:_QUOTED]}"
-
-
-def _judged(check: Check, view: View) -> Sequence[Outcome]:
     """Judge one node; where the facts that a check rests on could not be had, say so."""
     assert check.node_judge is not None
     if check.gpu:
@@ -174,9 +151,6 @@ def _compare(check: Check, views: tuple[View, ...], context: Context) -> Sequenc
     assert check.cluster_judge is not None
     if not views:
         return [unknown("no node gave facts")]
-    try:
-        if check.gpu and all(gpus.gate(view) is not None for view in views):
-            return [skipped("no GPUs declared")]
-        return list(check.cluster_judge(ClusterView(views=views, context=context, check=check)))
-    except _MISFITS as error:
-        return [unknown(_misfit(error))]
+    if check.gpu and all(gpus.gate(view) is not None for view in views):
+        return [skipped("no GPUs declared")]
+    return list(check.cluster_judge(ClusterView(views=views, context=context, check=check)))

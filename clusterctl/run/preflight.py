@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 
 AFTER_SYNC = ("version.code",)
 """Checks that `up` makes once the code is on the nodes."""
+_MISFITS = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError)
+"""What judges raise over facts that are not of the form that agents give them."""
+_QUOTED = 200
 _MARGIN = 10.0
 _CODE_SECONDS = 10.0
 _DOWN_SECONDS = 3600.0
@@ -255,7 +258,21 @@ def judge_all(
     spec: ClusterSpec, facts: Mapping[str, dict[str, Any]], checks: Sequence[str] | None = None
 ) -> list[Finding]:
     """Return all findings: each node by itself, then the nodes against each other."""
-    return judge.judge_all(facts, Context.from_spec(spec), checks)
+    context = Context.from_spec(spec)
+    try:
+        return judge.judge_all(facts, context, checks)
+    except _MISFITS:
+        fitting = {node: _fitting(node, told, context, checks) for node, told in facts.items()}
+        return judge.judge_all(fitting, context, checks)
+
+
+def _fitting(node: str, told: dict[str, Any], context: Context, checks: Sequence[str] | None) -> dict[str, Any]:
+    """Return what a node told; of one whose facts are of no form that an agent gives them, that it cannot be used."""
+    try:
+        judge.judge_all({node: told}, context, checks)
+    except _MISFITS as error:
+        return {"unreachable": f"what it told does not fit: {type(error).__name__}: {str(error)[:_QUOTED]}"}
+    return told
 
 
 def _summary(findings: list[Finding]) -> str:

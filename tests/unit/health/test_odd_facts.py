@@ -1,4 +1,4 @@
-"""Facts of a node that are of no form that an agent gives them: nothing follows, and no check is in another's way."""
+"""Facts of a node that are of no form that an agent gives them: that node is named, and the others are judged."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from clusterctl.health.context import Context
-from clusterctl.health.judge import judge_all
+from clusterctl.config.spec import ClusterSpec, HostSpec
 from clusterctl.health.model import Status
 from clusterctl.health.registry import CHECKS
+from clusterctl.run.preflight import judge_all
+from tests.unit.health import healthy
 
 ODD: dict[str, Any] = {
     "a list": [1],
@@ -18,14 +19,19 @@ ODD: dict[str, Any] = {
     "numbers by name": dict.fromkeys(("pci", "devices", "modules", "disk", "mounts", "runs", "gpus", "found"), 7),
     "lists of numbers by name": {name: [7] for name in ("pci", "devices", "modules", "disk", "mounts", "runs", "dev")},
 }
+SPEC = ClusterSpec(
+    name="r", path="c.yaml", hosts=tuple(HostSpec(name=name, host=name) for name in ("odd", "well")), job=None
+)
 
 
 @pytest.mark.parametrize("data", ODD.values(), ids=list(ODD))
-def test_every_check_says_something_of_facts_that_do_not_fit(data: Any) -> None:
+def test_a_node_whose_facts_do_not_fit_is_named_and_the_others_are_judged(data: Any) -> None:
     names = {check.group for check in CHECKS.values() if check.group} | {"nvml", "amdsmi", "driver"}
     odd = {"groups": {str(name): {"status": "ok", "reason": None, "data": data, "ms": 1.0} for name in names}}
 
-    findings = judge_all({"a": odd, "b": odd}, Context())
+    findings = judge_all(SPEC, {"odd": odd, "well": healthy.facts()})
 
-    assert {finding.check for finding in findings} == set(CHECKS)
-    assert all(isinstance(finding.status, Status) for finding in findings)
+    of_odd = [finding for finding in findings if finding.node == "odd"]
+    assert [(finding.check, finding.status) for finding in of_odd] == [("net.ssh", Status.FAIL)]
+    assert "does not fit" in of_odd[0].message
+    assert len({finding.check for finding in findings if finding.node == "well"}) > 10
