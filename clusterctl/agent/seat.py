@@ -47,12 +47,15 @@ class Seat:
     def restore(self) -> socket.socket | None:
         """Make anew what somebody has removed; return the listener that was replaced, to be closed, or `None`.
 
+        A whole directory that is gone stays so: who asks next is to see that nothing is known of the run any more.
+
         Raises:
             BlockingIOError: Meanwhile another supervisor has the seat.
             OSError: It cannot be made.
         """
+        if _place(self._run.path) is None:
+            return None
         if _place(self._run.lock) != _of(os.fstat(self._lock)):
-            self._run.make()
             lock, self._lock = self._lock, _lock(self._run)
             os.close(lock)
         if _place(self._run.socket) == self._socket:

@@ -45,7 +45,8 @@ def end_on_node(session: Session, run: str, node: str, grace: float) -> list[dic
     session.call(Command.STOP, stop, timeout=_CALL_SECONDS)
     status = session.call(Command.STATUS, asked, timeout=_CALL_SECONDS)
     while not _ended(status) and time.monotonic() < deadline:
-        if not status["supervisor"]:
+        # One whose files were removed takes its seat anew in a while; until then it has heard of no stop.
+        if not status["supervisor"] or status["state"] == "new":
             session.call(Command.STOP, stop, timeout=_CALL_SECONDS)
         time.sleep(pause)
         pause = min(pause * 2, _LONGEST_PAUSE)

@@ -12,6 +12,8 @@ import pytest
 
 from clusterctl.agent import spawn
 from clusterctl.agent.follow import Follower
+from clusterctl.agent.loop import Loop
+from clusterctl.agent.notify import Notifier
 from clusterctl.agent.protocol import Command, Event, Exited, Follow, Prepared, Stamp, Started, Swept, encode_event
 from clusterctl.agent.rundir import RunDir
 from tests.agent.conftest import Node
@@ -83,7 +85,7 @@ def test_output_that_cannot_be_opened_for_want_of_descriptors_is_not_taken_for_n
         send=lambda _: None,
         send_data=lambda stream, offset, data: sent.update({stream: data}),
         new_stream=lambda: next(streams),
-        watch=lambda _: None,
+        notifier=Notifier(Loop(), lambda: None),
     )
     follower.pump_events()
     usual = resource.getrlimit(resource.RLIMIT_NOFILE)
