@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -27,6 +36,12 @@ def family(pid: int) -> list[int]:
             except OSError:
                 continue
     return below
+
+
+def children(pid: int) -> list[int]:
+    """Return the processes that a process, whichever of its threads, has started and not seen the end of."""
+    threads = os.listdir(f"/proc/{pid}/task")
+    return [int(child) for thread in threads for child in _about(pid, f"task/{thread}/children").split()]
 
 
 def cpu_seconds(pids: list[int]) -> float:
@@ -53,3 +68,9 @@ def shared_out_mb(pids: list[int]) -> float:
 def descriptors(pid: int) -> int:
     """Return how many descriptors a process has open."""
     return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def alone(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Return what a call gives in a new process, whose memory and descriptors are those of nobody else."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(call, *args, **kwargs).result()

@@ -92,7 +92,10 @@ def _disk(folder: Path) -> int:
 
 
 def on_head(folder: Path, ranks: int, restarts: int) -> Restarted:
-    """Write down on a head what a node with so many ranks tells of its attempts; it is reconnected after each tenth."""
+    """Write down on a head what a node with so many ranks tells of its attempts; it is reconnected after each tenth.
+
+    That head is this process: `processes.alone` has it to itself.
+    """
     run = RunDir(folder / "run")
     (run.path / "nodes").mkdir(parents=True)
     head = _Head(run, ranks)
