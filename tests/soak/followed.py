@@ -206,7 +206,7 @@ class FollowedRun:
         pid = self._controller.pid
         return Head(
             on_disk(self.dir.path),
-            processes.descriptors(pid),
+            processes.lasting_descriptors(pid),
             processes.shared_out_mb([pid]),
             processes.peak_mb(pid),
             self.reconnects(),

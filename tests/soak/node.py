@@ -113,7 +113,9 @@ class LongRun:
     def held(self) -> Held:
         """Return what there is of the run now."""
         family = processes.family(self.supervisor)
-        return Held(on_disk(self.files.folder), processes.descriptors(self.supervisor), processes.shared_out_mb(family))
+        return Held(
+            on_disk(self.files.folder), processes.lasting_descriptors(self.supervisor), processes.shared_out_mb(family)
+        )
 
     def cpu(self, seconds: float) -> float:
         """Return the seconds a day that the run's own processes use, from so many seconds that all go by themselves."""
