@@ -170,8 +170,8 @@ def _held_by(index: int, pid: int | None, record: dict[str, Any]) -> str:
     """Say who holds a GPU: the run that says so, if the lock is of that user; else whom the kernel names."""
     user = None if pid is None else proc.owner(pid)
     if not record.get("run") or user not in (None, record.get("user")):
-        who = "" if pid is None else f" by pid {pid} of uid {user}"
-        return f"GPU {index} is locked{who}, and no run says that it holds it"
+        who, remedy = ("", "") if pid is None else (f" by pid {pid} of uid {user}", ": ending that process frees it")
+        return f"GPU {index} is locked{who}, and no run says that it holds it{remedy}"
     node = f" (node {_shown(record['node'])})" if record.get("node") else ""
     other = f" of uid {_shown(record['user'])}" if record.get("user") not in (None, os.getuid()) else ""
     return f"GPU {index} is held by run {_shown(record['run'])}{other}{node}"
@@ -183,20 +183,30 @@ def _shown(value: object) -> str:
 
 def _open(folder: str, name: str, *, common: bool) -> int:
     """Open the file of a device; `common`: it is what is locked, so nobody else may be able to remove it."""
+    path = os.path.join(folder, name)
     try:
         with contextlib.suppress(FileExistsError):
             os.mkdir(folder)
             os.chmod(folder, 0o1777)
         if common:
             _check(folder)
-        fd = _open_file(os.path.join(folder, name))
+        fd = _open_file(path)
     except OSError as error:
-        raise ClaimError(f"cannot claim GPUs in {folder}: {error.strerror}") from error
+        raise ClaimError(f"cannot claim GPUs in {folder}: {error.strerror}{_whose(path)}") from error
     info = os.fstat(fd)
     if not stat.S_ISREG(info.st_mode) or info.st_nlink != 1:
         os.close(fd)
-        raise ClaimError(f"{os.path.join(folder, name)} is no plain file with one name: remove it")
+        raise ClaimError(f"{path} is no plain file with one name{_whose(path)}")
     return fd
+
+
+def _whose(path: str) -> str:
+    """Say to whom what lies in the place of a claim belongs and what mends it; nothing where nothing lies there."""
+    try:
+        user = os.lstat(path).st_uid
+    except OSError:
+        return ""
+    return f"; it belongs to uid {user}: as root, `rm {path}` mends it"
 
 
 def _check(folder: str) -> None:

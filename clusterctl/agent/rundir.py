@@ -237,6 +237,8 @@ class RunDir:
 
 
 _IN_MEMORY = ("tmpfs", "ramfs")
+NOT_KEPT = "who adopts the run cannot restart it if it has secrets"
+"""What follows where no secrets can be kept in memory."""
 
 
 def usual_memory() -> str:

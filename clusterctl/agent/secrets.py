@@ -8,9 +8,11 @@ import os
 import shutil
 from typing import TYPE_CHECKING
 
-from clusterctl.agent import requests, system
+from clusterctl.agent import requests, rundir, system
 
 if TYPE_CHECKING:
+    from typing import Callable
+
     from clusterctl.agent.protocol import Start
     from clusterctl.agent.rundir import RunDir
 
@@ -18,8 +20,13 @@ _NAMES = "secrets.names"
 """File in the directory of the run with the names of the secrets that its workers get."""
 
 
-def recall(run: RunDir, start: Start) -> Start:
+def recall(run: RunDir, start: Start, tell: Callable[[str], None]) -> Start:
     """Keep the secrets of a start where a later attempt may need them; fill them in where this one brings none.
+
+    Args:
+        run: Whose secrets.
+        start: What brings them, or lacks them.
+        tell: Is told why they cannot be kept, and what follows: anybody can fill the memory that all users share.
 
     Raises:
         RequestError: They were not kept, or are gone: a worker without them would not do what it is meant to.
@@ -30,7 +37,7 @@ def recall(run: RunDir, start: Start) -> Start:
             with contextlib.suppress(OSError):
                 system.write_json(run.file(_NAMES), {"names": sorted(start.secrets)})
             if place is not None:
-                system.write_json(place, start.secrets)
+                _keep(place, start.secrets, tell)
         return start
     wanted = system.read_json(run.file(_NAMES)) if start.keep_secrets else None
     if wanted is None:
@@ -42,6 +49,16 @@ def recall(run: RunDir, start: Start) -> Start:
             "only the controller that was given them can restart it: start the run anew",
         )
     return dataclasses.replace(start, secrets={str(k): str(v) for k, v in known.items()})
+
+
+def _keep(place: str, secrets: dict[str, str], tell: Callable[[str], None]) -> None:
+    try:
+        system.write_json(place, secrets)
+    except OSError as error:
+        tell(f"{os.path.dirname(place)}: {error.strerror}: {rundir.NOT_KEPT}")
+        # Those of an earlier attempt are no stand-in for these.
+        with contextlib.suppress(OSError):
+            os.unlink(place)
 
 
 def forget(run: RunDir) -> None:

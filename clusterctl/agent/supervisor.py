@@ -6,6 +6,7 @@ It may be killed at any moment: all that matters is on the disk or in a waiter, 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import time
@@ -312,7 +313,7 @@ class Supervisor:
         why = rundir.not_private(rundir.usual_memory())
         if why is not None and rundir.memory_root() is None:
             place = self._run.memory()
-            what = f"{place} is used instead" if place else "who adopts the run cannot restart it if it has secrets"
+            what = f"{place} is used instead" if place else rundir.NOT_KEPT
             self._alarm("memory", f"{why}: {what}")
 
     def _prepared(self, attempt: Attempt) -> dict[str, Any]:
@@ -323,7 +324,7 @@ class Supervisor:
         attempt = self._attempt
         if attempt is None or attempt.number != start.attempt:
             raise requests.refused(f"attempt {start.attempt} of run {self._run.run} is not prepared on this node")
-        start = kept.recall(self._run, start)
+        start = kept.recall(self._run, start, functools.partial(self._alarm, "memory"))
         try:
             attempt.start(start)
         finally:

@@ -19,23 +19,23 @@ def processes(words):
     for path in glob.glob("/proc/[0-9]*/cmdline"):
         try:
             pid = int(path.split("/")[2])
-            if pid != os.getpid() and words in open(path).read().replace("\\0", " "):
+            if os.stat(path).st_uid == VICTIM and words in open(path).read().replace("\\0", " "):
                 yield pid
         except OSError:
             pass
 
 def held_ports():
     for port in range(32768, 60999):
-        with socket.socket() as plain, socket.socket() as reused:
-            reused.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                plain.bind(("", port))
-            except OSError:
+        for reused in (0, 1):
+            with socket.socket() as one:
+                one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reused)
                 try:
-                    reused.bind(("", port))
-                    yield port
+                    one.bind(("", port))
                 except OSError:
-                    pass
+                    continue
+            if reused:
+                yield port
+            break
 
 def stay():
     print("done", flush=True)
@@ -51,18 +51,24 @@ class Neighbour:
     Args:
         node: Where he has an account.
         uid: His.
+
+    Attributes:
+        pid: The process that his last script stayed as, as the node numbers it; 0 where none did.
     """
 
     def __init__(self, node: Node, uid: int = UID) -> None:
-        self.node, self.uid = node, uid
+        self.node, self.uid, self.pid = node, uid, 0
         self._processes: list[subprocess.Popen[str]] = []
 
     def do(self, script: str) -> None:
-        """Run a script of his, and return once it has said `done`.
+        """Run a script of his, if any, and return once it has said `done`.
 
         Raises:
             RuntimeError: It failed.
         """
+        if not script:
+            return
+        before = self.pids()
         account = ["setpriv", f"--reuid={self.uid}", f"--regid={self.uid}", "--clear-groups"]
         argv = self.node.inside([*account, "python3", "-c", BEGIN + script, str(self.node.spec.uid)])
         env = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/"}
@@ -73,10 +79,11 @@ class Neighbour:
         if process.stdout.readline() != "done\n":
             process.kill()
             raise RuntimeError(process.communicate()[1])
+        self.pid = min(self.pids() - before, default=0)
 
-    def harmed(self) -> bool:
-        """Whether something of his has ended otherwise than he meant."""
-        return any(process.poll() not in (None, 0) for process in self._processes)
+    def did(self, trace: str = "") -> bool:
+        """Whether nothing of his has ended otherwise than he meant, and the file is there that he leaves by then."""
+        return all(process.poll() in (None, 0) for process in self._processes) and self.node.path(trace or "/").exists()
 
     def pids(self) -> set[int]:
         """Return his processes, as the node numbers them."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.lab import tricks
 from tests.lab.head_cli import Head
 from tests.lab.neighbour import Neighbour
 from tests.lab.places import Place
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from tests.lab.node import Node
 
 SECRET_VALUE = "hf_5ecr37"
+REFUSED, RANK_FAILED = 6, 100
 JOB = """\
 import os, select
 home = os.path.expanduser("~")
@@ -32,227 +35,280 @@ print("trained")
 
 
 @dataclass(frozen=True)
+class Run:
+    """A command of the victim's, and how it has to end.
+
+    Attributes:
+        command: Which; a start unless said otherwise.
+        code: Its exit code, or that of who ends it.
+        more: Of the cluster file.
+        gpus: What it claims.
+        locks: An administrator has made the folder of GPU claims.
+        mate: It has a second node.
+        kill: Of what has these words in its command line the run loses a process while the worker runs.
+        orphan: It is ended by a head that knows nothing of it, else by the worker.
+    """
+
+    command: tuple[str, ...] = ("up", "--no-health")
+    code: int = 0
+    more: Mapping[str, Any] = field(default_factory=dict)
+    gpus: tuple[int, ...] = ()
+    locks: bool = False
+    mate: bool = False
+    kill: str = ""
+    orphan: bool = False
+
+
+@dataclass(frozen=True)
 class Case:
     """What the neighbour does, and what has to be seen of it.
 
     Attributes:
+        run: Beside what he does it; cases with the same object share one.
         before: His script before the start; it is his before anything of the run is there.
         during: His script while the worker runs.
-        kill: Of what has these words in its command line the run loses a process then.
-        named: Words of `up`; none where what he does is out of reach of the run.
-        code: How `up` ends.
+        trace: What is there of his once he has done it; none where his script ends by itself or stays.
+        named: What is said; none where what he does is out of reach of the run. `{pid}` is his process.
         users: Whose run it is.
-        more: Of the cluster file.
-        gpus: What it claims.
     """
 
+    run: Run = field(default_factory=Run)
     before: str = ""
     during: str = ""
-    kill: str = ""
+    trace: str = ""
     named: tuple[str, ...] = ()
-    code: int = 0
     users: tuple[str, ...] = ("ann",)
-    more: Mapping[str, Any] = field(default_factory=dict)
-    gpus: tuple[int, ...] = ()
 
 
-FORGED_TAG = """
-(worker,) = processes("job.py")
-limits = open(f"/proc/{worker}/limits").read()
-(tag,) = (int(line.split()[3]) for line in limits.splitlines() if line.startswith("Max file locks"))
-resource.setrlimit(10, (tag, resource.getrlimit(10)[1]))
-stay()
-"""
-TAKEN_PORT = """
-(port,) = held_ports()
-taken = socket.socket()
-taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-taken.bind(("", port))
-taken.listen()
-stay()
-"""
-NAMES_OF_SOCKETS = """
-lines = open("/proc/net/unix").read().splitlines()
-names = {line.split()[-1].replace("@", chr(0)) for line in lines if "clusterctl-" in line}
-print("done", flush=True)
-taken = []
-while True:
-    for name in names:
-        try:
-            taken.append(socket.socket(socket.AF_UNIX))
-            taken[-1].bind(name)
-            taken[-1].listen()
-        except OSError:
-            taken.pop().close()
-    select.select([], [], [], 0.001)
-"""
-NAME_OF_PORT = """
-taken = socket.socket(socket.AF_UNIX)
-taken.bind(chr(0) + "clusterctl-port-29517")
-stay()
-"""
-MEMORY = """
-os.mkdir(f"/dev/shm/clusterctl-{VICTIM}", 0o777)
-print("done")
-"""
-MEMORY_LINK = """
-os.symlink("/tmp", f"/dev/shm/clusterctl-{VICTIM}")
-print("done")
-"""
-TEMPORARY = """
-os.mkdir(f"/var/tmp/clusterctl-{VICTIM}", 0o777)
-print("done")
-"""
-FULL_MEMORY = """
-with open("/dev/shm/full", "wb", buffering=0) as file:
-    try:
-        while True:
-            file.write(bytes(65536))
-    except OSError:
-        pass
-print("done")
-"""
-CLAIMS = """
-os.mkdir("/var/tmp/clusterctl-locks", 0o700)
-print("done")
-"""
-ENVIRONMENT = """
-(worker,) = processes("job.py")
-(name,) = {name for name in os.environ if name == "PATH"}
-os.execve("/usr/bin/env", ["env", "sh", "-c", "echo done; exec sleep 1000"], {
-    "PATH": os.environ[name], "CLUSTERCTL_NODE": socket.gethostname(), "CLUSTERCTL_RUN_ID": "lab"
-})
-"""
-ESCAPES = FORGED_TAG.replace("stay()", r"open('/proc/self/comm', 'w').write('\x1b]52;c;eA==\x07')" + "\nstay()")
-FIXED_PORT = """
-taken = socket.socket()
-taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-taken.bind(("", 29518))
-taken.listen()
-stay()
-"""
 SECRET = {"secrets": {"TOKEN": {"env": "TOKEN"}}, "restart": {"max_restarts": 1}}
+BESIDE = Run(more={**SECRET, "network": {"master_port": 29517}}, gpus=(0,))
+KILLED = Run(more=SECRET, kill="clusterctl-agent supervise")
 CASES = {
     "the folder in memory, made first": Case(
-        before=MEMORY,
-        more=SECRET,
+        BESIDE,
+        before=tricks.MEMORY,
         named=("/dev/shm/clusterctl-{uid} belongs to uid 1502: ", "is used instead"),
         users=("ann", "root"),
     ),
-    "the folder in memory, a link elsewhere": Case(
-        before=MEMORY_LINK, more=SECRET, named=("/dev/shm/clusterctl-{uid} is not a folder: ", "is used instead")
+    "the folder for state and agents, made first": Case(BESIDE, before=tricks.TEMPORARY, users=("ann", "root")),
+    "the name of a fixed port": Case(BESIDE, before=tricks.NAME_OF_PORT, users=("ann", "root")),
+    "the temporary places, filled": Case(BESIDE, before=tricks.FULL_TEMPORARY, users=("ann", "root")),
+    "the environment of a run, copied": Case(BESIDE, during=tricks.ENVIRONMENT, users=("ann", "root")),
+    "the tag of a run, copied": Case(
+        BESIDE, during=tricks.FORGED_TAG, named=("left alone: ", "pid {pid} of uid 1502"), users=("ann", "root")
     ),
-    "memory for all, filled": Case(before=FULL_MEMORY, more={"secrets": SECRET["secrets"]}),
-    "the folder for state and agents, made first": Case(before=TEMPORARY, users=("ann", "root")),
-    "the folder of GPU claims, made first": Case(
-        before=CLAIMS,
-        gpus=(0,),
-        named=("/var/tmp/clusterctl-locks belongs to uid 1502", "install -d -m 1777"),
-        code=6,
+    "the tag of a run, copied by a process whose names steer terminals": Case(
+        BESIDE, during=tricks.ESCAPES, named=("left alone: ", "pid {pid} of uid 1502"), users=("ann", "root")
+    ),
+    "the folder in memory, a link elsewhere": Case(
+        KILLED,
+        before=tricks.MEMORY_LINK,
+        named=("/dev/shm/clusterctl-{uid} is not a folder: ", "is used instead"),
         users=("ann", "root"),
     ),
-    "the environment of a run, copied": Case(during=ENVIRONMENT, users=("ann", "root")),
-    "the tag of a run, copied by a process whose name steers terminals": Case(
-        during=ESCAPES, named=("left alone: pid", "of uid 1502")
+    "the name of a socket, taken once its supervisor is killed": Case(
+        KILLED, during=tricks.NAMES_OF_SOCKETS, users=("ann", "root")
+    ),
+    "memory for all, filled": Case(
+        Run(more=SECRET),
+        before=tricks.FULL_MEMORY,
+        named=("/dev/shm/clusterctl-{uid}: No space left", "cannot restart it"),
+    ),
+    "names that steer terminals, while a head that lost its runs ends them": Case(
+        Run(orphan=True), during=tricks.ESCAPES
+    ),
+    "idle connections to where nodes try to meet": Case(
+        Run(command=("up",), mate=True, more={"network": {"master_port": 29519}}), before=tricks.IDLE, trace="/tmp/idle"
+    ),
+    "the folder of GPU claims, made first": Case(
+        Run(gpus=(0,), code=REFUSED),
+        before=tricks.CLAIMS,
+        named=("/var/tmp/clusterctl-locks belongs to uid 1502", "install -d -m 1777"),
+        users=("ann", "root"),
+    ),
+    "a GPU claim, locked": Case(
+        Run(gpus=(0,), code=REFUSED, locks=True),
+        before=tricks.LOCKED_CLAIM,
+        named=("GPU 0 is locked by pid {pid} of uid 1502", "ending that process frees it"),
+    ),
+    "the file of a GPU claim, made first and closed to others": Case(
+        Run(gpus=(0,), code=REFUSED, locks=True),
+        before=tricks.CLOSED_CLAIM,
+        named=("/var/tmp/clusterctl-locks/gpu-0-", "belongs to uid 1502", "as root, `rm /var/tmp/"),
+    ),
+    "the file of a GPU claim, a hard link to a file of the victim's": Case(
+        Run(gpus=(0,), code=REFUSED, locks=True),
+        before=tricks.HARD_LINK,
+        named=("is no plain file with one name", "as root, `rm /var/tmp/"),
+    ),
+    "the file of a GPU claim, a link to a file of the victim's": Case(
+        Run(gpus=(0,), code=REFUSED, locks=True),
+        before=tricks.SYMBOLIC_LINK,
+        named=("belongs to uid 1502", "as root, `rm /var/tmp/"),
     ),
     "a fixed port, listened on before the start": Case(
-        before=FIXED_PORT, more={"network": {"master_port": 29518}}, named=("port 29518", "uid 1502"), code=6
-    ),
-    "the name of a socket, taken once its supervisor is killed": Case(
-        during=NAMES_OF_SOCKETS, kill="clusterctl-agent supervise", users=("ann", "root")
-    ),
-    "the name of a fixed port": Case(before=NAME_OF_PORT, more={"network": {"master_port": 29517}}),
-    "the tag of a run, copied": Case(
-        during=FORGED_TAG, named=("left alone: pid", "of uid 1502"), users=("ann", "root")
+        Run(more={"network": {"master_port": 29518}}, code=REFUSED),
+        before=tricks.FIXED_PORT,
+        named=("port 29518", "uid 1502"),
     ),
     "MASTER_PORT, listened on before rank 0 does": Case(
-        during=TAKEN_PORT,
+        Run(code=RANK_FAILED),
+        during=tricks.TAKEN_PORT,
         named=("uid 1502 listens on port", "a port of the run is taken"),
-        code=100,
         users=("ann", "root"),
     ),
 }
-ROWS = [pytest.param(user, case, id=f"{name}, {user}") for name, case in CASES.items() for user in case.users]
+ROWS = [pytest.param(user, name, id=f"{name}, {user}") for name, case in CASES.items() for user in case.users]
+
+
+@dataclass
+class Outcome:
+    """What was seen of a run and of who did something beside it.
+
+    Attributes:
+        left: Processes of the victim's that do not go.
+        pids: The process of each case.
+        done: The cases of which there is what has to be there; their processes live, or ended well.
+    """
+
+    code: int
+    said: str
+    left: list[str]
+    secrets: list[str]
+    precious: str
+    pids: dict[str, int]
+    done: set[str]
 
 
 @dataclass
 class Stage:
-    """A node, its victim's head, and the neighbour."""
+    """A node, its victim's head and one that knows of no run, and a second node of the victim's."""
 
     node: Node
+    mate: Node
     head: Head
-    neighbour: Neighbour
+    lost: Head
+    outcomes: dict[int, Outcome] = field(default_factory=dict)
 
-    def write(self, case: Case) -> None:
+    def of(self, run: Run, user: str) -> Outcome:
+        """Return what was seen, having seen to it the first time."""
+        if id(run) not in self.outcomes:
+            cases = {name: case for name, case in CASES.items() if case.run is run and user in case.users}
+            self.outcomes[id(run)] = self.play(run, cases)
+        return self.outcomes[id(run)]
+
+    def play(self, run: Run, cases: Mapping[str, Case]) -> Outcome:
+        """Let the command run, and all of the cases beside it."""
+        self.write(run)
+        neighbours = {name: Neighbour(self.node) for name in cases}
+        command = None
+        try:
+            for name, case in cases.items():
+                neighbours[name].do(case.before)
+            command = self.head.start(*run.command)
+            if any(case.during for case in cases.values()) and self.started(command):
+                for name, case in cases.items():
+                    neighbours[name].do(case.during)
+            code, said = self.end(run, command)
+            done = {name for name, case in cases.items() if neighbours[name].did(case.trace)}
+            pids = {name: neighbour.pid for name, neighbour in neighbours.items()}
+            return Outcome(code, said, self.left(), self.secrets(), self.precious(), pids, done)
+        finally:
+            for neighbour in neighbours.values():
+                neighbour.leave()
+            if command is not None and command.poll() is None:
+                self.head.run("down", "--all", "--kill")
+                command.kill()
+
+    def started(self, command: subprocess.Popen[str]) -> bool:
+        """Wait for the worker; return whether there is one."""
+        ready = self.node.path("ready")
+        self.node.wait_for(lambda: ready.exists() or command.poll() is not None, what="the worker")
+        return ready.exists()
+
+    def write(self, run: Run) -> None:
+        """Make what the victim has, and let the node be as one that nobody has used yet."""
         (self.head.folder / "job.py").write_text(JOB)
-        self.head.write({self.node.name: 1}, {"script": "job.py", "grace": "1s"}, gpus=case.gpus, **case.more)
-        # As on a machine where nobody has used it yet.
-        self.node.run(["sh", "-c", "rm -rf /dev/shm/* /var/tmp/clusterctl-*"])
-        for name in ("ready", "go"):
-            self.node.path(name).unlink(missing_ok=True)
+        hosts = [self.node.name, *([self.mate.name] if run.mate else [])]
+        self.head.write(dict.fromkeys(hosts, 1), {"script": "job.py", "grace": "1s"}, gpus=run.gpus, **run.more)
+        self.node.run(["sh", "-c", "rm -rf /dev/shm/* /var/tmp/*"])
+        if run.locks:
+            self.node.run(["install", "-d", "-m", "1777", "/var/tmp/clusterctl-locks"], check=True)
+        # Linux lets nobody make a hard link to what he may not write.
+        script = f"umask 0; printf precious > {tricks.PRECIOUS}"
+        self.node.run(["sh", "-c", script], user=self.node.spec.user, check=True)
+        for node in (self.node, self.mate):
+            for name in ("ready", "go"):
+                node.path(name).unlink(missing_ok=True)
 
-    def up(self) -> subprocess.Popen[str]:
-        return self.head.start("up", "--no-health")
+    def end(self, run: Run, command: subprocess.Popen[str]) -> tuple[int, str]:
+        """Let a command end as it is meant to end; return its exit code and all that was said.
 
-    def started(self, up: subprocess.Popen[str]) -> None:
-        self.node.wait_for(lambda: self.node.path("ready").exists() or up.poll() is not None, what="the worker")
+        Of an orphan it is the code of who ended it: that of its own command depends on which news comes first.
+        """
+        for pid in self.node.pids_of(run.kill)[:1] if run.kill else []:
+            self.node.signal(pid, 9)
+        ended = self.lost.run("down", "cluster.yaml", "--orphans") if run.orphan else None
+        if run.code != RANK_FAILED:
+            for node in (self.node, self.mate):
+                node.path("go").touch()
+        said = "".join(command.communicate(timeout=60))
+        return (ended.returncode, said + ended.stdout + ended.stderr) if ended else (command.returncode, said)
 
     def secrets(self) -> list[str]:
-        """Return the files of the node that hold the secret of its runs."""
-        found = self.node.run(["grep", "-rlsF", SECRET_VALUE, "/dev/shm", "/tmp", "/var/tmp", self.node.spec.home])
+        """Return the files of the node that hold the secret of its runs; what is mounted below holds programs."""
+        places = ["/dev/shm", "/tmp", "/var/tmp", self.node.spec.home]
+        look = ["-xdev", "-type", "f", "-exec", "grep", "-lsF", SECRET_VALUE, "{}", "+"]
+        found = self.node.run(["find", *places, *look])
         return found.stdout.split()
 
     def left(self) -> list[str]:
-        return [process.command for process in self.node.leftovers() if process.uid == self.node.spec.uid]
+        """Return what of the victim's does not go."""
+        found: list[str] = []
 
-    def go(self) -> None:
-        self.node.path("go").touch()
+        def gone() -> bool:
+            found[:] = [process.command for process in self.node.leftovers() if process.uid == self.node.spec.uid]
+            return not found
+
+        with contextlib.suppress(TimeoutError):
+            self.node.wait_for(gone)
+        return found
+
+    def precious(self) -> str:
+        """Return what a file of the victim's holds to which links may lead."""
+        return self.node.path(tricks.PRECIOUS).read_text()
 
 
 @pytest.fixture(scope="module")
 def stages(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Stage]]:
-    """One node of an ordinary user and one of root's, for all cases."""
-    places = {"/dev/shm": Place(size="2m")}
+    """One node of an ordinary user and one of root's, for all cases, and a second one of each."""
+    places = {place: Place(size="2m") for place in ("/dev/shm", "/tmp", "/var/tmp")}
     specs = [NodeSpec(user="ann", account=1501, places=places), NodeSpec(places=places)]
+    made = lab.add([*specs, *specs])
     found = {}
-    for user, node in zip(("ann", "root"), lab.add(specs), strict=True):
+    for user, node, mate in zip(("ann", "root"), made[:2], made[2:], strict=True):
         folder: Path = tmp_path_factory.mktemp(user)
-        env = lab.head_env(XDG_STATE_HOME=str(tmp_path_factory.mktemp("state")), TOKEN=SECRET_VALUE)
-        found[user] = Stage(node, Head(folder, env), Neighbour(node))
+        envs = [
+            lab.head_env(XDG_STATE_HOME=str(tmp_path_factory.mktemp("state")), TOKEN=SECRET_VALUE) for _ in range(2)
+        ]
+        found[user] = Stage(node, mate, Head(folder, envs[0]), Head(folder, envs[1]))
     yield found
-    lab.remove([stage.node for stage in found.values()])
+    lab.remove(made)
     lab.end_head_processes()
 
 
-@pytest.mark.parametrize(("user", "case"), ROWS)
+@pytest.mark.parametrize(("user", "name"), ROWS)
 def test_what_another_user_does_is_out_of_reach_or_noticed_named_and_survived(
-    stages: dict[str, Stage], user: str, case: Case
+    stages: dict[str, Stage], user: str, name: str
 ) -> None:
-    stage = stages[user]
-    stage.write(case)
-    up = None
-    try:
-        if case.before:
-            stage.neighbour.do(case.before)
-        up = stage.up()
-        if case.during:
-            stage.started(up)
-            stage.neighbour.do(case.during)
-        if case.kill:
-            stage.node.signal(stage.node.pids_of(case.kill)[0], 9)
-        if not case.code:
-            stage.go()
-        said = "".join(up.communicate(timeout=60))
+    case = CASES[name]
 
-        assert up.returncode == case.code, said
-        for words in case.named:
-            assert words.format(uid=stage.node.spec.uid) in said
-        assert "\x1b" not in said
-        assert not stage.neighbour.harmed()
-        stage.node.wait_for(lambda: not stage.left(), what="the run to be gone")
-        assert stage.secrets() == []
-    finally:
-        stage.neighbour.leave()
-        if up is not None and up.poll() is None:
-            stage.head.run("down", "--all", "--kill")
-            up.kill()
+    seen = stages[user].of(case.run, user)
+
+    assert seen.precious == "precious"
+    assert seen.code == case.run.code, seen.said
+    for words in case.named:
+        assert words.format(uid=stages[user].node.spec.uid, pid=seen.pids[name]) in seen.said
+    assert "\x1b" not in seen.said
+    assert name in seen.done
+    assert (seen.left, seen.secrets) == ([], [])
