@@ -178,9 +178,12 @@ def _is_ours(line: str) -> bool:
         del fields[0]
     if not fields or fields[0].startswith("#"):
         return True
-    if fields[0].startswith(_TYPES) or _OPTION.search(fields[0]):
+    if _OPTION.search(fields[0]):
         return False
-    return len(fields) < 3 or fields[1].startswith(_TYPES) or all(field.isdigit() for field in fields[1:4])
+    if len(fields) == 1 or fields[1].startswith(_TYPES) or all(field.isdigit() for field in fields[1:4]):
+        return True
+    # A key to log in with begins with its type; a host may be called `ssh-gw` all the same.
+    return len(fields) == 2 and not fields[0].startswith(_TYPES)
 
 
 def hide(name: str, salt: bytes) -> str:

@@ -189,6 +189,8 @@ def test_nothing_is_filed_where_a_line_is_none_of_known_hosts(tmp_path: Path, he
         pytest.param(line(hide("x", b"salt" * 5), ED), id="hidden"),
         pytest.param(line("[fe80::1%eth0]:22", ED), id="scope"),
         pytest.param("gpu3 ssh-ed255", id="torn"),
+        pytest.param(line("ssh-gw.lan", ED) + line("sk-node1", ED) + line("ecdsa-lab", RSA), id="host-called-so"),
+        pytest.param("ssh-g", id="torn-host-called-so"),
     ],
 )
 def test_a_key_is_filed_beside_all_that_known_hosts_may_hold(tmp_path: Path, held: str) -> None:
