@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from clusterctl.agent.protocol import Command
+from clusterctl.agent.protocol import JOURNAL_FILE, Command
 from clusterctl.config.spec import ClusterSpec, HostSpec, JobSpec, TransportKind
 from clusterctl.config.stored import dump
 from clusterctl.run import store
@@ -229,3 +229,15 @@ def test_no_lie_leaves_a_file_outside_its_run(stage: Stage) -> None:
         assert {entry.name for entry in os.scandir(play.dir.path)} <= names
         assert not list(play.dir.path.rglob("*escape*"))
     assert all(entry.name.startswith(("lie-", "borne-", "other-")) for entry in os.scandir(root))
+
+
+def test_a_head_that_cannot_write_what_honest_nodes_say_calls_none_of_them_a_liar(tmp_path: Path) -> None:
+    play = Played(tmp_path, "own", None)
+    (play.dir.node(LIAR) / JOURNAL_FILE).mkdir(parents=True)
+
+    with pytest.raises(IsADirectoryError):
+        play.controller.start()
+
+    assert "what cannot be" not in play.said
+    assert '"link":"lost"' not in play.said
+    assert play.dialed == {LIAR: 1, HONEST: 1}

@@ -7,6 +7,7 @@ the state from the journals and goes on from the cursors.
 from __future__ import annotations
 
 import contextlib
+import errno
 import queue
 import time
 from typing import TYPE_CHECKING, Any
@@ -130,14 +131,18 @@ class Controller:
         run.control.wake()
 
     def _handle(self, item: Any) -> None:
-        """Handle an item. What cannot be done with what a node said ends that node's session and nothing else."""
+        """Handle an item. What cannot be done with what a node said ends that node's session and nothing else.
+
+        Raises:
+            OSError: The head itself cannot do its part, which is no node's fault: the run goes on without a controller.
+        """
         try:
             self._dispatch(item)
         except Exception as error:
             node = getattr(item, "node", None)
             if isinstance(item, ControlRequest):
                 item.reply({"error": f"this cannot be done: {error!r}"})
-            elif node is None:
+            elif node is None or _is_ours(error):
                 raise
             else:
                 self._connections.misfit(node, error)
@@ -239,3 +244,8 @@ class Controller:
             doubtful=self._health.doubtful(run.state),
             dirty=self._succession.dirty_for(),
         )
+
+
+def _is_ours(error: Exception) -> bool:
+    """Return whether it is the head's own disk that fails; only how long a file gets is what a node decides."""
+    return isinstance(error, OSError) and error.errno is not None and error.errno != errno.EFBIG
