@@ -23,6 +23,7 @@ from clusterctl.errors import ClusterctlError
 from clusterctl.run import events, policy
 from clusterctl.run.control import ControlServer
 from clusterctl.run.controller.following import Following
+from clusterctl.run.controller.places import Places
 from clusterctl.run.controller.stopping import Stopping
 from clusterctl.run.gaps import Gaps, Step
 from clusterctl.run.inbox import Inbox
@@ -90,6 +91,7 @@ class ControlledRun:
         self.cancelled = threading.Event()
         self.kill = False
         self._gaps = Gaps()
+        self._places = Places()
         self.following = Following(self)
         self.unfit: dict[str, str] = {}
         self.stopping = Stopping()
@@ -195,10 +197,7 @@ class ControlledRun:
 
     def ranks_on(self, node: str, attempt: int) -> frozenset[int] | None:
         """Return the ranks that a node has in an attempt; `None` for an attempt that is not known here."""
-        if attempt > self.state.attempt:
-            return None
-        places = (ranks for number, name, ranks in self.state.placed if (number, name) == (attempt, node))
-        return frozenset(rank for ranks in places for rank in ranks)
+        return None if attempt > self.state.attempt else self._places.ranks(self.state.placed, attempt, node)
 
     def _ask_again(self, node: str) -> None:
         session = self.links.sessions.get(node)
