@@ -22,6 +22,9 @@ _ASIDE_SECONDS, _ALL_ASIDE_SECONDS = 1.0, 5.0
 """How long the look at one process, and at all that are left, may take. A process that is stuck in a driver or in an
 exec keeps its memory and more locked, and whoever reads the wrong file of it in `/proc` waits with it."""
 
+_MOST_COMMANDS = 256
+"""Of so many survivors the command line is told; of thousands that a dead mount holds all have to fit in one event."""
+
 T = TypeVar("T")
 
 
@@ -202,8 +205,11 @@ def _send(target: int, number: int) -> None:
 
 
 def describe(found: list[Stat]) -> list[dict[str, Any]]:
-    """Return survivors and why they are still there: `{pid, start_time, command, why}` of each."""
-    commands, _ = _aside([one.pid for one in found], proc.command)
+    """Return survivors and why they are still there: `{pid, start_time, command, why}` of each.
+
+    Behind the first few hundred the name of the process stands for its command.
+    """
+    commands, _ = _aside([one.pid for one in found[:_MOST_COMMANDS]], proc.command)
     return [
         {
             "pid": one.pid,

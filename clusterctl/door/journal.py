@@ -16,8 +16,9 @@ SEQ = EPOCH = whole(0, (1 << 53) - 1)
 ATTEMPT = whole(-1, 1_000_000)
 RANK = whole(0, 9_999_999)
 BYTES = whole(0, 1 << 62)
-MOST_LINE = 512 * 1024
-"""Characters of a line: the longest text of a worker in it has 40 KiB, and six of them may stand for one byte."""
+MOST_LINE = 1 << 20
+"""Characters of a line, as many as a message has bytes. Texts of a worker in it have 48 Ki characters, and twelve may
+stand for one of them; of thousands of processes that a dead mount holds each has some 150."""
 MOST_REMAINING = 65536
 _TICKS = whole(0, (1 << 63) - 1)
 _WORD, _WORDS = text(200), text(8192)

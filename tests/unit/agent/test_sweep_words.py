@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
-from clusterctl.agent import proc, sweep
+from clusterctl.agent import proc, protocol, sweep
 from clusterctl.agent.sweep import Ledger
+from clusterctl.door.journal import decode_line
 from tests.lab.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -21,11 +23,11 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def start() -> Iterator[Callable[[], Stat]]:
-    """Starts a process that sleeps; returns what it is like."""
+    """Starts a process that sleeps, as `sleep` or as what is named; returns what it is like."""
     made: list[subprocess.Popen[bytes]] = []
 
-    def begin() -> Stat:
-        made.append(subprocess.Popen(["sleep", "1000"]))
+    def begin(*command: str) -> Stat:
+        made.append(subprocess.Popen(command or ["sleep", "1000"]))
         return look(made[-1].pid)
 
     yield begin
@@ -67,6 +69,19 @@ def test_a_process_that_has_gone_meanwhile_is_named_as_it_was(start: Callable[[]
     (said,) = sweep.describe([found])
 
     assert (said["pid"], said["command"]) == (found.pid, f"[{found.comm}]")
+
+
+def test_thousands_that_cannot_be_ended_are_all_named_in_an_event_that_the_head_takes(
+    start: Callable[..., Stat],
+) -> None:
+    first, other = (start(sys.executable, "-c", f"import time; time.sleep(1000); {'x' * 300}") for _ in range(2))
+
+    said = sweep.describe([first] * 256 + [other] * 3744)
+    line = protocol.encode_event(protocol.Stamp(1, 0.0, 0.0, "b"), protocol.Swept(0, 0, said))
+
+    assert [one["pid"] for one in (said[0], said[-1])] == [first.pid, other.pid]
+    assert (len(said[0]["command"]), said[-1]["command"]) == (200, f"[{other.comm}]")
+    assert decode_line(line.encode()) is not None
 
 
 def test_what_is_known_is_looked_at_without_a_look_at_any_other(start: Callable[[], Stat]) -> None:

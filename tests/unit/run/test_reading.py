@@ -65,3 +65,15 @@ def test_a_torn_line_is_cut_off_however_long_it_is(tmp_path: Path, torn: bytes) 
     path.write_bytes(b"one\ntwo\n" + torn)
     drop_torn_line(path)
     assert path.read_bytes() == b"one\ntwo\n"
+
+
+def test_what_a_node_tells_at_most_of_a_rank_that_failed_is_read_whatever_its_letters(run: RunDir) -> None:
+    error = {"message": "\U0001f525" * 8192, "traceback": "\U0001f525" * 32768}
+    failed = wire.Exited(0, 0, exit_code=1, error=error, tail="\x01" * 8192)
+    with (run.node("n") / wire.JOURNAL_FILE).open("a") as file:
+        file.write(wire.encode_event(wire.Stamp(EVENTS, 0.0, 0.0, "boot"), failed) + "\n")
+
+    state = load_state(run)
+
+    assert state.unread == ()
+    assert state.workers[0].exit_code == 1
