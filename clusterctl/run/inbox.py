@@ -62,5 +62,9 @@ class Inbox:
         most = MOST.get(type(item))
         if most is None:
             return None
+        key = (type(item), item.node)
         with self._lock:
-            return self._places.setdefault((type(item), item.node), threading.Semaphore(most))
+            places = self._places.get(key)
+            if places is None:
+                places = self._places[key] = threading.Semaphore(most)
+            return places
