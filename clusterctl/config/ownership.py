@@ -60,8 +60,10 @@ def _is_private(gid: int) -> bool:
         me, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(gid)
     except KeyError:
         return False
-    alone = set(group.gr_mem) <= {me.pw_name} and all(user.pw_name == me.pw_name for user in _with_primary(gid))
-    return me.pw_gid == gid and group.gr_name == me.pw_name and alone
+    if me.pw_gid != gid or group.gr_name != me.pw_name or not set(group.gr_mem) <= {me.pw_name}:
+        return False
+    # Last: where users are in a directory of the network, to list them all may take long.
+    return all(user.pw_name == me.pw_name for user in _with_primary(gid))
 
 
 def _with_primary(gid: int) -> list[pwd.struct_passwd]:
