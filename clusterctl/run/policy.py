@@ -213,11 +213,11 @@ def _past_kill(sight: Sight) -> bool:
 
 def _settled(state: RunState, limits: Limits, sight: Sight) -> bool:
     """Return whether nothing of the attempt is running any more, as far as it can ever be known."""
-    return all(_node_settled(n, limits, sight) for n in state.nodes.values())
+    return all(_node_settled(state, n, limits, sight) for n in state.nodes.values())
 
 
-def _node_settled(node: NodeState, limits: Limits, sight: Sight) -> bool:
-    if node.swept or _overdue(node, limits, sight):
+def _node_settled(state: RunState, node: NodeState, limits: Limits, sight: Sight) -> bool:
+    if node.swept or _overdue(state, node, limits, sight):
         return True
     if node.link != "lost":
         return False
@@ -225,9 +225,10 @@ def _node_settled(node: NodeState, limits: Limits, sight: Sight) -> bool:
     return limits.fence is None or sight.cancelled or sight.cut.get(node.node, 0.0) >= limits.fence
 
 
-def _overdue(node: NodeState, limits: Limits, sight: Sight) -> bool:
+def _overdue(state: RunState, node: NodeState, limits: Limits, sight: Sight) -> bool:
     """Return whether a node that can be reached should have ended all long ago, and does not say that it has."""
-    if node.swept or node.link == "lost":
+    if node.swept or node.link == "lost" or state.reason is None:
+        # What it was told of an earlier attempt is none of this one, which nobody stops.
         return False
     return _past_kill(sight) or sight.told.get(node.node, 0.0) >= limits.grace + STOPPING_MARGIN
 
@@ -241,7 +242,7 @@ def _conclude(state: RunState, limits: Limits, sight: Sight, now: float) -> Acti
     if kind is not None and _may_come_clean(state, limits, sight, kind, now):
         return None
     phase, code = outcome(state)
-    left = leftover.remaining(state, [n for n in state.nodes.values() if _overdue(n, limits, sight)])
+    left = leftover.remaining(state, [n for n in state.nodes.values() if _overdue(state, n, limits, sight)])
     return Finish(phase=phase, exit_code=int(code), remaining=left, why_no_restart=refusal or "")
 
 
@@ -318,7 +319,7 @@ def why_not_again(state: RunState, limits: Limits, sight: Sight, kind: str, now:
         return f"{sight.alike + 1} attempts failed alike, without a newer checkpoint between"
     if state.cause is not None and state.cause.exit_code in rules.never_codes:
         return f"exit code {state.cause.exit_code} is one of `restart.never_codes`"
-    overdue = [n.node for n in state.nodes.values() if _overdue(n, limits, sight)]
+    overdue = [n.node for n in state.nodes.values() if _overdue(state, n, limits, sight)]
     if overdue:
         return f"{overdue[0]} does not say that all has ended there"
     bad = unusable(state)

@@ -27,8 +27,8 @@ def collect(bench, *workers, seconds=4.0):
 
 
 def functions(found, rank):
-    entry = next(each for each in reader.from_evidence(found["ranks"]) if each.rank == rank)
-    return [frame.function for frame in entry.frames or ()]
+    entries = [each for each in reader.from_evidence(found["ranks"]) if each.rank == rank]
+    return [frame.function for each in entries for frame in each.frames or ()]
 
 
 def test_the_evidence_of_a_rank_says_where_it_is_and_is_kept_as_plain_files(bench, python):

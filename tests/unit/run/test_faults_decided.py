@@ -137,6 +137,12 @@ def test_a_node_that_answers_and_never_says_that_all_has_ended_is_named_and_not_
     assert finish == (wanted if ends else None)
 
 
+def test_what_a_node_was_told_of_an_earlier_attempt_ends_no_later_one() -> None:
+    state = journal(exited(running(), 0), 0, wire.Swept(attempt=0))
+
+    assert policy.decide(state, LIMITS, policy.Sight(silent={}, told={"n1": 1e6}), NOW) is None
+
+
 def test_a_node_none_of_whose_workers_is_known_is_named_too() -> None:
     state = journal(exited(stopping(), 1, None, stopped=True), 1, wire.Adopted(0, 5))
 
