@@ -65,7 +65,7 @@ def test_a_gpu_of_another_run_is_refused_by_name_and_nothing_new_is_held(folder:
 
 
 US = os.getuid()
-LOCKED = f"locked by pid {os.getpid()} of uid {US}, and no run says that it holds it"
+LOCKED = f"locked by pid {os.getpid()} of uid {US}, and no run says that it holds it: ending that process frees it"
 
 
 @pytest.mark.parametrize(
