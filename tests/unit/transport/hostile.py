@@ -75,8 +75,12 @@ class HostileServer:
         self._transports.append(transport)
         transport.add_server_key(self.key)
         with contextlib.suppress(paramiko.SSHException, EOFError, OSError):
-            transport.start_server(server=_Everybody(self.key))
-            self.seen.append((transport.remote_cipher, transport.remote_mac))
+            try:
+                transport.start_server(server=_Everybody(self.key))
+            finally:
+                # Who has seen the key may be gone by now.
+                if transport.remote_cipher:
+                    self.seen.append((transport.remote_cipher, transport.remote_mac))
             while transport.is_active():
                 behind = transport.accept(0.1)
                 if behind is not None:
