@@ -18,7 +18,7 @@ from benchmarks.measures import Measure, spread, timed
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from clusterctl.session import Item
+    from clusterctl.session.conversation import Item
 
 NODES = 32
 
@@ -64,11 +64,11 @@ def _ssh(bench: BenchLab) -> None:
 def connect(path: str) -> dict[str, float]:
     """Open sessions with the hosts of a cluster file; return wall clock and CPU, own and of children."""
     from clusterctl.config.load import load
-    from clusterctl.sessions import Transports, open_sessions
-    from clusterctl.transport.bundle import agent_bundle
+    from clusterctl.session.opening import Transports, open_sessions
+    from clusterctl.transport.delivery.bundle import agent_bundle
 
     spec = load([path], environ={}).spec
-    importlib.import_module("clusterctl.transport.ssh")  # which is done once, however many nodes there are
+    importlib.import_module("clusterctl.transport.ssh.ssh")  # which is done once, however many nodes there are
     agent_bundle()
     inbox: SimpleQueue[Item] = SimpleQueue()
     own, below = resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN

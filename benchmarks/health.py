@@ -19,11 +19,11 @@ import yaml
 from benchmarks.lab import BenchLab, lab
 from benchmarks.measures import Measure, spread, timed
 from clusterctl.agent.facts.sampler import INTERVAL
-from clusterctl.agent.launch import START
-from clusterctl.cli.reach import reachable
+from clusterctl.agent.linux.relaunch import START
+from clusterctl.cli.lookup.reach import reachable
 from clusterctl.config.load import load
-from clusterctl.run.launch import Progress
-from clusterctl.run.preflight import probe_all
+from clusterctl.run.nodes.launch import Progress
+from clusterctl.run.nodes.preflight import probe_all
 from tests import fake_nvml
 from tests.lab.gpu_node import SCENE, gpu_node
 from tests.lab.waiting import wait_for

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING
 
 from benchmarks.lab import lab
 from benchmarks.measures import Measure
-from clusterctl.agent import evidence
-from clusterctl.agent.activity import Sampler
+from clusterctl.agent.watch import evidence
+from clusterctl.agent.watch.activity import Sampler
 from tests.agent.stalls.conftest import Bench, Worker
 from tests.lab.head_cli import Head
 from tests.lab.waiting import wait_for

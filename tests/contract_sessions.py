@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import clusterctl
-from clusterctl.agent.protocol import Command, Prepared
+from clusterctl.agent.protocol.commands import Command, Prepared
 from clusterctl.errors import AgentError, NodeError, NotFoundError, RefusedError
-from clusterctl.session import (
+from clusterctl.session.conversation import (
     BeatReceived,
     EventReceived,
     Item,
@@ -29,8 +29,8 @@ from clusterctl.session import (
     StaleEpochError,
     StreamReceived,
 )
-from clusterctl.sessions import open_session
-from clusterctl.transport.bundle import Bundle, pack
+from clusterctl.session.opening import open_session
+from clusterctl.transport.delivery.bundle import Bundle, pack
 
 if TYPE_CHECKING:
     from clusterctl.config.spec import HostSpec

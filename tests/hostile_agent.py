@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from clusterctl.agent import protocol as wire
-from clusterctl.agent.protocol import AGENT_STREAMS, Command
+from clusterctl.agent.protocol import commands as wire
+from clusterctl.agent.protocol.commands import AGENT_STREAMS, Command
 
 Frames = Iterable[bytes]
 _PID = 999_999

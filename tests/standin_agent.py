@@ -11,7 +11,7 @@ import sys
 import time
 from typing import Any
 
-from clusterctl.agent import protocol as wire
+from clusterctl.agent.protocol import commands as wire
 
 EVENT = {"seq": 7, "wall": 1.5, "mono": 2.5, "boot": "b", "kind": "prepared", "attempt": 0, "ports": [4]}
 

@@ -9,9 +9,9 @@ def main(argv: list[str] | None = None) -> int:
     """Run one command; return its exit code."""
     command, *arguments = (sys.argv[1:] if argv is None else argv) or [""]
     if command == "serve":
-        from clusterctl.agent import serve
+        from clusterctl.agent.serve import session
 
-        return serve.main(arguments)
+        return session.main(arguments)
     if command == "facts":
         from clusterctl.agent import facts
 
@@ -26,9 +26,9 @@ def main(argv: list[str] | None = None) -> int:
 
         return holders.main(arguments)
     if command == "hosted":
-        from clusterctl.agent import hosting
+        from clusterctl.agent.supervisor import torchrun
 
-        hosting.main(arguments)
+        torchrun.main(arguments)
     sys.stderr.write("usage: serve | facts | sampler SECONDS | holders GPUS SECONDS RUN | hosted PREFIX ARGV...\n")
     return 2
 

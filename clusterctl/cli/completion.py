@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from clusterctl.config.spec import ClusterSpec
-    from clusterctl.run.store import RunDir
+    from clusterctl.run.record.writer import RunDir
 
 _NEWEST = 50
 """Runs offered; reading the journals of more would make the key feel slow."""
@@ -72,13 +72,13 @@ def _active(context: click.Context, incomplete: str) -> list[CompletionItem[str]
 
 
 def _run_items(context: click.Context, incomplete: str, *, active: bool) -> list[CompletionItem[str]]:
-    from clusterctl.run import store
+    from clusterctl.run.record import writer
 
     named = context.params.get("references") or ()
-    wanted = [r for r in reversed(store.all_runs()) if r.run.startswith(incomplete) and r.run not in named]
+    wanted = [r for r in reversed(writer.all_runs()) if r.run.startswith(incomplete) and r.run not in named]
     found = []
     for run in wanted[:_NEWEST]:
-        state, _ = store.listed_state(run)
+        state, _ = writer.listed_state(run)
         if not (active and state.over):
             found.append((state.over, CompletionItem(run.run, help=state.phase.value)))
     return [item for _, item in sorted(found, key=lambda pair: pair[0])]
@@ -86,12 +86,12 @@ def _run_items(context: click.Context, incomplete: str, *, active: bool) -> list
 
 def _run(context: click.Context) -> RunDir | None:
     """Return the run that the words before this one name."""
-    from clusterctl.run import store
+    from clusterctl.run.record import writer
 
     if not any(parameter.name in ("reference", "references") for parameter in context.command.params):
         return None
     named = context.params.get("reference") or next(iter(context.params.get("references") or ()), None)
-    return store.find(named)
+    return writer.find(named)
 
 
 # --- nodes and ranks
@@ -107,7 +107,7 @@ def _spec(context: click.Context) -> ClusterSpec:
 
 
 def _nodes(context: click.Context, incomplete: str) -> list[CompletionItem[str]]:
-    from clusterctl.run.reader import load_state
+    from clusterctl.run.record.reader import load_state
 
     run = _run(context)
     names = list(load_state(run).nodes) if run is not None else [host.name for host in _spec(context).hosts]
@@ -115,13 +115,13 @@ def _nodes(context: click.Context, incomplete: str) -> list[CompletionItem[str]]
 
 
 def _ranks(context: click.Context, incomplete: str) -> list[CompletionItem[str]]:
-    from clusterctl import plan
-    from clusterctl.run.reader import load_state
+    from clusterctl.plan import launch
+    from clusterctl.run.record.reader import load_state
 
     run = _run(context)
     if run is not None:
         return _of_list(map(str, sorted(load_state(run).workers)), incomplete)
-    entries = plan.known_entries(_spec(context)) or ()
+    entries = launch.known_entries(_spec(context)) or ()
     return _of_list((str(rank) for entry in entries for rank in entry.ranks), incomplete)
 
 
@@ -142,14 +142,14 @@ def _checks(_: click.Context, incomplete: str) -> list[CompletionItem[str]]:
 
 
 def _templates(_: click.Context, incomplete: str) -> list[CompletionItem[str]]:
-    from clusterctl.cli.template_files import templates
+    from clusterctl.cli.lookup.templates import templates
 
     return [CompletionItem(t.name, help=t.summary) for t in templates() if t.name.startswith(incomplete)]
 
 
 def _keys(_: click.Context, incomplete: str) -> list[CompletionItem[str]]:
     """Offer keys of `--set`, up to the `=`."""
-    from clusterctl.config.models import SECTIONS, ClusterFile
+    from clusterctl.config.sections.models import SECTIONS, ClusterFile
 
     found = [name for name in ClusterFile.model_fields if name not in SECTIONS]
     fields = [(f"{section}.{name}", field) for section, model in SECTIONS.items() for name, field in _fields(model)]

@@ -59,7 +59,7 @@ class LazyGroup(click.Group):
         """Import and return a command."""
         if cmd_name not in COMMANDS or not _exists(cmd_name):
             return None
-        module = importlib.import_module(f"clusterctl.cli.{_module(cmd_name)}")
+        module = importlib.import_module(f"clusterctl.cli.commands.{_module(cmd_name)}")
         command: click.Command = module.command
         return command
 
@@ -77,7 +77,7 @@ class LazyGroup(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command.
 
-        Our standard streams break no pipe (`clusterctl.render.streams`). Whatever else does is a bug of ours, and so
+        Our standard streams break no pipe (`clusterctl.render.terminal.streams`). Whatever else does is a bug of ours, and so
         is the end of a file that nobody expected: click would end for them with 1 or 130, and without a word.
         """
         try:
@@ -108,11 +108,11 @@ class LazyGroup(click.Group):
 
 
 def _module(name: str) -> str:
-    return f"{name}_command"
+    return name
 
 
 def _exists(name: str) -> bool:
-    return importlib.util.find_spec(f"clusterctl.cli.{_module(name)}") is not None
+    return importlib.util.find_spec(f"clusterctl.cli.commands.{_module(name)}") is not None
 
 
 def _show_usage(error: click.UsageError) -> None:
@@ -125,8 +125,8 @@ def _show_usage(error: click.UsageError) -> None:
 
 
 def _say_error(text: str, hint: str | None = None) -> None:
-    from clusterctl.render.console import Console
     from clusterctl.render.errors import error_line, hint_lines
+    from clusterctl.render.terminal.console import Console
 
     terminal = Console.standard().err
     terminal.lines([error_line(text, terminal), *hint_lines(hint, terminal)])
@@ -162,7 +162,7 @@ def cli() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit."""
-    from clusterctl.render import streams
+    from clusterctl.render.terminal import streams
 
     streams.install()
     code = run(arguments)
@@ -217,8 +217,8 @@ def _program() -> str:
 def _bug() -> int:
     import traceback
 
-    from clusterctl.run.private import make_private
-    from clusterctl.run.store import runs_root
+    from clusterctl.run.record.private import make_private
+    from clusterctl.run.record.writer import runs_root
 
     path = runs_root().parent / "bug.log"
     try:
@@ -227,7 +227,7 @@ def _bug() -> int:
             os.fchmod(log.fileno(), 0o600)
             traceback.print_exc(file=log)
     except OSError:
-        from clusterctl.render.console import Console
+        from clusterctl.render.terminal.console import Console
 
         Console.standard().narrate(*traceback.format_exc().splitlines())
         return int(ExitCode.BUG)

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
     from clusterctl.config.load import Loaded
-    from clusterctl.config.override import Overrides
     from clusterctl.config.spec import ClusterSpec, HealthSpec, HostSpec
-    from clusterctl.render.console import Console
+    from clusterctl.config.text.override import Overrides
+    from clusterctl.render.terminal.console import Console
 
 F = TypeVar("F", bound="Callable[..., Any]")
 
@@ -101,7 +101,7 @@ def progress_option(command: F) -> F:
 
 def console_of(color: str = "auto") -> Console:
     """Return the console of this process, with the colours that the user wants."""
-    from clusterctl.render.console import ColorChoice, Console
+    from clusterctl.render.terminal.console import ColorChoice, Console
 
     return Console.standard(color=ColorChoice(color))
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.agent.protocol import Command
+from clusterctl.agent.protocol.commands import Command
 from clusterctl.cli import options
-from clusterctl.cli.reach import reachable
+from clusterctl.cli.lookup.reach import reachable
 from clusterctl.errors import AgentError, ExitCode, NodesError
-from clusterctl.run.ending import end_on_node
-from clusterctl.run.links import each
+from clusterctl.run.nodes.ending import end_on_node
+from clusterctl.run.nodes.links import each
 
 if TYPE_CHECKING:
-    from clusterctl.render.console import Console
-    from clusterctl.session import Session
+    from clusterctl.render.terminal.console import Console
+    from clusterctl.session.conversation import Session
 
 _CALL_SECONDS = 20.0
 _GRACE = 10.0
@@ -22,7 +22,7 @@ _GRACE = 10.0
 def end_orphans(path: str, console: Console, *, as_json: bool) -> int:
     """End every live run on the nodes of a cluster file that no run directory of this head stands for."""
     from clusterctl.render.errors import remaining_lines
-    from clusterctl.run.store import all_runs
+    from clusterctl.run.record.writer import all_runs
 
     spec = options.load_file(path, (), (), console=console).spec
     known = {run.run for run in all_runs()}

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from clusterctl.cli.controllers import ask_or_adopt
+from clusterctl.cli.lookup.controllers import ask_or_adopt
 
 if TYPE_CHECKING:
-    from clusterctl.run.state import RunState
-    from clusterctl.run.store import RunDir
+    from clusterctl.run.record.writer import RunDir
+    from clusterctl.run.rules.state import RunState
 
 # A controller that has just taken over looks twice before it calls a run stalled: at most a minute apart.
 _SURE_SECONDS = 100.0
@@ -26,8 +26,8 @@ def end_if_stalled(run: RunDir, *, kill: bool) -> bool:
 
     A run without a controller gets one, which looks at the run for as long as the rule needs to be sure.
     """
-    from clusterctl.run.reader import load_state
-    from clusterctl.run.serving import adopt_run
+    from clusterctl.run.controller.main import adopt_run
+    from clusterctl.run.record.reader import load_state
 
     end = time.monotonic() + _SURE_SECONDS
     while time.monotonic() < end and not load_state(run).over:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from clusterctl.config import hosts as ranges
-from clusterctl.config.tree import Document, Mark
+from clusterctl.config.text.tree import Document, Mark
 from clusterctl.errors import ConfigError, Problem
 
 if TYPE_CHECKING:

@@ -11,19 +11,21 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
-from clusterctl.config import build, foreign, override, ownership
-from clusterctl.config.interpolate import prepare
-from clusterctl.config.override import Overrides
+from clusterctl.config import ownership
 from clusterctl.config.ownership import ForeignFileError
-from clusterctl.config.tree import Report
-from clusterctl.config.yaml_text import MAX_BYTES, parse_document
+from clusterctl.config.sections import build, foreign
+from clusterctl.config.text import override
+from clusterctl.config.text.interpolate import prepare
+from clusterctl.config.text.override import Overrides
+from clusterctl.config.text.tree import Report
+from clusterctl.config.text.yaml_text import MAX_BYTES, parse_document
 from clusterctl.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from clusterctl.config.spec import ClusterSpec
-    from clusterctl.config.tree import Node
+    from clusterctl.config.text.tree import Node
 
 __all__ = ["Disk", "Files", "Loaded", "Overrides", "Source", "load", "parse"]
 

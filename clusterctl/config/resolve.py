@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from typing_extensions import override
 
-from clusterctl.config.tree import label
+from clusterctl.config.text.tree import label
+from clusterctl.config.text.yaml_text import core_scalar
 from clusterctl.config.units import format_duration, format_size
-from clusterctl.config.yaml_text import core_scalar
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from clusterctl.config.build import Built
-    from clusterctl.config.machines import Machine
+    from clusterctl.config.sections.build import Built
+    from clusterctl.config.sections.machines import Machine
     from clusterctl.config.spec import ClusterSpec, HostSpec, JobSpec
-    from clusterctl.config.tree import Node, Path
+    from clusterctl.config.text.tree import Node, Path
 
 HIDDEN = "***"
 """What stands for a secret."""

@@ -9,13 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from clusterctl.config.models import (
-    ClusterFile,
-    ControllerLossModel,
-    DefaultsModel,
-    HostModel,
-    SyncModel,
-)
+from clusterctl.config.sections.models import ClusterFile, ControllerLossModel, DefaultsModel, HostModel, SyncModel
 
 _VARIABLE = {"type": "string", "pattern": r"\$\{"}
 _EXTENSION: dict[str, Any] = {"^x-": {}}

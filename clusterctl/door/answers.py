@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.agent.protocol import AGENT_STREAMS, SAMPLES_FILE, Command, FrameError
-from clusterctl.agent.said import COUNT, INSIDE, PID
-from clusterctl.agent.shapes import (
+from clusterctl.agent.protocol.commands import AGENT_STREAMS, SAMPLES_FILE, Command, FrameError
+from clusterctl.agent.protocol.shapes import (
     MisfitError,
     flag,
     loose,
@@ -21,10 +20,11 @@ from clusterctl.agent.shapes import (
     text,
     whole,
 )
+from clusterctl.agent.protocol.worker_status import COUNT, INSIDE, PID
 from clusterctl.door.journal import ATTEMPT, BYTES, EPOCH, RANK, REMAINING, SEQ
 
 if TYPE_CHECKING:
-    from clusterctl.agent.shapes import Shape
+    from clusterctl.agent.protocol.shapes import Shape
 
 MOST_DEVICES = 1024
 """GPUs of a node, as many as a cluster file may name."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from clusterctl.agent.protocol import AGENT_STREAMS, CREDIT_BYTES, Command, FrameError
+from clusterctl.agent.protocol.commands import AGENT_STREAMS, CREDIT_BYTES, Command, FrameError
 from clusterctl.door.answers import LARGE, MOST_MESSAGE
 
 MOST_STREAMS = 65536

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.agent import protocol as wire
-from clusterctl.agent.said import PID
-from clusterctl.agent.shapes import MisfitError, flag, many, maybe, real, record, text, whole
+from clusterctl.agent.protocol import commands as wire
+from clusterctl.agent.protocol.shapes import MisfitError, flag, many, maybe, real, record, text, whole
+from clusterctl.agent.protocol.worker_status import PID
 
 if TYPE_CHECKING:
-    from clusterctl.agent.shapes import Shape
+    from clusterctl.agent.protocol.shapes import Shape
 
 SEQ = EPOCH = whole(0, (1 << 53) - 1)
 ATTEMPT = whole(-1, 1_000_000)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.agent.protocol import FrameError
-from clusterctl.agent.said import COUNT, INSIDE, PID
-from clusterctl.agent.shapes import (
+from clusterctl.agent.protocol.commands import FrameError
+from clusterctl.agent.protocol.shapes import (
     either,
     flag,
     loose,
@@ -21,6 +20,7 @@ from clusterctl.agent.shapes import (
     text,
     whole,
 )
+from clusterctl.agent.protocol.worker_status import COUNT, INSIDE, PID
 from clusterctl.door.journal import ATTEMPT
 
 if TYPE_CHECKING:

@@ -7,10 +7,10 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from clusterctl.health.answers import LOOKS, MEANINGS, NVML_NAMES
+from clusterctl.health.checks.xid_catalogue import CATALOGUE, Weight
 from clusterctl.health.context import EXPECT_KEYS
 from clusterctl.health.registry import CHECKS
 from clusterctl.health.vendors import VENDORS
-from clusterctl.health.xid_catalogue import CATALOGUE, Weight
 
 if TYPE_CHECKING:
     from clusterctl.health.check import Check

@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.health import amd_setup, devices, ecc, ras, recovery, rows, storage, thermal, throttle, xgmi, xid
+from clusterctl.health.checks import amd_setup, devices, ecc, ras, recovery, rows, storage, thermal, throttle, xgmi, xid
+from clusterctl.health.checks.host import size
 from clusterctl.health.context import Context
-from clusterctl.health.host import size
 from clusterctl.health.judge import weigh
 from clusterctl.health.model import Action, Finding, Status
 from clusterctl.health.registry import LIMITS

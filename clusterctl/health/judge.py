@@ -6,8 +6,8 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from clusterctl.health import gpus
 from clusterctl.health.check import Check, ClusterView, Facts, View
+from clusterctl.health.checks import gpus
 from clusterctl.health.model import Action, Finding, Outcome, Status, skipped, unknown
 from clusterctl.health.registry import CHECKS
 

@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from clusterctl.config.spec import INTERVAL_KEY
-from clusterctl.health import (
+from clusterctl.health.checks import (
     amd_setup,
     amdgpu_log,
     clock,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.health.driver import responsive
+from clusterctl.health.checks.driver import responsive
 from clusterctl.health.registry import DEADLINE_KEY
 
 if TYPE_CHECKING:

@@ -6,18 +6,18 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from clusterctl.logs.ahead import Ahead, first_line, lags
 from clusterctl.logs.layout import Layout
 from clusterctl.logs.merge import by_time, history, matching, open_streams
 from clusterctl.logs.stream import line_start
+from clusterctl.logs.unreplicated import Ahead, first_line, lags
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterator, Mapping
 
-    from clusterctl.logs.ahead import Piece, Source
     from clusterctl.logs.line import LogLine, LogQuery
     from clusterctl.logs.stream import Batch, OutputStream
+    from clusterctl.logs.unreplicated import Piece, Source
 
 _POLL_BYTES = 1024 * 1024
 """What is read at once. Whoever shows it looks after signals and keys in between, and a line may be one byte long."""

@@ -12,8 +12,8 @@ from clusterctl.errors import (
     TeardownError,
     UnhealthyError,
 )
-from clusterctl.render.console import BOLD, CYAN, PEER_LIMIT, RED, Console, Terminal, safe
 from clusterctl.render.ranks import fold_nodes
+from clusterctl.render.terminal.console import BOLD, CYAN, PEER_LIMIT, RED, Console, Terminal, safe
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

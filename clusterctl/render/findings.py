@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.health.model import Finding, Status
-from clusterctl.render.console import BOLD, CYAN, DIM, GREEN, RED, YELLOW, cells, fit, pad, safe
 from clusterctl.render.machine import json_line
 from clusterctl.render.ranks import count, fold_nodes, fold_ranks
+from clusterctl.render.terminal.console import BOLD, CYAN, DIM, GREEN, RED, YELLOW, cells, fit, pad, safe
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from clusterctl.render.console import Terminal
+    from clusterctl.render.terminal.console import Terminal
 
 WORST_FIRST = (Status.FAIL, Status.WARN, Status.UNKNOWN, Status.PASS, Status.SKIP)
 _STYLES = {

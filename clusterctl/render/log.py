@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 from clusterctl.logs.clean import RESET, strip_colours
 from clusterctl.logs.fold import FoldedLine
 from clusterctl.render import machine
-from clusterctl.render.console import DIM, cells
 from clusterctl.render.ranks import fold_ranks
+from clusterctl.render.terminal.console import DIM, cells
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from clusterctl.logs.line import LogLine
-    from clusterctl.render.console import Terminal
+    from clusterctl.render.terminal.console import Terminal
 
 NODE_COLOURS = ("36", "33", "32", "35", "34", "96", "93", "92", "95", "94", "38;5;208", "38;5;141")
 """Twelve colours that tell neighbours apart; red is kept for failures. A node's is that of its place in the run."""

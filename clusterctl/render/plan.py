@@ -5,13 +5,13 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.render.console import DIM
 from clusterctl.render.ranks import fold_ranks
+from clusterctl.render.terminal.console import DIM
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from clusterctl.render.console import Terminal
+    from clusterctl.render.terminal.console import Terminal
 
 
 def render_plan(plan: Mapping[str, Any], terminal: Terminal) -> list[str]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from clusterctl.render.console import BOLD, CYAN, RED, YELLOW, cells
-from clusterctl.render.door import styled
+from clusterctl.render.terminal.console import BOLD, CYAN, RED, YELLOW, cells
+from clusterctl.render.terminal.door import styled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

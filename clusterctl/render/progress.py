@@ -6,11 +6,11 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from clusterctl.render.console import CYAN, DIM, GREEN, RED, YELLOW, cells, fit, pad, safe, seconds
 from clusterctl.render.machine import json_line
+from clusterctl.render.terminal.console import CYAN, DIM, GREEN, RED, YELLOW, cells, fit, pad, safe, seconds
 
 if TYPE_CHECKING:
-    from clusterctl.render.console import Glyphs, Terminal
+    from clusterctl.render.terminal.console import Glyphs, Terminal
 
 SLOWEST = 5
 _NAME, _COUNT = 9, 7

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from clusterctl.agent.protocol import StopReason
+from clusterctl.agent.protocol.commands import StopReason
 from clusterctl.logs.clean import clean_block
 from clusterctl.logs.select import end_lines
-from clusterctl.render.console import BOLD, DIM, GREEN, RED, YELLOW, safe, seconds
 from clusterctl.render.errors import remaining_lines, start_failed_lines
 from clusterctl.render.ranks import count, fold_nodes, fold_ranks
 from clusterctl.render.status import stall_line, summary, worker_state
+from clusterctl.render.terminal.console import BOLD, DIM, GREEN, RED, YELLOW, safe, seconds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from clusterctl.render.console import Terminal
-    from clusterctl.run.blame import Cause
-    from clusterctl.run.state import RunState, WorkerState
+    from clusterctl.render.terminal.console import Terminal
+    from clusterctl.run.rules.blame import Cause
+    from clusterctl.run.rules.state import RunState, WorkerState
 
 _MOST_TRACEBACK = 40
 _MOST_LAST_LINES = 10

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.render.console import BOLD, DIM, YELLOW, safe
 from clusterctl.render.ranks import fold_ranks
+from clusterctl.render.terminal.console import BOLD, DIM, YELLOW, safe
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from clusterctl.render.console import Terminal
+    from clusterctl.render.terminal.console import Terminal
 
 _STATES = {"T": "stopped", "t": "stopped by a tracer", "D": "in an uninterruptible wait", "Z": "dead, not waited for"}
 
@@ -19,7 +19,7 @@ def render_stacks(folded: Iterable[Mapping[str, Any]], terminal: Terminal) -> li
     """Return the stacks, most recent call first.
 
     Args:
-        folded: What `clusterctl.diagnose.stacks.fold` gave.
+        folded: What `clusterctl.run.rules.stacks.fold` gave.
         terminal: Where they will stand.
     """
     lines: list[str] = []

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.render.console import BOLD, GREEN, RED, YELLOW, safe, seconds, size
 from clusterctl.render.log import rfc3339
-from clusterctl.render.table import Cell, Column, render_table
+from clusterctl.render.terminal.console import BOLD, GREEN, RED, YELLOW, safe, seconds, size
+from clusterctl.render.terminal.table import Cell, Column, render_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from clusterctl.render.console import Terminal
+    from clusterctl.render.terminal.console import Terminal
 
 _IDLE_PERCENT = 10
 _HOT_C = 85

@@ -6,21 +6,21 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.render.console import BOLD, DIM, GREEN, RED, YELLOW, safe, seconds
 from clusterctl.render.errors import remaining_lines
 from clusterctl.render.log import rfc3339
 from clusterctl.render.ranks import count, fold_nodes, fold_ranks
-from clusterctl.render.table import Cell, Column, render_table
-from clusterctl.run.policy import final_cause
-from clusterctl.run.state import RunPhase
+from clusterctl.render.terminal.console import BOLD, DIM, GREEN, RED, YELLOW, safe, seconds
+from clusterctl.render.terminal.table import Cell, Column, render_table
+from clusterctl.run.rules.policy import final_cause
+from clusterctl.run.rules.state import RunPhase
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from clusterctl.render.console import Terminal
-    from clusterctl.run.blame import Cause
-    from clusterctl.run.events import Health, StallSeen
-    from clusterctl.run.state import RunState, StallView, WorkerState
+    from clusterctl.render.terminal.console import Terminal
+    from clusterctl.run.rules.blame import Cause
+    from clusterctl.run.rules.events import Health, StallSeen
+    from clusterctl.run.rules.state import RunState, StallView, WorkerState
 
 STATE_STYLES: dict[str, tuple[str, ...]] = {
     "starting": (YELLOW,),
@@ -293,7 +293,7 @@ def stall_line(stall: StallView) -> str:
 
 def stall_hints(run: str, phase: str) -> list[str]:
     """Return what a person can do about a stall."""
-    from clusterctl.run.stall import HINT
+    from clusterctl.run.rules.stall import HINT
 
     end = "; `clusterctl down --stalled` ends it" if phase == "confirmed" else ""
     return [f"hint: `clusterctl stacks {run}` shows where every rank is{end}", f"hint: {HINT}"]

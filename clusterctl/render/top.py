@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from clusterctl.render.console import BOLD, DIM, cells, fit, seconds
 from clusterctl.render.stats import percent, power_text, remarks, temp_cell, util_cell
 from clusterctl.render.status import RunView, WorkerActivity, render_summary, worker_cell
-from clusterctl.render.table import Cell, Column, render_table
+from clusterctl.render.terminal.console import BOLD, DIM, cells, fit, seconds
+from clusterctl.render.terminal.table import Cell, Column, render_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from clusterctl.render.console import Terminal
     from clusterctl.render.stats import GpuStats, NodeStats
-    from clusterctl.run.state import WorkerState
+    from clusterctl.render.terminal.console import Terminal
+    from clusterctl.run.rules.state import WorkerState
 
 _GIB = 1024**3
 _MOST_NEWS = 4

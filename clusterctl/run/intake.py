@@ -10,13 +10,13 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
-from clusterctl.run.linefile import is_full, is_short
+from clusterctl.run.record.linefile import is_full, is_short
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from clusterctl.run.store import Writer
-    from clusterctl.session import OutputReceived
+    from clusterctl.run.record.writer import Writer
+    from clusterctl.session.conversation import OutputReceived
 
 _RETRY = 2.0
 _FULL = "the head's disk is full", "the head's disk has space again"

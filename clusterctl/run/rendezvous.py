@@ -5,17 +5,17 @@ from __future__ import annotations
 import secrets
 from typing import TYPE_CHECKING, Any
 
-from clusterctl import plan as planning
-from clusterctl.agent.protocol import Command
+from clusterctl.agent.protocol.commands import Command
 from clusterctl.errors import ClusterctlError
-from clusterctl.run.links import each, quietly
-from clusterctl.run.meeting import answer_of, master_of
+from clusterctl.plan import launch as planning
+from clusterctl.run.nodes.links import each, quietly
+from clusterctl.run.nodes.meeting import answer_of, master_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from clusterctl.config.spec import ClusterSpec
-    from clusterctl.session import Session
+    from clusterctl.session.conversation import Session
 
 CONNECT_SECONDS = 2.0
 """How long a node may take to reach the port; a firewall that drops packets is known by this time."""

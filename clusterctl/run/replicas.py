@@ -6,16 +6,16 @@ import base64
 import os
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.agent import protocol as wire
-from clusterctl.agent.protocol import Command
+from clusterctl.agent.protocol import commands as wire
+from clusterctl.agent.protocol.commands import Command
 from clusterctl.errors import NotFoundError
-from clusterctl.run.links import ask_all, raise_first
+from clusterctl.run.nodes.links import ask_all, raise_first
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from clusterctl.run.store import RunDir
-    from clusterctl.session import Session
+    from clusterctl.run.record.writer import RunDir
+    from clusterctl.session.conversation import Session
 
 _COMPARED_BYTES = 64 * 1024
 _COMPARED_OF_EARLIER = 4 * 1024

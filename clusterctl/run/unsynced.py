@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from clusterctl.agent.protocol import Command
-from clusterctl.run.links import each
-from clusterctl.run.store import write_atomically
+from clusterctl.agent.protocol.commands import Command
+from clusterctl.run.nodes.links import each
+from clusterctl.run.record.writer import write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from clusterctl.run.store import RunDir
-    from clusterctl.session import Session
+    from clusterctl.run.record.writer import RunDir
+    from clusterctl.session.conversation import Session
 
 _FILE = "code.json"
 _CALL_SECONDS = 30.0

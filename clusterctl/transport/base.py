@@ -9,7 +9,7 @@ from clusterctl.errors import HostKeyError
 
 if TYPE_CHECKING:
     from clusterctl.config.spec import HostSpec
-    from clusterctl.transport.known_hosts import HostKey, Verdict
+    from clusterctl.transport.ssh.known_hosts import HostKey, Verdict
 
 EXEC_COMMAND = "/bin/sh"
 """All that is ever executed through a login shell. What a user wrote travels as data, over the stream."""

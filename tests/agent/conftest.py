@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from clusterctl.agent import guardians, proc
-from clusterctl.agent.protocol import Command
-from clusterctl.agent.rundir import RunDir
+from clusterctl.agent.linux import proc
+from clusterctl.agent.members import guardians
+from clusterctl.agent.protocol.commands import Command
+from clusterctl.agent.record.rundir import RunDir
 from tests.agent.talk import Refused, Talk
 
 if TYPE_CHECKING:

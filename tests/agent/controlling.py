@@ -21,19 +21,19 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.config.spec import ClusterSpec, HostSpec, JobSpec, Role, TransportKind
 from clusterctl.config.stored import dump, load_stored
-from clusterctl.run import store
 from clusterctl.run.controller import Controller
-from clusterctl.run.ending import end_on_node
-from clusterctl.run.reader import load_state
-from clusterctl.run.store import RunDir
-from clusterctl.sessions import open_session
+from clusterctl.run.nodes.ending import end_on_node
+from clusterctl.run.record import writer
+from clusterctl.run.record.reader import load_state
+from clusterctl.run.record.writer import RunDir
+from clusterctl.session.opening import open_session
 from clusterctl.transport.local import LocalTransport
 from tests.lab.waiting import wait_for
 
 if TYPE_CHECKING:
     from clusterctl.run.controller import Preflight
-    from clusterctl.run.state import RunState
-    from clusterctl.session import Session, Sink
+    from clusterctl.run.rules.state import RunState
+    from clusterctl.session.conversation import Session, Sink
     from clusterctl.transport.local import LocalChannel
 
 _LAST_EPOCH = 1_000_000
@@ -170,7 +170,7 @@ class Run:
         ]
         job = JobSpec(command=command, **{"grace": 1.0, "inject": False, **more.pop("job", {})})
         self.spec = ClusterSpec(name="r", path=str(folder / "cluster.yaml"), hosts=tuple(hosts), job=job, **more)
-        self.dir = store.create("r", self.home / "clusterctl" / "runs")
+        self.dir = writer.create("r", self.home / "clusterctl" / "runs")
         self.dir.spec.write_text(dump(self.spec))
         self.nodes = Nodes(self.home)
         self.code: int | None = None

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from clusterctl.agent import protocol
-from clusterctl.agent.protocol import Command
+from clusterctl.agent.protocol import commands
+from clusterctl.agent.protocol.commands import Command
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SECONDS = 30.0
@@ -57,7 +57,7 @@ class Talk:
         self.gaps: dict[str, list[tuple[int, int]]] = {}
         self.closed = False
         self._streams: dict[int, str] = {}
-        self._decoder = protocol.Decoder()
+        self._decoder = commands.Decoder()
         self._number = 0
 
     # --- sending
@@ -68,14 +68,14 @@ class Talk:
 
     def post(self, command: Command, /, **arguments: Any) -> int:
         self._number += 1
-        self._write(protocol.encode_message(protocol.request(self._number, command, arguments, self.epoch)))
+        self._write(commands.encode_message(commands.request(self._number, command, arguments, self.epoch)))
         return self._number
 
     def data_frame(self, stream: int, offset: int, payload: bytes) -> None:
-        self._write(protocol.encode_data(stream, offset, payload))
+        self._write(commands.encode_data(stream, offset, payload))
 
     def beat(self, number: int) -> None:
-        self._write(protocol.encode_message(protocol.beat(number)))
+        self._write(commands.encode_message(commands.beat(number)))
 
     def ask(self, command: Command, /, **arguments: Any) -> dict[str, Any]:
         return self.answer(self.post(command, **arguments))
@@ -115,8 +115,8 @@ class Talk:
         for frame in self._decoder.feed(data):
             self._take(frame)
 
-    def _take(self, frame: protocol.Frame) -> None:
-        if isinstance(frame, protocol.Data):
+    def _take(self, frame: commands.Frame) -> None:
+        if isinstance(frame, commands.Data):
             self._take_data(frame)
         elif frame.get("push") == "event":
             self.events.append(frame["event"])
@@ -129,8 +129,8 @@ class Talk:
         else:
             self.replies[frame["id"]] = frame
 
-    def _take_data(self, data: protocol.Data) -> None:
-        if data.stream < protocol.AGENT_STREAMS:
+    def _take_data(self, data: commands.Data) -> None:
+        if data.stream < commands.AGENT_STREAMS:
             buffer = self.data.setdefault(data.stream, bytearray())
             assert len(buffer) == data.offset
             buffer += data.payload

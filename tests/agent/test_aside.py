@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from clusterctl.agent import aside, launch, proc, requests
+from clusterctl.agent.linux import aside, proc, relaunch
+from clusterctl.agent.protocol import refusals
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from clusterctl.agent.aside import Out
+    from clusterctl.agent.linux.aside import Out
 
 
 def stay(_out: Out) -> dict[str, Any]:
@@ -23,7 +24,7 @@ def stay(_out: Out) -> dict[str, Any]:
 
 
 def sampler() -> tuple[int, int]:
-    return launch.piped("sampler", "1000")
+    return relaunch.piped("sampler", "1000")
 
 
 @pytest.mark.parametrize("start", [lambda: aside.fork(stay), sampler], ids=["a task", "a command"])
@@ -47,7 +48,7 @@ def test_a_fork_has_let_go_of_the_output_of_ranks_and_of_our_group_when_it_is_th
 
 
 def refuse(_out: Out) -> dict[str, Any]:
-    raise requests.refused("no", "try another")
+    raise refusals.refused("no", "try another")
 
 
 def hang(out: Out) -> dict[str, Any]:

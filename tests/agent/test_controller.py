@@ -15,14 +15,15 @@ from typing import Any
 
 import pytest
 
-from clusterctl.agent import proc
+from clusterctl.agent.linux import proc
 from clusterctl.config.spec import HostSpec, NetworkSpec, TransportKind
 from clusterctl.errors import ConnectError
-from clusterctl.run import replicas, store
-from clusterctl.run.linefile import drop_torn_line
-from clusterctl.run.preflight import Preflight
-from clusterctl.run.state import RunState, WorkerPhase
-from clusterctl.sessions import open_session
+from clusterctl.run import replicas
+from clusterctl.run.nodes.preflight import Preflight
+from clusterctl.run.record import writer
+from clusterctl.run.record.linefile import drop_torn_line
+from clusterctl.run.rules.state import RunState, WorkerPhase
+from clusterctl.session.opening import open_session
 from clusterctl.transport.local import LocalTransport
 from tests.agent.conftest import gone
 from tests.agent.controlling import Run, Wire, run_on
@@ -351,7 +352,7 @@ def test_a_node_that_is_lost_while_it_is_checked_ends_the_start_by_its_name(make
 
 def test_all_files_of_a_far_node_are_compared_in_one_round_trip(tmp_path: Path) -> None:
     delay, files = 0.4, [f"attempt-{attempt}/rank-{rank}.log" for attempt in range(10) for rank in range(4)]
-    run, node = store.create("far", tmp_path / "head"), tmp_path / "clusterctl" / "nodes"
+    run, node = writer.create("far", tmp_path / "head"), tmp_path / "clusterctl" / "nodes"
     for place in (run.node("n"), node / run.run / "n"):
         for file in files:
             (place / file).parent.mkdir(parents=True, exist_ok=True)

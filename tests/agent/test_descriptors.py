@@ -10,12 +10,22 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.agent import spawn
-from clusterctl.agent.follow import Follower
-from clusterctl.agent.loop import Loop
-from clusterctl.agent.notify import Notifier
-from clusterctl.agent.protocol import Command, Event, Exited, Follow, Prepared, Stamp, Started, Swept, encode_event
-from clusterctl.agent.rundir import RunDir
+from clusterctl.agent.linux import spawn
+from clusterctl.agent.linux.loop import Loop
+from clusterctl.agent.linux.notify import Notifier
+from clusterctl.agent.protocol.commands import (
+    Command,
+    Event,
+    Exited,
+    Follow,
+    Prepared,
+    Stamp,
+    Started,
+    Swept,
+    encode_event,
+)
+from clusterctl.agent.record.rundir import RunDir
+from clusterctl.agent.serve.follow import Follower
 from tests.agent.conftest import Node
 from tests.agent.talk import REPOSITORY
 

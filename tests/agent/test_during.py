@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from clusterctl.agent import proc
-from clusterctl.agent.protocol import Command
-from clusterctl.transport.bundle import agent_bundle
+from clusterctl.agent.linux import proc
+from clusterctl.agent.protocol.commands import Command
+from clusterctl.transport.delivery.bundle import agent_bundle
 from tests import fake_nvml
 from tests.agent.talk import SECONDS
 

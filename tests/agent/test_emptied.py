@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from clusterctl.agent.protocol import INDEX_RECORD, Command
+from clusterctl.agent.protocol.commands import INDEX_RECORD, Command
 from tests.agent.conftest import Node
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from clusterctl.agent import system
 from clusterctl.agent.facts import collect, environment, hardware, libraries, limits, memory, processors, rdma, versions
+from clusterctl.agent.linux import syscalls
 
 ROOT_USER = {"proc/self/uid_map": "         0          0 4294967295", "proc/self/status": "CapEff:\t000001ffffffffff"}
 CONTAINER = {**ROOT_USER, "proc/self/status": "Name:\tsh\nCapEff:\t00000000a80425fb"}
@@ -67,7 +67,7 @@ def test_the_kernel_tells_anybody_how_wrong_the_clock_may_be() -> None:
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run([*nobody, sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True)
     assert 0 <= float(done.stdout) <= 16.0
-    assert system.clock_error() == pytest.approx(float(done.stdout), abs=1.0)
+    assert syscalls.clock_error() == pytest.approx(float(done.stdout), abs=1.0)
 
 
 # --- RDMA

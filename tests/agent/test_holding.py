@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from clusterctl.agent import proc
-from clusterctl.agent.claims import ClaimError, Claims
-from clusterctl.agent.portwatch import PortWatch
-from clusterctl.agent.protocol import Command
+from clusterctl.agent.linux import proc
+from clusterctl.agent.protocol.commands import Command
+from clusterctl.agent.supervisor.claims import ClaimError, Claims
+from clusterctl.agent.supervisor.portwatch import PortWatch
 from tests.agent.talk import Refused
 
 if TYPE_CHECKING:

@@ -16,20 +16,20 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from clusterctl.agent.protocol import JOURNAL_FILE, Command
+from clusterctl.agent.protocol.commands import JOURNAL_FILE, Command
 from clusterctl.config.spec import ClusterSpec, HostSpec, JobSpec, TransportKind
 from clusterctl.config.stored import dump
-from clusterctl.run import store
 from clusterctl.run.controller import Controller
-from clusterctl.run.reader import load_state
-from clusterctl.session import Session
-from clusterctl.transport.bootstrap import Preamble
+from clusterctl.run.record import writer
+from clusterctl.run.record.reader import load_state
+from clusterctl.session.conversation import Session
+from clusterctl.transport.delivery.bootstrap import Preamble
 from tests.hostile_agent import BORNE, LIES, Agent, Lie
 from tests.lab.waiting import wait_for
 
 if TYPE_CHECKING:
-    from clusterctl.run.state import RunState
-    from clusterctl.session import Sink
+    from clusterctl.run.rules.state import RunState
+    from clusterctl.session.conversation import Sink
 
 LIAR, HONEST = "liar", "honest"
 GRACE = 1.0
@@ -81,7 +81,7 @@ class Played:
         ]
         job = JobSpec(command="true", grace=GRACE, inject=False)
         self.spec = ClusterSpec(name="r", path=str(root / "cluster.yaml"), hosts=tuple(hosts), job=job)
-        self.dir = store.create(name, root)
+        self.dir = writer.create(name, root)
         self.dir.spec.write_text(dump(self.spec))
         self.lie = lie
         self.dialed = {LIAR: 0, HONEST: 0}

@@ -8,7 +8,7 @@ import signal
 import sys
 from typing import TYPE_CHECKING
 
-from clusterctl.agent.protocol import Command
+from clusterctl.agent.protocol.commands import Command
 from tests.agent.conftest import gone
 
 if TYPE_CHECKING:

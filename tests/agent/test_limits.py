@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from clusterctl.agent import spawn
-from clusterctl.agent.protocol import Command
+from clusterctl.agent.linux import spawn
+from clusterctl.agent.protocol.commands import Command
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from clusterctl.agent import proc
-from clusterctl.agent.protocol import Command
+from clusterctl.agent.linux import proc
+from clusterctl.agent.protocol.commands import Command
 from tests.agent.conftest import Node, gone
 from tests.agent.talk import Refused
 

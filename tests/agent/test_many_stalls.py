@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from clusterctl.agent.protocol import Command
+from clusterctl.agent.protocol.commands import Command
 
 if TYPE_CHECKING:
     from tests.agent.conftest import Node

@@ -10,8 +10,8 @@ from contextlib import suppress
 
 import pytest
 
-from clusterctl.agent import proc
 from clusterctl.agent.facts import holding, procs
+from clusterctl.agent.linux import proc
 
 CLIPBOARD = "\x1b]52;;cm0gLXI=\x07"
 """Puts `rm -r` into the clipboard of whoever sees it; as long as the name of a process may be."""

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from clusterctl.agent import listing, proc
-from clusterctl.agent.protocol import MAX_FRAME, Command
-from clusterctl.agent.rundir import RunDir
-from clusterctl.run.code import Manifest
+from clusterctl.agent.linux import proc
+from clusterctl.agent.protocol import listing
+from clusterctl.agent.protocol.commands import MAX_FRAME, Command
+from clusterctl.agent.record.rundir import RunDir
+from clusterctl.run.nodes.code import Manifest
 from tests.agent.conftest import gone
 from tests.agent.talk import REPOSITORY, Refused
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from clusterctl.agent import proc
+from clusterctl.agent.linux import proc
 from tests.agent.conftest import gone
 from tests.agent.hung import Hung, mounted
 from tests.lab.waiting import wait_for

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from clusterctl.agent import draining, proc
-from clusterctl.agent.loop import Loop
+from clusterctl.agent.linux import proc
+from clusterctl.agent.linux.loop import Loop
+from clusterctl.agent.supervisor import gpu_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,7 +43,7 @@ def without_descriptors(work: Callable[[], object]) -> None:
 def test_a_look_at_gpu_memory_that_cannot_be_made_is_told_and_the_attempt_ends() -> None:
     loop, said = Loop(), []
     without_descriptors(
-        lambda: draining.Drain(
+        lambda: gpu_memory.Drain(
             loop, [0], "run", lambda text, gpu: said.append((text, gpu)), lambda: said.append("done")
         )
     )

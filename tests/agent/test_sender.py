@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from clusterctl.config.spec import HostSpec, TransportKind
-from clusterctl.sender import Sender
+from clusterctl.session.sender import Sender
 from clusterctl.transport.local import LocalTransport
 from tests.lab.waiting import wait_for
 

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from clusterctl.agent.protocol import Command, encode_message, request
+from clusterctl.agent.protocol.commands import Command, encode_message, request
 from clusterctl.config.spec import HostSpec, TransportKind
 from clusterctl.errors import AgentError
-from clusterctl.sessions import Transports, open_session, open_sessions
-from clusterctl.transport.auth import SshAgent
-from clusterctl.transport.bootstrap import Preamble, PreambleParser, script, start_agent
+from clusterctl.session.opening import Transports, open_session, open_sessions
+from clusterctl.transport.delivery.bootstrap import Preamble, PreambleParser, script, start_agent
 from clusterctl.transport.local import LocalTransport
+from clusterctl.transport.ssh.auth import SshAgent
 from tests.contract_sessions import DEADLINE, Open, Reach, SessionContract, standin_bundle
 from tests.lab.waiting import wait_for
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from clusterctl.transport.base import Channel
-    from clusterctl.transport.bundle import Bundle
+    from clusterctl.transport.delivery.bundle import Bundle
 
 HOST = HostSpec(name="here", host="here", transport=TransportKind.LOCAL)
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Final
 
-from clusterctl.transport.bundle import agent_bundle
+from clusterctl.transport.delivery.bundle import agent_bundle
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from clusterctl.agent import proc, spawn, sweep
-from clusterctl.agent.marks import Marks
-from clusterctl.agent.proc import Identity
+from clusterctl.agent.linux import proc, spawn
+from clusterctl.agent.linux.proc import Identity
+from clusterctl.agent.members import sweep
+from clusterctl.agent.members.marks import Marks
 from tests.agent.conftest import BIN, Node, gone
 from tests.agent.hung import Hung, mounted
 from tests.agent.talk import REPOSITORY

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from clusterctl.agent.loop import Loop
-from clusterctl.agent.syncing import Syncer
+from clusterctl.agent.linux.loop import Loop
+from clusterctl.agent.record.durable import Syncer
 from tests.agent.hung import mounted
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from clusterctl.agent.claims import ClaimError, Claims
-from clusterctl.agent.protocol import Command
+from clusterctl.agent.protocol.commands import Command
+from clusterctl.agent.supervisor.claims import ClaimError, Claims
 
 if TYPE_CHECKING:
     from tests.agent.conftest import Node

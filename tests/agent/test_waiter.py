@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from clusterctl.agent.protocol import Command
+from clusterctl.agent.protocol.commands import Command
 from tests.agent.conftest import gone
 from tests.agent.talk import REPOSITORY, Refused
 from tests.lab.waiting import wait_for
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 START = """
 import os, sys, time
 from clusterctl.agent import spawn, waiter
-from clusterctl.agent.spawn import Program
+from clusterctl.agent.linux.spawn import Program
 folder, *argv = sys.argv[1:]
 post = waiter.Post(
     program=Program([word.encode() for word in argv], dict(os.environb), folder.encode()),

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
-from clusterctl.agent import activity, proc, said
-from clusterctl.agent.workers import error_of
-from clusterctl.run import blame
+from clusterctl.agent.linux import proc
+from clusterctl.agent.protocol import worker_status
+from clusterctl.agent.supervisor.workers import error_of
+from clusterctl.agent.watch import activity
+from clusterctl.run.rules import blame
 from tests.agent.controlling import run_on
 
 GOOD: dict[str, Any] = {
@@ -77,7 +79,7 @@ def test_facts_that_do_not_fit_are_left_out_and_nothing_else(tmp_path: Path) -> 
 
     assert found is not None
     assert (found["step"], found["facts"], found["degraded"], found["frameworks"]) == (3, {}, {}, [])
-    said.INSIDE(found)
+    worker_status.INSIDE(found)
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"pid": 1e999}', '{"pid":' + "1" * 5000 + "}", "\0"])

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, get_args
 
-from clusterctl.agent import protocol as wire
-from clusterctl.run import events
+from clusterctl.agent.protocol import commands as wire
+from clusterctl.run.rules import events
 
 MARK = "zqx"
 """Shows that hostile text was shown at all."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from clusterctl.agent import proc
+from clusterctl.agent.linux import proc
 from tests import fake_disk
 from tests.lab.faulty import controller_pid, run_dir
 from tests.lab.head_cli import Head

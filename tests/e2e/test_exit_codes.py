@@ -77,7 +77,7 @@ def test_a_bug_of_ours_is_1_and_its_traceback_is_kept(idle: LocalHead) -> None:
         "import sys, types, click\n"
         "from clusterctl.cli import main\n"
         "def fail(): raise ZeroDivisionError('a mistake of ours')\n"
-        "module = types.ModuleType('clusterctl.cli.broken_command')\n"
+        "module = types.ModuleType('clusterctl.cli.commands.broken')\n"
         "module.command = click.Command('broken', callback=fail)\n"
         "module.__spec__ = __import__('importlib.machinery').machinery.ModuleSpec(module.__name__, None)\n"
         "sys.modules[module.__name__] = module\n"

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, get_args
 
 import pytest
 
-from clusterctl.agent import protocol as wire
+from clusterctl.agent.protocol import commands as wire
 from clusterctl.cli.main import run as run_command
-from clusterctl.run import events
+from clusterctl.run.rules import events
 from tests.e2e import hostile
 from tests.e2e.terminal import Terminal
 from tests.lab.waiting import wait_for

@@ -8,9 +8,10 @@ import signal
 import time
 from typing import TYPE_CHECKING
 
-from clusterctl.agent import guardians, proc
-from clusterctl.agent.protocol import Alarm, Stamp, encode_event
-from clusterctl.agent.rundir import RunDir
+from clusterctl.agent.linux import proc
+from clusterctl.agent.members import guardians
+from clusterctl.agent.protocol.commands import Alarm, Stamp, encode_event
+from clusterctl.agent.record.rundir import RunDir
 from tests.lab.waiting import wait_for
 
 if TYPE_CHECKING:

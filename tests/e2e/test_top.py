@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from clusterctl.agent import protocol as wire
-from clusterctl.run import events
-from clusterctl.run.store import Writer, create
+from clusterctl.agent.protocol import commands as wire
+from clusterctl.run.record.writer import Writer, create
+from clusterctl.run.rules import events
 from tests import fake_nvml
 from tests.e2e.terminal import CTRL_C, Terminal
 from tests.json_shapes import STATS, check

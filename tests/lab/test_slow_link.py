@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from clusterctl.config.spec import HostSpec, SshSpec, SyncSpec
-from clusterctl.run.code import ContentStore, collect
-from clusterctl.run.push import Parcel, push
-from clusterctl.session import Item, Session, SessionLost
-from clusterctl.sessions import open_session
-from clusterctl.transport.ssh import SshTransport
+from clusterctl.run.nodes.code import ContentStore, collect
+from clusterctl.run.nodes.transfer import Parcel, push
+from clusterctl.session.conversation import Item, Session, SessionLost
+from clusterctl.session.opening import open_session
+from clusterctl.transport.ssh.ssh import SshTransport
 from tests.contract_sessions import DEADLINE, next_of
 from tests.relay import Relay
 

@@ -15,9 +15,9 @@ import pytest
 
 from clusterctl.config.spec import HostSpec, SshSpec
 from clusterctl.errors import AuthError, ConnectError, NodeError
-from clusterctl.sessions import Transports, open_session, open_sessions
-from clusterctl.transport.auth import AGENT_ONLY
-from clusterctl.transport.ssh import SshTransport
+from clusterctl.session.opening import Transports, open_session, open_sessions
+from clusterctl.transport.ssh.auth import AGENT_ONLY
+from clusterctl.transport.ssh.ssh import SshTransport
 from tests.contract_sessions import standin_bundle
 from tests.lab.keys import make_key
 from tests.lab.waiting import wait_for

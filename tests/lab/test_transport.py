@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from clusterctl.agent.protocol import Command
+from clusterctl.agent.protocol.commands import Command
 from clusterctl.config.spec import HostSpec, SshSpec, TransportKind
 from clusterctl.errors import AgentError, AuthError, ConnectError, HostKeyError, NodeError
-from clusterctl.session import Item, Session, SessionLost
-from clusterctl.sessions import Transports, open_session, open_sessions
-from clusterctl.transport.auth import AGENT_ONLY
-from clusterctl.transport.known_hosts import Verdict
-from clusterctl.transport.ssh import SshTransport
-from clusterctl.trust import accept, look
+from clusterctl.session.conversation import Item, Session, SessionLost
+from clusterctl.session.opening import Transports, open_session, open_sessions
+from clusterctl.transport.ssh.auth import AGENT_ONLY
+from clusterctl.transport.ssh.known_hosts import Verdict
+from clusterctl.transport.ssh.ssh import SshTransport
+from clusterctl.transport.ssh.trust import accept, look
 from tests.contract_sessions import DEADLINE, Reach, SessionContract, next_of, standin_bundle
 from tests.lab.keys import make_key
 from tests.lab.spec import NOISE, NodeSpec

@@ -15,12 +15,12 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from clusterctl.agent import protocol
-from clusterctl.agent.rundir import RunDir as NodeDir
+from clusterctl.agent.protocol import commands
+from clusterctl.agent.record.rundir import RunDir as NodeDir
 from clusterctl.config.spec import HealthSpec, LogsSpec
 from clusterctl.config.stored import dump
-from clusterctl.run.state import WorkerPhase
-from clusterctl.run.store import SAMPLES_KEPT
+from clusterctl.run.record.writer import SAMPLES_KEPT
+from clusterctl.run.rules.state import WorkerPhase
 from tests.agent.controlling import REPOSITORY, Run
 from tests.lab.waiting import wait_for
 from tests.soak import processes
@@ -218,12 +218,12 @@ class FollowedRun:
         for rank, path in enumerate(files.logs):
             if self.on_head(path).read_bytes() != numbered(rank, 0, path.stat().st_size // WIDTH):
                 wrong.append(path)
-        first = protocol.first_kept(_size(self.on_head(files.samples)), SAMPLES_KEPT)
+        first = commands.first_kept(_size(self.on_head(files.samples)), SAMPLES_KEPT)
         for path, kept in [*dict.fromkeys(files.indices, 0).items(), (files.samples, first)]:
             size = _size(self.on_head(path))
             if _part(path, kept, size) != _part(self.on_head(path), kept, size):
                 wrong.append(path)
-        journal = files.folder / protocol.JOURNAL_FILE
+        journal = files.folder / commands.JOURNAL_FILE
         if _records(journal) != _records(self.on_head(journal)):
             wrong.append(journal)
         return [path.relative_to(files.folder).as_posix() for path in wrong]

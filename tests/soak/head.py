@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.config.stored import load_stored
 from clusterctl.run.controller import Controller
-from clusterctl.run.store import RunDir
-from clusterctl.sessions import open_session
+from clusterctl.run.record.writer import RunDir
+from clusterctl.session.opening import open_session
 from clusterctl.transport.local import LocalTransport
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from clusterctl.config.spec import HostSpec
-    from clusterctl.session import Session
+    from clusterctl.session.conversation import Session
     from clusterctl.transport.local import LocalChannel
 
 CONNECTIONS = "connections"

@@ -8,11 +8,11 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from clusterctl.agent import protocol as wire
-from clusterctl.agent.protocol import Command
-from clusterctl.run import events
-from clusterctl.run.reader import load_state
-from clusterctl.run.store import RunDir, Writer
+from clusterctl.agent.protocol import commands as wire
+from clusterctl.agent.protocol.commands import Command
+from clusterctl.run.record.reader import load_state
+from clusterctl.run.record.writer import RunDir, Writer
+from clusterctl.run.rules import events
 from tests.agent.conftest import Node
 from tests.soak import processes
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.agent import protocol
-from clusterctl.run import store
+from clusterctl.agent.protocol import commands
+from clusterctl.run.record import writer
 from tests.soak import followed, node, processes, restarts
 
 MB = 1e6
@@ -39,7 +39,7 @@ def test_the_index_that_a_node_holds_stays_within_what_its_output_needs_however_
 
 
 def test_the_samples_that_a_node_holds_stay_within_64_mib_however_long_it_runs(played: node.Played) -> None:
-    assert played.after.disk["samples"] <= protocol.SAMPLES_KEPT + (4 << 20)
+    assert played.after.disk["samples"] <= commands.SAMPLES_KEPT + (4 << 20)
 
 
 def test_the_journal_of_a_run_that_goes_well_stays_small_however_long_it_runs(played: node.Played) -> None:
@@ -108,7 +108,7 @@ def test_what_comes_from_a_node_is_what_is_new_and_what_a_reconnect_compares(hea
 
 def test_of_samples_the_head_keeps_16_mib_of_a_node_however_long_it_runs(headed: followed.Followed) -> None:
     assert headed.stored > 24 * MB
-    assert headed.after.disk["samples"] <= store.SAMPLES_KEPT + (1 << 20)
+    assert headed.after.disk["samples"] <= writer.SAMPLES_KEPT + (1 << 20)
 
 
 def test_what_the_head_writes_in_a_day_is_what_the_node_does_and_stays_within_what_is_promised(

@@ -22,21 +22,22 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from clusterctl.agent import activity, said
-from clusterctl.agent import protocol as wire
-from clusterctl.agent.protocol import Command, Decoder, FrameError
+from clusterctl.agent.protocol import commands as wire
+from clusterctl.agent.protocol import worker_status
+from clusterctl.agent.protocol.commands import Command, Decoder, FrameError
+from clusterctl.agent.watch import activity
 from clusterctl.config.spec import ClusterSpec, HostSpec, StallSpec
 from clusterctl.door import answers, journal, samples
 from clusterctl.errors import ClusterctlError, ConfigError
 from clusterctl.logs.index import TimeIndex
 from clusterctl.render.status import activity_from_sample
-from clusterctl.run import events
-from clusterctl.run.meeting import answer_of
-from clusterctl.run.monitoring import HealthObserver
-from clusterctl.run.observer import StallObserver
-from clusterctl.run.state import RunState, apply_head, apply_node
-from clusterctl.transport import known_hosts, ssh_config
-from clusterctl.transport.bootstrap import PreambleParser
+from clusterctl.run.nodes.meeting import answer_of
+from clusterctl.run.rules import events
+from clusterctl.run.rules.health_samples import HealthObserver
+from clusterctl.run.rules.stall_samples import StallObserver
+from clusterctl.run.rules.state import RunState, apply_head, apply_node
+from clusterctl.transport.delivery.bootstrap import PreambleParser
+from clusterctl.transport.ssh import config, known_hosts
 from tests.unit.config.conftest import _parse as parse_config
 from tests.unit.config.hostile import PIECES
 
@@ -236,8 +237,8 @@ def sampled(values: list[Any]) -> None:
 
 
 def status_file(value: Any) -> None:
-    told = said.bounded(value)
-    said.INSIDE(activity._with_ages(told, 5.0))
+    told = worker_status.bounded(value)
+    worker_status.INSIDE(activity._with_ages(told, 5.0))
 
 
 def answered(pair: tuple[Command, Any]) -> None:
@@ -269,7 +270,7 @@ def preamble(data: bytes) -> None:
 
 
 def ssh_answer(lines: list[tuple[str, str]]) -> None:
-    ssh_config.parse("n", "\n".join(" ".join(pair) for pair in lines), ssh_config.Destination(host="h"))
+    config.parse("n", "\n".join(" ".join(pair) for pair in lines), config.Destination(host="h"))
 
 
 def cluster_file(text: str | bytes) -> None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import errno
 import time
 
-from clusterctl.agent.facts import amdgpu_metrics, answers, holding, kfd, paths, procs
+from clusterctl.agent.facts import amdgpu_metrics, answers, holding, procs
 from clusterctl.agent.facts.amdgpu_values import Files
 from clusterctl.agent.facts.children import AbsentError
+from clusterctl.agent.linux import kfd, paths
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

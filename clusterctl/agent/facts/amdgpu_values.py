@@ -8,8 +8,9 @@ from __future__ import annotations
 import errno
 import os
 
-from clusterctl.agent.facts import paths, pci
+from clusterctl.agent.facts import pci
 from clusterctl.agent.facts.amdgpu_events import BOGUS
+from clusterctl.agent.linux import paths
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

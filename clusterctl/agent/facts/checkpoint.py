@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 def collect(workdir: str, pattern: str) -> dict[str, Any]:
     """Return the group `checkpoint`: path and size of the newest complete one, each `None` where there is none yet."""
     # A folder of many large checkpoints may take its time: this has a child of its own, and is imported only there.
-    from clusterctl.agent import checkpoints
+    from clusterctl.agent.facts import checkpoint_files
 
-    found = checkpoints.complete(os.path.expanduser(workdir), pattern)
+    found = checkpoint_files.complete(os.path.expanduser(workdir), pattern)
     if not found:
         return {"path": None, "bytes": None}
     path = os.path.join(os.path.expanduser(workdir), found[0]["path"])
-    return {"path": path, "bytes": checkpoints.total(path)}
+    return {"path": path, "bytes": checkpoint_files.total(path)}

@@ -6,7 +6,8 @@ import os
 import re
 import stat
 
-from clusterctl.agent.facts import paths, pci
+from clusterctl.agent.facts import pci
+from clusterctl.agent.linux import paths
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

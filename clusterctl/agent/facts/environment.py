@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-from clusterctl.agent.facts import paths
+from clusterctl.agent.linux import paths
 
 try:
     # `hashlib` would load OpenSSL for it.

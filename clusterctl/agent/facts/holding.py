@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
-from clusterctl.agent.facts import paths
 from clusterctl.agent.facts.procs import run_of
-from clusterctl.agent.proc import shown
+from clusterctl.agent.linux import paths
+from clusterctl.agent.linux.proc import shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

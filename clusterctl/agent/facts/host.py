@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 
-from clusterctl.agent.facts import environment, limits, memory, paths, processors
+from clusterctl.agent.facts import environment, limits, memory, processors
+from clusterctl.agent.linux import paths
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

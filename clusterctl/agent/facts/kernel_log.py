@@ -6,9 +6,10 @@ import os
 import re
 import time
 
-from clusterctl.agent.facts import children, paths
+from clusterctl.agent.facts import children
 from clusterctl.agent.facts.children import AbsentError, DeniedError
 from clusterctl.agent.facts.kernel_events import KernelEvents
+from clusterctl.agent.linux import paths
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

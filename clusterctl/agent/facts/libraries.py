@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from clusterctl.agent.facts import paths
+from clusterctl.agent.linux import paths
 
 _USUAL = ("/lib64", "/usr/lib64", "/lib", "/usr/lib", "/usr/local/lib")
 

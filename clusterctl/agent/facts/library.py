@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from clusterctl.agent.facts import kfd, nvml
+from clusterctl.agent.facts import nvml
+from clusterctl.agent.linux import kfd
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import resource
 
-from clusterctl.agent import cgroup
-from clusterctl.agent.facts import paths
+from clusterctl.agent.linux import cgroup, paths
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

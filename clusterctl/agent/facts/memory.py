@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from clusterctl.agent import system
-from clusterctl.agent.facts import paths
+from clusterctl.agent.linux import paths, syscalls
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ def _meminfo(root: str) -> dict[str, int]:
 def _swapping(root: str) -> float | None:
     """Return the bytes a second that go to the swap space and come from it."""
     began, before = time.monotonic(), _swapped(root)
-    system.pause(_PAUSE)
+    syscalls.pause(_PAUSE)
     after = _swapped(root)
     if before is None or after is None:
         return None

@@ -6,8 +6,8 @@ import os
 import re
 import time
 
-from clusterctl.agent import filesystems
-from clusterctl.agent.facts import children, paths
+from clusterctl.agent.facts import children
+from clusterctl.agent.linux import filesystems, paths
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -6,7 +6,8 @@ import _socket
 import fcntl
 import struct
 
-from clusterctl.agent.facts import names, paths, rdma
+from clusterctl.agent.facts import names, rdma
+from clusterctl.agent.linux import paths
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

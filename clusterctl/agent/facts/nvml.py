@@ -8,9 +8,10 @@ from __future__ import annotations
 import ctypes
 import time
 
-from clusterctl.agent.facts import bindings, nvml_values, paths
+from clusterctl.agent.facts import bindings, nvml_values
 from clusterctl.agent.facts.children import AbsentError
 from clusterctl.agent.facts.nvml_look import Look, attempt
+from clusterctl.agent.linux import paths
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import socket
 
-from clusterctl.agent.facts import paths
+from clusterctl.agent.linux import paths
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

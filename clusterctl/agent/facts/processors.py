@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from clusterctl.agent import system
-from clusterctl.agent.facts import paths
+from clusterctl.agent.linux import paths, syscalls
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ def collect(root: str) -> dict[str, Any]:
         "frequency_driver": paths.text(root, f"{first}/scaling_driver") if first else None,
         "preferences": _count(root, found[:_PREFERENCES], "energy_performance_preference"),
         "clocksource": paths.text(root, "/sys/devices/system/clocksource/clocksource0/current_clocksource"),
-        "clock_error": system.clock_error() if root == "/" else None,
+        "clock_error": syscalls.clock_error() if root == "/" else None,
     }
 
 

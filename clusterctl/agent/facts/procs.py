@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import time
 
-from clusterctl.agent.facts import children, paths
-from clusterctl.agent.proc import shown
+from clusterctl.agent.facts import children
+from clusterctl.agent.linux import paths
+from clusterctl.agent.linux.proc import shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 
-from clusterctl.agent.facts import paths, pci
+from clusterctl.agent.facts import pci
+from clusterctl.agent.linux import paths
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -30,9 +30,10 @@ import signal
 import sys
 import time
 
-from clusterctl.agent import facts, system
-from clusterctl.agent.facts import bindings, children, paths
+from clusterctl.agent import facts
+from clusterctl.agent.facts import bindings, children
 from clusterctl.agent.facts.answers import TROUBLE
+from clusterctl.agent.linux import paths, syscalls
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -220,7 +221,7 @@ class _Driver:
 def _serve(requests: int, answers: int) -> None:
     """Run in the fork: one line of answer for each byte asked; never returns."""
     try:
-        system.die_with_parent(signal.SIGKILL)
+        syscalls.die_with_parent(signal.SIGKILL)
         null = os.open(os.devnull, os.O_RDWR)
         for stream in (0, 1, 2):
             os.dup2(null, stream)

@@ -6,7 +6,7 @@ from one that has failed, its node is opened, which may hang where the GPU is de
 
 from __future__ import annotations
 
-from clusterctl.agent.facts import paths
+from clusterctl.agent.linux import paths
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ import re
 import sys
 import zlib
 
-from clusterctl.agent.facts import libraries, paths
+from clusterctl.agent.facts import libraries
+from clusterctl.agent.linux import paths
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

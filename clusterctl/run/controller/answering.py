@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from clusterctl.run import tails
-from clusterctl.run.gathering import ask
+from clusterctl.run.controller import live_tail
+from clusterctl.run.nodes.evidence import ask
 
 if TYPE_CHECKING:
-    from clusterctl.run.control import ControlRequest
-    from clusterctl.run.controller.controlled import ControlledRun
+    from clusterctl.run.controller.control import ControlRequest
+    from clusterctl.run.controller.run import ControlledRun
     from clusterctl.run.controller.stalls import StallGuard
 
 
@@ -24,7 +24,7 @@ def answer(run: ControlledRun, stalls: StallGuard, item: ControlRequest) -> None
             item.reply({"ok": True, "grace": run.limits.grace})
         case "evidence":
             _evidence(run, item)
-        case tails.COMMAND:
+        case live_tail.COMMAND:
             _tails(run, item)
         case "ping":
             item.reply({"ok": True, "run": run.folder.run})
@@ -41,7 +41,7 @@ def _tails(run: ControlledRun, item: ControlRequest) -> None:
         return
 
     def read() -> None:
-        item.reply(tails.read_on_nodes(run.folder.run, sessions, places, length))
+        item.reply(live_tail.read_on_nodes(run.folder.run, sessions, places, length))
 
     threading.Thread(target=read, daemon=True).start()
 

@@ -5,22 +5,22 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Protocol
 
-from clusterctl.agent.protocol import StopReason
+from clusterctl.agent.protocol.commands import StopReason
 from clusterctl.config.spec import Role
 from clusterctl.errors import ClusterctlError, ExitCode, NodeError, NodesError, RefusedError
-from clusterctl.run import events, leftover, refusals
-from clusterctl.run.launch import Begun, CancelledError, NotBegun, Progress
-from clusterctl.run.links import each, names, raise_first, sessions_of
-from clusterctl.run.startfailure import start_failed
-from clusterctl.run.state import RunPhase
+from clusterctl.run.nodes.launch import Begun, CancelledError, NotBegun, Progress
+from clusterctl.run.nodes.links import each, names, raise_first, sessions_of
+from clusterctl.run.rules import events, leftover, lingering
+from clusterctl.run.rules.start_failure import start_failed
+from clusterctl.run.rules.state import RunPhase
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from clusterctl.config.spec import HostSpec
     from clusterctl.run.controller.connections import Connections
-    from clusterctl.run.controller.controlled import ControlledRun, Post
-    from clusterctl.session import Session
+    from clusterctl.run.controller.run import ControlledRun, Post
+    from clusterctl.session.conversation import Session
 
 
 _AFTER_KILL = 10.0
@@ -154,10 +154,10 @@ class Beginning:
         unfit: dict[str, str] = {}
         for spare in [h.name for h in run.spec.spares if h.name in hellos]:
             hello = hellos.pop(spare)
-            if refusals.ends_at_logout(hello.get("logind")):
+            if lingering.ends_at_logout(hello.get("logind")):
                 unfit[spare] = "unfit"
                 run.post(events.Note(text=f"spare {spare} ends processes at logout: it is left out", level="warn"))
-        refusals.refuse(hellos)
+        lingering.refuse(hellos)
         return unfit
 
     # --- what came of it, in the loop

@@ -6,25 +6,27 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.agent.protocol import Command, FrameError, StopReason
+from clusterctl.agent.protocol.commands import Command, FrameError, StopReason
 from clusterctl.errors import AgentError, ClusterctlError, ConnectError, ExitCode, NotFoundError, RunFailed
-from clusterctl.run import ending, events, replicas
-from clusterctl.run.controller.controlled import CALL_SECONDS, trace
-from clusterctl.run.controller.misfits import Misfits
-from clusterctl.run.epochs import succeeded
-from clusterctl.run.state import WorkerPhase
-from clusterctl.run.store import now
-from clusterctl.session import GarbledError, StaleEpochError
+from clusterctl.run import replicas
+from clusterctl.run.controller.run import CALL_SECONDS, trace
+from clusterctl.run.nodes import ending
+from clusterctl.run.nodes.epochs import succeeded
+from clusterctl.run.record.writer import now
+from clusterctl.run.rules import events
+from clusterctl.run.rules.misfits import Misfits
+from clusterctl.run.rules.state import WorkerPhase
+from clusterctl.session.conversation import GarbledError, StaleEpochError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from clusterctl.agent import protocol as wire
+    from clusterctl.agent.protocol import commands as wire
     from clusterctl.config.spec import HostSpec
-    from clusterctl.run.controller.controlled import ControlledRun
-    from clusterctl.run.links import Redialed
-    from clusterctl.run.state import NodeState, RunState
-    from clusterctl.session import BeatReceived, Session, SessionLost
+    from clusterctl.run.controller.run import ControlledRun
+    from clusterctl.run.nodes.links import Redialed
+    from clusterctl.run.rules.state import NodeState, RunState
+    from clusterctl.session.conversation import BeatReceived, Session, SessionLost
 
 SHOWN_SILENT_AFTER = 6.5
 _QUOTED = 300

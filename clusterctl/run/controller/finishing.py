@@ -5,18 +5,19 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from clusterctl.agent import protocol as wire
-from clusterctl.agent.protocol import Command
+from clusterctl.agent.protocol import commands as wire
+from clusterctl.agent.protocol.commands import Command
 from clusterctl.errors import NotFoundError, RefusedError
-from clusterctl.run import ending, events
-from clusterctl.run.controller.controlled import CALL_SECONDS
-from clusterctl.run.links import ask_all, each, names, raise_first
+from clusterctl.run.controller.run import CALL_SECONDS
+from clusterctl.run.nodes import ending
+from clusterctl.run.nodes.links import ask_all, each, names, raise_first
+from clusterctl.run.rules import events
 
 if TYPE_CHECKING:
-    from clusterctl.run import policy
-    from clusterctl.run.controller.controlled import ControlledRun
     from clusterctl.run.controller.replication import Replication
-    from clusterctl.session import Session
+    from clusterctl.run.controller.run import ControlledRun
+    from clusterctl.run.rules import policy
+    from clusterctl.session.conversation import Session
 
 _WITHOUT_PROGRESS = 15.0
 """Seconds in which a node that is connected must have sent something of what is missing, or said how much that is."""

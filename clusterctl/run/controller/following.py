@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from clusterctl.agent import protocol as wire
-from clusterctl.agent.protocol import Command
-from clusterctl.run.links import each, raise_first
+from clusterctl.agent.protocol import commands as wire
+from clusterctl.agent.protocol.commands import Command
+from clusterctl.run.nodes.links import each, raise_first
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from clusterctl.run.controller.controlled import ControlledRun
-    from clusterctl.session import Session
+    from clusterctl.run.controller.run import ControlledRun
+    from clusterctl.session.conversation import Session
 
 _CALL_SECONDS = 20.0
 

@@ -13,31 +13,38 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.errors import ExitCode
-from clusterctl.run import events, policy
-from clusterctl.run.control import ControlRequest
 from clusterctl.run.controller.answering import answer
 from clusterctl.run.controller.beginning import Beginning
 from clusterctl.run.controller.connections import SHOWN_SILENT_AFTER, Connections
-from clusterctl.run.controller.controlled import ControlledRun, Then
+from clusterctl.run.controller.control import ControlRequest
 from clusterctl.run.controller.finishing import Finishing
+from clusterctl.run.controller.health import HealthWatch
 from clusterctl.run.controller.replication import Replication
+from clusterctl.run.controller.run import ControlledRun, Then
 from clusterctl.run.controller.stalls import StallGuard
 from clusterctl.run.controller.succession import Succession
 from clusterctl.run.controller.takeover import TakeOver
-from clusterctl.run.healthwatch import HealthWatch
-from clusterctl.run.links import Redialed
-from clusterctl.run.state import RunPhase
-from clusterctl.run.store import now, room_not_needed
-from clusterctl.session import BeatReceived, EventReceived, OutputReceived, SessionLost, Superseded, WholeReceived
+from clusterctl.run.nodes.links import Redialed
+from clusterctl.run.record.writer import now, room_not_needed
+from clusterctl.run.rules import events, policy
+from clusterctl.run.rules.state import RunPhase
+from clusterctl.session.conversation import (
+    BeatReceived,
+    EventReceived,
+    OutputReceived,
+    SessionLost,
+    Superseded,
+    WholeReceived,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from clusterctl.config.spec import ClusterSpec
     from clusterctl.run.controller.beginning import Preflight
-    from clusterctl.run.controller.controlled import Dial
-    from clusterctl.run.store import RunDir
-    from clusterctl.session import Sink
+    from clusterctl.run.controller.run import Dial
+    from clusterctl.run.record.writer import RunDir
+    from clusterctl.session.conversation import Sink
 
 _TICK = 1.0
 _AT_ONCE = 512

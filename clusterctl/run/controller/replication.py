@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from clusterctl.agent.protocol import Command, FrameError
+from clusterctl.agent.protocol.commands import Command, FrameError
 from clusterctl.door.answers import place_of
 from clusterctl.door.bounds import MOST_FILE
 from clusterctl.run.intake import Intake
@@ -13,8 +13,8 @@ from clusterctl.run.intake import Intake
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from clusterctl.run.controller.controlled import ControlledRun
-    from clusterctl.session import OutputReceived, WholeReceived
+    from clusterctl.run.controller.run import ControlledRun
+    from clusterctl.session.conversation import OutputReceived, WholeReceived
 
 _ACKNOWLEDGE_EVERY = 2.0
 _ACKNOWLEDGE_BYTES = 4 * 1024 * 1024

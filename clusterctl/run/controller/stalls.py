@@ -5,16 +5,16 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.agent import protocol as wire
-from clusterctl.run import events
-from clusterctl.run.gathering import Gatherer
-from clusterctl.run.observer import StallObserver, last_bytes
-from clusterctl.run.stall import Stall, StallPhase
-from clusterctl.run.state import RunPhase
+from clusterctl.agent.protocol import commands as wire
+from clusterctl.run.nodes.evidence import Gatherer
+from clusterctl.run.rules import events
+from clusterctl.run.rules.stall import Stall, StallPhase
+from clusterctl.run.rules.stall_samples import StallObserver, last_bytes
+from clusterctl.run.rules.state import RunPhase
 
 if TYPE_CHECKING:
-    from clusterctl.run.controller.controlled import ControlledRun
-    from clusterctl.session import OutputReceived
+    from clusterctl.run.controller.run import ControlledRun
+    from clusterctl.session.conversation import OutputReceived
 
 
 class StallGuard:

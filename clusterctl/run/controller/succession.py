@@ -7,15 +7,15 @@ import time
 from typing import TYPE_CHECKING
 
 from clusterctl.errors import ClusterctlError, ExitCode, NodeError
-from clusterctl.run import events, policy, restarting
-from clusterctl.run.launch import Begun, NotBegun
-from clusterctl.run.links import names
-from clusterctl.run.store import now
+from clusterctl.run.nodes.launch import Begun, NotBegun
+from clusterctl.run.nodes.links import names
+from clusterctl.run.record.writer import now
+from clusterctl.run.rules import events, policy, restarting
 
 if TYPE_CHECKING:
     from clusterctl.config.spec import HostSpec
     from clusterctl.run.controller.beginning import Beginning
-    from clusterctl.run.controller.controlled import ControlledRun
+    from clusterctl.run.controller.run import ControlledRun
 
 
 class Succession:

@@ -6,13 +6,14 @@ import contextlib
 import time
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.agent.protocol import Command
+from clusterctl.agent.protocol.commands import Command
 from clusterctl.errors import ClusterctlError, ConnectError, ExitCode, RunFailed
-from clusterctl.run import attempts, ending, events
 from clusterctl.run.controller.beginning import UNHEARD
-from clusterctl.run.controller.controlled import CALL_SECONDS
-from clusterctl.run.launch import NotBegun, Progress
-from clusterctl.run.links import Redialed, each, names
+from clusterctl.run.controller.run import CALL_SECONDS
+from clusterctl.run.nodes import attempts, ending
+from clusterctl.run.nodes.launch import NotBegun, Progress
+from clusterctl.run.nodes.links import Redialed, each, names
+from clusterctl.run.rules import events
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
     from clusterctl.config.spec import HostSpec
     from clusterctl.run.controller.beginning import Beginning
     from clusterctl.run.controller.connections import Connections
-    from clusterctl.run.controller.controlled import ControlledRun
-    from clusterctl.session import Session
+    from clusterctl.run.controller.run import ControlledRun
+    from clusterctl.session.conversation import Session
 
 _PATIENCE = 20.0
 """Seconds after which the nodes that are there do not wait any longer for those that are not."""

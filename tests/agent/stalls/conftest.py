@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from clusterctl.agent import inject, proc
-from clusterctl.agent.activity import WorkerId
+from clusterctl.agent import inject
+from clusterctl.agent.linux import proc
+from clusterctl.agent.watch.activity import WorkerId
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

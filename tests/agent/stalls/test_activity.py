@@ -5,8 +5,8 @@ import os
 import signal
 import time
 
-from clusterctl.agent import evidence
-from clusterctl.agent.activity import Sampler, Watch, WorkerId
+from clusterctl.agent.watch import evidence
+from clusterctl.agent.watch.activity import Sampler, Watch, WorkerId
 
 
 def sampler(bench, *workers, **options):

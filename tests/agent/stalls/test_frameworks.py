@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from clusterctl.agent import evidence
-from clusterctl.diagnose import stacks as reader
+from clusterctl.agent.watch import evidence
+from clusterctl.run.rules import stacks as reader
 
 pytestmark = pytest.mark.torch
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from clusterctl.agent import cgroup
+from clusterctl.agent.linux import cgroup
 
 if TYPE_CHECKING:
     from pathlib import Path

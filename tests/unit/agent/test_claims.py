@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.agent import proc
-from clusterctl.agent.claims import ClaimError, Claims
+from clusterctl.agent.linux import proc
+from clusterctl.agent.supervisor.claims import ClaimError, Claims
 from tests.unit.agent.full import full_at
 
 

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from clusterctl.agent import journal, protocol
-from clusterctl.agent.follow import Follower
-from clusterctl.agent.loop import Loop
-from clusterctl.agent.notify import Notifier
-from clusterctl.agent.rundir import RunDir
+from clusterctl.agent.linux.loop import Loop
+from clusterctl.agent.linux.notify import Notifier
+from clusterctl.agent.protocol import commands
+from clusterctl.agent.record import journal
+from clusterctl.agent.record.rundir import RunDir
+from clusterctl.agent.serve.follow import Follower
 
 BLOCK = 4096
 
@@ -30,7 +31,7 @@ class Followed:
     def followed(self, whole: int = 0) -> Follower:
         return Follower(
             self.dir,
-            protocol.Follow(run="r", node="n", seq=0, whole=whole),
+            commands.Follow(run="r", node="n", seq=0, whole=whole),
             self.told.append,
             lambda _stream, offset, data: self.data.append((offset, data)),
             lambda: 1,
@@ -39,12 +40,12 @@ class Followed:
 
     def begin(self, attempt: int = 0) -> None:
         Path(self.dir.attempt(attempt)).mkdir()
-        self.journal.append(protocol.Prepared(attempt, []))
-        self.journal.append(protocol.Started(attempt, 0, 0, 1, 1))
+        self.journal.append(commands.Prepared(attempt, []))
+        self.journal.append(commands.Started(attempt, 0, 0, 1, 1))
 
     def end(self, attempt: int = 0) -> None:
-        self.journal.append(protocol.Exited(attempt, 0, 0))
-        self.journal.append(protocol.Swept(attempt, 0, []))
+        self.journal.append(commands.Exited(attempt, 0, 0))
+        self.journal.append(commands.Swept(attempt, 0, []))
 
     def log(self, attempt: int = 0) -> Path:
         return Path(self.dir.of_rank(attempt, 0, "log"))
@@ -59,7 +60,7 @@ def test_where_the_front_of_an_output_is_given_up_while_it_is_read_the_rest_is_s
     followed.begin()
     followed.follower.pump_events()
     followed.log().write_bytes(b"a" * BLOCK + b"b" * BLOCK)
-    followed.journal.append(protocol.Dropped(0, 0, BLOCK, BLOCK, "disk full"))
+    followed.journal.append(commands.Dropped(0, 0, BLOCK, BLOCK, "disk full"))
 
     assert followed.follower.pump_data(1 << 20) == BLOCK
     assert followed.data == [(BLOCK, b"b" * BLOCK)]

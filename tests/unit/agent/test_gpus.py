@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.agent import gpus
+from clusterctl.agent.linux import gpus
 from tests import fake_amdgpu
 from tests.unit.health.machines import amd
 

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from clusterctl.agent import fold, journal, protocol
-from clusterctl.agent.follow import Follower
-from clusterctl.agent.loop import Loop
-from clusterctl.agent.notify import Notifier
-from clusterctl.agent.rundir import RunDir
+from clusterctl.agent.linux.loop import Loop
+from clusterctl.agent.linux.notify import Notifier
+from clusterctl.agent.protocol import commands
+from clusterctl.agent.record import journal, state
+from clusterctl.agent.record.rundir import RunDir
+from clusterctl.agent.serve.follow import Follower
 
 EVENTS = 40_000
 MOST_BYTES = 1 << 20
@@ -27,8 +28,8 @@ def run(tmp_path: Path) -> RunDir:
 
 
 def line(number: int) -> str:
-    stamp = protocol.Stamp(number, 0.0, 0.0, "boot")
-    return protocol.encode_event(stamp, protocol.Alarm(0, "code", "x" * 100)) + "\n"
+    stamp = commands.Stamp(number, 0.0, 0.0, "boot")
+    return commands.encode_event(stamp, commands.Alarm(0, "code", "x" * 100)) + "\n"
 
 
 def peak(action: Callable[[], object]) -> int:
@@ -43,7 +44,7 @@ def peak(action: Callable[[], object]) -> int:
 def test_the_memory_that_reading_a_journal_takes_does_not_grow_with_it(run: RunDir) -> None:
     Path(run.journal).write_text("".join(map(line, range(1, EVENTS + 1))))
     assert Path(run.journal).stat().st_size > 5 * MOST_BYTES
-    assert peak(lambda: fold.fold(journal.read(run.journal))) < MOST_BYTES
+    assert peak(lambda: state.fold(journal.read(run.journal))) < MOST_BYTES
 
 
 def test_what_is_not_taken_is_read_again_and_a_torn_line_once_it_is_whole(run: RunDir) -> None:
@@ -59,7 +60,7 @@ def test_what_is_not_taken_is_read_again_and_a_torn_line_once_it_is_whole(run: R
 def test_a_follower_tells_no_more_events_at_once_than_there_is_room_for(run: RunDir) -> None:
     Path(run.journal).write_text("".join(map(line, range(1, 8))))
     told: list[dict[str, Any]] = []
-    follow = protocol.Follow(run="r", node="n", seq=0)
+    follow = commands.Follow(run="r", node="n", seq=0)
     follower = Follower(run, follow, told.append, lambda *_: None, lambda: 1, Notifier(Loop(), lambda: None))
     counts = []
     for limit in (3, 6, 9):

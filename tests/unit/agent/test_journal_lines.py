@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.agent.journal import Journal, Reader, read
-from clusterctl.agent.proc import boot_id
-from clusterctl.agent.protocol import Alarm, Event, Finished, Prepared, Swept
+from clusterctl.agent.linux.proc import boot_id
+from clusterctl.agent.protocol.commands import Alarm, Event, Finished, Prepared, Swept
+from clusterctl.agent.record.journal import Journal, Reader, read
 from tests.unit.agent.full import full_at
 
 KIB = 1024

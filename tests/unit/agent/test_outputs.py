@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.agent.fold import NodeState, apply
-from clusterctl.agent.output import OpenOutput
-from clusterctl.agent.outputs import Outputs
-from clusterctl.agent.protocol import INDEX_RECORD, Alarm, Dropped, Event, Stamp
-from clusterctl.agent.rundir import RunDir
-from clusterctl.agent.tally import Tallies
+from clusterctl.agent.protocol.commands import INDEX_RECORD, Alarm, Dropped, Event, Stamp
+from clusterctl.agent.record.rundir import RunDir
+from clusterctl.agent.record.state import NodeState, apply
+from clusterctl.agent.record.tally import Tallies
+from clusterctl.agent.supervisor.output import OpenOutput
+from clusterctl.agent.supervisor.outputs import Outputs
 
 MEGABYTE = 1 << 20
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterctl.agent.protocol import first_kept
-from clusterctl.agent.sampling import Samples, Steadiness, retry_after
+from clusterctl.agent.protocol.commands import first_kept
+from clusterctl.agent.supervisor.sampling import Samples, Steadiness, retry_after
 
 
 def inside(age: float = 0.3, *, of_file: float = 0.5, phase: Any = None) -> dict[str, Any]:

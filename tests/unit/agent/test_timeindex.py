@@ -7,17 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.agent import protocol, reading
-from clusterctl.agent.fold import NodeState
-from clusterctl.agent.outputs import Outputs
-from clusterctl.agent.protocol import INDEX_RECORD
-from clusterctl.agent.rundir import RunDir
+from clusterctl.agent.protocol import commands
+from clusterctl.agent.protocol.commands import INDEX_RECORD
+from clusterctl.agent.record import output_reader
+from clusterctl.agent.record.rundir import RunDir
+from clusterctl.agent.record.state import NodeState
+from clusterctl.agent.supervisor.outputs import Outputs
 
 BLOCK = 4096
 TAIL = 64 * 1024
 RECORDS = 20_000
 SIZE = RECORDS * INDEX_RECORD.size
-NAME = protocol.index_file(0, 0)
+NAME = commands.index_file(0, 0)
 
 
 class Long:
@@ -41,8 +42,8 @@ class Long:
     def allocated(self) -> int:
         return self.index.stat().st_blocks * 512
 
-    def read(self, offset: int) -> reading.Piece:
-        return reading.plain(str(self.index), NAME, offset, SIZE)
+    def read(self, offset: int) -> output_reader.Piece:
+        return output_reader.plain(str(self.index), NAME, offset, SIZE)
 
 
 @pytest.fixture

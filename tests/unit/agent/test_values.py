@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import clusterctl
-from clusterctl.agent.values import value
+from clusterctl.agent.protocol.values import value
 
 _COSTLY = {"dataclasses", "inspect", "selectors", "shutil", "socket", "tempfile", "typing", "urllib.parse"}
 

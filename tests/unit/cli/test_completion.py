@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.run import events, store
+from clusterctl.run.record import writer as store
+from clusterctl.run.record.writer import Writer
+from clusterctl.run.rules import events
 from tests import documented
 
 ZSHRC = """\
@@ -33,7 +35,7 @@ CLUSTER = "version: 1\nhosts: {'gpu[01-03]': 2}\njob: {command: [x]}\n"
 
 def add_run(name: str, *, ended: bool) -> str:
     run = store.create(name)
-    writer = store.Writer(run)
+    writer = Writer(run)
     writer.append(events.Created(run=run.run, name=name, path="/nowhere/cluster.yaml"), 1.0)
     nodes = [{"node": "gpu07", "node_rank": 0, "address": "gpu07", "ranks": [0, 1]}]
     writer.append(events.Attempt(attempt=0, world_size=2, master_addr=None, master_port=None, nodes=nodes), 2.0)

@@ -10,8 +10,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from clusterctl.cli.main import cli
-from clusterctl.run import events, store
-from clusterctl.run.store import RunDir
+from clusterctl.run.record import writer
+from clusterctl.run.record.writer import RunDir
+from clusterctl.run.rules import events
 
 STAMP: dict[str, Any] = {"seq": 1, "wall": 1.0, "mono": 1.0, "boot": "b", "attempt": 0}
 BAD_EVENTS: dict[str, bytes] = {
@@ -41,7 +42,7 @@ COMMANDS = (
 
 
 def made(root: Path, name: str) -> RunDir:
-    run = store.create(name, root / "clusterctl" / "runs")
+    run = writer.create(name, root / "clusterctl" / "runs")
     layout = [{"node": "n", "node_rank": 0, "ranks": [0]}]
     said = [
         events.Created(run=run.run, name=name, path=""),

@@ -9,16 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.agent import protocol as wire
-from clusterctl.agent.protocol import output_file
-from clusterctl.run import events, store
+from clusterctl.agent.protocol import commands as wire
+from clusterctl.agent.protocol.commands import output_file
+from clusterctl.run.record import writer as store
+from clusterctl.run.record.writer import Writer
+from clusterctl.run.rules import events
 
 VIEW = """
 import sys
 from pathlib import Path
-from clusterctl.cli.view import RunScreen, ViewOptions
-from clusterctl.render.console import Console
-from clusterctl.run.store import RunDir
+from clusterctl.cli.follow.view import RunScreen, ViewOptions
+from clusterctl.render.terminal.console import Console
+from clusterctl.run.record.writer import RunDir
 screen = RunScreen(RunDir(Path(sys.argv[1])), Console.standard(), ViewOptions(owns=True))
 print("left:", screen.follow().value, file=sys.stderr)
 """
@@ -27,7 +29,7 @@ LINES = 200_000
 
 def ended_run(root: Path, output: bytes) -> store.RunDir:
     run = store.create("demo", root)
-    writer = store.Writer(run)
+    writer = Writer(run)
     nodes = [{"node": "gpu01", "node_rank": 0, "address": None, "ranks": [0]}]
     writer.append(events.Created(run=run.run, name="demo", path=""), 1.0)
     writer.append(events.Attempt(attempt=0, world_size=1, master_addr=None, master_port=None, nodes=nodes), 2.0)
@@ -74,9 +76,9 @@ def test_a_new_supervisor_is_told_with_what_it_means_for_the_workers(
 STEPS = """
 import sys
 from pathlib import Path
-from clusterctl.cli.view import RunScreen, ViewOptions
-from clusterctl.render.console import Console
-from clusterctl.run.store import RunDir
+from clusterctl.cli.follow.view import RunScreen, ViewOptions
+from clusterctl.render.terminal.console import Console
+from clusterctl.run.record.writer import RunDir
 screen = RunScreen(RunDir(Path(sys.argv[1])), Console.standard(), ViewOptions(verbose=True, heard={"gpu01": 1}))
 screen.follow()
 """

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from clusterctl.cli.commands.templates import _listing
+from clusterctl.cli.lookup.remote import Answer, diff_lines, folded_output
+from clusterctl.cli.lookup.templates import Template
 from clusterctl.cli.main import run
-from clusterctl.cli.remote import Answer, diff_lines, folded_output
-from clusterctl.cli.template_files import Template
-from clusterctl.cli.templates_command import _listing
-from clusterctl.render.console import Terminal
+from clusterctl.render.terminal.console import Terminal
 
 PLAIN = Terminal(io.StringIO(), colour=False, live=False, unicode=True, width=0)
 

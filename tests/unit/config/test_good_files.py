@@ -13,8 +13,8 @@ from clusterctl.config.resolve import resolved, to_yaml
 from clusterctl.config.schema import schema, schema_text
 from clusterctl.config.spec import ClusterSpec, Framework, HostSpec, Launcher, Role, StallAction, TransportKind
 from clusterctl.config.stored import dump, load_stored
-from clusterctl.config.tree import Document, Report
-from clusterctl.config.yaml_text import parse_text as read_tree
+from clusterctl.config.text.tree import Document, Report
+from clusterctl.config.text.yaml_text import parse_text as read_tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from clusterctl.errors import ConfigError
-from clusterctl.render.door import through_door
 from clusterctl.render.problems import render_config_error
+from clusterctl.render.terminal.door import through_door
 
 if TYPE_CHECKING:
     from collections.abc import Callable

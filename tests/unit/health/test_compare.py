@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterctl.health.compare import outliers, vote
+from clusterctl.health.checks.compare import outliers, vote
 from clusterctl.health.context import Context, Expectation
 from clusterctl.health.judge import judge_cluster
 from clusterctl.health.model import Status

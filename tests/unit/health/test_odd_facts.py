@@ -9,7 +9,7 @@ import pytest
 from clusterctl.config.spec import ClusterSpec, HostSpec
 from clusterctl.health.model import Status
 from clusterctl.health.registry import CHECKS
-from clusterctl.run.preflight import judge_all
+from clusterctl.run.nodes.preflight import judge_all
 from tests.unit.health import healthy
 
 ODD: dict[str, Any] = {

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from clusterctl.health.checks.recovery import HINTS, changed_to, meaning, sign
 from clusterctl.health.context import Context, Expectation
 from clusterctl.health.judge import judge_node
 from clusterctl.health.model import Action, Status
-from clusterctl.health.recovery import HINTS, changed_to, meaning, sign
 from tests.unit.health.healthy import changed, facts
 
 FAIL, WARN = Status.FAIL, Status.WARN

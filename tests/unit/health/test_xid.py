@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from clusterctl.health.checks.xid import NVLINK5, RECOVERY_CHANGED
+from clusterctl.health.checks.xid_catalogue import CATALOGUE
 from clusterctl.health.context import Context, Expectation
 from clusterctl.health.judge import judge_node
 from clusterctl.health.model import Finding, Status
-from clusterctl.health.xid import NVLINK5, RECOVERY_CHANGED
-from clusterctl.health.xid_catalogue import CATALOGUE
 from tests.unit.health.healthy import UPTIME, changed, facts, log
 
 FAIL, WARN, PASS, SKIP = Status.FAIL, Status.WARN, Status.PASS, Status.SKIP

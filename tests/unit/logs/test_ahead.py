@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from clusterctl.logs.ahead import LAG, WINDOW, Piece
 from clusterctl.logs.follow import Follower
 from clusterctl.logs.line import LogQuery
+from clusterctl.logs.unreplicated import LAG, WINDOW, Piece
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

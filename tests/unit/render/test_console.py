@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterctl.render.console import (
+from clusterctl.render.terminal.console import (
     ASCII,
     ColorChoice,
     Console,

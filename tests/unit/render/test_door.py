@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterctl.logs.clean import clean_text
-from clusterctl.render.console import GREEN, RED, Console
-from clusterctl.render.door import styled, through_door
 from clusterctl.render.machine import json_line
+from clusterctl.render.terminal.console import GREEN, RED, Console
+from clusterctl.render.terminal.door import styled, through_door
 from tests.work import work
 
 if TYPE_CHECKING:
@@ -117,13 +117,13 @@ WRITES = re.compile(
     r"sys\.(?:stdout|stderr)\.(?:buffer\.)?write|\bprint\(|traceback\.print_|\.stream\.write|click\.echo"
 )
 OTHERS = {
-    "clusterctl/cli/screen.py": "draws a whole screen, each line of it through the door",
-    "clusterctl/cli/logs_command.py": "gives bytes as they are, where they are asked for and stdout is no terminal",
+    "clusterctl/cli/follow/screen.py": "draws a whole screen, each line of it through the door",
+    "clusterctl/cli/commands/logs.py": "gives bytes as they are, where they are asked for and stdout is no terminal",
     "clusterctl/cli/main.py": "writes a traceback to a file, and our version",
     "clusterctl/health/docs.py": "writes a page of ours",
-    "clusterctl/run/process.py": "writes to the controller's log",
-    "clusterctl/run/controller/controlled.py": "writes to the controller's log",
-    "clusterctl/render/console.py": "is behind the door",
+    "clusterctl/run/controller/process.py": "writes to the controller's log",
+    "clusterctl/run/controller/run.py": "writes to the controller's log",
+    "clusterctl/render/terminal/console.py": "is behind the door",
 }
 
 

@@ -20,7 +20,7 @@ from clusterctl.render.findings import HealthView, NodeHealth, health_json, heal
 if TYPE_CHECKING:
     from conftest import Screen
 
-    from clusterctl.render.console import Terminal
+    from clusterctl.render.terminal.console import Terminal
 
 
 def test_an_error_is_two_lines(pipe: Terminal) -> None:

@@ -4,11 +4,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from clusterctl.render.report import failure_line, render_report
-from clusterctl.run.blame import Cause, Verdict
-from clusterctl.run.state import NodeState, RunPhase, RunState, WorkerPhase, WorkerState
+from clusterctl.run.rules.blame import Cause, Verdict
+from clusterctl.run.rules.state import NodeState, RunPhase, RunState, WorkerPhase, WorkerState
 
 if TYPE_CHECKING:
-    from clusterctl.render.console import Terminal
+    from clusterctl.render.terminal.console import Terminal
 
 TRACE = 'Traceback (most recent call last):\n  File "train.py", line 88, in <module>\n    step()\nValueError: bad batch'
 CAUSE = Cause(

@@ -16,11 +16,11 @@ from clusterctl.render.status import (
     render_status,
     status_json,
 )
-from clusterctl.run.blame import Cause
-from clusterctl.run.state import NodeState, RunPhase, RunState, StallView, WorkerPhase, WorkerState
+from clusterctl.run.rules.blame import Cause
+from clusterctl.run.rules.state import NodeState, RunPhase, RunState, StallView, WorkerPhase, WorkerState
 
 if TYPE_CHECKING:
-    from clusterctl.render.console import Terminal
+    from clusterctl.render.terminal.console import Terminal
 
 
 def running(ranks: int = 4) -> RunView:

@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from clusterctl.render.ranks import count, fold_ranks
-from clusterctl.render.table import Cell, Column, render_table
+from clusterctl.render.terminal.table import Cell, Column, render_table
 
 if TYPE_CHECKING:
     from conftest import Screen

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterctl.logs.clean import strip_colours
-from clusterctl.render.console import Terminal, cells
 from clusterctl.render.stats import GpuStats, NodeStats, remarks, stats_from_sample, stats_json
 from clusterctl.render.status import RunView, WorkerActivity
+from clusterctl.render.terminal.console import Terminal, cells
 from clusterctl.render.top import SORTS, Order, Scene, in_order, render_top, rows_of
-from clusterctl.run.events import Health
-from clusterctl.run.state import NodeState, RunPhase, RunState, WorkerState
+from clusterctl.run.rules.events import Health
+from clusterctl.run.rules.state import NodeState, RunPhase, RunState, WorkerState
 
 if TYPE_CHECKING:
     from tests.unit.render.conftest import Screen

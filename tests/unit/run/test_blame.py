@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from clusterctl.run.blame import Cause, Exit, first_failure, is_secondary, verdict
+from clusterctl.run.rules.blame import Cause, Exit, first_failure, is_secondary, verdict
 
 PEER = "RuntimeError: [/gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.2]:34211"
 TRACE = 'Traceback (most recent call last):\n  File "{}", line 3, in step\n    {}\n{}'

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from clusterctl.config.spec import ClusterSpec, HostSpec, JobSpec
 from clusterctl.run.controller import Controller
-from clusterctl.run.store import create, visible_state
+from clusterctl.run.record.writer import create, visible_state
 
 if TYPE_CHECKING:
     from pathlib import Path

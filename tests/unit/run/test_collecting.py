@@ -15,7 +15,7 @@ import pytest
 
 from clusterctl.config.spec import SyncSpec
 from clusterctl.errors import RefusedError
-from clusterctl.run import code
+from clusterctl.run.nodes import code
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from clusterctl.run.control import Bell, NoControllerError, ask
-from clusterctl.run.store import RunDir
+from clusterctl.run.controller.control import Bell, NoControllerError, ask
+from clusterctl.run.record.writer import RunDir
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

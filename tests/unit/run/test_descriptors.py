@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from clusterctl.run.control import ControlServer
+from clusterctl.run.controller.control import ControlServer
 from clusterctl.run.intake import Intake
-from clusterctl.run.store import Writer, create
-from clusterctl.session import OutputReceived
+from clusterctl.run.record.writer import Writer, create
+from clusterctl.session.conversation import OutputReceived
 
 
 @contextlib.contextmanager

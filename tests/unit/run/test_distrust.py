@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from clusterctl.errors import ConnectError
-from clusterctl.run import ending, leftover
-from clusterctl.run.controller.misfits import MOST, WITHIN_SECONDS, Misfits
-from clusterctl.run.epochs import highest_epoch, succeeded
-from clusterctl.session import StaleEpochError
+from clusterctl.run.nodes import ending
+from clusterctl.run.nodes.epochs import highest_epoch, succeeded
+from clusterctl.run.rules import leftover
+from clusterctl.run.rules.misfits import MOST, WITHIN_SECONDS, Misfits
+from clusterctl.session.conversation import StaleEpochError
 
 
 class Node:

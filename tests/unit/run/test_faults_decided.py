@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from clusterctl.agent import protocol as wire
-from clusterctl.agent.protocol import StopReason
+from clusterctl.agent.protocol import commands as wire
+from clusterctl.agent.protocol.commands import StopReason
 from clusterctl.config.spec import RestartSpec
 from clusterctl.errors import ExitCode
-from clusterctl.run import events, leftover, policy
-from clusterctl.run.state import NodePhase, RunPhase, RunState, apply_head, apply_node
+from clusterctl.run.rules import events, leftover, policy
+from clusterctl.run.rules.state import NodePhase, RunPhase, RunState, apply_head, apply_node
 
 NOW = 1000.0
 LIMITS = policy.Limits(node_lost_after=60.0, finish_grace=5.0)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from clusterctl.agent import protocol as wire
-from clusterctl.agent.protocol import StopReason
-from clusterctl.run import events
-from clusterctl.run.state import RunState, apply_head, apply_node
+from clusterctl.agent.protocol import commands as wire
+from clusterctl.agent.protocol.commands import StopReason
+from clusterctl.run.rules import events
+from clusterctl.run.rules.state import RunState, apply_head, apply_node
 from tests.work import calls, work
 
 TAIL = (

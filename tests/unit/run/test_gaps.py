@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from clusterctl.run.gaps import Gaps, Step
+from clusterctl.run.rules.gaps import Gaps, Step
 
 
 def test_numbers_that_rise_by_one_are_taken() -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from clusterctl.agent import evidence
-from clusterctl.run.gathering import Gatherer
-from clusterctl.run.store import RunDir
+from clusterctl.agent.watch import evidence
+from clusterctl.run.nodes.evidence import Gatherer
+from clusterctl.run.record.writer import RunDir
 
 STALLS = 14
 

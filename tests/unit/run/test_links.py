@@ -8,8 +8,8 @@ import time
 from typing import Any, cast
 
 from clusterctl.config.spec import HostSpec
-from clusterctl.run.links import Links, Redialed
-from clusterctl.session import Session
+from clusterctl.run.nodes.links import Links, Redialed
+from clusterctl.session.conversation import Session
 
 
 class Stub:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from clusterctl.agent import protocol as wire
+from clusterctl.agent.protocol import commands as wire
 from clusterctl.config.spec import ClusterSpec, HealthSpec, HostSpec, RestartSpec
-from clusterctl.run import events, policy
-from clusterctl.run.monitoring import HealthObserver
-from clusterctl.run.state import NodeState, RunPhase, RunState, WorkerPhase, WorkerState, apply_head, apply_node
+from clusterctl.run.rules import events, policy
+from clusterctl.run.rules.health_samples import HealthObserver
+from clusterctl.run.rules.state import NodeState, RunPhase, RunState, WorkerPhase, WorkerState, apply_head, apply_node
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

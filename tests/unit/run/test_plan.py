@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterctl import plan as planning
 from clusterctl.config.spec import ClusterSpec, Framework, HostSpec, JobSpec, Launcher, NetworkSpec
 from clusterctl.errors import RefusedError
+from clusterctl.plan import launch as planning
 
 IDENTITY = planning.RunIdentity(run="digits-ab12", attempt=2, max_restarts=3)
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from clusterctl import plan as planning
 from clusterctl.config.spec import ClusterSpec, Framework, HostSpec, JobSpec, Launcher, NetworkSpec
 from clusterctl.errors import RefusedError
+from clusterctl.plan import launch as planning
 
 RUN = planning.RunIdentity(run="digits-ab12", attempt=2, max_restarts=3)
 HOSTS = (HostSpec(name="a", host="a", gpus=2), HostSpec(name="b", host="b", gpus=1))

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.agent.workspace import make_workdir
+from clusterctl.agent.record.workspace import make_workdir
 from clusterctl.cli import main
-from clusterctl.run import store
-from clusterctl.run.code import ContentStore
-from clusterctl.run.sensitive import sentence
+from clusterctl.run.nodes.code import ContentStore
+from clusterctl.run.nodes.sensitive import sentence
+from clusterctl.run.record import writer
 
 
 def mode(path: Path) -> str:
@@ -31,7 +31,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_folder_of_runs_is_its_users_alone(state: Path) -> None:
-    run = store.create("llm")
+    run = writer.create("llm")
     assert (mode(state), mode(run.path)) == ("0o700", "0o700")
 
 

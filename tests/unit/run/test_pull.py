@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from clusterctl.agent.protocol import FrameError
-from clusterctl.agent.workspace import files_matching
+from clusterctl.agent.protocol.commands import FrameError
+from clusterctl.agent.record.workspace import files_matching
 from clusterctl.errors import AgentError, ConnectError, RefusedError
-from clusterctl.run.asked import asked_for
+from clusterctl.run.nodes.asked import asked_for
 from clusterctl.run.pull import pull
 from tests.work import calls
 

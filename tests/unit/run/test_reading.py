@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.agent import protocol as wire
-from clusterctl.run import events
-from clusterctl.run.linefile import drop_torn_line
-from clusterctl.run.reader import load_state
-from clusterctl.run.store import RunDir, Writer
+from clusterctl.agent.protocol import commands as wire
+from clusterctl.run.record.linefile import drop_torn_line
+from clusterctl.run.record.reader import load_state
+from clusterctl.run.record.writer import RunDir, Writer
+from clusterctl.run.rules import events
 
 EVENTS = 20_000
 MOST_BYTES = 1 << 20

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from clusterctl.run import events as head
-from clusterctl.run import reboots
-from clusterctl.run.store import RunDir
+from clusterctl.run.record import reboots
+from clusterctl.run.record.writer import RunDir
+from clusterctl.run.rules import events as head
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from clusterctl.agent import hello, rundir
+from clusterctl.agent.record import rundir
+from clusterctl.agent.serve import hello
 from clusterctl.errors import ExitCode, RefusedError
-from clusterctl.run.refusals import refuse, warning_of_head
+from clusterctl.run.rules.lingering import refuse, warning_of_head
 
 KILLS = {"kill_user_processes": True, "linger": False}
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from clusterctl.agent.protocol import SAMPLES_FILE, output_file
-from clusterctl.run import store
+from clusterctl.agent.protocol.commands import SAMPLES_FILE, output_file
+from clusterctl.run.record import writer as store
+from clusterctl.run.record.writer import Writer
 
 MEGABYTE = 1 << 20
 
@@ -17,21 +18,21 @@ def kept(path: Path) -> int:
 
 def test_of_samples_only_the_end_is_kept_and_the_cursor_goes_on(tmp_path: Path) -> None:
     run = store.create("demo", tmp_path)
-    writer = store.Writer(run)
+    writer = Writer(run)
     line = json.dumps({"kind": "activity", "attempt": 0, "filler": "x" * 1000}).encode() + b"\n"
     payload = line * (MEGABYTE // len(line))
     size = 0
     for _ in range(100):
         size = writer.replicate("n0", SAMPLES_FILE, size, payload)
-        assert kept(run.node("n0") / SAMPLES_FILE) <= store.SAMPLES_KEPT + MEGABYTE
+        assert kept(run.node("n0") / SAMPLES_FILE) <= writer.SAMPLES_KEPT + MEGABYTE
     assert writer.cursors("n0") == {SAMPLES_FILE: 100 * len(payload)}
-    assert store.latest_samples(run, "n0", "activity") == json.loads(line)
+    assert writer.latest_samples(run, "n0", "activity") == json.loads(line)
     writer.close()
 
 
 def test_of_output_everything_is_kept(tmp_path: Path) -> None:
     run = store.create("demo", tmp_path)
-    writer = store.Writer(run)
+    writer = Writer(run)
     for number in range(40):
         writer.replicate("n0", output_file(0, 0), number * MEGABYTE, b"x" * MEGABYTE)
     assert kept(run.node("n0") / output_file(0, 0)) >= 40 * MEGABYTE

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterctl.agent import protocol as wire
+from clusterctl.agent.protocol import commands as wire
 from clusterctl.config.spec import ClusterSpec, HostSpec, RestartSpec, Role
-from clusterctl.run import events, policy, restarting
-from clusterctl.run.blame import Cause
-from clusterctl.run.state import NodeState, RunState, WorkerPhase, WorkerState, apply_head, apply_node
+from clusterctl.run.rules import events, policy, restarting
+from clusterctl.run.rules.blame import Cause
+from clusterctl.run.rules.state import NodeState, RunState, WorkerPhase, WorkerState, apply_head, apply_node
 
 TRACE = 'Traceback (most recent call last):\n  File "train.py", line {}, in <module>\nValueError: loss is {}'
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterctl.run.resuming import Seen, Version, newest_of, of_this_run
+from clusterctl.run.nodes.checkpoints import Seen, Version, newest_of, of_this_run
 
 OLD, NEW, NEWER = (1.0, 10), (5.0, 10), (6.0, 10)
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterctl.run.ring import Way, ways
+from clusterctl.run.nodes.ring import Way, ways
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from clusterctl.agent import protocol as wire
+from clusterctl.agent.protocol import commands as wire
 from clusterctl.render.status import RunView, ps_json
-from clusterctl.run import events
-from clusterctl.run.state import NodePhase, RunPhase, RunState, WorkerPhase, apply_node
+from clusterctl.run.rules import events
+from clusterctl.run.rules.state import NodePhase, RunPhase, RunState, WorkerPhase, apply_node
 from tests.unit.run.told import (
     BEGUN,
     NOTHING_YET,

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterctl.agent import protocol as wire
-from clusterctl.agent.protocol import StopReason
+from clusterctl.agent.protocol import commands as wire
+from clusterctl.agent.protocol.commands import StopReason
 from clusterctl.config.spec import RestartSpec, StallAction
-from clusterctl.run import events, policy
-from clusterctl.run.state import RunPhase, RunState, WorkerPhase, apply_head, apply_node
+from clusterctl.run.rules import events, policy
+from clusterctl.run.rules.state import RunPhase, RunState, WorkerPhase, apply_head, apply_node
 
 NOW = 1000.0
 NOTHING = policy.Sight(silent={})

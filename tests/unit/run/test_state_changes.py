@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from clusterctl.agent import protocol as wire
-from clusterctl.run import events, leftover
-from clusterctl.run.state import RunPhase, RunState, apply_node
+from clusterctl.agent.protocol import commands as wire
+from clusterctl.run.rules import events, leftover
+from clusterctl.run.rules.state import RunPhase, RunState, apply_node
 from tests.unit.run.told import (
     BEGUN,
     LAYOUT,

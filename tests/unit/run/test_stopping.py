@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from clusterctl.run.controller.stopping import LONGEST_LOOK, Stopping
+from clusterctl.run.rules.stop_clock import LONGEST_LOOK, Stopping
 
 
 def test_only_the_time_counts_in_which_a_node_could_have_said_something() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.agent import code_look
+from clusterctl.agent.serve import code_look
 from clusterctl.run import unsynced
 
 

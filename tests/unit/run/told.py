@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any, cast
 
-from clusterctl.agent import protocol as wire
+from clusterctl.agent.protocol import commands as wire
 from clusterctl.render.status import RunView, status_json
-from clusterctl.run import events
-from clusterctl.run.state import RunState, apply_head, apply_node
+from clusterctl.run.rules import events
+from clusterctl.run.rules.state import RunState, apply_head, apply_node
 
 LAYOUT = [
     {"node": "n0", "node_rank": 0, "address": "10.0.0.1", "ranks": [0, 1]},

@@ -6,8 +6,8 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.agent.sampling import Steadiness
-from clusterctl.run import stall
+from clusterctl.agent.supervisor.sampling import Steadiness
+from clusterctl.run.rules import stall
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from clusterctl.run import stall
-from clusterctl.run.rankview import RankView
-from clusterctl.run.stall import Stall, StallLimits, StallPhase, StallWatch
+from clusterctl.run.rules import stall
+from clusterctl.run.rules.stall import Stall, StallLimits, StallPhase, StallWatch
+from clusterctl.run.rules.stall_rank import RankView
 
 NOW = 10_000.0
 NONE, SUSPECTED, CONFIRMED = StallPhase.NONE, StallPhase.SUSPECTED, StallPhase.CONFIRMED

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clusterctl.run import stall
-from clusterctl.run.stall import StallLimits, StallPhase
+from clusterctl.run.rules import stall
+from clusterctl.run.rules.stall import StallLimits, StallPhase
 
 # Test folders are no packages: the model of a job is loaded by its path.
 _spec = importlib.util.spec_from_file_location("stall_job", Path(__file__).parent / "job.py")

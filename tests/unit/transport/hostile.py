@@ -8,7 +8,7 @@ import threading
 
 import paramiko
 
-from clusterctl.transport.known_hosts import HostKey
+from clusterctl.transport.ssh.known_hosts import HostKey
 
 
 class _Everybody(paramiko.ServerInterface):

@@ -10,8 +10,8 @@ import pytest
 
 from clusterctl.config.spec import HostSpec
 from clusterctl.errors import ConnectError
-from clusterctl.transport.approach import Approach
-from clusterctl.transport.ssh_config import destination_of
+from clusterctl.transport.ssh.approach import Approach
+from clusterctl.transport.ssh.config import destination_of
 
 DEADLINE = 10.0
 

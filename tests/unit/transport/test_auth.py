@@ -6,7 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.transport.auth import ENCRYPTED, AgentIdentity, Offer, Tried, blob_type, failure, offers, public_blob
+from clusterctl.transport.ssh.auth import (
+    ENCRYPTED,
+    AgentIdentity,
+    Offer,
+    Tried,
+    blob_type,
+    failure,
+    offers,
+    public_blob,
+)
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ import zipfile
 from pathlib import Path
 
 import clusterctl.agent
-from clusterctl.transport.bindings import cut
-from clusterctl.transport.bundle import agent_bundle
+from clusterctl.transport.delivery.bundle import agent_bundle
+from clusterctl.transport.delivery.trim_nvml import cut
 from tests import fake_nvml
 
 AGENT = Path(clusterctl.agent.__path__[0])

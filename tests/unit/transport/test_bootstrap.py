@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterctl.transport.bootstrap import NOISE_BYTES, PreambleParser, script
-from clusterctl.transport.bundle import agent_bundle, pack
+from clusterctl.transport.delivery.bootstrap import NOISE_BYTES, PreambleParser, script
+from clusterctl.transport.delivery.bundle import agent_bundle, pack
 
 BUNDLE = pack({"__main__.py": b""})
 noise = st.binary(max_size=200).filter(lambda data: b"clusterctl:" not in data)
@@ -69,6 +69,6 @@ def test_the_agent_travels_with_all_that_it_imports() -> None:
     import zipfile
 
     names = set(zipfile.ZipFile(io.BytesIO(agent_bundle().data)).namelist())
-    assert {"__main__.py", "clusterctl/__init__.py", "clusterctl/agent/protocol.py", "pynvml.py"} <= names
+    assert {"__main__.py", "clusterctl/__init__.py", "clusterctl/agent/protocol/commands.py", "pynvml.py"} <= names
     assert {"clusterctl/agent/__init__.py", "clusterctl/agent/facts/__init__.py"} <= names
     assert not any(name.startswith(("clusterctl/run", "clusterctl/transport")) for name in names)

@@ -12,13 +12,13 @@ import pytest
 
 from clusterctl.config.spec import HostSpec, SshSpec
 from clusterctl.errors import HostKeyError, NodeError
-from clusterctl.transport.approach import Approach
 from clusterctl.transport.base import HostKeyRefusal
-from clusterctl.transport.host_keys import HostKeys
-from clusterctl.transport.known_hosts import HostKey, Verdict
-from clusterctl.transport.ssh import SshTransport
-from clusterctl.transport.ssh_config import Destination
-from clusterctl.trust import accept, look
+from clusterctl.transport.ssh.approach import Approach
+from clusterctl.transport.ssh.config import Destination
+from clusterctl.transport.ssh.host_keys import HostKeys
+from clusterctl.transport.ssh.known_hosts import HostKey, Verdict
+from clusterctl.transport.ssh.ssh import SshTransport
+from clusterctl.transport.ssh.trust import accept, look
 from tests.lab.waiting import wait_for
 from tests.unit.transport.hostile import HostileServer
 

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from clusterctl.transport.jump import Shared
+from clusterctl.transport.ssh.jump import Shared
 
 
 class Connection:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterctl.transport.known_hosts import (
+from clusterctl.transport.ssh.known_hosts import (
     Entry,
     HostKey,
     UnfiledError,

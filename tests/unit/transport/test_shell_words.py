@@ -11,8 +11,8 @@ import pytest
 
 from clusterctl.cli.main import run
 from clusterctl.errors import ConnectError, ExitCode
-from clusterctl.transport.ssh_config import Destination, parse, resolve
-from clusterctl.transport.wire import open_wire
+from clusterctl.transport.ssh.config import Destination, parse, resolve
+from clusterctl.transport.ssh.wire import open_wire
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

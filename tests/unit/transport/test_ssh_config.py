@@ -6,14 +6,7 @@ import pwd
 import pytest
 
 from clusterctl.errors import ConnectError
-from clusterctl.transport.ssh_config import (
-    Destination,
-    SshOptions,
-    arguments,
-    parse,
-    parse_hop,
-    resolve,
-)
+from clusterctl.transport.ssh.config import Destination, SshOptions, arguments, parse, parse_hop, resolve
 
 
 def home() -> str:
@@ -138,14 +131,14 @@ def test_a_config_that_ssh_cannot_read_is_quoted(tmp_path: object) -> None:
 
 
 def test_without_an_ssh_program_the_usual_defaults_hold(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
-    from clusterctl.transport import ssh_config
+    from clusterctl.transport.ssh import config
 
     monkeypatch.setenv("PATH", str(tmp_path))
-    ssh_config._program.cache_clear()
+    config._program.cache_clear()
     try:
         options = resolve("n", Destination(host="h", user="u", proxy_jump="j"))
     finally:
-        ssh_config._program.cache_clear()
+        config._program.cache_clear()
     assert (options.hostname, options.port, options.user, options.proxy_jump) == ("h", 22, "u", ("j",))
     assert f"{home()}/.ssh/id_ed25519" in options.identity_files
     assert options.user_known_hosts[0] == f"{home()}/.ssh/known_hosts"

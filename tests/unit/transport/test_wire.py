@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from clusterctl.errors import ConnectError
-from clusterctl.transport.ssh_config import SshOptions
-from clusterctl.transport.wire import open_wire
+from clusterctl.transport.ssh.config import SshOptions
+from clusterctl.transport.ssh.wire import open_wire
 
 DEADLINE = 10.0
 

@@ -1,0 +1,174 @@
+"""A cgroup of its own for each run, where the machine lets us make one: it holds whatever a worker starts.
+
+Only version 2 is used for that, and only below our own cgroup, without turning on any controller: nothing is limited.
+What others have limited is read in both versions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+
+from clusterctl.agent.linux.syscalls import read_bytes
+
+# Not from `typing`, whose import would be a good part of an agent's start.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+_UNLIMITED = 1 << 60
+
+
+def _mounted(hierarchy: str, root: str = "") -> str | None:
+    """Return where a hierarchy is mounted, by the name of its controller (empty: version 2)."""
+    for line in read_bytes(f"{root}/proc/self/mounts", 4 << 20).decode("utf-8", "replace").splitlines():
+        fields = line.split(" ")
+        kind, options = (fields[2], fields[3].split(",")) if len(fields) > 3 else ("", [])
+        if (kind == "cgroup" and hierarchy in options) if hierarchy else kind == "cgroup2":
+            return root + fields[1]
+    return None
+
+
+def _own(hierarchy: str, root: str = "") -> str | None:
+    """Return the path of our own cgroup in a hierarchy, by the name of its controller (empty: version 2)."""
+    for line in read_bytes(f"{root}/proc/self/cgroup").decode("utf-8", "replace").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if hierarchy in controllers.split(","):
+            return path
+    return None
+
+
+def _upwards(hierarchy: str, root: str = "") -> Iterator[str]:
+    """Yield the folder of our own cgroup and of those above it.
+
+    A container may see its own as the root of what is mounted, by a path that is the machine's: such folders are not
+    there.
+    """
+    top, own = _mounted(hierarchy, root), _own(hierarchy, root)
+    while top is not None and own is not None:
+        yield top + own.rstrip("/")
+        if own in ("/", ""):
+            return
+        own = os.path.dirname(own)
+
+
+def cpu_limit(root: str = "") -> float | None:
+    """Return how many cores' time our cgroup and those above it may use, or `None` where none of them is limited."""
+    limits = []
+    for folder in _upwards("", root):
+        quota, _, period = read_bytes(f"{folder}/cpu.max").decode().strip().partition(" ")
+        limits.append((quota, period))
+    for folder in _upwards("cpu", root):
+        quota, period = (read_bytes(f"{folder}/cpu.cfs_{name}_us").decode().strip() for name in ("quota", "period"))
+        limits.append((quota, period))
+    # Unlimited is `max` in version 2 and -1 in version 1.
+    return min((int(q) / int(p) for q, p in limits if q.isdigit() and p.isdigit() and int(p)), default=None)
+
+
+def memory(root: str = "") -> tuple[int, int] | None:
+    """Return the least limit of memory of our cgroup and those above it, and the least that any of them leaves.
+
+    Both in bytes; file pages that nobody has used lately count as free, as they do for the whole machine. `None` where
+    none of them is limited.
+    """
+    return _room(
+        (("", "memory.max", "memory.current", "inactive_file"),
+         ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")),
+        root,
+    )  # fmt: skip
+
+
+def pids(root: str = "") -> tuple[int, int] | None:
+    """Return the least limit of processes and threads, and how many more may be made; `None` where there is none."""
+    return _room((("", "pids.max", "pids.current", None), ("pids", "pids.max", "pids.current", None)), root)
+
+
+def _room(files: Iterable[tuple[str, str, str, str | None]], root: str) -> tuple[int, int] | None:
+    """Return the least limit and the least room below one.
+
+    Args:
+        files: Of each hierarchy its name, the files of limit and use, and what `memory.stat` calls use that can go.
+        root: Prefix of all paths.
+    """
+    limits, left = [], []
+    for hierarchy, of_limit, of_use, idle in files:
+        for folder in _upwards(hierarchy, root):
+            limit = _number(f"{folder}/{of_limit}")
+            if limit is not None:
+                limits.append(limit)
+                left.append(limit - (_number(f"{folder}/{of_use}") or 0) + (_counter(folder, idle) if idle else 0))
+    return (min(limits), max(0, min(left))) if limits else None
+
+
+def _number(path: str) -> int | None:
+    """Return a limit or a use; unlimited is `max` in version 2 and a number that no machine has in version 1."""
+    text = read_bytes(path).strip()
+    return int(text) if text.isdigit() and int(text) < _UNLIMITED else None
+
+
+def _counter(folder: str, name: str) -> int:
+    found = re.search(rb"^%s (\d+)$" % name.encode(), read_bytes(f"{folder}/memory.stat"), re.MULTILINE)
+    return int(found[1]) if found else 0
+
+
+def make(name: str) -> str | None:
+    """Return the folder of a new cgroup below our own, or `None` where that is not possible."""
+    top, own = _mounted(""), _own("")
+    if top is None or own is None:
+        return None
+    folder = os.path.join(top + own.rstrip("/"), f"clusterctl-{name}")
+    with contextlib.suppress(FileExistsError):
+        try:
+            os.mkdir(folder)
+        except FileExistsError:
+            raise
+        except OSError:
+            return None
+    return folder if os.access(os.path.join(folder, "cgroup.procs"), os.W_OK) else None
+
+
+def procs(folder: str | None) -> str | None:
+    """Return the file that a process writes itself into to join."""
+    return None if folder is None else os.path.join(folder, "cgroup.procs")
+
+
+def members(folder: str | None) -> set[int]:
+    """Return the pids in a cgroup and below it."""
+    found: set[int] = set()
+    if folder is not None:
+        for place, _, _ in os.walk(folder):
+            found.update(int(pid) for pid in read_bytes(os.path.join(place, "cgroup.procs")).split())
+    return found - {0}
+
+
+def kill(folder: str | None) -> None:
+    """Kill everything in a cgroup at once, where the kernel can (5.14)."""
+    if folder is not None:
+        with contextlib.suppress(OSError), open(os.path.join(folder, "cgroup.kill"), "w") as file:
+            file.write("1")
+
+
+def remove(folder: str | None) -> None:
+    """Remove an empty cgroup and those below it."""
+    if folder is not None:
+        for place, _, _ in os.walk(folder, topdown=False):
+            with contextlib.suppress(OSError):
+                os.rmdir(place)
+
+
+def oom_kills() -> int | None:
+    """Return how many processes the kernel killed for memory in our memory cgroup; `None` where that is not told."""
+    for path in _oom_files():
+        found = re.search(rb"^oom_kill (\d+)$", read_bytes(path), re.MULTILINE)
+        if found:
+            return int(found[1])
+    return None
+
+
+def _oom_files() -> list[str]:
+    files = []
+    first = _own("memory")
+    if first is not None:
+        files.append(f"/sys/fs/cgroup/memory{first.rstrip('/')}/memory.oom_control")
+    return [*files, *(f"{folder}/memory.events" for folder in _upwards(""))]

@@ -1,0 +1,281 @@
+"""Reading `/proc`: who a process is, whether it still lives, and what it carries with it."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import os
+import signal
+import time
+
+from clusterctl.agent.linux.syscalls import boottime, read_bytes
+from clusterctl.agent.protocol.values import value
+
+# Not from `typing`, whose import would be a good part of an agent's start.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_PF_EXITING = 0x4
+_PF_KTHREAD = 0x200000
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@functools.lru_cache(maxsize=1)
+def boot_id() -> str:
+    """Return the id of this boot of the machine."""
+    return read_bytes("/proc/sys/kernel/random/boot_id").decode().strip()
+
+
+@functools.lru_cache(maxsize=1)
+def pid_namespace() -> str:
+    """Return what tells this PID namespace from others, `pid:[…]`."""
+    return namespace("pid")
+
+
+def namespace(kind: str) -> str:
+    """Return the id of one of this process's namespaces, or nothing where it cannot be read."""
+    try:
+        return os.readlink(f"/proc/self/ns/{kind}")
+    except OSError:
+        return ""
+
+
+@value(frozen=True)
+class Identity:
+    """A process that cannot be mistaken for a later one with the same pid.
+
+    Attributes:
+        pid: Its pid in our namespace.
+        start_time: Clock ticks from boot to its start (`/proc/PID/stat`, field 22).
+    """
+
+    pid: int
+    start_time: int
+
+
+@value(frozen=True)
+class Stat:
+    """What `/proc/PID/stat` says; see proc_pid_stat(5)."""
+
+    pid: int
+    comm: str
+    state: str
+    ppid: int
+    pgid: int
+    sid: int
+    flags: int
+    ticks: int
+    threads: int
+    start_time: int
+
+    @property
+    def identity(self) -> Identity:
+        """Who it is."""
+        return Identity(self.pid, self.start_time)
+
+    @property
+    def gone(self) -> bool:
+        """A zombie is gone, except a leader whose other threads still run."""
+        return self.state in "ZX" and self.threads <= 1
+
+    @property
+    def kernel(self) -> bool:
+        """A thread of the kernel is no process of anybody."""
+        return bool(self.flags & _PF_KTHREAD)
+
+
+def parse_stat(data: bytes) -> Stat | None:
+    """Return the fields of a `/proc/PID/stat`; the name may hold any byte, so the last bracket counts."""
+    head, bracket, tail = data.rpartition(b")")
+    fields = tail.split()
+    if not bracket or len(fields) < 20:
+        return None
+    pid, _, comm = head.partition(b" (")
+    numbers = [int(field) for field in fields[1:20]]
+    return Stat(
+        pid=int(pid),
+        comm=shown(comm.decode("utf-8", "replace")),
+        state=fields[0].decode(),
+        ppid=numbers[0],
+        pgid=numbers[1],
+        sid=numbers[2],
+        flags=numbers[5],
+        ticks=numbers[10] + numbers[11],
+        threads=numbers[16],
+        start_time=numbers[18],
+    )
+
+
+def shown(text: str) -> str:
+    """Return at most 200 characters of what a process calls itself, none of which steers or fools a terminal.
+
+    Whoever runs something on the node, as whichever user, chooses these names, and people read them on the head.
+    """
+    text = text[:200]
+    return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
+
+
+def stat(pid: int) -> Stat | None:
+    """Return what a process is like now, or `None` where there is none of that pid.
+
+    Raises:
+        OSError: No descriptor is to be had to look with, which says nothing of the process.
+    """
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return parse_stat(file.read())
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise
+        return None
+
+
+def identify(pid: int) -> Identity | None:
+    """Return who has that pid now."""
+    found = stat(pid)
+    return None if found is None else found.identity
+
+
+def alive(who: Identity) -> bool:
+    """Whether that very process still runs."""
+    found = stat(who.pid)
+    return found is not None and found.start_time == who.start_time and not found.gone
+
+
+def pids() -> Iterator[int]:
+    """Yield every pid of this namespace."""
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            yield int(name)
+
+
+def owner(pid: int) -> int | None:
+    """Return the effective uid of a process."""
+    for line in read_bytes(f"/proc/{pid}/status").splitlines():
+        if line.startswith(b"Uid:"):
+            return int(line.split()[2])
+    return None
+
+
+def environ(pid: int) -> dict[bytes, bytes]:
+    """Return the environment that a process was started with, as far as it may be read and was not overwritten."""
+    pairs = (entry.partition(b"=") for entry in read_bytes(f"/proc/{pid}/environ", 4 << 20).split(b"\0"))
+    return {name: value for name, equals, value in pairs if equals}
+
+
+def has_limit(pid: int, value: int) -> bool:
+    """Whether one of the resource limits of a process is that very value."""
+    return b"%d" % value in read_bytes(f"/proc/{pid}/limits").split()
+
+
+def command(pid: int) -> str:
+    """Return the command line for a person to read, at most 200 characters."""
+    line = read_bytes(f"/proc/{pid}/cmdline", 4096).rstrip(b"\0").replace(b"\0", b" ")
+    if not line:
+        found = stat(pid)
+        return "" if found is None else f"[{found.comm}]"
+    return shown(line.decode("utf-8", "replace"))
+
+
+def wchan(pid: int) -> str:
+    """Return where in the kernel a process waits, or nothing where that is not shown."""
+    return read_bytes(f"/proc/{pid}/wchan").decode("ascii", "replace").strip("0\n")
+
+
+def open_files(pid: int) -> set[str]:
+    """Return what a process has open, as `/proc/PID/fd` names it; nothing where that may not be seen."""
+    base = f"/proc/{pid}/fd"
+    found = set()
+    with contextlib.suppress(OSError):
+        for name in os.listdir(base):
+            with contextlib.suppress(OSError):
+                found.add(os.readlink(f"{base}/{name}"))
+    return found
+
+
+def writes_output(pid: int, folder: str) -> bool:
+    """Whether a process has an output file of an attempt (`*.log`) under `folder` open for writing."""
+    base = f"/proc/{pid}/fd"
+    try:
+        names = os.listdir(base)
+    except OSError:
+        return False
+    return any(_writes(pid, name, base, folder + "/attempt-") for name in names)
+
+
+def _writes(pid: int, name: str, base: str, prefix: str) -> bool:
+    try:
+        path = os.readlink(f"{base}/{name}")
+        if not path.startswith(prefix) or not path.endswith(".log"):
+            return False
+    except OSError:
+        return False
+    for line in read_bytes(f"/proc/{pid}/fdinfo/{name}").splitlines():
+        if line.startswith(b"flags:"):
+            return bool(int(line.split()[1], 8) & os.O_ACCMODE)
+    return False
+
+
+def exiting(found: Stat) -> bool:
+    """Whether the kernel is already taking the process apart."""
+    return bool(found.flags & _PF_EXITING)
+
+
+def held_up(found: Stat) -> bool:
+    """Whether a process waits in the kernel for something that may never come, with one of its threads."""
+    return any(one.state == "D" for one in _threads(found))
+
+
+def being_taken_apart(found: Stat) -> bool:
+    """Whether the kernel is taking the process apart and nothing holds that up: it will be gone, late or soon."""
+    return all(one.state in "ZX" or (exiting(one) and one.state != "D") for one in _threads(found))
+
+
+def _threads(found: Stat) -> list[Stat]:
+    """Return what the threads of that very process are like now; none where it has ended."""
+    base = f"/proc/{found.pid}/task"
+    try:
+        names = os.listdir(base) if alive(found.identity) else []
+    except OSError:
+        names = []
+    threads = (parse_stat(read_bytes(f"{base}/{name}/stat")) for name in names)
+    return [one for one in threads if one is not None]
+
+
+def leaving(who: Identity) -> bool:
+    """Whether that process has ended or is on its way out without a word of ours: it exits, or was sent SIGKILL.
+
+    The way can be long: before anybody is told, the kernel takes its memory apart, closes its devices and sockets
+    (which is what its peers notice), and waits for its other threads, which have SIGKILL pending meanwhile.
+    """
+    if not alive(who):
+        return True
+    try:
+        tasks = os.listdir(f"/proc/{who.pid}/task")
+    except OSError:
+        return True
+    # The first thread is asked first, and tells of nearly every process that it stays.
+    return all(_thread_leaves(f"/proc/{who.pid}/task/{task}") for task in sorted(tasks, key=int))
+
+
+def _thread_leaves(path: str) -> bool:
+    found = parse_stat(read_bytes(f"{path}/stat"))
+    if found is None or found.state in "ZX" or exiting(found):
+        return True
+    for line in read_bytes(f"{path}/status").splitlines():
+        if line.startswith(b"SigPnd:"):
+            return bool(int(line.split()[1], 16) & 1 << (signal.SIGKILL - 1))
+    return False
+
+
+def ticks_at(moment: float) -> int:
+    """Return a monotonic time in clock ticks since boot, as start times are told: suspended time counts."""
+    return int((boottime() - time.monotonic() + moment) * TICKS)
+
+
+def run_delay() -> float | None:
+    """Return how long this process has waited for a processor so far, in seconds (`/proc/self/schedstat`)."""
+    fields = read_bytes("/proc/self/schedstat").split()
+    return int(fields[1]) / 1e9 if len(fields) >= 2 else None

@@ -1,0 +1,193 @@
+"""What a forked child does to become a program: everything that a user wrote travels as data, never as shell text."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+
+from clusterctl.agent.linux import syscalls
+from clusterctl.agent.protocol.values import value
+
+# Not from `typing`, whose import would be a good part of an agent's start.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import NoReturn
+
+NOT_FOUND = 127
+NOT_EXECUTABLE = 126
+# Linux has not enforced this limit since 2.4.25, shows it in /proc/PID/limits, and hands it on through fork and exec.
+_RLIMIT_LOCKS = 10
+
+MOST_FILES = 524288
+"""Open files that a program may have: no more than systemd allows by default, since some go over all that they may."""
+
+PYTHON = "{python}"
+"""As `argv[0]`, the interpreter that `Prepare` found."""
+
+_SETTINGS_OF_OURS = (b"CLUSTERCTL_",)
+
+
+def encode(text: str) -> bytes:
+    """Return text of a peer as the bytes that it stood for."""
+    return text.encode("utf-8", "surrogateescape")
+
+
+def base_environment() -> dict[bytes, bytes]:
+    """Return what every program of a user starts from: our own environment, less what is ours."""
+    return {k: v for k, v in os.environb.items() if not k.startswith(_SETTINGS_OF_OURS)}
+
+
+@value(frozen=True)
+class Program:
+    """A program to run.
+
+    Attributes:
+        argv: Executed as it is.
+        env: The whole environment.
+        cwd: Where; it must be there.
+        prologue: Text for bash that runs first, in the same process.
+        tag: Value of the surviving marker, or `None`.
+    """
+
+    argv: list[bytes]
+    env: dict[bytes, bytes]
+    cwd: bytes = b"/"
+    prologue: bytes | None = None
+    tag: int | None = None
+
+
+def command_line(program: Program) -> list[bytes]:
+    """Return what is executed: the argv itself, or bash that runs the prologue and then becomes the argv."""
+    if program.prologue is None:
+        return program.argv
+    return [b"bash", b"-c", program.prologue + b'\nexec "$@"', b"bash", *program.argv]
+
+
+def find(name: bytes, env: dict[bytes, bytes]) -> bytes | None:
+    """Return the path of a program as `execvp` would find it, or `None`; a path stays as it is."""
+    if b"/" in name:
+        return name
+    places = env.get(b"PATH", os.defpath.encode())
+    for folder in places.split(b":") if places else ():
+        path = os.path.join(folder, name)
+        if os.access(path, os.X_OK) and not os.path.isdir(path):
+            return path
+    return None
+
+
+_USUAL_FILES: list[tuple[int, int]] = []
+"""The limits for open files that we were started with, where we have changed them."""
+
+
+def allow_many_files() -> None:
+    """Let this process and its forks have as many files open as may be; a program gets back what it would have had."""
+    usual = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if usual[0] != usual[1]:
+        _USUAL_FILES[:] = [usual]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (usual[1], usual[1]))
+
+
+_USUAL_CORES: list[tuple[int, int]] = []
+"""The limits for core dumps that we were started with, where we have changed them."""
+
+
+def no_core() -> None:
+    """Leave no core dump of this process and its forks, which see secrets; a program may leave one as before."""
+    usual = resource.getrlimit(resource.RLIMIT_CORE)
+    if usual[0]:
+        _USUAL_CORES[:] = [usual]
+        resource.setrlimit(resource.RLIMIT_CORE, (0, usual[1]))
+
+
+def _usual_limits() -> None:
+    for usual in _USUAL_FILES:
+        resource.setrlimit(resource.RLIMIT_NOFILE, usual)
+    for usual in _USUAL_CORES:
+        resource.setrlimit(resource.RLIMIT_CORE, usual)
+
+
+def _worker_files() -> None:
+    """Let this process open as many files as its hard limit allows: the soft one is 1024 for the sake of `select`."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+def close_all(keep: Iterable[int]) -> None:
+    """Close every descriptor above 2 but those."""
+    kept = set(keep)
+    for name in os.listdir("/proc/self/fd"):
+        fd = int(name)
+        if fd > 2 and fd not in kept:
+            try:
+                os.close(fd)
+            except OSError:
+                continue
+
+
+def normal_signals() -> None:
+    """Undo what Python and our loop did to signals: dispositions are default, nothing is blocked."""
+    signal.set_wakeup_fd(-1)
+    for number in signal.valid_signals():
+        if number not in (signal.SIGKILL, signal.SIGSTOP) and signal.getsignal(number) is not signal.SIG_DFL:
+            try:
+                signal.signal(number, signal.SIG_DFL)
+            except (OSError, ValueError, RuntimeError):
+                continue
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+
+
+def set_tag(value: int) -> None:
+    """Put the surviving marker on this process and all that will come of it."""
+    for limit in (_RLIMIT_LOCKS, resource.RLIMIT_RSS):
+        try:
+            hard = resource.getrlimit(limit)[1]
+            resource.setrlimit(limit, (value, hard))
+        except (OSError, ValueError):
+            continue
+        return
+
+
+def become(program: Program) -> NoReturn:
+    """Turn this process into the program; if that fails, say so on descriptor 2 and end with 127 or 126."""
+    argv = command_line(program)
+    try:
+        if program.tag is not None:
+            set_tag(program.tag)
+        normal_signals()
+        _usual_limits()
+        if program.tag is not None:
+            # What a launcher of the user starts has the limits that it was given.
+            _worker_files()
+        _enter(program.cwd)
+        path = find(argv[0], program.env)
+        if path is None:
+            _fail(NOT_FOUND, argv[0], "no such program on PATH")
+        os.execve(path, argv, program.env)
+    except OSError as error:
+        code = NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
+        path = argv[0] if argv else b""
+        missing = isinstance(error, FileNotFoundError) and b"/" in path and os.path.exists(path)
+        _fail(code, path, "its interpreter is missing" if missing else error.strerror or str(error))
+    except BaseException as error:
+        _fail(NOT_EXECUTABLE, argv[0] if argv else b"", repr(error))
+
+
+def _enter(folder: bytes) -> None:
+    try:
+        os.chdir(folder)
+    except OSError as error:
+        _fail(NOT_EXECUTABLE, folder, f"cannot work there: {error.strerror}")
+
+
+def _fail(code: int, what: bytes | str, why: str) -> NoReturn:
+    name = what if isinstance(what, bytes) else encode(what)
+    try:
+        syscalls.write_all(2, b"clusterctl: cannot run `" + name + b"`: " + why.encode() + b"\n")
+    finally:
+        os._exit(code)

@@ -1,0 +1,69 @@
+"""Who stands guard over a run on this node: its supervisor and its waiters. They are never ended with it."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import socket
+import struct
+from typing import TYPE_CHECKING
+
+from clusterctl.agent.linux import proc
+from clusterctl.agent.linux.proc import Identity
+from clusterctl.agent.record import seat
+from clusterctl.agent.supervisor import waiter
+
+if TYPE_CHECKING:
+    from clusterctl.agent.record.rundir import RunDir
+
+
+def connect(run: RunDir) -> socket.socket | None:
+    """Return a connection to the supervisor of a run, or `None` where there is none.
+
+    Raises:
+        BlockingIOError: It is there, but has not taken in those who came before.
+    """
+    try:
+        return seat.connect(run)
+    except BlockingIOError:
+        raise
+    except OSError:
+        return None
+
+
+def peer(sock: socket.socket) -> tuple[int, int]:
+    """Return pid (as it is called here) and uid of the process at the other end of a unix socket."""
+    pid, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+    return pid, uid
+
+
+def supervisor(run: RunDir) -> Identity | None:
+    """Return the supervisor of a run, or `None` where there is none."""
+    try:
+        sock = connect(run)
+    except BlockingIOError:
+        pid = seat.holder(run)
+        return None if pid is None else proc.identify(pid)
+    if sock is None:
+        return None
+    with sock:
+        pid, uid = peer(sock)
+    return proc.identify(pid) if uid == os.getuid() else None
+
+
+def waiters(run: RunDir) -> set[Identity]:
+    """Return every waiter of a run, of all attempts."""
+    found = set()
+    for path in glob.glob(os.path.join(glob.escape(run.path), "attempt-*", "rank-*.spawn")):
+        said = waiter.read_spawn(path)
+        if said is not None:
+            with contextlib.suppress(KeyError):
+                found.add(Identity(said["waiter_pid"], said["waiter_start_time"]))
+    return found
+
+
+def of_run(run: RunDir) -> set[Identity]:
+    """Return the supervisor and every waiter of a run, of all attempts."""
+    who = supervisor(run)
+    return waiters(run) | ({who} if who is not None else set())

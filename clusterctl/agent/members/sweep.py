@@ -1,0 +1,233 @@
+"""Finding every process of a run, and ending it. Never by name, never by parent, never what another run owns."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import signal
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Callable, TypeVar
+
+from clusterctl.agent.linux import aside, cgroup, proc
+from clusterctl.agent.linux.proc import Identity, Stat
+
+if TYPE_CHECKING:
+    from clusterctl.agent.linux.aside import Out
+    from clusterctl.agent.members.marks import Marks
+
+_ROOT = 0
+_ASIDE_SECONDS, _ALL_ASIDE_SECONDS = 1.0, 5.0
+"""How long the look at one process, and at all that are left, may take. A process that is stuck in a driver or in an
+exec keeps its memory and more locked, and whoever reads the wrong file of it in `/proc` waits with it."""
+
+_MOST_COMMANDS = 256
+"""Of so many survivors the command line is told; of thousands that a dead mount holds all have to fit in one event."""
+
+T = TypeVar("T")
+
+
+@dataclass
+class Ledger:
+    """Who is known to belong to the run, and who must not be touched.
+
+    Attributes:
+        workers: Each worker, and the ticks at which it was seen gone (`None` while it lives).
+        found: Processes that an earlier look found.
+        ours: Supervisor and waiters.
+        strangers: Processes of our user that carry no mark. None comes to one later: all are there from birth.
+        forged: Processes of another user that carry the tag and nothing else of the run; anybody can set it.
+        silent: Pids at which a look has hung; nobody looks there again.
+        unasked: The last look came to no end, for lack of time.
+        cgroup: Folder of the run's own cgroup, or `None`.
+    """
+
+    workers: dict[Identity, int | None] = field(default_factory=dict)
+    found: set[Identity] = field(default_factory=set)
+    ours: set[Identity] = field(default_factory=set)
+    strangers: set[Identity] = field(default_factory=set)
+    forged: set[Identity] = field(default_factory=set)
+    silent: set[int] = field(default_factory=set)
+    unasked: bool = False
+    cgroup: str | None = None
+
+    @property
+    def since(self) -> int:
+        """Ticks before which no process of the attempt can have started: all come of a worker."""
+        return min((worker.start_time for worker in self.workers), default=0)
+
+
+def find(marks: Marks, ledger: Ledger) -> list[Stat]:
+    """Return every process of the run on this node that has not ended, and remember it in the ledger.
+
+    One that changed its user may be beyond our signals; it is of the run nevertheless, and has to be named.
+    """
+    pids = [pid for pid in proc.pids() if pid not in ledger.silent and pid != os.getpid()]
+    said, stuck = _aside(pids, functools.partial(look, marks, ledger, cgroup.members(ledger.cgroup)))
+    ledger.silent |= stuck
+    ledger.unasked = len(said) + len(stuck) < len(pids)
+    result = [Stat(**one["member"]) for one in said.values() if "member" in one]
+    ledger.strangers.update(Identity(pid, one["stranger"]) for pid, one in said.items() if "stranger" in one)
+    ledger.forged.update(Identity(pid, one["forged"]) for pid, one in said.items() if "forged" in one)
+    ledger.found.update(one.identity for one in result)
+    return result
+
+
+def living(ledger: Ledger) -> list[Stat]:
+    """Return the processes that are known already and have not ended, without looking at any other."""
+    found = (proc.stat(who.pid) for who in (*ledger.workers, *(ledger.found - ledger.workers.keys())))
+    return [one for one in found if one is not None and not one.gone and _is_known(one, ledger)]
+
+
+def look(marks: Marks, ledger: Ledger, inside: set[int], pid: int) -> dict[str, Any]:
+    """Say whether a process is a `member` of the run, a `stranger` for good, `forged`, or nothing in particular."""
+    found = proc.stat(pid)
+    if found is None or found.gone or found.kernel or found.identity in ledger.ours or pid == os.getpid():
+        return {}
+    if pid in inside or _is_known(found, ledger) or _in_session(found, ledger):
+        return {"member": vars(found)}
+    if marks.tagged(pid):
+        # Anybody can copy the tag, but nobody of another user can come of a process of ours without being of the run.
+        ours = proc.owner(pid) == marks.uid or _comes_of_us(marks, ledger, found)
+        return {"member": vars(found)} if ours else {"forged": found.start_time}
+    # What follows can be copied by a process of somebody else, so its user must be ours, and its time.
+    if found.start_time < ledger.since or found.identity in ledger.strangers or proc.owner(pid) != marks.uid:
+        return {}
+    named = marks.named(pid)
+    if named or proc.writes_output(pid, marks.folder):
+        return {"member": vars(found)}
+    return {} if named is None else {"stranger": found.start_time}
+
+
+def _is_known(found: Stat, ledger: Ledger) -> bool:
+    return found.identity in ledger.workers or found.identity in ledger.found
+
+
+def _in_session(found: Stat, ledger: Ledger) -> bool:
+    """Whether a process is in the POSIX session of one of the workers.
+
+    The pid of a worker that has ended may be used again, by a new session too: so only who was there before its end
+    counts once it has ended. (Who came later carries other marks.)
+    """
+    for worker, ended in ledger.workers.items():
+        # A worker of another boot has the pid 0, and 0 is the session of whoever never was given one.
+        if worker.pid and found.sid == worker.pid and found.start_time >= worker.start_time:
+            return found.start_time <= ended if ended is not None else proc.alive(worker)
+    return False
+
+
+def _comes_of_us(marks: Marks, ledger: Ledger, found: Stat) -> bool:
+    """Whether a process descends from one that is known, or from one of our user that carries the tag.
+
+    Sessions and parents are handed on by the kernel, so they cannot be copied. Orphans of the run are children of its
+    supervisor.
+    """
+    todo, seen = [found], {found.pid}
+    while todo:
+        one = todo.pop()
+        known = one.identity in ledger.ours or _is_known(one, ledger) or _in_session(one, ledger)
+        if known or (marks.tagged(one.pid) and proc.owner(one.pid) == marks.uid):
+            return True
+        before = (proc.stat(pid) for pid in {one.ppid, one.sid} - seen - {0, 1})
+        seen |= {one.ppid, one.sid}
+        # A pid that was given out again is nobody's parent.
+        todo += [each for each in before if each is not None and each.start_time <= one.start_time]
+    return False
+
+
+def _aside(pids: list[int], question: Callable[[int], T]) -> tuple[dict[int, T], set[int]]:
+    """Look at processes in a fork; return what was seen of each, and at which the look hangs.
+
+    Some may be in neither, for lack of time.
+    """
+    said: dict[int, T] = {}
+    stuck: set[int] = set()
+    deadline = time.monotonic() + _ALL_ASIDE_SECONDS
+    while pids and time.monotonic() < deadline:
+        try:
+            answers = aside.ask(functools.partial(_ask_of_each, pids, question), _ASIDE_SECONDS)
+        except OSError:
+            # Not even a process is to be had: better to look here than not at all.
+            return {**said, **{pid: question(pid) for pid in pids}}, stuck
+        seen = [answer["seen"] for answer in answers if "seen" in answer]
+        said.update(zip(pids, seen))
+        stuck.update(pids[len(seen) : len(seen) + 1])
+        pids = pids[len(seen) + 1 :]
+    return said, stuck
+
+
+def _ask_of_each(pids: list[int], question: Callable[[int], Any], out: Out) -> dict[str, Any]:
+    for pid in pids:
+        out.message({"seen": question(pid)})
+    return {}
+
+
+# --- ending
+
+
+def end_groups(found: list[Stat], signalled: set[int], ledger: Ledger) -> None:
+    """Send SIGTERM and SIGCONT to the processes and their groups, to each group once.
+
+    A stopped process acts on SIGTERM only once it is continued. Groups whose leader has ended are reached as well.
+    """
+    ours = _groups_of_ours(ledger)
+    targets = {one.pgid if one.pgid not in ours else -one.pid for one in found} - signalled
+    for target in targets:
+        signalled.add(target)
+        for number in (signal.SIGTERM, signal.SIGCONT):
+            _send(target, number)
+
+
+def kill(found: list[Stat], ledger: Ledger) -> None:
+    """Send SIGKILL to the processes, their groups and their cgroup."""
+    cgroup.kill(ledger.cgroup)
+    for group in {one.pgid for one in found} - _groups_of_ours(ledger):
+        _send(group, signal.SIGKILL)
+    for one in found:
+        if proc.identify(one.pid) == one.identity:
+            _send(-one.pid, signal.SIGKILL)
+
+
+def _groups_of_ours(ledger: Ledger) -> set[int]:
+    """Return the process groups that hold one of us, and those that are none: 0 would be our own, 1 everybody."""
+    here = (proc.stat(who.pid) for who in ledger.ours)
+    return {0, 1, os.getpgrp(), *(one.pgid for one in here if one is not None and one.identity in ledger.ours)}
+
+
+def _send(target: int, number: int) -> None:
+    """Signal a process group, or, by its negative pid, one process."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        if target < 0:
+            os.kill(-target, number)
+        else:
+            os.killpg(target, number)
+
+
+def describe(found: list[Stat]) -> list[dict[str, Any]]:
+    """Return survivors and why they are still there: `{pid, start_time, command, why}` of each.
+
+    Behind the first few hundred the name of the process stands for its command.
+    """
+    commands, _ = _aside([one.pid for one in found[:_MOST_COMMANDS]], proc.command)
+    return [
+        {
+            "pid": one.pid,
+            "start_time": one.start_time,
+            "command": commands.get(one.pid) or f"[{one.comm}]",
+            "why": _why(one),
+        }
+        for one in found
+    ]
+
+
+def _why(found: Stat) -> str:
+    now = proc.stat(found.pid) or found
+    if now.state == "D":
+        place = proc.wchan(found.pid)
+        return "in an uninterruptible wait" + (f" in {place}" if place else "")
+    if proc.owner(found.pid) not in (os.getuid(), None) and os.getuid() != _ROOT:
+        return "belongs to another user"
+    if proc.exiting(now):
+        return "killed, the kernel has not finished ending it"
+    return f"still there after SIGKILL, state {now.state}"

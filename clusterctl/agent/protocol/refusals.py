@@ -1,0 +1,49 @@
+"""What goes wrong with a request, as an exception that becomes its answer."""
+
+from __future__ import annotations
+
+from clusterctl.agent.protocol.commands import ErrorKind, TooLargeError, refusal
+
+# Not from `typing`, whose import would be a good part of an agent's start.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+
+class RequestError(Exception):
+    """A request that is not carried out.
+
+    Attributes:
+        kind: Why.
+        hint: What the reader can do about it, or `None`.
+    """
+
+    def __init__(self, kind: ErrorKind, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.hint = hint
+
+    def answer(self, identity: int) -> dict[str, Any]:
+        """Return the message for the peer."""
+        return refusal(identity, self.kind, str(self), self.hint)
+
+
+def refused(message: str, hint: str | None = None) -> RequestError:
+    """Return the error of a request that is well-formed but must not be carried out now."""
+    return RequestError(ErrorKind.REFUSED, message, hint)
+
+
+def failed(message: str, hint: str | None = None) -> RequestError:
+    """Return the error of a request that was tried and did not work."""
+    return RequestError(ErrorKind.FAILED, message, hint)
+
+
+def of_system(error: OSError) -> RequestError:
+    """Return the error of a system call that did not work."""
+    where = f"{error.filename}: " if error.filename else ""
+    return failed(f"{where}{error.strerror or error}")
+
+
+def too_large(error: TooLargeError) -> RequestError:
+    """Return the error of an answer that no frame holds."""
+    return failed(f"the answer cannot be sent: {error}", "ask for less at once")

@@ -1,0 +1,87 @@
+"""Making sure that files outlive the machine's power, aside: a disk that is busy with a checkpoint takes its time."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import time
+from typing import TYPE_CHECKING, Any
+
+from clusterctl.agent.linux import aside
+
+if TYPE_CHECKING:
+    from clusterctl.agent.linux.aside import Out
+    from clusterctl.agent.linux.loop import Loop
+
+_AGAIN_SECONDS = 1.0
+
+
+class Syncer:
+    """Has files written through, one fork at a time, in the order in which they were named."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._wanted: dict[str, None] = {}
+        self._fd = -1
+        self._planned = False
+
+    def soon(self, *paths: str) -> None:
+        """Have files written through, after the present action."""
+        self._wanted.update(dict.fromkeys(paths))
+        self._plan(0.0)
+
+    def _plan(self, seconds: float) -> None:
+        if self._fd < 0 and not self._planned and self._wanted:
+            self._planned = True
+            self._loop.after(seconds, self._begin)
+
+    def _begin(self) -> None:
+        self._planned = False
+        paths = list(self._wanted)
+
+        def work(_out: Out) -> dict[str, Any]:
+            for path in paths:
+                write_through(path)
+            return {}
+
+        try:
+            _, self._fd = aside.fork(work)
+        except OSError:
+            self._plan(_AGAIN_SECONDS)
+            return
+        self._wanted.clear()
+        self._loop.on_readable(self._fd, self._end)
+
+    def _end(self) -> None:
+        # Its answer is worth nothing, its end is all.
+        if os.read(self._fd, 4096):
+            return
+        self._loop.forget(self._fd)
+        os.close(self._fd)
+        self._fd = -1
+        self._plan(0.0)
+
+    def finish(self, seconds: float) -> None:
+        """Wait for what was asked for, but no longer than that; the loop is not needed any more."""
+        deadline = time.monotonic() + seconds
+        if self._fd < 0 and self._wanted:
+            self._begin()
+        while self._fd >= 0 and time.monotonic() < deadline:
+            poll = select.poll()
+            poll.register(self._fd, select.POLLIN)
+            if poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+                self._end()
+            if self._fd < 0 and self._wanted:
+                self._begin()
+
+
+def write_through(path: str) -> None:
+    """Wait until a file, and its name in its folder, are on the disk; one that is not there (any more) is left out."""
+    for place, flags in ((path, os.O_RDONLY), (os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY)):
+        with contextlib.suppress(OSError):
+            fd = os.open(place, flags | os.O_CLOEXEC)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)

@@ -1,0 +1,287 @@
+"""Where things lie on a node: the state root, the directory of a run, and each file in it.
+
+STATE_ROOT/nodes/RUN/NODE/
+  journal.jsonl  samples.jsonl  epoch  lease  prepare.json  supervisor.log  lock  socket
+  attempt-N/  start.json  tallies  sent/  rank-R.log  rank-R.idx  rank-R.spawn  rank-R.exit  rank-R.error.json
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+
+from clusterctl.agent.linux import filesystems
+from clusterctl.agent.linux.syscalls import read_bytes
+from clusterctl.agent.protocol import commands
+from clusterctl.agent.protocol.values import value
+
+# Not from `typing`, whose import would be a good part of an agent's start.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class RootError(Exception):
+    """No place for our state: one line that says which and why; `hint` says what helps."""
+
+    def __init__(self, message: str, hint: str) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+# --- the state root
+
+
+_MOUNTS = "/proc/self/mounts"
+
+
+def filesystem(path: str, mounts: str = _MOUNTS) -> str:
+    """Return the type of the filesystem that holds `path`, as the mount table names it."""
+    path = os.path.realpath(path)
+    best, kind = "", ""
+    for line in read_bytes(mounts, 4 << 20).decode("utf-8", "surrogateescape").splitlines():
+        fields = line.split(" ")
+        # The kernel writes blanks in a path as octal numbers.
+        point = fields[1].replace("\\040", " ").replace("\\011", "\t").replace("\\134", "\\") if len(fields) > 2 else ""
+        inside = path == point or path.startswith(point.rstrip("/") + "/")
+        if point and inside and len(point) >= len(best):
+            best, kind = point, fields[2]
+    return kind
+
+
+def is_network(path: str, mounts: str = _MOUNTS) -> bool:
+    """Whether `path` (or its nearest parent that exists) lies on a filesystem that other machines may share.
+
+    What a program serves (FUSE) counts, too: most of it is far away, and nobody knows all names.
+    """
+    while not os.path.exists(path) and path != "/":
+        path = os.path.dirname(path)
+    return filesystems.may_hang(filesystem(path, mounts))
+
+
+def choose_root(environ: dict[str, str], home: str, uid: int, mounts: str = _MOUNTS) -> str:
+    """Return where our state goes: under the home, unless other machines share it."""
+    base = environ.get("XDG_STATE_HOME", "")
+    local = os.path.join(base if os.path.isabs(base) else os.path.join(home, ".local/state"), "clusterctl")
+    return f"/var/tmp/clusterctl-{uid}" if is_network(local, mounts) else local
+
+
+def state_root() -> str:
+    """Return the state root of this user on this machine, made and checked.
+
+    Raises:
+        RootError: It cannot be written, or belongs to somebody else.
+    """
+    root = choose_root(dict(os.environ), os.path.expanduser("~"), os.getuid())
+    try:
+        os.makedirs(root, mode=0o700, exist_ok=True)
+        info = os.lstat(root)
+        if info.st_uid != os.getuid() or not stat.S_ISDIR(info.st_mode):
+            what = f"belongs to uid {info.st_uid}" if stat.S_ISDIR(info.st_mode) else "is not a folder"
+            raise RootError(f"{root} {what}", "set XDG_STATE_HOME to a folder of your own on a local disk")
+        if info.st_mode & 0o022:
+            # As a umask of 002 leaves it; whoever may write here could put a run's folder in place of another.
+            os.chmod(root, 0o700)
+        _try_to_write(root)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise RootError(f"cannot keep state in {root}: {reason}", "set XDG_STATE_HOME to a local folder") from error
+    return root
+
+
+def _try_to_write(folder: str) -> None:
+    # As `tempfile` would, but importing that takes longer than all the rest of a hello.
+    path = os.path.join(folder, f".try-{os.getpid()}-{os.urandom(6).hex()}")
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    os.unlink(path)
+
+
+# --- a run on a node
+
+
+def _safe(name: str) -> str:
+    # Imported by who has to do with runs: `import urllib.parse` is a good part of an agent's start.
+    from urllib.parse import quote
+
+    # No colon: below lies a folder of PYTHONPATH, where it would begin another one.
+    quoted = quote(name, safe="@+,=")
+    return quoted.replace(".", "%2E") if not quoted.strip(".") else quoted
+
+
+@value(frozen=True)
+class RunDir:
+    """The directory of one run on one node. Paths only: it makes nothing by itself.
+
+    Attributes:
+        root: The state root.
+        run: Id of the run.
+        node: Name of the node in the run; several may share one machine.
+    """
+
+    root: str
+    run: str
+    node: str
+
+    @property
+    def path(self) -> str:
+        """The directory itself."""
+        return os.path.join(self.root, "nodes", _safe(self.run), _safe(self.node))
+
+    @property
+    def key(self) -> str:
+        """A short name for this user, run and node, the same whoever computes it."""
+        text = f"{os.getuid()}\0{self.run}\0{self.node}"
+        import hashlib
+
+        return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
+
+    @property
+    def short(self) -> str:
+        """What is shown of the key where others can see it."""
+        return self.key[:6]
+
+    def file(self, name: str) -> str:
+        """Return the path of a file of the run."""
+        return os.path.join(self.path, name)
+
+    @property
+    def socket(self) -> str:
+        """Where the supervisor is asked."""
+        return self.file("socket")
+
+    @property
+    def lock(self) -> str:
+        """Locked by the supervisor as long as it lives."""
+        return self.file("lock")
+
+    @property
+    def journal(self) -> str:
+        """The journal."""
+        return self.file(commands.JOURNAL_FILE)
+
+    @property
+    def samples(self) -> str:
+        """The samples."""
+        return self.file(commands.SAMPLES_FILE)
+
+    @property
+    def prepare(self) -> str:
+        """The last `Prepare` that was carried out."""
+        return self.file("prepare.json")
+
+    @property
+    def lease(self) -> str:
+        """When a controller was last heard (`epochs.clock`)."""
+        return self.file("lease")
+
+    @property
+    def epoch(self) -> str:
+        """The highest epoch seen."""
+        return self.file("epoch")
+
+    @property
+    def log(self) -> str:
+        """What the supervisor itself has to say."""
+        return self.file("supervisor.log")
+
+    @property
+    def inject(self) -> str:
+        """What is put into workers through PYTHONPATH."""
+        return self.file("inject")
+
+    def attempt(self, attempt: int) -> str:
+        """Return the directory of an attempt."""
+        return self.file(f"attempt-{attempt}")
+
+    def start(self, attempt: int) -> str:
+        """Return where it is written which workers an attempt was to start."""
+        return os.path.join(self.attempt(attempt), "start.json")
+
+    def of_rank(self, attempt: int, rank: int, kind: str) -> str:
+        """Return a file of one worker: `log`, `idx`, `spawn`, `exit` or `error.json`."""
+        return os.path.join(self.attempt(attempt), f"rank-{rank}.{kind}")
+
+    def status_dir(self, attempt: int) -> str:
+        """Return the directory where workers of an attempt show how they are; on a tmpfs where there is one."""
+        return os.path.join(self.memory() or self.path, f"{self.key[:16]}-{attempt}")
+
+    def secrets(self) -> str | None:
+        """Return where secrets wait for a later attempt, or `None` where no folder of ours is in memory."""
+        place = self.memory()
+        return os.path.join(place, f"{self.key[:16]}.secrets") if place and filesystem(place) in _IN_MEMORY else None
+
+    def memory(self) -> str | None:
+        """Return a private folder on a tmpfs: the usual one, or the one that `make` made in its place."""
+        usual = memory_root()
+        if usual is not None:
+            return usual
+        known = read_bytes(self.file("memory")).decode("utf-8", "surrogateescape")
+        return known if known and not_private(known) is None else None
+
+    def make(self) -> None:
+        """Make the directory of the run, and a folder in memory where somebody else has made the usual one."""
+        os.makedirs(self.path, mode=0o700, exist_ok=True)
+        if self.memory() is None:
+            with contextlib.suppress(OSError):
+                place = f"{usual_memory()}-{os.urandom(8).hex()}"
+                os.mkdir(place, 0o700)
+                with open(self.file("memory"), "wb") as file:
+                    file.write(place.encode("utf-8", "surrogateescape"))
+
+    def unmake_memory(self) -> None:
+        """Remove the folder that `make` made in memory, once nothing is left in it."""
+        known = read_bytes(self.file("memory")).decode("utf-8", "surrogateescape")
+        if known and not_private(known) is None:
+            with contextlib.suppress(OSError):
+                os.rmdir(known)
+
+
+_IN_MEMORY = ("tmpfs", "ramfs")
+NOT_KEPT = "who adopts the run cannot restart it if it has secrets"
+"""What follows where no secrets can be kept in memory."""
+
+
+def usual_memory() -> str:
+    """Return the private directory on a tmpfs that this user has on this machine, whether it is there or not."""
+    return f"/dev/shm/clusterctl-{os.getuid()}"
+
+
+def memory_root() -> str | None:
+    """Return that directory, made where it is not there, or `None` where the machine offers none that is ours."""
+    path = usual_memory()
+    with contextlib.suppress(OSError):
+        os.mkdir(path, 0o700)
+    return path if not_private(path) is None else None
+
+
+def not_private(path: str) -> str | None:
+    """Return why a folder is not ours alone, or `None` where it is and can be written."""
+    try:
+        info = os.lstat(path)
+    except OSError as error:
+        return f"{path}: {error.strerror}"
+    if not stat.S_ISDIR(info.st_mode):
+        return f"{path} is not a folder"
+    if info.st_uid != os.getuid():
+        return f"{path} belongs to uid {info.st_uid}"
+    if info.st_mode & 0o077:
+        return f"{path} can be entered by others"
+    return None if os.access(path, os.W_OK) else f"{path} cannot be written"
+
+
+def runs(root: str) -> Iterator[RunDir]:
+    """Yield every run that has a directory on this node."""
+    from urllib.parse import unquote
+
+    top = os.path.join(root, "nodes")
+    for run in _list(top):
+        for node in _list(os.path.join(top, run)):
+            yield RunDir(root, unquote(run), unquote(node))
+
+
+def _list(path: str) -> list[str]:
+    try:
+        return sorted(os.listdir(path))
+    except OSError:
+        return []

@@ -1,0 +1,154 @@
+"""Where the one supervisor of a run sits: a lock that tells it from a second one, and the socket where it is asked.
+
+Both lie in the directory of the run, which nobody else may enter. A name in the kernel's own list of sockets could be
+taken by any user of the machine before the supervisor has it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import socket
+import struct
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from clusterctl.agent.record.rundir import RunDir
+
+_BACKLOG = 64
+_LOCK = struct.Struct("@hhqqi4x")
+"""`struct flock` of fcntl(2): type, whence, start, length, pid."""
+
+
+class Seat:
+    """The seat of the supervisor that this process is.
+
+    The lock is one of the process (fcntl(2)), so that no fork keeps it. It is lost with any descriptor of its file that
+    this process closes: nothing else may open that file here.
+
+    Attributes:
+        listener: The socket that listens.
+    """
+
+    def __init__(self, run: RunDir) -> None:
+        """Take the seat.
+
+        Raises:
+            BlockingIOError: Another process has it.
+            OSError: There is no place for it.
+        """
+        self._run = run
+        self._lock = _lock(run)
+        self.listener, self._socket = _listen(run)
+
+    def restore(self) -> socket.socket | None:
+        """Make anew what somebody has removed; return the listener that was replaced, to be closed, or `None`.
+
+        A whole directory that is gone stays so: who asks next is to see that nothing is known of the run any more.
+
+        Raises:
+            BlockingIOError: Meanwhile another supervisor has the seat.
+            OSError: It cannot be made.
+        """
+        if _place(self._run.path) is None:
+            return None
+        if _place(self._run.lock) != _of(os.fstat(self._lock)):
+            lock, self._lock = self._lock, _lock(self._run)
+            os.close(lock)
+        if _place(self._run.socket) == self._socket:
+            return None
+        replaced = self.listener
+        self.listener, self._socket = _listen(self._run)
+        return replaced
+
+    def leave(self) -> None:
+        """Take the socket away; the lock ends with the process."""
+        if _place(self._run.socket) == self._socket:
+            with contextlib.suppress(OSError):
+                os.unlink(self._run.socket)
+
+
+def connect(run: RunDir) -> socket.socket:
+    """Return a connection to the supervisor of a run.
+
+    Raises:
+        BlockingIOError: It is there, but has not taken in those who came before.
+        OSError: There is none.
+    """
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+    try:
+        with _short(run) as name:
+            sock.connect(name)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def holder(run: RunDir) -> int | None:
+    """Return the pid of the supervisor of a run, or `None`; never to be asked by itself, which would lose its lock."""
+    try:
+        fd = os.open(run.lock, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        answer = _LOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)))
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+    return answer[4] if answer[0] != fcntl.F_UNLCK and answer[4] > 0 else None
+
+
+def _lock(run: RunDir) -> int:
+    fd = os.open(run.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if _place(run.lock) != _of(os.fstat(fd)):
+            raise BlockingIOError(f"{run.lock} was replaced")
+    except PermissionError as error:
+        os.close(fd)
+        raise BlockingIOError(str(error)) from error
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _listen(run: RunDir) -> tuple[socket.socket, tuple[int, int] | None]:
+    """Listen where whoever had the seat before may have left a socket."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(run.socket)
+        with _short(run) as name:
+            listener.bind(name)
+        listener.listen(_BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    return listener, _place(run.socket)
+
+
+@contextlib.contextmanager
+def _short(run: RunDir) -> Iterator[str]:
+    """Yield a name of the socket that is short enough: an address has room for 107 bytes, whatever a path has."""
+    folder = os.open(run.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{folder}/{os.path.basename(run.socket)}"
+    finally:
+        os.close(folder)
+
+
+def _of(info: os.stat_result) -> tuple[int, int]:
+    return info.st_dev, info.st_ino
+
+
+def _place(path: str) -> tuple[int, int] | None:
+    try:
+        return _of(os.lstat(path))
+    except OSError:
+        return None

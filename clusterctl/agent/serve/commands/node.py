@@ -1,0 +1,227 @@
+"""What a controller asks of a machine, before and beside any run."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+
+from clusterctl.agent.linux import addresses, relaunch, spawn
+from clusterctl.agent.linux.spawn import encode
+from clusterctl.agent.protocol import commands, refusals
+from clusterctl.agent.protocol.commands import Command
+from clusterctl.agent.serve import hello, jobs
+
+# Not from `typing`, whose import would be a good part of an agent's start.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from clusterctl.agent.linux.aside import Task
+    from clusterctl.agent.serve.session import Handler, Session
+
+_PROBE_SECONDS = 10.0
+_PROBE_SLACK = 5.0
+_FILES_SECONDS = 5.0
+"""How long the file systems of code folder and interpreter may take to answer."""
+_LISTEN_SECONDS = 10.0
+_MAX_ANSWER = 8 << 20
+_TAIL = 2000
+
+
+def handlers(session: Session) -> dict[Command, Handler]:
+    """Return the handlers of these commands."""
+    node = _Node(session)
+    return {
+        Command.HELLO: node.hello,
+        Command.ROUTES: node.routes,
+        Command.PROBE: node.probe,
+        Command.LISTEN: node.listen,
+        Command.UNLISTEN: node.unlisten,
+        Command.CONNECT: node.connect,
+        Command.EXEC: node.execute,
+        Command.CANCEL: node.cancel,
+    }
+
+
+class _Node:
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._running: dict[int, jobs.Running] = {}
+        self._listening: dict[str, tuple[int, list[int]]] = {}
+
+    def hello(self, _identity: int, _arguments: dict[str, Any], _epoch: int | None) -> dict[str, Any]:
+        return hello.hello(self._session.root)
+
+    def routes(self, identity: int, arguments: dict[str, Any], _epoch: int | None) -> dict[str, Any] | None:
+        targets = [str(target) for target in arguments["targets"]]
+
+        def find() -> dict[str, Any]:
+            known = addresses.addresses()
+            return {"routes": {target: addresses.route(target, known) for target in targets}}
+
+        if all(addresses.is_literal(target) for target in targets):
+            return find()
+        # Looking a name up may take as long as a name server does not answer.
+        self._work(identity, lambda _out: find())
+        return None
+
+    def _work(self, identity: int, task: Task) -> None:
+        self._session.work(identity, task)
+
+    # --- ports
+
+    def listen(self, identity: int, arguments: dict[str, Any], _epoch: int | None) -> None:
+        from clusterctl.agent.facts import exchange
+
+        payload, enough = int(arguments.get("payload", 0)), arguments.get("enough")
+        listener = exchange.Listener(int(arguments["port"]), str(arguments["nonce"]), payload)
+        seconds = float(arguments.get("seconds", _LISTEN_SECONDS))
+        nonce = str(arguments["nonce"])
+        waiting: list[int] = []
+
+        def over(_outcome: dict[str, Any] | Exception) -> None:
+            self._listening.pop(nonce, None)
+            for asked in waiting:
+                self._session.answer(asked, {})
+
+        task = self._session.jobs.work(
+            lambda _out: {"served": listener.serve(seconds, enough)}, over, keep=[listener.descriptor]
+        )
+        self._listening[nonce] = (task, waiting)
+        port = listener.port
+        listener.close()
+        self._session.answer(identity, {"port": port})
+
+    def unlisten(self, identity: int, arguments: dict[str, Any], _epoch: int | None) -> dict[str, Any] | None:
+        known = self._listening.get(str(arguments["nonce"]))
+        if known is None:
+            return {}
+        task, waiting = known
+        waiting.append(identity)
+        self._session.jobs.end(task)
+        return None
+
+    def connect(self, identity: int, arguments: dict[str, Any], _epoch: int | None) -> None:
+        from clusterctl.agent.facts import exchange
+
+        address, nonce = str(arguments["address"]), str(arguments["nonce"])
+        port, timeout = int(arguments["port"]), float(arguments["timeout"])
+        payload = int(arguments.get("payload", 0))
+        self._work(identity, lambda _out: exchange.connect(address, port, nonce, timeout, payload))
+
+    # --- programs
+
+    def probe(self, identity: int, arguments: dict[str, Any], _epoch: int | None) -> None:
+        """Run the facts as a worker would be run, and answer what they say."""
+        from clusterctl.agent.supervisor import workers
+
+        # Where a code folder is still to come, it is made, as a worker would find it.
+        wanted = commands.Prepare(
+            "",
+            "",
+            0,
+            _folder(arguments.get("cwd")),
+            python=arguments.get("python"),
+            python_hint=arguments.get("python_hint"),
+        )
+
+        def ready(answer: dict[str, Any] | Exception) -> None:
+            if isinstance(answer, Exception):
+                self._session.answer_error(identity, answer)
+            else:
+                self._probe(identity, arguments, wanted.workdir, str(answer["python"]))
+
+        self._session.jobs.work(lambda out: workers.make_ready(wanted, out), ready, seconds=_FILES_SECONDS)
+
+    def _probe(self, identity: int, arguments: dict[str, Any], workdir: str, python: str) -> None:
+        program = _program(arguments, relaunch.command("facts", python=python, isolated=False), workdir)
+        said: dict[int, bytearray] = {1: bytearray(), 2: bytearray()}
+
+        def take(number: int, data: bytes) -> None:
+            said[number] += data[: max(0, _MAX_ANSWER - len(said[number]))]
+
+        def end(status: int) -> None:
+            try:
+                self._session.answer(identity, _facts(bytes(said[1]), bytes(said[2]), status, python))
+            except refusals.RequestError as error:
+                self._session.answer_error(identity, error)
+
+        asked = dict(arguments.get("request") or {})
+        running = self._session.jobs.run(program, json.dumps(asked).encode(), take, end)
+        deadlines = [float(asked.get("deadline") or _PROBE_SECONDS), *(asked.get("deadlines") or {}).values()]
+        limit = max(deadlines) + _PROBE_SLACK
+        self._session.loop.after(limit, lambda: None if running.ended else self._session.jobs.cancel(running))
+
+    def execute(self, identity: int, arguments: dict[str, Any], _epoch: int | None) -> None:
+        """Run a program and send what it writes; answer how it ended."""
+        stream = int(arguments["stream"])
+        program = _program(arguments, _argv(arguments), _folder(arguments.get("cwd")))
+        offsets = {1: 0, 2: 0}
+        timed_out = [False]
+
+        def take(number: int, data: bytes) -> None:
+            self._session.channel.send_data(stream + number - 1, offsets[number], data)
+            offsets[number] += len(data)
+
+        def end(status: int) -> None:
+            self._running.pop(identity, None)
+            killed = os.WIFSIGNALED(status)
+            code = None if killed else os.WEXITSTATUS(status)
+            number = os.WTERMSIG(status) if killed else None
+            self._session.answer(identity, {"exit_code": code, "signal": number, "timed_out": timed_out[0]})
+
+        running = self._session.jobs.run(program, str(arguments.get("stdin", "")).encode(), take, end)
+        self._running[identity] = running
+
+        def expire() -> None:
+            if not running.ended:
+                timed_out[0] = True
+                self._session.jobs.cancel(running)
+
+        if arguments.get("timeout") is not None:
+            self._session.loop.after(float(arguments["timeout"]), expire)
+
+    def cancel(self, _identity: int, arguments: dict[str, Any], _epoch: int | None) -> None:
+        running = self._running.get(int(arguments["id"]))
+        if running is not None:
+            self._session.jobs.cancel(running)
+
+
+def _argv(arguments: dict[str, Any]) -> list[str]:
+    if arguments.get("argv"):
+        return [str(word) for word in arguments["argv"]]
+    import shutil
+
+    return [shutil.which("bash") or "/bin/sh", "-c", str(arguments["command"])]
+
+
+def _folder(path: str | None) -> str:
+    """Return the folder to work in."""
+    return os.path.abspath(os.path.expanduser(path or "~"))
+
+
+def _program(arguments: dict[str, Any], argv: list[str], cwd: str) -> spawn.Program:
+    env = spawn.base_environment()
+    env[b"PWD"] = encode(cwd)
+    env.update((encode(name), encode(value)) for name, value in (arguments.get("env") or {}).items())
+    prologue = arguments.get("prologue")
+    return spawn.Program(
+        argv=[encode(word) for word in argv],
+        env=env,
+        cwd=encode(cwd),
+        prologue=None if prologue is None else encode(prologue),
+        tag=jobs.fresh_tag(),
+    )
+
+
+def _facts(output: bytes, errors: bytes, status: int, python: str) -> dict[str, Any]:
+    """Return what the probe said: its last line, since a prologue may have written before."""
+    lines = [line for line in output.splitlines() if line.strip()]
+    with contextlib.suppress(ValueError, IndexError):
+        value = json.loads(lines[-1])
+        if isinstance(value, dict):
+            return value
+    ended = f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"exit status {os.WEXITSTATUS(status)}"
+    tail = (errors or output)[-_TAIL:].decode("utf-8", "replace").strip()
+    raise refusals.failed(f"the probe by `{python}` ended with {ended}" + (f": {tail}" if tail else ""))

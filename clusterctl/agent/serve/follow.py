@@ -1,0 +1,197 @@
+"""Following a run: every event of its journal, and every byte of its files, from the cursors on."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Callable
+
+from clusterctl.agent.protocol import commands
+from clusterctl.agent.record import journal, output_reader, state
+from clusterctl.agent.record.tally import Tallies
+
+if TYPE_CHECKING:
+    from clusterctl.agent.linux.notify import Notifier
+    from clusterctl.agent.record.rundir import RunDir
+
+
+@dataclass
+class _File:
+    """A file that is followed.
+
+    Attributes:
+        offset: Up to where it was sent, bytes of the output.
+        first_valid: What lies before it is gone, as the journal tells.
+        attempt: Whose it is; -1 for samples.
+        rank: Of which rank it is the output; `None` for any other file.
+        stream: 0 until it was announced.
+        quiet: The file as it was when there was nothing more to send.
+    """
+
+    name: str
+    path: str
+    offset: int
+    attempt: int = -1
+    rank: int | None = None
+    first_valid: int = 0
+    stream: int = 0
+    quiet: tuple[int, int, int] | None = None
+
+
+class Follower:
+    """Sends one run to one controller. It holds nothing but positions in files, and no file open between two looks.
+
+    Attributes:
+        state: The run as far as its journal was read.
+    """
+
+    def __init__(
+        self,
+        run: RunDir,
+        request: commands.Follow,
+        send: Callable[[dict[str, Any]], None],
+        send_data: Callable[[int, int, bytes], None],
+        new_stream: Callable[[], int],
+        notifier: Notifier,
+    ) -> None:
+        self.run = run
+        self.state = state.NodeState()
+        self._request = request
+        self._send, self._send_data, self._new_stream, self._notifier = send, send_data, new_stream, notifier
+        self._whole = request.whole
+        self._journal = journal.Reader(run.journal)
+        self._files: dict[str, _File] = {}
+        self._tallies: dict[int, Tallies] = {}
+        self._over: set[int] = set()
+        self._turn = 0
+        notifier.watch(run.path)
+        self._add(commands.SAMPLES_FILE)
+
+    # --- events
+
+    def pump_events(self, room: Callable[[], bool] = lambda: True) -> bool:
+        """Send the events that are new, as long as there is room for more; return whether there are none left."""
+        for line in self._journal.lines():
+            self._line(line)
+            if not room():
+                return False
+        return True
+
+    def _line(self, line: bytes) -> None:
+        try:
+            entry = commands.decode_event(line)
+            record = json.loads(line)
+        except ValueError:
+            return
+        if entry is not None:
+            state.apply(self.state, *entry)
+            self._notice(entry[1])
+        if record["seq"] > self._request.seq:
+            self._send({"push": "event", "run": self.run.run, "node": self.run.node, "event": record})
+
+    def _notice(self, event: commands.Event) -> None:
+        if getattr(event, "attempt", self._request.whole) < self._request.whole:
+            return
+        if isinstance(event, commands.Prepared):
+            self._notifier.watch(self.run.attempt(event.attempt))
+            self._tallies[event.attempt] = Tallies(self.run.attempt(event.attempt))
+        elif isinstance(event, commands.Started):
+            self._add(commands.output_file(event.attempt, event.rank), event.attempt, event.rank)
+            self._add(commands.index_file(event.attempt, event.rank), event.attempt)
+        elif isinstance(event, commands.Swept) and not event.remaining:
+            self._over.add(event.attempt)
+        elif isinstance(event, commands.Dropped):
+            file = self._files.get(commands.output_file(event.attempt, event.rank))
+            if file is not None:
+                file.first_valid = max(file.first_valid, event.first_valid)
+
+    # --- bytes
+
+    def _add(self, name: str, attempt: int = -1, rank: int | None = None) -> None:
+        if name not in self._files:
+            offset = max(0, int(self._request.cursors.get(name, 0)))
+            self._files[name] = _File(name, self.run.file(name), offset, attempt, rank)
+
+    def pump_data(self, budget: int) -> int:
+        """Send the next bytes of one file, in turn; return how many (at most `budget`), 0 if there are none.
+
+        Raises:
+            OSError: There are none but in a file that is there and cannot be read now.
+        """
+        files, over, failed = list(self._files.values()), set(self._over), None
+        for step in range(len(files)):
+            file = files[(self._turn + step) % len(files)]
+            try:
+                sent = self._pump(file, min(budget, commands.CHUNK_BYTES))
+            except OSError as error:
+                failed = error
+                continue
+            if sent:
+                self._turn += step + 1
+                return sent
+        if failed is not None:
+            raise failed
+        self._forget(over)
+        return 0
+
+    def _pump(self, file: _File, limit: int) -> int:
+        try:
+            status = os.stat(file.path)
+            seen = (status.st_size, status.st_blocks, status.st_mtime_ns)
+            if seen == file.quiet:
+                return 0
+            piece = self._read(file, limit)
+        except FileNotFoundError:
+            return 0
+        if piece is None:
+            return 0
+        file.offset = piece.offset
+        if not piece.data:
+            file.quiet = seen
+            return 0
+        self._announce(file)
+        self._send_data(file.stream, piece.offset, piece.data)
+        file.offset += len(piece.data)
+        return len(piece.data)
+
+    def _read(self, file: _File, limit: int) -> output_reader.Piece | None:
+        if file.rank is None:
+            return output_reader.plain(file.path, file.name, file.offset, limit)
+        tallies = self._tallies[file.attempt]
+        while True:
+            first = file.first_valid
+            piece = output_reader.read(
+                file.path, tallies, file.rank, file.offset, limit, first_valid=first, sending=True
+            )
+            if file.attempt != self.state.attempt:
+                tallies.close()
+            # An agent without tallies said what it gave up in the journal alone, before it did.
+            self.pump_events()
+            if file.first_valid == first:
+                return piece
+
+    def _announce(self, file: _File) -> None:
+        if not file.stream:
+            file.stream = self._new_stream()
+            where = {"run": self.run.run, "node": self.run.node, "file": file.name}
+            self._send({"push": "stream", "stream": file.stream, **where})
+
+    def _forget(self, attempts: set[int]) -> None:
+        """Have nothing more to do with attempts that were swept before their files were found to be sent."""
+        self._files = {name: file for name, file in self._files.items() if file.attempt not in attempts}
+        for attempt in attempts:
+            self._tallies.pop(attempt).close()
+            self._notifier.forget(self.run.attempt(attempt))
+        self._over -= attempts
+        whole = min(self._tallies, default=self.state.attempt + 1)
+        if whole > self._whole:
+            self._whole = whole
+            self._send({"push": "whole", "run": self.run.run, "node": self.run.node, "before": whole})
+
+    def close(self) -> None:
+        """Stop following."""
+        for tallies in self._tallies.values():
+            tallies.close()
+        self._tallies.clear()
+        self._files.clear()

@@ -1,0 +1,125 @@
+"""What planning needs to know of a node, cheap enough for every connection."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+import sys
+import time
+
+from clusterctl.agent.linux import addresses, cgroup, gpus, proc
+from clusterctl.agent.linux.syscalls import read_bytes
+from clusterctl.agent.protocol import commands
+from clusterctl.agent.record import rundir
+
+# Not from `typing`, whose import would be a good part of an agent's start.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_LOGIND_FILES = (
+    "/usr/lib/systemd/logind.conf",
+    "/usr/lib/systemd/logind.conf.d/*.conf",
+    "/run/systemd/logind.conf.d/*.conf",
+    "/etc/systemd/logind.conf",
+    "/etc/systemd/logind.conf.d/*.conf",
+)
+
+
+def hello(root: str) -> dict[str, Any]:
+    """Return the facts of machine and user."""
+    user = pwd.getpwuid(os.getuid()) if _has_entry() else None
+    home = os.path.expanduser("~")
+    return {
+        "protocol": commands.PROTOCOL,
+        "version": _version(),
+        "python": sys.executable,
+        "python_version": sys.version.split()[0],
+        "hostname": os.uname().nodename,
+        "boot_id": proc.boot_id(),
+        "pid_ns": proc.pid_namespace(),
+        "net_ns": proc.namespace("net"),
+        "uid": os.getuid(),
+        "user": user.pw_name if user else str(os.getuid()),
+        "home": home,
+        "shell": user.pw_shell if user else os.environ.get("SHELL", ""),
+        "state_root": root,
+        "mono": time.monotonic(),
+        "wall": time.time(),
+        "cores": _cores(),
+        "memory": _memory(),
+        "machine": os.uname().machine,
+        "kernel": os.uname().release,
+        "gpus": gpus.count(),
+        "addresses": addresses.addresses(),
+        "reached_at": _reached_at(),
+        "rdma": _rdma(),
+        "logind": logind(user.pw_name if user else ""),
+        "home_is_network": rundir.is_network(home),
+    }
+
+
+def _reached_at() -> str | None:
+    """Return the own address at which this ssh connection arrived, after any jump host or translation."""
+    parts = os.environ.get("SSH_CONNECTION", "").split()
+    return parts[2] if len(parts) == 4 else None
+
+
+def _has_entry() -> bool:
+    try:
+        pwd.getpwuid(os.getuid())
+    except KeyError:
+        return False
+    return True
+
+
+def _version() -> str:
+    try:
+        from clusterctl import _version
+
+        return str(_version.__version__)
+    except ImportError:
+        return ""
+
+
+def _memory() -> int:
+    found = re.search(rb"^MemTotal:\s+(\d+) kB", read_bytes("/proc/meminfo"), re.MULTILINE)
+    return int(found[1]) * 1024 if found else 0
+
+
+def _cores() -> int:
+    """Return how many threads of ours can run at once: the cores we may run on, but no more than we get time of."""
+    allowed, limit = len(os.sched_getaffinity(0)), cgroup.cpu_limit()
+    return allowed if limit is None else max(1, min(allowed, int(limit)))
+
+
+def _rdma() -> bool:
+    try:
+        return bool(os.listdir("/sys/class/infiniband"))
+    except OSError:
+        return False
+
+
+def logind(user: str, root: str = "/") -> dict[str, Any] | None:
+    """Return `{linger, kill_user_processes}` for a user, or `None` where no logind runs.
+
+    Distributions ship KillUserProcesses=no, and logind spares root unless told otherwise (logind.conf(5)).
+    """
+    running = ("run/systemd/system", "run/systemd/sessions")
+    if not all(os.path.isdir(os.path.join(root, place)) for place in running):
+        return None
+    import glob
+
+    settings = {"KillUserProcesses": "no", "KillOnlyUsers": "", "KillExcludeUsers": "root"}
+    for pattern in _LOGIND_FILES:
+        for path in sorted(glob.glob(os.path.join(root, pattern.lstrip("/")))):
+            for line in read_bytes(path).decode("utf-8", "replace").splitlines():
+                name, equals, value = line.partition("=")
+                if equals and name.strip() in settings:
+                    settings[name.strip()] = value.strip()
+    kill = settings["KillUserProcesses"].lower() in ("yes", "true", "1", "on")
+    spared = user in settings["KillExcludeUsers"].split()
+    only = settings["KillOnlyUsers"].split()
+    linger = os.path.exists(os.path.join(root, "var/lib/systemd/linger", user))
+    return {"linger": linger, "kill_user_processes": kill and not spared and (not only or user in only)}

@@ -1,0 +1,263 @@
+"""Work for a controller that takes time: each piece in a process of its own, so that the session answers meanwhile.
+
+Programs are what a user asked to run (`Running`); tasks are functions of ours, done `aside`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import signal
+
+from clusterctl.agent.linux import aside, proc, spawn, syscalls
+from clusterctl.agent.protocol import commands
+
+# Not from `typing`, whose import would be a good part of an agent's start.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any, Callable, NoReturn
+
+    from clusterctl.agent.linux.aside import Task
+    from clusterctl.agent.linux.channel import Channel
+    from clusterctl.agent.linux.loop import Loop
+
+    Done = Callable[["dict[str, Any] | Exception"], None]
+    OnData = Callable[[int, bytes], None]
+
+_PAUSE_BYTES = 256 * 1024
+_LINGER_SECONDS = 0.5
+"""After the end of a program, how long something that it left behind may still write into our answer."""
+_KILL_SECONDS = 2.0
+
+
+class Running:
+    """A program and the pipes that we read from it.
+
+    Attributes:
+        pid: Leader of its POSIX session and group.
+        tag: Value of the surviving mark on everything that it starts.
+        status: How it ended, `None` while it runs.
+        open: Our ends of its pipes, by their number (1: output, 2: errors).
+    """
+
+    def __init__(self, pid: int, tag: int, on_data: OnData, on_end: Callable[[int], None]) -> None:
+        self.pid, self.tag = pid, tag
+        self.on_data, self.on_end = on_data, on_end
+        self.status: int | None = None
+        self.open: dict[int, int] = {}
+        self.ended = False
+
+    def signal(self, number: int) -> None:
+        """Send a signal to it and to everything that came of it."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, number)
+        for pid in list(proc.pids()):
+            if proc.has_limit(pid, self.tag):
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, number)
+
+
+class Jobs:
+    """All processes that work for one controller."""
+
+    def __init__(self, loop: Loop, channel: Channel) -> None:
+        self._loop, self._channel = loop, channel
+        self._programs: dict[int, Running] = {}
+        self._tasks: dict[int, Callable[[], None]] = {}
+        self._paused: list[Callable[[], None]] = []
+        loop.before_waiting(self._resume)
+
+    # --- flow
+
+    def _slow(self, resume: Callable[[], None]) -> bool:
+        """Whether the connection has enough to do; `resume` is then called later."""
+        if self._channel.queued <= _PAUSE_BYTES:
+            return False
+        self._paused.append(resume)
+        return True
+
+    def _resume(self) -> None:
+        if self._paused and self._channel.queued <= _PAUSE_BYTES // 2:
+            paused, self._paused = self._paused, []
+            for resume in paused:
+                resume()
+
+    # --- programs
+
+    def run(self, program: spawn.Program, stdin: bytes, on_data: OnData, on_end: Callable[[int], None]) -> Running:
+        """Start a program in a POSIX session of its own.
+
+        Args:
+            program: What to run.
+            stdin: What it reads.
+            on_data: Called with 1 or 2 (output or errors) and bytes, as they come.
+            on_end: Called once with the wait status, after the last data.
+        """
+        pipes = {number: os.pipe2(os.O_CLOEXEC) for number in (1, 2)}
+        source = _memory_file(stdin)
+        pid = os.fork()
+        if pid == 0:
+            _become(program, source, pipes[1][1], pipes[2][1])
+        os.close(source)
+        one = Running(pid, program.tag or 0, on_data, on_end)
+        self._programs[pid] = one
+        for number, (read, write) in pipes.items():
+            os.close(write)
+            os.set_blocking(read, False)
+            one.open[number] = read
+            self._listen(one, number)
+        return one
+
+    def _listen(self, one: Running, number: int) -> None:
+        fd = one.open.get(number)
+        if fd is not None:
+            self._loop.on_readable(fd, lambda: self._read(one, number))
+
+    def _read(self, one: Running, number: int) -> None:
+        fd = one.open[number]
+        if self._slow(lambda: self._listen(one, number)):
+            self._loop.on_readable(fd, None)
+            return
+        try:
+            data = os.read(fd, commands.CHUNK_BYTES)
+        except BlockingIOError:
+            return
+        if data:
+            one.on_data(number, data)
+            return
+        self._close(one, number)
+        self._maybe_end(one)
+
+    def _close(self, one: Running, number: int) -> None:
+        fd = one.open.pop(number)
+        self._loop.forget(fd)
+        os.close(fd)
+
+    def _maybe_end(self, one: Running) -> None:
+        if one.status is not None and not one.open and not one.ended:
+            one.ended = True
+            self._programs.pop(one.pid, None)
+            one.on_end(one.status)
+
+    def _give_up_pipes(self, one: Running) -> None:
+        for number in list(one.open):
+            self._close(one, number)
+        self._maybe_end(one)
+
+    def cancel(self, one: Running) -> None:
+        """End a program and everything that came of it: SIGTERM, then SIGKILL."""
+        for number in (signal.SIGTERM, signal.SIGCONT):
+            one.signal(number)
+        self._loop.after(_KILL_SECONDS, lambda: one.signal(signal.SIGKILL) if not one.ended else None)
+
+    # --- tasks
+
+    def work(self, task: Task, done: Done, keep: Iterable[int] = (), seconds: float | None = None) -> int:
+        """Call a function in a fork; `done` gets its result, or what went wrong. Its data goes to the controller.
+
+        Returns a number by which `end` ends it early.
+
+        Args:
+            task: What to do.
+            done: Called once.
+            keep: Descriptors that the task needs.
+            seconds: After so long it is ended, and left behind where it hangs.
+        """
+        pid, read = aside.fork(task, keep)
+        os.set_blocking(read, False)
+        decoder = commands.Decoder()
+        answer: list[dict[str, Any]] = []
+
+        def end() -> None:
+            self._loop.forget(read)
+            os.close(read)
+            self._tasks.pop(pid, None)
+            done(aside.outcome(answer))
+
+        def late() -> None:
+            if self._tasks.get(pid) is end:
+                aside.kill(pid)
+                end()
+
+        def listen() -> None:
+            if self._tasks.get(pid) is end:
+                self._loop.on_readable(read, readable)
+
+        def readable() -> None:
+            if self._slow(listen):
+                self._loop.on_readable(read, None)
+                return
+            try:
+                data = os.read(read, 1 << 18)
+            except BlockingIOError:
+                return
+            for frame in decoder.feed(data):
+                if isinstance(frame, commands.Data):
+                    self._channel.send_data(frame.stream, frame.offset, frame.payload)
+                else:
+                    answer.append(frame)
+            if not data:
+                end()
+
+        self._tasks[pid] = end
+        if seconds is not None:
+            self._loop.after(seconds, late)
+        listen()
+        return pid
+
+    def end(self, task: int) -> None:
+        """Kill a task that is still at work; its `done` is called as for any that was killed."""
+        if task in self._tasks:
+            aside.kill(task)
+
+    # --- ends
+
+    def reap(self) -> None:
+        """Take in the ends of all children."""
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if pid == 0:
+                    return
+                one = self._programs.get(pid)
+                if one is not None:
+                    one.status = status
+                    self._maybe_end(one)
+                    if not one.ended:
+                        self._loop.after(_LINGER_SECONDS, functools.partial(self._give_up_pipes, one))
+
+    def kill_all(self) -> None:
+        """Kill every program and task."""
+        for one in self._programs.values():
+            one.signal(signal.SIGKILL)
+        for pid in self._tasks:
+            aside.kill(pid)
+
+
+def _memory_file(data: bytes) -> int:
+    """Return a descriptor from which exactly `data` can be read; nobody has to write while it is read."""
+    if not data:
+        return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    fd = syscalls.memory_file("stdin")
+    syscalls.write_all(fd, data)
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd
+
+
+def _become(program: spawn.Program, stdin: int, stdout: int, stderr: int) -> NoReturn:
+    try:
+        os.setsid()
+        syscalls.die_with_parent(signal.SIGKILL)
+        for source, target in ((stdin, 0), (stdout, 1), (stderr, 2)):
+            os.dup2(source, target)
+        spawn.close_all(())
+        spawn.become(program)
+    finally:
+        os._exit(spawn.NOT_EXECUTABLE)
+
+
+def fresh_tag() -> int:
+    """Return a value for the surviving mark that nothing else carries."""
+    return int.from_bytes(os.urandom(7), "big") | 1 << 61

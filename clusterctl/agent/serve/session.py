@@ -1,0 +1,400 @@
+"""`serve`: what a controller talks to over its connection. Stateless; any number at once; ends with its connection."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from clusterctl.agent.linux import proc, spawn, syscalls
+from clusterctl.agent.linux.channel import Channel
+from clusterctl.agent.linux.loop import Loop
+from clusterctl.agent.linux.notify import Notifier
+from clusterctl.agent.protocol import commands, refusals
+from clusterctl.agent.protocol.commands import Command, ErrorKind
+from clusterctl.agent.record import authority, rundir
+from clusterctl.agent.record.rundir import RunDir
+from clusterctl.agent.serve.jobs import Jobs
+
+# Not from `typing`; it, and what only runs need, would be most of an agent's start.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Optional
+
+    from clusterctl.agent.linux.aside import Task
+    from clusterctl.agent.record.states import States
+    from clusterctl.agent.serve.follow import Follower
+    from clusterctl.agent.serve.holds import Holds
+    from clusterctl.agent.serve.supervisor_link import Link
+
+    Result = Optional[dict[str, Any]]
+    Handler = Callable[[int, dict[str, Any], Optional[int]], Result]
+
+_QUEUE_LIMIT = 256 * 1024
+"""Bytes that may wait for a slow connection before nothing more is added."""
+_LEASE_SECONDS = 0.5
+_CHECK_SECONDS = 1.0
+_RETRY_SECONDS = 1.0
+
+
+class Session:
+    """One controller. A handler returns its answer, or `None` where the answer comes later."""
+
+    def __init__(self, read: int, write: int, idle: float) -> None:
+        self.loop = Loop()
+        self._root: str | None = None
+        self.channel = Channel(self.loop, read, write, self._frame, lambda _why: self.end())
+        self.jobs = Jobs(self.loop, self.channel)
+        self.data_handlers: dict[int, Callable[[commands.Data], None]] = {}
+        self.followers: dict[tuple[str, str], Follower] = {}
+        self._holds: Holds | None = None
+        self._links: dict[tuple[str, str], Link] = {}
+        self._states: States | None = None
+        self._held: dict[tuple[str, str], int] = {}
+        self._credit = 0
+        self._stream = commands.AGENT_STREAMS
+        self._dirty = False
+        self._at_end: list[Callable[[], None]] = []
+        self._idle = idle
+        self._heard = self._leased = time.monotonic()
+        self._notifier = Notifier(self.loop, self._changed)
+        self._handlers = self._table()
+        self.loop.on_children(self.jobs.reap)
+        self.loop.before_waiting(self._pump)
+        self.loop.every(min(_CHECK_SECONDS, idle / 4), self._check)
+
+    def _table(self) -> dict[Command, Handler]:
+        from clusterctl.agent.serve.commands import node
+
+        supervised = (Command.PREPARE, Command.START, Command.STOP, Command.FINISH)
+        return {
+            **{command: self._forwarder(command) for command in supervised},
+            Command.FOLLOW: self._follow,
+            Command.CREDIT: self._more_credit,
+            Command.REPLICATED: self._replicated,
+            Command.BYE: self._bye,
+            **node.handlers(self),
+        }
+
+    def _handler(self, command: Command) -> Handler:
+        if command not in self._handlers:
+            # Half of an agent's start would be importing what a command on a node has no need of.
+            from clusterctl.agent.serve.commands import files, runs
+
+            self._handlers |= {**runs.handlers(self), **files.handlers(self)}
+        return self._handlers[command]
+
+    # --- frames
+
+    def _frame(self, frame: commands.Frame) -> None:
+        self._heard = time.monotonic()
+        self._keep_leases()
+        if isinstance(frame, commands.Data):
+            handler = self.data_handlers.get(frame.stream)
+            if handler is not None:
+                handler(frame)
+        elif "cmd" in frame:
+            self._request(frame)
+        elif "beat" in frame:
+            self.channel.send(commands.beat_answer(frame["beat"], time.time(), time.monotonic(), proc.boot_id()))
+
+    def _request(self, frame: dict[str, Any]) -> None:
+        identity = int(frame.get("id") or 0)
+        arguments = frame.get("args") or {}
+        try:
+            command = Command(frame["cmd"])
+            result = self._handler(command)(identity, arguments, frame.get("epoch"))
+        except Exception as error:
+            self.answer_error(identity, error)
+            return
+        if result is not None and command not in commands.UNANSWERED:
+            self.answer(identity, result)
+
+    def answer(self, identity: int, result: dict[str, Any]) -> None:
+        """Answer a request, in words where no frame holds the answer."""
+        try:
+            self.channel.send(commands.reply(identity, result))
+        except commands.TooLargeError as error:
+            self.answer_error(identity, error)
+
+    def answer_error(self, identity: int, error: Exception) -> None:
+        """Answer a request that went wrong."""
+        if isinstance(error, refusals.RequestError):
+            message = error.answer(identity)
+        elif isinstance(error, commands.TooLargeError):
+            message = refusals.too_large(error).answer(identity)
+        elif isinstance(error, (commands.FrameError, KeyError, TypeError, ValueError)):
+            text = f"missing {error}" if isinstance(error, KeyError) else str(error)
+            message = commands.refusal(identity, ErrorKind.BAD_REQUEST, text)
+        elif isinstance(error, rundir.RootError):
+            message = commands.refusal(identity, ErrorKind.REFUSED, str(error), error.hint)
+        elif isinstance(error, OSError):
+            message = refusals.of_system(error).answer(identity)
+        else:
+            import traceback
+
+            traceback.print_exc()
+            message = commands.refusal(identity, ErrorKind.FAILED, f"the agent failed: {error!r}")
+        self.channel.send(message)
+
+    def work(self, identity: int, task: Task) -> None:
+        """Do something in a fork and answer the request with what comes of it."""
+
+        def done(outcome: dict[str, Any] | Exception) -> None:
+            if isinstance(outcome, Exception):
+                self.answer_error(identity, outcome)
+            else:
+                self.answer(identity, outcome)
+
+        self.jobs.work(task, done)
+
+    # --- runs
+
+    @property
+    def root(self) -> str:
+        """The state root.
+
+        Raises:
+            RootError: There is no place for our state on this node.
+        """
+        if self._root is None:
+            self._root = rundir.state_root()
+        return self._root
+
+    @property
+    def holds(self) -> Holds:
+        """The workdirs held for runs that are being started here."""
+        if self._holds is None:
+            from clusterctl.agent.serve.holds import Holds
+
+            self._holds = Holds()
+        return self._holds
+
+    def run_of(self, arguments: dict[str, Any]) -> RunDir:
+        """Return the run that a request names."""
+        return RunDir(self.root, str(arguments["run"]), str(arguments["node"]))
+
+    def known_run(self, arguments: dict[str, Any]) -> RunDir:
+        """Return the run that a request names.
+
+        Raises:
+            RequestError: This node knows no such run.
+        """
+        run = self.run_of(arguments)
+        if not os.path.isdir(run.path):
+            raise refusals.RequestError(ErrorKind.NOT_FOUND, f"no run {run.run} of node {run.node} on this machine")
+        return run
+
+    def admit(self, run: RunDir, epoch: int | None) -> None:
+        """Let a command for a run pass; `None` may only read and is let pass always.
+
+        Raises:
+            RequestError: A newer controller has taken over.
+        """
+        if epoch is None:
+            return
+        key = (run.run, run.node)
+        try:
+            authority.admit(run.epoch, int(epoch))
+        except refusals.RequestError:
+            self._leave(key)
+            raise
+        if key not in self._held:
+            authority.touch_lease(run.lease)
+        self._held[key] = int(epoch)
+
+    def _leave(self, key: tuple[str, str]) -> None:
+        """Have nothing more to do with a run that another controller has taken over."""
+        self._held.pop(key, None)
+        follower = self.followers.pop(key, None)
+        if follower is not None:
+            follower.close()
+        link = self._links.pop(key, None)
+        if link is not None:
+            link.close()
+
+    def _keep_leases(self) -> None:
+        """Let the fences of the runs that this controller holds know that it was heard."""
+        if self._heard - self._leased < _LEASE_SECONDS:
+            return
+        self._leased = self._heard
+        for (name, node), epoch in list(self._held.items()):
+            run = RunDir(self.root, name, node)
+            if authority.current(run.epoch) > epoch:
+                self._leave((name, node))
+                self.channel.send({"push": "stale", "run": name, "node": node})
+            else:
+                authority.touch_lease(run.lease)
+
+    @property
+    def states(self) -> States:
+        """What the journals on this node say."""
+        if self._states is None:
+            from clusterctl.agent.record.states import States
+
+            self._states = States()
+        return self._states
+
+    def link(self, run: RunDir) -> Link:
+        """Return the link to a run's supervisor."""
+        key = (run.run, run.node)
+        if key not in self._links:
+            from clusterctl.agent.serve.supervisor_link import Link
+
+            self._links[key] = Link(self.loop, run, lambda: self._needs_supervisor(key))
+        return self._links[key]
+
+    def _needs_supervisor(self, key: tuple[str, str]) -> bool:
+        """Whether a run that this controller follows still has something to be watched."""
+        if key not in self.followers or key not in self._held:
+            return False
+        return self.states.of(RunDir(self.root, *key)).state not in ("new", "swept", "finished")
+
+    def _forwarder(self, command: Command) -> Handler:
+        def forward(identity: int, arguments: dict[str, Any], epoch: int | None) -> Result:
+            if epoch is None:
+                raise refusals.RequestError(ErrorKind.BAD_REQUEST, f"`{command.value}` needs an epoch")
+            if command is Command.PREPARE:
+                run = self.run_of(arguments)
+                run.make()
+                arguments = {**arguments, "workdir": os.path.abspath(os.path.expanduser(arguments["workdir"]))}
+            elif command is Command.START:
+                run = self.known_run(arguments)
+            else:
+                # A node that never heard of the run keeps the epoch all the same: what a controller that is gone asked
+                # for may still be on its way, and is refused then.
+                run = self.run_of(arguments)
+                run.make()
+            self.admit(run, epoch)
+            if command is Command.FINISH:
+                self._let_workdirs_go(run)
+            if command in (Command.STOP, Command.FINISH) and self._nothing_to_do(run):
+                return {}
+
+            def pass_on(message: dict[str, Any]) -> None:
+                if command is Command.PREPARE and "result" in message:
+                    # From here on its own directory tells that it uses the workdir.
+                    self._let_workdirs_go(run)
+                self.channel.send({**message, "id": identity})
+
+            self.link(run).ask(command, arguments, epoch, pass_on)
+            return None
+
+        return forward
+
+    def _let_workdirs_go(self, run: RunDir) -> None:
+        if self._holds is not None:
+            self._holds.drop_all_of(run.run)
+
+    def _nothing_to_do(self, run: RunDir) -> bool:
+        from clusterctl.agent.members import guardians
+
+        state = self.states.of(run)
+        return state.finished is not None or (state.seq == 0 and guardians.supervisor(run) is None)
+
+    def _replicated(self, _identity: int, arguments: dict[str, Any], epoch: int | None) -> Result:
+        run = self.run_of(arguments)
+        key = (run.run, run.node)
+        if key in self._held and key in self._links:
+            self._links[key].tell(Command.REPLICATED, arguments, epoch)
+        return None
+
+    # --- following
+
+    def _follow(self, _identity: int, arguments: dict[str, Any], epoch: int | None) -> Result:
+        from clusterctl.agent.serve.follow import Follower
+
+        follow = commands.from_wire(commands.Follow, arguments)
+        run = self.known_run(arguments)
+        self.admit(run, epoch)
+        key = (run.run, run.node)
+        if not os.path.exists(run.journal):
+            raise refusals.RequestError(ErrorKind.NOT_FOUND, f"run {run.run} was not prepared on this node")
+        if key in self.followers:
+            self.followers[key].close()
+        self.followers[key] = Follower(
+            run, follow, self.channel.send, self.channel.send_data, self.new_stream, self._notifier
+        )
+        self._credit = follow.credit
+        self._dirty = True
+        if epoch is not None and self._needs_supervisor(key):
+            self.link(run).ensure()
+        return {}
+
+    def new_stream(self) -> int:
+        """Return a number for a stream that we announce."""
+        self._stream += 1
+        return self._stream
+
+    def _more_credit(self, _identity: int, arguments: dict[str, Any], _epoch: int | None) -> Result:
+        self._credit += int(arguments["bytes"])
+        self._dirty = True
+        return None
+
+    def _changed(self) -> None:
+        self._dirty = True
+
+    def _room(self) -> bool:
+        return self.channel.queued < _QUEUE_LIMIT
+
+    def _pump(self) -> None:
+        """Send what is new: all events, and bytes as far as credit and connection let us."""
+        if not self._dirty:
+            return
+        # A journal that is told from its beginning waits on the disk, not in memory.
+        if not all(follower.pump_events(self._room) for follower in self.followers.values()):
+            return
+        while self._credit > 0 and self._room():
+            sent = 0
+            for follower in list(self.followers.values()):
+                try:
+                    sent += follower.pump_data(self._credit - sent)
+                except OSError:
+                    # Too many open files on this machine, say. Nothing tells when that is over.
+                    self.loop.after(_RETRY_SECONDS, self._changed)
+                if sent >= self._credit:
+                    break
+            if not sent:
+                self._dirty = False
+                return
+            self._credit -= sent
+        # Credit or the connection holds us up; both wake the loop when they go on.
+        self._dirty = self._credit > 0
+
+    # --- the end
+
+    def at_end(self, action: Callable[[], None]) -> None:
+        """Call `action` when the session ends."""
+        self._at_end.append(action)
+
+    def _check(self) -> None:
+        if time.monotonic() - self._heard > self._idle:
+            self.channel.close("idle")
+
+    def _bye(self, identity: int, _arguments: dict[str, Any], _epoch: int | None) -> Result:
+        self.answer(identity, {})
+        self.channel.flush()
+        self.channel.close("bye")
+        return None
+
+    def end(self) -> None:
+        """End with everything that was started for this controller; runs are not."""
+        self.jobs.kill_all()
+        for action in self._at_end:
+            action()
+        self.loop.stop()
+
+
+def main(arguments: list[str]) -> int:
+    """Serve on stdin and stdout. `--idle SECONDS` changes how long silence is borne."""
+    idle = float(arguments[1]) if arguments[:1] == ["--idle"] else commands.IDLE_SECONDS
+    read, write = os.dup(0), os.dup(1)
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)
+    os.dup2(null, 1)
+    os.close(null)
+    syscalls.set_name("clusterctl-agen")
+    syscalls.set_title("clusterctl-agent serve")
+    # For the supervisors that are forked here, too.
+    spawn.allow_many_files()
+    Session(read, write, idle).loop.run()
+    return 0

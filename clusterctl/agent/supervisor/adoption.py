@@ -1,0 +1,75 @@
+"""Going on where an earlier supervisor of the run ended: what can be told of its attempt from the files that are left.
+
+The journal alone is enough to end an attempt. Other files may be missing: a machine that lost its power, or somebody
+who tidied up, leaves empty ones or none.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from clusterctl.agent.linux import syscalls
+from clusterctl.agent.protocol import commands
+from clusterctl.agent.supervisor import waiter, workers
+
+if TYPE_CHECKING:
+    from clusterctl.agent.record.rundir import RunDir
+    from clusterctl.agent.record.state import NodeState
+    from clusterctl.agent.supervisor.workers import Worker
+
+
+@dataclass(frozen=True)
+class Started:
+    """What an attempt started here.
+
+    Attributes:
+        places: Rank and local rank of each worker.
+        launcher: The rank whose process starts the others, or `None`.
+        cgroup: The folder of the run's own cgroup, or `None`.
+    """
+
+    places: list[list[int]]
+    launcher: int | None = None
+    cgroup: str | None = None
+
+
+def prepared(run: RunDir, state: NodeState) -> tuple[commands.Prepare, str]:
+    """Return what the newest attempt was prepared with, and its interpreter: empty where nothing more can start."""
+    stored = syscalls.read_json(run.prepare) or {}
+    try:
+        prepare = commands.from_wire(commands.Prepare, stored)
+    except commands.FrameError:
+        prepare = commands.Prepare(run.run, run.node, -1, workdir="/", health_seconds=0.0)
+    if prepare.attempt == state.attempt:
+        return prepare, str(stored.get("interpreter", ""))
+    return dataclasses.replace(prepare, attempt=state.attempt, ranks=sorted(state.started)), ""
+
+
+def started(run: RunDir, state: NodeState) -> Started | None:
+    """Return what the newest attempt started, or `None` where it did not come so far."""
+    stored = syscalls.read_json(run.start(state.attempt))
+    if stored is not None:
+        return Started(stored["workers"], stored.get("launcher"), stored.get("cgroup"))
+    places = [[event.rank, event.local_rank] for event in state.started.values()]
+    return Started(places) if places else None
+
+
+def worker(run: RunDir, state: NodeState, rank: int, local_rank: int) -> Worker | None:
+    """Return a worker as its waiter described it, or else as the journal does; `None` where it was never started."""
+    said = waiter.read_spawn(run.of_rank(state.attempt, rank, "spawn"))
+    event = state.started.get(rank)
+    if said is None and event is not None:
+        said = {"pid": event.pid, "start_time": event.start_time, "boot": state.started_in[rank]}
+    return None if said is None else workers.from_spawn(rank, local_rank, said)
+
+
+def store(run: RunDir, prepare: commands.Prepare, interpreter: str) -> None:
+    """Write down what an attempt is prepared with.
+
+    Raises:
+        OSError: No space, or not writable.
+    """
+    value: dict[str, Any] = {**commands.to_wire(prepare), "interpreter": interpreter}
+    syscalls.write_json(run.prepare, value)

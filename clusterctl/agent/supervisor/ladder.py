@@ -1,0 +1,145 @@
+"""The ladder: SIGTERM and SIGCONT to every group, grace, SIGKILL, sweep until empty twice, an end in any case."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Callable
+
+from clusterctl.agent.linux import proc
+from clusterctl.agent.linux.loop import Loop
+from clusterctl.agent.members import sweep
+
+if TYPE_CHECKING:
+    from clusterctl.agent.linux.loop import Timer
+    from clusterctl.agent.linux.proc import Stat
+    from clusterctl.agent.members.marks import Marks
+
+_BOUND = 10.0
+"""Seconds after the first SIGKILL when what is left is given up and named, unless the kernel is at work on its end."""
+_LONGEST = 600.0
+"""Seconds that the kernel may take: hundreds of GB of pinned memory are not given back in less than minutes."""
+_FASTEST, _SLOWEST = 0.01, 0.25
+_SCAN_SECONDS = 1.0
+"""How often all processes are looked at while nothing but the grace is waited for."""
+_SHARE = 4
+"""A look at all processes is followed by a pause of at least this many times what it took."""
+
+Survivors = list[dict[str, Any]]
+"""What could not be ended, as `sweep.describe` tells it."""
+
+
+class Ladder:
+    """One climb, for all processes of a run on this node."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        marks: Marks,
+        ledger: sweep.Ledger,
+        kill_at: float,
+        done: Callable[[Survivors], bool],
+        slow: Callable[[list[Stat]], None],
+    ) -> None:
+        """Begin.
+
+        Args:
+            loop: Where it runs.
+            marks: Whom to end.
+            ledger: Whom to end, and whom not.
+            kill_at: Monotonic time of the first SIGKILL.
+            done: Called with what is left, again until it says that this was the end.
+            slow: Called once with what the kernel has not taken apart in the time in which it should be gone.
+        """
+        self._loop, self._marks, self._ledger, self._done, self._slow = loop, marks, ledger, done, slow
+        self._kill_at = kill_at
+        self._killing: float | None = None
+        self._moved = 0.0
+        self._said_slow = False
+        self._signalled: set[int] = set()
+        self._empty = 0
+        self._pause = _FASTEST
+        self._scan_at = 0.0
+        self._left: Survivors | None = None
+        self._over = False
+        self._timer: Timer = loop.after(0.0, self._step)
+
+    def shorten(self, kill_at: float) -> None:
+        """Kill at that time, if it is before the one that was set."""
+        if kill_at < self._kill_at:
+            self._kill_at = kill_at
+            self.poke()
+
+    def poke(self) -> None:
+        """Look again now: a process has ended."""
+        if not self._over:
+            self._pause = _FASTEST
+            self._next(_FASTEST)
+
+    def _next(self, seconds: float) -> None:
+        self._timer.cancel()
+        self._timer = self._loop.after(seconds, self._step)
+
+    def _step(self) -> None:
+        # Should this step fail, there has to be another.
+        self._next(_SLOWEST)
+        wait = _FASTEST if self._left is not None else self._climb()
+        self._over = self._left is not None and self._done(self._left)
+        if self._over:
+            self._timer.cancel()
+        else:
+            self._next(wait)
+
+    def _climb(self) -> float:
+        """Signal what is left, or find that this is the end; return the seconds until the next step."""
+        found = self._look()
+        now = time.monotonic()
+        if self._empty >= 2 or (found and self._given_up(found, now)):
+            self._left = sweep.describe(found)
+            return _FASTEST
+        if found and now >= self._kill_at:
+            self._killing = now if self._killing is None else self._killing
+            sweep.kill(found, self._ledger)
+        elif found:
+            sweep.end_groups(found, self._signalled, self._ledger)
+        self._pause = min(self._pause * 1.5, _SLOWEST) if found or self._ledger.unasked else _FASTEST
+        return self._pause if self._killing is not None else min(self._pause, max(self._kill_at - now, 0.0))
+
+    def _look(self) -> list[Stat]:
+        """Return what is left: of those that are known, and, where there are none or it is time, of all processes."""
+        began = time.monotonic()
+        known = sweep.living(self._ledger)
+        if known and began < self._scan_at:
+            self._empty = 0
+            return known
+        found = sweep.find(self._marks, self._ledger)
+        now = time.monotonic()
+        pause = _SCAN_SECONDS if self._killing is None else self._pause
+        self._scan_at = now + max(pause, _SHARE * (now - began))
+        self._empty = 0 if found or self._ledger.unasked else self._empty + 1
+        return found
+
+    def _given_up(self, found: list[Stat], now: float) -> bool:
+        """Whether what is left will not go: nothing has moved for long."""
+        if self._killing is None:
+            return False
+        if all(proc.being_taken_apart(one) for one in found):
+            self._moved = now
+            if not self._said_slow and now - self._killing >= _BOUND:
+                self._said_slow = True
+                self._slow(found)
+        return now - max(self._killing, self._moved) >= _BOUND or now - self._killing >= _LONGEST
+
+
+def end_all(marks: Marks, ledger: sweep.Ledger, grace: float) -> Survivors:
+    """Do the whole ladder and wait for it, for who has nothing else to do; return what is left."""
+    loop = Loop()
+    left: Survivors = []
+
+    def done(remaining: Survivors) -> bool:
+        left.extend(remaining)
+        loop.stop()
+        return True
+
+    Ladder(loop, marks, ledger, time.monotonic() + grace, done, lambda _found: None)
+    loop.run()
+    return left

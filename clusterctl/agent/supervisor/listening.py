@@ -1,0 +1,69 @@
+"""Who talks to a supervisor: any number of `serve`, over its socket."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from typing import TYPE_CHECKING, Any, Callable
+
+from clusterctl.agent.linux.channel import Channel
+from clusterctl.agent.members import guardians
+from clusterctl.agent.protocol import commands, refusals
+
+if TYPE_CHECKING:
+    import socket
+
+    from clusterctl.agent.linux.loop import Loop
+
+
+class Peers:
+    """The conversations. `do` answers a request.
+
+    Attributes:
+        count: How many there are.
+    """
+
+    def __init__(self, loop: Loop, do: Callable[[dict[str, Any]], dict[str, Any]], say: Callable[[str], None]) -> None:
+        self._loop, self._do, self._say = loop, do, say
+        self.count = 0
+
+    def listen(self, listener: socket.socket) -> None:
+        """Talk to whoever comes."""
+        listener.setblocking(False)
+        self._loop.on_readable(listener.fileno(), lambda: self._accept(listener))
+
+    def _accept(self, listener: socket.socket) -> None:
+        try:
+            sock, _ = listener.accept()
+        except OSError:
+            return
+        if guardians.peer(sock)[1] not in (os.getuid(), 0):
+            sock.close()
+            return
+        self.count += 1
+        fd = sock.detach()
+        channel: list[Channel] = []
+        channel.append(Channel(self._loop, fd, fd, lambda frame: self._answer(channel[0], frame), self._gone))
+
+    def _gone(self, _why: str) -> None:
+        self.count -= 1
+
+    def _answer(self, channel: Channel, frame: commands.Frame) -> None:
+        if not isinstance(frame, dict):
+            return
+        identity = frame.get("id", 0)
+        try:
+            result = self._do(frame)
+        except refusals.RequestError as error:
+            message = error.answer(identity)
+        except commands.FrameError as error:
+            message = commands.refusal(identity, commands.ErrorKind.BAD_REQUEST, str(error))
+        except OSError as error:
+            message = refusals.of_system(error).answer(identity)
+        except Exception as error:
+            self._say(traceback.format_exc())
+            message = commands.refusal(identity, commands.ErrorKind.FAILED, f"the supervisor failed: {error!r}")
+        else:
+            message = commands.reply(identity, result)
+        if identity:
+            channel.send(message)

@@ -1,0 +1,242 @@
+"""Samples: what the workers do, every few seconds, and what GPUs and machine say, from a child that may hang or die."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import time
+from typing import TYPE_CHECKING, Any, Callable
+
+from clusterctl.agent.linux import aside, relaunch, syscalls
+from clusterctl.agent.protocol import commands
+from clusterctl.agent.watch import activity
+
+if TYPE_CHECKING:
+    from clusterctl.agent.linux.aside import Out
+    from clusterctl.agent.linux.loop import Loop
+    from clusterctl.agent.record.rundir import RunDir
+    from clusterctl.agent.supervisor.attempt import Attempt
+
+_FIRST_SECONDS = 5.0
+_RESTART_SECONDS = 30.0
+_RETRY_SECONDS = 900.0
+_LIVED_SECONDS = 600.0
+_MAX_LINE = 1 << 20
+_STEADY_AGE_S = 4.0
+_STEADY_FOR_S = 60.0
+_STEADY_EVERY_S = 10.0
+
+
+class Samples:
+    """The file of samples of a run, cut from its front. What cannot be written is left out: no sample is worth a run.
+
+    Args:
+        path: The file.
+        most: Bytes to keep.
+    """
+
+    def __init__(self, path: str, most: int = commands.SAMPLES_KEPT) -> None:
+        self._most = most
+        self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+    def write(self, attempt: int, kind: str, values: dict[str, Any]) -> None:
+        """Append one sample, with the time by both clocks."""
+        now = {"t": round(time.time(), 3), "m": round(time.monotonic(), 3)}
+        record = {**values, **now, "attempt": attempt, "kind": kind}
+        line = json.dumps(record, separators=(",", ":")).encode() + b"\n"
+        before = os.fstat(self._fd).st_size
+        try:
+            syscalls.write_all(self._fd, line)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._fd, before)
+            return
+        first = commands.first_kept(before + len(line), self._most)
+        if first != commands.first_kept(before, self._most):
+            with contextlib.suppress(OSError):
+                syscalls.punch(self._fd, 0, first)
+
+
+class Steadiness:
+    """Tells when every rank of a node has kept making progress for so long that a look now and then is enough.
+
+    The rule that calls a run stalled waits far longer than a sample is left out for; as soon as a rank falls behind,
+    declares a phase, ends or is not seen any more, every sample counts again. What is written says `steady` where
+    samples before it were left out.
+    """
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+        self._written = float("-inf")
+
+    def leaves_out(self, sample: dict[str, Any]) -> bool:
+        """Return whether a sample (see `activity.Sampler.sample`) need not be written."""
+        now = float(sample["time"])
+        if not all(_moves(rank) for rank in sample["ranks"].values()):
+            self._since = None
+        elif self._since is None:
+            self._since = now
+        sample["steady"] = self._since is not None and now - self._since >= _STEADY_FOR_S
+        if sample["steady"] and now - self._written < _STEADY_EVERY_S:
+            return True
+        self._written = now
+        return False
+
+
+def _moves(rank: dict[str, Any]) -> bool:
+    """Return whether a rank has just made progress and says so itself."""
+    inside = rank["inside"]
+    if not rank["alive"] or inside is None or inside["phase"] is not None or inside["progress_age_s"] is None:
+        return False
+    return bool(max(inside["age_s"], inside["progress_age_s"]) <= _STEADY_AGE_S)
+
+
+class Activity:
+    """Samples of the workers of one attempt, from a child: it looks at files of the user's, which may hang."""
+
+    def __init__(self, loop: Loop, run: RunDir, attempt: Attempt, samples: Samples) -> None:
+        self._loop, self._run, self._attempt, self._samples = loop, run, attempt, samples
+        self._steadiness = Steadiness()
+        self._ranks: frozenset[int] = frozenset()
+        self._child: tuple[int, int] | None = None
+        self._decoder = commands.Decoder()
+        self._not_before = 0.0
+
+    def keep_up(self) -> None:
+        """Have the workers sampled that there are now, while one of them lives; to be called now and then."""
+        attempt = self._attempt
+        ranks = frozenset(attempt.workers) if attempt.living and not attempt.swept else frozenset()
+        if ranks != self._ranks:
+            self.stop()
+            self._ranks, self._not_before = ranks, 0.0
+        if self._child is None and ranks and time.monotonic() >= self._not_before:
+            self._start()
+
+    def _start(self) -> None:
+        self._not_before = time.monotonic() + _RESTART_SECONDS
+        with contextlib.suppress(OSError):
+            self._child = aside.fork(self._task())
+            self._decoder = commands.Decoder()
+            os.set_blocking(self._child[1], False)
+            self._loop.on_readable(self._child[1], self._readable)
+
+    def _task(self) -> aside.Task:
+        attempt, run = self._attempt, self._run
+        prepare, status_dir = attempt.prepare, run.status_dir(attempt.number)
+        ids = [
+            activity.WorkerId(w.rank, w.identity.pid, w.identity.start_time, run.of_rank(attempt.number, w.rank, "log"))
+            for w in attempt.workers.values()
+        ]
+        sampler = activity.Sampler(ids, status_dir, bool(prepare.gpus))
+        watch = activity.Watch(prepare.watch, prepare.workdir, prepare.sample_seconds)
+
+        def sample(out: Out) -> dict[str, Any]:
+            watch.start()
+            while True:
+                with contextlib.suppress(OSError):
+                    # logind may clean a tmpfs when the user's last session ends.
+                    os.makedirs(status_dir, mode=0o700, exist_ok=True)
+                out.message({"sample": {**sampler.sample(), "watched": watch.found}})
+                syscalls.pause(prepare.sample_seconds)
+
+        return sample
+
+    def _readable(self) -> None:
+        child = self._child
+        data = b"" if child is None else os.read(child[1], 65536)
+        for frame in self._decoder.feed(data):
+            if isinstance(frame, dict) and "sample" in frame:
+                self._taken(frame["sample"])
+        if not data:
+            self.stop()
+
+    def _taken(self, sample: dict[str, Any]) -> None:
+        """Write a sample down unless nothing follows from it."""
+        if not self._steadiness.leaves_out(sample):
+            self._samples.write(self._attempt.number, "activity", sample)
+
+    def stop(self) -> None:
+        """End the child."""
+        child, self._child = self._child, None
+        if child is not None:
+            aside.kill(child[0])
+            self._loop.forget(child[1])
+            os.close(child[1])
+
+
+def retry_after(refused: int) -> float:
+    """Return how many seconds to wait for the next try of what could not be started `refused` times before this one."""
+    return float(min(_RESTART_SECONDS * 2 ** min(refused, 16), _RETRY_SECONDS))
+
+
+class Health:
+    """The child that samples GPUs and machine: driver calls may hang, so they are not made in the supervisor."""
+
+    def __init__(
+        self, loop: Loop, seconds: float, on_sample: Callable[[dict[str, Any]], None], died: Callable[[str], None]
+    ) -> None:
+        self._loop, self._seconds = loop, seconds
+        self._on_sample, self._died = on_sample, died
+        self._pid: int | None = None
+        self._fd = -1
+        self._buffer, self._began = b"", 0.0
+        self._again, self._refused = True, 0
+        # Not at once: it would take its part of the processor from workers that are starting.
+        loop.after(min(_FIRST_SECONDS, seconds), self._start)
+
+    def _start(self) -> None:
+        try:
+            self._pid, self._fd = relaunch.piped("sampler", str(self._seconds))
+        except OSError as error:
+            # A machine that has no process to spare may stay so for days: it is said once, and tried ever less often.
+            if not self._refused:
+                self._died(f"GPUs and machine are not watched: {error.strerror}; this is tried again")
+            self._loop.after(retry_after(self._refused), self._start)
+            self._refused += 1
+            return
+        self._refused = 0
+        self._buffer, self._began = b"", time.monotonic()
+        self._loop.on_readable(self._fd, self._readable)
+
+    def _readable(self) -> None:
+        try:
+            data = os.read(self._fd, 65536)
+        except BlockingIOError:
+            return
+        if not data:
+            self._ended()
+            return
+        lines = (self._buffer + data).split(b"\n")
+        self._buffer = lines.pop()[-_MAX_LINE:]
+        for line in lines:
+            with contextlib.suppress(ValueError):
+                value = json.loads(line)
+                if isinstance(value, dict):
+                    self._on_sample(value)
+
+    def _close(self) -> None:
+        self._loop.forget(self._fd)
+        os.close(self._fd)
+        self._fd = -1
+
+    def _ended(self) -> None:
+        self._close()
+        self._pid = None
+        # One that dies soon after it was started again would do so for ever.
+        again, self._again = self._again, time.monotonic() - self._began > _LIVED_SECONDS
+        again = again or self._again
+        what = "it is started again" if again else "GPUs and machine are not watched any more"
+        self._died(f"the sampler of GPUs and machine has ended; {what}")
+        if again:
+            self._loop.after(_RESTART_SECONDS, self._start)
+
+    def stop(self) -> None:
+        """End the child."""
+        self._again = False
+        if self._pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGKILL)
+            self._pid = None
+            self._close()

@@ -1,0 +1,412 @@
+"""The supervisor: one for each run and node. It plans nothing; it starts, watches, writes down, stops and sweeps.
+
+It may be killed at any moment: all that matters is on the disk or in a waiter, and the next one goes on from there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import signal
+import time
+import traceback
+from typing import TYPE_CHECKING, Any
+
+from clusterctl.agent.linux import aside, ports, proc, relaunch, spawn, syscalls
+from clusterctl.agent.linux.loop import Loop
+from clusterctl.agent.members import guardians, marks
+from clusterctl.agent.protocol import commands, refusals
+from clusterctl.agent.record import authority, durable, journal, keeping, rundir, seat
+from clusterctl.agent.record import secrets as kept
+from clusterctl.agent.record.state import apply, fold
+from clusterctl.agent.supervisor import adoption, claims, listening, sampling, torchrun, waiter, workers
+from clusterctl.agent.supervisor.attempt import Attempt
+
+if TYPE_CHECKING:
+    from clusterctl.agent.linux.aside import Out
+    from clusterctl.agent.record.rundir import RunDir
+
+TICK_SECONDS = 0.25
+_UNATTENDED_SECONDS = 600.0
+"""After so long without a controller, a supervisor with nothing to watch ends; the next command starts another."""
+_SLOW_SECONDS = 1.0
+_LAST_SYNC_SECONDS = 2.0
+_TOUCH_SECONDS = 86400.0
+_SAY_AGAIN_SECONDS = 60.0
+_STEPS = 10
+"""How many times a tick the reserve is looked at while an output grows fast."""
+READY = b"ready\n"
+TAKEN = b"taken\n"
+
+
+class Supervisor:
+    """Everything of one run on this node."""
+
+    def __init__(self, run: RunDir, place: seat.Seat) -> None:
+        """Go on from what the run directory says."""
+        self._run, self._seat = run, place
+        self._loop = Loop(self._failed)
+        self._said = ("", 0.0)
+        self._syncer = durable.Syncer(self._loop)
+        # The folder of the archive, too: what is imported late comes from there.
+        self._kept = [*keeping.hold(run.path), *keeping.hold(os.path.dirname(relaunch.root()))]
+        self._marks = marks.marks_of(run)
+        self._journal = journal.Journal(run.journal)
+        self._state = fold(journal.read(run.journal))
+        self._claims = claims.Claims(run.run, run.node, guards=self._waiters)
+        self._ports = ports.Ports()
+        self._samples = sampling.Samples(run.samples)
+        self._attempt: Attempt | None = None
+        self._activity: sampling.Activity | None = None
+        self._health: sampling.Health | None = None
+        self._peers = listening.Peers(self._loop, self._do, self._say)
+        self._ending = False
+        self._commands = {
+            commands.Command.PREPARE: self._prepare,
+            commands.Command.START: self._start,
+            commands.Command.STOP: self._stop,
+            commands.Command.FINISH: self._finish,
+        }
+        self._adopt()
+
+    def _waiters(self) -> list[int]:
+        return [who.pid for who in guardians.waiters(self._run) if proc.alive(who)]
+
+    def serve(self) -> None:
+        """Work until the run is finished."""
+        self._peers.listen(self._seat.listener)
+        self._loop.on_children(self._reap)
+        self._loop.every(TICK_SECONDS, self._tick)
+        self._loop.every(_SLOW_SECONDS, self._slow_tick)
+        self._loop.after(_SLOW_SECONDS, self._touch)
+        self._loop.every(_TOUCH_SECONDS, self._touch)
+        signal.signal(signal.SIGTERM, lambda _number, _frame: self._end_soon())
+        self._reap()
+        self._loop.run()
+        for sampler in (self._health, self._activity):
+            if sampler is not None:
+                sampler.stop()
+        self._syncer.finish(_LAST_SYNC_SECONDS)
+
+    def _end_soon(self) -> None:
+        """End when nothing is left to watch: the machine goes down, or somebody wants us gone."""
+        self._ending = True
+
+    # --- the journal
+
+    def _record(self, event: commands.Event) -> commands.Stamp:
+        stamp = self._journal.append(event)
+        if isinstance(event, commands.Stopping) and event.reason == commands.StopReason.FENCE.value:
+            # Nobody may ever come back for them.
+            kept.forget(self._run)
+        apply(self._state, stamp, event)
+        # Who follows has seen it already.
+        self._syncer.soon(self._run.journal)
+        return stamp
+
+    def _alarm(self, code: str, message: str) -> None:
+        self._record(commands.Alarm(max(self._state.attempt, 0), code, message))
+
+    def _say(self, text: str) -> None:
+        # On a full disk there is no room for it either.
+        with contextlib.suppress(OSError):
+            os.write(2, f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {text}\n".encode("utf-8", "replace"))
+
+    def _failed(self) -> None:
+        """Say what an action failed with; what goes on failing in the same way is said once a minute."""
+        text, now = traceback.format_exc(), time.monotonic()
+        if text != self._said[0] or now - self._said[1] > _SAY_AGAIN_SECONDS:
+            self._said = text, now
+            self._say(text)
+
+    # --- adoption
+
+    def _adopt(self) -> None:
+        """Go on where the last supervisor of this run ended, if there was one."""
+        state = self._state
+        if state.seq == 0 or state.finished is not None:
+            return
+        self._record(commands.Adopted(state.attempt, os.getpid()))
+        if state.attempt < 0:
+            return
+        prepare, python = adoption.prepared(self._run, state)
+        attempt = self._new_attempt(prepare)
+        attempt.python = python
+        with contextlib.suppress(claims.ClaimError):
+            self._claims.take(prepare.gpus)
+        if state.swept is not None:
+            self._attempt = attempt
+            attempt.swept, attempt.remaining = True, state.swept.remaining
+            return
+        self._set_attempt(attempt)
+        attempt.reopen_outputs()
+        self._adopt_workers(attempt)
+        if state.stopping is not None:
+            attempt.resume_stopping(*state.stopping)
+        attempt.look()
+
+    def _adopt_workers(self, attempt: Attempt) -> None:
+        known = adoption.started(self._run, self._state)
+        if known is None:
+            return
+        attempt.started = True
+        attempt.watch_ports(self._state.ports)
+        attempt.ledger.cgroup = known.cgroup
+        if known.launcher is not None:
+            said = waiter.read_spawn(self._run.of_rank(attempt.number, known.launcher, torchrun.FILES + "spawn"))
+            if said is not None:
+                attempt.attend(workers.from_spawn(known.launcher, 0, said), known.places)
+        for rank, local_rank in known.places:
+            worker = adoption.worker(self._run, self._state, rank, local_rank)
+            if worker is not None:
+                attempt.adopt(worker, self._state)
+
+    def _new_attempt(self, prepare: commands.Prepare) -> Attempt:
+        kept = (self._claims, self._ports)
+        return Attempt(self._loop, self._run, self._marks, prepare, self._record, *kept, self._state.dropped)
+
+    def _set_attempt(self, attempt: Attempt) -> None:
+        self._attempt = attempt
+        if self._activity is not None:
+            self._activity.stop()
+        self._activity = sampling.Activity(self._loop, self._run, attempt, self._samples)
+        seconds = attempt.prepare.health_seconds
+        if seconds > 0 and self._health is None:
+            self._health = sampling.Health(self._loop, seconds, self._health_sample, self._sampler_died)
+
+    # --- samples and time
+
+    def _health_sample(self, values: dict[str, Any]) -> None:
+        self._samples.write(max(self._state.attempt, 0), "health", values)
+
+    def _sampler_died(self, message: str) -> None:
+        self._alarm("sampler_died", message)
+
+    def _tick(self) -> None:
+        attempt = self._attempt
+        if self._activity is not None:
+            self._activity.keep_up()
+        if attempt is None or attempt.swept:
+            return
+        if attempt.outputs.look():
+            for step in range(1, _STEPS):
+                self._loop.after(step * TICK_SECONDS / _STEPS, attempt.outputs.keep_up)
+        attempt.look()
+        attempt.look_at_ports()
+
+    def _slow_tick(self) -> None:
+        self._journal.flush()
+        attempt = self._attempt
+        if attempt is not None and not attempt.swept:
+            self._keep_seat()
+        if attempt is not None and attempt.remaining:
+            attempt.look_at_remaining()
+        heard = authority.lease(self._run.lease)
+        age = authority.clock() - heard if heard is not None else 0.0
+        if attempt is not None and not attempt.swept:
+            limit = attempt.prepare.stop_after
+            if limit is not None and age > limit and attempt.stopping is None:
+                attempt.stop(attempt.prepare.grace, commands.StopReason.FENCE.value)
+        busy = attempt is not None and attempt.started and not attempt.swept
+        # Without an attempt there is nothing to lose: who asked for one has left, or was refused.
+        if not busy and self._peers.count == 0 and (self._ending or attempt is None or age > _UNATTENDED_SECONDS):
+            self._loop.stop()
+
+    def _keep_seat(self) -> None:
+        """Stay where the next command looks for us, although somebody has removed files of the run."""
+        try:
+            replaced = self._seat.restore()
+        except BlockingIOError:
+            # It found nobody at the seat and has taken everything in: two must not act.
+            self._say("another supervisor has taken over")
+            self._loop.stop()
+        except OSError:
+            self._failed()
+        else:
+            if replaced is not None:
+                self._loop.forget(replaced.fileno())
+                replaced.close()
+                self._peers.listen(self._seat.listener)
+
+    def _touch(self) -> None:
+        """Touch everything that the run will need, so that who tidies up does not take it for forgotten."""
+        archive = relaunch.root()
+        paths = [self._run.path, *self._claims.paths, *([archive] if os.path.isfile(archive) else [])]
+
+        def work(_out: Out) -> dict[str, Any]:
+            keeping.touch(paths)
+            return {}
+
+        with contextlib.suppress(OSError):
+            os.close(aside.fork(work)[1])
+
+    def _reap(self) -> None:
+        """Take in the ends of all children: waiters, orphans of the run, and helpers."""
+        ended: dict[int, int] = {}
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if pid == 0:
+                    break
+                ended[pid] = status
+        if self._attempt is not None:
+            self._attempt.reaped(ended)
+
+    # --- commands
+
+    def _do(self, frame: dict[str, Any]) -> dict[str, Any]:
+        command, arguments = frame.get("cmd"), frame.get("args", {})
+        authority.admit(self._run.epoch, int(frame.get("epoch") or 0))
+        if command == commands.Command.REPLICATED.value:
+            self._replicated(arguments.get("offsets", {}))
+            return {}
+        for known, action in self._commands.items():
+            if command == known.value:
+                return action(arguments)
+        raise refusals.RequestError(commands.ErrorKind.BAD_REQUEST, f"the supervisor knows no command {command!r}")
+
+    # --- commands
+
+    def _prepare(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        prepare = commands.from_wire(commands.Prepare, arguments)
+        if self._state.finished is not None:
+            raise refusals.refused(f"run {self._run.run} is finished on this node")
+        attempt = self._attempt
+        if attempt is not None and not attempt.swept:
+            if prepare.attempt != attempt.number or attempt.stopping is not None:
+                raise refusals.refused(f"attempt {attempt.number} of run {self._run.run} has not ended on this node")
+            return self._prepared(attempt)
+        if prepare.attempt <= self._state.attempt:
+            raise refusals.refused(f"attempt {prepare.attempt} of run {self._run.run} is over on this node")
+        attempt = self._new_attempt(prepare)
+        attempt.make_ready()
+        self._syncer.soon(self._run.prepare)
+        authority.touch_lease(self._run.lease)
+        self._set_attempt(attempt)
+        self._record(commands.Prepared(prepare.attempt, list(attempt.ports.numbers)))
+        self._name_squatter()
+        return self._prepared(attempt)
+
+    def _name_squatter(self) -> None:
+        """Say who has made our usual folder in memory, and what follows from that."""
+        why = rundir.not_private(rundir.usual_memory())
+        if why is not None and rundir.memory_root() is None:
+            place = self._run.memory()
+            what = f"{place} is used instead" if place else rundir.NOT_KEPT
+            self._alarm("memory", f"{why}: {what}")
+
+    def _prepared(self, attempt: Attempt) -> dict[str, Any]:
+        return {"ports": list(self._state.ports), "run_dir": self._run.path, "python": attempt.python}
+
+    def _start(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        start = commands.from_wire(commands.Start, arguments)
+        attempt = self._attempt
+        if attempt is None or attempt.number != start.attempt:
+            raise refusals.refused(f"attempt {start.attempt} of run {self._run.run} is not prepared on this node")
+        start = kept.recall(self._run, start, functools.partial(self._alarm, "memory"))
+        try:
+            attempt.start(start)
+        finally:
+            self._syncer.soon(self._run.start(attempt.number))
+        return {}
+
+    def _stop(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        stop = commands.from_wire(commands.Stop, arguments)
+        if self._attempt is not None:
+            self._attempt.stop(stop.grace, stop.reason)
+        return {}
+
+    def _finish(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        if self._attempt is not None:
+            # Where nothing was started there is nothing to wait for: a start that failed elsewhere is undone like this.
+            self._attempt.abandon()
+            if not self._attempt.swept:
+                number = self._attempt.number
+                raise refusals.refused(f"attempt {number} of run {self._run.run} has not ended on this node")
+        if self._state.finished is None:
+            self._record(commands.Finished(str(arguments.get("state", "")), int(arguments.get("exit_code") or 0)))
+        self._claims.release()
+        self._ports.release()
+        if self._activity is not None:
+            self._activity.stop()
+        kept.forget(self._run)
+        for number in range(self._state.attempt + 1):
+            kept.remove_folder(self._run.status_dir(number))
+        self._run.unmake_memory()
+        self._loop.after(0.05, self._loop.stop)
+        return {}
+
+    def _replicated(self, offsets: dict[str, int]) -> None:
+        if self._attempt is None:
+            return
+        for name, offset in offsets.items():
+            output = commands.attempt_and_rank(name)
+            index = commands.attempt_and_rank(name, commands.index_file)
+            if output is not None:
+                self._attempt.outputs.replicated(*output, int(offset))
+            elif index is not None:
+                self._attempt.outputs.index_replicated(*index, int(offset))
+
+
+# --- starting one
+
+
+def start(run: RunDir) -> tuple[int, int]:
+    """Fork a supervisor that outlives this process; to be called in a process with one thread.
+
+    It is forked twice, so that it is never our child, and in a session of its own. It executes nothing: all that it
+    needs is loaded here already, and a start waits for it.
+
+    Returns:
+        The pid of a short-lived child, and a descriptor from which READY or TAKEN (or nothing) can be read.
+    """
+    read, write = os.pipe2(os.O_CLOEXEC)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setsid()
+            if os.fork() == 0:
+                _supervise(run, write)
+        finally:
+            os._exit(0)
+    os.close(write)
+    return pid, read
+
+
+def _supervise(run: RunDir, report: int) -> None:
+    try:
+        _detach(run, {report})
+        try:
+            place = seat.Seat(run)
+        except BlockingIOError:
+            os.write(report, TAKEN)
+            return
+        supervisor = Supervisor(run, place)
+        with contextlib.suppress(OSError):
+            os.write(report, READY)
+        os.close(report)
+        supervisor.serve()
+        place.leave()
+    except BaseException:
+        traceback.print_exc()
+        raise
+
+
+def _detach(run: RunDir, keep: set[int]) -> None:
+    """Depend on nothing of who started us: no terminal, no folder, no descriptor, no signal."""
+    run.make()
+    os.chdir("/")
+    spawn.normal_signals()
+    null = os.open(os.devnull, os.O_RDWR)
+    log = os.open(run.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    for source, target in ((null, 0), (null, 1), (log, 2)):
+        os.dup2(source, target)
+    spawn.close_all(keep)
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
+        signal.signal(number, signal.SIG_IGN)
+    syscalls.set_name("clusterctl-supv")
+    # Others see it: by the names of run and node they would know the marks of its processes.
+    syscalls.set_title(f"clusterctl-agent supervise {run.short}")
+    spawn.no_core()
+    syscalls.become_subreaper()

@@ -1,0 +1,326 @@
+"""The waiter: a fork between supervisor and worker that does nothing but wait, and writes down how the worker ended.
+
+It survives the supervisor, and holds the claims on the GPUs as long as the worker lives. Where a fence is set it also
+enforces it, so that the worker ends even if nobody is left to end it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import signal
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from clusterctl.agent.linux import aside, proc, spawn, syscalls
+from clusterctl.agent.record import authority, keeping
+
+if TYPE_CHECKING:
+    from clusterctl.agent.linux.aside import Task
+    from clusterctl.agent.linux.spawn import Program
+
+_FENCE_SLACK = 2.0
+"""Seconds by which the waiter lets the supervisor go first with the fence."""
+_NAP_SECONDS = 5.0
+_UNMEASURED_DELAY = 0.05
+_RETRY_SECONDS = 0.25
+_MARGIN = 0.002
+
+
+@dataclass(frozen=True)
+class Post:
+    """What one waiter is told.
+
+    Attributes:
+        program: What the worker becomes.
+        output: Descriptor that becomes the worker's stdout and stderr.
+        spawn_file: Where the identities of waiter and worker are written, before the worker may run.
+        exit_file: Where it is written how the worker ended.
+        keep: Descriptors to hold (claims).
+        stop_after: Seconds without a controller after which the worker is ended; `None` for never.
+        lease: File with the time of the controller's last frame.
+        enforce: Ends everything of the run on this node; called in a fork when the fence has expired.
+        cgroup: `cgroup.procs` to join, or `None`.
+        title: What tells this waiter from others where everybody can see it.
+    """
+
+    program: Program
+    output: int
+    spawn_file: str
+    exit_file: str
+    keep: list[int] = field(default_factory=list)
+    stop_after: float | None = None
+    lease: str = ""
+    enforce: Task | None = None
+    cgroup: str | None = None
+    title: str = ""
+
+
+def start(post: Post) -> tuple[int, int]:
+    """Fork a waiter, which forks the worker. To be called in a process with one thread.
+
+    Returns:
+        The pid of the waiter, and a descriptor from which the content of the spawn file (or nothing) can be read.
+    """
+    parent = os.getpid()
+    pid, read, write = syscalls.fork_with_pipes()
+    if pid == 0:
+        try:
+            _wait_for_worker(post, write, parent)
+        except OSError as error:
+            os.write(write, json.dumps({"error": error.strerror}).encode())
+        finally:
+            os._exit(1)
+    os.close(write)
+    return pid, read
+
+
+def read_spawn(path: str) -> dict[str, Any] | None:
+    """Return what a spawn file says: `pid, start_time, waiter_pid, waiter_start_time, boot`."""
+    return syscalls.read_json(path)
+
+
+def read_exit(path: str) -> dict[str, Any] | None:
+    """Return what an exit file says: `exit_code, signal, earliest, mono, fenced`."""
+    return syscalls.read_json(path)
+
+
+def _wait_for_worker(post: Post, report: int, parent: int) -> NoReturn:
+    os.setsid()
+    gc.freeze()
+    gc.disable()
+    spawn.normal_signals()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
+        signal.signal(number, signal.SIG_IGN)
+    syscalls.set_name("clusterctl-wait")
+    syscalls.set_title(f"clusterctl-agent wait {post.title}")
+    keep = [*post.keep, *_hold_folders(post)]
+    end = _Exit(post.exit_file)
+    gate, go = os.pipe2(os.O_CLOEXEC)
+    worker = os.fork()
+    if worker == 0:
+        _work(post, gate, go)
+    os.close(gate)
+    # A waiter whose supervisor is gone already must not start anything: nobody would know of it.
+    if os.getppid() != parent or not _claim(post.spawn_file, worker, report):
+        # Without a word at its gate the worker ends. How it did is no news: the rank is another waiter's.
+        end.forget()
+        os._exit(0)
+    os.write(go, b"g")
+    os.close(go)
+    _forget_the_rest({*keep, end.fd})
+    fence = _Fence(post)
+    end.write(_outcome(worker, fence))
+    fence.close()
+    os._exit(0)
+
+
+def _hold_folders(post: Post) -> list[int]:
+    """Keep the folders of attempt and run, where the exit is to be written, from who tidies up."""
+    attempt = os.path.dirname(post.exit_file)
+    return [*keeping.hold(attempt), *keeping.hold(os.path.dirname(attempt))]
+
+
+def stand_in(post: Post) -> int:
+    """Be the waiter of a worker that another launcher starts; return the worker's wait status.
+
+    The worker stays in the group of this process, which is the one that the launcher knows and signals.
+    """
+    _hold_folders(post)
+    end = _Exit(post.exit_file)
+    gate, go = os.pipe2(os.O_CLOEXEC)
+    worker = os.fork()
+    if worker == 0:
+        _work(post, gate, go, new_session=False)
+    os.close(gate)
+    report = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+    claimed = _claim(post.spawn_file, worker, report)
+    if claimed:
+        os.write(go, b"g")
+    os.close(go)
+    outcome = _outcome(worker, _Fence(post))
+    if claimed:
+        end.write(outcome)
+    else:
+        end.forget()
+    number = outcome["signal"]
+    return int(outcome["exit_code"]) << 8 if number is None else int(number)
+
+
+def _work(post: Post, gate: int, go: int, *, new_session: bool = True) -> NoReturn:
+    try:
+        if new_session:
+            os.setsid()
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.dup2(post.output, 1)
+        os.dup2(post.output, 2)
+        spawn.close_all({gate, go})
+        os.close(go)
+        if post.program.tag is not None:
+            spawn.set_tag(post.program.tag)
+        _join(post.cgroup)
+        if os.read(gate, 1):
+            os.close(gate)
+            spawn.become(post.program)
+    finally:
+        os._exit(spawn.NOT_EXECUTABLE)
+
+
+def _join(procs: str | None) -> None:
+    if procs is not None:
+        with contextlib.suppress(OSError), open(procs, "w") as file:
+            file.write("0")
+
+
+class _Exit:
+    """The exit file: made under another name, with space for its content, so that a full disk cannot keep it empty."""
+
+    def __init__(self, path: str) -> None:
+        self._path, self._temporary = path, f"{path}.{os.getpid()}"
+        self.fd = self._open()
+        with contextlib.suppress(OSError):
+            syscalls.reserve(self.fd, 0, 4096)
+
+    def _open(self) -> int:
+        return os.open(self._temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+
+    def write(self, record: dict[str, Any]) -> None:
+        """Put it in place, however long that takes on a full disk: there is nothing else to do."""
+        line = json.dumps(record).encode() + b"\n"
+        while True:
+            try:
+                self._put(line)
+                return
+            except FileNotFoundError:
+                if not os.path.isdir(os.path.dirname(self._path)):
+                    # The run was cleaned away: there is nobody left to tell.
+                    return
+            except OSError:
+                pass
+            syscalls.pause(_RETRY_SECONDS)
+
+    def _put(self, line: bytes) -> None:
+        if not os.fstat(self.fd).st_nlink:
+            # Somebody tidied it away.
+            os.close(self.fd)
+            self.fd = self._open()
+        os.lseek(self.fd, 0, os.SEEK_SET)
+        syscalls.write_all(self.fd, line)
+        os.rename(self._temporary, self._path)
+
+    def forget(self) -> None:
+        """Leave nothing behind."""
+        with contextlib.suppress(OSError):
+            os.unlink(self._temporary)
+
+
+def _claim(path: str, worker: int, report: int) -> bool:
+    """Write the identities down; false where another waiter has this rank already."""
+    who, us = proc.identify(worker), proc.identify(os.getpid())
+    if who is None or us is None:
+        return False
+    record = {
+        "pid": who.pid,
+        "start_time": who.start_time,
+        "waiter_pid": us.pid,
+        "waiter_start_time": us.start_time,
+        "boot": proc.boot_id(),
+        "pid_ns": proc.pid_namespace(),
+    }
+    line = json.dumps(record).encode() + b"\n"
+    temporary = f"{path}.{us.pid}"
+    try:
+        syscalls.write_whole(temporary, line)
+        os.link(temporary, path)
+    except FileExistsError:
+        return False
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+    os.write(report, line)
+    return True
+
+
+def _forget_the_rest(keep: set[int]) -> None:
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(null, fd)
+    spawn.close_all(keep)
+
+
+# --- waiting
+
+
+class _Fence:
+    """How long the worker may go on without a controller."""
+
+    def __init__(self, post: Post) -> None:
+        self._post = post
+        self._last = authority.clock()
+        self._sweeper: int | None = None
+        self.expired = False
+
+    def left(self) -> float | None:
+        """Return the seconds until the fence expires, or `None` where there is none (any more)."""
+        if self._post.stop_after is None or self.expired:
+            return None
+        self._last = max(self._last, authority.lease(self._post.lease) or 0.0)
+        return self._last + self._post.stop_after + _FENCE_SLACK - authority.clock()
+
+    def enforce(self) -> None:
+        """End everything of the run on this node, and wait for the worker without a limit from then on."""
+        self.expired = True
+        if self._post.enforce is None:
+            return
+        try:
+            self._sweeper, _ = aside.fork(self._post.enforce)
+        except OSError:
+            # Another way than to do it here, and to see the worker's end later, there is not.
+            with open(os.devnull, "wb") as nobody:
+                self._post.enforce(aside.Out(nobody.fileno()))
+
+    def close(self) -> None:
+        """See it through, where it is being enforced."""
+        if self._sweeper is not None:
+            os.waitpid(self._sweeper, 0)
+
+
+def _outcome(worker: int, fence: _Fence) -> dict[str, Any]:
+    """Wait for the worker; return how it ended, and the monotonic times between which it did."""
+    while True:
+        before = proc.run_delay()
+        status = _wait(worker, fence)
+        latest = time.monotonic()
+        if status is not None:
+            break
+    after = proc.run_delay()
+    # Between the worker's end and our looking at the clock lies only the time that we waited for a processor.
+    delay = after - before if before is not None and after is not None else _UNMEASURED_DELAY
+    killed = os.WIFSIGNALED(status)
+    return {
+        "exit_code": None if killed else os.WEXITSTATUS(status),
+        "signal": os.WTERMSIG(status) if killed else None,
+        "earliest": latest - delay - _MARGIN,
+        "mono": latest,
+        "fenced": fence.expired,
+    }
+
+
+def _wait(worker: int, fence: _Fence) -> int | None:
+    """Wait until the worker has ended and return its status, or `None` to be called again."""
+    left = fence.left()
+    if left is None:
+        return os.waitpid(worker, 0)[1]
+    if left <= 0:
+        fence.enforce()
+    else:
+        with contextlib.suppress(OSError):
+            # This clock stands still while the machine sleeps; what is left is asked again in time.
+            signal.sigtimedwait({signal.SIGCHLD}, min(left, _NAP_SECONDS))
+    pid, status = os.waitpid(worker, os.WNOHANG)
+    return status if pid else None

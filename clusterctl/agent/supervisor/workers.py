@@ -1,0 +1,234 @@
+"""Workers: what they are started with, and what is known of each while it runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shutil
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from clusterctl.agent import inject
+from clusterctl.agent.linux import proc, spawn, syscalls
+from clusterctl.agent.linux.proc import Identity
+from clusterctl.agent.linux.spawn import encode
+from clusterctl.agent.protocol import commands, refusals
+from clusterctl.agent.record import workspace
+from clusterctl.agent.supervisor import torchrun, waiter
+
+if TYPE_CHECKING:
+    from clusterctl.agent.linux.aside import Out
+    from clusterctl.agent.members.marks import Marks
+    from clusterctl.agent.record.rundir import RunDir
+
+_REPORT_SECONDS = 20.0
+
+
+@dataclass
+class Worker:
+    """One worker of the present attempt.
+
+    Attributes:
+        identity: Who it is.
+        waiter: Who waits for it.
+        seen: Monotonic time when it was last seen alive.
+        watch: A pidfd that tells when `watched` ends, or `None` where it has to be looked at.
+        status: Its wait status, where it became our own child because its waiter is gone.
+        files: What stands before the kind in the names of its files; empty for a worker.
+    """
+
+    rank: int
+    local_rank: int
+    identity: Identity
+    waiter: Identity
+    seen: float = 0.0
+    watch: int | None = None
+    watched: Identity | None = None
+    status: int | None = None
+    exited: bool = False
+    files: str = ""
+
+
+def resolve_python(prepare: commands.Prepare) -> str:
+    """Return the interpreter to use on this node.
+
+    Raises:
+        RequestError: There is none of that name.
+    """
+    wanted = [prepare.python] if prepare.python else [prepare.python_hint, "python3", "python"]
+    for name in wanted:
+        path = _executable(name, prepare.workdir) if name else None
+        if path is not None:
+            return path
+    named = f"`{prepare.python}`" if prepare.python else "python3"
+    raise refusals.refused(f"no interpreter {named} on this node", "set `python` of this host to one that is there")
+
+
+def make_ready(prepare: commands.Prepare, out: Out) -> dict[str, Any]:
+    """Make the folder of the code and find the interpreter, where users keep both. To be done aside."""
+    out.message({"at": prepare.workdir})
+    workspace.make_workdir(prepare.workdir)
+    out.message({"at": prepare.python or "the file system of an interpreter"})
+    return {"python": resolve_python(prepare)}
+
+
+def _executable(name: str, workdir: str) -> str | None:
+    name = os.path.expanduser(name)
+    if "/" in name:
+        name = os.path.join(workdir, name)
+    return shutil.which(name)
+
+
+def program(
+    run: RunDir, marks: Marks, prepare: commands.Prepare, start: commands.Start, one: commands.WorkerStart, python: str
+) -> spawn.Program:
+    """Return what a worker becomes."""
+    if one.prologue is not None and prepare.python is not None and "/" not in prepare.python:
+        # A prologue may choose the interpreter by PATH, unless the user named a path.
+        python = prepare.python
+    words = torchrun.argv(run, start.attempt, one, python) if one.hosts else one.argv
+    argv = [encode(word) for word in words]
+    if argv and argv[0] == spawn.PYTHON.encode():
+        argv[0] = encode(python)
+    cwd = encode(prepare.workdir)
+    return spawn.Program(
+        argv=argv,
+        env=_environment(run, marks, prepare, start, one),
+        cwd=cwd,
+        prologue=None if one.prologue is None else encode(one.prologue),
+        tag=marks.tag,
+    )
+
+
+def _environment(
+    run: RunDir, marks: Marks, prepare: commands.Prepare, start: commands.Start, one: commands.WorkerStart
+) -> dict[bytes, bytes]:
+    env = spawn.base_environment()
+    env.pop(b"OLDPWD", None)
+    env.pop(b"_", None)
+    env[b"PWD"] = encode(prepare.workdir)
+    env[b"TORCHELASTIC_ERROR_FILE"] = encode(run.of_rank(start.attempt, one.rank, "error.json"))
+    for source in (one.env, start.secrets):
+        env.update((encode(name), encode(value)) for name, value in source.items())
+    if one.hosts:
+        env.update(torchrun.environment(run, start.attempt, one))
+    status_dir = run.status_dir(start.attempt)
+    env[b"CLUSTERCTL_STATUS_DIR"] = encode(status_dir)
+    if start.inject:
+        env.update(_injected(run, status_dir, env.get(b"PYTHONPATH")))
+    env.update(marks.environment())
+    return env
+
+
+def install_shim(run: RunDir) -> bool:
+    """Put the shim for workers in place. A worker without it trains as well; only less can be told about it."""
+    if os.pathsep in run.inject:
+        # The state root itself holds a colon: on PYTHONPATH it would be two folders, neither of them ours.
+        return False
+    try:
+        inject.install(run.inject)
+    except OSError:
+        return False
+    return True
+
+
+def _injected(run: RunDir, status_dir: str, pythonpath: bytes | None) -> dict[bytes, bytes]:
+    existing = None if pythonpath is None else pythonpath.decode("utf-8", "surrogateescape")
+    added = inject.environment(run.inject, status_dir, existing)
+    return {encode(name): encode(value) for name, value in added.items()}
+
+
+def begin(rank: int, post: waiter.Post) -> int:
+    """Start one worker behind its waiter; return a descriptor for `begun`.
+
+    Raises:
+        RequestError: It could not be started.
+    """
+    try:
+        return waiter.start(post)[1]
+    except OSError as error:
+        raise refusals.failed(f"cannot start rank {rank}: {error.strerror}") from error
+
+
+def begun(rank: int, local_rank: int, report: int) -> Worker:
+    """Return the worker that a waiter has started.
+
+    Raises:
+        RequestError: It could not be started, or another start of this rank was first.
+    """
+    try:
+        said = _report(report)
+    finally:
+        os.close(report)
+    if said is None:
+        raise refusals.failed(f"cannot start rank {rank}: its waiter ended without a word")
+    if "error" in said:
+        raise refusals.failed(f"cannot start rank {rank}: {said['error']}")
+    return from_spawn(rank, local_rank, said)
+
+
+def _report(fd: int) -> dict[str, Any] | None:
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    line = os.read(fd, 4096) if poll.poll(_REPORT_SECONDS * 1000) else b""
+    return json.loads(line) if line else None
+
+
+def from_spawn(rank: int, local_rank: int, said: dict[str, Any]) -> Worker:
+    """Return a worker as its waiter described it; after a reboot its pids mean nothing any more.
+
+    Its waiter, and its PID namespace, may not be known.
+    """
+    here = proc.pid_namespace()
+    ours = said["boot"] == proc.boot_id() and said.get("pid_ns", here) == here
+    who = Identity(said["pid"] if ours else 0, said["start_time"])
+    guard = Identity(said.get("waiter_pid", 0) if ours else 0, said.get("waiter_start_time", 0))
+    return Worker(rank, local_rank, who, guard)
+
+
+def watch(worker: Worker) -> None:
+    """Get a descriptor that tells when the waiter has ended, or the worker where the waiter is gone."""
+    unwatch(worker)
+    for who in (worker.waiter, worker.identity):
+        if proc.alive(who):
+            worker.watched = who
+            try:
+                worker.watch = syscalls.pidfd_open(who.pid)
+            except OSError:
+                # Kernels before 5.3: it is looked at on every tick instead.
+                worker.watch = None
+            return
+
+
+def unwatch(worker: Worker) -> None:
+    """Give the descriptor back."""
+    if worker.watch is not None:
+        os.close(worker.watch)
+        worker.watch = None
+
+
+def error_of(path: str) -> dict[str, Any] | None:
+    """Return `{message, traceback}` from what `torch.distributed.elastic` wrote on its way down, or `None`.
+
+    The file holds `{"message": text}` or `{"message": {"message": text, "extraInfo": {"py_callstack": text}}}`.
+    """
+    value = syscalls.read_json(path)
+    if value is None or "message" not in value:
+        return None
+    message = value["message"]
+    if not isinstance(message, dict):
+        return {"message": str(message)[:8192], "traceback": None}
+    extra = message.get("extraInfo")
+    stack = extra.get("py_callstack") if isinstance(extra, dict) else None
+    return {"message": str(message.get("message"))[:8192], "traceback": None if stack is None else str(stack)[-32768:]}
+
+
+def tail_of(path: str, limit: int = 8192) -> str:
+    """Return the end of an output file for a person to read."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - limit))
+            return file.read(limit).decode("utf-8", "replace")
+    except OSError:
+        return ""

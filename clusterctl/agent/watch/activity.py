@@ -1,0 +1,277 @@
+"""What the workers of this node are doing, as seen from outside and as they say themselves; cheap enough to ask always.
+
+Everything is read, nothing is decided: the rule that calls a run stalled is on the head (`run/rules/stall.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import itertools
+import json
+import os
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from clusterctl.agent.linux import proc
+from clusterctl.agent.linux.syscalls import pause, read_bytes
+from clusterctl.agent.protocol import worker_status
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+_SCAN_EVERY_S = 15.0
+_MAX_WATCHED = 200
+_STALE_S = 10.0
+_RANK_DIGITS, _MOST_CLAIMED = 7, 1024
+
+
+@dataclass(frozen=True)
+class WorkerId:
+    """One worker of this node.
+
+    Attributes:
+        rank: Global rank.
+        pid: What the supervisor started; the rank itself may be a descendant of it.
+        start_time: Its start in clock ticks since boot.
+        output: Path of its output file.
+    """
+
+    rank: int
+    pid: int
+    start_time: int
+    output: str
+
+
+def tree(root: int, processes: dict[int, proc.Stat]) -> list[proc.Stat]:
+    """A process, its descendants and everything in its POSIX session; the root first, ancestors before children."""
+    children: dict[int, list[proc.Stat]] = {}
+    for process in processes.values():
+        children.setdefault(process.ppid, []).append(process)
+    starts = [processes[root]] if root in processes else []
+    starts += [process for process in processes.values() if process.sid == root and process.pid != root]
+    found: dict[int, proc.Stat] = {}
+    while starts:
+        process = starts.pop(0)
+        if process.pid not in found:
+            found[process.pid] = process
+            starts.extend(children.get(process.pid, ()))
+    return list(found.values())
+
+
+def all_processes() -> dict[int, proc.Stat]:
+    """Every process that `/proc` shows now."""
+    found = (proc.stat(pid) for pid in proc.pids())
+    return {process.pid: process for process in found if process is not None}
+
+
+def inside(status_dir: str, rank: int, now: float) -> dict[str, Any] | None:
+    """What the shim in a worker says, with ages (seconds) for times; `None` if it says nothing or its process is gone.
+
+    Keys: pid, step, source, beats, seq, backend, timeout_s, frameworks, facts, degraded as the shim wrote them, and
+    age_s (of the file), progress_age_s, main_age_s, phase {name, age_s, limit_s}; unseen: true where the file is old
+    because nobody is left to write it, so that it tells nothing of now. One that is old because its process is stopped,
+    or keeps the thread that writes it from running, tells of just that.
+    """
+    data = read_bytes(os.path.join(status_dir, f"rank-{rank}.status.json"))
+    try:
+        told = worker_status.bounded(json.loads(data)) if data else None
+    except (ValueError, RecursionError):  # user code may write anything anywhere; a bad file is no file
+        return None
+    process = proc.stat(told["pid"]) if told else None
+    if told is None or process is None or process.start_time != told["start_time"]:
+        return None
+    found = _with_ages(told, now)
+    if found["age_s"] > _STALE_S and not os.path.exists(f"/proc/{told['pid']}/task/{told['tid']}"):
+        found["unseen"] = True
+    return found
+
+
+def _with_ages(told: dict[str, Any], now: float) -> dict[str, Any]:
+    def age(moment: float | None) -> float | None:
+        return None if moment is None else round(max(0.0, now - moment), 3)
+
+    keys = ("pid", "step", "source", "beats", "seq", "backend", "timeout_s", "frameworks", "facts", "degraded")
+    phase = told["phase"]
+    return {
+        **{key: told[key] for key in keys},
+        "age_s": age(told["time"]),
+        "progress_age_s": age(told["progress_time"]),
+        "main_age_s": age(told["main_time"]),
+        "phase": phase and {"name": phase["name"], "age_s": age(phase["since"]), "limit_s": phase["limit_s"]},
+    }
+
+
+def claimed_elsewhere(status_dir: str, known: Iterable[int]) -> list[int]:
+    """Ranks that started below another worker of ours, as under torchrun.
+
+    Args:
+        status_dir: Where the shims of this attempt write.
+        known: Our own workers' ranks.
+    """
+    ours = set(known)
+    names = glob.glob(os.path.join(glob.escape(status_dir), "rank-*.status.json"))
+    ranks = (os.path.basename(name)[len("rank-") : -len(".status.json")] for name in names)
+    # Any worker may put any name there.
+    found = [int(rank) for rank in ranks if rank.isdecimal() and rank.isascii() and len(rank) <= _RANK_DIGITS]
+    return sorted(rank for rank in found if rank not in ours)[:_MOST_CLAIMED]
+
+
+class Sampler:
+    """Samples all workers of one node and attempt.
+
+    Args:
+        workers: The workers that were started.
+        status_dir: Where their shims write.
+        gpus: Whether this node has GPUs, where CPU time tells nothing.
+    """
+
+    def __init__(
+        self,
+        workers: Iterable[WorkerId],
+        status_dir: str,
+        gpus: bool = False,
+    ) -> None:
+        self._workers = tuple(workers)
+        self._status_dir = status_dir
+        self._gpus = gpus
+        self._trees: dict[int, list[tuple[int, int]]] = {}
+        self._scanned: float | None = None
+
+    def sample(self, now: float | None = None) -> dict[str, Any]:
+        """One look at everything.
+
+        Args:
+            now: CLOCK_MONOTONIC of this node in seconds.
+
+        Returns:
+            `{time, gpus, ranks: {"R": {...}}}`; per rank: alive, pid (the process
+            that is the rank), state, wchan, procs, cpu_s, read, written, output (bytes, of the whole tree; `null` where
+            it cannot be read) and `inside` (see there).
+        """
+        now = time.monotonic() if now is None else now
+        if self._scanned is None or now - self._scanned >= _SCAN_EVERY_S:
+            self._scan()
+            self._scanned = now
+        ranks = {str(worker.rank): self._rank(worker, now) for worker in self._workers}
+        for rank in claimed_elsewhere(self._status_dir, (worker.rank for worker in self._workers)):
+            ranks[str(rank)] = self._claimed(rank, now)
+        return {"time": round(now, 3), "gpus": self._gpus, "ranks": ranks}
+
+    def _scan(self) -> None:
+        """Looks up the whole trees; in between only their known members are read."""
+        processes = all_processes()
+        for worker in self._workers:
+            members = tree(worker.pid, processes)
+            self._trees[worker.rank] = [(process.pid, process.start_time) for process in members]
+
+    def _rank(self, worker: WorkerId, now: float) -> dict[str, Any]:
+        members = self._members(worker)
+        root = next((process for process in members if process.pid == worker.pid), None)
+        alive = root is not None and root.start_time == worker.start_time and root.state not in "ZX"
+        told = inside(self._status_dir, worker.rank, now)
+        subject = proc.stat(told["pid"]) if told else root
+        transfers = [_transfers(process.pid) for process in members]
+        return {
+            "alive": alive,
+            "pid": subject.pid if subject else worker.pid,
+            "state": subject.state if subject else None,
+            "wchan": (proc.wchan(subject.pid) or None) if subject else None,
+            "procs": len(members),
+            "cpu_s": round(sum(process.ticks for process in members) / proc.TICKS, 2),
+            "read": _total(transfer and transfer[0] for transfer in transfers),
+            "written": self._without_dumps(worker.rank, _total(transfer and transfer[1] for transfer in transfers)),
+            "output": _size(worker.output),
+            "inside": told,
+        }
+
+    def _without_dumps(self, rank: int, written: int | None) -> int | None:
+        """Stacks that were dumped because somebody looked are no work of the worker."""
+        dumped = _size(os.path.join(self._status_dir, f"rank-{rank}.stacks")) or 0
+        return None if written is None else written - dumped
+
+    def _members(self, worker: WorkerId) -> list[proc.Stat]:
+        known = self._trees.get(worker.rank) or [(worker.pid, worker.start_time)]
+        found = [(proc.stat(pid), start_time) for pid, start_time in known]
+        return [process for process, start_time in found if process and process.start_time == start_time]
+
+    def _claimed(self, rank: int, now: float) -> dict[str, Any]:
+        told = inside(self._status_dir, rank, now)
+        process = proc.stat(told["pid"]) if told else None
+        transfer = _transfers(process.pid) if process else None
+        return {
+            "alive": process is not None and process.state not in "ZX",
+            "pid": process.pid if process else None,
+            "state": process.state if process else None,
+            "wchan": (proc.wchan(process.pid) or None) if process else None,
+            "procs": 1 if process else 0,
+            "cpu_s": round(process.ticks / proc.TICKS, 2) if process else 0.0,
+            "read": transfer and transfer[0],
+            "written": self._without_dumps(rank, transfer and transfer[1]),
+            "output": None,
+            "inside": told,
+        }
+
+
+class Watch:
+    """Files whose growth means that work goes on, in a thread: where their mount hangs, all else is sampled still.
+
+    Args:
+        patterns: Globs; relative ones start at `workdir`.
+        workdir: The workers' working directory.
+        seconds: Between two looks.
+
+    Attributes:
+        found: What the last look that came to an end has seen, `{path: [mtime_ns, bytes]}`; `None` before the first.
+    """
+
+    def __init__(self, patterns: Sequence[str], workdir: str, seconds: float) -> None:
+        self._patterns = [os.path.join(workdir, os.path.expanduser(pattern)) for pattern in patterns]
+        self._seconds = seconds
+        self.found: dict[str, list[int]] | None = None
+
+    def start(self) -> None:
+        """Look again and again, if there is anything to look for."""
+        if not self._patterns:
+            self.look()
+        else:
+            threading.Thread(target=self._go_on, daemon=True).start()
+
+    def _go_on(self) -> None:
+        while True:
+            self.look()
+            pause(self._seconds)
+
+    def look(self) -> None:
+        """Look once."""
+        self.found = dict(itertools.islice(self._files(), _MAX_WATCHED))
+
+    def _files(self) -> Iterator[tuple[str, list[int]]]:
+        for pattern in self._patterns:
+            for path in glob.iglob(pattern, recursive=True):
+                with contextlib.suppress(OSError):
+                    status = os.stat(path)
+                    yield path, [status.st_mtime_ns, status.st_size]
+
+
+def _total(values: Iterable[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+def _transfers(pid: int) -> tuple[int, int] | None:
+    """Bytes a process (and the children it waited for) has read and written through system calls."""
+    data = read_bytes(f"/proc/{pid}/io")
+    if not data:
+        return None
+    fields = dict(line.split(b": ", 1) for line in data.splitlines())
+    return int(fields[b"rchar"]), int(fields[b"wchar"])
+
+
+def _size(path: str) -> int | None:
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return None

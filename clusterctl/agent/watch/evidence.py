@@ -1,0 +1,261 @@
+"""Everything that tells where the ranks of this node are, taken at one moment, before anybody ends them.
+
+All ranks are looked at in parallel and within a deadline: a rank that does not answer costs its own evidence, never
+that of the others. The result is kept as plain files, one set per rank.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from clusterctl.agent.linux import proc
+from clusterctl.agent.watch import stacks
+from clusterctl.agent.watch.activity import all_processes, claimed_elsewhere, inside, tree
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+_WINDOW_S = 0.25
+_TAIL_BYTES = 64 * 1024
+_TAIL_LINES = 40
+_MAX_CHILDREN = 64
+_MOST_ANSWER_BYTES = 12 << 20
+"""Of all ranks together: well below what a frame of the protocol holds."""
+_PYTHON = "python"
+_STALL = re.compile(r"stall-([1-9]\d*)")
+_KEPT_FIRST, _KEPT_LAST = 2, 8
+"""Of so many stalls evidence is kept: how it began, and how it is now."""
+
+
+def collect(
+    ranks: Iterable[Mapping[str, Any]], status_dir: str, out_dir: str, deadline: float, *, chosen: bool = False
+) -> dict[str, Any]:
+    """Looks at all given ranks at once.
+
+    Args:
+        ranks: Per worker `{rank, pid, start_time, output}` (`activity.WorkerId` as a mapping).
+        status_dir: Where the shims of this attempt write.
+        out_dir: Gets `rank-R.json` (everything), `rank-R.txt` (for people) and `rank-R.stacks` (as dumped); made if
+            missing.
+        deadline: `time.monotonic()` after which nothing is waited for any more.
+        chosen: Only the given ranks; else also those that a launcher of the user (torchrun) started below them.
+
+    Returns:
+        `{took_s, ranks: {"R": E}}`. E: rank, pid, state, wchan, cpu (share of one core over a quarter of a second),
+        threads, command, source (`signal`, `py-spy`, `proc`), why (what the rungs above said), stacks (text as
+        dumped), main_thread, inside, children [{pid, name, state, wchan, cpu, command}], tail [lines]. A rank that
+        gave nothing in time has `source: "proc"` and `error`. What is too much for one answer is cut, and says so in
+        `why`; the files have all of it.
+
+    Raises:
+        OSError: If `out_dir` cannot be written.
+    """
+    begun = time.monotonic()
+    os.makedirs(out_dir, mode=0o700, exist_ok=True)
+    workers = [dict(rank) for rank in ranks]
+    workers += [] if chosen else _of_launchers(workers, status_dir)
+    processes = all_processes()
+    found: dict[str, dict[str, Any]] = {}
+
+    def look(worker: dict[str, Any]) -> None:
+        try:
+            found[str(worker["rank"])] = _rank(worker, processes, status_dir, deadline)
+        except Exception as error:
+            found[str(worker["rank"])] = _nothing(worker, f"the look at it failed: {error!r}")
+
+    threads = [threading.Thread(target=look, args=(worker,), daemon=True) for worker in workers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    for worker in workers:
+        found.setdefault(str(worker["rank"]), _nothing(worker, "no answer in time"))
+    complete = dict(sorted(found.items(), key=_by_rank))
+    for rank, evidence in complete.items():
+        _keep(out_dir, rank, evidence)
+    limit = _MOST_ANSWER_BYTES // max(1, len(complete))
+    told = {rank: _cut(evidence, limit, out_dir) for rank, evidence in complete.items()}
+    return {"took_s": round(time.monotonic() - begun, 3), "ranks": told}
+
+
+def _cut(evidence: dict[str, Any], limit: int, out_dir: str) -> dict[str, Any]:
+    """Return what of a rank's evidence travels: where it is over `limit` bytes, the end of its stacks and its output.
+
+    The stacks of the main thread come last.
+    """
+    if _size(evidence) <= limit:
+        return evidence
+    why = [*evidence.get("why", []), f"answer: cut, all of it is in {out_dir}"]
+    rest = {**evidence, "why": why, "stacks": "", "tail": []}
+    left = max(0, limit - _size(rest))
+    tail = _end(evidence["tail"], left // 4)
+    return {**rest, "tail": tail, "stacks": _end(evidence["stacks"], left - _size(tail))}
+
+
+def _end(value: Any, limit: int) -> Any:
+    """Return as much of the end of a text or a list as takes at most `limit` bytes on its way."""
+    while value and (size := _size(value)) > limit:
+        value = value[len(value) - len(value) * max(0, limit) // size :] if len(value) > 1 else value[:0]
+    return value
+
+
+def _size(value: object) -> int:
+    return len(json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogateescape"))
+
+
+def _of_launchers(workers: list[dict[str, Any]], status_dir: str) -> list[dict[str, Any]]:
+    found = []
+    for rank in claimed_elsewhere(status_dir, (worker["rank"] for worker in workers)):
+        said = stacks.ready(status_dir, rank)
+        if said is not None:
+            found.append({"rank": rank, "pid": said["pid"], "start_time": said["start_time"], "output": None})
+    return found
+
+
+def _by_rank(item: tuple[str, object]) -> int:
+    return int(item[0])
+
+
+def _nothing(worker: Mapping[str, Any], why: str) -> dict[str, Any]:
+    return {
+        "rank": worker["rank"],
+        "pid": worker["pid"],
+        "state": None,
+        "wchan": None,
+        "source": "proc",
+        "why": [],
+        "stacks": "",
+        "main_thread": None,
+        "inside": None,
+        "children": [],
+        "tail": _tail(worker.get("output")),
+        "error": why,
+    }
+
+
+def _rank(worker: dict[str, Any], processes: dict[int, proc.Stat], status_dir: str, deadline: float) -> dict[str, Any]:
+    root = processes.get(worker["pid"])
+    if root is None or root.start_time != worker["start_time"] or root.gone:
+        return _nothing(worker, "the worker is gone")
+    members = tree(root.pid, processes)
+    subject = _subject(members, status_dir, worker["rank"])
+    begun, before = time.monotonic(), _ticks(members)
+    taken = stacks.take(subject.pid, status_dir, worker["rank"], deadline)
+    # Enough ticks of the kernel's clock to tell a spinning process from a waiting one.
+    time.sleep(max(0.0, min(begun + _WINDOW_S, deadline) - time.monotonic()))
+    elapsed = max(time.monotonic() - begun, 0.01)
+    after = _ticks(members)
+    shares = {pid: round((ticks - before[pid]) / proc.TICKS / elapsed, 2) for pid, ticks in after.items()}
+    children = [process for process in members if process.pid != subject.pid][:_MAX_CHILDREN]
+    return {
+        "rank": worker["rank"],
+        **_process(subject, shares),
+        "threads": subject.threads,
+        "source": taken.source,
+        "why": list(taken.why),
+        "stacks": taken.text,
+        "main_thread": taken.main_thread,
+        "inside": inside(status_dir, worker["rank"], time.monotonic()),
+        "children": [_process(child, shares) for child in children],
+        "tail": _tail(worker.get("output")),
+    }
+
+
+def _subject(members: list[proc.Stat], status_dir: str, rank: int) -> proc.Stat:
+    """The process that is the rank: the one that armed itself, else the first Python, else the worker as started."""
+    said = stacks.ready(status_dir, rank)
+    armed = [process for process in members if said and process.pid == said["pid"]]
+    pythons = [process for process in members if _is_python(process.pid)]
+    return (armed or pythons or members)[0]
+
+
+def _is_python(pid: int) -> bool:
+    try:
+        return os.path.basename(os.readlink(f"/proc/{pid}/exe")).startswith(_PYTHON)
+    except OSError:
+        return False
+
+
+def _ticks(members: list[proc.Stat]) -> dict[int, int]:
+    found = ((process, proc.stat(process.pid)) for process in members)
+    return {was.pid: now.ticks if now and now.start_time == was.start_time else was.ticks for was, now in found}
+
+
+def _process(process: proc.Stat, shares: dict[int, float]) -> dict[str, Any]:
+    now = proc.stat(process.pid)
+    return {
+        "pid": process.pid,
+        "name": process.comm,
+        "state": now.state if now else None,
+        "wchan": proc.wchan(process.pid) or None,
+        "cpu": shares.get(process.pid, 0.0),
+        "command": proc.command(process.pid),
+    }
+
+
+def _tail(path: str | None) -> list[str]:
+    """The last lines of an output file."""
+    try:
+        with open(path or "", "rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            return file.read().decode("utf-8", "replace").splitlines()[-_TAIL_LINES:]
+    except OSError:
+        return []
+
+
+def of_stalls(folder: str) -> list[str]:
+    """Return the names of the folders in `folder` with the evidence of stalls, in their order."""
+    try:
+        found = [match for match in map(_STALL.fullmatch, os.listdir(folder)) if match]
+    except OSError:
+        return []
+    return [match[0] for match in sorted(found, key=lambda match: int(match[1]))]
+
+
+def forget_some(folder: str) -> None:
+    """Remove the evidence of stalls that are neither among the first nor among the last ones."""
+    for name in of_stalls(folder)[_KEPT_FIRST:-_KEPT_LAST]:
+        shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
+
+
+def files(evidence: dict[str, Any]) -> dict[str, str]:
+    """The files in which the evidence of one rank is kept: ending of the name to content."""
+    contents = {".json": json.dumps(evidence, indent=1) + "\n", ".txt": _text(evidence)}
+    return {**contents, ".stacks": evidence["stacks"]} if evidence["stacks"] else contents
+
+
+def _keep(out_dir: str, rank: str, evidence: dict[str, Any]) -> None:
+    for ending, text in files(evidence).items():
+        with open(os.path.join(out_dir, f"rank-{rank}{ending}"), "w", encoding="utf-8") as file:
+            file.write(text)
+
+
+def _text(evidence: dict[str, Any]) -> str:
+    lines = [
+        f"rank {evidence['rank']}{_place(evidence)}: {_line(evidence)}",
+        f"stacks by: {evidence['source']}" + "".join(f"\n  not {reason}" for reason in evidence["why"]),
+        *([f"error: {evidence['error']}"] if "error" in evidence else []),
+        *(f"  child {_line(child)}" for child in evidence["children"]),
+        "",
+        "last output:",
+        *(f"  {line}" for line in evidence["tail"]),
+    ]
+    if evidence["source"] == "signal":
+        lines += ["", "stacks:", evidence["stacks"].rstrip("\n")]
+    return "\n".join(lines) + "\n"
+
+
+def _place(evidence: dict[str, Any]) -> str:
+    return f" on {evidence['node']}" if "node" in evidence else ""
+
+
+def _line(process: dict[str, Any]) -> str:
+    cpu, command = process.get("cpu", 0.0), process.get("command", "")
+    where = f", in {process['wchan']}" if process["wchan"] else ""
+    return f"pid {process['pid']}, state {process['state'] or 'unknown'}{where}, cpu {cpu:.0%}, {command}"

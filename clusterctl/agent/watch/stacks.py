@@ -1,0 +1,199 @@
+"""The Python stacks of one process, by the strongest means that harms nothing: a signal it has armed, else py-spy.
+
+The signal is sent only to a process that catches it, that our ready file names exactly, and whose descriptor still
+leads to our file: anything else could kill a process or write into a user's file. It goes to the shim's own thread,
+since a thread of the user would come back from a blocking call with EINTR (torch's store then complains in the output).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import json
+import os
+import shutil
+import subprocess
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from clusterctl.agent.linux import proc, syscalls
+from clusterctl.agent.linux.syscalls import read_bytes
+
+_POLL_S = 0.02
+_QUIET_S = 0.06
+_DUMP_S = 1.0
+_PY_SPY_S = 2.0
+_MAX_BYTES = 4 << 20
+_TGKILL = {"x86_64": 234, "aarch64": 131}
+
+
+@dataclass(frozen=True)
+class Stacks:
+    """What one rung gave.
+
+    Attributes:
+        source: `signal` (text of faulthandler), `py-spy` (its JSON) or `proc` (no stacks).
+        text: The dump as it came.
+        main_thread: Identity of the main thread in a `signal` dump.
+        why: Why the rungs above gave nothing, in order.
+    """
+
+    source: str
+    text: str = ""
+    main_thread: int | None = None
+    why: tuple[str, ...] = ()
+
+
+def take(pid: int, status_dir: str, rank: int, deadline: float) -> Stacks:
+    """Takes the stacks of the process that is a rank.
+
+    Args:
+        pid: The process.
+        status_dir: Where its shim has announced itself, if it has.
+        rank: Its global rank.
+        deadline: Until when (`time.monotonic()`).
+    """
+    by_signal = _by_signal(pid, status_dir, rank, deadline)
+    if by_signal.source == "signal":
+        return by_signal
+    by_py_spy = _by_py_spy(pid, deadline)
+    return Stacks(by_py_spy.source, by_py_spy.text, why=by_signal.why + by_py_spy.why)
+
+
+def ready(status_dir: str, rank: int) -> dict[str, Any] | None:
+    """What the shim of a rank has announced, `None` if nothing readable or if that process is gone."""
+    try:
+        said = json.loads(read_bytes(os.path.join(status_dir, f"rank-{rank}.ready.json")) or b"null")
+        numbers = {key: int(said[key]) for key in ("pid", "start_time", "signal", "fd", "dev", "ino", "main_thread")}
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):  # a worker may write anything there
+        return None
+    return numbers if proc.alive(proc.Identity(numbers["pid"], numbers["start_time"])) else None
+
+
+def unarmed(said: dict[str, Any], stacks_path: str) -> str | None:
+    """Why the signal must not be sent, `None` if it may be.
+
+    Args:
+        said: What `ready` returned.
+        stacks_path: Our file for the dump.
+    """
+    pid, number = said["pid"], said["signal"]
+    if not _catches(pid, number):
+        return f"signal {number} is not caught"
+    try:
+        ours, theirs = os.stat(stacks_path), os.stat(f"/proc/{pid}/fd/{said['fd']}")
+    except OSError as error:
+        return f"descriptor {said['fd']}: {error.strerror}"
+    names = {(status.st_dev, status.st_ino) for status in (ours, theirs)} | {(said["dev"], said["ino"])}
+    if len(names) != 1:
+        return f"descriptor {said['fd']} is another file now"
+    found = proc.stat(pid)
+    # Left pending, the signal would hit whatever the process executes next; a stopped one cannot answer anyway.
+    if found is None or found.state in "TtDZX":
+        return f"process is in state {found.state if found else 'gone'}"
+    return None
+
+
+def _by_signal(pid: int, status_dir: str, rank: int, deadline: float) -> Stacks:
+    said = ready(status_dir, rank)
+    if said is None or said["pid"] != pid:
+        return Stacks("proc", why=("signal: the process has not armed it",))
+    path = os.path.join(status_dir, f"rank-{rank}.stacks")
+    try:
+        handle = syscalls.pidfd_open(pid)
+    except OSError as error:
+        return Stacks("proc", why=(f"signal: {error.strerror}",))
+    try:
+        # Checked after the descriptor of the process is open: from here on the pid cannot become another's.
+        reason = unarmed(said, path) if ready(status_dir, rank) == said else "process is gone"
+        if reason is not None:
+            return Stacks("proc", why=(f"signal: {reason}",))
+        before = os.stat(path).st_size
+        _send(handle, said, _thread_of(said, status_dir, rank))
+        text = _wait_for_dump(path, before, min(deadline, time.monotonic() + _DUMP_S))
+    except OSError as error:
+        return Stacks("proc", why=(f"signal: {error.strerror}",))
+    finally:
+        os.close(handle)
+    if not text:
+        return Stacks("proc", why=("signal: no answer",))
+    return Stacks("signal", text, main_thread=said["main_thread"])
+
+
+def _thread_of(said: dict[str, Any], status_dir: str, rank: int) -> int:
+    """The shim's own thread, 0 where it is not known."""
+    try:
+        status = json.loads(read_bytes(os.path.join(status_dir, f"rank-{rank}.status.json")) or b"null")
+        same = (status["pid"], status["start_time"]) == (said["pid"], said["start_time"])
+        return int(status["tid"]) if same else 0
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return 0
+
+
+def _send(handle: int, said: dict[str, Any], tid: int) -> None:
+    """Sends the signal to one thread, or to the process where that thread is not there (it pauses around a fork)."""
+    number = _TGKILL.get(os.uname().machine)
+    if tid and number is not None:
+        # No process can have come by this pid since `handle` was opened and the process behind it was checked.
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.syscall(ctypes.c_long(number), said["pid"], tid, said["signal"]) == 0:
+            return
+        if ctypes.get_errno() != errno.ESRCH:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    syscalls.pidfd_send_signal(handle, said["signal"])
+
+
+def _wait_for_dump(path: str, before: int, deadline: float) -> str:
+    """The dump written since the file had `before` bytes: complete when it ends a line and has stopped growing."""
+    size, changed = before, time.monotonic()
+    while time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+        grown = os.stat(path).st_size
+        if grown != size:
+            size, changed = grown, time.monotonic()
+        elif size > before and time.monotonic() - changed >= _QUIET_S:
+            break
+    with open(path, "rb") as file:
+        file.seek(before)
+        return file.read(_MAX_BYTES).decode("utf-8", "replace")
+
+
+def _catches(pid: int, number: int) -> bool:
+    for line in read_bytes(f"/proc/{pid}/status").splitlines():
+        if line.startswith(b"SigCgt:"):
+            return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+    return False
+
+
+def _by_py_spy(pid: int, deadline: float) -> Stacks:
+    program = _py_spy(pid)
+    if program is None:
+        return Stacks("proc", why=("py-spy: not on this node",))
+    patience = min(_PY_SPY_S, deadline - time.monotonic())
+    if patience <= 0:
+        return Stacks("proc", why=("py-spy: no time left",))
+    try:
+        # `--nonblocking`: it must neither stop the process nor fail on one that is stopped.
+        done = subprocess.run(
+            [program, "dump", "--nonblocking", "--json", "--pid", str(pid)],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=patience,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return Stacks("proc", why=("py-spy: no answer in time",))
+    except OSError as error:
+        return Stacks("proc", why=(f"py-spy: {error.strerror}",))
+    if done.returncode != 0 or not done.stdout:
+        said = done.stderr.decode("utf-8", "replace").strip().splitlines()
+        return Stacks("proc", why=(f"py-spy: {said[-1] if said else f'exit code {done.returncode}'}",))
+    return Stacks("py-spy", done.stdout[:_MAX_BYTES].decode("utf-8", "replace"))
+
+
+def _py_spy(pid: int) -> str | None:
+    """The py-spy of the node, or the one beside the interpreter that the process was started with."""
+    interpreter = read_bytes(f"/proc/{pid}/cmdline", 4096).partition(b"\0")[0].decode("utf-8", "replace")
+    beside = os.path.join(os.path.dirname(interpreter), "py-spy") if os.path.isabs(interpreter) else None
+    return shutil.which("py-spy") or (beside if beside and os.access(beside, os.X_OK) else None)

@@ -1,0 +1,137 @@
+"""`clusterctl clean`."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from clusterctl.cli import options
+from clusterctl.errors import ClusterctlError, ExitCode, NotFoundError
+
+if TYPE_CHECKING:
+    from clusterctl.render.terminal.console import Console
+    from clusterctl.run.record.writer import RunDir
+    from clusterctl.run.rules.state import RunState
+
+_YOUNG = 3600.0
+"""Content that was touched within so many seconds may belong to a run that is being started."""
+
+
+@click.command("clean")
+@click.option("--older-than", metavar="DURATION", default="14d", show_default=True, help="Runs that ended before.")
+@click.option("--keep", type=click.IntRange(0), default=0, metavar="N", help="Keep the newest N of the ended runs.")
+@click.option("--yes", "-y", is_flag=True, help="Do it; without this they are only listed.")
+@options.output_options
+def command(older_than: str, keep: int, yes: bool, color: str, quiet: bool) -> int:
+    """Remove what ended runs left behind: logs and evidence on this head and on their nodes, code that no run needs.
+
+    Active runs are never touched. Nodes that cannot be reached keep their part, and are named.
+    """
+    from clusterctl.cli.durations import parse_duration
+    from clusterctl.cli.lookup.runs import tell_unread
+    from clusterctl.render.terminal.console import size
+
+    console = options.console_of(color)
+    before = time.time() - (parse_duration(older_than, "--older-than") or 0.0)
+    chosen = _chosen(before, keep)
+    total, failed, going = 0, False, set[str]()
+    for run, state in chosen:
+        count, age = _size(run), _age(run, state)
+        tell_unread(state, console)
+        if yes and not _remove(run, state, console):
+            failed = True
+            continue
+        total += count
+        going.add(run.run)
+        console.data(f"{run.run}  {state.phase.value}  {age}  {size(count)}")
+    files, count = _clean_content(going, remove=yes)
+    total += count
+    if files:
+        console.data(f"code that no run needs  {files} files  {size(count)}")
+    if not quiet and not chosen and not files:
+        console.narrate("nothing to clean")
+    elif not quiet:
+        done = f"removed {size(total)} on this head" if yes else f"`--yes` removes these: {size(total)} on this head"
+        console.narrate(done)
+    return int(ExitCode.TEARDOWN_INCOMPLETE) if failed else 0
+
+
+def _chosen(before: float, keep: int) -> list[tuple[RunDir, RunState]]:
+    from clusterctl.run.record import writer
+    from clusterctl.run.rules.state import RunPhase
+
+    seen = [(run, *writer.visible_state(run)) for run in writer.all_runs()]
+    unattended = [(run, state) for run, state, attended in seen if state.over and not attended]
+    unreadable = [(run, state) for run, state in unattended if state.phase is RunPhase.UNREADABLE]
+    ended = sorted((pair for pair in unattended if pair not in unreadable), key=lambda e: _ended(*e))
+    kept = ended[: len(ended) - keep] if keep else ended
+    return [*unreadable, *((run, state) for run, state in kept if _ended(run, state) <= before)]
+
+
+def _clean_content(going: set[str], *, remove: bool) -> tuple[int, int]:
+    """Remove (or only count) synced content that no run needs which stays; return files and bytes."""
+    from clusterctl.run.nodes import code
+    from clusterctl.run.record import writer
+
+    content = code.store_of_head(writer.runs_root())
+    if content is None:
+        return 0, 0
+    staying = [m for run in writer.all_runs() if run.run not in going and (m := code.load(run)) is not None]
+    used = {digest for manifest in staying for _, _, digest in manifest.files.values()}
+    found = content.unused(used, time.time() - _YOUNG)
+    for path, _ in found if remove else ():
+        path.unlink(missing_ok=True)
+    return len(found), sum(count for _, count in found)
+
+
+def _ended(run: RunDir, state: RunState) -> float:
+    return state.ended or state.created or run.path.stat().st_mtime
+
+
+def _age(run: RunDir, state: RunState) -> str:
+    from clusterctl.render.terminal.console import seconds
+
+    return f"ended {seconds(time.time() - _ended(run, state))} ago"
+
+
+def _size(run: RunDir) -> int:
+    return sum(p.lstat().st_blocks * 512 for p in run.path.rglob("*"))
+
+
+def _remove(run: RunDir, state: RunState, console: Console) -> bool:
+    """Remove a run from its nodes, then from the head; where a node refuses, it stays here too."""
+    refused, unreached = _remove_on_nodes(run, state)
+    if refused:
+        console.narrate(*[f"error: {error}" for error in refused], f"{run.run} was kept")
+        return False
+    if unreached:
+        from clusterctl.render.ranks import fold_nodes
+
+        console.narrate(f"warning: {run.run} is still on {fold_nodes(unreached)}, which could not be reached")
+    shutil.rmtree(run.path)
+    return True
+
+
+def _remove_on_nodes(run: RunDir, state: RunState) -> tuple[list[ClusterctlError], list[str]]:
+    from clusterctl.agent.protocol.commands import Command
+    from clusterctl.cli.lookup.reach import reachable
+    from clusterctl.config.stored import load_stored
+    from clusterctl.errors import NodeError
+    from clusterctl.run.nodes.links import each
+    from clusterctl.run.rules.state import RunPhase
+
+    try:
+        spec = load_stored(run.spec.read_text())
+    except (OSError, ValueError):
+        return [], list(state.traces)
+    # Of a run that cannot be read nobody knows where it was; a node on which something of it lives refuses.
+    hosts = [h for h in spec.hosts if h.name in state.traces or state.phase is RunPhase.UNREADABLE]
+    with reachable(spec, hosts) as (sessions, unreached):
+        _, errors = each(
+            sessions, lambda node, session: session.call(Command.CLEAN, {"run": run.run, "node": node}, timeout=600.0)
+        )
+    left = [e for e in errors.values() if not isinstance(e, (NotFoundError, NodeError))]
+    return left, [*unreached, *(n for n, e in errors.items() if isinstance(e, NodeError))]

@@ -1,0 +1,38 @@
+"""`clusterctl ps`."""
+
+from __future__ import annotations
+
+import time
+
+import click
+
+from clusterctl.cli import options
+
+
+@click.command("ps")
+@click.option("--all", "-a", "everything", is_flag=True, help="Ended runs too.")
+@options.json_option
+@options.output_options
+def command(everything: bool, as_json: bool, color: str, quiet: bool) -> int:
+    """List runs: the active ones, or all of this head with `-a`. With `-q` only their ids."""
+    from clusterctl.cli.lookup.runs import listed_view_of, tell_unread
+    from clusterctl.render.status import ps_json, render_ps
+    from clusterctl.run.record.writer import all_runs
+    from clusterctl.run.rules.state import RunPhase
+
+    console = options.console_of(color)
+    views = [listed_view_of(run) for run in all_runs()]
+    shown = [v for v in views if everything or not v.state.over or v.state.phase is RunPhase.UNREADABLE]
+    for view in views:
+        tell_unread(view.state, console)
+    if as_json:
+        console.json(ps_json(shown))
+    elif quiet:
+        console.data(*[v.state.run for v in shown])
+    elif shown:
+        console.data(*render_ps(shown, time.time(), console.out))
+    else:
+        console.narrate("no active run" if views else "no run yet")
+        if views and not everything:
+            console.narrate("`clusterctl ps -a` lists those that have ended")
+    return 0

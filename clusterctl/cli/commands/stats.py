@@ -1,0 +1,82 @@
+"""`clusterctl stats`."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from clusterctl.cli import options
+from clusterctl.errors import ExitCode
+
+if TYPE_CHECKING:
+    from clusterctl.cli.lookup.machines import Subject
+    from clusterctl.render.stats import NodeStats
+    from clusterctl.render.terminal.console import Console
+
+
+@click.command("stats")
+@click.argument("reference", metavar="[RUN|FILE]", required=False, shell_complete=options.offer("runs"))
+@options.nodes_option
+@click.option("--watch", metavar="DURATION", help="Repeat with this pause until Ctrl-C.")
+@options.json_option
+@options.output_options
+def command(reference: str | None, nodes: str | None, watch: str | None, as_json: bool, color: str, quiet: bool) -> int:
+    """Show utilisation, memory, temperature and power of every GPU and node.
+
+    While a run is active this is what its nodes told last (every 15 s); else the nodes of the cluster file are asked.
+    Exits with 4 where a node of the file could not be reached.
+    """
+    from clusterctl.cli.durations import parse_duration
+    from clusterctl.cli.lookup.machines import subject_of
+
+    console = options.console_of(color)
+    pause = parse_duration(watch, "--watch")
+    subject = subject_of(reference)
+    while True:
+        found = _stats(subject, nodes, console)
+        _show(found, console, as_json=as_json, quiet=quiet)
+        if pause is None:
+            blind = subject.run is None and any(n.status == "unknown" for n in found)
+            return int(ExitCode.NODE if blind else ExitCode.OK)
+        time.sleep(pause)
+
+
+def _stats(subject: Subject, chosen: str | None, console: Console) -> list[NodeStats]:
+    from clusterctl.cli.lookup import machines
+
+    if subject.run is None:
+        from clusterctl.cli.lookup.reach import reachable
+
+        spec = options.load_file(subject.path, (), (), console=console).spec
+        hosts = options.chosen_hosts(spec, chosen)
+        with reachable(spec, hosts) as (sessions, errors):
+            joined = [host for host in hosts if host.name in sessions]
+            seen = {n.node: n for n in [*machines.look_at(joined, sessions), *machines.unreachable(errors)]}
+        return [seen[host.name] for host in hosts]
+    from clusterctl.run.record import writer
+
+    state, attended = writer.visible_state(subject.run)
+    if not attended and not state.over:
+        console.narrate(
+            "no controller is alive: nothing new arrives", f"hint: `clusterctl attach --adopt {subject.run.run}`"
+        )
+    found = machines.stats_of_run(subject.run, state)
+    if chosen is None:
+        return found
+    from clusterctl.config.hosts import select
+
+    wanted = set(select([n.node for n in found], chosen, None))
+    return [n for n in found if n.node in wanted]
+
+
+def _show(found: list[NodeStats], console: Console, *, as_json: bool, quiet: bool) -> None:
+    from clusterctl.render.stats import remarks, render_stats, stats_json
+
+    if as_json:
+        console.json(stats_json(found))
+        return
+    console.data(*render_stats(found, console.out))
+    if not quiet:
+        console.narrate(*remarks(found, time.time()))

@@ -1,0 +1,32 @@
+"""`clusterctl status`."""
+
+from __future__ import annotations
+
+import time
+
+import click
+
+from clusterctl.cli import options
+
+
+@click.command("status")
+@options.run_argument
+@options.json_option
+@options.verbose_option("Show every rank in a row of its own, however many there are.")
+@options.output_options
+def command(reference: str | None, as_json: bool, verbose: bool, color: str, quiet: bool) -> int:
+    """Show one run: its state, its nodes and workers, and what failed first."""
+    from clusterctl.cli.lookup.runs import tell_unread, view_of
+    from clusterctl.render.status import render_status, status_json
+    from clusterctl.run.record.writer import find
+
+    console = options.console_of(color)
+    view = view_of(find(reference))
+    tell_unread(view.state, console)
+    if as_json:
+        console.json(status_json(view))
+    elif quiet:
+        console.data(view.state.phase.value)
+    else:
+        console.data(*render_status(view, time.time(), console.out, every=verbose))
+    return 0

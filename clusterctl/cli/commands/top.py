@@ -1,0 +1,166 @@
+"""`clusterctl top`."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol
+
+import click
+
+from clusterctl.cli import options
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from clusterctl.cli.lookup.machines import Subject
+    from clusterctl.render.stats import NodeStats
+    from clusterctl.render.terminal.console import Console, Terminal
+    from clusterctl.render.top import Order, Scene
+    from clusterctl.run.record.writer import RunDir
+
+_LOOK_AGAIN = 2.0
+
+
+@click.command("top")
+@click.argument("reference", metavar="[RUN|FILE]", required=False, shell_complete=options.offer("runs"))
+@click.option("--interval", metavar="DURATION", default="1s", show_default=True, help="Time between two pictures.")
+@click.option("--color", type=click.Choice(["auto", "always", "never"]), default="auto", help="Use colours.")
+def command(reference: str | None, interval: str, color: str) -> int:
+    """Keep ranks, GPUs and nodes on the screen; `q` or Ctrl-C leaves, the run goes on.
+
+    A letter sorts (n node, r rank, u util, m memory, t temp, p power, c cpu, s step, o output), the same again turns
+    the order round; arrows and page keys scroll. Without an active run the nodes of the cluster file are shown. In a
+    pipe it prints one picture.
+    """
+    from clusterctl.cli.durations import parse_duration
+    from clusterctl.cli.lookup.machines import subject_of
+
+    console = options.console_of(color)
+    pause = parse_duration(interval, "--interval") or 1.0
+    with _source(subject_of(reference), console) as source:
+        if not (sys.stdin.isatty() and console.out.live):
+            console.data(*_once(source, console))
+            return 0
+        _keep(source, console.out, pause)
+    return 0
+
+
+class Source(Protocol):
+    """Where pictures come from."""
+
+    def scene(self) -> Scene:
+        """Return what there is to show now."""
+
+
+def _once(source: Source, console: Console) -> list[str]:
+    from clusterctl.render.top import Order, render_top, rows_of
+
+    scene = source.scene()
+    rows = len(rows_of(scene))
+    lines, _ = render_top(scene, Order(), time.time(), console.out, height=rows + 20)
+    return [line for line in lines[:-1] if line]
+
+
+def _keep(source: Source, terminal: Terminal, pause: float) -> None:
+    from clusterctl.cli.follow.screen import Screen
+    from clusterctl.render.top import Order, render_top
+
+    order = Order()
+    with Screen() as screen:
+        scene = source.scene()
+        while True:
+            height = screen.height
+            lines, order = render_top(scene, order, time.time(), terminal, height)
+            screen.draw(lines)
+            key = screen.key(pause)
+            if key in ("", "q", "Q", "\x03", "\x04"):
+                return
+            if key is None:
+                scene = source.scene()
+            else:
+                order = _pressed(key, order, page=max(1, height - 6))
+
+
+def _pressed(key: str, order: Order, page: int) -> Order:
+    """Return the order after a key; a first row that does not exist is put right when it is shown."""
+    from clusterctl.render.top import SORTS
+
+    steps = {"up": -1, "k": -1, "down": 1, "j": 1, "pageup": -page, "pagedown": page, " ": page, "g": -(1 << 20)}
+    if key in steps:
+        return replace(order, first=max(0, order.first + steps[key]))
+    if key not in SORTS:
+        return order
+    turned = not order.turned if order.by == SORTS[key] else False
+    return replace(order, by=SORTS[key], turned=turned, first=0)
+
+
+@contextlib.contextmanager
+def _source(subject: Subject, console: Console) -> Iterator[Source]:
+    if subject.run is not None:
+        yield _OfRun(subject.run)
+        return
+    from clusterctl.cli.lookup.reach import reachable
+
+    spec = options.load_file(subject.path, (), (), console=console).spec
+    with reachable(spec, spec.hosts) as (sessions, errors):
+        from clusterctl.cli.lookup import machines
+
+        joined = [host for host in spec.hosts if host.name in sessions]
+        dead = {n.node: n for n in machines.unreachable(errors)}
+
+        def look() -> list[NodeStats]:
+            seen = {n.node: n for n in machines.look_at(joined, sessions)} | dead
+            return [seen[host.name] for host in spec.hosts]
+
+        yield _OfFile(f"{subject.path}: no active run", look)
+
+
+class _OfRun:
+    """The files of a run."""
+
+    def __init__(self, run: RunDir) -> None:
+        from clusterctl.cli.lookup.machines import gpus_of_run
+        from clusterctl.run.record.reader import StateReader
+
+        self._run, self._reader = run, StateReader(run)
+        self._gpus = gpus_of_run(run)
+
+    def scene(self) -> Scene:
+        from clusterctl.cli.lookup.machines import stats_of_run
+        from clusterctl.cli.lookup.runs import view_from
+        from clusterctl.render.top import Scene
+
+        self._reader.refresh()
+        state = self._reader.state
+        view = view_from(self._run, state, attended=self._run.attended)
+        return Scene(nodes=stats_of_run(self._run, state), view=view, gpus_of=self._gpus)
+
+
+class _OfFile:
+    """Nodes that are asked again and again, beside the keys: one that is slow must not hold them up."""
+
+    def __init__(self, title: str, look: LookAgain) -> None:
+        self._title, self._look = title, look
+        self._seen = look()
+        threading.Thread(target=self._repeat, name="look", daemon=True).start()
+
+    def _repeat(self) -> None:
+        while True:
+            time.sleep(_LOOK_AGAIN)
+            self._seen = self._look()
+
+    def scene(self) -> Scene:
+        from clusterctl.render.top import Scene
+
+        return Scene(nodes=self._seen, title=self._title)
+
+
+class LookAgain(Protocol):
+    """Asks all nodes once."""
+
+    def __call__(self) -> list[NodeStats]:
+        """Return what they said."""

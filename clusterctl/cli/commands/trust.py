@@ -1,0 +1,77 @@
+"""`clusterctl trust`."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from clusterctl.cli import options
+from clusterctl.errors import ExitCode, NodesError, RefusedError
+
+if TYPE_CHECKING:
+    from clusterctl.render.terminal.console import Console
+    from clusterctl.transport.ssh.trust import Candidate
+
+
+@click.command("trust")
+@options.cluster_file
+@options.nodes_option
+@click.option("--yes", "-y", is_flag=True, help="Accept without asking; compare the fingerprints first.")
+@options.output_options
+def command(
+    path: str | None,
+    files: tuple[str, ...],
+    sets: tuple[str, ...],
+    nodes: str | None,
+    yes: bool,
+    color: str,
+    quiet: bool,
+) -> int:
+    """Show the host keys of the nodes and accept those that are new. Changed keys are never accepted."""
+    from clusterctl.render.ranks import fold_nodes
+    from clusterctl.transport.ssh.ssh import SshTransport
+    from clusterctl.transport.ssh.trust import accept, look
+
+    console = options.console_of(color)
+    spec = options.load_file(path, files, sets, console=console).spec
+    hosts = options.chosen_hosts(spec, nodes)
+    transport = SshTransport(spec.ssh)
+    failed = False
+    for _ in range(len(hosts) + 1):
+        found, errors = look(transport, hosts, parallel=spec.ssh.parallel)
+        refused = [c for c in found if not c.acceptable and c.verdict.name != "TRUSTED"]
+        new = [c for c in found if c.acceptable]
+        if not new:
+            break
+        console.data(*[f"{fold_nodes(c.nodes)}  {c.key.type}  {c.key.fingerprint}" for c in new])
+        _ask(new, yes=yes)
+        accept(new)
+        console.narrate(f"accepted {len(new)} keys in {new[0].path}")
+    else:
+        new, refused, errors = [], [], {}
+    failed = _report(refused, console) or failed
+    if errors:
+        raise NodesError(list(errors.values()))
+    if not failed and not quiet:
+        console.narrate("every host key is trusted")
+    return int(ExitCode.NODE) if failed else 0
+
+
+def _ask(new: list[Candidate], *, yes: bool) -> None:
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise RefusedError("nobody to ask here", hint="compare the fingerprints, then add `--yes`")
+    if not click.confirm(f"accept {'this key' if len(new) == 1 else f'these {len(new)} keys'}?", err=True):
+        raise RefusedError("nothing was accepted")
+
+
+def _report(refused: list[Candidate], console: Console) -> bool:
+    for candidate in refused:
+        console.narrate(
+            f"error: {', '.join(candidate.nodes)}: host key {candidate.verdict.value}: {candidate.key.fingerprint}",
+            f"hint: if the machine was set up anew, `ssh-keygen -R {candidate.name}`, then `clusterctl trust` again",
+        )
+    return bool(refused)

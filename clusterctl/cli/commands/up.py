@@ -1,0 +1,176 @@
+"""`clusterctl up`."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import click
+
+from clusterctl.cli import options
+from clusterctl.cli.main import WithJobArguments
+
+if TYPE_CHECKING:
+    from clusterctl.config.spec import ClusterSpec
+    from clusterctl.render.terminal.console import Console
+    from clusterctl.run.record.writer import RunDir
+
+
+@click.command("up", cls=WithJobArguments)
+@options.cluster_file
+@click.option("--detach", "-d", is_flag=True, help="Return once every rank is started.")
+@click.option("--dry-run", is_flag=True, help="Print the plan; connect to nothing.")
+@click.option("--name", metavar="NAME", help="Name of the run.")
+@click.option("--script", metavar="FILE", help="Run this script instead of the file's job.")
+@click.option("--module", metavar="NAME", help="Run this module instead.")
+@click.option("--command", "shell_command", metavar="TEXT", help="Run this shell command instead.")
+@click.option("--no-health", is_flag=True, help="Do not check the nodes before the start.")
+@click.option("--strict", is_flag=True, help="Treat warnings and unknowns of the checks as failures.")
+@click.option("--no-sync", is_flag=True, help="Do not copy code to the nodes.")
+@click.option("--all", "everything", is_flag=True, help="Show the output of all ranks, not only of rank 0.")
+@click.option("--timestamps", "-t", is_flag=True, help="Show times before lines.")
+@options.json_option
+@options.progress_option
+@options.verbose_option("Name every node that is waited for, and tell what each one reports.")
+@options.output_options
+@click.pass_context
+def command(
+    context: click.Context,
+    path: str | None,
+    files: tuple[str, ...],
+    sets: tuple[str, ...],
+    detach: bool,
+    dry_run: bool,
+    name: str | None,
+    script: str | None,
+    module: str | None,
+    shell_command: str | None,
+    no_health: bool,
+    strict: bool,
+    no_sync: bool,
+    everything: bool,
+    timestamps: bool,
+    as_json: bool,
+    progress: str,
+    verbose: bool,
+    color: str,
+    quiet: bool,
+) -> int:
+    """Start a run: check the nodes, sync the code, start every rank, follow rank 0.
+
+    Everything after `--` goes to the job. Ctrl-C stops the run gracefully, a second one kills it; `d` detaches.
+    """
+    from clusterctl.config.text.override import Overrides
+
+    console = options.console_of(color)
+    overrides = Overrides(
+        name=name, script=script, module=module, command=shell_command, args=context.meta["clusterctl.args"]
+    )
+    if no_sync:
+        sets = (*sets, "sync=none")
+    loaded = options.load_file(
+        path, files, sets, overrides=overrides, require_job=True, with_secrets=not dry_run, console=console
+    )
+    if dry_run:
+        _print_plan(loaded.spec, console, as_json=as_json)
+        return 0
+    run = begin(loaded.spec, health=not no_health, strict=strict)
+    return _follow(
+        run,
+        console,
+        detach=detach,
+        everything=everything,
+        timestamps=timestamps,
+        as_json=as_json,
+        progress=progress,
+        verbose=verbose,
+        quiet=quiet,
+    )
+
+
+def begin(spec: ClusterSpec, *, health: bool, strict: bool) -> RunDir:
+    """Make a run and start its controller, which goes on by itself.
+
+    An interrupt waits from here on until somebody follows the run, and then ends it.
+    """
+    import shutil
+
+    from clusterctl.config.stored import dump
+    from clusterctl.errors import ClusterctlError, ExitCode, RefusedError
+    from clusterctl.run.controller import process
+    from clusterctl.run.controller.main import start_run
+    from clusterctl.run.record import writer
+
+    process.hold_back_signals()
+    try:
+        run = writer.create(spec.name)
+        writer.write_atomically(run.spec, dump(spec).encode(), durable=True)
+    except OSError as error:
+        hint = "set XDG_STATE_HOME to a folder that can be written to"
+        raise RefusedError(f"no folder for the run can be made: {error}", hint=hint) from error
+    try:
+        process.detach(run, lambda: start_run(run, spec, health=health, strict=strict))
+    except ClusterctlError as error:
+        if error.exit_code == ExitCode.REFUSED:
+            shutil.rmtree(run.path, ignore_errors=True)
+        raise
+    return run
+
+
+def _follow(
+    run: RunDir,
+    console: Console,
+    *,
+    detach: bool,
+    everything: bool,
+    timestamps: bool,
+    as_json: bool,
+    progress: str,
+    verbose: bool,
+    quiet: bool,
+) -> int:
+    from clusterctl.cli.follow.following import conclude
+    from clusterctl.cli.follow.view import Leave, RunScreen, ViewOptions
+    from clusterctl.render.log import Timestamps
+    from clusterctl.render.progress import ProgressMode
+
+    screen = RunScreen(
+        run,
+        console,
+        ViewOptions(
+            everything=everything,
+            timestamps=Timestamps.SHORT if timestamps else Timestamps.NONE,
+            progress=ProgressMode.QUIET if quiet else ProgressMode(progress),
+            verbose=verbose,
+            owns=True,
+            until_started=detach,
+            output=not detach,
+        ),
+    )
+    leave = screen.follow()
+    if detach and leave is Leave.STARTED:
+        if as_json:
+            console.data(json.dumps({"run": run.run}))
+        else:
+            console.data(run.run)
+        if not quiet and console.err.live:
+            console.narrate(f"`clusterctl logs -f {run.run}` follows it, `clusterctl down {run.run}` ends it")
+        return 0
+    return conclude(run, leave, screen.state, console, quiet=quiet)
+
+
+def _print_plan(spec: ClusterSpec, console: Console, *, as_json: bool) -> None:
+    from clusterctl.plan import launch as planning
+    from clusterctl.render.plan import render_plan
+
+    entries = planning.known_entries(spec)
+    identity = planning.RunIdentity(run=f"{spec.name}-dry-run", max_restarts=spec.restart.max_restarts)
+    if entries is None:
+        shown = planning.unknown_plan_json(spec, identity)
+    else:
+        plan = planning.plan_launch(spec, identity, entries, {}, None, {})
+        shown = planning.plan_json(plan, spec.secrets)
+    if as_json:
+        console.json(shown)
+    else:
+        console.data(*render_plan(shown, console.out))

@@ -1,0 +1,53 @@
+"""How a command ends that followed a run: what is said, and with which code."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from clusterctl.cli.follow.view import Leave
+from clusterctl.errors import ExitCode
+from clusterctl.run.rules import leftover
+
+if TYPE_CHECKING:
+    from clusterctl.render.terminal.console import Console
+    from clusterctl.run.record.writer import RunDir
+    from clusterctl.run.rules.state import RunState
+
+
+def exit_code_of(state: RunState) -> int:
+    """Return the exit code for a run that is over: 7 where something may still run on a node that can be reached."""
+    if leftover.within_reach(state.remaining):
+        return int(ExitCode.TEARDOWN_INCOMPLETE)
+    return int(state.exit_code or 0)
+
+
+def conclude(run: RunDir, leave: Leave, state: RunState, console: Console, *, quiet: bool = False) -> int:
+    """Say how it ended, and return the exit code of the command."""
+    match leave:
+        case Leave.ENDED:
+            from clusterctl.render.report import render_report
+
+            lines = render_report(state, console.err, log_path=str(run.path / "nodes"))
+            if not (quiet and state.phase.value == "succeeded"):
+                console.narrate(*lines)
+            return exit_code_of(state)
+        case Leave.DETACHED:
+            console.narrate(f"detached: {run.run} goes on", *_next_commands(run))
+            return int(ExitCode.OK)
+        case Leave.STARTED:
+            return int(ExitCode.OK)
+        case Leave.UNATTENDED:
+            console.narrate(
+                f"error: {run.run} goes on without a controller",
+                "",
+                f"hint: `clusterctl attach --adopt {run.run}` takes over, `clusterctl down {run.run}` ends it",
+            )
+            return int(ExitCode.UNATTENDED)
+
+
+def _next_commands(run: RunDir) -> list[str]:
+    return [
+        f"  clusterctl attach {run.run}   follow it again",
+        f"  clusterctl status {run.run}   see how it is",
+        f"  clusterctl down {run.run}     end it",
+    ]

@@ -1,0 +1,126 @@
+"""What machines and GPUs do: from the newest samples of a run, or from a live look at the nodes of a cluster file."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from clusterctl.cli import options
+from clusterctl.errors import NotFoundError
+from clusterctl.render.stats import NodeStats, stats_from_sample
+from clusterctl.run.record import writer
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from clusterctl.config.spec import HostSpec
+    from clusterctl.run.record.writer import RunDir
+    from clusterctl.run.rules.state import RunState
+    from clusterctl.session.conversation import Session
+
+_DEADLINE = 4.0
+_MARGIN = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """What to look at: a run, or the hosts of a file."""
+
+    run: RunDir | None = None
+    path: str | None = None
+
+
+def subject_of(reference: str | None) -> Subject:
+    """Return what a person means: the run, if one is active; else the nodes of the cluster file.
+
+    Args:
+        reference: A run's id or name, or a cluster file; `None` for the only active run, or `./cluster.yaml`.
+
+    Raises:
+        NotFoundError: There is neither.
+        RefusedError: Several runs could be meant.
+    """
+    path = options.DEFAULT_FILE if reference is None else reference
+    is_file = os.path.isfile(path)
+    try:
+        run = writer.find(reference)
+    except NotFoundError:
+        if not is_file:
+            raise
+        return Subject(path=path)
+    over = writer.listed_state(run)[0].over
+    return Subject(path=path) if over and is_file else Subject(run=run)
+
+
+# --- a run
+
+
+def stats_of_run(run: RunDir, state: RunState) -> list[NodeStats]:
+    """Return the newest samples of all nodes of a run, in order of node rank."""
+    nodes = sorted(state.nodes.values(), key=lambda n: n.node_rank)
+    return [_newest(run, node.node) for node in nodes]
+
+
+def _newest(run: RunDir, node: str) -> NodeStats:
+    sample = writer.latest_samples(run, node, "health")
+    if sample is None:
+        return NodeStats(node=node, time=None, status="unknown", reason="no sample yet")
+    return stats_from_sample(node, {**sample, "time": sample.get("t", sample.get("time"))})
+
+
+def gpus_of_run(run: RunDir) -> dict[str, tuple[int, ...]]:
+    """Return the GPUs that a run uses on each node, in order of local rank; nodes that use all are left out."""
+    try:
+        hosts = json.loads(run.spec.read_text())["hosts"]
+    except (OSError, ValueError, KeyError):
+        return {}
+    found = {host["name"]: host.get("gpus") for host in hosts}
+    return {n: tuple(range(g)) if isinstance(g, int) else tuple(g) for n, g in found.items() if g is not None}
+
+
+# --- a live look
+
+
+def look_at(hosts: Sequence[HostSpec], sessions: Mapping[str, Session]) -> list[NodeStats]:
+    """Ask nodes what they do right now, all at once; one that does not answer says why.
+
+    Nothing of the cluster file is run: who only looks at machines need not have read it.
+    """
+    from clusterctl.agent.protocol.commands import Command
+    from clusterctl.run.nodes.links import each
+
+    def ask(node: str, session: Session) -> NodeStats:
+        request = {"groups": ["machine", "gpus"], "deadline": _DEADLINE}
+        asked = {"python": None, "prologue": None, "env": {}, "cwd": None, "request": request}
+        facts = session.call(Command.PROBE, asked, timeout=_DEADLINE + _MARGIN)
+        try:
+            return _from_facts(node, facts)
+        except (TypeError, ValueError, AttributeError, LookupError) as error:
+            return _unknown(node, f"what it told does not fit: {error!r}")
+
+    by_name = {host.name: host for host in hosts}
+    seen, errors = each({n: s for n, s in sessions.items() if n in by_name}, ask)
+    unknown = {n: _unknown(n, errors.get(n, "not connected")) for n in by_name if n not in seen}
+    return [{**seen, **unknown}[host.name] for host in hosts]
+
+
+def unreachable(nodes: Mapping[str, object]) -> list[NodeStats]:
+    """Return what is known of nodes to which there is no way, and why."""
+    return [_unknown(node, error) for node, error in nodes.items()]
+
+
+def _unknown(node: str, why: object) -> NodeStats:
+    return NodeStats(node=node, time=None, status="unknown", reason=str(why).removeprefix(f"{node}: "))
+
+
+def _from_facts(node: str, facts: Mapping[str, Any]) -> NodeStats:
+    groups = facts["groups"]
+    machine, gpus = groups["machine"], groups["gpus"]
+    sample: dict[str, Any] = {**machine["data"], **gpus["data"], "time": facts["time"]}
+    if gpus["status"] == "timeout":
+        sample |= {"status": "stuck", "reason": f"the GPU driver: {gpus['reason']}"}
+    elif gpus["status"] != "ok":
+        sample |= {"status": "error", "reason": f"the look at GPUs failed: {gpus['reason']}"}
+    return stats_from_sample(node, sample)

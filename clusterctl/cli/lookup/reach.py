@@ -1,0 +1,51 @@
+"""Sessions for commands that talk to nodes without a controller: all at once, closed at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+from typing import TYPE_CHECKING, Any
+
+from clusterctl.errors import NodesError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from clusterctl.config.spec import ClusterSpec, HostSpec
+    from clusterctl.errors import NodeError
+    from clusterctl.session.conversation import Session
+
+
+@contextlib.contextmanager
+def sessions_of(spec: ClusterSpec, hosts: Sequence[HostSpec]) -> Iterator[dict[str, Session]]:
+    """Give a session with every host.
+
+    Raises:
+        NodeError, NodesError: Some cannot be had.
+    """
+    with reachable(spec, hosts) as (sessions, errors):
+        if errors:
+            found = list(errors.values())
+            raise found[0] if len(found) == 1 else NodesError(found)
+        yield sessions
+
+
+@contextlib.contextmanager
+def reachable(
+    spec: ClusterSpec, hosts: Sequence[HostSpec], joined: Callable[[Session], None] = lambda _: None
+) -> Iterator[tuple[dict[str, Session], dict[str, NodeError]]]:
+    """Give a session with every host that can be reached, and the errors of the others.
+
+    Each session is given to `joined` as soon as it is there, in a thread of its own.
+    """
+    from clusterctl.session.opening import Transports, open_sessions
+
+    transports = Transports(spec.ssh)
+    inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    sessions, errors = open_sessions(transports, hosts, inbox, parallel=spec.ssh.parallel, joined=joined)
+    try:
+        yield sessions, errors
+    finally:
+        for session in sessions.values():
+            session.close()
+        transports.close()

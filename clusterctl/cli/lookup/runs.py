@@ -1,0 +1,73 @@
+"""A run as the reading commands show it: state, activity and whether it is attended, from files alone."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from clusterctl.agent.protocol.commands import index_file, output_file
+from clusterctl.render.status import RunView, WorkerActivity, activity_from_sample
+from clusterctl.run.record import outline, writer
+
+if TYPE_CHECKING:
+    from clusterctl.render.terminal.console import Console
+    from clusterctl.run.record.writer import RunDir
+    from clusterctl.run.rules.state import RunState
+
+
+def tell_unread(state: RunState, console: Console) -> None:
+    """Name the first line of each file of a run that could not be read; what else there is was read."""
+    for line in state.unread:
+        console.narrate(f"warning: {state.run}: {line}; what cannot be read is left out")
+
+
+def view_of(run: RunDir) -> RunView:
+    """Return what is known of a run now."""
+    state, attended = writer.visible_state(run)
+    return view_from(run, state, attended=attended)
+
+
+def listed_view_of(run: RunDir) -> RunView:
+    """Return what lists show of a run now; of one that has ended only its outline is read, where there is one."""
+    known = outline.read(run.outline, run.events)
+    if known is None:
+        return view_of(run)
+    return RunView(state=known.state, attended=run.attended, activity={0: WorkerActivity(step=known.step)})
+
+
+def view_from(run: RunDir, state: RunState, *, attended: bool) -> RunView:
+    """Return what is known of a run whose state has been read already."""
+    return RunView(state=_with_stall_age(state), attended=attended, activity=_activity(run, state))
+
+
+def _with_stall_age(state: RunState) -> RunState:
+    """Let the age of a stall grow: the journal holds what it was when the rule changed its mind."""
+    if state.stall is None or state.over:
+        return state
+    grown = max(0.0, time.time() - state.stall.at)
+    return replace(state, stall=replace(state.stall, since_s=round(state.stall.since_s + grown, 1)))
+
+
+def _activity(run: RunDir, state: RunState) -> dict[int, WorkerActivity]:
+    now = time.time()
+    found: dict[int, WorkerActivity] = {}
+    for node in state.nodes:
+        sample = writer.latest_samples(run, node, "activity")
+        if sample is not None and sample.get("attempt") == state.attempt:
+            found |= activity_from_sample(sample, max(0.0, now - float(sample.get("t") or now)))
+    return {rank: _with_output_age(run, state, rank, found.get(rank), now) for rank in state.workers}
+
+
+def _with_output_age(
+    run: RunDir, state: RunState, rank: int, known: WorkerActivity | None, now: float
+) -> WorkerActivity:
+    known = known or WorkerActivity()
+    base = run.node(state.workers[rank].node)
+    written = [
+        p for f in (output_file(state.attempt, rank), index_file(state.attempt, rank)) if (p := base / f).exists()
+    ]
+    if not written:
+        return known
+    age = max(0.0, now - max(p.stat().st_mtime for p in written))
+    return WorkerActivity(step=known.step, last_output_s=age, last_progress_s=known.last_progress_s)

@@ -1,0 +1,66 @@
+"""Where the ready-to-run jobs lie: in the installed package, or beside it in a source checkout."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from clusterctl.errors import NotFoundError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_NEVER = frozenset({"__pycache__", ".ruff_cache", ".mypy_cache", ".pytest_cache"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Template:
+    """A ready-to-run job: a folder with a README and a cluster file. `summary` is what its README says first."""
+
+    name: str
+    path: Path
+    summary: str
+
+    def files(self) -> Iterator[Path]:
+        """Yield its files, relative to its folder."""
+        for path in sorted(self.path.rglob("*")):
+            relative = path.relative_to(self.path)
+            if path.is_file() and not _NEVER.intersection(relative.parts):
+                yield relative
+
+
+def root() -> Path | None:
+    """Return the folder of all templates, or `None` where this installation has none."""
+    package = Path(__file__).resolve().parents[2]
+    candidates = (package / "_templates", package.parent / "templates")
+    return next((path for path in candidates if path.is_dir()), None)
+
+
+def templates() -> list[Template]:
+    """Return every template that has a README and a cluster file, by name."""
+    base = root()
+    found = sorted(base.iterdir()) if base is not None else []
+    return [_template(path) for path in found if (path / "README.md").is_file() and (path / "cluster.yaml").is_file()]
+
+
+def find(name: str) -> Template:
+    """Return the template of that name.
+
+    Raises:
+        NotFoundError: There is none.
+    """
+    import difflib
+
+    known = {template.name: template for template in templates()}
+    if name not in known:
+        close = difflib.get_close_matches(name, known, 1)
+        hint = f"did you mean `{close[0]}`?" if close else "`clusterctl templates` lists them"
+        raise NotFoundError(f"no template `{name}`", hint=hint)
+    return known[name]
+
+
+def _template(path: Path) -> Template:
+    lines = (path / "README.md").read_text(encoding="utf-8").splitlines()
+    said = (line.strip() for line in lines if line.strip() and not line.startswith("#"))
+    return Template(name=path.name, path=path, summary=next(said, ""))

@@ -1,0 +1,152 @@
+"""Checks that need more than one key of a cluster file."""
+
+from __future__ import annotations
+
+import os
+import re
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+from clusterctl.config.sections.environment import check_names
+from clusterctl.config.sections.machines import suggestion
+from clusterctl.config.sections.models import JobModel, RestartModel, StallModel
+from clusterctl.config.spec import Role, TransportKind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from clusterctl.config.sections.build import Context
+    from clusterctl.config.sections.machines import Machine
+    from clusterctl.config.sections.models import Section
+    from clusterctl.config.spec import HealthSpec, HostSpec, JobSpec, SyncSpec
+    from clusterctl.config.text.tree import Mark, Node, Report
+
+_MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+
+
+def check(root: Node, machines: Sequence[Machine], sections: Mapping[str, Section], context: Context) -> None:
+    """Check what spans several sections."""
+    _host_environments(root, machines, context.report)
+    job, restart, stall = (sections.get(key) for key in ("job", "restart", "stall"))
+    if isinstance(job, JobModel) and job.launcher == "torchrun":
+        _equal_workers(root, [machine.spec for machine in machines], context.report)
+        _torch_alone(root, job, context.report)
+    _restarts(root, restart, stall, context.report)
+
+
+def _torch_alone(root: Node, job: JobModel, report: Report) -> None:
+    """Refuse torchrun for frameworks that are told each worker's place in variables that torchrun does not know."""
+    if job.framework in ("tensorflow", "jax"):
+        text = f"job.launcher: torchrun starts no {job.framework} job: all workers of a node would have the same place"
+        report.add(_at(root, "job", "launcher"), text, "`launcher: direct` tells each worker its own")
+
+
+def check_health(root: Node, health: HealthSpec, machines: Sequence[Machine], context: Context) -> None:
+    """Refuse rules about checks that do not exist, and doubt rules about hosts that do not: they would do nothing."""
+    section = root.child("health")
+    if section is None:
+        return
+    mistakes = context.health_mistakes(health) if context.health_mistakes is not None else ()
+    for key, name, meant in mistakes:
+        hint = f"did you mean `{meant}`?" if meant else "`docs/health.md` lists them"
+        what = {"expect": "nothing that can be expected", "thresholds": "no threshold"}.get(key, "no check")
+        for mark in _named(section.child(key), name):
+            context.report.add(mark, f"health.{key}: `{name}` is {what}", hint)
+    hosts = [machine.spec.name for machine in machines]
+    for rule in health.ignore:
+        where = rule.partition("@")[2]
+        if where and hosts and not any(fnmatchcase(host, where) for host in hosts):
+            for mark in _named(section.child("ignore"), rule.partition("@")[0]):
+                context.report.warn(mark, f"health.ignore: `{where}` is no host of this file", suggestion(where, hosts))
+
+
+def _named(node: Node | None, name: str) -> Iterator[Mark]:
+    """Give each place of a name: a key of a mapping, or an item of a list, of which `@node` may follow."""
+    if node is None:
+        return
+    if isinstance(node.value, dict):
+        yield node.key_mark(name)
+        return
+    for item in node.value:
+        if str(item.value).partition("@")[0] == name:
+            yield item.inside(0, len(name))
+
+
+def _host_environments(root: Node, machines: Sequence[Machine], report: Report) -> None:
+    defaults = root.child("defaults")
+    check_names(defaults.child("env") if defaults is not None else None, ("defaults", "env"), report)
+    for entry in {id(machine.entry): machine.entry for machine in machines}.values():
+        check_names(entry.node.child("env"), (*entry.path, "env"), report)
+
+
+def _workers(host: HostSpec) -> int | None:
+    if host.workers is not None or host.gpus is None:
+        return host.workers
+    return max(1, host.gpus if isinstance(host.gpus, int) else len(host.gpus))
+
+
+def _equal_workers(root: Node, hosts: Sequence[HostSpec], report: Report) -> None:
+    """Refuse unequal nodes under torchrun, which takes every node's count for its own."""
+    known = [(host.name, count) for host in hosts if (count := _workers(host)) is not None]
+    other = next((pair for pair in known if pair[1] != known[0][1]), None)
+    if other is not None:
+        text = f"job.launcher: torchrun needs as many workers on each node; {known[0][0]} has {known[0][1]}"
+        hint = "`launcher: direct` runs nodes that differ"
+        report.add(_at(root, "job", "launcher"), f"{text}, {other[0]} has {other[1]}", hint)
+
+
+def _at(root: Node, section: str, key: str) -> Mark:
+    parent = root.child(section)
+    node = parent.child(key) if parent is not None else None
+    return node.mark if node is not None else root.mark
+
+
+def _restarts(root: Node, restart: Section | None, stall: Section | None, report: Report) -> None:
+    budget = restart.max_restarts if isinstance(restart, RestartModel) else None
+    if isinstance(stall, StallModel) and stall.action == "restart" and not budget:
+        hint = "set `restart: {max_restarts: 3}`"
+        report.warn(_at(root, "stall", "action"), "stall.action: `restart` without a budget acts as `stop`", hint)
+    if isinstance(restart, RestartModel) and restart.on and "node_lost" in restart.on:
+        loss = root.child("on_controller_loss")
+        if loss is None or not isinstance(loss.value, dict):
+            hint = "set `on_controller_loss: {stop_after: 10m}`, so that a lost node is known to have stopped"
+            report.warn(_at(root, "restart", "on"), "restart.on: `node_lost` has no effect", hint)
+
+
+def check_script(
+    root: Node, job: JobSpec, sync: SyncSpec | None, machines: Sequence[Machine], context: Context
+) -> None:
+    """See that what the job runs is there; with `sync: none` only the nodes can tell."""
+    module = job.module
+    if module is not None and (module.endswith(".py") or not _MODULE.fullmatch(module)):
+        hint = f"did you mean `script: {module}`?" if module.endswith(".py") else "write it as after `python -m`"
+        context.report.add(_at(root, "job", "module"), f"job.module: `{module}` is not a module name", hint)
+    sync_node = root.child("sync")
+    if job.script is None or sync is None or (sync_node is not None and sync_node.value == "none"):
+        return
+    mark = _at(root, "job", "script")
+    if not job.script.strip():
+        context.report.add(mark, "job.script: no file is named")
+        return
+    if job.script.startswith(("/", "~")):
+        return
+    path = os.path.normpath(os.path.join(sync.source, job.script))
+    remote = any(m.spec.transport is TransportKind.SSH and m.spec.role is Role.WORKER for m in machines)
+    if not context.files.is_file(path):
+        _missing_script(job.script, path, mark, context)
+    elif remote and os.path.relpath(path, sync.source).startswith(".."):
+        hint = "set `sync.source` to a folder that holds it"
+        context.report.add(mark, f"job.script: `{job.script}` is outside of what is synced, `{sync.source}`", hint)
+
+
+def _missing_script(script: str, path: str, mark: Mark, context: Context) -> None:
+    folder, name = os.path.split(path)
+    if context.files.is_dir(path):
+        context.report.add(mark, f"job.script: `{path}` is a folder", "name the Python file in it")
+        return
+    hint = suggestion(name, [n for n in context.files.names(folder) if context.files.is_file(os.path.join(folder, n))])
+    context.report.add(mark, f"job.script: there is no file `{path}`", hint or _words_hint(script))
+
+
+def _words_hint(script: str) -> str | None:
+    return "put arguments into `job.args`" if " " in script else None

@@ -1,0 +1,231 @@
+"""`env`, `env_file` and `secrets`: what all workers get, and what nobody may set."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from clusterctl.config.ownership import ForeignFileError
+from clusterctl.config.sections import normal
+from clusterctl.config.sections.check import validate
+from clusterctl.config.sections.models import SecretModel
+from clusterctl.config.text.tree import Document, Mark, Node, Report, label
+from clusterctl.config.wrong import shown
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from clusterctl.config.sections.build import Context
+    from clusterctl.config.text.tree import Path
+
+# torchrun's names (torch 2.13, elastic/agent/server/local_elastic_agent.py), Composer's NODE_RANK, and our own.
+_OWNED = {
+    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "NODE_RANK"),
+    *("ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT"),
+}
+_OWNED_PREFIXES = ("TORCHELASTIC_", "PET_", "CLUSTERCTL_")
+_REMEDIES = {
+    "MASTER_PORT": "set `network.master_port`",
+    "MASTER_ADDR": "set `hosts[].internal_ip` of the first host",
+    "WORLD_SIZE": "set `hosts[].workers`",
+    "LOCAL_WORLD_SIZE": "set `hosts[].workers`",
+    "TORCHELASTIC_MAX_RESTARTS": "set `restart.max_restarts`",
+}
+_LIKE_A_SECRET = re.compile(r"TOKEN(_|$)|SECRET|PASSWORD|PASSWD|_KEY(_|$)")
+_LINE = re.compile(r"(?:export[ \t]+)?([^=\s'\"]+)[ \t]*=[ \t]*(.*)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """What `env`, `env_file` and `secrets` add up to; `node` has the places of `env`."""
+
+    env: dict[str, str]
+    secrets: dict[str, str]
+    node: Node
+
+
+def owned(name: str) -> bool:
+    """Whether the launcher sets this variable, so that nobody else may."""
+    return name in _OWNED or name.startswith(_OWNED_PREFIXES)
+
+
+def build(root: Node, context: Context) -> Environment:
+    """Read the three; problems go to the report."""
+    entries: dict[str, Node] = {}
+    keys: dict[str, Mark] = {}
+    for node in (*_env_files(root, context), _env(root, context.report)):
+        if node is not None:
+            entries |= node.value
+            keys |= node.keys
+    secrets = _secrets(root, context)
+    for name in secrets.keys() & entries.keys():
+        place = f"as {keys[name].place} sets it too"
+        context.report.add(_key(root, "secrets", name), f"secrets.{name}: cannot be a secret, {place}")
+    _warn_of_secrets(root, keys, context.report)
+    env = {name: str(node.value) for name, node in entries.items()}
+    return Environment(env, secrets, Node(entries, root.mark, keys=keys))
+
+
+def _warn_of_secrets(root: Node, keys: dict[str, Mark], report: Report) -> None:
+    """Doubt, once, names that look like a secret's: what `env` holds is stored and shown."""
+    hosts = root.child("hosts")
+    entries = [hosts.child(key) for key in hosts.value] if hosts is not None and isinstance(hosts.value, dict) else []
+    items = (
+        [hosts.child(i) for i in range(len(hosts.value))] if hosts is not None and isinstance(hosts.value, list) else []
+    )
+    found = dict(keys)
+    for place in (root.child("defaults"), *entries, *items):
+        env = place.child("env") if place is not None else None
+        if env is not None and isinstance(env.value, dict):
+            found |= {name: env.key_mark(name) for name in env.value}
+    names = [name for name in found if _LIKE_A_SECRET.search(name.upper())]
+    if names:
+        text = f"env: {', '.join(f'`{name}`' for name in names[:3])} looks like a secret: `env` is stored and shown"
+        report.warn(found[names[0]], text, f"write `secrets: {{{names[0]}: {{env: {names[0]}}}}}`")
+
+
+def check_names(node: Node | None, path: Path, report: Report) -> None:
+    """Refuse names that are the launcher's, and names that no environment can hold."""
+    for name in node.value if node is not None and isinstance(node.value, dict) else ():
+        problem = _name_problem(name)
+        if problem is not None and node is not None:
+            report.add(node.key_mark(name), f"{label((*path, name))}: {problem[0]}", problem[1])
+
+
+def _name_problem(name: str) -> tuple[str, str | None] | None:
+    if owned(name):
+        return f"`{name}` is set by clusterctl for each worker", _REMEDIES.get(name)
+    if not name or "=" in name or any(c.isspace() for c in name):
+        return "no variable can have this name", None
+    return None
+
+
+def _key(root: Node, section: str, name: str) -> Mark:
+    node = root.child(section)
+    return node.key_mark(name) if node is not None else root.mark
+
+
+def _env(root: Node, report: Report) -> Node | None:
+    node = root.child("env")
+    if node is None or node.value is None:
+        return None
+    if not isinstance(node.value, dict):
+        hint = "write `NAME: value` lines, without `- `" if isinstance(node.value, list) else None
+        report.add(node.mark, f"env: must be a mapping, not {shown(node.value)}", hint)
+        return None
+    check_names(node, ("env",), report)
+    shaped = normal.texts(node)
+    for name, child in shaped.value.items():
+        if not isinstance(child.value, str):
+            _env_value_problem(name, child, report)
+    return shaped
+
+
+def _env_value_problem(name: str, child: Node, report: Report) -> None:
+    if child.value is not None:
+        report.add(child.mark, f"env.{name}: must be text, not {shown(child.value)}")
+    elif child.raw is not None:
+        report.add(child.mark, f"env.{name}: has no value", 'write `""` for empty text')
+
+
+def _env_files(root: Node, context: Context) -> Iterator[Node]:
+    node = root.child("env_file")
+    if node is None or node.value is None:
+        return
+    for item in node.value if isinstance(node.value, list) else [node]:
+        if not isinstance(item.value, str):
+            context.report.add(item.mark, f"env_file: must be a file or a list of files, not {shown(item.value)}")
+            continue
+        text = _read(item, "env_file", context, context.files.read_own)
+        if text is not None:
+            yield _env_file(Document(item.value, text), context.report)
+
+
+def _read(node: Node, where: str, context: Context, read: Callable[[str], bytes]) -> str | None:
+    path = context.resolve(node.value)
+    try:
+        return read(path).decode("utf-8")
+    except ForeignFileError as error:
+        context.report.add(node.mark, f"{where}: `{path}`: {error}", error.hint)
+    except OSError as error:
+        reason = "there is no file" if isinstance(error, FileNotFoundError) else f"{error.strerror or error}:"
+        context.report.add(node.mark, f"{where}: {reason} `{path}`")
+    except ValueError:
+        context.report.add(node.mark, f"{where}: `{path}` is not UTF-8 text")
+    return None
+
+
+def _env_file(document: Document, report: Report) -> Node:
+    """Read `NAME=value` lines as `docker --env-file` and dotenv do: comments, `export`, quotes; nothing is expanded."""
+    entries: dict[str, Node] = {}
+    keys: dict[str, Mark] = {}
+    for number, line in enumerate(document.lines, start=1):
+        text = line.strip()
+        if not text or text.startswith("#"):
+            continue
+        column = line.index(text) + 1
+        mark = Mark(document, number, column, len(text))
+        found = _LINE.fullmatch(text)
+        if found is None or _has_nul(text):
+            report.add(mark, "this line is not `NAME=value`", "begin comments with `#`")
+            continue
+        value = _unquoted(found[2], mark, report)
+        entries[found[1]], keys[found[1]] = Node(value, mark, raw=value), mark
+    node = Node(entries, Mark(document, 1, 1), keys=keys)
+    check_names(node, ("env_file",), report)
+    return node
+
+
+def _has_nul(text: str) -> bool:
+    return "\0" in text
+
+
+def _unquoted(text: str, mark: Mark, report: Report) -> str:
+    quote = text[:1]
+    if quote not in ("'", '"') or not quote:
+        return re.split(r"\s+#", text, maxsplit=1)[0]
+    end = text.find(quote, 1)
+    if end < 0:
+        report.add(mark, "this quote is not closed")
+        return ""
+    return text[1:end]
+
+
+def _secrets(root: Node, context: Context) -> dict[str, str]:
+    node = root.child("secrets")
+    if node is None or node.value is None:
+        return {}
+    if not isinstance(node.value, dict):
+        hint = "write `NAME: {env: NAME}` or `NAME: {file: PATH}`"
+        context.report.add(node.mark, f"secrets: must be a mapping, not {shown(node.value)}", hint)
+        return {}
+    check_names(node, ("secrets",), context.report)
+    return {name: _secret(name, child, node, context) for name, child in node.value.items()}
+
+
+def _secret(name: str, child: Node, secrets: Node, context: Context) -> str:
+    path = ("secrets", name)
+    if not isinstance(child.value, dict):
+        hint = f"write `{name}: {{env: {name}}}` or `{name}: {{file: PATH}}`; a secret does not belong in this file"
+        context.report.add(child.mark, f"{label(path)}: must be a mapping, not a value", hint)
+        return ""
+    model = validate(SecretModel, child, path, context.report)
+    if model is None:
+        return ""
+    if len(model.model_fields_set) != 1:
+        context.report.add(secrets.key_mark(name), f"{label(path)}: needs exactly one of `env`, `file`")
+        return ""
+    return _secret_value(child, label(path), context) if context.with_secrets else ""
+
+
+def _secret_value(child: Node, where: str, context: Context) -> str:
+    source = child.child("env")
+    if source is not None and source.value is not None:
+        if source.value not in context.environ:
+            hint = f"export {source.value}=..."
+            context.report.add(source.mark, f"{where}: `{source.value}` is not set here", hint)
+        return context.environ.get(source.value, "")
+    file = child.child("file")
+    text = _read(file, f"{where}.file", context, context.files.read) if file is not None else None
+    return (text or "").removesuffix("\n").removesuffix("\r")

@@ -1,0 +1,119 @@
+"""Short forms to long ones, before validation: whatever form was written, one shape is checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from clusterctl.config.sections.models import HostModel, Section
+from clusterctl.config.text.tree import Node, Path, Report, label
+from clusterctl.config.wrong import shown
+
+if TYPE_CHECKING:
+    from clusterctl.config.text.tree import Mark
+
+_TEXT_KEYS = {"env", "args", "command"}
+
+
+@dataclass(frozen=True)
+class HostEntry:
+    """One entry of `hosts`: a mapping with the key `host`, and where a person finds it."""
+
+    path: Path
+    node: Node
+    mark: Mark
+
+
+def host_entries(hosts: Node, report: Report) -> list[HostEntry]:
+    """Bring all forms of `hosts` into entries."""
+    if isinstance(hosts.value, str):
+        return [HostEntry(("hosts",), _named(hosts), hosts.mark)]
+    if isinstance(hosts.value, dict):
+        items = [_from_key(hosts, key, child, report) for key, child in hosts.value.items()]
+        return [item for item in items if item is not None]
+    if isinstance(hosts.value, list):
+        listed = [_from_item(("hosts", i), child, report) for i, child in enumerate(hosts.value)]
+        return [item for item in listed if item is not None]
+    report.add(hosts.mark, f"hosts: must be text, a mapping or a list, not {shown(hosts.value)}", _HOSTS_HINT)
+    return []
+
+
+_HOSTS_HINT = "write `gpu[01-02]: 8` below it"
+
+
+def _named(host: Node, rest: Node | None = None) -> Node:
+    entries = {"host": host, **(rest.value if rest is not None else {})}
+    keys = {"host": host.mark, **(rest.keys if rest is not None else {})}
+    return Node(entries, host.mark, keys=keys)
+
+
+def _from_key(hosts: Node, key: str, child: Node, report: Report) -> HostEntry | None:
+    path, mark = ("hosts", key), hosts.key_mark(key)
+    host = Node(key, mark, raw=key)
+    if not isinstance(child.value, dict):
+        if child.value is None:
+            return HostEntry(path, _named(host), mark)
+        gpus = Node({"gpus": child}, child.mark, keys={"gpus": child.mark})
+        return HostEntry(path, _named(host, gpus), mark)
+    if "host" in child.value:
+        report.add(child.key_mark("host"), f"{label(path)}.host: the host is named by the key above already")
+        return None
+    return HostEntry(path, _named(host, child), mark)
+
+
+def _from_item(path: Path, child: Node, report: Report) -> HostEntry | None:
+    if isinstance(child.value, str):
+        return HostEntry(path, _named(child), child.mark)
+    if not isinstance(child.value, dict):
+        report.add(child.mark, f"{label(path)}: must be a host or a mapping, not {shown(child.value)}")
+        return None
+    if len(child.value) == 1 and _is_short_form(child):
+        key = next(iter(child.value))
+        hint = f"write `- {{host: {_in_flow(key)}, gpus: {child.value[key].raw or '...'}}}`, or the entry without `- `"
+        report.add(child.key_mark(key), f"{label(path)}: a list item cannot be `host: GPUs`", hint)
+        return None
+    return HostEntry(path, child, child.mark)
+
+
+def _is_short_form(item: Node) -> bool:
+    """Whether a list item looks like `gpu01: 8`: one key that is none of ours, and GPUs."""
+    key, value = next(iter(item.value.items()))
+    looks_like_gpus = isinstance(value.value, (int, list)) or value.value == "auto"
+    return key not in HostModel.model_fields and looks_like_gpus and any(c.isdigit() for c in key)
+
+
+def _in_flow(text: str) -> str:
+    return f'"{text}"' if "[" in text else text
+
+
+def section(node: Node, model: type[Section]) -> Node:
+    """Leave out known keys without a value, and take environment and arguments as they were written."""
+    if not isinstance(node.value, dict):
+        return node
+    entries: dict[str, Node] = {}
+    for key, child in node.value.items():
+        known = model.model_fields.get(key)
+        if known is not None and child.value is None:
+            continue
+        if known is not None and key in _TEXT_KEYS:
+            entries[key] = texts(child)
+        elif known is not None and isinstance(known.annotation, type) and issubclass(known.annotation, Section):
+            entries[key] = section(child, known.annotation)
+        else:
+            entries[key] = child
+    return node.with_entries(entries)
+
+
+def texts(node: Node) -> Node:
+    """Take the scalars of a mapping or list as written: `1e-3` stays `1e-3`, `yes` stays `yes`."""
+    if isinstance(node.value, dict):
+        return node.with_entries({key: _text(child) for key, child in node.value.items()})
+    if isinstance(node.value, list):
+        return Node([_text(child) for child in node.value], node.mark)
+    return node
+
+
+def _text(node: Node) -> Node:
+    if node.raw is None or node.value is None:
+        return node
+    return Node(node.raw, node.mark, raw=node.raw, quoted=node.quoted)

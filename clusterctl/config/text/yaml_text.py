@@ -1,0 +1,250 @@
+"""YAML text to a tree with places: YAML 1.2 scalars, nothing unsafe, nothing unbounded.
+
+The tree is built from libyaml's events and not from PyYAML's composer: that one recurses in C as deep as a hostile
+file asks, drops duplicate keys and reads scalars by YAML 1.1.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from clusterctl.config.text.syntax import syntax_problem
+from clusterctl.config.text.tree import Document, Mark, Node, Report
+
+MAX_BYTES = 1024**2
+"""Largest cluster file read; a file of a thousand hosts in long form has a tenth of it."""
+
+MAX_NODES = 50_000
+MAX_DEPTH = 24
+
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_TAG = "tag:yaml.org,2002:"
+
+# YAML 1.2.2, 10.3.2: the core schema. Long digit strings stay text, because Python refuses to convert them.
+_NOT_TEXT = frozenset(["", *"~nNtTfF.+-0123456789"])
+_NULL = re.compile(r"null|Null|NULL|~|")
+_BOOL = re.compile(r"true|True|TRUE|false|False|FALSE")
+_INT = re.compile(r"[-+]?[0-9]{1,64}")
+_BASED_INT = re.compile(r"0o[0-7]{1,64}|0x[0-9a-fA-F]{1,64}")
+_FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
+_INFINITE = re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
+
+# Escapes can make these, and neither an argument nor a variable can hold them.
+_UNUSABLE = re.compile("[\0\ud800-\udfff]")
+
+# Everything that YAML's `c-printable` leaves out.
+_UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def core_scalar(text: str) -> Any:
+    """Take a plain scalar for what YAML 1.2 says: null, a truth value, a number, or text."""
+    if text[:1] not in _NOT_TEXT:
+        return text
+    if _NULL.fullmatch(text):
+        return None
+    if _BOOL.fullmatch(text):
+        return text[0] in "tT"
+    if _INT.fullmatch(text):
+        return int(text)
+    if _BASED_INT.fullmatch(text):
+        return int(text[2:], 8 if text[1] == "o" else 16)
+    if len(text) <= 64 and _FLOAT.fullmatch(text):
+        return float(text)
+    if _INFINITE.fullmatch(text):
+        return float(text.replace(".", "", 1))
+    return text
+
+
+def parse_document(path: str, content: bytes | str, report: Report) -> Node | None:
+    """Read one document into a tree; what is wrong goes to `report`. `None`: nothing could be read."""
+    text = _decoded(path, content, report)
+    if text is None:
+        return None
+    return parse_text(Document(path, text), report)
+
+
+def parse_text(document: Document, report: Report) -> Node | None:
+    """Read one document whose text is known to be text."""
+    found = _UNPRINTABLE.search(document.text)
+    if found is not None:
+        report.add(_mark_at(document, found.start()), f"a control character (U+{ord(found[0]):04X})")
+        return None
+    builder = _Builder(document, report)
+    try:
+        for event in yaml.parse(document.text, Loader=_LOADER):
+            builder.take(event)
+    except _Unbounded as error:
+        report.add(error.mark, str(error), error.hint)
+        return None
+    except yaml.YAMLError as error:
+        syntax_problem(document, error, report)
+        return None
+    return builder.root
+
+
+def _decoded(path: str, content: bytes | str, report: Report) -> str | None:
+    if len(content) > MAX_BYTES:
+        report.add(Mark(Document(path, ""), 1, 1), f"larger than {MAX_BYTES // 1024} KiB: not a cluster file")
+        return None
+    if isinstance(content, str):
+        return content.removeprefix("\ufeff")
+    try:
+        return content.decode("utf-8").removeprefix("\ufeff")
+    except UnicodeDecodeError as error:
+        before = content[: error.start].decode("utf-8", "replace")
+        document = Document(path, content.decode("utf-8", "replace"))
+        hint = "save the file as UTF-8"
+        report.add(_mark_at(document, len(before)), f"byte 0x{content[error.start]:02x} is not UTF-8", hint)
+        return None
+
+
+def _mark_at(document: Document, index: int) -> Mark:
+    before = Document(document.path, document.text[:index]).lines
+    return Mark(document, len(before), len(before[-1]) + 1)
+
+
+class _Unbounded(Exception):  # noqa: N818 - it stops the reading, and never leaves this module
+    def __init__(self, mark: Mark, text: str, hint: str | None = None) -> None:
+        super().__init__(text)
+        self.mark = mark
+        self.hint = hint
+
+
+@dataclass(slots=True)
+class _Frame:
+    """A mapping or list that is being read. A mapping's children alternate between key and value."""
+
+    mark: Mark
+    mapping: bool
+    anchor: str | None
+    children: list[Node] = field(default_factory=list)
+
+
+class _Builder:
+    """Turns parser events into a tree, counting as it goes."""
+
+    def __init__(self, document: Document, report: Report) -> None:
+        self.root: Node | None = None
+        self._document = document
+        self._report = report
+        self._frames: list[_Frame] = []
+        self._anchors: dict[str, Node | None] = {}
+        self._count = 0
+
+    def take(self, event: Any) -> None:
+        """Take the next event."""
+        if isinstance(event, yaml.ScalarEvent):
+            self._put(self._scalar(event), event.anchor, 1)
+        elif isinstance(event, (yaml.MappingStartEvent, yaml.SequenceStartEvent)):
+            self._open(event)
+        elif isinstance(event, (yaml.MappingEndEvent, yaml.SequenceEndEvent)):
+            frame = self._frames.pop()
+            self._put(self._mapping(frame) if frame.mapping else self._list(frame), frame.anchor, 1)
+        elif isinstance(event, yaml.AliasEvent):
+            node = self._alias(event)
+            self._put(node, None, node.size)
+        elif isinstance(event, yaml.DocumentStartEvent) and self.root is not None:
+            hint = "remove the `---`; several files are merged with `--file`"
+            raise _Unbounded(self._mark(event), "a second document in one file", hint)
+
+    def _mark(self, event: Any) -> Mark:
+        start, end = event.start_mark, event.end_mark
+        line = self._document.lines[start.line] if start.line < len(self._document.lines) else ""
+        until = end.column if end.line == start.line else len(line)
+        return Mark(self._document, start.line + 1, start.column + 1, max(1, until - start.column))
+
+    def _open(self, event: Any) -> None:
+        mark = self._mark(event)
+        if len(self._frames) >= MAX_DEPTH:
+            raise _Unbounded(mark, f"nested deeper than {MAX_DEPTH} levels")
+        mapping = isinstance(event, yaml.MappingStartEvent)
+        self._check_tag(event, mark, "map" if mapping else "seq")
+        if event.anchor is not None:
+            self._anchors[event.anchor] = None
+        self._frames.append(_Frame(mark, mapping, event.anchor))
+
+    def _check_tag(self, event: Any, mark: Mark, *allowed: str) -> None:
+        tag = event.tag
+        if tag in (None, "!") or tag in {_TAG + name for name in allowed}:
+            return
+        shown = "!!" + tag.removeprefix(_TAG) if tag.startswith(_TAG) else tag
+        self._report.add(mark, f"the tag `{shown}` is not allowed here", "leave the tag out")
+
+    def _scalar(self, event: Any) -> Node:
+        mark, text = self._mark(event), event.value
+        if _UNUSABLE.search(text):
+            self._report.add(mark, "a NUL or surrogate character cannot be used")
+            text = text.replace("\0", "")
+        self._check_tag(event, mark, "str", "int", "float", "bool", "null")
+        plain = event.implicit[0] or event.tag not in (None, "!", _TAG + "str")
+        quoted = event.style in ("'", '"', "|", ">")
+        return Node(core_scalar(text) if plain else text, mark, raw=text, quoted=quoted or not plain)
+
+    def _alias(self, event: Any) -> Node:
+        found = self._anchors.get(event.anchor)
+        if found is not None:
+            return found
+        if event.anchor in self._anchors:
+            raise _Unbounded(self._mark(event), f"`*{event.anchor}` stands inside of what it repeats")
+        raise _Unbounded(self._mark(event), f"no anchor `&{event.anchor}` before this place")
+
+    def _list(self, frame: _Frame) -> Node:
+        return _sized(Node(frame.children, frame.mark), frame.children)
+
+    def _mapping(self, frame: _Frame) -> Node:
+        entries: dict[str, Node] = {}
+        keys: dict[str, Mark] = {}
+        merged: list[tuple[int, Node, Mark]] = []
+        for key, value in zip(frame.children[::2], frame.children[1::2], strict=True):
+            name = key.raw
+            if name is None:
+                self._report.add(key.mark, "a key must be plain text")
+            elif name == "<<" and not key.quoted:
+                merged.append((len(entries), value, key.mark))
+            elif name in entries:
+                first = keys[name]
+                self._report.add(key.mark, f"the key `{name}` is here twice", f"first on line {first.line}")
+            else:
+                entries[name], keys[name] = value, key.mark
+        node = Node(entries, frame.mark, keys=keys)
+        for position, value, mark in reversed(merged):
+            self._merge(node, position, value, mark)
+        return _sized(node, list(node.value.values()))
+
+    def _merge(self, node: Node, position: int, value: Node, mark: Mark) -> None:
+        """Insert what `<<` brings at its place; keys that are written out win, and of a list the earlier."""
+        sources = value.value if isinstance(value.value, list) else [value]
+        brought: dict[str, Node] = {}
+        for source in sources:
+            if not isinstance(source.value, dict):
+                self._report.add(mark, "`<<` merges mappings only", "write `<<: *anchor`")
+                return
+            for name, child in source.value.items():
+                if name not in node.value and name not in brought:
+                    brought[name] = child
+                    node.keys[name] = source.key_mark(name)
+        items = list(node.value.items())
+        node.value = dict([*items[:position], *brought.items(), *items[position:]])
+
+    def _put(self, node: Node, anchor: str | None, added: int) -> None:
+        self._count += added
+        if self._count > MAX_NODES:
+            raise _Unbounded(node.mark, f"more than {MAX_NODES} values: not a cluster file")
+        if node.depth + len(self._frames) > MAX_DEPTH:
+            raise _Unbounded(node.mark, f"nested deeper than {MAX_DEPTH} levels")
+        if anchor is not None:
+            self._anchors[anchor] = node
+        if self._frames:
+            self._frames[-1].children.append(node)
+        elif node.value is not None:
+            self.root = node
+
+
+def _sized(node: Node, children: list[Node]) -> Node:
+    node.size = 1 + sum(child.size for child in children)
+    node.depth = 1 + max((child.depth for child in children), default=0)
+    return node

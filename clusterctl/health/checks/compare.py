@@ -1,0 +1,249 @@
+"""The odd one out: nodes and GPUs are their own yardstick.
+
+Categories: the strict majority is right, the rest is named. With no majority (two nodes, or a tie) nodes disagree and
+nobody is blamed. Numbers: an outlier is far from the median by the check's own measure *and* by more than three
+deviations (MAD scaled as for a normal distribution), so that neither noise nor a tiny difference fires. Only GPUs of
+the same board (model and maker) are compared.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from clusterctl.health.checks import gpus
+from clusterctl.health.model import Outcome, passed, skipped, unknown, warned
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from clusterctl.health.check import ClusterView, View
+
+ABSENT = "absent"
+"""A value of its own: a package that one node lacks is a difference."""
+
+MOST_OUTLIERS_SHOWN = 8
+_MAD_TO_SIGMA = 1.4826
+
+
+@dataclass(frozen=True, slots=True)
+class Vote:
+    """What the members of a population say.
+
+    Attributes:
+        majority: The value of more than half of them, as given, or `None` where there is none.
+        odd: The members that say something else than the majority; empty where there is none.
+        values: Every value to its members, the commonest first.
+    """
+
+    majority: Any
+    odd: tuple[str, ...]
+    values: tuple[tuple[Any, tuple[str, ...]], ...]
+
+    @property
+    def agreed(self) -> bool:
+        """All say the same."""
+        return len(self.values) <= 1
+
+
+def vote(answers: Mapping[str, Any]) -> Vote:
+    """Count answers (member to JSON value); values of different types are different."""
+    by_key: dict[str, tuple[Any, list[str]]] = {}
+    for member, value in answers.items():
+        by_key.setdefault(json.dumps(value, sort_keys=True), (value, []))[1].append(member)
+    ranked = sorted(by_key.values(), key=lambda entry: -len(entry[1]))
+    values = tuple((value, tuple(members)) for value, members in ranked)
+    if not values or len(values[0][1]) * 2 <= len(answers):
+        return Vote(None, (), values)
+    odd = tuple(member for _, members in values[1:] for member in members)
+    return Vote(values[0][0], odd, values)
+
+
+def outliers(
+    numbers: Mapping[str, float], is_far: Callable[[float, float], bool], *, least: int = 4
+) -> dict[str, float]:
+    """Return the members whose number is far from the median; none where there are fewer than `least`.
+
+    Args:
+        numbers: Member to number.
+        is_far: Given (number, median), says whether the difference matters at all.
+        least: Size of population below which nothing can be said.
+    """
+    if len(numbers) < least:
+        return {}
+    middle = median(numbers.values())
+    spread = _MAD_TO_SIGMA * median(abs(x - middle) for x in numbers.values())
+    return {m: x for m, x in numbers.items() if is_far(x, middle) and abs(x - middle) > 3 * spread}
+
+
+def node_categories(
+    view: ClusterView,
+    read: Callable[[View], Any],
+    what: str,
+    *,
+    say: Callable[..., Outcome] = warned,
+    absent: bool = False,
+) -> list[Outcome]:
+    """Compare one value of every node.
+
+    Args:
+        view: All nodes.
+        read: Returns a node's value; `None` means it has none.
+        what: Its name for a person.
+        say: How grave a difference is (`failed` or `warned`).
+        absent: A node without the value differs from one with it; else such nodes are left out.
+    """
+    answers = {node.node: read(node) for node in view.views}
+    known = {name: value for name, value in answers.items() if value is not None}
+    if not known:
+        return [skipped(f"no node has a {what}") if absent else unknown(f"no node tells its {what}")]
+    if len(answers) < 2:
+        return [skipped("only one node to look at")]
+    if absent:
+        known = {name: ABSENT if value is None else value for name, value in answers.items()}
+    elif len(known) < 2:
+        return [unknown(f"only {next(iter(known))} tells its {what}")]
+    result = vote(known)
+    if result.agreed:
+        return [passed(f"{what} {_show(result.values[0][0])} on {len(known)} nodes", value=result.values[0][0])]
+    if result.majority is None:
+        return [say(f"nodes disagree on {what}: {_spread(result)}", value=_json(result))]
+    return [
+        say(
+            f"{what} {_show(known[name])}, {_show(result.majority)} elsewhere",
+            node=name,
+            value=known[name],
+            expected=result.majority,
+        )
+        for name in result.odd
+    ]
+
+
+def gpu_categories(
+    view: ClusterView,
+    read: Callable[[gpus.Device], Any],
+    what: str,
+    show: Callable[[Any], str] = str,
+    *,
+    say: Callable[..., Outcome] = warned,
+    at_least_nodes: int = 1,
+) -> list[Outcome]:
+    """Compare one value of every GPU with the GPUs of the same board.
+
+    Args:
+        view: All nodes.
+        read: Returns a GPU's value; `None` means that it has none.
+        what: Its name for a person.
+        show: Says a value.
+        say: How grave it is to be the odd one out (`failed` or `warned`). Disagreement without a majority WARNs.
+        at_least_nodes: On how many nodes there have to be such GPUs for anything to be said.
+    """
+    outcomes, judged = [], 0
+    for board, known in boards(view, read).items():
+        if len(known) < 2 or len({key.rsplit("/", 1)[0] for key in known}) < at_least_nodes:
+            continue
+        judged += len(known)
+        result = vote(known)
+        if result.agreed:
+            continue
+        if result.majority is None:
+            outcomes.append(warned(f"GPUs ({board}) disagree on {what}: {_counts(result, show)}", value=_json(result)))
+            continue
+        for key in result.odd:
+            node, gpu = key.rsplit("/", 1)
+            message = f"GPU {gpu}: {what} {show(known[key])}, {show(result.majority)} on its like"
+            outcomes.append(say(message, node=node, gpu=int(gpu), value=known[key], expected=result.majority))
+    return outcomes or [nothing_odd(view, judged, what)]
+
+
+def gpu_outliers(view: ClusterView, field: str, unit: str) -> list[Outcome]:
+    """Find GPUs whose number is `warn` above the median of their model, and above `floor`."""
+    far, floor = view.limit("warn"), view.limit("floor")
+    outcomes, judged = [], 0
+    for members in boards(view, lambda device: gpus.value(device, field)).values():
+        judged += len(members) if len(members) >= 4 else 0
+        found = outliers(members, lambda x, middle: x > middle + far and x > floor)
+        for key, value in list(found.items())[:MOST_OUTLIERS_SHOWN]:
+            node, gpu = key.rsplit("/", 1)
+            middle = median(members.values())
+            message = f"GPU {gpu}: {value:.0f} {unit}, its like {middle:.0f} {unit}"
+            outcomes.append(warned(message, node=node, gpu=int(gpu), value=value, expected=middle))
+    return outcomes or [nothing_odd(view, judged, field)]
+
+
+def nothing_odd(view: ClusterView, judged: int, what: str) -> Outcome:
+    """Say that GPUs are alike, or why nothing can be said."""
+    if judged:
+        return passed(f"{what}: {judged} GPUs alike")
+    with_gpus = [v for v in view.views if gpus.gate(v) is None]
+    if with_gpus and all(gpus.library_gate(v) is not None for v in with_gpus):
+        return unknown("no node's GPUs could be asked")
+    return skipped("too few GPUs to compare")
+
+
+def boards(view: ClusterView, read: Callable[[gpus.Device], Any]) -> dict[str, dict[str, Any]]:
+    """Return board -> "node/index" -> value, over the GPUs that matter and have one.
+
+    A board is a model as one maker sells it, told apart by the PCI subsystem: limits and firmware are the maker's.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for node in view.views:
+        if gpus.gate(node) is not None:
+            continue
+        for device in gpus.devices(node):
+            name, value = gpus.value(device, "name"), read(device)
+            if name and value is not None:
+                maker = gpus.value(device, "subsystem")
+                board = f"{name}, subsystem {maker}" if maker else name
+                found.setdefault(board, {})[f"{node.node}/{device['index']}"] = value
+    return found
+
+
+def slots(view: ClusterView, read: Callable[[View], Mapping[str, int]]) -> dict[str, dict[str, int]]:
+    """Return slot -> node -> number: what sits at one place of machines that are built alike.
+
+    A place is the PCI address of a GPU, or of a pair of them. Only machines with the same models at the same addresses
+    are compared: of others, one cannot tell damage from design.
+
+    Args:
+        view: All nodes.
+        read: Returns a node's numbers, by index of the GPU (`"3"`) or pair of indices (`"0-1"`). The index ends the
+            name of the slot, behind a blank.
+    """
+    found: dict[str, dict[str, int]] = {}
+    for node in view.views:
+        if gpus.gate(node) is None and all(gpus.value(device, "pci") for device in gpus.devices(node)):
+            build = json.dumps([[gpus.value(d, "name"), gpus.value(d, "pci")] for d in gpus.devices(node)])
+            for indices, number in read(node).items():
+                found.setdefault(f"{build} {indices}", {})[node.node] = number
+    return {place: values for place, values in found.items() if len(values) > 1}
+
+
+def by_index(node: View, read: Callable[[gpus.Device], int | None]) -> dict[str, int]:
+    """Return a number of each GPU of a node that has one, by index."""
+    told = {str(device["index"]): read(device) for device in gpus.devices(node)}
+    return {index: number for index, number in told.items() if number is not None}
+
+
+def expected(values: Mapping[str, int]) -> int:
+    """Return what is right at a place: the majority's number, else the greatest. A link does not come from nowhere."""
+    majority = vote(values).majority
+    return max(values.values()) if majority is None else int(majority)
+
+
+def _show(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _spread(result: Vote) -> str:
+    return "; ".join(f"{_show(value)} on {', '.join(members)}" for value, members in result.values)
+
+
+def _counts(result: Vote, show: Callable[[Any], str]) -> str:
+    return ", ".join(f"{show(value)} on {len(members)}" for value, members in result.values)
+
+
+def _json(result: Vote) -> list[dict[str, Any]]:
+    return [{"value": value, "members": list(members)} for value, members in result.values]

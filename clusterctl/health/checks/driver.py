@@ -1,0 +1,207 @@
+"""Driver and library, and whether they answer."""
+
+from __future__ import annotations
+
+import fnmatch
+from typing import TYPE_CHECKING
+
+from clusterctl.health import answers
+from clusterctl.health.check import View, node_check
+from clusterctl.health.checks import amd_presence, gpus
+from clusterctl.health.model import Action, Outcome, failed, passed, skipped, unknown, warned
+from clusterctl.health.vendors import AMD, JUDGED, VENDORS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_SETUP = {4, 9, 12, 17}
+"""Codes that mean "not set up" rather than "broken"."""
+
+
+@node_check(
+    name="gpu.driver",
+    family="GPU driver",
+    source="NVML nvmlInit, nvidia-smi, /sys/module/nvidia; of AMD /sys/class/kfd, /sys/module/amdgpu",
+    threshold="NVML opens, or KFD is there; FAIL where GPUs are declared, WARN where only the PCI bus shows some",
+    severity="FAIL",
+    remedy="Install or load the NVIDIA driver (`nvidia-smi` must work as the same user)",
+    action=Action.FIX_CONFIG,
+    gpu=True,
+    vendors=JUDGED,
+    by_vendor={AMD: amd_presence.driver},
+)
+def driver(view: View) -> Iterator[Outcome]:
+    """The vendor's driver is loaded, and its library opens.
+
+    Declared GPUs without a driver are a failure, not a gap.
+    """
+    nvml = view.group("nvml")
+    if nvml.status == "timeout":
+        yield unknown("NVML hangs (see `gpu.responsive`)")
+    elif nvml.status == "absent" and view.group("smi").data.get("devices"):
+        yield unknown(f"{nvml.reason}; `nvidia-smi` works")
+    elif nvml.status != "ok":
+        yield unknown(f"could not ask NVML: {nvml.reason or nvml.status}")
+    elif (code := nvml.data.get("init_error")) is None:
+        yield passed(f"driver {nvml.data.get('driver')}", value=nvml.data.get("driver"))
+    elif code == 18:
+        yield unknown("driver and library do not match (see `gpu.lib_mismatch`)")
+    else:
+        say = failed if view.expected.count else warned
+        action = Action.FIX_CONFIG if code in _SETUP else Action.REBOOT_NODE
+        yield say(f"NVML does not open: {answers.nvml_name(code)}{_second(view)}", value=code, action=action)
+
+
+def _second(view: View) -> str:
+    """Say what the second source says, where it was asked."""
+    smi = view.group("smi").data
+    errors = smi.get("errors") or []
+    return f"; nvidia-smi exits {smi['rc']}: {errors[0]}" if smi.get("rc") and errors else ""
+
+
+@node_check(
+    name="gpu.lib_mismatch",
+    family="GPU driver",
+    source="NVML return code 18; NVML driver version against /sys/module/nvidia/version",
+    threshold="kernel module and user library are of one version",
+    severity="FAIL",
+    remedy=(
+        "Reboot the node, or stop all GPU processes and reload the nvidia modules: the driver was"
+        " upgraded under the running kernel"
+    ),
+    action=Action.REBOOT_NODE,
+    gpu=True,
+    group="nvml",
+)
+def lib_mismatch(view: View) -> Iterator[Outcome]:
+    """Kernel module and user library are of one version.
+
+    An upgrade under a running kernel breaks every new process, while old ones go on.
+    """
+    nvml, module = view.group("nvml").data, view.group("driver").data.get("module")
+    code, library = nvml.get("init_error"), nvml.get("driver")
+    if code == 18:
+        yield failed(f"driver/library version mismatch: kernel module {module or 'unknown'}", value=module)
+    elif code is not None:
+        yield unknown(f"NVML could not be used: {answers.nvml_name(code)}")
+    elif not module or not library:
+        yield unknown("the version of the kernel module cannot be read")
+    elif module != library:
+        yield failed(f"kernel module {module}, library {library}", value=library, expected=module)
+    else:
+        yield passed(f"module and library {module}", value=module)
+
+
+@node_check(
+    name="gpu.model",
+    family="GPU driver",
+    source="NVML device name, of AMD `product_name`",
+    threshold="one model on the node; `health.expect.gpu_model` where given",
+    severity="FAIL",
+    remedy=(
+        "Mixed models train at the speed of the slowest; declare only the GPUs of one model, or "
+        "correct `health.expect.gpu_model`"
+    ),
+    action=Action.FIX_CONFIG,
+    gpu=True,
+    vendors=JUDGED,
+)
+def model(view: View) -> Iterator[Outcome]:
+    """All GPUs of the node are of one model, the promised one where the cluster file promises one."""
+    blocked = gpus.library_gate(view)
+    names = sorted({d["v"]["name"] for d in gpus.devices(view) if d.get("v", {}).get("name")})
+    wanted = view.context.expect.get("gpu_model")
+    if blocked is not None or not names:
+        yield blocked or unknown("no GPU tells its name")
+    elif wanted and not all(fnmatch.fnmatchcase(name, str(wanted)) for name in names):
+        yield failed(f"{', '.join(names)}, expected {wanted}", value=names, expected=wanted)
+    elif len(names) > 1:
+        yield warned(f"{len(names)} models: {', '.join(names)}", value=names)
+    else:
+        yield passed(names[0], value=names[0], expected=wanted)
+
+
+@node_check(
+    name="gpu.responsive",
+    family="GPU driver",
+    source=(
+        "time of one pass over NVML, or over the files of amdgpu, in a child of its own, which has until `fail`; the "
+        "others have the probe's time"
+    ),
+    threshold=(
+        "answers; WARN above `warn` seconds; FAIL where it did not answer within `fail`, or was stuck in the kernel "
+        "for five seconds without being woken once"
+    ),
+    severity="FAIL",
+    remedy="Reboot the node: a driver that hangs makes every process that touches it unkillable",
+    action=Action.REBOOT_NODE,
+    gpu=True,
+    vendors=JUDGED,
+    thresholds={"warn": 5.0, "fail": 30.0},
+)
+def responsive(view: View) -> Iterator[Outcome]:
+    """The driver answers in time. Slow is not hung: without persistence mode every look first starts the GPUs."""
+    told, asked = gpus.library(view), gpus.source(view)
+    if told.status == "timeout":
+        yield failed(f"{asked} hangs: {told.reason}", value=told.ms)
+    elif told.status != "ok" or told.ms is None:
+        yield unknown(f"could not ask {asked}: {told.reason or told.status}")
+    elif told.data.get("init_error") is not None:
+        yield unknown(f"{asked} could not be used: {answers.nvml_name(told.data['init_error'])}")
+    elif told.ms > view.limit("warn") * 1000:
+        yield _slow(view, told.ms, told.data.get("init_ms"))
+    else:
+        yield passed(f"{asked} answers", value=told.ms)
+
+
+def _slow(view: View, took: float, opening: float | None) -> Outcome:
+    message = f"{gpus.source(view)} took {took / 1000:.1f} s"
+    if opening is None:
+        return warned(message, value={"ms": took}, action=Action.NONE, hint="Look at the kernel log (`dmesg -T`)")
+    parts = f"opening it {opening / 1000:.1f} s, the look {max(0.0, took - opening) / 1000:.1f} s"
+    return warned(
+        f"{message}: {parts}",
+        value={"ms": took, "init_ms": opening},
+        action=Action.FIX_CONFIG,
+        hint="Turn on persistence mode (`sudo nvidia-smi -pm 1`, or nvidia-persistenced): it costs 1 to 3 s a GPU",
+    )
+
+
+@node_check(
+    name="gpu.nouveau",
+    family="GPU driver",
+    source="/proc/modules",
+    threshold="not loaded",
+    severity="WARN",
+    remedy="Blacklist nouveau and reboot: it keeps the NVIDIA driver from taking the card",
+    action=Action.FIX_CONFIG,
+    gpu=True,
+    group="driver",
+)
+def nouveau(view: View) -> Iterator[Outcome]:
+    """The nouveau driver is not loaded."""
+    yield warned("nouveau is loaded") if view.group().data.get("nouveau") else passed("nouveau is not loaded")
+
+
+@node_check(
+    name="gpu.vendor",
+    family="GPU driver",
+    source="PCI bus",
+    threshold=f"GPUs of {' or '.join(VENDORS[key].name for key in JUDGED)}; all checks of others are SKIP",
+    severity="WARN",
+    remedy="`ignore: [gpu.vendor]` accepts GPUs that nobody looks at",
+    gpu=True,
+    group="driver",
+    vendors=tuple(VENDORS),
+)
+def vendor(view: View) -> Iterator[Outcome]:
+    """The GPUs are of a vendor whose GPUs can be judged. For others this is the one place where it is said."""
+    whose = gpus.vendor(view)
+    there = sum(card["vendor"] == whose for card in gpus.cards(view))
+    if whose in JUDGED:
+        yield passed(f"GPUs of {VENDORS[whose].name}") if there else skipped("no GPU on the PCI bus")
+    else:
+        yield warned(f"{there} GPUs of {VENDORS[whose].name}, which are not judged", value=there)
+
+
+CHECKS = (driver, lib_mismatch, model, responsive, nouveau, vendor)

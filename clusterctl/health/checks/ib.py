@@ -1,0 +1,237 @@
+"""Whether the RDMA ports that NCCL would use are up, have addresses, and are alike on all nodes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from clusterctl.health.check import ClusterView, View, cluster_check, node_check
+from clusterctl.health.checks import compare, rdma
+from clusterctl.health.model import Action, Outcome, failed, passed, skipped, unknown, warned
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+_FAMILY = "RDMA"
+_CABLED = "LinkUp"
+_LIKE = 3
+"""So many ports of one kind of card have to be there before one that is dark counts as the odd one."""
+
+
+@node_check(
+    name="net.ib_port",
+    family=_FAMILY,
+    source="/sys/class/infiniband/*/ports/*; NCCL_IB_HCA, NCCL_IB_DISABLE, NCCL_NET and nccl.conf; libibverbs, plugin",
+    threshold=(
+        "as many active as `health.expect.ib_ports`; every one that NCCL_IB_HCA names in full; WARN for one that has a "
+        "link and no subnet manager, and for one that is dark where most cards of its kind on the node are up. One "
+        "that NCCL does not use is no fault: storage and spare ports are often without a cable"
+    ),
+    severity="FAIL",
+    remedy="Check cable, switch port and subnet manager (`ibstat` on the node)",
+    action=Action.CHECK_LINK,
+    group="net",
+)
+def ib_port(view: View) -> Iterator[Outcome]:
+    """RDMA ports that NCCL would use are up."""
+    found, wanted = rdma.ports(view), view.context.expect.get("ib_ports")
+    up = [port for port in found if rdma.active(port)]
+    if wanted is not None and len(up) < wanted:
+        down = "; ".join(rdma.state(port) for port in found if not rdma.active(port))
+        message = f"{len(up)} of {wanted} RDMA ports active{': ' + down if down else ''}"
+        yield failed(message, value=len(up), expected=wanted)
+        return
+    blocked = rdma.gate(view) if found else None
+    if blocked is not None:
+        yield blocked
+        return
+    chosen = rdma.selection(view)
+    yield from _trouble(found, chosen) or [_well(found, chosen)]
+
+
+def _trouble(found: list[rdma.Port], chosen: rdma.Selection) -> list[Outcome]:
+    missing = [port for port in chosen.named if not rdma.active(port)]
+    outcomes = [failed(f"NCCL_IB_HCA names {rdma.state(port)}", value=rdma.name(port)) for port in missing]
+    if not chosen.used and not chosen.why_none.startswith("no RDMA port"):
+        return outcomes
+    for port in found:
+        if rdma.active(port) or port in missing:
+            continue
+        if port.get("phys") == _CABLED:
+            hint = "No subnet manager has taken it up: start opensm or the one of the switch"
+            outcomes.append(warned(f"{rdma.state(port)}", value=rdma.name(port), hint=hint))
+        elif _is_odd(port, found):
+            message = f"{rdma.state(port)}, while most ports of such cards are active"
+            outcomes.append(warned(message, value=rdma.name(port)))
+    return outcomes
+
+
+def _is_odd(port: rdma.Port, found: list[rdma.Port]) -> bool:
+    """Tell whether most ports of such cards are active. Of a card with one port in use and one spare nobody can say."""
+    kind = (port.get("board"), port.get("link_layer"))
+    like = [other for other in found if (other.get("board"), other.get("link_layer")) == kind]
+    up = sum(map(rdma.active, like))
+    return kind[0] is not None and len(like) > _LIKE and up * 2 > len(like)
+
+
+def _well(found: list[rdma.Port], chosen: rdma.Selection) -> Outcome:
+    if not chosen.used:
+        return skipped(chosen.why_none)
+    rest = [port for port in found if port not in chosen.used]
+    others = f"; not used: {rdma.names(rest)}" if rest else ""
+    return passed(f"{len(chosen.used)} RDMA ports active{others}", value=len(chosen.used))
+
+
+@node_check(
+    name="net.roce_gid",
+    family=_FAMILY,
+    source="/sys/class/infiniband/*/ports/*/gids, gid_attrs/types",
+    threshold="of the ports that NCCL would use: a RoCE v2 address on Ethernet, any on InfiniBand",
+    severity="FAIL",
+    remedy="Give the interface an IP address and set RoCE v2 as its mode",
+    action=Action.FIX_CONFIG,
+    group="net",
+)
+def roce_gid(view: View) -> Iterator[Outcome]:
+    """Active RDMA ports have an address that peers can use."""
+    blocked = rdma.gate(view) if rdma.ports(view) else None
+    if blocked is not None:
+        yield blocked
+        return
+    chosen = rdma.selection(view)
+    lacking = {"Ethernet": "roce_v2", "InfiniBand": "gids"}
+    bad = [p for p in chosen.used if (key := lacking.get(p.get("link_layer") or "")) and not p.get(key)]
+    for port in bad:
+        yield failed(f"{rdma.name(port)} has no usable address ({port.get('link_layer')})", value=port["device"])
+    if not chosen.used:
+        yield skipped(chosen.why_none)
+    elif not bad:
+        yield passed(f"{len(chosen.used)} RDMA ports have addresses")
+
+
+@node_check(
+    name="net.ib_width",
+    family=_FAMILY,
+    source="sysfs current_link_width and max_link_width of the cards that NCCL would use, and of the port above each",
+    threshold="as many lanes as both the card and its slot have; SKIP where a virtual machine shows none",
+    severity="WARN",
+    remedy="Reseat the card; the kernel log of the boot may say `limited by`",
+    action=Action.CHECK_LINK,
+    group="net",
+)
+def ib_width(view: View) -> Iterator[Outcome]:
+    """RDMA cards have all the PCIe lanes of their slots."""
+    blocked = rdma.gate(view) if rdma.ports(view) else None
+    if blocked is not None:
+        yield blocked
+        return
+    lanes = {
+        port["device"]: (port["width"], min(port["max_width"], port["slot_width"]))
+        for port in rdma.selection(view).used
+        if port.get("width") and port.get("max_width") and port.get("slot_width")
+    }
+    narrow = {device: (now, most) for device, (now, most) in lanes.items() if now < most}
+    for device, (now, most) in narrow.items():
+        yield warned(f"{device} has {now} PCIe lanes of {most}", value=now, expected=most)
+    if not lanes:
+        yield skipped("no RDMA card in use whose slot can be seen")
+    elif not narrow:
+        yield passed(f"all PCIe lanes of {len(lanes)} RDMA cards")
+
+
+def _used(node: View) -> tuple[rdma.Port, ...] | None:
+    return rdma.selection(node).used if rdma.gate(node) is None else None
+
+
+def _compared(view: ClusterView) -> list[Outcome] | None:
+    """Return what there is to say where ports cannot be compared, or `None` where they can."""
+    seen = [_used(node) for node in view.views]
+    if all(ports is None for ports in seen):
+        return [unknown("no node could be asked for RDMA ports")]
+    return None if any(seen) else [skipped("no node uses RDMA")]
+
+
+@cluster_check(
+    name="net.ib_mixed",
+    family=_FAMILY,
+    source="ports that NCCL would use, of all nodes",
+    threshold="all nodes use RDMA, or none",
+    severity="FAIL",
+    remedy="Bring up RDMA on all nodes, or set NCCL_IB_DISABLE=1 for all: one on RDMA and one on TCP hang (nccl#234)",
+    action=Action.FIX_CONFIG,
+)
+def ib_mixed(view: ClusterView) -> Iterable[Outcome]:
+    """Either all nodes use RDMA or none."""
+    answered = _compared(view)
+    if answered is not None:
+        return answered
+    told: dict[str, bool] = {node.node: bool(used) for node in view.views if (used := _used(node)) is not None}
+    without = [node for node, uses in told.items() if not uses]
+    if not without:
+        return [passed(f"all {len(told)} nodes use RDMA")]
+    why = {node.node: rdma.selection(node).why_none for node in view.views}
+    if len(without) * 2 < len(told):
+        return [failed(f"uses no RDMA, others do: {why[node]}", node=node, value=0) for node in without]
+    if len(without) * 2 > len(told):
+        using = [node for node, uses in told.items() if uses]
+        return [failed("uses RDMA, others do not", node=node, value=1) for node in using]
+    return [failed(f"half of the nodes use RDMA, not {', '.join(without)}: {why[without[0]]}", value=without)]
+
+
+@cluster_check(
+    name="net.ib_count",
+    family=_FAMILY,
+    source="ports that NCCL would use, of all nodes that use any",
+    threshold="the same number on all nodes",
+    severity="WARN",
+    remedy="Look at the port that is missing; where one node has a storage card more, name the others in NCCL_IB_HCA",
+    action=Action.CHECK_LINK,
+)
+def ib_count(view: ClusterView) -> Iterable[Outcome]:
+    """All nodes use equally many RDMA ports: each rail of a collective goes as fast as its slowest node."""
+    answered = _compared(view)
+    if answered is not None:
+        return answered
+
+    def count(node: View) -> int | None:
+        return len(_used(node) or ()) or None
+
+    return compare.node_categories(view, count, "number of RDMA ports in use")
+
+
+@cluster_check(
+    name="net.ib_rate",
+    family=_FAMILY,
+    source="/sys/class/infiniband/*/ports/*/rate of the ports that NCCL would use",
+    threshold="the same for ports of one name on all nodes",
+    severity="WARN",
+    remedy="A port that came up slower than its like wants a new cable",
+    action=Action.CHECK_LINK,
+)
+def ib_rate(view: ClusterView) -> Iterable[Outcome]:
+    """RDMA ports run at the same rate on all nodes."""
+    answered = _compared(view)
+    if answered is not None:
+        return answered
+    rates: dict[str, dict[str, Any]] = {}
+    for node in view.views:
+        for port in _used(node) or ():
+            rates.setdefault(rdma.name(port), {})[node.node] = port.get("rate")
+    shared = {name: told for name, told in rates.items() if len(told) > 1}
+    odd = [outcome for name, told in shared.items() for outcome in _odd_rates(name, compare.vote(told), told)]
+    if not shared:
+        return [skipped("no port of one name on several nodes")]
+    return odd or [passed(f"rates of {len(shared)} RDMA ports alike")]
+
+
+def _odd_rates(name: str, result: compare.Vote, told: dict[str, Any]) -> list[Outcome]:
+    if result.agreed:
+        return []
+    if result.majority is None:
+        return [warned(f"nodes disagree on the rate of {name}: {', '.join(sorted(set(map(str, told.values()))))}")]
+    return [
+        warned(f"{name} at {told[node]}, {result.majority} elsewhere", node=node, value=told[node])
+        for node in result.odd
+    ]
+
+
+CHECKS = (ib_port, roce_gid, ib_width, ib_mixed, ib_count, ib_rate)

@@ -1,0 +1,181 @@
+"""Disks and mounts where a run writes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from clusterctl.health.check import View, node_check
+from clusterctl.health.checks.host import size
+from clusterctl.health.model import Action, Outcome, failed, passed, skipped, unknown, warned
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_FAMILY = "Disks and mounts"
+LEAST = 1.0 * 1024**3
+"""Bytes below which a file system is as good as full."""
+ENOUGH = 100.0 * 1024**3
+"""Bytes with which none is crowded, whatever its size."""
+
+
+def _places(view: View) -> list[dict[str, Any]]:
+    return [entry for entry in view.group().data.get("paths") or [] if entry.get("total") is not None]
+
+
+def _unseen(view: View) -> Iterator[Outcome]:
+    for entry in view.group().data.get("paths") or []:
+        if entry.get("total") is None:
+            yield unknown(f"{entry['path']} cannot be measured: {entry.get('error')}")
+
+
+def is_tight(free: float, size_of_it: float, least: float) -> bool:
+    """Tell whether a file system is as good as full. A small one that is nearly empty is small, not full."""
+    return free < least and free * 2 < size_of_it
+
+
+@node_check(
+    name="host.disk",
+    family=_FAMILY,
+    source="statvfs of working directory, checkpoints, temporary directory, home and /; size of the newest checkpoint",
+    threshold=(
+        "where the run writes: FAIL under `least` bytes free and where the next checkpoint does not fit, WARN where "
+        "fewer than `checkpoints` of them fit. WARN from `warn` percent used on where less than `enough` bytes are "
+        "free: 96 % of a file server with terabytes left are no trouble. The root file system never FAILs, and one "
+        "that is mounted read-only is full by design"
+    ),
+    severity="FAIL",
+    remedy="Free space: old runs (`clusterctl clean`), caches, checkpoints",
+    action=Action.FREE_SPACE,
+    group="disk",
+    thresholds={"warn": 85.0, "enough": ENOUGH, "least": LEAST, "checkpoints": 2.0},
+)
+def disk(view: View) -> Iterator[Outcome]:
+    """There is space where a run writes: a checkpoint that fails after hours costs the hours."""
+    adverse = [outcome for entry in _folded(view) if (outcome := _space(view, entry)) is not None]
+    yield from adverse
+    yield from _unseen(view)
+    if not adverse and _places(view):
+        yield passed(f"{size(min(entry['free'] for entry in _places(view)))} free at least")
+
+
+def _space(view: View, entry: dict[str, Any]) -> Outcome | None:
+    """Return what is wrong with the space at one place."""
+    used, free = entry.get("used", entry["total"] - entry["free"]), entry["free"]
+    percent = 100 * used / (used + free) if used + free else 0.0
+    words = f"{entry['path']}: {percent:.0f} % full, {size(free)} free"
+    more = {"value": free, "expected": view.limit("least")}
+    if _is_image(entry):
+        return None
+    if is_tight(free, entry["total"], view.limit("least")):
+        return (warned if entry["what"] == "root" else failed)(words, **more)
+    saved = view.group("checkpoint").data.get("bytes") if entry["what"] == "checkpoints" else None
+    if saved and free < saved * view.limit("checkpoints"):
+        say = failed if free < saved else warned
+        return say(f"{words}, a checkpoint takes {size(saved)}", value=free, expected=saved * view.limit("checkpoints"))
+    crowded = percent >= view.limit("warn") and free < view.limit("enough")
+    small = free < view.limit("least") and entry["what"] != "root"
+    return warned(words, **more) if crowded or small else None
+
+
+def _is_image(entry: dict[str, Any]) -> bool:
+    return entry["what"] == "root" and bool(entry.get("readonly"))
+
+
+_ORDER = ("checkpoints", "path", "workdir", "tmp", "home", "root")
+"""What a place is for, the most telling first, where several lie on one file system."""
+
+
+def _folded(view: View) -> list[dict[str, Any]]:
+    """Return one entry a file system: places that share total and free space are the same one."""
+    seen: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for entry in sorted(_places(view), key=lambda entry: _ORDER.index(entry["what"])):
+        seen.setdefault((entry["total"], entry["free"], entry["inodes"]), entry)
+    return list(seen.values())
+
+
+@node_check(
+    name="host.inodes",
+    family=_FAMILY,
+    source="statvfs of the same places",
+    threshold=(
+        "where the run writes: FAIL under `least` inodes free; WARN from `warn` percent used on where fewer than "
+        "`enough` are free"
+    ),
+    severity="FAIL",
+    remedy="Remove directories of many small files (caches, old environments)",
+    action=Action.FREE_SPACE,
+    group="disk",
+    thresholds={"warn": 85.0, "enough": 1e6, "least": 1e4},
+)
+def inodes(view: View) -> Iterator[Outcome]:
+    """There are inodes left: a disk can be full with space to spare."""
+    bad = False
+    for entry in _folded(view):
+        if not entry["inodes"] or _is_image(entry):
+            continue
+        free = entry["inodes_free"]
+        percent = 100 * (1 - free / entry["inodes"])
+        none_left = is_tight(free, entry["inodes"], view.limit("least"))
+        if none_left or (percent >= view.limit("warn") and free < view.limit("enough")):
+            bad = True
+            say = failed if none_left and entry["what"] != "root" else warned
+            yield say(f"{entry['path']}: {percent:.0f} % of inodes used, {free} free", value=free)
+    yield from _unseen(view)
+    if not bad and _places(view):
+        yield passed("enough inodes everywhere")
+
+
+@node_check(
+    name="host.readonly",
+    family=_FAMILY,
+    source="one small file written, synced and removed in working directory, temporary directory and checkpoints",
+    threshold="can be written",
+    severity="FAIL",
+    remedy="Remount or repair the file system, or correct owner and mode of the directory",
+    action=Action.CHECK_MOUNT,
+    group="disk",
+)
+def readonly(view: View) -> Iterator[Outcome]:
+    """A run can write where it has to."""
+    tried = [entry for entry in _places(view) if entry.get("writable") is not None]
+    for entry in tried:
+        if not entry["writable"]:
+            why = "read-only file system" if entry.get("readonly") else entry.get("error")
+            yield failed(f"{entry['path']} cannot be written: {why}", value=entry["path"])
+    yield from _unseen(view)
+    if not tried:
+        yield unknown("nothing was written")
+    elif all(entry["writable"] for entry in tried):
+        yield passed(f"{len(tried)} places can be written")
+
+
+@node_check(
+    name="host.mounts",
+    family=_FAMILY,
+    source=(
+        "stat and listing of every network or FUSE mount and of `health.expect.mounts`, each in a child of its own"
+    ),
+    threshold="answers in time",
+    severity="FAIL",
+    remedy="Remount it or ask who runs the server; what touches it now hangs and cannot be killed",
+    action=Action.CHECK_MOUNT,
+    group="mounts",
+)
+def mounts(view: View) -> Iterator[Outcome]:
+    """Every mount answers. Mounted is not alive: a dead server hangs whoever asks."""
+    entries = view.group().data.get("paths") or []
+    for entry in entries:
+        kind = entry.get("fs") or "path"
+        if entry["status"] == "timeout":
+            yield failed(f"{entry['path']} ({kind}) hangs: {entry.get('reason')}", value=entry["path"])
+        elif entry["status"] == "denied":
+            yield unknown(f"{entry['path']}: {entry.get('reason')}")
+        elif entry["status"] != "ok":
+            yield failed(f"{entry['path']} ({kind}): {entry.get('reason')}", value=entry["path"])
+    if not entries:
+        yield skipped("no network mounts and none expected")
+    elif all(entry["status"] == "ok" for entry in entries):
+        yield passed(f"{len(entries)} mounts answer")
+
+
+CHECKS = (disk, inodes, readonly, mounts)

@@ -1,0 +1,191 @@
+"""Who is already there: foreign processes, memory in use, leftovers of runs of ours."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from clusterctl.health.check import View, node_check
+from clusterctl.health.checks import gpus
+from clusterctl.health.model import Action, Outcome, failed, passed, unknown, warned
+from clusterctl.health.vendors import JUDGED
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+_FAMILY = "GPU already in use"
+_GIB = 1024**3
+
+
+def _process(entry: dict[str, Any]) -> str:
+    used = entry.get("used")
+    size = f", {used / _GIB:.1f} GiB" if isinstance(used, int) else ""
+    if not entry.get("visible", True):
+        return f"process {entry['pid']} that we cannot see (container?){size}"
+    return f"{entry.get('comm')} {entry['pid']} (uid {entry.get('user')}{size})"
+
+
+def _allowed(view: View, entry: dict[str, Any]) -> bool:
+    run = entry.get("run")
+    mine = run is not None and run == view.controller.get("own_run")
+    names = [str(name)[:15] for name in view.context.expect.get("allowed_procs") or ()]
+    return mine or bool(entry.get("agent")) or (entry.get("comm") or "") in names
+
+
+@node_check(
+    name="gpu.foreign_procs",
+    family=_FAMILY,
+    source="NVML compute, MPS and graphics processes, or /sys/class/kfd/kfd/proc of AMD; /proc",
+    threshold="none but monitoring agents, the MPS server and `health.expect.allowed_procs`; graphics clients WARN",
+    severity="FAIL",
+    remedy=("End the process, or its run (`clusterctl down RUN`); clusterctl does not kill what it did not start"),
+    action=Action.KILL_PROCS,
+    gpu=True,
+    vendors=JUDGED,
+)
+def foreign_procs(view: View) -> Iterable[Outcome]:
+    """Nobody else computes on the GPUs.
+
+    The commonest reason why training does not start on a healthy node.
+    """
+
+    def judge(device: gpus.Device, value: Any) -> Outcome | None:
+        strangers = [entry for entry in value if not _allowed(view, entry)]
+        if not strangers:
+            return None
+        computing = [entry for entry in strangers if entry["kind"] != "graphics"]
+        say = failed if computing else warned
+        whose = computing or strangers
+        runs = sorted({entry["run"] for entry in whose if entry.get("run")})
+        hint = f"They belong to run {', '.join(runs)}: `clusterctl down {runs[0]}`" if runs else None
+        message = f"{gpus.label(device)}: held by {', '.join(map(_process, whose[:4]))}"
+        return say(message, gpu=device["index"], value=[entry["pid"] for entry in whose], hint=hint)
+
+    return gpus.each(view, "procs", judge, "no foreign process on {n} GPUs")
+
+
+@node_check(
+    name="gpu.mem_used",
+    family=_FAMILY,
+    source="NVML memory info, version 2 (which leaves out what the driver reserves); `mem_info_vram_used` of AMD",
+    threshold=(
+        "less than `warn` bytes, FAIL from `fail` bytes; with the old call and on AMD, which count what the driver "
+        "reserves, less than `old` bytes; what a desktop holds WARN at most"
+    ),
+    severity="FAIL",
+    remedy="Find the holder: `sudo fuser -v /dev/nvidia* /dev/kfd` (a container or a zombie is invisible to us)",
+    action=Action.KILL_PROCS,
+    gpu=True,
+    vendors=JUDGED,
+    thresholds={"warn": 0.3 * _GIB, "fail": 1.0 * _GIB, "old": 1.5 * _GIB},
+)
+def mem_used(view: View) -> Iterable[Outcome]:
+    """GPU memory is free before a run."""
+
+    def judge(device: gpus.Device, value: Any) -> Outcome | None:
+        used = value["used"]
+        most = view.limit("warn") if value["version"] == 2 else view.limit("old")
+        seen = [entry for entry in device["v"].get("procs") or [] if not _allowed(view, entry)]
+        own = sum(entry.get("used") or 0 for entry in device["v"].get("procs") or [] if entry not in seen)
+        if used - own < most:
+            return None
+        desktop = sum(entry.get("used") or 0 for entry in seen if entry["kind"] == "graphics")
+        say = failed if used - own - desktop >= view.limit("fail") else warned
+        who = f" by {', '.join(map(_process, seen[:4]))}" if seen else " by a process that we cannot see"
+        message = f"{gpus.label(device)}: {used / _GIB:.1f} of {value['total'] / _GIB:.0f} GiB in use{who}"
+        return say(message, gpu=device["index"], value=used, expected=0)
+
+    return gpus.each(view, "memory", judge, "memory of {n} GPUs is free")
+
+
+@node_check(
+    name="gpu.idle",
+    family=_FAMILY,
+    source="NVML utilisation, `gpu_busy_percent` of AMD",
+    threshold="below `warn` percent",
+    severity="WARN",
+    remedy="Something computes on this GPU; look at `nvidia-smi` or `amd-smi` on the node",
+    action=Action.KILL_PROCS,
+    gpu=True,
+    vendors=JUDGED,
+    thresholds={"warn": 20.0},
+)
+def idle(view: View) -> Iterable[Outcome]:
+    """GPUs do nothing before a run."""
+    most = view.limit("warn")
+
+    def judge(device: gpus.Device, value: Any) -> Outcome | None:
+        if value < most:
+            return None
+        return warned(f"{gpus.label(device)}: {value} % busy", gpu=device["index"], value=value, expected=0)
+
+    return gpus.each(view, "util", judge, "{n} GPUs are idle")
+
+
+@node_check(
+    name="run.leftover",
+    family=_FAMILY,
+    source="run marker in the environment of processes of this user",
+    threshold="no process of a run that is over",
+    severity="FAIL",
+    remedy="`clusterctl down RUN` ends what a run left behind",
+    action=Action.KILL_PROCS,
+    group="procs",
+)
+def leftover(view: View) -> Iterator[Outcome]:
+    """Nothing is left of earlier runs of ours."""
+    live, strange = view.controller.get("live_runs"), view.controller.get("strange_runs") or ()
+    held: dict[str, list[int]] = {}
+    for entry in view.group().data.get("runs") or []:
+        if entry["run"] != view.controller.get("own_run"):
+            held.setdefault(entry["run"], []).append(entry["pid"])
+    for run, pids in held.items():
+        shown = ", ".join(map(str, pids[:5]))
+        hint = f"`clusterctl down {run}`"
+        if live is None:
+            yield warned(f"{len(pids)} processes of run {run} ({shown})", value=pids, hint=hint)
+        elif run in strange:
+            # Perhaps it lives under another state folder; of what we do not know we say nothing worse.
+            message = f"{len(pids)} processes of run {run} ({shown}), which neither this node nor this head knows"
+            yield warned(message, value=pids, hint=f"`kill {' '.join(map(str, pids[:5]))}` if it is not yours to keep")
+        elif run in live:
+            yield passed(f"run {run} is alive with {len(pids)} processes", value=pids)
+        else:
+            yield failed(f"{len(pids)} processes left over by run {run} ({shown})", value=pids, hint=hint)
+    if not held:
+        yield passed("nothing left of earlier runs")
+
+
+@node_check(
+    name="host.stuck_procs",
+    family=_FAMILY,
+    source="/proc/*/stat, /proc/*/status, /proc/*/wchan",
+    threshold=(
+        "no process that holds a GPU in state D for five seconds without being woken once (one that reads files is "
+        "there for a moment at a time); others WARN from `warn` on"
+    ),
+    severity="FAIL",
+    remedy=("Such a process cannot be killed; find what it waits for (mount, disk, driver), else reboot the node"),
+    action=Action.REBOOT_NODE,
+    group="procs",
+    thresholds={"warn": 3.0},
+)
+def stuck_procs(view: View) -> Iterator[Outcome]:
+    """No process is stuck in the kernel with a GPU in its hands."""
+    stuck = view.group().data.get("dstate")
+    if stuck is None:
+        yield unknown("states of processes were not reported")
+        return
+    with_gpu = [entry for entry in stuck if entry.get("gpu") and entry.get("stuck_s")]
+    for entry in with_gpu:
+        where = entry.get("wchan") or "the kernel"
+        message = f"{entry['comm']} {entry['pid']} holds a GPU and is stuck in {where} for {entry['stuck_s']:.0f} s"
+        yield failed(message, value=entry["pid"])
+    if with_gpu:
+        return
+    if len(stuck) >= view.limit("warn"):
+        yield warned(f"{len(stuck)} processes in state D: {', '.join(e['comm'] for e in stuck[:5])}", value=len(stuck))
+    else:
+        yield passed("no process is stuck")
+
+
+CHECKS = (foreign_procs, mem_used, idle, leftover, stuck_procs)

@@ -1,0 +1,272 @@
+"""The streams that a person reads: whether they take colours, redrawing and non-ASCII, and how wide they are.
+
+Data goes to stdout, narration to stderr; each is judged by itself, for either may be a pipe. All that is written passes
+the door (`clusterctl.render.terminal.door`), whoever says it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import unicodedata
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any, TextIO
+
+from clusterctl.logs.clean import clean_text, strip_colours
+from clusterctl.render.terminal import streams
+from clusterctl.render.terminal.door import lines_through_door, styled, through_door, with_own_colours
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+BOLD, DIM, RED, GREEN, YELLOW, CYAN = "1", "2", "31", "32", "33", "36"
+
+_ERASE = "\r\x1b[K"
+_DEFAULT_WIDTH = 80
+_DEFAULT_HEIGHT = 24
+
+
+class ColorChoice(str, Enum):
+    """What the user wants of colours."""
+
+    AUTO = "auto"
+    ALWAYS = "always"
+    NEVER = "never"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Glyphs:
+    """Signs with a meaning; a word always stands beside them."""
+
+    ok: str
+    warn: str
+    fail: str
+    running: tuple[str, ...]
+    bar: str
+    ellipsis: str
+    dot: str
+    arrow: str
+
+
+UNICODE = Glyphs(
+    ok="✓", warn="!", fail="✗", running=tuple("⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"), bar="│", ellipsis="…", dot="·", arrow="→"
+)  # fmt: skip
+ASCII = Glyphs(ok="ok", warn="!", fail="x", running=tuple("|/-\\"), bar="|", ellipsis="...", dot="-", arrow="->")
+
+
+def wants_colour(choice: ColorChoice, env: Mapping[str, str], *, isatty: bool) -> bool:
+    """Decide about colours: the flag, then NO_COLOR, then FORCE_COLOR, then TERM=dumb, then what the stream is."""
+    if choice is not ColorChoice.AUTO:
+        return choice is ColorChoice.ALWAYS
+    if env.get("NO_COLOR"):
+        return False
+    forced = env.get("FORCE_COLOR") or env.get("CLICOLOR_FORCE")
+    if forced:
+        return forced != "0"
+    return isatty and env.get("TERM") != "dumb"
+
+
+class Terminal:
+    """One output stream.
+
+    Attributes:
+        colour: Styles are written.
+        live: Lines may be rewritten in place.
+        glyphs: The signs that the stream's encoding can show.
+    """
+
+    def __init__(self, stream: TextIO, *, colour: bool, live: bool, unicode: bool, width: int | None = None) -> None:
+        self.stream = stream
+        self.colour = colour
+        self.live = live
+        self.glyphs = UNICODE if unicode else ASCII
+        self._width = width
+        self._transient = False
+
+    @classmethod
+    def of(cls, stream: TextIO, *, color: ColorChoice = ColorChoice.AUTO, env: Mapping[str, str]) -> Terminal:
+        """Judge a stream."""
+        isatty = stream.isatty()
+        encoding = (stream.encoding or "").lower().replace("-", "").replace("_", "")
+        return cls(
+            stream,
+            colour=wants_colour(color, env, isatty=isatty),
+            live=isatty and env.get("TERM") not in (None, "", "dumb"),
+            unicode=encoding == "utf8",
+            width=None if isatty else 0,
+        )
+
+    def has_reader(self, seconds: float = 0.0) -> bool:
+        """Return whether somebody can still read what is written here; wait so long for them to go."""
+        try:
+            return streams.has_reader(self.stream.fileno(), seconds)
+        except (OSError, ValueError):
+            return True
+
+    @property
+    def width(self) -> int | None:
+        """Columns of the terminal now, or `None` where lines must not be cut (a pipe or a file)."""
+        if self._width is not None:
+            return self._width or None
+        try:
+            return os.get_terminal_size(self.stream.fileno()).columns or _DEFAULT_WIDTH
+        except (OSError, ValueError):
+            return _DEFAULT_WIDTH
+
+    @property
+    def height(self) -> int:
+        """Lines of the terminal now."""
+        try:
+            return os.get_terminal_size(self.stream.fileno()).lines or _DEFAULT_HEIGHT
+        except (OSError, ValueError):
+            return _DEFAULT_HEIGHT
+
+    def style(self, text: str, *codes: str) -> str:
+        """Return `text` in a style, where the stream takes any."""
+        return styled(text, *codes) if self.colour and text and codes else text
+
+    def coloured(self, line: str) -> str:
+        """Return a cleaned line of a program with the colours that it gave itself, where the stream takes any."""
+        return with_own_colours(line) if self.colour else strip_colours(line)
+
+    def line(self, text: str = "") -> None:
+        """Write one line."""
+        self.lines([text])
+
+    def lines(self, lines: Iterable[str], *, over: int = 0) -> None:
+        """Write some lines at once, above whatever is being rewritten in place.
+
+        Args:
+            lines: Each one line: what follows a line break within it is indented.
+            over: Take away so many of the last lines first; only where lines can be rewritten.
+        """
+        text = f"\x1b[{over}A\r\x1b[J" if over else ""
+        text += lines_through_door(lines)
+        if text:
+            self._put(self._erased() + text)
+
+    def transient(self, text: str) -> None:
+        """Show one line that the next output replaces; nothing where lines cannot be rewritten."""
+        if self.live:
+            self._transient = True
+            self._put(_ERASE + through_door(text))
+
+    def clear(self) -> None:
+        """Take the transient line away."""
+        if erased := self._erased():
+            self._put(erased)
+
+    def _erased(self) -> str:
+        """Return what takes the transient line away, if there is one; it counts as gone."""
+        there, self._transient = self._transient, False
+        return _ERASE if there else ""
+
+    def _put(self, text: str) -> None:
+        try:
+            self.stream.write(text)
+        except UnicodeEncodeError:
+            encoding = self.stream.encoding or "ascii"
+            self.stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+        self.stream.flush()
+
+
+class Console:
+    """Stdout and stderr of a command. What is written to one takes the other's transient line away first."""
+
+    def __init__(self, out: Terminal, err: Terminal) -> None:
+        self.out = out
+        self.err = err
+
+    @classmethod
+    def standard(cls, *, color: ColorChoice = ColorChoice.AUTO) -> Console:
+        """Return the console of this process."""
+        return cls(
+            Terminal.of(sys.stdout, color=color, env=os.environ), Terminal.of(sys.stderr, color=color, env=os.environ)
+        )
+
+    def data(self, *lines: str) -> None:
+        """Write lines of data to stdout."""
+        self.err.clear()
+        self.out.lines(lines)
+
+    def document(self, text: str) -> None:
+        """Write a text of our own with several lines to stdout."""
+        self.data(*text.rstrip("\n").split("\n"))
+
+    def json(self, value: Any) -> None:
+        """Write a JSON document to stdout, in ASCII alone: it steers nothing, and any stream can encode it."""
+        self.document(json.dumps(value, indent=2))
+
+    def narrate(self, *lines: str) -> None:
+        """Write lines of narration to stderr."""
+        self.out.clear()
+        self.err.lines(lines)
+
+
+# --- text
+
+
+def cells(text: str) -> int:
+    """Return how many columns a text without colours takes."""
+    if text.isascii():
+        return len(text)
+    return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
+
+
+def pad(text: str, width: int, *, right: bool = False) -> str:
+    """Return `text` filled up to `width` columns."""
+    fill = " " * max(0, width - cells(strip_colours(text)))
+    return fill + text if right else text + fill
+
+
+def fit(text: str, width: int | None, glyphs: Glyphs = UNICODE) -> str:
+    """Return `text`, which holds no colours, cut to `width` columns where there is a limit."""
+    if width is None or cells(text) <= width:
+        return text
+    room = width - cells(glyphs.ellipsis)
+    if room <= 0:
+        return glyphs.ellipsis[: max(0, width)]
+    kept = text[:room]
+    while cells(kept) > room:
+        kept = kept[:-1]
+    return kept + glyphs.ellipsis
+
+
+PEER_LIMIT = 8192
+"""Characters of one text of somebody else that are shown."""
+
+
+def safe(text: object) -> str:
+    """Return text that came from elsewhere as one line of bearable length, without its colours and control sequences.
+
+    For where it must be one line, or where its width counts; whatever is written passes the door as well.
+    """
+    said = str(text)
+    more = len(said) - PEER_LIMIT
+    line = strip_colours(clean_text(" ".join(said[:PEER_LIMIT].splitlines())))
+    return f"{line} [{more:,} more characters]" if more > 0 else line
+
+
+def seconds(value: float) -> str:
+    """Return a duration for people: `0.6s`, `42s`, `3m12s`, `2h05m`, `3d04h`."""
+    if value < 9.95:
+        return f"{max(value, 0.0):.1f}s"
+    whole = round(value)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02}s"
+    if whole < 48 * 3600:
+        return f"{whole // 3600}h{whole % 3600 // 60:02}m"
+    return f"{whole // 86400}d{whole % 86400 // 3600:02}h"
+
+
+def size(value: float) -> str:
+    """Return bytes for people: `512 B`, `1.4 GiB`."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1000 or unit == "GiB":
+            break
+        value /= 1024
+    return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.1f} {unit}"

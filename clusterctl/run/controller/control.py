@@ -1,0 +1,217 @@
+"""The controller's own socket: how a command of the same user asks a live controller, and is told that files changed.
+
+One JSON object a line, both ways. `watch` turns a connection into a bell: a line for every change, several changes
+folded into one. The address is abstract, so that it works wherever the run directory lies and nothing is left behind.
+Each controller makes it up anew, so that nobody takes it first; the peer's uid is checked on both sides.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import struct
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from clusterctl.errors import ClusterctlError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from clusterctl.run.record.writer import RunDir
+
+_LINE_LIMIT = 16 * 1024 * 1024
+_ACCEPT_AGAIN = 0.1
+
+
+class NoControllerError(ClusterctlError):
+    """Nobody listens here: the run is over or unattended, or its controller is on another machine."""
+
+
+class SilentControllerError(NoControllerError):
+    """A controller is there and does not answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControlRequest:
+    """What a command asks of the controller; `reply` may be called once, from any thread."""
+
+    command: str
+    arguments: dict[str, Any]
+    reply: Callable[[dict[str, Any]], None]
+
+
+class ControlServer:
+    """Takes requests of the same user and hands them to the controller's inbox.
+
+    Args:
+        address: Abstract unix address.
+        deliver: Called with each request, from a thread of the server.
+    """
+
+    def __init__(self, address: str, deliver: Callable[[ControlRequest], None]) -> None:
+        self._deliver = deliver
+        self._watchers: set[socket.socket] = set()
+        self._guard = threading.Lock()
+        self._closed = threading.Event()
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(address)
+        self._listener.listen(64)
+        threading.Thread(target=self._accept, name="control", daemon=True).start()
+
+    def wake(self) -> None:
+        """Ring the bell of every watcher that has not an unread ring waiting."""
+        with self._guard:
+            for watcher in list(self._watchers):
+                try:
+                    watcher.send(b"\n", socket.MSG_DONTWAIT)
+                except BlockingIOError:
+                    continue
+                except OSError:
+                    self._forget(watcher)
+
+    def close(self) -> None:
+        """Stop listening; watchers read an end of file."""
+        self._closed.set()
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        with self._guard:
+            for watcher in list(self._watchers):
+                self._forget(watcher)
+
+    def _forget(self, watcher: socket.socket) -> None:
+        self._watchers.discard(watcher)
+        with contextlib.suppress(OSError):
+            watcher.shutdown(socket.SHUT_RDWR)
+        watcher.close()
+
+    def _accept(self) -> None:
+        while not self._closed.is_set():
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                # Nothing that a moment does not mend: a peer that has left, no descriptor for it.
+                self._closed.wait(_ACCEPT_AGAIN)
+                continue
+            if peer_uid(connection) != os.getuid():
+                connection.close()
+                continue
+            threading.Thread(target=self._serve, args=(connection,), name="control-peer", daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        lock = threading.Lock()
+
+        def reply(answer: dict[str, Any]) -> None:
+            with lock, contextlib.suppress(OSError):
+                connection.sendall(json.dumps(answer).encode() + b"\n")
+
+        with contextlib.suppress(OSError, ValueError), connection.makefile("rb") as lines:
+            for line in iter(lambda: lines.readline(_LINE_LIMIT), b""):
+                message = json.loads(line)
+                if message["command"] == "watch":
+                    self._watch(connection)
+                    continue
+                self._deliver(
+                    ControlRequest(command=message["command"], arguments=message.get("arguments", {}), reply=reply)
+                )
+        with self._guard:
+            self._forget(connection)
+
+    def _watch(self, connection: socket.socket) -> None:
+        # The smallest send buffer there is: unread rings must not pile up.
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+        with self._guard:
+            self._watchers.add(connection)
+        with contextlib.suppress(OSError):
+            connection.send(b"\n", socket.MSG_DONTWAIT)
+
+
+def peer_uid(connection: socket.socket) -> int:
+    """Return the user id of the process at the other end of a unix socket."""
+    data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    uid: int = struct.unpack("3i", data)[1]
+    return uid
+
+
+def connect(run: RunDir, timeout: float = 5.0) -> socket.socket:
+    """Return a connection to the controller of a run.
+
+    Raises:
+        NoControllerError: No controller listens; that somebody else has taken its name is the same.
+    """
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.settimeout(timeout)
+    try:
+        connection.connect(run.control_address())
+    except OSError as error:
+        connection.close()
+        raise NoControllerError(f"{run.run} has no controller") from error
+    if peer_uid(connection) != os.getuid():
+        connection.close()
+        raise NoControllerError(f"{run.run} has no controller")
+    return connection
+
+
+def ask(run: RunDir, command: str, arguments: dict[str, Any] | None = None, *, timeout: float = 30.0) -> dict[str, Any]:
+    """Return the controller's answer to one request.
+
+    Raises:
+        NoControllerError: There is no controller, or it went away before it answered.
+    """
+    question = json.dumps({"command": command, "arguments": arguments or {}}).encode() + b"\n"
+    with connect(run, timeout) as connection:
+        try:
+            connection.sendall(question)
+            with connection.makefile("rb") as lines:
+                line = lines.readline(_LINE_LIMIT)
+        except TimeoutError as error:
+            raise SilentControllerError(f"the controller of {run.run} does not answer") from error
+        except OSError as error:
+            raise NoControllerError(f"the controller of {run.run} went away") from error
+    # What has no line end is half an answer.
+    if not line.endswith(b"\n"):
+        raise NoControllerError(f"the controller of {run.run} went away")
+    answer: dict[str, Any] = json.loads(line)
+    return answer
+
+
+class Bell:
+    """Wakes a view when the controller has written something; without a controller nothing changes."""
+
+    def __init__(self, run: RunDir) -> None:
+        self._connection: socket.socket | None = None
+        try:
+            self._connection = connect(run)
+            self._connection.sendall(b'{"command": "watch"}\n')
+            self._connection.setblocking(False)
+        except (NoControllerError, OSError):
+            self.close()
+
+    def fileno(self) -> int | None:
+        """Return the descriptor that becomes readable, or `None` when there is no controller."""
+        return None if self._connection is None else self._connection.fileno()
+
+    def clear(self) -> bool:
+        """Take the rings that came; return whether a controller is still there."""
+        if self._connection is None:
+            return False
+        try:
+            while data := self._connection.recv(4096):
+                if len(data) < 4096:
+                    return True
+        except BlockingIOError:
+            return True
+        except OSError:
+            pass
+        self.close()
+        return False
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None

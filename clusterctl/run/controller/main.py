@@ -1,0 +1,67 @@
+"""What the controller's process does: build the controller of a run and let it work."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from clusterctl.run.controller import Controller, Dial, process
+from clusterctl.session.opening import Transports, open_session
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from clusterctl.config.spec import ClusterSpec, HostSpec
+    from clusterctl.run.record.writer import RunDir
+    from clusterctl.session.conversation import Session, Sink
+
+
+def dialer(spec: ClusterSpec) -> Callable[[Sink], Dial]:
+    """Return what makes the controller's way to open a session to one host."""
+    transports = Transports(spec.ssh)
+
+    def for_inbox(inbox: Sink) -> Dial:
+        def dial(host: HostSpec, progress: Callable[[str], None]) -> Session:
+            return open_session(transports.of(host), host, inbox, progress=progress)
+
+        return dial
+
+    return for_inbox
+
+
+def start_run(run: RunDir, spec: ClusterSpec, *, health: bool, strict: bool) -> int:
+    """Run a new run to its end; return its exit code."""
+    preflight = None
+    if health:
+        from clusterctl.run.nodes.preflight import Preflight
+
+        preflight = Preflight(run, spec, strict=strict)
+    controller = Controller(run, spec, dialer(spec), preflight)
+    process.ready()
+    return controller.start(_warnings_of_head())
+
+
+def _warnings_of_head() -> list[str]:
+    import pwd
+
+    from clusterctl.agent.serve.hello import logind
+    from clusterctl.run.rules.lingering import warning_of_head
+
+    try:
+        user = pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return []
+    warning = warning_of_head(logind(user), user)
+    return [warning] if warning else []
+
+
+def adopt_run(run: RunDir, *, cancel: bool = False, kill: bool = False) -> int:
+    """Go on with a run that has no controller, or end it; return its exit code."""
+    from clusterctl.config.stored import load_stored
+
+    spec = load_stored(run.spec.read_text())
+    controller = Controller(run, spec, dialer(spec))
+    if cancel:
+        controller.cancel(kill=kill)
+    process.ready()
+    return controller.adopt()

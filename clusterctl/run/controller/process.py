@@ -1,0 +1,138 @@
+"""The controller as a process of its own: no terminal, own session, nothing shared with the command that started it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import traceback
+from typing import TYPE_CHECKING
+
+from clusterctl import limits
+from clusterctl.errors import ClusterctlError, ExitCode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from clusterctl.run.record.writer import RunDir
+
+
+HELD_BACK = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""What a person sends who wants something to end; a controller takes its orders otherwise."""
+
+_READY = b"ready"
+
+
+class ControllerEndedError(ClusterctlError):
+    """A controller ended before it had begun."""
+
+
+def hold_back_signals() -> None:
+    """Let signals wait from now on that would end this process, until somebody is there to heed them.
+
+    Whoever does unblocks `HELD_BACK`. What is detached meanwhile does not inherit that.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)
+
+
+def detach(run: RunDir, work: Callable[[], int]) -> None:
+    """Do `work` in a new process that outlives this one; return when it has begun.
+
+    Forks rather than executes: secrets need not be passed on, and what is imported stays imported. The caller must not
+    have started a thread yet.
+
+    Args:
+        run: Its log takes what `work` writes to stdout and stderr.
+        work: Returns an exit code. Calls `ready` of this module once it holds the run directory.
+
+    Raises:
+        ControllerEndedError: It ended before that, and its log says why.
+        ClusterctlError: What it raised itself before that.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reader)
+        _second_fork(run, work, writer)
+    os.close(writer)
+    os.waitpid(child, 0)
+    with os.fdopen(reader, "rb") as pipe:
+        said = pipe.read()
+    if said != _READY:
+        raise _ended_early(run, said)
+
+
+def _ended_early(run: RunDir, said: bytes) -> ClusterctlError:
+    try:
+        told = json.loads(said)
+        error = ClusterctlError(told["message"], hint=told["hint"])
+        error.exit_code = ExitCode(told["exit_code"])
+    except (ValueError, LookupError, TypeError):
+        return ControllerEndedError(f"the controller of {run.run} ended at its start", hint=f"{run.log} says why")
+    return error
+
+
+def ready() -> None:
+    """Tell the process that detached us that the run directory is ours."""
+    _tell(_READY)
+
+
+class _Detacher:
+    """Where the process listens that detached this one, until it has been told how that went."""
+
+    fd: int | None = None
+
+
+def _tell(words: bytes) -> None:
+    if _Detacher.fd is not None:
+        with contextlib.suppress(OSError):
+            os.write(_Detacher.fd, words)
+        os.close(_Detacher.fd)
+        _Detacher.fd = None
+
+
+def _second_fork(run: RunDir, work: Callable[[], int], writer: int) -> None:
+    """Become a child of init, in a session of our own, and never return."""
+    os.setsid()
+    if os.fork() != 0:
+        os._exit(0)
+    code = 1
+    try:
+        _cut_loose(run, writer)
+        _Detacher.fd = writer
+        code = work()
+    except ClusterctlError as error:
+        traceback.print_exc()
+        told = {"message": str(error), "hint": error.hint, "exit_code": int(error.exit_code)}
+        _tell(json.dumps(told).encode())
+        code = int(error.exit_code)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def _cut_loose(run: RunDir, keep: int) -> None:
+    os.chdir("/")
+    os.umask(0o077)
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_BACK)
+    null = os.open(os.devnull, os.O_RDWR)
+    log = os.open(run.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    os.dup2(null, 0)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    limit = os.sysconf("SC_OPEN_MAX")
+    os.closerange(3, keep)
+    os.closerange(keep + 1, min(limit, 65536))
+    limits.raise_limit()
+    limits.leave_no_core()

@@ -1,0 +1,350 @@
+"""One run as its controller has it: its state, the only way to change it, and what is sent to its nodes.
+
+The thread of the loop owns all of it: the state, the files, the connections. Other threads dial and ask; what comes of
+it they give to the loop, by `post`, `aside` and `hand_over`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from clusterctl.agent.protocol import commands as wire
+from clusterctl.agent.protocol.commands import Command, FrameError, StopReason
+from clusterctl.door import journal
+from clusterctl.errors import ClusterctlError
+from clusterctl.run.controller.control import ControlServer
+from clusterctl.run.controller.following import Following
+from clusterctl.run.controller.places import Places
+from clusterctl.run.nodes.inbox import Inbox
+from clusterctl.run.nodes.launch import Launch, Progress
+from clusterctl.run.nodes.links import Links, each
+from clusterctl.run.record.reader import load_state
+from clusterctl.run.record.writer import Writer, now
+from clusterctl.run.rules import events, policy
+from clusterctl.run.rules.gaps import Gaps, Step
+from clusterctl.run.rules.start_failure import start_failed
+from clusterctl.run.rules.state import apply_head, apply_node
+from clusterctl.run.rules.stop_clock import Stopping
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from clusterctl.config.spec import ClusterSpec, HostSpec
+    from clusterctl.run.record.writer import RunDir
+    from clusterctl.run.rules.state import NodeState
+    from clusterctl.session.conversation import EventReceived, Session, Sink
+
+T = TypeVar("T")
+
+Post = Callable[[events.ControllerEvent], None]
+Dial = Callable[["HostSpec", Callable[[str], None]], "Session"]
+
+CALL_SECONDS = 20.0
+_HURRIED_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Then:
+    """What the loop does now that another thread is through."""
+
+    call: Callable[[], None]
+
+
+class ControlledRun:
+    """A run, and whom to ask for it.
+
+    Args:
+        folder: The run directory; this becomes its one writer.
+        spec: What to run, with its secrets.
+        dial: Makes, for an inbox, what opens a session to a host with a callback for progress.
+
+    Attributes:
+        inbox: What the loop takes its items from.
+        launching: A launch thread is at work.
+        cancelled: Set when a person has ended the run.
+        kill: No grace any more.
+        unfit: Spares that must not be used, and why, in a word.
+        epoch: What this controller's commands carry; 0 before it has one, and no session is joined before.
+        following: What nodes are asked to tell.
+        stopping: Which nodes were told to stop, and for how long they have known.
+    """
+
+    def __init__(self, folder: RunDir, spec: ClusterSpec, dial: Callable[[Sink], Dial]) -> None:
+        self.folder, self.spec = folder, spec
+        self.inbox = Inbox()
+        self.dial = dial(self.inbox)
+        self.writer = Writer(folder)
+        self.links = Links(lambda host: self.dial(host, lambda _: None), self.inbox)
+        self.hosts = {h.name: h for h in spec.hosts}
+        self.limits = limits_of(spec)
+        self.state = load_state(folder)
+        self.epoch = 0
+        self.launching = False
+        self.cancelled = threading.Event()
+        self.kill = False
+        self._gaps = Gaps()
+        self._places = Places()
+        self.following = Following(self)
+        self.unfit: dict[str, str] = {}
+        self.stopping = Stopping()
+        self.launch = Launch(folder, spec, lambda: self.links.sessions, self.post, self.cancelled)
+        self.control = ControlServer(folder.new_control_address(), self.inbox.put)
+
+    def close(self) -> None:
+        """Let go of every connection and file."""
+        self.inbox.close()
+        self.links.close()
+        self.writer.close()
+        self.control.close()
+
+    # --- from other threads
+
+    def post(self, event: events.ControllerEvent) -> None:
+        """Record an event soon."""
+        self.do_soon(lambda: self.record(event))
+
+    def do_soon(self, call: Callable[[], None]) -> None:
+        """Have the loop do something, after all that was posted before."""
+        self.inbox.put(Then(call=call))
+
+    def aside(self, work: Callable[[], T], then: Callable[[T], None], failed: Callable[[Exception], None]) -> None:
+        """Let a thread work; the loop does `then` with its result, or `failed` with its exception.
+
+        A traceback goes into the log where the exception is none of the expected ones.
+        """
+
+        def run() -> None:
+            try:
+                result = work()
+            except Exception as error:
+                if not isinstance(error, ClusterctlError):
+                    traceback.print_exc()
+                self.do_soon(_bound(failed, error))
+            else:
+                self.do_soon(lambda: then(result))
+
+        threading.Thread(target=run, daemon=True).start()
+
+    def hand_over(self, call: Callable[[], T]) -> T:
+        """Have the loop do something, after all that was posted before; return what it gave or raise what it raised.
+
+        For other threads. One whose loop has ended waits for ever, and ends with the process.
+        """
+        done: Future[T] = Future()
+
+        def settle() -> None:
+            try:
+                done.set_result(call())
+            except Exception as error:
+                done.set_exception(error)
+
+        self.do_soon(settle)
+        return done.result()
+
+    # --- the state
+
+    def record(self, event: events.ControllerEvent) -> None:
+        """Write an event into the controller's journal, and take it into the state."""
+        moment = now()
+        self.writer.append(event, moment)
+        self.state = apply_head(self.state, moment, event)
+
+    def note(self, text: str, level: str = "warn") -> None:
+        """Record words for a person."""
+        self.record(events.Note(text=text, level=level))
+
+    def take(self, item: EventReceived) -> None:
+        """Replicate an event of a node's journal, and take it into the state; nothing where it was seen before."""
+        known = self.known(item.node)
+        if known is None or item.stamp.seq <= known.seq:
+            return
+        self._must_be_its_own(item)
+        match self._gaps.judge(item.node, known.seq, item.stamp.seq, self.links.sessions.get(item.node)):
+            case Step.ASK_AGAIN:
+                self._ask_again(item.node)
+                return
+            case Step.LEAVE:
+                return
+            case Step.HANG_UP:
+                self.links.broken(self.hosts[item.node])
+                return
+            case Step.PASS_OVER:
+                self.note(f"{item.node}: its journal lacks what came behind number {known.seq}")
+            case Step.TAKE:
+                pass
+        # Folded first: what cannot be folded must not stand where every reader finds it.
+        state = apply_node(self.state, item.node, item.stamp, item.event)
+        self.writer.journal(item.node, item.record)
+        self.state = state
+
+    def _must_be_its_own(self, item: EventReceived) -> None:
+        """Raise `FrameError` where a node speaks of another run, or of ranks that are not on it."""
+        if item.run != self.folder.run:
+            raise FrameError(f"it speaks of the run {item.run[:80]!a}")
+        attempt = getattr(item.event, "attempt", self.state.attempt)
+        placed = self.ranks_on(item.node, attempt)
+        strange = [rank for rank in journal.ranks_of(item.event) if placed is not None and rank not in placed]
+        if strange:
+            raise FrameError(f"its event `{item.event.KIND}` is about rank {strange[0]}, which is not on it")
+
+    def ranks_on(self, node: str, attempt: int) -> frozenset[int] | None:
+        """Return the ranks that a node has in an attempt; `None` for an attempt that is not known here."""
+        return None if attempt > self.state.attempt else self._places.ranks(self.state.placed, attempt, node)
+
+    def _ask_again(self, node: str) -> None:
+        session = self.links.sessions.get(node)
+        if session is None:
+            return  # the next one is asked from here on as well
+        request = wire.to_wire(self.following.request(node))
+        self.aside(
+            lambda: session.call(Command.FOLLOW, request, timeout=CALL_SECONDS),
+            lambda _: self._gaps.asked_again(node),
+            lambda _: self.links.broken(self.hosts[node], session),
+        )
+
+    def known(self, node: str) -> NodeState | None:
+        """Return what is known of a node of this attempt, or of an earlier one."""
+        return self.state.nodes.get(node) or self.state.retired.get(node)
+
+    def all_nodes(self) -> list[str]:
+        """Return the nodes of this attempt and of earlier ones."""
+        return [*self.state.nodes, *self.state.retired]
+
+    def sessions(self) -> dict[str, Session]:
+        """Return the sessions there are to nodes of this attempt."""
+        return {n: s for n, s in self.links.sessions.items() if n in self.state.nodes}
+
+    # --- to the nodes
+
+    def dial_all(
+        self,
+        hosts: Iterable[HostSpec],
+        step: Progress | None = None,
+        joined: Callable[[str, Session], None] = lambda _node, _session: None,
+    ) -> tuple[dict[str, Session], dict[str, Any]]:
+        """Open a session to every host, all at once; return them and the errors of those that cannot be had.
+
+        Each is given to `joined` as soon as it is there, on the thread that dialed. For other threads than the loop's.
+        """
+        by_name = {h.name: h for h in hosts}
+        shown = step or Progress("connect", len(by_name), lambda _: None)
+
+        def one(node: str, _: Any) -> Session:
+            shown.at(node, "connecting")
+            session = self.dial(by_name[node], lambda what: shown.at(node, what))
+            shown.through(node)
+            joined(node, session)
+            return session
+
+        placeholder: dict[str, Any] = dict.fromkeys(by_name)
+        return each(placeholder, one, self.spec.ssh.parallel)
+
+    def raise_epoch(self, seen: int) -> None:
+        """Have an epoch above `seen` and above all that this head has used; all sessions carry it from now on."""
+        if self.epoch <= seen:
+            self.epoch = self.writer.next_epoch(seen)
+            for session in self.links.sessions.values():
+                session.epoch = self.epoch
+
+    def join(self, node: str, session: Session) -> bool:
+        """Take a session as the run's own: what it asks for carries this controller's epoch. False where it broke."""
+        session.epoch = self.epoch
+        return self.links.add(self.hosts[node], session)
+
+    @property
+    def grace(self) -> float:
+        """Seconds from SIGTERM to SIGKILL, now."""
+        return 0.0 if self.kill else self.limits.grace
+
+    def end_attempt(self, reason: StopReason, message: str) -> None:
+        """Decide the end of the attempt, once, and tell its nodes."""
+        self.record(events.Decided(attempt=self.state.attempt, reason=reason.value, message=message))
+        self.stopping.forget()
+        self.stop_all(reason.value)
+        self.control.wake()
+
+    def end_start(self, error: ClusterctlError) -> None:
+        """End an attempt that could not be started everywhere."""
+        cancelled = self.cancelled.is_set()
+        if not cancelled:
+            self.record(start_failed(error))
+        if self.state.reason is None:
+            self.end_attempt(StopReason.CANCELLED if cancelled else StopReason.START_FAILED, str(error))
+
+    def stop_all(self, reason: str) -> None:
+        """Stop the attempt on every node that has something left of it."""
+        for node in self.state.nodes.values():
+            if not node.swept:
+                self.stop(node.node, reason)
+
+    def stop(self, node: str, reason: str) -> None:
+        """Stop the attempt on one node; again, to shorten the grace. One without a connection is told when it has."""
+        session = self.links.sessions.get(node)
+        if session is None:
+            return
+        self.stopping.told(node)
+        request = wire.to_wire(wire.Stop(run=self.folder.run, node=node, grace=self.grace, reason=reason))
+
+        def tell() -> None:
+            # A node that takes its time has heard it; for how long it may take is for the policy to say.
+            with contextlib.suppress(FutureTimeoutError):
+                session.call_async(Command.STOP, request).result(CALL_SECONDS)
+
+        def failed(_: Exception) -> None:
+            self.links.broken(self.hosts[node], session)
+
+        self.aside(tell, lambda _: None, failed)
+
+    def tell_finished(self, sessions: Mapping[str, Session], state: str, code: int) -> dict[str, ClusterctlError]:
+        """Tell nodes that the run has ended; return why some did not hear it. For any thread."""
+        asked = {"run": self.folder.run, "state": state, "exit_code": code}
+        timeout = _HURRIED_SECONDS if self.kill else CALL_SECONDS
+        return each(sessions, lambda n, s: s.call(Command.FINISH, {**asked, "node": n}, timeout=timeout))[1]
+
+    def cancel(self, *, kill: bool) -> None:
+        """End the run: gracefully, or at once."""
+        self.cancelled.set()
+        self.links.hurry()
+        if kill:
+            self.end_at_once()
+
+    def end_at_once(self) -> None:
+        """Grant no grace any more, neither to what is to end nor to what ends already."""
+        if self.kill:
+            return
+        self.kill = True
+        self.stopping.kill(time.monotonic())
+        if self.state.reason is not None:
+            self.stop_all(self.state.reason)
+
+
+def trace(error: Exception) -> None:
+    """Leave a traceback in the log of the controller."""
+    traceback.print_exception(error)
+
+
+def _bound(call: Callable[[Exception], None], error: Exception) -> Callable[[], None]:
+    return lambda: call(error)
+
+
+def limits_of(spec: ClusterSpec) -> policy.Limits:
+    """Return what the policy needs of a spec."""
+    job = spec.job
+    assert job is not None, "a run has a job"
+    return policy.Limits(
+        grace=job.grace,
+        finish_grace=job.finish_grace,
+        max_duration=job.max_duration,
+        node_lost_after=spec.network.node_lost_after,
+        stop_after=spec.stop_after,
+        stall_action=spec.stall.action,
+        restart=spec.restart,
+    )

@@ -1,0 +1,197 @@
+"""From which checkpoint an attempt goes on: one that all its nodes see whole, and that belongs to the run.
+
+What was there when the run began belongs to others. It is known again by its time and size, whatever its path is by
+then; clocks are compared with nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from clusterctl.agent.protocol.commands import Command
+from clusterctl.config.spec import CheckpointSpec, Resume
+from clusterctl.run.nodes.links import each, names, raise_first, sessions_of
+from clusterctl.run.record.writer import write_atomically
+from clusterctl.run.rules import events
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    from clusterctl.config.spec import ClusterSpec
+    from clusterctl.run.record.writer import RunDir
+    from clusterctl.session.conversation import Session
+
+Version = tuple[float, int]
+"""Time (seconds, by the file system) and size (bytes) of the newest file of a checkpoint."""
+Seen = dict[str, dict[str, Version]]
+"""By node: the complete checkpoints there, by path."""
+
+_FILE = "checkpoints.json"
+_CALL_SECONDS = 60.0
+_SHOWN_LATE = 5.0
+_LOOK_AGAIN = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A checkpoint that all nodes see; `version` as the node of rank 0 gives it."""
+
+    path: str
+    version: Version
+
+    @property
+    def label(self) -> str:
+        """Text that another checkpoint does not have, nor one that had this path before."""
+        return f"{self.path} {self.version[0]!r} {self.version[1]}"
+
+
+# --- deciding
+
+
+def of_this_run(seen: Mapping[str, Mapping[str, Version]], before: Mapping[str, Collection[Version]]) -> Seen:
+    """Return what has appeared, or was written anew, since the run began.
+
+    Args:
+        seen: What each node shows now.
+        before: The versions of all files that each node showed then. A node that was not asked, such as a spare that
+            was reached later, counts only where it shows the very file that another node vouches for.
+    """
+    old = {version for versions in before.values() for version in versions}
+    fresh = {node: {p: v for p, v in found.items() if v not in old} for node, found in seen.items()}
+    vouched = {item for node, found in fresh.items() if node in before for item in found.items()}
+    return {
+        node: found if node in before else dict(item for item in found.items() if item in vouched)
+        for node, found in fresh.items()
+    }
+
+
+def newest_of(first: str, seen: Mapping[str, Mapping[str, Version]]) -> Checkpoint | None:
+    """Return the newest of what all nodes see, by the times of the node `first`."""
+    common = [path for path in seen[first] if all(path in found for found in seen.values())]
+    best = max(common, key=lambda path: (seen[first][path][0], path), default=None)
+    return None if best is None else Checkpoint(best, seen[first][best])
+
+
+def sentence(number: int, mode: Resume, pattern: str, chosen: Checkpoint | None) -> str:
+    """Return what a person should know of an attempt: which checkpoint it takes, or that there is none."""
+    if chosen is not None:
+        return f"attempt {number} goes on from `{chosen.path}`"
+    whose = "" if mode is Resume.ANY else " of this run"
+    return f"attempt {number} begins anew: no checkpoint{whose} matches `{pattern}`"
+
+
+def sentence_of_older(count: int, pattern: str) -> str:
+    """Return what a person should know of checkpoints that were there before a run that does not go on from them."""
+    what, it = ("checkpoint", "it") if count == 1 else ("checkpoints", "them")
+    return (
+        f"{count} {what} of earlier runs match{'es' if count == 1 else ''} `{pattern}`: "
+        f"this run does not go on from {it} (`job.checkpoint.resume: any` would)"
+    )
+
+
+# --- doing
+
+
+class Resuming:
+    """Chooses the checkpoint of each attempt of a run.
+
+    Args:
+        run: Where the run lies; what was there when it began is kept with it, for a controller that adopts it.
+        spec: What to run.
+        sessions: Gives the sessions as they are now, by node name.
+        post: Takes controller events, in order.
+        cancelled: Set when a person has ended the run.
+    """
+
+    def __init__(
+        self,
+        run: RunDir,
+        spec: ClusterSpec,
+        sessions: Callable[[], Mapping[str, Session]],
+        post: Callable[[events.ControllerEvent], None],
+        cancelled: threading.Event,
+    ) -> None:
+        self._file, self._sessions, self._post, self._cancelled = run.path / _FILE, sessions, post, cancelled
+        self._workdirs = {host.name: host.workdir for host in spec.hosts}
+        self._checkpoint = spec.job.checkpoint if spec.job is not None else CheckpointSpec()
+        self._restarts = spec.restart.max_restarts > 0
+
+    def choose(self, number: int, nodes: Sequence[str]) -> tuple[str | None, Checkpoint | None]:
+        """Return the path from which an attempt goes on, and the newest checkpoint that there is; say which it takes.
+
+        Args:
+            number: The attempt.
+            nodes: Who takes part, in order of node rank.
+
+        Raises:
+            NodeError: A node cannot be asked.
+        """
+        pattern, mode = self._checkpoint.pattern, self._checkpoint.resume
+        if pattern is None or (number == 0 and mode is not Resume.ANY):
+            self._take_note(nodes)
+            return None, None
+        newest = self.newest(nodes, tell=True)
+        if mode is Resume.NEVER:
+            return None, newest
+        self._post(events.Note(text=sentence(number, mode, pattern, newest)))
+        return newest.path if newest is not None else None, newest
+
+    def _take_note(self, nodes: Sequence[str]) -> None:
+        """Keep with the run what is there before it has written anything, on its spares too."""
+        pattern = self._checkpoint.pattern
+        if pattern is None or not self._restarts:
+            return
+        found, errors = each(self._sessions(), lambda node, session: self._ask(node, session, versions=True))
+        raise_first({node: errors[node] for node in nodes if node in errors})
+        before = {node: answer["versions"] for node, answer in found.items()}
+        write_atomically(self._file, json.dumps(before).encode())
+        older = {entry["path"] for answer in found.values() for entry in answer["found"]}
+        if older and self._checkpoint.resume is Resume.THIS_RUN:
+            self._post(events.Note(text=sentence_of_older(len(older), pattern)))
+
+    def newest(self, nodes: Sequence[str], *, tell: bool = False) -> Checkpoint | None:
+        """Return the newest checkpoint that counts for the run and that all nodes see complete.
+
+        With `tell`, a newer one that some nodes cannot see is said.
+
+        Raises:
+            NodeError: A node cannot be asked.
+        """
+        if self._checkpoint.pattern is None:
+            return None
+        before = self._before() if self._checkpoint.resume is not Resume.ANY else None
+        first, until = nodes[0], time.monotonic() + (_SHOWN_LATE if self._checkpoint.shared else 0.0)
+        while True:
+            found, errors = each(sessions_of(self._sessions(), nodes), self._ask)
+            raise_first(errors)
+            seen = {node: _versions(answer) for node, answer in found.items()}
+            seen = seen if before is None else of_this_run(seen, before)
+            chosen, newest = newest_of(first, seen), newest_of(first, {first: seen[first]})
+            # A shared file system shows new files on other machines only after a while.
+            if chosen == newest or time.monotonic() > until:
+                break
+            self._cancelled.wait(_LOOK_AGAIN)
+        if tell and newest is not None and newest != chosen:
+            blind = names(node for node, shown in seen.items() if newest.path not in shown)
+            self._post(events.Note(text=f"{blind} cannot see `{newest.path}`", level="warn"))
+        return chosen
+
+    def _ask(self, node: str, session: Session, *, versions: bool = False) -> dict[str, Any]:
+        asked = {"workdir": self._workdirs[node], "pattern": self._checkpoint.pattern, "versions": versions}
+        return session.call(Command.CHECKPOINTS, asked, timeout=_CALL_SECONDS)
+
+    def _before(self) -> dict[str, set[Version]]:
+        """Return what each node showed when the run began; nothing where that was never written down."""
+        try:
+            kept = json.loads(self._file.read_text())
+        except (OSError, ValueError):
+            return {}
+        return {node: {(mtime, size) for mtime, size in versions} for node, versions in kept.items()}
+
+
+def _versions(answer: Mapping[str, Any]) -> dict[str, Version]:
+    return {entry["path"]: (entry["mtime"], entry["size"]) for entry in answer["found"]}

@@ -1,0 +1,301 @@
+"""Which code goes to the nodes: the manifest of a folder, and its content kept for later attempts.
+
+Content is stored once per hash for all runs of this head, so a run can always be restarted with exactly what it
+started with, however the folder has changed since.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+import tempfile
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
+
+from clusterctl.errors import ConfigError, Problem, RefusedError
+from clusterctl.run.record.private import make_private
+from clusterctl.run.record.writer import RunDir, write_atomically
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator
+
+    from clusterctl.config.spec import SyncSpec
+
+T = TypeVar("T")
+
+_CHUNK = 1024 * 1024
+MOST_FILES = 500_000
+"""A listing of so many takes a node seconds and half a gigabyte to go through; no code has as many."""
+
+_NEVER = frozenset({".git", "__pycache__", ".hg", ".svn"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """What a folder holds: path to size, permission bits and SHA-256."""
+
+    files: dict[str, tuple[int, int, str]] = field(default_factory=dict)
+
+    @property
+    def code_hash(self) -> str:
+        """One hash over everything that is synced."""
+        listing = json.dumps(sorted((p, m, s) for p, (_, m, s) in self.files.items()))
+        return hashlib.sha256(listing.encode("utf-8", "surrogateescape")).hexdigest()
+
+    @property
+    def size(self) -> int:
+        """Bytes in all."""
+        return sum(size for size, _, _ in self.files.values())
+
+
+class ContentStore:
+    """Files by their hash, shared by all runs of a head."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        make_private(root.parent)
+        make_private(root)
+
+    def path(self, digest: str) -> Path:
+        """Return where the content of a hash lies."""
+        return self.root / digest[:2] / digest
+
+    def take(self, source: BinaryIO) -> tuple[int, str]:
+        """Copy what a file holds in, in one pass that also hashes it; return its size and hash."""
+        digest, size = hashlib.sha256(), 0
+        # Heads that share a home may have equal pids: only a name that is made up is nobody else's.
+        with tempfile.NamedTemporaryFile(dir=self.root, prefix=".", suffix=".part", delete=False) as writer:
+            try:
+                while chunk := source.read(_CHUNK):
+                    digest.update(chunk)
+                    writer.write(chunk)
+                    size += len(chunk)
+                writer.flush()
+                target = self.path(digest.hexdigest())
+                target.parent.mkdir(exist_ok=True)
+                os.replace(writer.name, target)
+            except BaseException:
+                os.unlink(writer.name)
+                raise
+        return size, digest.hexdigest()
+
+    def keep(self, digest: str) -> bool:
+        """Return whether the content is there; then it is young again, and no cleaning takes it away meanwhile."""
+        try:
+            os.utime(self.path(digest))
+        except FileNotFoundError:
+            return False
+        return True
+
+    def unused(self, used: Collection[str], before: float) -> list[tuple[Path, int]]:
+        """Return the files of content that nobody names, and their sizes in bytes.
+
+        Args:
+            used: Hashes of what runs need.
+            before: Wall clock in seconds; what was taken or used later may belong to a start that goes on now.
+        """
+        found = []
+        for path in self.root.glob("??/*"):
+            status = path.stat()
+            if path.name not in used and status.st_mtime < before:
+                found.append((path, status.st_size))
+        return found
+
+
+def store_of_head(runs: Path) -> ContentStore | None:
+    """Return the content store beside a folder of runs, or `None` where nothing was ever synced."""
+    root = runs.parent / "content"
+    return ContentStore(root) if root.is_dir() else None
+
+
+def store_of(run: RunDir) -> ContentStore:
+    """Return the content store of the head that a run belongs to."""
+    return ContentStore(run.path.parent.parent / "content")
+
+
+def collect(sync: SyncSpec, store: ContentStore, *, most_files: int = MOST_FILES) -> Manifest:
+    """Return the manifest of a folder, its content stored.
+
+    Files that have not changed (size, mtime, inode) since they were last stored are not read again; what vanishes
+    meanwhile is left out.
+
+    Raises:
+        ConfigError: The folder is not there.
+        RefusedError: It is larger than `sync.max_size`, has more than `most_files` files, or something in it cannot be
+            read.
+    """
+    source = Path(sync.source)
+    if not source.is_dir():
+        raise ConfigError([Problem(sync.source, 0, 0, "`sync.source` is not a folder")])
+    known = _Known(store.root / "known.json", sync.source)
+    files: dict[str, tuple[int, int, str]] = {}
+    total, largest = 0, list[tuple[int, str]]()
+    for relative, status in walk(source, sync.exclude):
+        total += status.st_size
+        largest = sorted([*largest, (status.st_size, relative)], reverse=True)[:3]
+        if total > sync.max_size:
+            raise _too_large(sync, total, largest)
+        if len(files) == most_files:
+            raise _too_many(sync, files)
+        entry = known.entry(source / relative, status, store)
+        if entry is not None:
+            files[relative] = entry
+    known.save()
+    return Manifest(files=files)
+
+
+def _too_large(sync: SyncSpec, total: int, largest: list[tuple[int, str]]) -> RefusedError:
+    names = ", ".join(f"{name} ({size / 1024**2:.0f} MiB)" for size, name in largest)
+    return RefusedError(
+        f"{sync.source} holds more than {sync.max_size / 1024**2:.0f} MiB to sync (at least {total / 1024**2:.0f} MiB)",
+        hint=f"add to `sync.exclude` or raise `sync.max_size`; the largest: {names}",
+    )
+
+
+def _too_many(sync: SyncSpec, files: Collection[str]) -> RefusedError:
+    folders = Counter(path.partition("/")[0] for path in files if "/" in path).most_common(3)
+    names = ", ".join(f"{name}/ ({count})" for name, count in folders)
+    return RefusedError(
+        f"{sync.source} holds more than {len(files)} files to sync",
+        hint="add to `sync.exclude` what is no code" + (f"; most of them lie in {names}" if names else ""),
+    )
+
+
+class _Known:
+    """Hashes of the files of each folder that was synced, by device, inode, size and time of change.
+
+    Only files that the last sync of a folder took are remembered, and only as long as the folder is there.
+    """
+
+    def __init__(self, path: Path, source: str) -> None:
+        self._path, self._source = path, source
+        try:
+            self._folders: dict[str, dict[str, list[Any]]] = json.loads(path.read_text())
+        except (FileNotFoundError, ValueError):
+            self._folders = {}
+        self._used: dict[str, list[Any]] = {}
+
+    def entry(self, path: Path, status: os.stat_result, store: ContentStore) -> tuple[int, int, str] | None:
+        """Return size, permission bits and hash of a file whose content is stored now, or `None` where it is gone."""
+        key = f"{status.st_dev}:{status.st_ino}:{status.st_size}:{status.st_mtime_ns}"
+        size, digest = self._folders.get(self._source, {}).get(key, (0, ""))
+        if not digest or not store.keep(digest):
+            file = _unless_gone(lambda: path.open("rb"), path)
+            if file is None:
+                return None
+            with file:
+                size, digest = store.take(file)
+        self._used[key] = [size, digest]
+        return size, stat.S_IMODE(status.st_mode), digest
+
+    def save(self) -> None:
+        others = {s: used for s, used in self._folders.items() if s != self._source and os.path.isdir(s)}
+        write_atomically(self._path, json.dumps({**others, self._source: self._used}).encode())
+
+
+def _unless_gone(read: Callable[[], T], path: Path) -> T | None:
+    """Return what `read` gives, or `None` where that is not there, or no longer: the folder goes on changing.
+
+    Raises:
+        RefusedError: It is there, and cannot be read.
+    """
+    try:
+        return read()
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        return None
+    except OSError as error:
+        hint = "make it readable, or leave it out by `sync.exclude`"
+        raise RefusedError(f"cannot read {path}: {error.strerror or error}", hint=hint) from error
+
+
+def walk(source: Path, exclude: tuple[str, ...]) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield the files that sync takes, relative to `source`, with their status.
+
+    `.gitignore` files are respected in every folder, and `exclude` has the last word; `.git`, `__pycache__` and virtual
+    environments are never taken. Symbolic links to files inside `source` are followed; others are left out.
+
+    Raises:
+        RefusedError: A folder, or a `.gitignore`, cannot be read.
+    """
+    import pathspec
+
+    last = pathspec.GitIgnoreSpec.from_lines(exclude)
+    yield from _walk(source, "", [("", last)])
+
+
+def _walk(source: Path, folder: str, rules: list[tuple[str, Any]]) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield what a folder holds; the last rule is the cluster file's."""
+    import pathspec
+
+    base = source / folder
+    entries = _unless_gone(lambda: sorted(os.scandir(base), key=lambda e: e.name), base) or []
+    ignore = base / ".gitignore"
+    text = _unless_gone(lambda: ignore.read_text(errors="replace"), ignore)
+    if text is not None:
+        rules = [*rules[:-1], (folder, pathspec.GitIgnoreSpec.from_lines(text.splitlines())), rules[-1]]
+    for entry in entries:
+        relative = f"{folder}/{entry.name}" if folder else entry.name
+        if entry.is_dir(follow_symlinks=False):
+            if entry.name in _NEVER or _ignored(relative + "/", rules) or os.path.exists(f"{entry.path}/pyvenv.cfg"):
+                continue
+            yield from _walk(source, relative, rules)
+        elif _is_file(entry) and not _ignored(relative, rules) and _inside(source, entry):
+            status = _unless_gone(entry.stat, Path(entry.path))
+            if status is not None:
+                yield relative, status
+
+
+def _ignored(relative: str, rules: list[tuple[str, Any]]) -> bool:
+    """Return whether the last pattern that means an entry leaves it out; folders end with a slash."""
+    for folder, spec in reversed(rules):
+        inner = relative[len(folder) + 1 :] if folder else relative
+        for pattern in reversed(spec.patterns):
+            if _means(pattern, inner):
+                return bool(pattern.include)
+    return False
+
+
+def _means(pattern: Any, path: str) -> bool:
+    """Return whether a pattern matches a path itself, not a folder above it, which was judged when we came there.
+
+    `GitIgnoreSpec.check_file` makes no such difference: after `*`, `!*/` lets no folder in.
+    """
+    found = pattern.match_file(path) if pattern.include is not None else None
+    if found is None:
+        return False
+    # The group in which pathspec (0.12 and later) keeps the slash of a folder that was matched.
+    above = found.match.groupdict().get("ps_d") is not None and found.match.end("ps_d") < len(path)
+    # For `a/**/` that folder is `a`, though every folder below it is meant.
+    return not above or (path.endswith("/") and str(pattern.pattern).endswith("**/"))
+
+
+def _is_file(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_file()
+    except OSError:
+        # A link in a circle, or to where we may not look.
+        return False
+
+
+def _inside(source: Path, entry: os.DirEntry[str]) -> bool:
+    if not entry.is_symlink():
+        return True
+    return os.path.realpath(entry.path).startswith(os.path.realpath(source) + os.sep)
+
+
+def save(run: RunDir, manifest: Manifest) -> None:
+    """Keep the manifest with its run."""
+    write_atomically(run.manifest, json.dumps({"files": manifest.files}, ensure_ascii=True).encode())
+
+
+def load(run: RunDir) -> Manifest | None:
+    """Return the manifest that a run was started with, or `None` where nothing was synced."""
+    try:
+        stored = json.loads(run.manifest.read_text())
+    except FileNotFoundError:
+        return None
+    return Manifest(files={p: (s, m, d) for p, (s, m, d) in stored["files"].items()})

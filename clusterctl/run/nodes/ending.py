@@ -1,0 +1,156 @@
+"""Ending what is left of a run on a node, without a controller that follows it: stop, watch until swept, finish."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import time
+from typing import TYPE_CHECKING, Any
+
+from clusterctl.agent.protocol import commands as wire
+from clusterctl.agent.protocol.commands import Command, StopReason
+from clusterctl.errors import ClusterctlError, ExitCode, NotFoundError, RefusedError
+from clusterctl.run.nodes.epochs import highest_epoch
+from clusterctl.run.nodes.links import each
+from clusterctl.run.record.reader import load_state
+from clusterctl.run.record.writer import RunDir, Writer, now
+from clusterctl.run.rules import events, leftover
+from clusterctl.run.rules.state import RunPhase
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from clusterctl.run.rules.state import RunState
+    from clusterctl.session.conversation import Session
+
+_CALL_SECONDS = 20.0
+_BEYOND_GRACE = 30.0
+"""Seconds that a node may take for SIGKILL, the sweep and what the kernel needs, beyond the grace."""
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5
+_PIECE = 1 << 20
+
+
+def end_on_node(session: Session, run: str, node: str, grace: float) -> list[dict[str, Any]]:
+    """Stop everything of a run on one node and finish the run there; return what could not be ended.
+
+    The session's epoch must be above every earlier one; whatever of the run reaches the node later is refused by it.
+
+    Raises:
+        ClusterctlError: The node did not answer, or not in time.
+    """
+    asked = {"run": run, "node": node}
+    stop = wire.to_wire(wire.Stop(run=run, node=node, grace=grace, reason=StopReason.CANCELLED.value))
+    deadline = time.monotonic() + grace + _BEYOND_GRACE
+    pause = _FIRST_PAUSE
+    session.call(Command.STOP, stop, timeout=_CALL_SECONDS)
+    status = session.call(Command.STATUS, asked, timeout=_CALL_SECONDS)
+    while not _ended(status) and time.monotonic() < deadline:
+        # One whose files were removed takes its seat anew in a while; until then it has heard of no stop.
+        if not status["supervisor"] or status["state"] == "new":
+            session.call(Command.STOP, stop, timeout=_CALL_SECONDS)
+        time.sleep(pause)
+        pause = min(pause * 2, _LONGEST_PAUSE)
+        status = session.call(Command.STATUS, asked, timeout=_CALL_SECONDS)
+    # Refused where something of the attempt has still not ended, which is then what remains.
+    with contextlib.suppress(RefusedError):
+        finish = {**asked, "state": "cancelled", "exit_code": int(ExitCode.CANCELLED)}
+        session.call(Command.FINISH, finish, timeout=_CALL_SECONDS)
+    return [{"node": node, **one} for one in status["remaining"] or _unended(status)]
+
+
+def _unended(status: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the workers of a node that did not come to an end in time; where it names none, that nobody knows."""
+    if _ended(status):
+        return []
+    alive = [worker for worker in status["workers"] if worker["alive"]]
+    nobody = {"pid": None, "start_time": None, "command": None, "why": leftover.OVERDUE}
+    return [
+        {"pid": w["pid"], "start_time": w["start_time"], "command": None, "why": "not ended in time"} for w in alive
+    ] or [nobody]
+
+
+def _ended(status: Mapping[str, Any]) -> bool:
+    """Return whether a node has done what it can; one that has lost its files only knows what still runs there."""
+    if status["state"] == "new":
+        return not status["remaining"]
+    return status["state"] in ("prepared", "swept", "finished")
+
+
+def fetch(session: Session, writer: Writer, run: str, node: str, files: Iterable[str]) -> None:
+    """Bring the replicas of a node's files up to what the node has, where nobody follows it any more.
+
+    Raises:
+        ClusterctlError: The node did not answer.
+        OSError: The head has no space for it.
+    """
+    known = writer.cursors(node)
+    for file in files:
+        offset = known.get(file, 0)
+        with contextlib.suppress(NotFoundError):
+            while True:
+                asked = {"run": run, "node": node, "file": file, "offset": offset, "length": _PIECE}
+                answer = session.call(Command.READ, asked, timeout=_CALL_SECONDS)
+                data = base64.b64decode(answer["data"])
+                if not data:
+                    break
+                offset = writer.replicate(node, file, int(answer["offset"]), data)
+
+
+def end_without_controller(
+    run: RunDir,
+    state: RunState,
+    sessions: Mapping[str, Session],
+    unreached: Mapping[str, ClusterctlError],
+    grace: float,
+) -> RunState:
+    """End what there is of a run on its nodes; fetch their output; return the new state.
+
+    A run that was over keeps its end; any other is cancelled.
+
+    Args:
+        run: The run.
+        state: What is known of it.
+        sessions: The nodes on which something may be left, as far as they answer.
+        unreached: Those that do not, and why.
+        grace: Seconds from SIGTERM to SIGKILL.
+
+    Raises:
+        RefusedError: A controller is at work on the run.
+    """
+    writer = Writer(run)
+    try:
+        epoch = writer.next_epoch(highest_epoch(run.run, sessions))
+
+        def end(node: str, session: Session) -> list[dict[str, Any]]:
+            session.epoch = epoch
+            left = end_on_node(session, run.run, node, grace)
+            # What was ended is ended, whatever becomes of the output; the node still has it.
+            with contextlib.suppress(ClusterctlError, OSError):
+                fetch(session, writer, run.run, node, _files_of(state, node))
+            return left
+
+        left, errors = each(sessions, end)
+        remaining = [entry for found in left.values() for entry in found]
+        for node, error in {**unreached, **errors}.items():
+            known = [entry for entry in state.remaining if entry["node"] == node]
+            remaining += known or [_unsure(node, error)]
+        writer.append(_end_of(state, remaining), now())
+    finally:
+        writer.close()
+    return load_state(run)
+
+
+def _end_of(state: RunState, remaining: list[dict[str, Any]]) -> events.Ended:
+    if state.over:
+        return events.Ended(state=state.phase.value, exit_code=state.exit_code or 0, remaining=remaining)
+    return events.Ended(state=RunPhase.CANCELLED.value, exit_code=int(ExitCode.CANCELLED), remaining=remaining)
+
+
+def _unsure(node: str, error: ClusterctlError) -> dict[str, Any]:
+    return leftover.entry(node, None, f"nobody knows what is there: {error}")
+
+
+def _files_of(state: RunState, node: str) -> list[str]:
+    entry = state.nodes.get(node) or state.retired.get(node)
+    ranks = () if entry is None else entry.ranks
+    return [f(a, r) for a in range(state.attempt + 1) for r in ranks for f in (wire.output_file, wire.index_file)]

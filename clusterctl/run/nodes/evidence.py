@@ -1,0 +1,117 @@
+"""Evidence of all ranks, from all nodes at once; that of a stall is kept with the run as plain files."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from clusterctl.agent.protocol.commands import Command
+from clusterctl.agent.watch import evidence
+from clusterctl.run.nodes.links import each
+from clusterctl.run.record.writer import write_atomically
+from clusterctl.run.rules import stacks
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from clusterctl.run.record.writer import RunDir
+    from clusterctl.session.conversation import Session
+
+_DEADLINE = 4.0
+_CALL_SECONDS = 15.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What the nodes answered.
+
+    Attributes:
+        ranks: Rank to its evidence (`ranks` of `clusterctl.agent.watch.evidence.collect`), with the `node` it is of.
+        errors: Node to why it gave nothing.
+    """
+
+    ranks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    errors: Mapping[str, str] = field(default_factory=dict)
+
+
+def ask(run: str, name: str, sessions: Mapping[str, Session], ranks: Collection[int] | None = None) -> Evidence:
+    """Ask every node for states and stacks of its ranks.
+
+    Args:
+        run: The run's id.
+        name: Folder on the nodes, where they keep it too.
+        sessions: One for every node that can be asked.
+        ranks: Only these; default all.
+    """
+
+    def one(node: str, session: Session) -> dict[str, Any]:
+        wanted = None if ranks is None else sorted(ranks)
+        asked = {"run": run, "node": node, "name": name, "ranks": wanted, "deadline": _DEADLINE}
+        return session.call(Command.EVIDENCE, asked, timeout=_CALL_SECONDS)
+
+    found, errors = each(dict(sessions), one)
+    known: dict[str, dict[str, Any]] = {}
+    for node, answer in found.items():
+        for rank, said in answer["ranks"].items():
+            # A launcher such as torchrun stands under the number of a rank that may be on another node.
+            if not known.get(rank, {}).get("inside"):
+                known[rank] = {**said, "node": node}
+    return Evidence(
+        ranks={rank: known[rank] for rank in sorted(known, key=int)},
+        errors={node: str(error) for node, error in errors.items()},
+    )
+
+
+def keep(run: RunDir, name: str, found: Evidence) -> None:
+    """Write evidence into a folder of the run.
+
+    `rank-R.txt` (for people), `.json`, `.stacks` (as dumped); `stacks.txt` with all ranks, equal stacks folded; and
+    `NODE.error` for a node that gave nothing.
+    """
+    folder = run.path / name
+    folder.mkdir(exist_ok=True)
+    for rank, said in found.ranks.items():
+        for ending, text in evidence.files(dict(said)).items():
+            write_atomically(folder / f"rank-{rank}{ending}", text.encode())
+    for node, error in found.errors.items():
+        write_atomically(folder / f"{node}.error", f"{error}\n".encode())
+    folded = stacks.fold(stacks.from_evidence(found.ranks))
+    write_atomically(folder / "stacks.txt", "".join(f"{line}\n" for line in stacks.text(folded)).encode())
+
+
+class Gatherer:
+    """Gathers evidence of stalls beside the controller's loop, into `stall-1`, `stall-2` and so on.
+
+    That of the first two and of the last eight is kept, here and on the nodes.
+
+    Args:
+        run: The run.
+    """
+
+    def __init__(self, run: RunDir) -> None:
+        self._run = run
+        self._count = max((int(name.partition("-")[2]) for name in evidence.of_stalls(str(run.path))), default=0)
+        self._under_way: list[threading.Thread] = []
+
+    @property
+    def busy(self) -> bool:
+        """Whether evidence is still on its way; nobody should be ended before it is there."""
+        self._under_way = [thread for thread in self._under_way if thread.is_alive()]
+        return bool(self._under_way)
+
+    def begin(self, sessions: Mapping[str, Session]) -> str:
+        """Start to gather; return the folder of the run where it will lie."""
+        self._count += 1
+        name = f"stall-{self._count}"
+        thread = threading.Thread(target=self._gather, args=(name, dict(sessions)), name=name, daemon=True)
+        self._under_way.append(thread)
+        thread.start()
+        return name
+
+    def _gather(self, name: str, sessions: Mapping[str, Session]) -> None:
+        # A full disk on the head costs the files, not the run.
+        with contextlib.suppress(OSError):
+            keep(self._run, name, ask(self._run.run, name, sessions))
+            evidence.forget_some(str(self._run.path))

@@ -1,0 +1,404 @@
+"""The steps from a spec to running workers: connect, health, sync, prepare, plan, start. All nodes at once in each.
+
+Runs in a thread of its own beside the controller's loop and owns no state: what happens is posted, in order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from clusterctl.agent.protocol import commands as wire
+from clusterctl.agent.protocol.commands import Command
+from clusterctl.config.spec import ClusterSpec, HostSpec, TransportKind
+from clusterctl.errors import ClusterctlError
+from clusterctl.plan import launch as planning
+from clusterctl.run import unsynced
+from clusterctl.run.nodes import attempts, code, sensitive
+from clusterctl.run.nodes.checkpoints import Resuming
+from clusterctl.run.nodes.links import each, names, raise_first, sessions_of
+from clusterctl.run.nodes.meeting import answer_of, ask_routes, master_of
+from clusterctl.run.nodes.transfer import Parcel, push
+from clusterctl.run.record.writer import room_not_needed, write_atomically
+from clusterctl.run.rules import events
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from clusterctl.run.record.writer import RunDir
+    from clusterctl.session.conversation import Session
+
+_CALL_SECONDS = 60.0
+_REPORT_EVERY = 0.1
+_CHECKED_A_SECOND = 500
+"""Files that a node sees to be unchanged in a second, at the least."""
+
+
+class CancelledError(ClusterctlError):
+    """A person ended the run while it was being started."""
+
+
+@dataclass
+class Progress:
+    """Posts how far a step is: at most every 100 ms while it goes on, and once when it is over."""
+
+    name: str
+    total: int
+    post: Callable[[events.ControllerEvent], None]
+    began: float = field(default_factory=time.monotonic)
+    waiting: dict[str, tuple[str, float]] = field(default_factory=dict)
+    done: int = 0
+    _last: float = 0.0
+    _guard: threading.Lock = field(default_factory=threading.Lock)
+
+    def at(self, node: str, what: str) -> None:
+        """Say what a node is waited for."""
+        with self._guard:
+            self.waiting[node] = (what, time.monotonic())
+            self._report()
+
+    def through(self, node: str, count: int = 1) -> None:
+        """Count a node as done."""
+        with self._guard:
+            self.waiting.pop(node, None)
+            self.done += count
+            self._report()
+
+    def end(self, detail: str = "", *, failed: bool = False) -> None:
+        """Close the step."""
+        with self._guard:
+            self._post(detail=detail, ended=True, failed=failed)
+
+    def _report(self) -> None:
+        if time.monotonic() - self._last >= _REPORT_EVERY:
+            self._post()
+
+    def _post(self, *, detail: str = "", ended: bool = False, failed: bool = False) -> None:
+        self._last = time.monotonic()
+        slowest = sorted(self.waiting.items(), key=lambda item: item[1][1])[:5]
+        self.post(
+            events.Phase(
+                name=self.name,
+                done=self.done,
+                total=self.total,
+                waiting=[[node, what] for node, (what, _) in slowest],
+                detail=detail,
+                seconds=self._last - self.began,
+                ended=ended,
+                failed=failed,
+            )
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begun:
+    """An attempt's workers were asked to start everywhere."""
+
+    plan: planning.LaunchPlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotBegun:
+    """An attempt could not be started.
+
+    Attributes:
+        error: Why.
+        prepared: Nodes on which something may have to be undone.
+        remaining: Processes that could not be ended, as `RunState.remaining` has them.
+    """
+
+    error: ClusterctlError
+    prepared: tuple[str, ...]
+    remaining: tuple[dict[str, Any], ...] = ()
+
+
+class Launch:
+    """Starts attempts of one run.
+
+    Args:
+        run: Where the run lies.
+        spec: What to run.
+        sessions: Gives the sessions as they are now, by node name; the controller replaces broken ones.
+        post: Takes controller events, in order.
+        cancelled: Set when a person has ended the run.
+    """
+
+    def __init__(
+        self,
+        run: RunDir,
+        spec: ClusterSpec,
+        sessions: Callable[[], Mapping[str, Session]],
+        post: Callable[[events.ControllerEvent], None],
+        cancelled: threading.Event,
+    ) -> None:
+        self._run = run
+        self._spec = spec
+        self._sessions = sessions
+        self._post = post
+        self._cancelled = cancelled
+        self._prepared: list[str] = []
+        self._gate = threading.Lock()
+        self._untouched = False
+        self._secrets = spec.secrets
+        self._code: code.Manifest | None = None
+        self._resuming = Resuming(run, spec, sessions, post, cancelled)
+
+    def begin(self) -> None:
+        """Take note that this is a new run: until an attempt is prepared there is nothing on any node to undo."""
+        self._untouched = True
+
+    def give_up(self) -> bool:
+        """Forbid a cancelled start to touch any node from now on; False where it has done so already."""
+        with self._gate:
+            return self._untouched
+
+    def forget_secrets(self) -> None:
+        """Let the nodes use the secrets that they kept from the attempt before: here nobody knows the values."""
+        self._secrets = {}
+
+    def attempt(
+        self, number: int, hosts: Sequence[HostSpec], follow: Callable[[list[str]], None], why: str = ""
+    ) -> Begun | NotBegun:
+        """Bring one attempt up on these hosts, in order of node rank.
+
+        Args:
+            number: The attempt.
+            hosts: Who takes part.
+            follow: Begins to follow the journals of nodes; called once their places in the attempt are posted.
+            why: Why there is a new attempt.
+        """
+        self._prepared = []
+        try:
+            return Begun(plan=self._attempt(number, hosts, follow, why))
+        except ClusterctlError as error:
+            return NotBegun(error=error, prepared=tuple(self._prepared))
+
+    def _attempt(
+        self, number: int, hosts: Sequence[HostSpec], follow: Callable[[list[str]], None], why: str
+    ) -> planning.LaunchPlan:
+        answers = {n: answer_of(h, s.hello) for h, (n, s) in zip(hosts, self._on(hosts).items(), strict=True)}
+        entries = planning.layout(hosts, {n: a.gpus for n, a in answers.items()})
+        ports = self._prepare(number, entries)
+        where = self._meeting(entries, answers)
+        resume_from, newest = self._resuming.choose(number, [h.name for h in hosts])
+        identity = planning.RunIdentity(
+            run=self._run.run,
+            attempt=number,
+            max_restarts=self._spec.restart.max_restarts,
+            resume_from=resume_from,
+        )
+        plan = planning.plan_launch(self._spec, identity, entries, answers, where, ports)
+        shown = planning.plan_json(plan, self._spec.secrets)
+        with room_not_needed() if number else contextlib.nullcontext():
+            write_atomically(self._run.plan(number), json.dumps(shown, indent=1).encode(), durable=True)
+        self._check()
+        self._post(attempts.from_plan(plan, why, resume_from, newest))
+        follow([host.name for host in hosts])
+        self._start(plan)
+        return plan
+
+    def _check(self) -> None:
+        if self._cancelled.is_set():
+            raise CancelledError("cancelled during the start")
+
+    def _on(self, hosts: Sequence[HostSpec] | Sequence[str]) -> dict[str, Session]:
+        return sessions_of(self._sessions(), [h if isinstance(h, str) else h.name for h in hosts])
+
+    def newest_checkpoint(self, nodes: Sequence[str]) -> str | None:
+        """Return which checkpoint is the newest on these nodes, and as it is now; see `events.Attempt.newest`.
+
+        Raises:
+            NodeError: A node cannot be asked.
+        """
+        newest = self._resuming.newest(nodes)
+        return None if newest is None else newest.label
+
+    # --- code
+
+    def sync(self, hosts: Sequence[HostSpec], *, first: bool) -> None:
+        """Bring the code to every ssh node: the folder as it is now on the first attempt, else as it was then."""
+        remote = [h for h in hosts if h.transport is TransportKind.SSH] if self._spec.sync is not None else []
+        self._look_at_unsynced([h for h in hosts if h not in remote], first=first)
+        if self._spec.sync is None or not remote:
+            return
+        store = code.store_of(self._run)
+        if first:
+            manifest = code.collect(self._spec.sync, store)
+            code.save(self._run, manifest)
+            doubt = sensitive.sentence(manifest.files)
+            if doubt:
+                self._post(events.Note(text=doubt, level="warn"))
+        else:
+            kept = code.load(self._run)
+            if kept is None:
+                return
+            manifest = kept
+        self._code = manifest
+        step = Progress("sync", len(remote), self._post)
+        parcel = Parcel(manifest, store)
+        sent, errors = each(self._on(remote), lambda node, session: self._sync_node(node, session, parcel, step))
+        if errors:
+            step.end(failed=True)
+            raise_first(errors)
+        most = max(sent.values(), key=lambda s: s[1])
+        step.end(f"{len(manifest.files)} files, {_size(most[1])} changed")
+        self._check()
+
+    def _look_at_unsynced(self, hosts: Sequence[HostSpec], *, first: bool) -> None:
+        """Say what has changed since the start where code is not ours to bring back."""
+        if not hosts or not self._spec.restart.max_restarts:
+            return
+        sessions = {n: s for n, s in self._sessions().items() if n in {h.name for h in hosts}}
+        seen = unsynced.look(sessions, {n: workdir_of(self._spec, n) for n in sessions})
+        if first:
+            unsynced.remember(self._run, seen)
+            return
+        alike: dict[tuple[str, ...], list[str]] = {}
+        for node, files in unsynced.changes(unsynced.remembered(self._run), seen).items():
+            alike.setdefault(tuple(files), []).append(node)
+        for changed, nodes in alike.items():
+            self._post(events.Note(text=unsynced.sentence(list(changed), names(nodes)), level="warn"))
+
+    def _sync_node(self, node: str, session: Session, parcel: Parcel, step: Progress) -> tuple[int, int]:
+        workdir = workdir_of(self._spec, node)
+        sent = push(session, workdir, parcel, run=self._run.run, say=lambda what: step.at(node, what))
+        step.through(node)
+        return sent
+
+    # --- prepare
+
+    def _prepare(self, number: int, entries: Sequence[planning.Layout]) -> dict[str, list[int]]:
+        with self._gate:
+            self._check()
+            self._untouched = False
+        self._post(events.Traces(nodes=[e.host.name for e in entries]))
+        step = Progress("prepare", len(entries), self._post)
+        by_name = {e.host.name: e for e in entries}
+        code_hash = self._code.code_hash if self._code is not None else None
+        patience = _CALL_SECONDS + (len(self._code.files) / _CHECKED_A_SECOND if self._code is not None else 0.0)
+
+        def prepare(node: str, session: Session) -> list[int]:
+            step.at(node, "preparing")
+            self._prepared.append(node)
+            answer = session.call(
+                Command.PREPARE,
+                wire.to_wire(prepare_request(self._spec, self._run.run, number, by_name[node], code_hash)),
+                timeout=patience,
+            )
+            step.through(node)
+            return list(answer.get("ports", []))
+
+        ports, errors = each(self._on([e.host for e in entries]), prepare)
+        step.end(failed=bool(errors))
+        raise_first(errors)
+        self._check()
+        return ports
+
+    # --- addresses
+
+    def _meeting(
+        self, entries: Sequence[planning.Layout], answers: Mapping[str, planning.NodeAnswer]
+    ) -> planning.Meeting:
+        if planning.share_loopback(list(answers.values())):
+            return planning.loopback_meeting(entries)
+        others = entries[1:]
+        hosts = [e.host for e in entries]
+        sessions, interface = self._on(hosts), self._spec.network.interface
+        master = master_of(self._spec, hosts, answers, sessions)
+        found = ask_routes(sessions, {e.host.name: [master] for e in others})
+        to_master = {node: found[node].get(master) for node in found}
+        if interface:
+            own = {h.name: planning.provisional_address(h, answers[h.name], interface) for h in hosts}
+            to_master = {n: planning.Route(source=own[n] or "", interface=interface) for n in to_master}
+        return planning.meeting(entries, answers, master, to_master)
+
+    # --- start
+
+    def _start(self, plan: planning.LaunchPlan) -> None:
+        spec, step = self._spec, Progress("start", plan.world_size or 0, self._post)
+        assert spec.job is not None, "a run has a job"
+        prologue, inject = spec.job.prologue, spec.job.inject
+        by_name = {n.node: n for n in plan.nodes}
+
+        def start(node: str, session: Session) -> None:
+            workers = [
+                wire.to_wire(
+                    wire.WorkerStart(
+                        rank=w.rank,
+                        local_rank=w.local_rank,
+                        argv=list(w.argv),
+                        env=dict(w.env),
+                        prologue=prologue,
+                        hosts=list(w.hosts),
+                        hosted=list(w.hosted),
+                    )
+                )
+                for w in by_name[node].workers
+            ]
+            ranks = by_name[node].ranks
+            step.at(node, f"starting {len(ranks)} workers")
+            request = wire.Start(
+                run=plan.run,
+                node=node,
+                attempt=plan.attempt,
+                workers=workers,
+                secrets=self._secrets,
+                keep_secrets=spec.restart.max_restarts > 0,
+                inject=inject,
+            )
+            session.call(Command.START, wire.to_wire(request), timeout=_CALL_SECONDS)
+            step.through(node, len(ranks))
+
+        _, errors = each(self._on(list(by_name)), start)
+        detail = f"master {plan.master_addr}:{plan.master_port} · attempt {plan.attempt}"
+        step.end(detail, failed=bool(errors))
+        raise_first(errors)
+
+
+def prepare_request(
+    spec: ClusterSpec, run: str, number: int, entry: planning.Layout, code_hash: str | None
+) -> wire.Prepare:
+    """Return what one node must make ready; `code_hash` is of what was synced to nodes other than this machine."""
+    import sys
+
+    host, job = entry.host, spec.job
+    assert job is not None, "a run has a job"
+    return wire.Prepare(
+        run=run,
+        node=host.name,
+        attempt=number,
+        workdir=workdir_of(spec, host.name),
+        name=spec.name,
+        ports=list(planning.ports_wanted(spec, entry)),
+        gpus=list(entry.gpus),
+        ranks=list(entry.ranks),
+        reserve=spec.logs.reserve,
+        max_size=spec.logs.max_size,
+        grace=job.grace,
+        stop_after=spec.stop_after,
+        python=host.python,
+        python_hint=sys.executable,
+        health_seconds=spec.health.interval,
+        watch=list(spec.stall.watch),
+        code_hash=code_hash if host.transport is TransportKind.SSH else None,
+    )
+
+
+def workdir_of(spec: ClusterSpec, node: str) -> str:
+    """Return where the code lies on a node; `~` is the node's own home."""
+    host = next(h for h in spec.hosts if h.name == node)
+    assert host.workdir is not None, "whatever reads a cluster file fills it in"
+    return host.workdir
+
+
+def _size(count: int) -> str:
+    size, unit = float(count), "B"
+    for larger in ("KiB", "MiB", "GiB"):
+        if size < 1024:
+            break
+        size, unit = size / 1024, larger
+    return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"

@@ -1,0 +1,259 @@
+"""The controller's connections: opened all at once, watched, and opened again with back-off when they break."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from clusterctl.errors import AgentError, AuthError, ClusterctlError, NodeError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterable, Mapping
+
+    from clusterctl.agent.protocol.commands import Command
+    from clusterctl.config.spec import HostSpec
+    from clusterctl.run.nodes.inbox import Inbox
+    from clusterctl.session.conversation import Session
+
+T = TypeVar("T")
+K = TypeVar("K", bound="Hashable")
+
+_FIRST_PAUSE = 1.0
+_LONGEST_PAUSE = 15.0
+_AFTER_REFUSED_LOGIN = 60.0
+_GOOD_SECONDS = 30.0
+"""A connection that held for so long was a good one: the next is dialed at once when it breaks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Redialed:
+    """A broken connection is there again."""
+
+    node: str
+    session: Session
+
+
+class Links:
+    """One session per node, kept. It belongs to one thread: others dial, and what they get comes back by the inbox.
+
+    Args:
+        dial: Opens a session to a host; raises NodeError.
+        inbox: Where `Redialed` goes.
+
+    Attributes:
+        sessions: The session of each node that has one. Never changed but put in place anew, so that another thread
+            that takes it has it as it was at that moment.
+    """
+
+    def __init__(self, dial: Callable[[HostSpec], Session], inbox: Inbox) -> None:
+        self._dial = dial
+        self._inbox = inbox
+        self._closed = False
+        self._hurries = 0
+        self._changed = threading.Condition()
+        self._dialing: set[str] = set()
+        self._broken_at: dict[str, float] = {}
+        self._cut_at: dict[str, float] = {}
+        self._added_at: dict[str, float] = {}
+        self._pauses: dict[str, float] = {}
+        self.sessions: Mapping[str, Session] = {}
+
+    def add(self, host: HostSpec, session: Session) -> bool:
+        """Take in a session that was opened, and return True.
+
+        One that broke before it got here takes nobody's place: its host is dialed again if it has no other.
+        """
+        node = host.name
+        self._dialing.discard(node)
+        if not session.alive:
+            session.close()
+            if node not in self.sessions:
+                self.broken(host)
+            return False
+        old = self.sessions.get(node)
+        if old is not None:
+            old.close()
+        self._broken_at.pop(node, None)
+        self._cut_at.pop(node, None)
+        self._added_at[node] = time.monotonic()
+        self.sessions = {**self.sessions, node: session}
+        return True
+
+    def broken(self, host: HostSpec, session: Session | None = None) -> None:
+        """Forget a session that broke (`session`: only if it is still the one), and dial again until it answers.
+
+        Repeating it does nothing.
+        """
+        current = self.sessions.get(host.name)
+        if session is not None and current is not session:
+            return
+        if current is not None:
+            self._broken_at[host.name] = time.monotonic() - current.silence_s
+            self.sessions = {node: s for node, s in self.sessions.items() if node != host.name}
+            threading.Thread(target=current.close, daemon=True).start()
+        self._broken_at.setdefault(host.name, time.monotonic())
+        self._cut_at.setdefault(host.name, time.monotonic())
+        if host.name not in self._dialing:
+            self._dialing.add(host.name)
+            self._pauses[host.name] = self._pause_after(host.name)
+            asked = (host, self._hurries)
+            threading.Thread(target=self._redial, args=asked, name=f"dial {host.name}", daemon=True).start()
+
+    def has_lost(self, node: str) -> bool:
+        """Return whether a node's connection is what broke: not where it has a new one, or none was ever taken in."""
+        current = self.sessions.get(node)
+        return node in self._broken_at if current is None else not current.alive
+
+    def silent(self, after: float) -> dict[str, float]:
+        """Return the nodes that have not been heard for over `after` seconds, with how long that is."""
+        now = time.monotonic()
+        quiet = {node: s.silence_s for node, s in self.sessions.items() if s.silence_s > after}
+        return quiet | {node: now - last for node, last in self._broken_at.items()}
+
+    def cut(self) -> dict[str, float]:
+        """Return the nodes without a connection, with the seconds since which nothing of ours can have reached them.
+
+        The stretch of silence before the connection was closed does not count: our own frames may have arrived then.
+        """
+        now = time.monotonic()
+        return {node: now - moment for node, moment in self._cut_at.items()}
+
+    def hurry(self) -> None:
+        """Dial every missing node now: a person waits for it."""
+        with self._changed:
+            self._hurries += 1
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Close everything; stop dialing."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        each(self.sessions, lambda _, session: session.close())
+
+    def _pause_after(self, node: str) -> float:
+        """Return how long to wait before the first try: not at all after a good connection, else more each time.
+
+        A node that lets us in and then breaks off would otherwise be logged into again and again without a pause.
+        """
+        held = time.monotonic() - self._added_at.get(node, float("-inf"))
+        return 0.0 if held >= _GOOD_SECONDS or node not in self._pauses else _next_pause(self._pauses[node])
+
+    def _redial(self, host: HostSpec, hurries: int) -> None:
+        pause = self._pauses[host.name]
+        while self._waited(pause, hurries):
+            hurries = self._hurries
+            try:
+                session = self._dial(host)
+            except NodeError as error:
+                # A server that refuses our key will do so again, and counts it: do not knock on it.
+                pause = _AFTER_REFUSED_LOGIN if isinstance(error, AuthError) else _next_pause(pause)
+            except Exception:
+                pause = _next_pause(pause)
+            else:
+                if self._closed:
+                    session.close()
+                else:
+                    self._inbox.put(Redialed(node=host.name, session=session))
+                return
+
+    def _waited(self, pause: float, hurries: int) -> bool:
+        """Return when a pause is over or cut short (`hurries` were known); false where nothing is to be dialed for."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._hurries != hurries, pause)
+            return not self._closed
+
+
+def _next_pause(pause: float) -> float:
+    return min(max(_FIRST_PAUSE, pause * 2), _LONGEST_PAUSE)
+
+
+def each(
+    sessions: Mapping[str, Session], call: Callable[[str, Session], T], parallel: int = 64
+) -> tuple[dict[str, T], dict[str, ClusterctlError]]:
+    """Return what `call` gave for every node, all at once, and the errors of those where it failed."""
+    results: dict[str, T] = {}
+    errors: dict[str, ClusterctlError] = {}
+    if not sessions:
+        return results, errors
+
+    def one(item: tuple[str, Session]) -> None:
+        try:
+            results[item[0]] = call(*item)
+        except ClusterctlError as error:
+            errors[item[0]] = error
+
+    with ThreadPoolExecutor(max_workers=min(parallel, len(sessions))) as pool:
+        list(pool.map(one, list(sessions.items())))
+    order = list(sessions)
+    return {n: results[n] for n in order if n in results}, {n: errors[n] for n in order if n in errors}
+
+
+def sessions_of(sessions: Mapping[str, Session], nodes: Iterable[str]) -> dict[str, Session]:
+    """Return the sessions with these nodes.
+
+    Raises:
+        NodeError: There is none with some of them.
+    """
+    wanted = list(nodes)
+    missing = [node for node in wanted if node not in sessions]
+    if missing:
+        raise NodeError(missing[0], f"{names(missing)}: the connection was lost during the start")
+    return {node: sessions[node] for node in wanted}
+
+
+def ask_all(
+    session: Session, command: Command, questions: Mapping[K, dict[str, Any]], timeout: float
+) -> tuple[dict[K, dict[str, Any]], dict[K, ClusterctlError]]:
+    """Ask one node many things, all on their way at once; return its answers, and why others could not be had.
+
+    `timeout` is in seconds, for all of them together.
+    """
+    deadline = time.monotonic() + timeout
+    under_way = {key: session.call_async(command, arguments) for key, arguments in questions.items()}
+    answers: dict[K, dict[str, Any]] = {}
+    errors: dict[K, ClusterctlError] = {}
+    for key, future in under_way.items():
+        try:
+            answers[key] = future.result(max(0.0, deadline - time.monotonic()))
+        except ClusterctlError as error:
+            errors[key] = error
+        except FutureTimeoutError:
+            errors[key] = AgentError(session.node, f"no answer to `{command.value}` within {timeout:g}s")
+    return answers, errors
+
+
+def raise_first(errors: Mapping[str, ClusterctlError]) -> None:
+    """Raise what stands for the errors of several nodes: the one there is, or all connection errors folded.
+
+    Raises:
+        ClusterctlError: There is at least one error.
+    """
+    from clusterctl.errors import NodesError
+
+    if not errors:
+        return
+    found = list(errors.values())
+    nodes = [e for e in found if isinstance(e, NodeError)]
+    others = [e for e in found if not isinstance(e, NodeError)]
+    if others:
+        raise others[0]
+    raise nodes[0] if len(nodes) == 1 else NodesError(nodes)
+
+
+def quietly(call: Callable[[], Any]) -> None:
+    """Do something whose failure changes nothing."""
+    with contextlib.suppress(ClusterctlError):
+        call()
+
+
+def names(nodes: Iterable[str]) -> str:
+    """Return node names folded."""
+    from clusterctl.config.hosts import fold
+
+    return fold(list(nodes))

@@ -1,0 +1,280 @@
+"""The checks before a start: every node probed at once by what would start its workers, judged, compared."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from clusterctl.agent.protocol.commands import Command
+from clusterctl.config.spec import TransportKind
+from clusterctl.errors import ClusterctlError, ConnectError, UnhealthyError
+from clusterctl.health import judge
+from clusterctl.health.checks.host import YOUNG
+from clusterctl.health.context import NOT_SYNCED, Context
+from clusterctl.health.model import Status
+from clusterctl.health.registry import CHECKS
+from clusterctl.health.request import longest, probe_request
+from clusterctl.run.nodes.launch import Progress, workdir_of
+from clusterctl.run.nodes.links import each, raise_first
+from clusterctl.run.nodes.meeting import meeting_addresses
+from clusterctl.run.nodes.ring import try_ring
+from clusterctl.run.record import reboots
+from clusterctl.run.record.writer import all_runs, listed_state, write_atomically
+from clusterctl.run.rendezvous import try_port
+from clusterctl.run.rules.events import Note
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from clusterctl.config.spec import ClusterSpec
+    from clusterctl.health.model import Finding
+    from clusterctl.run.record.writer import RunDir
+    from clusterctl.run.rules.events import ControllerEvent
+    from clusterctl.session.conversation import Session
+
+AFTER_SYNC = ("version.code",)
+"""Checks that `up` makes once the code is on the nodes."""
+_MISFITS = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError)
+"""What judges raise over facts that are not of the form that agents give them."""
+_QUOTED = 200
+_MARGIN = 10.0
+_CODE_SECONDS = 10.0
+_DOWN_SECONDS = 3600.0
+"""The longest that a machine is down before it has booted."""
+
+
+class Preflight:
+    """Judges the nodes of a run before anything starts.
+
+    Args:
+        run: Keeps the facts and findings in `health.json`.
+        spec: What is declared and tolerated.
+        strict: WARN and UNKNOWN end the start too.
+    """
+
+    def __init__(self, run: RunDir, spec: ClusterSpec, *, strict: bool) -> None:
+        self._run, self._spec, self._strict = run, spec, strict
+        self._facts: dict[str, dict[str, Any]] = {}
+        self._findings: list[Finding] = []
+
+    def __call__(self, sessions: Mapping[str, Session], post: Callable[[ControllerEvent], None]) -> dict[str, str]:
+        """Check everything but the code, which is still to come; return the spares that are left out, with a word.
+
+        Args:
+            sessions: The nodes to check; one that is lost meanwhile has failed.
+            post: Takes what is to be told.
+
+        Raises:
+            NodeError, NodesError: All is well but that connections were lost; nothing was started.
+            UnhealthyError: A check failed; nothing was started.
+        """
+        step = Progress("health", len(sessions), post)
+        self._facts = probe_all(self._spec, sessions, step, own_run=self._run.run)
+        found = judge_all(self._spec, self._facts, [name for name in CHECKS if name not in AFTER_SYNC])
+        spares = {h.name for h in self._spec.spares}
+        bad = self._weigh(found)
+        failed = [f for f in bad if f.node not in spares]
+        step.end(_summary(found), failed=bool(failed))
+        gone = {n: ConnectError(n, str(f["unreachable"])) for n, f in self._facts.items() if "unreachable" in f}
+        lost = {n: error for n, error in gone.items() if n not in spares and not sessions[n].alive}
+        if all(f.node in lost for f in failed):
+            raise_first(lost)
+        self._refuse(failed)
+        return self._left_out([f for f in bad if f.node in spares], post)
+
+    def _left_out(self, failed: list[Finding], post: Callable[[ControllerEvent], None]) -> dict[str, str]:
+        """Leave spares that are not fit out of the run instead of ending its start."""
+        for finding in failed:
+            post(Note(text=f"spare {finding.node} is left out: {finding.message}", level="warn"))
+        return {finding.node: "unhealthy" for finding in failed if finding.node is not None}
+
+    def after_sync(self, sessions: Mapping[str, Session]) -> None:
+        """Check that all nodes have the same code now.
+
+        Raises:
+            UnhealthyError: They have not; nothing was started.
+        """
+        for node, told in code_hashes(self._spec, sessions).items():
+            self._facts[node].setdefault("controller", {})["code_hash"] = told
+        self._refuse(self._weigh(judge_all(self._spec, self._facts, AFTER_SYNC)))
+
+    def _weigh(self, found: list[Finding]) -> list[Finding]:
+        """Keep findings; return those that forbid the start."""
+        self._findings += found
+        kept = {"facts": self._facts, "findings": [f.to_json() for f in self._findings]}
+        write_atomically(self._run.path / "health.json", json.dumps(kept).encode())
+        wanted = (Status.FAIL, Status.WARN, Status.UNKNOWN) if self._strict else (Status.FAIL,)
+        return [f for f in found if f.status in wanted]
+
+    def _refuse(self, bad: list[Finding]) -> None:
+        if bad:
+            raise UnhealthyError(
+                f"{len(bad)} {'check' if len(bad) == 1 else 'checks'} failed; nothing was started",
+                bad,
+                hint="`health.ignore` in the cluster file accepts a finding, `--no-health` skips all checks",
+            )
+
+
+def probe_all(
+    spec: ClusterSpec,
+    sessions: Mapping[str, Session],
+    step: Progress,
+    *,
+    own_run: str | None = None,
+    code: bool = False,
+) -> dict[str, dict[str, Any]]:
+    """Return every node's facts; a node whose probe could not be had says why under `unreachable`.
+
+    All nodes at once, and in a bounded time whatever is wrong with one of them.
+
+    Args:
+        spec: What is declared.
+        sessions: Node name to session.
+        step: Told which nodes are through.
+        own_run: On whose behalf we look.
+        code: Ask for the code that is on the nodes now, too.
+    """
+    with ThreadPoolExecutor(2) as beside:
+        hashes = beside.submit(code_hashes, spec, sessions if code else {})
+        # A port that the file names must be looked at before we take it for a moment ourselves.
+        early = None if spec.network.master_port else beside.submit(_ways, spec, sessions)
+        facts = _probe(spec, sessions, step, own_run)
+        tried = _ways(spec, sessions) if early is None else early.result()
+    told = {node: known for node, known in facts.items() if "groups" in known}
+    fallen = _fallen(told)
+    for node, known in told.items():
+        more = {"code_hash": hashes.result().get(node), "rebooted_under": fallen.get(node)}
+        seen = {**tried.get(node, {}), **{key: value for key, value in more.items() if value is not None}}
+        known["controller"] = {**_controller_facts(sessions[node], known, own_run), **seen}
+    return facts
+
+
+def _ways(spec: ClusterSpec, sessions: Mapping[str, Session]) -> dict[str, dict[str, Any]]:
+    """Try the port where workers meet, then the ways between the nodes; return what each node saw by key."""
+    rendezvous = try_port(spec, sessions)
+    ring = try_ring(spec, sessions, rendezvous)
+    met = {node: {"rendezvous": seen, "ring": ring.get(node, [])} for node, seen in rendezvous.items() if seen["ok"]}
+    return {**{node: {"rendezvous": seen} for node, seen in rendezvous.items()}, **met}
+
+
+def _fallen(facts: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """Return the nodes that have just booted because they went down under a run of this head, and which."""
+    hosts = {node: (known["groups"].get("host") or {}).get("data") or {} for node, known in facts.items()}
+    young = {n: host for n, host in hosts.items() if host.get("uptime") is not None and host["uptime"] < YOUNG}
+    if not young:
+        return {}
+    since = time.time() - max(host["uptime"] for host in young.values()) - _DOWN_SECONDS
+    return reboots.recent(all_runs(), {node: str(host.get("boot_id")) for node, host in young.items()}, since)
+
+
+def _probe(
+    spec: ClusterSpec, sessions: Mapping[str, Session], step: Progress, run: str | None
+) -> dict[str, dict[str, Any]]:
+    hosts = {h.name: h for h in spec.hosts}
+    known = meeting_addresses(spec, sessions)
+    first = next((h.name for h in spec.workers if h.name in sessions), None)
+    salt = secrets.token_hex(8)
+
+    def probe(node: str, session: Session) -> dict[str, Any]:
+        step.at(node, "checking")
+        # Its answer comes before the facts and finds a quiet agent: a clock with a small error.
+        session.beat()
+        host = hosts[node]
+        port = spec.network.master_port if node == first else None
+        ports = [port] if port else []
+        request = probe_request(
+            spec, host, peers=known, workdir=workdir_of(spec, node), ports=ports, run=run, salt=salt
+        )
+        asked = {
+            "python": host.python,
+            "python_hint": sys.executable,
+            "prologue": spec.job.prologue if spec.job else None,
+            "env": {**spec.env, **host.env},
+            "cwd": None,
+            "request": request,
+        }
+        facts = session.call(Command.PROBE, asked, timeout=longest(request) + _MARGIN)
+        step.through(node)
+        return facts
+
+    found, errors = each(dict(sessions), probe)
+    return {n: found[n] if n in found else {"unreachable": str(errors[n])} for n in sessions}
+
+
+def _controller_facts(session: Session, facts: Mapping[str, Any], own_run: str | None) -> dict[str, Any]:
+    """Return what only the head can tell of a node; `health.context.Context` has the keys."""
+    known: dict[str, Any] = _runs(session, facts, own_run)
+    if own_run:
+        known["own_run"] = own_run
+    if session.clock is not None:
+        known["clock"] = {"offset": round(session.clock[0], 4), "error": round(session.clock[1], 4)}
+    if session.connect_s is not None:
+        known["connect_ms"] = round(session.connect_s * 1000, 1)
+    return known
+
+
+def _runs(session: Session, facts: Mapping[str, Any], own_run: str | None) -> dict[str, Any]:
+    """Return which of the runs found on a node are meant to live there, and of which nobody knows.
+
+    Nothing is asked where nothing was found. A node may say that a run lives which this head has ended.
+    """
+    try:
+        told = (facts["groups"].get("procs") or {}).get("data") or {}
+        seen = {str(entry["run"]) for entry in told.get("runs") or []} - {own_run}
+    except (KeyError, TypeError, AttributeError):
+        return {}  # not what an agent says: nothing follows from it
+    if not seen:
+        return {"live_runs": []}
+    try:
+        there = {entry["run"]: entry["live"] for entry in session.call(Command.RUNS)["runs"]}
+    except ClusterctlError:
+        return {}
+    here = {run.run: listed_state(run)[0].over for run in all_runs() if run.run in seen}
+    live = [run for run in sorted(seen) if there.get(run) and not here.get(run)]
+    return {"live_runs": live, "strange_runs": sorted(seen - set(there) - set(here))}
+
+
+def code_hashes(spec: ClusterSpec, sessions: Mapping[str, Session]) -> dict[str, str]:
+    """Return a hash over the code that syncs brought to each node, as it is there now (see `health.context.Context`).
+
+    Nodes that could not tell are left out.
+    """
+    remote = {h.name for h in spec.hosts if h.transport is TransportKind.SSH and spec.sync is not None}
+
+    def ask(node: str, session: Session) -> str:
+        if node not in remote:
+            return NOT_SYNCED
+        asked = {"workdir": workdir_of(spec, node)}
+        return session.call(Command.CODE, asked, timeout=_CODE_SECONDS)["hash"] or ""
+
+    return each(dict(sessions), ask)[0]
+
+
+def judge_all(
+    spec: ClusterSpec, facts: Mapping[str, dict[str, Any]], checks: Sequence[str] | None = None
+) -> list[Finding]:
+    """Return all findings: each node by itself, then the nodes against each other."""
+    context = Context.from_spec(spec)
+    try:
+        return judge.judge_all(facts, context, checks)
+    except _MISFITS:
+        fitting = {node: _fitting(node, told, context, checks) for node, told in facts.items()}
+        return judge.judge_all(fitting, context, checks)
+
+
+def _fitting(node: str, told: dict[str, Any], context: Context, checks: Sequence[str] | None) -> dict[str, Any]:
+    """Return what a node told; of one whose facts are of no form that an agent gives them, that it cannot be used."""
+    try:
+        judge.judge_all({node: told}, context, checks)
+    except _MISFITS as error:
+        return {"unreachable": f"what it told does not fit: {type(error).__name__}: {str(error)[:_QUOTED]}"}
+    return told
+
+
+def _summary(findings: list[Finding]) -> str:
+    counts = {s: sum(f.status is s for f in findings) for s in (Status.PASS, Status.WARN, Status.UNKNOWN, Status.FAIL)}
+    return " · ".join(f"{n} {s.value}" for s, n in counts.items() if n)

@@ -1,0 +1,128 @@
+"""Reads a run directory as it grows: what is new since the last look, and the state that follows from it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from clusterctl.agent.protocol import commands as wire
+from clusterctl.door import journal
+from clusterctl.run.rules import events as head
+from clusterctl.run.rules.state import RunState, apply_head, apply_node
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from clusterctl.run.record.writer import RunDir
+
+NodeNews = tuple[str, wire.Stamp, wire.Event]
+HeadNews = tuple[float, head.ControllerEvent]
+
+_UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, LookupError, RecursionError)
+"""What a line that is none of ours may raise, wherever it is taken apart; a torn one is among them."""
+_QUOTED = 200
+
+
+class LineTail:
+    """The whole lines that a file has gained since the last look; a torn last line waits for its end."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    def end(self) -> int:
+        """Return how long the file is now."""
+        try:
+            return self._path.stat().st_size
+        except FileNotFoundError:
+            return 0
+
+    def read(self, end: int | None = None) -> Iterator[bytes]:
+        """Yield the new lines that begin before `end`, as they are read piece by piece; default all."""
+        limit = self.end() if end is None else end
+        if limit <= self._offset:
+            return
+        with contextlib.suppress(FileNotFoundError), self._path.open("rb") as file:
+            file.seek(self._offset)
+            for line in file:
+                if self._offset >= limit or not line.endswith(b"\n"):
+                    return
+                self._offset += len(line)
+                yield line[:-1]
+
+
+class StateReader:
+    """Folds a run directory. `state` is what the last `refresh` made of it."""
+
+    def __init__(self, run: RunDir) -> None:
+        self._run = run
+        self._head = LineTail(run.events)
+        self._nodes: dict[str, LineTail] = {}
+        self._named: set[str] = set()
+        self.state = RunState()
+
+    def refresh(self) -> tuple[list[HeadNews], list[NodeNews]]:
+        """Take in what is new; return it, the controller's events and the nodes'."""
+        heads: list[HeadNews] = []
+        nodes: list[NodeNews] = []
+        self.take_in(heads.append, nodes.append)
+        return heads, nodes
+
+    def take_in(
+        self,
+        head_news: Callable[[HeadNews], object] = lambda _: None,
+        node_news: Callable[[NodeNews], object] = lambda _: None,
+    ) -> None:
+        """Take in what is new, and hand each event on; nothing of it is kept but the state.
+
+        The nodes' journals are taken in last, up to where they went before the controller's was read: an attempt is
+        always known before what happened in it.
+        """
+        ends = self._ends()
+        for line in self._head.read():
+            try:
+                decoded = head.decode(line)
+                if decoded is not None:
+                    _, time, event = decoded
+                    self.state = apply_head(self.state, time, event)
+                    head_news((time, event))
+            except _UNREADABLE as error:
+                self._unread(self._run.events.name, error)
+        for node, end in ends.items():
+            for line in self._nodes[node].read(end):
+                try:
+                    told = journal.decode_line(line)
+                    if told is not None:
+                        self.state = apply_node(self.state, node, *told)
+                        node_news((node, *told))
+                except _UNREADABLE as error:
+                    self._unread(f"nodes/{node}/{wire.JOURNAL_FILE}", error)
+
+    def _unread(self, file: str, error: Exception) -> None:
+        """Name the first line of a file that cannot be read."""
+        if file not in self._named:
+            self._named.add(file)
+            self.state = replace(self.state, unread=(*self.state.unread, f"{file}: {str(error)[:_QUOTED]}"))
+
+    def _ends(self) -> dict[str, int]:
+        for node in _names(self._run.path / "nodes"):
+            if node not in self._nodes:
+                self._nodes[node] = LineTail(self._run.node(node) / wire.JOURNAL_FILE)
+        return {node: tail.end() for node, tail in self._nodes.items()}
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except FileNotFoundError:
+        return []
+
+
+def load_state(run: RunDir) -> RunState:
+    """Return the state of a run from its files alone."""
+    reader = StateReader(run)
+    reader.take_in()
+    return reader.state

@@ -1,0 +1,250 @@
+"""What the controller writes into its own journal: what it did, saw of the links, and decided. Values only."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar
+
+from clusterctl.agent.protocol.commands import FrameError, from_wire
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Created:
+    """The run exists. Written once, before anything else."""
+
+    KIND: ClassVar[str] = "created"
+    run: str
+    name: str
+    path: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phase:
+    """How far a step of the start is.
+
+    Attributes:
+        name: connect, health, sync, prepare, start.
+        done: Nodes (for `start`: workers) that are through.
+        total: How many there are.
+        waiting: `[node, what it waits for]`, slowest first.
+        detail: What a person wants to know of the finished step.
+        seconds: Since the step began.
+        ended: The step is over.
+        failed: It is over because it failed.
+    """
+
+    KIND: ClassVar[str] = "phase"
+    name: str
+    done: int = 0
+    total: int = 0
+    waiting: list[list[str]] = field(default_factory=list)
+    detail: str = ""
+    seconds: float = 0.0
+    ended: bool = False
+    failed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """The connection to a node changed: connected, unreachable (since `seconds`), or lost for this attempt.
+
+    `rebooted`: the machine has started anew since, so nothing of the attempt can be running there.
+    """
+
+    KIND: ClassVar[str] = "link"
+    node: str
+    link: str
+    why: str = ""
+    seconds: float = 0.0
+    rebooted: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clock:
+    """Head time is the node's monotonic clock plus `offset`, give or take `error` (seconds), in this boot."""
+
+    KIND: ClassVar[str] = "clock"
+    node: str
+    offset: float
+    error: float
+    boot: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traces:
+    """From now on something of the run may lie on these nodes, whether or not an attempt comes to begin there."""
+
+    KIND: ClassVar[str] = "traces"
+    nodes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """A new attempt begins; `nodes` holds `{node, node_rank, address, ranks}` in order of node rank.
+
+    `resume_from` is the checkpoint that its workers are told to go on from; `newest` names the newest that there was
+    then, in words that differ once it is written anew.
+    """
+
+    KIND: ClassVar[str] = "attempt"
+    attempt: int
+    world_size: int
+    master_addr: str | None
+    master_port: int | None
+    nodes: list[dict[str, Any]] = field(default_factory=list)
+    why: str = ""
+    resume_from: str | None = None
+    newest: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decided:
+    """The attempt is being ended everywhere, for this `StopReason`."""
+
+    KIND: ClassVar[str] = "decided"
+    attempt: int
+    reason: str
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restarting:
+    """Attempt `attempt` will begin at `at` (head's clock) on `nodes`, in order of node rank.
+
+    `ended` says how the attempt before it ended, in words that are equal for attempts that end alike; `newest` is what
+    was the newest checkpoint when that one began.
+    """
+
+    KIND: ClassVar[str] = "restarting"
+    attempt: int
+    why: str
+    at: float
+    nodes: list[str] = field(default_factory=list)
+    ended: str = ""
+    newest: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StallSeen:
+    """The stall rule's view changed. `phase` is none, suspected or confirmed; `evidence` is a folder of the run."""
+
+    KIND: ClassVar[str] = "stall"
+    attempt: int
+    phase: str
+    since_s: float = 0.0
+    limit_s: float = 0.0
+    reason: str = ""
+    evidence: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Health:
+    """Trouble of a node began or is over, as its samples tell; told once.
+
+    Attributes:
+        check: The check that would find it before a run.
+        key: `check`, finer where one check finds several things (`host.disk /`); with node and GPU it names a trouble.
+        status: FAIL or WARN, PASS when it is over.
+        message: Names the node and the GPU.
+        action: What a person should do (`health.model.Action`).
+        lasted_s: For how long it has been so.
+    """
+
+    KIND: ClassVar[str] = "health"
+    node: str
+    gpu: int | None
+    check: str
+    key: str
+    status: str
+    message: str
+    action: str = "NONE"
+    lasted_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Note:
+    """A line for people: a warning, or what the controller waits for."""
+
+    KIND: ClassVar[str] = "note"
+    text: str
+    level: str = "info"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartFailed:
+    """The start ended with an error of ours; nothing is left running.
+
+    `error` holds `{class, message, hint, exit_code}`, and for several nodes `nodes: [{node, message, hint}]`, or for
+    checks `findings`.
+    """
+
+    KIND: ClassVar[str] = "start_failed"
+    error: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """The run is over. `remaining` holds `{node, pid, start_time, command, why}`; `code` is the run's own exit code."""
+
+    KIND: ClassVar[str] = "ended"
+    state: str
+    exit_code: int
+    remaining: list[dict[str, Any]] = field(default_factory=list)
+
+
+ControllerEvent = (
+    Created
+    | Phase
+    | Link
+    | Clock
+    | Traces
+    | Attempt
+    | Decided
+    | Restarting
+    | StallSeen
+    | Health
+    | Note
+    | StartFailed
+    | Ended
+)
+_KINDS: dict[str, type[Any]] = {
+    c.KIND: c
+    for c in (
+        Created,
+        Phase,
+        Link,
+        Clock,
+        Traces,
+        Attempt,
+        Decided,
+        Restarting,
+        StallSeen,
+        Health,
+        Note,
+        StartFailed,
+        Ended,
+    )
+}
+
+
+def encode(seq: int, time: float, event: ControllerEvent) -> str:
+    """Return the line of the controller's journal; `time` is the head's wall clock in seconds."""
+    return json.dumps({"seq": seq, "time": time, "kind": event.KIND, **asdict(event)}, separators=(",", ":"))
+
+
+def decode(line: str | bytes) -> tuple[int, float, ControllerEvent] | None:
+    """Return what a line says, or `None` for a kind that a newer controller wrote.
+
+    Raises:
+        FrameError: The line is torn.
+    """
+    try:
+        record = json.loads(line)
+        seq, time, kind = record["seq"], record["time"], record["kind"]
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise FrameError(f"not an event: {line[:80]!r}") from error
+    cls = _KINDS.get(kind) if isinstance(kind, str) else None
+    if type(seq) is not int or not isinstance(time, (int, float)):
+        raise FrameError(f"not an event: {line[:80]!r}")
+    return None if cls is None else (seq, time, from_wire(cls, record))

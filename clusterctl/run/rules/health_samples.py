@@ -1,0 +1,133 @@
+"""Folds the samples of a run's nodes as they arrive; says what changed, once.
+
+Ages are the node's monotonic clock, so that a clock that is set does no harm; silence is measured on the head's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from clusterctl.door import samples
+from clusterctl.health import during
+from clusterctl.health.context import Context
+from clusterctl.run.rules import events
+from clusterctl.run.rules.stall_samples import torn
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+    from clusterctl.config.spec import ClusterSpec, HostSpec
+
+
+class HealthObserver:
+    """Watches all nodes of one run, over all attempts.
+
+    Args:
+        spec: What counts as trouble, and which GPUs are the run's.
+    """
+
+    def __init__(self, spec: ClusterSpec) -> None:
+        self._limits = during.Limits.of(spec.health.thresholds, spec.health.interval)
+        self._context = Context.from_spec(spec)
+        self._gpus = {host.name: _gpus(host) for host in spec.hosts}
+        self._watches: dict[str, during.Watch] = {}
+        self._rest: dict[str, bytes] = {}
+        self._heard: dict[str, float] = {}
+
+    def replay(self, node: str, data: bytes, told: Iterable[events.Health], now: float) -> list[events.Health]:
+        """Take in what a node had sampled before this controller was there; return what nobody was told of.
+
+        Args:
+            node: Whose samples they are.
+            data: Its samples, from the begin of a line on.
+            told: The troubles of that node of which people know.
+            now: The head's monotonic clock.
+        """
+        self.feed(node, data, now)
+        present = {_key(change): change for change in during.troubled(self._watch(node))}
+        known = {(event.node, event.gpu, event.key): event for event in told}
+        new = [_event(change) for key, change in present.items() if key not in known]
+        over = [replace(event, status="PASS", message=_over(event)) for key, event in known.items() if self._ended(key)]
+        return new + over
+
+    def _ended(self, key: tuple[str, int | None, str]) -> bool:
+        node, gpu, check = key
+        watch = self._watches.get(node)
+        return watch is not None and (gpu, check) not in watch.troubles and not check.startswith("gpu.xid")
+
+    def feed(self, node: str, payload: bytes, now: float) -> list[events.Health]:
+        """Take in bytes of a node's samples; a torn last line waits for its end. Return what changed."""
+        lines = (self._rest.get(node, b"") + payload).split(b"\n")
+        self._rest[node] = torn(lines)
+        changes: list[during.Change] = []
+        for sample in ({**told, "time": float(told["m"])} for told in samples.readable(lines, "health", "m")):
+            watch = self._watch(node)
+            # A replica that is sent again from its begin holds what was seen already.
+            if watch.last is None or sample["time"] > watch.last:
+                self._watches[node], told = during.advance(watch, sample)
+                self._heard[node] = now
+                changes += told
+        return [_event(change) for change in changes]
+
+    def tick(self, connected: Collection[str], now: float) -> list[events.Health]:
+        """Notice nodes whose samples have stopped; return what changed.
+
+        Args:
+            connected: Nodes that we would hear of. That others are silent says nothing.
+            now: The head's monotonic clock.
+        """
+        changes: list[during.Change] = []
+        for node, watch in self._watches.items():
+            if node not in connected or watch.last is None:
+                self._heard[node] = now
+                continue
+            self._watches[node], told = during.tick(watch, watch.last + now - self._heard[node])
+            changes += told
+        return [_event(change) for change in changes]
+
+    def unhealthy(self, nodes: Iterable[str]) -> dict[str, str]:
+        """Return which of these nodes a run should not go on with, and why."""
+        return _reasons({node: during.condemned(self._watch(node)) for node in nodes})
+
+    def doubtful(self, nodes: Iterable[str]) -> dict[str, str]:
+        """Return which of these nodes the next attempt had better do without, though this one may go on, and why."""
+        return _reasons({node: during.doubted(self._watch(node)) for node in nodes})
+
+    def _watch(self, node: str) -> during.Watch:
+        known = self._watches.get(node)
+        if known is not None:
+            return known
+        return during.Watch(node=node, limits=self._limits, context=self._context, gpus=self._gpus.get(node))
+
+
+def _reasons(told: dict[str, str | None]) -> dict[str, str]:
+    return {node: why.removeprefix(node).lstrip(": ") for node, why in told.items() if why}
+
+
+def _gpus(host: HostSpec) -> frozenset[int] | None:
+    if isinstance(host.gpus, tuple):
+        return frozenset(host.gpus)
+    # Without any declared, a machine may still have some; they are not the run's.
+    return None if host.gpus is None else frozenset(range(host.gpus))
+
+
+def _key(change: during.Change) -> tuple[str, int | None, str]:
+    return change.node, change.gpu, change.key
+
+
+def _over(event: events.Health) -> str:
+    return f"{event.message}: over"
+
+
+def _event(change: during.Change) -> events.Health:
+    return events.Health(
+        node=change.node,
+        gpu=change.gpu,
+        check=change.check,
+        key=change.key,
+        status=change.status.value,
+        message=change.message,
+        action=change.action,
+        lasted_s=round(change.time - change.began, 1),
+    )

@@ -1,0 +1,47 @@
+"""What may still be there of a run that nobody waits for any more: what could not be ended, what nobody knows. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from clusterctl.run.rules.state import NodeState, RunState, WorkerPhase, WorkerState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+NODE_LOST = "node lost"
+OVERDUE = "its node does not say that it has ended"
+
+
+def remaining(state: RunState, overdue: Sequence[NodeState] = ()) -> tuple[dict[str, Any], ...]:
+    """Return what may still be there of a run: what could not be ended, and what nobody can know of.
+
+    Args:
+        state: The run, all of whose attempts have ended as far as can be known.
+        overdue: Nodes that answer and do not say that all has ended.
+    """
+    left: list[dict[str, Any]] = []
+    for node in (*state.retired.values(), *state.nodes.values()):
+        left += node.remaining
+        if node in overdue:
+            left += _unsure(state, node, WorkerPhase.RUNNING, OVERDUE) or [entry(node.node, None, OVERDUE)]
+        elif node.node not in state.retired and node.link == "lost" and not node.swept:
+            left += _unsure(state, node, WorkerPhase.LOST, NODE_LOST) or [entry(node.node, None, NODE_LOST)]
+    return tuple(left)
+
+
+def within_reach(left: Iterable[Mapping[str, Any]]) -> bool:
+    """Return whether something may still run on a node that can be reached: exit code 7."""
+    return any(item.get("why") != NODE_LOST for item in left)
+
+
+def _unsure(state: RunState, node: NodeState, phase: WorkerPhase, why: str) -> list[dict[str, Any]]:
+    """Return the workers of a node in that phase, of which nobody knows whether they are still there."""
+    workers = [state.workers[rank] for rank in node.ranks]
+    return [entry(node.node, w, why) for w in workers if w.phase is phase and w.pid is not None]
+
+
+def entry(node: str, worker: WorkerState | None, why: str) -> dict[str, Any]:
+    """Return one item of `RunState.remaining`; `None` where no process is known."""
+    pid, start_time = (None, None) if worker is None else (worker.pid, worker.start_time)
+    return {"node": node, "pid": pid, "start_time": start_time, "command": None, "why": why}

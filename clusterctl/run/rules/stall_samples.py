@@ -1,0 +1,125 @@
+"""Feeds the stall rule with the samples that arrive as replicated lines, and says what people should hear of it."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from clusterctl.door import samples
+from clusterctl.run.rules.stall import Stall, StallLimits, StallPhase, StallWatch, begin, judge, observe, warning
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+    from pathlib import Path
+
+    from clusterctl.config.spec import StallSpec
+
+
+# How long a rank must lag behind before that is said, in seconds.
+STRAGGLES_FOR_S = 5.0
+
+
+class StallObserver:
+    """Watches one attempt; made anew for each, so that nothing of an earlier one is kept.
+
+    Args:
+        attempt: Its number.
+        ranks: Its ranks.
+        spec: What the user set.
+        now: When its workers were started, on the head's monotonic clock.
+    """
+
+    def __init__(self, attempt: int, ranks: Iterable[int], spec: StallSpec, now: float) -> None:
+        self._attempt = attempt
+        self._limits = StallLimits(timeout=spec.timeout, startup_timeout=spec.startup_timeout)
+        self._watch: StallWatch = begin(attempt, ranks, now)
+        self._rest: dict[str, bytes] = {}
+        self._heard: dict[str, tuple[float, float]] = {}
+        self._warned = False
+        self._behind: dict[int, float] = {}
+        self._told: frozenset[int] = frozenset()
+
+    def replay(self, replicas: Mapping[str, bytes], now: float) -> None:
+        """Take in what the nodes had said before this controller was there, as if the last of it had come just now.
+
+        Args:
+            replicas: Node to its replicated samples.
+            now: The head's monotonic clock.
+        """
+        known = {node: list(self._of_attempt(data.split(b"\n"))) for node, data in replicas.items()}
+        moments = [
+            (now - (lines[-1]["time"] - sample["time"]), node, sample)
+            for node, lines in known.items()
+            for sample in lines
+        ]
+        if not moments:
+            return
+        moments.sort(key=lambda each: each[0])
+        self._watch = begin(self._attempt, self._watch.expected, moments[0][0])
+        for moment, node, sample in moments:
+            self._watch = observe(self._watch, sample, node=node, attempt=self._attempt, now=moment)
+
+    def feed(self, node: str, payload: bytes, now: float) -> None:
+        """Take in bytes of a node's samples; a torn last line waits for its end."""
+        lines = (self._rest.get(node, b"") + payload).split(b"\n")
+        self._rest[node] = torn(lines)
+        for sample in self._of_attempt(lines):
+            self._heard[node] = (self._heard.get(node, (now, now))[0], now)
+            self._watch = observe(self._watch, sample, node=node, attempt=self._attempt, now=now)
+
+    def _of_attempt(self, lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+        yield from (
+            s for s in samples.readable(lines, "activity", "time", "ranks", "attempt") if s["attempt"] == self._attempt
+        )
+
+    def judge(self, now: float) -> Stall:
+        """Return what the rule says now."""
+        self._watch, stall = judge(self._watch, self._limits, now)
+        return stall
+
+    def news(self, stall: Stall, now: float) -> list[str]:
+        """Return the warnings that were not said before: a limit that comes too late, ranks that fall behind."""
+        said: list[str] = []
+        warned = None if self._warned else warning(self._watch, self._limits)
+        if warned is not None:
+            self._warned = True
+            said.append(warned)
+        if stall.phase is StallPhase.NONE and stall.known:
+            # The ranks of a run that moves again are not all heard of at the same moment.
+            self._behind = {rank: self._behind.get(rank, now) for rank in stall.stragglers}
+            late = frozenset(rank for rank, since in self._behind.items() if now - since >= STRAGGLES_FOR_S)
+            new, self._told = late - self._told, late
+            said += [
+                f"straggler: rank {rank} on {self._watch.ranks[rank].node} has made no progress"
+                f" for over {stall.limit_s:.0f} s while others do"
+                for rank in sorted(new)
+            ]
+        return said
+
+    def idle(self, nodes: Iterable[str]) -> float:
+        """Return for how many seconds these nodes have said that nothing moves: no output, no CPU, no progress.
+
+        A node that says nothing is not one where nothing moves: time alone makes nobody idle, nor does a single look.
+        """
+        moved = [m for m in (self._watch.activity_at, self._watch.progress_at) if m is not None]
+        spans = [self._heard.get(node, (0.0, 0.0)) for node in nodes]
+        told = min((last for _, last in spans), default=0.0)
+        return max(0.0, told - max([*moved, *(first for first, _ in spans)], default=told))
+
+
+def torn(lines: list[bytes]) -> bytes:
+    """Take the last line off, which waits for its end; where it is longer than any may be, nothing of it is kept."""
+    last = lines.pop()
+    return last if len(last) <= samples.MOST_LINE else b""
+
+
+def last_bytes(path: Path, most: int = 4 << 20) -> bytes:
+    """Return the end of a file from the begin of a line on; nothing where there is no such file."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - most))
+            data = file.read()
+    except FileNotFoundError:
+        return b""
+    return data if size <= most else data.partition(b"\n")[2]

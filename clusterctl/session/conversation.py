@@ -1,0 +1,535 @@
+"""One conversation with one node's agent: requests and their answers, and what the agent says by itself.
+
+One thread a session reads, another sends; all that arrives unasked goes into the owner's inbox as values. Signs of life
+go both ways every `BEAT_SECONDS`, when one thread for all sessions says so; their echo also tells how far the node's
+clocks are from ours.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+from weakref import WeakSet
+
+from clusterctl.agent.protocol.commands import (
+    AGENT_STREAMS,
+    BEAT_SECONDS,
+    CHUNK_BYTES,
+    MAX_FRAME,
+    Command,
+    Data,
+    Decoder,
+    ErrorKind,
+    Event,
+    FrameError,
+    Stamp,
+    TooLargeError,
+    attempt_of,
+    beat,
+    encode_data,
+    encode_message,
+    request,
+)
+from clusterctl.door import answers, journal
+from clusterctl.door.bounds import Allowance
+from clusterctl.errors import (
+    AgentError,
+    ClusterctlError,
+    ConnectError,
+    NodeError,
+    NodeRefusedError,
+    NotFoundError,
+    RefusedError,
+)
+from clusterctl.session.sender import Sender
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from clusterctl.transport.base import Channel
+    from clusterctl.transport.delivery.bootstrap import Preamble
+
+SILENCE_SECONDS = 3 * BEAT_SECONDS
+"""A peer that said nothing and took nothing for so long is taken as gone, although its connection may look alive."""
+
+CALL_SECONDS = 30.0
+
+_READ_BYTES = 1 << 20
+_TICK_SECONDS = 1.0
+_QUOTED_CHARACTERS = 300
+
+
+class GarbledError(AgentError):
+    """The node said what no agent of ours says: its words are damaged, or made up."""
+
+
+class StaleEpochError(RefusedError):
+    """The node obeys a later controller: this one has been replaced and must stop acting."""
+
+
+@dataclass(frozen=True, slots=True)
+class EventReceived:
+    """A line of a journal. `record` is the line as an object, with fields that only a newer agent knows."""
+
+    node: str
+    run: str
+    stamp: Stamp
+    event: Event
+    record: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class OutputReceived:
+    """Bytes of a file of a run, which begin at `offset` in it. They are on credit: give it back once they are safe."""
+
+    node: str
+    run: str
+    file: str
+    offset: int
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class WholeReceived:
+    """All that the node has of attempts before that number was received."""
+
+    node: str
+    run: str
+    before: int
+
+
+@dataclass(frozen=True, slots=True)
+class StreamReceived:
+    """Bytes of a stream that one of our requests named, and that nobody `listen`s to."""
+
+    node: str
+    stream: int
+    offset: int
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class BeatReceived:
+    """The agent lives, and its clocks read so much more than ours, each give or take `error_s` (seconds).
+
+    Attributes:
+        wall_offset_s: Node's wall clock minus ours.
+        mono_offset_s: Node's monotonic clock minus ours.
+        error_s: Half the time that the question took to come back.
+        boot: Boot id of the node.
+    """
+
+    node: str
+    wall_offset_s: float
+    mono_offset_s: float
+    error_s: float
+    boot: str
+
+
+@dataclass(frozen=True, slots=True)
+class SessionLost:
+    """The conversation is over although we did not end it. The last thing that a session puts into an inbox."""
+
+    node: str
+    error: NodeError
+
+
+@dataclass(frozen=True, slots=True)
+class Superseded:
+    """The node obeys a later controller of this run: this one must stop acting."""
+
+    node: str
+
+
+Item = EventReceived | OutputReceived | WholeReceived | StreamReceived | BeatReceived | SessionLost | Superseded
+
+
+class Sink(Protocol):
+    """Where a session puts what arrives: a queue. One that is full may make it wait."""
+
+    def put(self, item: Item) -> None:
+        """Add an item."""
+
+
+class Session:
+    """A conversation with the agent of `node`. Every method may be called from any thread.
+
+    Attributes:
+        node: Name of the node.
+        epoch: What each request carries; `None` before a run has one.
+        preamble: What the node said before the first frame.
+        hello: The answer to the first request: facts of machine and user.
+        warnings: What a person should know of how the connection was made, a sentence each.
+        connect_s: Seconds from the first packet to the agent's hello; `None` where nobody measured it.
+        clock: The node's wall clock minus ours, and the bound of the error (seconds), of the beat with the least
+            error so far; `None` before the first came back.
+    """
+
+    def __init__(
+        self, node: str, channel: Channel, preamble: Preamble, inbox: Sink, *, epoch: int | None = None
+    ) -> None:
+        self.node = node
+        self.epoch = epoch
+        self.preamble = preamble
+        self.hello: dict[str, Any] = {}
+        self.connect_s: float | None = None
+        self.clock: tuple[float, float] | None = None
+        self.warnings = (*channel.warnings, *((channel.auth_note,) if channel.auth_note else ()))
+        self._channel = channel
+        self._inbox = inbox
+        self._numbers = itertools.count(1)
+        self._streams = itertools.count(1)
+        self._named = 0
+        self._state = threading.Lock()
+        self._sender = Sender(channel, self._next_beat, lambda _error: self._lose(self._broken()))
+        self._pending: dict[int, tuple[Command, Future[dict[str, Any]]]] = {}
+        self._allowed = Allowance()
+        self._decoder = Decoder(lambda: self._allowed.largest(MAX_FRAME))
+        self._stale_told = False
+        self._listeners: dict[int, Callable[[Data], None]] = {}
+        self._files: dict[int, tuple[str, str]] = {}
+        self._beats: dict[int, tuple[float, float]] = {}
+        self._error: NodeError | None = None
+        self._taken = 0
+        self._heard = self._beaten = time.monotonic()
+
+    def start(self, first: bytes = b"") -> None:
+        """Begin to read; `first` are bytes that came with the preamble."""
+        threading.Thread(target=self._read, args=(first,), name=f"session-{self.node}", daemon=True).start()
+        self._sender.start(f"sender-{self.node}")
+        _PULSE.add(self)
+        self.beat()
+
+    @property
+    def alive(self) -> bool:
+        """The conversation goes on, as far as is known."""
+        return self._error is None
+
+    @property
+    def silence_s(self) -> float:
+        """Seconds since the node last said anything, or took any of what we send."""
+        return time.monotonic() - self._heard
+
+    def call(
+        self, command: Command, arguments: dict[str, Any] | None = None, *, timeout: float = CALL_SECONDS
+    ) -> dict[str, Any]:
+        """Ask and wait for the answer.
+
+        Raises:
+            RefusedError: The node would not; `StaleEpochError` where it obeys a later controller.
+            NotFoundError: It has no such run, rank or file.
+            AgentError: It could not, or did not answer within `timeout` seconds.
+            NodeError: The session is lost.
+        """
+        future = self.call_async(command, arguments)
+        try:
+            return future.result(timeout)
+        except FutureTimeoutError as error:
+            self._forget(future)
+            raise AgentError(self.node, f"no answer to `{command.value}` within {timeout:g}s") from error
+
+    def call_async(self, command: Command, arguments: dict[str, Any] | None = None) -> Future[dict[str, Any]]:
+        """Ask; the future holds the answer, or what `call` would raise. Its callbacks run on the reading thread."""
+        number = next(self._numbers)
+        future: Future[dict[str, Any]] = Future()
+        try:
+            frame = encode_message(request(number, command, arguments or {}, self.epoch))
+        except TooLargeError as error:
+            future.set_exception(NodeRefusedError(self.node, f"`{command.value}` cannot be asked: {error}"))
+            return future
+        with self._state:
+            if self._error is not None:
+                future.set_exception(self._error)
+                return future
+            self._pending[number] = command, future
+            self._allowed.asked(number, command, arguments or {})
+        self._sender.put(frame)
+        return future
+
+    def post(self, command: Command, arguments: dict[str, Any] | None = None) -> None:
+        """Say something that has no answer; a lost session swallows it."""
+        number = next(self._numbers)
+        with self._state:
+            self._allowed.asked(number, command, arguments or {})
+        self._sender.put(encode_message(request(number, command, arguments or {}, self.epoch)))
+
+    def credit(self, count: int) -> None:
+        """Let the node send `count` more bytes of output."""
+        self.post(Command.CREDIT, {"bytes": count})
+
+    def new_stream(self, listener: Callable[[Data], None] | None = None, *, count: int = 1) -> int:
+        """Return the first of `count` unused stream numbers, to name in a request.
+
+        Args:
+            listener: Called on the reading thread with what comes in them; while it works nothing more is read, which
+                holds back the node. `None`: it goes into the inbox.
+            count: How many numbers in a row.
+        """
+        with self._state:
+            numbers = [next(self._streams) for _ in range(count)]
+            self._named = numbers[-1]
+            if listener is not None:
+                self._listeners.update(dict.fromkeys(numbers, listener))
+        return numbers[0]
+
+    def send_data(self, stream: int, offset: int, payload: bytes) -> None:
+        """Send bytes of a stream, in frames of `CHUNK_BYTES`; waits where the node is slow.
+
+        Raises:
+            NodeError: The session is lost.
+        """
+        view = memoryview(payload)
+        for start in range(0, len(payload), CHUNK_BYTES):
+            self._sender.put_bulk(encode_data(stream, offset + start, bytes(view[start : start + CHUNK_BYTES])))
+            if self._error is not None:
+                raise self._error
+
+    def beat(self) -> None:
+        """Give a sign of life. Done by itself every `BEAT_SECONDS`."""
+        self._sender.beat()
+
+    def close(self, *, error: NodeError | None = None) -> None:
+        """End the conversation. Waits for nobody; whoever waits for an answer gets an error; may be repeated."""
+        self._end(error or ConnectError(self.node, "the session was closed"))
+
+    def tick(self, *, stopped_s: float) -> None:
+        """Beat if it is time, and end a session that has been silent for too long.
+
+        Args:
+            stopped_s: For so long this process itself did not run, which is no silence of the node's.
+        """
+        self._heard += stopped_s
+        taken = self._channel.taken
+        if taken > self._taken:
+            # On a slow link a sign of life, and its echo, stand behind megabytes that are under way.
+            self._taken, self._heard = taken, time.monotonic()
+        if self.silence_s > SILENCE_SECONDS:
+            text = f"no sign of life for {SILENCE_SECONDS:g}s"
+            self._lose(ConnectError(self.node, text, hint="the machine or the network between is down, or frozen"))
+        elif time.monotonic() - self._beaten >= BEAT_SECONDS:
+            self.beat()
+
+    # --- sending
+
+    def _next_beat(self) -> bytes:
+        number = next(self._numbers)
+        with self._state:
+            self._beats[number] = (time.time(), time.monotonic())
+        self._beaten = time.monotonic()
+        return encode_message(beat(number))
+
+    def _broken(self) -> NodeError:
+        return ConnectError(self.node, "the connection was lost")
+
+    # --- reading
+
+    def _read(self, first: bytes) -> None:
+        data = first or self._receive()
+        try:
+            while data:
+                self._heard = time.monotonic()
+                for frame in self._decoder.feed(data):
+                    self._take(frame)
+                data = self._receive()
+            self._lose(self._ended())
+        except FrameError as error:
+            hint = "something on the machine writes into our connection, or the network damages it"
+            self._lose(GarbledError(self.node, f"garbled answer: {str(error)[:_QUOTED_CHARACTERS]}", hint=hint))
+        except Exception as error:  # a bug of ours must not look like a node that is merely silent
+            self._lose(AgentError(self.node, f"its answer could not be handled: {error!r}"))
+            raise
+
+    def _receive(self) -> bytes:
+        try:
+            return self._channel.recv(_READ_BYTES)
+        except OSError:
+            return b""
+
+    def _ended(self) -> NodeError:
+        said = " ".join(self._channel.stderr_tail().split())
+        if said:
+            return AgentError(self.node, f"the agent ended; it said: {said[-_QUOTED_CHARACTERS:]!r}")
+        return ConnectError(self.node, "the connection was lost")
+
+    def _take(self, frame: dict[str, Any] | Data) -> None:
+        if isinstance(frame, Data):
+            self._take_data(frame)
+        elif "push" in frame:
+            self._take_push(frame)
+        elif "beat" in frame:
+            self._take_beat(frame)
+        elif "id" in frame:
+            self._take_answer(frame)
+
+    def _take_data(self, data: Data) -> None:
+        if data.stream >= AGENT_STREAMS:
+            if data.stream not in self._files:
+                raise FrameError(f"data of stream {data.stream}, which was never announced")
+            with self._state:
+                self._allowed.output(len(data.payload))
+            run, file = self._files[data.stream]
+            self._inbox.put(OutputReceived(self.node, run, file, data.offset, data.payload))
+            return
+        if not 0 < data.stream <= self._named:
+            raise FrameError(f"data of stream {data.stream}, which nobody has named")
+        listener = self._listeners.get(data.stream)
+        if listener is None:
+            self._allowed.unheard(len(data.payload))
+            self._inbox.put(StreamReceived(self.node, data.stream, data.offset, data.payload))
+        else:
+            listener(data)
+
+    def _take_push(self, push: dict[str, Any]) -> None:
+        if push["push"] == "stream":
+            answers.STREAM_PUSH(push)
+            answers.place_of(push["file"])
+            self._allowed.stream(push["stream"], len(self._files))
+            self._files[push["stream"]] = (push["run"], push["file"])
+        elif push["push"] == "event":
+            answers.EVENT_PUSH(push)
+            self._allowed.event(self._decoder.size, time.monotonic())
+            decoded = journal.decode_record(push["event"])
+            if decoded is not None:
+                self._inbox.put(EventReceived(self.node, push["run"], *decoded, push["event"]))
+        elif push["push"] == "whole":
+            answers.WHOLE_PUSH(push)
+            self._take_whole(push["run"], push["before"])
+        elif push["push"] == "stale":
+            self._stale()
+
+    def _stale(self) -> None:
+        if not self._stale_told:
+            self._stale_told = True
+            self._inbox.put(Superseded(self.node))
+
+    def _take_whole(self, run: str, before: int) -> None:
+        over = {n for n, (whose, file) in self._files.items() if whose == run and -1 < attempt_of(file) < before}
+        self._files = {number: file for number, file in self._files.items() if number not in over}
+        self._inbox.put(WholeReceived(self.node, run, before))
+
+    def _take_beat(self, answer: dict[str, Any]) -> None:
+        answers.BEAT_ANSWER(answer)
+        now_wall, now_mono = time.time(), time.monotonic()
+        with self._state:
+            sent = self._beats.pop(answer["beat"], None)
+            # Answers come in order: what is older than this one will never come.
+            self._beats = {n: t for n, t in self._beats.items() if n > answer["beat"]}
+        if sent is None:
+            return
+        sent_wall, sent_mono = sent
+        wall_offset_s, error_s = answer["wall"] - (sent_wall + now_wall) / 2, (now_mono - sent_mono) / 2
+        if self.clock is None or error_s <= self.clock[1]:
+            self.clock = (wall_offset_s, error_s)
+        self._inbox.put(
+            BeatReceived(
+                self.node,
+                wall_offset_s=wall_offset_s,
+                mono_offset_s=answer["mono"] - (sent_mono + now_mono) / 2,
+                error_s=error_s,
+                boot=answer["boot"],
+            )
+        )
+
+    def _take_answer(self, answer: dict[str, Any]) -> None:
+        number = answer["id"]
+        with self._state:
+            asked = self._pending.get(number) if type(number) is int else None
+        if asked is None:
+            self._allowed.answered(number)
+            return  # nobody waits any more
+        command, future = asked
+        # Before it counts as answered: where it does not fit, whoever waits hears that the session is lost.
+        error = answers.refusal(command, answer["error"]) if "error" in answer else None
+        result = answers.result(command, answer.get("result")) if error is None else {}
+        with self._state:
+            self._pending.pop(number, None)
+            self._allowed.answered(number)
+        if error is None:
+            future.set_result(result)
+            return
+        if error["kind"] == ErrorKind.STALE_EPOCH.value:
+            self._stale()
+        future.set_exception(_refusal(self.node, error))
+
+    # --- ending
+
+    def _forget(self, future: Future[dict[str, Any]]) -> None:
+        with self._state:
+            for number in [n for n, (_, f) in self._pending.items() if f is future]:
+                del self._pending[number]
+
+    def _lose(self, error: NodeError) -> None:
+        if self._end(error):
+            self._inbox.put(SessionLost(self.node, error))
+
+    def _end(self, error: NodeError) -> bool:
+        with self._state:
+            if self._error is not None:
+                return False
+            self._error = error
+            pending = [future for _, future in self._pending.values()]
+            self._pending.clear()
+        _PULSE.remove(self)
+        self._sender.close()
+        self._channel.close()
+        for future in pending:
+            future.set_exception(error)
+        return True
+
+
+def _refusal(node: str, error: dict[str, Any]) -> ClusterctlError:
+    """Return what an agent's refusal is on our side."""
+    message, hint = str(error.get("message", "")), error.get("hint")
+    # What stands behind `hint:` is advice of ours, unless it says whose it is.
+    hint = f"the node says: {hint}" if hint else None
+    match error.get("kind"):
+        case ErrorKind.STALE_EPOCH.value:
+            return StaleEpochError(f"{node}: {message}", hint=hint)
+        case ErrorKind.REFUSED.value:
+            return RefusedError(f"{node}: {message}", hint=hint)
+        case ErrorKind.NOT_FOUND.value:
+            return NotFoundError(f"{node}: {message}", hint=hint)
+        case _:
+            return AgentError(node, message, hint=hint)
+
+
+class _Pulse:
+    """The thread that lets all sessions beat. It ends by itself with the process, and runs only while there are any."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sessions: WeakSet[Session] = WeakSet()
+        self._running = False
+
+    def add(self, session: Session) -> None:
+        with self._lock:
+            self._sessions.add(session)
+            if not self._running:
+                self._running = True
+                threading.Thread(target=self._run, name="sessions-pulse", daemon=True).start()
+
+    def remove(self, session: Session) -> None:
+        with self._lock:
+            self._sessions.discard(session)
+
+    def _run(self) -> None:
+        last = time.monotonic()
+        while True:
+            time.sleep(_TICK_SECONDS)
+            now = time.monotonic()
+            stopped, last = max(0.0, now - last - 2 * _TICK_SECONDS), now
+            with self._lock:
+                sessions = list(self._sessions)
+                if not sessions:
+                    self._running = False
+                    return
+            for session in sessions:
+                session.tick(stopped_s=stopped)
+
+
+_PULSE = _Pulse()

@@ -1,0 +1,207 @@
+"""Sessions with many nodes, opened all at once and bounded; what each is waiting for can be told at any time."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Protocol, cast
+
+from clusterctl.agent.protocol.commands import PROTOCOL, Command
+from clusterctl.config.spec import SshSpec, TransportKind
+from clusterctl.errors import AgentError, ClusterctlError, NodeError, NodeRefusedError, RefusedError
+from clusterctl.session.conversation import Session
+from clusterctl.transport.delivery.bootstrap import start_agent
+from clusterctl.transport.delivery.bundle import agent_bundle
+from clusterctl.transport.local import LocalTransport
+from clusterctl.transport.ssh.approach import Approach
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from types import ModuleType
+
+    from clusterctl.config.spec import HostSpec
+    from clusterctl.session.conversation import Sink
+    from clusterctl.transport.base import Transport
+    from clusterctl.transport.delivery.bundle import Bundle
+
+ANSWER_SECONDS = 20.0
+"""How long a shell that was reached may take until its agent answers: login scripts and cold disks are slow."""
+
+
+class Progress(Protocol):
+    """Called, on any thread, with a node and the stage that it is in ("connected, no Python answer")."""
+
+    def __call__(self, node: str, stage: str) -> None:
+        """Take note that `node` is in `stage` now."""
+
+
+class Transports:
+    """The ways to reach nodes, made when first used: importing SSH takes longer than most commands.
+
+    Args:
+        ssh: How connections are opened.
+    """
+
+    def __init__(self, ssh: SshSpec | None = None) -> None:
+        self._ssh_spec = ssh or SshSpec()
+        self._lock = threading.Lock()
+        self._made: dict[TransportKind, Transport] = {}
+        self._approach = Approach()
+
+    def of(self, host: HostSpec) -> Transport:
+        """Return what reaches `host`."""
+        if host.transport is TransportKind.SSH and TransportKind.SSH not in self._made:
+            # While one thread imports, the others dial.
+            self._approach.go_ahead(host, self._ssh_spec.connect_timeout)
+        with self._lock:
+            if host.transport not in self._made:
+                self._made[host.transport] = self._make(host.transport)
+            return self._made[host.transport]
+
+    def close(self) -> None:
+        """Close what connections share. Sessions that are open go on unless they pass through a jump host."""
+        with self._lock:
+            made = list(self._made.values())
+        self._approach.close()
+        for transport in made:
+            transport.close()
+
+    def _make(self, kind: TransportKind) -> Transport:
+        if kind is TransportKind.LOCAL:
+            return LocalTransport()
+        # The SSH library's own reader of ssh_config, which nobody here uses, would like this for `Match exec`; a third
+        # of the time that importing the library takes goes into it.
+        with _without("invoke"):
+            from clusterctl.transport.ssh.ssh import SshTransport
+
+        return SshTransport(self._ssh_spec, approach=self._approach)
+
+
+@contextlib.contextmanager
+def _without(module: str) -> Iterator[None]:
+    """Let an optional module look as if it were not installed."""
+    modules = cast("dict[str, ModuleType | None]", sys.modules)
+    absent = modules.setdefault(module, None) is None
+    try:
+        yield
+    finally:
+        if absent:
+            del modules[module]
+
+
+def open_session(
+    transport: Transport,
+    host: HostSpec,
+    inbox: Sink,
+    *,
+    bundle: Bundle | None = None,
+    epoch: int | None = None,
+    answer_timeout: float = ANSWER_SECONDS,
+    progress: Callable[[str], None] = lambda _stage: None,
+) -> Session:
+    """Reach `host`, have the agent run there and say hello.
+
+    Raises:
+        NodeError: It cannot be reached, trusted, logged in to or used.
+    """
+    is_local = host.transport is TransportKind.LOCAL
+    began = time.monotonic()
+    channel = transport.open(host, progress=progress)
+    try:
+        preamble, rest = start_agent(
+            host.name,
+            channel,
+            bundle or agent_bundle(),
+            timeout=answer_timeout,
+            pythons=(host.python,) if host.python else (),
+            first=(sys.executable,) if is_local else (),
+            progress=progress,
+        )
+    except BaseException:
+        channel.close()
+        raise
+    session = Session(host.name, channel, preamble, inbox, epoch=epoch)
+    session.start(rest)
+    try:
+        session.hello = session.call(Command.HELLO, timeout=answer_timeout)
+        _check_protocol(session)
+    except BaseException as error:
+        session.close()
+        if isinstance(error, RefusedError):
+            raise NodeRefusedError(host.name, str(error).removeprefix(f"{host.name}: "), hint=error.hint) from error
+        if isinstance(error, ClusterctlError) and not isinstance(error, NodeError):
+            raise AgentError(host.name, f"its agent does not answer: {error}", hint=error.hint) from error
+        raise
+    session.connect_s = time.monotonic() - began
+    progress("joined")
+    return session
+
+
+def open_sessions(
+    transports: Transports,
+    hosts: Iterable[HostSpec],
+    inbox: Sink,
+    *,
+    bundle: Bundle | None = None,
+    epoch: int | None = None,
+    parallel: int = 64,
+    answer_timeout: float = ANSWER_SECONDS,
+    progress: Progress = lambda _node, _stage: None,
+    joined: Callable[[Session], None] = lambda _session: None,
+) -> tuple[dict[str, Session], dict[str, NodeError]]:
+    """Open a session with every host at once, `parallel` at a time; return those that were and why others were not.
+
+    Both are by node, in the order of `hosts`. Each session is given to `joined` as soon as it is there, in a thread of
+    its own. Interrupted (Ctrl-C), it closes what was opened.
+    """
+    wanted = list(hosts)
+
+    def attempt(host: HostSpec) -> Session | NodeError:
+        progress(host.name, "connecting")
+        try:
+            session = open_session(
+                transports.of(host),
+                host,
+                inbox,
+                bundle=bundle,
+                epoch=epoch,
+                answer_timeout=answer_timeout,
+                progress=lambda stage: progress(host.name, stage),
+            )
+        except NodeError as error:
+            return error
+        joined(session)
+        return session
+
+    pool = ThreadPoolExecutor(max(1, min(parallel, len(wanted))), thread_name_prefix="connect")
+    attempts = [pool.submit(attempt, host) for host in wanted]
+    try:
+        outcomes = {host.name: future.result() for host, future in zip(wanted, attempts, strict=True)}
+    except BaseException:
+        for future in attempts:
+            future.cancel()
+            future.add_done_callback(_close_late)
+        raise
+    finally:
+        pool.shutdown(wait=False)
+    sessions = {node: outcome for node, outcome in outcomes.items() if isinstance(outcome, Session)}
+    return sessions, {node: outcome for node, outcome in outcomes.items() if isinstance(outcome, NodeError)}
+
+
+def _close_late(future: object) -> None:
+    from concurrent.futures import Future
+
+    if isinstance(future, Future) and not future.cancelled() and not future.exception():
+        outcome = future.result()
+        if isinstance(outcome, Session):
+            outcome.close()
+
+
+def _check_protocol(session: Session) -> None:
+    spoken = session.hello.get("protocol", PROTOCOL)
+    if spoken != PROTOCOL:
+        text = f"its agent speaks protocol {spoken}, this is {PROTOCOL}"
+        raise AgentError(session.node, text, hint="use one version of clusterctl for all commands on a run")

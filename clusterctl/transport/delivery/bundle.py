@@ -1,0 +1,128 @@
+"""The agent as one archive: what every node runs, named by its content.
+
+The same sources give the same bytes, wherever and whenever they are packed: entries are sorted and carry no times.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.util
+import io
+import threading
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import platformdirs
+
+from clusterctl.agent.linux.syscalls import write_whole
+
+_PACKAGE = Path(__file__).resolve().parents[2]
+_EPOCH = (1980, 1, 1, 0, 0, 0)
+_FORMAT = 2
+_BINDINGS = "pynvml.py"
+_PACKING = threading.Lock()
+_MAIN = b"import sys\n\nfrom clusterctl.agent.__main__ import main\n\nsys.exit(main())\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """The archive and its name.
+
+    Attributes:
+        sha256: Of `data`, in hexadecimal: the name under which nodes cache it, and what they check it by.
+    """
+
+    data: bytes
+    sha256: str
+
+
+def pack(files: dict[str, bytes]) -> Bundle:
+    """Return the archive of `files` (name in the archive to content)."""
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+        for name in sorted(files):
+            info = zipfile.ZipInfo(name, _EPOCH)
+            info.compress_type = zipfile.ZIP_DEFLATED
+            info.external_attr = 0o644 << 16
+            archive.writestr(info, files[name])
+    return _named(stream.getvalue())
+
+
+def agent_bundle() -> Bundle:
+    """Return the archive of this installation's agent, from the user's cache where the sources have not changed."""
+    # Nodes are dialed in threads; two parsers at once break each other in Python 3.11, and one archive is enough.
+    with _PACKING:
+        return _agent_bundle()
+
+
+@functools.cache
+def _agent_bundle() -> Bundle:
+    sources = _sources()
+    cached = _cache_file(sources)
+    try:
+        return _checked(cached.read_bytes())
+    except (OSError, ValueError):
+        pass
+    bundle = pack(_read(sources))
+    _keep(cached, bundle.data)
+    return bundle
+
+
+def _named(data: bytes) -> Bundle:
+    return Bundle(data, hashlib.sha256(data).hexdigest())
+
+
+def _sources() -> dict[str, Path]:
+    agent = {f"clusterctl/{p.relative_to(_PACKAGE).as_posix()}": p for p in (_PACKAGE / "agent").rglob("*.py")}
+    return {
+        **agent,
+        "clusterctl/__init__.py": _PACKAGE / "__init__.py",
+        "clusterctl/_version.py": _PACKAGE / "_version.py",
+        _BINDINGS: _module_file("pynvml"),
+    }
+
+
+def _module_file(name: str) -> Path:
+    spec = importlib.util.find_spec(name)
+    if spec is None or spec.origin is None:
+        raise ModuleNotFoundError(f"`{name}` is not installed, although clusterctl depends on it", name=name)
+    return Path(spec.origin)
+
+
+def _read(sources: dict[str, Path]) -> dict[str, bytes]:
+    from clusterctl.transport.delivery.trim_nvml import cut
+
+    files = {name: path.read_bytes() for name, path in sources.items()}
+    ours = [content for name, content in files.items() if name != _BINDINGS]
+    files[_BINDINGS] = cut(files[_BINDINGS], ours)
+    # zipimport knows no namespace packages: each folder needs to be one in full.
+    folders = {name.rpartition("/")[0] for name in files if "/" in name}
+    return {**{f"{folder}/__init__.py": b"" for folder in folders}, **files, "__main__.py": _MAIN}
+
+
+def _cache_file(sources: dict[str, Path]) -> Path:
+    stats = [(name, str(p), (s := p.stat()).st_size, s.st_mtime_ns) for name, p in sorted(sources.items())]
+    key = hashlib.sha256(repr((_FORMAT, _MAIN, stats)).encode()).hexdigest()[:32]
+    return platformdirs.user_cache_path("clusterctl") / "bundles" / f"{key}.pyz"
+
+
+def _checked(stored: bytes) -> Bundle:
+    digest, data = stored[:32], stored[32:]
+    if hashlib.sha256(data).digest() != digest:
+        raise ValueError("torn")
+    return _named(data)
+
+
+def _keep(path: Path, data: bytes) -> None:
+    """Store for the next command; where that is not possible, it packs again."""
+    try:
+        # Agents of this machine as a node lie beside it, and are not taken from where others can write.
+        path.parent.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.parent.mkdir(exist_ok=True)
+        for old in path.parent.glob("*.pyz"):
+            old.unlink(missing_ok=True)
+        write_whole(str(path), hashlib.sha256(data).digest() + data)
+    except OSError:
+        pass

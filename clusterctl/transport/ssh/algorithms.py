@@ -1,0 +1,52 @@
+"""Which algorithms ssh_config leaves: a list there may take away from what the SSH library offers, never add to it."""
+
+from __future__ import annotations
+
+import functools
+import shutil
+import subprocess
+from typing import TYPE_CHECKING
+
+from clusterctl.errors import ConnectError
+from clusterctl.transport.ssh.config import ALGORITHMS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from clusterctl.transport.ssh.config import SshOptions
+
+_SECONDS = 10.0
+
+
+def allowed(node: str, options: SshOptions, option: str, offered: Sequence[str]) -> tuple[str, ...]:
+    """Return those of `offered` that `option` of ssh_config allows; all, where it says what ssh was built with.
+
+    Raises:
+        ConnectError: None is left.
+    """
+    key = option.lower()
+    said = dict(options.algorithms).get(key, "")
+    # An ssh from before 8.5 may print what is added or taken away rather than what is left.
+    if said[:1] in ("", *"+-^") or said == _built_in().get(key):
+        return tuple(offered)
+    names = set(said.split(","))
+    left = tuple(name for name in offered if name in names or name.removesuffix("@libssh.org") in names)
+    if not left:
+        hint = f"there are: {', '.join(offered)}"
+        raise ConnectError(node, f"`{option}` of ssh_config allows nothing that clusterctl has", hint=hint)
+    return left
+
+
+@functools.cache
+def _built_in() -> dict[str, str]:
+    """Return the lists of an ssh without configuration: what is too new for it is not forbidden by it."""
+    program = shutil.which("ssh")
+    if program is None:
+        return {}
+    command = [program, "-G", "-F", "none", "localhost"]
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return {}
+    pairs = (line.partition(" ") for line in done.stdout.decode("utf-8", "replace").split("\n"))
+    return {key: value for key, _, value in pairs if key in ALGORITHMS}

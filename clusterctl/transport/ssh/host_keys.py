@@ -1,0 +1,206 @@
+"""Whether a host key is accepted: the known-hosts files, the policy, and the words of a refusal."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from clusterctl.errors import HostKeyError
+from clusterctl.transport.base import HostKeyRefusal
+from clusterctl.transport.ssh import known_hosts
+from clusterctl.transport.ssh.config import Destination
+from clusterctl.transport.ssh.known_hosts import HostKey, Judgement, Verdict
+from clusterctl.transport.ssh.revoked import revoked_at
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from clusterctl.config.spec import SshSpec
+    from clusterctl.transport.ssh.config import SshOptions
+
+_Version = tuple[int, int, int]
+_OwnFiles = Callable[[str, Destination], "tuple[str, ...]"]
+_NO_CHECKING = ("no", "off", "false")
+_STRICT = ("yes", "true")
+_OPEN = (*_NO_CHECKING, "accept-new")
+
+
+@dataclass(frozen=True, slots=True)
+class ShownKey:
+    """The host key that a server showed, and what the known-hosts files say of it.
+
+    Attributes:
+        name: What it is filed under.
+        path: The file that it would be added to: the first that the user's own ssh_config names.
+        hashed: New entries of that file hide their names.
+    """
+
+    node: str
+    name: str
+    key: HostKey
+    judgement: Judgement
+    path: str
+    hashed: bool
+
+
+class HostKeys:
+    """The known-hosts files, read again when they change, and the stricter policy of cluster file and ssh_config.
+
+    The files of a cluster file are read beside the user's own, and decide about hosts alone that those do not know.
+    None of them is written: a file from elsewhere must not choose what is added to which file of the user.
+
+    Args:
+        spec: What the cluster file says.
+        own_files: Gives the files that ssh_config names for a host, whatever the cluster file says of it.
+    """
+
+    def __init__(self, spec: SshSpec, own_files: _OwnFiles) -> None:
+        self._spec = spec
+        self._own_files = own_files
+        self._lock = threading.Lock()
+        self._files: dict[str, tuple[_Version, list[known_hosts.Entry]]] = {}
+
+    def algorithms(self, options: SshOptions, supported: Sequence[str]) -> tuple[str, ...]:
+        """Return `supported` in the order in which a server should choose, so that it shows a key that is filed."""
+        entries = [*self._of_user(options), *self._of_file()]
+        return known_hosts.preferred_algorithms(entries, options.known_name, supported)
+
+    def look_at(self, node: str, destination: Destination, options: SshOptions, key: HostKey) -> ShownKey:
+        """Return what the files say of `key`; change nothing.
+
+        Raises:
+            HostKeyError: The list of revoked keys cannot be read.
+            ConnectError: ssh_config cannot be.
+        """
+        judgement = _revoked(node, options, key) or self._judged(options, key)
+        trusted = judgement.verdict is Verdict.TRUSTED
+        files = options.user_known_hosts if trusted else self._own_files(node, destination)
+        path = files[0] if files else os.devnull
+        return ShownKey(node, options.known_name, key, judgement, path, options.hash_known_hosts)
+
+    def check(self, node: str, destination: Destination, options: SshOptions, key: HostKey) -> str | None:
+        """Return if `key` is trusted, filing it first where the policy says so; the answer is a warning or `None`.
+
+        Raises:
+            HostKeyRefusal: It is not.
+            HostKeyError: It cannot be filed, or the list of revoked keys cannot be read.
+        """
+        shown = self.look_at(node, destination, options, key)
+        if shown.judgement.verdict is Verdict.TRUSTED:
+            return None
+        if shown.judgement.verdict is not Verdict.UNKNOWN or not self._accepts_new(options):
+            raise refusal(shown, strict=self._spec.host_keys == "accept-new" and options.strict_host_keys in _STRICT)
+        if shown.path == os.devnull and options.strict_host_keys in _OPEN:
+            return "its host key is kept nowhere (`UserKnownHostsFile` in ssh_config), so a change of it goes unnoticed"
+        file_key(node, shown.path, shown.name, key, hashed=shown.hashed)
+        if self._spec.host_keys is None and options.strict_host_keys in _NO_CHECKING:
+            return "`StrictHostKeyChecking no` in ssh_config is taken as `accept-new`: changed keys are still refused"
+        return None
+
+    def _accepts_new(self, options: SshOptions) -> bool:
+        """Tell whether the stricter of the two accepts new keys; `ask`, with nobody to ask, leaves it to the file."""
+        if self._spec.host_keys == "strict" or options.strict_host_keys in _STRICT:
+            return False
+        return self._spec.host_keys == "accept-new" or options.strict_host_keys in _OPEN
+
+    def _judged(self, options: SshOptions, key: HostKey) -> Judgement:
+        own = known_hosts.judge(self._of_user(options), options.known_name, key)
+        other = known_hosts.judge(self._of_file(), options.known_name, key)
+        undecided = own.verdict in (Verdict.UNKNOWN, Verdict.AUTHORITY) and other.verdict is not Verdict.UNKNOWN
+        return other if undecided or other.verdict is Verdict.REVOKED else own
+
+    def _of_user(self, options: SshOptions) -> list[known_hosts.Entry]:
+        paths = (*options.user_known_hosts, *options.global_known_hosts)
+        return [entry for path in paths for entry in self._load_file(path)]
+
+    def _of_file(self) -> list[known_hosts.Entry]:
+        return [entry for path in self._spec.known_hosts for entry in self._load_file(path)]
+
+    def _load_file(self, path: str) -> list[known_hosts.Entry]:
+        try:
+            state = Path(path).stat()
+        except OSError:
+            return []
+        version = (state.st_ino, state.st_mtime_ns, state.st_size)
+        with self._lock:
+            found, entries = self._files.get(path, (None, []))
+            if found != version:
+                entries = known_hosts.load([path])
+                self._files[path] = (version, entries)
+            return entries
+
+
+def file_key(node: str, path: str, name: str, key: HostKey, *, hashed: bool) -> None:
+    """File `key` for `name` in a known-hosts file of the user.
+
+    Raises:
+        HostKeyError: It cannot be.
+    """
+    try:
+        known_hosts.append(path, name, key, hashed=hashed)
+    except known_hosts.UnfiledError as error:
+        text = f"its host key {key.type} {key.fingerprint} is not filed: {error}"
+        hint = "mend that file, or name another by `UserKnownHostsFile` in ssh_config"
+        raise HostKeyError(node, text, hint=hint) from error
+    except OSError as error:
+        raise HostKeyError(node, f"its host key cannot be filed in {path}: {error.strerror or error}") from error
+
+
+def _revoked(node: str, options: SshOptions, key: HostKey) -> Judgement | None:
+    path = options.revoked_host_keys
+    if path is None:
+        return None
+    try:
+        line = revoked_at(path, key)
+    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        hint = "mend that file, or `RevokedHostKeys` in ssh_config: without it ssh trusts no host either"
+        raise HostKeyError(node, f"the revoked host keys in {path} cannot be read: {reason}", hint=hint) from error
+    return None if line is None else Judgement(Verdict.REVOKED, known_hosts.Entry(path, line, "", (), key))
+
+
+def refusal(shown: ShownKey, *, strict: bool = False) -> HostKeyRefusal:
+    """Return the error that says why a key is not trusted and what would change that.
+
+    Args:
+        shown: The key.
+        strict: ssh_config is stricter than the cluster file would be.
+    """
+    key, entry = shown.key, shown.judgement.entry
+    place = f"{entry.path}:{entry.line}" if entry and entry.line else entry.path if entry else ""
+    match shown.judgement.verdict:
+        case Verdict.CHANGED:
+            text = f"its host key has changed: it shows {key.type} {key.fingerprint}, {place} has another"
+            hint = (
+                "someone may be in between; if the machine was reinstalled, run "
+                f"`ssh-keygen -R '{shown.name}' -f {entry.path if entry else shown.path}` and then `clusterctl trust`"
+            )
+        case Verdict.REVOKED:
+            how = "marked @revoked in" if entry and entry.marker else "revoked by"
+            text = f"its host key {key.type} {key.fingerprint} is {how} {place}"
+            hint = "do not trust it; give the machine a new host key with `ssh-keygen -A`"
+        case Verdict.AUTHORITY:
+            text = (
+                f"its host key is trusted only by @cert-authority in {place}, and host certificates are not supported"
+            )
+            hint = f"file its own key, {key.type} {key.fingerprint}, by `clusterctl trust`"
+        case _:
+            text = f"its host key is not known: {key.type} {key.fingerprint}"
+            hint = "compare it with the machine's own, then accept it by `clusterctl trust`"
+            if strict:
+                hint += "; `StrictHostKeyChecking yes` of ssh_config is not loosened by `host_keys: accept-new`"
+    return HostKeyRefusal(
+        shown.node,
+        text,
+        hint=hint,
+        name=shown.name,
+        key=key,
+        verdict=shown.judgement.verdict,
+        path=shown.path,
+        hashed=shown.hashed,
+    )

@@ -1,0 +1,231 @@
+"""Logging in to a connection that is secured: keys of ssh-agents and of files are offered until one is accepted."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import paramiko
+from paramiko.message import Message
+
+from clusterctl.errors import ConnectError
+from clusterctl.transport.ssh import auth
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from clusterctl.transport.ssh.config import SshOptions
+    from clusterctl.transport.ssh.wire import Watchdog
+
+_RSA_SHA2_SINCE = (7, 2)
+_Version = tuple[int, int]
+
+
+class _AgentKey:
+    """A key that an ssh-agent signs with: as much of the library's `PKey` as logging in needs."""
+
+    public_blob = None
+
+    def __init__(self, agent: auth.SshAgent, identity: auth.AgentIdentity) -> None:
+        self.declined = False
+        self._agent = agent
+        self._identity = identity
+
+    def get_name(self) -> str:
+        return self._identity.type
+
+    def asbytes(self) -> bytes:
+        return self._identity.blob
+
+    def sign_ssh_data(self, data: bytes, algorithm: str | None = None) -> Message:
+        try:
+            signature = self._agent.sign(self._identity.blob, data, algorithm or self._identity.type)
+        except auth.SshAgentError:
+            # Called on the library's thread, which an exception would end: an empty signature is merely turned down.
+            self.declined = True
+            signature = b""
+        return Message(signature)
+
+
+class Keys:
+    """Private keys of files, read once for all nodes, and the ssh-agents that hold others."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loaded: dict[auth.Offer, tuple[_Version, paramiko.PKey]] = {}
+        self._agents: dict[str, auth.SshAgent] = {}
+
+    def agent(self, path: str | None) -> auth.SshAgent | None:
+        """Return the ssh-agent that listens at `path`."""
+        if path is None:
+            return None
+        with self._lock:
+            return self._agents.setdefault(path, auth.SshAgent(path))
+
+    def of_file(self, offer: auth.Offer) -> paramiko.PKey | str:
+        """Return the private key that an offer names, as it is on disk now, or why it cannot be used."""
+        with self._lock:
+            version = _version(offer.path or "")
+            known = self._loaded.get(offer)
+            if known is not None and known[0] == version:
+                return known[1]
+            key = _load(offer)
+            if version is not None and not isinstance(key, str):
+                self._loaded[offer] = (version, key)
+            return key
+
+
+def _version(path: str) -> _Version | None:
+    try:
+        status = Path(path).stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size
+
+
+def _load(offer: auth.Offer) -> paramiko.PKey | str:
+    path = offer.path or ""
+    try:
+        key = paramiko.PKey.from_path(path)
+        if offer.certificate:
+            key.load_certificate(offer.certificate)
+    except paramiko.PasswordRequiredException:
+        return auth.ENCRYPTED
+    except (TypeError, ValueError, OSError, paramiko.SSHException, paramiko.pkey.UnknownKeyType) as error:
+        # The library lets those of the cryptography package through, which ask for a password by a TypeError.
+        return auth.ENCRYPTED if "password" in str(error).lower() else f"cannot be read: {error}"
+    return key
+
+
+def log_in(node: str, transport: paramiko.Transport, options: SshOptions, keys: Keys, watchdog: Watchdog) -> str | None:
+    """Try keys until one is accepted; return what a person should know of how.
+
+    Raises:
+        AuthError: None was.
+        ConnectError: The server did not answer in time, or hung up.
+    """
+    login = _Login(transport, options, keys)
+    if login.by_any_key():
+        return login.note
+    tried = login.tried
+    if not tried.refused and transport.is_active() and login.without_key():
+        return None
+    if watchdog.expired:
+        # Not an AuthError: a server that is slow has refused nobody, and may be quick again in a second.
+        hint = "the machine may be overloaded, or its directory service down (LDAP, SSSD)"
+        raise ConnectError(node, "no answer to the login in time", hint=hint)
+    if tried.lost and not tried.refused:
+        hint = "it may just be restarting; else see its log on the machine"
+        raise ConnectError(node, "sshd hung up during the login", hint=hint)
+    tried.closed = not transport.is_active()
+    tried.sha1_only = _takes_sha1_only(transport)
+    raise auth.failure(node, tried)
+
+
+class _Login:
+    """One attempt to log in.
+
+    Attributes:
+        tried: What came of it.
+        note: What a person should know of the login that was accepted, or `None`.
+    """
+
+    def __init__(self, transport: paramiko.Transport, options: SshOptions, keys: Keys) -> None:
+        self.tried = auth.Tried(options.user)
+        self.note: str | None = None
+        self._transport = transport
+        self._options = options
+        self._keys = keys
+        self._agent = keys.agent(options.identity_agent)
+        self._forwarded = self._agent is not None and self._agent.is_forwarded(os.environ)
+
+    def by_any_key(self) -> bool:
+        """Return whether a key was accepted; no more are offered to a server that hung up."""
+        for offer in self._offers():
+            if self._by(offer):
+                return True
+            if not self._transport.is_active():
+                return False
+        return False
+
+    def without_key(self) -> bool:
+        """Return whether the server wants no key at all; if it wants one, it tells what else it would take."""
+        return self._offer(None, "none")
+
+    def _offers(self) -> Iterator[auth.Offer]:
+        """Yield what to try. An agent that goes away with this login is asked only where no file is accepted."""
+        if self._forwarded:
+            yield from self._planned(())
+            yield from (offer for offer in self._planned(self._held()) if offer.identity is not None)
+        else:
+            yield from self._planned(self._held())
+
+    def _planned(self, held: Sequence[auth.AgentIdentity]) -> list[auth.Offer]:
+        files, certificates = self._options.identity_files, self._options.certificate_files
+        return auth.offers(files, certificates, held, identities_only=self._options.identities_only)
+
+    def _held(self) -> Sequence[auth.AgentIdentity]:
+        try:
+            return self._agent.identities() if self._agent is not None else ()
+        except auth.SshAgentError as error:
+            self.tried.agent = str(error)
+            return ()
+
+    def _by(self, offer: auth.Offer) -> bool:
+        if offer.identity is None or self._agent is None:
+            return self._by_file(offer)
+        key = _AgentKey(self._agent, offer.identity)
+        if self._offer(cast("paramiko.PKey", key), offer.name):
+            self.note = self._note_of(offer)
+            return True
+        if key.declined:
+            self.tried.agent = "the ssh-agent would not sign"
+            if offer.path is not None and self._transport.is_active():
+                return self._by_file(auth.Offer(path=offer.path))
+        return False
+
+    def _by_file(self, offer: auth.Offer) -> bool:
+        key = self._keys.of_file(offer)
+        if isinstance(key, str):
+            self.tried.unusable[offer.path or ""] = key
+            return False
+        return self._offer(key, offer.name)
+
+    def _note_of(self, offer: auth.Offer) -> str | None:
+        if self._forwarded:
+            return auth.FORWARDED_ONLY
+        alone = offer.path is not None and not isinstance(self._keys.of_file(auth.Offer(path=offer.path)), str)
+        return None if alone else auth.AGENT_ONLY
+
+    def _offer(self, key: paramiko.PKey | None, name: str) -> bool:
+        answered = threading.Event()
+        transport, tried = self._transport, self.tried
+        try:
+            if key is None:
+                transport.auth_none(tried.user)
+            else:
+                transport.auth_publickey(tried.user, key, answered)
+                answered.wait()
+            if transport.is_authenticated():
+                return True
+            error = transport.get_exception()
+        except (paramiko.SSHException, EOFError, OSError) as raised:
+            error = raised
+        if isinstance(error, paramiko.ssh_exception.PartialAuthentication):
+            tried.wants_more = tuple(error.allowed_types)
+        elif isinstance(error, paramiko.BadAuthenticationType):
+            tried.methods = tuple(error.allowed_types)
+        # A server that has had enough of us says so before it hangs up; one that only goes has answered nothing.
+        tried.lost = isinstance(error, EOFError | OSError) and not transport.is_active()
+        if key is not None and not tried.lost:
+            tried.refused.append(name)
+        return False
+
+
+def _takes_sha1_only(transport: paramiko.Transport) -> bool:
+    """Tell whether the server is an OpenSSH from before RSA keys could sign with SHA-2."""
+    version = re.search(r"OpenSSH_(\d+)\.(\d+)", transport.remote_version or "")
+    return version is not None and (int(version[1]), int(version[2])) < _RSA_SHA2_SINCE

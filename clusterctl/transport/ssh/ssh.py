@@ -1,0 +1,341 @@
+"""Nodes reached by SSH. It and `login` alone know paramiko; here its exceptions become ours.
+
+Each wait ends with the time limit of the connection: a watchdog closes the socket, whatever is being waited for then.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, cast
+
+import paramiko
+
+from clusterctl.errors import AuthError, ConnectError, HostKeyError, NodeError
+from clusterctl.transport.base import EXEC_COMMAND, IN_ALL, STDERR_TAIL_BYTES, HostKeyRefusal, Progress, silent
+from clusterctl.transport.ssh.algorithms import allowed
+from clusterctl.transport.ssh.approach import Approach
+from clusterctl.transport.ssh.config import Destination, SshOptions, destination_of, parse_hop
+from clusterctl.transport.ssh.host_keys import HostKeys, ShownKey
+from clusterctl.transport.ssh.jump import Shared
+from clusterctl.transport.ssh.known_hosts import HostKey
+from clusterctl.transport.ssh.login import Keys, log_in
+from clusterctl.transport.ssh.wire import Watchdog, Wire
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from clusterctl.config.spec import HostSpec, SshSpec
+
+_OFFERED = {
+    # GCM first: one pass of the hardware encrypts and authenticates, at half the cost of a cipher with a digest.
+    "Ciphers": ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr", "aes256-ctr", "aes192-ctr"),
+    "MACs": ("hmac-sha2-256-etm@openssh.com", "hmac-sha2-256", "hmac-sha2-512-etm@openssh.com", "hmac-sha2-512"),
+    "KexAlgorithms": (
+        *("mlkem768x25519-sha256", "curve25519-sha256@libssh.org"),
+        *("ecdh-sha2-nistp256", "ecdh-sha2-nistp384", "ecdh-sha2-nistp521"),
+        *("diffie-hellman-group16-sha512", "diffie-hellman-group-exchange-sha256", "diffie-hellman-group14-sha256"),
+    ),
+    "HostKeyAlgorithms": (
+        *("ssh-ed25519", "ecdsa-sha2-nistp256", "ecdsa-sha2-nistp384", "ecdsa-sha2-nistp521"),
+        *("rsa-sha2-512", "rsa-sha2-256"),
+    ),
+}
+_WINDOW = 8 << 20
+_PACKET = 32 << 10
+_TICK_SECONDS = 1.0
+_ATTEMPTS = 5
+_BACKOFF_SECONDS = 0.25
+_FORBIDDEN = 1
+
+logging.getLogger("paramiko").addHandler(logging.NullHandler())
+logging.getLogger("paramiko").setLevel(logging.CRITICAL + 1)
+
+
+class _DroppedError(Exception):
+    """The server closed the connection before it was secured, as one does that is too busy: worth another attempt."""
+
+
+@dataclass
+class _Link:
+    """A secured connection; after `_log_in`, one that channels can be opened on."""
+
+    transport: paramiko.Transport
+    wire: Wire
+    auth_note: str | None = None
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def alive(self) -> bool:
+        return self.transport.is_active()
+
+    def close(self) -> None:
+        self.wire.close()
+
+
+class SshChannel:
+    """`/bin/sh` on a node, over a connection of its own."""
+
+    def __init__(self, link: _Link, channel: paramiko.Channel) -> None:
+        self.auth_note = link.auth_note
+        self.warnings = tuple(link.warnings)
+        self._link = link
+        self._channel = channel
+        self._stderr: deque[bytes] = deque(maxlen=64)
+        self._sent = 0
+        channel.settimeout(_TICK_SECONDS)
+
+    @property
+    def taken(self) -> int:
+        """What the peer's window has been opened by (see `Channel.taken`): all that was sent, and what still may be."""
+        return self._sent + self._channel.out_window_size
+
+    def send(self, data: bytes, *, timeout: float | None = None) -> None:
+        """Send all of `data` (see `Channel.send`)."""
+        began = time.monotonic()
+        deadline = math.inf if timeout is None else began + timeout
+        position = 0
+        while position < len(data):
+            try:
+                sent = self._channel.send(data[position : position + _PACKET])
+            except TimeoutError:
+                if time.monotonic() >= deadline:
+                    raise
+                continue
+            except (paramiko.SSHException, EOFError) as error:
+                raise ConnectionError(f"connection lost: {error}") from error
+            if sent == 0:
+                raise ConnectionError("connection lost")
+            position += sent
+            # Counted only now: while it is on its way out, `taken` may be less than it was, never more.
+            self._sent += sent
+            if timeout is not None:
+                # Each byte that is taken grants more time, but not for ever.
+                deadline = min(time.monotonic() + timeout, began + IN_ALL * timeout)
+                if time.monotonic() >= began + IN_ALL * timeout:
+                    raise TimeoutError(f"not all was taken within {IN_ALL * timeout:g}s")
+
+    def recv(self, limit: int, *, timeout: float | None = None) -> bytes:
+        """Return what has come (see `Channel.recv`)."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            self._drain_stderr()
+            try:
+                return self._channel.recv(limit)
+            except TimeoutError:
+                if deadline is not None and time.monotonic() >= deadline:
+                    raise
+
+    def close(self) -> None:
+        """End the connection; the library's thread sees that and ends too."""
+        self._link.close()
+
+    def stderr_tail(self) -> str:
+        """Return the end of what came on standard error."""
+        self._drain_stderr()
+        return b"".join(self._stderr)[-STDERR_TAIL_BYTES:].decode("utf-8", "replace")
+
+    def _drain_stderr(self) -> None:
+        # What is not taken counts against the window, and would in the end hold back standard output.
+        while self._channel.recv_stderr_ready():
+            self._stderr.append(self._channel.recv_stderr(_PACKET)[-STDERR_TAIL_BYTES:])
+
+
+class SshTransport:
+    """Nodes reached by SSH, as `ssh` with the user's configuration would reach them.
+
+    Args:
+        spec: Time limit, trust and known-hosts files, where the cluster file says so.
+        config_file: In place of the user's ssh_config; default: the environment's `CLUSTERCTL_SSH_CONFIG`.
+        approach: How far the way to hosts was gone already.
+    """
+
+    def __init__(self, spec: SshSpec, *, config_file: str | None = None, approach: Approach | None = None) -> None:
+        self._spec = spec
+        self._approach = approach or Approach(config_file)
+        self._host_keys = HostKeys(spec, self._approach.own_known_hosts)
+        self._jumps: Shared[_Link] = Shared()
+        self._keys = Keys()
+
+    def open(self, host: HostSpec, *, progress: Progress = silent) -> SshChannel:
+        """Connect, log in and run `/bin/sh` on `host` (see `Transport.open`)."""
+        progress("connecting")
+        deadline = time.monotonic() + self._spec.connect_timeout
+        link = self._connect(host.name, destination_of(host), deadline, progress=progress)
+        with Watchdog(link.wire, deadline) as watchdog:
+            try:
+                channel = link.transport.open_session(_WINDOW, _PACKET, timeout=self._spec.connect_timeout)
+                channel.exec_command(EXEC_COMMAND)
+            except (paramiko.SSHException, EOFError, OSError) as error:
+                link.close()
+                raise _shell_error(host.name, error, expired=watchdog.expired) from error
+        return SshChannel(link, channel)
+
+    def host_key(self, host: HostSpec) -> ShownKey:
+        """Return the key that `host` shows, without logging in to it (its jump hosts have to be trusted already).
+
+        Raises:
+            NodeError: It cannot be reached.
+        """
+        deadline = time.monotonic() + self._spec.connect_timeout
+        destination = destination_of(host)
+        options = self._approach.resolve(host.name, destination)
+        link = self._secure_with_retries(host.name, options, deadline, ())
+        key = _shown_key(link)
+        link.close()
+        return self._host_keys.look_at(host.name, destination, options, key)
+
+    def close(self) -> None:
+        """Close the connections to jump hosts."""
+        self._approach.close()
+        self._jumps.close()
+
+    def _connect(
+        self,
+        node: str,
+        destination: Destination,
+        deadline: float,
+        *,
+        path: tuple[str, ...] = (),
+        progress: Progress = silent,
+    ) -> _Link:
+        """Secure a connection and log in. `path` names the jump hosts whose connections wait for this one."""
+        options = self._approach.resolve(node, destination)
+        link = self._secure_with_retries(node, options, deadline, path)
+        try:
+            warning = self._host_keys.check(node, destination, options, _shown_key(link))
+            progress("logging in")
+            with Watchdog(link.wire, deadline) as watchdog:
+                link.auth_note = log_in(node, link.transport, options, self._keys, watchdog)
+        except BaseException:
+            link.close()
+            raise
+        if warning:
+            link.warnings.append(warning)
+        return link
+
+    def _secure_with_retries(self, node: str, options: SshOptions, deadline: float, path: tuple[str, ...]) -> _Link:
+        """Secure a connection, again after a pause where the server is too busy (MaxStartups, PerSourcePenalties)."""
+        for attempt in range(_ATTEMPTS):
+            try:
+                return self._secure(node, options, deadline, path)
+            except _DroppedError as error:
+                pause = _BACKOFF_SECONDS * 2**attempt * random.uniform(0.75, 1.25)
+                if attempt == _ATTEMPTS - 1 or time.monotonic() + pause >= deadline:
+                    hint = "too many connections at once (MaxStartups), or sshd refuses this machine for a while; wait"
+                    raise ConnectError(node, "sshd closes the connection at once", hint=hint) from error
+                time.sleep(pause)
+        raise AssertionError("unreachable")
+
+    def _secure(self, node: str, options: SshOptions, deadline: float, path: tuple[str, ...]) -> _Link:
+        chosen = {option: allowed(node, options, option, offered) for option, offered in _OFFERED.items()}
+        chosen["HostKeyAlgorithms"] = self._host_keys.algorithms(options, chosen["HostKeyAlgorithms"])
+        wire = self._wire(node, options, deadline, path)
+        with Watchdog(wire, deadline) as watchdog:
+            try:
+                transport = paramiko.Transport(cast("str", wire), _WINDOW, _PACKET)
+                self._choose_algorithms(transport, chosen)
+                secured = threading.Event()
+                transport.start_client(event=secured)
+                secured.wait()
+                if not transport.is_active():
+                    raise transport.get_exception() or EOFError()
+            except (paramiko.SSHException, EOFError, OSError) as error:
+                wire.close()
+                if watchdog.expired:
+                    hint = "sshd accepts connections but says nothing; is the machine overloaded?"
+                    raise ConnectError(node, "connected, no answer from sshd", hint=hint) from error
+                raise _handshake_error(node, error) from error
+        return _Link(transport, wire)
+
+    def _choose_algorithms(self, transport: paramiko.Transport, chosen: Mapping[str, tuple[str, ...]]) -> None:
+        transport.banner_timeout = transport.auth_timeout = transport.handshake_timeout = self._spec.connect_timeout
+        security = transport.get_security_options()
+        security.ciphers = chosen["Ciphers"]
+        security.digests = chosen["MACs"]
+        security.kex = chosen["KexAlgorithms"]
+        security.key_types = chosen["HostKeyAlgorithms"]
+
+    def _wire(self, node: str, options: SshOptions, deadline: float, path: tuple[str, ...]) -> Wire:
+        if not options.proxy_jump:
+            return self._approach.wire(node, options, deadline)
+        name = ",".join(options.proxy_jump)
+        if name in path:
+            hint = "exempt the jump host itself, as in `Host * !bastion`"
+            raise ConnectError(node, "its chain of jump hosts goes in a circle", hint=hint)
+        *before, last = options.proxy_jump
+        hop = parse_hop(last, proxy_jump=",".join(before) or None)
+        inner = (*path, name)
+        try:
+            link = self._jumps.get(name, lambda: self._connect(last, hop, deadline, path=inner), deadline)
+        except NodeError as error:
+            raise _of_jump(node, last, error) from error
+        except OSError as error:
+            raise ConnectError(node, f"jump host `{last}`: not connected in time") from error
+        return _through(node, link, last, options, deadline)
+
+
+def _through(node: str, link: _Link, hop: str, options: SshOptions, deadline: float) -> Wire:
+    left = max(0.1, deadline - time.monotonic())
+    target = (options.hostname, options.port)
+    try:
+        channel = link.transport.open_channel("direct-tcpip", target, ("127.0.0.1", 0), timeout=left)
+    except paramiko.ChannelException as error:
+        raise _jump_error(node, hop, error) from error
+    except (paramiko.SSHException, EOFError, OSError) as error:
+        raise ConnectError(node, f"jump host `{hop}`: no answer from behind it") from error
+    return Wire(channel)
+
+
+def _shown_key(link: _Link) -> HostKey:
+    key = link.transport.get_remote_server_key()
+    return HostKey(key.get_name(), key.asbytes())
+
+
+# --- foreign exceptions
+
+
+def _handshake_error(node: str, error: Exception) -> NodeError | _DroppedError:
+    text = str(error)
+    if isinstance(error, paramiko.ssh_exception.IncompatiblePeer):
+        if "host key" in text:
+            hint = "it may be too old (SHA-1 RSA only): update it, or add a key there with `ssh-keygen -A`"
+            return HostKeyError(node, "sshd offers no host key of a type that is still accepted", hint=hint)
+        hint = "its sshd is too old, or restricted to algorithms that are not supported"
+        return ConnectError(node, f"no common SSH algorithm: {text}", hint=hint)
+    if isinstance(error, EOFError | OSError) or "protocol banner" in text:
+        return _DroppedError(text)
+    if "protocol version" in text or "Invalid SSH banner" in text:
+        return ConnectError(node, "what answers there is not sshd", hint="check `port:`")
+    return ConnectError(node, f"the connection cannot be secured: {text}")
+
+
+def _shell_error(node: str, error: Exception, *, expired: bool) -> ConnectError:
+    if expired:
+        return ConnectError(node, "logged in, but no shell was started in time", hint="is its home folder reachable?")
+    if isinstance(error, paramiko.ChannelException):
+        hint = "sshd allows no session here (MaxSessions 0, or the account may only forward)"
+        return ConnectError(node, "logged in, but sshd opens no session", hint=hint)
+    return ConnectError(node, "logged in, but the connection was closed", hint="see sshd's log on the machine")
+
+
+def _of_jump(node: str, hop: str, error: NodeError) -> NodeError:
+    """Return the trouble with a jump host as trouble of the node behind it."""
+    text = f"jump host `{hop}`: {error}"
+    if isinstance(error, HostKeyRefusal):
+        return error
+    kind = next((kind for kind in (AuthError, HostKeyError) if isinstance(error, kind)), ConnectError)
+    return kind(node, text, hint=error.hint)
+
+
+def _jump_error(node: str, hop: str, error: paramiko.ChannelException) -> ConnectError:
+    if error.code == _FORBIDDEN:
+        hint = "set `AllowTcpForwarding yes` in its sshd_config"
+        return ConnectError(node, f"jump host `{hop}` does not allow forwarding", hint=hint)
+    hint = "is the machine up, and can the jump host reach it?"
+    return ConnectError(node, f"jump host `{hop}` cannot reach it: {error.text.lower()}", hint=hint)

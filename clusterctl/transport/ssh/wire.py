@@ -1,0 +1,235 @@
+"""The stream under SSH: a socket to an address, or a proxy command's standard streams, with every wait bounded."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import functools
+import queue
+import socket
+import struct
+import subprocess
+import tempfile
+import termios
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from clusterctl.errors import ConnectError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from clusterctl.transport.ssh.config import SshOptions
+
+_READ_BYTES = 256 << 10
+_TICK_SECONDS = 1.0
+_USER_TIMEOUT_MS = 20_000
+_FASTEST_SECONDS = 2.0
+_FAMILIES = {"any": socket.AF_UNSPEC, "inet": socket.AF_INET, "inet6": socket.AF_INET6}
+
+
+class Wire:
+    """The stream that an SSH library works on, read in large pieces: the library asks for a few bytes at a time.
+
+    It also waits longer than the library would, so that an idle connection costs one wake-up a second rather than ten.
+    """
+
+    def __init__(self, stream: Any, ended: Callable[[], None] | None = None) -> None:
+        self._stream = stream
+        self._ended = ended
+        self._buffer = b""
+        self._position = 0
+        self._closed = False  # paramiko looks at this name when the process ends
+        stream.settimeout(_TICK_SECONDS)
+
+    def recv(self, limit: int) -> bytes:
+        """Return up to `limit` bytes; `b""` at the end."""
+        if self._position >= len(self._buffer):
+            self._buffer = self._stream.recv(_READ_BYTES)
+            self._position = 0
+        part = self._buffer[self._position : self._position + limit]
+        self._position += len(part)
+        return part
+
+    def send(self, data: bytes) -> int:
+        """Send some of `data`; return how many bytes."""
+        return int(self._stream.send(data))
+
+    def settimeout(self, _seconds: float) -> None:
+        """Keep our own."""
+
+    def close(self) -> None:
+        """End the stream and wake whoever waits on it."""
+        self._closed = True
+        # A stream that is closed already has no descriptor: ValueError.
+        with contextlib.suppress(OSError, EOFError, AttributeError, ValueError):
+            _discard_unsent(self._stream)
+        with contextlib.suppress(OSError, EOFError):
+            self._stream.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(OSError, EOFError):
+            self._stream.close()
+        ended, self._ended = self._ended, None
+        if ended:
+            ended()
+
+
+def _discard_unsent(stream: socket.socket) -> None:
+    """Let what has not arrived yet never arrive: the peer would take it for a sign of life, long after our end."""
+    waiting = struct.unpack("i", fcntl.ioctl(stream.fileno(), termios.TIOCOUTQ, struct.pack("i", 0)))[0]
+    if waiting:
+        stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+class Watchdog:
+    """Closes a wire at a deadline (monotonic clock), whatever is being waited for then. Use as a context."""
+
+    def __init__(self, wire: Wire, deadline: float) -> None:
+        self.expired = False
+        self._wire = wire
+        self._timer = threading.Timer(max(0.0, deadline - time.monotonic()), self._expire)
+        self._timer.daemon = True
+
+    def __enter__(self) -> Watchdog:
+        self._timer.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+
+    def _expire(self) -> None:
+        self.expired = True
+        self._wire.close()
+
+
+def open_wire(node: str, options: SshOptions, deadline: float) -> Wire:
+    """Return a stream to the SSH port that `options` name: through the proxy command, or straight.
+
+    Raises:
+        ConnectError: There is none by `deadline`.
+    """
+    if options.proxy_command:
+        return _command_wire(node, options.proxy_command)
+    return Wire(_connect(node, options, deadline))
+
+
+class _OwnEndError(OSError):
+    """Our end cannot have the address that ssh_config names."""
+
+
+def _connect(node: str, options: SshOptions, deadline: float) -> socket.socket:
+    addresses = _addresses(node, options, deadline)
+    for index, (family, address) in enumerate(addresses):
+        left = deadline - time.monotonic()
+        is_last = index == len(addresses) - 1
+        try:
+            timeout = left if is_last else min(left, max(_FASTEST_SECONDS, left / 2))
+            return _open(family, address, timeout, options.bind_address)
+        except OSError as error:
+            if is_last:
+                raise _unconnected(node, error, options) from error
+    raise AssertionError("no addresses")
+
+
+def _unconnected(node: str, error: OSError, options: SshOptions) -> ConnectError:
+    if isinstance(error, _OwnEndError):
+        text = f"`BindAddress {options.bind_address}` is not an address of this machine that could reach it"
+        return ConnectError(node, text, hint="mend it in ssh_config")
+    return connect_error(node, error, options.port)
+
+
+def _open(family: int, address: Any, timeout: float, bind: str | None) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        if bind is not None:
+            _bind(sock, family, bind)
+        sock.settimeout(max(0.001, timeout))
+        sock.connect(address)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _USER_TIMEOUT_MS)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _bind(sock: socket.socket, family: int, address: str) -> None:
+    try:
+        sock.bind(socket.getaddrinfo(address, 0, family, socket.SOCK_STREAM)[0][4])
+    except OSError as error:
+        raise _OwnEndError(address) from error
+
+
+def _addresses(node: str, options: SshOptions, deadline: float) -> list[tuple[int, Any]]:
+    look_up = functools.partial(
+        socket.getaddrinfo, options.hostname, options.port, _FAMILIES[options.address_family], socket.SOCK_STREAM
+    )
+    with contextlib.suppress(OSError, UnicodeError):
+        return _places(look_up(flags=socket.AI_NUMERICHOST))
+    # The resolver knows no time limit, so it is asked on a thread that may be left behind.
+    answers: queue.SimpleQueue[list[Any] | OSError] = queue.SimpleQueue()
+
+    def ask() -> None:
+        try:
+            answers.put(look_up())
+        except (OSError, UnicodeError) as error:
+            answers.put(error if isinstance(error, OSError) else OSError(str(error)))
+
+    threading.Thread(target=ask, name="clusterctl-resolve", daemon=True).start()
+    try:
+        answer = answers.get(timeout=max(0.001, deadline - time.monotonic()))
+    except queue.Empty as error:
+        raise ConnectError(node, "the resolver did not answer in time for its host name") from error
+    if isinstance(answer, OSError) and options.address_family != "any":
+        hint = f"ssh_config says `AddressFamily {options.address_family}`"
+        raise ConnectError(node, "it has no such address, or its name cannot be resolved", hint=hint) from answer
+    if isinstance(answer, OSError):
+        hint = "check the spelling, or set `address:` in the cluster file or `HostName` in ~/.ssh/config"
+        raise ConnectError(node, "host name cannot be resolved", hint=hint) from answer
+    return _places(answer)
+
+
+def _places(answer: list[Any]) -> list[tuple[int, Any]]:
+    return [(family, address) for family, _, _, _, address in answer]
+
+
+def connect_error(node: str, error: OSError, port: int) -> ConnectError:
+    """Return what a person can do about a connection that was not made."""
+    if isinstance(error, TimeoutError) or error.errno == errno.ETIMEDOUT:
+        return ConnectError(node, f"no answer on port {port}", hint="is the machine up, and does a firewall drop SSH?")
+    if isinstance(error, ConnectionRefusedError):
+        hint = "is sshd running there, and on this port? set `port:` if it is another"
+        return ConnectError(node, f"connection refused on port {port}", hint=hint)
+    if error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN):
+        hint = "is the machine up and this one on its network? a `proxy_jump:` may be needed"
+        return ConnectError(node, "no route to host", hint=hint)
+    return ConnectError(node, f"cannot connect: {error.strerror or error}")
+
+
+def _command_wire(node: str, command: str) -> Wire:
+    """Run a proxy command as ssh does: by the user's shell words, its standard streams one socket."""
+    ours, theirs = socket.socketpair()
+    with tempfile.TemporaryFile() as stderr:
+        try:
+            process = subprocess.Popen(
+                ["/bin/sh", "-c", f"exec {command}"],
+                stdin=theirs.fileno(),
+                stdout=theirs.fileno(),
+                stderr=stderr,
+                start_new_session=True,
+            )
+        except OSError as error:
+            ours.close()
+            raise ConnectError(node, f"the proxy command cannot be started: {error.strerror}") from error
+        finally:
+            theirs.close()
+
+    def end() -> None:
+        process.terminate()
+        threading.Thread(target=process.wait, name="clusterctl-proxy-end", daemon=True).start()
+
+    return Wire(ours, end)
