@@ -100,7 +100,7 @@ def _replicated(bench: BenchLab) -> float:
 def _outputs(bench: BenchLab, run: str) -> list[Path]:
     from pathlib import Path as Folder
 
-    from clusterctl.agent.protocol.commands import output_file
+    from clusterctl.agent.protocol.files import output_file
 
     runs = Folder(bench.env["XDG_STATE_HOME"]) / "clusterctl" / "runs" / run / "nodes"
     return [runs / bench.names[0] / output_file(0, 0)]

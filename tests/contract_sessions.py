@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import clusterctl
-from clusterctl.agent.protocol.commands import Command, Prepared
+from clusterctl.agent.protocol.commands import Command
+from clusterctl.agent.protocol.events import Prepared
 from clusterctl.errors import AgentError, NodeError, NotFoundError, RefusedError
 from clusterctl.session.conversation import (
     BeatReceived,

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from clusterctl.agent.protocol import commands as wire
+from clusterctl.agent.protocol import encoding, events
+from clusterctl.agent.protocol import frames as frames_module
 from clusterctl.agent.protocol.commands import AGENT_STREAMS, Command
 
 Frames = Iterable[bytes]
@@ -50,7 +52,7 @@ class Agent:
 
     def serve(self) -> None:
         """Answer until the other side goes."""
-        decoder = wire.Decoder()
+        decoder = frames_module.Decoder()
         with contextlib.suppress(OSError, SystemExit):
             while data := os.read(self._in, 1 << 16):
                 for frame in decoder.feed(data):
@@ -67,13 +69,13 @@ class Agent:
             view = view[os.write(self._out, view) :]
 
     def say(self, message: dict[str, Any]) -> None:
-        self.send(wire.encode_message(message))
+        self.send(frames_module.encode_message(message))
 
-    def event(self, event: wire.Event) -> None:
+    def event(self, event: events.Event) -> None:
         """Write an event into the journal, and send it."""
         self.seq += 1
         stamp = {"seq": self.seq, "wall": time.time(), "mono": time.monotonic(), "boot": "boot"}
-        self._journal.append({**stamp, "kind": event.KIND, **wire.to_wire(event)})
+        self._journal.append({**stamp, "kind": event.KIND, **encoding.to_wire(event)})
         if self._follows:
             self.push(self._journal[-1])
 
@@ -111,25 +113,25 @@ class Agent:
 
     def _prepare(self, arguments: dict[str, Any]) -> dict[str, Any]:
         self.attempt, self.state = arguments["attempt"], "prepared"
-        self.event(wire.Prepared(self.attempt, [29000 + self.rank]))
+        self.event(events.Prepared(self.attempt, [29000 + self.rank]))
         return {"ports": [29000 + self.rank], "run_dir": "/made/up", "python": sys.executable}
 
     def _start(self, _: dict[str, Any]) -> dict[str, Any]:
         self.state = "started"
-        self.event(wire.Started(self.attempt, self.rank, 0, _PID, 1))
+        self.event(events.Started(self.attempt, self.rank, 0, _PID, 1))
         return {}
 
     def _stop(self, arguments: dict[str, Any]) -> dict[str, Any]:
         if self.state in ("prepared", "started") and (self._lie is None or self._lie.sweeps):
-            self.event(wire.Stopping(self.attempt, arguments["reason"], arguments["grace"]))
+            self.event(events.Stopping(self.attempt, arguments["reason"], arguments["grace"]))
             if self.state == "started":
-                self.event(wire.Exited(self.attempt, self.rank, signal=15, stopped=True))
+                self.event(events.Exited(self.attempt, self.rank, signal=15, stopped=True))
             self.state = "swept"
-            self.event(wire.Swept(self.attempt))
+            self.event(events.Swept(self.attempt))
         return {}
 
     def _finish(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        self.event(wire.Finished(arguments["state"], arguments["exit_code"]))
+        self.event(events.Finished(arguments["state"], arguments["exit_code"]))
         return {}
 
     def _follow(self, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -192,13 +194,13 @@ def _event(kind: str, says: str = "", **fields: Any) -> Lie:
         stamp = {"seq": agent.seq + 1, "wall": 1.0, "mono": 1.0, "boot": "boot", "attempt": agent.attempt}
         agent.seq += 1
         record = {**stamp, "kind": kind, **fields}
-        yield wire.encode_message({"push": "event", "run": agent.run, "node": agent.node, "event": record})
+        yield frames_module.encode_message({"push": "event", "run": agent.run, "node": agent.node, "event": record})
 
     return Lie(frames=frames, says=says or kind)
 
 
 def _message(message: dict[str, Any], says: str = "") -> Lie:
-    return Lie(frames=lambda _: [wire.encode_message(message)], says=says)
+    return Lie(frames=lambda _: [frames_module.encode_message(message)], says=says)
 
 
 def _bytes(data: bytes, says: str = "") -> Lie:
@@ -208,9 +210,9 @@ def _bytes(data: bytes, says: str = "") -> Lie:
 def _file(name: str, *payloads: tuple[int, bytes], says: str = "") -> Lie:
     def frames(agent: Agent) -> Frames:
         where = {"stream": AGENT_STREAMS + 5, "run": agent.run, "node": agent.node, "file": name}
-        yield wire.encode_message({"push": "stream", **where})
+        yield frames_module.encode_message({"push": "stream", **where})
         for offset, payload in payloads:
-            yield wire.encode_data(AGENT_STREAMS + 5, offset, payload)
+            yield frames_module.encode_data(AGENT_STREAMS + 5, offset, payload)
 
     return Lie(frames=frames, says=says)
 
@@ -226,19 +228,19 @@ def _many_events(agent: Agent) -> Frames:
         agent.seq += 1
         record = {"seq": agent.seq, "wall": 1.0, "mono": 1.0, "boot": "b", "kind": "alarm", "attempt": agent.attempt}
         told = {**record, "code": "x", "message": "m" * 7000}
-        yield wire.encode_message({"push": "event", "run": agent.run, "node": agent.node, "event": told})
+        yield frames_module.encode_message({"push": "event", "run": agent.run, "node": agent.node, "event": told})
 
 
 def _many_streams(agent: Agent) -> Frames:
     for number in range(80_000):
         where = {"run": agent.run, "node": agent.node, "file": f"attempt-0/rank-{number}.log"}
-        yield wire.encode_message({"push": "stream", "stream": AGENT_STREAMS + number, **where})
+        yield frames_module.encode_message({"push": "stream", "stream": AGENT_STREAMS + number, **where})
 
 
 def _much_output(agent: Agent) -> Frames:
     where = {"run": agent.run, "node": agent.node, "file": f"attempt-0/rank-{agent.rank}.log"}
-    yield wire.encode_message({"push": "stream", "stream": AGENT_STREAMS, **where})
-    yield wire.encode_data(AGENT_STREAMS, 0, b"x" * (2 * wire.CREDIT_BYTES))
+    yield frames_module.encode_message({"push": "stream", "stream": AGENT_STREAMS, **where})
+    yield frames_module.encode_data(AGENT_STREAMS, 0, b"x" * (2 * frames_module.CREDIT_BYTES))
 
 
 def _deep(agent: Agent) -> Frames:
@@ -276,7 +278,9 @@ LIES: dict[str, Lie] = {
     "a number of the line beyond all": _event("adopted", seq=1 << 60, pid=1, says="seq"),
     "an event of another run": Lie(
         frames=lambda a: [
-            wire.encode_message({"push": "event", "run": "other", "event": {**a._journal[0], "seq": a.seq + 1}})
+            frames_module.encode_message(
+                {"push": "event", "run": "other", "event": {**a._journal[0], "seq": a.seq + 1}}
+            )
         ],
         says="speaks of the run",
     ),
@@ -289,8 +293,10 @@ LIES: dict[str, Lie] = {
     "a name of 300 characters": _file("x" * 300, says="file"),
     "a file of another node's rank": _file("attempt-0/rank-1.log", (0, b"x"), says="not its own"),
     "an offset beyond all files": _file(_OWN, (1 << 62, b"x"), says="are the most"),
-    "data of a stream that nobody announced": _bytes(wire.encode_data(AGENT_STREAMS + 9, 0, b"x"), "announced"),
-    "data of a stream that nobody named": _bytes(wire.encode_data(77, 0, b"x"), "named"),
+    "data of a stream that nobody announced": _bytes(
+        frames_module.encode_data(AGENT_STREAMS + 9, 0, b"x"), "announced"
+    ),
+    "data of a stream that nobody named": _bytes(frames_module.encode_data(77, 0, b"x"), "named"),
     "data without a byte": _file(_OWN, (0, b""), says="credit"),
     "a stream with a small number": _message({"push": "stream", "stream": 1, "run": "r", "file": _OWN}, "stream"),
     # frames

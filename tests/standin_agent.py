@@ -12,6 +12,7 @@ import time
 from typing import Any
 
 from clusterctl.agent.protocol import commands as wire
+from clusterctl.agent.protocol import frames
 
 EVENT = {"seq": 7, "wall": 1.5, "mono": 2.5, "boot": "b", "kind": "prepared", "attempt": 0, "ports": [4]}
 
@@ -22,7 +23,7 @@ def send(frame: bytes) -> None:
 
 
 def say(message: dict[str, Any]) -> None:
-    send(wire.encode_message(message))
+    send(frames.encode_message(message))
 
 
 class Agent:
@@ -31,7 +32,7 @@ class Agent:
         self.credits = 0
 
     def take(self, frame: Any) -> None:
-        if isinstance(frame, wire.Data):
+        if isinstance(frame, frames.Data):
             offset, digest = self.digests.setdefault(frame.stream, (0, hashlib.sha256()))
             assert frame.offset == offset
             digest.update(frame.payload)
@@ -56,10 +57,10 @@ class Agent:
 
     def fetch(self, frame: dict[str, Any], arguments: dict[str, Any]) -> None:
         digest = hashlib.sha256()
-        for offset in range(0, arguments["bytes"], wire.CHUNK_BYTES):
-            payload = os.urandom(min(wire.CHUNK_BYTES, arguments["bytes"] - offset))
+        for offset in range(0, arguments["bytes"], frames.CHUNK_BYTES):
+            payload = os.urandom(min(frames.CHUNK_BYTES, arguments["bytes"] - offset))
             digest.update(payload)
-            send(wire.encode_data(arguments["stream"], offset, payload))
+            send(frames.encode_data(arguments["stream"], offset, payload))
         self.answer(frame, files=[], sha256=digest.hexdigest())
 
     def receive(self, frame: dict[str, Any], arguments: dict[str, Any]) -> None:
@@ -78,7 +79,7 @@ class Agent:
         say({"push": "event", "run": "r", "node": "d", "event": EVENT})
         say({"push": "event", "run": "r", "node": "d", "event": {**EVENT, "kind": "from a newer agent"}})
         say({"push": "stream", "stream": wire.AGENT_STREAMS, "run": "r", "node": "d", "file": "attempt-0/rank-0.log"})
-        send(wire.encode_data(wire.AGENT_STREAMS, 10, b"hello"))
+        send(frames.encode_data(wire.AGENT_STREAMS, 10, b"hello"))
 
     def status(self, _: dict[str, Any], __: dict[str, Any]) -> None:
         """Never answer."""
@@ -98,7 +99,7 @@ class Agent:
 
 def main() -> int:
     agent = Agent()
-    decoder = wire.Decoder()
+    decoder = frames.Decoder()
     while data := os.read(0, 1 << 16):
         for frame in decoder.feed(data):
             agent.take(frame)

@@ -59,7 +59,7 @@ class LazyGroup(click.Group):
         """Import and return a command."""
         if cmd_name not in COMMANDS or not _exists(cmd_name):
             return None
-        module = importlib.import_module(f"clusterctl.cli.commands.{_module(cmd_name)}")
+        module = importlib.import_module(f"clusterctl.cli.commands.{cmd_name}")
         command: click.Command = module.command
         return command
 
@@ -77,8 +77,8 @@ class LazyGroup(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command.
 
-        Our standard streams break no pipe (`clusterctl.render.terminal.streams`). Whatever else does is a bug of ours, and so
-        is the end of a file that nobody expected: click would end for them with 1 or 130, and without a word.
+        Our standard streams break no pipe (`render.terminal.streams`). Whatever else does is a bug of ours, and
+        so is the end of a file that nobody expected: click would end for them with 1 or 130, and without a word.
         """
         try:
             return super().invoke(ctx)
@@ -107,12 +107,8 @@ class LazyGroup(click.Group):
             raise
 
 
-def _module(name: str) -> str:
-    return name
-
-
 def _exists(name: str) -> bool:
-    return importlib.util.find_spec(f"clusterctl.cli.commands.{_module(name)}") is not None
+    return importlib.util.find_spec(f"clusterctl.cli.commands.{name}") is not None
 
 
 def _show_usage(error: click.UsageError) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.agent.protocol.commands import AGENT_STREAMS, SAMPLES_FILE, Command, FrameError
+from clusterctl.agent.protocol.commands import AGENT_STREAMS, Command
+from clusterctl.agent.protocol.files import SAMPLES_FILE
+from clusterctl.agent.protocol.frames import FrameError
 from clusterctl.agent.protocol.shapes import (
     MisfitError,
     flag,

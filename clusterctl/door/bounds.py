@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from clusterctl.agent.protocol.commands import AGENT_STREAMS, CREDIT_BYTES, Command, FrameError
+from clusterctl.agent.protocol.commands import AGENT_STREAMS, Command
+from clusterctl.agent.protocol.frames import CREDIT_BYTES, FrameError
 from clusterctl.door.answers import LARGE, MOST_MESSAGE
 
 MOST_STREAMS = 65536

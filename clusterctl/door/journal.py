@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.agent.protocol import commands as wire
+from clusterctl.agent.protocol import events, frames
 from clusterctl.agent.protocol.shapes import MisfitError, flag, many, maybe, real, record, text, whole
 from clusterctl.agent.protocol.worker_status import PID
 
@@ -57,25 +57,25 @@ EVENTS: dict[str, Shape] = {
 """By the kind of event; one that is not here is from a newer agent, and says nothing to us."""
 
 
-def decode_line(line: bytes) -> tuple[wire.Stamp, wire.Event] | None:
+def decode_line(line: bytes) -> tuple[events.Stamp, events.Event] | None:
     """Return what a line says, or `None` for a kind that only a newer agent knows.
 
     Raises:
         FrameError: The line is torn, or does not fit.
     """
     if len(line) > MOST_LINE:
-        raise wire.FrameError(f"a line of {len(line)} bytes, and {MOST_LINE} are the most")
+        raise frames.FrameError(f"a line of {len(line)} bytes, and {MOST_LINE} are the most")
     try:
         value = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise wire.FrameError(f"not an event: {line[:80]!r}") from error
+        raise frames.FrameError(f"not an event: {line[:80]!r}") from error
     return decode_record(value)
 
 
-def decode_record(value: Any) -> tuple[wire.Stamp, wire.Event] | None:
+def decode_record(value: Any) -> tuple[events.Stamp, events.Event] | None:
     """Return what the object of a line says; as `decode_line`."""
     if not isinstance(value, dict) or not isinstance(value.get("kind"), str):
-        raise wire.FrameError("not an event: it has no kind")
+        raise frames.FrameError("not an event: it has no kind")
     STAMP(value)
     shape = EVENTS.get(value["kind"])
     if shape is None:
@@ -83,16 +83,16 @@ def decode_record(value: Any) -> tuple[wire.Stamp, wire.Event] | None:
     try:
         shape(value)
     except MisfitError as error:
-        raise wire.FrameError(f"its event `{value['kind']}`: {error}") from None
-    return wire.decode_record(value)
+        raise frames.FrameError(f"its event `{value['kind']}`: {error}") from None
+    return events.decode_record(value)
 
 
-def ranks_of(event: wire.Event) -> tuple[int, ...]:
+def ranks_of(event: events.Event) -> tuple[int, ...]:
     """Return the ranks of which an event speaks."""
     match event:
-        case wire.Started() | wire.Exited() | wire.Dropped():
+        case events.Started() | events.Exited() | events.Dropped():
             return (event.rank,)
-        case wire.Stopping():
+        case events.Stopping():
             return tuple(event.leaving)
         case _:
             return ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.agent.protocol.commands import FrameError
+from clusterctl.agent.protocol.frames import FrameError
 from clusterctl.agent.protocol.shapes import (
     either,
     flag,

@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from clusterctl.agent.protocol.commands import index_file, output_file
+from clusterctl.agent.protocol.files import index_file, output_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

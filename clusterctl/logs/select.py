@@ -10,7 +10,7 @@ from clusterctl.logs.line import LogLine
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-    from clusterctl.agent.protocol.commands import Exited
+    from clusterctl.agent.protocol.events import Exited
 
 TAIL_LINES = 20
 TRACEBACK_LINES = 60

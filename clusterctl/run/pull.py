@@ -7,12 +7,13 @@ import tempfile
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from clusterctl.agent.protocol.commands import Command, FrameError
+from clusterctl.agent.protocol.commands import Command
+from clusterctl.agent.protocol.frames import FrameError
 from clusterctl.errors import AgentError, NodeError, RefusedError
 from clusterctl.run.nodes.asked import asked_for
 
 if TYPE_CHECKING:
-    from clusterctl.agent.protocol.commands import Data
+    from clusterctl.agent.protocol.frames import Data
     from clusterctl.session.conversation import Session
 
 # Only a bound: a node that goes silent ends the session long before.

@@ -6,7 +6,7 @@ import base64
 import os
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.agent.protocol import commands as wire
+from clusterctl.agent.protocol import files
 from clusterctl.agent.protocol.commands import Command
 from clusterctl.errors import NotFoundError
 from clusterctl.run.nodes.links import ask_all, raise_first
@@ -37,7 +37,7 @@ def differing(run: RunDir, node: str, session: Session, attempt: int, *, earlier
     Raises:
         ClusterctlError: The node did not answer.
     """
-    ends = _ends(run.node(node), os.path.dirname(wire.output_file(attempt, 0)), earlier=earlier)
+    ends = _ends(run.node(node), os.path.dirname(files.output_file(attempt, 0)), earlier=earlier)
     asked = {
         file: {"run": run.run, "node": node, "file": file, "offset": start, "length": size - start}
         for file, (start, size) in ends.items()
@@ -56,7 +56,7 @@ def _ends(base: Path, growing: str, *, earlier: bool) -> dict[str, tuple[int, in
     for path in base.rglob("*") if base.is_dir() else ():
         file, size = path.relative_to(base).as_posix(), path.stat().st_size
         ended = os.path.dirname(file) not in ("", growing)
-        if size and path.is_file() and file != wire.JOURNAL_FILE and (earlier or not ended):
+        if size and path.is_file() and file != files.JOURNAL_FILE and (earlier or not ended):
             found[file] = (max(0, size - (_COMPARED_OF_EARLIER if ended else _COMPARED_BYTES)), size)
     return found
 

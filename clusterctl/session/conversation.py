@@ -16,24 +16,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakSet
 
-from clusterctl.agent.protocol.commands import (
-    AGENT_STREAMS,
-    BEAT_SECONDS,
+from clusterctl.agent.protocol.commands import AGENT_STREAMS, BEAT_SECONDS, Command, ErrorKind, beat, request
+from clusterctl.agent.protocol.files import attempt_of
+from clusterctl.agent.protocol.frames import (
     CHUNK_BYTES,
     MAX_FRAME,
-    Command,
     Data,
     Decoder,
-    ErrorKind,
-    Event,
     FrameError,
-    Stamp,
     TooLargeError,
-    attempt_of,
-    beat,
     encode_data,
     encode_message,
-    request,
 )
 from clusterctl.door import answers, journal
 from clusterctl.door.bounds import Allowance
@@ -51,6 +44,7 @@ from clusterctl.session.sender import Sender
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from clusterctl.agent.protocol.events import Event, Stamp
     from clusterctl.transport.base import Channel
     from clusterctl.transport.delivery.bootstrap import Preamble
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from clusterctl.agent.protocol import commands
+from clusterctl.agent.protocol import commands, frames
 from clusterctl.agent.protocol.commands import Command
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -57,7 +57,7 @@ class Talk:
         self.gaps: dict[str, list[tuple[int, int]]] = {}
         self.closed = False
         self._streams: dict[int, str] = {}
-        self._decoder = commands.Decoder()
+        self._decoder = frames.Decoder()
         self._number = 0
 
     # --- sending
@@ -68,14 +68,14 @@ class Talk:
 
     def post(self, command: Command, /, **arguments: Any) -> int:
         self._number += 1
-        self._write(commands.encode_message(commands.request(self._number, command, arguments, self.epoch)))
+        self._write(frames.encode_message(commands.request(self._number, command, arguments, self.epoch)))
         return self._number
 
     def data_frame(self, stream: int, offset: int, payload: bytes) -> None:
-        self._write(commands.encode_data(stream, offset, payload))
+        self._write(frames.encode_data(stream, offset, payload))
 
     def beat(self, number: int) -> None:
-        self._write(commands.encode_message(commands.beat(number)))
+        self._write(frames.encode_message(commands.beat(number)))
 
     def ask(self, command: Command, /, **arguments: Any) -> dict[str, Any]:
         return self.answer(self.post(command, **arguments))
@@ -116,7 +116,7 @@ class Talk:
             self._take(frame)
 
     def _take(self, frame: commands.Frame) -> None:
-        if isinstance(frame, commands.Data):
+        if isinstance(frame, frames.Data):
             self._take_data(frame)
         elif frame.get("push") == "event":
             self.events.append(frame["event"])
@@ -129,7 +129,7 @@ class Talk:
         else:
             self.replies[frame["id"]] = frame
 
-    def _take_data(self, data: commands.Data) -> None:
+    def _take_data(self, data: frames.Data) -> None:
         if data.stream < commands.AGENT_STREAMS:
             buffer = self.data.setdefault(data.stream, bytearray())
             assert len(buffer) == data.offset

@@ -13,17 +13,9 @@ import pytest
 from clusterctl.agent.linux import spawn
 from clusterctl.agent.linux.loop import Loop
 from clusterctl.agent.linux.notify import Notifier
-from clusterctl.agent.protocol.commands import (
-    Command,
-    Event,
-    Exited,
-    Follow,
-    Prepared,
-    Stamp,
-    Started,
-    Swept,
-    encode_event,
-)
+from clusterctl.agent.protocol.commands import Command
+from clusterctl.agent.protocol.events import Event, Exited, Prepared, Stamp, Started, Swept, encode_event
+from clusterctl.agent.protocol.requests import Follow
 from clusterctl.agent.record.rundir import RunDir
 from clusterctl.agent.serve.follow import Follower
 from tests.agent.conftest import Node

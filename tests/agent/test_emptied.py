@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from clusterctl.agent.protocol.commands import INDEX_RECORD, Command
+from clusterctl.agent.protocol.commands import Command
+from clusterctl.agent.protocol.files import INDEX_RECORD
 from tests.agent.conftest import Node
 
 if TYPE_CHECKING:

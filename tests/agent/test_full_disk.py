@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.agent.protocol import commands
+from clusterctl.agent.protocol import events as node_events
 from clusterctl.agent.protocol.commands import Command
 from clusterctl.agent.record.journal import Journal, Reader
 from tests.agent.conftest import Node
@@ -39,19 +39,19 @@ def test_events_that_found_no_room_are_written_in_their_order_once_there_is_some
     path = small_disk.home / JOURNAL
     writer = Journal(str(path))
     reader = Reader(str(path))
-    writer.append(commands.Prepared(0))
+    writer.append(node_events.Prepared(0))
     free_reserve(path)
     filler = fill(small_disk.home)
 
     for rank in range(20):
-        writer.append(commands.Exited(0, rank, exit_code=7, tail="x" * 1000))
+        writer.append(node_events.Exited(0, rank, exit_code=7, tail="x" * 1000))
     assert not writer.flush()
     written = len(list(reader.lines()))
     assert written < 21
 
     filler.unlink()
     assert writer.flush()
-    events = [commands.decode_event(line) for line in path.read_bytes().splitlines()]
+    events = [node_events.decode_event(line) for line in path.read_bytes().splitlines()]
     assert [stamp.seq for stamp, _ in events] == list(range(1, 22))
     assert len(list(reader.lines())) == 21 - written
 
@@ -124,7 +124,7 @@ def test_the_reserve_of_a_journal_is_renewed(tmp_path: Path) -> None:
     except OSError as error:
         pytest.skip(f"no fallocate here: {errno.errorcode[error.errno or 0]}")
     for rank in range(300):
-        journal.append(commands.Exited(0, rank, tail="x" * 8000))
+        journal.append(node_events.Exited(0, rank, tail="x" * 8000))
         status = path.stat()
         assert status.st_blocks * 512 - status.st_size > 128 << 10
 

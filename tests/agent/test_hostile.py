@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from clusterctl.agent.protocol.commands import JOURNAL_FILE, Command
+from clusterctl.agent.protocol.commands import Command
+from clusterctl.agent.protocol.files import JOURNAL_FILE
 from clusterctl.config.spec import ClusterSpec, HostSpec, JobSpec, TransportKind
 from clusterctl.config.stored import dump
 from clusterctl.run.controller import Controller

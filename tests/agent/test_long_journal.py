@@ -6,14 +6,14 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clusterctl.agent.protocol import commands
+from clusterctl.agent.protocol import events
 
 if TYPE_CHECKING:
     from tests.agent.conftest import Node
 
 EVENTS = 50_000
 MOST_KB = 8 << 10
-ALARM = commands.Alarm(0, "code", "x" * 200)
+ALARM = events.Alarm(0, "code", "x" * 200)
 
 
 def resident_kb(pid: int) -> int:
@@ -22,8 +22,8 @@ def resident_kb(pid: int) -> int:
 
 
 def lines(first: int, last: int) -> bytes:
-    stamps = (commands.Stamp(number, 0.0, 0.0, "boot") for number in range(first, last + 1))
-    return b"".join(commands.encode_event(stamp, ALARM).encode() + b"\n" for stamp in stamps)
+    stamps = (events.Stamp(number, 0.0, 0.0, "boot") for number in range(first, last + 1))
+    return b"".join(events.encode_event(stamp, ALARM).encode() + b"\n" for stamp in stamps)
 
 
 def test_a_long_journal_waits_on_the_disk_for_a_controller_that_is_slow_and_arrives_whole(node: Node) -> None:

@@ -18,7 +18,8 @@ import pytest
 
 from clusterctl.agent.linux import proc
 from clusterctl.agent.protocol import listing
-from clusterctl.agent.protocol.commands import MAX_FRAME, Command
+from clusterctl.agent.protocol.commands import Command
+from clusterctl.agent.protocol.frames import MAX_FRAME
 from clusterctl.agent.record.rundir import RunDir
 from clusterctl.run.nodes.code import Manifest
 from tests.agent.conftest import gone

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, get_args
 
 import pytest
 
-from clusterctl.agent.protocol import commands as wire
+from clusterctl.agent.protocol import events as node_events
 from clusterctl.cli.main import run as run_command
 from clusterctl.run.rules import events
 from tests.e2e import hostile
@@ -38,8 +38,8 @@ if rank == "1":
     raise ValueError(text)
 time.sleep(600)
 """
-ENDS = {events.Created, events.Attempt, events.StartFailed, events.Ended, wire.Finished}
-ANY = {*get_args(events.ControllerEvent), *get_args(wire.Event)} - ENDS
+ENDS = {events.Created, events.Attempt, events.StartFailed, events.Ended, node_events.Finished}
+ANY = {*get_args(events.ControllerEvent), *get_args(node_events.Event)} - ENDS
 VARIANTS: dict[str, tuple[hostile.Rewrite, bool, set[type]]] = {
     "ended": (hostile.texts, True, ANY),
     "going on": (hostile.texts, False, ANY),

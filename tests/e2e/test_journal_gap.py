@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from clusterctl.agent.linux import proc
 from clusterctl.agent.members import guardians
-from clusterctl.agent.protocol.commands import Alarm, Stamp, encode_event
+from clusterctl.agent.protocol.events import Alarm, Stamp, encode_event
 from clusterctl.agent.record.rundir import RunDir
 from tests.lab.waiting import wait_for
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from clusterctl.agent.protocol import commands as wire
+from clusterctl.agent.protocol import files
 from clusterctl.run.record.writer import Writer, create
 from clusterctl.run.rules import events
 from tests import fake_nvml
@@ -45,7 +45,7 @@ def run(tmp_path: Path) -> str:
     for i in range(2):
         sample = {"time": now, "cpu": 10.0, "mem": 5.0, "status": "ok", "gpus": [gpu(0, 90 + i), gpu(1, 3)]}
         line = json.dumps({**sample, "t": now, "m": 1.0, "attempt": 0, "kind": "health"}, separators=(",", ":"))
-        writer.replicate(f"gpu0{i}", wire.SAMPLES_FILE, 0, line.encode() + b"\n")
+        writer.replicate(f"gpu0{i}", files.SAMPLES_FILE, 0, line.encode() + b"\n")
     writer.close()
     return made.run
 

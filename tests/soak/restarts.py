@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clusterctl.agent.protocol import commands as wire
+from clusterctl.agent.protocol import encoding, frames, requests
+from clusterctl.agent.protocol import events as node_events
+from clusterctl.agent.protocol import files as protocol_files
 from clusterctl.agent.protocol.commands import Command
 from clusterctl.run.record.reader import load_state
 from clusterctl.run.record.writer import RunDir, Writer
@@ -59,7 +62,7 @@ def on_node(folder: Path, ranks: int, restarts: int) -> dict[str, Restarted]:
                 node.follow(talk)
             node.start(talk, *([FAILS] * ranks), attempt=attempt)
             talk.wait_for("swept", attempt + 1, 120)
-            files = [wire.output_file(attempt, rank) for rank in range(ranks)]
+            files = [protocol_files.output_file(attempt, rank) for rank in range(ranks)]
             talk.until(lambda files=files: all(talk.files.get(file) == OUTPUT for file in files))
             talk.post(Command.REPLICATED, **node.where, offsets=dict.fromkeys(files, len(OUTPUT)))
         after = _held(_who(node, talk.process.pid))
@@ -136,24 +139,28 @@ class _Head:
         size = len(self._ranks)
         begun = events.Attempt(attempt=attempt, world_size=size, master_addr=None, master_port=None, nodes=layout)
         self.writer.append(begun, float(attempt))
-        self._tell(wire.Prepared(attempt, []))
+        self._tell(node_events.Prepared(attempt, []))
         for rank in self._ranks:
-            self._tell(wire.Started(attempt, rank, rank, 1, 1))
-            self._tell(wire.Exited(attempt, rank, 1, tail=OUTPUT.decode()))
-            self.writer.replicate(NODE, wire.output_file(attempt, rank), 0, OUTPUT)
-            self.writer.replicate(NODE, wire.index_file(attempt, rank), 0, wire.INDEX_RECORD.pack(len(OUTPUT), 1.0))
-        self._tell(wire.Swept(attempt, 0, []))
+            self._tell(node_events.Started(attempt, rank, rank, 1, 1))
+            self._tell(node_events.Exited(attempt, rank, 1, tail=OUTPUT.decode()))
+            self.writer.replicate(NODE, protocol_files.output_file(attempt, rank), 0, OUTPUT)
+            self.writer.replicate(
+                NODE, protocol_files.index_file(attempt, rank), 0, protocol_files.INDEX_RECORD.pack(len(OUTPUT), 1.0)
+            )
+        self._tell(node_events.Swept(attempt, 0, []))
         again = events.Restarting(attempt=attempt + 1, why="crash", at=0.0, nodes=[NODE], ended=f"rank 0: {attempt}")
         self.writer.append(again, float(attempt))
         self._whole = attempt + 1
         self.writer.close_before(NODE, self._whole)
 
-    def _tell(self, event: wire.Event) -> None:
+    def _tell(self, event: node_events.Event) -> None:
         self._seq += 1
-        self.writer.journal(NODE, json.loads(wire.encode_event(wire.Stamp(self._seq, 0.0, 0.0, "boot"), event)))
+        self.writer.journal(
+            NODE, json.loads(node_events.encode_event(node_events.Stamp(self._seq, 0.0, 0.0, "boot"), event))
+        )
 
     def request(self) -> bytes:
         """Return what the node is asked for when it is there again."""
         cursors = self.writer.cursors(NODE, self._whole)
-        follow = wire.Follow(run="r", node=NODE, seq=self._seq, cursors=cursors, whole=self._whole)
-        return wire.encode_message(wire.request(1, Command.FOLLOW, wire.to_wire(follow), 1))
+        follow = requests.Follow(run="r", node=NODE, seq=self._seq, cursors=cursors, whole=self._whole)
+        return frames.encode_message(wire.request(1, Command.FOLLOW, encoding.to_wire(follow), 1))

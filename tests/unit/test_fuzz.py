@@ -22,10 +22,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from clusterctl.agent.protocol import commands as wire
-from clusterctl.agent.protocol import worker_status
-from clusterctl.agent.protocol.commands import Command, Decoder, FrameError
-from clusterctl.agent.watch import activity
+from clusterctl.agent.inject import status
+from clusterctl.agent.protocol import encoding, worker_status
+from clusterctl.agent.protocol import events as node_events
+from clusterctl.agent.protocol.commands import Command
+from clusterctl.agent.protocol.frames import Decoder, FrameError
 from clusterctl.config.spec import ClusterSpec, HostSpec, StallSpec
 from clusterctl.door import answers, journal, samples
 from clusterctl.errors import ClusterctlError, ConfigError
@@ -80,17 +81,19 @@ def mutated(draw: st.DrawFn, good: Any) -> Any:
 
 STAMP = {"seq": 1, "wall": 1.0, "mono": 2.0, "boot": "b"}
 EVENTS = [
-    {**STAMP, "kind": event.KIND, **wire.to_wire(event)}
+    {**STAMP, "kind": event.KIND, **encoding.to_wire(event)}
     for event in (
-        wire.Prepared(0, [29500]),
-        wire.Started(0, 0, 0, 7, 8),
-        wire.Exited(0, 0, 1, earliest=1.0, latest=2.0, error={"message": "m", "traceback": "t"}, tail="Traceback"),
-        wire.Stopping(0, "cancelled", 1.0, [0]),
-        wire.Swept(0, 1, [{"pid": 1, "start_time": 2, "command": "c", "why": "w"}]),
-        wire.Finished("failed", 1),
-        wire.Adopted(0, 7),
-        wire.Dropped(0, 0, 1, 2, "why"),
-        wire.Alarm(0, wire.GPU_MEMORY, "m", gpu=0),
+        node_events.Prepared(0, [29500]),
+        node_events.Started(0, 0, 0, 7, 8),
+        node_events.Exited(
+            0, 0, 1, earliest=1.0, latest=2.0, error={"message": "m", "traceback": "t"}, tail="Traceback"
+        ),
+        node_events.Stopping(0, "cancelled", 1.0, [0]),
+        node_events.Swept(0, 1, [{"pid": 1, "start_time": 2, "command": "c", "why": "w"}]),
+        node_events.Finished("failed", 1),
+        node_events.Adopted(0, 7),
+        node_events.Dropped(0, 0, 1, 2, "why"),
+        node_events.Alarm(0, node_events.GPU_MEMORY, "m", gpu=0),
     )
 ]
 INSIDE = {
@@ -238,7 +241,7 @@ def sampled(values: list[Any]) -> None:
 
 def status_file(value: Any) -> None:
     told = worker_status.bounded(value)
-    worker_status.INSIDE(activity._with_ages(told, 5.0))
+    worker_status.INSIDE(status._with_ages(told, 5.0))
 
 
 def answered(pair: tuple[Command, Any]) -> None:

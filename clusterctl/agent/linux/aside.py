@@ -13,8 +13,7 @@ import signal
 import time
 
 from clusterctl.agent.linux import spawn, syscalls
-from clusterctl.agent.protocol import commands, refusals
-from clusterctl.agent.record import rundir
+from clusterctl.agent.protocol import commands, frames, refusals
 
 # Not from `typing`, whose import would be a good part of an agent's start.
 TYPE_CHECKING = False
@@ -39,11 +38,11 @@ class Out:
 
     def data(self, stream: int, offset: int, payload: bytes) -> None:
         """Send bytes; waits where the connection is slow."""
-        syscalls.write_all(self.descriptor, commands.encode_data(stream, offset, payload))
+        syscalls.write_all(self.descriptor, frames.encode_data(stream, offset, payload))
 
     def message(self, value: dict[str, Any]) -> None:
         """Send a message."""
-        syscalls.write_all(self.descriptor, commands.encode_message(value))
+        syscalls.write_all(self.descriptor, frames.encode_message(value))
 
 
 def fork(task: Task, keep: Iterable[int] = ()) -> tuple[int, int]:
@@ -82,7 +81,7 @@ def _do(task: Task, write: int, keep: Iterable[int]) -> NoReturn:
         out = Out(write)
         try:
             out.message({"result": task(out)})
-        except (refusals.RequestError, OSError, ValueError, KeyError, TypeError, rundir.RootError) as error:
+        except (refusals.RequestError, OSError, ValueError, KeyError, TypeError, refusals.RootError) as error:
             out.message({"error": _as_request_error(error).answer(0)["error"]})
     finally:
         os._exit(0)
@@ -93,7 +92,7 @@ def _as_request_error(error: Exception) -> refusals.RequestError:
         return error
     if isinstance(error, OSError):
         return refusals.of_system(error)
-    if isinstance(error, commands.TooLargeError):
+    if isinstance(error, frames.TooLargeError):
         return refusals.too_large(error)
     return refusals.RequestError(commands.ErrorKind.BAD_REQUEST, repr(error))
 
@@ -121,7 +120,7 @@ def ask(task: Task, seconds: float, keep: Iterable[int] = ()) -> list[dict[str, 
     pid, fd = fork(task, keep)
     messages: list[dict[str, Any]] = []
     over = False
-    decoder, poll = commands.Decoder(), select.poll()
+    decoder, poll = frames.Decoder(), select.poll()
     poll.register(fd, select.POLLIN)
     try:
         while not over and poll.poll(seconds * 1000):

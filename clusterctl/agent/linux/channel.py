@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 
-from clusterctl.agent.protocol import commands
+from clusterctl.agent.protocol import frames
 
 # Not from `typing`, whose import would be a good part of an agent's start.
 TYPE_CHECKING = False
@@ -29,13 +29,13 @@ class Channel:
         loop: Loop,
         read: int,
         write: int,
-        on_frame: Callable[[commands.Frame], None],
+        on_frame: Callable[[frames.Frame], None],
         on_close: Callable[[str], None],
     ) -> None:
         self._loop = loop
         self._read, self._write = read, write
         self._on_frame, self._on_close = on_frame, on_close
-        self._decoder = commands.Decoder()
+        self._decoder = frames.Decoder()
         self._out: list[bytes] = []
         self.queued = 0
         self._open = True
@@ -45,11 +45,11 @@ class Channel:
 
     def send(self, message: dict[str, Any]) -> None:
         """Send a message; it never waits."""
-        self._push(commands.encode_message(message))
+        self._push(frames.encode_message(message))
 
     def send_data(self, stream: int, offset: int, payload: bytes) -> None:
         """Send bytes of a stream."""
-        self._push(commands.encode_data(stream, offset, payload))
+        self._push(frames.encode_data(stream, offset, payload))
 
     def _push(self, frame: bytes) -> None:
         if not self._open:
@@ -91,7 +91,7 @@ class Channel:
                 self._on_frame(frame)
                 if not self._open:
                     return
-        except commands.FrameError as error:
+        except frames.FrameError as error:
             self.close(str(error))
 
     def flush(self) -> None:

@@ -279,3 +279,25 @@ def run_delay() -> float | None:
     """Return how long this process has waited for a processor so far, in seconds (`/proc/self/schedstat`)."""
     fields = read_bytes("/proc/self/schedstat").split()
     return int(fields[1]) / 1e9 if len(fields) >= 2 else None
+
+
+def tree(root: int, processes: dict[int, Stat]) -> list[Stat]:
+    """A process, its descendants and everything in its POSIX session; the root first, ancestors before children."""
+    children: dict[int, list[Stat]] = {}
+    for process in processes.values():
+        children.setdefault(process.ppid, []).append(process)
+    starts = [processes[root]] if root in processes else []
+    starts += [process for process in processes.values() if process.sid == root and process.pid != root]
+    found: dict[int, Stat] = {}
+    while starts:
+        process = starts.pop(0)
+        if process.pid not in found:
+            found[process.pid] = process
+            starts.extend(children.get(process.pid, ()))
+    return list(found.values())
+
+
+def all_processes() -> dict[int, Stat]:
+    """Every process that `/proc` shows now."""
+    found = (stat(pid) for pid in pids())
+    return {process.pid: process for process in found if process is not None}

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 from clusterctl.agent.linux import proc
 from clusterctl.agent.linux.proc import Identity
-from clusterctl.agent.record import seat
-from clusterctl.agent.supervisor import waiter
+from clusterctl.agent.record import rank_files, seat
 
 if TYPE_CHECKING:
     from clusterctl.agent.record.rundir import RunDir
@@ -56,7 +55,7 @@ def waiters(run: RunDir) -> set[Identity]:
     """Return every waiter of a run, of all attempts."""
     found = set()
     for path in glob.glob(os.path.join(glob.escape(run.path), "attempt-*", "rank-*.spawn")):
-        said = waiter.read_spawn(path)
+        said = rank_files.read_spawn(path)
         if said is not None:
             with contextlib.suppress(KeyError):
                 found.add(Identity(said["waiter_pid"], said["waiter_start_time"]))

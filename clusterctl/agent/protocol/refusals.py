@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from clusterctl.agent.protocol.commands import ErrorKind, TooLargeError, refusal
+from clusterctl.agent.protocol.commands import ErrorKind, refusal
 
 # Not from `typing`, whose import would be a good part of an agent's start.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
+
+    from clusterctl.agent.protocol.frames import TooLargeError
 
 
 class RequestError(Exception):
@@ -47,3 +49,11 @@ def of_system(error: OSError) -> RequestError:
 def too_large(error: TooLargeError) -> RequestError:
     """Return the error of an answer that no frame holds."""
     return failed(f"the answer cannot be sent: {error}", "ask for less at once")
+
+
+class RootError(Exception):
+    """No place for our state: one line that says which and why; `hint` says what helps."""
+
+    def __init__(self, message: str, hint: str) -> None:
+        super().__init__(message)
+        self.hint = hint

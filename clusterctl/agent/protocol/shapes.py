@@ -6,7 +6,7 @@ looks at what nodes say.
 
 from __future__ import annotations
 
-from clusterctl.agent.protocol.commands import FrameError
+from clusterctl.agent.protocol.frames import FrameError
 
 # Not from `typing`, whose import would be a good part of an agent's start.
 TYPE_CHECKING = False

@@ -9,7 +9,8 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from clusterctl.agent.linux import proc, syscalls
-from clusterctl.agent.protocol import commands
+from clusterctl.agent.protocol import events as node_events
+from clusterctl.agent.protocol import frames
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,20 +59,20 @@ class Reader:
                 self._position += len(line)
                 yield line[:-1]
 
-    def events(self) -> Iterator[tuple[commands.Stamp, commands.Event]]:
+    def events(self) -> Iterator[tuple[node_events.Stamp, node_events.Event]]:
         """Look as `lines` does, and yield what the new ones say; those of kinds that we do not know are left out."""
         return _decoded(self.lines())
 
 
-def _decoded(lines: Iterator[bytes]) -> Iterator[tuple[commands.Stamp, commands.Event]]:
+def _decoded(lines: Iterator[bytes]) -> Iterator[tuple[node_events.Stamp, node_events.Event]]:
     for line in lines:
-        with contextlib.suppress(commands.FrameError):
-            entry = commands.decode_event(line)
+        with contextlib.suppress(frames.FrameError):
+            entry = node_events.decode_event(line)
             if entry is not None:
                 yield entry
 
 
-def read(path: str) -> Iterator[tuple[commands.Stamp, commands.Event]]:
+def read(path: str) -> Iterator[tuple[node_events.Stamp, node_events.Event]]:
     """Yield what a journal says; a torn last line and kinds that we do not know are left out."""
     return Reader(path).events()
 
@@ -91,8 +92,8 @@ class Journal:
         self.seq = 0
         for line in Reader(path).lines():
             self._end += len(line) + 1
-            with contextlib.suppress(commands.FrameError):
-                entry = commands.decode_event(line)
+            with contextlib.suppress(frames.FrameError):
+                entry = node_events.decode_event(line)
                 self.seq = self.seq + 1 if entry is None else entry[0].seq
         os.ftruncate(self._fd, self._end)
         self._reserved = 0
@@ -105,11 +106,11 @@ class Journal:
             syscalls.reserve(self._fd, self._end, _RESERVE)
             self._reserved = self._end + _RESERVE
 
-    def append(self, event: commands.Event) -> commands.Stamp:
+    def append(self, event: node_events.Event) -> node_events.Stamp:
         """Write one event down, behind those that wait; who follows sees it as soon as it is written."""
         self.seq += 1
-        stamp = commands.Stamp(self.seq, time.time(), time.monotonic(), proc.boot_id())
-        self._waiting.append(commands.encode_event(stamp, event).encode() + b"\n")
+        stamp = node_events.Stamp(self.seq, time.time(), time.monotonic(), proc.boot_id())
+        self._waiting.append(node_events.encode_event(stamp, event).encode() + b"\n")
         self.flush()
         return stamp
 

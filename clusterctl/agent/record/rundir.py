@@ -13,21 +13,14 @@ import stat
 
 from clusterctl.agent.linux import filesystems
 from clusterctl.agent.linux.syscalls import read_bytes
-from clusterctl.agent.protocol import commands
+from clusterctl.agent.protocol import files
+from clusterctl.agent.protocol.refusals import RootError
 from clusterctl.agent.protocol.values import value
 
 # Not from `typing`, whose import would be a good part of an agent's start.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-
-class RootError(Exception):
-    """No place for our state: one line that says which and why; `hint` says what helps."""
-
-    def __init__(self, message: str, hint: str) -> None:
-        super().__init__(message)
-        self.hint = hint
 
 
 # --- the state root
@@ -158,12 +151,12 @@ class RunDir:
     @property
     def journal(self) -> str:
         """The journal."""
-        return self.file(commands.JOURNAL_FILE)
+        return self.file(files.JOURNAL_FILE)
 
     @property
     def samples(self) -> str:
         """The samples."""
-        return self.file(commands.SAMPLES_FILE)
+        return self.file(files.SAMPLES_FILE)
 
     @property
     def prepare(self) -> str:

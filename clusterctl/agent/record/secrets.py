@@ -15,7 +15,7 @@ from clusterctl.agent.record import rundir
 if TYPE_CHECKING:
     from typing import Callable
 
-    from clusterctl.agent.protocol.commands import Start
+    from clusterctl.agent.protocol.requests import Start
     from clusterctl.agent.record.rundir import RunDir
 
 _NAMES = "secrets.names"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from clusterctl.agent.protocol import commands
+from clusterctl.agent.protocol import events
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -27,14 +27,14 @@ class NodeState:
 
     seq: int = 0
     attempt: int = -1
-    finished: commands.Finished | None = None
+    finished: events.Finished | None = None
     boot: str = ""
     ports: list[int] = field(default_factory=list)
-    started: dict[int, commands.Started] = field(default_factory=dict)
+    started: dict[int, events.Started] = field(default_factory=dict)
     started_in: dict[int, str] = field(default_factory=dict)
-    exited: dict[int, commands.Exited] = field(default_factory=dict)
-    stopping: tuple[float, commands.Stopping] | None = None
-    swept: commands.Swept | None = None
+    exited: dict[int, events.Exited] = field(default_factory=dict)
+    stopping: tuple[float, events.Stopping] | None = None
+    swept: events.Swept | None = None
     dropped: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
     began: float | None = None
     ended: float | None = None
@@ -53,32 +53,32 @@ class NodeState:
         return "prepared" if self.attempt >= 0 else "new"
 
 
-def apply(state: NodeState, stamp: commands.Stamp, event: commands.Event) -> None:
+def apply(state: NodeState, stamp: events.Stamp, event: events.Event) -> None:
     """Take one event into a state."""
     state.seq, state.boot = stamp.seq, stamp.boot
-    if isinstance(event, commands.Prepared):
+    if isinstance(event, events.Prepared):
         state.attempt, state.ports = event.attempt, event.ports
         state.started, state.started_in, state.exited = {}, {}, {}
         state.stopping, state.swept = None, None
         if state.began is None:
             state.began = stamp.wall
-    elif isinstance(event, commands.Started):
+    elif isinstance(event, events.Started):
         state.started[event.rank], state.started_in[event.rank] = event, stamp.boot
-    elif isinstance(event, commands.Exited):
+    elif isinstance(event, events.Exited):
         state.exited[event.rank] = event
-    elif isinstance(event, commands.Stopping):
+    elif isinstance(event, events.Stopping):
         state.stopping = state.stopping or (stamp.mono, event)
-    elif isinstance(event, commands.Swept):
+    elif isinstance(event, events.Swept):
         state.swept = event
-    elif isinstance(event, commands.Finished):
+    elif isinstance(event, events.Finished):
         state.finished, state.ended = event, stamp.wall
-    elif isinstance(event, commands.Dropped):
+    elif isinstance(event, events.Dropped):
         key = (event.attempt, event.rank)
         first_valid, lost = state.dropped.get(key, (0, 0))
         state.dropped[key] = (max(first_valid, event.first_valid), lost + event.lost)
 
 
-def fold(entries: Iterable[tuple[commands.Stamp, commands.Event]]) -> NodeState:
+def fold(entries: Iterable[tuple[events.Stamp, events.Event]]) -> NodeState:
     """Return what a whole journal means."""
     state = NodeState()
     for stamp, event in entries:

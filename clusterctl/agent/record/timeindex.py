@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import os
 
-from clusterctl.agent.protocol import commands
+from clusterctl.agent.protocol import files
 
 # Not from `typing`, whose import would be a good part of an agent's start.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Callable
 
-_RECORD = commands.INDEX_RECORD
+_RECORD = files.INDEX_RECORD
 _BLOCK = 4096
 
 

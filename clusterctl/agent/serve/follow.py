@@ -7,7 +7,8 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Callable
 
-from clusterctl.agent.protocol import commands
+from clusterctl.agent.protocol import events, frames, requests
+from clusterctl.agent.protocol import files as protocol_files
 from clusterctl.agent.record import journal, output_reader, state
 from clusterctl.agent.record.tally import Tallies
 
@@ -49,7 +50,7 @@ class Follower:
     def __init__(
         self,
         run: RunDir,
-        request: commands.Follow,
+        request: requests.Follow,
         send: Callable[[dict[str, Any]], None],
         send_data: Callable[[int, int, bytes], None],
         new_stream: Callable[[], int],
@@ -66,7 +67,7 @@ class Follower:
         self._over: set[int] = set()
         self._turn = 0
         notifier.watch(run.path)
-        self._add(commands.SAMPLES_FILE)
+        self._add(protocol_files.SAMPLES_FILE)
 
     # --- events
 
@@ -80,7 +81,7 @@ class Follower:
 
     def _line(self, line: bytes) -> None:
         try:
-            entry = commands.decode_event(line)
+            entry = events.decode_event(line)
             record = json.loads(line)
         except ValueError:
             return
@@ -90,19 +91,19 @@ class Follower:
         if record["seq"] > self._request.seq:
             self._send({"push": "event", "run": self.run.run, "node": self.run.node, "event": record})
 
-    def _notice(self, event: commands.Event) -> None:
+    def _notice(self, event: events.Event) -> None:
         if getattr(event, "attempt", self._request.whole) < self._request.whole:
             return
-        if isinstance(event, commands.Prepared):
+        if isinstance(event, events.Prepared):
             self._notifier.watch(self.run.attempt(event.attempt))
             self._tallies[event.attempt] = Tallies(self.run.attempt(event.attempt))
-        elif isinstance(event, commands.Started):
-            self._add(commands.output_file(event.attempt, event.rank), event.attempt, event.rank)
-            self._add(commands.index_file(event.attempt, event.rank), event.attempt)
-        elif isinstance(event, commands.Swept) and not event.remaining:
+        elif isinstance(event, events.Started):
+            self._add(protocol_files.output_file(event.attempt, event.rank), event.attempt, event.rank)
+            self._add(protocol_files.index_file(event.attempt, event.rank), event.attempt)
+        elif isinstance(event, events.Swept) and not event.remaining:
             self._over.add(event.attempt)
-        elif isinstance(event, commands.Dropped):
-            file = self._files.get(commands.output_file(event.attempt, event.rank))
+        elif isinstance(event, events.Dropped):
+            file = self._files.get(protocol_files.output_file(event.attempt, event.rank))
             if file is not None:
                 file.first_valid = max(file.first_valid, event.first_valid)
 
@@ -123,7 +124,7 @@ class Follower:
         for step in range(len(files)):
             file = files[(self._turn + step) % len(files)]
             try:
-                sent = self._pump(file, min(budget, commands.CHUNK_BYTES))
+                sent = self._pump(file, min(budget, frames.CHUNK_BYTES))
             except OSError as error:
                 failed = error
                 continue

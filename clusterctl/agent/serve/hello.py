@@ -9,6 +9,7 @@ import sys
 import time
 
 from clusterctl.agent.linux import addresses, cgroup, gpus, proc
+from clusterctl.agent.linux.logind import logind
 from clusterctl.agent.linux.syscalls import read_bytes
 from clusterctl.agent.protocol import commands
 from clusterctl.agent.record import rundir
@@ -17,14 +18,6 @@ from clusterctl.agent.record import rundir
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
-
-_LOGIND_FILES = (
-    "/usr/lib/systemd/logind.conf",
-    "/usr/lib/systemd/logind.conf.d/*.conf",
-    "/run/systemd/logind.conf.d/*.conf",
-    "/etc/systemd/logind.conf",
-    "/etc/systemd/logind.conf.d/*.conf",
-)
 
 
 def hello(root: str) -> dict[str, Any]:
@@ -99,27 +92,3 @@ def _rdma() -> bool:
         return bool(os.listdir("/sys/class/infiniband"))
     except OSError:
         return False
-
-
-def logind(user: str, root: str = "/") -> dict[str, Any] | None:
-    """Return `{linger, kill_user_processes}` for a user, or `None` where no logind runs.
-
-    Distributions ship KillUserProcesses=no, and logind spares root unless told otherwise (logind.conf(5)).
-    """
-    running = ("run/systemd/system", "run/systemd/sessions")
-    if not all(os.path.isdir(os.path.join(root, place)) for place in running):
-        return None
-    import glob
-
-    settings = {"KillUserProcesses": "no", "KillOnlyUsers": "", "KillExcludeUsers": "root"}
-    for pattern in _LOGIND_FILES:
-        for path in sorted(glob.glob(os.path.join(root, pattern.lstrip("/")))):
-            for line in read_bytes(path).decode("utf-8", "replace").splitlines():
-                name, equals, value = line.partition("=")
-                if equals and name.strip() in settings:
-                    settings[name.strip()] = value.strip()
-    kill = settings["KillUserProcesses"].lower() in ("yes", "true", "1", "on")
-    spared = user in settings["KillExcludeUsers"].split()
-    only = settings["KillOnlyUsers"].split()
-    linger = os.path.exists(os.path.join(root, "var/lib/systemd/linger", user))
-    return {"linger": linger, "kill_user_processes": kill and not spared and (not only or user in only)}

@@ -11,7 +11,7 @@ import os
 import signal
 
 from clusterctl.agent.linux import aside, proc, spawn, syscalls
-from clusterctl.agent.protocol import commands
+from clusterctl.agent.protocol import frames
 
 # Not from `typing`, whose import would be a good part of an agent's start.
 TYPE_CHECKING = False
@@ -121,7 +121,7 @@ class Jobs:
             self._loop.on_readable(fd, None)
             return
         try:
-            data = os.read(fd, commands.CHUNK_BYTES)
+            data = os.read(fd, frames.CHUNK_BYTES)
         except BlockingIOError:
             return
         if data:
@@ -167,7 +167,7 @@ class Jobs:
         """
         pid, read = aside.fork(task, keep)
         os.set_blocking(read, False)
-        decoder = commands.Decoder()
+        decoder = frames.Decoder()
         answer: list[dict[str, Any]] = []
 
         def end() -> None:
@@ -194,7 +194,7 @@ class Jobs:
             except BlockingIOError:
                 return
             for frame in decoder.feed(data):
-                if isinstance(frame, commands.Data):
+                if isinstance(frame, frames.Data):
                     self._channel.send_data(frame.stream, frame.offset, frame.payload)
                 else:
                     answer.append(frame)

@@ -9,7 +9,7 @@ from clusterctl.agent.linux import aside, spawn
 from clusterctl.agent.members import marks
 from clusterctl.agent.record import journal
 from clusterctl.agent.record.state import fold
-from clusterctl.agent.serve.commands import runs
+from clusterctl.agent.serve import summary
 from clusterctl.agent.supervisor import ladder
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def sweep(run: RunDir, grace: float) -> None:
                 os.setsid()
                 spawn.close_all(())
                 state = fold(journal.read(run.journal))
-                ladder.end_all(marks.marks_of(run), runs.ledger_of(run, state), grace)
+                ladder.end_all(marks.marks_of(run), summary.ledger_of(run, state), grace)
             finally:
                 os._exit(0)
         return {}

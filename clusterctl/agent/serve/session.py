@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import time
 
-from clusterctl.agent.linux import proc, spawn, syscalls
+from clusterctl.agent.linux import proc
 from clusterctl.agent.linux.channel import Channel
 from clusterctl.agent.linux.loop import Loop
 from clusterctl.agent.linux.notify import Notifier
-from clusterctl.agent.protocol import commands, refusals
+from clusterctl.agent.protocol import commands, encoding, frames, refusals, requests
 from clusterctl.agent.protocol.commands import Command, ErrorKind
 from clusterctl.agent.record import authority, rundir
 from clusterctl.agent.record.rundir import RunDir
@@ -44,7 +44,7 @@ class Session:
         self._root: str | None = None
         self.channel = Channel(self.loop, read, write, self._frame, lambda _why: self.end())
         self.jobs = Jobs(self.loop, self.channel)
-        self.data_handlers: dict[int, Callable[[commands.Data], None]] = {}
+        self.data_handlers: dict[int, Callable[[frames.Data], None]] = {}
         self.followers: dict[tuple[str, str], Follower] = {}
         self._holds: Holds | None = None
         self._links: dict[tuple[str, str], Link] = {}
@@ -85,10 +85,10 @@ class Session:
 
     # --- frames
 
-    def _frame(self, frame: commands.Frame) -> None:
+    def _frame(self, frame: frames.Frame) -> None:
         self._heard = time.monotonic()
         self._keep_leases()
-        if isinstance(frame, commands.Data):
+        if isinstance(frame, frames.Data):
             handler = self.data_handlers.get(frame.stream)
             if handler is not None:
                 handler(frame)
@@ -113,19 +113,19 @@ class Session:
         """Answer a request, in words where no frame holds the answer."""
         try:
             self.channel.send(commands.reply(identity, result))
-        except commands.TooLargeError as error:
+        except frames.TooLargeError as error:
             self.answer_error(identity, error)
 
     def answer_error(self, identity: int, error: Exception) -> None:
         """Answer a request that went wrong."""
         if isinstance(error, refusals.RequestError):
             message = error.answer(identity)
-        elif isinstance(error, commands.TooLargeError):
+        elif isinstance(error, frames.TooLargeError):
             message = refusals.too_large(error).answer(identity)
-        elif isinstance(error, (commands.FrameError, KeyError, TypeError, ValueError)):
+        elif isinstance(error, (frames.FrameError, KeyError, TypeError, ValueError)):
             text = f"missing {error}" if isinstance(error, KeyError) else str(error)
             message = commands.refusal(identity, ErrorKind.BAD_REQUEST, text)
-        elif isinstance(error, rundir.RootError):
+        elif isinstance(error, refusals.RootError):
             message = commands.refusal(identity, ErrorKind.REFUSED, str(error), error.hint)
         elif isinstance(error, OSError):
             message = refusals.of_system(error).answer(identity)
@@ -303,7 +303,7 @@ class Session:
     def _follow(self, _identity: int, arguments: dict[str, Any], epoch: int | None) -> Result:
         from clusterctl.agent.serve.follow import Follower
 
-        follow = commands.from_wire(commands.Follow, arguments)
+        follow = encoding.from_wire(requests.Follow, arguments)
         run = self.known_run(arguments)
         self.admit(run, epoch)
         key = (run.run, run.node)
@@ -382,19 +382,3 @@ class Session:
         for action in self._at_end:
             action()
         self.loop.stop()
-
-
-def main(arguments: list[str]) -> int:
-    """Serve on stdin and stdout. `--idle SECONDS` changes how long silence is borne."""
-    idle = float(arguments[1]) if arguments[:1] == ["--idle"] else commands.IDLE_SECONDS
-    read, write = os.dup(0), os.dup(1)
-    null = os.open(os.devnull, os.O_RDWR)
-    os.dup2(null, 0)
-    os.dup2(null, 1)
-    os.close(null)
-    syscalls.set_name("clusterctl-agen")
-    syscalls.set_title("clusterctl-agent serve")
-    # For the supervisors that are forked here, too.
-    spawn.allow_many_files()
-    Session(read, write, idle).loop.run()
-    return 0

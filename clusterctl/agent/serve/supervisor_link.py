@@ -12,7 +12,7 @@ from clusterctl.agent.linux import proc
 from clusterctl.agent.linux.channel import Channel
 from clusterctl.agent.linux.syscalls import read_bytes
 from clusterctl.agent.members import guardians
-from clusterctl.agent.protocol import commands, refusals
+from clusterctl.agent.protocol import commands, frames, refusals
 from clusterctl.agent.serve import rescue
 from clusterctl.agent.supervisor import supervisor
 
@@ -121,7 +121,7 @@ class Link:
             self._waiting[self._number] = pending
             self._channel.send(commands.request(self._number, pending.command, pending.arguments, pending.epoch))
 
-    def _received(self, frame: commands.Frame) -> None:
+    def _received(self, frame: frames.Frame) -> None:
         if isinstance(frame, dict):
             self._pause = _FIRST_PAUSE
             pending = self._waiting.pop(frame.get("id", 0), None)

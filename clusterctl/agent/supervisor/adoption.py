@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.linux import syscalls
-from clusterctl.agent.protocol import commands
-from clusterctl.agent.supervisor import waiter, workers
+from clusterctl.agent.protocol import encoding, frames, requests
+from clusterctl.agent.record import rank_files
+from clusterctl.agent.supervisor import workers
 
 if TYPE_CHECKING:
     from clusterctl.agent.record.rundir import RunDir
@@ -35,13 +36,13 @@ class Started:
     cgroup: str | None = None
 
 
-def prepared(run: RunDir, state: NodeState) -> tuple[commands.Prepare, str]:
+def prepared(run: RunDir, state: NodeState) -> tuple[requests.Prepare, str]:
     """Return what the newest attempt was prepared with, and its interpreter: empty where nothing more can start."""
     stored = syscalls.read_json(run.prepare) or {}
     try:
-        prepare = commands.from_wire(commands.Prepare, stored)
-    except commands.FrameError:
-        prepare = commands.Prepare(run.run, run.node, -1, workdir="/", health_seconds=0.0)
+        prepare = encoding.from_wire(requests.Prepare, stored)
+    except frames.FrameError:
+        prepare = requests.Prepare(run.run, run.node, -1, workdir="/", health_seconds=0.0)
     if prepare.attempt == state.attempt:
         return prepare, str(stored.get("interpreter", ""))
     return dataclasses.replace(prepare, attempt=state.attempt, ranks=sorted(state.started)), ""
@@ -58,18 +59,18 @@ def started(run: RunDir, state: NodeState) -> Started | None:
 
 def worker(run: RunDir, state: NodeState, rank: int, local_rank: int) -> Worker | None:
     """Return a worker as its waiter described it, or else as the journal does; `None` where it was never started."""
-    said = waiter.read_spawn(run.of_rank(state.attempt, rank, "spawn"))
+    said = rank_files.read_spawn(run.of_rank(state.attempt, rank, "spawn"))
     event = state.started.get(rank)
     if said is None and event is not None:
         said = {"pid": event.pid, "start_time": event.start_time, "boot": state.started_in[rank]}
     return None if said is None else workers.from_spawn(rank, local_rank, said)
 
 
-def store(run: RunDir, prepare: commands.Prepare, interpreter: str) -> None:
+def store(run: RunDir, prepare: requests.Prepare, interpreter: str) -> None:
     """Write down what an attempt is prepared with.
 
     Raises:
         OSError: No space, or not writable.
     """
-    value: dict[str, Any] = {**commands.to_wire(prepare), "interpreter": interpreter}
+    value: dict[str, Any] = {**encoding.to_wire(prepare), "interpreter": interpreter}
     syscalls.write_json(run.prepare, value)

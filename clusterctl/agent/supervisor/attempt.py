@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Callable
 from clusterctl.agent.linux import aside, cgroup, oom, ports, proc, syscalls
 from clusterctl.agent.linux.proc import Identity
 from clusterctl.agent.members import guardians, sweep
-from clusterctl.agent.protocol import commands, refusals
-from clusterctl.agent.record import secrets, workspace
+from clusterctl.agent.protocol import encoding, events, refusals, requests
+from clusterctl.agent.record import rank_files, secrets, workspace
 from clusterctl.agent.supervisor import adoption, claims, ends, gpu_memory, ladder, portwatch, torchrun, waiter, workers
 from clusterctl.agent.supervisor.outputs import Outputs
 
@@ -35,7 +35,7 @@ _FILES_SECONDS = 10.0
 _CODE_SECONDS = 40.0
 """How long the look at every file of the code may take."""
 
-Record = Callable[[commands.Event], commands.Stamp]
+Record = Callable[[events.Event], events.Stamp]
 
 
 class Attempt:
@@ -49,7 +49,7 @@ class Attempt:
         loop: Loop,
         run: RunDir,
         marks: Marks,
-        prepare: commands.Prepare,
+        prepare: requests.Prepare,
         record: Record,
         claimed: claims.Claims,
         held: ports.Ports,
@@ -137,7 +137,7 @@ class Attempt:
 
     # --- start
 
-    def start(self, start: commands.Start) -> None:
+    def start(self, start: requests.Start) -> None:
         """Start the workers that are not started yet.
 
         Raises:
@@ -153,7 +153,7 @@ class Attempt:
             raise refusals.refused(str(error)) from error
         if start.inject and not workers.install_shim(self._run):
             start = dataclasses.replace(start, inject=False)
-        planned = [commands.from_wire(commands.WorkerStart, one) for one in start.workers]
+        planned = [encoding.from_wire(requests.WorkerStart, one) for one in start.workers]
         self.started = True
         self.watch_ports(self.ports.numbers)
         if self.ledger.cgroup is None:
@@ -172,7 +172,7 @@ class Attempt:
             self.take_in(worker)
             self._record_started(worker)
 
-    def _begin(self, start: commands.Start, one: commands.WorkerStart, files: str = "") -> int:
+    def _begin(self, start: requests.Start, one: requests.WorkerStart, files: str = "") -> int:
         if one.rank not in self.outputs:
             self.outputs.open(one.rank)
         post = waiter.Post(
@@ -197,7 +197,7 @@ class Attempt:
 
     def _record_started(self, worker: Worker) -> None:
         who = worker.identity
-        self._record(commands.Started(self.number, worker.rank, worker.local_rank, who.pid, who.start_time))
+        self._record(events.Started(self.number, worker.rank, worker.local_rank, who.pid, who.start_time))
 
     def take_in(self, worker: Worker) -> None:
         """Watch over a worker from now on."""
@@ -236,8 +236,8 @@ class Attempt:
             return
         intruder = self._watched_ports.look(now)
         if intruder is not None:
-            self._alarm(commands.PORT_TAKEN, intruder)
-            self.stop(self.prepare.grace, commands.StopReason.PORT_TAKEN.value)
+            self._alarm(events.PORT_TAKEN, intruder)
+            self.stop(self.prepare.grace, requests.StopReason.PORT_TAKEN.value)
 
     def _users(self) -> set[int | None]:
         seen = dataclasses.replace(self.ledger, found=set(self.ledger.found))
@@ -286,7 +286,7 @@ class Attempt:
         if said.get("fenced") and self.stopping is None:
             # The waiter had to end it, since no supervisor was there.
             self.stopping = 0.0
-            self._record(commands.Stopping(self.number, commands.StopReason.FENCE.value, self.prepare.grace))
+            self._record(events.Stopping(self.number, requests.StopReason.FENCE.value, self.prepare.grace))
         if worker.watch is not None:
             self._loop.forget(worker.watch)
         workers.unwatch(worker)
@@ -297,15 +297,15 @@ class Attempt:
             # Before its peers are stopped for it: one that finds its port taken has only the name of the error.
             self.look_at_ports()
         if not event.stopped and event.exit_code != 0 and self.living and self.stopping is None:
-            self.stop(self.prepare.grace, commands.StopReason.PEER_FAILED.value)
+            self.stop(self.prepare.grace, requests.StopReason.PEER_FAILED.value)
 
-    def _exit_event(self, worker: Worker, said: dict[str, Any]) -> commands.Exited:
+    def _exit_event(self, worker: Worker, said: dict[str, Any]) -> events.Exited:
         latest = float(said["mono"])
         stopped = self.stopping is not None and latest >= self.stopping and worker.rank not in self._leaving
         code, number = said["exit_code"], said["signal"]
         bad = code != 0
         of_rank = self._run.of_rank
-        return commands.Exited(
+        return events.Exited(
             attempt=self.number,
             rank=worker.rank,
             exit_code=code,
@@ -340,7 +340,9 @@ class Attempt:
         # Asked first: what it had started when it ended is then seen for certain.
         said = None if launcher.exited else self._end_of(launcher)
         for rank, local_rank in self._places:
-            spawned = None if rank in self.workers else waiter.read_spawn(self._run.of_rank(self.number, rank, "spawn"))
+            spawned = (
+                None if rank in self.workers else rank_files.read_spawn(self._run.of_rank(self.number, rank, "spawn"))
+            )
             if spawned is not None:
                 worker = workers.from_spawn(rank, local_rank, spawned)
                 self.take_in(worker)
@@ -363,7 +365,7 @@ class Attempt:
                 self._record(dataclasses.replace(event, rank=rank, stopped=event.stopped or rank != launcher.rank))
         if self.living and self.stopping is None:
             self._alarm("launcher", "the launcher of this node has ended before its workers")
-            self.stop(self.prepare.grace, commands.StopReason.PEER_FAILED.value)
+            self.stop(self.prepare.grace, requests.StopReason.PEER_FAILED.value)
 
     # --- stop and sweep
 
@@ -378,10 +380,10 @@ class Attempt:
             # Who is ending by itself now was not stopped by us, even if nobody has looked yet.
             self._leaving = {worker.rank for worker in self.living if proc.leaving(worker.identity)}
             self.stopping = now
-            self._record(commands.Stopping(self.number, reason, grace, sorted(self._leaving)))
+            self._record(events.Stopping(self.number, reason, grace, sorted(self._leaving)))
         self._sweep(now + grace)
 
-    def resume_stopping(self, since: float, event: commands.Stopping) -> None:
+    def resume_stopping(self, since: float, event: events.Stopping) -> None:
         """Go on with a stop that an earlier supervisor began."""
         self.stopping, self._leaving = since, set(event.leaving)
         self._sweep(since + event.grace)
@@ -417,7 +419,7 @@ class Attempt:
         return True
 
     def _held(self, message: str, gpu: int | None) -> None:
-        self._record(commands.Alarm(self.number, commands.GPU_MEMORY, message, gpu=gpu))
+        self._record(events.Alarm(self.number, events.GPU_MEMORY, message, gpu=gpu))
 
     def _close(self, remaining: list[dict[str, Any]]) -> None:
         strays = self.ledger.found - set(self.ledger.workers)
@@ -426,7 +428,7 @@ class Attempt:
             self.outputs.close()
             cgroup.remove(self.ledger.cgroup)
         self.swept, self.remaining = True, remaining
-        self._record(commands.Swept(self.number, len(strays), remaining))
+        self._record(events.Swept(self.number, len(strays), remaining))
 
     def _name_forgers(self) -> None:
         """Say who of another user carries the run's tag and is none of its processes: nobody touches it."""
@@ -442,7 +444,7 @@ class Attempt:
             self._close([])
 
     def _alarm(self, code: str, message: str) -> None:
-        self._record(commands.Alarm(self.number, code, message))
+        self._record(events.Alarm(self.number, code, message))
 
 
 def _aside(task: aside.Task, seconds: float) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any, Callable
 
 from clusterctl.agent.linux import proc
-from clusterctl.agent.supervisor import waiter
+from clusterctl.agent.record import rank_files
 
 if TYPE_CHECKING:
     from clusterctl.agent.linux.proc import Identity
@@ -29,7 +29,7 @@ def end_of(worker: Worker, path: str, make_way: Callable[[], None]) -> dict[str,
     """
     if proc.alive(worker.waiter):
         # Between the file and the end of the waiter lies nothing that could go wrong.
-        said = waiter.read_exit(path)
+        said = rank_files.read_exit(path)
         if said is None and not proc.alive(worker.identity):
             _wake(worker.waiter)
             make_way()
@@ -37,7 +37,7 @@ def end_of(worker: Worker, path: str, make_way: Callable[[], None]) -> dict[str,
     if worker.status is None and proc.alive(worker.identity):
         worker.seen = time.monotonic()
         return None
-    said = waiter.read_exit(path)
+    said = rank_files.read_exit(path)
     if said is None and not worker.waiter.pid and time.monotonic() - worker.seen < _UNKNOWN_WAITER_SECONDS:
         return None
     _take_status(worker)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Callable
 
 from clusterctl.agent.linux.channel import Channel
 from clusterctl.agent.members import guardians
-from clusterctl.agent.protocol import commands, refusals
+from clusterctl.agent.protocol import commands, frames, refusals
 
 if TYPE_CHECKING:
     import socket
@@ -48,7 +48,7 @@ class Peers:
     def _gone(self, _why: str) -> None:
         self.count -= 1
 
-    def _answer(self, channel: Channel, frame: commands.Frame) -> None:
+    def _answer(self, channel: Channel, frame: frames.Frame) -> None:
         if not isinstance(frame, dict):
             return
         identity = frame.get("id", 0)
@@ -56,7 +56,7 @@ class Peers:
             result = self._do(frame)
         except refusals.RequestError as error:
             message = error.answer(identity)
-        except commands.FrameError as error:
+        except frames.FrameError as error:
             message = commands.refusal(identity, commands.ErrorKind.BAD_REQUEST, str(error))
         except OSError as error:
             message = refusals.of_system(error).answer(identity)

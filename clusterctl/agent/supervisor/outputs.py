@@ -13,7 +13,7 @@ import re
 import time
 from typing import TYPE_CHECKING, Callable
 
-from clusterctl.agent.protocol import commands
+from clusterctl.agent.protocol import events
 from clusterctl.agent.record.tally import Tallies
 from clusterctl.agent.supervisor.output import BLOCK, TAIL, OpenOutput, Output
 
@@ -49,7 +49,7 @@ class Outputs:
         attempt: int,
         reserve: int,
         max_size: int | None,
-        record: Callable[[commands.Event], object],
+        record: Callable[[events.Event], object],
         told: Mapping[tuple[int, int], tuple[int, int]],
     ) -> None:
         self._run, self._attempt = run, attempt
@@ -230,12 +230,12 @@ class Outputs:
         late = now - one.told_at >= _TOLD_SECONDS and (lost > 0 or one.why != _LIMIT)
         if last or late or gone >= _TOLD_BYTES:
             one.told_at = now
-            self._record(commands.Dropped(one.attempt, one.rank, one.tally.first_valid, lost, one.why))
+            self._record(events.Dropped(one.attempt, one.rank, one.tally.first_valid, lost, one.why))
 
     def _alarm(self, code: str, message: str, rank: int | None = None) -> None:
         if code not in self._alarmed:
             self._alarmed.add(code)
-            self._record(commands.Alarm(self._attempt, code, message, rank=rank))
+            self._record(events.Alarm(self._attempt, code, message, rank=rank))
 
 
 def _ranks_in(folder: str) -> list[int]:

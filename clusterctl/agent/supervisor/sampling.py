@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING, Any, Callable
 
 from clusterctl.agent.linux import aside, relaunch, syscalls
-from clusterctl.agent.protocol import commands
+from clusterctl.agent.protocol import files, frames
 from clusterctl.agent.watch import activity
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Samples:
         most: Bytes to keep.
     """
 
-    def __init__(self, path: str, most: int = commands.SAMPLES_KEPT) -> None:
+    def __init__(self, path: str, most: int = files.SAMPLES_KEPT) -> None:
         self._most = most
         self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
@@ -53,8 +53,8 @@ class Samples:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._fd, before)
             return
-        first = commands.first_kept(before + len(line), self._most)
-        if first != commands.first_kept(before, self._most):
+        first = files.first_kept(before + len(line), self._most)
+        if first != files.first_kept(before, self._most):
             with contextlib.suppress(OSError):
                 syscalls.punch(self._fd, 0, first)
 
@@ -101,7 +101,7 @@ class Activity:
         self._steadiness = Steadiness()
         self._ranks: frozenset[int] = frozenset()
         self._child: tuple[int, int] | None = None
-        self._decoder = commands.Decoder()
+        self._decoder = frames.Decoder()
         self._not_before = 0.0
 
     def keep_up(self) -> None:
@@ -118,7 +118,7 @@ class Activity:
         self._not_before = time.monotonic() + _RESTART_SECONDS
         with contextlib.suppress(OSError):
             self._child = aside.fork(self._task())
-            self._decoder = commands.Decoder()
+            self._decoder = frames.Decoder()
             os.set_blocking(self._child[1], False)
             self._loop.on_readable(self._child[1], self._readable)
 

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 from clusterctl.agent.linux import aside, ports, proc, relaunch, spawn, syscalls
 from clusterctl.agent.linux.loop import Loop
 from clusterctl.agent.members import guardians, marks
-from clusterctl.agent.protocol import commands, refusals
-from clusterctl.agent.record import authority, durable, journal, keeping, rundir, seat
+from clusterctl.agent.protocol import commands, encoding, events, files, refusals, requests
+from clusterctl.agent.record import authority, durable, journal, keeping, rank_files, rundir, seat
 from clusterctl.agent.record import secrets as kept
 from clusterctl.agent.record.state import apply, fold
-from clusterctl.agent.supervisor import adoption, claims, listening, sampling, torchrun, waiter, workers
+from clusterctl.agent.supervisor import adoption, claims, listening, sampling, torchrun, workers
 from clusterctl.agent.supervisor.attempt import Attempt
 
 if TYPE_CHECKING:
@@ -95,9 +95,9 @@ class Supervisor:
 
     # --- the journal
 
-    def _record(self, event: commands.Event) -> commands.Stamp:
+    def _record(self, event: events.Event) -> events.Stamp:
         stamp = self._journal.append(event)
-        if isinstance(event, commands.Stopping) and event.reason == commands.StopReason.FENCE.value:
+        if isinstance(event, events.Stopping) and event.reason == requests.StopReason.FENCE.value:
             # Nobody may ever come back for them.
             kept.forget(self._run)
         apply(self._state, stamp, event)
@@ -106,7 +106,7 @@ class Supervisor:
         return stamp
 
     def _alarm(self, code: str, message: str) -> None:
-        self._record(commands.Alarm(max(self._state.attempt, 0), code, message))
+        self._record(events.Alarm(max(self._state.attempt, 0), code, message))
 
     def _say(self, text: str) -> None:
         # On a full disk there is no room for it either.
@@ -127,7 +127,7 @@ class Supervisor:
         state = self._state
         if state.seq == 0 or state.finished is not None:
             return
-        self._record(commands.Adopted(state.attempt, os.getpid()))
+        self._record(events.Adopted(state.attempt, os.getpid()))
         if state.attempt < 0:
             return
         prepare, python = adoption.prepared(self._run, state)
@@ -154,7 +154,7 @@ class Supervisor:
         attempt.watch_ports(self._state.ports)
         attempt.ledger.cgroup = known.cgroup
         if known.launcher is not None:
-            said = waiter.read_spawn(self._run.of_rank(attempt.number, known.launcher, torchrun.FILES + "spawn"))
+            said = rank_files.read_spawn(self._run.of_rank(attempt.number, known.launcher, torchrun.FILES + "spawn"))
             if said is not None:
                 attempt.attend(workers.from_spawn(known.launcher, 0, said), known.places)
         for rank, local_rank in known.places:
@@ -162,7 +162,7 @@ class Supervisor:
             if worker is not None:
                 attempt.adopt(worker, self._state)
 
-    def _new_attempt(self, prepare: commands.Prepare) -> Attempt:
+    def _new_attempt(self, prepare: requests.Prepare) -> Attempt:
         kept = (self._claims, self._ports)
         return Attempt(self._loop, self._run, self._marks, prepare, self._record, *kept, self._state.dropped)
 
@@ -207,7 +207,7 @@ class Supervisor:
         if attempt is not None and not attempt.swept:
             limit = attempt.prepare.stop_after
             if limit is not None and age > limit and attempt.stopping is None:
-                attempt.stop(attempt.prepare.grace, commands.StopReason.FENCE.value)
+                attempt.stop(attempt.prepare.grace, requests.StopReason.FENCE.value)
         busy = attempt is not None and attempt.started and not attempt.swept
         # Without an attempt there is nothing to lose: who asked for one has left, or was refused.
         if not busy and self._peers.count == 0 and (self._ending or attempt is None or age > _UNATTENDED_SECONDS):
@@ -269,7 +269,7 @@ class Supervisor:
     # --- commands
 
     def _prepare(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        prepare = commands.from_wire(commands.Prepare, arguments)
+        prepare = encoding.from_wire(requests.Prepare, arguments)
         if self._state.finished is not None:
             raise refusals.refused(f"run {self._run.run} is finished on this node")
         attempt = self._attempt
@@ -284,7 +284,7 @@ class Supervisor:
         self._syncer.soon(self._run.prepare)
         authority.touch_lease(self._run.lease)
         self._set_attempt(attempt)
-        self._record(commands.Prepared(prepare.attempt, list(attempt.ports.numbers)))
+        self._record(events.Prepared(prepare.attempt, list(attempt.ports.numbers)))
         self._name_squatter()
         return self._prepared(attempt)
 
@@ -300,7 +300,7 @@ class Supervisor:
         return {"ports": list(self._state.ports), "run_dir": self._run.path, "python": attempt.python}
 
     def _start(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        start = commands.from_wire(commands.Start, arguments)
+        start = encoding.from_wire(requests.Start, arguments)
         attempt = self._attempt
         if attempt is None or attempt.number != start.attempt:
             raise refusals.refused(f"attempt {start.attempt} of run {self._run.run} is not prepared on this node")
@@ -312,7 +312,7 @@ class Supervisor:
         return {}
 
     def _stop(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        stop = commands.from_wire(commands.Stop, arguments)
+        stop = encoding.from_wire(requests.Stop, arguments)
         if self._attempt is not None:
             self._attempt.stop(stop.grace, stop.reason)
         return {}
@@ -325,7 +325,7 @@ class Supervisor:
                 number = self._attempt.number
                 raise refusals.refused(f"attempt {number} of run {self._run.run} has not ended on this node")
         if self._state.finished is None:
-            self._record(commands.Finished(str(arguments.get("state", "")), int(arguments.get("exit_code") or 0)))
+            self._record(events.Finished(str(arguments.get("state", "")), int(arguments.get("exit_code") or 0)))
         self._claims.release()
         self._ports.release()
         if self._activity is not None:
@@ -341,8 +341,8 @@ class Supervisor:
         if self._attempt is None:
             return
         for name, offset in offsets.items():
-            output = commands.attempt_and_rank(name)
-            index = commands.attempt_and_rank(name, commands.index_file)
+            output = files.attempt_and_rank(name)
+            index = files.attempt_and_rank(name, files.index_file)
             if output is not None:
                 self._attempt.outputs.replicated(*output, int(offset))
             elif index is not None:

@@ -17,7 +17,7 @@ from clusterctl.agent.linux import relaunch, spawn, syscalls
 from clusterctl.agent.supervisor import waiter
 
 if TYPE_CHECKING:
-    from clusterctl.agent.protocol import commands
+    from clusterctl.agent.protocol import requests
     from clusterctl.agent.record.rundir import RunDir
 
 FILES = "launcher."
@@ -26,18 +26,18 @@ FILES = "launcher."
 _GROUP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
-def places(one: commands.WorkerStart) -> list[list[int]]:
+def places(one: requests.WorkerStart) -> list[list[int]]:
     """Return rank and local rank of each worker that comes of one start."""
     return [[rank, local] for local, rank in enumerate(one.hosts)] if one.hosts else [[one.rank, one.local_rank]]
 
 
-def argv(run: RunDir, attempt: int, one: commands.WorkerStart, python: str) -> list[str]:
+def argv(run: RunDir, attempt: int, one: requests.WorkerStart, python: str) -> list[str]:
     """Return the command line of a launcher, which starts `hosted` once for each of its workers."""
     inner = [python if word == spawn.PYTHON and not index else word for index, word in enumerate(one.hosted)]
     return [*one.argv, *relaunch.command("hosted", os.path.join(run.attempt(attempt), "rank-"), *inner)]
 
 
-def environment(run: RunDir, attempt: int, one: commands.WorkerStart) -> dict[bytes, bytes]:
+def environment(run: RunDir, attempt: int, one: requests.WorkerStart) -> dict[bytes, bytes]:
     """Return what a launcher is told beyond what a worker is: where its logs and the errors of its workers go."""
     return {
         b"TORCHELASTIC_ERROR_FILE": spawn.encode(run.of_rank(attempt, one.rank, FILES + "error.json")),

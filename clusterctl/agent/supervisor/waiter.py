@@ -78,16 +78,6 @@ def start(post: Post) -> tuple[int, int]:
     return pid, read
 
 
-def read_spawn(path: str) -> dict[str, Any] | None:
-    """Return what a spawn file says: `pid, start_time, waiter_pid, waiter_start_time, boot`."""
-    return syscalls.read_json(path)
-
-
-def read_exit(path: str) -> dict[str, Any] | None:
-    """Return what an exit file says: `exit_code, signal, earliest, mono, fenced`."""
-    return syscalls.read_json(path)
-
-
 def _wait_for_worker(post: Post, report: int, parent: int) -> NoReturn:
     os.setsid()
     gc.freeze()

@@ -13,7 +13,7 @@ from clusterctl.agent import inject
 from clusterctl.agent.linux import proc, spawn, syscalls
 from clusterctl.agent.linux.proc import Identity
 from clusterctl.agent.linux.spawn import encode
-from clusterctl.agent.protocol import commands, refusals
+from clusterctl.agent.protocol import refusals, requests
 from clusterctl.agent.record import workspace
 from clusterctl.agent.supervisor import torchrun, waiter
 
@@ -50,7 +50,7 @@ class Worker:
     files: str = ""
 
 
-def resolve_python(prepare: commands.Prepare) -> str:
+def resolve_python(prepare: requests.Prepare) -> str:
     """Return the interpreter to use on this node.
 
     Raises:
@@ -65,7 +65,7 @@ def resolve_python(prepare: commands.Prepare) -> str:
     raise refusals.refused(f"no interpreter {named} on this node", "set `python` of this host to one that is there")
 
 
-def make_ready(prepare: commands.Prepare, out: Out) -> dict[str, Any]:
+def make_ready(prepare: requests.Prepare, out: Out) -> dict[str, Any]:
     """Make the folder of the code and find the interpreter, where users keep both. To be done aside."""
     out.message({"at": prepare.workdir})
     workspace.make_workdir(prepare.workdir)
@@ -81,7 +81,7 @@ def _executable(name: str, workdir: str) -> str | None:
 
 
 def program(
-    run: RunDir, marks: Marks, prepare: commands.Prepare, start: commands.Start, one: commands.WorkerStart, python: str
+    run: RunDir, marks: Marks, prepare: requests.Prepare, start: requests.Start, one: requests.WorkerStart, python: str
 ) -> spawn.Program:
     """Return what a worker becomes."""
     if one.prologue is not None and prepare.python is not None and "/" not in prepare.python:
@@ -102,7 +102,7 @@ def program(
 
 
 def _environment(
-    run: RunDir, marks: Marks, prepare: commands.Prepare, start: commands.Start, one: commands.WorkerStart
+    run: RunDir, marks: Marks, prepare: requests.Prepare, start: requests.Start, one: requests.WorkerStart
 ) -> dict[bytes, bytes]:
     env = spawn.base_environment()
     env.pop(b"OLDPWD", None)

@@ -8,24 +8,22 @@ from __future__ import annotations
 import contextlib
 import glob
 import itertools
-import json
 import os
 import threading
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from clusterctl.agent.inject.status import claimed_elsewhere, inside
 from clusterctl.agent.linux import proc
+from clusterctl.agent.linux.proc import all_processes, tree
 from clusterctl.agent.linux.syscalls import pause, read_bytes
-from clusterctl.agent.protocol import worker_status
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
 _SCAN_EVERY_S = 15.0
 _MAX_WATCHED = 200
-_STALE_S = 10.0
-_RANK_DIGITS, _MOST_CLAIMED = 7, 1024
 
 
 @dataclass(frozen=True)
@@ -43,80 +41,6 @@ class WorkerId:
     pid: int
     start_time: int
     output: str
-
-
-def tree(root: int, processes: dict[int, proc.Stat]) -> list[proc.Stat]:
-    """A process, its descendants and everything in its POSIX session; the root first, ancestors before children."""
-    children: dict[int, list[proc.Stat]] = {}
-    for process in processes.values():
-        children.setdefault(process.ppid, []).append(process)
-    starts = [processes[root]] if root in processes else []
-    starts += [process for process in processes.values() if process.sid == root and process.pid != root]
-    found: dict[int, proc.Stat] = {}
-    while starts:
-        process = starts.pop(0)
-        if process.pid not in found:
-            found[process.pid] = process
-            starts.extend(children.get(process.pid, ()))
-    return list(found.values())
-
-
-def all_processes() -> dict[int, proc.Stat]:
-    """Every process that `/proc` shows now."""
-    found = (proc.stat(pid) for pid in proc.pids())
-    return {process.pid: process for process in found if process is not None}
-
-
-def inside(status_dir: str, rank: int, now: float) -> dict[str, Any] | None:
-    """What the shim in a worker says, with ages (seconds) for times; `None` if it says nothing or its process is gone.
-
-    Keys: pid, step, source, beats, seq, backend, timeout_s, frameworks, facts, degraded as the shim wrote them, and
-    age_s (of the file), progress_age_s, main_age_s, phase {name, age_s, limit_s}; unseen: true where the file is old
-    because nobody is left to write it, so that it tells nothing of now. One that is old because its process is stopped,
-    or keeps the thread that writes it from running, tells of just that.
-    """
-    data = read_bytes(os.path.join(status_dir, f"rank-{rank}.status.json"))
-    try:
-        told = worker_status.bounded(json.loads(data)) if data else None
-    except (ValueError, RecursionError):  # user code may write anything anywhere; a bad file is no file
-        return None
-    process = proc.stat(told["pid"]) if told else None
-    if told is None or process is None or process.start_time != told["start_time"]:
-        return None
-    found = _with_ages(told, now)
-    if found["age_s"] > _STALE_S and not os.path.exists(f"/proc/{told['pid']}/task/{told['tid']}"):
-        found["unseen"] = True
-    return found
-
-
-def _with_ages(told: dict[str, Any], now: float) -> dict[str, Any]:
-    def age(moment: float | None) -> float | None:
-        return None if moment is None else round(max(0.0, now - moment), 3)
-
-    keys = ("pid", "step", "source", "beats", "seq", "backend", "timeout_s", "frameworks", "facts", "degraded")
-    phase = told["phase"]
-    return {
-        **{key: told[key] for key in keys},
-        "age_s": age(told["time"]),
-        "progress_age_s": age(told["progress_time"]),
-        "main_age_s": age(told["main_time"]),
-        "phase": phase and {"name": phase["name"], "age_s": age(phase["since"]), "limit_s": phase["limit_s"]},
-    }
-
-
-def claimed_elsewhere(status_dir: str, known: Iterable[int]) -> list[int]:
-    """Ranks that started below another worker of ours, as under torchrun.
-
-    Args:
-        status_dir: Where the shims of this attempt write.
-        known: Our own workers' ranks.
-    """
-    ours = set(known)
-    names = glob.glob(os.path.join(glob.escape(status_dir), "rank-*.status.json"))
-    ranks = (os.path.basename(name)[len("rank-") : -len(".status.json")] for name in names)
-    # Any worker may put any name there.
-    found = [int(rank) for rank in ranks if rank.isdecimal() and rank.isascii() and len(rank) <= _RANK_DIGITS]
-    return sorted(rank for rank in found if rank not in ours)[:_MOST_CLAIMED]
 
 
 class Sampler:

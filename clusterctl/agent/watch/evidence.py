@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from clusterctl.agent.inject import status
+from clusterctl.agent.inject.status import claimed_elsewhere, inside
 from clusterctl.agent.linux import proc
+from clusterctl.agent.linux.proc import all_processes, tree
+from clusterctl.agent.protocol.evidence import files, of_stalls
 from clusterctl.agent.watch import stacks
-from clusterctl.agent.watch.activity import all_processes, claimed_elsewhere, inside, tree
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -28,7 +30,6 @@ _MAX_CHILDREN = 64
 _MOST_ANSWER_BYTES = 12 << 20
 """Of all ranks together: well below what a frame of the protocol holds."""
 _PYTHON = "python"
-_STALL = re.compile(r"stall-([1-9]\d*)")
 _KEPT_FIRST, _KEPT_LAST = 2, 8
 """Of so many stalls evidence is kept: how it began, and how it is now."""
 
@@ -112,7 +113,7 @@ def _size(value: object) -> int:
 def _of_launchers(workers: list[dict[str, Any]], status_dir: str) -> list[dict[str, Any]]:
     found = []
     for rank in claimed_elsewhere(status_dir, (worker["rank"] for worker in workers)):
-        said = stacks.ready(status_dir, rank)
+        said = status.ready(status_dir, rank)
         if said is not None:
             found.append({"rank": rank, "pid": said["pid"], "start_time": said["start_time"], "output": None})
     return found
@@ -169,7 +170,7 @@ def _rank(worker: dict[str, Any], processes: dict[int, proc.Stat], status_dir: s
 
 def _subject(members: list[proc.Stat], status_dir: str, rank: int) -> proc.Stat:
     """The process that is the rank: the one that armed itself, else the first Python, else the worker as started."""
-    said = stacks.ready(status_dir, rank)
+    said = status.ready(status_dir, rank)
     armed = [process for process in members if said and process.pid == said["pid"]]
     pythons = [process for process in members if _is_python(process.pid)]
     return (armed or pythons or members)[0]
@@ -209,53 +210,13 @@ def _tail(path: str | None) -> list[str]:
         return []
 
 
-def of_stalls(folder: str) -> list[str]:
-    """Return the names of the folders in `folder` with the evidence of stalls, in their order."""
-    try:
-        found = [match for match in map(_STALL.fullmatch, os.listdir(folder)) if match]
-    except OSError:
-        return []
-    return [match[0] for match in sorted(found, key=lambda match: int(match[1]))]
-
-
 def forget_some(folder: str) -> None:
     """Remove the evidence of stalls that are neither among the first nor among the last ones."""
     for name in of_stalls(folder)[_KEPT_FIRST:-_KEPT_LAST]:
         shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
 
 
-def files(evidence: dict[str, Any]) -> dict[str, str]:
-    """The files in which the evidence of one rank is kept: ending of the name to content."""
-    contents = {".json": json.dumps(evidence, indent=1) + "\n", ".txt": _text(evidence)}
-    return {**contents, ".stacks": evidence["stacks"]} if evidence["stacks"] else contents
-
-
 def _keep(out_dir: str, rank: str, evidence: dict[str, Any]) -> None:
     for ending, text in files(evidence).items():
         with open(os.path.join(out_dir, f"rank-{rank}{ending}"), "w", encoding="utf-8") as file:
             file.write(text)
-
-
-def _text(evidence: dict[str, Any]) -> str:
-    lines = [
-        f"rank {evidence['rank']}{_place(evidence)}: {_line(evidence)}",
-        f"stacks by: {evidence['source']}" + "".join(f"\n  not {reason}" for reason in evidence["why"]),
-        *([f"error: {evidence['error']}"] if "error" in evidence else []),
-        *(f"  child {_line(child)}" for child in evidence["children"]),
-        "",
-        "last output:",
-        *(f"  {line}" for line in evidence["tail"]),
-    ]
-    if evidence["source"] == "signal":
-        lines += ["", "stacks:", evidence["stacks"].rstrip("\n")]
-    return "\n".join(lines) + "\n"
-
-
-def _place(evidence: dict[str, Any]) -> str:
-    return f" on {evidence['node']}" if "node" in evidence else ""
-
-
-def _line(process: dict[str, Any]) -> str:
-    cpu, command = process.get("cpu", 0.0), process.get("command", "")
-    where = f", in {process['wchan']}" if process["wchan"] else ""
-    return f"pid {process['pid']}, state {process['state'] or 'unknown'}{where}, cpu {cpu:.0%}, {command}"

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import json
 import os
 import shutil
 import subprocess
@@ -17,6 +16,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from clusterctl.agent.inject.status import ready, thread_of
 from clusterctl.agent.linux import proc, syscalls
 from clusterctl.agent.linux.syscalls import read_bytes
 
@@ -61,16 +61,6 @@ def take(pid: int, status_dir: str, rank: int, deadline: float) -> Stacks:
     return Stacks(by_py_spy.source, by_py_spy.text, why=by_signal.why + by_py_spy.why)
 
 
-def ready(status_dir: str, rank: int) -> dict[str, Any] | None:
-    """What the shim of a rank has announced, `None` if nothing readable or if that process is gone."""
-    try:
-        said = json.loads(read_bytes(os.path.join(status_dir, f"rank-{rank}.ready.json")) or b"null")
-        numbers = {key: int(said[key]) for key in ("pid", "start_time", "signal", "fd", "dev", "ino", "main_thread")}
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):  # a worker may write anything there
-        return None
-    return numbers if proc.alive(proc.Identity(numbers["pid"], numbers["start_time"])) else None
-
-
 def unarmed(said: dict[str, Any], stacks_path: str) -> str | None:
     """Why the signal must not be sent, `None` if it may be.
 
@@ -110,7 +100,7 @@ def _by_signal(pid: int, status_dir: str, rank: int, deadline: float) -> Stacks:
         if reason is not None:
             return Stacks("proc", why=(f"signal: {reason}",))
         before = os.stat(path).st_size
-        _send(handle, said, _thread_of(said, status_dir, rank))
+        _send(handle, said, thread_of(said, status_dir, rank))
         text = _wait_for_dump(path, before, min(deadline, time.monotonic() + _DUMP_S))
     except OSError as error:
         return Stacks("proc", why=(f"signal: {error.strerror}",))
@@ -119,16 +109,6 @@ def _by_signal(pid: int, status_dir: str, rank: int, deadline: float) -> Stacks:
     if not text:
         return Stacks("proc", why=("signal: no answer",))
     return Stacks("signal", text, main_thread=said["main_thread"])
-
-
-def _thread_of(said: dict[str, Any], status_dir: str, rank: int) -> int:
-    """The shim's own thread, 0 where it is not known."""
-    try:
-        status = json.loads(read_bytes(os.path.join(status_dir, f"rank-{rank}.status.json")) or b"null")
-        same = (status["pid"], status["start_time"]) == (said["pid"], said["start_time"])
-        return int(status["tid"]) if same else 0
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-        return 0
 
 
 def _send(handle: int, said: dict[str, Any], tid: int) -> None:

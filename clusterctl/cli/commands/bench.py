@@ -177,7 +177,7 @@ def _run(spec: ClusterSpec, console: Console, *, health: bool) -> tuple[RunDir, 
 
 
 def _of_model(run: RunDir, state: RunState) -> list[Measured]:
-    from clusterctl.agent.protocol.commands import output_file
+    from clusterctl.agent.protocol.files import output_file
     from clusterctl.bench.results import read_model
 
     path = run.node(state.workers[0].node) / output_file(state.attempt, 0)
@@ -188,7 +188,7 @@ def _of_model(run: RunDir, state: RunState) -> list[Measured]:
 
 
 def _of_job(run: RunDir, state: RunState, workers: int, epochs: int) -> list[Measured]:
-    from clusterctl.agent.protocol.commands import JOURNAL_FILE, SAMPLES_FILE
+    from clusterctl.agent.protocol.files import JOURNAL_FILE, SAMPLES_FILE
     from clusterctl.bench.results import PARTS, Measured, epoch_of_job, steps_of_job
     from clusterctl.bench.series import JOB
 

@@ -185,7 +185,7 @@ def _history(run: RunDir, query: LogQuery, shown: _Output, state: RunState, *, d
 
 
 def _failing_ends(run: RunDir, query: LogQuery) -> list[LogLine]:
-    from clusterctl.agent.protocol.commands import Exited
+    from clusterctl.agent.protocol.events import Exited
     from clusterctl.logs.merge import matching
     from clusterctl.logs.select import FailingEnds
     from clusterctl.run.record.reader import StateReader

@@ -61,7 +61,7 @@ def _check(run: RunDir, state: RunState, wanted: Collection[int] | None) -> None
         NotFoundError: The run is over, or it has no such rank.
     """
     if state.over or not state.workers:
-        from clusterctl.agent.watch.evidence import of_stalls
+        from clusterctl.agent.protocol.evidence import of_stalls
 
         kept = of_stalls(str(run.path))
         hint = f"what was kept of its stalls: {run.path / kept[-1]}" if kept else None

@@ -6,7 +6,7 @@ import select
 import time
 from typing import TYPE_CHECKING, Protocol
 
-from clusterctl.agent.protocol.commands import Exited
+from clusterctl.agent.protocol.events import Exited
 from clusterctl.errors import ExitCode
 from clusterctl.logs.follow import Follower
 from clusterctl.logs.merge import matching

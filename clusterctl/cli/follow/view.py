@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.agent.protocol import commands as wire
+from clusterctl.agent.protocol import events as node_events
+from clusterctl.agent.protocol import requests
 from clusterctl.cli.signals import heeded
 from clusterctl.logs.fold import Folder
 from clusterctl.logs.follow import Follower
@@ -199,8 +200,10 @@ class RunScreen:
         """Whoever comes later need not hear of trouble that is over."""
         return not self._joining or (event.node, event.gpu, event.key) in self.state.troubles
 
-    def _show_nodes(self, news: list[tuple[str, wire.Stamp, wire.Event]], old: Mapping[str, int] | None) -> None:
-        exits = [(node, stamp.wall, e) for node, stamp, e in news if isinstance(e, wire.Exited)]
+    def _show_nodes(
+        self, news: list[tuple[str, node_events.Stamp, node_events.Event]], old: Mapping[str, int] | None
+    ) -> None:
+        exits = [(node, stamp.wall, e) for node, stamp, e in news if isinstance(e, node_events.Exited)]
         if self._options.output and exits:
             self._write(self._folder.flush())
             self._write(self._ends.lines(exits))
@@ -209,14 +212,14 @@ class RunScreen:
             if self._options.verbose and fresh and (told := _reported(event)):
                 self._narrate(f"{node}: {told}")
             match event:
-                case wire.Alarm():
+                case node_events.Alarm():
                     where = f"{node} GPU {event.gpu}" if event.gpu is not None else node
                     self._narrate(f"{event.severity}: {where}: {event.message}")
-                case wire.Dropped() if event.lost:
+                case node_events.Dropped() if event.lost:
                     self._narrate(
                         f"warning: {node} r{event.rank}: {event.lost} bytes of output were dropped ({event.why})"
                     )
-                case wire.Adopted():
+                case node_events.Adopted():
                     self._narrate(f"{node}: {_adopted_text(self.state, node, stamp)}")
                 case _:
                     pass
@@ -380,7 +383,7 @@ def _phase_view(event: events.Phase) -> PhaseView:
     )
 
 
-def _adopted_text(state: RunState, node: str, stamp: wire.Stamp) -> str:
+def _adopted_text(state: RunState, node: str, stamp: node_events.Stamp) -> str:
     """Return what a new supervisor of a node means: after a reboot nothing of the last one's workers is there."""
     before = state.nodes[node].boot if node in state.nodes else ""
     if before and stamp.boot != before:
@@ -388,22 +391,22 @@ def _adopted_text(state: RunState, node: str, stamp: wire.Stamp) -> str:
     return "a new supervisor has taken over; workers went on"
 
 
-def _reported(event: wire.Event) -> str:
+def _reported(event: node_events.Event) -> str:
     """Return what a step of a node's journal says to somebody who wants to see each of them; mostly nothing."""
     from clusterctl.run.rules.blame import signal_name
 
     match event:
-        case wire.Prepared():
+        case node_events.Prepared():
             return f"ready for attempt {event.attempt}"
-        case wire.Started():
+        case node_events.Started():
             return f"r{event.rank} started, pid {event.pid}"
-        case wire.Exited():
+        case node_events.Exited():
             how = "ended, exit code unknown" if event.exit_code is None else f"ended with exit code {event.exit_code}"
             how = how if event.signal is None else f"ended by {signal_name(event.signal)}"
             return f"r{event.rank} {how}" + (", stopped" if event.stopped else "")
-        case wire.Stopping():
+        case node_events.Stopping():
             return f"SIGTERM to all of attempt {event.attempt}, {event.grace:g} s grace"
-        case wire.Swept():
+        case node_events.Swept():
             left = f"{len(event.remaining)} processes could not be ended" if event.remaining else "nothing is left"
             return f"{left} of attempt {event.attempt}" + (f", {event.killed} killed" if event.killed else "")
         case _:
@@ -412,14 +415,14 @@ def _reported(event: wire.Event) -> str:
 
 def _decided_text(event: events.Decided) -> str:
     words = {
-        wire.StopReason.PEER_FAILED.value: "a worker failed: stopping the others",
-        wire.StopReason.CANCELLED.value: "stopping every worker",
-        wire.StopReason.STALLED.value: "stalled: stopping every worker",
-        wire.StopReason.TIME_LIMIT.value: "time limit reached: stopping every worker",
-        wire.StopReason.NODE_LOST.value: "a node is lost: stopping the other workers",
-        wire.StopReason.UNHEALTHY.value: "a node is unhealthy: stopping every worker",
-        wire.StopReason.PORT_TAKEN.value: "a port of the run is taken: stopping every worker",
-        wire.StopReason.START_FAILED.value: "the start failed: stopping what had started",
+        requests.StopReason.PEER_FAILED.value: "a worker failed: stopping the others",
+        requests.StopReason.CANCELLED.value: "stopping every worker",
+        requests.StopReason.STALLED.value: "stalled: stopping every worker",
+        requests.StopReason.TIME_LIMIT.value: "time limit reached: stopping every worker",
+        requests.StopReason.NODE_LOST.value: "a node is lost: stopping the other workers",
+        requests.StopReason.UNHEALTHY.value: "a node is unhealthy: stopping every worker",
+        requests.StopReason.PORT_TAKEN.value: "a port of the run is taken: stopping every worker",
+        requests.StopReason.START_FAILED.value: "the start failed: stopping what had started",
     }
     text = words.get(event.reason, f"{event.reason}: stopping every worker")
     return f"{text} ({event.message})" if event.message else text

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from concurrent.futures import Future
 
-    from clusterctl.agent.protocol.commands import Data
+    from clusterctl.agent.protocol.frames import Data
     from clusterctl.render.terminal.console import Console, Terminal
     from clusterctl.session.conversation import Session
 

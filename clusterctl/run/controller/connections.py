@@ -6,7 +6,9 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.agent.protocol.commands import Command, FrameError, StopReason
+from clusterctl.agent.protocol.commands import Command
+from clusterctl.agent.protocol.frames import FrameError
+from clusterctl.agent.protocol.requests import StopReason
 from clusterctl.errors import AgentError, ClusterctlError, ConnectError, ExitCode, NotFoundError, RunFailed
 from clusterctl.run import replicas
 from clusterctl.run.controller.run import CALL_SECONDS, trace
@@ -21,7 +23,7 @@ from clusterctl.session.conversation import GarbledError, StaleEpochError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from clusterctl.agent.protocol import commands as wire
+    from clusterctl.agent.protocol import requests
     from clusterctl.config.spec import HostSpec
     from clusterctl.run.controller.run import ControlledRun
     from clusterctl.run.nodes.links import Redialed
@@ -191,7 +193,7 @@ class Connections:
         asked = {"run": run.folder.run, "node": name}
         return _Resumed(status=session.call(Command.STATUS, asked, timeout=CALL_SECONDS) if pending else None)
 
-    def _from_cursors(self, node: str, session: Session, differing: list[str]) -> wire.Follow:
+    def _from_cursors(self, node: str, session: Session, differing: list[str]) -> requests.Follow:
         """Return what to ask a node for; what differs is asked for from its beginning."""
         if self._run.links.sessions.get(node) is not session:
             raise ConnectError(node, "the connection was lost")

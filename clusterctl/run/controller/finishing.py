@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from clusterctl.agent.protocol import commands as wire
+from clusterctl.agent.protocol import files as protocol_files
 from clusterctl.agent.protocol.commands import Command
 from clusterctl.errors import NotFoundError, RefusedError
 from clusterctl.run.controller.run import CALL_SECONDS
@@ -54,7 +54,7 @@ class Finishing:
         self._finish, self._began = finish, time.monotonic()
         for attempt, node, ranks in self._run.state.placed:
             for rank in ranks:
-                files = [wire.output_file(attempt, rank), wire.index_file(attempt, rank)]
+                files = [protocol_files.output_file(attempt, rank), protocol_files.index_file(attempt, rank)]
                 self._files.setdefault(node, []).extend(files)
         self._progress = dict.fromkeys(self._files, (-1, self._began))
 

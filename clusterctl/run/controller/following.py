@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from clusterctl.agent.protocol import commands as wire
+from clusterctl.agent.protocol import encoding
+from clusterctl.agent.protocol import requests as node_requests
 from clusterctl.agent.protocol.commands import Command
 from clusterctl.run.nodes.links import each, raise_first
 
@@ -25,12 +26,12 @@ class Following:
         self._by: dict[str, Session] = {}
         self._whole: dict[str, int] = {}
 
-    def request(self, node: str) -> wire.Follow:
+    def request(self, node: str) -> node_requests.Follow:
         """Return what asks a node for everything after the cursors."""
         run, whole = self._run, self._whole.get(node, 0)
         known, cursors = run.known(node), run.writer.cursors(node, whole)
         seq = known.seq if known else 0
-        return wire.Follow(run=run.folder.run, node=node, seq=seq, cursors=cursors, whole=whole)
+        return node_requests.Follow(run=run.folder.run, node=node, seq=seq, cursors=cursors, whole=whole)
 
     def follow(self, nodes: Iterable[str]) -> None:
         """Ask nodes for everything after the cursors, all at once, unless their sessions tell it already.
@@ -47,13 +48,13 @@ class Following:
         errors = each(sessions, lambda n, s: self.by(n, s, requests[n]))[1]
         raise_first(errors)
 
-    def by(self, node: str, session: Session, request: wire.Follow) -> None:
+    def by(self, node: str, session: Session, request: node_requests.Follow) -> None:
         """Have a session tell all of its node: that of the attempts to come, too.
 
         Raises:
             ClusterctlError: The node would not, or did not answer.
         """
-        session.call(Command.FOLLOW, wire.to_wire(request), timeout=_CALL_SECONDS)
+        session.call(Command.FOLLOW, encoding.to_wire(request), timeout=_CALL_SECONDS)
         self._by[node] = session
 
     def is_whole(self, node: str, before: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from clusterctl.agent.protocol.commands import SAMPLES_FILE
+from clusterctl.agent.protocol.files import SAMPLES_FILE
 from clusterctl.run.rules.stall_samples import last_bytes
 
 if TYPE_CHECKING:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import base64
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.agent.protocol.commands import Command, output_file
+from clusterctl.agent.protocol.commands import Command
+from clusterctl.agent.protocol.files import output_file
 from clusterctl.errors import ClusterctlError
 from clusterctl.logs.unreplicated import WINDOW, Piece
 from clusterctl.run.controller import control

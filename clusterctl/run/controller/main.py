@@ -44,7 +44,7 @@ def start_run(run: RunDir, spec: ClusterSpec, *, health: bool, strict: bool) -> 
 def _warnings_of_head() -> list[str]:
     import pwd
 
-    from clusterctl.agent.serve.hello import logind
+    from clusterctl.agent.linux.logind import logind
     from clusterctl.run.rules.lingering import warning_of_head
 
     try:

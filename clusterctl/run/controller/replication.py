@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from clusterctl.agent.protocol.commands import Command, FrameError
+from clusterctl.agent.protocol.commands import Command
+from clusterctl.agent.protocol.frames import FrameError
 from clusterctl.door.answers import place_of
 from clusterctl.door.bounds import MOST_FILE
 from clusterctl.run.intake import Intake

@@ -16,8 +16,10 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from clusterctl.agent.protocol import commands as wire
-from clusterctl.agent.protocol.commands import Command, FrameError, StopReason
+from clusterctl.agent.protocol import encoding, requests
+from clusterctl.agent.protocol.commands import Command
+from clusterctl.agent.protocol.frames import FrameError
+from clusterctl.agent.protocol.requests import StopReason
 from clusterctl.door import journal
 from clusterctl.errors import ClusterctlError
 from clusterctl.run.controller.control import ControlServer
@@ -203,7 +205,7 @@ class ControlledRun:
         session = self.links.sessions.get(node)
         if session is None:
             return  # the next one is asked from here on as well
-        request = wire.to_wire(self.following.request(node))
+        request = encoding.to_wire(self.following.request(node))
         self.aside(
             lambda: session.call(Command.FOLLOW, request, timeout=CALL_SECONDS),
             lambda _: self._gaps.asked_again(node),
@@ -291,7 +293,7 @@ class ControlledRun:
         if session is None:
             return
         self.stopping.told(node)
-        request = wire.to_wire(wire.Stop(run=self.folder.run, node=node, grace=self.grace, reason=reason))
+        request = encoding.to_wire(requests.Stop(run=self.folder.run, node=node, grace=self.grace, reason=reason))
 
         def tell() -> None:
             # A node that takes its time has heard it; for how long it may take is for the policy to say.

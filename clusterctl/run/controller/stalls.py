@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.agent.protocol import commands as wire
+from clusterctl.agent.protocol import files
 from clusterctl.run.nodes.evidence import Gatherer
 from clusterctl.run.rules import events
 from clusterctl.run.rules.stall import Stall, StallPhase
@@ -38,13 +38,13 @@ class StallGuard:
         """Tell the rule what it knew before: how long steps take, and when the last one was."""
         observer = self._watch()
         if observer is not None:
-            known = {n: last_bytes(self._run.folder.node(n) / wire.SAMPLES_FILE) for n in self._run.state.nodes}
+            known = {n: last_bytes(self._run.folder.node(n) / files.SAMPLES_FILE) for n in self._run.state.nodes}
             observer.replay(known, time.monotonic())
 
     def feed(self, item: OutputReceived) -> None:
         """Take in what a node sent, where it is samples."""
         observer = self._watch()
-        if item.file == wire.SAMPLES_FILE and observer is not None:
+        if item.file == files.SAMPLES_FILE and observer is not None:
             observer.feed(item.node, item.payload, time.monotonic())
 
     def judge(self) -> None:

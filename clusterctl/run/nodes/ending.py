@@ -7,8 +7,10 @@ import contextlib
 import time
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.agent.protocol import commands as wire
-from clusterctl.agent.protocol.commands import Command, StopReason
+from clusterctl.agent.protocol import encoding, requests
+from clusterctl.agent.protocol import files as protocol_files
+from clusterctl.agent.protocol.commands import Command
+from clusterctl.agent.protocol.requests import StopReason
 from clusterctl.errors import ClusterctlError, ExitCode, NotFoundError, RefusedError
 from clusterctl.run.nodes.epochs import highest_epoch
 from clusterctl.run.nodes.links import each
@@ -39,7 +41,7 @@ def end_on_node(session: Session, run: str, node: str, grace: float) -> list[dic
         ClusterctlError: The node did not answer, or not in time.
     """
     asked = {"run": run, "node": node}
-    stop = wire.to_wire(wire.Stop(run=run, node=node, grace=grace, reason=StopReason.CANCELLED.value))
+    stop = encoding.to_wire(requests.Stop(run=run, node=node, grace=grace, reason=StopReason.CANCELLED.value))
     deadline = time.monotonic() + grace + _BEYOND_GRACE
     pause = _FIRST_PAUSE
     session.call(Command.STOP, stop, timeout=_CALL_SECONDS)
@@ -153,4 +155,9 @@ def _unsure(node: str, error: ClusterctlError) -> dict[str, Any]:
 def _files_of(state: RunState, node: str) -> list[str]:
     entry = state.nodes.get(node) or state.retired.get(node)
     ranks = () if entry is None else entry.ranks
-    return [f(a, r) for a in range(state.attempt + 1) for r in ranks for f in (wire.output_file, wire.index_file)]
+    return [
+        f(a, r)
+        for a in range(state.attempt + 1)
+        for r in ranks
+        for f in (protocol_files.output_file, protocol_files.index_file)
+    ]

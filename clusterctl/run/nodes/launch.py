@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.agent.protocol import commands as wire
+from clusterctl.agent.protocol import encoding, requests
 from clusterctl.agent.protocol.commands import Command
 from clusterctl.config.spec import ClusterSpec, HostSpec, TransportKind
 from clusterctl.errors import ClusterctlError
@@ -286,7 +286,7 @@ class Launch:
             self._prepared.append(node)
             answer = session.call(
                 Command.PREPARE,
-                wire.to_wire(prepare_request(self._spec, self._run.run, number, by_name[node], code_hash)),
+                encoding.to_wire(prepare_request(self._spec, self._run.run, number, by_name[node], code_hash)),
                 timeout=patience,
             )
             step.through(node)
@@ -326,8 +326,8 @@ class Launch:
 
         def start(node: str, session: Session) -> None:
             workers = [
-                wire.to_wire(
-                    wire.WorkerStart(
+                encoding.to_wire(
+                    requests.WorkerStart(
                         rank=w.rank,
                         local_rank=w.local_rank,
                         argv=list(w.argv),
@@ -341,7 +341,7 @@ class Launch:
             ]
             ranks = by_name[node].ranks
             step.at(node, f"starting {len(ranks)} workers")
-            request = wire.Start(
+            request = requests.Start(
                 run=plan.run,
                 node=node,
                 attempt=plan.attempt,
@@ -350,7 +350,7 @@ class Launch:
                 keep_secrets=spec.restart.max_restarts > 0,
                 inject=inject,
             )
-            session.call(Command.START, wire.to_wire(request), timeout=_CALL_SECONDS)
+            session.call(Command.START, encoding.to_wire(request), timeout=_CALL_SECONDS)
             step.through(node, len(ranks))
 
         _, errors = each(self._on(list(by_name)), start)
@@ -361,13 +361,13 @@ class Launch:
 
 def prepare_request(
     spec: ClusterSpec, run: str, number: int, entry: planning.Layout, code_hash: str | None
-) -> wire.Prepare:
+) -> requests.Prepare:
     """Return what one node must make ready; `code_hash` is of what was synced to nodes other than this machine."""
     import sys
 
     host, job = entry.host, spec.job
     assert job is not None, "a run has a job"
-    return wire.Prepare(
+    return requests.Prepare(
         run=run,
         node=host.name,
         attempt=number,

@@ -7,7 +7,8 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.protocol import listing
-from clusterctl.agent.protocol.commands import CHUNK_BYTES, Command
+from clusterctl.agent.protocol.commands import Command
+from clusterctl.agent.protocol.frames import CHUNK_BYTES
 from clusterctl.errors import AgentError
 
 if TYPE_CHECKING:

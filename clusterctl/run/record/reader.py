@@ -7,7 +7,7 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from clusterctl.agent.protocol import commands as wire
+from clusterctl.agent.protocol import events, files
 from clusterctl.door import journal
 from clusterctl.run.rules import events as head
 from clusterctl.run.rules.state import RunState, apply_head, apply_node
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from clusterctl.run.record.writer import RunDir
 
-NodeNews = tuple[str, wire.Stamp, wire.Event]
+NodeNews = tuple[str, events.Stamp, events.Event]
 HeadNews = tuple[float, head.ControllerEvent]
 
 _UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, LookupError, RecursionError)
@@ -99,7 +99,7 @@ class StateReader:
                         self.state = apply_node(self.state, node, *told)
                         node_news((node, *told))
                 except _UNREADABLE as error:
-                    self._unread(f"nodes/{node}/{wire.JOURNAL_FILE}", error)
+                    self._unread(f"nodes/{node}/{files.JOURNAL_FILE}", error)
 
     def _unread(self, file: str, error: Exception) -> None:
         """Name the first line of a file that cannot be read."""
@@ -110,7 +110,7 @@ class StateReader:
     def _ends(self) -> dict[str, int]:
         for node in _names(self._run.path / "nodes"):
             if node not in self._nodes:
-                self._nodes[node] = LineTail(self._run.node(node) / wire.JOURNAL_FILE)
+                self._nodes[node] = LineTail(self._run.node(node) / files.JOURNAL_FILE)
         return {node: tail.end() for node, tail in self._nodes.items()}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
-from clusterctl.agent.protocol.commands import FrameError
+from clusterctl.agent.protocol.frames import FrameError
 from clusterctl.run.rules import events as head
 
 if TYPE_CHECKING:

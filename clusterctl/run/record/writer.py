@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.linux.syscalls import write_whole
-from clusterctl.agent.protocol import commands as wire
+from clusterctl.agent.protocol import files, frames
 from clusterctl.door import samples
 from clusterctl.door.bounds import MOST_JOURNAL
 from clusterctl.door.journal import MOST_LINE
@@ -260,7 +260,7 @@ def _never_started(state: RunState) -> RunState:
 
 def latest_samples(run: RunDir, node: str, kind: str) -> dict[str, Any] | None:
     """Return the newest sample of a kind (activity, health) that was replicated from a node."""
-    path = run.node(node) / wire.SAMPLES_FILE
+    path = run.node(node) / files.SAMPLES_FILE
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -324,10 +324,10 @@ class Writer:
             FrameError: It would be longer than a line, or a journal, may be.
         """
         if node not in self._journals:
-            self._journals[node] = LineFile(self.run.node(node) / wire.JOURNAL_FILE, _JOURNAL_RESERVE)
+            self._journals[node] = LineFile(self.run.node(node) / files.JOURNAL_FILE, _JOURNAL_RESERVE)
         line = (json.dumps(record, separators=(",", ":")) + "\n").encode()
         if len(line) > MOST_LINE or self._journals[node].size + len(line) > MOST_JOURNAL:
-            raise wire.FrameError(f"an event of {len(line)} bytes, for which its journal has no room")
+            raise frames.FrameError(f"an event of {len(line)} bytes, for which its journal has no room")
         self._journals[node].append(line)
 
     def flush(self) -> bool:
@@ -349,9 +349,9 @@ class Writer:
         while view:
             written = os.pwrite(fd, view, offset)
             view, offset = view[written:], offset + written
-        if file == wire.SAMPLES_FILE:
-            gone = wire.first_kept(offset, SAMPLES_KEPT)
-            if gone != wire.first_kept(before, SAMPLES_KEPT):
+        if file == files.SAMPLES_FILE:
+            gone = files.first_kept(offset, SAMPLES_KEPT)
+            if gone != files.first_kept(before, SAMPLES_KEPT):
                 punch(fd, gone)
         return offset
 
@@ -361,17 +361,19 @@ class Writer:
         Left out are the journal, and attempts before number `whole`.
         """
         base = self.run.node(node)
-        tops = [p for p in base.iterdir() if not -1 < wire.attempt_of(p.name) < whole] if base.is_dir() else []
+        tops = [p for p in base.iterdir() if not -1 < files.attempt_of(p.name) < whole] if base.is_dir() else []
         paths = [path for top in tops for path in (top, *top.rglob("*"))]
         found = {p.relative_to(base).as_posix(): p.stat().st_size for p in paths if p.is_file()}
-        found.pop(wire.JOURNAL_FILE, None)
+        found.pop(files.JOURNAL_FILE, None)
         return found
 
     def close_before(self, node: str, attempt: int) -> None:
         """Keep no file of a node open that is of an attempt before that one."""
         base = self.run.node(node)
         self._files.close_where(
-            lambda path: path.is_relative_to(base) and -1 < wire.attempt_of(path.relative_to(base).as_posix()) < attempt
+            lambda path: (
+                path.is_relative_to(base) and -1 < files.attempt_of(path.relative_to(base).as_posix()) < attempt
+            )
         )
 
     def restart_replica(self, node: str, file: str) -> None:
@@ -429,7 +431,7 @@ def write_atomically(path: Path, data: bytes, *, durable: bool = False) -> None:
 def _last_seq(path: Path) -> int:
     last = 0
     for line in LineTail(path).read():
-        with contextlib.suppress(wire.FrameError):
+        with contextlib.suppress(frames.FrameError):
             decoded = head.decode(line)
             last = decoded[0] if decoded else last
     return last

@@ -6,7 +6,8 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
-from clusterctl.agent.protocol.commands import FrameError, from_wire
+from clusterctl.agent.protocol.encoding import from_wire
+from clusterctl.agent.protocol.frames import FrameError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

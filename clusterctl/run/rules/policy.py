@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.agent.protocol.commands import StopReason
+from clusterctl.agent.protocol.requests import StopReason
 from clusterctl.config.spec import RestartSpec, StallAction
 from clusterctl.errors import ExitCode
 from clusterctl.run.rules import leftover

@@ -121,7 +121,7 @@ def from_evidence(ranks: Mapping[str, Mapping[str, Any]]) -> tuple[RankStack, ..
     """The stacks in what the agents collected, ascending by rank.
 
     Args:
-        ranks: Rank -> its evidence (`ranks` of `clusterctl.agent.watch.evidence.collect`), of one node or of all together.
+        ranks: Rank -> its evidence (`ranks` of `agent.watch.evidence.collect`), of one node or of all together.
     """
     return tuple(_rank_stack(int(rank), ranks[rank]) for rank in sorted(ranks, key=int))
 

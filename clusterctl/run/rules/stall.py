@@ -140,7 +140,7 @@ def begin(attempt: int, ranks: Iterable[int], now: float) -> StallWatch:
 
 
 def observe(watch: StallWatch, sample: Mapping[str, Any], *, node: str, attempt: int, now: float) -> StallWatch:
-    """Takes in one sample of one node (`clusterctl.agent.watch.activity.Sampler.sample`); another attempt's is ignored."""
+    """Takes in one sample of one node (`agent.watch.activity.Sampler.sample`); another attempt's is ignored."""
     if attempt != watch.attempt:
         return watch
     for rank, content in sample["ranks"].items():

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import assert_never
 
-from clusterctl.agent.protocol import commands as wire
+from clusterctl.agent.protocol import events, requests
 from clusterctl.run.rules import events as head
 from clusterctl.run.rules.blame import Cause, Exit, Verdict, first_failure, verdict
 
@@ -207,7 +207,7 @@ class RunState:
         Where no rank failed and the others were stopped all the same, a rank that ended well too early is to blame.
         """
         ended = [w for w in self.workers.values() if w.verdict is not None and not self._lost_with_node(w)]
-        early = ended if self.reason == wire.StopReason.PEER_FAILED.value else []
+        early = ended if self.reason == requests.StopReason.PEER_FAILED.value else []
         verdicts = [w.verdict for w in [w for w in ended if w.failed] or early if w.verdict is not None]
         if verdicts:
             return first_failure(verdicts)
@@ -243,7 +243,7 @@ class RunState:
         return NodePhase.PREPARED if state.prepared else NodePhase.WAITING
 
 
-def apply_node(state: RunState, node: str, stamp: wire.Stamp, event: wire.Event) -> RunState:
+def apply_node(state: RunState, node: str, stamp: events.Stamp, event: events.Event) -> RunState:
     """Return `state` after an event of a node's journal, or `state` itself where it was seen before.
 
     Events of earlier attempts only move the cursor: their part is over.
@@ -260,47 +260,47 @@ def apply_node(state: RunState, node: str, stamp: wire.Stamp, event: wire.Event)
     return _apply_current(state, state.nodes[node], stamp, event)
 
 
-def _apply_retired(state: RunState, node: NodeState, stamp: wire.Stamp, event: wire.Event) -> RunState:
+def _apply_retired(state: RunState, node: NodeState, stamp: events.Stamp, event: events.Event) -> RunState:
     if stamp.seq <= node.seq:
         return state
     node = replace(node, seq=stamp.seq)
-    if isinstance(event, wire.Swept):
+    if isinstance(event, events.Swept):
         node = replace(node, swept=True, remaining=_remaining(node, event))
-    elif isinstance(event, wire.Finished):
+    elif isinstance(event, events.Finished):
         node = replace(node, finished=True)
     return replace(state, retired={**state.retired, node.node: node})
 
 
-def _remaining(node: NodeState, event: wire.Swept) -> tuple[dict[str, Any], ...]:
+def _remaining(node: NodeState, event: events.Swept) -> tuple[dict[str, Any], ...]:
     return tuple({"node": node.node, **r} for r in event.remaining)
 
 
-def _apply_current(state: RunState, node: NodeState, stamp: wire.Stamp, event: wire.Event) -> RunState:
+def _apply_current(state: RunState, node: NodeState, stamp: events.Stamp, event: events.Event) -> RunState:
     match event:
-        case wire.Prepared():
+        case events.Prepared():
             return _with_node(state, replace(node, prepared=True, boot=stamp.boot))
-        case wire.Started():
+        case events.Started():
             return _started(state, node, event)
-        case wire.Exited():
+        case events.Exited():
             return _exited(state, node, event)
-        case wire.Stopping():
+        case events.Stopping():
             return _with_node(state, replace(node, stop_reason=event.reason))
-        case wire.Swept():
+        case events.Swept():
             return _with_node(state, replace(node, swept=True, remaining=_remaining(node, event)))
-        case wire.Finished():
+        case events.Finished():
             return _with_node(state, replace(node, finished=True))
-        case wire.Alarm() if event.code == wire.GPU_MEMORY:
+        case events.Alarm() if event.code == events.GPU_MEMORY:
             where = f"GPU {event.gpu}: " if event.gpu is not None else ""
             return _with_node(state, replace(node, held=f"{where}{event.message}"))
-        case wire.Alarm() if event.code == wire.PORT_TAKEN:
+        case events.Alarm() if event.code == events.PORT_TAKEN:
             return _with_node(state, replace(node, intruder=event.message))
-        case wire.Adopted() | wire.Alarm() | wire.Dropped():
+        case events.Adopted() | events.Alarm() | events.Dropped():
             return state
         case _:
             assert_never(event)
 
 
-def _started(state: RunState, node: NodeState, event: wire.Started) -> RunState:
+def _started(state: RunState, node: NodeState, event: events.Started) -> RunState:
     worker = state.workers.get(event.rank)
     if worker is None or worker.phase is WorkerPhase.EXITED or worker.node != node.node:
         return state
@@ -313,7 +313,7 @@ def _started(state: RunState, node: NodeState, event: wire.Started) -> RunState:
     return state
 
 
-def _exited(state: RunState, node: NodeState, event: wire.Exited) -> RunState:
+def _exited(state: RunState, node: NodeState, event: events.Exited) -> RunState:
     worker = state.workers.get(event.rank)
     # A node knows of its own ranks alone.
     if worker is None or worker.node != node.node:
@@ -331,7 +331,7 @@ def _exited(state: RunState, node: NodeState, event: wire.Exited) -> RunState:
     return _with_worker(state, worker)
 
 
-def _exit_of(node: NodeState, event: wire.Exited) -> Exit:
+def _exit_of(node: NodeState, event: events.Exited) -> Exit:
     offset, error = node.clock or (0.0, float("inf"))
     return Exit(
         rank=event.rank,

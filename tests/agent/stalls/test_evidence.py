@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from clusterctl.agent.protocol import commands
+from clusterctl.agent.protocol import frames as frames_module
 from clusterctl.agent.watch import evidence, stacks
 from clusterctl.run.rules import stacks as reader
 
@@ -289,7 +289,7 @@ def test_what_very_many_ranks_have_to_say_is_kept_whole_and_fits_into_one_answer
     gone = [{"rank": rank, "pid": 1 << 23, "start_time": 0, "output": str(output)} for rank in range(64)]
     folder = bench.tmp_path / "stall-1"
     found = evidence.collect(gone, str(bench.status_dir), str(folder), time.monotonic() + 4.0)
-    assert commands.encode_message({"id": 1, "result": found})
+    assert frames_module.encode_message({"id": 1, "result": found})
     assert json.loads((folder / "rank-63.json").read_text())["tail"] == lines
     told = found["ranks"]["63"]
     assert told["tail"] == lines[-len(told["tail"]) :]

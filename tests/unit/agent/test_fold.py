@@ -4,17 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from clusterctl.agent.protocol.commands import (
-    Dropped,
-    Event,
-    Exited,
-    Finished,
-    Prepared,
-    Stamp,
-    Started,
-    Stopping,
-    Swept,
-)
+from clusterctl.agent.protocol.events import Dropped, Event, Exited, Finished, Prepared, Stamp, Started, Stopping, Swept
 from clusterctl.agent.record.state import fold
 
 STARTED = [Prepared(0), Started(0, 0, 0, 7, 1), Started(0, 1, 1, 8, 1)]

@@ -9,7 +9,7 @@ import pytest
 
 from clusterctl.agent.linux.loop import Loop
 from clusterctl.agent.linux.notify import Notifier
-from clusterctl.agent.protocol import commands
+from clusterctl.agent.protocol import events, requests
 from clusterctl.agent.record import journal
 from clusterctl.agent.record.rundir import RunDir
 from clusterctl.agent.serve.follow import Follower
@@ -31,7 +31,7 @@ class Followed:
     def followed(self, whole: int = 0) -> Follower:
         return Follower(
             self.dir,
-            commands.Follow(run="r", node="n", seq=0, whole=whole),
+            requests.Follow(run="r", node="n", seq=0, whole=whole),
             self.told.append,
             lambda _stream, offset, data: self.data.append((offset, data)),
             lambda: 1,
@@ -40,12 +40,12 @@ class Followed:
 
     def begin(self, attempt: int = 0) -> None:
         Path(self.dir.attempt(attempt)).mkdir()
-        self.journal.append(commands.Prepared(attempt, []))
-        self.journal.append(commands.Started(attempt, 0, 0, 1, 1))
+        self.journal.append(events.Prepared(attempt, []))
+        self.journal.append(events.Started(attempt, 0, 0, 1, 1))
 
     def end(self, attempt: int = 0) -> None:
-        self.journal.append(commands.Exited(attempt, 0, 0))
-        self.journal.append(commands.Swept(attempt, 0, []))
+        self.journal.append(events.Exited(attempt, 0, 0))
+        self.journal.append(events.Swept(attempt, 0, []))
 
     def log(self, attempt: int = 0) -> Path:
         return Path(self.dir.of_rank(attempt, 0, "log"))
@@ -60,7 +60,7 @@ def test_where_the_front_of_an_output_is_given_up_while_it_is_read_the_rest_is_s
     followed.begin()
     followed.follower.pump_events()
     followed.log().write_bytes(b"a" * BLOCK + b"b" * BLOCK)
-    followed.journal.append(commands.Dropped(0, 0, BLOCK, BLOCK, "disk full"))
+    followed.journal.append(events.Dropped(0, 0, BLOCK, BLOCK, "disk full"))
 
     assert followed.follower.pump_data(1 << 20) == BLOCK
     assert followed.data == [(BLOCK, b"b" * BLOCK)]

@@ -11,7 +11,7 @@ import pytest
 
 from clusterctl.agent.linux.loop import Loop
 from clusterctl.agent.linux.notify import Notifier
-from clusterctl.agent.protocol import commands
+from clusterctl.agent.protocol import events, requests
 from clusterctl.agent.record import journal, state
 from clusterctl.agent.record.rundir import RunDir
 from clusterctl.agent.serve.follow import Follower
@@ -28,8 +28,8 @@ def run(tmp_path: Path) -> RunDir:
 
 
 def line(number: int) -> str:
-    stamp = commands.Stamp(number, 0.0, 0.0, "boot")
-    return commands.encode_event(stamp, commands.Alarm(0, "code", "x" * 100)) + "\n"
+    stamp = events.Stamp(number, 0.0, 0.0, "boot")
+    return events.encode_event(stamp, events.Alarm(0, "code", "x" * 100)) + "\n"
 
 
 def peak(action: Callable[[], object]) -> int:
@@ -60,7 +60,7 @@ def test_what_is_not_taken_is_read_again_and_a_torn_line_once_it_is_whole(run: R
 def test_a_follower_tells_no_more_events_at_once_than_there_is_room_for(run: RunDir) -> None:
     Path(run.journal).write_text("".join(map(line, range(1, 8))))
     told: list[dict[str, Any]] = []
-    follow = commands.Follow(run="r", node="n", seq=0)
+    follow = requests.Follow(run="r", node="n", seq=0)
     follower = Follower(run, follow, told.append, lambda *_: None, lambda: 1, Notifier(Loop(), lambda: None))
     counts = []
     for limit in (3, 6, 9):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.agent.linux.proc import boot_id
-from clusterctl.agent.protocol.commands import Alarm, Event, Finished, Prepared, Swept
+from clusterctl.agent.protocol.events import Alarm, Event, Finished, Prepared, Swept
 from clusterctl.agent.record.journal import Journal, Reader, read
 from tests.unit.agent.full import full_at
 

@@ -11,8 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterctl.agent.protocol import commands
-from clusterctl.agent.protocol.commands import Command, Data, Decoder, ErrorKind, FrameError
+from clusterctl.agent.protocol import commands, files
+from clusterctl.agent.protocol import frames as frames_module
+from clusterctl.agent.protocol.commands import Command, ErrorKind
+from clusterctl.agent.protocol.frames import Data, Decoder, FrameError
 
 PAGE = (Path(__file__).parents[3] / "docs" / "protocol.md").read_text()
 MIB = 1024 * 1024
@@ -33,25 +35,25 @@ def frames(*chunks: bytes) -> list[Any]:
 def test_a_message_is_a_header_and_a_json_object() -> None:
     body = '{"id":7,"text":"größe"}'.encode()
 
-    assert commands.encode_message({"id": 7, "text": "größe"}) == struct.pack(">IB", len(body), 0) + body
+    assert frames_module.encode_message({"id": 7, "text": "größe"}) == struct.pack(">IB", len(body), 0) + body
 
 
 def test_data_is_a_header_its_stream_its_offset_and_the_bytes() -> None:
     frame = struct.pack(">IB", 12 + 3, 1) + struct.pack(">IQ", 2**31, 2**40) + b"a\nb"
 
-    assert commands.encode_data(2**31, 2**40, b"a\nb") == frame
+    assert frames_module.encode_data(2**31, 2**40, b"a\nb") == frame
     assert frames(frame) == [Data(2**31, 2**40, b"a\nb")]
 
 
 def test_names_of_files_that_are_no_utf_8_travel() -> None:
-    assert frames(commands.encode_message({"path": "caf\udce9"})) == [{"path": "caf\udce9"}]
+    assert frames(frames_module.encode_message({"path": "caf\udce9"})) == [{"path": "caf\udce9"}]
 
 
 @given(st.lists(st.binary(max_size=50), max_size=5), st.lists(st.integers(1, 20), max_size=40))
 def test_frames_arrive_however_the_stream_was_split(payloads: list[bytes], cuts: list[int]) -> None:
     sent = [Data(number, 3 * number, payload) for number, payload in enumerate(payloads)]
-    stream = b"".join(commands.encode_data(d.stream, d.offset, d.payload) for d in sent)
-    stream += commands.encode_message({"last": True})
+    stream = b"".join(frames_module.encode_data(d.stream, d.offset, d.payload) for d in sent)
+    stream += frames_module.encode_message({"last": True})
     chunks, start = [], 0
     for cut in cuts:
         chunks.append(stream[start : start + cut])
@@ -61,14 +63,14 @@ def test_frames_arrive_however_the_stream_was_split(payloads: list[bytes], cuts:
 
 
 def test_nothing_is_given_out_before_it_is_whole() -> None:
-    frame = commands.encode_message({"id": 1})
+    frame = frames_module.encode_message({"id": 1})
     decoder = Decoder()
 
     assert [list(decoder.feed(frame[i : i + 1])) for i in range(len(frame))] == [[]] * (len(frame) - 1) + [[{"id": 1}]]
 
 
 def test_an_empty_object_and_no_bytes_are_frames() -> None:
-    assert frames(commands.encode_message({}) + commands.encode_data(0, 0, b"")) == [{}, Data(0, 0, b"")]
+    assert frames(frames_module.encode_message({}) + frames_module.encode_data(0, 0, b"")) == [{}, Data(0, 0, b"")]
 
 
 @pytest.mark.parametrize(
@@ -93,7 +95,7 @@ def test_what_is_no_frame_of_ours_is_refused_and_quoted(stream: bytes, said: str
 
 def test_the_frames_before_the_noise_were_given_out() -> None:
     decoder = Decoder()
-    feed = decoder.feed(commands.encode_message({"id": 1}) + b"noise!")
+    feed = decoder.feed(frames_module.encode_message({"id": 1}) + b"noise!")
 
     assert next(feed) == {"id": 1}
     with pytest.raises(FrameError, match="noise"):
@@ -146,25 +148,25 @@ def test_the_kinds_of_errors_are_those_of_the_page() -> None:
 
 
 def test_the_numbers_are_those_of_the_page() -> None:
-    assert f"at most {commands.MAX_FRAME // MIB} MiB" in section("Frames")
+    assert f"at most {frames_module.MAX_FRAME // MIB} MiB" in section("Frames")
     assert f"every {commands.BEAT_SECONDS:g} s" in section("Heartbeats")
     assert f"hears nothing for {commands.IDLE_SECONDS:g} s" in section("Heartbeats")
-    assert f"{commands.CREDIT_BYTES // 1024} KiB at first" in section("Pushes and streams")
+    assert f"{frames_module.CREDIT_BYTES // 1024} KiB at first" in section("Pushes and streams")
     assert "streams from 2^31" in section("Pushes and streams")
     assert commands.AGENT_STREAMS == 2**31
     assert f"Version {commands.PROTOCOL}." in PAGE
-    assert commands.MAX_FRAME % MIB == commands.CREDIT_BYTES % 1024 == 0
-    assert commands.CHUNK_BYTES < commands.CREDIT_BYTES < commands.MAX_FRAME
+    assert frames_module.MAX_FRAME % MIB == frames_module.CREDIT_BYTES % 1024 == 0
+    assert frames_module.CHUNK_BYTES < frames_module.CREDIT_BYTES < frames_module.MAX_FRAME
 
 
 # --- names
 
 
 def test_the_files_of_a_run_have_their_names() -> None:
-    assert commands.output_file(2, 7) == "attempt-2/rank-7.log"
-    assert commands.index_file(2, 7) == "attempt-2/rank-7.idx"
-    assert (commands.JOURNAL_FILE, commands.SAMPLES_FILE) == ("journal.jsonl", "samples.jsonl")
-    assert commands.INDEX_RECORD.pack(1, 2.0) == struct.pack("<Qd", 1, 2.0)
+    assert files.output_file(2, 7) == "attempt-2/rank-7.log"
+    assert files.index_file(2, 7) == "attempt-2/rank-7.idx"
+    assert (files.JOURNAL_FILE, files.SAMPLES_FILE) == ("journal.jsonl", "samples.jsonl")
+    assert files.INDEX_RECORD.pack(1, 2.0) == struct.pack("<Qd", 1, 2.0)
 
 
 def test_every_name_that_is_offered_is_there_and_no_other() -> None:

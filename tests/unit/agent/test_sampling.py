@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterctl.agent.protocol.commands import first_kept
+from clusterctl.agent.protocol.files import first_kept
 from clusterctl.agent.supervisor.sampling import Samples, Steadiness, retry_after
 
 

@@ -13,7 +13,7 @@ import pytest
 from clusterctl.agent.linux import proc
 from clusterctl.agent.members import sweep
 from clusterctl.agent.members.sweep import Ledger
-from clusterctl.agent.protocol import commands
+from clusterctl.agent.protocol import events
 from clusterctl.door.journal import decode_line
 from tests.lab.waiting import wait_for
 
@@ -79,7 +79,7 @@ def test_thousands_that_cannot_be_ended_are_all_named_in_an_event_that_the_head_
     first, other = (start(sys.executable, "-c", f"import time; time.sleep(1000); {'x' * 300}") for _ in range(2))
 
     said = sweep.describe([first] * 256 + [other] * 3744)
-    line = commands.encode_event(commands.Stamp(1, 0.0, 0.0, "b"), commands.Swept(0, 0, said))
+    line = events.encode_event(events.Stamp(1, 0.0, 0.0, "b"), events.Swept(0, 0, said))
 
     assert [one["pid"] for one in (said[0], said[-1])] == [first.pid, other.pid]
     assert (len(said[0]["command"]), said[-1]["command"]) == (200, f"[{other.comm}]")

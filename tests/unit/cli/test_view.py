@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.agent.protocol import commands as wire
-from clusterctl.agent.protocol.commands import output_file
+from clusterctl.agent.protocol import events as node_events
+from clusterctl.agent.protocol import files
+from clusterctl.agent.protocol.files import output_file
 from clusterctl.run.record import writer as store
 from clusterctl.run.record.writer import Writer
 from clusterctl.run.rules import events
@@ -66,8 +67,13 @@ def test_a_new_supervisor_is_told_with_what_it_means_for_the_workers(
     tmp_path: Path, boot: str, told: str, untold: str
 ) -> None:
     run = ended_run(tmp_path, b"done\n")
-    lines = [(wire.Stamp(1, 2.1, 2.1, "b0"), wire.Prepared(0)), (wire.Stamp(2, 2.5, 0.5, boot), wire.Adopted(0, 7))]
-    (run.node("gpu01") / wire.JOURNAL_FILE).write_text("".join(wire.encode_event(*line) + "\n" for line in lines))
+    lines = [
+        (node_events.Stamp(1, 2.1, 2.1, "b0"), node_events.Prepared(0)),
+        (node_events.Stamp(2, 2.5, 0.5, boot), node_events.Adopted(0, 7)),
+    ]
+    (run.node("gpu01") / files.JOURNAL_FILE).write_text(
+        "".join(node_events.encode_event(*line) + "\n" for line in lines)
+    )
     done = subprocess.run([sys.executable, "-c", VIEW, run.path], capture_output=True, text=True, check=True)
     assert f"gpu01: {told}" in done.stderr
     assert untold not in done.stderr
@@ -86,9 +92,11 @@ screen.follow()
 
 def test_what_came_after_a_command_began_is_told_though_its_view_opened_later(tmp_path: Path) -> None:
     run = ended_run(tmp_path, b"done\n")
-    steps = [wire.Prepared(0), wire.Swept(0, 0, [])]
-    lines = [(wire.Stamp(seq, 2.0, 2.0, "b0"), event) for seq, event in enumerate(steps, 1)]
-    (run.node("gpu01") / wire.JOURNAL_FILE).write_text("".join(wire.encode_event(*line) + "\n" for line in lines))
+    steps = [node_events.Prepared(0), node_events.Swept(0, 0, [])]
+    lines = [(node_events.Stamp(seq, 2.0, 2.0, "b0"), event) for seq, event in enumerate(steps, 1)]
+    (run.node("gpu01") / files.JOURNAL_FILE).write_text(
+        "".join(node_events.encode_event(*line) + "\n" for line in lines)
+    )
     done = subprocess.run([sys.executable, "-c", STEPS, run.path], capture_output=True, text=True, check=True)
     assert "gpu01: nothing is left of attempt 0" in done.stderr
     assert "ready for attempt" not in done.stderr

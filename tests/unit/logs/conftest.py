@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from clusterctl.agent.protocol.commands import INDEX_RECORD, index_file, output_file
+from clusterctl.agent.protocol.files import INDEX_RECORD, index_file, output_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from clusterctl.agent.protocol.commands import Exited
+from clusterctl.agent.protocol.events import Exited
 from clusterctl.logs.select import FULL_ENDS, FailingEnds, end_lines, is_failure
 
 TRACE = 'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\nValueError: {}\n'

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from clusterctl.agent.protocol import commands as wire
-from clusterctl.agent.protocol.commands import StopReason
+from clusterctl.agent.protocol import events as node_events
+from clusterctl.agent.protocol.requests import StopReason
 from clusterctl.config.spec import RestartSpec
 from clusterctl.errors import ExitCode
 from clusterctl.run.rules import events, leftover, policy
@@ -22,18 +22,18 @@ def running() -> RunState:
     attempt = events.Attempt(attempt=0, world_size=2, master_addr=None, master_port=None, nodes=layout)
     state = apply_head(apply_head(RunState(), NOW, events.Created(run="r-1", name="r", path="/c.yaml")), NOW, attempt)
     for rank in (0, 1):
-        state = journal(state, rank, wire.Started(attempt=0, rank=rank, local_rank=0, pid=7, start_time=1))
+        state = journal(state, rank, node_events.Started(attempt=0, rank=rank, local_rank=0, pid=7, start_time=1))
     return state
 
 
-def journal(state: RunState, rank: int, event: wire.Event) -> RunState:
+def journal(state: RunState, rank: int, event: node_events.Event) -> RunState:
     node = f"n{rank}"
-    stamp = wire.Stamp(seq=state.nodes[node].seq + 1, wall=NOW, mono=NOW, boot="b")
+    stamp = node_events.Stamp(seq=state.nodes[node].seq + 1, wall=NOW, mono=NOW, boot="b")
     return apply_node(state, node, stamp, event)
 
 
 def exited(state: RunState, rank: int, code: int | None = 0, *, stopped: bool = False) -> RunState:
-    event = wire.Exited(attempt=0, rank=rank, exit_code=code, earliest=1, latest=1, stopped=stopped)
+    event = node_events.Exited(attempt=0, rank=rank, exit_code=code, earliest=1, latest=1, stopped=stopped)
     return journal(state, rank, event)
 
 
@@ -74,7 +74,7 @@ def test_a_rebooted_node_is_lost_and_nothing_can_be_left_on_it() -> None:
         "node lost: it was rebooted",
     )
     assert state.node_phase("n1") is NodePhase.LOST
-    state = journal(apply_head(state, NOW, replace(DECIDED, reason="node_lost")), 0, wire.Swept(attempt=0))
+    state = journal(apply_head(state, NOW, replace(DECIDED, reason="node_lost")), 0, node_events.Swept(attempt=0))
     end = policy.decide(state, LIMITS, policy.Sight(silent={}), NOW)
     assert end == policy.Finish(phase=RunPhase.LOST, exit_code=int(ExitCode.LOST), remaining=())
 
@@ -97,7 +97,7 @@ def test_when_all_nodes_are_silent_they_are_given_up_only_if_a_person_wants_the_
 def test_a_fence_counts_from_what_was_sent_last_and_not_from_what_was_heard_last() -> None:
     limits = replace(LIMITS, stop_after=5.0, grace=1.0)
     state = apply_head(running(), NOW, events.Link(node="n1", link="lost", why="no answer"))
-    state = journal(apply_head(state, NOW, replace(DECIDED, reason="node_lost")), 0, wire.Swept(attempt=0))
+    state = journal(apply_head(state, NOW, replace(DECIDED, reason="node_lost")), 0, node_events.Swept(attempt=0))
 
     heard = policy.Sight(silent={"n1": 100.0}, cut={"n1": 15.9})
     assert policy.decide(state, limits, heard, NOW) is None
@@ -108,7 +108,7 @@ def stopping(node: str = "n1") -> RunState:
     """Two nodes that were told to stop, of which `node` never says that it has."""
     other = {"n0": 1, "n1": 0}[node]
     state = apply_head(running(), NOW, replace(DECIDED, reason="cancelled"))
-    return journal(exited(state, other, None, stopped=True), other, wire.Swept(attempt=0))
+    return journal(exited(state, other, None, stopped=True), other, node_events.Swept(attempt=0))
 
 
 MARGIN = policy.STOPPING_MARGIN
@@ -138,13 +138,13 @@ def test_a_node_that_answers_and_never_says_that_all_has_ended_is_named_and_not_
 
 
 def test_what_a_node_was_told_of_an_earlier_attempt_ends_no_later_one() -> None:
-    state = journal(exited(running(), 0), 0, wire.Swept(attempt=0))
+    state = journal(exited(running(), 0), 0, node_events.Swept(attempt=0))
 
     assert policy.decide(state, LIMITS, policy.Sight(silent={}, told={"n1": 1e6}), NOW) is None
 
 
 def test_a_node_none_of_whose_workers_is_known_is_named_too() -> None:
-    state = journal(exited(stopping(), 1, None, stopped=True), 1, wire.Adopted(0, 5))
+    state = journal(exited(stopping(), 1, None, stopped=True), 1, node_events.Adopted(0, 5))
 
     finish = policy.decide(state, LIMITS, policy.Sight(silent={}, killed=MARGIN), NOW)
 
@@ -154,7 +154,7 @@ def test_a_node_none_of_whose_workers_is_known_is_named_too() -> None:
 
 def test_no_attempt_follows_where_a_node_does_not_say_that_all_has_ended() -> None:
     failed = apply_head(exited(running(), 0, 3), NOW, DECIDED)
-    state = journal(failed, 0, wire.Swept(attempt=0))
+    state = journal(failed, 0, node_events.Swept(attempt=0))
     limits = replace(LIMITS, restart=RestartSpec(max_restarts=1), stop_after=5.0)
 
     finish = policy.decide(state, limits, policy.Sight(silent={}, told={"n1": 1e6}, spares=1), NOW)
@@ -201,7 +201,7 @@ def test_a_lost_node_none_of_whose_workers_is_known_is_named_as_one_of_which_nob
 
 
 def test_a_person_who_ends_a_run_between_two_attempts_is_told_what_could_not_be_ended_before() -> None:
-    state = journal(running(), 0, wire.Swept(attempt=0, remaining=[{"pid": 7, "why": "state D"}]))
+    state = journal(running(), 0, node_events.Swept(attempt=0, remaining=[{"pid": 7, "why": "state D"}]))
 
     end = policy.cancelled(state)
 

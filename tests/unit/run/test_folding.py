@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from clusterctl.agent.protocol import commands as wire
-from clusterctl.agent.protocol.commands import StopReason
+from clusterctl.agent.protocol import events as node_events
+from clusterctl.agent.protocol.requests import StopReason
 from clusterctl.run.rules import events
 from clusterctl.run.rules.state import RunState, apply_head, apply_node
 from tests.work import calls, work
@@ -25,8 +25,8 @@ def begun(ranks: int) -> RunState:
 
 
 def exited(state: RunState, rank: int, at: float, **how: object) -> RunState:
-    event = wire.Exited(attempt=0, rank=rank, earliest=at, latest=at, **how)  # type: ignore[arg-type]
-    return apply_node(state, f"n{rank}", wire.Stamp(state.nodes[f"n{rank}"].seq + 1, at, at, "b"), event)
+    event = node_events.Exited(attempt=0, rank=rank, earliest=at, latest=at, **how)  # type: ignore[arg-type]
+    return apply_node(state, f"n{rank}", node_events.Stamp(state.nodes[f"n{rank}"].seq + 1, at, at, "b"), event)
 
 
 def fold_failures(ranks: int) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from clusterctl.agent.protocol import commands as wire
+from clusterctl.agent.protocol import events as node_events
 from clusterctl.config.spec import ClusterSpec, HealthSpec, HostSpec, RestartSpec
 from clusterctl.run.rules import events, policy
 from clusterctl.run.rules.health_samples import HealthObserver
@@ -188,8 +188,8 @@ def test_a_restart_leaves_a_sick_node_out_where_it_can(spares: int, without: tup
 
 def test_memory_that_is_held_makes_a_node_unfit_for_the_next_attempt_only() -> None:
     state = state_with([])
-    alarm = wire.Alarm(-1, wire.GPU_MEMORY, "3.0 of 80 GiB still in use, held by pid 7", gpu=2)
-    state = apply_node(state, "a", wire.Stamp(1, 0.0, 0.0, "boot"), alarm)
+    alarm = node_events.Alarm(-1, node_events.GPU_MEMORY, "3.0 of 80 GiB still in use, held by pid 7", gpu=2)
+    state = apply_node(state, "a", node_events.Stamp(1, 0.0, 0.0, "boot"), alarm)
     assert state.nodes["a"].held == "GPU 2: 3.0 of 80 GiB still in use, held by pid 7"
     entries = [{"node": n, "node_rank": i, "ranks": [i]} for i, n in enumerate("ab")]
     begun = events.Attempt(attempt=0, world_size=2, master_addr=None, master_port=None, nodes=entries)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.agent.protocol import commands as wire
+from clusterctl.agent.protocol import events as node_events
+from clusterctl.agent.protocol import files
 from clusterctl.errors import NotFoundError
 from clusterctl.run.record import writer as store
 from clusterctl.run.record.reader import load_state
@@ -25,10 +26,10 @@ def ended_run(root: Path, name: str, ranks: int = 8) -> store.RunDir:
     writer.append(events.Created(run=run.run, name=name, path="/c.yaml"), 1.0)
     writer.append(attempt, 2.0)
     for rank in range(ranks):
-        exited = wire.Exited(attempt=0, rank=rank, exit_code=1, tail="out of luck\n" * 500)
-        writer.journal("n0", json.loads(wire.encode_event(wire.Stamp(rank + 1, 1.0, 1.0, "b"), exited)))
+        exited = node_events.Exited(attempt=0, rank=rank, exit_code=1, tail="out of luck\n" * 500)
+        writer.journal("n0", json.loads(node_events.encode_event(node_events.Stamp(rank + 1, 1.0, 1.0, "b"), exited)))
     sample = {"kind": "activity", "attempt": 0, "ranks": {"0": {"inside": {"step": 7}}, "1": {"inside": {"step": 5}}}}
-    writer.replicate("n0", wire.SAMPLES_FILE, 0, json.dumps(sample).encode() + b"\n")
+    writer.replicate("n0", files.SAMPLES_FILE, 0, json.dumps(sample).encode() + b"\n")
     writer.append(events.Ended(state="failed", exit_code=100), 9.0)
     writer.close()
     return run
@@ -36,7 +37,7 @@ def ended_run(root: Path, name: str, ranks: int = 8) -> store.RunDir:
 
 def test_lists_show_the_same_of_an_ended_run_whether_it_has_an_outline_or_not(tmp_path: Path) -> None:
     run = ended_run(tmp_path, "demo")
-    outlined = writer.listed(run)
+    outlined = store.listed(run)
     whole = load_state(run)
 
     for field in ("run", "name", "path", "phase", "attempt", "world_size", "created", "ended", "exit_code", "over"):
@@ -44,7 +45,7 @@ def test_lists_show_the_same_of_an_ended_run_whether_it_has_an_outline_or_not(tm
     assert list(outlined.nodes) == list(whole.nodes)
     assert not outlined.workers
     run.outline.unlink()
-    assert writer.listed(run) == whole
+    assert store.listed(run) == whole
 
 
 def test_the_step_that_the_slowest_rank_had_reached_is_kept(tmp_path: Path) -> None:
@@ -56,7 +57,7 @@ def test_what_is_written_behind_the_end_counts(tmp_path: Path) -> None:
     line = events.encode(99, 10.0, events.Ended(state="lost", exit_code=105))
     run.events.write_bytes(run.events.read_bytes() + line.encode() + b"\n")
 
-    assert writer.listed(run).exit_code == 105
+    assert store.listed(run).exit_code == 105
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"events": 1}', b"\xff"])
@@ -64,7 +65,7 @@ def test_an_outline_that_cannot_be_read_counts_for_nothing(tmp_path: Path, conte
     run = ended_run(tmp_path, "demo")
     run.outline.write_bytes(content)
 
-    assert writer.listed(run).exit_code == 100
+    assert store.listed(run).exit_code == 100
 
 
 def test_a_run_that_goes_on_has_no_outline(tmp_path: Path) -> None:
@@ -83,6 +84,6 @@ def test_many_ranks_of_ended_runs_do_not_slow_down_the_search_for_a_run(tmp_path
 
     def search(ranks: int) -> None:
         with pytest.raises(NotFoundError):
-            writer.find("another", tmp_path / str(ranks))
+            store.find("another", tmp_path / str(ranks))
 
     assert work(lambda: search(400)) < 10 * work(lambda: search(1))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.agent.protocol.commands import FrameError
+from clusterctl.agent.protocol.frames import FrameError
 from clusterctl.agent.record.workspace import files_matching
 from clusterctl.errors import AgentError, ConnectError, RefusedError
 from clusterctl.run.nodes.asked import asked_for

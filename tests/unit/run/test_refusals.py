@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from clusterctl.agent.linux import logind as logind_module
 from clusterctl.agent.record import rundir
-from clusterctl.agent.serve import hello
 from clusterctl.errors import ExitCode, RefusedError
 from clusterctl.run.rules.lingering import refuse, warning_of_head
 
@@ -85,13 +85,13 @@ LATER = "etc/systemd/logind.conf.d/50-site.conf"
 def test_what_logind_was_told(
     tmp_path: Path, files: list[tuple[str, str]], user: str, expected: tuple[bool, bool]
 ) -> None:
-    found = hello.logind(user, machine(tmp_path, *files))
+    found = logind_module.logind(user, machine(tmp_path, *files))
 
     assert found == {"kill_user_processes": expected[0], "linger": expected[1]}
 
 
 def test_without_logind_there_is_nothing_to_judge(tmp_path: Path) -> None:
-    assert hello.logind("ann", str(tmp_path)) is None
+    assert logind_module.logind("ann", str(tmp_path)) is None
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from clusterctl.agent.protocol.commands import SAMPLES_FILE, output_file
+from clusterctl.agent.protocol.files import SAMPLES_FILE, output_file
 from clusterctl.run.record import writer as store
 from clusterctl.run.record.writer import Writer
 

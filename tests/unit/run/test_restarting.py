@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterctl.agent.protocol import commands as wire
+from clusterctl.agent.protocol import events as node_events
 from clusterctl.config.spec import ClusterSpec, HostSpec, RestartSpec, Role
 from clusterctl.run.rules import events, policy, restarting
 from clusterctl.run.rules.blame import Cause
@@ -175,14 +175,16 @@ def test_a_node_that_was_replaced_is_retired_and_its_cursor_goes_on() -> None:
     assert new.placed == ((0, "a", (0,)), (0, "b", (1,)), (1, "a", (0,)), (1, "s", (1,)))
 
     later = new
-    for seq, event in enumerate((wire.Swept(attempt=0, remaining=[{"pid": 7}]), wire.Finished("failed", 100)), 1):
-        later = apply_node(later, "b", wire.Stamp(seq=seq, wall=1.0, mono=1.0, boot="b"), event)
+    for seq, event in enumerate(
+        (node_events.Swept(attempt=0, remaining=[{"pid": 7}]), node_events.Finished("failed", 100)), 1
+    ):
+        later = apply_node(later, "b", node_events.Stamp(seq=seq, wall=1.0, mono=1.0, boot="b"), event)
     seen = later.retired["b"]
     assert (seen.seq, seen.swept, seen.finished) == (2, True, True)
     assert seen.remaining == ({"node": "b", "pid": 7},)
     assert later.nodes == new.nodes
-    again = wire.Stamp(seq=2, wall=2.0, mono=2.0, boot="b")
-    assert apply_node(later, "b", again, wire.Swept(attempt=0)) is later
+    again = node_events.Stamp(seq=2, wall=2.0, mono=2.0, boot="b")
+    assert apply_node(later, "b", again, node_events.Swept(attempt=0)) is later
 
 
 def test_nodes_that_were_replaced_or_only_prepared_are_known_to_hold_something_of_the_run() -> None:
@@ -282,8 +284,8 @@ def test_a_node_that_comes_clean_is_dirty_no_more() -> None:
     found = {"pid": 7, "start_time": 1, "command": "x", "why": "stuck"}
     state = state_of("a")
     for seq, remaining in enumerate([[found], []], start=1):
-        stamp = wire.Stamp(seq=seq, wall=0.0, mono=0.0, boot="b")
-        state = apply_node(state, "a", stamp, wire.Swept(attempt=0, remaining=remaining))
+        stamp = node_events.Stamp(seq=seq, wall=0.0, mono=0.0, boot="b")
+        state = apply_node(state, "a", stamp, node_events.Swept(attempt=0, remaining=remaining))
         assert bool(state.nodes["a"].remaining) == bool(remaining)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.agent.protocol import commands as wire
+from clusterctl.agent.protocol import events as node_events
 from clusterctl.render.status import RunView, ps_json
 from clusterctl.run.rules import events
 from clusterctl.run.rules.state import NodePhase, RunPhase, RunState, WorkerPhase, apply_node
@@ -47,7 +47,7 @@ def test_an_attempt_that_begins_is_shown_with_its_nodes_and_ranks() -> None:
 def test_a_run_is_shown_with_what_its_workers_do_and_how_each_ended() -> None:
     one_stopped = exited(3, signal=15, stopped=True, earliest=1.0, latest=2.0)
     failed = exited(2, exit_code=3, earliest=1.0, latest=2.0, tail="x\nboom\n")
-    state = wrote(RUNNING, "n1", failed, wire.Stopping(0, "peer_failed", 10.0), one_stopped)
+    state = wrote(RUNNING, "n1", failed, node_events.Stopping(0, "peer_failed", 10.0), one_stopped)
 
     assert shown(state) == {
         **NOTHING_YET, "run": "r-1", "name": "r", "state": "running", "attempt": 0,
@@ -69,21 +69,23 @@ def test_a_run_is_shown_with_what_its_workers_do_and_how_each_ended() -> None:
     ("state", "words"),
     [
         pytest.param(BEGUN, ["waiting", "waiting"], id="nothing yet"),
-        pytest.param(wrote(BEGUN, "n1", wire.Prepared(0)), ["waiting", "prepared"], id="one is ready"),
+        pytest.param(wrote(BEGUN, "n1", node_events.Prepared(0)), ["waiting", "prepared"], id="one is ready"),
         pytest.param(wrote(PREPARED, "n0", started(0)), ["running", "prepared"], id="one has a worker"),
-        pytest.param(wrote(RUNNING, "n0", wire.Stopping(0, "cancelled", 1.0)), ["stopping", "running"], id="one stops"),
+        pytest.param(
+            wrote(RUNNING, "n0", node_events.Stopping(0, "cancelled", 1.0)), ["stopping", "running"], id="one stops"
+        ),
         pytest.param(
             told(RUNNING, events.Link(node="n0", link="unreachable", why="no answer")),
             ["unreachable", "running"],
             id="one does not answer",
         ),
         pytest.param(
-            told(wrote(RUNNING, "n0", wire.Swept(0)), events.Link(node="n0", link="unreachable")),
+            told(wrote(RUNNING, "n0", node_events.Swept(0)), events.Link(node="n0", link="unreachable")),
             ["swept", "running"],
             id="one that had swept does not answer",
         ),
         pytest.param(
-            told(wrote(RUNNING, "n0", wire.Swept(0)), events.Link(node="n0", link="lost")),
+            told(wrote(RUNNING, "n0", node_events.Swept(0)), events.Link(node="n0", link="lost")),
             ["lost", "running"],
             id="one that had swept is lost",
         ),
@@ -122,14 +124,19 @@ def test_a_rank_that_has_ended_is_not_running_again_because_its_start_is_told_la
 
 def test_what_nodes_say_of_ranks_that_are_not_there_is_passed_over() -> None:
     assert wrote(RUNNING, "n0", started(9), exited(9, exit_code=1)).workers == RUNNING.workers
-    assert apply_node(RUNNING, "n9", wire.Stamp(1, 0.0, 0.0, "b"), started(0)) is RUNNING
+    assert apply_node(RUNNING, "n9", node_events.Stamp(1, 0.0, 0.0, "b"), started(0)) is RUNNING
     assert told(RUNNING, events.Clock(node="n9", offset=1.0, error=0.1), events.Link(node="n9", link="lost")) is RUNNING
 
 
 @pytest.mark.parametrize(
-    "event", [wire.Adopted(0, 5), wire.Alarm(0, "disk_full", "full"), wire.Dropped(0, 0, 100, 0, "disk full")]
+    "event",
+    [
+        node_events.Adopted(0, 5),
+        node_events.Alarm(0, "disk_full", "full"),
+        node_events.Dropped(0, 0, 100, 0, "disk full"),
+    ],
 )
-def test_what_changes_nothing_for_the_run_moves_the_cursor(event: wire.Event) -> None:
+def test_what_changes_nothing_for_the_run_moves_the_cursor(event: node_events.Event) -> None:
     assert shown(wrote(RUNNING, "n0", event)) == shown(RUNNING)
     assert wrote(RUNNING, "n0", event).nodes["n0"].seq == RUNNING.nodes["n0"].seq + 1
 

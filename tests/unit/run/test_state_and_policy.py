@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterctl.agent.protocol import commands as wire
-from clusterctl.agent.protocol.commands import StopReason
+from clusterctl.agent.protocol import events as node_events
+from clusterctl.agent.protocol.requests import StopReason
 from clusterctl.config.spec import RestartSpec, StallAction
 from clusterctl.run.rules import events, policy
 from clusterctl.run.rules.state import RunPhase, RunState, WorkerPhase, apply_head, apply_node
@@ -38,10 +38,10 @@ def begun(nodes: int = 2, per_node: int = 2, attempt: int = 0) -> RunState:
     )
 
 
-def journal(state: RunState, node: str, *written: wire.Event) -> RunState:
+def journal(state: RunState, node: str, *written: node_events.Event) -> RunState:
     for event in written:
         seq = state.nodes[node].seq + 1
-        state = apply_node(state, node, wire.Stamp(seq=seq, wall=NOW, mono=NOW, boot="b"), event)
+        state = apply_node(state, node, node_events.Stamp(seq=seq, wall=NOW, mono=NOW, boot="b"), event)
     return state
 
 
@@ -49,7 +49,7 @@ def running(nodes: int = 2, per_node: int = 2, attempt: int = 0) -> RunState:
     state = begun(nodes, per_node, attempt)
     for name, node in state.nodes.items():
         started = [
-            wire.Started(attempt=attempt, rank=r, local_rank=i, pid=100 + r, start_time=1)
+            node_events.Started(attempt=attempt, rank=r, local_rank=i, pid=100 + r, start_time=1)
             for i, r in enumerate(node.ranks)
         ]
         state = journal(state, name, *started)
@@ -59,13 +59,13 @@ def running(nodes: int = 2, per_node: int = 2, attempt: int = 0) -> RunState:
 def exited(state: RunState, rank: int, code: int | None = 0, **more: object) -> RunState:
     node = state.workers[rank].node
     return journal(
-        state, node, wire.Exited(attempt=state.attempt, rank=rank, exit_code=code, earliest=1, latest=1, **more)
+        state, node, node_events.Exited(attempt=state.attempt, rank=rank, exit_code=code, earliest=1, latest=1, **more)
     )  # type: ignore[arg-type]
 
 
 def swept(state: RunState, *nodes: str, remaining: list[dict[str, object]] | None = None) -> RunState:
     for node in nodes:
-        state = journal(state, node, wire.Swept(attempt=state.attempt, remaining=remaining or []))
+        state = journal(state, node, node_events.Swept(attempt=state.attempt, remaining=remaining or []))
     return state
 
 
@@ -86,7 +86,10 @@ def test_events_that_were_seen_before_change_nothing(upto: int) -> None:
     state = running()
 
     again = apply_node(
-        state, "n0", wire.Stamp(seq=min(upto, state.nodes["n0"].seq), wall=0, mono=0, boot="b"), wire.Swept(attempt=0)
+        state,
+        "n0",
+        node_events.Stamp(seq=min(upto, state.nodes["n0"].seq), wall=0, mono=0, boot="b"),
+        node_events.Swept(attempt=0),
     )
 
     assert again is state
@@ -95,7 +98,7 @@ def test_events_that_were_seen_before_change_nothing(upto: int) -> None:
 def test_events_of_an_earlier_attempt_only_move_the_cursor() -> None:
     state = running(attempt=1)
 
-    later = journal(state, "n0", wire.Exited(attempt=0, rank=0, exit_code=3))
+    later = journal(state, "n0", node_events.Exited(attempt=0, rank=0, exit_code=3))
 
     assert later.workers == state.workers
     assert later.nodes["n0"].seq == state.nodes["n0"].seq + 1

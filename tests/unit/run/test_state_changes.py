@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.agent.protocol import commands as wire
+from clusterctl.agent.protocol import events as node_events
 from clusterctl.run.rules import events, leftover
 from clusterctl.run.rules.state import RunPhase, RunState, apply_node
 from tests.unit.run.told import (
@@ -182,9 +182,11 @@ SPARE = {"node": "s", "node_rank": 1, "address": None, "ranks": [2, 3]}
 
 def failed_and_waiting() -> RunState:
     state = told(RUNNING, events.Clock(node="n0", offset=5.0, error=0.1), events.Link(node="n0", link="connected"))
-    state = wrote(state, "n0", exited(0, exit_code=1), wire.Stopping(0, "peer_failed", 1.0), wire.Swept(0))
-    alarm = wire.Alarm(0, wire.GPU_MEMORY, "3 GiB still in use")
-    state = wrote(state, "n1", alarm, wire.Swept(0, remaining=[{"pid": 7, "why": "state D"}]))
+    state = wrote(
+        state, "n0", exited(0, exit_code=1), node_events.Stopping(0, "peer_failed", 1.0), node_events.Swept(0)
+    )
+    alarm = node_events.Alarm(0, node_events.GPU_MEMORY, "3 GiB still in use")
+    state = wrote(state, "n1", alarm, node_events.Swept(0, remaining=[{"pid": 7, "why": "state D"}]))
     return told(
         state,
         stall("suspected"),
@@ -249,15 +251,15 @@ def test_a_retired_node_that_takes_part_again_goes_on_from_its_cursor() -> None:
 
 
 def test_a_node_has_finished_once_it_says_so_whatever_the_attempt() -> None:
-    state = wrote(RUNNING, "n0", wire.Finished("succeeded", 0))
+    state = wrote(RUNNING, "n0", node_events.Finished("succeeded", 0))
 
     assert [one.finished for one in state.nodes.values()] == [True, False]
 
 
 def test_events_are_taken_once() -> None:
-    state = wrote(RUNNING, "n0", wire.Swept(0))
+    state = wrote(RUNNING, "n0", node_events.Swept(0))
     seen = state.nodes["n0"].seq
 
-    assert apply_node(state, "n0", wire.Stamp(seen, 0.0, 0.0, "b"), wire.Finished("failed", 100)) is state
+    assert apply_node(state, "n0", node_events.Stamp(seen, 0.0, 0.0, "b"), node_events.Finished("failed", 100)) is state
     away = told(state, attempt(1, [SPARE, {**LAYOUT[1], "node_rank": 0, "ranks": [0, 1]}]))
-    assert apply_node(away, "n0", wire.Stamp(seen, 0.0, 0.0, "b"), wire.Finished("failed", 100)) is away
+    assert apply_node(away, "n0", node_events.Stamp(seen, 0.0, 0.0, "b"), node_events.Finished("failed", 100)) is away

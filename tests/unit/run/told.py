@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, cast
 
-from clusterctl.agent.protocol import commands as wire
+from clusterctl.agent.protocol import events as node_events
 from clusterctl.render.status import RunView, status_json
 from clusterctl.run.rules import events
 from clusterctl.run.rules.state import RunState, apply_head, apply_node
@@ -26,24 +26,24 @@ def told(state: RunState, *written: events.ControllerEvent, at: float = 100.0) -
     return state
 
 
-def wrote(state: RunState, node: str, *written: wire.Event) -> RunState:
+def wrote(state: RunState, node: str, *written: node_events.Event) -> RunState:
     for event in written:
         known = state.nodes.get(node) or state.retired[node]
-        state = apply_node(state, node, wire.Stamp(known.seq + 1, 0.0, 0.0, f"boot of {node}"), event)
+        state = apply_node(state, node, node_events.Stamp(known.seq + 1, 0.0, 0.0, f"boot of {node}"), event)
     return state
 
 
-def started(rank: int, number: int = 0) -> wire.Started:
-    return wire.Started(attempt=number, rank=rank, local_rank=rank % 2, pid=70 + rank, start_time=1000 + rank)
+def started(rank: int, number: int = 0) -> node_events.Started:
+    return node_events.Started(attempt=number, rank=rank, local_rank=rank % 2, pid=70 + rank, start_time=1000 + rank)
 
 
-def exited(rank: int, **how: Any) -> wire.Exited:
-    return wire.Exited(attempt=0, rank=rank, **how)
+def exited(rank: int, **how: Any) -> node_events.Exited:
+    return node_events.Exited(attempt=0, rank=rank, **how)
 
 
 CREATED = events.Created(run="r-1", name="r", path="/c.yaml")
 BEGUN = told(told(RunState(), CREATED, at=60.0), attempt())
-PREPARED = wrote(wrote(BEGUN, "n0", wire.Prepared(0)), "n1", wire.Prepared(0))
+PREPARED = wrote(wrote(BEGUN, "n0", node_events.Prepared(0)), "n1", node_events.Prepared(0))
 RUNNING = wrote(wrote(PREPARED, "n0", started(0), started(1)), "n1", started(2), started(3))
 
 

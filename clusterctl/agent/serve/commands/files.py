@@ -7,11 +7,11 @@ import stat
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.facts import checkpoint_files
-from clusterctl.agent.protocol import commands, listing, refusals
+from clusterctl.agent.protocol import commands, frames, listing, refusals
 from clusterctl.agent.protocol.commands import Command
 from clusterctl.agent.record import rundir, workspace
 from clusterctl.agent.serve import code_look
-from clusterctl.agent.serve.commands.runs import summary
+from clusterctl.agent.serve.summary import summary
 
 if TYPE_CHECKING:
     from typing import Callable
@@ -95,7 +95,7 @@ class _Sync:
         """Call `whole` with `size` bytes of a stream once they are there; what it raises answers the request."""
         data = bytearray()
 
-        def take(part: commands.Data) -> None:
+        def take(part: frames.Data) -> None:
             data.extend(part.payload)
             if len(data) >= size:
                 del self._session.data_handlers[stream]
@@ -117,7 +117,7 @@ class _Sync:
             self._session.holds.settle(place)
             return {"written": receiver.written, "hash": receiver.hash}
 
-        def take(data: commands.Data) -> None:
+        def take(data: frames.Data) -> None:
             try:
                 receiver.feed(data.payload)
             except Exception as error:
@@ -179,8 +179,8 @@ def _must_fit(names: list[str], pattern: str) -> None:
         RequestError: There are too many files.
     """
     try:
-        commands.encode_message({"files": [[name, _MOST_BYTES, 0o7777] for name in names], "id": _MOST_BYTES})
-    except commands.TooLargeError as error:
+        frames.encode_message({"files": [[name, _MOST_BYTES, 0o7777] for name in names], "id": _MOST_BYTES})
+    except frames.TooLargeError as error:
         text = f"`{pattern}` matches {len(names)} files, more than an answer can name"
         raise refusals.refused(text, "fetch them in parts, or put them into one archive there") from error
 
@@ -190,7 +190,7 @@ def _send_file(out: Out, stream: int, offset: int, path: str) -> tuple[int, int]
     sent = 0
     with open(path, "rb") as file:
         while True:
-            data = file.read(commands.CHUNK_BYTES)
+            data = file.read(frames.CHUNK_BYTES)
             if not data:
                 return sent, stat.S_IMODE(os.fstat(file.fileno()).st_mode)
             out.data(stream, offset + sent, data)

@@ -8,7 +8,7 @@ import os
 
 from clusterctl.agent.linux import addresses, relaunch, spawn
 from clusterctl.agent.linux.spawn import encode
-from clusterctl.agent.protocol import commands, refusals
+from clusterctl.agent.protocol import refusals, requests
 from clusterctl.agent.protocol.commands import Command
 from clusterctl.agent.serve import hello, jobs
 
@@ -117,7 +117,7 @@ class _Node:
         from clusterctl.agent.supervisor import workers
 
         # Where a code folder is still to come, it is made, as a worker would find it.
-        wanted = commands.Prepare(
+        wanted = requests.Prepare(
             "",
             "",
             0,

@@ -10,19 +10,17 @@ import shutil
 import time
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.agent.linux import cgroup, proc, syscalls
-from clusterctl.agent.linux.proc import Identity
-from clusterctl.agent.members import guardians, marks, sweep
-from clusterctl.agent.protocol import commands, refusals
+from clusterctl.agent.members import sweep
+from clusterctl.agent.protocol import files, refusals
 from clusterctl.agent.protocol.commands import Command, ErrorKind
-from clusterctl.agent.record import authority, journal, output_reader, rundir, secrets
-from clusterctl.agent.record.state import NodeState, fold
+from clusterctl.agent.record import authority, output_reader, rundir, secrets
 from clusterctl.agent.record.tally import Tallies
-from clusterctl.agent.supervisor import adoption
+from clusterctl.agent.serve.summary import remaining, summary, supervised, survivors_of, workers_of
 
 if TYPE_CHECKING:
     from clusterctl.agent.linux.aside import Out
     from clusterctl.agent.record.rundir import RunDir
+    from clusterctl.agent.record.state import NodeState
     from clusterctl.agent.serve.session import Handler, Session
 
 _MAX_READ = 4 << 20
@@ -50,11 +48,11 @@ class _Runs:
         run = self._session.known_run(arguments)
         name = str(arguments["file"])
         found = _FILES.fullmatch(name)
-        if found is None and name not in (commands.JOURNAL_FILE, commands.SAMPLES_FILE):
+        if found is None and name not in (files.JOURNAL_FILE, files.SAMPLES_FILE):
             raise refusals.RequestError(ErrorKind.BAD_REQUEST, f"no file of a run: `{name}`")
         offset, length = int(arguments["offset"]), max(0, min(int(arguments["length"]), _MAX_READ))
         try:
-            output = commands.attempt_and_rank(name)
+            output = files.attempt_and_rank(name)
             if output is None:
                 piece = output_reader.plain(run.file(name), name, offset, length)
             else:
@@ -73,8 +71,8 @@ class _Runs:
             "attempt": state.attempt,
             "state": state.state,
             "seq": state.seq,
-            "workers": _workers(run, state),
-            "remaining": _survivors(state),
+            "workers": workers_of(run, state),
+            "remaining": survivors_of(state),
         }
         if state.seq:
             return answer
@@ -93,7 +91,7 @@ class _Runs:
         wanted = arguments.get("ranks")
         workers = [
             {**worker, "output": run.of_rank(state.attempt, worker["rank"], "log")}
-            for worker in _workers(run, state)
+            for worker in workers_of(run, state)
             if worker["alive"] and (wanted is None or worker["rank"] in wanted)
         ]
         name = re.sub(r"[^A-Za-z0-9._-]", "_", str(arguments.get("name") or "evidence")).lstrip(".") or "evidence"
@@ -132,76 +130,6 @@ def _output_piece(
         return piece
     finally:
         tallies.close()
-
-
-def _survivors(state: NodeState) -> list[dict[str, Any]]:
-    """Return what could not be ended and is still there: what the kernel held may have gone since."""
-    if state.swept is None or state.boot != proc.boot_id():
-        return []
-    return [one for one in state.swept.remaining if proc.alive(Identity(one["pid"], one["start_time"]))]
-
-
-def supervised(run: RunDir) -> bool:
-    """Whether a supervisor of the run is there."""
-    return guardians.supervisor(run) is not None
-
-
-def _workers(run: RunDir, state: NodeState) -> list[dict[str, Any]]:
-    """Return the workers of the newest attempt, those too that nobody wrote down in the journal."""
-    known = adoption.started(run, state)
-    found = []
-    for rank, local_rank in known.places if known is not None else []:
-        worker = adoption.worker(run, state, rank, local_rank)
-        if worker is not None:
-            who = worker.identity
-            place = {"rank": rank, "local_rank": local_rank, "pid": who.pid, "start_time": who.start_time}
-            found.append({**place, "alive": proc.alive(who)})
-    return found
-
-
-def remaining(run: RunDir, state: NodeState) -> list[proc.Stat]:
-    """Return every process of the run on this node, its waiters apart."""
-    if state.seq and state.boot != proc.boot_id():
-        return []
-    return sweep.find(marks.marks_of(run), ledger_of(run, state))
-
-
-def ledger_of(run: RunDir, state: NodeState) -> sweep.Ledger:
-    """Return who is known to belong to the newest attempt of a run, and who guards it."""
-    known = adoption.started(run, state)
-    group = None if known is None else known.cgroup
-    ledger = sweep.Ledger(ours=guardians.of_run(run), cgroup=group if cgroup.members(group) else None)
-    for worker in _workers(run, state):
-        # Of one that has ended nobody knows when: only who was there with it at its start counts as of its session.
-        ended = None if worker["alive"] else worker["start_time"]
-        ledger.workers[Identity(worker["pid"], worker["start_time"])] = ended
-    return ledger
-
-
-def summary(run: RunDir, state: NodeState | None = None) -> dict[str, Any]:
-    """Return what there is to know of a run for a list; `state` is what its journal says, read here by default."""
-    state = state or fold(journal.read(run.journal))
-    prepared = syscalls.read_json(run.prepare) or {}
-    over = state.state in ("new", "swept", "finished")
-    live = supervised(run) or any(worker["alive"] for worker in _workers(run, state))
-    # What a worker left behind lives on where supervisor, waiters and workers were all killed.
-    live = live or (not over and bool(remaining(run, state)))
-    return {
-        "run": run.run,
-        "node": run.node,
-        "name": prepared.get("name", ""),
-        "live": live and not over,
-        "supervisor": supervised(run),
-        "state": state.state,
-        "epoch": authority.current(run.epoch),
-        "attempt": state.attempt,
-        "workdir": prepared.get("workdir"),
-        "grace": prepared.get("grace"),
-        "gpus": prepared.get("gpus", []),
-        "started": state.began,
-        "finished": state.ended,
-        "remaining": _survivors(state),
-    }
 
 
 def _clean(run: RunDir, state: NodeState) -> int:

@@ -1,0 +1,92 @@
+"""What the shim inside a worker says of itself: its status file, its claim, and whether its stacks can be dumped."""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+from clusterctl.agent.linux import proc
+from clusterctl.agent.linux.syscalls import read_bytes
+from clusterctl.agent.protocol import worker_status
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+def inside(status_dir: str, rank: int, now: float) -> dict[str, Any] | None:
+    """What the shim in a worker says, with ages (seconds) for times; `None` if it says nothing or its process is gone.
+
+    Keys: pid, step, source, beats, seq, backend, timeout_s, frameworks, facts, degraded as the shim wrote them, and
+    age_s (of the file), progress_age_s, main_age_s, phase {name, age_s, limit_s}; unseen: true where the file is old
+    because nobody is left to write it, so that it tells nothing of now. One that is old because its process is stopped,
+    or keeps the thread that writes it from running, tells of just that.
+    """
+    data = read_bytes(os.path.join(status_dir, f"rank-{rank}.status.json"))
+    try:
+        told = worker_status.bounded(json.loads(data)) if data else None
+    except (ValueError, RecursionError):  # user code may write anything anywhere; a bad file is no file
+        return None
+    process = proc.stat(told["pid"]) if told else None
+    if told is None or process is None or process.start_time != told["start_time"]:
+        return None
+    found = _with_ages(told, now)
+    if found["age_s"] > _STALE_S and not os.path.exists(f"/proc/{told['pid']}/task/{told['tid']}"):
+        found["unseen"] = True
+    return found
+
+
+def _with_ages(told: dict[str, Any], now: float) -> dict[str, Any]:
+    def age(moment: float | None) -> float | None:
+        return None if moment is None else round(max(0.0, now - moment), 3)
+
+    keys = ("pid", "step", "source", "beats", "seq", "backend", "timeout_s", "frameworks", "facts", "degraded")
+    phase = told["phase"]
+    return {
+        **{key: told[key] for key in keys},
+        "age_s": age(told["time"]),
+        "progress_age_s": age(told["progress_time"]),
+        "main_age_s": age(told["main_time"]),
+        "phase": phase and {"name": phase["name"], "age_s": age(phase["since"]), "limit_s": phase["limit_s"]},
+    }
+
+
+def claimed_elsewhere(status_dir: str, known: Iterable[int]) -> list[int]:
+    """Ranks that started below another worker of ours, as under torchrun.
+
+    Args:
+        status_dir: Where the shims of this attempt write.
+        known: Our own workers' ranks.
+    """
+    ours = set(known)
+    names = glob.glob(os.path.join(glob.escape(status_dir), "rank-*.status.json"))
+    ranks = (os.path.basename(name)[len("rank-") : -len(".status.json")] for name in names)
+    # Any worker may put any name there.
+    found = [int(rank) for rank in ranks if rank.isdecimal() and rank.isascii() and len(rank) <= _RANK_DIGITS]
+    return sorted(rank for rank in found if rank not in ours)[:_MOST_CLAIMED]
+
+
+def ready(status_dir: str, rank: int) -> dict[str, Any] | None:
+    """What the shim of a rank has announced, `None` if nothing readable or if that process is gone."""
+    try:
+        said = json.loads(read_bytes(os.path.join(status_dir, f"rank-{rank}.ready.json")) or b"null")
+        numbers = {key: int(said[key]) for key in ("pid", "start_time", "signal", "fd", "dev", "ino", "main_thread")}
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):  # a worker may write anything there
+        return None
+    return numbers if proc.alive(proc.Identity(numbers["pid"], numbers["start_time"])) else None
+
+
+def thread_of(said: dict[str, Any], status_dir: str, rank: int) -> int:
+    """The shim's own thread, 0 where it is not known."""
+    try:
+        status = json.loads(read_bytes(os.path.join(status_dir, f"rank-{rank}.status.json")) or b"null")
+        same = (status["pid"], status["start_time"]) == (said["pid"], said["start_time"])
+        return int(status["tid"]) if same else 0
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return 0
+
+
+_STALE_S = 10.0
+
+_RANK_DIGITS, _MOST_CLAIMED = 7, 1024

@@ -1,0 +1,45 @@
+"""What logind does with the processes of a user who logs out."""
+
+from __future__ import annotations
+
+import os
+
+from clusterctl.agent.linux.syscalls import read_bytes
+
+# Not from `typing`, whose import would be a good part of an agent's start.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+
+_LOGIND_FILES = (
+    "/usr/lib/systemd/logind.conf",
+    "/usr/lib/systemd/logind.conf.d/*.conf",
+    "/run/systemd/logind.conf.d/*.conf",
+    "/etc/systemd/logind.conf",
+    "/etc/systemd/logind.conf.d/*.conf",
+)
+
+
+def logind(user: str, root: str = "/") -> dict[str, Any] | None:
+    """Return `{linger, kill_user_processes}` for a user, or `None` where no logind runs.
+
+    Distributions ship KillUserProcesses=no, and logind spares root unless told otherwise (logind.conf(5)).
+    """
+    running = ("run/systemd/system", "run/systemd/sessions")
+    if not all(os.path.isdir(os.path.join(root, place)) for place in running):
+        return None
+    import glob
+
+    settings = {"KillUserProcesses": "no", "KillOnlyUsers": "", "KillExcludeUsers": "root"}
+    for pattern in _LOGIND_FILES:
+        for path in sorted(glob.glob(os.path.join(root, pattern.lstrip("/")))):
+            for line in read_bytes(path).decode("utf-8", "replace").splitlines():
+                name, equals, value = line.partition("=")
+                if equals and name.strip() in settings:
+                    settings[name.strip()] = value.strip()
+    kill = settings["KillUserProcesses"].lower() in ("yes", "true", "1", "on")
+    spared = user in settings["KillExcludeUsers"].split()
+    only = settings["KillOnlyUsers"].split()
+    linger = os.path.exists(os.path.join(root, "var/lib/systemd/linger", user))
+    return {"linger": linger, "kill_user_processes": kill and not spared and (not only or user in only)}

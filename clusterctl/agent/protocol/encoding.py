@@ -1,0 +1,28 @@
+"""Values to JSON objects and back: strict with what has to be there, tolerant with what only a newer peer knows."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, fields
+from typing import Any, TypeVar
+
+from clusterctl.agent.protocol.frames import FrameError
+
+T = TypeVar("T")
+
+
+def from_wire(cls: type[T], value: dict[str, Any]) -> T:
+    """Return a dataclass of flat fields from a peer's object; fields we do not know are left out.
+
+    Raises:
+        FrameError: A field that must be there is not.
+    """
+    known = {f.name for f in fields(cls)}  # type: ignore[arg-type]
+    try:
+        return cls(**{k: v for k, v in value.items() if k in known})
+    except TypeError as error:
+        raise FrameError(f"{cls.__name__}: {error}") from error
+
+
+def to_wire(value: Any) -> dict[str, Any]:
+    """Return a dataclass as the object that `from_wire` reads."""
+    return asdict(value)

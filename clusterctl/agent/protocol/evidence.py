@@ -1,0 +1,50 @@
+"""Evidence of a stall as people read it: plain files, and the names of the folders that hold them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from typing import Any
+
+_STALL = re.compile(r"stall-([1-9]\d*)")
+
+
+def of_stalls(folder: str) -> list[str]:
+    """Return the names of the folders in `folder` with the evidence of stalls, in their order."""
+    try:
+        found = [match for match in map(_STALL.fullmatch, os.listdir(folder)) if match]
+    except OSError:
+        return []
+    return [match[0] for match in sorted(found, key=lambda match: int(match[1]))]
+
+
+def files(evidence: dict[str, Any]) -> dict[str, str]:
+    """The files in which the evidence of one rank is kept: ending of the name to content."""
+    contents = {".json": json.dumps(evidence, indent=1) + "\n", ".txt": _text(evidence)}
+    return {**contents, ".stacks": evidence["stacks"]} if evidence["stacks"] else contents
+
+
+def _text(evidence: dict[str, Any]) -> str:
+    lines = [
+        f"rank {evidence['rank']}{_place(evidence)}: {_line(evidence)}",
+        f"stacks by: {evidence['source']}" + "".join(f"\n  not {reason}" for reason in evidence["why"]),
+        *([f"error: {evidence['error']}"] if "error" in evidence else []),
+        *(f"  child {_line(child)}" for child in evidence["children"]),
+        "",
+        "last output:",
+        *(f"  {line}" for line in evidence["tail"]),
+    ]
+    if evidence["source"] == "signal":
+        lines += ["", "stacks:", evidence["stacks"].rstrip("\n")]
+    return "\n".join(lines) + "\n"
+
+
+def _place(evidence: dict[str, Any]) -> str:
+    return f" on {evidence['node']}" if "node" in evidence else ""
+
+
+def _line(process: dict[str, Any]) -> str:
+    cpu, command = process.get("cpu", 0.0), process.get("command", "")
+    where = f", in {process['wchan']}" if process["wchan"] else ""
+    return f"pid {process['pid']}, state {process['state'] or 'unknown'}{where}, cpu {cpu:.0%}, {command}"

@@ -1,0 +1,128 @@
+"""Frames, as which everything travels on a connection between head and node.
+
+A frame is a header of 5 bytes (length of the body, kind), then the body. A message is one JSON object; data is a stream
+number, an offset and raw bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+
+from clusterctl.agent.protocol.values import value
+
+# Not from `typing`, whose import would be a good part of an agent's start.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any, Callable, Union
+
+    Frame = Union[dict[str, Any], "Data"]
+
+
+CREDIT_BYTES = 512 * 1024
+
+MAX_FRAME = 16 * 1024 * 1024
+
+MOST_VALUES = 1 << 21
+"""Values that one message may hold: each costs many times its bytes in memory."""
+
+CHUNK_BYTES = 64 * 1024
+
+_HEADER = struct.Struct(">IB")
+
+_DATA = struct.Struct(">IQ")
+
+_MESSAGE_KIND = 0
+
+_DATA_KIND = 1
+
+
+@value(frozen=True)
+class Data:
+    """Raw bytes of a stream, which begin at `offset`."""
+
+    stream: int
+    offset: int
+    payload: bytes
+
+
+class FrameError(ValueError):
+    """The peer sent something that is not a frame of ours."""
+
+
+class TooLargeError(ValueError):
+    """There is more to say than a frame holds. The peer would take it for something that is not a frame of ours."""
+
+
+def encode_message(message: dict[str, Any]) -> bytes:
+    """Return the frame of one JSON message.
+
+    Raises:
+        TooLargeError: Its body would be over `MAX_FRAME`.
+    """
+    body = json.dumps(message, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "surrogateescape")
+    if len(body) > MAX_FRAME:
+        raise TooLargeError(f"the message has {len(body) / 2**20:.1f} MiB and may have at most {MAX_FRAME >> 20} MiB")
+    return _HEADER.pack(len(body), _MESSAGE_KIND) + body
+
+
+def encode_data(stream: int, offset: int, payload: bytes) -> bytes:
+    """Return the frame of some bytes of a stream."""
+    return _HEADER.pack(_DATA.size + len(payload), _DATA_KIND) + _DATA.pack(stream, offset) + payload
+
+
+class Decoder:
+    """Cuts a byte stream into frames, however it was split on its way.
+
+    Args:
+        largest: Tells how many bytes a message may have now; what a frame holds where it is not given.
+
+    Attributes:
+        size: Bytes of the body of the frame that was given last.
+    """
+
+    def __init__(self, largest: Callable[[], int] | None = None) -> None:
+        self._buffer = bytearray()
+        self._largest = largest
+        self.size = 0
+
+    def feed(self, data: bytes) -> Iterator[Frame]:
+        """Take in `data`; yield each frame that is complete now.
+
+        Raises:
+            FrameError: The stream is not ours (noise after the preamble), or a frame is larger than it may be.
+        """
+        self._buffer += data
+        position = 0
+        while len(self._buffer) - position >= _HEADER.size:
+            length, kind = _HEADER.unpack_from(self._buffer, position)
+            if kind not in (_MESSAGE_KIND, _DATA_KIND) or length > MAX_FRAME:
+                raise FrameError(f"not a frame: {bytes(self._buffer[position : position + 80])!r}")
+            if self._largest is not None and kind == _MESSAGE_KIND and length > self._largest():
+                raise FrameError(f"a message of {length} bytes, and {self._largest()} are the most now")
+            end = position + _HEADER.size + length
+            if end > len(self._buffer):
+                break
+            body = bytes(memoryview(self._buffer)[position + _HEADER.size : end])
+            position = end
+            self.size = length
+            yield _decode(kind, body)
+        del self._buffer[:position]
+
+
+def _decode(kind: int, body: bytes) -> Frame:
+    if kind == _DATA_KIND:
+        if len(body) < _DATA.size:
+            raise FrameError(f"data without a stream: {body!r}")
+        stream, offset = _DATA.unpack_from(body)
+        return Data(stream, offset, body[_DATA.size :])
+    if len(body) > MOST_VALUES and sum(body.count(mark) for mark in (b",", b"[", b"{")) > MOST_VALUES:
+        raise FrameError(f"a message with over {MOST_VALUES} values")
+    try:
+        message = json.loads(body.decode("utf-8", "surrogateescape"))
+    except (ValueError, RecursionError) as error:
+        raise FrameError(f"not a message: {body[:80]!r}") from error
+    if not isinstance(message, dict):
+        raise FrameError(f"not a message: {body[:80]!r}")
+    return message

@@ -1,0 +1,85 @@
+"""What there is to know of a run on this node, from its files and from `/proc`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from clusterctl.agent.linux import cgroup, proc, syscalls
+from clusterctl.agent.linux.proc import Identity
+from clusterctl.agent.members import guardians, marks, sweep
+from clusterctl.agent.record import authority, journal
+from clusterctl.agent.record.state import NodeState, fold
+from clusterctl.agent.supervisor import adoption
+
+if TYPE_CHECKING:
+    from clusterctl.agent.record.rundir import RunDir
+
+
+def survivors_of(state: NodeState) -> list[dict[str, Any]]:
+    """Return what could not be ended and is still there: what the kernel held may have gone since."""
+    if state.swept is None or state.boot != proc.boot_id():
+        return []
+    return [one for one in state.swept.remaining if proc.alive(Identity(one["pid"], one["start_time"]))]
+
+
+def supervised(run: RunDir) -> bool:
+    """Whether a supervisor of the run is there."""
+    return guardians.supervisor(run) is not None
+
+
+def workers_of(run: RunDir, state: NodeState) -> list[dict[str, Any]]:
+    """Return the workers of the newest attempt, those too that nobody wrote down in the journal."""
+    known = adoption.started(run, state)
+    found = []
+    for rank, local_rank in known.places if known is not None else []:
+        worker = adoption.worker(run, state, rank, local_rank)
+        if worker is not None:
+            who = worker.identity
+            place = {"rank": rank, "local_rank": local_rank, "pid": who.pid, "start_time": who.start_time}
+            found.append({**place, "alive": proc.alive(who)})
+    return found
+
+
+def remaining(run: RunDir, state: NodeState) -> list[proc.Stat]:
+    """Return every process of the run on this node, its waiters apart."""
+    if state.seq and state.boot != proc.boot_id():
+        return []
+    return sweep.find(marks.marks_of(run), ledger_of(run, state))
+
+
+def ledger_of(run: RunDir, state: NodeState) -> sweep.Ledger:
+    """Return who is known to belong to the newest attempt of a run, and who guards it."""
+    known = adoption.started(run, state)
+    group = None if known is None else known.cgroup
+    ledger = sweep.Ledger(ours=guardians.of_run(run), cgroup=group if cgroup.members(group) else None)
+    for worker in workers_of(run, state):
+        # Of one that has ended nobody knows when: only who was there with it at its start counts as of its session.
+        ended = None if worker["alive"] else worker["start_time"]
+        ledger.workers[Identity(worker["pid"], worker["start_time"])] = ended
+    return ledger
+
+
+def summary(run: RunDir, state: NodeState | None = None) -> dict[str, Any]:
+    """Return what there is to know of a run for a list; `state` is what its journal says, read here by default."""
+    state = state or fold(journal.read(run.journal))
+    prepared = syscalls.read_json(run.prepare) or {}
+    over = state.state in ("new", "swept", "finished")
+    live = supervised(run) or any(worker["alive"] for worker in workers_of(run, state))
+    # What a worker left behind lives on where supervisor, waiters and workers were all killed.
+    live = live or (not over and bool(remaining(run, state)))
+    return {
+        "run": run.run,
+        "node": run.node,
+        "name": prepared.get("name", ""),
+        "live": live and not over,
+        "supervisor": supervised(run),
+        "state": state.state,
+        "epoch": authority.current(run.epoch),
+        "attempt": state.attempt,
+        "workdir": prepared.get("workdir"),
+        "grace": prepared.get("grace"),
+        "gpus": prepared.get("gpus", []),
+        "started": state.began,
+        "finished": state.ended,
+        "remaining": survivors_of(state),
+    }
