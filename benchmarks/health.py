@@ -22,8 +22,8 @@ from clusterctl.agent.facts.sampler import INTERVAL
 from clusterctl.agent.linux.relaunch import START
 from clusterctl.cli.lookup.reach import reachable
 from clusterctl.config.load import load
-from clusterctl.run.nodes.launch import Progress
 from clusterctl.run.nodes.preflight import probe_all
+from clusterctl.run.nodes.progress import Progress
 from tests import fake_nvml
 from tests.lab.gpu_node import SCENE, gpu_node
 from tests.lab.waiting import wait_for

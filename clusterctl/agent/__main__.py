@@ -9,9 +9,9 @@ def main(argv: list[str] | None = None) -> int:
     """Run one command; return its exit code."""
     command, *arguments = (sys.argv[1:] if argv is None else argv) or [""]
     if command == "serve":
-        from clusterctl.agent.serve import main as main_module
+        from clusterctl.agent.serve import main as serve
 
-        return main_module.main(arguments)
+        return serve.main(arguments)
     if command == "facts":
         from clusterctl.agent import facts
 

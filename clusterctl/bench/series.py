@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from clusterctl.config.spec import ClusterSpec, JobSpec, Launcher, RestartSpec, TransportKind
 from clusterctl.config.workdir import renamed
 from clusterctl.errors import RefusedError
-from clusterctl.plan.launch import worker_count
+from clusterctl.plan.layout import worker_count
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

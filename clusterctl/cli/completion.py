@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from clusterctl.config.spec import ClusterSpec
-    from clusterctl.run.record.writer import RunDir
+    from clusterctl.run.record.rundir import RunDir
 
 _NEWEST = 50
 """Runs offered; reading the journals of more would make the key feel slow."""
@@ -72,13 +72,13 @@ def _active(context: click.Context, incomplete: str) -> list[CompletionItem[str]
 
 
 def _run_items(context: click.Context, incomplete: str, *, active: bool) -> list[CompletionItem[str]]:
-    from clusterctl.run.record import writer
+    from clusterctl.run.record import find
 
     named = context.params.get("references") or ()
-    wanted = [r for r in reversed(writer.all_runs()) if r.run.startswith(incomplete) and r.run not in named]
+    wanted = [r for r in reversed(find.all_runs()) if r.run.startswith(incomplete) and r.run not in named]
     found = []
     for run in wanted[:_NEWEST]:
-        state, _ = writer.listed_state(run)
+        state, _ = find.listed_state(run)
         if not (active and state.over):
             found.append((state.over, CompletionItem(run.run, help=state.phase.value)))
     return [item for _, item in sorted(found, key=lambda pair: pair[0])]
@@ -86,12 +86,12 @@ def _run_items(context: click.Context, incomplete: str, *, active: bool) -> list
 
 def _run(context: click.Context) -> RunDir | None:
     """Return the run that the words before this one name."""
-    from clusterctl.run.record import writer
+    from clusterctl.run.record import find
 
     if not any(parameter.name in ("reference", "references") for parameter in context.command.params):
         return None
     named = context.params.get("reference") or next(iter(context.params.get("references") or ()), None)
-    return writer.find(named)
+    return find.find(named)
 
 
 # --- nodes and ranks
@@ -99,7 +99,7 @@ def _run(context: click.Context) -> RunDir | None:
 
 def _spec(context: click.Context) -> ClusterSpec:
     """Return the cluster file that the words before this one name; else that of the folder."""
-    from clusterctl.cli.options import paths_of
+    from clusterctl.cli.words import paths_of
     from clusterctl.config.load import load
 
     paths = paths_of(context.params.get("path"), context.params.get("files") or ())
@@ -115,13 +115,13 @@ def _nodes(context: click.Context, incomplete: str) -> list[CompletionItem[str]]
 
 
 def _ranks(context: click.Context, incomplete: str) -> list[CompletionItem[str]]:
-    from clusterctl.plan import launch
+    from clusterctl.plan import layout
     from clusterctl.run.record.reader import load_state
 
     run = _run(context)
     if run is not None:
         return _of_list(map(str, sorted(load_state(run).workers)), incomplete)
-    entries = launch.known_entries(_spec(context)) or ()
+    entries = layout.known_entries(_spec(context)) or ()
     return _of_list((str(rank) for entry in entries for rank in entry.ranks), incomplete)
 
 

@@ -214,7 +214,7 @@ def _bug() -> int:
     import traceback
 
     from clusterctl.run.record.private import make_private
-    from clusterctl.run.record.writer import runs_root
+    from clusterctl.run.record.rundir import runs_root
 
     path = runs_root().parent / "bug.log"
     try:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from clusterctl.cli.words import paths_of
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -18,8 +20,6 @@ if TYPE_CHECKING:
     from clusterctl.render.terminal.console import Console
 
 F = TypeVar("F", bound="Callable[..., Any]")
-
-DEFAULT_FILE = "cluster.yaml"
 
 
 def offer(kind: str) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem[str]]]:
@@ -104,12 +104,6 @@ def console_of(color: str = "auto") -> Console:
     from clusterctl.render.terminal.console import ColorChoice, Console
 
     return Console.standard(color=ColorChoice(color))
-
-
-def paths_of(path: str | None, files: tuple[str, ...]) -> list[str]:
-    """Return the cluster files to read: those named, else `./cluster.yaml`."""
-    named = ([path] if path else []) + list(files)
-    return named or [DEFAULT_FILE]
 
 
 def load_file(

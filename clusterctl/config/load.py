@@ -9,11 +9,13 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from clusterctl.config import ownership
 from clusterctl.config.ownership import ForeignFileError
 from clusterctl.config.sections import build, foreign
+from clusterctl.config.sections import context as context_module
+from clusterctl.config.sections.context import Files
 from clusterctl.config.text import override
 from clusterctl.config.text.interpolate import prepare
 from clusterctl.config.text.override import Overrides
@@ -28,37 +30,6 @@ if TYPE_CHECKING:
     from clusterctl.config.text.tree import Node
 
 __all__ = ["Disk", "Files", "Loaded", "Overrides", "Source", "load", "parse"]
-
-
-class Files(Protocol):
-    """What parsing may ask about other files: `env_file`, secrets, the script and the synced folder."""
-
-    def read(self, path: str) -> bytes:
-        """Read a file, at most 1 MiB and one byte of it.
-
-        Raises:
-            OSError: It cannot be read.
-        """
-
-    def read_own(self, path: str) -> bytes:
-        """Read a file that decides over what is run (see `read`).
-
-        Raises:
-            ForeignFileError: Somebody else owns it, or can write it.
-            OSError: It cannot be read.
-        """
-
-    def is_file(self, path: str) -> bool:
-        """Whether there is a file."""
-
-    def is_dir(self, path: str) -> bool:
-        """Whether there is a folder."""
-
-    def real(self, path: str) -> str:
-        """The one name of a folder that links lead to."""
-
-    def names(self, path: str) -> Sequence[str]:
-        """Names in a folder, for suggestions; empty where it cannot be listed."""
 
 
 class Disk:
@@ -142,7 +113,7 @@ def load(
     overrides: Overrides | None = None,
     require_job: bool = False,
     with_secrets: bool = False,
-    health_mistakes: build.HealthMistakes | None = None,
+    health_mistakes: context_module.HealthMistakes | None = None,
 ) -> Loaded:
     """Read cluster files, later ones merged over earlier ones.
 
@@ -199,7 +170,7 @@ def parse(
     overrides: Overrides | None = None,
     require_job: bool = False,
     with_secrets: bool = False,
-    health_mistakes: build.HealthMistakes | None = None,
+    health_mistakes: context_module.HealthMistakes | None = None,
 ) -> Loaded:
     """Turn texts into a spec; see `load` for the arguments.
 
@@ -213,7 +184,7 @@ def parse(
     root = override.merged(trees)
     root = override.apply_sets(root, sets, report)
     root = override.apply_overrides(root, overrides or Overrides())
-    context = build.Context(
+    context = context_module.Context(
         path=sources[0].absolute,
         environ=environ,
         files=files,

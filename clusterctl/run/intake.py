@@ -10,7 +10,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
-from clusterctl.run.record.linefile import is_full, is_short
+from clusterctl.run.record.disk import is_full, is_short
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 from clusterctl.agent.protocol import files
 from clusterctl.agent.protocol.commands import Command
 from clusterctl.errors import NotFoundError
-from clusterctl.run.nodes.links import ask_all, raise_first
+from clusterctl.run.nodes.fan_out import ask_all, raise_first
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from clusterctl.run.record.writer import RunDir
+    from clusterctl.run.record.rundir import RunDir
     from clusterctl.session.conversation import Session
 
 _COMPARED_BYTES = 64 * 1024

@@ -23,9 +23,9 @@ from clusterctl.config.spec import ClusterSpec, HostSpec, JobSpec, Role, Transpo
 from clusterctl.config.stored import dump, load_stored
 from clusterctl.run.controller import Controller
 from clusterctl.run.nodes.ending import end_on_node
-from clusterctl.run.record import writer
+from clusterctl.run.record import rundir
 from clusterctl.run.record.reader import load_state
-from clusterctl.run.record.writer import RunDir
+from clusterctl.run.record.rundir import RunDir
 from clusterctl.session.opening import open_session
 from clusterctl.transport.local import LocalTransport
 from tests.lab.waiting import wait_for
@@ -170,7 +170,7 @@ class Run:
         ]
         job = JobSpec(command=command, **{"grace": 1.0, "inject": False, **more.pop("job", {})})
         self.spec = ClusterSpec(name="r", path=str(folder / "cluster.yaml"), hosts=tuple(hosts), job=job, **more)
-        self.dir = writer.create("r", self.home / "clusterctl" / "runs")
+        self.dir = rundir.create("r", self.home / "clusterctl" / "runs")
         self.dir.spec.write_text(dump(self.spec))
         self.nodes = Nodes(self.home)
         self.code: int | None = None

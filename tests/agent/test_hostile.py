@@ -21,7 +21,7 @@ from clusterctl.agent.protocol.files import JOURNAL_FILE
 from clusterctl.config.spec import ClusterSpec, HostSpec, JobSpec, TransportKind
 from clusterctl.config.stored import dump
 from clusterctl.run.controller import Controller
-from clusterctl.run.record import writer
+from clusterctl.run.record import rundir
 from clusterctl.run.record.reader import load_state
 from clusterctl.session.conversation import Session
 from clusterctl.transport.delivery.bootstrap import Preamble
@@ -82,7 +82,7 @@ class Played:
         ]
         job = JobSpec(command="true", grace=GRACE, inject=False)
         self.spec = ClusterSpec(name="r", path=str(root / "cluster.yaml"), hosts=tuple(hosts), job=job)
-        self.dir = writer.create(name, root)
+        self.dir = rundir.create(name, root)
         self.dir.spec.write_text(dump(self.spec))
         self.lie = lie
         self.dialed = {LIAR: 0, HONEST: 0}

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from clusterctl.agent.protocol import files
-from clusterctl.run.record.writer import Writer, create
+from clusterctl.run.record.rundir import create
+from clusterctl.run.record.writer import Writer
 from clusterctl.run.rules import events
 from tests import fake_nvml
 from tests.e2e.terminal import CTRL_C, Terminal

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.config.stored import load_stored
 from clusterctl.run.controller import Controller
-from clusterctl.run.record.writer import RunDir
+from clusterctl.run.record.rundir import RunDir
 from clusterctl.session.opening import open_session
 from clusterctl.transport.local import LocalTransport
 

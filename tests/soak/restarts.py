@@ -14,7 +14,8 @@ from clusterctl.agent.protocol import events as node_events
 from clusterctl.agent.protocol import files as protocol_files
 from clusterctl.agent.protocol.commands import Command
 from clusterctl.run.record.reader import load_state
-from clusterctl.run.record.writer import RunDir, Writer
+from clusterctl.run.record.rundir import RunDir
+from clusterctl.run.record.writer import Writer
 from clusterctl.run.rules import events
 from tests.agent.conftest import Node
 from tests.soak import processes

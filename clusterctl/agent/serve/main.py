@@ -6,15 +6,13 @@ import os
 
 from clusterctl.agent.linux import spawn, syscalls
 from clusterctl.agent.protocol import commands
+from clusterctl.agent.serve.commands import node
 from clusterctl.agent.serve.session import Session
 
-# Not from `typing`; it, and what only runs need, would be most of an agent's start.
+# Not from `typing`, whose import would be a good part of an agent's start.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Optional
-
-    Result = Optional[dict[str, Any]]
-    Handler = Callable[[int, dict[str, Any], Optional[int]], Result]
+    from clusterctl.agent.serve.session import Handlers
 
 
 def main(arguments: list[str]) -> int:
@@ -29,5 +27,12 @@ def main(arguments: list[str]) -> int:
     syscalls.set_title("clusterctl-agent serve")
     # For the supervisors that are forked here, too.
     spawn.allow_many_files()
-    Session(read, write, idle).loop.run()
+    Session(read, write, idle, (node.handlers, _of_runs_and_files)).loop.run()
     return 0
+
+
+def _of_runs_and_files(session: Session) -> Handlers:
+    # Half of an agent's start would be importing what a command on a node has no need of.
+    from clusterctl.agent.serve.commands import files, runs
+
+    return {**runs.handlers(session), **files.handlers(session)}

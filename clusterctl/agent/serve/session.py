@@ -18,6 +18,7 @@ from clusterctl.agent.serve.jobs import Jobs
 # Not from `typing`; it, and what only runs need, would be most of an agent's start.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any, Callable, Optional
 
     from clusterctl.agent.linux.aside import Task
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
     Result = Optional[dict[str, Any]]
     Handler = Callable[[int, dict[str, Any], Optional[int]], Result]
+    Handlers = dict[Command, Handler]
 
 _QUEUE_LIMIT = 256 * 1024
 """Bytes that may wait for a slow connection before nothing more is added."""
@@ -37,9 +39,14 @@ _RETRY_SECONDS = 1.0
 
 
 class Session:
-    """One controller. A handler returns its answer, or `None` where the answer comes later."""
+    """One controller. A handler returns its answer, or `None` where the answer comes later.
 
-    def __init__(self, read: int, write: int, idle: float) -> None:
+    Args:
+        tables: Make the handlers of commands, one table after the other: a command that an earlier one does not know is
+            looked for in the next, which is made only then.
+    """
+
+    def __init__(self, read: int, write: int, idle: float, tables: Sequence[Callable[[Session], Handlers]]) -> None:
         self.loop = Loop()
         self._root: str | None = None
         self.channel = Channel(self.loop, read, write, self._frame, lambda _why: self.end())
@@ -57,14 +64,13 @@ class Session:
         self._idle = idle
         self._heard = self._leased = time.monotonic()
         self._notifier = Notifier(self.loop, self._changed)
-        self._handlers = self._table()
+        self._handlers = self._own_handlers()
+        self._tables = list(tables)
         self.loop.on_children(self.jobs.reap)
         self.loop.before_waiting(self._pump)
         self.loop.every(min(_CHECK_SECONDS, idle / 4), self._check)
 
-    def _table(self) -> dict[Command, Handler]:
-        from clusterctl.agent.serve.commands import node
-
+    def _own_handlers(self) -> Handlers:
         supervised = (Command.PREPARE, Command.START, Command.STOP, Command.FINISH)
         return {
             **{command: self._forwarder(command) for command in supervised},
@@ -72,15 +78,11 @@ class Session:
             Command.CREDIT: self._more_credit,
             Command.REPLICATED: self._replicated,
             Command.BYE: self._bye,
-            **node.handlers(self),
         }
 
     def _handler(self, command: Command) -> Handler:
-        if command not in self._handlers:
-            # Half of an agent's start would be importing what a command on a node has no need of.
-            from clusterctl.agent.serve.commands import files, runs
-
-            self._handlers |= {**runs.handlers(self), **files.handlers(self)}
+        while command not in self._handlers and self._tables:
+            self._handlers |= self._tables.pop(0)(self)
         return self._handlers[command]
 
     # --- frames

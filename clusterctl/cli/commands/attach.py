@@ -10,7 +10,7 @@ from clusterctl.cli import options
 from clusterctl.errors import RefusedError
 
 if TYPE_CHECKING:
-    from clusterctl.run.record.writer import RunDir
+    from clusterctl.run.record.rundir import RunDir
 
 
 @click.command("attach")
@@ -41,13 +41,13 @@ def command(
     from clusterctl.cli.follow.following import conclude
     from clusterctl.cli.follow.view import RunScreen, ViewOptions
     from clusterctl.cli.lookup.runs import tell_unread
-    from clusterctl.cli.ranks import parse_ranks
+    from clusterctl.cli.words import parse_ranks
     from clusterctl.render.log import Timestamps
-    from clusterctl.run.record import writer
+    from clusterctl.run.record import find
 
-    run = writer.find(reference)
+    run = find.find(reference)
     console = options.console_of(color)
-    state, attended = writer.visible_state(run)
+    state, attended = find.visible_state(run)
     tell_unread(state, console)
     if adopt and not state.over:
         if attended:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from clusterctl.bench.series import Step
     from clusterctl.config.spec import ClusterSpec
     from clusterctl.render.terminal.console import Console
-    from clusterctl.run.record.writer import RunDir
+    from clusterctl.run.record.rundir import RunDir
     from clusterctl.run.rules.state import RunState
 
 

@@ -13,7 +13,7 @@ from clusterctl.errors import ClusterctlError, ExitCode, NotFoundError
 
 if TYPE_CHECKING:
     from clusterctl.render.terminal.console import Console
-    from clusterctl.run.record.writer import RunDir
+    from clusterctl.run.record.rundir import RunDir
     from clusterctl.run.rules.state import RunState
 
 _YOUNG = 3600.0
@@ -30,8 +30,8 @@ def command(older_than: str, keep: int, yes: bool, color: str, quiet: bool) -> i
 
     Active runs are never touched. Nodes that cannot be reached keep their part, and are named.
     """
-    from clusterctl.cli.durations import parse_duration
     from clusterctl.cli.lookup.runs import tell_unread
+    from clusterctl.cli.words import parse_duration
     from clusterctl.render.terminal.console import size
 
     console = options.console_of(color)
@@ -60,10 +60,10 @@ def command(older_than: str, keep: int, yes: bool, color: str, quiet: bool) -> i
 
 
 def _chosen(before: float, keep: int) -> list[tuple[RunDir, RunState]]:
-    from clusterctl.run.record import writer
+    from clusterctl.run.record import find
     from clusterctl.run.rules.state import RunPhase
 
-    seen = [(run, *writer.visible_state(run)) for run in writer.all_runs()]
+    seen = [(run, *find.visible_state(run)) for run in find.all_runs()]
     unattended = [(run, state) for run, state, attended in seen if state.over and not attended]
     unreadable = [(run, state) for run, state in unattended if state.phase is RunPhase.UNREADABLE]
     ended = sorted((pair for pair in unattended if pair not in unreadable), key=lambda e: _ended(*e))
@@ -74,12 +74,12 @@ def _chosen(before: float, keep: int) -> list[tuple[RunDir, RunState]]:
 def _clean_content(going: set[str], *, remove: bool) -> tuple[int, int]:
     """Remove (or only count) synced content that no run needs which stays; return files and bytes."""
     from clusterctl.run.nodes import code
-    from clusterctl.run.record import writer
+    from clusterctl.run.record import find, rundir
 
-    content = code.store_of_head(writer.runs_root())
+    content = code.store_of_head(rundir.runs_root())
     if content is None:
         return 0, 0
-    staying = [m for run in writer.all_runs() if run.run not in going and (m := code.load(run)) is not None]
+    staying = [m for run in find.all_runs() if run.run not in going and (m := code.load(run)) is not None]
     used = {digest for manifest in staying for _, _, digest in manifest.files.values()}
     found = content.unused(used, time.time() - _YOUNG)
     for path, _ in found if remove else ():
@@ -120,7 +120,7 @@ def _remove_on_nodes(run: RunDir, state: RunState) -> tuple[list[ClusterctlError
     from clusterctl.cli.lookup.reach import reachable
     from clusterctl.config.stored import load_stored
     from clusterctl.errors import NodeError
-    from clusterctl.run.nodes.links import each
+    from clusterctl.run.nodes.fan_out import each
     from clusterctl.run.rules.state import RunPhase
 
     try:

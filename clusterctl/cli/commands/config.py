@@ -71,11 +71,11 @@ def _file(spec: ClusterSpec, console: Console, *, as_json: bool, quiet: bool) ->
 
 
 def _ranks(spec: ClusterSpec, console: Console) -> tuple[Any, list[str]]:
-    from clusterctl.plan import launch as planning
+    from clusterctl.plan import layout
     from clusterctl.render.ranks import fold_ranks
     from clusterctl.render.terminal.table import Column, render_table
 
-    entries = planning.known_entries(spec)
+    entries = layout.known_entries(spec)
     if entries is None:
         raise _unknown(spec)
     shown = [
@@ -87,7 +87,7 @@ def _ranks(spec: ClusterSpec, console: Console) -> tuple[Any, list[str]]:
 
 
 def _unknown(spec: ClusterSpec) -> RefusedError:
-    from clusterctl.plan.launch import worker_count
+    from clusterctl.plan.layout import worker_count
     from clusterctl.render.ranks import fold_nodes
 
     asked = fold_nodes(h.name for h in spec.workers if worker_count(h, None) is None)
@@ -98,12 +98,13 @@ def _unknown(spec: ClusterSpec) -> RefusedError:
 
 
 def _env(spec: ClusterSpec, rank: int) -> tuple[Any, list[str]]:
+    from clusterctl.plan import environment, layout
     from clusterctl.plan import launch as planning
 
-    entries = planning.known_entries(spec)
+    entries = layout.known_entries(spec)
     if entries is None:
         raise _unknown(spec)
-    identity = planning.RunIdentity(run=f"{spec.name}-dry-run", max_restarts=spec.restart.max_restarts)
+    identity = environment.RunIdentity(run=f"{spec.name}-dry-run", max_restarts=spec.restart.max_restarts)
     plan = planning.plan_json(planning.plan_launch(spec, identity, entries, {}, None, {}), spec.secrets)
     workers = {worker["rank"]: worker for node in plan["nodes"] for worker in node["workers"]}
     if rank not in workers:

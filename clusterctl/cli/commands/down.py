@@ -12,7 +12,30 @@ from clusterctl.errors import ExitCode, RefusedError, TeardownError
 
 if TYPE_CHECKING:
     from clusterctl.render.terminal.console import Console
-    from clusterctl.run.record.writer import RunDir
+    from clusterctl.run.record.rundir import RunDir
+    from clusterctl.run.rules.state import RunState
+
+
+from typing import TYPE_CHECKING
+
+from clusterctl.agent.protocol.commands import Command
+from clusterctl.cli.lookup.reach import reachable
+from clusterctl.errors import AgentError, NodesError
+from clusterctl.run.nodes.ending import end_on_node
+from clusterctl.run.nodes.fan_out import each
+
+if TYPE_CHECKING:
+    from clusterctl.render.terminal.console import Console
+    from clusterctl.session.conversation import Session
+
+
+import time
+from typing import TYPE_CHECKING
+
+from clusterctl.cli.lookup.controllers import ask_or_adopt
+
+if TYPE_CHECKING:
+    from clusterctl.run.record.rundir import RunDir
     from clusterctl.run.rules.state import RunState
 
 
@@ -48,8 +71,6 @@ def command(
 
     console = options.console_of(color)
     if orphans:
-        from clusterctl.cli.orphans import end_orphans
-
         if len(references) > 1:
             raise click.UsageError("--orphans takes one cluster file")
         return end_orphans(references[0] if references else "cluster.yaml", console, as_json=as_json)
@@ -83,24 +104,22 @@ def _entry(run: str, state: RunState) -> dict[str, Any]:
 
 
 def _chosen(references: tuple[str, ...], *, everything: bool, stalled: bool) -> list[RunDir]:
-    from clusterctl.cli.stalled import may_be_stalled
-    from clusterctl.run.record import writer
+    from clusterctl.run.record import find
 
     # A start whose controller died may have left something on the nodes, whatever `ps` says of it.
     if everything or stalled:
-        named = [writer.find(reference) for reference in references] if stalled and references else writer.all_runs()
-        known = [(r, writer.listed(r)) for r in named]
+        named = [find.find(reference) for reference in references] if stalled and references else find.all_runs()
+        known = [(r, find.listed(r)) for r in named]
         return [r for r, s in known if (may_be_stalled(s) if stalled else not s.over)]
     if references:
-        return [writer.find(reference) for reference in references]
-    runs = [r for r in writer.all_runs() if not writer.listed(r).over]
-    return [writer.find(None)] if runs else []
+        return [find.find(reference) for reference in references]
+    runs = [r for r in find.all_runs() if not find.listed(r).over]
+    return [find.find(None)] if runs else []
 
 
 def _ask(run: RunDir, console: Console, *, kill: bool, quiet: bool, stalled: bool) -> bool:
     """Ask a run to end; return `False` where it is left alone because it is not stalled after all."""
     from clusterctl.cli.lookup.controllers import ask_or_adopt
-    from clusterctl.cli.stalled import end_if_stalled
     from clusterctl.run.controller.main import adopt_run
     from clusterctl.run.controller.process import ControllerEndedError
     from clusterctl.run.record.reader import load_state
@@ -182,3 +201,79 @@ def _say(run: RunDir, state: RunState, console: Console) -> None:
     else:
         where = f"{count(len(state.workers), 'worker')} on {count(len(state.nodes), 'node')}"
         console.narrate(f"{run.run}: {state.phase.value}; nothing is left of its {where}")
+
+
+_CALL_SECONDS = 20.0
+
+_GRACE = 10.0
+
+
+def end_orphans(path: str, console: Console, *, as_json: bool) -> int:
+    """End every live run on the nodes of a cluster file that no run directory of this head stands for."""
+    from clusterctl.render.errors import remaining_lines
+    from clusterctl.run.record.find import all_runs
+
+    spec = options.load_file(path, (), (), console=console).spec
+    known = {run.run for run in all_runs()}
+    with reachable(spec, spec.hosts) as (sessions, errors):
+        listed, _ = each(sessions, lambda _, s: s.call(Command.RUNS, {}, timeout=_CALL_SECONDS)["runs"])
+        orphans = {n: [r for r in runs if _left(r) and r["run"] not in known] for n, runs in listed.items()}
+        concerned = {node: sessions[node] for node, runs in orphans.items() if runs}
+        ended, failed = each(concerned, lambda node, session: _end_all(session, orphans[node]))
+    errors |= {node: AgentError(node, str(error)) for node, error in failed.items()}
+    left = [entry for found in ended.values() for entry in found]
+    runs = sorted({run["run"] for found in orphans.values() for run in found})
+    if as_json:
+        told = [{"run": r, "state": "cancelled", "remaining": [x for x in left if x["run"] == r]} for r in runs]
+        console.json(told)
+    else:
+        console.narrate(f"ended {', '.join(runs)}" if runs else "no run here that this head does not know")
+        console.narrate(*remaining_lines(left, console.err))
+    if errors:
+        raise NodesError(list(errors.values()))
+    return int(ExitCode.TEARDOWN_INCOMPLETE if left else ExitCode.OK)
+
+
+def _left(run: dict[str, Any]) -> bool:
+    """Return whether something of a run is there: workers, what they left, or a supervisor that waits for commands."""
+    return bool(run["live"] or run["supervisor"])
+
+
+def _end_all(session: Session, runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Stop the orphans of one node; return what is left of them."""
+    left = []
+    for run in runs:
+        session.epoch = int(run["epoch"]) + 1
+        found = end_on_node(session, run["run"], run["node"], float(run.get("grace") or _GRACE))
+        left += [{"run": run["run"], **entry} for entry in found]
+    return left
+
+
+# A controller that has just taken over looks twice before it calls a run stalled: at most a minute apart.
+_SURE_SECONDS = 100.0
+
+_LOOK_SECONDS = 1.0
+
+
+def may_be_stalled(state: RunState) -> bool:
+    """Return whether the journal says that a run is stalled; its controller may know better by now."""
+    return not state.over and state.phase.value == "stalled"
+
+
+def end_if_stalled(run: RunDir, *, kill: bool) -> bool:
+    """End a run if the stall rule, asked now, says that it is stalled; return whether it did.
+
+    A run without a controller gets one, which looks at the run for as long as the rule needs to be sure.
+    """
+    from clusterctl.run.controller.main import adopt_run
+    from clusterctl.run.record.reader import load_state
+
+    end = time.monotonic() + _SURE_SECONDS
+    while time.monotonic() < end and not load_state(run).over:
+        answer = ask_or_adopt(run, "down", {"stalled": True, "kill": kill}, lambda: adopt_run(run))
+        if answer is None:
+            continue
+        if answer.get("stalled") or answer.get("phase") == "none":
+            return bool(answer.get("stalled"))
+        time.sleep(_LOOK_SECONDS)
+    return False

@@ -51,9 +51,9 @@ def command(
     What stands after `--` is executed as it is, without a shell. Ctrl-C ends it everywhere. Exits with the largest
     exit code of the nodes, or with 4 if any node could not be reached.
     """
-    from clusterctl.cli.durations import parse_duration
     from clusterctl.cli.lookup.reach import reachable
     from clusterctl.cli.lookup.remote import Remote, UnreadError, exit_code_of
+    from clusterctl.cli.words import parse_duration
 
     argv = context.meta["clusterctl.args"]
     if not argv:

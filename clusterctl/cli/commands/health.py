@@ -77,7 +77,7 @@ def command(
         return show(_replayed(replay, chosen, strict=strict))
     if record and watch:
         raise click.UsageError("only one of `--record` and `--watch` can be used")
-    from clusterctl.cli.durations import parse_duration
+    from clusterctl.cli.words import parse_duration
 
     spec = options.load_file(path, files, sets, console=console).spec
     hosts = options.chosen_hosts(spec, nodes)
@@ -140,8 +140,8 @@ def _checks(only: str | None, skip: str | None) -> list[str] | None:
 
 def _look(spec: ClusterSpec, hosts: tuple[HostSpec, ...], checks: list[str] | None, *, strict: bool) -> HealthView:
     from clusterctl.cli.lookup.reach import reachable
-    from clusterctl.run.nodes.launch import Progress
     from clusterctl.run.nodes.preflight import judge_all, probe_all
+    from clusterctl.run.nodes.progress import Progress
 
     with reachable(spec, hosts) as (sessions, errors):
         step = Progress("health", len(hosts), lambda _: None)
@@ -152,7 +152,7 @@ def _look(spec: ClusterSpec, hosts: tuple[HostSpec, ...], checks: list[str] | No
 
 
 def _record(path: str, spec: ClusterSpec, view: HealthView, console: Console) -> None:
-    from clusterctl.cli import local_files
+    from clusterctl.cli import words as words_module
     from clusterctl.health.context import Context
     from clusterctl.health.recording import recorded
 
@@ -165,16 +165,16 @@ def _record(path: str, spec: ClusterSpec, view: HealthView, console: Console) ->
         if name
     ]
     told = recorded(facts, Context.from_spec(spec), reached_as)
-    local_files.write(path, json.dumps(told, indent=1) + "\n")
+    words_module.write(path, json.dumps(told, indent=1) + "\n")
     console.narrate(f"what {len(facts)} nodes told is in {path}; read it before you send it (docs/recordings.md)")
 
 
 def _replayed(path: str, checks: list[str] | None, *, strict: bool) -> HealthView:
-    from clusterctl.cli import local_files
+    from clusterctl.cli import words as words_module
     from clusterctl.health.recording import replayed
 
     try:
-        told = json.loads(local_files.read(path))
+        told = json.loads(words_module.read(path))
         facts, findings = replayed(told, checks)
     except ValueError as error:
         raise RefusedError(f"{path}: not JSON: {error}", hint="`clusterctl health --record PATH` writes one") from error

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from clusterctl.cli import options
+from clusterctl.cli import options, words
 from clusterctl.errors import RefusedError
 
 if TYPE_CHECKING:
@@ -63,10 +63,10 @@ def command(
             raise click.UsageError("`--template` cannot be used together with `--from` or `--schema`")
         _copy(template, Path(target or "."), console, force=force, quiet=quiet)
         return 0
-    from clusterctl.cli.local_files import write
+    from clusterctl.cli.words import write
     from clusterctl.config.init import starter
 
-    path = Path(target or options.DEFAULT_FILE)
+    path = Path(target or words.DEFAULT_FILE)
     beside = path.with_name(_SCHEMA)
     _refuse_overwriting([path, *([beside] if schema else [])], force=force)
     machines = _machines(source, kind, include, exclude) if source or kind else []
@@ -108,12 +108,12 @@ def _copy(name: str, folder: Path, console: Console, *, force: bool, quiet: bool
     if not quiet:
         console.narrate(
             f"wrote {', '.join(str(folder / file) for file in files)}",
-            f"`clusterctl up {folder / options.DEFAULT_FILE}` runs it",
+            f"`clusterctl up {folder / words.DEFAULT_FILE}` runs it",
         )
 
 
 def _machines(source: str | None, kind: str | None, include: str, exclude: str) -> list[Machine]:
-    from clusterctl.cli.local_files import read
+    from clusterctl.cli.words import read
     from clusterctl.config import init
 
     if kind == "slurm" and (source is None or (source != "-" and not os.path.exists(source))):
@@ -149,7 +149,7 @@ def _read_include(pattern: str) -> Iterator[str]:
     """Give the files that an `Include` names; as ssh reads it, relative names begin in `~/.ssh`."""
     import glob
 
-    from clusterctl.cli.local_files import read
+    from clusterctl.cli.words import read
 
     place = os.path.join(os.path.expanduser("~/.ssh"), os.path.expanduser(pattern))
     for path in sorted(glob.glob(place)):

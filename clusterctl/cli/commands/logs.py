@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from clusterctl.logs.line import LogLine, LogQuery
     from clusterctl.render.terminal.console import Console
-    from clusterctl.run.record.writer import RunDir
+    from clusterctl.run.record.rundir import RunDir
     from clusterctl.run.rules.state import RunState
 
 
@@ -63,10 +63,10 @@ def command(
     By default rank 0 in full and the ends of ranks that failed; equal lines of several ranks are folded to one.
     """
     from clusterctl.cli.lookup.runs import tell_unread
-    from clusterctl.cli.ranks import parse_ranks
+    from clusterctl.cli.words import parse_ranks
     from clusterctl.logs.line import LogQuery
+    from clusterctl.run.record.find import find
     from clusterctl.run.record.reader import load_state
-    from clusterctl.run.record.writer import find
 
     run = find(reference)
     state = load_state(run)
@@ -114,7 +114,7 @@ def _moment(text: str | None, option: str) -> float | None:
         return None
     from datetime import datetime
 
-    from clusterctl.cli.durations import parse_duration
+    from clusterctl.cli.words import parse_duration
 
     try:
         return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()

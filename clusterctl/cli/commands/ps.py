@@ -17,7 +17,7 @@ def command(everything: bool, as_json: bool, color: str, quiet: bool) -> int:
     """List runs: the active ones, or all of this head with `-a`. With `-q` only their ids."""
     from clusterctl.cli.lookup.runs import listed_view_of, tell_unread
     from clusterctl.render.status import ps_json, render_ps
-    from clusterctl.run.record.writer import all_runs
+    from clusterctl.run.record.find import all_runs
     from clusterctl.run.rules.state import RunPhase
 
     console = options.console_of(color)

@@ -18,7 +18,7 @@ def command(output: str | None, color: str, quiet: bool) -> int:
     if output is None:
         console.document(schema_text())
         return 0
-    from clusterctl.cli.local_files import write
+    from clusterctl.cli.words import write
 
     write(output, schema_text())
     if not quiet:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from clusterctl.run.nodes.evidence import Evidence
-    from clusterctl.run.record.writer import RunDir
+    from clusterctl.run.record.rundir import RunDir
     from clusterctl.run.rules.state import RunState
 
 
@@ -31,16 +31,16 @@ def command(reference: str | None, ranks: str | None, as_json: bool, color: str,
     (`job.inject`), else py-spy reads them where the node has it, else there is only what /proc tells. Works without
     a controller.
     """
-    from clusterctl.cli.ranks import parse_ranks
+    from clusterctl.cli.words import parse_ranks
     from clusterctl.render.errors import error_line
     from clusterctl.render.stacks import render_remarks, render_stacks
-    from clusterctl.run.record import writer
+    from clusterctl.run.record import find
     from clusterctl.run.rules import stacks
 
     console = options.console_of(color)
     wanted = parse_ranks(ranks)
-    run = writer.find(reference)
-    state, _ = writer.visible_state(run)
+    run = find.find(reference)
+    state, _ = find.visible_state(run)
     _check(run, state, wanted)
     found = _evidence(run, state, wanted)
     folded = stacks.fold(stacks.from_evidence(found.ranks))

@@ -28,8 +28,8 @@ def command(reference: str | None, nodes: str | None, watch: str | None, as_json
     While a run is active this is what its nodes told last (every 15 s); else the nodes of the cluster file are asked.
     Exits with 4 where a node of the file could not be reached.
     """
-    from clusterctl.cli.durations import parse_duration
     from clusterctl.cli.lookup.machines import subject_of
+    from clusterctl.cli.words import parse_duration
 
     console = options.console_of(color)
     pause = parse_duration(watch, "--watch")
@@ -55,9 +55,9 @@ def _stats(subject: Subject, chosen: str | None, console: Console) -> list[NodeS
             joined = [host for host in hosts if host.name in sessions]
             seen = {n.node: n for n in [*machines.look_at(joined, sessions), *machines.unreachable(errors)]}
         return [seen[host.name] for host in hosts]
-    from clusterctl.run.record import writer
+    from clusterctl.run.record import find
 
-    state, attended = writer.visible_state(subject.run)
+    state, attended = find.visible_state(subject.run)
     if not attended and not state.over:
         console.narrate(
             "no controller is alive: nothing new arrives", f"hint: `clusterctl attach --adopt {subject.run.run}`"

@@ -18,7 +18,7 @@ def command(reference: str | None, as_json: bool, verbose: bool, color: str, qui
     """Show one run: its state, its nodes and workers, and what failed first."""
     from clusterctl.cli.lookup.runs import tell_unread, view_of
     from clusterctl.render.status import render_status, status_json
-    from clusterctl.run.record.writer import find
+    from clusterctl.run.record.find import find
 
     console = options.console_of(color)
     view = view_of(find(reference))

@@ -55,7 +55,7 @@ def command(
 def _bytes(text: str | None) -> int:
     """Return how many bytes a size in words has."""
     from clusterctl.config.units import size as bytes_of
-    from clusterctl.run.pull import MOST_BYTES
+    from clusterctl.run.nodes.transfer import MOST_BYTES
 
     if text is None:
         return MOST_BYTES
@@ -68,12 +68,12 @@ def _bytes(text: str | None) -> int:
 def _push(spec: ClusterSpec, hosts: tuple[HostSpec, ...], console: Console, *, quiet: bool) -> None:
     from clusterctl.cli.lookup.reach import sessions_of
     from clusterctl.config.spec import TransportKind
+    from clusterctl.plan.layout import workdir_of
     from clusterctl.render.terminal.console import size
     from clusterctl.run.nodes import code, sensitive
-    from clusterctl.run.nodes.launch import workdir_of
-    from clusterctl.run.nodes.links import each, raise_first
+    from clusterctl.run.nodes.fan_out import each, raise_first
     from clusterctl.run.nodes.transfer import Parcel, push
-    from clusterctl.run.record.writer import runs_root
+    from clusterctl.run.record.rundir import runs_root
 
     if spec.sync is None:
         raise RefusedError("the file says `sync: none`", hint="set `sync.source`, or leave `sync` out")
@@ -110,11 +110,11 @@ def _pull(
     most: int,
 ) -> None:
     from clusterctl.cli.lookup.reach import sessions_of
+    from clusterctl.plan.layout import workdir_of
     from clusterctl.render.ranks import count
     from clusterctl.render.terminal.console import size
-    from clusterctl.run.nodes.launch import workdir_of
-    from clusterctl.run.nodes.links import each, raise_first
-    from clusterctl.run.pull import pull
+    from clusterctl.run.nodes.fan_out import each, raise_first
+    from clusterctl.run.nodes.transfer import pull
 
     with sessions_of(spec, hosts) as sessions:
         got, errors = each(

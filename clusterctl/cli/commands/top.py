@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from clusterctl.render.stats import NodeStats
     from clusterctl.render.terminal.console import Console, Terminal
     from clusterctl.render.top import Order, Scene
-    from clusterctl.run.record.writer import RunDir
+    from clusterctl.run.record.rundir import RunDir
 
 _LOOK_AGAIN = 2.0
 
@@ -36,8 +36,8 @@ def command(reference: str | None, interval: str, color: str) -> int:
     the order round; arrows and page keys scroll. Without an active run the nodes of the cluster file are shown. In a
     pipe it prints one picture.
     """
-    from clusterctl.cli.durations import parse_duration
     from clusterctl.cli.lookup.machines import subject_of
+    from clusterctl.cli.words import parse_duration
 
     console = options.console_of(color)
     pause = parse_duration(interval, "--interval") or 1.0

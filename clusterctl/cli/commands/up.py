@@ -13,7 +13,7 @@ from clusterctl.cli.main import WithJobArguments
 if TYPE_CHECKING:
     from clusterctl.config.spec import ClusterSpec
     from clusterctl.render.terminal.console import Console
-    from clusterctl.run.record.writer import RunDir
+    from clusterctl.run.record.rundir import RunDir
 
 
 @click.command("up", cls=WithJobArguments)
@@ -99,12 +99,12 @@ def begin(spec: ClusterSpec, *, health: bool, strict: bool) -> RunDir:
     from clusterctl.errors import ClusterctlError, ExitCode, RefusedError
     from clusterctl.run.controller import process
     from clusterctl.run.controller.main import start_run
-    from clusterctl.run.record import writer
+    from clusterctl.run.record import disk, rundir
 
     process.hold_back_signals()
     try:
-        run = writer.create(spec.name)
-        writer.write_atomically(run.spec, dump(spec).encode(), durable=True)
+        run = rundir.create(spec.name)
+        disk.write_atomically(run.spec, dump(spec).encode(), durable=True)
     except OSError as error:
         hint = "set XDG_STATE_HOME to a folder that can be written to"
         raise RefusedError(f"no folder for the run can be made: {error}", hint=hint) from error
@@ -160,11 +160,12 @@ def _follow(
 
 
 def _print_plan(spec: ClusterSpec, console: Console, *, as_json: bool) -> None:
+    from clusterctl.plan import environment, layout
     from clusterctl.plan import launch as planning
     from clusterctl.render.plan import render_plan
 
-    entries = planning.known_entries(spec)
-    identity = planning.RunIdentity(run=f"{spec.name}-dry-run", max_restarts=spec.restart.max_restarts)
+    entries = layout.known_entries(spec)
+    identity = environment.RunIdentity(run=f"{spec.name}-dry-run", max_restarts=spec.restart.max_restarts)
     if entries is None:
         shown = planning.unknown_plan_json(spec, identity)
     else:

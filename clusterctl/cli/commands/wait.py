@@ -13,7 +13,7 @@ from clusterctl.cli import options
 from clusterctl.errors import ExitCode
 
 if TYPE_CHECKING:
-    from clusterctl.run.record.writer import RunDir
+    from clusterctl.run.record.rundir import RunDir
     from clusterctl.run.rules.state import RunState
 
 _LOOK = 1.0
@@ -26,9 +26,9 @@ _LOOK = 1.0
 @options.output_options
 def command(reference: str | None, timeout: str | None, as_json: bool, color: str, quiet: bool) -> int:
     """Wait until a run ends; exit with its code."""
-    from clusterctl.cli.durations import parse_duration
     from clusterctl.cli.follow.following import exit_code_of
-    from clusterctl.run.record.writer import find
+    from clusterctl.cli.words import parse_duration
+    from clusterctl.run.record.find import find
 
     console = options.console_of(color)
     run = find(reference)

@@ -10,7 +10,7 @@ from clusterctl.run.rules import leftover
 
 if TYPE_CHECKING:
     from clusterctl.render.terminal.console import Console
-    from clusterctl.run.record.writer import RunDir
+    from clusterctl.run.record.rundir import RunDir
     from clusterctl.run.rules.state import RunState
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from clusterctl.logs.line import LogLine, LogQuery
     from clusterctl.render.terminal.console import Console
-    from clusterctl.run.record.writer import RunDir
+    from clusterctl.run.record.rundir import RunDir
 
 _LOOK = 1.0
 _SOON = 0.05

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from clusterctl.render.terminal.console import Console
-    from clusterctl.run.record.writer import RunDir
+    from clusterctl.run.record.rundir import RunDir
     from clusterctl.run.rules.state import RunState
 
 _REDRAW = 0.1

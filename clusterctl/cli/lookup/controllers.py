@@ -11,7 +11,7 @@ from clusterctl.run.controller import control, process
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from clusterctl.run.record.writer import RunDir
+    from clusterctl.run.record.rundir import RunDir
 
 _ANSWER_SECONDS = 15.0
 _PATIENCE = 5.0

@@ -7,16 +7,16 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.cli import options
+from clusterctl.cli import words
 from clusterctl.errors import NotFoundError
 from clusterctl.render.stats import NodeStats, stats_from_sample
-from clusterctl.run.record import writer
+from clusterctl.run.record import find, samples
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from clusterctl.config.spec import HostSpec
-    from clusterctl.run.record.writer import RunDir
+    from clusterctl.run.record.rundir import RunDir
     from clusterctl.run.rules.state import RunState
     from clusterctl.session.conversation import Session
 
@@ -42,15 +42,15 @@ def subject_of(reference: str | None) -> Subject:
         NotFoundError: There is neither.
         RefusedError: Several runs could be meant.
     """
-    path = options.DEFAULT_FILE if reference is None else reference
+    path = words.DEFAULT_FILE if reference is None else reference
     is_file = os.path.isfile(path)
     try:
-        run = writer.find(reference)
+        run = find.find(reference)
     except NotFoundError:
         if not is_file:
             raise
         return Subject(path=path)
-    over = writer.listed_state(run)[0].over
+    over = find.listed_state(run)[0].over
     return Subject(path=path) if over and is_file else Subject(run=run)
 
 
@@ -64,7 +64,7 @@ def stats_of_run(run: RunDir, state: RunState) -> list[NodeStats]:
 
 
 def _newest(run: RunDir, node: str) -> NodeStats:
-    sample = writer.latest_samples(run, node, "health")
+    sample = samples.latest_samples(run, node, "health")
     if sample is None:
         return NodeStats(node=node, time=None, status="unknown", reason="no sample yet")
     return stats_from_sample(node, {**sample, "time": sample.get("t", sample.get("time"))})
@@ -89,7 +89,7 @@ def look_at(hosts: Sequence[HostSpec], sessions: Mapping[str, Session]) -> list[
     Nothing of the cluster file is run: who only looks at machines need not have read it.
     """
     from clusterctl.agent.protocol.commands import Command
-    from clusterctl.run.nodes.links import each
+    from clusterctl.run.nodes.fan_out import each
 
     def ask(node: str, session: Session) -> NodeStats:
         request = {"groups": ["machine", "gpus"], "deadline": _DEADLINE}

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from clusterctl.agent.protocol.files import index_file, output_file
 from clusterctl.render.status import RunView, WorkerActivity, activity_from_sample
-from clusterctl.run.record import outline, writer
+from clusterctl.run.record import find, outline, samples
 
 if TYPE_CHECKING:
     from clusterctl.render.terminal.console import Console
-    from clusterctl.run.record.writer import RunDir
+    from clusterctl.run.record.rundir import RunDir
     from clusterctl.run.rules.state import RunState
 
 
@@ -24,7 +24,7 @@ def tell_unread(state: RunState, console: Console) -> None:
 
 def view_of(run: RunDir) -> RunView:
     """Return what is known of a run now."""
-    state, attended = writer.visible_state(run)
+    state, attended = find.visible_state(run)
     return view_from(run, state, attended=attended)
 
 
@@ -53,7 +53,7 @@ def _activity(run: RunDir, state: RunState) -> dict[int, WorkerActivity]:
     now = time.time()
     found: dict[int, WorkerActivity] = {}
     for node in state.nodes:
-        sample = writer.latest_samples(run, node, "activity")
+        sample = samples.latest_samples(run, node, "activity")
         if sample is not None and sample.get("attempt") == state.attempt:
             found |= activity_from_sample(sample, max(0.0, now - float(sample.get("t") or now)))
     return {rank: _with_output_age(run, state, rank, found.get(rank), now) for rank in state.workers}

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.config.sections import cross, environment, machines
-from clusterctl.config.sections.check import meant_key, unknown_key_hint, validate
+from clusterctl.config.sections.check import given, meant_key, unknown_key_hint, validate
 from clusterctl.config.sections.models import SECTIONS, ClusterFile, ControllerLossModel, JobModel, Section, SyncModel
 from clusterctl.config.spec import (
     CheckpointSpec,
@@ -33,46 +32,15 @@ from clusterctl.config.workdir import default_workdir
 from clusterctl.config.wrong import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
-    from clusterctl.config.load import Files
+    from clusterctl.config.sections.context import Context
     from clusterctl.config.sections.machines import Machine
     from clusterctl.config.text.tree import Node, Report
 
-HealthMistakes = Callable[[HealthSpec], "Sequence[tuple[str, str, str | None]]"]
-"""Tells names of a `health:` section that mean nothing: (key, name, the name that was probably meant). The checks are
-known further up, so whoever loads a cluster file brings it along."""
 
 _TARGETS = ("script", "module", "command")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Context:
-    """What building needs besides the tree; see `clusterctl.config.load.load`."""
-
-    path: str
-    environ: Mapping[str, str]
-    files: Files
-    report: Report
-    require_job: bool
-    with_secrets: bool
-    health_mistakes: HealthMistakes | None = None
-
-    @property
-    def folder(self) -> str:
-        """Where relative paths begin."""
-        return os.path.dirname(self.path)
-
-    def resolve(self, path: str) -> str:
-        """Make a path of the cluster file absolute."""
-        if path == "~" or path.startswith("~/"):
-            path = self.environ.get("HOME", "~") + path[1:]
-        return os.path.normpath(os.path.join(self.folder, path))
-
-    def resolve_for_ssh(self, path: str) -> str:
-        """Make a relative path of the cluster file absolute; leave what ssh itself expands (`~`, `%d`, `none`)."""
-        return path if path[:1] in ("/", "~", "%") or path.lower() == "none" else self.resolve(path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,14 +132,6 @@ def _sections(root: Node, report: Report) -> dict[str, Section]:
         if section is not None:
             found[key] = section
     return found
-
-
-def given(section: Section | None) -> dict[str, Any]:
-    """The values that were written, lists as tuples; the rest is left to the spec's defaults."""
-    if section is None:
-        return {}
-    values = {key: getattr(section, key) for key in section.model_fields_set}
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
 
 
 def _with_key(machine: Machine, context: Context) -> Machine:

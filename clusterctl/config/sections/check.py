@@ -16,6 +16,14 @@ if TYPE_CHECKING:
 
     from pydantic_core import ErrorDetails
 
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from clusterctl.config.text.tree import Node, Report
+
 M = TypeVar("M", bound=Section)
 
 # What people bring along from other tools' files.
@@ -212,3 +220,11 @@ def _split(text: str) -> list[str]:
 
 def _quoted(word: str) -> str:
     return f'"{word}"' if '"' not in word else f"'{word}'"
+
+
+def given(section: Section | None) -> dict[str, Any]:
+    """The values that were written, lists as tuples; the rest is left to the spec's defaults."""
+    if section is None:
+        return {}
+    values = {key: getattr(section, key) for key in section.model_fields_set}
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}

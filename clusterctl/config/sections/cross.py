@@ -15,7 +15,7 @@ from clusterctl.config.spec import Role, TransportKind
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from clusterctl.config.sections.build import Context
+    from clusterctl.config.sections.context import Context
     from clusterctl.config.sections.machines import Machine
     from clusterctl.config.sections.models import Section
     from clusterctl.config.spec import HealthSpec, HostSpec, JobSpec, SyncSpec

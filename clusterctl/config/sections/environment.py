@@ -16,7 +16,7 @@ from clusterctl.config.wrong import shown
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from clusterctl.config.sections.build import Context
+    from clusterctl.config.sections.context import Context
     from clusterctl.config.text.tree import Path
 
 # torchrun's names (torch 2.13, elastic/agent/server/local_elastic_agent.py), Composer's NODE_RANK, and our own.

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Protocol
 from clusterctl.agent.protocol.requests import StopReason
 from clusterctl.config.spec import Role
 from clusterctl.errors import ClusterctlError, ExitCode, NodeError, NodesError, RefusedError
-from clusterctl.run.nodes.launch import Begun, CancelledError, NotBegun, Progress
-from clusterctl.run.nodes.links import each, names, raise_first, sessions_of
+from clusterctl.run.nodes.fan_out import each, names, raise_first, sessions_of
+from clusterctl.run.nodes.launch import Begun, NotBegun
+from clusterctl.run.nodes.progress import CancelledError, Progress
 from clusterctl.run.rules import events, leftover, lingering
 from clusterctl.run.rules.start_failure import start_failed
 from clusterctl.run.rules.state import RunPhase

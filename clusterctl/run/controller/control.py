@@ -21,7 +21,7 @@ from clusterctl.errors import ClusterctlError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from clusterctl.run.record.writer import RunDir
+    from clusterctl.run.record.rundir import RunDir
 
 _LINE_LIMIT = 16 * 1024 * 1024
 _ACCEPT_AGAIN = 0.1

@@ -10,7 +10,7 @@ from clusterctl.agent.protocol.commands import Command
 from clusterctl.errors import NotFoundError, RefusedError
 from clusterctl.run.controller.run import CALL_SECONDS
 from clusterctl.run.nodes import ending
-from clusterctl.run.nodes.links import ask_all, each, names, raise_first
+from clusterctl.run.nodes.fan_out import ask_all, each, names, raise_first
 from clusterctl.run.rules import events
 
 if TYPE_CHECKING:

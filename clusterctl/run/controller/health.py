@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from clusterctl.agent.protocol.files import SAMPLES_FILE
-from clusterctl.run.rules.stall_samples import last_bytes
+from clusterctl.run.record.samples import last_bytes
 
 if TYPE_CHECKING:
     from clusterctl.config.spec import ClusterSpec
-    from clusterctl.run.record.writer import RunDir
+    from clusterctl.run.record.rundir import RunDir
     from clusterctl.run.rules import events
     from clusterctl.run.rules.health_samples import HealthObserver
     from clusterctl.run.rules.state import RunState

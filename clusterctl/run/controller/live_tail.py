@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from clusterctl.logs.layout import OutputFile
     from clusterctl.logs.line import LogQuery
-    from clusterctl.run.record.writer import RunDir
+    from clusterctl.run.record.rundir import RunDir
     from clusterctl.run.rules.state import RunState
     from clusterctl.session.conversation import Session
 
@@ -41,7 +41,7 @@ def read_on_nodes(
         length: Bytes of each file at most.
     """
     # What only the controller needs: a view is on the screen sooner without it.
-    from clusterctl.run.nodes.links import each
+    from clusterctl.run.nodes.fan_out import each
 
     by_node: dict[str, list[Sequence[Any]]] = {}
     for place in places:

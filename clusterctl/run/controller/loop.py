@@ -25,7 +25,8 @@ from clusterctl.run.controller.stalls import StallGuard
 from clusterctl.run.controller.succession import Succession
 from clusterctl.run.controller.takeover import TakeOver
 from clusterctl.run.nodes.links import Redialed
-from clusterctl.run.record.writer import now, room_not_needed
+from clusterctl.run.record.clock import now
+from clusterctl.run.record.disk import room_not_needed
 from clusterctl.run.rules import events, policy
 from clusterctl.run.rules.state import RunPhase
 from clusterctl.session.conversation import (
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from clusterctl.config.spec import ClusterSpec
     from clusterctl.run.controller.beginning import Preflight
     from clusterctl.run.controller.run import Dial
-    from clusterctl.run.record.writer import RunDir
+    from clusterctl.run.record.rundir import RunDir
     from clusterctl.session.conversation import Sink
 
 _TICK = 1.0

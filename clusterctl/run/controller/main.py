@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from clusterctl.config.spec import ClusterSpec, HostSpec
-    from clusterctl.run.record.writer import RunDir
+    from clusterctl.run.record.rundir import RunDir
     from clusterctl.session.conversation import Session, Sink
 
 

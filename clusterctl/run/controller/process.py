@@ -16,7 +16,7 @@ from clusterctl.errors import ClusterctlError, ExitCode
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from clusterctl.run.record.writer import RunDir
+    from clusterctl.run.record.rundir import RunDir
 
 
 HELD_BACK = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -22,14 +22,17 @@ from clusterctl.agent.protocol.frames import FrameError
 from clusterctl.agent.protocol.requests import StopReason
 from clusterctl.door import journal
 from clusterctl.errors import ClusterctlError
+from clusterctl.run.controller.connections import Following
 from clusterctl.run.controller.control import ControlServer
-from clusterctl.run.controller.following import Following
 from clusterctl.run.controller.places import Places
+from clusterctl.run.nodes.fan_out import each
 from clusterctl.run.nodes.inbox import Inbox
-from clusterctl.run.nodes.launch import Launch, Progress
-from clusterctl.run.nodes.links import Links, each
+from clusterctl.run.nodes.launch import Launch
+from clusterctl.run.nodes.links import Links
+from clusterctl.run.nodes.progress import Progress
+from clusterctl.run.record.clock import now
 from clusterctl.run.record.reader import load_state
-from clusterctl.run.record.writer import Writer, now
+from clusterctl.run.record.writer import Writer
 from clusterctl.run.rules import events, policy
 from clusterctl.run.rules.gaps import Gaps, Step
 from clusterctl.run.rules.start_failure import start_failed
@@ -40,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from clusterctl.config.spec import ClusterSpec, HostSpec
-    from clusterctl.run.record.writer import RunDir
+    from clusterctl.run.record.rundir import RunDir
     from clusterctl.run.rules.state import NodeState
     from clusterctl.session.conversation import EventReceived, Session, Sink
 

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.protocol import files
 from clusterctl.run.nodes.evidence import Gatherer
+from clusterctl.run.record.samples import last_bytes
 from clusterctl.run.rules import events
 from clusterctl.run.rules.stall import Stall, StallPhase
-from clusterctl.run.rules.stall_samples import StallObserver, last_bytes
+from clusterctl.run.rules.stall_samples import StallObserver
 from clusterctl.run.rules.state import RunPhase
 
 if TYPE_CHECKING:

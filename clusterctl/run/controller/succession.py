@@ -7,9 +7,9 @@ import time
 from typing import TYPE_CHECKING
 
 from clusterctl.errors import ClusterctlError, ExitCode, NodeError
+from clusterctl.run.nodes.fan_out import names
 from clusterctl.run.nodes.launch import Begun, NotBegun
-from clusterctl.run.nodes.links import names
-from clusterctl.run.record.writer import now
+from clusterctl.run.record.clock import now
 from clusterctl.run.rules import events, policy, restarting
 
 if TYPE_CHECKING:

@@ -11,8 +11,10 @@ from clusterctl.errors import ClusterctlError, ConnectError, ExitCode, RunFailed
 from clusterctl.run.controller.beginning import UNHEARD
 from clusterctl.run.controller.run import CALL_SECONDS
 from clusterctl.run.nodes import attempts, ending
-from clusterctl.run.nodes.launch import NotBegun, Progress
-from clusterctl.run.nodes.links import Redialed, each, names
+from clusterctl.run.nodes.fan_out import each, names
+from clusterctl.run.nodes.launch import NotBegun
+from clusterctl.run.nodes.links import Redialed
+from clusterctl.run.nodes.progress import Progress
 from clusterctl.run.rules import events
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from clusterctl.run.rules import events
 if TYPE_CHECKING:
     from clusterctl.plan.launch import LaunchPlan
     from clusterctl.run.nodes.checkpoints import Checkpoint
-    from clusterctl.run.record.writer import RunDir
+    from clusterctl.run.record.rundir import RunDir
 
 _PLACE = ("node", "node_rank", "address")
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.protocol.commands import Command
 from clusterctl.config.spec import CheckpointSpec, Resume
-from clusterctl.run.nodes.links import each, names, raise_first, sessions_of
-from clusterctl.run.record.writer import write_atomically
+from clusterctl.run.nodes.fan_out import each, names, raise_first, sessions_of
+from clusterctl.run.record.disk import write_atomically
 from clusterctl.run.rules import events
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
     from clusterctl.config.spec import ClusterSpec
-    from clusterctl.run.record.writer import RunDir
+    from clusterctl.run.record.rundir import RunDir
     from clusterctl.session.conversation import Session
 
 Version = tuple[float, int]

@@ -13,15 +13,17 @@ from clusterctl.agent.protocol.commands import Command
 from clusterctl.agent.protocol.requests import StopReason
 from clusterctl.errors import ClusterctlError, ExitCode, NotFoundError, RefusedError
 from clusterctl.run.nodes.epochs import highest_epoch
-from clusterctl.run.nodes.links import each
+from clusterctl.run.nodes.fan_out import each
+from clusterctl.run.record.clock import now
 from clusterctl.run.record.reader import load_state
-from clusterctl.run.record.writer import RunDir, Writer, now
+from clusterctl.run.record.writer import Writer
 from clusterctl.run.rules import events, leftover
 from clusterctl.run.rules.state import RunPhase
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from clusterctl.run.record.rundir import RunDir
     from clusterctl.run.rules.state import RunState
     from clusterctl.session.conversation import Session
 

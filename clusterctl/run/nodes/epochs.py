@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from clusterctl.agent.protocol.commands import Command
-from clusterctl.run.nodes.links import each
+from clusterctl.run.nodes.fan_out import each
 from clusterctl.session.conversation import StaleEpochError
 
 if TYPE_CHECKING:

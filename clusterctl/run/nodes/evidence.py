@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 from clusterctl.agent.protocol import evidence as evidence_module
 from clusterctl.agent.protocol.commands import Command
 from clusterctl.agent.watch import evidence
-from clusterctl.run.nodes.links import each
-from clusterctl.run.record.writer import write_atomically
+from clusterctl.run.nodes.fan_out import each
+from clusterctl.run.record.disk import write_atomically
 from clusterctl.run.rules import stacks
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from clusterctl.run.record.writer import RunDir
+    from clusterctl.run.record.rundir import RunDir
     from clusterctl.session.conversation import Session
 
 _DEADLINE = 4.0

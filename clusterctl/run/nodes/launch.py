@@ -8,90 +8,34 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.protocol import encoding, requests
 from clusterctl.agent.protocol.commands import Command
 from clusterctl.config.spec import ClusterSpec, HostSpec, TransportKind
 from clusterctl.errors import ClusterctlError
+from clusterctl.plan import environment, layout, meeting
 from clusterctl.plan import launch as planning
-from clusterctl.run import unsynced
+from clusterctl.plan.layout import workdir_of
 from clusterctl.run.nodes import attempts, code, sensitive
 from clusterctl.run.nodes.checkpoints import Resuming
-from clusterctl.run.nodes.links import each, names, raise_first, sessions_of
+from clusterctl.run.nodes.fan_out import each, names, raise_first, sessions_of
 from clusterctl.run.nodes.meeting import answer_of, ask_routes, master_of
+from clusterctl.run.nodes.progress import CancelledError, Progress
 from clusterctl.run.nodes.transfer import Parcel, push
-from clusterctl.run.record.writer import room_not_needed, write_atomically
+from clusterctl.run.record.disk import room_not_needed, write_atomically
 from clusterctl.run.rules import events
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from clusterctl.run.record.writer import RunDir
+    from clusterctl.run.record.rundir import RunDir
     from clusterctl.session.conversation import Session
 
 _CALL_SECONDS = 60.0
-_REPORT_EVERY = 0.1
 _CHECKED_A_SECOND = 500
 """Files that a node sees to be unchanged in a second, at the least."""
-
-
-class CancelledError(ClusterctlError):
-    """A person ended the run while it was being started."""
-
-
-@dataclass
-class Progress:
-    """Posts how far a step is: at most every 100 ms while it goes on, and once when it is over."""
-
-    name: str
-    total: int
-    post: Callable[[events.ControllerEvent], None]
-    began: float = field(default_factory=time.monotonic)
-    waiting: dict[str, tuple[str, float]] = field(default_factory=dict)
-    done: int = 0
-    _last: float = 0.0
-    _guard: threading.Lock = field(default_factory=threading.Lock)
-
-    def at(self, node: str, what: str) -> None:
-        """Say what a node is waited for."""
-        with self._guard:
-            self.waiting[node] = (what, time.monotonic())
-            self._report()
-
-    def through(self, node: str, count: int = 1) -> None:
-        """Count a node as done."""
-        with self._guard:
-            self.waiting.pop(node, None)
-            self.done += count
-            self._report()
-
-    def end(self, detail: str = "", *, failed: bool = False) -> None:
-        """Close the step."""
-        with self._guard:
-            self._post(detail=detail, ended=True, failed=failed)
-
-    def _report(self) -> None:
-        if time.monotonic() - self._last >= _REPORT_EVERY:
-            self._post()
-
-    def _post(self, *, detail: str = "", ended: bool = False, failed: bool = False) -> None:
-        self._last = time.monotonic()
-        slowest = sorted(self.waiting.items(), key=lambda item: item[1][1])[:5]
-        self.post(
-            events.Phase(
-                name=self.name,
-                done=self.done,
-                total=self.total,
-                waiting=[[node, what] for node, (what, _) in slowest],
-                detail=detail,
-                seconds=self._last - self.began,
-                ended=ended,
-                failed=failed,
-            )
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,11 +125,11 @@ class Launch:
         self, number: int, hosts: Sequence[HostSpec], follow: Callable[[list[str]], None], why: str
     ) -> planning.LaunchPlan:
         answers = {n: answer_of(h, s.hello) for h, (n, s) in zip(hosts, self._on(hosts).items(), strict=True)}
-        entries = planning.layout(hosts, {n: a.gpus for n, a in answers.items()})
+        entries = layout.layout(hosts, {n: a.gpus for n, a in answers.items()})
         ports = self._prepare(number, entries)
         where = self._meeting(entries, answers)
         resume_from, newest = self._resuming.choose(number, [h.name for h in hosts])
-        identity = planning.RunIdentity(
+        identity = environment.RunIdentity(
             run=self._run.run,
             attempt=number,
             max_restarts=self._spec.restart.max_restarts,
@@ -253,15 +197,15 @@ class Launch:
         if not hosts or not self._spec.restart.max_restarts:
             return
         sessions = {n: s for n, s in self._sessions().items() if n in {h.name for h in hosts}}
-        seen = unsynced.look(sessions, {n: workdir_of(self._spec, n) for n in sessions})
+        seen = code.look(sessions, {n: workdir_of(self._spec, n) for n in sessions})
         if first:
-            unsynced.remember(self._run, seen)
+            code.remember(self._run, seen)
             return
         alike: dict[tuple[str, ...], list[str]] = {}
-        for node, files in unsynced.changes(unsynced.remembered(self._run), seen).items():
+        for node, files in code.changes(code.remembered(self._run), seen).items():
             alike.setdefault(tuple(files), []).append(node)
         for changed, nodes in alike.items():
-            self._post(events.Note(text=unsynced.sentence(list(changed), names(nodes)), level="warn"))
+            self._post(events.Note(text=code.sentence(list(changed), names(nodes)), level="warn"))
 
     def _sync_node(self, node: str, session: Session, parcel: Parcel, step: Progress) -> tuple[int, int]:
         workdir = workdir_of(self._spec, node)
@@ -271,7 +215,7 @@ class Launch:
 
     # --- prepare
 
-    def _prepare(self, number: int, entries: Sequence[planning.Layout]) -> dict[str, list[int]]:
+    def _prepare(self, number: int, entries: Sequence[layout.Layout]) -> dict[str, list[int]]:
         with self._gate:
             self._check()
             self._untouched = False
@@ -300,11 +244,9 @@ class Launch:
 
     # --- addresses
 
-    def _meeting(
-        self, entries: Sequence[planning.Layout], answers: Mapping[str, planning.NodeAnswer]
-    ) -> planning.Meeting:
-        if planning.share_loopback(list(answers.values())):
-            return planning.loopback_meeting(entries)
+    def _meeting(self, entries: Sequence[layout.Layout], answers: Mapping[str, meeting.NodeAnswer]) -> meeting.Meeting:
+        if meeting.share_loopback(list(answers.values())):
+            return meeting.loopback_meeting(entries)
         others = entries[1:]
         hosts = [e.host for e in entries]
         sessions, interface = self._on(hosts), self._spec.network.interface
@@ -312,9 +254,9 @@ class Launch:
         found = ask_routes(sessions, {e.host.name: [master] for e in others})
         to_master = {node: found[node].get(master) for node in found}
         if interface:
-            own = {h.name: planning.provisional_address(h, answers[h.name], interface) for h in hosts}
-            to_master = {n: planning.Route(source=own[n] or "", interface=interface) for n in to_master}
-        return planning.meeting(entries, answers, master, to_master)
+            own = {h.name: meeting.provisional_address(h, answers[h.name], interface) for h in hosts}
+            to_master = {n: meeting.Route(source=own[n] or "", interface=interface) for n in to_master}
+        return meeting.meeting(entries, answers, master, to_master)
 
     # --- start
 
@@ -360,7 +302,7 @@ class Launch:
 
 
 def prepare_request(
-    spec: ClusterSpec, run: str, number: int, entry: planning.Layout, code_hash: str | None
+    spec: ClusterSpec, run: str, number: int, entry: layout.Layout, code_hash: str | None
 ) -> requests.Prepare:
     """Return what one node must make ready; `code_hash` is of what was synced to nodes other than this machine."""
     import sys
@@ -373,7 +315,7 @@ def prepare_request(
         attempt=number,
         workdir=workdir_of(spec, host.name),
         name=spec.name,
-        ports=list(planning.ports_wanted(spec, entry)),
+        ports=list(layout.ports_wanted(spec, entry)),
         gpus=list(entry.gpus),
         ranks=list(entry.ranks),
         reserve=spec.logs.reserve,
@@ -386,13 +328,6 @@ def prepare_request(
         watch=list(spec.stall.watch),
         code_hash=code_hash if host.transport is TransportKind.SSH else None,
     )
-
-
-def workdir_of(spec: ClusterSpec, node: str) -> str:
-    """Return where the code lies on a node; `~` is the node's own home."""
-    host = next(h for h in spec.hosts if h.name == node)
-    assert host.workdir is not None, "whatever reads a cluster file fills it in"
-    return host.workdir
 
 
 def _size(count: int) -> str:

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
-from clusterctl.errors import AgentError, AuthError, ClusterctlError, NodeError
+from clusterctl.errors import AuthError, NodeError
+from clusterctl.run.nodes.fan_out import each
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Mapping
+    from collections.abc import Callable, Mapping
 
-    from clusterctl.agent.protocol.commands import Command
     from clusterctl.config.spec import HostSpec
     from clusterctl.run.nodes.inbox import Inbox
     from clusterctl.session.conversation import Session
 
-T = TypeVar("T")
-K = TypeVar("K", bound="Hashable")
 
 _FIRST_PAUSE = 1.0
 _LONGEST_PAUSE = 15.0
@@ -171,89 +166,3 @@ class Links:
 
 def _next_pause(pause: float) -> float:
     return min(max(_FIRST_PAUSE, pause * 2), _LONGEST_PAUSE)
-
-
-def each(
-    sessions: Mapping[str, Session], call: Callable[[str, Session], T], parallel: int = 64
-) -> tuple[dict[str, T], dict[str, ClusterctlError]]:
-    """Return what `call` gave for every node, all at once, and the errors of those where it failed."""
-    results: dict[str, T] = {}
-    errors: dict[str, ClusterctlError] = {}
-    if not sessions:
-        return results, errors
-
-    def one(item: tuple[str, Session]) -> None:
-        try:
-            results[item[0]] = call(*item)
-        except ClusterctlError as error:
-            errors[item[0]] = error
-
-    with ThreadPoolExecutor(max_workers=min(parallel, len(sessions))) as pool:
-        list(pool.map(one, list(sessions.items())))
-    order = list(sessions)
-    return {n: results[n] for n in order if n in results}, {n: errors[n] for n in order if n in errors}
-
-
-def sessions_of(sessions: Mapping[str, Session], nodes: Iterable[str]) -> dict[str, Session]:
-    """Return the sessions with these nodes.
-
-    Raises:
-        NodeError: There is none with some of them.
-    """
-    wanted = list(nodes)
-    missing = [node for node in wanted if node not in sessions]
-    if missing:
-        raise NodeError(missing[0], f"{names(missing)}: the connection was lost during the start")
-    return {node: sessions[node] for node in wanted}
-
-
-def ask_all(
-    session: Session, command: Command, questions: Mapping[K, dict[str, Any]], timeout: float
-) -> tuple[dict[K, dict[str, Any]], dict[K, ClusterctlError]]:
-    """Ask one node many things, all on their way at once; return its answers, and why others could not be had.
-
-    `timeout` is in seconds, for all of them together.
-    """
-    deadline = time.monotonic() + timeout
-    under_way = {key: session.call_async(command, arguments) for key, arguments in questions.items()}
-    answers: dict[K, dict[str, Any]] = {}
-    errors: dict[K, ClusterctlError] = {}
-    for key, future in under_way.items():
-        try:
-            answers[key] = future.result(max(0.0, deadline - time.monotonic()))
-        except ClusterctlError as error:
-            errors[key] = error
-        except FutureTimeoutError:
-            errors[key] = AgentError(session.node, f"no answer to `{command.value}` within {timeout:g}s")
-    return answers, errors
-
-
-def raise_first(errors: Mapping[str, ClusterctlError]) -> None:
-    """Raise what stands for the errors of several nodes: the one there is, or all connection errors folded.
-
-    Raises:
-        ClusterctlError: There is at least one error.
-    """
-    from clusterctl.errors import NodesError
-
-    if not errors:
-        return
-    found = list(errors.values())
-    nodes = [e for e in found if isinstance(e, NodeError)]
-    others = [e for e in found if not isinstance(e, NodeError)]
-    if others:
-        raise others[0]
-    raise nodes[0] if len(nodes) == 1 else NodesError(nodes)
-
-
-def quietly(call: Callable[[], Any]) -> None:
-    """Do something whose failure changes nothing."""
-    with contextlib.suppress(ClusterctlError):
-        call()
-
-
-def names(nodes: Iterable[str]) -> str:
-    """Return node names folded."""
-    from clusterctl.config.hosts import fold
-
-    return fold(list(nodes))

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.protocol.commands import Command
 from clusterctl.errors import RefusedError
-from clusterctl.plan import launch as planning
-from clusterctl.run.nodes.links import each, raise_first
+from clusterctl.plan import meeting
+from clusterctl.run.nodes.fan_out import each, raise_first
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -15,15 +15,28 @@ if TYPE_CHECKING:
     from clusterctl.config.spec import ClusterSpec, HostSpec
     from clusterctl.session.conversation import Session
 
+
+import secrets
+from typing import TYPE_CHECKING
+
+from clusterctl.errors import ClusterctlError
+from clusterctl.run.nodes.fan_out import quietly
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from clusterctl.config.spec import ClusterSpec
+    from clusterctl.session.conversation import Session
+
 _CALL_SECONDS = 60.0
 
 
-def answer_of(host: HostSpec, hello: Mapping[str, Any]) -> planning.NodeAnswer:
+def answer_of(host: HostSpec, hello: Mapping[str, Any]) -> meeting.NodeAnswer:
     """Return what planning needs of a node's hello."""
     addresses = tuple(
         (a["interface"], a["address"]) for a in hello.get("addresses", []) if a.get("up") and not a.get("loopback")
     )
-    return planning.NodeAnswer(
+    return meeting.NodeAnswer(
         node=host.name,
         addresses=addresses,
         reached_at=hello.get("reached_at"),
@@ -38,7 +51,7 @@ def answer_of(host: HostSpec, hello: Mapping[str, Any]) -> planning.NodeAnswer:
 def master_of(
     spec: ClusterSpec,
     hosts: Sequence[HostSpec],
-    answers: Mapping[str, planning.NodeAnswer],
+    answers: Mapping[str, meeting.NodeAnswer],
     sessions: Mapping[str, Session],
 ) -> str:
     """Return the address of the first host on the routes from the others, who share no loopback with it.
@@ -49,10 +62,10 @@ def master_of(
     """
     interface = spec.network.interface
     first, others = hosts[0], hosts[1:]
-    addresses = {h.name: planning.provisional_address(h, answers[h.name], interface) for h in hosts}
+    addresses = {h.name: meeting.provisional_address(h, answers[h.name], interface) for h in hosts}
     wanted = [a for h in others if (a := addresses[h.name])]
     routes = ask_routes(sessions, {first.name: wanted})[first.name]
-    master = planning.master_address(first, addresses[first.name], [routes.get(a) for a in wanted])
+    master = meeting.master_address(first, addresses[first.name], [routes.get(a) for a in wanted])
     if interface and not first.internal_ip:
         master = addresses[first.name]
     if master is None:
@@ -65,17 +78,17 @@ def master_of(
 
 def ask_routes(
     sessions: Mapping[str, Session], targets: Mapping[str, Sequence[str]]
-) -> dict[str, dict[str, planning.Route | None]]:
+) -> dict[str, dict[str, meeting.Route | None]]:
     """Return how each node of `targets` reaches the addresses named for it; no packet is sent for it.
 
     Raises:
         NodeError, NodesError: Some could not be asked.
     """
 
-    def ask(node: str, session: Session) -> dict[str, planning.Route | None]:
+    def ask(node: str, session: Session) -> dict[str, meeting.Route | None]:
         answer = session.call(Command.ROUTES, {"targets": list(targets[node])}, timeout=_CALL_SECONDS)["routes"]
         return {
-            t: planning.Route(source=r["source"], interface=r["interface"]) if r else None for t, r in answer.items()
+            t: meeting.Route(source=r["source"], interface=r["interface"]) if r else None for t, r in answer.items()
         }
 
     found, errors = each({node: sessions[node] for node in targets}, ask)
@@ -87,14 +100,64 @@ def meeting_addresses(spec: ClusterSpec, sessions: Mapping[str, Session]) -> dic
     """Return where each node will probably be met by the others; none for a node that tells no address."""
     hosts = [h for h in spec.hosts if h.name in sessions]
     answers = {h.name: answer_of(h, sessions[h.name].hello) for h in hosts}
-    if answers and planning.share_loopback(list(answers.values())):
+    if answers and meeting.share_loopback(list(answers.values())):
         return dict.fromkeys(answers, "127.0.0.1")
     found = {h.name: _address(spec, h, answers[h.name]) for h in hosts}
     return {node: address for node, address in found.items() if address}
 
 
-def _address(spec: ClusterSpec, host: HostSpec, answer: planning.NodeAnswer) -> str | None:
+def _address(spec: ClusterSpec, host: HostSpec, answer: meeting.NodeAnswer) -> str | None:
     try:
-        return planning.provisional_address(host, answer, spec.network.interface)
+        return meeting.provisional_address(host, answer, spec.network.interface)
     except RefusedError:
         return answer.reached_at
+
+
+CONNECT_SECONDS = 2.0
+"""How long a node may take to reach the port; a firewall that drops packets is known by this time."""
+
+_MARGIN = 4.0
+
+_CALL_SECONDS = 10.0
+
+
+def try_port(spec: ClusterSpec, sessions: Mapping[str, Session]) -> dict[str, dict[str, Any]]:
+    """Return what each node saw of the port, as the key `rendezvous` of `facts["controller"]` has it.
+
+    The first worker of the cluster file that was reached listens, on the port that the file names or on any free one,
+    at the address that workers would be given. Returns nothing where fewer than two nodes were reached.
+    """
+    ordered = [h for h in (*spec.workers, *spec.spares) if h.name in sessions]
+    if len(ordered) < 2:
+        return {}
+    first = ordered[0].name
+    answers = {h.name: answer_of(h, sessions[h.name].hello) for h in ordered}
+    port = spec.network.master_port or 0
+    nonce = secrets.token_hex(16)
+    tried: dict[str, Any] = {"address": None, "port": port, "role": "listen", "ok": False, "error": None}
+    try:
+        together = meeting.share_loopback(list(answers.values()))
+        tried["address"] = "127.0.0.1" if together else master_of(spec, ordered, answers, sessions)
+        asked = {"port": port, "nonce": nonce, "seconds": CONNECT_SECONDS + _MARGIN}
+        tried["port"] = sessions[first].call(Command.LISTEN, asked, timeout=_CALL_SECONDS)["port"]
+    except ClusterctlError as error:
+        return {first: {**tried, "error": str(error)}}
+    others = _connect(first, tried, {h.name: sessions[h.name] for h in ordered[1:]}, nonce)
+    # Whoever binds the port next must find it free.
+    quietly(lambda: sessions[first].call(Command.UNLISTEN, {"nonce": nonce}, timeout=_CALL_SECONDS))
+    reached = sum(seen["ok"] for seen in others.values())
+    return {first: {**tried, "ok": True, "peers": len(others), "reached_by": reached}, **others}
+
+
+def _connect(
+    first: str, tried: Mapping[str, Any], sessions: Mapping[str, Session], nonce: str
+) -> dict[str, dict[str, Any]]:
+    asked = {"address": tried["address"], "port": tried["port"], "nonce": nonce, "timeout": CONNECT_SECONDS}
+
+    def connect(_node: str, session: Session) -> dict[str, Any]:
+        return session.call(Command.CONNECT, asked, timeout=CONNECT_SECONDS + _MARGIN)
+
+    found, errors = each(sessions, connect)
+    seen = found | {node: {"ok": False, "ms": None, "error": str(error)} for node, error in errors.items()}
+    shared = {"address": tried["address"], "port": tried["port"], "role": "connect", "listener": first}
+    return {node: {**shared, **seen[node]} for node in sessions}

@@ -18,13 +18,14 @@ from clusterctl.health.context import NOT_SYNCED, Context
 from clusterctl.health.model import Status
 from clusterctl.health.registry import CHECKS
 from clusterctl.health.request import longest, probe_request
-from clusterctl.run.nodes.launch import Progress, workdir_of
-from clusterctl.run.nodes.links import each, raise_first
-from clusterctl.run.nodes.meeting import meeting_addresses
+from clusterctl.plan.layout import workdir_of
+from clusterctl.run.nodes.fan_out import each, raise_first
+from clusterctl.run.nodes.meeting import meeting_addresses, try_port
+from clusterctl.run.nodes.progress import Progress
 from clusterctl.run.nodes.ring import try_ring
 from clusterctl.run.record import reboots
-from clusterctl.run.record.writer import all_runs, listed_state, write_atomically
-from clusterctl.run.rendezvous import try_port
+from clusterctl.run.record.disk import write_atomically
+from clusterctl.run.record.find import all_runs, listed_state
 from clusterctl.run.rules.events import Note
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
     from clusterctl.config.spec import ClusterSpec
     from clusterctl.health.model import Finding
-    from clusterctl.run.record.writer import RunDir
+    from clusterctl.run.record.rundir import RunDir
     from clusterctl.run.rules.events import ControllerEvent
     from clusterctl.session.conversation import Session
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.protocol.commands import Command
-from clusterctl.run.nodes.links import each
+from clusterctl.run.nodes.fan_out import each
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

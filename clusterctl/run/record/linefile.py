@@ -7,11 +7,11 @@ its run ends. Lines that even that has no room for wait in memory.
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import errno
 import os
 from collections import deque
 from typing import TYPE_CHECKING
+
+from clusterctl.run.record.disk import is_short, reserve
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -103,18 +103,6 @@ class LineFile:
             self._reserved = self._size + self._reserve
 
 
-def reserve(fd: int, offset: int, length: int) -> bool:
-    """Have blocks ready for `length` bytes from `offset` on; return False where there are none to be had."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    return bool(libc.fallocate(fd, _KEEP_SIZE, ctypes.c_int64(offset), ctypes.c_int64(length)) == 0)
-
-
-def punch(fd: int, length: int) -> None:
-    """Give the first `length` bytes of a file back to the file system, if it can do that; they read as zeros then."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.fallocate(fd, _KEEP_SIZE | _PUNCH_HOLE, ctypes.c_int64(0), ctypes.c_int64(length))
-
-
 def drop_torn_line(path: Path) -> None:
     """Cut what a crash left behind the last whole line, so that the next line stands by itself."""
     try:
@@ -138,13 +126,3 @@ def _end_of_lines(file: BinaryIO, size: int) -> int:
             return begin + found + 1
         end = begin
     return 0
-
-
-def is_full(error: OSError) -> bool:
-    """Return whether an error means that the disk or the quota is full."""
-    return error.errno in (errno.ENOSPC, errno.EDQUOT)
-
-
-def is_short(error: OSError) -> bool:
-    """Return whether an error means that something has run short which may be there again later: space, descriptors."""
-    return is_full(error) or error.errno in (errno.EMFILE, errno.ENFILE)

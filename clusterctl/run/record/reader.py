@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from clusterctl.run.record.writer import RunDir
+    from clusterctl.run.record.rundir import RunDir
 
 NodeNews = tuple[str, events.Stamp, events.Event]
 HeadNews = tuple[float, head.ControllerEvent]

@@ -11,7 +11,7 @@ from clusterctl.run.rules import events as head
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from clusterctl.run.record.writer import RunDir
+    from clusterctl.run.record.rundir import RunDir
 
 Event = tuple[float, head.ControllerEvent]
 

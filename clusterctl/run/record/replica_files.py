@@ -7,7 +7,7 @@ import resource
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
-from clusterctl.run.record.linefile import is_short
+from clusterctl.run.record.disk import is_short
 
 if TYPE_CHECKING:
     from collections.abc import Callable

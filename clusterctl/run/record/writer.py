@@ -15,272 +15,37 @@ RUN/stall-N/             evidence of a stall
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
-import re
-import secrets
 import time
-from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.agent.linux.syscalls import write_whole
 from clusterctl.agent.protocol import files, frames
-from clusterctl.door import samples
 from clusterctl.door.bounds import MOST_JOURNAL
 from clusterctl.door.journal import MOST_LINE
-from clusterctl.errors import NotFoundError, RefusedError
+from clusterctl.errors import RefusedError
 from clusterctl.run.record import lock as locking
 from clusterctl.run.record import outline
-from clusterctl.run.record.linefile import LineFile, is_short, punch
-from clusterctl.run.record.private import make_private
+from clusterctl.run.record.disk import punch, room_not_needed, write_atomically
+from clusterctl.run.record.linefile import LineFile
 from clusterctl.run.record.reader import LineTail, load_state
 from clusterctl.run.record.replica_files import ReplicaFiles
+from clusterctl.run.record.samples import latest_step
 from clusterctl.run.rules import events as head
-from clusterctl.run.rules.state import RunPhase, RunState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from pathlib import Path
+
+    from clusterctl.run.record.rundir import RunDir
 
 _DURABLE = (head.Attempt, head.Decided, head.Restarting, head.Ended)
 _EVENTS_RESERVE = 1024 * 1024
 _JOURNAL_RESERVE = 128 * 1024
 SAMPLES_KEPT = 16 * 1024 * 1024
 """Bytes of a node's samples that are kept here at most: many times what any reader looks back."""
-_ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"
-
-
-def runs_root() -> Path:
-    """Return where all runs of this user lie on this head."""
-    base = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
-    return Path(base) / "clusterctl" / "runs"
-
-
-@dataclass(frozen=True, slots=True)
-class RunDir:
-    """Every path of a run on the head."""
-
-    path: Path
-
-    @property
-    def run(self) -> str:
-        """The run id."""
-        return self.path.name
-
-    @property
-    def spec(self) -> Path:
-        """What the run was started with."""
-        return self.path / "spec.json"
-
-    @property
-    def events(self) -> Path:
-        """The controller's own journal."""
-        return self.path / "events.jsonl"
-
-    @property
-    def lock(self) -> Path:
-        """Held while a controller is alive."""
-        return self.path / "lock"
-
-    @property
-    def epoch(self) -> Path:
-        """The highest epoch that was used from here."""
-        return self.path / "epoch"
-
-    @property
-    def outline(self) -> Path:
-        """What lists show of the run once it has ended."""
-        return self.path / "outline.json"
-
-    @property
-    def log(self) -> Path:
-        """The controller's stderr, with the tracebacks of our bugs."""
-        return self.path / "controller.log"
-
-    @property
-    def manifest(self) -> Path:
-        """What was synced at the start."""
-        return self.path / "manifest.json"
-
-    @property
-    def content(self) -> Path:
-        """What was synced at the start, by content hash."""
-        return self.path / "content"
-
-    def plan(self, attempt: int) -> Path:
-        """Return where the launch plan of an attempt lies."""
-        return self.path / f"plan-{attempt}.json"
-
-    def node(self, node: str) -> Path:
-        """Return where the replicas of a node lie."""
-        return self.path / "nodes" / node
-
-    @property
-    def control(self) -> Path:
-        """Where the controller says by which name it is asked."""
-        return self.path / "control"
-
-    def control_address(self) -> str:
-        """Return the abstract unix address on which the controller of this run listens."""
-        try:
-            word = self.control.read_text()
-        except OSError:
-            word = ""
-        if not re.fullmatch("[0-9a-f]{32}", word):
-            word = hashlib.sha256(os.fsencode(self.path.resolve())).hexdigest()[:24]
-        return f"\0clusterctl-{os.getuid()}-{word}"
-
-    def new_control_address(self) -> str:
-        """Return an address for a new controller, which nobody could have taken before, and write it down.
-
-        Where there is no room for that, it is the one that everybody can work out, and can take.
-        """
-        try:
-            write_atomically(self.control, secrets.token_hex(16).encode())
-        except OSError as error:
-            if not is_short(error):
-                raise
-            with contextlib.suppress(OSError):
-                self.control.unlink()
-        return self.control_address()
-
-    @property
-    def attended(self) -> bool:
-        """A controller is alive."""
-        return locking.is_held(self.lock)
-
-    @property
-    def controller(self) -> locking.Holder | None:
-        """The controller that is alive, or was last; `None` where none has said so."""
-        return locking.holder(self.lock)
-
-
-def create(name: str, root: Path | None = None) -> RunDir:
-    """Make the directory of a new run; its id is the name and four random characters."""
-    base = root or runs_root()
-    make_private(base if root else base.parent)
-    base.mkdir(mode=0o700, exist_ok=True)
-    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:40] or "run"
-    while True:
-        path = base / f"{stem}-{''.join(secrets.choice(_ALPHABET) for _ in range(4))}"
-        with contextlib.suppress(FileExistsError):
-            path.mkdir(mode=0o700)
-            (path / "nodes").mkdir()
-            return RunDir(path)
-
-
-def all_runs(root: Path | None = None) -> list[RunDir]:
-    """Return every run of this head, newest last."""
-    base = root or runs_root()
-    found = [p for p in base.iterdir() if (p / "events.jsonl").exists()] if base.is_dir() else []
-    return [RunDir(p) for p in sorted(found, key=lambda p: (p.stat().st_ctime_ns, p.name))]
-
-
-def find(reference: str | None, root: Path | None = None) -> RunDir:
-    """Return the run that a person means.
-
-    Args:
-        reference: An id, a name, or a cluster file; `None` for the only active run, or the newest.
-        root: Where runs lie; the user's own by default.
-
-    Raises:
-        NotFoundError: There is none.
-        RefusedError: Several could be meant.
-    """
-    runs = all_runs(root)
-    if reference is None:
-        active = [r for r in runs if not listed(r).over]
-        candidates = active or runs[-1:]
-        what = "no run yet"
-    else:
-        candidates = [r for r in runs if r.run == reference] or _by_name_or_file(runs, reference)
-        what = f"no run `{reference}`"
-    if not candidates:
-        raise NotFoundError(what, hint="`clusterctl ps -a` lists all runs of this head")
-    if len(candidates) > 1:
-        names = ", ".join(r.run for r in candidates)
-        raise RefusedError(f"several runs could be meant: {names}", hint="name one of them")
-    return candidates[0]
-
-
-def _by_name_or_file(runs: list[RunDir], reference: str) -> list[RunDir]:
-    path = Path(reference)
-    wanted = os.path.realpath(path) if path.is_file() else None
-    states = [(r, listed(r)) for r in runs]
-    matching = [(r, s) for r, s in states if s.name == reference or (wanted and os.path.realpath(s.path) == wanted)]
-    active = [r for r, s in matching if not s.over]
-    return active or [r for r, _ in matching][-1:]
 
 
 # --- reading
-
-
-def visible_state(run: RunDir) -> tuple[RunState, bool]:
-    """Return the state of a run and whether it is attended.
-
-    A start whose controller died before any attempt began left nothing to adopt: it has failed.
-    """
-    attended = run.attended
-    return _visible(_readable(run), attended=attended), attended
-
-
-def listed_state(run: RunDir) -> tuple[RunState, bool]:
-    """Return what `visible_state` does, but of a run that has ended no more than lists need (see `Outline`)."""
-    attended = run.attended
-    return _visible(listed(run), attended=attended), attended
-
-
-def listed(run: RunDir) -> RunState:
-    """Return the state of a run; of one that has ended no more than lists need."""
-    known = outline.read(run.outline, run.events)
-    return _readable(run) if known is None else known.state
-
-
-def _readable(run: RunDir) -> RunState:
-    """Return the state of a run; of one whose files say nothing, just that."""
-    try:
-        state = load_state(run)
-    except OSError as error:
-        return RunState(run=run.run, phase=RunPhase.UNREADABLE, unread=(f"{run.events.name}: {error.strerror}",))
-    if state.created is None and state.unread:
-        return replace(state, run=run.run, phase=RunPhase.UNREADABLE)
-    return state
-
-
-def _visible(state: RunState, *, attended: bool) -> RunState:
-    if not attended and not state.over and state.attempt < 0 and state.created is not None:
-        return _never_started(state)
-    return state
-
-
-def _never_started(state: RunState) -> RunState:
-    return replace(state, phase=RunPhase.FAILED, exit_code=100)
-
-
-def latest_samples(run: RunDir, node: str, kind: str) -> dict[str, Any] | None:
-    """Return the newest sample of a kind (activity, health) that was replicated from a node."""
-    path = run.node(node) / files.SAMPLES_FILE
-    try:
-        with path.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - 256 * 1024))
-            lines = file.read().splitlines()
-    except FileNotFoundError:
-        return None
-    return next(samples.readable(reversed(lines), kind), None)
-
-
-def latest_step(run: RunDir, state: RunState) -> int | None:
-    """Return the step that the slowest rank of the newest attempt had reached, as far as the samples tell."""
-    newest = [latest_samples(run, node, "activity") for node in state.nodes]
-    ranks = [
-        r
-        for s in newest
-        if s is not None and s.get("attempt") == state.attempt
-        for r in (s.get("ranks") or {}).values()
-    ]
-    return min((step for r in ranks if (step := (r.get("inside") or {}).get("step")) is not None), default=None)
 
 
 # --- writing
@@ -413,21 +178,6 @@ class Writer:
         return self._files.descriptor(self.run.node(node) / file)
 
 
-@contextlib.contextmanager
-def room_not_needed() -> Iterator[None]:
-    """Do without a file that helps, and without which things go on, where there is no room for it."""
-    try:
-        yield
-    except OSError as error:
-        if not is_short(error):
-            raise
-
-
-def write_atomically(path: Path, data: bytes, *, durable: bool = False) -> None:
-    """Put a whole file in place: readers see the old one or the new one, never a part; `durable`: after a crash too."""
-    write_whole(str(path), data, durable=durable)
-
-
 def _last_seq(path: Path) -> int:
     last = 0
     for line in LineTail(path).read():
@@ -435,11 +185,6 @@ def _last_seq(path: Path) -> int:
             decoded = head.decode(line)
             last = decoded[0] if decoded else last
     return last
-
-
-def now() -> float:
-    """Return the head's wall clock as it was at import, moved on by the monotonic clock: jumps do not reach it."""
-    return _WALL_AT_IMPORT + (time.monotonic() - _MONO_AT_IMPORT)
 
 
 _WALL_AT_IMPORT, _MONO_AT_IMPORT = time.time(), time.monotonic()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.door import samples
@@ -10,7 +9,6 @@ from clusterctl.run.rules.stall import Stall, StallLimits, StallPhase, StallWatc
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
-    from pathlib import Path
 
     from clusterctl.config.spec import StallSpec
 
@@ -111,15 +109,3 @@ def torn(lines: list[bytes]) -> bytes:
     """Take the last line off, which waits for its end; where it is longer than any may be, nothing of it is kept."""
     last = lines.pop()
     return last if len(last) <= samples.MOST_LINE else b""
-
-
-def last_bytes(path: Path, most: int = 4 << 20) -> bytes:
-    """Return the end of a file from the begin of a line on; nothing where there is no such file."""
-    try:
-        with path.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - most))
-            data = file.read()
-    except FileNotFoundError:
-        return b""
-    return data if size <= most else data.partition(b"\n")[2]

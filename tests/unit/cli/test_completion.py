@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.run.record import writer as store
+from clusterctl.run.record import rundir
 from clusterctl.run.record.writer import Writer
 from clusterctl.run.rules import events
 from tests import documented
@@ -34,7 +34,7 @@ CLUSTER = "version: 1\nhosts: {'gpu[01-03]': 2}\njob: {command: [x]}\n"
 
 
 def add_run(name: str, *, ended: bool) -> str:
-    run = store.create(name)
+    run = rundir.create(name)
     writer = Writer(run)
     writer.append(events.Created(run=run.run, name=name, path="/nowhere/cluster.yaml"), 1.0)
     nodes = [{"node": "gpu07", "node_rank": 0, "address": "gpu07", "ranks": [0, 1]}]

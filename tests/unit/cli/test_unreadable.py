@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from clusterctl.cli.main import cli
-from clusterctl.run.record import writer
-from clusterctl.run.record.writer import RunDir
+from clusterctl.run.record import rundir
+from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.rules import events
 
 STAMP: dict[str, Any] = {"seq": 1, "wall": 1.0, "mono": 1.0, "boot": "b", "attempt": 0}
@@ -42,7 +42,7 @@ COMMANDS = (
 
 
 def made(root: Path, name: str) -> RunDir:
-    run = writer.create(name, root / "clusterctl" / "runs")
+    run = rundir.create(name, root / "clusterctl" / "runs")
     layout = [{"node": "n", "node_rank": 0, "ranks": [0]}]
     said = [
         events.Created(run=run.run, name=name, path=""),

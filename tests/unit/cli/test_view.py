@@ -12,7 +12,7 @@ import pytest
 from clusterctl.agent.protocol import events as node_events
 from clusterctl.agent.protocol import files
 from clusterctl.agent.protocol.files import output_file
-from clusterctl.run.record import writer as store
+from clusterctl.run.record import rundir
 from clusterctl.run.record.writer import Writer
 from clusterctl.run.rules import events
 
@@ -28,8 +28,8 @@ print("left:", screen.follow().value, file=sys.stderr)
 LINES = 200_000
 
 
-def ended_run(root: Path, output: bytes) -> store.RunDir:
-    run = store.create("demo", root)
+def ended_run(root: Path, output: bytes) -> rundir.RunDir:
+    run = rundir.create("demo", root)
     writer = Writer(run)
     nodes = [{"node": "gpu01", "node_rank": 0, "address": None, "ranks": [0]}]
     writer.append(events.Created(run=run.run, name="demo", path=""), 1.0)

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 from clusterctl.config.spec import ClusterSpec, HostSpec, JobSpec
 from clusterctl.run.controller import Controller
-from clusterctl.run.record.writer import create, visible_state
+from clusterctl.run.record.find import visible_state
+from clusterctl.run.record.rundir import create
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,15 +13,15 @@ import pytest
 from clusterctl.config.spec import SyncSpec
 from clusterctl.errors import RefusedError
 from clusterctl.run.nodes import code
-from clusterctl.run.record import writer as store
+from clusterctl.run.record import rundir
 from clusterctl.run.record.writer import Writer
 from clusterctl.run.rules import events
 
 LONG_AGO = 7200.0
 
 
-def ended_run(root: Path, manifest: code.Manifest, when: float) -> store.RunDir:
-    run = store.create("job", root)
+def ended_run(root: Path, manifest: code.Manifest, when: float) -> rundir.RunDir:
+    run = rundir.create("job", root)
     writer = Writer(run)
     writer.append(events.Created(run=run.run, name="job", path="/c.yaml"), when)
     writer.append(events.Ended(state="succeeded", exit_code=0), when)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from clusterctl.run.controller.control import Bell, NoControllerError, ask
-from clusterctl.run.record.writer import RunDir
+from clusterctl.run.record.rundir import RunDir
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

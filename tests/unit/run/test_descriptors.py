@@ -16,7 +16,8 @@ import pytest
 
 from clusterctl.run.controller.control import ControlServer
 from clusterctl.run.intake import Intake
-from clusterctl.run.record.writer import Writer, create
+from clusterctl.run.record.rundir import create
+from clusterctl.run.record.writer import Writer
 from clusterctl.session.conversation import OutputReceived
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from clusterctl.agent.protocol import evidence as evidence_module
 from clusterctl.run.nodes.evidence import Gatherer
-from clusterctl.run.record.writer import RunDir
+from clusterctl.run.record.rundir import RunDir
 
 STALLS = 14
 

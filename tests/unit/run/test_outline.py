@@ -10,16 +10,16 @@ import pytest
 from clusterctl.agent.protocol import events as node_events
 from clusterctl.agent.protocol import files
 from clusterctl.errors import NotFoundError
-from clusterctl.run.record import writer as store
+from clusterctl.run.record import find, rundir
 from clusterctl.run.record.reader import load_state
 from clusterctl.run.record.writer import Writer
 from clusterctl.run.rules import events
 from tests.work import work
 
 
-def ended_run(root: Path, name: str, ranks: int = 8) -> store.RunDir:
+def ended_run(root: Path, name: str, ranks: int = 8) -> rundir.RunDir:
     """A run on one node that has ended, as its controller leaves it."""
-    run = store.create(name, root)
+    run = rundir.create(name, root)
     writer = Writer(run)
     nodes = [{"node": "n0", "node_rank": 0, "address": None, "ranks": list(range(ranks))}]
     attempt = events.Attempt(attempt=0, world_size=ranks, master_addr=None, master_port=None, nodes=nodes)
@@ -37,7 +37,7 @@ def ended_run(root: Path, name: str, ranks: int = 8) -> store.RunDir:
 
 def test_lists_show_the_same_of_an_ended_run_whether_it_has_an_outline_or_not(tmp_path: Path) -> None:
     run = ended_run(tmp_path, "demo")
-    outlined = store.listed(run)
+    outlined = find.listed(run)
     whole = load_state(run)
 
     for field in ("run", "name", "path", "phase", "attempt", "world_size", "created", "ended", "exit_code", "over"):
@@ -45,7 +45,7 @@ def test_lists_show_the_same_of_an_ended_run_whether_it_has_an_outline_or_not(tm
     assert list(outlined.nodes) == list(whole.nodes)
     assert not outlined.workers
     run.outline.unlink()
-    assert store.listed(run) == whole
+    assert find.listed(run) == whole
 
 
 def test_the_step_that_the_slowest_rank_had_reached_is_kept(tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ def test_what_is_written_behind_the_end_counts(tmp_path: Path) -> None:
     line = events.encode(99, 10.0, events.Ended(state="lost", exit_code=105))
     run.events.write_bytes(run.events.read_bytes() + line.encode() + b"\n")
 
-    assert store.listed(run).exit_code == 105
+    assert find.listed(run).exit_code == 105
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"events": 1}', b"\xff"])
@@ -65,11 +65,11 @@ def test_an_outline_that_cannot_be_read_counts_for_nothing(tmp_path: Path, conte
     run = ended_run(tmp_path, "demo")
     run.outline.write_bytes(content)
 
-    assert store.listed(run).exit_code == 100
+    assert find.listed(run).exit_code == 100
 
 
 def test_a_run_that_goes_on_has_no_outline(tmp_path: Path) -> None:
-    run = store.create("demo", tmp_path)
+    run = rundir.create("demo", tmp_path)
     writer = Writer(run)
     writer.append(events.Created(run=run.run, name="demo", path=""), 1.0)
     writer.close()
@@ -84,6 +84,6 @@ def test_many_ranks_of_ended_runs_do_not_slow_down_the_search_for_a_run(tmp_path
 
     def search(ranks: int) -> None:
         with pytest.raises(NotFoundError):
-            store.find("another", tmp_path / str(ranks))
+            find.find("another", tmp_path / str(ranks))
 
     assert work(lambda: search(400)) < 10 * work(lambda: search(1))

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from clusterctl.config.spec import ClusterSpec, Framework, HostSpec, JobSpec, Launcher, NetworkSpec
 from clusterctl.errors import RefusedError
+from clusterctl.plan import environment, layout, meeting
 from clusterctl.plan import launch as planning
 
-IDENTITY = planning.RunIdentity(run="digits-ab12", attempt=2, max_restarts=3)
+IDENTITY = environment.RunIdentity(run="digits-ab12", attempt=2, max_restarts=3)
 
 
 def spec_of(*hosts: HostSpec, job: JobSpec | None = None, **more: object) -> ClusterSpec:
@@ -21,19 +22,19 @@ def spec_of(*hosts: HostSpec, job: JobSpec | None = None, **more: object) -> Clu
     )  # type: ignore[arg-type]
 
 
-def answer(node: str, *addresses: tuple[str, str], **more: object) -> planning.NodeAnswer:
-    return planning.NodeAnswer(node=node, addresses=addresses, place=(node, node), **more)  # type: ignore[arg-type]
+def answer(node: str, *addresses: tuple[str, str], **more: object) -> meeting.NodeAnswer:
+    return meeting.NodeAnswer(node=node, addresses=addresses, place=(node, node), **more)  # type: ignore[arg-type]
 
 
-def plan_of(spec: ClusterSpec, **answers: planning.NodeAnswer) -> planning.LaunchPlan:
-    entries = planning.layout(spec.workers, {})
+def plan_of(spec: ClusterSpec, **answers: meeting.NodeAnswer) -> planning.LaunchPlan:
+    entries = layout.layout(spec.workers, {})
     known = {
         h.name: answers.get(h.name, answer(h.name, ("eth0", f"10.0.0.{i + 1}"))) for i, h in enumerate(spec.workers)
     }
     master = known[spec.workers[0].name].addresses[0][1]
-    routes = {n: planning.Route(source=a.addresses[0][1], interface=a.addresses[0][0]) for n, a in known.items()}
-    where = planning.meeting(entries, known, master, routes)
-    ports = {e.host.name: [41000 + i for i, _ in enumerate(planning.ports_wanted(spec, e))] for e in entries}
+    routes = {n: meeting.Route(source=a.addresses[0][1], interface=a.addresses[0][0]) for n, a in known.items()}
+    where = meeting.meeting(entries, known, master, routes)
+    ports = {e.host.name: [41000 + i for i, _ in enumerate(layout.ports_wanted(spec, e))] for e in entries}
     return planning.plan_launch(spec, IDENTITY, entries, known, where, ports)
 
 
@@ -44,7 +45,7 @@ counts = st.lists(st.integers(1, 16), min_size=1, max_size=40)
 def test_ranks_are_contiguous_in_host_order_whatever_the_counts(sizes: list[int]) -> None:
     hosts = [HostSpec(name=f"n{i}", host=f"n{i}", gpus=size) for i, size in enumerate(sizes)]
 
-    entries = planning.layout(hosts, {})
+    entries = layout.layout(hosts, {})
 
     assert [r for e in entries for r in e.ranks] == list(range(sum(sizes)))
     assert [e.host.name for e in entries] == [h.name for h in hosts]
@@ -81,7 +82,7 @@ def test_local_ranks_count_up_on_every_node(sizes: list[int]) -> None:
     ],
 )
 def test_worker_count_is(host: HostSpec, found: int | None, count: int | None) -> None:
-    assert planning.worker_count(host, found) == count
+    assert layout.worker_count(host, found) == count
 
 
 def test_a_plain_count_leaves_cuda_visible_devices_alone() -> None:
@@ -181,13 +182,13 @@ def test_each_node_gets_its_own_interface_by_exact_name() -> None:
 
 
 def test_nodes_in_one_network_namespace_meet_on_loopback() -> None:
-    same = [planning.NodeAnswer(node=n, place=("boot", "net")) for n in "ab"]
+    same = [meeting.NodeAnswer(node=n, place=("boot", "net")) for n in "ab"]
 
-    assert planning.share_loopback(same)
+    assert meeting.share_loopback(same)
 
 
 def test_nodes_of_one_machine_in_two_namespaces_do_not() -> None:
-    assert not planning.share_loopback([planning.NodeAnswer(node=n, place=("boot", n)) for n in "ab"])
+    assert not meeting.share_loopback([meeting.NodeAnswer(node=n, place=("boot", n)) for n in "ab"])
 
 
 @pytest.mark.parametrize(
@@ -218,33 +219,33 @@ def test_nodes_of_one_machine_in_two_namespaces_do_not() -> None:
         pytest.param(answer("a"), None, id="none at all"),
     ],
 )
-def test_provisional_address_is(known: planning.NodeAnswer, expected: str | None) -> None:
-    assert planning.provisional_address(HostSpec(name="a", host="a"), known, None) == expected
+def test_provisional_address_is(known: meeting.NodeAnswer, expected: str | None) -> None:
+    assert meeting.provisional_address(HostSpec(name="a", host="a"), known, None) == expected
 
 
 def test_a_named_interface_gives_an_address_that_is_known_beyond_its_link() -> None:
     known = answer("a", ("eth0", "10.0.0.1"), ("ib0", "fe80::7"), ("ib0", "fd00::7"))
-    assert planning.provisional_address(HostSpec(name="a", host="a"), known, "ib0") == "fd00::7"
+    assert meeting.provisional_address(HostSpec(name="a", host="a"), known, "ib0") == "fd00::7"
 
 
 def test_a_named_interface_that_is_not_there_is_refused_with_those_that_are() -> None:
     with pytest.raises(RefusedError, match=r"a: no interface `ib0`.*eth0"):
-        planning.provisional_address(HostSpec(name="a", host="a"), answer("a", ("eth0", "10.0.0.1")), "ib0")
+        meeting.provisional_address(HostSpec(name="a", host="a"), answer("a", ("eth0", "10.0.0.1")), "ib0")
 
 
 def test_the_master_address_is_the_one_that_most_others_route_to() -> None:
-    routes = [planning.Route(source="10.0.0.1", interface="eth0")] * 2 + [
-        planning.Route(source="10.9.0.1", interface="eth1"),
+    routes = [meeting.Route(source="10.0.0.1", interface="eth0")] * 2 + [
+        meeting.Route(source="10.9.0.1", interface="eth1"),
         None,
     ]
 
-    assert planning.master_address(HostSpec(name="a", host="a"), "192.0.2.1", routes) == "10.0.0.1"
+    assert meeting.master_address(HostSpec(name="a", host="a"), "192.0.2.1", routes) == "10.0.0.1"
 
 
 def test_the_master_address_is_never_a_loopback_one() -> None:
-    routes = [planning.Route(source="127.0.1.1", interface="lo")]
+    routes = [meeting.Route(source="127.0.1.1", interface="lo")]
 
-    assert planning.master_address(HostSpec(name="a", host="a"), "10.0.0.1", routes) == "10.0.0.1"
+    assert meeting.master_address(HostSpec(name="a", host="a"), "10.0.0.1", routes) == "10.0.0.1"
 
 
 def test_a_node_without_a_route_to_rank_0_is_refused_by_name() -> None:
@@ -252,14 +253,14 @@ def test_a_node_without_a_route_to_rank_0_is_refused_by_name() -> None:
     known = {n: answer(n, ("eth0", "10.0.0.1")) for n in "ab"}
 
     with pytest.raises(RefusedError, match=r"b has no route to 10\.0\.0\.1"):
-        planning.meeting(planning.layout(hosts, {}), known, "10.0.0.1", {"b": None})
+        meeting.meeting(layout.layout(hosts, {}), known, "10.0.0.1", {"b": None})
 
 
 @pytest.mark.parametrize(
     ("job", "argv"),
     [
-        pytest.param(JobSpec(script="t.py", args=("--lr", "1")), (planning.PYTHON, "t.py", "--lr", "1"), id="script"),
-        pytest.param(JobSpec(module="pkg.train"), (planning.PYTHON, "-m", "pkg.train"), id="module"),
+        pytest.param(JobSpec(script="t.py", args=("--lr", "1")), (layout.PYTHON, "t.py", "--lr", "1"), id="script"),
+        pytest.param(JobSpec(module="pkg.train"), (layout.PYTHON, "-m", "pkg.train"), id="module"),
         pytest.param(JobSpec(command=("./run", "$(id)"), args=("-x",)), ("./run", "$(id)", "-x"), id="command list"),
         pytest.param(
             JobSpec(command="echo $RANK", args=("a b",)),
@@ -309,7 +310,7 @@ def test_torchrun_gets_one_process_a_node() -> None:
     (launcher,) = plan.nodes[1].workers
 
     assert {"--nnodes=2", "--node-rank=1", "--nproc-per-node=2", "--max-restarts=0"} <= set(launcher.argv)
-    assert launcher.hosted == (planning.PYTHON, "t.py", "--x")
+    assert launcher.hosted == (layout.PYTHON, "t.py", "--x")
     assert (launcher.hosts, plan.nodes[1].ranks) == ((2, 3), (2, 3))
     assert "RANK" not in launcher.env
 
@@ -325,7 +326,7 @@ def test_the_printed_plan_hides_secrets() -> None:
 
 def test_a_dry_run_leaves_open_what_only_a_node_can_tell() -> None:
     spec = spec_of(HostSpec(name="a", host="a", gpus=2))
-    entries = planning.known_entries(spec)
+    entries = layout.known_entries(spec)
     assert entries is not None
 
     shown = planning.plan_json(planning.plan_launch(spec, IDENTITY, entries, {}, None, {}), {})

@@ -9,15 +9,16 @@ import pytest
 
 from clusterctl.config.spec import ClusterSpec, Framework, HostSpec, JobSpec, Launcher, NetworkSpec
 from clusterctl.errors import RefusedError
+from clusterctl.plan import environment, layout, meeting
 from clusterctl.plan import launch as planning
 
-RUN = planning.RunIdentity(run="digits-ab12", attempt=2, max_restarts=3)
+RUN = environment.RunIdentity(run="digits-ab12", attempt=2, max_restarts=3)
 HOSTS = (HostSpec(name="a", host="a", gpus=2), HostSpec(name="b", host="b", gpus=1))
 ANSWERS = {
-    "a": planning.NodeAnswer(node="a", addresses=(("eth0", "10.0.0.1"),), cores=32, place=("1", "1")),
-    "b": planning.NodeAnswer(node="b", addresses=(("ens7", "10.0.0.2"),), cores=9, place=("2", "2")),
+    "a": meeting.NodeAnswer(node="a", addresses=(("eth0", "10.0.0.1"),), cores=32, place=("1", "1")),
+    "b": meeting.NodeAnswer(node="b", addresses=(("ens7", "10.0.0.2"),), cores=9, place=("2", "2")),
 }
-WHERE = planning.Meeting(
+WHERE = meeting.Meeting(
     master_addr="10.0.0.1", addresses={"a": "10.0.0.1", "b": "10.0.0.2"}, interfaces={"a": "eth0", "b": "ens7"}
 )
 OF_THE_LAST_RANK = {
@@ -55,9 +56,9 @@ def spec_of(*hosts: HostSpec, **more: Any) -> ClusterSpec:
     return ClusterSpec(name="digits", path="/w/cluster.yaml", hosts=hosts or HOSTS, job=job, **more)
 
 
-def plan_of(spec: ClusterSpec, identity: planning.RunIdentity = RUN, **options: Any) -> planning.LaunchPlan:
-    entries = planning.layout(spec.workers, {})
-    ports = {e.host.name: [41000 + i for i, _ in enumerate(planning.ports_wanted(spec, e))] for e in entries}
+def plan_of(spec: ClusterSpec, identity: environment.RunIdentity = RUN, **options: Any) -> planning.LaunchPlan:
+    entries = layout.layout(spec.workers, {})
+    ports = {e.host.name: [41000 + i for i, _ in enumerate(layout.ports_wanted(spec, e))] for e in entries}
     known = {"answers": ANSWERS, "where": WHERE, "ports": ports, **options}
     return planning.plan_launch(spec, identity, entries, known["answers"], known["where"], known["ports"])
 
@@ -97,7 +98,7 @@ def test_what_differs_on_another_rank() -> None:
 )
 def test_threads_are_the_cores_shared_out(cores: int, workers: int, threads: str) -> None:
     host = HostSpec(name="a", host="a", gpus=0, workers=workers)
-    known = {"a": planning.NodeAnswer(node="a", cores=cores)}
+    known = {"a": meeting.NodeAnswer(node="a", cores=cores)}
 
     assert {env["OMP_NUM_THREADS"] for env in envs(plan_of(spec_of(host), answers=known))} == {threads}
 
@@ -127,7 +128,7 @@ def test_a_dry_run_shows_the_addresses_and_the_port_of_the_file() -> None:
 
 
 def test_a_checkpoint_to_resume_from_is_handed_on() -> None:
-    identity = planning.RunIdentity(run="r", resume_from="ckpt/step-7")
+    identity = environment.RunIdentity(run="r", resume_from="ckpt/step-7")
 
     assert [env["CLUSTERCTL_RESUME_FROM"] for env in envs(plan_of(spec_of(), identity))] == ["ckpt/step-7"] * 3
     assert {env["TORCHELASTIC_RESTART_COUNT"] for env in envs(plan_of(spec_of(), identity))} == {"0"}
@@ -155,7 +156,7 @@ def test_names_that_only_a_launcher_may_set_win_over_the_user() -> None:
 def test_nccl_is_told_its_interface_only_where_there_is_no_choice(
     addresses: list[tuple[str, str]], alone: bool
 ) -> None:
-    known = {"a": planning.NodeAnswer(node="a", addresses=tuple(addresses))}
+    known = {"a": meeting.NodeAnswer(node="a", addresses=tuple(addresses))}
 
     env = envs(plan_of(spec_of(HOSTS[0]), answers=known))[0]
 
@@ -164,7 +165,7 @@ def test_nccl_is_told_its_interface_only_where_there_is_no_choice(
 
 
 def test_without_an_interface_none_is_named() -> None:
-    where = planning.Meeting(master_addr="10.0.0.1", addresses=WHERE.addresses, interfaces={"a": "", "b": "ens7"})
+    where = meeting.Meeting(master_addr="10.0.0.1", addresses=WHERE.addresses, interfaces={"a": "", "b": "ens7"})
 
     first, _, last = envs(plan_of(spec_of(), where=where))
 
@@ -188,7 +189,7 @@ def test_without_an_interface_none_is_named() -> None:
 def test_the_ports_that_a_node_holds(framework: Framework, port: int | None, wanted: list[tuple[int, ...]]) -> None:
     spec = spec_of(job={"framework": framework}, network=NetworkSpec(master_port=port))
 
-    assert [planning.ports_wanted(spec, entry) for entry in planning.layout(HOSTS, {})] == wanted
+    assert [layout.ports_wanted(spec, entry) for entry in layout.layout(HOSTS, {})] == wanted
 
 
 # --- frameworks
@@ -238,7 +239,7 @@ def test_jax_is_told_its_coordinator_in_every_dialect() -> None:
 
 
 def test_addresses_of_version_6_are_bracketed_before_a_port() -> None:
-    where = planning.Meeting(
+    where = meeting.Meeting(
         master_addr="fd00::1", addresses={"a": "fd00::1", "b": "10.0.0.2"}, interfaces=WHERE.interfaces
     )
 
@@ -268,7 +269,7 @@ def test_real_torchrun_is_started_once_a_node_and_gives_ranks_itself() -> None:
 
     assert [node.workers[0].argv for node in plan.nodes] == [
         (
-            planning.PYTHON,
+            layout.PYTHON,
             "-m",
             "torch.distributed.run",
             "--nnodes=2",
@@ -285,7 +286,7 @@ def test_real_torchrun_is_started_once_a_node_and_gives_ranks_itself() -> None:
     ]
     (worker,) = plan.nodes[1].workers
     assert (worker.rank, worker.local_rank, worker.hosts) == (2, 0, (2,))
-    assert worker.hosted == (planning.PYTHON, "t.py", "--lr", "1")
+    assert worker.hosted == (layout.PYTHON, "t.py", "--lr", "1")
     given = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME"}
     given |= {"GROUP_RANK", "GROUP_WORLD_SIZE", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE"}
     assert worker.env == {name: value for name, value in OF_THE_LAST_RANK.items() if name not in given}
@@ -322,9 +323,9 @@ def test_a_dry_run_of_torchrun_names_no_place() -> None:
 def test_an_address_before_routes_are_known(
     host: dict[str, Any], known: dict[str, Any], interface: str | None, expected: str
 ) -> None:
-    answer = planning.NodeAnswer(node="a", **{**known, "addresses": tuple(known.get("addresses", ()))})
+    answer = meeting.NodeAnswer(node="a", **{**known, "addresses": tuple(known.get("addresses", ()))})
 
-    assert planning.provisional_address(HostSpec(name="a", host="a", **host), answer, interface) == expected
+    assert meeting.provisional_address(HostSpec(name="a", host="a", **host), answer, interface) == expected
 
 
 @pytest.mark.parametrize(
@@ -338,7 +339,7 @@ def test_an_interface_that_is_not_there_is_named_with_those_that_are(
     addresses: tuple[tuple[str, str], ...], there: str
 ) -> None:
     with pytest.raises(RefusedError) as caught:
-        planning.provisional_address(HOSTS[0], planning.NodeAnswer(node="a", addresses=addresses), "ib0")
+        meeting.provisional_address(HOSTS[0], meeting.NodeAnswer(node="a", addresses=addresses), "ib0")
 
     assert str(caught.value) == f"a: no interface `ib0` with an address (there are: {there})"
     assert caught.value.hint == "set `network.interface` to one that every node has, or leave it out"
@@ -346,29 +347,29 @@ def test_an_interface_that_is_not_there_is_named_with_those_that_are(
 
 def test_the_master_address_of_the_file_is_taken_as_it_is() -> None:
     host = HostSpec(name="a", host="a", internal_ip="10.9.9.9")
-    route = planning.Route(source="10.0.0.1", interface="eth0")
+    route = meeting.Route(source="10.0.0.1", interface="eth0")
 
-    assert planning.master_address(host, "x", [route]) == "10.9.9.9"
-    assert planning.master_address(HOSTS[0], "x", [route]) == "10.0.0.1"
-    assert planning.master_address(HOSTS[0], "x", []) == "x"
+    assert meeting.master_address(host, "x", [route]) == "10.9.9.9"
+    assert meeting.master_address(HOSTS[0], "x", [route]) == "10.0.0.1"
+    assert meeting.master_address(HOSTS[0], "x", []) == "x"
 
 
 def test_where_each_node_binds() -> None:
     hosts = [*HOSTS, HostSpec(name="c", host="c", gpus=1, internal_ip="10.8.0.3"), HostSpec(name="d", host="d", gpus=1)]
     answers = {
         **ANSWERS,
-        "c": planning.NodeAnswer(node="c", addresses=(("eth0", "10.0.0.3"), ("ib0", "10.8.0.3"))),
-        "d": planning.NodeAnswer(node="d", addresses=(("eth9", "10.0.0.4"),)),
+        "c": meeting.NodeAnswer(node="c", addresses=(("eth0", "10.0.0.3"), ("ib0", "10.8.0.3"))),
+        "d": meeting.NodeAnswer(node="d", addresses=(("eth9", "10.0.0.4"),)),
     }
     routes = {
-        "b": planning.Route(source="10.0.0.2", interface="ens7"),
-        "c": planning.Route(source="10.0.0.3", interface="eth0"),
-        "d": planning.Route(source="192.0.2.4", interface="nat0"),
+        "b": meeting.Route(source="10.0.0.2", interface="ens7"),
+        "c": meeting.Route(source="10.0.0.3", interface="eth0"),
+        "d": meeting.Route(source="192.0.2.4", interface="nat0"),
     }
 
-    found = planning.meeting(planning.layout(hosts, {}), answers, "10.0.0.1", routes)
+    found = meeting.meeting(layout.layout(hosts, {}), answers, "10.0.0.1", routes)
 
-    assert found == planning.Meeting(
+    assert found == meeting.Meeting(
         master_addr="10.0.0.1",
         addresses={"a": "10.0.0.1", "b": "10.0.0.2", "c": "10.8.0.3", "d": "192.0.2.4"},
         interfaces={"a": "eth0", "b": "ens7", "c": "ib0", "d": "nat0"},
@@ -377,7 +378,7 @@ def test_where_each_node_binds() -> None:
 
 def test_a_node_without_a_route_is_refused_with_the_remedy() -> None:
     with pytest.raises(RefusedError) as caught:
-        planning.meeting(planning.layout(HOSTS, {}), ANSWERS, "10.0.0.1", {})
+        meeting.meeting(layout.layout(HOSTS, {}), ANSWERS, "10.0.0.1", {})
 
     assert str(caught.value) == "b has no route to 10.0.0.1, where rank 0 listens (a)"
     hint = "set `internal_ip` of the hosts, or `network.interface`, to the network that they share"
@@ -385,7 +386,7 @@ def test_a_node_without_a_route_is_refused_with_the_remedy() -> None:
 
 
 def test_nodes_that_share_their_loopback_meet_there() -> None:
-    assert planning.loopback_meeting(planning.layout(HOSTS, {})) == planning.Meeting(
+    assert meeting.loopback_meeting(layout.layout(HOSTS, {})) == meeting.Meeting(
         master_addr="127.0.0.1", addresses={"a": "127.0.0.1", "b": "127.0.0.1"}, interfaces={"a": "lo", "b": "lo"}
     )
 
@@ -406,8 +407,8 @@ def test_nodes_that_share_their_loopback_meet_there() -> None:
 def test_the_gpus_that_a_run_claims(gpus: Any, found: int | None, claimed: tuple[int, ...]) -> None:
     host = HostSpec(name="a", host="a", gpus=gpus)
 
-    assert planning.claimed_gpus(host, found) == claimed
-    assert planning.layout([host], {"a": found})[0].gpus == claimed
+    assert layout.claimed_gpus(host, found) == claimed
+    assert layout.layout([host], {"a": found})[0].gpus == claimed
 
 
 def test_a_printed_plan_has_its_published_shape() -> None:
@@ -442,7 +443,7 @@ def test_a_plan_that_only_the_nodes_could_make_says_so() -> None:
     hosts = (HostSpec(name="a", host="a", internal_ip="10.0.0.1"), HostSpec(name="b", host="b", gpus=2))
     spec = spec_of(*hosts, network=NetworkSpec(master_port=29500))
 
-    assert planning.known_entries(spec) is None
+    assert layout.known_entries(spec) is None
     assert planning.unknown_plan_json(spec, RUN) == {
         "run": "digits-ab12",
         "world_size": None,

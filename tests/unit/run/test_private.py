@@ -13,7 +13,7 @@ from clusterctl.agent.record.workspace import make_workdir
 from clusterctl.cli import main
 from clusterctl.run.nodes.code import ContentStore
 from clusterctl.run.nodes.sensitive import sentence
-from clusterctl.run.record import writer
+from clusterctl.run.record import rundir
 
 
 def mode(path: Path) -> str:
@@ -31,7 +31,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_folder_of_runs_is_its_users_alone(state: Path) -> None:
-    run = writer.create("llm")
+    run = rundir.create("llm")
     assert (mode(state), mode(run.path)) == ("0o700", "0o700")
 
 

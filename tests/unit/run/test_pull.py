@@ -12,8 +12,7 @@ import pytest
 from clusterctl.agent.protocol.frames import FrameError
 from clusterctl.agent.record.workspace import files_matching
 from clusterctl.errors import AgentError, ConnectError, RefusedError
-from clusterctl.run.nodes.asked import asked_for
-from clusterctl.run.pull import pull
+from clusterctl.run.nodes.transfer import asked_for, pull
 from tests.work import calls
 
 FILES = [

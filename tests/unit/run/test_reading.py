@@ -12,7 +12,8 @@ from clusterctl.agent.protocol import events as node_events
 from clusterctl.agent.protocol import files
 from clusterctl.run.record.linefile import drop_torn_line
 from clusterctl.run.record.reader import load_state
-from clusterctl.run.record.writer import RunDir, Writer
+from clusterctl.run.record.rundir import RunDir
+from clusterctl.run.record.writer import Writer
 from clusterctl.run.rules import events
 
 EVENTS = 20_000

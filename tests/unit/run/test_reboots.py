@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from clusterctl.run.record import reboots
-from clusterctl.run.record.writer import RunDir
+from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.rules import events as head
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from clusterctl.agent.protocol.files import SAMPLES_FILE, output_file
-from clusterctl.run.record import writer as store
+from clusterctl.run.record import rundir
 from clusterctl.run.record.writer import Writer
 
 MEGABYTE = 1 << 20
@@ -17,7 +17,7 @@ def kept(path: Path) -> int:
 
 
 def test_of_samples_only_the_end_is_kept_and_the_cursor_goes_on(tmp_path: Path) -> None:
-    run = store.create("demo", tmp_path)
+    run = rundir.create("demo", tmp_path)
     writer = Writer(run)
     line = json.dumps({"kind": "activity", "attempt": 0, "filler": "x" * 1000}).encode() + b"\n"
     payload = line * (MEGABYTE // len(line))
@@ -31,7 +31,7 @@ def test_of_samples_only_the_end_is_kept_and_the_cursor_goes_on(tmp_path: Path) 
 
 
 def test_of_output_everything_is_kept(tmp_path: Path) -> None:
-    run = store.create("demo", tmp_path)
+    run = rundir.create("demo", tmp_path)
     writer = Writer(run)
     for number in range(40):
         writer.replicate("n0", output_file(0, 0), number * MEGABYTE, b"x" * MEGABYTE)

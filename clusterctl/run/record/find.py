@@ -1,0 +1,98 @@
+"""The runs that this head knows, and which of them a person means."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from clusterctl.errors import NotFoundError, RefusedError
+from clusterctl.run.record import outline
+from clusterctl.run.record.reader import load_state
+from clusterctl.run.record.rundir import RunDir, runs_root
+from clusterctl.run.rules.state import RunPhase, RunState
+
+
+def all_runs(root: Path | None = None) -> list[RunDir]:
+    """Return every run of this head, newest last."""
+    base = root or runs_root()
+    found = [p for p in base.iterdir() if (p / "events.jsonl").exists()] if base.is_dir() else []
+    return [RunDir(p) for p in sorted(found, key=lambda p: (p.stat().st_ctime_ns, p.name))]
+
+
+def find(reference: str | None, root: Path | None = None) -> RunDir:
+    """Return the run that a person means.
+
+    Args:
+        reference: An id, a name, or a cluster file; `None` for the only active run, or the newest.
+        root: Where runs lie; the user's own by default.
+
+    Raises:
+        NotFoundError: There is none.
+        RefusedError: Several could be meant.
+    """
+    runs = all_runs(root)
+    if reference is None:
+        active = [r for r in runs if not listed(r).over]
+        candidates = active or runs[-1:]
+        what = "no run yet"
+    else:
+        candidates = [r for r in runs if r.run == reference] or _by_name_or_file(runs, reference)
+        what = f"no run `{reference}`"
+    if not candidates:
+        raise NotFoundError(what, hint="`clusterctl ps -a` lists all runs of this head")
+    if len(candidates) > 1:
+        names = ", ".join(r.run for r in candidates)
+        raise RefusedError(f"several runs could be meant: {names}", hint="name one of them")
+    return candidates[0]
+
+
+def _by_name_or_file(runs: list[RunDir], reference: str) -> list[RunDir]:
+    path = Path(reference)
+    wanted = os.path.realpath(path) if path.is_file() else None
+    states = [(r, listed(r)) for r in runs]
+    matching = [(r, s) for r, s in states if s.name == reference or (wanted and os.path.realpath(s.path) == wanted)]
+    active = [r for r, s in matching if not s.over]
+    return active or [r for r, _ in matching][-1:]
+
+
+def visible_state(run: RunDir) -> tuple[RunState, bool]:
+    """Return the state of a run and whether it is attended.
+
+    A start whose controller died before any attempt began left nothing to adopt: it has failed.
+    """
+    attended = run.attended
+    return _visible(_readable(run), attended=attended), attended
+
+
+def listed_state(run: RunDir) -> tuple[RunState, bool]:
+    """Return what `visible_state` does, but of a run that has ended no more than lists need (see `Outline`)."""
+    attended = run.attended
+    return _visible(listed(run), attended=attended), attended
+
+
+def listed(run: RunDir) -> RunState:
+    """Return the state of a run; of one that has ended no more than lists need."""
+    known = outline.read(run.outline, run.events)
+    return _readable(run) if known is None else known.state
+
+
+def _readable(run: RunDir) -> RunState:
+    """Return the state of a run; of one whose files say nothing, just that."""
+    try:
+        state = load_state(run)
+    except OSError as error:
+        return RunState(run=run.run, phase=RunPhase.UNREADABLE, unread=(f"{run.events.name}: {error.strerror}",))
+    if state.created is None and state.unread:
+        return replace(state, run=run.run, phase=RunPhase.UNREADABLE)
+    return state
+
+
+def _visible(state: RunState, *, attended: bool) -> RunState:
+    if not attended and not state.over and state.attempt < 0 and state.created is not None:
+        return _never_started(state)
+    return state
+
+
+def _never_started(state: RunState) -> RunState:
+    return replace(state, phase=RunPhase.FAILED, exit_code=100)

@@ -1,0 +1,136 @@
+"""Where things lie in a run directory on the head."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+from clusterctl.run.record import lock as locking
+from clusterctl.run.record.disk import is_short, write_atomically
+from clusterctl.run.record.private import make_private
+
+_ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"
+
+
+def runs_root() -> Path:
+    """Return where all runs of this user lie on this head."""
+    base = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    return Path(base) / "clusterctl" / "runs"
+
+
+@dataclass(frozen=True, slots=True)
+class RunDir:
+    """Every path of a run on the head."""
+
+    path: Path
+
+    @property
+    def run(self) -> str:
+        """The run id."""
+        return self.path.name
+
+    @property
+    def spec(self) -> Path:
+        """What the run was started with."""
+        return self.path / "spec.json"
+
+    @property
+    def events(self) -> Path:
+        """The controller's own journal."""
+        return self.path / "events.jsonl"
+
+    @property
+    def lock(self) -> Path:
+        """Held while a controller is alive."""
+        return self.path / "lock"
+
+    @property
+    def epoch(self) -> Path:
+        """The highest epoch that was used from here."""
+        return self.path / "epoch"
+
+    @property
+    def outline(self) -> Path:
+        """What lists show of the run once it has ended."""
+        return self.path / "outline.json"
+
+    @property
+    def log(self) -> Path:
+        """The controller's stderr, with the tracebacks of our bugs."""
+        return self.path / "controller.log"
+
+    @property
+    def manifest(self) -> Path:
+        """What was synced at the start."""
+        return self.path / "manifest.json"
+
+    @property
+    def content(self) -> Path:
+        """What was synced at the start, by content hash."""
+        return self.path / "content"
+
+    def plan(self, attempt: int) -> Path:
+        """Return where the launch plan of an attempt lies."""
+        return self.path / f"plan-{attempt}.json"
+
+    def node(self, node: str) -> Path:
+        """Return where the replicas of a node lie."""
+        return self.path / "nodes" / node
+
+    @property
+    def control(self) -> Path:
+        """Where the controller says by which name it is asked."""
+        return self.path / "control"
+
+    def control_address(self) -> str:
+        """Return the abstract unix address on which the controller of this run listens."""
+        try:
+            word = self.control.read_text()
+        except OSError:
+            word = ""
+        if not re.fullmatch("[0-9a-f]{32}", word):
+            word = hashlib.sha256(os.fsencode(self.path.resolve())).hexdigest()[:24]
+        return f"\0clusterctl-{os.getuid()}-{word}"
+
+    def new_control_address(self) -> str:
+        """Return an address for a new controller, which nobody could have taken before, and write it down.
+
+        Where there is no room for that, it is the one that everybody can work out, and can take.
+        """
+        try:
+            write_atomically(self.control, secrets.token_hex(16).encode())
+        except OSError as error:
+            if not is_short(error):
+                raise
+            with contextlib.suppress(OSError):
+                self.control.unlink()
+        return self.control_address()
+
+    @property
+    def attended(self) -> bool:
+        """A controller is alive."""
+        return locking.is_held(self.lock)
+
+    @property
+    def controller(self) -> locking.Holder | None:
+        """The controller that is alive, or was last; `None` where none has said so."""
+        return locking.holder(self.lock)
+
+
+def create(name: str, root: Path | None = None) -> RunDir:
+    """Make the directory of a new run; its id is the name and four random characters."""
+    base = root or runs_root()
+    make_private(base if root else base.parent)
+    base.mkdir(mode=0o700, exist_ok=True)
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:40] or "run"
+    while True:
+        path = base / f"{stem}-{''.join(secrets.choice(_ALPHABET) for _ in range(4))}"
+        with contextlib.suppress(FileExistsError):
+            path.mkdir(mode=0o700)
+            (path / "nodes").mkdir()
+            return RunDir(path)
