@@ -1,4 +1,4 @@
-"""The environment of each worker: what belongs to the launcher alone, and what is set only where nobody else has. Pure."""
+"""The environment of each worker: what is the launcher's alone, and what is set only where nobody else has. Pure."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.config.spec import ClusterSpec, Framework
-from clusterctl.plan.launch import _job
-from clusterctl.plan.meeting import _VIRTUAL, Meeting, NodeAnswer, _is_link_local
+from clusterctl.plan.layout import job_of
+from clusterctl.plan.meeting import VIRTUAL, Meeting, NodeAnswer, is_link_local
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -27,7 +27,7 @@ class RunIdentity:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Common:
+class Common:
     """What all workers of an attempt share."""
 
     spec: ClusterSpec
@@ -47,10 +47,11 @@ class _Frameworks:
     jax_coordinator: str | None = None
 
 
-def _framework_values(
+def framework_values(
     spec: ClusterSpec, entries: Sequence[Layout], where: Meeting | None, ports: Mapping[str, Sequence[int]]
 ) -> _Frameworks:
-    framework = _job(spec).framework
+    """Return what the framework of the job has its workers be told of each other."""
+    framework = job_of(spec).framework
     if where is None or framework not in (Framework.TENSORFLOW, Framework.JAX):
         return _Frameworks()
     if framework is Framework.JAX:
@@ -67,7 +68,7 @@ def _endpoint(address: str, port: int) -> str:
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
-_TORCHRUN_SETS = (
+TORCHRUN_SETS = (
     "RANK",
     "LOCAL_RANK",
     "WORLD_SIZE",
@@ -82,7 +83,9 @@ _TORCHRUN_SETS = (
 )
 
 
-def _environment(common: _Common, entry: Layout, answer: NodeAnswer | None, rank: int, local: int) -> Mapping[str, str]:
+def worker_environment(
+    common: Common, entry: Layout, answer: NodeAnswer | None, rank: int, local: int
+) -> Mapping[str, str]:
     """Return a worker's variables. What the user set wins, except over the names that only a launcher may set."""
     spec = common.spec
     env = _soft_environment(common, entry, answer)
@@ -93,7 +96,7 @@ def _environment(common: _Common, entry: Layout, answer: NodeAnswer | None, rank
     return env
 
 
-def _owned_environment(common: _Common, entry: Layout, rank: int, local: int) -> dict[str, str]:
+def _owned_environment(common: Common, entry: Layout, rank: int, local: int) -> dict[str, str]:
     identity = common.identity
     env = {
         "RANK": str(rank),
@@ -122,7 +125,7 @@ def _owned_environment(common: _Common, entry: Layout, rank: int, local: int) ->
     return env
 
 
-def _soft_environment(common: _Common, entry: Layout, answer: NodeAnswer | None) -> dict[str, str]:
+def _soft_environment(common: Common, entry: Layout, answer: NodeAnswer | None) -> dict[str, str]:
     env = {
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
         "TORCH_FR_BUFFER_SIZE": "2000",
@@ -156,16 +159,14 @@ def _is_amd(answer: NodeAnswer | None) -> bool:
 
 def _several_networks(answer: NodeAnswer) -> bool:
     """Return whether a node has more than one real interface that NCCL may want to use together."""
-    names = {
-        name for name, address in answer.addresses if not name.startswith(_VIRTUAL) and not _is_link_local(address)
-    }
+    names = {name for name, address in answer.addresses if not name.startswith(VIRTUAL) and not is_link_local(address)}
     return len(names) > 1
 
 
 def _framework_environment(
-    common: _Common, entry: Layout, answer: NodeAnswer | None, rank: int, local: int
+    common: Common, entry: Layout, answer: NodeAnswer | None, rank: int, local: int
 ) -> dict[str, str]:
-    framework, values = _job(common.spec).framework, common.frameworks
+    framework, values = job_of(common.spec).framework, common.frameworks
     one_device = {} if not entry.gpus else _visible(answer, _own_devices(entry, local))
     if framework is Framework.TENSORFLOW and values.tf_workers:
         task: dict[str, Any] = {

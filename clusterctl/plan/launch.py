@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.config.spec import ClusterSpec, JobSpec, Launcher
-from clusterctl.plan.environment import _TORCHRUN_SETS, RunIdentity, _Common, _environment, _framework_values
-from clusterctl.plan.layout import PYTHON, Layout
+from clusterctl.plan.environment import TORCHRUN_SETS, Common, RunIdentity, framework_values, worker_environment
+from clusterctl.plan.layout import PYTHON, Layout, job_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -93,14 +93,14 @@ def plan_launch(
     world = sum(len(e.ranks) for e in entries)
     held = list(ports.get(entries[0].host.name, ()))
     master_port = held[0] if held else spec.network.master_port
-    common = _Common(
+    common = Common(
         spec=spec,
         identity=identity,
         world=world,
         nodes=len(entries),
         where=where,
         master_port=master_port,
-        frameworks=_framework_values(spec, entries, where, ports),
+        frameworks=framework_values(spec, entries, where, ports),
     )
     nodes = tuple(_node_plan(common, entry, answers.get(entry.host.name)) for entry in entries)
     return LaunchPlan(
@@ -113,16 +113,16 @@ def plan_launch(
     )
 
 
-def _node_plan(common: _Common, entry: Layout, answer: NodeAnswer | None) -> NodePlan:
-    if _job(common.spec).launcher is Launcher.TORCHRUN:
+def _node_plan(common: Common, entry: Layout, answer: NodeAnswer | None) -> NodePlan:
+    if job_of(common.spec).launcher is Launcher.TORCHRUN:
         workers: tuple[WorkerPlan, ...] = (_torchrun_plan(common, entry, answer),)
     else:
         workers = tuple(
             WorkerPlan(
                 rank=rank,
                 local_rank=local,
-                argv=job_argv(_job(common.spec)),
-                env=_environment(common, entry, answer, rank, local),
+                argv=job_argv(job_of(common.spec)),
+                env=worker_environment(common, entry, answer, rank, local),
             )
             for local, rank in enumerate(entry.ranks)
         )
@@ -146,15 +146,15 @@ def job_argv(job: JobSpec) -> tuple[str, ...]:
             raise AssertionError("a job has one of script, module, command")
 
 
-def _torchrun_plan(common: _Common, entry: Layout, answer: NodeAnswer | None) -> WorkerPlan:
+def _torchrun_plan(common: Common, entry: Layout, answer: NodeAnswer | None) -> WorkerPlan:
     """Return the one process per node that starts real torchrun; its workers get their ranks from it."""
     master = common.where.master_addr if common.where else ""
     argv = [PYTHON, "-m", "torch.distributed.run", f"--nnodes={common.nodes}", f"--node-rank={entry.node_rank}"]
     argv += [f"--nproc-per-node={len(entry.ranks)}", "--rdzv-backend=static", "--max-restarts=0"]
     argv += [f"--master-addr={master}", f"--master-port={common.master_port or 0}"]
     argv += ["--signals-to-handle=SIGTERM,SIGINT,SIGQUIT", "--no-python"]
-    env = dict(_environment(common, entry, answer, entry.ranks[0], 0))
-    for name in _TORCHRUN_SETS:
+    env = dict(worker_environment(common, entry, answer, entry.ranks[0], 0))
+    for name in TORCHRUN_SETS:
         env.pop(name, None)
     return WorkerPlan(
         rank=entry.ranks[0],
@@ -162,13 +162,8 @@ def _torchrun_plan(common: _Common, entry: Layout, answer: NodeAnswer | None) ->
         argv=tuple(argv),
         env=env,
         hosts=entry.ranks,
-        hosted=job_argv(_job(common.spec)),
+        hosted=job_argv(job_of(common.spec)),
     )
-
-
-def _job(spec: ClusterSpec) -> JobSpec:
-    assert spec.job is not None, "the cluster file was parsed without a job"
-    return spec.job
 
 
 _HIDDEN = "***"

@@ -5,14 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from clusterctl.config.spec import ClusterSpec, Framework, HostSpec
-from clusterctl.plan.launch import _job
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-
-from typing import TYPE_CHECKING
+from clusterctl.config.spec import ClusterSpec, Framework, HostSpec, JobSpec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -68,7 +61,7 @@ def ports_wanted(spec: ClusterSpec, entry: Layout) -> tuple[int, ...]:
 
     Node 0 holds the master port first, then the JAX coordinator's; a TensorFlow node holds one a worker.
     """
-    job = _job(spec)
+    job = job_of(spec)
     ports: list[int] = []
     if entry.node_rank == 0:
         ports.append(spec.network.master_port or 0)
@@ -91,3 +84,9 @@ def workdir_of(spec: ClusterSpec, node: str) -> str:
     host = next(h for h in spec.hosts if h.name == node)
     assert host.workdir is not None, "whatever reads a cluster file fills it in"
     return host.workdir
+
+
+def job_of(spec: ClusterSpec) -> JobSpec:
+    """Return what the workers run, of a spec that has it."""
+    assert spec.job is not None, "the cluster file was parsed without a job"
+    return spec.job

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from clusterctl.plan.layout import Layout
 
 
-_VIRTUAL = ("docker", "br-", "veth", "virbr", "cni", "flannel", "cali", "lo", "tunl", "kube", "vnet")
+VIRTUAL = ("docker", "br-", "veth", "virbr", "cni", "flannel", "cali", "lo", "tunl", "kube", "vnet")
 
 _LOOPBACK = "127.0.0.1"
 
@@ -74,7 +74,7 @@ def provisional_address(host: HostSpec, answer: NodeAnswer, interface: str | Non
         return _on_interface(answer, interface)
     if answer.reached_at in _usable(address for _, address in answer.addresses):
         return answer.reached_at
-    return _best(address for name, address in answer.addresses if not name.startswith(_VIRTUAL))
+    return _best(address for name, address in answer.addresses if not name.startswith(VIRTUAL))
 
 
 def _on_interface(answer: NodeAnswer, interface: str) -> str:
@@ -90,15 +90,16 @@ def _on_interface(answer: NodeAnswer, interface: str) -> str:
 
 def _usable(addresses: Iterable[str]) -> list[str]:
     """Return the addresses that mean the same on every node: one of a link alone needs an interface with it in IPv6."""
-    return [a for a in addresses if ":" not in a or not _is_link_local(a)]
+    return [a for a in addresses if ":" not in a or not is_link_local(a)]
 
 
 def _best(addresses: Iterable[str]) -> str | None:
     """Return the first usable address: of IPv4, of IPv6, of an IPv4 link alone."""
-    return min(_usable(addresses), key=lambda a: (_is_link_local(a), ":" in a), default=None)
+    return min(_usable(addresses), key=lambda a: (is_link_local(a), ":" in a), default=None)
 
 
-def _is_link_local(address: str) -> bool:
+def is_link_local(address: str) -> bool:
+    """Return whether an address holds on its link alone."""
     return ipaddress.ip_address(address.partition("%")[0]).is_link_local
 
 

@@ -9,8 +9,8 @@ from clusterctl.logs.clean import clean_block
 from clusterctl.logs.select import end_lines
 from clusterctl.render.errors import remaining_lines, start_failed_lines
 from clusterctl.render.ranks import count, fold_nodes, fold_ranks
-from clusterctl.render.status import stall_line, summary, worker_state
-from clusterctl.render.terminal.console import BOLD, DIM, GREEN, RED, YELLOW, safe, seconds
+from clusterctl.render.terminal.console import DIM, GREEN, RED, YELLOW, safe, seconds
+from clusterctl.render.words import failure_line, stall_line, summary, worker_state
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,35 +48,6 @@ def render_report(state: RunState, terminal: Terminal, *, log_path: str | None =
     lines.append(_end_line(state, terminal))
     lines += _next_steps(state, terminal, log_path)
     return lines
-
-
-def failure_line(cause: Cause, attempt: int, terminal: Terminal) -> str:
-    """Return the first observed failure in one line; says so where another may have come first."""
-    word = "first observed failure" if cause.certain else "first observed failure (ambiguous: others overlap in time)"
-    place = [f"rank {cause.rank}"] if cause.rank is not None else []
-    place += [f"on {safe(cause.node)}"] if cause.node else []
-    place += [f"attempt {attempt}"] if attempt > 0 else []
-    where = ", ".join(filter(None, [" ".join(place[:2]), *place[2:]]))
-    message = f": {safe(cause.message)}" if cause.message and cause.message != how_it_ended(cause) else ""
-    parts = [part for part in (where, how_it_ended(cause)) if part]
-    return f"{terminal.style(word, RED, BOLD)}: {', '.join(parts)}{message}"
-
-
-def how_it_ended(cause: Cause) -> str:
-    """Return the exit code or the signal's name, in words."""
-    if cause.kind == "oom":
-        return f"killed by {cause.signal} for lack of memory" if cause.signal else "killed for lack of memory"
-    if cause.signal:
-        return f"killed by {cause.signal}"
-    words = {
-        "exited_early": "exit code 0 while the others went on",
-        "unknown": "exit status unknown",
-        "node_lost": "",
-        "start_failed": "did not start",
-    }
-    if cause.kind in words:
-        return words[cause.kind]
-    return "exit status unknown" if cause.exit_code is None else f"exit code {cause.exit_code}"
 
 
 # --- inside

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.render.errors import remaining_lines
 from clusterctl.render.log import rfc3339
 from clusterctl.render.ranks import count, fold_nodes, fold_ranks
-from clusterctl.render.terminal.console import BOLD, DIM, GREEN, RED, YELLOW, safe, seconds
+from clusterctl.render.terminal.console import BOLD, DIM, GREEN, RED, YELLOW, seconds
 from clusterctl.render.terminal.table import Cell, Column, render_table
+from clusterctl.render.words import health_news, signal_name, stall_hints, stall_line, worker_state
 from clusterctl.run.rules.policy import final_cause
 from clusterctl.run.rules.state import RunPhase
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from clusterctl.render.terminal.console import Terminal
     from clusterctl.run.rules.blame import Cause
-    from clusterctl.run.rules.events import Health, StallSeen
+    from clusterctl.run.rules.events import Health
     from clusterctl.run.rules.state import RunState, StallView, WorkerState
 
 STATE_STYLES: dict[str, tuple[str, ...]] = {
@@ -249,7 +249,7 @@ def render_summary(view: RunView, now: float, terminal: Terminal) -> list[str]:
     if not view.attended and not state.over:
         lines.append(f"  no controller is alive; the run goes on. hint: clusterctl attach --adopt {state.run}")
     if state.cause is not None:
-        from clusterctl.render.report import failure_line
+        from clusterctl.render.words import failure_line
 
         lines.append(f"  {failure_line(state.cause, state.attempt, terminal)}")
     if state.stall is not None:
@@ -261,61 +261,6 @@ def render_summary(view: RunView, now: float, terminal: Terminal) -> list[str]:
         lines.append("  may still be there:")
         lines += [f"  {line}" for line in remaining_lines(state.remaining, terminal)]
     return lines
-
-
-_REMEDIES = {
-    "REBOOT_NODE": "reboot the node",
-    "RESET_GPU": "reset the GPU",
-    "RMA": "replace the GPU",
-    "RESTART_FABRICMANAGER": "restart nvidia-imex or the fabric manager",
-    "CHECK_POWER_COOLING": "check its power and cooling",
-    "FREE_SPACE": "free some space",
-    "CONTACT_SUPPORT": "ask your vendor",
-}
-
-
-def health_news(event: Health) -> str:
-    """Return what the log view says when trouble of a node begins, and when it is over."""
-    word = {"FAIL": "unhealthy", "WARN": "warn"}.get(event.status, "ok")
-    return f"{word}: {health_line(event)}"
-
-
-def health_line(event: Health) -> str:
-    """Return the trouble of a node in a line, with what to do about it."""
-    remedy = _REMEDIES.get(event.action)
-    return f"{safe(event.message)} ({remedy})" if remedy else safe(event.message)
-
-
-def stall_line(stall: StallView) -> str:
-    """Return what the stall rule says: `no progress for 40 s (limit 60 s)`, after `stalled: ` once it is sure."""
-    return _stall_text(stall.phase, stall.reason, stall.since_s, stall.limit_s)
-
-
-def stall_hints(run: str, phase: str) -> list[str]:
-    """Return what a person can do about a stall."""
-    from clusterctl.run.rules.stall import HINT
-
-    end = "; `clusterctl down --stalled` ends it" if phase == "confirmed" else ""
-    return [f"hint: `clusterctl stacks {run}` shows where every rank is{end}", f"hint: {HINT}"]
-
-
-def stall_news(event: StallSeen, run: str) -> list[str]:
-    """Return what the live view says when the stall rule says something new."""
-    if event.phase == "none":
-        return ["progress again"]
-    text = _stall_text(event.phase, event.reason, event.since_s, event.limit_s)
-    where = f"; evidence of every rank is kept in {event.evidence}" if event.evidence else ""
-    return [text + where, *(stall_hints(run, event.phase) if event.phase == "confirmed" else [])]
-
-
-def _stall_text(phase: str, reason: str, since_s: float, limit_s: float) -> str:
-    certain = "stalled: " if phase == "confirmed" else ""
-    return f"{certain}{safe(reason) or 'no progress'} for {_span(since_s)} (limit {_span(limit_s)})"
-
-
-def _span(value: float) -> str:
-    """Return a duration within a sentence; its seconds are what people compare up to two minutes."""
-    return f"{value:.0f} s" if value < 120 else seconds(value)
 
 
 def _headline(view: RunView, now: float, terminal: Terminal) -> str:
@@ -406,35 +351,6 @@ def _folded_workers(workers: Sequence[WorkerState], view: RunView, terminal: Ter
         ranks = fold_ranks(w.rank for w in group)
         rows.append([ranks, Cell(text, _worker_style(group[0])), span, fold_nodes(w.node for w in group)])
     return render_table(columns, rows, terminal)
-
-
-def worker_state(worker: WorkerState) -> str:
-    """Return what a worker does, or how it ended, in a few words."""
-    if worker.phase.value != "exited":
-        return worker.phase.value
-    if worker.stopped:
-        return "stopped"
-    if worker.oom:
-        return "killed: out of memory"
-    if worker.signal is not None:
-        return f"killed by {signal_name(worker.signal)}"
-    return "exit unknown" if worker.exit_code is None else f"exit {worker.exit_code}"
-
-
-def signal_name(number: int) -> str:
-    """Return `SIGKILL` for 9."""
-    import signal
-
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
-def summary(workers: Sequence[WorkerState]) -> str:
-    """Return how many workers are in which state: `6 stopped, 2 exit 1`."""
-    counted = Counter(worker_state(worker) for worker in workers)
-    return ", ".join(f"{number} {text}" for text, number in counted.most_common())
 
 
 def worker_cell(worker: WorkerState) -> Cell:

@@ -18,7 +18,7 @@ import pytest
 from clusterctl.agent.linux import proc
 from clusterctl.config.spec import HostSpec, NetworkSpec, TransportKind
 from clusterctl.errors import ConnectError
-from clusterctl.run import replicas
+from clusterctl.run.controller import replication
 from clusterctl.run.nodes.preflight import Preflight
 from clusterctl.run.record import rundir
 from clusterctl.run.record.linefile import drop_torn_line
@@ -371,8 +371,8 @@ def test_all_files_of_a_far_node_are_compared_in_one_round_trip(tmp_path: Path) 
 
     session = open_session(Far(), host, queue.SimpleQueue())
     began = time.monotonic()
-    growing = replicas.differing(run, "n", session, 9, earlier=False)
-    every = replicas.differing(run, "n", session, 9, earlier=True)
+    growing = replication.differing(run, "n", session, 9, earlier=False)
+    every = replication.differing(run, "n", session, 9, earlier=True)
     took = time.monotonic() - began
     session.close()
 

@@ -13,7 +13,7 @@ import struct
 import termios
 import time
 
-from clusterctl.agent.facts import ports
+from clusterctl.agent.linux import ports as ports_module
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Listener:
     def __init__(self, port: int, nonce: str, payload: int = 0) -> None:
         self._nonce, self._payload = nonce.encode(), payload
         self._peers: dict[int, _Peer] = {}
-        self._sock = ports.bind(port)
+        self._sock = ports_module.bind(port)
         try:
             self._sock.listen(_BACKLOG)
         except OSError:

@@ -10,12 +10,23 @@ import signal
 import time
 from typing import TYPE_CHECKING, Any, Callable
 
-from clusterctl.agent.linux import aside, cgroup, oom, ports, proc, syscalls
+from clusterctl.agent.linux import aside, cgroup, ports, proc, syscalls
 from clusterctl.agent.linux.proc import Identity
 from clusterctl.agent.members import guardians, sweep
 from clusterctl.agent.protocol import encoding, events, refusals, requests
 from clusterctl.agent.record import rank_files, secrets, workspace
-from clusterctl.agent.supervisor import adoption, claims, ends, gpu_memory, ladder, portwatch, torchrun, waiter, workers
+from clusterctl.agent.supervisor import (
+    adoption,
+    claims,
+    ends,
+    gpu_memory,
+    ladder,
+    oom,
+    portwatch,
+    torchrun,
+    waiter,
+    workers,
+)
 from clusterctl.agent.supervisor.outputs import Outputs
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Callable
 
-from clusterctl.agent.facts import ports as facts
+from clusterctl.agent.linux import ports
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -45,7 +45,7 @@ class PortWatch:
         Root is nobody's intruder: it may do as it likes anyway, and starts containers for others.
         """
         self._next = now + (now - (now if self._since is None else self._since)) / _SHARE
-        found = [(port, uid) for port, uid in facts.listeners(self._root) if port in self._open]
+        found = [(port, uid) for port, uid in ports.listeners(self._root) if port in self._open]
         self._open -= {port for port, uid in found if uid == os.getuid()}
         others = [(port, uid) for port, uid in found if uid not in (os.getuid(), _ROOT)]
         if not others:

@@ -3,40 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from clusterctl.cli import options
-from clusterctl.errors import ExitCode, RefusedError, TeardownError
-
-if TYPE_CHECKING:
-    from clusterctl.render.terminal.console import Console
-    from clusterctl.run.record.rundir import RunDir
-    from clusterctl.run.rules.state import RunState
-
-
-from typing import TYPE_CHECKING
-
 from clusterctl.agent.protocol.commands import Command
+from clusterctl.cli import options
+from clusterctl.cli.lookup.controllers import ask_or_adopt
 from clusterctl.cli.lookup.reach import reachable
-from clusterctl.errors import AgentError, NodesError
+from clusterctl.errors import AgentError, ExitCode, NodesError, RefusedError, TeardownError
 from clusterctl.run.nodes.ending import end_on_node
 from clusterctl.run.nodes.fan_out import each
 
 if TYPE_CHECKING:
     from clusterctl.render.terminal.console import Console
-    from clusterctl.session.conversation import Session
-
-
-import time
-from typing import TYPE_CHECKING
-
-from clusterctl.cli.lookup.controllers import ask_or_adopt
-
-if TYPE_CHECKING:
     from clusterctl.run.record.rundir import RunDir
     from clusterctl.run.rules.state import RunState
+    from clusterctl.session.conversation import Session
 
 
 @click.command("down")

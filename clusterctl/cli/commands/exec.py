@@ -11,8 +11,8 @@ from clusterctl.cli.main import WithJobArguments
 from clusterctl.errors import ExitCode
 
 if TYPE_CHECKING:
-    from clusterctl.cli.lookup.remote import Answer
     from clusterctl.errors import NodeError
+    from clusterctl.render.exec import Answer
     from clusterctl.render.terminal.console import Console
 
 
@@ -52,8 +52,9 @@ def command(
     exit code of the nodes, or with 4 if any node could not be reached.
     """
     from clusterctl.cli.lookup.reach import reachable
-    from clusterctl.cli.lookup.remote import Remote, UnreadError, exit_code_of
+    from clusterctl.cli.lookup.remote import Remote, UnreadError
     from clusterctl.cli.words import parse_duration
+    from clusterctl.render.exec import exit_code_of
 
     argv = context.meta["clusterctl.args"]
     if not argv:
@@ -104,9 +105,9 @@ def _show(
     verbose: bool,
     quiet: bool,
 ) -> None:
-    from clusterctl.cli.lookup.remote import diff_lines, end_lines, folded_errors, folded_output
     from clusterctl.errors import NodesError
     from clusterctl.render.errors import render_error
+    from clusterctl.render.exec import diff_lines, end_lines, folded_errors, folded_output
 
     if not stream:
         console.data(*(diff_lines if diff else folded_output)(answers, console.out))

@@ -185,11 +185,11 @@ class RunScreen:
             case events.Restarting():
                 self._narrate(f"restarting ({event.why}): attempt {event.attempt} follows")
             case events.Health() if self._is_news(event):
-                from clusterctl.render.status import health_news
+                from clusterctl.render.words import health_news
 
                 self._narrate(health_news(event))
             case events.StallSeen():
-                from clusterctl.render.status import stall_news
+                from clusterctl.render.words import stall_news
 
                 for line in stall_news(event, self._run.run):
                     self._narrate(line)

@@ -16,13 +16,8 @@ if TYPE_CHECKING:
 
     from pydantic_core import ErrorDetails
 
-
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from clusterctl.config.text.tree import Node, Report
+
 
 M = TypeVar("M", bound=Section)
 

@@ -10,7 +10,7 @@ from clusterctl.agent.protocol.commands import Command
 from clusterctl.agent.protocol.frames import FrameError
 from clusterctl.agent.protocol.requests import StopReason
 from clusterctl.errors import AgentError, ClusterctlError, ConnectError, ExitCode, NotFoundError, RunFailed
-from clusterctl.run import replicas
+from clusterctl.run.controller import replication
 from clusterctl.run.controller.run import CALL_SECONDS, trace
 from clusterctl.run.nodes import ending
 from clusterctl.run.nodes.epochs import succeeded
@@ -30,18 +30,6 @@ if TYPE_CHECKING:
     from clusterctl.run.rules.state import NodeState, RunState
     from clusterctl.session.conversation import BeatReceived, Session, SessionLost
 
-
-from typing import TYPE_CHECKING
-
-from clusterctl.agent.protocol import encoding
-from clusterctl.agent.protocol import requests as node_requests
-from clusterctl.run.nodes.fan_out import each, raise_first
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from clusterctl.run.controller.run import ControlledRun
-    from clusterctl.session.conversation import Session
 
 SHOWN_SILENT_AFTER = 6.5
 _QUOTED = 300
@@ -195,7 +183,7 @@ class Connections:
         """Follow a node from the cursors. In a thread: the loop changes what has to be changed."""
         run, name = self._run, node.node
         earlier = name in self._unchecked
-        differing = replicas.differing(run.folder, name, session, state.attempt, earlier=earlier)
+        differing = replication.differing(run.folder, name, session, state.attempt, earlier=earlier)
         follow = run.hand_over(lambda: self._from_cursors(name, session, differing))
         try:
             run.following.by(name, session, follow)
@@ -270,51 +258,3 @@ class Connections:
 
 def _expected(node: str, error: Exception) -> ClusterctlError:
     return error if isinstance(error, ClusterctlError) else ConnectError(node, f"its run cannot be followed: {error}")
-
-
-_CALL_SECONDS = 20.0
-
-
-class Following:
-    """Which sessions tell all of their nodes, and what of them need not be told again."""
-
-    def __init__(self, run: ControlledRun) -> None:
-        self._run = run
-        self._by: dict[str, Session] = {}
-        self._whole: dict[str, int] = {}
-
-    def request(self, node: str) -> node_requests.Follow:
-        """Return what asks a node for everything after the cursors."""
-        run, whole = self._run, self._whole.get(node, 0)
-        known, cursors = run.known(node), run.writer.cursors(node, whole)
-        seq = known.seq if known else 0
-        return node_requests.Follow(run=run.folder.run, node=node, seq=seq, cursors=cursors, whole=whole)
-
-    def follow(self, nodes: Iterable[str]) -> None:
-        """Ask nodes for everything after the cursors, all at once, unless their sessions tell it already.
-
-        For launch threads.
-
-        Raises:
-            ClusterctlError: Some did not answer.
-        """
-        there = self._run.links.sessions
-        wanted = [node for node in nodes if node not in there or self._by.get(node) is not there[node]]
-        requests = self._run.hand_over(lambda: {node: self.request(node) for node in wanted})
-        sessions = {node: session for node, session in self._run.links.sessions.items() if node in requests}
-        errors = each(sessions, lambda n, s: self.by(n, s, requests[n]))[1]
-        raise_first(errors)
-
-    def by(self, node: str, session: Session, request: node_requests.Follow) -> None:
-        """Have a session tell all of its node: that of the attempts to come, too.
-
-        Raises:
-            ClusterctlError: The node would not, or did not answer.
-        """
-        session.call(Command.FOLLOW, encoding.to_wire(request), timeout=_CALL_SECONDS)
-        self._by[node] = session
-
-    def is_whole(self, node: str, before: int) -> None:
-        """Take note that the replicas of a node are whole for attempts before that one; 0 where nobody knows."""
-        self._whole[node] = before
-        self._run.writer.close_before(node, before)

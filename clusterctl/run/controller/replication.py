@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import base64
+import os
 import time
-from typing import TYPE_CHECKING
+from collections import deque
+from typing import TYPE_CHECKING, Any
 
+from clusterctl.agent.protocol import files
 from clusterctl.agent.protocol.commands import Command
 from clusterctl.agent.protocol.frames import FrameError
 from clusterctl.door.answers import place_of
 from clusterctl.door.bounds import MOST_FILE
-from clusterctl.run.intake import Intake
+from clusterctl.errors import NotFoundError
+from clusterctl.run.nodes.fan_out import ask_all, raise_first
+from clusterctl.run.record.disk import is_full, is_short
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from clusterctl.run.controller.run import ControlledRun
-    from clusterctl.session.conversation import OutputReceived, WholeReceived
+    from clusterctl.run.record.rundir import RunDir
+    from clusterctl.run.record.writer import Writer
+    from clusterctl.session.conversation import OutputReceived, Session, WholeReceived
+
 
 _ACKNOWLEDGE_EVERY = 2.0
 _ACKNOWLEDGE_BYTES = 4 * 1024 * 1024
@@ -92,3 +102,118 @@ class Replication:
             session = self._run.links.sessions.get(node)
             if session is not None:
                 session.post(Command.REPLICATED, {"run": self._run.folder.run, "node": node, "offsets": offsets})
+
+
+_RETRY = 2.0
+
+_FULL = "the head's disk is full", "the head's disk has space again"
+
+_TOO_MANY = "the head cannot open more files (`ulimit -n`)", "the head can open files again"
+
+
+class Intake:
+    """The way from sessions to replicas.
+
+    Args:
+        writer: Of the run.
+        stored: Called with what is safe, and the size of its replica.
+        say: Takes what a person should know, and its level.
+    """
+
+    def __init__(
+        self, writer: Writer, stored: Callable[[OutputReceived, int], None], say: Callable[[str, str], None]
+    ) -> None:
+        self._writer, self._stored, self._say = writer, stored, say
+        self._held: deque[OutputReceived] = deque()
+        self._why, self._over = _FULL
+        self._retry_at = 0.0
+
+    @property
+    def paused(self) -> bool:
+        """There is no room: the disk is full, or no more files can be opened."""
+        return bool(self._held)
+
+    def take(self, item: OutputReceived) -> None:
+        """Write bytes of a file, or hold them until there is room again."""
+        if self._held:
+            self._held.append(item)
+        elif not self._store(item):
+            self._held.append(item)
+            self._say(f"{self._why}: replication waits, workers are not affected", "warn")
+
+    def retry(self) -> None:
+        """Go on if there is room again; looks now and then."""
+        if not self._held or time.monotonic() < self._retry_at:
+            return
+        while self._held and self._store(self._held[0]):
+            self._held.popleft()
+        if not self._held:
+            self._say(f"{self._over}: replication goes on", "info")
+
+    def _store(self, item: OutputReceived) -> bool:
+        try:
+            size = self._writer.replicate(item.node, item.file, item.offset, item.payload)
+        except OSError as error:
+            if not is_short(error):
+                raise
+            self._why, self._over = _FULL if is_full(error) else _TOO_MANY
+            self._retry_at = time.monotonic() + _RETRY
+            return False
+        self._stored(item, size)
+        return True
+
+
+_COMPARED_BYTES = 64 * 1024
+
+_COMPARED_OF_EARLIER = 4 * 1024
+
+_CALL_SECONDS = 60.0
+
+
+def differing(run: RunDir, node: str, session: Session, attempt: int, *, earlier: bool) -> list[str]:
+    """Return the files of a node whose replica does not end as the node's file does at that place.
+
+    A part that the node no longer has (before its first valid offset) cannot be compared, and counts as equal.
+
+    Args:
+        run: Where the replicas lie.
+        node: Whose they are.
+        session: A session with that node.
+        attempt: The attempt whose files still grow.
+        earlier: Compare those of earlier attempts too. No controller spoils what it wrote itself.
+
+    Raises:
+        ClusterctlError: The node did not answer.
+    """
+    ends = _ends(run.node(node), os.path.dirname(files.output_file(attempt, 0)), earlier=earlier)
+    asked = {
+        file: {"run": run.run, "node": node, "file": file, "offset": start, "length": size - start}
+        for file, (start, size) in ends.items()
+    }
+    answers, errors = ask_all(session, Command.READ, asked, _CALL_SECONDS)
+    raise_first({file: error for file, error in errors.items() if not isinstance(error, NotFoundError)})
+    return [file for file, answer in answers.items() if _differs(run.node(node) / file, ends[file], answer)]
+
+
+def _ends(base: Path, growing: str, *, earlier: bool) -> dict[str, tuple[int, int]]:
+    """Return the replicas to compare by the file's own name: from where on, and their size.
+
+    `growing` is the folder of the attempt that goes on; what lies in no such folder grows too.
+    """
+    found: dict[str, tuple[int, int]] = {}
+    for path in base.rglob("*") if base.is_dir() else ():
+        file, size = path.relative_to(base).as_posix(), path.stat().st_size
+        ended = os.path.dirname(file) not in ("", growing)
+        if size and path.is_file() and file != files.JOURNAL_FILE and (earlier or not ended):
+            found[file] = (max(0, size - (_COMPARED_OF_EARLIER if ended else _COMPARED_BYTES)), size)
+    return found
+
+
+def _differs(path: Path, part: tuple[int, int], answer: dict[str, Any]) -> bool:
+    start, size = part
+    first_valid = max(start, int(answer.get("first_valid") or 0))
+    theirs = base64.b64decode(answer["data"])[first_valid - int(answer["offset"]) :]
+    with path.open("rb") as handle:
+        handle.seek(first_valid)
+        ours = handle.read(size - first_valid) if first_valid < size else b""
+    return ours != theirs[: len(ours)] or len(theirs) < len(ours)

@@ -22,15 +22,15 @@ from clusterctl.agent.protocol.frames import FrameError
 from clusterctl.agent.protocol.requests import StopReason
 from clusterctl.door import journal
 from clusterctl.errors import ClusterctlError
-from clusterctl.run.controller.connections import Following
 from clusterctl.run.controller.control import ControlServer
-from clusterctl.run.controller.places import Places
+from clusterctl.run.controller.following import Following
 from clusterctl.run.nodes.fan_out import each
 from clusterctl.run.nodes.inbox import Inbox
 from clusterctl.run.nodes.launch import Launch
 from clusterctl.run.nodes.links import Links
 from clusterctl.run.nodes.progress import Progress
 from clusterctl.run.record.clock import now
+from clusterctl.run.record.places import Places
 from clusterctl.run.record.reader import load_state
 from clusterctl.run.record.writer import Writer
 from clusterctl.run.rules import events, policy
@@ -97,7 +97,7 @@ class ControlledRun:
         self.kill = False
         self._gaps = Gaps()
         self._places = Places()
-        self.following = Following(self)
+        self.following = Following(folder.run, self.links, self.writer, self.known, self.hand_over)
         self.unfit: dict[str, str] = {}
         self.stopping = Stopping()
         self.launch = Launch(folder, spec, lambda: self.links.sessions, self.post, self.cancelled)

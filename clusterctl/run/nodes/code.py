@@ -16,27 +16,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
+from clusterctl.agent.protocol.commands import Command
 from clusterctl.errors import ConfigError, Problem, RefusedError
+from clusterctl.run.nodes.fan_out import each
 from clusterctl.run.record.disk import write_atomically
 from clusterctl.run.record.private import make_private
 from clusterctl.run.record.rundir import RunDir
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Collection, Iterator, Mapping
 
     from clusterctl.config.spec import SyncSpec
-
-
-from typing import TYPE_CHECKING
-
-from clusterctl.agent.protocol.commands import Command
-from clusterctl.run.nodes.fan_out import each
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from clusterctl.run.record.rundir import RunDir
     from clusterctl.session.conversation import Session
+
 
 T = TypeVar("T")
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import secrets
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.protocol.commands import Command
-from clusterctl.errors import RefusedError
+from clusterctl.errors import ClusterctlError, RefusedError
 from clusterctl.plan import meeting
-from clusterctl.run.nodes.fan_out import each, raise_first
+from clusterctl.run.nodes.fan_out import each, quietly, raise_first
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -15,18 +16,6 @@ if TYPE_CHECKING:
     from clusterctl.config.spec import ClusterSpec, HostSpec
     from clusterctl.session.conversation import Session
 
-
-import secrets
-from typing import TYPE_CHECKING
-
-from clusterctl.errors import ClusterctlError
-from clusterctl.run.nodes.fan_out import quietly
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from clusterctl.config.spec import ClusterSpec
-    from clusterctl.session.conversation import Session
 
 _CALL_SECONDS = 60.0
 

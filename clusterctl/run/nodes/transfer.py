@@ -2,36 +2,28 @@
 
 from __future__ import annotations
 
+import posixpath
+import shutil
+import tempfile
 import time
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from typing import TYPE_CHECKING, Any
+from fnmatch import fnmatchcase
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from clusterctl.agent.protocol import listing
 from clusterctl.agent.protocol.commands import Command
-from clusterctl.agent.protocol.frames import CHUNK_BYTES
-from clusterctl.errors import AgentError
+from clusterctl.agent.protocol.frames import CHUNK_BYTES, FrameError
+from clusterctl.errors import AgentError, NodeError, RefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from concurrent.futures import Future
 
+    from clusterctl.agent.protocol.frames import Data
     from clusterctl.run.nodes.code import ContentStore, Manifest
     from clusterctl.session.conversation import Session
 
-
-import posixpath
-import shutil
-import tempfile
-from fnmatch import fnmatchcase
-from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, BinaryIO
-
-from clusterctl.agent.protocol.frames import FrameError
-from clusterctl.errors import NodeError, RefusedError
-
-if TYPE_CHECKING:
-    from clusterctl.agent.protocol.frames import Data
-    from clusterctl.session.conversation import Session
 
 _SYNC_SECONDS = 1800.0
 _LEAST_BYTES_A_SECOND = 16 * 1024

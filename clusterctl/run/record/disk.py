@@ -8,7 +8,6 @@ import errno
 from typing import TYPE_CHECKING
 
 from clusterctl.agent.linux.syscalls import write_whole
-from clusterctl.run.record.linefile import _KEEP_SIZE, _PUNCH_HOLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,3 +49,7 @@ def room_not_needed() -> Iterator[None]:
 def write_atomically(path: Path, data: bytes, *, durable: bool = False) -> None:
     """Put a whole file in place: readers see the old one or the new one, never a part; `durable`: after a crash too."""
     write_whole(str(path), data, durable=durable)
+
+
+_KEEP_SIZE, _PUNCH_HOLE = 1, 2
+"""Flags of fallocate(2): the size of the file stays as it is; blocks are given back."""

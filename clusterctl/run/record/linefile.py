@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
 _PIECE = 64 * 1024
-_KEEP_SIZE, _PUNCH_HOLE = 1, 2
-"""Flags of fallocate(2): the size of the file stays as it is; blocks are given back."""
 
 
 class LineFile:

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from clusterctl.cli.commands.templates import _listing
-from clusterctl.cli.lookup.remote import Answer, diff_lines, folded_output
 from clusterctl.cli.lookup.templates import Template
 from clusterctl.cli.main import run
+from clusterctl.render.exec import Answer, diff_lines, folded_output
 from clusterctl.render.terminal.console import Terminal
 
 PLAIN = Terminal(io.StringIO(), colour=False, live=False, unicode=True, width=0)

@@ -3,7 +3,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from clusterctl.render.report import failure_line, render_report
+from clusterctl.render.report import render_report
+from clusterctl.render.words import failure_line
 from clusterctl.run.rules.blame import Cause, Verdict
 from clusterctl.run.rules.state import NodeState, RunPhase, RunState, WorkerPhase, WorkerState
 

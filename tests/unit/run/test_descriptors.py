@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from clusterctl.run.controller.control import ControlServer
-from clusterctl.run.intake import Intake
+from clusterctl.run.controller.replication import Intake
 from clusterctl.run.record.rundir import create
 from clusterctl.run.record.writer import Writer
 from clusterctl.session.conversation import OutputReceived
