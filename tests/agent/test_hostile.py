@@ -8,6 +8,8 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -134,11 +136,18 @@ class Played:
         self.seconds = time.monotonic() - began
 
 
+def memory_kb(what: str, status: str | None = None) -> int:
+    """What the status of a process (of this one, where none is given) says of its memory, in KiB."""
+    lines = (Path("/proc/self/status").read_text() if status is None else status).splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(what))
+
+
 class Stage:
     """All plays, at work at once, and beside them a run without any liar."""
 
     def __init__(self, root: Path) -> None:
         Path("/proc/self/clear_refs").write_text("5")
+        self.before_kb = memory_kb("VmRSS")
         self.other = Played(root, "other", None)
         self.other.thread.start()
         wait_for(self.other.running, what="the run without a liar")
@@ -156,9 +165,7 @@ class Stage:
             play.thread.join(max(0.0, until - time.monotonic()))
         for end in ends:
             end.join()
-        self.peak_kb = next(
-            int(line.split()[1]) for line in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in line
-        )
+        self.peak_kb = memory_kb("VmHWM")
 
     def end(self) -> None:
         for play in (self.other, *self.caught.values()):
@@ -210,7 +217,11 @@ def test_no_lie_of_a_node_of_one_run_is_felt_by_another_run(stage: Stage) -> Non
 
 
 def test_all_lies_at_once_do_not_make_the_head_large(stage: Stage) -> None:
-    assert stage.peak_kb < MOST_KB
+    # This process holds what other tests have left, which no head does.
+    program = "import clusterctl.run.controller, clusterctl.session; print(open('/proc/self/status').read())"
+    fresh = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+
+    assert memory_kb("VmRSS", fresh) + stage.peak_kb - stage.before_kb < MOST_KB
 
 
 def test_no_lie_leaves_a_file_outside_its_run(stage: Stage) -> None:
