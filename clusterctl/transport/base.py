@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
-from clusterctl.errors import HostKeyError
-
 if TYPE_CHECKING:
     from clusterctl.config.spec import HostSpec
-    from clusterctl.transport.ssh.known_hosts import HostKey, Verdict
 
 EXEC_COMMAND = "/bin/sh"
 """All that is ever executed through a login shell. What a user wrote travels as data, over the stream."""
@@ -24,26 +21,6 @@ Progress = Callable[[str], None]
 
 def silent(_stage: str) -> None:
     """Be told of progress and do nothing with it."""
-
-
-class HostKeyRefusal(HostKeyError):  # noqa: N818 - it is one, with what is needed to act on it
-    """A host key that is not trusted, with what is needed to accept it.
-
-    Attributes:
-        name: What the key would be filed under.
-        path: The known-hosts file that it would be filed in.
-        hashed: New entries of that file hide their names.
-    """
-
-    def __init__(
-        self, node: str, message: str, *, hint: str, name: str, key: HostKey, verdict: Verdict, path: str, hashed: bool
-    ) -> None:
-        super().__init__(node, message, hint=hint)
-        self.name = name
-        self.key = key
-        self.verdict = verdict
-        self.path = path
-        self.hashed = hashed
 
 
 class Channel(Protocol):

@@ -18,7 +18,9 @@ pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="namespaces need root")
 
 SLEEP = """
 import ctypes, os, subprocess, sys
-from clusterctl.agent import epochs, spawn, waiter
+from clusterctl.agent.linux import spawn
+from clusterctl.agent.record import authority
+from clusterctl.agent.supervisor import waiter
 
 def sleep_for_an_hour():
     # As after a suspend, the clock that counts it is ahead, and the monotonic one is not.
@@ -31,7 +33,7 @@ def sleep_for_an_hour():
     holder.kill()
 
 lease = sys.argv[1]
-epochs.touch_lease(lease)
+authority.touch_lease(lease)
 """
 
 
@@ -55,6 +57,6 @@ print(round(before), round(fence.left()))
 def test_a_lease_grows_old_while_the_machine_sleeps(tmp_path: Path) -> None:
     code = """
 sleep_for_an_hour()
-print(round(epochs.clock() - epochs.lease(lease)))
+print(round(authority.clock() - authority.lease(lease)))
 """
     assert said(code, tmp_path) == "3600\n"

@@ -72,13 +72,13 @@ def test_what_a_killed_look_has_begun_to_lay_beside_the_archive_keeps_no_later_o
 
 WRITE = """
 import pathlib
-from clusterctl.run import store
+from clusterctl.run.record import disk
 data = sys.argv[1].encode() * 300_000
 wrong = set()
 path = pathlib.Path(sys.argv[2], "file")
 for _ in range(100):
     try:
-        store.write_atomically(path, data)
+        disk.write_atomically(path, data)
         if len(set(path.read_bytes())) != 1 or path.stat().st_size != 300_000:
             wrong.add("mixed")
     except OSError as error:
@@ -94,7 +94,7 @@ def test_two_heads_that_share_a_home_never_mix_their_files(tmp_path: Path) -> No
 
 TAKE = """
 import io, pathlib
-from clusterctl.run import code
+from clusterctl.run.nodes import code
 store = code.ContentStore(pathlib.Path(sys.argv[2]))
 wrong = set()
 for number in range(100):
@@ -114,7 +114,7 @@ def test_two_heads_that_share_a_home_never_mix_the_code_they_keep(tmp_path: Path
 
 
 CLAIM = """
-from clusterctl.agent import claims
+from clusterctl.agent.supervisor import claims
 held = claims.Claims("run-" + sys.argv[1], "n" + sys.argv[1], sys.argv[2])
 held.take([990])
 print("held", flush=True)

@@ -140,7 +140,7 @@ def test_an_agent_without_cgroups_makes_none(node: Node) -> None:
 
 MARKED = """
 import os, sys, time
-from clusterctl.agent import spawn
+from clusterctl.agent.linux import spawn
 kind, tag, log = sys.argv[1:]
 if kind.startswith("tag"):
     spawn.set_tag(int(tag))
@@ -247,7 +247,8 @@ def script(text: str, *arguments: str) -> str:
 def test_a_stray_in_a_group_of_ours_is_signalled_alone(how: str) -> None:
     said = script(f"""
         import os, subprocess
-        from clusterctl.agent import proc, spawn, sweep
+        from clusterctl.agent.linux import proc, spawn
+        from clusterctl.agent.members import sweep
         ledger = sweep.Ledger(ours={{proc.identify(os.getpid())}})
         stray = subprocess.Popen(["sleep", "1000"])
         found = proc.stat(stray.pid)
@@ -259,7 +260,9 @@ def test_a_stray_in_a_group_of_ours_is_signalled_alone(how: str) -> None:
 
 WATCHED_LADDER = """
     import os, subprocess, sys, time
-    from clusterctl.agent import loop, marks, proc, stopping, sweep
+    from clusterctl.agent.linux import loop, proc
+    from clusterctl.agent.members import marks, sweep
+    from clusterctl.agent.supervisor import ladder
     stubborn = ["sh", "-c", "trap '' TERM; echo; while :; do sleep 0.1; done"]
     worker = subprocess.Popen(stubborn, stdout=subprocess.PIPE, start_new_session=True)
     worker.stdout.readline()
@@ -267,11 +270,11 @@ WATCHED_LADDER = """
     sys.addaudithook(lambda event, values: seen.append(f"{event} {values[0] if values else ''}"))
     events, began = loop.Loop(), time.monotonic()
     ledger = sweep.Ledger(workers={proc.identify(worker.pid): None}, ours={proc.identify(os.getpid())})
-    ladder = stopping.Ladder(
+    steps = ladder.Ladder(
         events, marks.Marks(b"run", b"node", 1 << 60, "/none", os.getuid()), ledger, began + 2.0,
         lambda left: events.stop() or True, lambda left: None,
     )
-    events.every(0.25, ladder.poke)
+    events.every(0.25, steps.poke)
     events.on_children(worker.poll)
     events.run()
 """
@@ -292,7 +295,8 @@ def test_who_climbs_the_ladder_reads_nothing_that_another_process_could_keep_loc
 
 LOOKS = """
     import os, sys, time
-    from clusterctl.agent import marks, proc, sweep
+    from clusterctl.agent.linux import proc
+    from clusterctl.agent.members import marks, sweep
     who = marks.Marks(b"run", b"node", 1 << 60, "/none", os.getuid())
     seen = []
     sys.addaudithook(lambda event, values: seen.append(str(values[0])) if event in ("open", "os.listdir") else None)
@@ -333,7 +337,7 @@ def test_a_stranger_is_looked_at_once() -> None:
 def test_a_process_at_which_the_look_hangs_holds_up_nobody_and_is_looked_at_no_more() -> None:
     said = script("""
         import os, time
-        from clusterctl.agent import sweep
+        from clusterctl.agent.members import sweep
         read, write = os.pipe()
         began = time.monotonic()
         def question(pid):
@@ -354,7 +358,8 @@ def test_a_process_at_which_the_look_hangs_holds_up_nobody_and_is_looked_at_no_m
 def test_a_survivor_is_named_with_the_reason(how: str, why: str) -> None:
     said = script(f"""
         import os, subprocess
-        from clusterctl.agent import proc, spawn, sweep
+        from clusterctl.agent.linux import proc, spawn
+        from clusterctl.agent.members import sweep
         left = subprocess.Popen(["sleep", "1000"], stdout=subprocess.DEVNULL)
         if os.fork() == 0:
             {how or "pass"}

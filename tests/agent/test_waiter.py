@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 START = """
 import os, sys, time
-from clusterctl.agent import spawn, waiter
+from clusterctl.agent.linux import spawn
+from clusterctl.agent.supervisor import waiter
 from clusterctl.agent.linux.spawn import Program
 folder, *argv = sys.argv[1:]
 post = waiter.Post(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 from typing import Any
 
 _STALL = re.compile(r"stall-([1-9]\d*)")
@@ -48,3 +49,13 @@ def _line(process: dict[str, Any]) -> str:
     cpu, command = process.get("cpu", 0.0), process.get("command", "")
     where = f", in {process['wchan']}" if process["wchan"] else ""
     return f"pid {process['pid']}, state {process['state'] or 'unknown'}{where}, cpu {cpu:.0%}, {command}"
+
+
+_KEPT_FIRST, _KEPT_LAST = 2, 8
+"""Of so many stalls evidence is kept: how it began, and how it is now."""
+
+
+def forget_some(folder: str) -> None:
+    """Remove the evidence of stalls that are neither among the first nor among the last ones."""
+    for name in of_stalls(folder)[_KEPT_FIRST:-_KEPT_LAST]:
+        shutil.rmtree(os.path.join(folder, name), ignore_errors=True)

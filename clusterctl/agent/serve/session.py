@@ -9,7 +9,7 @@ from clusterctl.agent.linux import proc
 from clusterctl.agent.linux.channel import Channel
 from clusterctl.agent.linux.loop import Loop
 from clusterctl.agent.linux.notify import Notifier
-from clusterctl.agent.protocol import commands, encoding, frames, refusals, requests
+from clusterctl.agent.protocol import commands, frames, refusals
 from clusterctl.agent.protocol.commands import Command, ErrorKind
 from clusterctl.agent.record import authority, rundir
 from clusterctl.agent.record.rundir import RunDir
@@ -303,6 +303,8 @@ class Session:
     # --- following
 
     def _follow(self, _identity: int, arguments: dict[str, Any], epoch: int | None) -> Result:
+        # With what dataclasses import, it would be half of an agent's start.
+        from clusterctl.agent.protocol import encoding, requests
         from clusterctl.agent.serve.follow import Follower
 
         follow = encoding.from_wire(requests.Follow, arguments)

@@ -119,7 +119,9 @@ class Attempt:
 
     def _look_at_files(self) -> str:
         """Make the folder of the code; return the interpreter. What users keep may lie on a mount that hangs."""
-        python = _aside(functools.partial(workers.make_ready, self.prepare), _FILES_SECONDS)["python"]
+        wanted = self.prepare
+        find = functools.partial(workers.make_ready, wanted.workdir, wanted.python, wanted.python_hint)
+        python = _aside(find, _FILES_SECONDS)["python"]
         if self.prepare.code_hash is not None:
             _aside(self._check_code, _CODE_SECONDS)
         return str(python)

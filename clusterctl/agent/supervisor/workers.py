@@ -50,27 +50,27 @@ class Worker:
     files: str = ""
 
 
-def resolve_python(prepare: requests.Prepare) -> str:
-    """Return the interpreter to use on this node.
+def resolve_python(workdir: str, python: str | None, hint: str | None) -> str:
+    """Return the interpreter to use on this node: the one that the user named, else `hint`, else any.
 
     Raises:
         RequestError: There is none of that name.
     """
-    wanted = [prepare.python] if prepare.python else [prepare.python_hint, "python3", "python"]
+    wanted = [python] if python else [hint, "python3", "python"]
     for name in wanted:
-        path = _executable(name, prepare.workdir) if name else None
+        path = _executable(name, workdir) if name else None
         if path is not None:
             return path
-    named = f"`{prepare.python}`" if prepare.python else "python3"
+    named = f"`{python}`" if python else "python3"
     raise refusals.refused(f"no interpreter {named} on this node", "set `python` of this host to one that is there")
 
 
-def make_ready(prepare: requests.Prepare, out: Out) -> dict[str, Any]:
+def make_ready(workdir: str, python: str | None, hint: str | None, out: Out) -> dict[str, Any]:
     """Make the folder of the code and find the interpreter, where users keep both. To be done aside."""
-    out.message({"at": prepare.workdir})
-    workspace.make_workdir(prepare.workdir)
-    out.message({"at": prepare.python or "the file system of an interpreter"})
-    return {"python": resolve_python(prepare)}
+    out.message({"at": workdir})
+    workspace.make_workdir(workdir)
+    out.message({"at": python or "the file system of an interpreter"})
+    return {"python": resolve_python(workdir, python, hint)}
 
 
 def _executable(name: str, workdir: str) -> str | None:

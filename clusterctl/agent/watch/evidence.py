@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,7 @@ from clusterctl.agent.inject import status
 from clusterctl.agent.inject.status import claimed_elsewhere, inside
 from clusterctl.agent.linux import proc
 from clusterctl.agent.linux.proc import all_processes, tree
-from clusterctl.agent.protocol.evidence import files, of_stalls
+from clusterctl.agent.protocol.evidence import files
 from clusterctl.agent.watch import stacks
 
 if TYPE_CHECKING:
@@ -30,8 +29,6 @@ _MAX_CHILDREN = 64
 _MOST_ANSWER_BYTES = 12 << 20
 """Of all ranks together: well below what a frame of the protocol holds."""
 _PYTHON = "python"
-_KEPT_FIRST, _KEPT_LAST = 2, 8
-"""Of so many stalls evidence is kept: how it began, and how it is now."""
 
 
 def collect(
@@ -208,12 +205,6 @@ def _tail(path: str | None) -> list[str]:
             return file.read().decode("utf-8", "replace").splitlines()[-_TAIL_LINES:]
     except OSError:
         return []
-
-
-def forget_some(folder: str) -> None:
-    """Remove the evidence of stalls that are neither among the first nor among the last ones."""
-    for name in of_stalls(folder)[_KEPT_FIRST:-_KEPT_LAST]:
-        shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
 
 
 def _keep(out_dir: str, rank: str, evidence: dict[str, Any]) -> None:

@@ -7,9 +7,8 @@ import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.agent.protocol import evidence as evidence_module
+from clusterctl.agent.protocol import evidence
 from clusterctl.agent.protocol.commands import Command
-from clusterctl.agent.watch import evidence
 from clusterctl.run.nodes.fan_out import each
 from clusterctl.run.record.disk import write_atomically
 from clusterctl.run.rules import stacks
@@ -74,7 +73,7 @@ def keep(run: RunDir, name: str, found: Evidence) -> None:
     folder = run.path / name
     folder.mkdir(exist_ok=True)
     for rank, said in found.ranks.items():
-        for ending, text in evidence_module.files(dict(said)).items():
+        for ending, text in evidence.files(dict(said)).items():
             write_atomically(folder / f"rank-{rank}{ending}", text.encode())
     for node, error in found.errors.items():
         write_atomically(folder / f"{node}.error", f"{error}\n".encode())
@@ -93,7 +92,7 @@ class Gatherer:
 
     def __init__(self, run: RunDir) -> None:
         self._run = run
-        self._count = max((int(name.partition("-")[2]) for name in evidence_module.of_stalls(str(run.path))), default=0)
+        self._count = max((int(name.partition("-")[2]) for name in evidence.of_stalls(str(run.path))), default=0)
         self._under_way: list[threading.Thread] = []
 
     @property

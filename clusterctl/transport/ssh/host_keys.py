@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clusterctl.errors import HostKeyError
-from clusterctl.transport.base import HostKeyRefusal
 from clusterctl.transport.ssh import known_hosts
 from clusterctl.transport.ssh.config import Destination
 from clusterctl.transport.ssh.known_hosts import HostKey, Judgement, Verdict
@@ -22,6 +21,8 @@ if TYPE_CHECKING:
 
     from clusterctl.config.spec import SshSpec
     from clusterctl.transport.ssh.config import SshOptions
+    from clusterctl.transport.ssh.known_hosts import HostKey
+
 
 _Version = tuple[int, int, int]
 _OwnFiles = Callable[[str, Destination], "tuple[str, ...]"]
@@ -204,3 +205,23 @@ def refusal(shown: ShownKey, *, strict: bool = False) -> HostKeyRefusal:
         path=shown.path,
         hashed=shown.hashed,
     )
+
+
+class HostKeyRefusal(HostKeyError):  # noqa: N818 - it is one, with what is needed to act on it
+    """A host key that is not trusted, with what is needed to accept it.
+
+    Attributes:
+        name: What the key would be filed under.
+        path: The known-hosts file that it would be filed in.
+        hashed: New entries of that file hide their names.
+    """
+
+    def __init__(
+        self, node: str, message: str, *, hint: str, name: str, key: HostKey, verdict: Verdict, path: str, hashed: bool
+    ) -> None:
+        super().__init__(node, message, hint=hint)
+        self.name = name
+        self.key = key
+        self.verdict = verdict
+        self.path = path
+        self.hashed = hashed

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, cast
 import paramiko
 
 from clusterctl.errors import AuthError, ConnectError, HostKeyError, NodeError
-from clusterctl.transport.base import EXEC_COMMAND, IN_ALL, STDERR_TAIL_BYTES, HostKeyRefusal, Progress, silent
+from clusterctl.transport.base import EXEC_COMMAND, IN_ALL, STDERR_TAIL_BYTES, Progress, silent
 from clusterctl.transport.ssh.algorithms import allowed
 from clusterctl.transport.ssh.approach import Approach
 from clusterctl.transport.ssh.config import Destination, SshOptions, destination_of, parse_hop
-from clusterctl.transport.ssh.host_keys import HostKeys, ShownKey
+from clusterctl.transport.ssh.host_keys import HostKeyRefusal, HostKeys, ShownKey
 from clusterctl.transport.ssh.jump import Shared
 from clusterctl.transport.ssh.known_hosts import HostKey
 from clusterctl.transport.ssh.login import Keys, log_in

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from clusterctl.config.spec import TransportKind
 from clusterctl.errors import NodeError
-from clusterctl.transport.base import HostKeyRefusal
-from clusterctl.transport.ssh.host_keys import file_key
+from clusterctl.transport.ssh.host_keys import HostKeyRefusal, file_key
 from clusterctl.transport.ssh.known_hosts import HostKey, Verdict
 
 if TYPE_CHECKING:

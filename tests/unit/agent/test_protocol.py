@@ -167,9 +167,3 @@ def test_the_files_of_a_run_have_their_names() -> None:
     assert files.index_file(2, 7) == "attempt-2/rank-7.idx"
     assert (files.JOURNAL_FILE, files.SAMPLES_FILE) == ("journal.jsonl", "samples.jsonl")
     assert files.INDEX_RECORD.pack(1, 2.0) == struct.pack("<Qd", 1, 2.0)
-
-
-def test_every_name_that_is_offered_is_there_and_no_other() -> None:
-    assert all(getattr(commands, name) is not None for name in commands.__all__)
-    with pytest.raises(AttributeError, match=r"module 'clusterctl\.agent\.protocol' has no attribute 'Absent'"):
-        _ = commands.Absent

@@ -21,7 +21,7 @@ import sys
 from pathlib import Path
 from clusterctl.cli.follow.view import RunScreen, ViewOptions
 from clusterctl.render.terminal.console import Console
-from clusterctl.run.record.writer import RunDir
+from clusterctl.run.record.rundir import RunDir
 screen = RunScreen(RunDir(Path(sys.argv[1])), Console.standard(), ViewOptions(owns=True))
 print("left:", screen.follow().value, file=sys.stderr)
 """
@@ -84,7 +84,7 @@ import sys
 from pathlib import Path
 from clusterctl.cli.follow.view import RunScreen, ViewOptions
 from clusterctl.render.terminal.console import Console
-from clusterctl.run.record.writer import RunDir
+from clusterctl.run.record.rundir import RunDir
 screen = RunScreen(RunDir(Path(sys.argv[1])), Console.standard(), ViewOptions(verbose=True, heard={"gpu01": 1}))
 screen.follow()
 """

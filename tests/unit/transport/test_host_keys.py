@@ -12,10 +12,9 @@ import pytest
 
 from clusterctl.config.spec import HostSpec, SshSpec
 from clusterctl.errors import HostKeyError, NodeError
-from clusterctl.transport.base import HostKeyRefusal
 from clusterctl.transport.ssh.approach import Approach
 from clusterctl.transport.ssh.config import Destination
-from clusterctl.transport.ssh.host_keys import HostKeys
+from clusterctl.transport.ssh.host_keys import HostKeyRefusal, HostKeys
 from clusterctl.transport.ssh.known_hosts import HostKey, Verdict
 from clusterctl.transport.ssh.ssh import SshTransport
 from clusterctl.transport.ssh.trust import accept, look

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 
 from clusterctl.agent.linux import addresses, relaunch, spawn
 from clusterctl.agent.linux.spawn import encode
-from clusterctl.agent.protocol import refusals, requests
+from clusterctl.agent.protocol import refusals
 from clusterctl.agent.protocol.commands import Command
 from clusterctl.agent.serve import hello, jobs
 
@@ -117,22 +118,16 @@ class _Node:
         from clusterctl.agent.supervisor import workers
 
         # Where a code folder is still to come, it is made, as a worker would find it.
-        wanted = requests.Prepare(
-            "",
-            "",
-            0,
-            _folder(arguments.get("cwd")),
-            python=arguments.get("python"),
-            python_hint=arguments.get("python_hint"),
-        )
+        workdir = _folder(arguments.get("cwd"))
+        find = functools.partial(workers.make_ready, workdir, arguments.get("python"), arguments.get("python_hint"))
 
         def ready(answer: dict[str, Any] | Exception) -> None:
             if isinstance(answer, Exception):
                 self._session.answer_error(identity, answer)
             else:
-                self._probe(identity, arguments, wanted.workdir, str(answer["python"]))
+                self._probe(identity, arguments, workdir, str(answer["python"]))
 
-        self._session.jobs.work(lambda out: workers.make_ready(wanted, out), ready, seconds=_FILES_SECONDS)
+        self._session.jobs.work(find, ready, seconds=_FILES_SECONDS)
 
     def _probe(self, identity: int, arguments: dict[str, Any], workdir: str, python: str) -> None:
         program = _program(arguments, relaunch.command("facts", python=python, isolated=False), workdir)

@@ -99,11 +99,12 @@ class _Runs:
         seconds = float(arguments.get("deadline") or _EVIDENCE_SECONDS)
 
         def collect(_out: Out) -> dict[str, Any]:
+            from clusterctl.agent.protocol import evidence as evidence_module
             from clusterctl.agent.watch import evidence
 
             end = time.monotonic() + seconds
             found = evidence.collect(workers, run.status_dir(state.attempt), folder, end, chosen=wanted is not None)
-            evidence.forget_some(run.file("evidence"))
+            evidence_module.forget_some(run.file("evidence"))
             return found
 
         self._session.work(identity, collect)

@@ -1,0 +1,67 @@
+"""The layout of the house: no circle between its files, and no folder in which nobody finds anything."""
+
+from __future__ import annotations
+
+import ast
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import clusterctl
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(clusterctl.__file__).parent
+FILES = sorted(ROOT.rglob("*.py"))
+MOST_FILES = 16
+MANY_OF_A_KIND = ("agent/facts", "cli/commands", "health/checks")
+
+
+def module_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT.parent).with_suffix("").parts).removesuffix(".__init__")
+
+
+MODULES = {module_of(path): path for path in FILES}
+
+
+def imported_by(module: str) -> Iterator[str]:
+    """What a file imports of ours, wherever it does so: within functions and for types, too."""
+    path = MODULES[module]
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names if name.name in MODULES)
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) + 1 - node.level] if node.level else []
+            source = ".".join([*above, *([node.module] if node.module else [])])
+            for name in node.names:
+                inside = f"{source}.{name.name}"
+                yield from [inside] if inside in MODULES else [source] if source in MODULES else []
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    graph = {module: set(imported_by(module)) - {module} for module in MODULES}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" <- ".join(error.args[1]))
+
+
+def test_a_circle_would_be_found() -> None:
+    assert "clusterctl.agent.protocol.values" in imported_by("clusterctl.agent.protocol.frames")
+    assert "clusterctl.agent.inject.shim.encode" in imported_by("clusterctl.agent.inject.shim.beat")
+
+
+def test_no_folder_has_more_files_than_one_looks_through() -> None:
+    folders = {path.parent for path in FILES}
+    counts = {
+        str(folder.relative_to(ROOT)): sum(path.name != "__init__.py" for path in folder.glob("*.py"))
+        for folder in folders
+    }
+
+    assert {
+        folder: count for folder, count in counts.items() if count > MOST_FILES and folder not in MANY_OF_A_KIND
+    } == {}
