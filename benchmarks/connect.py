@@ -18,7 +18,7 @@ from benchmarks.measures import Measure, spread, timed
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from clusterctl.session.conversation import Item
+    from clusterctl.session.items import Item
 
 NODES = 32
 

@@ -20,16 +20,8 @@ import clusterctl
 from clusterctl.agent.protocol.commands import Command
 from clusterctl.agent.protocol.events import Prepared
 from clusterctl.errors import AgentError, NodeError, NotFoundError, RefusedError
-from clusterctl.session.conversation import (
-    BeatReceived,
-    EventReceived,
-    Item,
-    OutputReceived,
-    Session,
-    SessionLost,
-    StaleEpochError,
-    StreamReceived,
-)
+from clusterctl.session.conversation import Session, StaleEpochError
+from clusterctl.session.items import BeatReceived, EventReceived, Item, OutputReceived, SessionLost, StreamReceived
 from clusterctl.session.opening import open_session
 from clusterctl.transport.delivery.bundle import Bundle, pack
 

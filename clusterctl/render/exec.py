@@ -28,7 +28,8 @@ class Answer:
     error: str | None = None
 
 
-def _answer(said: Mapping[str, Any], out: bytes, err: bytes, seconds: float | None) -> Answer:
+def answer_of(said: Mapping[str, Any], out: bytes, err: bytes, seconds: float | None) -> Answer:
+    """Return what a node's answer to a command comes to."""
     error = f"not done within {seconds:g} s" if said.get("timed_out") and seconds is not None else None
     return Answer(exit_code=said.get("exit_code"), signal=said.get("signal"), stdout=out, stderr=err, error=error)
 
@@ -40,7 +41,8 @@ def exit_code_of(answer: Answer) -> int:
     return 128 + answer.signal if answer.signal is not None else answer.exit_code or 0
 
 
-def _clean(block: bytes, terminal: Terminal) -> list[str]:
+def clean_lines(block: bytes, terminal: Terminal) -> list[str]:
+    """Return a block of output as lines that do no harm to that terminal."""
     return [terminal.coloured(line) for line in clean_block(block)] if block else []
 
 
@@ -64,7 +66,9 @@ def _header(nodes: list[str], terminal: Terminal) -> list[str]:
 
 def folded_output(answers: Mapping[str, Answer], terminal: Terminal) -> list[str]:
     """Return stdout of all nodes, equal ones once under the names of their nodes; single lines stand beside them."""
-    groups = [(nodes, _clean(output, terminal)) for nodes, output in _groups({n: a.stdout for n, a in answers.items()})]
+    groups = [
+        (nodes, clean_lines(output, terminal)) for nodes, output in _groups({n: a.stdout for n, a in answers.items()})
+    ]
     if all(len(output) == 1 for _, output in groups):
         titles = [_title(nodes) for nodes, _ in groups]
         width = max(map(len, titles), default=0)
@@ -80,7 +84,7 @@ def folded_errors(answers: Mapping[str, Answer], terminal: Terminal) -> list[str
     lines: list[str] = []
     for nodes, output in _groups({node: a.stderr for node, a in answers.items()}):
         name = fold_nodes(nodes)
-        lines += [f"{name}: {line}" for line in _clean(output, terminal)]
+        lines += [f"{name}: {line}" for line in clean_lines(output, terminal)]
     return lines
 
 
@@ -95,10 +99,12 @@ def diff_lines(answers: Mapping[str, Answer], terminal: Terminal) -> list[str]:
     if not ordered:
         return []
     (base, most), others = ordered[0], ordered[1:]
-    lines = [*_header(most, terminal), *_clean(base, terminal)]
+    lines = [*_header(most, terminal), *clean_lines(base, terminal)]
     for output, nodes in others:
         names = fold_nodes(most), fold_nodes(nodes)
-        lines += difflib.unified_diff(_clean(base, terminal), _clean(output, terminal), *names, n=1, lineterm="")
+        lines += difflib.unified_diff(
+            clean_lines(base, terminal), clean_lines(output, terminal), *names, n=1, lineterm=""
+        )
     return lines
 
 

@@ -11,7 +11,7 @@ from clusterctl.render.ranks import count, fold_nodes, fold_ranks
 from clusterctl.render.terminal.console import BOLD, DIM, GREEN, RED, YELLOW, seconds
 from clusterctl.render.terminal.table import Cell, Column, render_table
 from clusterctl.render.words import health_news, signal_name, stall_hints, stall_line, worker_state
-from clusterctl.run.rules.policy import final_cause
+from clusterctl.run.rules.outcome import final_cause
 from clusterctl.run.rules.state import RunPhase
 
 if TYPE_CHECKING:

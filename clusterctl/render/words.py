@@ -75,7 +75,7 @@ def stall_line(stall: StallView) -> str:
 
 def stall_hints(run: str, phase: str) -> list[str]:
     """Return what a person can do about a stall."""
-    from clusterctl.run.rules.stall import HINT
+    from clusterctl.run.rules.stalls.rule import HINT
 
     end = "; `clusterctl down --stalled` ends it" if phase == "confirmed" else ""
     return [f"hint: `clusterctl stacks {run}` shows where every rank is{end}", f"hint: {HINT}"]

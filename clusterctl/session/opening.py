@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from clusterctl.config.spec import HostSpec
-    from clusterctl.session.conversation import Sink
+    from clusterctl.session.items import Sink
     from clusterctl.transport.base import Transport
     from clusterctl.transport.delivery.bundle import Bundle
 

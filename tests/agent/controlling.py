@@ -33,7 +33,8 @@ from tests.lab.waiting import wait_for
 if TYPE_CHECKING:
     from clusterctl.run.controller import Preflight
     from clusterctl.run.rules.state import RunState
-    from clusterctl.session.conversation import Session, Sink
+    from clusterctl.session.conversation import Session
+    from clusterctl.session.items import Sink
     from clusterctl.transport.local import LocalChannel
 
 _LAST_EPOCH = 1_000_000

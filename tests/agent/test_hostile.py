@@ -32,7 +32,7 @@ from tests.lab.waiting import wait_for
 
 if TYPE_CHECKING:
     from clusterctl.run.rules.state import RunState
-    from clusterctl.session.conversation import Sink
+    from clusterctl.session.items import Sink
 
 LIAR, HONEST = "liar", "honest"
 GRACE = 1.0

@@ -20,7 +20,8 @@ from clusterctl.agent.protocol.frames import encode_message
 from clusterctl.config.spec import HostSpec, TransportKind
 from clusterctl.errors import AgentError
 from clusterctl.session.opening import Transports, open_session, open_sessions
-from clusterctl.transport.delivery.bootstrap import Preamble, PreambleParser, script, start_agent
+from clusterctl.transport.delivery.bootstrap import Preamble, PreambleParser, start_agent
+from clusterctl.transport.delivery.first_words import script
 from clusterctl.transport.local import LocalTransport
 from clusterctl.transport.ssh.auth import SshAgent
 from tests.contract_sessions import DEADLINE, Open, Reach, SessionContract, standin_bundle

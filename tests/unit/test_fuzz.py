@@ -34,9 +34,10 @@ from clusterctl.logs.index import TimeIndex
 from clusterctl.render.status import activity_from_sample
 from clusterctl.run.nodes.meeting import answer_of
 from clusterctl.run.rules import events
+from clusterctl.run.rules.fold import apply_head, apply_node
 from clusterctl.run.rules.health_samples import HealthObserver
-from clusterctl.run.rules.stall_samples import StallObserver
-from clusterctl.run.rules.state import RunState, apply_head, apply_node
+from clusterctl.run.rules.stalls.samples import StallObserver
+from clusterctl.run.rules.state import RunState
 from clusterctl.transport.delivery.bootstrap import PreambleParser
 from clusterctl.transport.ssh import config, known_hosts
 from tests.unit.config.conftest import _parse as parse_config

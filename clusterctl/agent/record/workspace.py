@@ -8,7 +8,6 @@ attempt is prepared only where the workdir is what its own sync brought.
 from __future__ import annotations
 
 import contextlib
-import glob
 import hashlib
 import json
 import os
@@ -19,48 +18,14 @@ from typing import TYPE_CHECKING, Any
 from clusterctl.agent.linux import syscalls
 from clusterctl.agent.protocol import refusals
 from clusterctl.agent.protocol.commands import ErrorKind
+from clusterctl.agent.record.folders import check_path, make_way, make_workdir, open_folder, unlink
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
 Entry = "tuple[int, int, str]"
 _CHUNK = 1 << 20
 _PRIVATE = 0o700
-
-
-def check_path(path: str) -> str:
-    """Return a path of a manifest, which must lie inside the workdir.
-
-    Raises:
-        RequestError: It is absolute, empty, or leads outside.
-    """
-    parts = path.split("/")
-    if not path or path.startswith("/") or "\0" in path or any(part in ("", ".", "..") for part in parts):
-        raise refusals.RequestError(ErrorKind.BAD_REQUEST, f"not a path inside the workdir: {path!r}")
-    return path
-
-
-_OURS = "~/.local/share/clusterctl"
-"""Below it lies the code of files that name no `workdir`: what was synced is for its user alone."""
-
-
-def make_workdir(folder: str) -> None:
-    """Make the folder that the code goes to, where it is not there.
-
-    Raises:
-        RequestError: It cannot be made, as in the home of a root who is nobody on its server.
-    """
-    ours = os.path.expanduser(_OURS)
-    try:
-        if folder.startswith(ours + "/"):
-            os.makedirs(ours, 0o700, exist_ok=True)
-            os.chmod(ours, 0o700)
-        os.makedirs(folder, exist_ok=True)
-    except OSError as error:
-        raise refusals.failed(
-            f"cannot make the workdir {folder}: {error.strerror or error}",
-            "set `workdir` of this host to a folder that its user can make there",
-        ) from error
 
 
 @dataclass
@@ -99,7 +64,7 @@ class Workspace:
         fd = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             for folder in folders:
-                inner = _open_folder(folder, fd, make=make)
+                inner = open_folder(folder, fd, make=make)
                 os.close(fd)
                 fd = inner
         except BaseException:
@@ -329,11 +294,11 @@ class Receiver:
             finally:
                 # Before it is put in place: a network file system may say only now that it has no space.
                 os.close(fd)
-            _make_way(name, parent)
+            make_way(name, parent)
             os.replace(temporary, name, src_dir_fd=parent, dst_dir_fd=parent)
             self._hashes[path] = [info.st_size, info.st_mtime_ns, info.st_ino, digest]
         except OSError as error:
-            _unlink(temporary, parent)
+            unlink(temporary, parent)
             raise refusals.failed(f"`{path}` cannot be put in place: {error.strerror}") from error
         finally:
             os.close(parent)
@@ -345,32 +310,8 @@ class Receiver:
         if self._open is not None:
             (fd, parent, temporary, _), self._open = self._open, None
             os.close(fd)
-            _unlink(temporary, parent)
+            unlink(temporary, parent)
             os.close(parent)
-
-
-def _unlink(name: str, parent: int) -> None:
-    with contextlib.suppress(OSError):
-        os.unlink(name, dir_fd=parent)
-
-
-def _open_folder(name: str, parent: int, *, make: bool) -> int:
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-    try:
-        return os.open(name, flags, dir_fd=parent)
-    except FileNotFoundError:
-        if not make:
-            raise
-    with contextlib.suppress(FileExistsError):
-        os.mkdir(name, dir_fd=parent)
-    return os.open(name, flags, dir_fd=parent)
-
-
-def _make_way(name: str, parent: int) -> None:
-    """Remove an empty folder where a file is to be; one with something in it stays, and the sync fails."""
-    with contextlib.suppress(OSError):
-        if stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
-            os.rmdir(name, dir_fd=parent)
 
 
 def _listing_hash(listing: Iterable[tuple[str, Any, Any]]) -> str:
@@ -388,38 +329,3 @@ def _hash(fd: int) -> str:
 
 
 # --- what leaves a workdir
-
-
-def matching(workdir: str, pattern: str) -> Iterator[tuple[str, str]]:
-    """Yield `(path as the pattern wrote it, absolute path)` of what is inside the workdir and matches.
-
-    Raises:
-        RequestError: The pattern leads outside.
-    """
-    if os.path.isabs(pattern) or ".." in pattern.split("/"):
-        raise refusals.RequestError(ErrorKind.BAD_REQUEST, f"not a pattern inside the workdir: {pattern!r}")
-    top = os.path.realpath(workdir)
-    for found in sorted(glob.glob(os.path.join(glob.escape(top), pattern), recursive=True)):
-        if os.path.realpath(found).startswith(top + "/"):
-            yield os.path.relpath(found, top), found
-
-
-def files_matching(workdir: str, pattern: str) -> list[tuple[str, str]]:
-    """Return every regular file that a pattern means: matches, and all that lies in matching folders."""
-    files: dict[str, str] = {}
-    for name, path in matching(workdir, pattern):
-        if os.path.isdir(path):
-            for place, _, names in os.walk(path):
-                for inner in names:
-                    whole = os.path.join(place, inner)
-                    files[os.path.join(name, os.path.relpath(whole, path))] = whole
-        else:
-            files[name] = path
-    return [(name, path) for name, path in sorted(files.items()) if _is_plain(path)]
-
-
-def _is_plain(path: str) -> bool:
-    try:
-        return stat.S_ISREG(os.lstat(path).st_mode)
-    except OSError:
-        return False

@@ -14,7 +14,7 @@ from clusterctl.agent.linux import proc, spawn, syscalls
 from clusterctl.agent.linux.proc import Identity
 from clusterctl.agent.linux.spawn import encode
 from clusterctl.agent.protocol import refusals, requests
-from clusterctl.agent.record import workspace
+from clusterctl.agent.record import folders
 from clusterctl.agent.supervisor import torchrun, waiter
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def resolve_python(workdir: str, python: str | None, hint: str | None) -> str:
 def make_ready(workdir: str, python: str | None, hint: str | None, out: Out) -> dict[str, Any]:
     """Make the folder of the code and find the interpreter, where users keep both. To be done aside."""
     out.message({"at": workdir})
-    workspace.make_workdir(workdir)
+    folders.make_workdir(workdir)
     out.message({"at": python or "the file system of an interpreter"})
     return {"python": resolve_python(workdir, python, hint)}
 

@@ -1,6 +1,6 @@
 """What the workers of this node are doing, as seen from outside and as they say themselves; cheap enough to ask always.
 
-Everything is read, nothing is decided: the rule that calls a run stalled is on the head (`run/rules/stall.py`).
+Everything is read, nothing is decided: the rule that calls a run stalled is on the head (`run/rules/stalls/rule.py`).
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def command(reference: str | None, ranks: str | None, as_json: bool, color: str,
     from clusterctl.render.errors import error_line
     from clusterctl.render.stacks import render_remarks, render_stacks
     from clusterctl.run.record import find
-    from clusterctl.run.rules import stacks
+    from clusterctl.run.rules.stalls import stacks
 
     console = options.console_of(color)
     wanted = parse_ranks(ranks)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.protocol.commands import Command
 from clusterctl.errors import AgentError, ClusterctlError, ExitCode, NodeError
-from clusterctl.render.exec import Answer, _answer, _clean
+from clusterctl.render.exec import Answer, answer_of, clean_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -58,7 +58,7 @@ class Collector:
     def _put(self, which: int, block: bytes) -> None:
         assert self._console is not None, "only what is shown is put"
         terminal = self._console.err if which else self._console.out
-        lines = [f"{self.node}: {line}" for line in _clean(block, terminal)]
+        lines = [f"{self.node}: {line}" for line in clean_lines(block, terminal)]
         with self._guard:
             (self._console.narrate if which else self._console.data)(*lines)
 
@@ -113,7 +113,7 @@ class Remote:
             except ClusterctlError as error:
                 answers[node] = Answer(exit_code=int(ExitCode.REFUSED), error=str(error))
             else:
-                answers[node] = _answer(said, *collector.finish(), self._seconds)
+                answers[node] = answer_of(said, *collector.finish(), self._seconds)
         return answers, lost
 
     def _said(self, running: Future[dict[str, Any]]) -> dict[str, Any]:

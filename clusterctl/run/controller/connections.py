@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from clusterctl.run.controller.run import ControlledRun
     from clusterctl.run.nodes.links import Redialed
     from clusterctl.run.rules.state import NodeState, RunState
-    from clusterctl.session.conversation import BeatReceived, Session, SessionLost
+    from clusterctl.session.conversation import Session
+    from clusterctl.session.items import BeatReceived, SessionLost
 
 
 SHOWN_SILENT_AFTER = 6.5

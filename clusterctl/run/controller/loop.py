@@ -29,14 +29,7 @@ from clusterctl.run.record.clock import now
 from clusterctl.run.record.disk import room_not_needed
 from clusterctl.run.rules import events, policy
 from clusterctl.run.rules.state import RunPhase
-from clusterctl.session.conversation import (
-    BeatReceived,
-    EventReceived,
-    OutputReceived,
-    SessionLost,
-    Superseded,
-    WholeReceived,
-)
+from clusterctl.session.items import BeatReceived, EventReceived, OutputReceived, SessionLost, Superseded, WholeReceived
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -45,7 +38,7 @@ if TYPE_CHECKING:
     from clusterctl.run.controller.beginning import Preflight
     from clusterctl.run.controller.run import Dial
     from clusterctl.run.record.rundir import RunDir
-    from clusterctl.session.conversation import Sink
+    from clusterctl.session.items import Sink
 
 _TICK = 1.0
 _AT_ONCE = 512

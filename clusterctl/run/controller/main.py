@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
     from clusterctl.config.spec import ClusterSpec, HostSpec
     from clusterctl.run.record.rundir import RunDir
-    from clusterctl.session.conversation import Session, Sink
+    from clusterctl.session.conversation import Session
+    from clusterctl.session.items import Sink
 
 
 def dialer(spec: ClusterSpec) -> Callable[[Sink], Dial]:

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from clusterctl.run.controller.run import ControlledRun
     from clusterctl.run.record.rundir import RunDir
     from clusterctl.run.record.writer import Writer
-    from clusterctl.session.conversation import OutputReceived, Session, WholeReceived
+    from clusterctl.session.conversation import Session
+    from clusterctl.session.items import OutputReceived, WholeReceived
 
 
 _ACKNOWLEDGE_EVERY = 2.0

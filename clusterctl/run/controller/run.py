@@ -25,7 +25,6 @@ from clusterctl.errors import ClusterctlError
 from clusterctl.run.controller.control import ControlServer
 from clusterctl.run.controller.following import Following
 from clusterctl.run.nodes.fan_out import each
-from clusterctl.run.nodes.inbox import Inbox
 from clusterctl.run.nodes.launch import Launch
 from clusterctl.run.nodes.links import Links
 from clusterctl.run.nodes.progress import Progress
@@ -33,11 +32,13 @@ from clusterctl.run.record.clock import now
 from clusterctl.run.record.places import Places
 from clusterctl.run.record.reader import load_state
 from clusterctl.run.record.writer import Writer
-from clusterctl.run.rules import events, policy
+from clusterctl.run.rules import events
+from clusterctl.run.rules.fold import apply_head, apply_node
 from clusterctl.run.rules.gaps import Gaps, Step
+from clusterctl.run.rules.policy import limits_of
 from clusterctl.run.rules.start_failure import start_failed
-from clusterctl.run.rules.state import apply_head, apply_node
 from clusterctl.run.rules.stop_clock import Stopping
+from clusterctl.session.inbox import Inbox
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -45,7 +46,8 @@ if TYPE_CHECKING:
     from clusterctl.config.spec import ClusterSpec, HostSpec
     from clusterctl.run.record.rundir import RunDir
     from clusterctl.run.rules.state import NodeState
-    from clusterctl.session.conversation import EventReceived, Session, Sink
+    from clusterctl.session.conversation import Session
+    from clusterctl.session.items import EventReceived, Sink
 
 T = TypeVar("T")
 
@@ -338,18 +340,3 @@ def trace(error: Exception) -> None:
 
 def _bound(call: Callable[[Exception], None], error: Exception) -> Callable[[], None]:
     return lambda: call(error)
-
-
-def limits_of(spec: ClusterSpec) -> policy.Limits:
-    """Return what the policy needs of a spec."""
-    job = spec.job
-    assert job is not None, "a run has a job"
-    return policy.Limits(
-        grace=job.grace,
-        finish_grace=job.finish_grace,
-        max_duration=job.max_duration,
-        node_lost_after=spec.network.node_lost_after,
-        stop_after=spec.stop_after,
-        stall_action=spec.stall.action,
-        restart=spec.restart,
-    )

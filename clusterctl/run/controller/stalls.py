@@ -9,13 +9,13 @@ from clusterctl.agent.protocol import files
 from clusterctl.run.nodes.evidence import Gatherer
 from clusterctl.run.record.samples import last_bytes
 from clusterctl.run.rules import events
-from clusterctl.run.rules.stall import Stall, StallPhase
-from clusterctl.run.rules.stall_samples import StallObserver
+from clusterctl.run.rules.stalls.rule import Stall, StallPhase
+from clusterctl.run.rules.stalls.samples import StallObserver
 from clusterctl.run.rules.state import RunPhase
 
 if TYPE_CHECKING:
     from clusterctl.run.controller.run import ControlledRun
-    from clusterctl.session.conversation import OutputReceived
+    from clusterctl.session.items import OutputReceived
 
 
 class StallGuard:

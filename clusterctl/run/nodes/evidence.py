@@ -11,7 +11,7 @@ from clusterctl.agent.protocol import evidence
 from clusterctl.agent.protocol.commands import Command
 from clusterctl.run.nodes.fan_out import each
 from clusterctl.run.record.disk import write_atomically
-from clusterctl.run.rules import stacks
+from clusterctl.run.rules.stalls import stacks
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping

@@ -18,7 +18,7 @@ from clusterctl.errors import ClusterctlError
 from clusterctl.plan import environment, layout, meeting
 from clusterctl.plan import launch as planning
 from clusterctl.plan.layout import workdir_of
-from clusterctl.run.nodes import attempts, code, sensitive
+from clusterctl.run.nodes import attempts, code, sensitive, unsynced
 from clusterctl.run.nodes.checkpoints import Resuming
 from clusterctl.run.nodes.fan_out import each, names, raise_first, sessions_of
 from clusterctl.run.nodes.meeting import answer_of, ask_routes, master_of
@@ -197,15 +197,15 @@ class Launch:
         if not hosts or not self._spec.restart.max_restarts:
             return
         sessions = {n: s for n, s in self._sessions().items() if n in {h.name for h in hosts}}
-        seen = code.look(sessions, {n: workdir_of(self._spec, n) for n in sessions})
+        seen = unsynced.look(sessions, {n: workdir_of(self._spec, n) for n in sessions})
         if first:
-            code.remember(self._run, seen)
+            unsynced.remember(self._run, seen)
             return
         alike: dict[tuple[str, ...], list[str]] = {}
-        for node, files in code.changes(code.remembered(self._run), seen).items():
+        for node, files in unsynced.changes(unsynced.remembered(self._run), seen).items():
             alike.setdefault(tuple(files), []).append(node)
         for changed, nodes in alike.items():
-            self._post(events.Note(text=code.sentence(list(changed), names(nodes)), level="warn"))
+            self._post(events.Note(text=unsynced.sentence(list(changed), names(nodes)), level="warn"))
 
     def _sync_node(self, node: str, session: Session, parcel: Parcel, step: Progress) -> tuple[int, int]:
         workdir = workdir_of(self._spec, node)

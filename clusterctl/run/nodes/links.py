@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from clusterctl.config.spec import HostSpec
-    from clusterctl.run.nodes.inbox import Inbox
     from clusterctl.session.conversation import Session
+    from clusterctl.session.inbox import Inbox
 
 
 _FIRST_PAUSE = 1.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from clusterctl.run.record.writer import _MONO_AT_IMPORT, _WALL_AT_IMPORT
+_WALL_AT_IMPORT, _MONO_AT_IMPORT = time.time(), time.monotonic()
 
 
 def now() -> float:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from clusterctl.agent.protocol import events, files
 from clusterctl.door import journal
 from clusterctl.run.rules import events as head
-from clusterctl.run.rules.state import RunState, apply_head, apply_node
+from clusterctl.run.rules.fold import apply_head, apply_node
+from clusterctl.run.rules.state import RunState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import time
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.protocol import files, frames
@@ -185,6 +184,3 @@ def _last_seq(path: Path) -> int:
             decoded = head.decode(line)
             last = decoded[0] if decoded else last
     return last
-
-
-_WALL_AT_IMPORT, _MONO_AT_IMPORT = time.time(), time.monotonic()

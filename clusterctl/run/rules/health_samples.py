@@ -12,7 +12,7 @@ from clusterctl.door import samples
 from clusterctl.health import during
 from clusterctl.health.context import Context
 from clusterctl.run.rules import events
-from clusterctl.run.rules.stall_samples import torn
+from clusterctl.run.rules.stalls.samples import torn
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable

@@ -14,11 +14,15 @@ from clusterctl.agent.protocol.requests import StopReason
 from clusterctl.config.spec import RestartSpec, StallAction
 from clusterctl.errors import ExitCode
 from clusterctl.run.rules import leftover
-from clusterctl.run.rules.blame import Cause
+from clusterctl.run.rules.outcome import outcome
 from clusterctl.run.rules.state import NodeState, RunPhase, RunState, WorkerPhase
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from clusterctl.config.spec import ClusterSpec
+    from clusterctl.run.rules.state import NodeState
+
 
 FENCE_MARGIN = 10.0
 """Seconds added to a fence: the node acts up to this much later than the clock says."""
@@ -332,38 +336,16 @@ def why_not_again(state: RunState, limits: Limits, sight: Sight, kind: str, now:
     return None
 
 
-def outcome(state: RunState) -> tuple[RunPhase, ExitCode]:
-    """Return how an attempt that is over ended, as the state of its run and its exit code."""
-    match state.reason:
-        case StopReason.CANCELLED.value:
-            return RunPhase.CANCELLED, ExitCode.CANCELLED
-        case StopReason.STALLED.value:
-            return RunPhase.FAILED, ExitCode.STALLED
-        case StopReason.TIME_LIMIT.value:
-            return RunPhase.FAILED, ExitCode.TIME_LIMIT
-        case StopReason.NODE_LOST.value:
-            return RunPhase.LOST, ExitCode.LOST
-        case StopReason.UNHEALTHY.value:
-            return RunPhase.FAILED, ExitCode.UNHEALTHY
-        case _:
-            pass
-    if any(n.link == "lost" for n in state.nodes.values()):
-        return RunPhase.LOST, ExitCode.LOST
-    if state.cause is not None and state.cause.kind == "unknown":
-        return RunPhase.LOST, ExitCode.LOST
-    done = all(w.phase is WorkerPhase.EXITED and w.exit_code == 0 and not w.stopped for w in state.workers.values())
-    return (RunPhase.SUCCEEDED, ExitCode.OK) if done else (RunPhase.FAILED, ExitCode.FAILED)
-
-
-_ENDED_BY_RULE = (StopReason.STALLED.value, StopReason.TIME_LIMIT.value, StopReason.UNHEALTHY.value)
-
-
-def final_cause(state: RunState) -> Cause | None:
-    """Return what ended a run: the first observed failure, or the rule that ended it where no rank had failed.
-
-    Where somebody else had taken a port, the ranks can only say that theirs was in use.
-    """
-    by_rule = state.cause is None and state.reason in _ENDED_BY_RULE
-    if state.reason is not None and (by_rule or state.reason == StopReason.PORT_TAKEN.value):
-        return Cause(kind=state.reason, message=state.reason_text, certain=True)
-    return state.cause
+def limits_of(spec: ClusterSpec) -> Limits:
+    """Return what the policy needs of a spec."""
+    job = spec.job
+    assert job is not None, "a run has a job"
+    return Limits(
+        grace=job.grace,
+        finish_grace=job.finish_grace,
+        max_duration=job.max_duration,
+        node_lost_after=spec.network.node_lost_after,
+        stop_after=spec.stop_after,
+        stall_action=spec.stall.action,
+        restart=spec.restart,
+    )

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from clusterctl.agent.watch import evidence
-from clusterctl.run.rules import stacks as reader
+from clusterctl.run.rules.stalls import stacks as reader
 
 pytestmark = pytest.mark.torch
 

@@ -11,7 +11,8 @@ from clusterctl.agent.protocol.requests import StopReason
 from clusterctl.config.spec import RestartSpec
 from clusterctl.errors import ExitCode
 from clusterctl.run.rules import events, leftover, policy
-from clusterctl.run.rules.state import NodePhase, RunPhase, RunState, apply_head, apply_node
+from clusterctl.run.rules.fold import apply_head, apply_node
+from clusterctl.run.rules.state import NodePhase, RunPhase, RunState
 
 NOW = 1000.0
 LIMITS = policy.Limits(node_lost_after=60.0, finish_grace=5.0)

@@ -7,7 +7,8 @@ import pytest
 from clusterctl.agent.protocol import events as node_events
 from clusterctl.agent.protocol.requests import StopReason
 from clusterctl.run.rules import events
-from clusterctl.run.rules.state import RunState, apply_head, apply_node
+from clusterctl.run.rules.fold import apply_head, apply_node
+from clusterctl.run.rules.state import RunState
 from tests.work import calls, work
 
 TAIL = (

@@ -11,8 +11,9 @@ import pytest
 from clusterctl.agent.protocol import events as node_events
 from clusterctl.config.spec import ClusterSpec, HealthSpec, HostSpec, RestartSpec
 from clusterctl.run.rules import events, policy
+from clusterctl.run.rules.fold import apply_head, apply_node
 from clusterctl.run.rules.health_samples import HealthObserver
-from clusterctl.run.rules.state import NodeState, RunPhase, RunState, WorkerPhase, WorkerState, apply_head, apply_node
+from clusterctl.run.rules.state import NodeState, RunPhase, RunState, WorkerPhase, WorkerState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

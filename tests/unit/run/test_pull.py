@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from clusterctl.agent.protocol.frames import FrameError
-from clusterctl.agent.record.workspace import files_matching
+from clusterctl.agent.record.folders import files_matching
 from clusterctl.errors import AgentError, ConnectError, RefusedError
 from clusterctl.run.nodes.transfer import asked_for, pull
 from tests.work import calls

@@ -12,7 +12,8 @@ from clusterctl.agent.protocol import events as node_events
 from clusterctl.config.spec import ClusterSpec, HostSpec, RestartSpec, Role
 from clusterctl.run.rules import events, policy, restarting
 from clusterctl.run.rules.blame import Cause
-from clusterctl.run.rules.state import NodeState, RunState, WorkerPhase, WorkerState, apply_head, apply_node
+from clusterctl.run.rules.fold import apply_head, apply_node
+from clusterctl.run.rules.state import NodeState, RunState, WorkerPhase, WorkerState
 
 TRACE = 'Traceback (most recent call last):\n  File "train.py", line {}, in <module>\nValueError: loss is {}'
 

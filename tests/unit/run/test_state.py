@@ -9,7 +9,8 @@ import pytest
 from clusterctl.agent.protocol import events as node_events
 from clusterctl.render.status import RunView, ps_json
 from clusterctl.run.rules import events
-from clusterctl.run.rules.state import NodePhase, RunPhase, RunState, WorkerPhase, apply_node
+from clusterctl.run.rules.fold import apply_node
+from clusterctl.run.rules.state import NodePhase, RunPhase, RunState, WorkerPhase
 from tests.unit.run.told import (
     BEGUN,
     NOTHING_YET,

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from clusterctl.agent.protocol import events as node_events
 from clusterctl.agent.protocol.requests import StopReason
 from clusterctl.config.spec import RestartSpec, StallAction
-from clusterctl.run.rules import events, policy
-from clusterctl.run.rules.state import RunPhase, RunState, WorkerPhase, apply_head, apply_node
+from clusterctl.run.rules import events, outcome, policy
+from clusterctl.run.rules.fold import apply_head, apply_node
+from clusterctl.run.rules.state import RunPhase, RunState, WorkerPhase
 
 NOW = 1000.0
 NOTHING = policy.Sight(silent={})
@@ -204,8 +205,8 @@ def ended(state: RunState, reason: StopReason) -> RunState:
 def test_where_no_rank_failed_the_rule_that_ended_the_run_is_its_cause(reason: StopReason) -> None:
     decided = events.Decided(attempt=0, reason=reason.value, message="why")
 
-    by_rule = policy.final_cause(stopped(apply_head(running(), NOW, decided)))
-    by_rank = policy.final_cause(apply_head(exited(running(), 1, 3), NOW, decided))
+    by_rule = outcome.final_cause(stopped(apply_head(running(), NOW, decided)))
+    by_rank = outcome.final_cause(apply_head(exited(running(), 1, 3), NOW, decided))
 
     assert by_rule is not None
     assert (by_rule.kind, by_rule.message, by_rule.rank) == (reason.value, "why", None)

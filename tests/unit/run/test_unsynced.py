@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.agent.serve import code_look
-from clusterctl.run.nodes import code
+from clusterctl.run.nodes import unsynced
 
 
 @pytest.mark.parametrize(
@@ -22,11 +22,11 @@ from clusterctl.run.nodes import code
 def test_what_has_changed(
     before: dict[str, dict[str, str]], now: dict[str, dict[str, str]], changed: dict[str, list[str]]
 ) -> None:
-    assert code.changes(before, now) == changed
+    assert unsynced.changes(before, now) == changed
 
 
 def test_a_few_files_are_named_and_the_others_counted() -> None:
-    said = code.sentence(list("abcde"), "n[1-2]")
+    said = unsynced.sentence(list("abcde"), "n[1-2]")
 
     assert said == (
         "the code on n[1-2] is not synced and has changed since the run was started: `a`, `b`, `c` and 2 more"

@@ -8,7 +8,8 @@ from typing import Any, cast
 from clusterctl.agent.protocol import events as node_events
 from clusterctl.render.status import RunView, status_json
 from clusterctl.run.rules import events
-from clusterctl.run.rules.state import RunState, apply_head, apply_node
+from clusterctl.run.rules.fold import apply_head, apply_node
+from clusterctl.run.rules.state import RunState
 
 LAYOUT = [
     {"node": "n0", "node_rank": 0, "address": "10.0.0.1", "ranks": [0, 1]},

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.supervisor.sampling import Steadiness
-from clusterctl.run.rules import stall
+from clusterctl.run.rules.stalls import rule
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -75,23 +75,23 @@ class Seen:
 
     suspected: float | None = None
     confirmed: float | None = None
-    last: stall.Stall = field(default_factory=stall.Stall)
-    all: list[tuple[float, stall.Stall]] = field(default_factory=list)
+    last: rule.Stall = field(default_factory=rule.Stall)
+    all: list[tuple[float, rule.Stall]] = field(default_factory=list)
 
 
 def watch(
     ranks: dict[int, Rank],
     until: float,
-    limits: stall.StallLimits | None = None,
+    limits: rule.StallLimits | None = None,
     *,
     gpus: bool = False,
     seen: Callable[[str, float], bool] = lambda node, t: True,
     watched: Callable[[float], dict[str, list[int]]] = lambda t: {},
 ) -> Seen:
     """Runs the rule over a job: one look of each node every two seconds, of which arrives what a node writes down."""
-    limits = limits or stall.StallLimits()
+    limits = limits or rule.StallLimits()
     steadiness: dict[str, Steadiness] = defaultdict(Steadiness)
-    state, said, t = stall.begin(0, ranks, 1000.0), Seen(), 0.0
+    state, said, t = rule.begin(0, ranks, 1000.0), Seen(), 0.0
     while t < until:
         t += SAMPLE_S
         for node in sorted({rank.node for rank in ranks.values()}):
@@ -99,12 +99,12 @@ def watch(
                 members = {str(r): rank.sample(t) for r, rank in ranks.items() if rank.node == node}
                 sample = {"time": 50.0 + t, "gpus": gpus, "watched": watched(t), "ranks": members}
                 if not steadiness[node].leaves_out(sample):
-                    state = stall.observe(state, sample, node=node, attempt=0, now=1000.0 + t)
-        state, said.last = stall.judge(state, limits, 1000.0 + t)
+                    state = rule.observe(state, sample, node=node, attempt=0, now=1000.0 + t)
+        state, said.last = rule.judge(state, limits, 1000.0 + t)
         said.all.append((t, said.last))
-        if said.last.phase is not stall.StallPhase.NONE and said.suspected is None:
+        if said.last.phase is not rule.StallPhase.NONE and said.suspected is None:
             said.suspected = t
-        if said.last.phase is stall.StallPhase.CONFIRMED and said.confirmed is None:
+        if said.last.phase is rule.StallPhase.CONFIRMED and said.confirmed is None:
             said.confirmed = t
     return said
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from clusterctl.run.rules import stall
-from clusterctl.run.rules.stall import Stall, StallLimits, StallPhase, StallWatch
-from clusterctl.run.rules.stall_rank import RankView
+from clusterctl.run.rules.stalls import rule
+from clusterctl.run.rules.stalls.rank import RankView
+from clusterctl.run.rules.stalls.rule import Stall, StallLimits, StallPhase, StallWatch
 
 NOW = 10_000.0
 NONE, SUSPECTED, CONFIRMED = StallPhase.NONE, StallPhase.SUSPECTED, StallPhase.CONFIRMED
@@ -22,16 +22,16 @@ def rank(**more: Any) -> RankView:
 
 def watch(*ranks: RankView, **more: Any) -> StallWatch:
     views = dict(enumerate(ranks or (rank(),)))
-    return replace(stall.begin(0, views, 0.0), ranks=views, **more)
+    return replace(rule.begin(0, views, 0.0), ranks=views, **more)
 
 
 def judged(seen: StallWatch, limits: StallLimits | None = None, now: float = NOW) -> Stall:
-    return stall.judge(seen, limits or StallLimits(), now)[1]
+    return rule.judge(seen, limits or StallLimits(), now)[1]
 
 
 def stepping(last: float, *, pace: float = 1.0, **more: Any) -> dict[str, Any]:
     """Steps at a pace, the last of them so many seconds ago."""
-    return {"progress_at": NOW - last, "intervals": (pace,) * stall.FIRST_MOVES, "moves": 20, **more}
+    return {"progress_at": NOW - last, "intervals": (pace,) * rule.FIRST_MOVES, "moves": 20, **more}
 
 
 @pytest.mark.parametrize(
@@ -126,24 +126,24 @@ def test_a_long_phase_outlasts_the_ceiling() -> None:
 def test_a_second_look_makes_it_sure(limit: float, sure: float) -> None:
     plain = watch(rank(frameworks=False), activity_at=NOW - limit)
     limits = StallLimits(timeout=limit, startup_timeout=9e9)
-    first, said = stall.judge(plain, limits, NOW)
+    first, said = rule.judge(plain, limits, NOW)
     assert said.phase is SUSPECTED
 
     def looked(seconds: float) -> StallPhase:
         later = replace(first, ranks={0: rank(frameworks=False, seen=NOW + seconds)})
-        return stall.judge(later, limits, NOW + seconds)[1].phase
+        return rule.judge(later, limits, NOW + seconds)[1].phase
 
     assert (looked(sure - 0.1), looked(sure)) == (SUSPECTED, CONFIRMED)
 
 
 def test_progress_between_two_looks_begins_the_second_look_anew() -> None:
-    first, _ = stall.judge(watch(**stepping(40.0)), StallLimits(), NOW)
+    first, _ = rule.judge(watch(**stepping(40.0)), StallLimits(), NOW)
     later = replace(first, ranks={0: rank(seen=NOW + 60)}, progress_at=NOW + 20)
-    again, said = stall.judge(later, StallLimits(), NOW + 60)
+    again, said = rule.judge(later, StallLimits(), NOW + 60)
     assert said.phase is SUSPECTED
-    last, said = stall.judge(replace(again, ranks={0: rank(seen=NOW + 80)}), StallLimits(), NOW + 80)
+    last, said = rule.judge(replace(again, ranks={0: rank(seen=NOW + 80)}), StallLimits(), NOW + 80)
     assert said.phase is CONFIRMED
-    moved, said = stall.judge(replace(last, ranks={0: rank(seen=NOW + 90)}, progress_at=NOW + 90), StallLimits(), NOW)
+    moved, said = rule.judge(replace(last, ranks={0: rank(seen=NOW + 90)}, progress_at=NOW + 90), StallLimits(), NOW)
     assert (said.phase, moved.suspected, moved.confirmed) == (NONE, None, False)
 
 
@@ -199,7 +199,7 @@ def test_what_is_told_in_json_is_rounded() -> None:
 def test_a_limit_that_is_too_long_is_warned_of(timeout: float, group: float | None, said: str | None) -> None:
     seen = watch(rank(), rank(group_timeout=group), rank(group_timeout=group and group + 1))
 
-    assert stall.warning(seen, StallLimits(timeout=timeout)) == said
+    assert rule.warning(seen, StallLimits(timeout=timeout)) == said
 
 
 # --- taking in
@@ -211,9 +211,9 @@ def sample(moment: float, *, watched: Any = None, gpus: bool = False, **content:
 
 
 def taken(*samples: tuple[float, dict[str, Any]]) -> StallWatch:
-    seen = stall.begin(0, [0], 0.0)
+    seen = rule.begin(0, [0], 0.0)
     for now, content in samples:
-        seen = stall.observe(seen, content, node="a", attempt=0, now=now)
+        seen = rule.observe(seen, content, node="a", attempt=0, now=now)
     return seen
 
 
@@ -237,7 +237,7 @@ def test_signs_within_a_second_are_one_advance() -> None:
 def test_only_the_newest_gaps_are_kept() -> None:
     seen = taken(*((2.0 * t, sample(2.0 * t, inside=inside(t, 0.0))) for t in range(1, 60)))
 
-    assert (len(seen.intervals), seen.moves) == (stall.INTERVALS, 59)
+    assert (len(seen.intervals), seen.moves) == (rule.INTERVALS, 59)
 
 
 def test_of_a_time_when_nobody_looked_only_five_seconds_count() -> None:
@@ -249,7 +249,7 @@ def test_of_a_time_when_nobody_looked_only_five_seconds_count() -> None:
 def test_a_sample_that_was_seen_already_is_passed_over() -> None:
     once = taken((2.0, sample(2.0, inside=inside(1, 0.0))))
 
-    again = stall.observe(once, sample(2.0, inside=inside(5, 0.0)), node="a", attempt=0, now=9.0)
+    again = rule.observe(once, sample(2.0, inside=inside(5, 0.0)), node="a", attempt=0, now=9.0)
 
     assert again.ranks == once.ranks
 

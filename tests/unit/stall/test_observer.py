@@ -6,8 +6,8 @@ import pytest
 
 from clusterctl.config.spec import StallSpec
 from clusterctl.run.record.samples import last_bytes
-from clusterctl.run.rules.stall import StallPhase
-from clusterctl.run.rules.stall_samples import StallObserver
+from clusterctl.run.rules.stalls.rule import StallPhase
+from clusterctl.run.rules.stalls.samples import StallObserver
 
 
 def line(t: float, age: float | None, *, rank: int = 0, beats: int = 100, timeout_s: float | None = None) -> bytes:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterctl.run.rules import stacks
-from clusterctl.run.rules.stacks import Frame, RankStack, Thread
+from clusterctl.run.rules.stalls import stacks
+from clusterctl.run.rules.stalls.stacks import Frame, RankStack, Thread
 
 DUMP = """\
 Thread 0x00007f6c0fb636c0 (most recent call first):

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clusterctl.run.rules import stall
-from clusterctl.run.rules.stall import StallLimits, StallPhase
+from clusterctl.run.rules.stalls import rule
+from clusterctl.run.rules.stalls.rule import StallLimits, StallPhase
 
 # Test folders are no packages: the model of a job is loaded by its path.
 _spec = importlib.util.spec_from_file_location("stall_job", Path(__file__).parent / "job.py")
@@ -177,9 +177,9 @@ def test_a_rank_of_which_nothing_is_known_is_not_one_that_stands_still():
 
 
 def test_what_another_attempt_says_is_ignored():
-    state = stall.begin(1, [0], 0.0)
+    state = rule.begin(1, [0], 0.0)
     sample = {"time": 1.0, "gpus": False, "watched": {}, "ranks": {"0": Rank(step=steps(1)).sample(50.0)}}
-    assert stall.observe(state, sample, node="a", attempt=0, now=5.0) is state
+    assert rule.observe(state, sample, node="a", attempt=0, now=5.0) is state
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_what_another_attempt_says_is_ignored():
 )
 def test_the_ceiling(backend, gpus, group, user, expected):
     state = _after_one_sample(Rank(step=steps(1), backend=backend, timeout_s=group), gpus)
-    assert stall.ceiling(state, StallLimits(timeout=user)) == expected
+    assert rule.ceiling(state, StallLimits(timeout=user)) == expected
 
 
 @pytest.mark.parametrize(
@@ -209,12 +209,12 @@ def test_the_ceiling(backend, gpus, group, user, expected):
 )
 def test_a_limit_that_the_framework_would_forestall_is_warned_about(timeout, warned):
     state = _after_one_sample(Rank(step=steps(1), backend="nccl", timeout_s=300.0), True)
-    assert (stall.warning(state, StallLimits(timeout=timeout)) is not None) is warned
+    assert (rule.warning(state, StallLimits(timeout=timeout)) is not None) is warned
 
 
 def _after_one_sample(rank, gpus):
     sample = {"time": 1.0, "gpus": gpus, "watched": {}, "ranks": {"0": rank.sample(50.0)}}
-    return stall.observe(stall.begin(0, [0], 0.0), sample, node="a", attempt=0, now=50.0)
+    return rule.observe(rule.begin(0, [0], 0.0), sample, node="a", attempt=0, now=50.0)
 
 
 def test_the_json_shape_is_the_one_of_status():
@@ -225,7 +225,7 @@ def test_the_json_shape_is_the_one_of_status():
         "phase": "confirmed",
         "verdict": None,
     }
-    assert stall.Stall().as_json() is None
+    assert rule.Stall().as_json() is None
 
 
 @settings(deadline=None, max_examples=40)

@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterctl.transport.delivery.bootstrap import NOISE_BYTES, PreambleParser, script
+from clusterctl.transport.delivery.bootstrap import NOISE_BYTES, PreambleParser
 from clusterctl.transport.delivery.bundle import agent_bundle, pack
+from clusterctl.transport.delivery.first_words import script
 
 BUNDLE = pack({"__main__.py": b""})
 noise = st.binary(max_size=200).filter(lambda data: b"clusterctl:" not in data)

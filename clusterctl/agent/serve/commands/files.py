@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from clusterctl.agent.facts import checkpoint_files
 from clusterctl.agent.protocol import commands, frames, listing, refusals
 from clusterctl.agent.protocol.commands import Command
-from clusterctl.agent.record import rundir, workspace
+from clusterctl.agent.record import folders, rundir, workspace
 from clusterctl.agent.serve import code_look
 from clusterctl.agent.serve.summary import summary
 
@@ -140,7 +140,7 @@ class _Sync:
 
         def send(out: Out) -> dict[str, Any]:
             files, offset = [], 0
-            found = workspace.files_matching(folder, pattern)
+            found = folders.files_matching(folder, pattern)
             _must_fit([name for name, _ in found], pattern)
             for name, path in found:
                 size, mode = _send_file(out, stream, offset, path)

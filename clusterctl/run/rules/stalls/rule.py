@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.run.rules.stall_rank import RankView, active, look
+from clusterctl.run.rules.stalls.rank import RankView, active, look
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.door import samples
-from clusterctl.run.rules.stall import Stall, StallLimits, StallPhase, StallWatch, begin, judge, observe, warning
+from clusterctl.run.rules.stalls.rule import Stall, StallLimits, StallPhase, StallWatch, begin, judge, observe, warning
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

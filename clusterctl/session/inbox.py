@@ -9,7 +9,7 @@ import queue
 import threading
 from typing import Any
 
-from clusterctl.session.conversation import EventReceived, OutputReceived, WholeReceived
+from clusterctl.session.items import EventReceived, OutputReceived, WholeReceived
 
 MOST = {EventReceived: 64, OutputReceived: 1024, WholeReceived: 64}
 """Items of one node that may wait. The bytes of output are bounded by credit, those of events by their length."""

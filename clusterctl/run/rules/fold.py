@@ -1,0 +1,260 @@
+"""A run's state after one more event: of a node's journal, or of its controller's. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import assert_never
+
+from clusterctl.agent.protocol import events
+from clusterctl.run.rules import events as head
+from clusterctl.run.rules.blame import Cause, Exit, verdict
+from clusterctl.run.rules.state import NodeState, RunPhase, RunState, StallView, WorkerPhase, WorkerState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+def apply_node(state: RunState, node: str, stamp: events.Stamp, event: events.Event) -> RunState:
+    """Return `state` after an event of a node's journal, or `state` itself where it was seen before.
+
+    Events of earlier attempts only move the cursor: their part is over.
+    """
+    if node in state.retired:
+        return _apply_retired(state, state.retired[node], stamp, event)
+    seen = state.nodes.get(node)
+    if seen is None or stamp.seq <= seen.seq:
+        return state
+    state = _with_node(state, replace(seen, seq=stamp.seq))
+    attempt = getattr(event, "attempt", state.attempt)
+    if attempt != state.attempt:
+        return state
+    return _apply_current(state, state.nodes[node], stamp, event)
+
+
+def _apply_retired(state: RunState, node: NodeState, stamp: events.Stamp, event: events.Event) -> RunState:
+    if stamp.seq <= node.seq:
+        return state
+    node = replace(node, seq=stamp.seq)
+    if isinstance(event, events.Swept):
+        node = replace(node, swept=True, remaining=_remaining(node, event))
+    elif isinstance(event, events.Finished):
+        node = replace(node, finished=True)
+    return replace(state, retired={**state.retired, node.node: node})
+
+
+def _remaining(node: NodeState, event: events.Swept) -> tuple[dict[str, Any], ...]:
+    return tuple({"node": node.node, **r} for r in event.remaining)
+
+
+def _apply_current(state: RunState, node: NodeState, stamp: events.Stamp, event: events.Event) -> RunState:
+    match event:
+        case events.Prepared():
+            return _with_node(state, replace(node, prepared=True, boot=stamp.boot))
+        case events.Started():
+            return _started(state, node, event)
+        case events.Exited():
+            return _exited(state, node, event)
+        case events.Stopping():
+            return _with_node(state, replace(node, stop_reason=event.reason))
+        case events.Swept():
+            return _with_node(state, replace(node, swept=True, remaining=_remaining(node, event)))
+        case events.Finished():
+            return _with_node(state, replace(node, finished=True))
+        case events.Alarm() if event.code == events.GPU_MEMORY:
+            where = f"GPU {event.gpu}: " if event.gpu is not None else ""
+            return _with_node(state, replace(node, held=f"{where}{event.message}"))
+        case events.Alarm() if event.code == events.PORT_TAKEN:
+            return _with_node(state, replace(node, intruder=event.message))
+        case events.Adopted() | events.Alarm() | events.Dropped():
+            return state
+        case _:
+            assert_never(event)
+
+
+def _started(state: RunState, node: NodeState, event: events.Started) -> RunState:
+    worker = state.workers.get(event.rank)
+    if worker is None or worker.phase is WorkerPhase.EXITED or worker.node != node.node:
+        return state
+    worker = replace(worker, phase=WorkerPhase.RUNNING, pid=event.pid, start_time=event.start_time)
+    state = _with_worker(state, worker)
+    pending = (WorkerPhase.PENDING, WorkerPhase.STARTING)
+    if state.phase is RunPhase.STARTING and not any(w.phase in pending for w in state.workers.values()):
+        stalled = state.stall is not None and state.stall.phase == "confirmed"
+        return replace(state, phase=RunPhase.STALLED if stalled else RunPhase.RUNNING)
+    return state
+
+
+def _exited(state: RunState, node: NodeState, event: events.Exited) -> RunState:
+    worker = state.workers.get(event.rank)
+    # A node knows of its own ranks alone.
+    if worker is None or worker.node != node.node:
+        return state
+    worker = replace(
+        worker,
+        phase=WorkerPhase.EXITED,
+        exit_code=event.exit_code,
+        signal=event.signal,
+        stopped=event.stopped,
+        oom=event.oom,
+        tail=event.tail,
+        verdict=None if event.stopped else verdict(_exit_of(node, event)),
+    )
+    return _with_worker(state, worker)
+
+
+def _exit_of(node: NodeState, event: events.Exited) -> Exit:
+    offset, error = node.clock or (0.0, float("inf"))
+    return Exit(
+        rank=event.rank,
+        node=node.node,
+        exit_code=event.exit_code,
+        signal=event.signal,
+        oom=event.oom,
+        error=event.error,
+        tail=event.tail,
+        earliest=event.earliest + offset - error,
+        latest=event.latest + offset + error,
+    )
+
+
+def apply_head(state: RunState, time: float, event: head.ControllerEvent) -> RunState:
+    """Return `state` after an event of the controller's journal; `time` is when it was written (head, seconds)."""
+    match event:
+        case head.Created():
+            return replace(state, run=event.run, name=event.name, path=event.path, created=time)
+        case head.Link():
+            return _link(state, event)
+        case head.Clock():
+            node = state.nodes.get(event.node)
+            return state if node is None else _with_node(state, replace(node, clock=(event.offset, event.error)))
+        case head.Traces():
+            return replace(state, traces=_joined(state.traces, event.nodes))
+        case head.Attempt():
+            return _attempt(state, time, event)
+        case head.Decided():
+            if event.attempt != state.attempt or state.reason is not None:
+                return state
+            return replace(state, phase=RunPhase.STOPPING, reason=event.reason, reason_text=event.message)
+        case head.Restarting():
+            return replace(
+                state,
+                phase=RunPhase.RESTARTING,
+                restart_at=event.at,
+                restart_why=event.why,
+                next_nodes=tuple(event.nodes),
+                endings=(*state.endings, (event.ended, event.newest)),
+            )
+        case head.StallSeen():
+            return _stall(state, time, event)
+        case head.StartFailed():
+            return replace(state, error=event.error, no_exit=_start_cause(event.error))
+        case head.Ended():
+            phase = RunPhase(event.state)
+            return replace(state, phase=phase, exit_code=event.exit_code, ended=time, remaining=tuple(event.remaining))
+        case head.Health():
+            return _health(state, event)
+        case head.Phase() | head.Note():
+            return state
+        case _:
+            assert_never(event)
+
+
+def _start_cause(error: dict[str, Any]) -> Cause:
+    return Cause(kind="start_failed", node=error.get("node"), message=str(error.get("message", "")), certain=True)
+
+
+def _link(state: RunState, event: head.Link) -> RunState:
+    node = state.nodes.get(event.node)
+    if node is None:
+        return state
+    swept = node.swept or event.rebooted
+    state = _with_node(state, replace(node, link=event.link, link_why=event.why, swept=swept))
+    if event.link != "lost":
+        return state
+    left = [r for r in node.ranks if state.workers[r].phase is not WorkerPhase.EXITED]
+    unseen = [r for r in node.ranks if state.workers[r].phase is WorkerPhase.EXITED and state.workers[r].unseen]
+    lost = {r: replace(state.workers[r], phase=WorkerPhase.LOST) for r in left}
+    state = replace(state, workers={**state.workers, **lost})
+    if state.no_exit is not None or not (left or unseen):
+        return state
+    message = f"node lost: {event.why or 'no answer'}"
+    cause = Cause(kind="node_lost", node=event.node, rank=min(left or unseen), message=message, certain=True)
+    return replace(state, no_exit=cause)
+
+
+def _attempt(state: RunState, time: float, event: head.Attempt) -> RunState:
+    nodes: dict[str, NodeState] = {}
+    workers: dict[int, WorkerState] = {}
+    placed = list(state.placed)
+    before = {**state.retired, **state.nodes}
+    for entry in event.nodes:
+        name, ranks = entry["node"], tuple(entry["ranks"])
+        old = before.get(name)
+        fresh = NodeState(node=name, node_rank=entry["node_rank"], address=entry.get("address"), ranks=ranks)
+        if old is not None:
+            fresh = replace(fresh, link=old.link, clock=old.clock, seq=old.seq)
+        nodes[name] = fresh
+        placed.append((event.attempt, name, ranks))
+        workers |= {r: WorkerState(rank=r, local_rank=i, node=name) for i, r in enumerate(ranks)}
+    return replace(
+        state,
+        attempt=event.attempt,
+        phase=RunPhase.STARTING,
+        world_size=event.world_size,
+        master_addr=event.master_addr,
+        master_port=event.master_port,
+        nodes=nodes,
+        workers=workers,
+        running_since=time,
+        reason=None,
+        reason_text="",
+        no_exit=None,
+        stall=None,
+        troubles={key: event for key, event in state.troubles.items() if event.node in nodes},
+        restart_at=None,
+        restart_why="",
+        next_nodes=(),
+        retired={name: node for name, node in before.items() if name not in nodes},
+        placed=tuple(placed),
+        traces=_joined(state.traces, nodes),
+        newest=event.newest,
+        restarts=(*state.restarts, time) if event.attempt > 0 else state.restarts,
+    )
+
+
+def _joined(before: tuple[str, ...], more: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys([*before, *more]))
+
+
+def _stall(state: RunState, time: float, event: head.StallSeen) -> RunState:
+    if event.attempt != state.attempt:
+        return state
+    if event.phase == "none":
+        phase = RunPhase.RUNNING if state.phase is RunPhase.STALLED else state.phase
+        return replace(state, stall=None, phase=phase)
+    stall = StallView(
+        phase=event.phase,
+        since_s=event.since_s,
+        limit_s=event.limit_s,
+        reason=event.reason,
+        at=time,
+    )
+    if state.phase in (RunPhase.RUNNING, RunPhase.STALLED):
+        state = replace(state, phase=RunPhase.STALLED if event.phase == "confirmed" else RunPhase.RUNNING)
+    return replace(state, stall=stall)
+
+
+def _health(state: RunState, event: head.Health) -> RunState:
+    key = (event.node, event.gpu, event.key)
+    others = {k: v for k, v in state.troubles.items() if k != key}
+    return replace(state, troubles=others if event.status == "PASS" else {**others, key: event})
+
+
+def _with_node(state: RunState, node: NodeState) -> RunState:
+    return replace(state, nodes={**state.nodes, node.node: node})
+
+
+def _with_worker(state: RunState, worker: WorkerState) -> RunState:
+    return replace(state, workers={**state.workers, worker.rank: worker})

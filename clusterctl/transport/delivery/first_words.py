@@ -1,0 +1,216 @@
+"""The script for `/bin/sh` of a node, and the first Python that it starts: they find, fetch and become the agent."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from clusterctl.transport.delivery.bundle import Bundle
+
+
+_CANDIDATES = (
+    "python3",
+    "/usr/bin/python3",
+    *(f"python3.{minor}" for minor in range(14, 8, -1)),
+    "/usr/local/bin/python3",
+)
+
+_CANDIDATES_OF_CONDA = (
+    *(f"~/{name}/bin/python3" for name in ("miniforge3", "mambaforge", "miniconda3", "anaconda3", "venv", ".venv")),
+    *(f"{root}/bin/python3" for root in ("/opt/conda", "/opt/miniforge3", "/opt/miniconda3", "/opt/anaconda3")),
+    "python",
+)
+
+# Runs under whatever was found, so it has to be valid in every Python there ever was; no single quotes.
+_STAGE = r"""
+import sys
+sys.path[:] = [p for p in sys.path if p]
+import os
+nonce, digest, size, shell, me = sys.argv[1:6]
+size = int(size)
+version = "%d.%d.%d" % tuple(sys.version_info[:3])
+def say(word, text):
+    line = "\nclusterctl:%s:%s %s\n" % (nonce, word, text)
+    os.write(1, line.encode("utf-8", "surrogateescape") if sys.version_info[0] > 2 else line)
+if sys.version_info < (3, 9):
+    say("old", version + " " + me)
+    os._exit(77)
+try:
+    import _ctypes, fcntl, json, resource, select, signal, zipimport, zlib
+    select.epoll
+except (ImportError, AttributeError) as error:
+    say("broken", me + ": " + str(error))
+    os._exit(78)
+def sha256(data):
+    for module in ("_sha2", "_sha256", "hashlib"):
+        try:
+            # The first two are built in, and load no library.
+            return __import__(module).sha256(data).hexdigest()
+        except (ImportError, AttributeError):
+            pass
+def folders():
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    local = ["%s/clusterctl-%d" % (place, os.getuid()) for place in ("/var/tmp", "/dev/shm")]
+    if base.startswith("/"):
+        return [base + "/clusterctl"] + local
+    home = os.path.expanduser("~")
+    mine = [home + "/.cache/clusterctl"]
+    try:
+        return mine + local if os.major(os.stat(home).st_dev) else local + mine
+    except OSError:
+        return local + mine
+def own(folder):
+    state = os.lstat(folder)
+    if state.st_uid != os.getuid() or state.st_mode & 0o170022 != 0o040000:
+        raise OSError("%s is not a folder of this user alone" % folder)
+def load(folder, name):
+    try:
+        own(folder)
+        own(folder + "/agents")
+        with open(folder + "/agents/" + name, "rb") as file:
+            data = file.read(64 << 20)
+        plain = name == digest + ".pyz"
+        return data if (sha256(data) == digest if plain else sha256(data[:-64]).encode() == data[-64:]) else None
+    except OSError:
+        return None
+def put(folder, name, data):
+    os.makedirs(os.path.dirname(folder), exist_ok=True)
+    for made in (folder, folder + "/agents"):
+        try:
+            os.mkdir(made, 0o700)
+        except FileExistsError:
+            own(made)
+    final = folder + "/agents/" + name
+    part = "%s/agents/.%s.%d.%s" % (folder, name, os.getpid(), os.urandom(6).hex())
+    try:
+        with open(part, "xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            os.link(part, final)
+        except OSError:
+            if not load(folder, name):
+                os.replace(part, final)
+    finally:
+        try:
+            os.unlink(part)
+        except OSError:
+            pass
+    return final
+def compiled(data):
+    import importlib.util, io, marshal, zipfile
+    stream = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(stream, "w") as new:
+        for info in old.infolist():
+            source = old.read(info)
+            new.writestr(info, source)
+            path = digest + ".pyz/" + info.filename
+            code = marshal.dumps(compile(source, path, "exec", dont_inherit=True))
+            head = importlib.util.MAGIC_NUMBER + (1).to_bytes(4, "little") + importlib.util.source_hash(source)
+            new.writestr(zipfile.ZipInfo(info.filename + "c"), head + code)
+        new.comment = b"0" * 64
+    whole = stream.getvalue()[:-64]
+    return whole + sha256(whole).encode()
+def receive():
+    data = bytearray()
+    while len(data) < size:
+        part = os.read(0, min(size - len(data), 1 << 20))
+        if not part:
+            os._exit(0)
+        data += part
+    data = bytes(data)
+    if sha256(data) != digest:
+        say("fail", "the agent arrived damaged")
+        os._exit(1)
+    return data
+def store(data):
+    reasons = []
+    for folder in folders():
+        try:
+            put(folder, digest + ".pyz", data)
+            return folder
+        except OSError as error:
+            reasons.append(str(error))
+    say("fail", "the agent cannot be stored: " + "; ".join(reasons))
+    os._exit(1)
+python = sys.executable or me
+os.kill(int(shell), signal.SIGUSR1)
+for folder in folders():
+    data = load(folder, digest + ".pyz")
+    if data:
+        break
+say("have" if data else "need", json.dumps({"python": python, "version": version}))
+if not data:
+    data = receive()
+    folder = store(data)
+path = "%s/agents/%s.pyz" % (folder, digest)
+quick = "%s.%s.pyz" % (digest, sys.implementation.cache_tag)
+try:
+    final = folder + "/agents/" + quick
+    if not load(folder, quick):
+        final = put(folder, quick, compiled(data))
+    archive = zipimport.zipimporter(final)
+    path = final
+except Exception:
+    archive = zipimport.zipimporter(path)
+if sys.getfilesystemencoding() != "utf-8":
+    os.execv(python, [python, "-I", "-S", "-X", "utf8", path, "serve"])
+del data
+sys.argv[:] = [path, "serve"]
+sys.path.insert(0, path)
+exec(archive.get_code("__main__"), {"__name__": "__main__"})
+"""
+
+# `main` is read whole before it runs, so nothing it starts can eat the rest of the script. USR1 tells that a Python
+# took over: from then on its exit status is the end, and no other may be tried.
+_SCRIPT = r"""
+main() {
+  taken= tried=
+  trap taken=1 USR1
+  while [ $# -gt 0 ]; do try "$1"; shift; done
+  printf '\nclusterctl:%s:none %s\n' "$nonce" "$tried"
+}
+try() {
+  case $1 in
+    '~/'*) set -- "$HOME/${1#??}" ;;
+  esac
+  case $1 in
+    */*)
+      [ -f "$1" ] || return 0
+      [ -x "$1" ] || { tried="$tried|$1 cannot be executed"; return 0; } ;;
+    *) command -v "$1" >/dev/null 2>&1 || return 0 ;;
+  esac
+  "$1" -E -s -S -c "$stage" "$nonce" "$digest" "$size" "$$" "$1"
+  status=$?
+  [ -z "$taken" ] || exit "$status"
+  tried="$tried|$1 ended with status $status"
+}
+"""
+
+
+def script(nonce: str, bundle: Bundle, pythons: Sequence[str], *, first: Sequence[str] = ()) -> bytes:
+    """Return what goes to the shell's standard input.
+
+    Args:
+        nonce: Unguessable by whatever else writes to the stream.
+        bundle: The agent; only its names go into the script.
+        pythons: Interpreters that the user named, tried after the system's own.
+        first: Interpreters tried before any other.
+    """
+    values = {
+        "nonce": nonce,
+        "digest": bundle.sha256,
+        "size": str(len(bundle.data)),
+        "stage": _STAGE,
+    }
+    assignments = "".join(f"{name}={_quote(value)}\n" for name, value in values.items())
+    candidates = dict.fromkeys((*first, *_CANDIDATES, *pythons, *_CANDIDATES_OF_CONDA))
+    call = " ".join(_quote(candidate) for candidate in candidates)
+    return f"{assignments}{_SCRIPT}main {call}; exit\n".encode("utf-8", "surrogateescape")
+
+
+def _quote(text: str) -> str:
+    return "'" + text.replace("'", "'\\''") + "'"
