@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from clusterctl.agent.linux import proc
+from clusterctl.agent.linux.ports import PortWatch
 from clusterctl.agent.protocol.commands import Command
 from clusterctl.agent.supervisor.claims import ClaimError, Claims
-from clusterctl.agent.supervisor.portwatch import PortWatch
 from tests.agent.talk import Refused
 
 if TYPE_CHECKING:

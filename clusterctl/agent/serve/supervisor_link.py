@@ -14,7 +14,7 @@ from clusterctl.agent.linux.syscalls import read_bytes
 from clusterctl.agent.members import guardians
 from clusterctl.agent.protocol import commands, frames, refusals
 from clusterctl.agent.serve import rescue
-from clusterctl.agent.supervisor import supervisor
+from clusterctl.agent.supervisor import starting
 
 if TYPE_CHECKING:
     from clusterctl.agent.linux.loop import Loop
@@ -186,7 +186,7 @@ class Link:
     def _start(self) -> None:
         self._starting = True
         try:
-            _, fd = supervisor.start(self._run)
+            _, fd = starting.start(self._run)
         except OSError as error:
             self._starting = False
             self._fail(f"cannot start a supervisor: {error.strerror}")

@@ -15,18 +15,7 @@ from clusterctl.agent.linux.proc import Identity
 from clusterctl.agent.members import guardians, sweep
 from clusterctl.agent.protocol import encoding, events, refusals, requests
 from clusterctl.agent.record import rank_files, secrets, workspace
-from clusterctl.agent.supervisor import (
-    adoption,
-    claims,
-    ends,
-    gpu_memory,
-    ladder,
-    oom,
-    portwatch,
-    torchrun,
-    waiter,
-    workers,
-)
+from clusterctl.agent.supervisor import adoption, claims, ends, gpu_memory, ladder, torchrun, waiter, workers
 from clusterctl.agent.supervisor.outputs import Outputs
 
 if TYPE_CHECKING:
@@ -83,8 +72,8 @@ class Attempt:
         self._unsaid = 0
         self.launcher: Worker | None = None
         self._places: list[list[int]] = []
-        self._oom = oom.counts()
-        self._watched_ports = portwatch.PortWatch([], self._users)
+        self._oom = ends.oom_counts()
+        self._watched_ports = ports.PortWatch([], self._users)
         self.outputs = Outputs(run, prepare.attempt, prepare.reserve, prepare.max_size, record, dropped)
         us = proc.identify(os.getpid())
         if us is not None:
@@ -240,7 +229,7 @@ class Attempt:
 
     def watch_ports(self, numbers: Iterable[int]) -> None:
         """See to it from now on that nobody else listens where the workers will."""
-        self._watched_ports = portwatch.PortWatch(numbers, self._users)
+        self._watched_ports = ports.PortWatch(numbers, self._users)
 
     def look_at_ports(self) -> None:
         """End the attempt where somebody else listens on a port of the workers': their peers may be talking to him."""
@@ -332,7 +321,7 @@ class Attempt:
         )
 
     def _killed_for_memory(self, worker: Worker) -> str | None:
-        found, self._oom = oom.evidence(self._oom, worker.identity.pid)
+        found, self._oom = ends.oom_evidence(self._oom, worker.identity.pid)
         return found
 
     # --- a launcher of the node, and the workers that it starts

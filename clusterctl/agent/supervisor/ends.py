@@ -1,14 +1,20 @@
-"""How a worker ended: by the word of its waiter, or else by its wait status where it became our own child."""
+"""How a worker ended, and how we know that the kernel killed it for memory.
+
+It is the word of its waiter, or else its wait status where it became our own child.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import time
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Callable
 
-from clusterctl.agent.linux import proc
+from clusterctl.agent.linux import cgroup, proc
+from clusterctl.agent.linux.syscalls import read_bytes
 from clusterctl.agent.record import rank_files
 
 if TYPE_CHECKING:
@@ -68,3 +74,72 @@ def _from_status(worker: Worker) -> dict[str, Any]:
         else:
             said["exit_code"] = os.WEXITSTATUS(worker.status)
     return said
+
+
+_MAX_RECORDS = 20000
+
+_CLOCKS_APART = 5.0
+"""Seconds by which the clock of the kernel log may differ from the monotonic one."""
+
+
+def _host_kills() -> int | None:
+    found = re.search(rb"^oom_kill (\d+)$", read_bytes("/proc/vmstat"), re.MULTILINE)
+    return int(found[1]) if found else None
+
+
+@dataclass(frozen=True)
+class OomCounts:
+    """The kernel's counts of such kills, at one moment (monotonic seconds)."""
+
+    cgroup: int | None
+    host: int | None
+    mono: float
+
+
+def oom_counts() -> OomCounts:
+    """Return the counts as they are now."""
+    return OomCounts(cgroup.oom_kills(), _host_kills(), time.monotonic())
+
+
+def oom_evidence(before: OomCounts, pid: int) -> tuple[str | None, OomCounts]:
+    """Return what tells that a SIGKILL of `pid` came for memory: `cgroup`, `kernel log`, `probably`, or `None`.
+
+    Also returns the counts to hold the next one against: a kill that explains one worker's end explains no other's.
+    """
+    now = oom_counts()
+    if before.cgroup is not None and now.cgroup is not None and now.cgroup > before.cgroup:
+        return "cgroup", replace(before, cgroup=before.cgroup + 1)
+    logged = _in_kernel_log(pid, before.mono)
+    if logged:
+        return "kernel log", before
+    if logged is None and before.host is not None and now.host is not None and now.host > before.host:
+        return "probably", replace(before, host=before.host + 1)
+    return None, before
+
+
+def _in_kernel_log(pid: int, since: float) -> bool | None:
+    """Whether the kernel log names the process as killed since then; `None` where it may not be read."""
+    try:
+        fd = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    wanted = re.compile(rb"[Kk]illed process %d\b" % pid)
+    try:
+        for _ in range(_MAX_RECORDS):
+            record = b""
+            # EPIPE: the record was overwritten while we read.
+            with contextlib.suppress(BrokenPipeError):
+                record = os.read(fd, 8192)
+            if wanted.search(record) and _logged_at(record) >= since - _CLOCKS_APART:
+                return True
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return False
+
+
+def _logged_at(record: bytes) -> float:
+    """Return the time of a record of `/dev/kmsg`: `priority,sequence,microseconds,flags;text`."""
+    fields = record.split(b",", 3)
+    return int(fields[2]) / 1e6 if len(fields) == 4 and fields[2].isdigit() else 0.0
