@@ -20,9 +20,10 @@ import clusterctl
 from clusterctl.agent.protocol.commands import Command
 from clusterctl.agent.protocol.events import Prepared
 from clusterctl.errors import AgentError, NodeError, NotFoundError, RefusedError
-from clusterctl.session.conversation import Session, StaleEpochError
+from clusterctl.session.conversation import Session
 from clusterctl.session.items import BeatReceived, EventReceived, Item, OutputReceived, SessionLost, StreamReceived
 from clusterctl.session.opening import open_session
+from clusterctl.session.refusals import StaleEpochError
 from clusterctl.transport.delivery.bundle import Bundle, pack
 
 if TYPE_CHECKING:

@@ -13,10 +13,8 @@ import time
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
 
-from clusterctl.agent.protocol.commands import AGENT_STREAMS, BEAT_SECONDS, Command, ErrorKind, beat, request
-from clusterctl.agent.protocol.files import attempt_of
+from clusterctl.agent.protocol.commands import AGENT_STREAMS, BEAT_SECONDS, Command, ErrorKind, request
 from clusterctl.agent.protocol.frames import (
     CHUNK_BYTES,
     MAX_FRAME,
@@ -29,17 +27,9 @@ from clusterctl.agent.protocol.frames import (
 )
 from clusterctl.door import answers, journal
 from clusterctl.door.bounds import Allowance
-from clusterctl.errors import (
-    AgentError,
-    ClusterctlError,
-    ConnectError,
-    NodeError,
-    NodeRefusedError,
-    NotFoundError,
-    RefusedError,
-)
+from clusterctl.errors import AgentError, ConnectError, NodeError, NodeRefusedError
+from clusterctl.session.beats import Beats
 from clusterctl.session.items import (
-    BeatReceived,
     EventReceived,
     OutputReceived,
     SessionLost,
@@ -48,7 +38,10 @@ from clusterctl.session.items import (
     Superseded,
     WholeReceived,
 )
+from clusterctl.session.pulse import PULSE
+from clusterctl.session.refusals import GarbledError, refusal_of
 from clusterctl.session.sender import Sender
+from clusterctl.session.streams import Streams
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,16 +55,7 @@ SILENCE_SECONDS = 3 * BEAT_SECONDS
 CALL_SECONDS = 30.0
 
 _READ_BYTES = 1 << 20
-_TICK_SECONDS = 1.0
 _QUOTED_CHARACTERS = 300
-
-
-class GarbledError(AgentError):
-    """The node said what no agent of ours says: its words are damaged, or made up."""
-
-
-class StaleEpochError(RefusedError):
-    """The node obeys a later controller: this one has been replaced and must stop acting."""
 
 
 class Session:
@@ -84,8 +68,6 @@ class Session:
         hello: The answer to the first request: facts of machine and user.
         warnings: What a person should know of how the connection was made, a sentence each.
         connect_s: Seconds from the first packet to the agent's hello; `None` where nobody measured it.
-        clock: The node's wall clock minus ours, and the bound of the error (seconds), of the beat with the least
-            error so far; `None` before the first came back.
     """
 
     def __init__(
@@ -96,37 +78,40 @@ class Session:
         self.preamble = preamble
         self.hello: dict[str, Any] = {}
         self.connect_s: float | None = None
-        self.clock: tuple[float, float] | None = None
         self.warnings = (*channel.warnings, *((channel.auth_note,) if channel.auth_note else ()))
         self._channel = channel
         self._inbox = inbox
         self._numbers = itertools.count(1)
-        self._streams = itertools.count(1)
-        self._named = 0
+        self._streams = Streams()
         self._state = threading.Lock()
-        self._sender = Sender(channel, self._next_beat, lambda _error: self._lose(self._broken()))
+        self._sender = Sender(
+            channel, self._next_beat, lambda _: self._lose(ConnectError(self.node, "the connection was lost"))
+        )
         self._pending: dict[int, tuple[Command, Future[dict[str, Any]]]] = {}
         self._allowed = Allowance()
         self._decoder = Decoder(lambda: self._allowed.largest(MAX_FRAME))
         self._stale_told = False
-        self._listeners: dict[int, Callable[[Data], None]] = {}
-        self._files: dict[int, tuple[str, str]] = {}
-        self._beats: dict[int, tuple[float, float]] = {}
+        self._beats = Beats(node)
         self._error: NodeError | None = None
         self._taken = 0
-        self._heard = self._beaten = time.monotonic()
+        self._heard = time.monotonic()
 
     def start(self, first: bytes = b"") -> None:
         """Begin to read; `first` are bytes that came with the preamble."""
         threading.Thread(target=self._read, args=(first,), name=f"session-{self.node}", daemon=True).start()
         self._sender.start(f"sender-{self.node}")
-        _PULSE.add(self)
+        PULSE.add(self)
         self.beat()
 
     @property
     def alive(self) -> bool:
         """The conversation goes on, as far as is known."""
         return self._error is None
+
+    @property
+    def clock(self) -> tuple[float, float] | None:
+        """The node's wall clock minus ours, and the bound of the error (seconds); `None` before it was measured."""
+        return self._beats.best
 
     @property
     def silence_s(self) -> float:
@@ -188,12 +173,7 @@ class Session:
                 holds back the node. `None`: it goes into the inbox.
             count: How many numbers in a row.
         """
-        with self._state:
-            numbers = [next(self._streams) for _ in range(count)]
-            self._named = numbers[-1]
-            if listener is not None:
-                self._listeners.update(dict.fromkeys(numbers, listener))
-        return numbers[0]
+        return self._streams.name(listener, count)
 
     def send_data(self, stream: int, offset: int, payload: bytes) -> None:
         """Send bytes of a stream, in frames of `CHUNK_BYTES`; waits where the node is slow.
@@ -229,20 +209,13 @@ class Session:
         if self.silence_s > SILENCE_SECONDS:
             text = f"no sign of life for {SILENCE_SECONDS:g}s"
             self._lose(ConnectError(self.node, text, hint="the machine or the network between is down, or frozen"))
-        elif time.monotonic() - self._beaten >= BEAT_SECONDS:
+        elif time.monotonic() - self._beats.last >= BEAT_SECONDS:
             self.beat()
 
     # --- sending
 
     def _next_beat(self) -> bytes:
-        number = next(self._numbers)
-        with self._state:
-            self._beats[number] = (time.time(), time.monotonic())
-        self._beaten = time.monotonic()
-        return encode_message(beat(number))
-
-    def _broken(self) -> NodeError:
-        return ConnectError(self.node, "the connection was lost")
+        return self._beats.make(next(self._numbers))
 
     # --- reading
 
@@ -286,16 +259,12 @@ class Session:
 
     def _take_data(self, data: Data) -> None:
         if data.stream >= AGENT_STREAMS:
-            if data.stream not in self._files:
-                raise FrameError(f"data of stream {data.stream}, which was never announced")
+            run, file = self._streams.file(data.stream)
             with self._state:
                 self._allowed.output(len(data.payload))
-            run, file = self._files[data.stream]
             self._inbox.put(OutputReceived(self.node, run, file, data.offset, data.payload))
             return
-        if not 0 < data.stream <= self._named:
-            raise FrameError(f"data of stream {data.stream}, which nobody has named")
-        listener = self._listeners.get(data.stream)
+        listener = self._streams.listener(data.stream)
         if listener is None:
             self._allowed.unheard(len(data.payload))
             self._inbox.put(StreamReceived(self.node, data.stream, data.offset, data.payload))
@@ -306,8 +275,8 @@ class Session:
         if push["push"] == "stream":
             answers.STREAM_PUSH(push)
             answers.place_of(push["file"])
-            self._allowed.stream(push["stream"], len(self._files))
-            self._files[push["stream"]] = (push["run"], push["file"])
+            self._allowed.stream(push["stream"], self._streams.announced)
+            self._streams.announce(push["stream"], push["run"], push["file"])
         elif push["push"] == "event":
             answers.EVENT_PUSH(push)
             self._allowed.event(self._decoder.size, time.monotonic())
@@ -316,7 +285,8 @@ class Session:
                 self._inbox.put(EventReceived(self.node, push["run"], *decoded, push["event"]))
         elif push["push"] == "whole":
             answers.WHOLE_PUSH(push)
-            self._take_whole(push["run"], push["before"])
+            self._streams.end_before(push["run"], push["before"])
+            self._inbox.put(WholeReceived(self.node, push["run"], push["before"]))
         elif push["push"] == "stale":
             self._stale()
 
@@ -325,33 +295,11 @@ class Session:
             self._stale_told = True
             self._inbox.put(Superseded(self.node))
 
-    def _take_whole(self, run: str, before: int) -> None:
-        over = {n for n, (whose, file) in self._files.items() if whose == run and -1 < attempt_of(file) < before}
-        self._files = {number: file for number, file in self._files.items() if number not in over}
-        self._inbox.put(WholeReceived(self.node, run, before))
-
     def _take_beat(self, answer: dict[str, Any]) -> None:
         answers.BEAT_ANSWER(answer)
-        now_wall, now_mono = time.time(), time.monotonic()
-        with self._state:
-            sent = self._beats.pop(answer["beat"], None)
-            # Answers come in order: what is older than this one will never come.
-            self._beats = {n: t for n, t in self._beats.items() if n > answer["beat"]}
-        if sent is None:
-            return
-        sent_wall, sent_mono = sent
-        wall_offset_s, error_s = answer["wall"] - (sent_wall + now_wall) / 2, (now_mono - sent_mono) / 2
-        if self.clock is None or error_s <= self.clock[1]:
-            self.clock = (wall_offset_s, error_s)
-        self._inbox.put(
-            BeatReceived(
-                self.node,
-                wall_offset_s=wall_offset_s,
-                mono_offset_s=answer["mono"] - (sent_mono + now_mono) / 2,
-                error_s=error_s,
-                boot=answer["boot"],
-            )
-        )
+        received = self._beats.answered(answer)
+        if received is not None:
+            self._inbox.put(received)
 
     def _take_answer(self, answer: dict[str, Any]) -> None:
         number = answer["id"]
@@ -372,7 +320,7 @@ class Session:
             return
         if error["kind"] == ErrorKind.STALE_EPOCH.value:
             self._stale()
-        future.set_exception(_refusal(self.node, error))
+        future.set_exception(refusal_of(self.node, error))
 
     # --- ending
 
@@ -392,62 +340,9 @@ class Session:
             self._error = error
             pending = [future for _, future in self._pending.values()]
             self._pending.clear()
-        _PULSE.remove(self)
+        PULSE.remove(self)
         self._sender.close()
         self._channel.close()
         for future in pending:
             future.set_exception(error)
         return True
-
-
-def _refusal(node: str, error: dict[str, Any]) -> ClusterctlError:
-    """Return what an agent's refusal is on our side."""
-    message, hint = str(error.get("message", "")), error.get("hint")
-    # What stands behind `hint:` is advice of ours, unless it says whose it is.
-    hint = f"the node says: {hint}" if hint else None
-    match error.get("kind"):
-        case ErrorKind.STALE_EPOCH.value:
-            return StaleEpochError(f"{node}: {message}", hint=hint)
-        case ErrorKind.REFUSED.value:
-            return RefusedError(f"{node}: {message}", hint=hint)
-        case ErrorKind.NOT_FOUND.value:
-            return NotFoundError(f"{node}: {message}", hint=hint)
-        case _:
-            return AgentError(node, message, hint=hint)
-
-
-class _Pulse:
-    """The thread that lets all sessions beat. It ends by itself with the process, and runs only while there are any."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._sessions: WeakSet[Session] = WeakSet()
-        self._running = False
-
-    def add(self, session: Session) -> None:
-        with self._lock:
-            self._sessions.add(session)
-            if not self._running:
-                self._running = True
-                threading.Thread(target=self._run, name="sessions-pulse", daemon=True).start()
-
-    def remove(self, session: Session) -> None:
-        with self._lock:
-            self._sessions.discard(session)
-
-    def _run(self) -> None:
-        last = time.monotonic()
-        while True:
-            time.sleep(_TICK_SECONDS)
-            now = time.monotonic()
-            stopped, last = max(0.0, now - last - 2 * _TICK_SECONDS), now
-            with self._lock:
-                sessions = list(self._sessions)
-                if not sessions:
-                    self._running = False
-                    return
-            for session in sessions:
-                session.tick(stopped_s=stopped)
-
-
-_PULSE = _Pulse()

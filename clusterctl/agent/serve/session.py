@@ -8,12 +8,12 @@ import time
 from clusterctl.agent.linux import proc
 from clusterctl.agent.linux.channel import Channel
 from clusterctl.agent.linux.loop import Loop
-from clusterctl.agent.linux.notify import Notifier
 from clusterctl.agent.protocol import commands, frames, refusals
 from clusterctl.agent.protocol.commands import Command, ErrorKind
 from clusterctl.agent.record import authority, rundir
 from clusterctl.agent.record.rundir import RunDir
 from clusterctl.agent.serve.jobs import Jobs
+from clusterctl.agent.serve.pump import Pump
 
 # Not from `typing`; it, and what only runs need, would be most of an agent's start.
 TYPE_CHECKING = False
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from clusterctl.agent.linux.aside import Task
     from clusterctl.agent.record.states import States
-    from clusterctl.agent.serve.follow import Follower
     from clusterctl.agent.serve.holds import Holds
     from clusterctl.agent.serve.supervisor_link import Link
 
@@ -31,11 +30,8 @@ if TYPE_CHECKING:
     Handler = Callable[[int, dict[str, Any], Optional[int]], Result]
     Handlers = dict[Command, Handler]
 
-_QUEUE_LIMIT = 256 * 1024
-"""Bytes that may wait for a slow connection before nothing more is added."""
 _LEASE_SECONDS = 0.5
 _CHECK_SECONDS = 1.0
-_RETRY_SECONDS = 1.0
 
 
 class Session:
@@ -52,22 +48,17 @@ class Session:
         self.channel = Channel(self.loop, read, write, self._frame, lambda _why: self.end())
         self.jobs = Jobs(self.loop, self.channel)
         self.data_handlers: dict[int, Callable[[frames.Data], None]] = {}
-        self.followers: dict[tuple[str, str], Follower] = {}
         self._holds: Holds | None = None
         self._links: dict[tuple[str, str], Link] = {}
         self._states: States | None = None
         self._held: dict[tuple[str, str], int] = {}
-        self._credit = 0
-        self._stream = commands.AGENT_STREAMS
-        self._dirty = False
         self._at_end: list[Callable[[], None]] = []
         self._idle = idle
         self._heard = self._leased = time.monotonic()
-        self._notifier = Notifier(self.loop, self._changed)
         self._handlers = self._own_handlers()
         self._tables = list(tables)
         self.loop.on_children(self.jobs.reap)
-        self.loop.before_waiting(self._pump)
+        self._pump = Pump(self.loop, self.channel)
         self.loop.every(min(_CHECK_SECONDS, idle / 4), self._check)
 
     def _own_handlers(self) -> Handlers:
@@ -207,9 +198,7 @@ class Session:
     def _leave(self, key: tuple[str, str]) -> None:
         """Have nothing more to do with a run that another controller has taken over."""
         self._held.pop(key, None)
-        follower = self.followers.pop(key, None)
-        if follower is not None:
-            follower.close()
+        self._pump.leave(key)
         link = self._links.pop(key, None)
         if link is not None:
             link.close()
@@ -247,7 +236,7 @@ class Session:
 
     def _needs_supervisor(self, key: tuple[str, str]) -> bool:
         """Whether a run that this controller follows still has something to be watched."""
-        if key not in self.followers or key not in self._held:
+        if key not in self._pump or key not in self._held:
             return False
         return self.states.of(RunDir(self.root, *key)).state not in ("new", "swept", "finished")
 
@@ -305,64 +294,20 @@ class Session:
     def _follow(self, _identity: int, arguments: dict[str, Any], epoch: int | None) -> Result:
         # With what dataclasses import, it would be half of an agent's start.
         from clusterctl.agent.protocol import encoding, requests
-        from clusterctl.agent.serve.follow import Follower
 
         follow = encoding.from_wire(requests.Follow, arguments)
         run = self.known_run(arguments)
         self.admit(run, epoch)
-        key = (run.run, run.node)
         if not os.path.exists(run.journal):
             raise refusals.RequestError(ErrorKind.NOT_FOUND, f"run {run.run} was not prepared on this node")
-        if key in self.followers:
-            self.followers[key].close()
-        self.followers[key] = Follower(
-            run, follow, self.channel.send, self.channel.send_data, self.new_stream, self._notifier
-        )
-        self._credit = follow.credit
-        self._dirty = True
-        if epoch is not None and self._needs_supervisor(key):
+        self._pump.follow(run, follow)
+        if epoch is not None and self._needs_supervisor((run.run, run.node)):
             self.link(run).ensure()
         return {}
 
-    def new_stream(self) -> int:
-        """Return a number for a stream that we announce."""
-        self._stream += 1
-        return self._stream
-
     def _more_credit(self, _identity: int, arguments: dict[str, Any], _epoch: int | None) -> Result:
-        self._credit += int(arguments["bytes"])
-        self._dirty = True
+        self._pump.credit(int(arguments["bytes"]))
         return None
-
-    def _changed(self) -> None:
-        self._dirty = True
-
-    def _room(self) -> bool:
-        return self.channel.queued < _QUEUE_LIMIT
-
-    def _pump(self) -> None:
-        """Send what is new: all events, and bytes as far as credit and connection let us."""
-        if not self._dirty:
-            return
-        # A journal that is told from its beginning waits on the disk, not in memory.
-        if not all(follower.pump_events(self._room) for follower in self.followers.values()):
-            return
-        while self._credit > 0 and self._room():
-            sent = 0
-            for follower in list(self.followers.values()):
-                try:
-                    sent += follower.pump_data(self._credit - sent)
-                except OSError:
-                    # Too many open files on this machine, say. Nothing tells when that is over.
-                    self.loop.after(_RETRY_SECONDS, self._changed)
-                if sent >= self._credit:
-                    break
-            if not sent:
-                self._dirty = False
-                return
-            self._credit -= sent
-        # Credit or the connection holds us up; both wake the loop when they go on.
-        self._dirty = self._credit > 0
 
     # --- the end
 

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import os
 import signal
 import time
 from typing import TYPE_CHECKING, Any, Callable
 
-from clusterctl.agent.linux import aside, cgroup, ports, proc, syscalls
-from clusterctl.agent.linux.proc import Identity
+from clusterctl.agent.linux import cgroup, ports, proc, syscalls
 from clusterctl.agent.members import guardians, sweep
 from clusterctl.agent.protocol import encoding, events, refusals, requests
-from clusterctl.agent.record import rank_files, secrets, workspace
-from clusterctl.agent.supervisor import adoption, claims, ends, gpu_memory, ladder, torchrun, waiter, workers
+from clusterctl.agent.record import rank_files, secrets
+from clusterctl.agent.supervisor import adoption, claims, ends, ladder, torchrun, waiter, workers
+from clusterctl.agent.supervisor.ending import Ending, Parts
 from clusterctl.agent.supervisor.outputs import Outputs
 
 if TYPE_CHECKING:
@@ -27,13 +26,6 @@ if TYPE_CHECKING:
     from clusterctl.agent.record.rundir import RunDir
     from clusterctl.agent.record.state import NodeState
     from clusterctl.agent.supervisor.workers import Worker
-
-_MOST_UNSAID = 1000
-"""Looks, 10 ms apart, at whether waiters have said how their workers ended: on a full disk that takes them a while."""
-_FILES_SECONDS = 10.0
-"""How long a user's file system may take to answer."""
-_CODE_SECONDS = 40.0
-"""How long the look at every file of the code may take."""
 
 Record = Callable[[events.Event], events.Stamp]
 
@@ -63,13 +55,7 @@ class Attempt:
         self.python = ""
         self.claims, self.ports = claimed, held
         self.ledger = sweep.Ledger()
-        self.stopping: float | None = None
-        self._leaving: set[int] = set()
-        self.swept = False
-        self.remaining: list[dict[str, Any]] = []
         self.started = False
-        self._ladder: ladder.Ladder | None = None
-        self._unsaid = 0
         self.launcher: Worker | None = None
         self._places: list[list[int]] = []
         self._oom = ends.oom_counts()
@@ -78,6 +64,8 @@ class Attempt:
         us = proc.identify(os.getpid())
         if us is not None:
             self.ledger.ours.add(us)
+        parts = Parts(record, self._used_gpus, self.look, lambda: self.living, self.outputs.close)
+        self.ending = Ending(loop, run.run, marks, self.number, self.ledger, parts)
 
     # --- prepare
 
@@ -87,7 +75,7 @@ class Attempt:
         Raises:
             RequestError: Something is not to be had; nothing new is then held.
         """
-        self.python = self._look_at_files()
+        self.python = workers.look_at_files(self._run, self.prepare)
         with contextlib.ExitStack() as undo:
             try:
                 undo.callback(self.claims.release, self.claims.take(self.prepare.gpus))
@@ -105,24 +93,6 @@ class Attempt:
                 raise refusals.of_system(error) from error
             undo.pop_all()
         self.ports.release_others()
-
-    def _look_at_files(self) -> str:
-        """Make the folder of the code; return the interpreter. What users keep may lie on a mount that hangs."""
-        wanted = self.prepare
-        find = functools.partial(workers.make_ready, wanted.workdir, wanted.python, wanted.python_hint)
-        python = _aside(find, _FILES_SECONDS)["python"]
-        if self.prepare.code_hash is not None:
-            _aside(self._check_code, _CODE_SECONDS)
-        return str(python)
-
-    def _check_code(self, out: Out) -> dict[str, Any]:
-        prepare = self.prepare
-        out.message({"at": prepare.workdir})
-        difference = workspace.Workspace(prepare.workdir, self._run.root).difference(prepare.code_hash or "")
-        if difference is not None:
-            text = f"{prepare.workdir} does not hold the code that was synced for run {self._run.run}: {difference}"
-            raise refusals.refused(text, "start it again, or set another `workdir`")
-        return {}
 
     def _make_folders(self) -> None:
         os.makedirs(self._run.attempt(self.number), mode=0o700, exist_ok=True)
@@ -145,7 +115,7 @@ class Attempt:
         Raises:
             RequestError: The attempt is ending or has ended, or a worker could not be started.
         """
-        if self.stopping is not None or self.swept:
+        if self.ending.since is not None or self.ending.swept:
             raise refusals.refused(f"attempt {self.number} is stopped on this node already")
         if not self.python:
             raise refusals.refused(f"what attempt {self.number} was prepared with is lost on this node")
@@ -234,12 +204,12 @@ class Attempt:
     def look_at_ports(self) -> None:
         """End the attempt where somebody else listens on a port of the workers': their peers may be talking to him."""
         now = time.monotonic()
-        if self.stopping is not None or not self._watched_ports.due(now):
+        if self.ending.since is not None or not self._watched_ports.due(now):
             return
         intruder = self._watched_ports.look(now)
         if intruder is not None:
             self._alarm(events.PORT_TAKEN, intruder)
-            self.stop(self.prepare.grace, requests.StopReason.PORT_TAKEN.value)
+            self.ending.stop(self.prepare.grace, requests.StopReason.PORT_TAKEN.value)
 
     def _users(self) -> set[int | None]:
         seen = dataclasses.replace(self.ledger, found=set(self.ledger.found))
@@ -257,8 +227,8 @@ class Attempt:
         for worker in [*self.living, *([self.launcher] if self.launcher else [])]:
             if worker.identity.pid in ended:
                 worker.status = ended[worker.identity.pid]
-        if ended and self._ladder is not None:
-            self._ladder.poke()
+        if ended:
+            self.ending.poke()
         self.look()
 
     def look(self) -> None:
@@ -267,13 +237,13 @@ class Attempt:
         before = len(self.living)
         for worker in self.living:
             said = self._end_of(worker)
-            if said is not None and not self.swept:
+            if said is not None and not self.ending.swept:
                 self._exited(worker, said)
-        if self._ladder is not None:
+        if self.ending.begun:
             if len(self.living) < before:
-                self._ladder.poke()
-        elif self.started and not self.swept and not self.living and (self.launcher is None or self.launcher.exited):
-            self._sweep(time.monotonic() + self.prepare.grace)
+                self.ending.poke()
+        elif self.started and not self.ending.swept and not self.living and (not self.launcher or self.launcher.exited):
+            self.ending.sweep(time.monotonic() + self.prepare.grace)
 
     def _end_of(self, worker: Worker) -> dict[str, Any] | None:
         """Return how a worker ended, or `None` while it lives."""
@@ -284,26 +254,28 @@ class Attempt:
         return said
 
     def _exited(self, worker: Worker, said: dict[str, Any]) -> None:
-        worker.exited = True
-        if said.get("fenced") and self.stopping is None:
-            # The waiter had to end it, since no supervisor was there.
-            self.stopping = 0.0
-            self._record(events.Stopping(self.number, requests.StopReason.FENCE.value, self.prepare.grace))
-        if worker.watch is not None:
-            self._loop.forget(worker.watch)
-        workers.unwatch(worker)
-        self.ledger.workers[worker.identity] = proc.ticks_at(time.monotonic())
+        if said.get("fenced"):
+            self.ending.fenced(requests.StopReason.FENCE.value, self.prepare.grace)
+        self._let_go(worker)
         event = self._exit_event(worker, said)
         self._record(event)
         if event.exit_code != 0:
             # Before its peers are stopped for it: one that finds its port taken has only the name of the error.
             self.look_at_ports()
-        if not event.stopped and event.exit_code != 0 and self.living and self.stopping is None:
-            self.stop(self.prepare.grace, requests.StopReason.PEER_FAILED.value)
+        if not event.stopped and event.exit_code != 0 and self.living and self.ending.since is None:
+            self.ending.stop(self.prepare.grace, requests.StopReason.PEER_FAILED.value)
+
+    def _let_go(self, worker: Worker) -> None:
+        """Watch no longer over a worker that has ended."""
+        worker.exited = True
+        if worker.watch is not None:
+            self._loop.forget(worker.watch)
+        workers.unwatch(worker)
+        self.ledger.workers[worker.identity] = proc.ticks_at(time.monotonic())
 
     def _exit_event(self, worker: Worker, said: dict[str, Any]) -> events.Exited:
         latest = float(said["mono"])
-        stopped = self.stopping is not None and latest >= self.stopping and worker.rank not in self._leaving
+        stopped = self.ending.caused(worker.rank, latest)
         code, number = said["exit_code"], said["signal"]
         bad = code != 0
         of_rank = self._run.of_rank
@@ -337,7 +309,7 @@ class Attempt:
 
     def _look_at_launcher(self) -> None:
         launcher = self.launcher
-        if launcher is None or self.swept:
+        if launcher is None or self.ending.swept:
             return
         # Asked first: what it had started when it ended is then seen for certain.
         said = None if launcher.exited else self._end_of(launcher)
@@ -353,11 +325,7 @@ class Attempt:
             self._launcher_ended(launcher, said)
 
     def _launcher_ended(self, launcher: Worker, said: dict[str, Any]) -> None:
-        launcher.exited = True
-        if launcher.watch is not None:
-            self._loop.forget(launcher.watch)
-        workers.unwatch(launcher)
-        self.ledger.workers[launcher.identity] = proc.ticks_at(time.monotonic())
+        self._let_go(launcher)
         for rank, local_rank in self._places:
             if rank not in self.workers:
                 # It never came to be: how the launcher ended, and what it wrote, is all that can be said of it.
@@ -365,92 +333,19 @@ class Attempt:
                 self._record_started(self.workers[rank])
                 event = self._exit_event(launcher, said)
                 self._record(dataclasses.replace(event, rank=rank, stopped=event.stopped or rank != launcher.rank))
-        if self.living and self.stopping is None:
+        if self.living and self.ending.since is None:
             self._alarm("launcher", "the launcher of this node has ended before its workers")
-            self.stop(self.prepare.grace, requests.StopReason.PEER_FAILED.value)
+            self.ending.stop(self.prepare.grace, requests.StopReason.PEER_FAILED.value)
 
-    # --- stop and sweep
-
-    def stop(self, grace: float, reason: str) -> None:
-        """Stop everything of the attempt here; again, to shorten the grace."""
-        if self.swept and not self.remaining:
-            return
-        now = time.monotonic()
-        if self.swept:
-            self.swept, self._ladder, self._unsaid = False, None, 0
-        if self.stopping is None:
-            # Who is ending by itself now was not stopped by us, even if nobody has looked yet.
-            self._leaving = {worker.rank for worker in self.living if proc.leaving(worker.identity)}
-            self.stopping = now
-            self._record(events.Stopping(self.number, reason, grace, sorted(self._leaving)))
-        self._sweep(now + grace)
-
-    def resume_stopping(self, since: float, event: events.Stopping) -> None:
-        """Go on with a stop that an earlier supervisor began."""
-        self.stopping, self._leaving = since, set(event.leaving)
-        self._sweep(since + event.grace)
+    # --- the end
 
     def abandon(self) -> None:
         """Close an attempt none of whose workers was asked for; any other goes on."""
-        if not self.started and self._ladder is None and not self.swept:
-            self._close([])
+        if not self.started and not self.ending.begun and not self.ending.swept:
+            self.ending.close([])
 
-    def _sweep(self, kill_at: float) -> None:
-        if self._ladder is None:
-            self._ladder = ladder.Ladder(self._loop, self._marks, self.ledger, kill_at, self._empty, self._slow_to_go)
-        else:
-            self._ladder.shorten(kill_at)
-
-    def _slow_to_go(self, found: list[proc.Stat]) -> None:
-        names = ", ".join(f"{one.pid} ({one.comm})" for one in found[:4])
-        self._alarm("slow_end", f"the kernel is still taking apart what was killed, and is waited for: pid {names}")
-
-    def _empty(self, remaining: ladder.Survivors) -> bool:
-        """Nothing is left, or what is left cannot be ended: close the attempt once every exit is written down."""
-        self.look()
-        left = {one["pid"] for one in remaining}
-        if self._unsaid < _MOST_UNSAID and any(worker.identity.pid not in left for worker in self.living):
-            # Its waiter is about to say how it ended.
-            self._unsaid += 1
-            return False
-        if remaining or not (self.started and self.prepare.gpus):
-            self._close(remaining)
-        else:
-            # The next attempt, or run, shall find the memory of its GPUs free.
-            gpu_memory.Drain(self._loop, self.prepare.gpus, self._run.run, self._held, lambda: self._close([]))
-        return True
-
-    def _held(self, message: str, gpu: int | None) -> None:
-        self._record(events.Alarm(self.number, events.GPU_MEMORY, message, gpu=gpu))
-
-    def _close(self, remaining: list[dict[str, Any]]) -> None:
-        strays = self.ledger.found - set(self.ledger.workers)
-        self._name_forgers()
-        if not remaining:
-            self.outputs.close()
-            cgroup.remove(self.ledger.cgroup)
-        self.swept, self.remaining = True, remaining
-        self._record(events.Swept(self.number, len(strays), remaining))
-
-    def _name_forgers(self) -> None:
-        """Say who of another user carries the run's tag and is none of its processes: nobody touches it."""
-        names = [f"pid {who.pid} of uid {proc.owner(who.pid)}" for who in self.ledger.forged if proc.alive(who)]
-        if names:
-            self._alarm(
-                "forged", f"marked as of this run, but none of its processes, and left alone: {', '.join(names[:4])}"
-            )
-
-    def look_at_remaining(self) -> None:
-        """Say so once nothing is left any more of what could not be ended: the kernel, or a mount, has let it go."""
-        if not any(proc.alive(Identity(one["pid"], one["start_time"])) for one in self.remaining):
-            self._close([])
+    def _used_gpus(self) -> list[int]:
+        return self.prepare.gpus if self.started else []
 
     def _alarm(self, code: str, message: str) -> None:
         self._record(events.Alarm(self.number, code, message))
-
-
-def _aside(task: aside.Task, seconds: float) -> dict[str, Any]:
-    answer = aside.outcome(aside.ask(task, seconds))
-    if isinstance(answer, Exception):
-        raise answer
-    return answer

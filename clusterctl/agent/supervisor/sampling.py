@@ -107,7 +107,7 @@ class Activity:
     def keep_up(self) -> None:
         """Have the workers sampled that there are now, while one of them lives; to be called now and then."""
         attempt = self._attempt
-        ranks = frozenset(attempt.workers) if attempt.living and not attempt.swept else frozenset()
+        ranks = frozenset(attempt.workers) if attempt.living and not attempt.ending.swept else frozenset()
         if ranks != self._ranks:
             self.stop()
             self._ranks, self._not_before = ranks, 0.0

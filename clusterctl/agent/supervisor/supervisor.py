@@ -135,13 +135,13 @@ class Supervisor:
             self._claims.take(prepare.gpus)
         if state.swept is not None:
             self._attempt = attempt
-            attempt.swept, attempt.remaining = True, state.swept.remaining
+            attempt.ending.swept, attempt.ending.remaining = True, state.swept.remaining
             return
         self._set_attempt(attempt)
         attempt.reopen_outputs()
         self._adopt_workers(attempt)
         if state.stopping is not None:
-            attempt.resume_stopping(*state.stopping)
+            attempt.ending.resume(*state.stopping)
         attempt.look()
 
     def _adopt_workers(self, attempt: Attempt) -> None:
@@ -185,7 +185,7 @@ class Supervisor:
         attempt = self._attempt
         if self._activity is not None:
             self._activity.keep_up()
-        if attempt is None or attempt.swept:
+        if attempt is None or attempt.ending.swept:
             return
         if attempt.outputs.look():
             for step in range(1, _STEPS):
@@ -196,17 +196,17 @@ class Supervisor:
     def _slow_tick(self) -> None:
         self._journal.flush()
         attempt = self._attempt
-        if attempt is not None and not attempt.swept:
+        if attempt is not None and not attempt.ending.swept:
             self._keep_seat()
-        if attempt is not None and attempt.remaining:
-            attempt.look_at_remaining()
+        if attempt is not None and attempt.ending.remaining:
+            attempt.ending.look_at_remaining()
         heard = authority.lease(self._run.lease)
         age = authority.clock() - heard if heard is not None else 0.0
-        if attempt is not None and not attempt.swept:
+        if attempt is not None and not attempt.ending.swept:
             limit = attempt.prepare.stop_after
-            if limit is not None and age > limit and attempt.stopping is None:
-                attempt.stop(attempt.prepare.grace, requests.StopReason.FENCE.value)
-        busy = attempt is not None and attempt.started and not attempt.swept
+            if limit is not None and age > limit and attempt.ending.since is None:
+                attempt.ending.stop(attempt.prepare.grace, requests.StopReason.FENCE.value)
+        busy = attempt is not None and attempt.started and not attempt.ending.swept
         # Without an attempt there is nothing to lose: who asked for one has left, or was refused.
         if not busy and self._peers.count == 0 and (self._ending or attempt is None or age > _UNATTENDED_SECONDS):
             self._loop.stop()
@@ -271,8 +271,8 @@ class Supervisor:
         if self._state.finished is not None:
             raise refusals.refused(f"run {self._run.run} is finished on this node")
         attempt = self._attempt
-        if attempt is not None and not attempt.swept:
-            if prepare.attempt != attempt.number or attempt.stopping is not None:
+        if attempt is not None and not attempt.ending.swept:
+            if prepare.attempt != attempt.number or attempt.ending.since is not None:
                 raise refusals.refused(f"attempt {attempt.number} of run {self._run.run} has not ended on this node")
             return self._prepared(attempt)
         if prepare.attempt <= self._state.attempt:
@@ -312,14 +312,14 @@ class Supervisor:
     def _stop(self, arguments: dict[str, Any]) -> dict[str, Any]:
         stop = encoding.from_wire(requests.Stop, arguments)
         if self._attempt is not None:
-            self._attempt.stop(stop.grace, stop.reason)
+            self._attempt.ending.stop(stop.grace, stop.reason)
         return {}
 
     def _finish(self, arguments: dict[str, Any]) -> dict[str, Any]:
         if self._attempt is not None:
             # Where nothing was started there is nothing to wait for: a start that failed elsewhere is undone like this.
             self._attempt.abandon()
-            if not self._attempt.swept:
+            if not self._attempt.ending.swept:
                 number = self._attempt.number
                 raise refusals.refused(f"attempt {number} of run {self._run.run} has not ended on this node")
         if self._state.finished is None:

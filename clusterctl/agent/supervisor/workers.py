@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import select
@@ -10,11 +11,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent import inject
-from clusterctl.agent.linux import proc, spawn, syscalls
+from clusterctl.agent.linux import aside, proc, spawn, syscalls
 from clusterctl.agent.linux.proc import Identity
 from clusterctl.agent.linux.spawn import encode
 from clusterctl.agent.protocol import refusals, requests
-from clusterctl.agent.record import folders
+from clusterctl.agent.record import folders, workspace
 from clusterctl.agent.supervisor import torchrun, waiter
 
 if TYPE_CHECKING:
@@ -23,6 +24,11 @@ if TYPE_CHECKING:
     from clusterctl.agent.record.rundir import RunDir
 
 _REPORT_SECONDS = 20.0
+
+_FILES_SECONDS = 10.0
+"""How long a user's file system may take to answer."""
+_CODE_SECONDS = 40.0
+"""How long the look at every file of the code may take."""
 
 
 @dataclass
@@ -71,6 +77,35 @@ def make_ready(workdir: str, python: str | None, hint: str | None, out: Out) -> 
     folders.make_workdir(workdir)
     out.message({"at": python or "the file system of an interpreter"})
     return {"python": resolve_python(workdir, python, hint)}
+
+
+def look_at_files(run: RunDir, prepare: requests.Prepare) -> str:
+    """Make the folder of the code; return the interpreter. What users keep may lie on a mount that hangs.
+
+    Raises:
+        RequestError: There is no such interpreter, or the folder does not hold the code that was synced.
+    """
+    find = functools.partial(make_ready, prepare.workdir, prepare.python, prepare.python_hint)
+    python = _aside(find, _FILES_SECONDS)["python"]
+    if prepare.code_hash is not None:
+        _aside(functools.partial(_check_code, run, prepare), _CODE_SECONDS)
+    return str(python)
+
+
+def _check_code(run: RunDir, prepare: requests.Prepare, out: Out) -> dict[str, Any]:
+    out.message({"at": prepare.workdir})
+    difference = workspace.Workspace(prepare.workdir, run.root).difference(prepare.code_hash or "")
+    if difference is not None:
+        text = f"{prepare.workdir} does not hold the code that was synced for run {run.run}: {difference}"
+        raise refusals.refused(text, "start it again, or set another `workdir`")
+    return {}
+
+
+def _aside(task: aside.Task, seconds: float) -> dict[str, Any]:
+    answer = aside.outcome(aside.ask(task, seconds))
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
 
 
 def _executable(name: str, workdir: str) -> str | None:

@@ -18,7 +18,7 @@ from clusterctl.run.record.clock import now
 from clusterctl.run.rules import events
 from clusterctl.run.rules.misfits import Misfits
 from clusterctl.run.rules.state import WorkerPhase
-from clusterctl.session.conversation import GarbledError, StaleEpochError
+from clusterctl.session.refusals import GarbledError, StaleEpochError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

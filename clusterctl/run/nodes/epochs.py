@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from clusterctl.agent.protocol.commands import Command
 from clusterctl.run.nodes.fan_out import each
-from clusterctl.session.conversation import StaleEpochError
+from clusterctl.session.refusals import StaleEpochError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

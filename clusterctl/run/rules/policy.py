@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from clusterctl.config.spec import ClusterSpec
-    from clusterctl.run.rules.state import NodeState
-
 
 FENCE_MARGIN = 10.0
 """Seconds added to a fence: the node acts up to this much later than the clock says."""

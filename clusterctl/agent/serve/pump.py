@@ -1,0 +1,93 @@
+"""What is sent of the runs that a controller follows: as far as its credit and the connection let us."""
+
+from __future__ import annotations
+
+from clusterctl.agent.linux.notify import Notifier
+from clusterctl.agent.protocol import commands
+
+# Not from `typing`, whose import would be a good part of an agent's start.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from clusterctl.agent.linux.channel import Channel
+    from clusterctl.agent.linux.loop import Loop
+    from clusterctl.agent.protocol.requests import Follow
+    from clusterctl.agent.record.rundir import RunDir
+    from clusterctl.agent.serve.follow import Follower
+
+_QUEUE_LIMIT = 256 * 1024
+"""Bytes that may wait for a slow connection before nothing more is added."""
+_RETRY_SECONDS = 1.0
+
+
+class Pump:
+    """The followers of one session, by run and node. It works before the loop waits, whenever something has changed."""
+
+    def __init__(self, loop: Loop, channel: Channel) -> None:
+        self._loop, self._channel = loop, channel
+        self._followers: dict[tuple[str, str], Follower] = {}
+        self._notifier = Notifier(loop, self.wake)
+        self._credit = 0
+        self._stream = commands.AGENT_STREAMS
+        self._dirty = False
+        loop.before_waiting(self._pump)
+
+    def __contains__(self, key: tuple[str, str]) -> bool:
+        """Whether a run is followed."""
+        return key in self._followers
+
+    def follow(self, run: RunDir, follow: Follow) -> None:
+        """Send everything of a run after the cursors; of one that is followed already, from there on."""
+        from clusterctl.agent.serve.follow import Follower
+
+        key = (run.run, run.node)
+        self.leave(key)
+        send, send_data = self._channel.send, self._channel.send_data
+        self._followers[key] = Follower(run, follow, send, send_data, self._new_stream, self._notifier)
+        self._credit = follow.credit
+        self.wake()
+
+    def leave(self, key: tuple[str, str]) -> None:
+        """Send no more of a run."""
+        follower = self._followers.pop(key, None)
+        if follower is not None:
+            follower.close()
+
+    def credit(self, count: int) -> None:
+        """Let so many more bytes of output be sent."""
+        self._credit += count
+        self.wake()
+
+    def wake(self) -> None:
+        """Look for what is new before the loop waits again."""
+        self._dirty = True
+
+    def _new_stream(self) -> int:
+        self._stream += 1
+        return self._stream
+
+    def _room(self) -> bool:
+        return self._channel.queued < _QUEUE_LIMIT
+
+    def _pump(self) -> None:
+        """Send what is new: all events, and bytes as far as credit and connection let us."""
+        if not self._dirty:
+            return
+        # A journal that is told from its beginning waits on the disk, not in memory.
+        if not all(follower.pump_events(self._room) for follower in self._followers.values()):
+            return
+        while self._credit > 0 and self._room():
+            sent = 0
+            for follower in list(self._followers.values()):
+                try:
+                    sent += follower.pump_data(self._credit - sent)
+                except OSError:
+                    # Too many open files on this machine, say. Nothing tells when that is over.
+                    self._loop.after(_RETRY_SECONDS, self.wake)
+                if sent >= self._credit:
+                    break
+            if not sent:
+                self._dirty = False
+                return
+            self._credit -= sent
+        # Credit or the connection holds us up; both wake the loop when they go on.
+        self._dirty = self._credit > 0

@@ -1,0 +1,153 @@
+"""How an attempt ends on this node: told to stop, climbed down the ladder, swept; or what of it could not be ended."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Callable
+
+from clusterctl.agent.linux import cgroup, proc
+from clusterctl.agent.linux.proc import Identity
+from clusterctl.agent.protocol import events
+from clusterctl.agent.supervisor import gpu_memory, ladder
+
+if TYPE_CHECKING:
+    from clusterctl.agent.linux.loop import Loop
+    from clusterctl.agent.members.marks import Marks
+    from clusterctl.agent.members.sweep import Ledger
+    from clusterctl.agent.supervisor.workers import Worker
+
+_MOST_UNSAID = 1000
+"""Looks, 10 ms apart, at whether waiters have said how their workers ended: on a full disk that takes them a while."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What an end needs of its attempt.
+
+    Attributes:
+        gpus: Device indices whose memory shall be free again; empty where nothing was started.
+        look: Looks which workers have ended.
+        living: The workers whose end was not seen yet.
+        close: Closes their outputs.
+    """
+
+    record: Callable[[events.Event], events.Stamp]
+    gpus: Callable[[], list[int]]
+    look: Callable[[], None]
+    living: Callable[[], list[Worker]]
+    close: Callable[[], None]
+
+
+class Ending:
+    """The end of one attempt here.
+
+    Attributes:
+        since: When SIGTERM went out (monotonic), `None` before; 0 where a fence ended it without a supervisor.
+        swept: Nothing of the attempt is left, or `remaining`.
+        remaining: What could not be ended: `[{pid, start_time, command, why}]`.
+    """
+
+    def __init__(self, loop: Loop, run: str, marks: Marks, attempt: int, ledger: Ledger, parts: Parts) -> None:
+        self._loop, self._run, self._marks, self._number, self._ledger = loop, run, marks, attempt, ledger
+        self._parts = parts
+        self._ladder: ladder.Ladder | None = None
+        self._leaving: set[int] = set()
+        self._unsaid = 0
+        self.since: float | None = None
+        self.swept = False
+        self.remaining: list[dict[str, Any]] = []
+
+    @property
+    def begun(self) -> bool:
+        """Whether somebody is at it."""
+        return self._ladder is not None
+
+    def caused(self, rank: int, latest: float) -> bool:
+        """Return whether a worker that was gone at `latest` (monotonic) ended because it was told to."""
+        return self.since is not None and latest >= self.since and rank not in self._leaving
+
+    def stop(self, grace: float, reason: str) -> None:
+        """Stop everything of the attempt here; again, to shorten the grace."""
+        if self.swept and not self.remaining:
+            return
+        now = time.monotonic()
+        if self.swept:
+            self.swept, self._ladder, self._unsaid = False, None, 0
+        if self.since is None:
+            # A worker that is already exiting failed by itself: it does not count as stopped.
+            self._leaving = {worker.rank for worker in self._parts.living() if proc.leaving(worker.identity)}
+            self.since = now
+            self._parts.record(events.Stopping(self._number, reason, grace, sorted(self._leaving)))
+        self.sweep(now + grace)
+
+    def fenced(self, reason: str, grace: float) -> None:
+        """Take note that waiters have ended the attempt, since no supervisor was there."""
+        if self.since is None:
+            self.since = 0.0
+            self._parts.record(events.Stopping(self._number, reason, grace))
+
+    def resume(self, since: float, event: events.Stopping) -> None:
+        """Go on with a stop that an earlier supervisor began."""
+        self.since, self._leaving = since, set(event.leaving)
+        self.sweep(since + event.grace)
+
+    def sweep(self, kill_at: float) -> None:
+        """Climb down the ladder: what is left at `kill_at` (monotonic) is killed."""
+        if self._ladder is None:
+            self._ladder = ladder.Ladder(self._loop, self._marks, self._ledger, kill_at, self._empty, self._slow_to_go)
+        else:
+            self._ladder.shorten(kill_at)
+
+    def poke(self) -> None:
+        """Look at once at what is left: something has ended."""
+        if self._ladder is not None:
+            self._ladder.poke()
+
+    def close(self, remaining: list[dict[str, Any]]) -> None:
+        """Write down that nothing is left, or what."""
+        strays = self._ledger.found - set(self._ledger.workers)
+        self._name_forgers()
+        if not remaining:
+            self._parts.close()
+            cgroup.remove(self._ledger.cgroup)
+        self.swept, self.remaining = True, remaining
+        self._parts.record(events.Swept(self._number, len(strays), remaining))
+
+    def look_at_remaining(self) -> None:
+        """Say so once nothing is left any more of what could not be ended: the kernel, or a mount, has let it go."""
+        if not any(proc.alive(Identity(entry["pid"], entry["start_time"])) for entry in self.remaining):
+            self.close([])
+
+    def _empty(self, remaining: ladder.Survivors) -> bool:
+        """Nothing is left, or what is left cannot be ended: close the attempt once every exit is written down."""
+        self._parts.look()
+        left = {entry["pid"] for entry in remaining}
+        if self._unsaid < _MOST_UNSAID and any(worker.identity.pid not in left for worker in self._parts.living()):
+            # Its waiter is about to say how it ended.
+            self._unsaid += 1
+            return False
+        gpus = self._parts.gpus()
+        if remaining or not gpus:
+            self.close(remaining)
+        else:
+            # The next attempt, or run, shall find the memory of its GPUs free.
+            gpu_memory.Drain(self._loop, gpus, self._run, self._held, lambda: self.close([]))
+        return True
+
+    def _held(self, message: str, gpu: int | None) -> None:
+        self._parts.record(events.Alarm(self._number, events.GPU_MEMORY, message, gpu=gpu))
+
+    def _slow_to_go(self, found: list[proc.Stat]) -> None:
+        names = ", ".join(f"{process.pid} ({process.comm})" for process in found[:4])
+        self._alarm("slow_end", f"the kernel is still taking apart what was killed, and is waited for: pid {names}")
+
+    def _name_forgers(self) -> None:
+        """Say who of another user carries the run's tag and is none of its processes: nobody touches it."""
+        names = [f"pid {who.pid} of uid {proc.owner(who.pid)}" for who in self._ledger.forged if proc.alive(who)]
+        if names:
+            text = f"marked as of this run, but none of its processes, and left alone: {', '.join(names[:4])}"
+            self._alarm("forged", text)
+
+    def _alarm(self, code: str, message: str) -> None:
+        self._parts.record(events.Alarm(self._number, code, message))
