@@ -99,6 +99,7 @@ class Controller:
 
     def _loop(self) -> int:
         run = self._run
+        run.own()
         try:
             while not run.state.over:
                 self._take_in()

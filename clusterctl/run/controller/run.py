@@ -16,6 +16,8 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from typing_extensions import override
+
 from clusterctl.agent.protocol import encoding, requests
 from clusterctl.agent.protocol.commands import Command
 from clusterctl.agent.protocol.frames import FrameError
@@ -29,6 +31,7 @@ from clusterctl.run.nodes.launch import Launch
 from clusterctl.run.nodes.links import Links
 from clusterctl.run.nodes.progress import Progress
 from clusterctl.run.record.clock import now
+from clusterctl.run.record.owner import OwnedState
 from clusterctl.run.record.places import Places
 from clusterctl.run.record.reader import load_state
 from clusterctl.run.record.writer import Writer
@@ -65,7 +68,7 @@ class Then:
     call: Callable[[], None]
 
 
-class ControlledRun:
+class ControlledRun(OwnedState):
     """A run, and whom to ask for it.
 
     Args:
@@ -104,6 +107,13 @@ class ControlledRun:
         self.stopping = Stopping()
         self.launch = Launch(folder, spec, lambda: self.links.sessions, self.post, self.cancelled)
         self.control = ControlServer(folder.new_control_address(), self.inbox.put)
+
+    @override
+    def own(self) -> None:
+        """Have this thread be the only one that changes the run, its files and its connections."""
+        super().own()
+        self.writer.own()
+        self.links.own()
 
     def close(self) -> None:
         """Let go of every connection and file."""
@@ -160,6 +170,7 @@ class ControlledRun:
 
     def record(self, event: events.ControllerEvent) -> None:
         """Write an event into the controller's journal, and take it into the state."""
+        self.check()
         moment = now()
         self.writer.append(event, moment)
         self.state = apply_head(self.state, moment, event)
@@ -321,7 +332,7 @@ class ControlledRun:
         self.cancelled.set()
         self.links.hurry()
         if kill:
-            self.end_at_once()
+            self.do_soon(self.end_at_once)
 
     def end_at_once(self) -> None:
         """Grant no grace any more, neither to what is to end nor to what ends already."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from clusterctl.errors import AuthError, NodeError
 from clusterctl.run.nodes.fan_out import each
+from clusterctl.run.record.owner import Owned
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -33,7 +34,7 @@ class Redialed:
     session: Session
 
 
-class Links:
+class Links(Owned):
     """One session per node, kept. It belongs to one thread: others dial, and what they get comes back by the inbox.
 
     Args:
@@ -63,6 +64,7 @@ class Links:
 
         One that broke before it got here takes nobody's place: its host is dialed again if it has no other.
         """
+        self.check()
         node = host.name
         self._dialing.discard(node)
         if not session.alive:
@@ -84,6 +86,7 @@ class Links:
 
         Repeating it does nothing.
         """
+        self.check()
         current = self.sessions.get(host.name)
         if session is not None and current is not session:
             return

@@ -27,6 +27,7 @@ from clusterctl.run.record import lock as locking
 from clusterctl.run.record import outline
 from clusterctl.run.record.disk import punch, room_not_needed, write_atomically
 from clusterctl.run.record.linefile import LineFile
+from clusterctl.run.record.owner import Owned
 from clusterctl.run.record.reader import LineTail, load_state
 from clusterctl.run.record.replica_files import ReplicaFiles
 from clusterctl.run.record.samples import latest_step
@@ -50,7 +51,7 @@ SAMPLES_KEPT = 16 * 1024 * 1024
 # --- writing
 
 
-class Writer:
+class Writer(Owned):
     """The one writer of a run directory. Holds the lock from construction to `close`.
 
     Raises:
@@ -76,6 +77,7 @@ class Writer:
         Where there is no room it waits, as do the lines of `journal`: see `flush`. What decides over the run is on the
         disk when this returns, so that a head that loses its power does not come back with another view of it.
         """
+        self.check()
         self._seq += 1
         self._events.append((head.encode(self._seq, now, event) + "\n").encode())
         if isinstance(event, _DURABLE):
@@ -87,6 +89,7 @@ class Writer:
         Raises:
             FrameError: It would be longer than a line, or a journal, may be.
         """
+        self.check()
         if node not in self._journals:
             self._journals[node] = LineFile(self.run.node(node) / files.JOURNAL_FILE, _JOURNAL_RESERVE)
         line = (json.dumps(record, separators=(",", ":")) + "\n").encode()
@@ -108,6 +111,7 @@ class Writer:
         Raises:
             OSError: There is no room (`linefile.is_short`); writing the same again later makes it whole.
         """
+        self.check()
         fd = self._descriptor(node, file)
         view, before = memoryview(payload), offset
         while view:
@@ -133,6 +137,7 @@ class Writer:
 
     def close_before(self, node: str, attempt: int) -> None:
         """Keep no file of a node open that is of an attempt before that one."""
+        self.check()
         base = self.run.node(node)
         self._files.close_where(
             lambda path: (
@@ -142,10 +147,12 @@ class Writer:
 
     def restart_replica(self, node: str, file: str) -> None:
         """Throw away a replica that turned out to differ from the node's file, so that it is sent again."""
+        self.check()
         os.ftruncate(self._descriptor(node, file), 0)
 
     def next_epoch(self, seen: int) -> int:
         """Return an epoch above every one used so far, and remember it; `seen` is the highest that a node knows."""
+        self.check()
         try:
             stored = int(self.run.epoch.read_text())
         except (FileNotFoundError, ValueError):

@@ -1,0 +1,80 @@
+"""The rule of one owner: no thread changes what is another's."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from clusterctl.run.record import owner, rundir
+from clusterctl.run.record.owner import NotOwnerError, OwnedState
+from clusterctl.run.record.writer import Writer
+from clusterctl.run.rules.events import Note
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+def on_a_thread(call: Callable[[], object]) -> BaseException | None:
+    """What a call raised on a thread of its own."""
+    raised: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            call()
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    return raised[0] if raised else None
+
+
+def test_the_suite_looks_at_who_changes_what() -> None:
+    assert owner.DEBUG
+
+
+def test_an_attribute_is_changed_by_its_owner_alone() -> None:
+    thing = OwnedState()
+    thing.own()
+
+    setattr(thing, "size", 1)  # noqa: B010 - a plain assignment would need a class of its own
+    assert isinstance(on_a_thread(lambda: setattr(thing, "size", 2)), NotOwnerError)
+    assert vars(thing)["size"] == 1
+
+
+def test_before_anybody_owns_it_any_thread_may_make_it() -> None:
+    thing = OwnedState()
+
+    assert on_a_thread(lambda: setattr(thing, "size", 2)) is None
+
+
+def test_a_journal_is_written_by_the_thread_of_its_loop_alone(tmp_path: Path) -> None:
+    run = rundir.create("demo", tmp_path)
+    writer = Writer(run)
+    writer.own()
+
+    error = on_a_thread(lambda: writer.append(Note(text="x"), 1.0))
+    writer.close()
+
+    assert isinstance(error, NotOwnerError)
+    assert "Writer is changed by" in str(error)
+    assert not run.events.exists()
+
+
+@pytest.mark.parametrize(
+    "change", [lambda w: w.close_before("n0", 1), lambda w: w.next_epoch(3)], ids=["files", "epoch"]
+)
+def test_nothing_of_a_run_directory_is_changed_by_another_thread(
+    tmp_path: Path, change: Callable[[Writer], object]
+) -> None:
+    writer = Writer(rundir.create("demo", tmp_path))
+    writer.own()
+
+    error = on_a_thread(lambda: change(writer))
+    writer.close()
+
+    assert isinstance(error, NotOwnerError)
