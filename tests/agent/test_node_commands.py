@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 import zipfile
 import zlib
@@ -548,6 +549,32 @@ def test_what_tells_a_checkpoint_from_the_one_that_was_there_before_is_its_newes
 
 
 # --- runs on a machine
+
+
+GOES = """
+import os, sys
+from clusterctl.agent.record.rundir import RunDir
+from clusterctl.agent.record.state import NodeState
+from clusterctl.agent.serve.commands import runs
+run = RunDir(sys.argv[1], "r", "n")
+run.make()
+for name in ("first", "second"):
+    open(os.path.join(run.path, name), "w").close()
+def go(event, values):
+    if event == "os.remove" and os.path.basename(values[0]) in ("first", "second"):
+        for name in {"first", "second"} - {os.path.basename(values[0])}:
+            if os.path.exists(os.path.join(run.path, name)):
+                os.rename(os.path.join(run.path, name), os.path.join(sys.argv[1], "elsewhere"))
+sys.addaudithook(go)
+runs._clean(run, NodeState())
+print(os.path.exists(run.path), os.path.exists(os.path.join(sys.argv[1], "elsewhere")))
+"""
+
+
+def test_a_file_that_goes_while_a_run_is_cleaned_keeps_nobody_from_it(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", GOES, str(tmp_path)], capture_output=True, text=True, check=True)
+
+    assert done.stdout == "False True\n"
 
 
 def test_runs_are_listed_and_cleaned_once_nothing_lives(node: Node) -> None:

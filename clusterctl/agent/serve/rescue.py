@@ -35,4 +35,9 @@ def sweep(run: RunDir, grace: float) -> None:
                 os._exit(0)
         return {}
 
-    os.close(aside.fork(leave)[1])
+    _, answer = aside.fork(leave)
+    try:
+        # Until it has left, it would end with this process, whose controller may go at once when it hears of it.
+        os.read(answer, 1)
+    finally:
+        os.close(answer)

@@ -153,11 +153,18 @@ def _clean(run: RunDir, state: NodeState) -> int:
         secrets.remove_folder(run.status_dir(attempt))
     run.unmake_memory()
     size = 0
-    for place, _, names_here in os.walk(run.path):
-        for name in names_here:
-            size += os.lstat(os.path.join(place, name)).st_blocks * 512
-    shutil.rmtree(run.path)
+    for place, _, names in os.walk(run.path):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                size += os.lstat(os.path.join(place, name)).st_blocks * 512
+    shutil.rmtree(run.path, onerror=_unless_gone)
     # Another node of the same run may lie beside it.
     with contextlib.suppress(OSError):
         os.rmdir(os.path.dirname(run.path))
     return size
+
+
+def _unless_gone(_function: object, _path: object, error: tuple[type, BaseException, object]) -> None:
+    """Bear that a file is gone: a supervisor that is just leaving takes its socket along."""
+    if not isinstance(error[1], FileNotFoundError):
+        raise error[1]
