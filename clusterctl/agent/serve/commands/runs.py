@@ -164,7 +164,7 @@ def _clean(run: RunDir, state: NodeState) -> int:
     return size
 
 
-def _unless_gone(_function: object, _path: object, error: tuple[type, BaseException, object]) -> None:
+def _unless_gone(_function: object, _path: str, error: Any) -> None:
     """Bear that a file is gone: a supervisor that is just leaving takes its socket along."""
     if not isinstance(error[1], FileNotFoundError):
         raise error[1]
