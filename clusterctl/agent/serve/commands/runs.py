@@ -153,8 +153,8 @@ def _clean(run: RunDir, state: NodeState) -> int:
         secrets.remove_folder(run.status_dir(attempt))
     run.unmake_memory()
     size = 0
-    for place, _, names in os.walk(run.path):
-        for name in names:
+    for place, _, inside in os.walk(run.path):
+        for name in inside:
             with contextlib.suppress(FileNotFoundError):
                 size += os.lstat(os.path.join(place, name)).st_blocks * 512
     shutil.rmtree(run.path, onerror=_unless_gone)
