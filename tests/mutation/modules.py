@@ -28,35 +28,46 @@ _NODE: Final = "tests/agent/test_"
 _AGENT: Final = "tests/unit/agent"
 
 TESTS: Final[dict[str, tuple[str, ...]]] = {
-    "run/policy": _STATE,
-    "run/blame": (
+    **dict.fromkeys(("run/rules/policy", "run/rules/outcome"), _STATE),
+    "run/rules/blame": (
         f"{_RUN}blame.py",
         f"{_RUN}state.py",
         f"{_RUN}state_changes.py",
         "tests/unit/render/test_report.py",
         "tests/unit/render/test_status.py",
     ),
-    "run/stall": (
+    "run/rules/stalls/rule": (
         "tests/unit/stall/test_judged.py",
         "tests/unit/stall/test_stall_rule.py",
         "tests/unit/stall/test_observer.py",
     ),
-    "run/state": (*_STATE, f"{_RUN}folding.py", f"{_RUN}monitoring.py", "tests/unit/render"),
-    "run/restarting": (f"{_RUN}restarting.py",),
-    "plan": (f"{_RUN}plan.py", f"{_RUN}plan_environment.py", f"{_RUN}broken_start.py", "tests/unit/cli/test_files.py"),
+    **dict.fromkeys(
+        ("run/rules/state", "run/rules/fold"),
+        (*_STATE, f"{_RUN}folding.py", f"{_RUN}monitoring.py", "tests/unit/render"),
+    ),
+    "run/rules/restarting": (f"{_RUN}restarting.py",),
+    **dict.fromkeys(
+        ("plan/launch", "plan/layout", "plan/meeting", "plan/environment"),
+        (f"{_RUN}plan.py", f"{_RUN}plan_environment.py", f"{_RUN}broken_start.py", "tests/unit/cli/test_files.py"),
+    ),
     "config/units": ("tests/unit/config/test_units.py", *_CONFIG),
     "config/hosts": ("tests/unit/config/test_hosts.py", *_CONFIG),
-    "config/build": _CONFIG,
+    "config/sections/build": _CONFIG,
     "logs/clean": ("tests/unit/logs/test_clean.py", "tests/unit/logs", "tests/unit/render"),
     "logs/merge": ("tests/unit/logs",),
     "logs/fold": ("tests/unit/logs", "tests/unit/render/test_log.py"),
-    **dict.fromkeys(("health/thermal", "health/throttle", "health/ecc", "health/rows"), _GPUS),
-    **dict.fromkeys(("health/xid", "health/sxid", "health/recovery"), _LOG),
-    "transport/known_hosts": ("tests/unit/transport/test_known_hosts.py",),
-    "agent/protocol": (f"{_AGENT}/test_protocol.py", _AGENT, f"{_NODE}session_local.py"),
-    "agent/epochs": (f"{_AGENT}/test_epochs.py", _AGENT, f"{_NODE}deaths.py"),
-    "agent/fold": (f"{_AGENT}/test_fold.py", _AGENT, f"{_NODE}deaths.py", f"{_NODE}run.py"),
-    "agent/journal": (
+    **dict.fromkeys(
+        ("health/checks/thermal", "health/checks/throttle", "health/checks/ecc", "health/checks/rows"), _GPUS
+    ),
+    **dict.fromkeys(("health/checks/xid", "health/checks/sxid", "health/checks/recovery"), _LOG),
+    "transport/ssh/known_hosts": ("tests/unit/transport/test_known_hosts.py",),
+    **dict.fromkeys(
+        ("agent/protocol/frames", "agent/protocol/files", "agent/protocol/commands"),
+        (f"{_AGENT}/test_protocol.py", _AGENT, f"{_NODE}session_local.py"),
+    ),
+    "agent/record/authority": (f"{_AGENT}/test_epochs.py", _AGENT, f"{_NODE}deaths.py"),
+    "agent/record/state": (f"{_AGENT}/test_fold.py", _AGENT, f"{_NODE}deaths.py", f"{_NODE}run.py"),
+    "agent/record/journal": (
         f"{_AGENT}/test_journal_lines.py",
         f"{_AGENT}/test_journal.py",
         _AGENT,
@@ -64,14 +75,17 @@ TESTS: Final[dict[str, tuple[str, ...]]] = {
         f"{_NODE}run.py",
         f"{_NODE}full_disk.py",
     ),
-    "agent/outputs": (
-        f"{_AGENT}/test_outputs.py",
-        _AGENT,
-        f"{_NODE}output.py",
-        f"{_NODE}emptied.py",
-        f"{_NODE}full_disk.py",
+    **dict.fromkeys(
+        ("agent/supervisor/outputs", "agent/supervisor/output"),
+        (
+            f"{_AGENT}/test_outputs.py",
+            _AGENT,
+            f"{_NODE}output.py",
+            f"{_NODE}emptied.py",
+            f"{_NODE}full_disk.py",
+        ),
     ),
-    "agent/claims": (f"{_AGENT}/test_claims.py", _AGENT, f"{_NODE}holding.py"),
-    "agent/sweep": (f"{_AGENT}/test_sweep_words.py", _AGENT, f"{_NODE}sweep.py"),
+    "agent/supervisor/claims": (f"{_AGENT}/test_claims.py", _AGENT, f"{_NODE}holding.py"),
+    "agent/members/sweep": (f"{_AGENT}/test_sweep_words.py", _AGENT, f"{_NODE}sweep.py"),
 }
 """Module (below `clusterctl/`, without its ending) to the tests, those first that fail first."""
