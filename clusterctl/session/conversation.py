@@ -46,6 +46,7 @@ from clusterctl.session.streams import Streams
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from clusterctl.agent.protocol.types import Hello
     from clusterctl.transport.base import Channel
     from clusterctl.transport.delivery.bootstrap import Preamble
 
@@ -76,7 +77,7 @@ class Session:
         self.node = node
         self.epoch = epoch
         self.preamble = preamble
-        self.hello: dict[str, Any] = {}
+        self.hello: Hello = {}
         self.connect_s: float | None = None
         self.warnings = (*channel.warnings, *((channel.auth_note,) if channel.auth_note else ()))
         self._channel = channel

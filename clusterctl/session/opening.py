@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from types import ModuleType
 
+    from clusterctl.agent.protocol.types import Hello
     from clusterctl.config.spec import HostSpec
     from clusterctl.session.items import Sink
     from clusterctl.transport.base import Transport
@@ -126,7 +127,7 @@ def open_session(
     session = Session(host.name, channel, preamble, inbox, epoch=epoch)
     session.start(rest)
     try:
-        session.hello = session.call(Command.HELLO, timeout=answer_timeout)
+        session.hello = cast("Hello", session.call(Command.HELLO, timeout=answer_timeout))
         _check_protocol(session)
     except BaseException as error:
         session.close()

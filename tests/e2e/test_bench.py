@@ -60,6 +60,17 @@ def test_a_job_is_timed_from_outside_and_a_failing_one_ends_the_report(head: Loc
     assert "the report was not finished" in failed.stderr
 
 
+def test_a_file_that_says_nothing_of_gpus_has_the_nodes_asked(head: LocalHead) -> None:
+    path = head.write_local({"command": "exit 3"})
+    path.write_text(path.read_text().replace("  gpus: 0\n", "").replace("- gpus: 0\n  ", "- "))
+    assert "gpus" not in path.read_text()
+
+    done = head.run("bench", "--no-health", "--workers", "1")
+
+    assert done.returncode == 100
+    assert "the report was not finished" in done.stderr
+
+
 def test_a_job_gets_the_arguments_and_the_report_a_picture(head: LocalHead) -> None:
     head.write_local({"script": "work.py"}, (1, 1), env={"OMP_NUM_THREADS": "1"})
     (head.folder / "work.py").write_text("import sys\nprint(*sys.argv[1:])\n")

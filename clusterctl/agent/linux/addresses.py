@@ -8,7 +8,7 @@ import struct
 # Not from `typing`, whose import would be a good part of an agent's start.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from clusterctl.agent.protocol.types import Address, Way
 
 _IFF_UP, _IFF_LOOPBACK = 0x1, 0x8
 _DISCARD_PORT = 9
@@ -51,12 +51,12 @@ def _shown(family: int, place: int) -> str:
     return text.value.decode()
 
 
-def addresses() -> list[dict[str, Any]]:
+def addresses() -> list[Address]:
     """Return `[{interface, address, family, up, loopback}]` of this network namespace."""
     first = ctypes.POINTER(_Ifaddrs)()
     if _LIBC.getifaddrs(ctypes.byref(first)) != 0:
         return []
-    found: list[dict[str, Any]] = []
+    found: list[Address] = []
     try:
         entry = first
         while ctypes.cast(entry, ctypes.c_void_p).value is not None:
@@ -75,7 +75,7 @@ def addresses() -> list[dict[str, Any]]:
     return found
 
 
-def route(target: str, known: list[dict[str, Any]]) -> dict[str, Any] | None:
+def route(target: str, known: list[Address]) -> Way | None:
     """Return `{source, interface}` of the way to a target, or `None` where there is no way. No packet is sent."""
     import socket
 
@@ -94,7 +94,7 @@ def route(target: str, known: list[dict[str, Any]]) -> dict[str, Any] | None:
     return None
 
 
-def _holder(source: str, known: list[dict[str, Any]]) -> str | None:
+def _holder(source: str, known: list[Address]) -> str | None:
     for one in known:
         if one["address"] == source:
             return str(one["interface"])

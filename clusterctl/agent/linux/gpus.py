@@ -12,6 +12,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from clusterctl.agent.protocol.types import Gpus
+
 _DRIVER = "/proc/driver/nvidia/gpus"
 _KFD = "/sys/class/kfd/kfd/topology/nodes"
 
@@ -40,7 +42,7 @@ def _of_amd(root: str) -> list[dict[str, Any]]:
     return kfd.gpus(root or "/")[0]
 
 
-def count(root: str = "") -> dict[str, Any]:
+def count(root: str = "") -> Gpus:
     """Return `{count, indices, source, vendor}` of the GPUs of this machine: NVIDIA's, else AMD's.
 
     Args:

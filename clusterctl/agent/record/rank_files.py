@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 from clusterctl.agent.linux import syscalls
 
-
-def read_spawn(path: str) -> dict[str, Any] | None:
-    """Return what a spawn file says: `pid, start_time, waiter_pid, waiter_start_time, boot`."""
-    return syscalls.read_json(path)
+if TYPE_CHECKING:
+    from clusterctl.agent.protocol.types import Exit, Spawn
 
 
-def read_exit(path: str) -> dict[str, Any] | None:
-    """Return what an exit file says: `exit_code, signal, earliest, mono, fenced`."""
-    return syscalls.read_json(path)
+def read_spawn(path: str) -> Spawn | None:
+    """Return what a spawn file says."""
+    return cast("Spawn | None", syscalls.read_json(path))
+
+
+def read_exit(path: str) -> Exit | None:
+    """Return what an exit file says."""
+    return cast("Exit | None", syscalls.read_json(path))

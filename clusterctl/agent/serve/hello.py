@@ -17,10 +17,10 @@ from clusterctl.agent.record import rundir
 # Not from `typing`, whose import would be a good part of an agent's start.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from clusterctl.agent.protocol.types import Hello
 
 
-def hello(root: str) -> dict[str, Any]:
+def hello(root: str) -> Hello:
     """Return the facts of machine and user."""
     user = pwd.getpwuid(os.getuid()) if _has_entry() else None
     home = os.path.expanduser("~")

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from clusterctl.agent.linux.aside import Out
     from clusterctl.agent.linux.loop import Loop
     from clusterctl.agent.members.marks import Marks
+    from clusterctl.agent.protocol.types import Exit
     from clusterctl.agent.record.rundir import RunDir
     from clusterctl.agent.record.state import NodeState
     from clusterctl.agent.supervisor.workers import Worker
@@ -245,7 +246,7 @@ class Attempt:
         elif self.started and not self.ending.swept and not self.living and (not self.launcher or self.launcher.exited):
             self.ending.sweep(time.monotonic() + self.prepare.grace)
 
-    def _end_of(self, worker: Worker) -> dict[str, Any] | None:
+    def _end_of(self, worker: Worker) -> Exit | None:
         """Return how a worker ended, or `None` while it lives."""
         path = self._run.of_rank(self.number, worker.rank, worker.files + "exit")
         said = ends.end_of(worker, path, lambda: self.outputs.make_way(worker.rank))
@@ -253,7 +254,7 @@ class Attempt:
             self._watch(worker)
         return said
 
-    def _exited(self, worker: Worker, said: dict[str, Any]) -> None:
+    def _exited(self, worker: Worker, said: Exit) -> None:
         if said.get("fenced"):
             self.ending.fenced(requests.StopReason.FENCE.value, self.prepare.grace)
         self._let_go(worker)
@@ -273,7 +274,7 @@ class Attempt:
         workers.unwatch(worker)
         self.ledger.workers[worker.identity] = proc.ticks_at(time.monotonic())
 
-    def _exit_event(self, worker: Worker, said: dict[str, Any]) -> events.Exited:
+    def _exit_event(self, worker: Worker, said: Exit) -> events.Exited:
         latest = float(said["mono"])
         stopped = self.ending.caused(worker.rank, latest)
         code, number = said["exit_code"], said["signal"]
@@ -324,7 +325,7 @@ class Attempt:
         if said is not None:
             self._launcher_ended(launcher, said)
 
-    def _launcher_ended(self, launcher: Worker, said: dict[str, Any]) -> None:
+    def _launcher_ended(self, launcher: Worker, said: Exit) -> None:
         self._let_go(launcher)
         for rank, local_rank in self._places:
             if rank not in self.workers:

@@ -11,7 +11,7 @@ import re
 import signal
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Callable
+from typing import TYPE_CHECKING, Callable
 
 from clusterctl.agent.linux import cgroup, proc
 from clusterctl.agent.linux.syscalls import read_bytes
@@ -19,13 +19,14 @@ from clusterctl.agent.record import rank_files
 
 if TYPE_CHECKING:
     from clusterctl.agent.linux.proc import Identity
+    from clusterctl.agent.protocol.types import Exit
     from clusterctl.agent.supervisor.workers import Worker
 
 _UNKNOWN_WAITER_SECONDS = 2.0
 """How long a waiter of which nobody knows the pid may take to write down how its worker ended."""
 
 
-def end_of(worker: Worker, path: str, make_way: Callable[[], None]) -> dict[str, Any] | None:
+def end_of(worker: Worker, path: str, make_way: Callable[[], None]) -> Exit | None:
     """Return what `waiter.read_exit` says, or would have said; `None` while the worker lives, or its waiter has a say.
 
     Args:
@@ -64,10 +65,10 @@ def _take_status(worker: Worker) -> None:
             worker.status = status if pid else None
 
 
-def _from_status(worker: Worker) -> dict[str, Any]:
+def _from_status(worker: Worker) -> Exit:
     """Return how a worker ended whose waiter was gone: by its status where it became our child, else nobody knows."""
     now = time.monotonic()
-    said: dict[str, Any] = {"exit_code": None, "signal": None, "earliest": worker.seen, "mono": now}
+    said: Exit = {"exit_code": None, "signal": None, "earliest": worker.seen, "mono": now}
     if worker.status is not None:
         if os.WIFSIGNALED(worker.status):
             said["signal"] = os.WTERMSIG(worker.status)

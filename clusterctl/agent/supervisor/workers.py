@@ -8,7 +8,7 @@ import os
 import select
 import shutil
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from clusterctl.agent import inject
 from clusterctl.agent.linux import aside, proc, spawn, syscalls
@@ -21,6 +21,7 @@ from clusterctl.agent.supervisor import torchrun, waiter
 if TYPE_CHECKING:
     from clusterctl.agent.linux.aside import Out
     from clusterctl.agent.members.marks import Marks
+    from clusterctl.agent.protocol.types import Spawn
     from clusterctl.agent.record.rundir import RunDir
 
 _REPORT_SECONDS = 20.0
@@ -200,7 +201,7 @@ def begun(rank: int, local_rank: int, report: int) -> Worker:
         raise refusals.failed(f"cannot start rank {rank}: its waiter ended without a word")
     if "error" in said:
         raise refusals.failed(f"cannot start rank {rank}: {said['error']}")
-    return from_spawn(rank, local_rank, said)
+    return from_spawn(rank, local_rank, cast("Spawn", said))
 
 
 def _report(fd: int) -> dict[str, Any] | None:
@@ -210,15 +211,15 @@ def _report(fd: int) -> dict[str, Any] | None:
     return json.loads(line) if line else None
 
 
-def from_spawn(rank: int, local_rank: int, said: dict[str, Any]) -> Worker:
+def from_spawn(rank: int, local_rank: int, spawn_record: Spawn) -> Worker:
     """Return a worker as its waiter described it; after a reboot its pids mean nothing any more.
 
     Its waiter, and its PID namespace, may not be known.
     """
     here = proc.pid_namespace()
-    ours = said["boot"] == proc.boot_id() and said.get("pid_ns", here) == here
-    who = Identity(said["pid"] if ours else 0, said["start_time"])
-    guard = Identity(said.get("waiter_pid", 0) if ours else 0, said.get("waiter_start_time", 0))
+    ours = spawn_record["boot"] == proc.boot_id() and spawn_record.get("pid_ns", here) == here
+    who = Identity(spawn_record["pid"] if ours else 0, spawn_record["start_time"])
+    guard = Identity(spawn_record.get("waiter_pid", 0) if ours else 0, spawn_record.get("waiter_start_time", 0))
     return Worker(rank, local_rank, who, guard)
 
 

@@ -137,7 +137,7 @@ def _gpus(spec: ClusterSpec) -> dict[str, int]:
         from clusterctl.cli.lookup.reach import sessions_of
 
         with sessions_of(spec, unknown) as sessions:
-            known |= {node: int(session.hello.get("gpus") or 0) for node, session in sessions.items()}
+            known |= {node: (session.hello.get("gpus") or {}).get("count") or 0 for node, session in sessions.items()}
     return known
 
 

@@ -13,6 +13,7 @@ from clusterctl.run.nodes.fan_out import each, quietly, raise_first
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from clusterctl.agent.protocol.types import Hello
     from clusterctl.config.spec import ClusterSpec, HostSpec
     from clusterctl.session.conversation import Session
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 _CALL_SECONDS = 60.0
 
 
-def answer_of(host: HostSpec, hello: Mapping[str, Any]) -> meeting.NodeAnswer:
+def answer_of(host: HostSpec, hello: Hello) -> meeting.NodeAnswer:
     """Return what planning needs of a node's hello."""
     addresses = tuple(
         (a["interface"], a["address"]) for a in hello.get("addresses", []) if a.get("up") and not a.get("loopback")

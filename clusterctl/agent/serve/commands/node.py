@@ -52,7 +52,7 @@ class _Node:
         self._listening: dict[str, tuple[int, list[int]]] = {}
 
     def hello(self, _identity: int, _arguments: dict[str, Any], _epoch: int | None) -> dict[str, Any]:
-        return hello.hello(self._session.root)
+        return dict(hello.hello(self._session.root))
 
     def routes(self, identity: int, arguments: dict[str, Any], _epoch: int | None) -> dict[str, Any] | None:
         targets = [str(target) for target in arguments["targets"]]
