@@ -98,20 +98,18 @@ def series(
         modes: tuple[str, ...] = (SINGLE, DISTRIBUTED) if workers == 1 else (DISTRIBUTED,)
         first = next(iter(share))
         if workers == 1 and gpus.get(first, 0) > 1:
-            # DataParallel is one process with all GPUs of its machine.
-            host = next(h for h in spec.workers if h.name == first)
-            alone = replace(cut, hosts=(replace(host, workers=1),))
-            steps.append(
-                Step(
-                    workers=1,
-                    modes=(PARALLEL,),
-                    spec=_with_model(alone, (PARALLEL,), most, ("--gpus", str(gpus[first]), *options)),
-                )
-            )
+            steps.append(_parallel(spec, cut, first, most, ("--gpus", str(gpus[first]), *options)))
         elif workers == 1:
             modes = (SINGLE, PARALLEL, DISTRIBUTED)
         steps.append(Step(workers=workers, modes=modes, spec=_with_model(cut, modes, most, options)))
     return steps
+
+
+def _parallel(spec: ClusterSpec, cut: ClusterSpec, name: str, most: int, options: Sequence[str]) -> Step:
+    """Return the run with DataParallel: one process with all GPUs of its machine."""
+    host = next(h for h in spec.workers if h.name == name)
+    alone = replace(cut, hosts=(replace(host, workers=1),))
+    return Step(workers=1, modes=(PARALLEL,), spec=_with_model(alone, (PARALLEL,), most, options))
 
 
 def _most_together(spec: ClusterSpec, share: Mapping[str, int]) -> int:

@@ -176,11 +176,6 @@ class Jobs:
             self._tasks.pop(pid, None)
             done(aside.outcome(answer))
 
-        def late() -> None:
-            if self._tasks.get(pid) is end:
-                aside.kill(pid)
-                end()
-
         def listen() -> None:
             if self._tasks.get(pid) is end:
                 self._loop.on_readable(read, readable)
@@ -188,24 +183,32 @@ class Jobs:
         def readable() -> None:
             if self._slow(listen):
                 self._loop.on_readable(read, None)
-                return
-            try:
-                data = os.read(read, 1 << 18)
-            except BlockingIOError:
-                return
-            for frame in decoder.feed(data):
-                if isinstance(frame, frames.Data):
-                    self._channel.send_data(frame.stream, frame.offset, frame.payload)
-                else:
-                    answer.append(frame)
-            if not data:
+            elif not self._pass_on(read, decoder, answer):
                 end()
 
         self._tasks[pid] = end
         if seconds is not None:
-            self._loop.after(seconds, late)
+            self._loop.after(seconds, lambda: self._late(pid, end))
         listen()
         return pid
+
+    def _late(self, pid: int, end: Callable[[], None]) -> None:
+        if self._tasks.get(pid) is end:
+            aside.kill(pid)
+            end()
+
+    def _pass_on(self, read: int, decoder: frames.Decoder, answer: list[dict[str, Any]]) -> bool:
+        """Send on the data that a fork gives, and keep its messages; return whether more may come."""
+        try:
+            data = os.read(read, 1 << 18)
+        except BlockingIOError:
+            return True
+        for frame in decoder.feed(data):
+            if isinstance(frame, frames.Data):
+                self._channel.send_data(frame.stream, frame.offset, frame.payload)
+            else:
+                answer.append(frame)
+        return bool(data)
 
     def end(self, task: int) -> None:
         """Kill a task that is still at work; its `done` is called as for any that was killed."""

@@ -58,6 +58,16 @@ def collect(
     os.makedirs(out_dir, mode=0o700, exist_ok=True)
     workers = [dict(rank) for rank in ranks]
     workers += [] if chosen else _of_launchers(workers, status_dir)
+    complete = dict(sorted(_look_at(workers, status_dir, deadline).items(), key=_by_rank))
+    for rank, evidence in complete.items():
+        _keep(out_dir, rank, evidence)
+    limit = _MOST_ANSWER_BYTES // max(1, len(complete))
+    told = {rank: _cut(evidence, limit, out_dir) for rank, evidence in complete.items()}
+    return {"took_s": round(time.monotonic() - begun, 3), "ranks": told}
+
+
+def _look_at(workers: list[dict[str, Any]], status_dir: str, deadline: float) -> dict[str, dict[str, Any]]:
+    """Look at all workers at once, each in a thread that may hang; return the evidence of each by its rank."""
     processes = all_processes()
     found: dict[str, dict[str, Any]] = {}
 
@@ -74,12 +84,7 @@ def collect(
         thread.join(max(0.0, deadline - time.monotonic()))
     for worker in workers:
         found.setdefault(str(worker["rank"]), _nothing(worker, "no answer in time"))
-    complete = dict(sorted(found.items(), key=_by_rank))
-    for rank, evidence in complete.items():
-        _keep(out_dir, rank, evidence)
-    limit = _MOST_ANSWER_BYTES // max(1, len(complete))
-    told = {rank: _cut(evidence, limit, out_dir) for rank, evidence in complete.items()}
-    return {"took_s": round(time.monotonic() - begun, 3), "ranks": told}
+    return dict(found)
 
 
 def _cut(evidence: dict[str, Any], limit: int, out_dir: str) -> dict[str, Any]:

@@ -105,6 +105,10 @@ def node_categories(
         known = {name: ABSENT if value is None else value for name, value in answers.items()}
     elif len(known) < 2:
         return [unknown(f"only {next(iter(known))} tells its {what}")]
+    return _judged(known, what, say)
+
+
+def _judged(known: Mapping[str, Any], what: str, say: Callable[..., Outcome]) -> list[Outcome]:
     result = vote(known)
     if result.agreed:
         return [passed(f"{what} {_show(result.values[0][0])} on {len(known)} nodes", value=result.values[0][0])]

@@ -82,9 +82,8 @@ def _alike(
         looked = [node for node in view.views if told[node.node].status == "ok" and tells(node)]
         if not looked:
             return [unknown(f"no node could be asked for its {what}")]
-        seen = ClusterView(views=tuple(looked), context=view.context, check=view.check)
         blind = [node.node for node in view.views if node not in looked]
-        outcomes = compare.node_categories(seen, read, what, say=say, absent=absent)
+        outcomes = compare.node_categories(replace(view, views=tuple(looked)), read, what, say=say, absent=absent)
         return [*outcomes, *(unknown(f"could not ask for its {what}", node=node) for node in blind)]
 
     judge.__doc__ = doc

@@ -135,9 +135,7 @@ def end_without_controller(
 
         left, errors = each(sessions, end)
         remaining = [entry for found in left.values() for entry in found]
-        for node, error in {**unreached, **errors}.items():
-            known = [entry for entry in state.remaining if entry["node"] == node]
-            remaining += known or [_unsure(node, error)]
+        remaining += _not_looked_at(state, {**unreached, **errors})
         writer.append(_end_of(state, remaining), now())
     finally:
         writer.close()
@@ -148,6 +146,15 @@ def _end_of(state: RunState, remaining: list[dict[str, Any]]) -> events.Ended:
     if state.over:
         return events.Ended(state=state.phase.value, exit_code=state.exit_code or 0, remaining=remaining)
     return events.Ended(state=RunPhase.CANCELLED.value, exit_code=int(ExitCode.CANCELLED), remaining=remaining)
+
+
+def _not_looked_at(state: RunState, errors: Mapping[str, ClusterctlError]) -> list[dict[str, Any]]:
+    """Return what may be left on nodes that did not answer: what was known to be, or that nobody knows."""
+    remaining: list[dict[str, Any]] = []
+    for node, error in errors.items():
+        known = [entry for entry in state.remaining if entry["node"] == node]
+        remaining += known or [_unsure(node, error)]
+    return remaining
 
 
 def _unsure(node: str, error: ClusterctlError) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from clusterctl.transport.base import Progress, silent
 from clusterctl.transport.delivery.first_words import script
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from clusterctl.transport.base import Channel
     from clusterctl.transport.delivery.bundle import Bundle
@@ -127,12 +127,26 @@ def start_agent(
     nonce = secrets.token_hex(8)
     parser = PreambleParser(nonce)
     progress("connected, no Python answer")
-    try:
+    with _failures(node, channel, parser, timeout):
         channel.send(script(nonce, bundle, pythons, first=first), timeout=timeout)
         word, text, rest = _await_preamble(channel, parser, timeout)
         if word == "need":
             progress("sending the agent")
             channel.send(bundle.data, timeout=_SEND_SECONDS)
+    if word not in ("have", "need"):
+        raise _refusal(node, word, text, channel, parser)
+    progress("agent started")
+    try:
+        return _preamble(text, sent=word == "need"), rest
+    except (ValueError, RecursionError) as error:
+        raise _failure(node, f"its first words do not fit: {str(error)[:_QUOTED_BYTES]}", channel, parser) from error
+
+
+@contextlib.contextmanager
+def _failures(node: str, channel: Channel, parser: PreambleParser, timeout: float) -> Iterator[None]:
+    """Say what it means that a node does not answer, or not with what is ours."""
+    try:
+        yield
     except TimeoutError as error:
         raise _failure(node, f"no Python answered within {timeout:g}s", channel, parser) from error
     except ValueError as error:
@@ -140,15 +154,12 @@ def start_agent(
     except OSError as error:
         _hear_out(channel, parser)
         raise _failure(node, "the connection broke before the agent answered", channel, parser) from error
-    if word not in ("have", "need"):
-        raise _refusal(node, word, text, channel, parser)
-    progress("agent started")
-    try:
-        facts = json.loads(text)
-        PREAMBLE(facts)
-    except (ValueError, RecursionError) as error:
-        raise _failure(node, f"its first words do not fit: {str(error)[:_QUOTED_BYTES]}", channel, parser) from error
-    return Preamble(facts["python"], facts["version"], word == "need"), rest
+
+
+def _preamble(text: str, *, sent: bool) -> Preamble:
+    facts = json.loads(text)
+    PREAMBLE(facts)
+    return Preamble(facts["python"], facts["version"], sent)
 
 
 def _await_preamble(channel: Channel, parser: PreambleParser, timeout: float) -> tuple[str, str, bytes]:

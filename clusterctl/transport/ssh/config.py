@@ -200,17 +200,22 @@ def _is_port(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) <= 5 and int(text) <= 65535
 
 
+def _values(text: str) -> dict[str, list[str]]:
+    values: dict[str, list[str]] = {}
+    for line in text.split("\n"):
+        key, _, value = line.partition(" ")
+        if key in _KEYS:
+            values.setdefault(key, []).append(value.strip())
+    return values
+
+
 def parse(node: str, text: str, destination: Destination) -> SshOptions:
     """Return the options that `ssh -G` printed as `text`.
 
     Raises:
         ConnectError: A name among them is none that may be filled into a command.
     """
-    values: dict[str, list[str]] = {}
-    for line in text.split("\n"):
-        key, _, value = line.partition(" ")
-        if key in _KEYS:
-            values.setdefault(key, []).append(value.strip())
+    values = _values(text)
     tokens = _tokens(destination, values)
     for token, (what, is_one) in _NAMES.items():
         _check(node, what, is_one, tokens[token] or None)
