@@ -63,6 +63,8 @@ class Command(str, Enum):
 #   {"push": "event", "run": r, "node": d, "event": {…}}   one line of the journal (as `encode_event` wrote it)
 #   {"push": "stream", "stream": n, "run": r, "node": d, "file": f}   Data of stream n is that file's; `offset`
 #                                            of a Data frame is the offset in the file
+#   {"push": "whole", "run": r, "node": d, "before": a}   all data of attempts before that one was sent
+#   {"push": "stale", "run": r, "node": d}   another controller holds the run now
 # Streams that the agent announces have numbers >= AGENT_STREAMS; those below belong to the controller (EXEC, FETCH,
 # MANIFEST, RECEIVE). Only what FOLLOW sends is on credit; the files of a FETCH are sent one after the other in the
 # stream of its request, in the order of its answer, and the offsets run through. The answer of EXEC and FETCH comes
