@@ -38,6 +38,7 @@ from clusterctl.run.rules.gaps import Gaps, Step
 from clusterctl.run.rules.start_failure import start_failed
 from clusterctl.run.rules.state import apply_head, apply_node
 from clusterctl.run.rules.stop_clock import Stopping
+from clusterctl.session.limits import seconds_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -52,8 +53,8 @@ T = TypeVar("T")
 Post = Callable[[events.ControllerEvent], None]
 Dial = Callable[["HostSpec", Callable[[str], None]], "Session"]
 
-CALL_SECONDS = 20.0
 _HURRIED_SECONDS = 5.0
+"""How long a node may take for its last word where a person wants the end at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,7 +211,7 @@ class ControlledRun:
             return  # the next one is asked from here on as well
         request = encoding.to_wire(self.following.request(node))
         self.aside(
-            lambda: session.call(Command.FOLLOW, request, timeout=CALL_SECONDS),
+            lambda: session.call(Command.FOLLOW, request),
             lambda _: self._gaps.asked_again(node),
             lambda _: self.links.broken(self.hosts[node], session),
         )
@@ -301,7 +302,7 @@ class ControlledRun:
         def tell() -> None:
             # A node that takes its time has heard it; for how long it may take is for the policy to say.
             with contextlib.suppress(FutureTimeoutError):
-                session.call_async(Command.STOP, request).result(CALL_SECONDS)
+                session.call_async(Command.STOP, request).result(seconds_for(Command.STOP))
 
         def failed(_: Exception) -> None:
             self.links.broken(self.hosts[node], session)
@@ -311,7 +312,7 @@ class ControlledRun:
     def tell_finished(self, sessions: Mapping[str, Session], state: str, code: int) -> dict[str, ClusterctlError]:
         """Tell nodes that the run has ended; return why some did not hear it. For any thread."""
         asked = {"run": self.folder.run, "state": state, "exit_code": code}
-        timeout = _HURRIED_SECONDS if self.kill else CALL_SECONDS
+        timeout = _HURRIED_SECONDS if self.kill else None
         return each(sessions, lambda n, s: s.call(Command.FINISH, {**asked, "node": n}, timeout=timeout))[1]
 
     def cancel(self, *, kill: bool) -> None:
