@@ -27,6 +27,7 @@ from clusterctl.run.nodes.transfer import Parcel, push
 from clusterctl.run.record.disk import room_not_needed, write_atomically
 from clusterctl.run.rules import events
 from clusterctl.session.limits import seconds_for
+from clusterctl.wording import size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -189,7 +190,7 @@ class Launch:
             step.end(failed=True)
             raise_first(errors)
         most = max(sent.values(), key=lambda s: s[1])
-        step.end(f"{len(manifest.files)} files, {_size(most[1])} changed")
+        step.end(f"{len(manifest.files)} files, {size(most[1])} changed")
         self._check()
 
     def _look_at_unsynced(self, hosts: Sequence[HostSpec], *, first: bool) -> None:
@@ -329,12 +330,3 @@ def prepare_request(
         watch=list(spec.stall.watch),
         code_hash=code_hash if host.transport is TransportKind.SSH else None,
     )
-
-
-def _size(count: int) -> str:
-    size, unit = float(count), "B"
-    for larger in ("KiB", "MiB", "GiB"):
-        if size < 1024:
-            break
-        size, unit = size / 1024, larger
-    return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"

@@ -114,7 +114,7 @@ CASES: dict[str, Case] = {
     "gpu.xid": Case(
         {"kernel_log": log("NVRM: Xid (PCI:0000:15:00): 79, pid=1, GPU has fallen off the bus.")},
         FAIL,
-        "GPU 5: XID 79, GPU has fallen off the bus, 1 min ago",
+        "GPU 5: XID 79, GPU has fallen off the bus, 60 s ago",
         {"kernel_log": "timeout"},
         gpu=5,
     ),
