@@ -6,8 +6,8 @@ import os
 import traceback
 from typing import TYPE_CHECKING, Any, Callable
 
+from clusterctl.agent.linux import syscalls
 from clusterctl.agent.linux.channel import Channel
-from clusterctl.agent.members import guardians
 from clusterctl.agent.protocol import commands, frames, refusals
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Peers:
             sock, _ = listener.accept()
         except OSError:
             return
-        if guardians.peer(sock)[1] not in (os.getuid(), 0):
+        if syscalls.peer(sock)[1] not in (os.getuid(), 0):
             sock.close()
             return
         self.count += 1
