@@ -14,7 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from clusterctl.agent.protocol import encoding, requests
 from clusterctl.agent.protocol.commands import Command
@@ -39,6 +39,7 @@ from clusterctl.run.rules.start_failure import start_failed
 from clusterctl.run.rules.state import apply_head, apply_node
 from clusterctl.run.rules.stop_clock import Stopping
 from clusterctl.session.limits import seconds_for
+from clusterctl.session.opening import open_all
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -235,23 +236,22 @@ class ControlledRun:
         hosts: Iterable[HostSpec],
         step: Progress | None = None,
         joined: Callable[[str, Session], None] = lambda _node, _session: None,
-    ) -> tuple[dict[str, Session], dict[str, Any]]:
+    ) -> tuple[dict[str, Session], dict[str, ClusterctlError]]:
         """Open a session to every host, all at once; return them and the errors of those that cannot be had.
 
         Each is given to `joined` as soon as it is there, on the thread that dialed. For other threads than the loop's.
         """
-        by_name = {h.name: h for h in hosts}
-        shown = step or Progress("connect", len(by_name), lambda _: None)
+        wanted = list(hosts)
+        shown = step or Progress("connect", len(wanted), lambda _: None)
 
-        def one(node: str, _: Any) -> Session:
-            shown.at(node, "connecting")
-            session = self.dial(by_name[node], lambda what: shown.at(node, what))
-            shown.through(node)
-            joined(node, session)
+        def one(host: HostSpec) -> Session:
+            shown.at(host.name, "connecting")
+            session = self.dial(host, lambda what: shown.at(host.name, what))
+            shown.through(host.name)
+            joined(host.name, session)
             return session
 
-        placeholder: dict[str, Any] = dict.fromkeys(by_name)
-        return each(placeholder, one, self.spec.ssh.parallel)
+        return open_all(wanted, one, self.spec.ssh.parallel, ClusterctlError)
 
     def raise_epoch(self, seen: int) -> None:
         """Have an epoch above `seen` and above all that this head has used; all sessions carry it from now on."""
