@@ -11,13 +11,13 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.health.checks import amd_setup, devices, ecc, ras, recovery, rows, storage, thermal, throttle, xgmi, xid
-from clusterctl.health.checks.host import size
 from clusterctl.health.context import Context
 from clusterctl.health.judge import weigh
 from clusterctl.health.model import Action, Finding, Status
 from clusterctl.health.registry import LIMITS
 from clusterctl.health.signs import Sign
 from clusterctl.health.vendors import AMD
+from clusterctl.wording import size, span
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -176,15 +176,15 @@ def _away(watch: Watch, trouble: _Trouble) -> float:
 def _over(watch: Watch, trouble: _Trouble) -> str:
     place = f"{_place(watch, trouble.sign)}{trouble.sign.words}"
     if trouble.sign.event:
-        return f"{place}: the GPU is well again for {_duration(watch.limits.mended)}"
-    return f"{place} is over after {_duration(trouble.seen - trouble.began)}"
+        return f"{place}: the GPU is well again for {span(watch.limits.mended)}"
+    return f"{place} is over after {span(trouble.seen - trouble.began)}"
 
 
 def tick(watch: Watch, now: float) -> tuple[Watch, list[Change]]:
     """Notice that samples have stopped. Call it now and then, with the same clock that samples carry."""
     if watch.silent or watch.last is None or now - watch.last < watch.limits.silence:
         return watch, []
-    message = f"{watch.node}: no sample of GPUs and host for {_duration(now - watch.last)}"
+    message = f"{watch.node}: no sample of GPUs and host for {span(now - watch.last)}"
     return replace(watch, silent=True), [_change(watch, now, _SILENCE, Status.WARN, message, watch.last)]
 
 
@@ -262,7 +262,7 @@ def _driver_signs(watch: Watch, sample: Mapping[str, Any]) -> Iterator[Sign]:
             action=Action.REBOOT_NODE,
             # The sampler knows for how long: no need to wait once more for as long.
             lasting=0.0 if stuck >= watch.limits.stuck else watch.limits.stuck,
-            detail=f"no answer for {_duration(stuck)}",
+            detail=f"no answer for {span(stuck)}",
         )
     elif sample.get("status") == "error":
         yield Sign(
@@ -321,7 +321,7 @@ def _place(watch: Watch, sign: Sign) -> str:
 
 def _message(watch: Watch, trouble: _Trouble, now: float) -> str:
     sign = trouble.sign
-    lasting = f" for {_duration(now - trouble.began)}" if sign.lasting and now > trouble.began else ""
+    lasting = f" for {span(now - trouble.began)}" if sign.lasting and now > trouble.began else ""
     detail = f", {sign.detail}" if sign.detail else ""
     return f"{_place(watch, sign)}{sign.words}{lasting}{detail}"
 
@@ -341,9 +341,3 @@ def _change(watch: Watch, now: float, sign: Sign, status: Status, message: str, 
         action=action.value,
         began=began,
     )
-
-
-def _duration(seconds: float) -> str:
-    if seconds >= 5400:
-        return f"{seconds / 3600:.1f} h"
-    return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.config.spec import ClusterSpec, Framework
 from clusterctl.plan.layout import job_of
-from clusterctl.plan.meeting import VIRTUAL, Meeting, NodeAnswer, is_link_local
+from clusterctl.plan.meeting import Meeting, NodeAnswer, is_link_local, joins_machines
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -159,7 +159,7 @@ def _is_amd(answer: NodeAnswer | None) -> bool:
 
 def _several_networks(answer: NodeAnswer) -> bool:
     """Return whether a node has more than one real interface that NCCL may want to use together."""
-    names = {name for name, address in answer.addresses if not name.startswith(VIRTUAL) and not is_link_local(address)}
+    names = {name for name, address in answer.addresses if joins_machines(name) and not is_link_local(address)}
     return len(names) > 1
 
 

@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from clusterctl.config.interfaces import VIRTUAL
 from clusterctl.errors import RefusedError
 
 if TYPE_CHECKING:
@@ -14,9 +15,6 @@ if TYPE_CHECKING:
 
     from clusterctl.config.spec import HostSpec
     from clusterctl.plan.layout import Layout
-
-
-VIRTUAL = ("docker", "br-", "veth", "virbr", "cni", "flannel", "cali", "lo", "tunl", "kube", "vnet")
 
 _LOOPBACK = "127.0.0.1"
 
@@ -74,7 +72,7 @@ def provisional_address(host: HostSpec, answer: NodeAnswer, interface: str | Non
         return _on_interface(answer, interface)
     if answer.reached_at in _usable(address for _, address in answer.addresses):
         return answer.reached_at
-    return _best(address for name, address in answer.addresses if not name.startswith(VIRTUAL))
+    return _best(address for name, address in answer.addresses if joins_machines(name))
 
 
 def _on_interface(answer: NodeAnswer, interface: str) -> str:
@@ -96,6 +94,11 @@ def _usable(addresses: Iterable[str]) -> list[str]:
 def _best(addresses: Iterable[str]) -> str | None:
     """Return the first usable address: of IPv4, of IPv6, of an IPv4 link alone."""
     return min(_usable(addresses), key=lambda a: (is_link_local(a), ":" in a), default=None)
+
+
+def joins_machines(interface: str) -> bool:
+    """Return whether other machines may be reached by an interface, by its name."""
+    return not interface.startswith(("lo", *VIRTUAL))
 
 
 def is_link_local(address: str) -> bool:

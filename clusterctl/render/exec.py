@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal as signals
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +9,7 @@ from clusterctl.errors import ExitCode
 from clusterctl.logs.clean import clean_block
 from clusterctl.render.ranks import count, fold_nodes
 from clusterctl.render.terminal.console import BOLD, pad
+from clusterctl.wording import signal_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -115,14 +115,7 @@ def end_lines(answers: Mapping[str, Answer], *, every: bool = False) -> list[str
         if answer.error is not None:
             ends.setdefault(answer.error, []).append(node)
         elif answer.signal is not None:
-            ends.setdefault(f"ended by {_signal(answer.signal)}", []).append(node)
+            ends.setdefault(f"ended by {signal_name(answer.signal)}", []).append(node)
         elif answer.exit_code or every:
             ends.setdefault(f"exit code {answer.exit_code}", []).append(node)
     return [f"{fold_nodes(nodes)} ({count(len(nodes), 'node')}): {end}" for end, nodes in ends.items()]
-
-
-def _signal(number: int) -> str:
-    try:
-        return signals.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

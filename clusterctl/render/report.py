@@ -9,8 +9,9 @@ from clusterctl.logs.clean import clean_block
 from clusterctl.logs.select import end_lines
 from clusterctl.render.errors import remaining_lines, start_failed_lines
 from clusterctl.render.ranks import count, fold_nodes, fold_ranks
-from clusterctl.render.terminal.console import DIM, GREEN, RED, YELLOW, safe, seconds
+from clusterctl.render.terminal.console import DIM, GREEN, RED, YELLOW, safe
 from clusterctl.render.words import failure_line, stall_line, summary, worker_state
+from clusterctl.wording import duration
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,7 +64,7 @@ def _success(state: RunState, terminal: Terminal) -> str:
 def _duration(state: RunState) -> str:
     if state.created is None or state.ended is None:
         return "duration unknown"
-    return seconds(state.ended - state.created)
+    return duration(state.ended - state.created)
 
 
 def _first_failure(state: RunState, cause: Cause, terminal: Terminal) -> list[str]:

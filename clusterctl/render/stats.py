@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.render.log import rfc3339
-from clusterctl.render.terminal.console import BOLD, GREEN, RED, YELLOW, safe, seconds, size
+from clusterctl.render.terminal.console import BOLD, GREEN, RED, YELLOW, safe
 from clusterctl.render.terminal.table import Cell, Column, render_table
+from clusterctl.wording import duration
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -18,6 +19,8 @@ _IDLE_PERCENT = 10
 _HOT_C = 85
 STALE_S = 60.0
 """Samples come every 15 s: what is this old is not what is."""
+
+_GIB = 2**30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +106,7 @@ def remarks(nodes: Sequence[NodeStats], now: float) -> list[str]:
     """Return what a person must know to read the table rightly: what is missing, and what is old."""
     lines = [f"{safe(n.node)}: {safe(n.reason)}" for n in nodes if n.reason and n.status not in ("ok", "absent")]
     old = [(n, now - n.time) for n in nodes if n.time is not None and now - n.time > STALE_S]
-    return lines + [f"{safe(n.node)}: seen {seconds(age)} ago" for n, age in old]
+    return lines + [f"{safe(n.node)}: seen {duration(age)} ago" for n, age in old]
 
 
 def _rows(node: NodeStats) -> list[list[Cell | str]]:
@@ -117,7 +120,8 @@ def _rows(node: NodeStats) -> list[list[Cell | str]]:
 def _gpu(gpu: GpuStats) -> list[Cell | str]:
     memory = "-"
     if gpu.mem_used is not None and gpu.mem_total is not None:
-        memory = f"{size(gpu.mem_used)} / {size(gpu.mem_total)}"
+        # In one unit and with one decimal: who reads a column compares its rows.
+        memory = f"{gpu.mem_used / _GIB:.1f} GiB / {gpu.mem_total / _GIB:.1f} GiB"
     return [str(gpu.gpu), util_cell(gpu), memory, temp_cell(gpu), power_text(gpu)]
 
 

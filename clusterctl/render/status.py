@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 from clusterctl.render.errors import remaining_lines
 from clusterctl.render.log import rfc3339
 from clusterctl.render.ranks import count, fold_nodes, fold_ranks
-from clusterctl.render.terminal.console import BOLD, DIM, GREEN, RED, YELLOW, seconds
+from clusterctl.render.terminal.console import BOLD, DIM, GREEN, RED, YELLOW
 from clusterctl.render.terminal.table import Cell, Column, render_table
-from clusterctl.render.words import health_news, signal_name, stall_hints, stall_line, worker_state
+from clusterctl.render.words import health_news, stall_hints, stall_line, worker_state
 from clusterctl.run.rules.outcome import final_cause
 from clusterctl.run.rules.state import RunPhase
+from clusterctl.wording import duration, signal_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -211,8 +212,8 @@ def _ps_row(view: RunView, now: float) -> list[Cell | str]:
         str(len(state.nodes)) if state.nodes else "-",
         str(state.world_size or "-"),
         "-" if view.step is None else str(view.step),
-        "-" if state.created is None else seconds(end - state.created),
-        "-" if progress is None or state.over or state.stall is not None else f"{seconds(progress)} ago",
+        "-" if state.created is None else duration(end - state.created),
+        "-" if progress is None or state.over or state.stall is not None else f"{duration(progress)} ago",
         _ps_remark(view),
     ]
 
@@ -276,7 +277,7 @@ def _headline(view: RunView, now: float, terminal: Terminal) -> str:
     if view.step is not None:
         parts.append(f"step {view.step}")
     if state.created is not None:
-        parts.append(f"{seconds((now if state.ended is None else state.ended) - state.created)}")
+        parts.append(f"{duration((now if state.ended is None else state.ended) - state.created)}")
     return f"{terminal.style(state.run, BOLD)}  {dot.join(parts)}"
 
 
@@ -328,7 +329,7 @@ def _worker_table(view: RunView, terminal: Terminal, *, every: bool) -> list[str
                 "-" if worker.pid is None else str(worker.pid),
                 worker_cell(worker),
                 "-" if activity.step is None else str(activity.step),
-                "-" if output is None or view.state.over else f"{seconds(output)} ago",
+                "-" if output is None or view.state.over else f"{duration(output)} ago",
             ]
         )
     return render_table(columns, rows, terminal)

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from clusterctl.render.stats import percent, power_text, remarks, temp_cell, util_cell
 from clusterctl.render.status import RunView, WorkerActivity, render_summary, worker_cell
-from clusterctl.render.terminal.console import BOLD, DIM, cells, fit, seconds
+from clusterctl.render.terminal.console import BOLD, DIM, cells, fit
 from clusterctl.render.terminal.table import Cell, Column, render_table
+from clusterctl.wording import duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -207,7 +208,7 @@ def _memory(gpu: GpuStats) -> str:
 
 def _output(row: Row) -> str:
     age = row.activity.last_output_s
-    return "-" if age is None else seconds(age)
+    return "-" if age is None else duration(age)
 
 
 _PARTS = (

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from clusterctl.render.terminal.console import BOLD, RED, safe, seconds
+from clusterctl.render.terminal.console import BOLD, RED, safe
+from clusterctl.wording import signal_name, span
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -92,12 +93,7 @@ def stall_news(event: StallSeen, run: str) -> list[str]:
 
 def _stall_text(phase: str, reason: str, since_s: float, limit_s: float) -> str:
     certain = "stalled: " if phase == "confirmed" else ""
-    return f"{certain}{safe(reason) or 'no progress'} for {_span(since_s)} (limit {_span(limit_s)})"
-
-
-def _span(value: float) -> str:
-    """Return a duration within a sentence; its seconds are what people compare up to two minutes."""
-    return f"{value:.0f} s" if value < 120 else seconds(value)
+    return f"{certain}{safe(reason) or 'no progress'} for {span(since_s)} (limit {span(limit_s)})"
 
 
 def worker_state(worker: WorkerState) -> str:
@@ -111,16 +107,6 @@ def worker_state(worker: WorkerState) -> str:
     if worker.signal is not None:
         return f"killed by {signal_name(worker.signal)}"
     return "exit unknown" if worker.exit_code is None else f"exit {worker.exit_code}"
-
-
-def signal_name(number: int) -> str:
-    """Return `SIGKILL` for 9."""
-    import signal
-
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def summary(workers: Sequence[WorkerState]) -> str:

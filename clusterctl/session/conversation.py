@@ -38,6 +38,7 @@ from clusterctl.session.items import (
     Superseded,
     WholeReceived,
 )
+from clusterctl.session.limits import seconds_for
 from clusterctl.session.pulse import PULSE
 from clusterctl.session.refusals import GarbledError, refusal_of
 from clusterctl.session.sender import Sender
@@ -52,8 +53,6 @@ if TYPE_CHECKING:
 
 SILENCE_SECONDS = 3 * BEAT_SECONDS
 """A peer that said nothing and took nothing for so long is taken as gone, although its connection may look alive."""
-
-CALL_SECONDS = 30.0
 
 _READ_BYTES = 1 << 20
 _QUOTED_CHARACTERS = 300
@@ -120,17 +119,18 @@ class Session:
         return time.monotonic() - self._heard
 
     def call(
-        self, command: Command, arguments: dict[str, Any] | None = None, *, timeout: float = CALL_SECONDS
+        self, command: Command, arguments: dict[str, Any] | None = None, *, timeout: float | None = None
     ) -> dict[str, Any]:
         """Ask and wait for the answer.
 
         Raises:
             RefusedError: The node would not; `StaleEpochError` where it obeys a later controller.
             NotFoundError: It has no such run, rank or file.
-            AgentError: It could not, or did not answer within `timeout` seconds.
+            AgentError: It could not, or did not answer within `timeout` seconds, or those of `seconds_for`.
             NodeError: The session is lost.
         """
         future = self.call_async(command, arguments)
+        timeout = seconds_for(command) if timeout is None else timeout
         try:
             return future.result(timeout)
         except FutureTimeoutError as error:

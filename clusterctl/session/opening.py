@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
 from clusterctl.agent.protocol.commands import PROTOCOL, Command
 from clusterctl.config.spec import SshSpec, TransportKind
@@ -20,6 +20,7 @@ from clusterctl.transport.ssh.approach import Approach
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+    from concurrent.futures import Future
     from types import ModuleType
 
     from clusterctl.agent.protocol.types import Hello
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from clusterctl.session.items import Sink
     from clusterctl.transport.base import Transport
     from clusterctl.transport.delivery.bundle import Bundle
+
+E = TypeVar("E", bound=ClusterctlError)
 
 ANSWER_SECONDS = 20.0
 """How long a shell that was reached may take until its agent answers: login scripts and cold disks are slow."""
@@ -158,25 +161,46 @@ def open_sessions(
     Both are by node, in the order of `hosts`. Each session is given to `joined` as soon as it is there, in a thread of
     its own. Interrupted (Ctrl-C), it closes what was opened.
     """
-    wanted = list(hosts)
 
-    def attempt(host: HostSpec) -> Session | NodeError:
+    def attempt(host: HostSpec) -> Session:
         progress(host.name, "connecting")
-        try:
-            session = open_session(
-                transports.of(host),
-                host,
-                inbox,
-                bundle=bundle,
-                epoch=epoch,
-                answer_timeout=answer_timeout,
-                progress=lambda stage: progress(host.name, stage),
-            )
-        except NodeError as error:
-            return error
+        session = open_session(
+            transports.of(host),
+            host,
+            inbox,
+            bundle=bundle,
+            epoch=epoch,
+            answer_timeout=answer_timeout,
+            progress=lambda stage: progress(host.name, stage),
+        )
         joined(session)
         return session
 
+    return open_all(hosts, attempt, parallel, NodeError)
+
+
+def open_all(
+    hosts: Iterable[HostSpec], open_one: Callable[[HostSpec], Session], parallel: int, expected: type[E]
+) -> tuple[dict[str, Session], dict[str, E]]:
+    """Open a session with every host at once, `parallel` at a time; return those that were and why others were not.
+
+    Both are by node, in the order of `hosts`. Where something else goes wrong (Ctrl-C), all are closed, those that are
+    still under way once they are there.
+
+    Args:
+        hosts: With whom.
+        open_one: Opens one; called in a thread of its own.
+        parallel: How many at a time.
+        expected: Errors that concern their node alone.
+    """
+
+    def attempt(host: HostSpec) -> Session | E:
+        try:
+            return open_one(host)
+        except expected as error:
+            return error
+
+    wanted = list(hosts)
     pool = ThreadPoolExecutor(max(1, min(parallel, len(wanted))), thread_name_prefix="connect")
     attempts = [pool.submit(attempt, host) for host in wanted]
     try:
@@ -188,16 +212,14 @@ def open_sessions(
         raise
     finally:
         pool.shutdown(wait=False)
-    sessions = {node: outcome for node, outcome in outcomes.items() if isinstance(outcome, Session)}
-    return sessions, {node: outcome for node, outcome in outcomes.items() if isinstance(outcome, NodeError)}
+    errors = {node: outcome for node, outcome in outcomes.items() if isinstance(outcome, expected)}
+    return {node: outcome for node, outcome in outcomes.items() if not isinstance(outcome, ClusterctlError)}, errors
 
 
-def _close_late(future: object) -> None:
-    from concurrent.futures import Future
-
-    if isinstance(future, Future) and not future.cancelled() and not future.exception():
+def _close_late(future: Future[Session | E]) -> None:
+    if not future.cancelled() and not future.exception():
         outcome = future.result()
-        if isinstance(outcome, Session):
+        if not isinstance(outcome, ClusterctlError):
             outcome.close()
 
 

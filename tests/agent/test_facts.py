@@ -45,6 +45,11 @@ def write(root: Path, **files: str) -> str:
     return str(root)
 
 
+def stat_line(pid: int, name: str, state: str) -> str:
+    """Return `/proc/PID/stat` of a child of the first process; see proc_pid_stat(5)."""
+    return f"{pid} ({name}) {state} 1 1 1{' 0' * 46}"
+
+
 # --- children
 
 
@@ -346,7 +351,10 @@ def test_the_way_to_a_peer_is_found_without_sending_anything() -> None:
 
 def test_processes_of_runs_and_stuck_ones_are_found_by_marker_and_state(tmp_path: Path) -> None:
     root = write(
-        tmp_path, proc__41__stat="41 (python) S 1 1", proc__42__stat="42 (py (x)) D 1 1", proc__42__wchan="nfs_wait"
+        tmp_path,
+        proc__41__stat=stat_line(41, "python", "S"),
+        proc__42__stat=stat_line(42, "py (x)", "D"),
+        proc__42__wchan="nfs_wait",
     )
     (tmp_path / "proc/41/environ").write_bytes(b"A=1\0CLUSTERCTL_RUN_ID=run-7\0")
     found = procs.collect(root)
@@ -355,12 +363,17 @@ def test_processes_of_runs_and_stuck_ones_are_found_by_marker_and_state(tmp_path
     assert found["dstate"] == [described]
 
 
+def test_where_a_process_waits_is_unknown_where_the_kernel_does_not_show_it(tmp_path: Path) -> None:
+    root = write(tmp_path, proc__42__stat=stat_line(42, "python", "D"), proc__42__wchan="0")
+    assert [entry["wchan"] for entry in procs.collect(root)["dstate"]] == [None]
+
+
 def sleeping(root: Path, woken: str) -> str:
     """A process in state D that holds a GPU."""
     (root / "proc/42/fd").mkdir(parents=True)
     (root / "proc/42/fd/3").symlink_to("/dev/nvidia0")
     status = f"Name: python\nState: D (disk sleep)\nvoluntary_ctxt_switches: {woken}"
-    return write(root, proc__42__stat="42 (python) D 1 1", proc__42__status=status)
+    return write(root, proc__42__stat=stat_line(42, "python", "D"), proc__42__status=status)
 
 
 def test_a_process_with_a_gpu_that_is_never_woken_is_stuck(tmp_path: Path) -> None:
@@ -403,7 +416,7 @@ def test_a_container_with_processes_of_its_own_says_so(tmp_path: Path) -> None:
 
 
 def test_a_process_that_waits_for_a_moment_only_is_not_stuck(tmp_path: Path) -> None:
-    root = write(tmp_path, proc__42__stat="42 (reader) D 1 1", proc__43__stat="43 (stuck) D 1 1")
+    root = write(tmp_path, proc__42__stat=stat_line(42, "reader", "D"), proc__43__stat=stat_line(43, "stuck", "D"))
     last = tmp_path / "proc/44/stat"
     last.parent.mkdir()
     os.mkfifo(last)
@@ -411,7 +424,7 @@ def test_a_process_that_waits_for_a_moment_only_is_not_stuck(tmp_path: Path) -> 
     def go_on() -> None:
         # Opens once the look has come as far as here, and has seen the two before.
         with last.open("w"):
-            write(tmp_path, proc__42__stat="42 (reader) S 1 1")
+            write(tmp_path, proc__42__stat=stat_line(42, "reader", "S"))
 
     changing = threading.Thread(target=go_on)
     changing.start()

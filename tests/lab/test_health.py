@@ -124,7 +124,7 @@ def hung(four: Machines, node: Node) -> None:
 
 def xid79(_: Machines, node: Node) -> None:
     uptime = float(Path("/proc/uptime").read_text().split()[0])
-    line = f"[{uptime - 60:12.6f}] NVRM: Xid (PCI:0000:15:00): 79, pid=1234, GPU has fallen off the bus."
+    line = f"[{uptime - 600:12.6f}] NVRM: Xid (PCI:0000:15:00): 79, pid=1234, GPU has fallen off the bus."
     node.path(DMESG).write_text(f"{line}\n")
 
 
@@ -153,7 +153,7 @@ FAULTS: Final[list[tuple[Callable[[Machines, Node], None], dict[str, int | None]
     # The last of them stops no start: NCCL has to be equal on all nodes, drivers do not.
     (lost, {"gpu.lost": 3}, "GPU is lost", "boot"),
     (hung, {"gpu.responsive": None}, "NVML hangs", "boot"),
-    (xid79, {"gpu.xid": 5}, "XID 79, GPU has fallen off the bus, 1 min ago", "boot"),
+    (xid79, {"gpu.xid": 5}, "XID 79, GPU has fallen off the bus, 10 min ago", "boot"),
     (remap_failure, {"gpu.remap_failure": 5}, "row remapping failed, serial 16500000005", "replaced"),
     (
         slowed,

@@ -209,16 +209,11 @@ def output(argv: list[str], seconds: float | None = None) -> tuple[int, str, str
 
 def where(pid: int) -> tuple[str | None, str | None]:
     """Return the state letter of a process and the kernel function it sleeps in, each `None` where unreadable."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            state = file.read().rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return None, None
-    try:
-        with open(f"/proc/{pid}/wchan", encoding="utf-8") as file:
-            return state, file.read().strip() or None
-    except OSError:
-        return state, None
+    # It imports `signal`; most looks come to their end without a child that hangs.
+    from clusterctl.agent.linux import proc
+
+    found = proc.stat(pid)
+    return (None, None) if found is None else (found.state, proc.wchan(pid) or None)
 
 
 def asleep(root: str, pid: int) -> int | None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import re
 import time
 
 from clusterctl.agent.facts import children
-from clusterctl.agent.linux import filesystems, paths
+from clusterctl.agent.linux import filesystems
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,39 +18,20 @@ MOST = 32
 
 def collect(root: str, wanted: list[str], deadline: float) -> dict[str, Any]:
     """Return the group `mounts`."""
-    table = _table(root)
+    table = filesystems.mounts(root)
+    # Of two at one place the later one is seen.
+    kinds = {mount.point: mount.kind for mount in table}
     found = [os.path.expanduser(path) for path in wanted]
-    found += [place for place, (kind, _) in table.items() if filesystems.may_hang(kind) and place not in found]
+    found += [place for place, kind in kinds.items() if filesystems.may_hang(kind) and place not in found]
     tasks = {path: _listing(path) for path in found[:MOST]}
     results = children.run(tasks, deadline - 0.4 if deadline - time.monotonic() > 0.8 else deadline - 0.15)
     entries = []
     for path, result in results.items():
-        kind, device = _home(path, table)
+        mount = filesystems.holder(path, table)
         keep = {key: result.get(key) for key in ("status", "reason", "ms", "state", "wchan")}
+        kind, device = (None, None) if mount is None else (mount.kind, mount.device)
         entries.append({"path": path, "fs": kind, "device": device, **keep})
     return {"paths": entries, "left_out": max(0, len(found) - MOST)}
-
-
-def _table(root: str) -> dict[str, tuple[str, str]]:
-    table = {}
-    for line in (paths.text(root, "/proc/self/mounts") or paths.text(root, "/proc/mounts") or "").splitlines():
-        words = line.split()
-        if len(words) >= 3:
-            table[_unescape(words[1])] = (words[2], _unescape(words[0]))
-    return table
-
-
-def _unescape(word: str) -> str:
-    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found.group(1), 8)), word)
-
-
-def _home(path: str, table: dict[str, tuple[str, str]]) -> tuple[str | None, str | None]:
-    place = path
-    while place not in table:
-        if place in ("/", ""):
-            return None, None
-        place = os.path.dirname(place)
-    return table[place]
 
 
 def _listing(path: str) -> children.Task:

@@ -6,8 +6,7 @@ import os
 import time
 
 from clusterctl.agent.facts import children
-from clusterctl.agent.linux import paths
-from clusterctl.agent.linux.proc import shown
+from clusterctl.agent.linux import paths, proc
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,8 +19,6 @@ _LONG_PAUSE = 0.5
 """Seconds between looks at one that holds a GPU: nobody is blamed for a read that takes a moment."""
 _INIT_NAMESPACE = "pid:[4026531836]"
 """The first PID namespace of every Linux machine (`PROC_PID_INIT_INO` of the kernel's `proc_ns.h`)."""
-_KERNEL_THREAD = 0x200000
-"""PF_KTHREAD of the flags in `/proc/PID/stat`: no environment, no memory of its own."""
 _TIME_DAEMONS = ("chronyd", "ntpd", "systemd-timesyn", "ptp4l", "openntpd", "phc2sys")
 
 
@@ -33,22 +30,23 @@ def collect(root: str, certain: float = children.STUCK_SECONDS) -> dict[str, Any
         certain: Seconds of sleep in the kernel, without being woken once, after which a process counts as stuck there.
     """
     runs, names, zombies = [], set(), 0
-    stuck: list[tuple[str, str]] = []
+    stuck: list[proc.Stat] = []
     for name in paths.names(root, "/proc"):
         if not name.isdigit() or int(name) == os.getpid():
             continue
-        comm, state, parent, kernel = _stat(root, name)
-        if comm is None:
+        found = proc.stat(int(name), root)
+        if found is None:
             continue
-        names.add(comm)
-        zombies += state == "Z"
+        names.add(found.comm)
+        zombies += found.state == "Z"
         # Looks of this very probe that hang are told of by what they looked at.
-        if state == "D" and parent != os.getppid():
-            stuck.append((name, comm))
-        run = None if state == "Z" or kernel else run_of(root, name)
+        if found.state == "D" and found.ppid != os.getppid():
+            stuck.append(found)
+        # Threads of the kernel have no environment.
+        run = None if found.state == "Z" or found.kernel else run_of(root, name)
         # The probe and what started it carry the marker of the run on whose behalf they look.
-        if run is not None and not _is_ancestor(root, name):
-            runs.append({"run": run, "pid": int(name), "comm": comm})
+        if run is not None and not _is_ancestor(root, found.pid):
+            runs.append({"run": run, "pid": found.pid, "comm": found.comm})
     return {
         "runs": runs,
         "dstate": _asleep(root, stuck, certain),
@@ -59,13 +57,13 @@ def collect(root: str, certain: float = children.STUCK_SECONDS) -> dict[str, Any
     }
 
 
-def _asleep(root: str, found: list[tuple[str, str]], certain: float) -> list[dict[str, Any]]:
+def _asleep(root: str, found: list[proc.Stat], certain: float) -> list[dict[str, Any]]:
     """Describe who stays in state D: for a moment any process is that reads a disk or gets memory."""
     began = time.monotonic()
     for _ in range(_LOOKS if found else 0):
         time.sleep(_PAUSE)
-        found = [(name, comm) for name, comm in found if _stat(root, name)[:2] == (comm, "D")]
-    described = [_described(root, name, comm) for name, comm in found]
+        found = [one for one in found if _still_asleep(root, one)]
+    described = [_described(root, one) for one in found]
     holders = [entry for entry in described if entry["gpu"]]
     for entry in holders:
         entry["woken"] = children.asleep(root, entry["pid"])
@@ -84,9 +82,14 @@ def _lasted(began: float) -> float:
     return time.monotonic() - began
 
 
-def _described(root: str, name: str, comm: str) -> dict[str, Any]:
-    wchan = paths.text(root, f"/proc/{name}/wchan")
-    return {"pid": int(name), "comm": comm, "wchan": wchan, "gpu": _holds_gpu(root, name)}
+def _still_asleep(root: str, process: proc.Stat) -> bool:
+    now = proc.stat(process.pid, root)
+    return now is not None and now.identity == process.identity and now.state == "D"
+
+
+def _described(root: str, process: proc.Stat) -> dict[str, Any]:
+    wchan = proc.wchan(process.pid, root) or None
+    return {"pid": process.pid, "comm": process.comm, "wchan": wchan, "gpu": _holds_gpu(root, process.pid)}
 
 
 def own_namespace(root: str) -> bool:
@@ -101,38 +104,20 @@ def run_of(root: str, pid: str | int) -> str | None:
     """Return the run that a process carries in its environment, or `None` (also where we may not look)."""
     environ = paths.content(paths.under(root, f"/proc/{pid}/environ")) or b""
     _, found, rest = (b"\0" + environ).partition(b"\0" + MARKER)
-    return shown(rest.partition(b"\0")[0].decode(errors="replace")) if found else None
+    return proc.shown(rest.partition(b"\0")[0].decode(errors="replace")) if found else None
 
 
-def _stat(root: str, pid: str) -> tuple[str | None, str, int, bool]:
-    """Return name, state and parent of a process, and whether it is a thread of the kernel."""
-    content = paths.text(root, f"/proc/{pid}/stat")
-    if not content or ")" not in content:
-        return None, "", 0, False
-    head, _, tail = content.rpartition(")")
-    words = tail.split()
-    return (
-        shown(head.partition("(")[2]),
-        words[0],
-        int(words[1]),
-        len(words) > 6 and bool(int(words[6]) & _KERNEL_THREAD),
-    )
-
-
-def _is_ancestor(root: str, pid: str) -> bool:
+def _is_ancestor(root: str, pid: int) -> bool:
     above = os.getpid()
     while above > 1:
-        if above == int(pid):
+        if above == pid:
             return True
-        content = paths.text("/" if root == "/" else root, f"/proc/{above}/stat") or ""
-        words = content.rpartition(")")[2].split()
-        if len(words) < 2:
-            return False
-        above = int(words[1])
+        found = proc.stat(above, root)
+        above = 0 if found is None else found.ppid
     return False
 
 
-def _holds_gpu(root: str, pid: str) -> bool:
+def _holds_gpu(root: str, pid: int) -> bool:
     base = paths.under(root, f"/proc/{pid}/fd")
     try:
         return any(os.readlink(f"{base}/{fd}").startswith(("/dev/nvidia", "/dev/kfd")) for fd in os.listdir(base))

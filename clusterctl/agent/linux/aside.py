@@ -81,20 +81,10 @@ def _do(task: Task, write: int, keep: Iterable[int]) -> NoReturn:
         out = Out(write)
         try:
             out.message({"result": task(out)})
-        except (refusals.RequestError, OSError, ValueError, KeyError, TypeError, refusals.RootError) as error:
-            out.message({"error": _as_request_error(error).answer(0)["error"]})
+        except Exception as error:
+            out.message({"error": refusals.refusal_of(error).answer(0)["error"]})
     finally:
         os._exit(0)
-
-
-def _as_request_error(error: Exception) -> refusals.RequestError:
-    if isinstance(error, refusals.RequestError):
-        return error
-    if isinstance(error, OSError):
-        return refusals.of_system(error)
-    if isinstance(error, frames.TooLargeError):
-        return refusals.too_large(error)
-    return refusals.RequestError(commands.ErrorKind.BAD_REQUEST, repr(error))
 
 
 def outcome(messages: list[dict[str, Any]]) -> dict[str, Any] | Exception:

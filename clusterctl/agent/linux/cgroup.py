@@ -10,6 +10,7 @@ import contextlib
 import os
 import re
 
+from clusterctl.agent.linux.filesystems import mounts
 from clusterctl.agent.linux.syscalls import read_bytes
 
 # Not from `typing`, whose import would be a good part of an agent's start.
@@ -22,11 +23,10 @@ _UNLIMITED = 1 << 60
 
 def _mounted(hierarchy: str, root: str = "") -> str | None:
     """Return where a hierarchy is mounted, by the name of its controller (empty: version 2)."""
-    for line in read_bytes(f"{root}/proc/self/mounts", 4 << 20).decode("utf-8", "replace").splitlines():
-        fields = line.split(" ")
-        kind, options = (fields[2], fields[3].split(",")) if len(fields) > 3 else ("", [])
-        if (kind == "cgroup" and hierarchy in options) if hierarchy else kind == "cgroup2":
-            return root + fields[1]
+    for mount in mounts(root):
+        inside = mount.kind == "cgroup" and hierarchy in mount.options.split(",")
+        if inside if hierarchy else mount.kind == "cgroup2":
+            return root + mount.point
     return None
 
 

@@ -1,6 +1,66 @@
-"""Kinds of file systems, as the mount table names them."""
+"""What is mounted where, by the kernel's mount table, and what kinds of file systems there are."""
 
 from __future__ import annotations
+
+import re
+
+from clusterctl.agent.linux.syscalls import read_bytes
+from clusterctl.agent.protocol.values import value
+
+# Not from `typing`, whose import would be a good part of an agent's start.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_MOST_BYTES = 4 << 20
+_OCTAL = re.compile(rb"\\([0-3][0-7]{2})")
+
+
+@value(frozen=True)
+class Mount:
+    """A line of the mount table; see fstab(5).
+
+    Attributes:
+        device: What is mounted.
+        point: The folder where it is seen, without `root` before it.
+        kind: Of the file system.
+        options: As the kernel names them, with commas between.
+    """
+
+    device: str
+    point: str
+    kind: str
+    options: str
+
+
+def mounts(root: str = "") -> list[Mount]:
+    """Return what is mounted, in the order in which that was done; nothing where it cannot be read.
+
+    Args:
+        root: Prefix of /proc.
+    """
+    base = root.rstrip("/")
+    table = read_bytes(f"{base}/proc/self/mounts", _MOST_BYTES) or read_bytes(f"{base}/proc/mounts", _MOST_BYTES)
+    lines = (line.split(b" ") for line in table.split(b"\n"))
+    return [Mount(*map(_plain, fields[:4])) for fields in lines if len(fields) >= 4]
+
+
+def _plain(word: bytes) -> str:
+    """Return a word of the table as text; the kernel writes blanks, line ends and backslashes as octal numbers."""
+    plain = _OCTAL.sub(lambda found: bytes([int(found[1], 8)]), word) if b"\\" in word else word
+    return plain.decode("utf-8", "surrogateescape")
+
+
+def holder(path: str, table: Iterable[Mount]) -> Mount | None:
+    """Return the mount that holds an absolute path without links, or `None` where none is known."""
+    best = None
+    for mount in table:
+        inside = path == mount.point or path.startswith(mount.point.rstrip("/") + "/")
+        # Of two at one place the later one is seen.
+        if inside and (best is None or len(mount.point) >= len(best.point)):
+            best = mount
+    return best
+
 
 _KERNEL = {
     "nfs",

@@ -117,14 +117,14 @@ def shown(text: str) -> str:
     return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
 
 
-def stat(pid: int) -> Stat | None:
-    """Return what a process is like now, or `None` where there is none of that pid.
+def stat(pid: int, root: str = "") -> Stat | None:
+    """Return what a process is like now, or `None` where there is none of that pid; `root` is the prefix of /proc.
 
     Raises:
         OSError: No descriptor is to be had to look with, which says nothing of the process.
     """
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
+        with open(f"{root.rstrip('/')}/proc/{pid}/stat", "rb", buffering=0) as file:
             return parse_stat(file.read())
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE):
@@ -179,9 +179,10 @@ def command(pid: int) -> str:
     return shown(line.decode("utf-8", "replace"))
 
 
-def wchan(pid: int) -> str:
-    """Return where in the kernel a process waits, or nothing where that is not shown."""
-    return read_bytes(f"/proc/{pid}/wchan").decode("ascii", "replace").strip("0\n")
+def wchan(pid: int, root: str = "") -> str:
+    """Return where in the kernel a process waits, or nothing where that is not shown; `root` is the prefix of /proc."""
+    place = read_bytes(f"{root.rstrip('/')}/proc/{pid}/wchan").decode("ascii", "replace").strip()
+    return "" if place == "0" else place
 
 
 def open_files(pid: int) -> set[str]:

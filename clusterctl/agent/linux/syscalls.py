@@ -14,6 +14,7 @@ import time
 # Not from `typing`, whose import would be a good part of an agent's start.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import socket
     from typing import Any
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -90,6 +91,19 @@ def clock_error() -> float | None:
     # unsigned modes; long offset, freq, maxerror
     microseconds: int = struct.unpack_from("@I3l", timex.raw)[3]
     return microseconds / 1e6
+
+
+def peer(connection: socket.socket) -> tuple[int, int]:
+    """Return pid (as it is called here) and uid of the process at the other end of a unix socket.
+
+    Raises:
+        OSError: It is no unix socket.
+    """
+    import socket  # whoever holds one has imported it; a start of an agent need not
+
+    form = struct.Struct("3i")
+    pid, uid, _ = form.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, form.size))
+    return pid, uid
 
 
 def memory_file(name: str) -> int:

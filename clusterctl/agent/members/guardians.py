@@ -5,15 +5,15 @@ from __future__ import annotations
 import contextlib
 import glob
 import os
-import socket
-import struct
 from typing import TYPE_CHECKING
 
-from clusterctl.agent.linux import proc
+from clusterctl.agent.linux import proc, syscalls
 from clusterctl.agent.linux.proc import Identity
 from clusterctl.agent.record import rank_files, seat
 
 if TYPE_CHECKING:
+    import socket
+
     from clusterctl.agent.record.rundir import RunDir
 
 
@@ -31,12 +31,6 @@ def connect(run: RunDir) -> socket.socket | None:
         return None
 
 
-def peer(sock: socket.socket) -> tuple[int, int]:
-    """Return pid (as it is called here) and uid of the process at the other end of a unix socket."""
-    pid, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
-    return pid, uid
-
-
 def supervisor(run: RunDir) -> Identity | None:
     """Return the supervisor of a run, or `None` where there is none."""
     try:
@@ -47,7 +41,7 @@ def supervisor(run: RunDir) -> Identity | None:
     if sock is None:
         return None
     with sock:
-        pid, uid = peer(sock)
+        pid, uid = syscalls.peer(sock)
     return proc.identify(pid) if uid == os.getuid() else None
 
 

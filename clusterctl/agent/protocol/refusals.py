@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from clusterctl.agent.protocol.commands import ErrorKind, refusal
+from clusterctl.agent.protocol.frames import TooLargeError
 
 # Not from `typing`, whose import would be a good part of an agent's start.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
-
-    from clusterctl.agent.protocol.frames import TooLargeError
 
 
 class RequestError(Exception):
@@ -40,20 +39,31 @@ def failed(message: str, hint: str | None = None) -> RequestError:
     return RequestError(ErrorKind.FAILED, message, hint)
 
 
-def of_system(error: OSError) -> RequestError:
-    """Return the error of a system call that did not work."""
-    where = f"{error.filename}: " if error.filename else ""
-    return failed(f"{where}{error.strerror or error}")
-
-
-def too_large(error: TooLargeError) -> RequestError:
-    """Return the error of an answer that no frame holds."""
-    return failed(f"the answer cannot be sent: {error}", "ask for less at once")
-
-
 class RootError(Exception):
     """No place for our state: one line that says which and why; `hint` says what helps."""
 
     def __init__(self, message: str, hint: str) -> None:
         super().__init__(message)
         self.hint = hint
+
+
+def refusal_of(error: Exception) -> RequestError:
+    """Return what a request is told that ended in an exception: the same words in whichever process it was raised."""
+    if isinstance(error, RequestError):
+        return error
+    if isinstance(error, RootError):
+        return refused(str(error), error.hint)
+    if isinstance(error, TooLargeError):
+        return failed(f"the answer cannot be sent: {error}", "ask for less at once")
+    if isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename else ""
+        return failed(f"{where}{error.strerror or error}")
+    # What a peer sent is read where it is needed, so these are mistakes of a request much rather than of ours.
+    if isinstance(error, (KeyError, TypeError, ValueError)):
+        lacking = "missing " if isinstance(error, KeyError) else ""
+        return RequestError(ErrorKind.BAD_REQUEST, f"{lacking}{error}")
+    return failed(f"the agent failed: {error!r}")
+
+
+FORESEEN = (RequestError, RootError, OSError, KeyError, TypeError, ValueError)
+"""Of any other exception the words for the peer do not say enough."""

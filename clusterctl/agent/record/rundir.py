@@ -26,38 +26,27 @@ if TYPE_CHECKING:
 # --- the state root
 
 
-_MOUNTS = "/proc/self/mounts"
+def filesystem(path: str, root: str = "") -> str:
+    """Return the type of the filesystem that holds `path`, or nothing; `root` is the prefix of /proc."""
+    mount = filesystems.holder(os.path.realpath(path), filesystems.mounts(root))
+    return "" if mount is None else mount.kind
 
 
-def filesystem(path: str, mounts: str = _MOUNTS) -> str:
-    """Return the type of the filesystem that holds `path`, as the mount table names it."""
-    path = os.path.realpath(path)
-    best, kind = "", ""
-    for line in read_bytes(mounts, 4 << 20).decode("utf-8", "surrogateescape").splitlines():
-        fields = line.split(" ")
-        # The kernel writes blanks in a path as octal numbers.
-        point = fields[1].replace("\\040", " ").replace("\\011", "\t").replace("\\134", "\\") if len(fields) > 2 else ""
-        inside = path == point or path.startswith(point.rstrip("/") + "/")
-        if point and inside and len(point) >= len(best):
-            best, kind = point, fields[2]
-    return kind
-
-
-def is_network(path: str, mounts: str = _MOUNTS) -> bool:
+def is_network(path: str, root: str = "") -> bool:
     """Whether `path` (or its nearest parent that exists) lies on a filesystem that other machines may share.
 
     What a program serves (FUSE) counts, too: most of it is far away, and nobody knows all names.
     """
     while not os.path.exists(path) and path != "/":
         path = os.path.dirname(path)
-    return filesystems.may_hang(filesystem(path, mounts))
+    return filesystems.may_hang(filesystem(path, root))
 
 
-def choose_root(environ: dict[str, str], home: str, uid: int, mounts: str = _MOUNTS) -> str:
-    """Return where our state goes: under the home, unless other machines share it."""
+def choose_root(environ: dict[str, str], home: str, uid: int, root: str = "") -> str:
+    """Return where our state goes: under the home, unless other machines share it. `root` is the prefix of /proc."""
     base = environ.get("XDG_STATE_HOME", "")
     local = os.path.join(base if os.path.isabs(base) else os.path.join(home, ".local/state"), "clusterctl")
-    return f"/var/tmp/clusterctl-{uid}" if is_network(local, mounts) else local
+    return f"/var/tmp/clusterctl-{uid}" if is_network(local, root) else local
 
 
 def state_root() -> str:

@@ -111,23 +111,11 @@ class Session:
 
     def answer_error(self, identity: int, error: Exception) -> None:
         """Answer a request that went wrong."""
-        if isinstance(error, refusals.RequestError):
-            message = error.answer(identity)
-        elif isinstance(error, frames.TooLargeError):
-            message = refusals.too_large(error).answer(identity)
-        elif isinstance(error, (frames.FrameError, KeyError, TypeError, ValueError)):
-            text = f"missing {error}" if isinstance(error, KeyError) else str(error)
-            message = commands.refusal(identity, ErrorKind.BAD_REQUEST, text)
-        elif isinstance(error, refusals.RootError):
-            message = commands.refusal(identity, ErrorKind.REFUSED, str(error), error.hint)
-        elif isinstance(error, OSError):
-            message = refusals.of_system(error).answer(identity)
-        else:
+        if not isinstance(error, refusals.FORESEEN):
             import traceback
 
             traceback.print_exc()
-            message = commands.refusal(identity, ErrorKind.FAILED, f"the agent failed: {error!r}")
-        self.channel.send(message)
+        self.channel.send(refusals.refusal_of(error).answer(identity))
 
     def work(self, identity: int, task: Task) -> None:
         """Do something in a fork and answer the request with what comes of it."""

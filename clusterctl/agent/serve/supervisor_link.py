@@ -8,9 +8,8 @@ import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Callable
 
-from clusterctl.agent.linux import proc
+from clusterctl.agent.linux import proc, syscalls
 from clusterctl.agent.linux.channel import Channel
-from clusterctl.agent.linux.syscalls import read_bytes
 from clusterctl.agent.members import guardians
 from clusterctl.agent.protocol import commands, frames, refusals
 from clusterctl.agent.serve import rescue
@@ -102,7 +101,7 @@ class Link:
             return True
         if sock is None:
             return False
-        uid = guardians.peer(sock)[1]
+        uid = syscalls.peer(sock)[1]
         if uid != os.getuid():
             sock.close()
             self._fail(f"the socket of run {self._run.run} is taken by uid {uid}")
@@ -210,7 +209,7 @@ class Link:
             self._later()
 
     def _last_words(self) -> str:
-        lines = read_bytes(self._run.log).decode("utf-8", "replace").strip().splitlines()
+        lines = syscalls.read_bytes(self._run.log).decode("utf-8", "replace").strip().splitlines()
         return f": {lines[-1]}" if lines else ""
 
     def _fail(self, message: str) -> None:

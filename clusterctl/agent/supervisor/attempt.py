@@ -91,7 +91,7 @@ class Attempt:
                     raise refusals.refused(
                         f"no space left for the output of {len(self.prepare.ranks)} workers"
                     ) from error
-                raise refusals.of_system(error) from error
+                raise refusals.refusal_of(error) from error
             undo.pop_all()
         self.ports.release_others()
 

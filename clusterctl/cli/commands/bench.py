@@ -147,7 +147,7 @@ def _gpus(spec: ClusterSpec) -> dict[str, int]:
 def _measure(step: Step, console: Console, *, epochs: int, health: bool, quiet: bool) -> list[Measured]:
     from clusterctl.bench.series import JOB
     from clusterctl.render.ranks import count
-    from clusterctl.render.terminal.console import seconds
+    from clusterctl.wording import duration
 
     what = f"{count(step.workers, 'worker')} on {count(len(step.spec.hosts), 'node')}: {', '.join(step.modes)}"
     if not quiet:
@@ -155,7 +155,7 @@ def _measure(step: Step, console: Console, *, epochs: int, health: bool, quiet: 
     run, state = _run(step.spec, console, health=health)
     found = _of_job(run, state, step.workers, epochs) if step.modes == (JOB,) else _of_model(run, state)
     if not quiet:
-        times = ", ".join(f"{m.mode} {seconds(m.epoch_s)}" for m in found)
+        times = ", ".join(f"{m.mode} {duration(m.epoch_s)}" for m in found)
         console.narrate(f"{console.err.glyphs.ok} {what}  {console.err.glyphs.arrow} {times} per epoch")
     return found
 

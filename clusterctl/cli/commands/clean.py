@@ -32,7 +32,7 @@ def command(older_than: str, keep: int, yes: bool, color: str, quiet: bool) -> i
     """
     from clusterctl.cli.lookup.runs import tell_unread
     from clusterctl.cli.words import parse_duration
-    from clusterctl.render.terminal.console import size
+    from clusterctl.wording import size
 
     console = options.console_of(color)
     before = time.time() - (parse_duration(older_than, "--older-than") or 0.0)
@@ -92,9 +92,9 @@ def _ended(run: RunDir, state: RunState) -> float:
 
 
 def _age(run: RunDir, state: RunState) -> str:
-    from clusterctl.render.terminal.console import seconds
+    from clusterctl.wording import duration
 
-    return f"ended {seconds(time.time() - _ended(run, state))} ago"
+    return f"ended {duration(time.time() - _ended(run, state))} ago"
 
 
 def _size(run: RunDir) -> int:

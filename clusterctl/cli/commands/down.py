@@ -187,8 +187,6 @@ def _say(run: RunDir, state: RunState, console: Console) -> None:
         console.narrate(f"{run.run}: {state.phase.value}; nothing is left of its {where}")
 
 
-_CALL_SECONDS = 20.0
-
 _GRACE = 10.0
 
 
@@ -200,7 +198,7 @@ def end_orphans(path: str, console: Console, *, as_json: bool) -> int:
     spec = options.load_file(path, (), (), console=console).spec
     known = {run.run for run in all_runs()}
     with reachable(spec, spec.hosts) as (sessions, errors):
-        listed, _ = each(sessions, lambda _, s: s.call(Command.RUNS, {}, timeout=_CALL_SECONDS)["runs"])
+        listed, _ = each(sessions, lambda _, s: s.call(Command.RUNS, {})["runs"])
         orphans = {n: [r for r in runs if _left(r) and r["run"] not in known] for n, runs in listed.items()}
         concerned = {node: sessions[node] for node, runs in orphans.items() if runs}
         ended, failed = each(concerned, lambda node, session: _end_all(session, orphans[node]))

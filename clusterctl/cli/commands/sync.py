@@ -69,11 +69,11 @@ def _push(spec: ClusterSpec, hosts: tuple[HostSpec, ...], console: Console, *, q
     from clusterctl.cli.lookup.reach import sessions_of
     from clusterctl.config.spec import TransportKind
     from clusterctl.plan.layout import workdir_of
-    from clusterctl.render.terminal.console import size
     from clusterctl.run.nodes import code, sensitive
     from clusterctl.run.nodes.fan_out import each, raise_first
     from clusterctl.run.nodes.transfer import Parcel, push
     from clusterctl.run.record.rundir import runs_root
+    from clusterctl.wording import size
 
     if spec.sync is None:
         raise RefusedError("the file says `sync: none`", hint="set `sync.source`, or leave `sync` out")
@@ -112,9 +112,9 @@ def _pull(
     from clusterctl.cli.lookup.reach import sessions_of
     from clusterctl.plan.layout import workdir_of
     from clusterctl.render.ranks import count
-    from clusterctl.render.terminal.console import size
     from clusterctl.run.nodes.fan_out import each, raise_first
     from clusterctl.run.nodes.transfer import pull
+    from clusterctl.wording import size
 
     with sessions_of(spec, hosts) as sessions:
         got, errors = each(

@@ -393,7 +393,7 @@ def _adopted_text(state: RunState, node: str, stamp: node_events.Stamp) -> str:
 
 def _reported(event: node_events.Event) -> str:
     """Return what a step of a node's journal says to somebody who wants to see each of them; mostly nothing."""
-    from clusterctl.run.rules.blame import signal_name
+    from clusterctl.wording import signal_name
 
     match event:
         case node_events.Prepared():

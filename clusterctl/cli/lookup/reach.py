@@ -6,7 +6,7 @@ import contextlib
 import queue
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.errors import NodesError
+from clusterctl.run.nodes.fan_out import raise_first
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -24,9 +24,7 @@ def sessions_of(spec: ClusterSpec, hosts: Sequence[HostSpec]) -> Iterator[dict[s
         NodeError, NodesError: Some cannot be had.
     """
     with reachable(spec, hosts) as (sessions, errors):
-        if errors:
-            found = list(errors.values())
-            raise found[0] if len(found) == 1 else NodesError(found)
+        raise_first(errors)
         yield sessions
 
 

@@ -1,4 +1,4 @@
-"""The machine as a whole, and how sizes are told."""
+"""The machine as a whole."""
 
 from __future__ import annotations
 
@@ -12,16 +12,6 @@ if TYPE_CHECKING:
 
 YOUNG = 600.0
 """Seconds after a boot in which it is asked whether a run was lost by it."""
-
-
-def size(count: float) -> str:
-    """Say a number of bytes for a person."""
-    value = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if value < 1024 or unit == "TiB":
-            return f"{value:.0f} {unit}" if unit in ("B", "KiB") or value >= 10 else f"{value:.1f} {unit}"
-        value /= 1024
-    return ""
 
 
 @node_check(

@@ -8,6 +8,7 @@ from clusterctl.health import answers
 from clusterctl.health.checks import gpus
 from clusterctl.health.model import Outcome, root_needed
 from clusterctl.health.vendors import AMD, NVIDIA
+from clusterctl.wording import span
 
 if TYPE_CHECKING:
     from clusterctl.health.check import View
@@ -32,10 +33,7 @@ def reach(view: View) -> str:
 
 def ago(seconds: float) -> str:
     """Say an age."""
-    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= size:
-            return f"{seconds / size:.0f} {unit} ago"
-    return f"{seconds:.0f} s ago"
+    return f"{span(seconds)} ago"
 
 
 def closed_log(view: View, *, gpus_speak: bool, instead: str = "") -> Outcome | None:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from clusterctl.health.check import View, node_check
 from clusterctl.health.checks import ranks, rdma
-from clusterctl.health.checks.host import size
 from clusterctl.health.model import Action, Outcome, failed, passed, unknown, warned
+from clusterctl.wording import size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

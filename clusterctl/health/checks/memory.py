@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from clusterctl.health.check import ClusterView, View, cluster_check, node_check
 from clusterctl.health.checks import compare, ranks
-from clusterctl.health.checks.host import size
 from clusterctl.health.model import Action, Outcome, passed, skipped, unknown, warned
+from clusterctl.wording import size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

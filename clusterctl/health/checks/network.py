@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 from typing import TYPE_CHECKING, Any
 
+from clusterctl.config.interfaces import VIRTUAL
 from clusterctl.health.check import ClusterView, View, cluster_check, node_check
 from clusterctl.health.checks import compare
 from clusterctl.health.model import Action, Outcome, failed, passed, skipped, unknown, warned
@@ -13,7 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 _FAMILY = "Network"
-_UNSUITABLE = ("docker", "veth", "virbr", "br-", "cni", "flannel", "cali")
 
 
 @node_check(
@@ -132,7 +132,7 @@ def _route_problem(route: dict[str, Any], states: dict[str, dict[str, Any]]) -> 
     if _is_loopback(source):
         # A peer on the same machine is reached over loopback, rightly.
         return None
-    if name and name.startswith(_UNSUITABLE):
+    if name and name.startswith(VIRTUAL):
         return f"by the container interface {name}"
     state = states.get(name or "", {}).get("operstate")
     return f"interface {name} is {state}" if state in ("down", "lowerlayerdown", "notpresent") else None

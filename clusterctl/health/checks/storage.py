@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.health.check import View, node_check
-from clusterctl.health.checks.host import size
 from clusterctl.health.model import Action, Outcome, failed, passed, skipped, unknown, warned
+from clusterctl.wording import size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

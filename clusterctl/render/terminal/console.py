@@ -247,26 +247,3 @@ def safe(text: object) -> str:
     more = len(said) - PEER_LIMIT
     line = strip_colours(clean_text(" ".join(said[:PEER_LIMIT].splitlines())))
     return f"{line} [{more:,} more characters]" if more > 0 else line
-
-
-def seconds(value: float) -> str:
-    """Return a duration for people: `0.6s`, `42s`, `3m12s`, `2h05m`, `3d04h`."""
-    if value < 9.95:
-        return f"{max(value, 0.0):.1f}s"
-    whole = round(value)
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m{whole % 60:02}s"
-    if whole < 48 * 3600:
-        return f"{whole // 3600}h{whole % 3600 // 60:02}m"
-    return f"{whole // 86400}d{whole % 86400 // 3600:02}h"
-
-
-def size(value: float) -> str:
-    """Return bytes for people: `512 B`, `1.4 GiB`."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1000 or unit == "GiB":
-            break
-        value /= 1024
-    return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.1f} {unit}"

@@ -11,7 +11,7 @@ from clusterctl.agent.protocol.frames import FrameError
 from clusterctl.agent.protocol.requests import StopReason
 from clusterctl.errors import AgentError, ClusterctlError, ConnectError, ExitCode, NotFoundError, RunFailed
 from clusterctl.run.controller import replication
-from clusterctl.run.controller.run import CALL_SECONDS, trace
+from clusterctl.run.controller.run import trace
 from clusterctl.run.nodes import ending
 from clusterctl.run.nodes.epochs import succeeded
 from clusterctl.run.record.clock import now
@@ -193,7 +193,7 @@ class Connections:
             return _Forgotten(left=ending.end_on_node(session, run.folder.run, name, run.grace))
         pending = any(state.workers[r].phase is WorkerPhase.PENDING for r in node.ranks if r in state.workers)
         asked = {"run": run.folder.run, "node": name}
-        return _Resumed(status=session.call(Command.STATUS, asked, timeout=CALL_SECONDS) if pending else None)
+        return _Resumed(status=session.call(Command.STATUS, asked) if pending else None)
 
     def _from_cursors(self, node: str, session: Session, differing: list[str]) -> requests.Follow:
         """Return what to ask a node for; what differs is asked for from its beginning."""

@@ -11,11 +11,11 @@ import contextlib
 import json
 import os
 import socket
-import struct
 import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from clusterctl.agent.linux import syscalls
 from clusterctl.errors import ClusterctlError
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class ControlServer:
                 # Nothing that a moment does not mend: a peer that has left, no descriptor for it.
                 self._closed.wait(_ACCEPT_AGAIN)
                 continue
-            if peer_uid(connection) != os.getuid():
+            if syscalls.peer(connection)[1] != os.getuid():
                 connection.close()
                 continue
             threading.Thread(target=self._serve, args=(connection,), name="control-peer", daemon=True).start()
@@ -130,13 +130,6 @@ class ControlServer:
             connection.send(b"\n", socket.MSG_DONTWAIT)
 
 
-def peer_uid(connection: socket.socket) -> int:
-    """Return the user id of the process at the other end of a unix socket."""
-    data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    uid: int = struct.unpack("3i", data)[1]
-    return uid
-
-
 def connect(run: RunDir, timeout: float = 5.0) -> socket.socket:
     """Return a connection to the controller of a run.
 
@@ -150,7 +143,7 @@ def connect(run: RunDir, timeout: float = 5.0) -> socket.socket:
     except OSError as error:
         connection.close()
         raise NoControllerError(f"{run.run} has no controller") from error
-    if peer_uid(connection) != os.getuid():
+    if syscalls.peer(connection)[1] != os.getuid():
         connection.close()
         raise NoControllerError(f"{run.run} has no controller")
     return connection

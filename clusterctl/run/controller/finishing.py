@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from clusterctl.agent.protocol import files as protocol_files
 from clusterctl.agent.protocol.commands import Command
 from clusterctl.errors import NotFoundError, RefusedError
-from clusterctl.run.controller.run import CALL_SECONDS
 from clusterctl.run.nodes import ending
 from clusterctl.run.nodes.fan_out import ask_all, each, names, raise_first
 from clusterctl.run.rules import events
@@ -85,7 +84,7 @@ class Finishing:
         asked = {f: {"run": run.folder.run, "node": node, "file": f, "offset": 0, "length": 0} for f in files}
 
         def measure() -> _Sizes:
-            answers, errors = ask_all(session, Command.READ, asked, CALL_SECONDS)
+            answers, errors = ask_all(session, Command.READ, asked)
             raise_first({f: error for f, error in errors.items() if not isinstance(error, NotFoundError)})
             return {file: int(answer["size"]) for file, answer in answers.items()}
 

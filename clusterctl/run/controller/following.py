@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from clusterctl.session.conversation import Session
 
 
-_CALL_SECONDS = 20.0
-
-
 class Following:
     """Which sessions tell all of their nodes, and what of them need not be told again.
 
@@ -71,7 +68,7 @@ class Following:
         Raises:
             ClusterctlError: The node would not, or did not answer.
         """
-        session.call(Command.FOLLOW, encoding.to_wire(request), timeout=_CALL_SECONDS)
+        session.call(Command.FOLLOW, encoding.to_wire(request))
         self._by[node] = session
 
     def is_whole(self, node: str, before: int) -> None:

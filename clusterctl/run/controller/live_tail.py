@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 COMMAND = "tails"
 _MOST_BYTES = 6 * 1024 * 1024
-_CALL_SECONDS = 5.0
+_PATIENCE = 5.0
+"""Seconds that a node may take for a piece: a person looks at what is read, and asks again."""
 
 
 class NotYetError(ClusterctlError):
@@ -58,7 +59,7 @@ def _read(run: str, session: Session, place: Sequence[Any], length: int) -> list
     node, attempt, rank, offset = place
     asked = {"run": run, "node": node, "file": output_file(attempt, rank), "offset": offset, "length": length}
     try:
-        answer = session.call(Command.READ, asked, timeout=_CALL_SECONDS)
+        answer = session.call(Command.READ, asked, timeout=_PATIENCE)
     except ClusterctlError:
         return None
     return [node, attempt, rank, answer["offset"], answer["size"], answer["data"]]
@@ -100,7 +101,7 @@ class ControllerSource:
         if not places:
             return []
         try:
-            answer = control.ask(self._run, COMMAND, {"places": places, "length": length}, timeout=2 * _CALL_SECONDS)
+            answer = control.ask(self._run, COMMAND, {"places": places, "length": length}, timeout=2 * _PATIENCE)
         except control.NoControllerError:
             return []
         if answer.get("soon"):

@@ -168,7 +168,8 @@ _COMPARED_BYTES = 64 * 1024
 
 _COMPARED_OF_EARLIER = 4 * 1024
 
-_CALL_SECONDS = 60.0
+_ALL_SECONDS = 60.0
+"""How long a node may take for the ends of all its files: megabytes, with many ranks."""
 
 
 def differing(run: RunDir, node: str, session: Session, attempt: int, *, earlier: bool) -> list[str]:
@@ -191,7 +192,7 @@ def differing(run: RunDir, node: str, session: Session, attempt: int, *, earlier
         file: {"run": run.run, "node": node, "file": file, "offset": start, "length": size - start}
         for file, (start, size) in ends.items()
     }
-    answers, errors = ask_all(session, Command.READ, asked, _CALL_SECONDS)
+    answers, errors = ask_all(session, Command.READ, asked, _ALL_SECONDS)
     raise_first({file: error for file, error in errors.items() if not isinstance(error, NotFoundError)})
     return [file for file, answer in answers.items() if _differs(run.node(node) / file, ends[file], answer)]
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from typing_extensions import override
 
@@ -42,6 +42,8 @@ from clusterctl.run.rules.policy import limits_of
 from clusterctl.run.rules.start_failure import start_failed
 from clusterctl.run.rules.stop_clock import Stopping
 from clusterctl.session.inbox import Inbox
+from clusterctl.session.limits import seconds_for
+from clusterctl.session.opening import open_all
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -57,8 +59,8 @@ T = TypeVar("T")
 Post = Callable[[events.ControllerEvent], None]
 Dial = Callable[["HostSpec", Callable[[str], None]], "Session"]
 
-CALL_SECONDS = 20.0
 _HURRIED_SECONDS = 5.0
+"""How long a node may take for its last word where a person wants the end at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,7 +225,7 @@ class ControlledRun(OwnedState):
             return  # the next one is asked from here on as well
         request = encoding.to_wire(self.following.request(node))
         self.aside(
-            lambda: session.call(Command.FOLLOW, request, timeout=CALL_SECONDS),
+            lambda: session.call(Command.FOLLOW, request),
             lambda _: self._gaps.asked_again(node),
             lambda _: self.links.broken(self.hosts[node], session),
         )
@@ -247,23 +249,22 @@ class ControlledRun(OwnedState):
         hosts: Iterable[HostSpec],
         step: Progress | None = None,
         joined: Callable[[str, Session], None] = lambda _node, _session: None,
-    ) -> tuple[dict[str, Session], dict[str, Any]]:
+    ) -> tuple[dict[str, Session], dict[str, ClusterctlError]]:
         """Open a session to every host, all at once; return them and the errors of those that cannot be had.
 
         Each is given to `joined` as soon as it is there, on the thread that dialed. For other threads than the loop's.
         """
-        by_name = {h.name: h for h in hosts}
-        shown = step or Progress("connect", len(by_name), lambda _: None)
+        wanted = list(hosts)
+        shown = step or Progress("connect", len(wanted), lambda _: None)
 
-        def one(node: str, _: Any) -> Session:
-            shown.at(node, "connecting")
-            session = self.dial(by_name[node], lambda what: shown.at(node, what))
-            shown.through(node)
-            joined(node, session)
+        def one(host: HostSpec) -> Session:
+            shown.at(host.name, "connecting")
+            session = self.dial(host, lambda what: shown.at(host.name, what))
+            shown.through(host.name)
+            joined(host.name, session)
             return session
 
-        placeholder: dict[str, Any] = dict.fromkeys(by_name)
-        return each(placeholder, one, self.spec.ssh.parallel)
+        return open_all(wanted, one, self.spec.ssh.parallel, ClusterctlError)
 
     def raise_epoch(self, seen: int) -> None:
         """Have an epoch above `seen` and above all that this head has used; all sessions carry it from now on."""
@@ -314,7 +315,7 @@ class ControlledRun(OwnedState):
         def tell() -> None:
             # A node that takes its time has heard it; for how long it may take is for the policy to say.
             with contextlib.suppress(FutureTimeoutError):
-                session.call_async(Command.STOP, request).result(CALL_SECONDS)
+                session.call_async(Command.STOP, request).result(seconds_for(Command.STOP))
 
         def failed(_: Exception) -> None:
             self.links.broken(self.hosts[node], session)
@@ -324,7 +325,7 @@ class ControlledRun(OwnedState):
     def tell_finished(self, sessions: Mapping[str, Session], state: str, code: int) -> dict[str, ClusterctlError]:
         """Tell nodes that the run has ended; return why some did not hear it. For any thread."""
         asked = {"run": self.folder.run, "state": state, "exit_code": code}
-        timeout = _HURRIED_SECONDS if self.kill else CALL_SECONDS
+        timeout = _HURRIED_SECONDS if self.kill else None
         return each(sessions, lambda n, s: s.call(Command.FINISH, {**asked, "node": n}, timeout=timeout))[1]
 
     def cancel(self, *, kill: bool) -> None:

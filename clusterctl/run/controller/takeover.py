@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from clusterctl.agent.protocol.commands import Command
 from clusterctl.errors import ClusterctlError, ConnectError, ExitCode, RunFailed
 from clusterctl.run.controller.beginning import UNHEARD
-from clusterctl.run.controller.run import CALL_SECONDS
 from clusterctl.run.nodes import attempts, ending
 from clusterctl.run.nodes.fan_out import each, names
 from clusterctl.run.nodes.launch import NotBegun
@@ -73,7 +72,7 @@ class TakeOver:
             told: dict[str, Any] = {}
             with contextlib.suppress(ClusterctlError):
                 asked = {"run": run.folder.run, "node": node}
-                told = session.call(Command.STATUS, asked, timeout=CALL_SECONDS)
+                told = session.call(Command.STATUS, asked)
             run.do_soon(lambda: self._came(node, session, told))
 
         opened, errors = run.dial_all(self._hosts, step, joined)

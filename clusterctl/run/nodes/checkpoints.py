@@ -31,7 +31,6 @@ Seen = dict[str, dict[str, Version]]
 """By node: the complete checkpoints there, by path."""
 
 _FILE = "checkpoints.json"
-_CALL_SECONDS = 60.0
 _SHOWN_LATE = 5.0
 _LOOK_AGAIN = 0.5
 
@@ -182,7 +181,7 @@ class Resuming:
 
     def _ask(self, node: str, session: Session, *, versions: bool = False) -> dict[str, Any]:
         asked = {"workdir": self._workdirs[node], "pattern": self._checkpoint.pattern, "versions": versions}
-        return session.call(Command.CHECKPOINTS, asked, timeout=_CALL_SECONDS)
+        return session.call(Command.CHECKPOINTS, asked)
 
     def _before(self) -> dict[str, set[Version]]:
         """Return what each node showed when the run began; nothing where that was never written down."""

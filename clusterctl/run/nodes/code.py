@@ -20,6 +20,7 @@ from clusterctl.errors import ConfigError, Problem, RefusedError
 from clusterctl.run.record.disk import write_atomically
 from clusterctl.run.record.private import make_private
 from clusterctl.run.record.rundir import RunDir
+from clusterctl.wording import size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -152,9 +153,9 @@ def collect(sync: SyncSpec, store: ContentStore, *, most_files: int = MOST_FILES
 
 
 def _too_large(sync: SyncSpec, total: int, largest: list[tuple[int, str]]) -> RefusedError:
-    names = ", ".join(f"{name} ({size / 1024**2:.0f} MiB)" for size, name in largest)
+    names = ", ".join(f"{name} ({size(count)})" for count, name in largest)
     return RefusedError(
-        f"{sync.source} holds more than {sync.max_size / 1024**2:.0f} MiB to sync (at least {total / 1024**2:.0f} MiB)",
+        f"{sync.source} holds more than {size(sync.max_size)} to sync (at least {size(total)})",
         hint=f"add to `sync.exclude` or raise `sync.max_size`; the largest: {names}",
     )
 

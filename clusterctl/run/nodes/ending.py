@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from clusterctl.run.rules.state import RunState
     from clusterctl.session.conversation import Session
 
-_CALL_SECONDS = 20.0
 _BEYOND_GRACE = 30.0
 """Seconds that a node may take for SIGKILL, the sweep and what the kernel needs, beyond the grace."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5
@@ -46,19 +45,19 @@ def end_on_node(session: Session, run: str, node: str, grace: float) -> list[dic
     stop = encoding.to_wire(requests.Stop(run=run, node=node, grace=grace, reason=StopReason.CANCELLED.value))
     deadline = time.monotonic() + grace + _BEYOND_GRACE
     pause = _FIRST_PAUSE
-    session.call(Command.STOP, stop, timeout=_CALL_SECONDS)
-    status = session.call(Command.STATUS, asked, timeout=_CALL_SECONDS)
+    session.call(Command.STOP, stop)
+    status = session.call(Command.STATUS, asked)
     while not _ended(status) and time.monotonic() < deadline:
         # One whose files were removed takes its seat anew in a while; until then it has heard of no stop.
         if not status["supervisor"] or status["state"] == "new":
-            session.call(Command.STOP, stop, timeout=_CALL_SECONDS)
+            session.call(Command.STOP, stop)
         time.sleep(pause)
         pause = min(pause * 2, _LONGEST_PAUSE)
-        status = session.call(Command.STATUS, asked, timeout=_CALL_SECONDS)
+        status = session.call(Command.STATUS, asked)
     # Refused where something of the attempt has still not ended, which is then what remains.
     with contextlib.suppress(RefusedError):
         finish = {**asked, "state": "cancelled", "exit_code": int(ExitCode.CANCELLED)}
-        session.call(Command.FINISH, finish, timeout=_CALL_SECONDS)
+        session.call(Command.FINISH, finish)
     return [{"node": node, **one} for one in status["remaining"] or _unended(status)]
 
 
@@ -93,7 +92,7 @@ def fetch(session: Session, writer: Writer, run: str, node: str, files: Iterable
         with contextlib.suppress(NotFoundError):
             while True:
                 asked = {"run": run, "node": node, "file": file, "offset": offset, "length": _PIECE}
-                answer = session.call(Command.READ, asked, timeout=_CALL_SECONDS)
+                answer = session.call(Command.READ, asked)
                 data = base64.b64decode(answer["data"])
                 if not data:
                     break

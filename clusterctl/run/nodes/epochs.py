@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 _PATIENCE = 10.0
 """Seconds in which another controller, which comes to one node after the other, has been to a second one."""
 _PAUSE = 0.5
-_CALL_SECONDS = 10.0
 
 
 def succeeded(run: str, witnesses: Mapping[str, Session], epoch: int) -> bool:
@@ -36,7 +35,7 @@ def succeeded(run: str, witnesses: Mapping[str, Session], epoch: int) -> bool:
 
 
 def _epoch_of(run: str, node: str, session: Session) -> int:
-    told = session.call(Command.STATUS, {"run": run, "node": node}, timeout=_CALL_SECONDS)
+    told = session.call(Command.STATUS, {"run": run, "node": node})
     return int(told["epoch"] or 0)
 
 

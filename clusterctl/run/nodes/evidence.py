@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from clusterctl.session.conversation import Session
 
 _DEADLINE = 4.0
-_CALL_SECONDS = 15.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +48,7 @@ def ask(run: str, name: str, sessions: Mapping[str, Session], ranks: Collection[
     def one(node: str, session: Session) -> dict[str, Any]:
         wanted = None if ranks is None else sorted(ranks)
         asked = {"run": run, "node": node, "name": name, "ranks": wanted, "deadline": _DEADLINE}
-        return session.call(Command.EVIDENCE, asked, timeout=_CALL_SECONDS)
+        return session.call(Command.EVIDENCE, asked)
 
     found, errors = each(dict(sessions), one)
     known: dict[str, dict[str, Any]] = {}

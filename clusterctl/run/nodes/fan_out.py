@@ -9,6 +9,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from clusterctl.errors import AgentError, ClusterctlError, NodeError
+from clusterctl.session.limits import seconds_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Mapping
@@ -57,12 +58,13 @@ def sessions_of(sessions: Mapping[str, Session], nodes: Iterable[str]) -> dict[s
 
 
 def ask_all(
-    session: Session, command: Command, questions: Mapping[K, dict[str, Any]], timeout: float
+    session: Session, command: Command, questions: Mapping[K, dict[str, Any]], timeout: float | None = None
 ) -> tuple[dict[K, dict[str, Any]], dict[K, ClusterctlError]]:
     """Ask one node many things, all on their way at once; return its answers, and why others could not be had.
 
-    `timeout` is in seconds, for all of them together.
+    `timeout` is in seconds, for all of them together; `None` is as long as one of them may take.
     """
+    timeout = seconds_for(command) if timeout is None else timeout
     deadline = time.monotonic() + timeout
     under_way = {key: session.call_async(command, arguments) for key, arguments in questions.items()}
     answers: dict[K, dict[str, Any]] = {}

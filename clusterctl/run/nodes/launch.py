@@ -26,6 +26,8 @@ from clusterctl.run.nodes.progress import CancelledError, Progress
 from clusterctl.run.nodes.transfer import Parcel, push
 from clusterctl.run.record.disk import room_not_needed, write_atomically
 from clusterctl.run.rules import events
+from clusterctl.session.limits import seconds_for
+from clusterctl.wording import size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +35,6 @@ if TYPE_CHECKING:
     from clusterctl.run.record.rundir import RunDir
     from clusterctl.session.conversation import Session
 
-_CALL_SECONDS = 60.0
 _CHECKED_A_SECOND = 500
 """Files that a node sees to be unchanged in a second, at the least."""
 
@@ -189,7 +190,7 @@ class Launch:
             step.end(failed=True)
             raise_first(errors)
         most = max(sent.values(), key=lambda s: s[1])
-        step.end(f"{len(manifest.files)} files, {_size(most[1])} changed")
+        step.end(f"{len(manifest.files)} files, {size(most[1])} changed")
         self._check()
 
     def _look_at_unsynced(self, hosts: Sequence[HostSpec], *, first: bool) -> None:
@@ -223,7 +224,8 @@ class Launch:
         step = Progress("prepare", len(entries), self._post)
         by_name = {e.host.name: e for e in entries}
         code_hash = self._code.code_hash if self._code is not None else None
-        patience = _CALL_SECONDS + (len(self._code.files) / _CHECKED_A_SECOND if self._code is not None else 0.0)
+        files = len(self._code.files) if self._code is not None else 0
+        patience = seconds_for(Command.PREPARE) + files / _CHECKED_A_SECOND
 
         def prepare(node: str, session: Session) -> list[int]:
             step.at(node, "preparing")
@@ -292,7 +294,7 @@ class Launch:
                 keep_secrets=spec.restart.max_restarts > 0,
                 inject=inject,
             )
-            session.call(Command.START, encoding.to_wire(request), timeout=_CALL_SECONDS)
+            session.call(Command.START, encoding.to_wire(request))
             step.through(node, len(ranks))
 
         _, errors = each(self._on(list(by_name)), start)
@@ -328,12 +330,3 @@ def prepare_request(
         watch=list(spec.stall.watch),
         code_hash=code_hash if host.transport is TransportKind.SSH else None,
     )
-
-
-def _size(count: int) -> str:
-    size, unit = float(count), "B"
-    for larger in ("KiB", "MiB", "GiB"):
-        if size < 1024:
-            break
-        size, unit = size / 1024, larger
-    return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"

@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from clusterctl.session.conversation import Session
 
 
-_CALL_SECONDS = 60.0
-
-
 def answer_of(host: HostSpec, hello: Hello) -> meeting.NodeAnswer:
     """Return what planning needs of a node's hello."""
     addresses = tuple(
@@ -76,7 +73,7 @@ def ask_routes(
     """
 
     def ask(node: str, session: Session) -> dict[str, meeting.Route | None]:
-        answer = session.call(Command.ROUTES, {"targets": list(targets[node])}, timeout=_CALL_SECONDS)["routes"]
+        answer = session.call(Command.ROUTES, {"targets": list(targets[node])})["routes"]
         return {
             t: meeting.Route(source=r["source"], interface=r["interface"]) if r else None for t, r in answer.items()
         }
@@ -108,8 +105,6 @@ CONNECT_SECONDS = 2.0
 
 _MARGIN = 4.0
 
-_CALL_SECONDS = 10.0
-
 
 def try_port(spec: ClusterSpec, sessions: Mapping[str, Session]) -> dict[str, dict[str, Any]]:
     """Return what each node saw of the port, as the key `rendezvous` of `facts["controller"]` has it.
@@ -129,12 +124,12 @@ def try_port(spec: ClusterSpec, sessions: Mapping[str, Session]) -> dict[str, di
         together = meeting.share_loopback(list(answers.values()))
         tried["address"] = "127.0.0.1" if together else master_of(spec, ordered, answers, sessions)
         asked = {"port": port, "nonce": nonce, "seconds": CONNECT_SECONDS + _MARGIN}
-        tried["port"] = sessions[first].call(Command.LISTEN, asked, timeout=_CALL_SECONDS)["port"]
+        tried["port"] = sessions[first].call(Command.LISTEN, asked)["port"]
     except ClusterctlError as error:
         return {first: {**tried, "error": str(error)}}
     others = _connect(first, tried, {h.name: sessions[h.name] for h in ordered[1:]}, nonce)
     # Whoever binds the port next must find it free.
-    quietly(lambda: sessions[first].call(Command.UNLISTEN, {"nonce": nonce}, timeout=_CALL_SECONDS))
+    quietly(lambda: sessions[first].call(Command.UNLISTEN, {"nonce": nonce}))
     reached = sum(seen["ok"] for seen in others.values())
     return {first: {**tried, "ok": True, "peers": len(others), "reached_by": reached}, **others}
 

@@ -43,7 +43,6 @@ _MISFITS = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError)
 """What judges raise over facts that are not of the form that agents give them."""
 _QUOTED = 200
 _MARGIN = 10.0
-_CODE_SECONDS = 10.0
 _DOWN_SECONDS = 3600.0
 """The longest that a machine is down before it has booted."""
 
@@ -250,7 +249,7 @@ def code_hashes(spec: ClusterSpec, sessions: Mapping[str, Session]) -> dict[str,
         if node not in remote:
             return NOT_SYNCED
         asked = {"workdir": workdir_of(spec, node)}
-        return session.call(Command.CODE, asked, timeout=_CODE_SECONDS)["hash"] or ""
+        return session.call(Command.CODE, asked)["hash"] or ""
 
     return each(dict(sessions), ask)[0]
 

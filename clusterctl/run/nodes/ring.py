@@ -25,7 +25,6 @@ PAYLOAD = 256 * 1024
 SECONDS = 4.0
 """How long one exchange may take; two lost packets at its begin cost three."""
 _MARGIN = 4.0
-_CALL_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +65,7 @@ def try_ring(
 
     def listen(node: str, session: Session) -> int:
         asked = {"port": 0, "nonce": nonce, "seconds": SECONDS + _MARGIN, "payload": PAYLOAD, "enough": peers[node]}
-        return int(session.call(Command.LISTEN, asked, timeout=_CALL_SECONDS)["port"])
+        return int(session.call(Command.LISTEN, asked)["port"])
 
     ports, deaf = each({node: sessions[node] for node in peers}, listen)
     by_key = {f"{way.origin} {way.peer}": way for way in planned}

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 _FILE = "code.json"
 
-_CALL_SECONDS = 30.0
 
 _NAMED = 3
 
@@ -29,7 +28,7 @@ def look(sessions: Mapping[str, Session], workdirs: Mapping[str, str]) -> dict[s
 
     def ask(node: str, session: Session) -> dict[str, str]:
         asked = {"workdir": workdirs[node], "unsynced": True}
-        files: dict[str, str] = session.call(Command.CODE, asked, timeout=_CALL_SECONDS)["files"]
+        files: dict[str, str] = session.call(Command.CODE, asked)["files"]
         return files
 
     return each(dict(sessions), ask)[0]

@@ -12,6 +12,8 @@ import signal
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from clusterctl.wording import signal_name
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -185,11 +187,3 @@ def _traceback(exit_: Exit) -> str | None:
 
 def _unprefixed(line: str) -> str:
     return re.sub(r"^\[?rank\d+\]?:? ?", "", line)
-
-
-def signal_name(number: int) -> str:
-    """Return `SIGSEGV` for 11; real-time signals are given as their number."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

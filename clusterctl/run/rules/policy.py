@@ -16,6 +16,7 @@ from clusterctl.errors import ExitCode
 from clusterctl.run.rules import leftover
 from clusterctl.run.rules.outcome import outcome
 from clusterctl.run.rules.state import NodeState, RunPhase, RunState, WorkerPhase
+from clusterctl.wording import span
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -183,7 +184,7 @@ def _stall_message(state: RunState) -> str:
     return (
         ""
         if stall is None
-        else f"{stall.reason or 'no progress'} for {stall.since_s:.0f} s (limit {stall.limit_s:.0f} s)"
+        else f"{stall.reason or 'no progress'} for {span(stall.since_s)} (limit {span(stall.limit_s)})"
     )
 
 
@@ -204,7 +205,7 @@ def _newly_lost(state: RunState, limits: Limits, sight: Sight) -> GiveUpNode | N
     for node in waiting:
         silent = sight.silent.get(node.node)
         if silent is not None and (silent >= limits.node_lost_after or _past_kill(sight)):
-            return GiveUpNode(node=node.node, why=node.link_why or f"no answer for {silent:.0f} s")
+            return GiveUpNode(node=node.node, why=node.link_why or f"no answer for {span(silent)}")
     return None
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from clusterctl.agent.linux import syscalls
 from clusterctl.errors import AuthError
 
 if TYPE_CHECKING:
@@ -105,8 +106,7 @@ class SshAgent:
             return False
         try:
             with self._connection(_LIST_SECONDS) as sock:
-                credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-            owner = struct.unpack("3i", credentials)[0]
+                owner, _ = syscalls.peer(sock)
             return Path(f"/proc/{owner}/comm").read_text().startswith("sshd")
         except OSError:
             return False

@@ -114,7 +114,7 @@ CASES: dict[str, Case] = {
     "gpu.xid": Case(
         {"kernel_log": log("NVRM: Xid (PCI:0000:15:00): 79, pid=1, GPU has fallen off the bus.")},
         FAIL,
-        "GPU 5: XID 79, GPU has fallen off the bus, 1 min ago",
+        "GPU 5: XID 79, GPU has fallen off the bus, 60 s ago",
         {"kernel_log": "timeout"},
         gpu=5,
     ),
@@ -456,6 +456,13 @@ def judged(name: str, changes: dict[str, Any], expect: dict[str, Any], *, all_no
     if CHECKS[name].cluster_judge is not None:
         return judge_cluster(told, context, [name])
     return judge_node(SICK, told[SICK], context, [name])
+
+
+@pytest.mark.parametrize("name", ["docker0", "br-1f", "cni0", "tunl0", "kube-ipvs0", "vnet3", "virbr0"])
+def test_a_route_to_a_peer_by_an_interface_that_workers_never_choose_is_told(name: str) -> None:
+    (found, *_) = judged("net.interface", {"net__routes__other__interface": name}, {})
+
+    assert (found.status, found.message) == (WARN, f"to other: by the container interface {name}")
 
 
 def test_every_check_of_the_registry_has_its_three_cases() -> None:

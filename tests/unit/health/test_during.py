@@ -175,7 +175,7 @@ def test_samples_that_stop_are_an_alarm_and_their_return_is_told() -> None:
     watch, again = tick(watch, 500)
     _, back = advance(watch, sample(510, gpu()))
     assert (nothing, again) == ([], [])
-    assert told(alarm) == [("WARN", "n: no sample of GPUs and host for 2 min")]
+    assert told(alarm) == [("WARN", "n: no sample of GPUs and host for 2.2 min")]
     assert told(back) == [("PASS", "n: samples again")]
 
 

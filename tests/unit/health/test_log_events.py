@@ -74,7 +74,7 @@ def test_a_finding_holds_what_the_log_said_and_what_to_do() -> None:
     [
         pytest.param(1.0, "1 s ago", id="a second"),
         pytest.param(59.0, "59 s ago", id="seconds"),
-        pytest.param(60.0, "1 min ago", id="a minute"),
+        pytest.param(60.0, "60 s ago", id="a minute"),
         pytest.param(3590.0, "60 min ago", id="minutes"),
         pytest.param(3600.0, "1 h ago", id="an hour"),
         pytest.param(DAY - 60, "24 h ago", id="hours"),
@@ -131,7 +131,7 @@ def test_contained_memory_errors_count_where_they_are_recent_and_of_one_gpu() ->
 def test_errors_of_a_switch_fail_only_where_they_are_fatal(code: int, text: str, status: Status, said: str) -> None:
     (found,) = judged("gpu.sxid", (60.0, sxid(code, text)))
 
-    assert (found.status, found.message) == (status, f"NVSwitch 0000:c1:00.0: {said}, 1 min ago")
+    assert (found.status, found.message) == (status, f"NVSwitch 0000:c1:00.0: {said}, 60 s ago")
     assert (found.key, found.gpu, found.action) == (f"sxid.{code}", None, "RESTART_FABRICMANAGER")
     assert (found.value["sxid"], found.value["count"]) == (code, 1)
 
@@ -146,9 +146,9 @@ def test_errors_of_a_switch_are_told_once_for_each_switch_and_code() -> None:
     )
 
     assert [f.message for f in found] == [
-        "NVSwitch 0000:c1:00.0: SXid 20034, fatal, 2 times, 1 min ago",
-        "NVSwitch 0000:c2:00.0: SXid 20034, fatal, 1 min ago",
-        "NVSwitch 0000:c1:00.0: SXid 20035, fatal, 1 min ago",
+        "NVSwitch 0000:c1:00.0: SXid 20034, fatal, 2 times, 60 s ago",
+        "NVSwitch 0000:c2:00.0: SXid 20034, fatal, 60 s ago",
+        "NVSwitch 0000:c1:00.0: SXid 20035, fatal, 60 s ago",
     ]
 
 

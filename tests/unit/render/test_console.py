@@ -15,8 +15,6 @@ from clusterctl.render.terminal.console import (
     cells,
     fit,
     safe,
-    seconds,
-    size,
     wants_colour,
 )
 
@@ -82,16 +80,3 @@ def test_a_fitted_text_is_never_wider_than_asked(text: str, width: int) -> None:
 @given(st.text())
 def test_safe_text_is_one_line_without_controls(text: str) -> None:
     assert all(c.isprintable() or not (c < " " or "\x7f" <= c <= "\x9f") or c == "\t" for c in safe(text))
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(0.04, "0.0s"), (0.6, "0.6s"), (42.2, "42s"), (192, "3m12s"), (7500, "2h05m"), (273600, "3d04h"), (59.7, "1m00s")],
-)
-def test_durations_are_short(value: float, text: str) -> None:
-    assert seconds(value) == text
-
-
-@pytest.mark.parametrize(("value", "text"), [(512, "512 B"), (1536, "1.5 KiB"), (85899345920, "80.0 GiB")])
-def test_sizes_are_short(value: float, text: str) -> None:
-    assert size(value) == text

@@ -78,7 +78,7 @@ def stalled(phase: str, since_s: float, limit_s: float) -> RunView:
     [
         pytest.param("suspected", 40.0, "no progress for 40 s (limit 60 s)", id="suspected"),
         pytest.param("confirmed", 75.0, "stalled: no progress for 75 s (limit 60 s)", id="confirmed"),
-        pytest.param("confirmed", 600.0, "stalled: no progress for 10m00s (limit 60 s)", id="long"),
+        pytest.param("confirmed", 600.0, "stalled: no progress for 10 min (limit 60 s)", id="long"),
     ],
 )
 def test_ps_and_status_say_how_long_nothing_has_moved(

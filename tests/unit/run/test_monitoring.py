@@ -138,7 +138,7 @@ def test_silence_counts_only_while_the_node_could_be_heard() -> None:
     observer.feed("a", line(0.0), now=0.0)
     assert observer.tick([], now=500.0) == []
     assert observer.tick(["a"], now=600.0) == []
-    assert said(observer.tick(["a"], now=630.0)) == [("WARN", "a: no sample of GPUs and host for 2 min")]
+    assert said(observer.tick(["a"], now=630.0)) == [("WARN", "a: no sample of GPUs and host for 2.2 min")]
     assert said(observer.feed("a", line(800.0), now=640.0)) == [("PASS", "a: samples again")]
 
 

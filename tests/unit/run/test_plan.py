@@ -26,6 +26,13 @@ def answer(node: str, *addresses: tuple[str, str], **more: object) -> meeting.No
     return meeting.NodeAnswer(node=node, addresses=addresses, place=(node, node), **more)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("name", ["lo", "docker0", "br-1f", "cni0", "tunl0", "kube-ipvs0", "vnet3", "virbr0"])
+def test_workers_meet_by_no_interface_that_stays_on_its_machine(name: str) -> None:
+    known = answer("a", (name, "10.1.0.1"), ("eth0", "10.0.0.1"))
+
+    assert meeting.provisional_address(HostSpec(name="a", host="a"), known, None) == "10.0.0.1"
+
+
 def plan_of(spec: ClusterSpec, **answers: meeting.NodeAnswer) -> planning.LaunchPlan:
     entries = layout.layout(spec.workers, {})
     known = {

@@ -108,8 +108,9 @@ def test_the_state_root_is_never_on_a_network_file_system(
 ) -> None:
     home = tmp_path / "home"
     home.mkdir()
-    mounts = tmp_path / "mounts"
+    mounts = tmp_path / "proc/self/mounts"
+    mounts.parent.mkdir(parents=True)
     mounts.write_text("/dev/sda / ext4 rw 0 0\n" + (f"server:/x {home} {kind} rw 0 0\n" if kind else ""))
     environ = {"XDG_STATE_HOME": str(tmp_path / told)} if told else {}
 
-    assert rundir.choose_root(environ, str(home), 1000, str(mounts)) == str(tmp_path / expected)
+    assert rundir.choose_root(environ, str(home), 1000, str(tmp_path)) == str(tmp_path / expected)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.door import samples
 from clusterctl.run.rules.stalls.rule import Stall, StallLimits, StallPhase, StallWatch, begin, judge, observe, warning
+from clusterctl.wording import span
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -89,7 +90,7 @@ class StallObserver:
             new, self._told = late - self._told, late
             said += [
                 f"straggler: rank {rank} on {self._watch.ranks[rank].node} has made no progress"
-                f" for over {stall.limit_s:.0f} s while others do"
+                f" for over {span(stall.limit_s)} while others do"
                 for rank in sorted(new)
             ]
         return said

@@ -1,0 +1,49 @@
+"""Durations, sizes and signals as people read them, in whichever part of the program they are told."""
+
+from __future__ import annotations
+
+import signal
+
+
+def duration(seconds: float) -> str:
+    """Return a duration for a column, or beside others: `0.6s`, `42s`, `3m12s`, `2h05m`, `3d04h`."""
+    if seconds < 9.95:
+        return f"{max(seconds, 0.0):.1f}s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02}s"
+    if whole < 48 * 3600:
+        return f"{whole // 3600}h{whole % 3600 // 60:02}m"
+    return f"{whole // 86400}d{whole % 86400 // 3600:02}h"
+
+
+def span(seconds: float) -> str:
+    """Return a duration within a sentence: `40 s`, `2.5 min`, `3 h`, `2 d`.
+
+    Up to two minutes it is told in seconds, as people set the limits with which they compare it.
+    """
+    if seconds <= 120:
+        return f"{seconds:.0f} s"
+    unit, length = ("min", 60.0) if seconds < 3600 else ("h", 3600.0) if seconds < 86400 else ("d", 86400.0)
+    count = seconds / length
+    return f"{count:.0f} {unit}" if count >= 9.95 else f"{count:.1f}".removesuffix(".0") + f" {unit}"
+
+
+def size(count: float) -> str:
+    """Return a number of bytes, with two digits at least from MiB on: `512 B`, `64 KiB`, `1.4 GiB`, `76 GiB`."""
+    value = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit in ("B", "KiB") or value >= 10 else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.0f} TiB" if value >= 10 else f"{value:.1f} TiB"
+
+
+def signal_name(number: int) -> str:
+    """Return `SIGSEGV` for 11; real-time signals are given as their number."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

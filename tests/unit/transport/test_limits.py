@@ -1,0 +1,21 @@
+"""How long a node may take for what it is asked."""
+
+from __future__ import annotations
+
+import pytest
+
+from clusterctl.agent.protocol.commands import Command
+from clusterctl.session.limits import seconds_for
+
+
+@pytest.mark.parametrize(
+    ("command", "seconds"),
+    [
+        pytest.param(Command.LISTEN, 10.0, id="a port: somebody waits to connect to it"),
+        pytest.param(Command.STATUS, 20.0, id="a word"),
+        pytest.param(Command.ROUTES, 60.0, id="names to resolve"),
+        pytest.param(Command.START, 60.0, id="workers to start"),
+    ],
+)
+def test_a_node_has_as_long_for_an_answer_as_its_work_takes(command: Command, seconds: float) -> None:
+    assert seconds_for(command) == seconds
