@@ -109,6 +109,7 @@ class NodeState:
         intruder: Who has taken a port of the workers', or `None`.
         held: Why GPU memory is not free after the attempt, or `None`.
         clock: Offset and error that put its monotonic clock on the head's line.
+        ahead: Seconds by which its wall clock is ahead of the head's; 0 until that is known.
         boot: Boot id of its machine when it was prepared; "" where that is not known yet.
     """
 
@@ -126,6 +127,7 @@ class NodeState:
     intruder: str | None = None
     held: str | None = None
     clock: tuple[float, float] | None = None
+    ahead: float = 0.0
     boot: str = ""
     seq: int = 0
 
@@ -225,6 +227,11 @@ class RunState:
     def unfinished_nodes(self) -> list[str]:
         """Return the nodes on which a rank has not ended."""
         return list({w.node: None for w in self.workers.values() if w.phase is not WorkerPhase.EXITED})
+
+    def ahead(self, node: str) -> float:
+        """Return by how many seconds the wall clock of a node is ahead of the head's; 0 where that is not known."""
+        known = self.nodes.get(node) or self.retired.get(node)
+        return 0.0 if known is None else known.ahead
 
     def node_phase(self, node: str) -> NodePhase:
         """Return what a node is doing, in one word."""
@@ -354,8 +361,7 @@ def apply_head(state: RunState, time: float, event: head.ControllerEvent) -> Run
         case head.Link():
             return _link(state, event)
         case head.Clock():
-            node = state.nodes.get(event.node)
-            return state if node is None else _with_node(state, replace(node, clock=(event.offset, event.error)))
+            return _clock(state, event)
         case head.Traces():
             return replace(state, traces=_joined(state.traces, event.nodes))
         case head.Attempt():
@@ -392,6 +398,13 @@ def _start_cause(error: dict[str, Any]) -> Cause:
     return Cause(kind="start_failed", node=error.get("node"), message=str(error.get("message", "")), certain=True)
 
 
+def _clock(state: RunState, event: head.Clock) -> RunState:
+    node = state.nodes.get(event.node)
+    if node is None:
+        return state
+    return _with_node(state, replace(node, clock=(event.offset, event.error), ahead=event.ahead))
+
+
 def _link(state: RunState, event: head.Link) -> RunState:
     node = state.nodes.get(event.node)
     if node is None:
@@ -421,7 +434,7 @@ def _attempt(state: RunState, time: float, event: head.Attempt) -> RunState:
         old = before.get(name)
         fresh = NodeState(node=name, node_rank=entry["node_rank"], address=entry.get("address"), ranks=ranks)
         if old is not None:
-            fresh = replace(fresh, link=old.link, clock=old.clock, seq=old.seq)
+            fresh = replace(fresh, link=old.link, clock=old.clock, ahead=old.ahead, seq=old.seq)
         nodes[name] = fresh
         placed.append((event.attempt, name, ranks))
         workers |= {r: WorkerState(rank=r, local_rank=i, node=name) for i, r in enumerate(ranks)}
