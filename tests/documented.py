@@ -118,6 +118,7 @@ ELSEWHERE: Final = {
     "python -m benchmarks": "Makefile",
     "clusterctl ps | head -1": "tests/e2e/test_streams.py",
     "clusterctl exec --stream": "tests/e2e/test_streams.py",
+    "clusterctl version --check": "tests/e2e/test_version.py",
     "pip install .": "tests/e2e/test_wheel.py",
     "python -m benchmarks NAME --rounds 5": "tests/e2e/test_bench.py",
     "clusterctl bench": "tests/e2e/test_bench.py",

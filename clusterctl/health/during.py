@@ -20,7 +20,7 @@ from clusterctl.health.vendors import AMD
 from clusterctl.wording import size, span
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
 _SILENT_SECONDS = 120.0
 _SAMPLES_MISSED = 4
@@ -186,16 +186,6 @@ def tick(watch: Watch, now: float) -> tuple[Watch, list[Change]]:
         return watch, []
     message = f"{watch.node}: no sample of GPUs and host for {span(now - watch.last)}"
     return replace(watch, silent=True), [_change(watch, now, _SILENCE, Status.WARN, message, watch.last)]
-
-
-def fold(node: str, samples: Iterable[Mapping[str, Any]], limits: Limits | None = None) -> list[Change]:
-    """Return everything to be told about a node's samples, in order."""
-    watch = Watch(node=node, limits=limits or Limits())
-    changes: list[Change] = []
-    for sample in samples:
-        watch, told = advance(watch, sample)
-        changes += told
-    return changes
 
 
 def troubled(watch: Watch) -> list[Change]:

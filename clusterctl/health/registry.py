@@ -94,7 +94,6 @@ _FAMILIES = (
 CHECKS: dict[str, Check] = {check.name: check for family in _FAMILIES for check in family.CHECKS}
 """Name to check."""
 
-SEVERITIES = ("fail", "warn", "ignore")
 DEADLINE_KEY = "probe.deadline"
 """A threshold that belongs to no check: seconds that a node's probe may take."""
 LIMITS = ("slowdown", "stuck", "disk", "swing", "silence", "mended")

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING
 
 from clusterctl.logs.layout import Layout
 from clusterctl.logs.merge import by_time, history, matching, open_streams
-from clusterctl.logs.stream import line_start
 from clusterctl.logs.unreplicated import Ahead, first_line, lags
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
-    from clusterctl.logs.line import LogLine, LogQuery
+    from clusterctl.logs.line import LogLine, LogQuery, Skew
     from clusterctl.logs.stream import Batch, OutputStream
     from clusterctl.logs.unreplicated import Piece, Source
 
@@ -45,7 +44,7 @@ class Follower:
         frame_interval: Seconds between two frames of a progress bar; `None` shows no unfinished line before its end.
         unfinished: Also show any other unfinished line (a prompt, a row of dots) once it has stood still for that long;
             for screens that rewrite it in place.
-        skew: Seconds that each node's clock is ahead of the head's.
+        skew: How far clocks of nodes are ahead, asked for whenever there are lines; `None` where all are in step.
         clock: Wall clock in seconds.
         source: Where the last lines are read from while replicas lag behind; only used where the query has a `tail`.
     """
@@ -57,7 +56,7 @@ class Follower:
         *,
         frame_interval: float | None = 1.0,
         unfinished: bool = False,
-        skew: Mapping[str, float] | None = None,
+        skew: Skew | None = None,
         clock: Callable[[], float] = time.time,
         source: Source | None = None,
     ) -> None:
@@ -65,7 +64,7 @@ class Follower:
         """Whether the last poll left something unread, because it was much; poll again at once."""
         self._layout = Layout(run_dir)
         self._query = query
-        self._skew = skew or {}
+        self._skew = skew
         self._clock = clock
         self._frame_interval = None if query.raw else frame_interval
         self._unfinished = unfinished
@@ -98,13 +97,6 @@ class Follower:
             self._take_in(stream)
         self._ahead.put(stream, piece)
         stream.floor = first_line(piece)
-
-    def skip(self) -> None:
-        """Leave out what is there now; a line that is being written will be shown whole."""
-        self._discover()
-        for stream in self._streams:
-            if size := stream.size():
-                stream.restart(line_start(stream.file.path, size))
 
     def poll(self) -> list[LogLine]:
         """Return what came since the last call, in the order of time; at most a MiB (see `more`)."""

@@ -7,13 +7,18 @@ from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     import re
+    from collections.abc import Callable
+
+    Skew = Callable[[str], float]
+    """Returns by how many seconds the wall clock of a node is ahead of the head's; 0 where nobody has measured it."""
 
 
 class LogLine(NamedTuple):
     """One line that one worker wrote. A named tuple, because a flood makes hundreds of thousands a second.
 
     Attributes:
-        time: Wall clock of the node when the line was complete, in seconds; exact to 250 ms after a pause, to 1 s else.
+        time: Wall clock of the head when the line was complete, in seconds: the node's, less what that is known to be
+            ahead. Exact to 250 ms after a pause, to 1 s else.
         node: Name of the node.
         rank: Rank of the worker.
         attempt: The attempt it belongs to.

@@ -14,33 +14,31 @@ from clusterctl.logs.layout import Layout
 from clusterctl.logs.stream import OutputStream, line_start, tail_start
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from clusterctl.logs.layout import OutputFile
-    from clusterctl.logs.line import LogLine, LogQuery
+    from clusterctl.logs.line import LogLine, LogQuery, Skew
     from clusterctl.logs.stream import Batch
 
 _WIDEN = 8
 
 
-def read_lines(
-    run_dir: str | os.PathLike[str], query: LogQuery, *, skew: Mapping[str, float] | None = None
-) -> Iterator[LogLine]:
+def read_lines(run_dir: str | os.PathLike[str], query: LogQuery, *, skew: Skew | None = None) -> Iterator[LogLine]:
     """Yield the lines of a run that are there now, in the order of time, the unfinished last ones included.
 
     Args:
         run_dir: The run directory on the head.
         query: Which lines.
-        skew: Seconds that each node's clock is ahead of the head's.
+        skew: How far clocks of nodes are ahead; `None` where all are in step.
     """
-    streams = open_streams(Layout(run_dir).discover(), query, skew or {})
+    streams = open_streams(Layout(run_dir).discover(), query, skew)
     return history(streams, query, flush=True)
 
 
-def open_streams(files: Sequence[OutputFile], query: LogQuery, skew: Mapping[str, float]) -> list[OutputStream]:
+def open_streams(files: Sequence[OutputFile], query: LogQuery, skew: Skew | None) -> list[OutputStream]:
     """Return a stream for each file that can hold wanted lines, at its beginning."""
     return [
-        OutputStream(file, raw=query.raw, skew=skew.get(file.node, 0.0))
+        OutputStream(file, raw=query.raw, skew=skew)
         for file in files
         if query.wants_file(file.node, file.rank, file.attempt)
     ]

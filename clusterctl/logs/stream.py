@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from clusterctl.logs.layout import OutputFile
+    from clusterctl.logs.line import Skew
 
 BLOCK = 256 * 1024
 _FRAME_LIMIT = LINE_LIMIT // 4
@@ -35,10 +36,11 @@ class OutputStream:
         file: Which file.
         offset: Where to begin; the beginning of a line.
         raw: Keep the bytes as they are (see `LogQuery.raw`).
-        skew: Seconds that the node's clock is ahead of ours; taken off every time.
+        skew: Returns by how many seconds a node's clock is ahead of ours, as far as is known by now; taken off every
+            time.
     """
 
-    def __init__(self, file: OutputFile, *, offset: int = 0, raw: bool = False, skew: float = 0.0) -> None:
+    def __init__(self, file: OutputFile, *, offset: int = 0, raw: bool = False, skew: Skew | None = None) -> None:
         self.file = file
         self.floor = 0
         """Nothing before this byte is to be shown."""
@@ -46,9 +48,13 @@ class OutputStream:
         """Nothing more will be written; whoever reads may leave it out."""
         self._index = TimeIndex(file.index_path)
         self._raw = raw
-        self._skew = skew
+        self._skew_of = skew
         self.restart(offset)
         self._make: Callable[[bytes], list[str]] = _raw_lines if raw else clean_block
+
+    @property
+    def _skew(self) -> float:
+        return 0.0 if self._skew_of is None else self._skew_of(self.file.node)
 
     def restart(self, offset: int) -> None:
         """Go on reading at byte `offset`, the beginning of a line; what was pending is forgotten."""
@@ -153,17 +159,17 @@ class OutputStream:
             yield batch
 
     def _cut_by_time(self, block: bytes, start: int, now: float) -> Iterator[Batch]:
-        position, length = 0, len(block)
+        position, length, skew = 0, len(block), self._skew
         while position < length:
             mark = self._index.get(self._mark)
             if mark is not None and mark.size < start + length:
                 cut = block.rfind(b"\n", position, max(position, mark.size - start)) + 1
                 self._mark += 1
                 if cut > position:
-                    yield self._batch(block[position:cut], self._forward(mark.time - self._skew))
+                    yield self._batch(block[position:cut], self._forward(mark.time - skew))
                     position = cut
                 continue
-            time = now if mark is None else mark.time - self._skew
+            time = now if mark is None else mark.time - skew
             yield self._batch(block[position:] if position else block, self._forward(time))
             position = length
 

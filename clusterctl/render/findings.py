@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from clusterctl.render.terminal.console import Terminal
 
 WORST_FIRST = (Status.FAIL, Status.WARN, Status.UNKNOWN, Status.PASS, Status.SKIP)
-_STYLES = {
+STYLES = {
     Status.FAIL: (RED, BOLD),
     Status.WARN: (YELLOW,),
     Status.UNKNOWN: (YELLOW,),
@@ -105,7 +105,7 @@ def problems_by_check(
         bodies.setdefault((status, body if status is Status.UNKNOWN else (check, *body)), []).append(check)
     lines: list[str] = []
     for (status, body), checks in bodies.items():
-        lines.append(f"{_sign(status, terminal)} {terminal.style(status.value, *_STYLES[status])} {_several(checks)}")
+        lines.append(f"{sign(status, terminal)} {terminal.style(status.value, *STYLES[status])} {_several(checks)}")
         lines += body if status is Status.UNKNOWN else body[1:]
     return lines
 
@@ -122,7 +122,7 @@ def _needing_root(findings: Sequence[Finding], terminal: Terminal) -> list[str]:
     lines = []
     for (checks, hint), nodes in alike.items():
         place = terminal.style(fold_nodes(nodes), BOLD)
-        lines.append(f"{_sign(Status.SKIP, terminal)} needs root {place}: {_several(checks)}")
+        lines.append(f"{sign(Status.SKIP, terminal)} needs root {place}: {_several(checks)}")
         lines += [f"    {terminal.style('hint', CYAN)}: {safe(hint)}"] if hint else []
     return lines
 
@@ -170,21 +170,22 @@ def _node_line(node: NodeHealth, widest: int, terminal: Terminal) -> str:
         None if terminal.width is None else max(20, terminal.width - widest - 14),
         terminal.glyphs,
     )
-    verdict = terminal.style(pad(node.verdict.value, 7), *_STYLES[node.verdict])
-    return f"{_sign(node.verdict, terminal)} {pad(safe(node.node), widest)}  {verdict}  {text}".rstrip()
+    verdict = terminal.style(pad(node.verdict.value, 7), *STYLES[node.verdict])
+    return f"{sign(node.verdict, terminal)} {pad(safe(node.node), widest)}  {verdict}  {text}".rstrip()
 
 
 def _verdict_line(view: HealthView, terminal: Terminal) -> str:
     counts = Counter(node.verdict for node in view.nodes)
     parts = [f"{counts[status]} {status.value}" for status in WORST_FIRST if counts[status]]
-    verdict = terminal.style(view.verdict.value, *_STYLES[view.verdict])
+    verdict = terminal.style(view.verdict.value, *STYLES[view.verdict])
     return f"{verdict}: {count(len(view.nodes), 'node')}" + (f" ({', '.join(parts)})" if len(parts) > 1 else "")
 
 
-def _sign(status: Status, terminal: Terminal) -> str:
+def sign(status: Status, terminal: Terminal) -> str:
+    """Return the sign that stands before a finding of a status."""
     glyphs = terminal.glyphs
-    sign = {Status.FAIL: glyphs.fail, Status.PASS: glyphs.ok, Status.SKIP: glyphs.dot}.get(status, glyphs.warn)
-    return terminal.style(pad(sign, cells(glyphs.ok)), *_STYLES[status])
+    glyph = {Status.FAIL: glyphs.fail, Status.PASS: glyphs.ok, Status.SKIP: glyphs.dot}.get(status, glyphs.warn)
+    return terminal.style(pad(glyph, cells(glyphs.ok)), *STYLES[status])
 
 
 # --- for machines

@@ -30,24 +30,12 @@ class Timestamps(str, Enum):
 
     NONE = "none"
     SHORT = "short"
-    ISO = "iso"
 
 
-class LogFormat(str, Enum):
-    """What `-o` chooses."""
-
-    TEXT = "text"
-    JSON = "json"
-    RAW = "raw"
-
-
-def format_time(time: float, kind: Timestamps, *, utc: bool = False) -> str:
-    """Return a wall clock time: `14:03:22.125`, or RFC 3339 with its zone."""
-    moment = datetime.fromtimestamp(time, tz=timezone.utc)
-    local = moment if utc else moment.astimezone()
-    if kind is Timestamps.SHORT:
-        return f"{local:%H:%M:%S}.{local.microsecond // 1000:03}"
-    return rfc3339(time) if utc else local.isoformat(timespec="milliseconds")
+def format_time(time: float) -> str:
+    """Return a wall clock time as it is here: `14:03:22.125`."""
+    local = datetime.fromtimestamp(time, tz=timezone.utc).astimezone()
+    return f"{local:%H:%M:%S}.{local.microsecond // 1000:03}"
 
 
 def rfc3339(time: float) -> str:
@@ -65,7 +53,6 @@ class LogWriter:
         nodes: All nodes of the run in the order of node rank: they decide colours and the width of the prefix.
         ranks: All ranks that may be shown; they decide the width of the prefix.
         timestamps: What to show before each line.
-        utc: Times in UTC, not in the local zone.
         prefix: Show whose line it is.
     """
 
@@ -76,14 +63,12 @@ class LogWriter:
         ranks: Iterable[int] = (),
         *,
         timestamps: Timestamps = Timestamps.NONE,
-        utc: bool = False,
         prefix: bool = True,
     ) -> None:
         self._terminal = terminal
         self._colours: dict[str, str] = {}
         self._with_prefix = prefix
         self._timestamps = timestamps
-        self._utc = utc
         self._width = 0
         self._prefixes: dict[tuple[tuple[str, ...], tuple[int, ...]], str] = {}
         self._stamp: tuple[float, str] = (float("nan"), "")
@@ -151,7 +136,7 @@ class LogWriter:
 
     def _time(self, time: float) -> str:
         if self._stamp[0] != time:
-            text = format_time(time, self._timestamps, utc=self._utc)
+            text = format_time(time)
             self._stamp = (time, self._terminal.style(text, DIM) + " ")
         return self._stamp[1]
 

@@ -6,7 +6,9 @@ rightly, that nothing is left on any node that can be reached, and that the head
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 import time
 from dataclasses import dataclass, field
@@ -21,6 +23,7 @@ from tests.lab.faulty import (
     make,
     nothing_left,
     order,
+    run_dir,
     start,
     worker_pid,
     writes,
@@ -439,6 +442,30 @@ def test_clocks_an_hour_apart_change_nothing(nodes: NodeFactory, head: Head) -> 
     assert (cause["rank"], cause["exit_code"]) == (2, 5)
     nothing_left(made)
     every_byte(head, run, made)
+
+
+IN_TURN = 'for i in 1 2; do until [ -e "$HOME/go$i" ]; do sleep 0.05; done; echo "$i of $RANK"; done; sleep 600'
+
+
+def test_output_of_nodes_whose_clocks_are_apart_is_merged_by_when_it_was_written(
+    nodes: NodeFactory, head: Head
+) -> None:
+    made = nodes(2)
+    made[1].skew_clock(5)
+    head.write({n.name: 1 for n in made}, {"command": IN_TURN, "grace": "1s"})
+    run = start(head)
+    for turn in (1, 2):
+        for rank, node in enumerate(made):
+            index = run_dir(head, run) / "nodes" / node.name / "attempt-0" / f"rank-{rank}.idx"
+            known = index.stat().st_size if index.exists() else 0
+            node.path(f"go{turn}").touch()
+            wait_for(lambda index=index, known=known: index.exists() and index.stat().st_size > known, 30, "its time")
+    wait_for(lambda: re.search(r'"ahead":\s*(4\.9|5\.0)', events_of(head, run)), 30, "a measure of the clock")
+
+    said = [json.loads(line) for line in head.run("logs", run, "--all", "-o", "json").stdout.splitlines()]
+
+    assert [line["text"] for line in said] == ["1 of 0", "1 of 1", "2 of 0", "2 of 1"]
+    head.run("down", run)
 
 
 def test_an_end_by_hand_a_second_time_has_nothing_to_do(nodes: NodeFactory, head: Head) -> None:

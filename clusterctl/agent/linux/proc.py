@@ -224,11 +224,6 @@ def exiting(found: Stat) -> bool:
     return bool(found.flags & _PF_EXITING)
 
 
-def held_up(found: Stat) -> bool:
-    """Whether a process waits in the kernel for something that may never come, with one of its threads."""
-    return any(one.state == "D" for one in _threads(found))
-
-
 def being_taken_apart(found: Stat) -> bool:
     """Whether the kernel is taking the process apart and nothing holds that up: it will be gone, late or soon."""
     return all(one.state in "ZX" or (exiting(one) and one.state != "D") for one in _threads(found))

@@ -126,6 +126,5 @@ class StopReason(str, Enum):
     NODE_LOST = "node_lost"
     START_FAILED = "start_failed"
     RESTART = "restart"
-    FINISHED = "finished"
     UNHEALTHY = "unhealthy"
     PORT_TAKEN = "port_taken"

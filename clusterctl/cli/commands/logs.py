@@ -60,7 +60,8 @@ def command(
 ) -> int:
     """Show or follow the output of all ranks, merged by time.
 
-    By default rank 0 in full and the ends of ranks that failed; equal lines of several ranks are folded to one.
+    By default rank 0 in full and the ends of ranks that failed; equal lines of several ranks are folded to one. Times
+    are those of this head: what the clock of a node was last measured to be ahead or behind is taken off.
     """
     from clusterctl.cli.lookup.runs import tell_unread
     from clusterctl.cli.words import parse_ranks
@@ -179,19 +180,23 @@ class _Output:
 def _history(run: RunDir, query: LogQuery, shown: _Output, state: RunState, *, default: bool) -> None:
     from clusterctl.logs.merge import read_lines
 
-    shown.history(read_lines(run.path, query))
+    shown.history(read_lines(run.path, query, skew=state.ahead))
     if default:
-        shown.history(_failing_ends(run, query))
+        shown.history(_failing_ends(run, query, state))
 
 
-def _failing_ends(run: RunDir, query: LogQuery) -> list[LogLine]:
+def _failing_ends(run: RunDir, query: LogQuery, state: RunState) -> list[LogLine]:
     from clusterctl.agent.protocol.events import Exited
     from clusterctl.logs.merge import matching
     from clusterctl.logs.select import FailingEnds
     from clusterctl.run.record.reader import StateReader
 
     _, news = StateReader(run).refresh()
-    exits = [(n, s.wall, e) for n, s, e in news if isinstance(e, Exited) and query.attempt in (None, e.attempt)]
+    exits = [
+        (node, stamp.wall - state.ahead(node), event)
+        for node, stamp, event in news
+        if isinstance(event, Exited) and query.attempt in (None, event.attempt)
+    ]
     return matching(FailingEnds(query.ranks).lines(exits), query)
 
 

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import platform
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from clusterctl._version import __version__
 from clusterctl.cli import options
+from clusterctl.errors import ExitCode
+
+if TYPE_CHECKING:
+    from clusterctl.health.head import HeadSeen
+    from clusterctl.health.model import Finding, Status
 
 
 @click.command("version")
 @click.option("--nodes", "with_nodes", is_flag=True, help="Also ask the nodes of the cluster file.")
+@click.option("--check", is_flag=True, help="Also tell whether this head is fit to start and command runs.")
 @options.cluster_file
 @options.json_option
 @options.output_options
 def command(
     with_nodes: bool,
+    check: bool,
     path: str | None,
     files: tuple[str, ...],
     sets: tuple[str, ...],
@@ -24,9 +32,16 @@ def command(
     color: str,
     quiet: bool,
 ) -> int:
-    """Show versions: of this program, and with `--nodes` of Python, kernel and agent on every node."""
+    """Show versions: of this program, and with `--nodes` of Python, kernel and agent on every node.
+
+    With `--check` a line for each thing that a head needs: ssh and its agent, the folder of runs, open files, what a
+    logout does, the clock; and for each controller that lives here. Ends with 5 where a run could not start.
+    """
     console = options.console_of(color)
-    shown: dict[str, object] = {"clusterctl": __version__, "python": platform.python_version()}
+    shown: dict[str, Any] = {"clusterctl": __version__, "python": platform.python_version()}
+    head = _Head() if check else None
+    if head is not None:
+        shown["head"] = head.to_json()
     nodes: list[dict[str, str]] = []
     if with_nodes:
         from clusterctl.cli.lookup.reach import sessions_of
@@ -44,12 +59,45 @@ def command(
                 for node, session in sessions.items()
             ]
         shown["nodes"] = nodes
+    code = int(ExitCode.UNHEALTHY if head is not None and head.unfit else ExitCode.OK)
     if as_json:
         console.json(shown)
-        return 0
+        return code
     console.data(f"clusterctl {shown['clusterctl']}, Python {shown['python']}")
     console.data(*_folded(nodes))
-    return 0
+    if head is not None:
+        from clusterctl.render.head import render_head
+
+        console.data("", *render_head(head.findings, head.verdict, console.out))
+    return code
+
+
+class _Head:
+    """What is to be said of this head."""
+
+    def __init__(self) -> None:
+        from clusterctl.cli.lookup.head import look
+        from clusterctl.health.head import judge, verdict
+        from clusterctl.wording import size
+
+        self._seen: HeadSeen = look()
+        self.findings: list[Finding] = judge(self._seen, size)
+        self.verdict: Status = verdict(self.findings)
+
+    @property
+    def unfit(self) -> bool:
+        """Something would keep a run from starting."""
+        from clusterctl.health.model import Status
+
+        return self.verdict is Status.FAIL
+
+    def to_json(self) -> dict[str, Any]:
+        """Return `head` of `version --check --json`."""
+        return {
+            "verdict": self.verdict.value,
+            "findings": [finding.to_json() for finding in self.findings],
+            "controllers": [controller.to_json() for controller in self._seen.controllers],
+        }
 
 
 def _folded(nodes: list[dict[str, str]]) -> list[str]:

@@ -56,7 +56,7 @@ def follow(run: RunDir, query: LogQuery, shown: Output, console: Console, *, def
                 shown.live(lines)
             if over:
                 shown.live([], last=True)
-            exits = [(n, s.wall, e) for n, s, e in news if isinstance(e, Exited)]
+            exits = [(n, s.wall - reader.state.ahead(n), e) for n, s, e in news if isinstance(e, Exited)]
             shown.live(matching(ends.lines(exits), query), last=over)
             if over or not console.out.has_reader():
                 return int(ExitCode.OK)
@@ -74,13 +74,17 @@ def _begin(run: RunDir, query: LogQuery, reader: StateReader) -> tuple[Follower,
     """Return a follower and what it shows first; a controller that is about to connect is waited for."""
     end = time.monotonic() + _PATIENCE
     reader.refresh()
-    follower = Follower(run.path, query, source=ControllerSource(run, reader.state, query))
+
+    def ahead(node: str) -> float:
+        return reader.state.ahead(node)
+
+    follower = Follower(run.path, query, skew=ahead, source=ControllerSource(run, reader.state, query))
     while True:
         try:
             return follower, follower.history()
         except NotYetError:
             if time.monotonic() > end:
-                follower = Follower(run.path, query)
+                follower = Follower(run.path, query, skew=ahead)
             time.sleep(_SOON)
 
 

@@ -203,7 +203,8 @@ class RunScreen:
     def _show_nodes(
         self, news: list[tuple[str, node_events.Stamp, node_events.Event]], old: Mapping[str, int] | None
     ) -> None:
-        exits = [(node, stamp.wall, e) for node, stamp, e in news if isinstance(e, node_events.Exited)]
+        ended = [(node, stamp, event) for node, stamp, event in news if isinstance(event, node_events.Exited)]
+        exits = [(node, stamp.wall - self._ahead(node), event) for node, stamp, event in ended]
         if self._options.output and exits:
             self._write(self._folder.flush())
             self._write(self._ends.lines(exits))
@@ -245,7 +246,7 @@ class RunScreen:
         if self._follower is None and state.attempt >= 0:
             ranks = self._shown_ranks()
             query = LogQuery(ranks=ranks, nodes=self._options.nodes, tail=self._options.tail)
-            follower = Follower(self._run.path, query, source=self._source(query))
+            follower = Follower(self._run.path, query, skew=self._ahead, source=self._source(query))
             try:
                 history = [] if self._options.tail is None else list(follower.history())
             except NotYetError:
@@ -255,6 +256,10 @@ class RunScreen:
             self._folder = Folder(frozenset(state.workers) if ranks is None else ranks)
             self._write(self._folder.feed(history, time.monotonic()))
         return self._follower
+
+    def _ahead(self, node: str) -> float:
+        """Return how far a node's clock is ahead, as far as that is known when this is called."""
+        return self.state.ahead(node)
 
     def _source(self, query: LogQuery) -> ControllerSource | None:
         """Return where the tail comes from while replicas lag behind; a controller is waited for, but not for long."""

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 SHOWN_SILENT_AFTER = 6.5
 _QUOTED = 300
+_AHEAD_STEP = 0.1
+"""Seconds by which a wall clock has to move before that is written down: times of output are no more exact."""
 _SILENT = "no answer"
 
 
@@ -75,8 +77,13 @@ class Connections:
             node.clock is None
             or item.error_s < node.clock[1] / 2
             or abs(offset - node.clock[0]) > 5 * node.clock[1] + 0.005
+            or abs(item.wall_offset_s - node.ahead) > item.error_s + _AHEAD_STEP
         ):
-            self._run.record(events.Clock(node=item.node, offset=offset, error=item.error_s, boot=item.boot))
+            self._run.record(
+                events.Clock(
+                    node=item.node, offset=offset, error=item.error_s, boot=item.boot, ahead=item.wall_offset_s
+                )
+            )
 
     # --- another controller
 

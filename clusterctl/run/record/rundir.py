@@ -8,19 +8,23 @@ import os
 import re
 import secrets
 from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
+
+import platformdirs
 
 from clusterctl.run.record import lock as locking
 from clusterctl.run.record.disk import is_short, write_atomically
 from clusterctl.run.record.private import make_private
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"
 
 
 def runs_root() -> Path:
     """Return where all runs of this user lie on this head."""
-    base = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
-    return Path(base) / "clusterctl" / "runs"
+    return platformdirs.user_state_path("clusterctl") / "runs"
 
 
 @dataclass(frozen=True, slots=True)

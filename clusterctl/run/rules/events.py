@@ -63,13 +63,17 @@ class Link:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clock:
-    """Head time is the node's monotonic clock plus `offset`, give or take `error` (seconds), in this boot."""
+    """Head time is the node's monotonic clock plus `offset`, give or take `error` (seconds), in this boot.
+
+    `ahead` is by how many seconds the node's wall clock is ahead of the head's, which both may be set at any time.
+    """
 
     KIND: ClassVar[str] = "clock"
     node: str
     offset: float
     error: float
     boot: str = ""
+    ahead: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

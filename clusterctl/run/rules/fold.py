@@ -127,8 +127,7 @@ def apply_head(state: RunState, time: float, event: head.ControllerEvent) -> Run
         case head.Link():
             return _link(state, event)
         case head.Clock():
-            node = state.nodes.get(event.node)
-            return state if node is None else _with_node(state, replace(node, clock=(event.offset, event.error)))
+            return _clock(state, event)
         case head.Traces():
             return replace(state, traces=_joined(state.traces, event.nodes))
         case head.Attempt():
@@ -165,6 +164,13 @@ def _start_cause(error: dict[str, Any]) -> Cause:
     return Cause(kind="start_failed", node=error.get("node"), message=str(error.get("message", "")), certain=True)
 
 
+def _clock(state: RunState, event: head.Clock) -> RunState:
+    node = state.nodes.get(event.node)
+    if node is None:
+        return state
+    return _with_node(state, replace(node, clock=(event.offset, event.error), ahead=event.ahead))
+
+
 def _link(state: RunState, event: head.Link) -> RunState:
     node = state.nodes.get(event.node)
     if node is None:
@@ -194,7 +200,7 @@ def _attempt(state: RunState, time: float, event: head.Attempt) -> RunState:
         old = before.get(name)
         fresh = NodeState(node=name, node_rank=entry["node_rank"], address=entry.get("address"), ranks=ranks)
         if old is not None:
-            fresh = replace(fresh, link=old.link, clock=old.clock, seq=old.seq)
+            fresh = replace(fresh, link=old.link, clock=old.clock, ahead=old.ahead, seq=old.seq)
         nodes[name] = fresh
         placed.append((event.attempt, name, ranks))
         workers |= {r: WorkerState(rank=r, local_rank=i, node=name) for i, r in enumerate(ranks)}

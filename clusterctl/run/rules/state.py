@@ -106,6 +106,7 @@ class NodeState:
         intruder: Who has taken a port of the workers', or `None`.
         held: Why GPU memory is not free after the attempt, or `None`.
         clock: Offset and error that put its monotonic clock on the head's line.
+        ahead: Seconds by which its wall clock is ahead of the head's; 0 until that is known.
         boot: Boot id of its machine when it was prepared; "" where that is not known yet.
     """
 
@@ -123,6 +124,7 @@ class NodeState:
     intruder: str | None = None
     held: str | None = None
     clock: tuple[float, float] | None = None
+    ahead: float = 0.0
     boot: str = ""
     seq: int = 0
 
@@ -222,6 +224,11 @@ class RunState:
     def unfinished_nodes(self) -> list[str]:
         """Return the nodes on which a rank has not ended."""
         return list({w.node: None for w in self.workers.values() if w.phase is not WorkerPhase.EXITED})
+
+    def ahead(self, node: str) -> float:
+        """Return by how many seconds the wall clock of a node is ahead of the head's; 0 where that is not known."""
+        known = self.nodes.get(node) or self.retired.get(node)
+        return 0.0 if known is None else known.ahead
 
     def node_phase(self, node: str) -> NodePhase:
         """Return what a node is doing, in one word."""

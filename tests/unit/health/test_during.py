@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterctl.health.context import Context, Expectation
-from clusterctl.health.during import Change, Watch, advance, condemned, doubted, fold, tick, troubled
+from clusterctl.health.during import Change, Watch, advance, condemned, doubted, tick, troubled
 from clusterctl.health.judge import judge_node
 from clusterctl.health.model import Finding, Status
 from tests.unit.health.healthy import changed, facts
@@ -57,6 +58,16 @@ def watched(*samples: dict[str, Any]) -> Watch:
     for one in samples:
         watch, _ = advance(watch, one)
     return watch
+
+
+def fold(node: str, samples: Iterable[dict[str, Any]]) -> list[Change]:
+    """Everything to be told about a node's samples, in order."""
+    watch = Watch(node=node)
+    changes: list[Change] = []
+    for one in samples:
+        watch, news = advance(watch, one)
+        changes += news
+    return changes
 
 
 def told(changes: list[Change]) -> list[tuple[str, str]]:

@@ -54,14 +54,6 @@ def test_lines_that_the_index_does_not_know_yet_are_new(run_dir: RunDir) -> None
     assert [line.time for line in follower.poll()] == [100.0]
 
 
-def test_skip_leaves_out_what_is_there(run_dir: RunDir) -> None:
-    run_dir.write("gpu01", 0, b"old\nbeg", time=10.0)
-    follower = Follower(run_dir.path, LogQuery())
-    follower.skip()
-    run_dir.write("gpu01", 0, b"un\nnew\n", time=11.0)
-    assert texts(follower.poll()) == ["begun", "new"]
-
-
 def test_a_progress_bar_shows_one_frame_per_interval(run_dir: RunDir) -> None:
     clock = Clock()
     follower = Follower(run_dir.path, LogQuery(), frame_interval=1.0, clock=clock)
@@ -123,3 +115,16 @@ def test_a_flood_is_taken_in_portions_and_starves_nobody(run_dir: RunDir) -> Non
     portions = [len(lines) for lines in follower.finish()]
     assert len(seen) + sum(portions) == 2_000_001
     assert max(portions) < 200_000
+
+
+def test_a_clock_that_turns_out_to_be_ahead_is_corrected_from_then_on(run_dir: RunDir) -> None:
+    ahead = {"gpu01": 0.0, "gpu02": 0.0}
+    follower = Follower(run_dir.path, LogQuery(), skew=ahead.__getitem__, frame_interval=None)
+    run_dir.write("gpu01", 0, b"a1\n", time=10.0)
+    run_dir.write("gpu02", 1, b"b1\n", time=15.0)
+    assert [(line.text, line.time) for line in follower.poll()] == [("a1", 10.0), ("b1", 15.0)]
+
+    ahead["gpu02"] = 5.0
+    run_dir.write("gpu01", 0, b"a2\n", time=30.0)
+    run_dir.write("gpu02", 1, b"b2\n", time=34.0)
+    assert [(line.text, line.time) for line in follower.poll()] == [("b2", 29.0), ("a2", 30.0)]

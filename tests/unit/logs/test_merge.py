@@ -69,7 +69,7 @@ def test_selects_lines(two_ranks: RunDir, query: dict[str, object], expected: li
 
 
 def test_a_clock_that_is_ahead_is_corrected(two_ranks: RunDir) -> None:
-    lines = list(read_lines(two_ranks.path, LogQuery(), skew={"gpu02": 5.0}))
+    lines = list(read_lines(two_ranks.path, LogQuery(), skew={"gpu01": 0.0, "gpu02": 5.0}.__getitem__))
     assert [line.text for line in lines] == ["b1", "b2", "b3", "a1", "a2", "a3"]
     assert lines[0].time == 5.5
 

@@ -210,3 +210,11 @@ def test_whether_a_worker_failed_and_whether_its_end_was_seen(how: dict[str, Any
 
     assert (ended.failed, ended.unseen) == (failed, unseen)
     assert not RUNNING.workers[0].failed
+
+
+def test_how_far_a_clock_is_ahead_is_known_by_the_last_measure_and_kept_over_attempts() -> None:
+    measured = [events.Clock(node="n0", offset=0.0, error=0.1, ahead=ahead) for ahead in (7.0, 5.0)]
+
+    state = told(RUNNING, *measured)
+
+    assert (state.ahead("n0"), state.ahead("n1"), state.ahead("n9")) == (5.0, 0.0, 0.0)

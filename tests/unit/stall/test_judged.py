@@ -176,12 +176,6 @@ def test_before_every_rank_was_seen_nothing_is_said() -> None:
     assert judged(watch(rank(alive=False))) == Stall(known=False, blind_s=NOW)
 
 
-def test_what_is_told_in_json_is_rounded() -> None:
-    told = Stall(phase=SUSPECTED, since_s=31.26, limit_s=30.04, reason="no progress").as_json()
-
-    assert told == {"since_s": 31.3, "limit_s": 30.0, "phase": "suspected", "verdict": None}
-
-
 @pytest.mark.parametrize(
     ("timeout", "group", "said"),
     [

@@ -217,17 +217,6 @@ def _after_one_sample(rank, gpus):
     return rule.observe(rule.begin(0, [0], 0.0), sample, node="a", attempt=0, now=50.0)
 
 
-def test_the_json_shape_is_the_one_of_status():
-    seen = watch(two(step=steps(0.5, FREEZE)), FREEZE + 60)
-    assert seen.last.as_json() == {
-        "since_s": pytest.approx(60, abs=4),
-        "limit_s": 30.0,
-        "phase": "confirmed",
-        "verdict": None,
-    }
-    assert rule.Stall().as_json() is None
-
-
 @settings(deadline=None, max_examples=40)
 @given(
     period=st.floats(0.005, 15.0),

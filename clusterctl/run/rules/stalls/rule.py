@@ -85,17 +85,6 @@ class Stall:
     last_progress_s: float | None = None
     blind_s: float = 0.0
 
-    def as_json(self) -> dict[str, Any] | None:
-        """The `stall` of `status --json`."""
-        if self.phase is StallPhase.NONE:
-            return None
-        return {
-            "since_s": round(self.since_s, 1),
-            "limit_s": round(self.limit_s, 1),
-            "phase": self.phase.value,
-            "verdict": None,
-        }
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StallWatch:

@@ -1,0 +1,140 @@
+"""What is to be seen of this head: programs, limits, clock, and the controllers that live on it. Judges nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import psutil
+
+from clusterctl.agent.linux import filesystems
+from clusterctl.agent.linux.logind import logind
+from clusterctl.agent.linux.syscalls import clock_error
+from clusterctl.errors import ClusterctlError
+from clusterctl.health.head import HeadSeen, LiveController, SshAgentSeen, StateFolder
+from clusterctl.run.record import lock
+from clusterctl.run.record.find import all_runs
+from clusterctl.run.record.private import make_private
+from clusterctl.run.record.rundir import RunDir, runs_root
+from clusterctl.run.rules.lingering import ends_at_logout
+from clusterctl.transport.ssh.auth import SshAgent, SshAgentError
+
+_SSH_SECONDS = 5.0
+
+
+def look() -> HeadSeen:
+    """Look at this machine; takes a moment, and changes nothing but that the state folder is there afterwards."""
+    user = _user()
+    return HeadSeen(
+        python=sys.version_info[:3],
+        ssh=_ssh(),
+        ssh_agent=_ssh_agent(),
+        folder=_state_folder(runs_root().parent),
+        open_files=_open_files(),
+        ends_at_logout=ends_at_logout(logind(user)),
+        user=user,
+        clock_error=clock_error(),
+        controllers=tuple(_controllers()),
+    )
+
+
+def _user() -> str:
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())
+
+
+def _ssh() -> str | None:
+    program = shutil.which("ssh")
+    if program is None:
+        return None
+    try:
+        done = subprocess.run(
+            [program, "-V"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_SSH_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return (done.stderr or done.stdout).strip().partition("\n")[0].partition(",")[0] or None
+
+
+def _ssh_agent() -> SshAgentSeen | None:
+    path = os.environ.get("SSH_AUTH_SOCK")
+    if not path:
+        return None
+    try:
+        return SshAgentSeen(keys=len(SshAgent(path).identities()))
+    except SshAgentError as error:
+        return SshAgentSeen(error=str(error))
+
+
+def _state_folder(folder: Path) -> StateFolder:
+    error = _use(folder)
+    there = next(place for place in (folder, *folder.parents) if place.exists())
+    kind = _filesystem(there)
+    free = None
+    with contextlib.suppress(OSError):
+        usage = psutil.disk_usage(str(there))
+        free = usage.free if usage.total else None  # what the kernel shows as files has no size
+    shared = kind is not None and filesystems.may_hang(kind)
+    return StateFolder(path=str(folder), filesystem=kind, shared=shared, free=free, error=error)
+
+
+def _use(folder: Path) -> str | None:
+    """Write a file and take a lock as a controller does; return why that cannot be done."""
+    try:
+        make_private(folder)
+        with tempfile.TemporaryDirectory(prefix=".check-", dir=folder) as trial:
+            os.close(lock.take(Path(trial) / "lock"))
+    except OSError as error:
+        return error.strerror or str(error)
+    except ClusterctlError as error:
+        return str(error)
+    return None
+
+
+def _filesystem(folder: Path) -> str | None:
+    place = folder.resolve()
+    mounts = {Path(mount.mountpoint): mount.fstype for mount in psutil.disk_partitions(all=True)}
+    return next((mounts[above] for above in (place, *place.parents) if above in mounts), None)
+
+
+def _open_files() -> tuple[int | None, int | None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    unlimited = resource.RLIM_INFINITY
+    return (None if soft == unlimited else soft, None if hard == unlimited else hard)
+
+
+def _controllers() -> list[LiveController]:
+    seen = [_controller(run) for run in all_runs() if run.attended]
+    return [controller for controller in seen if controller is not None]
+
+
+def _controller(run: RunDir) -> LiveController | None:
+    """Return the controller of an attended run; `None` where it lives on another machine, or has just ended."""
+    holder = run.controller
+    if holder is None or holder.host != socket.gethostname():
+        return None
+    try:
+        process = psutil.Process(holder.pid)
+        with process.oneshot():
+            times = process.cpu_times()
+            return LiveController(
+                run=run.run, pid=holder.pid, cpu_s=times.user + times.system, memory=process.memory_info().rss
+            )
+    except psutil.Error:
+        return None

@@ -1,0 +1,32 @@
+"""Whether a head is fit, for people: a line for each thing that it needs, and what to do where it is not there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from clusterctl.health.model import Finding, Status
+from clusterctl.render.findings import STYLES, sign
+from clusterctl.render.terminal.console import CYAN, cells, pad, safe
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from clusterctl.render.terminal.console import Terminal
+
+_WORDS = {Status.PASS: "ok", Status.WARN: "warn", Status.FAIL: "fail", Status.SKIP: "-", Status.UNKNOWN: "unknown"}
+
+
+def render_head(findings: Sequence[Finding], verdict: Status, terminal: Terminal) -> list[str]:
+    """Return a line for each finding, with its remedy below it, and last whether this head is fit."""
+    widest = max((cells(finding.check) for finding in findings), default=0)
+    lines = []
+    for finding in findings:
+        word = terminal.style(pad(_WORDS[finding.status], 7), *STYLES[finding.status])
+        lines.append(f"{sign(finding.status, terminal)} {pad(finding.check, widest)}  {word}  {safe(finding.message)}")
+        lines += [f"    {terminal.style('hint', CYAN)}: {safe(finding.hint)}"] if finding.hint else []
+    return [*lines, "", _last_line(verdict, terminal)]
+
+
+def _last_line(verdict: Status, terminal: Terminal) -> str:
+    said = "this head is not fit: no run can start from here" if verdict is Status.FAIL else "this head is fit"
+    return f"{terminal.style(verdict.value, *STYLES[verdict])}: {said}"

@@ -1,0 +1,47 @@
+"""`version --check` tells whether a head is fit, and which controllers live on it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+
+from tests import json_shapes
+from tests.documented import typed
+from tests.e2e.conftest import MakeHead
+
+
+def test_a_head_with_a_live_run_is_fit_and_shows_its_controller(make_head: MakeHead) -> None:
+    head = make_head()
+    head.write_local({"command": ["sleep", "60"], "grace": "1s"})
+    run = head.start()
+
+    told = head.json(*typed("clusterctl version --check"))
+
+    json_shapes.check(json_shapes.VERSION_CHECK, told)
+    assert told["head"]["verdict"] in ("PASS", "WARN")
+    (controller,) = told["head"]["controllers"]
+    assert controller["run"] == run
+    assert controller["memory"] > 1 << 20
+    lines = head.run("version", "--check").stdout.splitlines()
+    assert sum(f"{run}: pid {controller['pid']}, " in line for line in lines) == 1
+    assert lines[-1].endswith(": this head is fit")
+
+
+def test_a_head_that_cannot_keep_runs_is_not_fit_and_says_what_to_set(make_head: MakeHead) -> None:
+    head = make_head()
+    blocked = head.folder / "blocked"
+    blocked.write_text("a file where a folder should be")
+
+    done = replace(head, env={**head.env, "XDG_STATE_HOME": str(blocked)}).run("version", "--check")
+
+    assert done.returncode == 5
+    assert "hint: set XDG_STATE_HOME to a folder on a local disk" in done.stdout
+    assert done.stdout.splitlines()[-1] == "FAIL: this head is not fit: no run can start from here"
+
+
+def test_nothing_but_the_check_takes_the_time_to_import_psutil() -> None:
+    program = "import sys; from clusterctl.cli.main import run; run(['{}']); sys.exit('psutil' in sys.modules)"
+
+    for command in ("version", "ps"):
+        assert subprocess.run([sys.executable, "-c", program.format(command)], check=False).returncode == 0

@@ -1,0 +1,47 @@
+"""How far the clock of a node is from the head's is written down when it is measured better, or has moved."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
+
+from clusterctl.run.controller.connections import Connections
+from clusterctl.run.rules import events
+from clusterctl.run.rules.fold import apply_head
+from clusterctl.run.rules.state import NodeState, RunState
+from clusterctl.session.conversation import BeatReceived
+
+if TYPE_CHECKING:
+    from clusterctl.run.controller.run import ControlledRun
+
+
+class Recorded(SimpleNamespace):
+    """What a controller knows of its run, and what it has written of clocks."""
+
+    def __init__(self) -> None:
+        super().__init__(state=RunState(nodes={"n0": NodeState(node="n0", node_rank=0)}), told=[])
+
+    def record(self, event: events.Clock) -> None:
+        self.told.append(event)
+        self.state = apply_head(self.state, 0.0, event)
+
+
+def ahead_after(*offsets: float, error: float = 0.01) -> list[float]:
+    """What was written of a wall clock that was so far ahead at each beat."""
+    run = Recorded()
+    connections = Connections(cast("ControlledRun", run))
+    for offset in offsets:
+        connections.beat(BeatReceived("n0", wall_offset_s=offset, mono_offset_s=50.0, error_s=error, boot="b"))
+    return [clock.ahead for clock in run.told]
+
+
+def test_a_clock_is_written_down_once_while_it_goes_on_as_it_did() -> None:
+    assert ahead_after(5.0, 5.04, 4.96) == [5.0]
+
+
+def test_a_clock_that_is_set_is_written_down_again() -> None:
+    assert ahead_after(5.0, 0.0, 0.01, -3600.0) == [5.0, 0.0, -3600.0]
+
+
+def test_what_may_be_the_error_of_the_measure_is_no_move() -> None:
+    assert ahead_after(0.0, 1.0, error=2.0) == [0.0]
