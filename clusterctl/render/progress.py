@@ -11,6 +11,7 @@ from clusterctl.render.terminal.console import CYAN, DIM, GREEN, RED, YELLOW, ce
 
 if TYPE_CHECKING:
     from clusterctl.render.terminal.console import Glyphs, Terminal
+    from clusterctl.run.rules.events import Phase
 
 SLOWEST = 5
 _NAME, _COUNT = 9, 7
@@ -60,6 +61,23 @@ class PhaseView:
     seconds: float = 0.0
     end: PhaseEnd = PhaseEnd.RUNNING
     noun: str = "node"
+
+
+def phase_view(event: Phase) -> PhaseView:
+    """Return a phase as the controller told of it last."""
+    end = PhaseEnd.RUNNING
+    if event.ended:
+        end = PhaseEnd.FAIL if event.failed else PhaseEnd.OK
+    return PhaseView(
+        name=event.name,
+        done=event.done,
+        total=event.total,
+        detail=event.detail,
+        waiting=tuple((node, what) for node, what in event.waiting),
+        seconds=event.seconds,
+        end=end,
+        noun="worker" if event.name == "start" else "node",
+    )
 
 
 def phase_line(view: PhaseView, glyphs: Glyphs, *, width: int | None = None, spin: int = 0) -> str:

@@ -10,7 +10,8 @@ from clusterctl.render.log import rfc3339
 from clusterctl.render.ranks import count, fold_nodes, fold_ranks
 from clusterctl.render.terminal.console import BOLD, DIM, GREEN, RED, YELLOW, seconds
 from clusterctl.render.terminal.table import Cell, Column, render_table
-from clusterctl.render.words import health_news, signal_name, stall_hints, stall_line, worker_state
+from clusterctl.render.words import failure_line, health_news, stall_hints, stall_line, worker_state
+from clusterctl.run.rules.blame import signal_name
 from clusterctl.run.rules.policy import final_cause
 from clusterctl.run.rules.state import RunPhase
 
@@ -249,8 +250,6 @@ def render_summary(view: RunView, now: float, terminal: Terminal) -> list[str]:
     if not view.attended and not state.over:
         lines.append(f"  no controller is alive; the run goes on. hint: clusterctl attach --adopt {state.run}")
     if state.cause is not None:
-        from clusterctl.render.words import failure_line
-
         lines.append(f"  {failure_line(state.cause, state.attempt, terminal)}")
     if state.stall is not None:
         hints = [] if state.over else stall_hints(state.run, state.stall.phase)

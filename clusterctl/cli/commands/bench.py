@@ -162,8 +162,8 @@ def _measure(step: Step, console: Console, *, epochs: int, health: bool, quiet: 
 
 def _run(spec: ClusterSpec, console: Console, *, health: bool) -> tuple[RunDir, RunState]:
     from clusterctl.cli.commands.up import begin
-    from clusterctl.cli.follow.following import conclude, exit_code_of
-    from clusterctl.cli.follow.view import Leave, RunScreen, ViewOptions
+    from clusterctl.cli.follow.following import Leave, conclude, exit_code_of
+    from clusterctl.cli.follow.view import RunScreen, ViewOptions
     from clusterctl.render.progress import ProgressMode
 
     run = begin(spec, health=health, strict=False)

@@ -126,7 +126,8 @@ def _end(
     run: RunDir, console: Console, before: dict[str, int] | None, *, kill: bool, quiet: bool, stalled: bool
 ) -> RunState:
     """See a run end. What nodes report is told where `before` says what of it is old (`heard`)."""
-    from clusterctl.cli.follow.view import Leave, RunScreen, ViewOptions
+    from clusterctl.cli.follow.following import Leave
+    from clusterctl.cli.follow.view import RunScreen, ViewOptions
     from clusterctl.cli.lookup.runs import tell_unread
     from clusterctl.render.errors import remaining_lines
     from clusterctl.run.record.reader import load_state

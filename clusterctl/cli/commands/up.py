@@ -129,8 +129,8 @@ def _follow(
     verbose: bool,
     quiet: bool,
 ) -> int:
-    from clusterctl.cli.follow.following import conclude
-    from clusterctl.cli.follow.view import Leave, RunScreen, ViewOptions
+    from clusterctl.cli.follow.following import Leave, conclude
+    from clusterctl.cli.follow.view import RunScreen, ViewOptions
     from clusterctl.render.log import Timestamps
     from clusterctl.render.progress import ProgressMode
 
