@@ -33,11 +33,11 @@ def ask_or_adopt(
         try:
             return control.ask(run, command, arguments, timeout=_ANSWER_SECONDS)
         except control.NoControllerError as error:
-            unheard = error
+            reason = error
         if not run.attended and _adopted(run, adopt):
             return None
         if time.monotonic() > until:
-            raise _out_of_reach(run, unheard) from unheard
+            raise _out_of_reach(run, reason) from reason
         time.sleep(_PAUSE)
 
 
@@ -53,10 +53,10 @@ def _adopted(run: RunDir, adopt: Callable[[], int]) -> bool:
 
 
 def _out_of_reach(run: RunDir, error: control.NoControllerError) -> RefusedError:
-    who = run.controller
-    where = "an unknown machine" if who is None else f"{who.host} (pid {who.pid})"
+    controller = run.controller
+    where = "an unknown machine" if controller is None else f"{controller.host} (pid {controller.pid})"
     if isinstance(error, control.SilentControllerError):
-        ends = "ending it" if who is None else f"`kill -9 {who.pid}` there"
+        ends = "ending it" if controller is None else f"`kill -9 {controller.pid}` there"
         return RefusedError(
             f"the controller of {run.run} does not answer; it runs on {where}",
             hint=f"{ends} ends the controller and not the run; then ask again",

@@ -25,8 +25,8 @@ def sessions_of(spec: ClusterSpec, hosts: Sequence[HostSpec]) -> Iterator[dict[s
     """
     with reachable(spec, hosts) as (sessions, errors):
         if errors:
-            found = list(errors.values())
-            raise found[0] if len(found) == 1 else NodesError(found)
+            reasons = list(errors.values())
+            raise reasons[0] if len(reasons) == 1 else NodesError(reasons)
         yield sessions
 
 

@@ -87,9 +87,9 @@ class Remote:
 
     def _run(self, session: Session, collector: Collector) -> dict[str, Any]:
         collector.first_stream = session.new_stream(collector.take, count=2)
-        asked = {**self._request, "timeout": self._seconds, "stream": collector.first_stream}
+        arguments = {**self._request, "timeout": self._seconds, "stream": collector.first_stream}
         limit = None if self._seconds is None else self._seconds + _SLACK_SECONDS
-        return session.call_async(Command.EXEC, asked).result(limit)
+        return session.call_async(Command.EXEC, arguments).result(limit)
 
     def ends(self, nodes: Iterable[str]) -> tuple[dict[str, Answer], dict[str, NodeError]]:
         """Wait for the nodes; return how it ended on each, and which were lost meanwhile.
@@ -102,7 +102,7 @@ class Remote:
         for node in nodes:
             collector = self._collectors[node]
             try:
-                said = self._said(self._running[node])
+                result = self._result(self._running[node])
             except futures.TimeoutError:
                 lost[node] = AgentError(node, "it did not end the command in time")
             except AgentError as error:
@@ -113,15 +113,12 @@ class Remote:
             except ClusterctlError as error:
                 answers[node] = Answer(exit_code=int(ExitCode.REFUSED), error=str(error))
             else:
-                answers[node] = _answer(said, *collector.finish(), self._seconds)
+                answers[node] = _answer(result, *collector.finish(), self._seconds)
         return answers, lost
 
-    def _said(self, running: Future[dict[str, Any]]) -> dict[str, Any]:
+    def _result(self, running: Future[dict[str, Any]]) -> dict[str, Any]:
         while self._console is not None and not running.done():
             if not self._console.out.has_reader():
                 raise UnreadError
             futures.wait([running], _LOOK_SECONDS)
         return running.result()
-
-
-# --- for people
