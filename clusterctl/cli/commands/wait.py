@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import time
@@ -57,10 +58,10 @@ def _wait(run: RunDir, end: float) -> tuple[RunState, int | None]:
         run: Which one.
         end: When to give up, on the monotonic clock.
     """
-    watching = Watching(run)
-    for look in watching.looks(lambda: end):
-        if look.course is Course.ATTENDED and time.monotonic() >= end:
-            return look.state, int(ExitCode.WAIT_TIMED_OUT)
-        if look.course is Course.UNATTENDED:
-            return look.state, int(ExitCode.UNATTENDED)
-    return watching.state, None
+    with contextlib.closing(Watching(run)) as watching:
+        for look in watching.looks(lambda: end):
+            if look.course is Course.ATTENDED and time.monotonic() >= end:
+                return look.state, int(ExitCode.WAIT_TIMED_OUT)
+            if look.course is Course.UNATTENDED:
+                return look.state, int(ExitCode.UNATTENDED)
+        return watching.state, None

@@ -54,7 +54,7 @@ def signals() -> Iterator[int]:
     os.set_blocking(writer, False)
     old_fd = signal.set_wakeup_fd(writer)
     old = {n: signal.signal(n, lambda *_: None) for n in heeded(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    # What came while nobody could heed it is heeded now.
+    # A signal that was held back until the view could answer it comes now.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, process.HELD_BACK)
     try:
         yield reader

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from typing import TYPE_CHECKING, Protocol
@@ -40,24 +41,26 @@ class Output(Protocol):
 
 def follow(run: RunDir, query: LogQuery, shown: Output, console: Console, *, default: bool) -> int:
     """Follow a run's output; return the exit code of the command."""
+    with contextlib.suppress(KeyboardInterrupt), contextlib.closing(Watching(run)) as watching:
+        return _follow(watching, query, shown, console, default=default)
+    return int(ExitCode.OK)
+
+
+def _follow(watching: Watching, query: LogQuery, shown: Output, console: Console, *, default: bool) -> int:
     ends = FailingEnds(query.ranks if default else None)
-    watching = Watching(run)
-    try:
-        follower, history = _begin(run, query, watching.look().state)
-        shown.history(history)
-        for look in watching.looks(lambda: _due(follower, shown)):
-            over = look.course is Course.OVER
-            for lines in follower.finish() if over else [follower.poll()]:
-                shown.live(lines)
-            if over:
-                shown.live([], last=True)
-            shown.live(matching(ends.lines(look.exits), query), last=over)
-            if over or not console.out.has_reader():
-                return int(ExitCode.OK)
-    except KeyboardInterrupt:
-        return int(ExitCode.OK)
+    follower, history = _begin(watching.run, query, watching.look().state)
+    shown.history(history)
+    for look in watching.looks(lambda: _due(follower, shown)):
+        over = look.course is Course.OVER
+        for lines in follower.finish() if over else [follower.poll()]:
+            shown.live(lines)
+        if over:
+            shown.live([], last=True)
+        shown.live(matching(ends.lines(look.exits), query), last=over)
+        if over or not console.out.has_reader():
+            return int(ExitCode.OK)
     console.narrate(
-        f"error: {run.run} goes on without a controller", "", "hint: `clusterctl attach --adopt` takes over"
+        f"error: {watching.run.run} goes on without a controller", "", "hint: `clusterctl attach --adopt` takes over"
     )
     return int(ExitCode.UNATTENDED)
 

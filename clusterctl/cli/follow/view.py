@@ -52,7 +52,7 @@ class ViewOptions:
         until_started: Leave once every rank has started (`up -d`).
         output: Show output of workers at all.
         verbose: Name every node that is waited for, and tell what each one reports.
-        heard: What of each node's reports is old news (`heard`); `None` for what is there at the first look.
+        heard: Node to the number of its last event that is old (`heard`); `None`: all that the first look sees is old.
     """
 
     ranks: frozenset[int] | None = None
@@ -70,7 +70,7 @@ class ViewOptions:
 
 
 def heard(run: RunDir) -> dict[str, int]:
-    """Return node to the number of its last event that is here: what a command need not tell that begins now."""
+    """Return node to the number of its newest event: a command that begins now tells only of later ones."""
     state = load_state(run)
     return {name: node.seq for name, node in {**state.retired, **state.nodes}.items()}
 
@@ -115,7 +115,7 @@ class RunScreen:
     def _show(self, look: Look, wake: int) -> None:
         for _, event in look.heads:
             self._show_head(event)
-        # Steps that were before a person came are old to them; what `up` itself began is all new.
+        # Of the run that `up` itself began all steps are new; a person who joins need not hear of the steps before.
         old = {} if self._options.owns or not self._joining else self._options.heard
         self._joining = False
         if self._options.output:

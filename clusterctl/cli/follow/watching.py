@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from clusterctl.run.rules.state import RunState
 
 _LOOK_SECONDS = 1.0
-"""A look at the latest after so long: without a controller no bell rings, and nobody tells that one has gone."""
+"""Look at the latest after so long: no bell rings without a controller, or with one on another machine."""
 
 
 class Course(Enum):
@@ -57,7 +57,7 @@ class Watching:
     """Looks at one run again and again; what to do with a look is left to the command."""
 
     def __init__(self, run: RunDir) -> None:
-        self._run = run
+        self.run = run
         self._reader = StateReader(run)
         self._bell = Bell(run)
 
@@ -69,7 +69,7 @@ class Watching:
     def look(self) -> Look:
         """Read what is new."""
         # Before the files are read: what a controller writes last is then among what is read after it has gone.
-        attended = self._bell.clear() or self._run.attended
+        attended = self._bell.clear() or self.run.attended
         heads, nodes = self._reader.refresh()
         return Look(heads=heads, nodes=nodes, state=self.state, course=self._course(attended=attended))
 
@@ -105,5 +105,5 @@ class Watching:
 
     def _taken_over(self) -> bool:
         """Return whether a new controller has come in the place of the one that has gone."""
-        self._bell = Bell(self._run)
-        return self._bell.fileno() is not None or self._run.attended
+        self._bell = Bell(self.run)
+        return self._bell.fileno() is not None or self.run.attended
