@@ -196,7 +196,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def _completed(*, known: bool) -> int:
-    """Return how a request of a shell's completion ends: of one that it does not know click says nothing."""
+    """Return the exit code of a request for completion; say of an unknown request that it is, for click does not."""
     if known:
         return int(ExitCode.OK)
     click.echo("error: `_CLUSTERCTL_COMPLETE` asks for nothing that completion knows", err=True)

@@ -1,8 +1,8 @@
-"""What a command wrote on many nodes: equal outputs folded, differences, and how it ended where it did not end well."""
+"""Output of a command on many nodes: equal outputs folded, their differences, and the ends that were not good."""
 
 from __future__ import annotations
 
-import signal as signals
+import difflib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +10,7 @@ from clusterctl.errors import ExitCode
 from clusterctl.logs.clean import clean_block
 from clusterctl.render.ranks import count, fold_nodes
 from clusterctl.render.terminal.console import BOLD, pad
+from clusterctl.run.rules.blame import signal_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,19 +29,21 @@ class Answer:
     error: str | None = None
 
 
-def _answer(said: Mapping[str, Any], out: bytes, err: bytes, seconds: float | None) -> Answer:
-    error = f"not done within {seconds:g} s" if said.get("timed_out") and seconds is not None else None
-    return Answer(exit_code=said.get("exit_code"), signal=said.get("signal"), stdout=out, stderr=err, error=error)
+def answer_of(result: Mapping[str, Any], out: bytes, err: bytes, seconds: float | None) -> Answer:
+    """Return the agent's result of `exec`, with its output and the time limit that it had, as an answer."""
+    error = f"not done within {seconds:g} s" if result.get("timed_out") and seconds is not None else None
+    return Answer(exit_code=result.get("exit_code"), signal=result.get("signal"), stdout=out, stderr=err, error=error)
 
 
 def exit_code_of(answer: Answer) -> int:
-    """Return the exit code as a shell would give it: 128 + N for a signal, 124 for what took too long."""
+    """Return the exit code as a shell would give it: 128 + N for a signal, 124 where the time was over."""
     if answer.error is not None and (answer.signal is not None or answer.exit_code is None):
         return int(ExitCode.WAIT_TIMED_OUT)
     return 128 + answer.signal if answer.signal is not None else answer.exit_code or 0
 
 
-def _clean(block: bytes, terminal: Terminal) -> list[str]:
+def clean(block: bytes, terminal: Terminal) -> list[str]:
+    """Return output of a program as lines that the terminal can show."""
     return [terminal.coloured(line) for line in clean_block(block)] if block else []
 
 
@@ -64,7 +67,7 @@ def _header(nodes: list[str], terminal: Terminal) -> list[str]:
 
 def folded_output(answers: Mapping[str, Answer], terminal: Terminal) -> list[str]:
     """Return stdout of all nodes, equal ones once under the names of their nodes; single lines stand beside them."""
-    groups = [(nodes, _clean(output, terminal)) for nodes, output in _groups({n: a.stdout for n, a in answers.items()})]
+    groups = [(nodes, clean(output, terminal)) for nodes, output in _groups({n: a.stdout for n, a in answers.items()})]
     if all(len(output) == 1 for _, output in groups):
         titles = [_title(nodes) for nodes, _ in groups]
         width = max(map(len, titles), default=0)
@@ -80,14 +83,12 @@ def folded_errors(answers: Mapping[str, Answer], terminal: Terminal) -> list[str
     lines: list[str] = []
     for nodes, output in _groups({node: a.stderr for node, a in answers.items()}):
         name = fold_nodes(nodes)
-        lines += [f"{name}: {line}" for line in _clean(output, terminal)]
+        lines += [f"{name}: {line}" for line in clean(output, terminal)]
     return lines
 
 
 def diff_lines(answers: Mapping[str, Answer], terminal: Terminal) -> list[str]:
     """Return stdout of most nodes, and how that of the others differs from it."""
-    import difflib
-
     groups: dict[bytes, list[str]] = {}
     for node, answer in answers.items():
         groups.setdefault(answer.stdout, []).append(node)
@@ -95,28 +96,21 @@ def diff_lines(answers: Mapping[str, Answer], terminal: Terminal) -> list[str]:
     if not ordered:
         return []
     (base, most), others = ordered[0], ordered[1:]
-    lines = [*_header(most, terminal), *_clean(base, terminal)]
+    lines = [*_header(most, terminal), *clean(base, terminal)]
     for output, nodes in others:
         names = fold_nodes(most), fold_nodes(nodes)
-        lines += difflib.unified_diff(_clean(base, terminal), _clean(output, terminal), *names, n=1, lineterm="")
+        lines += difflib.unified_diff(clean(base, terminal), clean(output, terminal), *names, n=1, lineterm="")
     return lines
 
 
 def end_lines(answers: Mapping[str, Answer], *, every: bool = False) -> list[str]:
-    """Return a line for each way in which it did not end well (`every`: also where it did), with its nodes."""
+    """Return a line for each exit code, signal and error, with its nodes; exit code 0 only with `every`."""
     ends: dict[str, list[str]] = {}
     for node, answer in answers.items():
         if answer.error is not None:
             ends.setdefault(answer.error, []).append(node)
         elif answer.signal is not None:
-            ends.setdefault(f"ended by {_signal(answer.signal)}", []).append(node)
+            ends.setdefault(f"ended by {signal_name(answer.signal)}", []).append(node)
         elif answer.exit_code or every:
             ends.setdefault(f"exit code {answer.exit_code}", []).append(node)
     return [f"{fold_nodes(nodes)} ({count(len(nodes), 'node')}): {end}" for end, nodes in ends.items()]
-
-
-def _signal(number: int) -> str:
-    try:
-        return signals.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

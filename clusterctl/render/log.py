@@ -33,14 +33,6 @@ class Timestamps(str, Enum):
     ISO = "iso"
 
 
-class LogFormat(str, Enum):
-    """What `-o` chooses."""
-
-    TEXT = "text"
-    JSON = "json"
-    RAW = "raw"
-
-
 def format_time(time: float, kind: Timestamps, *, utc: bool = False) -> str:
     """Return a wall clock time: `14:03:22.125`, or RFC 3339 with its zone."""
     moment = datetime.fromtimestamp(time, tz=timezone.utc)

@@ -126,7 +126,7 @@ def _ps_remark(view: RunView) -> str:
     if state.over:
         return "" if state.exit_code in (0, None) else f"exit {state.exit_code}"
     if state.stall is not None:
-        # The state, a column of its own, says how sure that is.
+        # Without its phase: the column of states already says whether the stall is certain.
         return stall_line(replace(state.stall, phase=""))
     if not view.attended:
         return f"unattended: clusterctl attach --adopt {state.run}"
@@ -136,7 +136,7 @@ def _ps_remark(view: RunView) -> str:
 def render_status(view: RunView, now: float, terminal: Terminal, *, every: bool = False) -> list[str]:
     """Return what `status` shows: the run in a line, what is wrong, then nodes, then workers.
 
-    Many workers are folded by what they do, unless a row is wanted for `every` one.
+    Many workers are folded by what they do; with `every` each has a row.
     """
     lines = render_summary(view, now, terminal)
     if view.state.nodes:

@@ -1,4 +1,4 @@
-"""Asking the controller of a run; where there is none, one is started. One that cannot be asked is named."""
+"""Asking the controller of a run; a run without one gets a new one, and one out of reach is named."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def ask_or_adopt(
 
 
 def _adopted(run: RunDir, adopt: Callable[[], int]) -> bool:
-    """Return whether a new controller is at work; False where somebody else was faster."""
+    """Return whether a new controller is at work; False where another command was faster."""
     try:
         process.detach(run, adopt)
     except ClusterctlError:

@@ -1,4 +1,4 @@
-"""What a command wrote on many nodes: collected or shown as it comes, equal outputs folded."""
+"""A command on many nodes: its output is collected, or shown as it comes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.protocol.commands import Command
 from clusterctl.errors import AgentError, ClusterctlError, ExitCode, NodeError
-from clusterctl.render.exec import Answer, _answer, _clean
+from clusterctl.render.exec import Answer, answer_of, clean
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -24,7 +24,7 @@ _LOOK_SECONDS = 1.0
 
 
 class UnreadError(Exception):
-    """Nobody reads what is shown: the command is for nobody any more."""
+    """The reader of the output has gone, so that the command serves no purpose any more."""
 
 
 class Collector:
@@ -58,7 +58,7 @@ class Collector:
     def _put(self, which: int, block: bytes) -> None:
         assert self._console is not None, "only what is shown is put"
         terminal = self._console.err if which else self._console.out
-        lines = [f"{self.node}: {line}" for line in _clean(block, terminal)]
+        lines = [f"{self.node}: {line}" for line in clean(block, terminal)]
         with self._guard:
             (self._console.narrate if which else self._console.data)(*lines)
 
@@ -81,7 +81,7 @@ class Remote:
         self._running: dict[str, Future[dict[str, Any]]] = {}
 
     def begin(self, session: Session) -> None:
-        """Run it on a node, or have that wait for another one to be through."""
+        """Run it on a node, as soon as another node is through where only so many may run it at once."""
         collector = self._collectors[session.node] = Collector(session.node, self._console, self._guard)
         self._running[session.node] = self._pool.submit(self._run, session, collector)
 
@@ -113,7 +113,7 @@ class Remote:
             except ClusterctlError as error:
                 answers[node] = Answer(exit_code=int(ExitCode.REFUSED), error=str(error))
             else:
-                answers[node] = _answer(result, *collector.finish(), self._seconds)
+                answers[node] = answer_of(result, *collector.finish(), self._seconds)
         return answers, lost
 
     def _result(self, running: Future[dict[str, Any]]) -> dict[str, Any]:
