@@ -17,9 +17,6 @@ from clusterctl.cli.words import parse_duration, read, write
 from clusterctl.config.spec import TransportKind
 from clusterctl.errors import ExitCode, RefusedError
 from clusterctl.health.context import Context
-from clusterctl.health.judge import verdict
-from clusterctl.health.recording import recorded, replayed
-from clusterctl.health.registry import CHECKS
 from clusterctl.render import findings as render
 from clusterctl.render.findings import HealthView, NodeHealth
 
@@ -122,6 +119,8 @@ def _checks(only: str | None, skip: str | None) -> list[str] | None:
     """
     if only is None and skip is None:
         return None
+    from clusterctl.health.registry import CHECKS
+
     chosen = _named(only, "--only") if only else set(CHECKS)
     skipped = _named(skip, "--skip") if skip else set()
     return [name for name in CHECKS if name in chosen - skipped]
@@ -133,6 +132,8 @@ def _named(text: str, option: str) -> set[str]:
     Raises:
         click.BadParameter: A pattern that no check matches.
     """
+    from clusterctl.health.registry import CHECKS
+
     names: set[str] = set()
     for pattern in text.split(","):
         matching = fnmatch.filter(CHECKS, pattern.strip())
@@ -155,6 +156,8 @@ def _look(spec: ClusterSpec, hosts: tuple[HostSpec, ...], checks: list[str] | No
 
 
 def _record(path: str, spec: ClusterSpec, view: HealthView, console: Console) -> None:
+    from clusterctl.health.recording import recorded
+
     facts = {node.node: dict(node.facts) for node in view.nodes}
     reached_as = [
         name
@@ -169,6 +172,8 @@ def _record(path: str, spec: ClusterSpec, view: HealthView, console: Console) ->
 
 
 def _replayed(path: str, checks: list[str] | None, *, strict: bool) -> HealthView:
+    from clusterctl.health.recording import replayed
+
     try:
         facts, findings = replayed(json.loads(read(path)), checks)
     except ValueError as error:
@@ -179,6 +184,8 @@ def _replayed(path: str, checks: list[str] | None, *, strict: bool) -> HealthVie
 
 
 def _view(facts: dict[str, dict[str, Any]], findings: list[Finding], *, strict: bool) -> HealthView:
+    from clusterctl.health.judge import verdict
+
     views = []
     for node, facts_of_node in facts.items():
         own = tuple(f for f in findings if f.node == node)
