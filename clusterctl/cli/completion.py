@@ -75,13 +75,13 @@ def _run_items(context: click.Context, incomplete: str, *, active: bool) -> list
     from clusterctl.run.record import find
 
     named = context.params.get("references") or ()
-    wanted = [r for r in reversed(find.all_runs()) if r.run.startswith(incomplete) and r.run not in named]
-    found = []
-    for run in wanted[:_NEWEST]:
+    runs = [r for r in reversed(find.all_runs()) if r.run.startswith(incomplete) and r.run not in named]
+    items_of_runs = []
+    for run in runs[:_NEWEST]:
         state, _ = find.listed_state(run)
         if not (active and state.over):
-            found.append((state.over, CompletionItem(run.run, help=state.phase.value)))
-    return [item for _, item in sorted(found, key=lambda pair: pair[0])]
+            items_of_runs.append((state.over, CompletionItem(run.run, help=state.phase.value)))
+    return [item for _, item in sorted(items_of_runs, key=lambda pair: pair[0])]
 
 
 def _run(context: click.Context) -> RunDir | None:
@@ -151,11 +151,11 @@ def _keys(_: click.Context, incomplete: str) -> list[CompletionItem[str]]:
     """Offer keys of `--set`, up to the `=`."""
     from clusterctl.config.sections.models import SECTIONS, ClusterFile
 
-    found = [name for name in ClusterFile.model_fields if name not in SECTIONS]
+    scalars = [name for name in ClusterFile.model_fields if name not in SECTIONS]
     fields = [(f"{section}.{name}", field) for section, model in SECTIONS.items() for name, field in _fields(model)]
-    words = [(f"{name}=", ClusterFile.model_fields[name].description) for name in found]
+    words = [(f"{name}=", ClusterFile.model_fields[name].description) for name in scalars]
     words += [(f"{name}=", field.description) for name, field in fields]
-    return [CompletionItem(word, help=said) for word, said in words if word.startswith(incomplete)]
+    return [CompletionItem(word, help=description) for word, description in words if word.startswith(incomplete)]
 
 
 def _fields(model: Any) -> Iterable[tuple[str, Any]]:

@@ -66,10 +66,10 @@ def _description(text: str) -> Iterator[str]:
 
 
 def _row(option: click.Option, context: click.Context) -> str:
-    words, said = option.get_help_record(context) or ("", "")
+    words, description = option.get_help_record(context) or ("", "")
     # A count that may not be negative goes without saying.
-    words, said = words.replace("INTEGER RANGE", "N"), " ".join(said.replace("[x>=0]", "").split())
-    cells = [f"`{words}`".replace("|", "\\|"), said.replace("|", "\\|")]
+    words, description = words.replace("INTEGER RANGE", "N"), " ".join(description.replace("[x>=0]", "").split())
+    cells = [f"`{words}`".replace("|", "\\|"), description.replace("|", "\\|")]
     return f"| {cells[0]} | {cells[1]} |"
 
 

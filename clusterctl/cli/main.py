@@ -13,6 +13,7 @@ import click
 from typing_extensions import override
 
 from clusterctl.errors import ClusterctlError, ExitCode
+from clusterctl.render.terminal import streams
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -77,8 +78,8 @@ class LazyGroup(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command.
 
-        Our standard streams break no pipe (`render.terminal.streams`). Whatever else does is a bug of ours, and
-        so is the end of a file that nobody expected: click would end for them with 1 or 130, and without a word.
+        Our standard streams break no pipe (`render.terminal.streams`). A broken pipe is thus a bug of ours, and so is
+        the unexpected end of a file: click would end with 1 or 130 for them, and without a word.
         """
         try:
             return super().invoke(ctx)
@@ -115,9 +116,9 @@ def _show_usage(error: click.UsageError) -> None:
     """Write a mistake on the command line as every other error is written."""
     import re
 
-    said = re.sub(r"'([^'\s]+)'", r"`\1`", " ".join(error.format_message().split())).removesuffix(".")
-    called = error.ctx.command_path if error.ctx is not None else "clusterctl"
-    _say_error(said, f"see `{called} --help`")
+    message = re.sub(r"'([^'\s]+)'", r"`\1`", " ".join(error.format_message().split())).removesuffix(".")
+    program = error.ctx.command_path if error.ctx is not None else "clusterctl"
+    _say_error(message, f"see `{program} --help`")
 
 
 def _say_error(text: str, hint: str | None = None) -> None:
@@ -158,8 +159,6 @@ def cli() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit."""
-    from clusterctl.render.terminal import streams
-
     streams.install()
     code = run(arguments)
     _flush()
@@ -197,7 +196,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def _completed(*, known: bool) -> int:
-    """Return how a request of a shell's completion ends: of one that it does not know click says nothing."""
+    """Return the exit code of a request for completion; say of an unknown request that it is, for click does not."""
     if known:
         return int(ExitCode.OK)
     click.echo("error: `_CLUSTERCTL_COMPLETE` asks for nothing that completion knows", err=True)

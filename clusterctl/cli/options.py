@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from clusterctl.cli.words import paths_of
+from clusterctl.render.terminal.console import ColorChoice, Console
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from clusterctl.config.load import Loaded
     from clusterctl.config.spec import ClusterSpec, HealthSpec, HostSpec
     from clusterctl.config.text.override import Overrides
-    from clusterctl.render.terminal.console import Console
 
 F = TypeVar("F", bound="Callable[..., Any]")
 
@@ -101,8 +101,6 @@ def progress_option(command: F) -> F:
 
 def console_of(color: str = "auto") -> Console:
     """Return the console of this process, with the colours that the user wants."""
-    from clusterctl.render.terminal.console import ColorChoice, Console
-
     return Console.standard(color=ColorChoice(color))
 
 
@@ -135,8 +133,8 @@ def load_file(
     if console is not None and loaded.warnings:
         from clusterctl.render.problems import render_warnings
 
-        said = render_warnings(loaded.warnings, color=console.err.colour, width=console.err.width or 0)
-        console.narrate(*said.split("\n"))
+        text = render_warnings(loaded.warnings, color=console.err.colour, width=console.err.width or 0)
+        console.narrate(*text.split("\n"))
     return loaded
 
 
@@ -156,5 +154,5 @@ def chosen_hosts(spec: ClusterSpec, nodes: str | None, exclude: str | None = Non
         return spec.hosts
     from clusterctl.config.hosts import select
 
-    wanted = set(select([h.name for h in spec.hosts], nodes, exclude))
-    return tuple(h for h in spec.hosts if h.name in wanted)
+    names = set(select([h.name for h in spec.hosts], nodes, exclude))
+    return tuple(h for h in spec.hosts if h.name in names)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _MOST_REMAINING = 20
 _MOST_LINES = 60
-"""Lines of one message; a traceback has as many."""
+"""Most lines shown of a message, as many as of a traceback."""
 
 
 def print_error(error: ClusterctlError, console: Console | None = None) -> None:

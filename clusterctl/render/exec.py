@@ -1,7 +1,8 @@
-"""What a command wrote on many nodes: equal outputs folded, differences, and how it ended where it did not end well."""
+"""Output of a command on many nodes: equal outputs folded, their differences, and the ends that were not good."""
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -28,14 +29,14 @@ class Answer:
     error: str | None = None
 
 
-def answer_of(said: Mapping[str, Any], out: bytes, err: bytes, seconds: float | None) -> Answer:
-    """Return what a node's answer to a command comes to."""
-    error = f"not done within {seconds:g} s" if said.get("timed_out") and seconds is not None else None
-    return Answer(exit_code=said.get("exit_code"), signal=said.get("signal"), stdout=out, stderr=err, error=error)
+def answer_of(result: Mapping[str, Any], out: bytes, err: bytes, seconds: float | None) -> Answer:
+    """Return the agent's result of `exec`, with its output and the time limit that it had, as an answer."""
+    error = f"not done within {seconds:g} s" if result.get("timed_out") and seconds is not None else None
+    return Answer(exit_code=result.get("exit_code"), signal=result.get("signal"), stdout=out, stderr=err, error=error)
 
 
 def exit_code_of(answer: Answer) -> int:
-    """Return the exit code as a shell would give it: 128 + N for a signal, 124 for what took too long."""
+    """Return the exit code as a shell would give it: 128 + N for a signal, 124 where the time was over."""
     if answer.error is not None and (answer.signal is not None or answer.exit_code is None):
         return int(ExitCode.WAIT_TIMED_OUT)
     return 128 + answer.signal if answer.signal is not None else answer.exit_code or 0
@@ -90,8 +91,6 @@ def folded_errors(answers: Mapping[str, Answer], terminal: Terminal) -> list[str
 
 def diff_lines(answers: Mapping[str, Answer], terminal: Terminal) -> list[str]:
     """Return stdout of most nodes, and how that of the others differs from it."""
-    import difflib
-
     groups: dict[bytes, list[str]] = {}
     for node, answer in answers.items():
         groups.setdefault(answer.stdout, []).append(node)
@@ -109,7 +108,7 @@ def diff_lines(answers: Mapping[str, Answer], terminal: Terminal) -> list[str]:
 
 
 def end_lines(answers: Mapping[str, Answer], *, every: bool = False) -> list[str]:
-    """Return a line for each way in which it did not end well (`every`: also where it did), with its nodes."""
+    """Return a line for each exit code, signal and error, with its nodes; exit code 0 only with `every`."""
     ends: dict[str, list[str]] = {}
     for node, answer in answers.items():
         if answer.error is not None:

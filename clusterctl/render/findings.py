@@ -27,7 +27,7 @@ STYLES = {
 }
 _MOST_CHECKS = 3
 _LABEL = re.compile(r"^GPU \d+(?: \([0-9a-fA-F:.]+\))?: ")
-"""How a message begins that stands alone, in `--json` for one; the address of the GPU is there to be looked up."""
+"""How messages begin, because in `--json` they stand alone; the address is there to find the GPU by."""
 _ADVERSE = (Status.FAIL, Status.WARN, Status.UNKNOWN)
 
 
@@ -59,8 +59,8 @@ class HealthView:
 
 def finding_from_json(value: Mapping[str, Any]) -> Finding:
     """Return a finding as `Finding.to_json` wrote it."""
-    known = {key: value[key] for key in Finding.__dataclass_fields__ if key in value}
-    return Finding(**{**known, "status": Status(value["status"])})
+    fields = {key: value[key] for key in Finding.__dataclass_fields__ if key in value}
+    return Finding(**{**fields, "status": Status(value["status"])})
 
 
 # --- for people
@@ -91,17 +91,17 @@ def problems_by_check(
 ) -> list[str]:
     """Return findings grouped by check, worst first: nodes with equal messages folded, each remedy once.
 
-    Checks that could not look for one and the same reason, at the same places, are one group: a GPU that is lost hides
-    all there is to know of it.
+    Checks that could not look, all for the same reason and at the same places, are one group: of a lost GPU nothing
+    can be known, so every check of it says the same.
     """
     groups: dict[tuple[Status, str], list[Finding]] = {}
-    for each in findings:
-        finding = each if isinstance(each, Finding) else finding_from_json(each)
+    for entry in findings:
+        finding = entry if isinstance(entry, Finding) else finding_from_json(entry)
         if finding.status in statuses:
             groups.setdefault((finding.status, finding.check), []).append(finding)
     bodies: dict[tuple[Status, tuple[str, ...]], list[str]] = {}
-    for (status, check), found in sorted(groups.items(), key=lambda item: WORST_FIRST.index(item[0][0])):
-        body = tuple(_body(found, terminal))
+    for (status, check), members in sorted(groups.items(), key=lambda item: WORST_FIRST.index(item[0][0])):
+        body = tuple(_body(members, terminal))
         bodies.setdefault((status, body if status is Status.UNKNOWN else (check, *body)), []).append(check)
     lines: list[str] = []
     for (status, body), checks in bodies.items():
@@ -111,7 +111,7 @@ def problems_by_check(
 
 
 def _needing_root(findings: Sequence[Finding], terminal: Terminal) -> list[str]:
-    """Return what only the administrator may look at, once for all nodes that are alike in it."""
+    """Return the checks that need root, once for all nodes where they are the same."""
     by_node: dict[tuple[str, str | None], list[str]] = {}
     for finding in findings:
         if finding.needs_root and not finding.ignored:
@@ -146,7 +146,7 @@ def _body(findings: Sequence[Finding], terminal: Terminal) -> list[str]:
 
 
 def _by_message(findings: Sequence[Finding]) -> dict[tuple[str, str], list[int]]:
-    """Join the GPUs of a node that say the same; the place before a message already names the GPU."""
+    """Join the GPUs of a node with equal messages, without the GPU's name: it stands before the message already."""
     joined: dict[tuple[str, str], list[int]] = {}
     for finding in findings:
         message = finding.message if finding.gpu is None else _LABEL.sub("", finding.message)
@@ -219,14 +219,14 @@ def health_prometheus(view: HealthView) -> list[str]:
         "# HELP clusterctl_health_finding What a check says of a node or a GPU; 1 for the status that holds.",
         "# TYPE clusterctl_health_finding gauge",
     ]
-    seen: set[str] = set()
+    samples: set[str] = set()
     for finding in view.findings:
         labels = {"node": finding.node or "", "check": finding.check, "status": finding.status.value}
         if finding.gpu is not None:
             labels["gpu"] = str(finding.gpu)
         sample = f"clusterctl_health_finding{_labels(labels)} 1"
-        if sample not in seen:  # several findings of one check may differ in their message alone
-            seen.add(sample)
+        if sample not in samples:  # several findings of one check may differ in their message alone
+            samples.add(sample)
             lines.append(sample)
     lines += [
         "# HELP clusterctl_health_verdict The verdict over a node; 1 for the status that holds.",

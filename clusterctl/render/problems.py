@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _TAB = 4
 _MOST = 100
-"""Problems written out; whoever has more of them has one that makes the others."""
+"""Most problems shown: more than this have a common cause."""
 
 
 def render_config_error(error: ConfigError, *, color: bool = False, width: int = 0) -> str:

@@ -12,6 +12,7 @@ from clusterctl.wording import duration
 
 if TYPE_CHECKING:
     from clusterctl.render.terminal.console import Glyphs, Terminal
+    from clusterctl.run.rules.events import Phase
 
 SLOWEST = 5
 _NAME, _COUNT = 9, 7
@@ -63,6 +64,23 @@ class PhaseView:
     noun: str = "node"
 
 
+def phase_view(event: Phase) -> PhaseView:
+    """Return a phase as the controller told of it last."""
+    end = PhaseEnd.RUNNING
+    if event.ended:
+        end = PhaseEnd.FAIL if event.failed else PhaseEnd.OK
+    return PhaseView(
+        name=event.name,
+        done=event.done,
+        total=event.total,
+        detail=event.detail,
+        waiting=tuple((node, reason) for node, reason in event.waiting),
+        seconds=event.seconds,
+        end=end,
+        noun="worker" if event.name == "start" else "node",
+    )
+
+
 def phase_line(view: PhaseView, glyphs: Glyphs, *, width: int | None = None, spin: int = 0) -> str:
     """Return the line of a phase without colours: sign, name, count, detail, and its time at the right."""
     sign = {
@@ -88,16 +106,16 @@ def waiting_text(view: PhaseView, most: int | None = SLOWEST) -> str:
     start = f"{view.done} of {view.total} {noun}"
     if not view.waiting:
         return start
-    shown = "; ".join(f"{safe(node)}: {safe(what)}" for node, what in view.waiting[:most])
+    shown = "; ".join(f"{safe(node)}: {safe(reason)}" for node, reason in view.waiting[:most])
     more = len(view.waiting) - len(view.waiting[:most])
     return f"{start}, waiting for {shown}" + (f"; and {more} more" if more > 0 else "")
 
 
 def waiting_lines(view: PhaseView, glyphs: Glyphs, width: int | None, most: int | None = SLOWEST) -> list[str]:
-    """Return one line for each of the slowest (`None`: for all that are waited for), to stand below the phase."""
+    """Return a line for each of the `most` slowest nodes (`None`: for all), to stand below the phase."""
     shown = view.waiting[:most]
     widest = max((cells(safe(node)) for node, _ in shown), default=0)
-    lines = [fit(f"    {pad(safe(node), widest)}  {safe(what)}", width, glyphs) for node, what in shown]
+    lines = [fit(f"    {pad(safe(node), widest)}  {safe(reason)}", width, glyphs) for node, reason in shown]
     more = len(view.waiting) - len(shown)
     return [*lines, f"    and {more} more"] if more > 0 else lines
 
@@ -131,7 +149,7 @@ class PhaseWriter:
         self._shown = _Shown()
 
     def update(self, view: PhaseView, now: float) -> None:
-        """Show a phase as it is at `now` (seconds, monotonic); one that ended is shown once and stays."""
+        """Show a phase as it is at `now` (seconds, monotonic); a phase that has ended is written once and stays."""
         if view.name in self._shown.finished and view.end is not PhaseEnd.RUNNING:
             return
         if self._mode is ProgressMode.JSON:
@@ -146,7 +164,7 @@ class PhaseWriter:
             self._finish(view)
 
     def tick(self, now: float) -> None:
-        """Let time pass: redraw on a terminal, remind of what is waited for elsewhere."""
+        """Let time pass: redraw on a terminal; elsewhere tell from time to time which nodes are waited for."""
         view = self._view
         if view is None:
             return
@@ -165,7 +183,7 @@ class PhaseWriter:
         self._terminal.lines(map(safe, lines))
 
     def close(self) -> None:
-        """Take away what is not finished."""
+        """Take away the line of a phase that has not ended."""
         self._erase()
         self._view = None
 
@@ -183,8 +201,8 @@ class PhaseWriter:
     def _draw(self, view: PhaseView, *, spin: int) -> None:
         terminal, width = self._terminal, self._terminal.width
         lines = [self._paint(view, phase_line(view, terminal.glyphs, width=width, spin=spin))]
-        if view.seconds >= 1.0:  # what is quick needs no reasons
-            # What has scrolled out of the window cannot be taken away again.
+        if view.seconds >= 1.0:  # a quick phase needs no reasons
+            # Lines that have scrolled out of the window could not be taken away again.
             most = max(terminal.height - 3, SLOWEST) if self._every else SLOWEST
             lines += [terminal.style(line, DIM) for line in waiting_lines(view, terminal.glyphs, width, most)]
         terminal.lines(lines, over=self._shown.lines)

@@ -32,8 +32,8 @@ def _entry(entry: Mapping[str, Any], terminal: Terminal) -> list[str]:
     word = "rank" if entry["ranks"].isdigit() else "ranks"
     state = ", ".join(_STATES.get(letter, f"state {letter}") for letter in (entry["state"] or "?").split(","))
     where = f", in {safe(entry['wchan'])}" if entry["wchan"] else ""
-    who = terminal.style(f"{word} {entry['ranks']}", BOLD)
-    head = f"{who}  {state}{where}, by {safe(entry['source'])}"
+    ranks = terminal.style(f"{word} {entry['ranks']}", BOLD)
+    head = f"{ranks}  {state}{where}, by {safe(entry['source'])}"
     if entry["frames"] is None:
         return [head, "    no Python stack"]
     return [head, *(f"    {safe(f['function'])}  {terminal.style(_place(f), DIM)}" for f in entry["frames"])]
@@ -44,18 +44,18 @@ def _place(frame: Mapping[str, Any]) -> str:
 
 
 def render_remarks(ranks: Mapping[str, Mapping[str, Any]], terminal: Terminal) -> list[str]:
-    """Return what the stacks do not tell: why there is none, and children that do not run (data-loading workers).
+    """Return what the stacks do not tell: why a rank has none, and children that do not run (data-loading workers).
 
     Args:
         ranks: Rank to its evidence, as the nodes gave it.
         terminal: Where it will stand.
     """
-    said: dict[str, list[int]] = {}
+    ranks_of: dict[str, list[int]] = {}
     for rank, evidence in ranks.items():
         for text in _remarks(evidence):
-            said.setdefault(text, []).append(int(rank))
+            ranks_of.setdefault(text, []).append(int(rank))
     word = terminal.style("note", YELLOW)
-    return [f"{word}: {_who(members)}: {safe(text)}" for text, members in said.items()]
+    return [f"{word}: {_named(members)}: {safe(text)}" for text, members in ranks_of.items()]
 
 
 def _remarks(evidence: Mapping[str, Any]) -> list[str]:
@@ -70,5 +70,5 @@ def _remarks(evidence: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _who(ranks: Sequence[int]) -> str:
+def _named(ranks: Sequence[int]) -> str:
     return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {fold_ranks(ranks)}"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _IDLE_PERCENT = 10
 _HOT_C = 85
 STALE_S = 60.0
-"""Samples come every 15 s: what is this old is not what is."""
+"""Samples come every 15 s; one that is older than this no longer tells how the node is now."""
 
 _GIB = 2**30
 
@@ -56,7 +56,7 @@ class NodeStats:
 
 
 def stats_from_sample(node: str, sample: Mapping[str, Any]) -> NodeStats:
-    """Return what a sample of `clusterctl.agent.facts.sampler` says."""
+    """Return a sample of `clusterctl.agent.facts.sampler` as values."""
     keys = ("gpu", "util", "mem_used", "mem_total", "temp_c", "power_w")
     return NodeStats(
         node=node,
@@ -126,19 +126,19 @@ def _gpu(gpu: GpuStats) -> list[Cell | str]:
 
 
 def util_cell(gpu: GpuStats) -> Cell:
-    """Return how busy a GPU is; one that idles stands out."""
+    """Return how busy a GPU is; an idle GPU stands out."""
     idle = gpu.util is not None and gpu.util < _IDLE_PERCENT
     return Cell(percent(gpu.util), (YELLOW,) if idle else (GREEN,))
 
 
 def temp_cell(gpu: GpuStats) -> Cell:
-    """Return how hot a GPU is; one that is too hot stands out."""
+    """Return how hot a GPU is; a GPU that is too hot stands out."""
     hot = gpu.temp_c is not None and gpu.temp_c >= _HOT_C
     return Cell("-" if gpu.temp_c is None else f"{gpu.temp_c:.0f} C", (RED,) if hot else ())
 
 
 def power_text(gpu: GpuStats) -> str:
-    """Return what a GPU draws."""
+    """Return the power that a GPU draws."""
     return "-" if gpu.power_w is None else f"{gpu.power_w:.0f} W"
 
 

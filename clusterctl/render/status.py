@@ -1,4 +1,4 @@
-"""`ps` and `status`: tables for people, and their twins for machines."""
+"""`ps` and `status` for people: a run as they show it, and its tables."""
 
 from __future__ import annotations
 
@@ -6,22 +6,18 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.render.errors import remaining_lines
-from clusterctl.render.log import rfc3339
 from clusterctl.render.ranks import count, fold_nodes, fold_ranks
 from clusterctl.render.terminal.console import BOLD, DIM, GREEN, RED, YELLOW
 from clusterctl.render.terminal.table import Cell, Column, render_table
-from clusterctl.render.words import health_news, stall_hints, stall_line, worker_state
-from clusterctl.run.rules.outcome import final_cause
+from clusterctl.render.words import failure_line, health_news, stall_hints, stall_line, worker_state
 from clusterctl.run.rules.state import RunPhase
-from clusterctl.wording import duration, signal_name
+from clusterctl.wording import duration
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from clusterctl.render.terminal.console import Terminal
-    from clusterctl.run.rules.blame import Cause
-    from clusterctl.run.rules.events import Health
-    from clusterctl.run.rules.state import RunState, StallView, WorkerState
+    from clusterctl.run.rules.state import RunState, WorkerState
 
 STATE_STYLES: dict[str, tuple[str, ...]] = {
     "starting": (YELLOW,),
@@ -84,107 +80,13 @@ def activity_from_sample(sample: Mapping[str, Any], age_s: float) -> dict[int, W
         age_s: How old the sample is, seconds.
     """
     out: dict[int, WorkerActivity] = {}
-    for rank, said in (sample.get("ranks") or {}).items():
-        inside = said.get("inside") or {}
+    for rank, looks in (sample.get("ranks") or {}).items():
+        inside = looks.get("inside") or {}
         progress = inside.get("progress_age_s")
         out[int(rank)] = WorkerActivity(
             step=inside.get("step"), last_progress_s=None if progress is None else progress + age_s
         )
     return out
-
-
-# --- for machines
-
-
-def cause_json(cause: Cause | None) -> dict[str, Any] | None:
-    """Return the first observed failure."""
-    if cause is None:
-        return None
-    keys = ("kind", "node", "rank", "exit_code", "signal", "message", "traceback", "certain")
-    return {key: getattr(cause, key) for key in keys}
-
-
-def stall_json(stall: StallView | None, verdict: Any = None) -> dict[str, Any] | None:
-    """Return what the stall rule says."""
-    if stall is None:
-        return None
-    return {"since_s": stall.since_s, "limit_s": stall.limit_s, "phase": stall.phase, "verdict": verdict}
-
-
-def ps_json(views: Sequence[RunView]) -> list[dict[str, Any]]:
-    """Return `ps --json`."""
-    return [
-        {
-            "run": view.state.run,
-            "name": view.state.name,
-            "state": view.state.phase.value,
-            "stall": stall_json(view.state.stall, view.verdict),
-            "attended": view.attended,
-            "attempt": view.state.attempt,
-            "nodes": len(view.state.nodes),
-            "world_size": view.state.world_size,
-            "started": None if view.state.created is None else rfc3339(view.state.created),
-            "step": view.step,
-            "last_progress_s": _rounded(view.last_progress_s),
-            "exit_code": view.state.exit_code,
-        }
-        for view in views
-    ]
-
-
-def status_json(view: RunView) -> dict[str, Any]:
-    """Return `status --json`."""
-    state = view.state
-    return {
-        "run": state.run,
-        "name": state.name,
-        "state": state.phase.value,
-        "attended": view.attended,
-        "attempt": state.attempt,
-        "exit_code": state.exit_code,
-        "cause": cause_json(final_cause(state)),
-        "stall": stall_json(state.stall, view.verdict),
-        "health": [_trouble_json(event) for event in state.troubles.values()],
-        "remaining": list(state.remaining),
-        "nodes": [
-            {
-                "node": node.node,
-                "node_rank": node.node_rank,
-                "address": node.address,
-                "state": state.node_phase(node.node).value,
-            }
-            for node in sorted(state.nodes.values(), key=lambda n: n.node_rank)
-        ],
-        "workers": [_worker_json(state.workers[rank], view) for rank in sorted(state.workers)],
-    }
-
-
-def _trouble_json(event: Health) -> dict[str, Any]:
-    keys = ("node", "gpu", "check", "status", "message", "action")
-    return {key: getattr(event, key) for key in keys}
-
-
-def _worker_json(worker: WorkerState, view: RunView) -> dict[str, Any]:
-    activity = view.activity.get(worker.rank, WorkerActivity())
-    return {
-        "rank": worker.rank,
-        "local_rank": worker.local_rank,
-        "node": worker.node,
-        "pid": worker.pid,
-        "state": worker.phase.value,
-        "exit_code": worker.exit_code,
-        "signal": None if worker.signal is None else signal_name(worker.signal),
-        "stopped": worker.stopped,
-        "step": activity.step,
-        "last_output_s": _rounded(activity.last_output_s),
-    }
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 3)
-
-
-# --- for people
 
 
 def render_ps(views: Sequence[RunView], now: float, terminal: Terminal, *, header: bool = True) -> list[str]:
@@ -225,7 +127,7 @@ def _ps_remark(view: RunView) -> str:
     if state.over:
         return "" if state.exit_code in (0, None) else f"exit {state.exit_code}"
     if state.stall is not None:
-        # The state, a column of its own, says how sure that is.
+        # Without its phase: the column of states already says whether the stall is certain.
         return stall_line(replace(state.stall, phase=""))
     if not view.attended:
         return f"unattended: clusterctl attach --adopt {state.run}"
@@ -235,7 +137,7 @@ def _ps_remark(view: RunView) -> str:
 def render_status(view: RunView, now: float, terminal: Terminal, *, every: bool = False) -> list[str]:
     """Return what `status` shows: the run in a line, what is wrong, then nodes, then workers.
 
-    Many workers are folded by what they do, unless a row is wanted for `every` one.
+    Many workers are folded by what they do; with `every` each has a row.
     """
     lines = render_summary(view, now, terminal)
     if view.state.nodes:
@@ -250,8 +152,6 @@ def render_summary(view: RunView, now: float, terminal: Terminal) -> list[str]:
     if not view.attended and not state.over:
         lines.append(f"  no controller is alive; the run goes on. hint: clusterctl attach --adopt {state.run}")
     if state.cause is not None:
-        from clusterctl.render.words import failure_line
-
         lines.append(f"  {failure_line(state.cause, state.attempt, terminal)}")
     if state.stall is not None:
         hints = [] if state.over else stall_hints(state.run, state.stall.phase)

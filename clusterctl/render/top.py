@@ -33,7 +33,7 @@ SORTS: dict[str, str] = {
     "s": "step",
     "o": "output",
 }
-"""Key to what it sorts by. The same key again turns the order round."""
+"""Key to the column that it sorts by. The same key again turns the order round."""
 
 _LARGEST_FIRST = ("util", "memory", "temp", "power", "cpu", "output")
 
@@ -112,12 +112,12 @@ _KEYS: dict[str, Callable[[Row], float | None]] = {
 
 
 def in_order(rows: Sequence[Row], order: Order) -> list[Row]:
-    """Return rows sorted; those that have no such value come last, whichever way round."""
+    """Return rows sorted; rows without the value come last in either direction."""
     value = _KEYS[order.by]
-    known = [row for row in rows if value(row) is not None]
+    valued = [row for row in rows if value(row) is not None]
     largest_first = (order.by in _LARGEST_FIRST) != order.turned
-    known.sort(key=lambda row: (value(row) or 0.0, -row.place if largest_first else row.place), reverse=largest_first)
-    return known + [row for row in rows if value(row) is None]
+    valued.sort(key=lambda row: (value(row) or 0.0, -row.place if largest_first else row.place), reverse=largest_first)
+    return valued + [row for row in rows if value(row) is None]
 
 
 def render_top(scene: Scene, order: Order, now: float, terminal: Terminal, height: int) -> tuple[list[str], Order]:

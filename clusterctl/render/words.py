@@ -1,10 +1,12 @@
-"""Sentences about workers, causes and stalls, as every command says them."""
+"""Sentences about workers, causes, stalls and steps of a run, as every command says them."""
 
 from __future__ import annotations
 
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from clusterctl.agent.protocol import events as node_events
+from clusterctl.agent.protocol.requests import StopReason
 from clusterctl.render.terminal.console import BOLD, RED, safe
 from clusterctl.wording import signal_name, span
 
@@ -13,8 +15,8 @@ if TYPE_CHECKING:
 
     from clusterctl.render.terminal.console import Terminal
     from clusterctl.run.rules.blame import Cause
-    from clusterctl.run.rules.events import Health, StallSeen
-    from clusterctl.run.rules.state import StallView, WorkerState
+    from clusterctl.run.rules.events import Decided, Health, Link, StallSeen
+    from clusterctl.run.rules.state import RunState, StallView, WorkerState
 
 
 def failure_line(cause: Cause, attempt: int, terminal: Terminal) -> str:
@@ -113,3 +115,71 @@ def summary(workers: Sequence[WorkerState]) -> str:
     """Return how many workers are in which state: `6 stopped, 2 exit 1`."""
     counted = Counter(worker_state(worker) for worker in workers)
     return ", ".join(f"{number} {text}" for text, number in counted.most_common())
+
+
+# --- steps, as the live view tells them
+
+_DECISIONS = {
+    StopReason.PEER_FAILED.value: "a worker failed: stopping the others",
+    StopReason.CANCELLED.value: "stopping every worker",
+    StopReason.STALLED.value: "stalled: stopping every worker",
+    StopReason.TIME_LIMIT.value: "time limit reached: stopping every worker",
+    StopReason.NODE_LOST.value: "a node is lost: stopping the other workers",
+    StopReason.UNHEALTHY.value: "a node is unhealthy: stopping every worker",
+    StopReason.PORT_TAKEN.value: "a port of the run is taken: stopping every worker",
+    StopReason.START_FAILED.value: "the start failed: stopping what had started",
+}
+
+
+def decision_news(event: Decided) -> str:
+    """Return what the controller does now, and why."""
+    text = _DECISIONS.get(event.reason, f"{event.reason}: stopping every worker")
+    return f"{text} ({event.message})" if event.message else text
+
+
+def unreachable_news(event: Link) -> str:
+    """Return that a node cannot be reached for now."""
+    since = f" for {event.seconds:.0f} s" if event.seconds else ""
+    return f"{event.node}: unreachable{since} ({event.why or 'no answer'}); its workers go on"
+
+
+def node_news(node: str, stamp: node_events.Stamp, event: node_events.Event, state: RunState) -> str:
+    """Return what a node's event says to everybody who follows the run; mostly nothing."""
+    match event:
+        case node_events.Alarm():
+            where = f"{node} GPU {event.gpu}" if event.gpu is not None else node
+            return f"{event.severity}: {where}: {event.message}"
+        case node_events.Dropped() if event.lost:
+            return f"warning: {node} r{event.rank}: {event.lost} bytes of output were dropped ({event.why})"
+        case node_events.Adopted():
+            return f"{node}: {_adoption(node, stamp, state)}"
+        case _:
+            return ""
+
+
+def _adoption(node: str, stamp: node_events.Stamp, state: RunState) -> str:
+    """Return what a new supervisor of a node means: after a reboot nothing of the last one's workers is there."""
+    last_boot = state.nodes[node].boot if node in state.nodes else ""
+    if last_boot and stamp.boot != last_boot:
+        return "the machine has booted anew; what ran on it is gone"
+    return "a new supervisor has taken over; workers went on"
+
+
+def node_step(event: node_events.Event) -> str:
+    """Return what a step of a node's journal says to somebody who wants to see each of them; mostly nothing."""
+    match event:
+        case node_events.Prepared():
+            return f"ready for attempt {event.attempt}"
+        case node_events.Started():
+            return f"r{event.rank} started, pid {event.pid}"
+        case node_events.Exited():
+            how = "ended, exit code unknown" if event.exit_code is None else f"ended with exit code {event.exit_code}"
+            how = how if event.signal is None else f"ended by {signal_name(event.signal)}"
+            return f"r{event.rank} {how}" + (", stopped" if event.stopped else "")
+        case node_events.Stopping():
+            return f"SIGTERM to all of attempt {event.attempt}, {event.grace:g} s grace"
+        case node_events.Swept():
+            left = f"{len(event.remaining)} processes could not be ended" if event.remaining else "nothing is left"
+            return f"{left} of attempt {event.attempt}" + (f", {event.killed} killed" if event.killed else "")
+        case _:
+            return ""

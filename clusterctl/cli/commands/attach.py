@@ -2,15 +2,37 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import click
 
 from clusterctl.cli import options
+from clusterctl.cli.choices import Choices, together
+from clusterctl.cli.follow.following import conclude
+from clusterctl.cli.follow.view import RunScreen, ViewOptions
+from clusterctl.cli.lookup.runs import tell_unread
+from clusterctl.cli.words import parse_ranks
 from clusterctl.errors import RefusedError
+from clusterctl.render.log import Timestamps
+from clusterctl.run.controller import process
+from clusterctl.run.record import find
 
 if TYPE_CHECKING:
     from clusterctl.run.record.rundir import RunDir
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttachChoices(Choices):
+    """What a person chose of `attach`."""
+
+    reference: str | None
+    adopt: bool
+    ranks: str | None
+    everything: bool
+    tail: int
+    timestamps: bool
+    verbose: bool
 
 
 @click.command("attach")
@@ -26,53 +48,36 @@ if TYPE_CHECKING:
 @click.option("--timestamps", "-t", is_flag=True, help="Show times before lines.")
 @options.verbose_option("Tell what each node reports.")
 @options.output_options
-def command(
-    reference: str | None,
-    adopt: bool,
-    ranks: str | None,
-    everything: bool,
-    tail: int,
-    timestamps: bool,
-    verbose: bool,
-    color: str,
-    quiet: bool,
-) -> int:
+@together(AttachChoices)
+def command(choices: AttachChoices) -> int:
     """Follow a run; `d` or Ctrl-C leaves it running. Ends with the run's exit code."""
-    from clusterctl.cli.follow.following import conclude
-    from clusterctl.cli.follow.view import RunScreen, ViewOptions
-    from clusterctl.cli.lookup.runs import tell_unread
-    from clusterctl.cli.words import parse_ranks
-    from clusterctl.render.log import Timestamps
-    from clusterctl.run.record import find
-
-    run = find.find(reference)
-    console = options.console_of(color)
+    run = find.find(choices.reference)
+    console = choices.console()
     state, attended = find.visible_state(run)
     tell_unread(state, console)
-    if adopt and not state.over:
+    if choices.adopt and not state.over:
         if attended:
             console.narrate(f"{run.run} has a controller already")
         else:
             _adopt(run)
-    elif state.over and reference is None:
+    elif state.over and choices.reference is None:
         raise RefusedError("no active run to attach to", hint=f"`clusterctl logs {run.run}` shows the last one")
-    screen = RunScreen(
-        run,
-        console,
-        ViewOptions(
-            ranks=parse_ranks(ranks),
-            everything=everything,
-            timestamps=Timestamps.SHORT if timestamps else Timestamps.NONE,
-            tail=tail,
-            verbose=verbose,
-            phases=False,
-        ),
+    screen = RunScreen(run, console, _view_options(choices))
+    return conclude(run, screen.follow(), screen.state, console, quiet=choices.quiet)
+
+
+def _view_options(choices: AttachChoices) -> ViewOptions:
+    return ViewOptions(
+        ranks=parse_ranks(choices.ranks),
+        everything=choices.everything,
+        timestamps=Timestamps.SHORT if choices.timestamps else Timestamps.NONE,
+        tail=choices.tail,
+        verbose=choices.verbose,
+        phases=False,
     )
-    return conclude(run, screen.follow(), screen.state, console, quiet=quiet)
 
 
 def _adopt(run: RunDir) -> None:
-    from clusterctl.run.controller import process
     from clusterctl.run.controller.main import adopt_run
 
     process.detach(run, lambda: adopt_run(run))

@@ -3,20 +3,36 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
+import os
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from clusterctl.agent.protocol.files import JOURNAL_FILE, SAMPLES_FILE, output_file
+from clusterctl.bench.results import PARTS, Measured, compared, epoch_of_job, read_model, shares, steps_of_job, to_json
+from clusterctl.bench.series import JOB, capacities, series
 from clusterctl.cli import options
+from clusterctl.cli.choices import FileChoices, together
+from clusterctl.cli.commands.up import begin
+from clusterctl.cli.follow.following import Leave, conclude, exit_code_of
+from clusterctl.cli.follow.view import RunScreen, ViewOptions
+from clusterctl.cli.lookup.reach import sessions_of
 from clusterctl.cli.main import WithJobArguments
+from clusterctl.config.text.override import Overrides
 from clusterctl.errors import ClusterctlError, ExitCode, RefusedError
+from clusterctl.render.progress import ProgressMode
+from clusterctl.render.ranks import count
+from clusterctl.render.terminal.table import Column, render_table
+from clusterctl.wording import duration
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from clusterctl.bench.results import Measured, Row
+    from clusterctl.bench.results import Row
     from clusterctl.bench.series import Step
     from clusterctl.config.spec import ClusterSpec
     from clusterctl.render.terminal.console import Console
@@ -32,6 +48,18 @@ class BenchStoppedError(ClusterctlError):
         self.exit_code = ExitCode(code)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchChoices(FileChoices):
+    """What a person chose of `bench`."""
+
+    workers: str | None
+    built_in: bool
+    epochs: int | None
+    plot: str | None
+    no_health: bool
+    as_json: bool
+
+
 @click.command("bench", cls=WithJobArguments)
 @options.cluster_file
 @click.option("--workers", metavar="LIST", help="Measure these numbers, e.g. 1,2,8; by default 1, 2, 4 … and all.")
@@ -42,20 +70,8 @@ class BenchStoppedError(ClusterctlError):
 @options.json_option
 @options.output_options
 @click.pass_context
-def command(
-    context: click.Context,
-    path: str | None,
-    files: tuple[str, ...],
-    sets: tuple[str, ...],
-    workers: str | None,
-    built_in: bool,
-    epochs: int | None,
-    plot: str | None,
-    no_health: bool,
-    as_json: bool,
-    color: str,
-    quiet: bool,
-) -> int:
+@together(BenchChoices)
+def command(context: click.Context, choices: BenchChoices) -> int:
     """Measure how the job scales: the same work on 1, 2, 4 … workers, spread over the hosts.
 
     The job of the file is timed from outside, by its steps: say with `--epochs` how many epochs it trains. The built-in
@@ -63,34 +79,37 @@ def command(
     and tells where an epoch goes: data, compute, communication, waiting for the slowest. What stands after `--` goes
     to the job or the model.
     """
-    from clusterctl.bench.results import compared, to_json
-    from clusterctl.config.text.override import Overrides
-
-    console = options.console_of(color)
-    if plot is not None:
-        _check_plot(plot)
-    asked = _numbers(workers)
+    console = choices.console()
+    if choices.plot is not None:
+        _check_plot(choices.plot)
+    numbers = _numbers(choices.workers)
     arguments = context.meta["clusterctl.args"]
-    overrides = Overrides(args=() if built_in else arguments)
-    loaded = options.load_file(path, files, sets, overrides=overrides, with_secrets=True, console=console)
-    built_in = built_in or loaded.spec.job is None
-    steps = _steps(loaded.spec, asked, built_in=built_in, epochs=epochs, arguments=arguments)
-    measured: list[Measured] = []
-    for number, step in enumerate(steps):
-        found = _measure(step, console, epochs=epochs or 1, health=not (no_health or number), quiet=quiet)
-        measured += found
-    rows = compared(sorted(measured, key=lambda m: (_ORDER.index(m.mode), m.workers)))
-    if as_json:
+    spec = _spec(choices, arguments, console)
+    built_in = choices.built_in or spec.job is None
+    steps = _steps(spec, numbers, built_in=built_in, epochs=choices.epochs, arguments=arguments)
+    rows = compared(sorted(_measurements(steps, console, choices), key=lambda m: (_ORDER.index(m.mode), m.workers)))
+    if choices.as_json:
         console.json(to_json(rows))
     else:
         console.data(*_table(rows, console))
-    if plot is not None:
-        from clusterctl.bench.plot import draw
-
-        draw(rows, plot, f"{loaded.spec.name}: {'built-in model' if built_in else 'job'}")
-        if not quiet:
-            console.narrate(f"wrote {plot}")
+    if choices.plot is not None:
+        _draw(rows, choices.plot, f"{spec.name}: {'built-in model' if built_in else 'job'}")
+        if not choices.quiet:
+            console.narrate(f"wrote {choices.plot}")
     return 0
+
+
+def _spec(choices: BenchChoices, arguments: tuple[str, ...], console: Console) -> ClusterSpec:
+    overrides = Overrides(args=() if choices.built_in else arguments)
+    return options.load_file(
+        choices.path, choices.files, choices.sets, overrides=overrides, with_secrets=True, console=console
+    ).spec
+
+
+def _draw(rows: Sequence[Row], path: str, title: str) -> None:
+    from clusterctl.bench.plot import draw
+
+    draw(rows, path, title)
 
 
 _ORDER = ("single", "dp", "ddp", "job")
@@ -98,9 +117,6 @@ _ORDER = ("single", "dp", "ddp", "job")
 
 def _check_plot(path: str) -> None:
     """Refuse what could not be written at the end, before the hours that the runs may take."""
-    import importlib.util
-    import os
-
     if importlib.util.find_spec("matplotlib") is None:
         raise RefusedError("a plot needs matplotlib", hint="pip install 'clusterctl[bench]'")
     if not path.endswith((".png", ".svg", ".pdf")):
@@ -119,53 +135,47 @@ def _numbers(text: str | None) -> tuple[int, ...]:
 
 
 def _steps(
-    spec: ClusterSpec, asked: Sequence[int], *, built_in: bool, epochs: int | None, arguments: Sequence[str]
+    spec: ClusterSpec, numbers: Sequence[int], *, built_in: bool, epochs: int | None, arguments: Sequence[str]
 ) -> list[Step]:
-    from clusterctl.bench.series import capacities, series
-
     gpus = _gpus(spec)
     more = (*(("--epochs", str(epochs)) if epochs else ()), *arguments)
     rooms = capacities(spec.workers, gpus)
-    return series(spec, rooms, asked, built_in=built_in, options=more if built_in else (), gpus=gpus)
+    return series(spec, rooms, numbers, built_in=built_in, options=more if built_in else (), gpus=gpus)
 
 
 def _gpus(spec: ClusterSpec) -> dict[str, int]:
     """Return how many GPUs each host has: what the file says; the nodes are asked where it says nothing."""
-    known = {h.name: h.gpus if isinstance(h.gpus, int) else len(h.gpus) for h in spec.workers if h.gpus is not None}
-    unknown = [h for h in spec.workers if h.gpus is None]
-    if unknown:
-        from clusterctl.cli.lookup.reach import sessions_of
-
-        with sessions_of(spec, unknown) as sessions:
-            known |= {node: (session.hello.get("gpus") or {}).get("count") or 0 for node, session in sessions.items()}
-    return known
+    gpus = {h.name: h.gpus if isinstance(h.gpus, int) else len(h.gpus) for h in spec.workers if h.gpus is not None}
+    silent = [h for h in spec.workers if h.gpus is None]
+    if silent:
+        with sessions_of(spec, silent) as sessions:
+            gpus |= {node: (session.hello.get("gpus") or {}).get("count") or 0 for node, session in sessions.items()}
+    return gpus
 
 
 # --- one run
 
 
-def _measure(step: Step, console: Console, *, epochs: int, health: bool, quiet: bool) -> list[Measured]:
-    from clusterctl.bench.series import JOB
-    from clusterctl.render.ranks import count
-    from clusterctl.wording import duration
+def _measurements(steps: Sequence[Step], console: Console, choices: BenchChoices) -> Iterator[Measured]:
+    """Run the steps one after the other; the nodes are checked before the first."""
+    for number, step in enumerate(steps):
+        yield from _measure(step, console, choices, health=number == 0 and not choices.no_health)
 
+
+def _measure(step: Step, console: Console, choices: BenchChoices, *, health: bool) -> list[Measured]:
     what = f"{count(step.workers, 'worker')} on {count(len(step.spec.hosts), 'node')}: {', '.join(step.modes)}"
-    if not quiet:
+    if not choices.quiet:
         console.err.transient(f"measuring {what}")
     run, state = _run(step.spec, console, health=health)
-    found = _of_job(run, state, step.workers, epochs) if step.modes == (JOB,) else _of_model(run, state)
-    if not quiet:
-        times = ", ".join(f"{m.mode} {duration(m.epoch_s)}" for m in found)
+    of_job = step.modes == (JOB,)
+    measured = _of_job(run, state, step.workers, choices.epochs or 1) if of_job else _of_model(run, state)
+    if not choices.quiet:
+        times = ", ".join(f"{m.mode} {duration(m.epoch_s)}" for m in measured)
         console.narrate(f"{console.err.glyphs.ok} {what}  {console.err.glyphs.arrow} {times} per epoch")
-    return found
+    return measured
 
 
 def _run(spec: ClusterSpec, console: Console, *, health: bool) -> tuple[RunDir, RunState]:
-    from clusterctl.cli.commands.up import begin
-    from clusterctl.cli.follow.following import conclude, exit_code_of
-    from clusterctl.cli.follow.view import Leave, RunScreen, ViewOptions
-    from clusterctl.render.progress import ProgressMode
-
     run = begin(spec, health=health, strict=False)
     screen = RunScreen(run, console, ViewOptions(progress=ProgressMode.QUIET, owns=True, output=False, phases=False))
     leave = screen.follow()
@@ -177,21 +187,14 @@ def _run(spec: ClusterSpec, console: Console, *, health: bool) -> tuple[RunDir, 
 
 
 def _of_model(run: RunDir, state: RunState) -> list[Measured]:
-    from clusterctl.agent.protocol.files import output_file
-    from clusterctl.bench.results import read_model
-
     path = run.node(state.workers[0].node) / output_file(state.attempt, 0)
-    found = read_model(path.read_text(encoding="utf-8", errors="replace"))
-    if not found:
+    measured = read_model(path.read_text(encoding="utf-8", errors="replace"))
+    if not measured:
         raise RefusedError("the model told no numbers", hint=f"`clusterctl logs {run.run}` shows what it wrote")
-    return found
+    return measured
 
 
 def _of_job(run: RunDir, state: RunState, workers: int, epochs: int) -> list[Measured]:
-    from clusterctl.agent.protocol.files import JOURNAL_FILE, SAMPLES_FILE
-    from clusterctl.bench.results import PARTS, Measured, epoch_of_job, steps_of_job
-    from clusterctl.bench.series import JOB
-
     place = run.node(state.workers[0].node)
     samples = [r for r in _records(place / SAMPLES_FILE, state.attempt) if r.get("kind") == "activity"]
     times = {r.get("kind"): r["mono"] for r in _records(place / JOURNAL_FILE, state.attempt) if r.get("rank") == 0}
@@ -201,24 +204,20 @@ def _of_job(run: RunDir, state: RunState, workers: int, epochs: int) -> list[Mea
 
 def _records(path: Path, attempt: int) -> list[dict[str, Any]]:
     # What was cut off at the front reads as zeros; the line there is torn, as the last one may be.
-    found = []
+    records = []
     for line in path.read_bytes().lstrip(b"\0").splitlines() if path.exists() else ():
         with contextlib.suppress(ValueError):
             record = json.loads(line)
             if isinstance(record, dict) and record.get("attempt") == attempt:
-                found.append(record)
-    return found
+                records.append(record)
+    return records
 
 
 # --- for people
 
 
 def _table(rows: Sequence[Row], console: Console) -> list[str]:
-    from clusterctl.bench.results import PARTS, shares
-    from clusterctl.render.terminal.table import Column, render_table
-
-    told = any(value is not None for row in rows for value in row.parts.values())
-    parts = PARTS if told else ()
+    parts = PARTS if any(value is not None for row in rows for value in row.parts.values()) else ()
     columns = [Column(title="MODE"), *(Column(title=t, right=True) for t in ("WORKERS", "EPOCH", "SPEED-UP"))]
     columns += [Column(title=title, right=True) for title in ("EFFICIENCY", *(name.upper() for name in parts))]
     lines = []

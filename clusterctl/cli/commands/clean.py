@@ -8,8 +8,19 @@ from typing import TYPE_CHECKING
 
 import click
 
+from clusterctl.agent.protocol.commands import Command
 from clusterctl.cli import options
-from clusterctl.errors import ClusterctlError, ExitCode, NotFoundError
+from clusterctl.cli.lookup.reach import reachable
+from clusterctl.cli.lookup.runs import tell_unread
+from clusterctl.cli.words import parse_duration
+from clusterctl.config.stored import load_stored
+from clusterctl.errors import ClusterctlError, ExitCode, NodeError, NotFoundError
+from clusterctl.render.ranks import fold_nodes
+from clusterctl.run.nodes import code
+from clusterctl.run.nodes.fan_out import each
+from clusterctl.run.record import find, rundir
+from clusterctl.run.rules.state import RunPhase
+from clusterctl.wording import duration, size
 
 if TYPE_CHECKING:
     from clusterctl.render.terminal.console import Console
@@ -30,10 +41,6 @@ def command(older_than: str, keep: int, yes: bool, color: str, quiet: bool) -> i
 
     Active runs are never touched. Nodes that cannot be reached keep their part, and are named.
     """
-    from clusterctl.cli.lookup.runs import tell_unread
-    from clusterctl.cli.words import parse_duration
-    from clusterctl.wording import size
-
     console = options.console_of(color)
     before = time.time() - (parse_duration(older_than, "--older-than") or 0.0)
     chosen = _chosen(before, keep)
@@ -60,9 +67,6 @@ def command(older_than: str, keep: int, yes: bool, color: str, quiet: bool) -> i
 
 
 def _chosen(before: float, keep: int) -> list[tuple[RunDir, RunState]]:
-    from clusterctl.run.record import find
-    from clusterctl.run.rules.state import RunPhase
-
     seen = [(run, *find.visible_state(run)) for run in find.all_runs()]
     unattended = [(run, state) for run, state, attended in seen if state.over and not attended]
     unreadable = [(run, state) for run, state in unattended if state.phase is RunPhase.UNREADABLE]
@@ -73,18 +77,15 @@ def _chosen(before: float, keep: int) -> list[tuple[RunDir, RunState]]:
 
 def _clean_content(going: set[str], *, remove: bool) -> tuple[int, int]:
     """Remove (or only count) synced content that no run needs which stays; return files and bytes."""
-    from clusterctl.run.nodes import code
-    from clusterctl.run.record import find, rundir
-
     content = code.store_of_head(rundir.runs_root())
     if content is None:
         return 0, 0
     staying = [m for run in find.all_runs() if run.run not in going and (m := code.load(run)) is not None]
     used = {digest for manifest in staying for _, _, digest in manifest.files.values()}
-    found = content.unused(used, time.time() - _YOUNG)
-    for path, _ in found if remove else ():
+    unused = content.unused(used, time.time() - _YOUNG)
+    for path, _ in unused if remove else ():
         path.unlink(missing_ok=True)
-    return len(found), sum(count for _, count in found)
+    return len(unused), sum(count for _, count in unused)
 
 
 def _ended(run: RunDir, state: RunState) -> float:
@@ -92,8 +93,6 @@ def _ended(run: RunDir, state: RunState) -> float:
 
 
 def _age(run: RunDir, state: RunState) -> str:
-    from clusterctl.wording import duration
-
     return f"ended {duration(time.time() - _ended(run, state))} ago"
 
 
@@ -108,21 +107,12 @@ def _remove(run: RunDir, state: RunState, console: Console) -> bool:
         console.narrate(*[f"error: {error}" for error in refused], f"{run.run} was kept")
         return False
     if unreached:
-        from clusterctl.render.ranks import fold_nodes
-
         console.narrate(f"warning: {run.run} is still on {fold_nodes(unreached)}, which could not be reached")
     shutil.rmtree(run.path)
     return True
 
 
 def _remove_on_nodes(run: RunDir, state: RunState) -> tuple[list[ClusterctlError], list[str]]:
-    from clusterctl.agent.protocol.commands import Command
-    from clusterctl.cli.lookup.reach import reachable
-    from clusterctl.config.stored import load_stored
-    from clusterctl.errors import NodeError
-    from clusterctl.run.nodes.fan_out import each
-    from clusterctl.run.rules.state import RunPhase
-
     try:
         spec = load_stored(run.spec.read_text())
     except (OSError, ValueError):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import click
+from click.shell_completion import get_completion_class
 
 from clusterctl.cli import options
+from clusterctl.cli.main import cli
 
 _WHERE = {
     "bash": 'eval "$(clusterctl completion bash)"   # in ~/.bashrc',
@@ -39,10 +41,6 @@ def command(shell: str, color: str, quiet: bool) -> int:
 
 
 def _script(shell: str) -> str:
-    from click.shell_completion import get_completion_class
-
-    from clusterctl.cli.main import cli
-
     kind = get_completion_class(shell)
     assert kind is not None, "click knows bash, zsh and fish"
     script = kind(cli, {}, "clusterctl", "_CLUSTERCTL_COMPLETE").source()

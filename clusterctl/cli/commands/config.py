@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from clusterctl.cli import options
+from clusterctl.cli.choices import FileChoices, together
 from clusterctl.errors import NotFoundError, RefusedError
+from clusterctl.plan import environment, layout
+from clusterctl.plan import launch as planning
+from clusterctl.render.ranks import fold_nodes, fold_ranks
+from clusterctl.render.terminal.console import pad
+from clusterctl.render.terminal.table import Column, render_table
 
 if TYPE_CHECKING:
     from clusterctl.config.load import Loaded
     from clusterctl.config.spec import ClusterSpec
     from clusterctl.render.terminal.console import Console
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigChoices(FileChoices):
+    """What a person chose of `config`."""
+
+    ranks: bool
+    env_rank: int | None
+    origin: bool
+    as_json: bool
 
 
 @click.command("config")
@@ -29,35 +46,27 @@ if TYPE_CHECKING:
 @click.option("--origin", is_flag=True, help="Print where each value came from.")
 @options.json_option
 @options.output_options
-def command(
-    path: str | None,
-    files: tuple[str, ...],
-    sets: tuple[str, ...],
-    ranks: bool,
-    env_rank: int | None,
-    origin: bool,
-    as_json: bool,
-    color: str,
-    quiet: bool,
-) -> int:
+@together(ConfigChoices)
+def command(choices: ConfigChoices) -> int:
     """Check the cluster file and print it with every default. With `-q` it is only checked.
 
     Nothing is connected to; secrets are shown as `***`.
     """
-    if ranks + origin + (env_rank is not None) > 1:
+    by_rank = choices.env_rank is not None
+    if choices.ranks + choices.origin + by_rank > 1:
         raise click.UsageError("only one of `--ranks`, `--env` and `--origin` can be printed")
-    console = options.console_of(color)
-    loaded = options.load_file(path, files, sets, require_job=env_rank is not None, console=console)
-    if ranks:
+    console = choices.console()
+    loaded = options.load_file(choices.path, choices.files, choices.sets, require_job=by_rank, console=console)
+    if choices.ranks:
         shown, lines = _ranks(loaded.spec, console)
-    elif env_rank is not None:
-        shown, lines = _env(loaded.spec, env_rank)
-    elif origin:
+    elif choices.env_rank is not None:
+        shown, lines = _env(loaded.spec, choices.env_rank)
+    elif choices.origin:
         shown, lines = _origins(loaded)
     else:
-        return _file(loaded.spec, console, as_json=as_json, quiet=quiet)
-    if not quiet:
-        console.json(shown) if as_json else console.data(*lines)
+        return _file(loaded.spec, console, as_json=choices.as_json, quiet=choices.quiet)
+    if not choices.quiet:
+        console.json(shown) if choices.as_json else console.data(*lines)
     return 0
 
 
@@ -71,10 +80,6 @@ def _file(spec: ClusterSpec, console: Console, *, as_json: bool, quiet: bool) ->
 
 
 def _ranks(spec: ClusterSpec, console: Console) -> tuple[Any, list[str]]:
-    from clusterctl.plan import layout
-    from clusterctl.render.ranks import fold_ranks
-    from clusterctl.render.terminal.table import Column, render_table
-
     entries = layout.known_entries(spec)
     if entries is None:
         raise _unknown(spec)
@@ -87,20 +92,14 @@ def _ranks(spec: ClusterSpec, console: Console) -> tuple[Any, list[str]]:
 
 
 def _unknown(spec: ClusterSpec) -> RefusedError:
-    from clusterctl.plan.layout import worker_count
-    from clusterctl.render.ranks import fold_nodes
-
-    asked = fold_nodes(h.name for h in spec.workers if worker_count(h, None) is None)
+    silent = fold_nodes(h.name for h in spec.workers if layout.worker_count(h, None) is None)
     return RefusedError(
-        f"only the nodes can tell how many ranks there are: {asked}",
+        f"only the nodes can tell how many ranks there are: {silent}",
         hint="write `gpus: N` or `workers: N`, or see `clusterctl health`",
     )
 
 
 def _env(spec: ClusterSpec, rank: int) -> tuple[Any, list[str]]:
-    from clusterctl.plan import environment, layout
-    from clusterctl.plan import launch as planning
-
     entries = layout.known_entries(spec)
     if entries is None:
         raise _unknown(spec)
@@ -108,15 +107,12 @@ def _env(spec: ClusterSpec, rank: int) -> tuple[Any, list[str]]:
     plan = planning.plan_json(planning.plan_launch(spec, identity, entries, {}, None, {}), spec.secrets)
     workers = {worker["rank"]: worker for node in plan["nodes"] for worker in node["workers"]}
     if rank not in workers:
-        known = ", ".join(map(str, workers)) if len(workers) < 9 else f"0-{max(workers)}"
-        raise NotFoundError(f"no rank {rank}", hint=f"there are: {known}")
+        ranks = ", ".join(map(str, workers)) if len(workers) < 9 else f"0-{max(workers)}"
+        raise NotFoundError(f"no rank {rank}", hint=f"there are: {ranks}")
     env = dict(sorted(workers[rank]["env"].items()))
     return env, [f"{name}={value}" for name, value in env.items()]
 
 
 def _origins(loaded: Loaded) -> tuple[Any, list[str]]:
-    from clusterctl.render.terminal.console import pad
-
-    found = loaded.origins
-    width = max(map(len, found), default=0)
-    return found, [f"{pad(key, width)}  {place}" for key, place in found.items()]
+    width = max(map(len, loaded.origins), default=0)
+    return loaded.origins, [f"{pad(key, width)}  {place}" for key, place in loaded.origins.items()]

@@ -4,23 +4,53 @@ from __future__ import annotations
 
 import contextlib
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from clusterctl.agent.protocol.commands import Command
 from clusterctl.cli import options
+from clusterctl.cli.choices import Choices, together
+from clusterctl.cli.follow.following import Leave
+from clusterctl.cli.follow.view import RunScreen, ViewOptions, heard
 from clusterctl.cli.lookup.controllers import ask_or_adopt
 from clusterctl.cli.lookup.reach import reachable
+from clusterctl.cli.lookup.runs import tell_unread
+from clusterctl.config.stored import load_stored
 from clusterctl.errors import AgentError, ExitCode, NodesError, RefusedError, TeardownError
-from clusterctl.run.nodes.ending import end_on_node
+from clusterctl.render.errors import remaining_lines
+from clusterctl.render.ranks import count
+from clusterctl.run.controller.process import ControllerEndedError
+from clusterctl.run.nodes.ending import end_on_node, end_without_controller
 from clusterctl.run.nodes.fan_out import each
+from clusterctl.run.record import find
+from clusterctl.run.record.reader import load_state
+from clusterctl.run.rules import leftover
 
 if TYPE_CHECKING:
     from clusterctl.render.terminal.console import Console
     from clusterctl.run.record.rundir import RunDir
     from clusterctl.run.rules.state import RunState
     from clusterctl.session.conversation import Session
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DownChoices(Choices):
+    """What a person chose of `down`."""
+
+    references: tuple[str, ...]
+    everything: bool
+    stalled: bool
+    kill: bool
+    orphans: bool
+    as_json: bool
+    verbose: bool
+
+    @property
+    def silent(self) -> bool:
+        """Nothing is told beside the data."""
+        return self.quiet or self.as_json
 
 
 @click.command("down")
@@ -34,48 +64,33 @@ if TYPE_CHECKING:
 @options.json_option
 @options.verbose_option("Tell what each node reports.")
 @options.output_options
-def command(
-    references: tuple[str, ...],
-    everything: bool,
-    stalled: bool,
-    kill: bool,
-    orphans: bool,
-    as_json: bool,
-    verbose: bool,
-    color: str,
-    quiet: bool,
-) -> int:
+@together(DownChoices)
+def command(choices: DownChoices) -> int:
     """Tear a run down, stalled or not, and prove that nothing is left.
 
     SIGTERM, the grace of the file, SIGKILL, then a sweep of everything that belongs to the run. Works without a
     controller. Exits with 7, and says what is left, where something is.
     """
-    from clusterctl.cli.follow import view
-    from clusterctl.run.rules import leftover
-
-    console = options.console_of(color)
-    if orphans:
-        if len(references) > 1:
+    console = choices.console()
+    if choices.orphans:
+        if len(choices.references) > 1:
             raise click.UsageError("--orphans takes one cluster file")
-        return end_orphans(references[0] if references else "cluster.yaml", console, as_json=as_json)
-    runs = _chosen(references, everything=everything, stalled=stalled)
-    if not runs and not (quiet or as_json):
-        console.narrate(f"no {'stalled' if stalled else 'active'} run: nothing to end")
+        return end_orphans(next(iter(choices.references), "cluster.yaml"), console, as_json=choices.as_json)
+    runs = _chosen(choices)
+    if not runs and not choices.silent:
+        console.narrate(f"no {'stalled' if choices.stalled else 'active'} run: nothing to end")
     # All are asked before any is waited for: they end side by side.
     ending, refused, before = [], list[RefusedError](), {}
     for run in runs:
-        if verbose:
-            before[run.run] = view.heard(run)
+        if choices.verbose:
+            before[run.run] = heard(run)
         try:
-            if _ask(run, console, kill=kill, quiet=quiet or as_json, stalled=stalled):
+            if _ask(run, console, choices):
                 ending.append(run)
         except RefusedError as error:
             refused.append(error)
-    states = {
-        run.run: _end(run, console, before.get(run.run), kill=kill, quiet=quiet or as_json, stalled=stalled)
-        for run in ending
-    }
-    if as_json:
+    states = {run.run: _end(run, console, before.get(run.run), choices) for run in ending}
+    if choices.as_json:
         console.json([_entry(run, state) for run, state in states.items()])
     if refused:
         raise refused[0]
@@ -87,54 +102,51 @@ def _entry(run: str, state: RunState) -> dict[str, Any]:
     return {"run": run, "state": state.phase.value, "remaining": list(state.remaining)}
 
 
-def _chosen(references: tuple[str, ...], *, everything: bool, stalled: bool) -> list[RunDir]:
-    from clusterctl.run.record import find
-
+def _chosen(choices: DownChoices) -> list[RunDir]:
+    if choices.stalled:
+        runs = _named(choices) if choices.references else find.all_runs()
+        return [run for run in runs if may_be_stalled(find.listed(run))]
+    active = [run for run in find.all_runs() if not find.listed(run).over]
+    if choices.everything:
+        return active
     # A start whose controller died may have left something on the nodes, whatever `ps` says of it.
-    if everything or stalled:
-        named = [find.find(reference) for reference in references] if stalled and references else find.all_runs()
-        known = [(r, find.listed(r)) for r in named]
-        return [r for r, s in known if (may_be_stalled(s) if stalled else not s.over)]
-    if references:
-        return [find.find(reference) for reference in references]
-    runs = [r for r in find.all_runs() if not find.listed(r).over]
-    return [find.find(None)] if runs else []
+    if choices.references:
+        return _named(choices)
+    return [find.find(None)] if active else []
 
 
-def _ask(run: RunDir, console: Console, *, kill: bool, quiet: bool, stalled: bool) -> bool:
+def _named(choices: DownChoices) -> list[RunDir]:
+    return [find.find(reference) for reference in choices.references]
+
+
+def _ask(run: RunDir, console: Console, choices: DownChoices) -> bool:
     """Ask a run to end; return `False` where it is left alone because it is not stalled after all."""
-    from clusterctl.cli.lookup.controllers import ask_or_adopt
-    from clusterctl.run.controller.main import adopt_run
-    from clusterctl.run.controller.process import ControllerEndedError
-    from clusterctl.run.record.reader import load_state
-
     # As its journal has it: a start without its controller is over for `ps`, but may have left something on nodes.
     if load_state(run).over:
         return True
-    if not stalled:
-        # One that ends at its start is like one that ends later: in the end there may have to be none.
-        with contextlib.suppress(ControllerEndedError):
-            ask_or_adopt(run, "down", {"kill": kill}, lambda: adopt_run(run, cancel=True, kill=kill))
-    elif not end_if_stalled(run, kill=kill):
-        if not quiet:
+    if not choices.stalled:
+        _cancel(run, kill=choices.kill)
+    elif not end_if_stalled(run, kill=choices.kill):
+        if not choices.silent:
             console.narrate(f"{run.run} moves again: left alone")
         return False
     return True
 
 
-def _end(
-    run: RunDir, console: Console, before: dict[str, int] | None, *, kill: bool, quiet: bool, stalled: bool
-) -> RunState:
-    """See a run end. What nodes report is told where `before` says what of it is old (`heard`)."""
-    from clusterctl.cli.follow.view import Leave, RunScreen, ViewOptions
-    from clusterctl.cli.lookup.runs import tell_unread
-    from clusterctl.render.errors import remaining_lines
-    from clusterctl.run.record.reader import load_state
+def _cancel(run: RunDir, *, kill: bool) -> None:
+    from clusterctl.run.controller.main import adopt_run
 
+    # One that ends at its start is like one that ends later: in the end there may have to be none.
+    with contextlib.suppress(ControllerEndedError):
+        ask_or_adopt(run, "down", {"kill": kill}, lambda: adopt_run(run, cancel=True, kill=kill))
+
+
+def _end(run: RunDir, console: Console, before: dict[str, int] | None, choices: DownChoices) -> RunState:
+    """See a run end. What nodes report is told where `before` says what of it is old (`heard`)."""
     shown = ViewOptions(output=False, phases=False, verbose=before is not None, heard=before)
     state = load_state(run)
     if state.over and state.remaining:
-        state = _end_on_nodes(run, state, kill=kill)
+        state = _end_on_nodes(run, state, kill=choices.kill)
     for more in (2, 1, 0):
         if state.over:
             break
@@ -142,42 +154,33 @@ def _end(
         leave, state = screen.follow(), screen.state
         if leave is Leave.DETACHED:
             raise click.Abort
-        if leave is Leave.UNATTENDED and more and not _ask(run, console, kill=kill, quiet=quiet, stalled=stalled):
+        if leave is Leave.UNATTENDED and more and not _ask(run, console, choices):
             return state
     if not state.over:
-        if not quiet:
+        if not choices.silent:
             console.narrate(
                 f"{run.run}: its controllers end by themselves; its nodes are asked without one ({run.log})"
             )
-        state = _end_on_nodes(run, state, kill=kill)
+        state = _end_on_nodes(run, state, kill=choices.kill)
     if not state.over:
         raise TeardownError(f"nobody knows what is left of {run.run}", (), hint=f"{run.log} may say why")
-    if not quiet:
+    if not choices.silent:
         tell_unread(state, console)
-        _say(run, state, console)
-        if state.remaining:
-            console.narrate(*remaining_lines(state.remaining, console.err))
+        _tell_end(run, state, console)
     return state
 
 
 def _end_on_nodes(run: RunDir, state: RunState, *, kill: bool) -> RunState:
     """End on the nodes themselves what is left there, or may be: what could not be ended or reached before, or all."""
-    from clusterctl.cli.lookup.reach import reachable
-    from clusterctl.config.stored import load_stored
-    from clusterctl.run.nodes.ending import end_without_controller
-
     spec = load_stored(run.spec.read_text())
-    known = {entry["node"] for entry in state.remaining} if state.over else {*state.traces}
-    hosts = [host for host in spec.hosts if host.name in known or not (state.over or known)]
+    concerned = {entry["node"] for entry in state.remaining} if state.over else {*state.traces}
+    hosts = [host for host in spec.hosts if host.name in concerned or not (state.over or concerned)]
     grace = 0.0 if kill or spec.job is None else spec.job.grace
     with reachable(spec, hosts) as (sessions, errors):
         return end_without_controller(run, state, sessions, errors, grace)
 
 
-def _say(run: RunDir, state: RunState, console: Console) -> None:
-    from clusterctl.render.ranks import count
-    from clusterctl.run.rules import leftover
-
+def _tell_end(run: RunDir, state: RunState, console: Console) -> None:
     if any(left.get("why") == leftover.NODE_LOST for left in state.remaining):
         console.narrate(f"{run.run}: {state.phase.value}; what ran on lost nodes could not be ended")
     elif state.remaining:
@@ -185,6 +188,8 @@ def _say(run: RunDir, state: RunState, console: Console) -> None:
     else:
         where = f"{count(len(state.workers), 'worker')} on {count(len(state.nodes), 'node')}"
         console.narrate(f"{run.run}: {state.phase.value}; nothing is left of its {where}")
+    if state.remaining:
+        console.narrate(*remaining_lines(state.remaining, console.err))
 
 
 _GRACE = 10.0
@@ -192,22 +197,18 @@ _GRACE = 10.0
 
 def end_orphans(path: str, console: Console, *, as_json: bool) -> int:
     """End every live run on the nodes of a cluster file that no run directory of this head stands for."""
-    from clusterctl.render.errors import remaining_lines
-    from clusterctl.run.record.find import all_runs
-
     spec = options.load_file(path, (), (), console=console).spec
-    known = {run.run for run in all_runs()}
+    own = {run.run for run in find.all_runs()}
     with reachable(spec, spec.hosts) as (sessions, errors):
         listed, _ = each(sessions, lambda _, s: s.call(Command.RUNS, {})["runs"])
-        orphans = {n: [r for r in runs if _left(r) and r["run"] not in known] for n, runs in listed.items()}
+        orphans = {n: [r for r in runs if _left(r) and r["run"] not in own] for n, runs in listed.items()}
         concerned = {node: sessions[node] for node, runs in orphans.items() if runs}
         ended, failed = each(concerned, lambda node, session: _end_all(session, orphans[node]))
     errors |= {node: AgentError(node, str(error)) for node, error in failed.items()}
-    left = [entry for found in ended.values() for entry in found]
-    runs = sorted({run["run"] for found in orphans.values() for run in found})
+    left = [entry for entries in ended.values() for entry in entries]
+    runs = sorted({run["run"] for runs_of_node in orphans.values() for run in runs_of_node})
     if as_json:
-        told = [{"run": r, "state": "cancelled", "remaining": [x for x in left if x["run"] == r]} for r in runs]
-        console.json(told)
+        console.json([{"run": r, "state": "cancelled", "remaining": [x for x in left if x["run"] == r]} for r in runs])
     else:
         console.narrate(f"ended {', '.join(runs)}" if runs else "no run here that this head does not know")
         console.narrate(*remaining_lines(left, console.err))
@@ -226,8 +227,8 @@ def _end_all(session: Session, runs: list[dict[str, Any]]) -> list[dict[str, Any
     left = []
     for run in runs:
         session.epoch = int(run["epoch"]) + 1
-        found = end_on_node(session, run["run"], run["node"], float(run.get("grace") or _GRACE))
-        left += [{"run": run["run"], **entry} for entry in found]
+        remaining = end_on_node(session, run["run"], run["node"], float(run.get("grace") or _GRACE))
+        left += [{"run": run["run"], **entry} for entry in remaining]
     return left
 
 
@@ -248,7 +249,6 @@ def end_if_stalled(run: RunDir, *, kill: bool) -> bool:
     A run without a controller gets one, which looks at the run for as long as the rule needs to be sure.
     """
     from clusterctl.run.controller.main import adopt_run
-    from clusterctl.run.record.reader import load_state
 
     end = time.monotonic() + _SURE_SECONDS
     while time.monotonic() < end and not load_state(run).over:

@@ -2,18 +2,40 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from clusterctl.cli import options
+from clusterctl.cli.choices import FileChoices, together
+from clusterctl.cli.lookup.reach import reachable
+from clusterctl.cli.lookup.remote import Remote, UnreadError
 from clusterctl.cli.main import WithJobArguments
-from clusterctl.errors import ExitCode
+from clusterctl.cli.words import parse_duration
+from clusterctl.errors import ExitCode, NodesError
+from clusterctl.render.errors import render_error
+from clusterctl.render.exec import diff_lines, end_lines, exit_code_of, folded_errors, folded_output
 
 if TYPE_CHECKING:
     from clusterctl.errors import NodeError
     from clusterctl.render.exec import Answer
     from clusterctl.render.terminal.console import Console
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecChoices(FileChoices):
+    """What a person chose of `exec`."""
+
+    nodes: str | None
+    exclude: str | None
+    timeout: str | None
+    parallel: int | None
+    shell: bool
+    diff: bool
+    stream: bool
+    as_json: bool
+    verbose: bool
 
 
 @click.command("exec", cls=WithJobArguments)
@@ -29,55 +51,34 @@ if TYPE_CHECKING:
 @options.verbose_option("Say the exit code of every node, also where it is 0.")
 @options.output_options
 @click.pass_context
-def command(
-    context: click.Context,
-    path: str | None,
-    files: tuple[str, ...],
-    sets: tuple[str, ...],
-    nodes: str | None,
-    exclude: str | None,
-    timeout: str | None,
-    parallel: int | None,
-    shell: bool,
-    diff: bool,
-    stream: bool,
-    as_json: bool,
-    verbose: bool,
-    color: str,
-    quiet: bool,
-) -> int:
+@together(ExecChoices)
+def command(context: click.Context, choices: ExecChoices) -> int:
     """Run a command on all nodes at once, in the user's home; equal output is shown once.
 
     What stands after `--` is executed as it is, without a shell. Ctrl-C ends it everywhere. Exits with the largest
     exit code of the nodes, or with 4 if any node could not be reached.
     """
-    from clusterctl.cli.lookup.reach import reachable
-    from clusterctl.cli.lookup.remote import Remote, UnreadError
-    from clusterctl.cli.words import parse_duration
-    from clusterctl.render.exec import exit_code_of
-
-    argv = context.meta["clusterctl.args"]
-    if not argv:
+    words = context.meta["clusterctl.args"]
+    if not words:
         raise click.UsageError("no command: write it after `--`, as in `clusterctl exec -- nvidia-smi -L`")
-    if diff + stream + as_json > 1:
+    if choices.diff + choices.stream + choices.as_json > 1:
         raise click.UsageError("only one of `--diff`, `--stream` and `--json` can be used")
-    seconds = parse_duration(timeout, "--timeout")
-    console = options.console_of(color)
-    spec = options.load_file(path, files, sets, console=console).spec
-    hosts = options.chosen_hosts(spec, nodes, exclude)
-    request: dict[str, Any] = {"command": " ".join(argv)} if shell else {"argv": list(argv)}
-    remote = Remote(request, seconds, parallel or len(hosts), console if stream else None)
+    seconds = parse_duration(choices.timeout, "--timeout")
+    console = choices.console()
+    spec = options.load_file(choices.path, choices.files, choices.sets, console=console).spec
+    hosts = options.chosen_hosts(spec, choices.nodes, choices.exclude)
+    request: dict[str, Any] = {"command": " ".join(words)} if choices.shell else {"argv": list(words)}
+    remote = Remote(request, seconds, choices.parallel or len(hosts), console if choices.stream else None)
     try:
-        with reachable(spec, hosts, remote.begin) as (sessions, errors):
+        with reachable(spec, hosts, remote.begin) as (sessions, unreached):
             answers, lost = remote.ends(sessions)
     except UnreadError:
         return int(ExitCode.OK)
-    errors = errors | lost
-    if as_json:
-        order = [h.name for h in hosts]
-        console.json([_entry(n, answers.get(n), errors.get(n)) for n in order])
+    errors = unreached | lost
+    if choices.as_json:
+        console.json([_entry(host.name, answers.get(host.name), errors.get(host.name)) for host in hosts])
     else:
-        _show(answers, errors, console, diff=diff, stream=stream, verbose=verbose, quiet=quiet)
+        _show(answers, errors, console, choices)
     return int(ExitCode.NODE) if errors else max(map(exit_code_of, answers.values()), default=0)
 
 
@@ -95,24 +96,11 @@ def _entry(node: str, answer: Answer | None, error: NodeError | None) -> dict[st
     }
 
 
-def _show(
-    answers: dict[str, Answer],
-    errors: dict[str, NodeError],
-    console: Console,
-    *,
-    diff: bool,
-    stream: bool,
-    verbose: bool,
-    quiet: bool,
-) -> None:
-    from clusterctl.errors import NodesError
-    from clusterctl.render.errors import render_error
-    from clusterctl.render.exec import diff_lines, end_lines, folded_errors, folded_output
-
-    if not stream:
-        console.data(*(diff_lines if diff else folded_output)(answers, console.out))
+def _show(answers: dict[str, Answer], errors: dict[str, NodeError], console: Console, choices: ExecChoices) -> None:
+    if not choices.stream:
+        console.data(*(diff_lines if choices.diff else folded_output)(answers, console.out))
         console.narrate(*folded_errors(answers, console.err))
-    if not quiet:
-        console.narrate(*end_lines(answers, every=verbose))
+    if not choices.quiet:
+        console.narrate(*end_lines(answers, every=choices.verbose))
     if errors:
         console.narrate(*render_error(NodesError(list(errors.values())), console.err))

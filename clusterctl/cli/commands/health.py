@@ -2,20 +2,44 @@
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from clusterctl.cli import options
+from clusterctl.cli.choices import FileChoices, together
+from clusterctl.cli.lookup.reach import reachable
+from clusterctl.cli.words import parse_duration, read, write
+from clusterctl.config.spec import TransportKind
 from clusterctl.errors import ExitCode, RefusedError
+from clusterctl.health.context import Context
+from clusterctl.render import findings as render
+from clusterctl.render.findings import HealthView, NodeHealth
 
 if TYPE_CHECKING:
     from clusterctl.config.spec import ClusterSpec, HostSpec
     from clusterctl.health.model import Finding
-    from clusterctl.render.findings import HealthView
     from clusterctl.render.terminal.console import Console
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HealthChoices(FileChoices):
+    """What a person chose of `health`."""
+
+    nodes: str | None
+    only: str | None
+    skip: str | None
+    strict: bool
+    watch: str | None
+    form: str
+    record: str | None
+    replay: str | None
+    verbose: bool
+    as_json: bool
 
 
 @click.command("health")
@@ -43,59 +67,35 @@ if TYPE_CHECKING:
 @options.verbose_option("Show what passed, too.")
 @options.json_option
 @options.output_options
-def command(
-    path: str | None,
-    files: tuple[str, ...],
-    sets: tuple[str, ...],
-    nodes: str | None,
-    only: str | None,
-    skip: str | None,
-    strict: bool,
-    watch: str | None,
-    form: str,
-    record: str | None,
-    replay: str | None,
-    verbose: bool,
-    as_json: bool,
-    color: str,
-    quiet: bool,
-) -> int:
+@together(HealthChoices)
+def command(choices: HealthChoices) -> int:
     """Check GPUs, drivers, disks, clocks and network of all nodes, and compare the nodes with each other.
 
     Exits with 5 where a check failed; a node that cannot be reached has failed. UNKNOWN is never a pass.
     """
-    console = options.console_of(color)
-    chosen = _checks(only, skip)
-
-    def show(view: HealthView) -> int:
-        _show(view, "json" if as_json else form, console, verbose=verbose, quiet=quiet)
-        return int(ExitCode.UNHEALTHY) if _failed(view, strict=strict) else 0
-
-    if replay is not None:
-        if path or files or sets or nodes or watch or record:
+    console = choices.console()
+    checks = _checks(choices.only, choices.skip)
+    if choices.replay is not None:
+        if choices.path or choices.files or choices.sets or choices.nodes or choices.watch or choices.record:
             raise click.UsageError("`--replay` judges a file by itself: leave out FILE, --file, --set, --node, ...")
-        return show(_replayed(replay, chosen, strict=strict))
-    if record and watch:
+        return _show(_replayed(choices.replay, checks, strict=choices.strict), console, choices)
+    if choices.record and choices.watch:
         raise click.UsageError("only one of `--record` and `--watch` can be used")
-    from clusterctl.cli.words import parse_duration
-
-    spec = options.load_file(path, files, sets, console=console).spec
-    hosts = options.chosen_hosts(spec, nodes)
-    pause = parse_duration(watch, "--watch")
+    spec = options.load_file(choices.path, choices.files, choices.sets, console=console).spec
+    hosts = options.chosen_hosts(spec, choices.nodes)
+    pause = parse_duration(choices.watch, "--watch")
     _say_what_is_run(spec, hosts, console)
     while True:
-        view = _look(spec, hosts, chosen, strict=strict)
-        if record:
-            _record(record, spec, view, console)
-        code = show(view)
+        view = _look(spec, hosts, checks, strict=choices.strict)
+        if choices.record:
+            _record(choices.record, spec, view, console)
+        code = _show(view, console, choices)
         if pause is None or not console.out.has_reader(pause):
             return code
 
 
 def _say_what_is_run(spec: ClusterSpec, hosts: tuple[HostSpec, ...], console: Console) -> None:
     """Say what of the file is started on this very machine: a node is looked at as a worker would find it."""
-    from clusterctl.config.spec import TransportKind
-
     here = [host for host in hosts if host.transport is TransportKind.LOCAL]
     parts = [
         *(["job.prologue"] if spec.job and spec.job.prologue else []),
@@ -107,8 +107,8 @@ def _say_what_is_run(spec: ClusterSpec, hosts: tuple[HostSpec, ...], console: Co
 
 
 def _failed(view: HealthView, *, strict: bool) -> bool:
-    verdict = getattr(view.verdict, "value", view.verdict)
-    return verdict == "FAIL" or (strict and verdict != "PASS")
+    result = getattr(view.verdict, "value", view.verdict)
+    return result == "FAIL" or (strict and result != "PASS")
 
 
 def _checks(only: str | None, skip: str | None) -> list[str] | None:
@@ -119,27 +119,31 @@ def _checks(only: str | None, skip: str | None) -> list[str] | None:
     """
     if only is None and skip is None:
         return None
-    import fnmatch
-
     from clusterctl.health.registry import CHECKS
 
-    names = list(CHECKS)
+    chosen = _named(only, "--only") if only else set(CHECKS)
+    skipped = _named(skip, "--skip") if skip else set()
+    return [name for name in CHECKS if name in chosen - skipped]
 
-    def named(text: str, option: str) -> set[str]:
-        found: set[str] = set()
-        for pattern in text.split(","):
-            matching = fnmatch.filter(names, pattern.strip())
-            if not matching:
-                raise click.BadParameter(f"no check `{pattern}`; `docs/health.md` lists them", param_hint=option)
-            found |= set(matching)
-        return found
 
-    wanted = named(only, "--only") if only else set(names)
-    return [n for n in names if n in wanted - (named(skip, "--skip") if skip else set())]
+def _named(text: str, option: str) -> set[str]:
+    """Return the checks that match one of the patterns.
+
+    Raises:
+        click.BadParameter: A pattern that no check matches.
+    """
+    from clusterctl.health.registry import CHECKS
+
+    names: set[str] = set()
+    for pattern in text.split(","):
+        matching = fnmatch.filter(CHECKS, pattern.strip())
+        if not matching:
+            raise click.BadParameter(f"no check `{pattern}`; `docs/health.md` lists them", param_hint=option)
+        names |= set(matching)
+    return names
 
 
 def _look(spec: ClusterSpec, hosts: tuple[HostSpec, ...], checks: list[str] | None, *, strict: bool) -> HealthView:
-    from clusterctl.cli.lookup.reach import reachable
     from clusterctl.run.nodes.preflight import judge_all, probe_all
     from clusterctl.run.nodes.progress import Progress
 
@@ -152,8 +156,6 @@ def _look(spec: ClusterSpec, hosts: tuple[HostSpec, ...], checks: list[str] | No
 
 
 def _record(path: str, spec: ClusterSpec, view: HealthView, console: Console) -> None:
-    from clusterctl.cli import words as words_module
-    from clusterctl.health.context import Context
     from clusterctl.health.recording import recorded
 
     facts = {node.node: dict(node.facts) for node in view.nodes}
@@ -164,18 +166,16 @@ def _record(path: str, spec: ClusterSpec, view: HealthView, console: Console) ->
         for name in re.split(r"[@,]", text or "")
         if name
     ]
-    told = recorded(facts, Context.from_spec(spec), reached_as)
-    words_module.write(path, json.dumps(told, indent=1) + "\n")
+    recording = recorded(facts, Context.from_spec(spec), reached_as)
+    write(path, json.dumps(recording, indent=1) + "\n")
     console.narrate(f"what {len(facts)} nodes told is in {path}; read it before you send it (docs/recordings.md)")
 
 
 def _replayed(path: str, checks: list[str] | None, *, strict: bool) -> HealthView:
-    from clusterctl.cli import words as words_module
     from clusterctl.health.recording import replayed
 
     try:
-        told = json.loads(words_module.read(path))
-        facts, findings = replayed(told, checks)
+        facts, findings = replayed(json.loads(read(path)), checks)
     except ValueError as error:
         raise RefusedError(f"{path}: not JSON: {error}", hint="`clusterctl health --record PATH` writes one") from error
     except RefusedError as error:
@@ -185,28 +185,27 @@ def _replayed(path: str, checks: list[str] | None, *, strict: bool) -> HealthVie
 
 def _view(facts: dict[str, dict[str, Any]], findings: list[Finding], *, strict: bool) -> HealthView:
     from clusterctl.health.judge import verdict
-    from clusterctl.render.findings import HealthView, NodeHealth
 
     views = []
-    for node, known in facts.items():
+    for node, facts_of_node in facts.items():
         own = tuple(f for f in findings if f.node == node)
-        views.append(NodeHealth(node=node, verdict=verdict(own, strict), findings=own, facts=known))
+        views.append(NodeHealth(node=node, verdict=verdict(own, strict), findings=own, facts=facts_of_node))
     return HealthView(
         verdict=verdict(findings, strict), nodes=tuple(views), cluster=tuple(f for f in findings if f.node is None)
     )
 
 
-def _show(view: HealthView, form: str, console: Console, *, verbose: bool, quiet: bool) -> None:
-    from clusterctl.render import findings as render
-
-    match form:
+def _show(view: HealthView, console: Console, choices: HealthChoices) -> int:
+    """Print what was found, and return the exit code that it means."""
+    match "json" if choices.as_json else choices.form:
         case "json":
             console.json(render.health_json(view))
         case "ndjson":
             console.data(*render.health_ndjson(view))
         case "prometheus":
             console.data(*render.health_prometheus(view))
-        case _ if not quiet:
-            console.data(*render.render_health(view, console.out, verbose=verbose))
+        case _ if not choices.quiet:
+            console.data(*render.render_health(view, console.out, verbose=choices.verbose))
         case _:
             pass
+    return int(ExitCode.UNHEALTHY) if _failed(view, strict=choices.strict) else 0

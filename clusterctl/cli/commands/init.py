@@ -2,24 +2,45 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import re
+import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from clusterctl.cli import options, words
+from clusterctl.cli import options
+from clusterctl.cli.choices import Choices, together
+from clusterctl.cli.lookup.templates import find
+from clusterctl.cli.words import DEFAULT_FILE, read, write
+from clusterctl.config import init
 from clusterctl.errors import RefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from clusterctl.config.init import Machine
     from clusterctl.render.terminal.console import Console
 
 _SCHEMA = "cluster.schema.json"
 _SSH_HOST = re.compile(r"^\s*Host\s*[\s=]", re.IGNORECASE | re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InitChoices(Choices):
+    """What a person chose of `init`."""
+
+    target: str | None
+    source: str | None
+    kind: str | None
+    include: str
+    exclude: str
+    script: str
+    template: str | None
+    schema: bool
+    force: bool
 
 
 @click.command("init")
@@ -40,47 +61,37 @@ _SSH_HOST = re.compile(r"^\s*Host\s*[\s=]", re.IGNORECASE | re.MULTILINE)
 @click.option("--schema", is_flag=True, help="Write the JSON Schema beside it, and the line by which editors find it.")
 @click.option("--force", is_flag=True, help="Overwrite what is there.")
 @options.output_options
-def command(
-    target: str | None,
-    source: str | None,
-    kind: str | None,
-    include: str,
-    exclude: str,
-    script: str,
-    template: str | None,
-    schema: bool,
-    force: bool,
-    color: str,
-    quiet: bool,
-) -> int:
+@together(InitChoices)
+def command(choices: InitChoices) -> int:
     """Write a cluster file to start from: PATH, or ./cluster.yaml; with `--template` PATH is a folder.
 
     What kind of file `--from` names is seen from its content where no option says it.
     """
-    console = options.console_of(color)
-    if template is not None:
-        if source is not None or kind is not None or schema:
-            raise click.UsageError("`--template` cannot be used together with `--from` or `--schema`")
-        _copy(template, Path(target or "."), console, force=force, quiet=quiet)
+    console = choices.console()
+    if choices.template is None:
+        _write_starter(choices, console)
         return 0
-    from clusterctl.cli.words import write
-    from clusterctl.config.init import starter
+    if choices.source is not None or choices.kind is not None or choices.schema:
+        raise click.UsageError("`--template` cannot be used together with `--from` or `--schema`")
+    _copy(choices.template, Path(choices.target or "."), console, force=choices.force, quiet=choices.quiet)
+    return 0
 
-    path = Path(target or words.DEFAULT_FILE)
+
+def _write_starter(choices: InitChoices, console: Console) -> None:
+    path = Path(choices.target or DEFAULT_FILE)
     beside = path.with_name(_SCHEMA)
-    _refuse_overwriting([path, *([beside] if schema else [])], force=force)
-    machines = _machines(source, kind, include, exclude) if source or kind else []
-    write(path, starter(machines, script=script, schema=_SCHEMA if schema else None))
-    if schema:
+    _refuse_overwriting([path, *([beside] if choices.schema else [])], force=choices.force)
+    machines = _machines(choices) if choices.source or choices.kind else []
+    write(path, init.starter(machines, script=choices.script, schema=_SCHEMA if choices.schema else None))
+    if choices.schema:
         from clusterctl.config.schema import schema_text
 
         write(beside, schema_text())
-    if not quiet:
+    if not choices.quiet:
         hosts = f" with {len(machines)} hosts" if machines else ": put your hosts into it"
         console.narrate(
-            f"wrote {path}{f' and {beside}' if schema else ''}{hosts}", f"`clusterctl config {path}` checks it"
+            f"wrote {path}{f' and {beside}' if choices.schema else ''}{hosts}", f"`clusterctl config {path}` checks it"
         )
-    return 0
 
 
 def _refuse_overwriting(paths: list[Path], *, force: bool) -> None:
@@ -92,10 +103,6 @@ def _refuse_overwriting(paths: list[Path], *, force: bool) -> None:
 
 
 def _copy(name: str, folder: Path, console: Console, *, force: bool, quiet: bool) -> None:
-    import shutil
-
-    from clusterctl.cli.lookup.templates import find
-
     template = find(name)
     files = list(template.files())
     _refuse_overwriting([folder / file for file in files], force=force)
@@ -108,14 +115,12 @@ def _copy(name: str, folder: Path, console: Console, *, force: bool, quiet: bool
     if not quiet:
         console.narrate(
             f"wrote {', '.join(str(folder / file) for file in files)}",
-            f"`clusterctl up {folder / words.DEFAULT_FILE}` runs it",
+            f"`clusterctl up {folder / DEFAULT_FILE}` runs it",
         )
 
 
-def _machines(source: str | None, kind: str | None, include: str, exclude: str) -> list[Machine]:
-    from clusterctl.cli.words import read
-    from clusterctl.config import init
-
+def _machines(choices: InitChoices) -> list[init.Machine]:
+    source, kind = choices.source, choices.kind
     if kind == "slurm" and (source is None or (source != "-" and not os.path.exists(source))):
         return init.from_slurm(_node_list(source))
     if source is None:
@@ -129,11 +134,11 @@ def _machines(source: str | None, kind: str | None, include: str, exclude: str) 
         case "slurm":
             return init.from_slurm(",".join(text.split()))
         case _:
-            return init.from_hostfile(source, text, include=include, exclude=exclude)
+            return init.from_hostfile(source, text, include=choices.include, exclude=choices.exclude)
 
 
-def _node_list(said: str | None) -> str:
-    expression = said or os.environ.get("SLURM_JOB_NODELIST", "")
+def _node_list(source: str | None) -> str:
+    expression = source or os.environ.get("SLURM_JOB_NODELIST", "")
     if not expression:
         raise RefusedError("this is no Slurm job: SLURM_JOB_NODELIST is not set", hint="say it: `--from 'gpu[01-04]'`")
     return expression
@@ -147,10 +152,6 @@ def _kind_of(text: str) -> str:
 
 def _read_include(pattern: str) -> Iterator[str]:
     """Give the files that an `Include` names; as ssh reads it, relative names begin in `~/.ssh`."""
-    import glob
-
-    from clusterctl.cli.words import read
-
     place = os.path.join(os.path.expanduser("~/.ssh"), os.path.expanduser(pattern))
     for path in sorted(glob.glob(place)):
         yield read(path)

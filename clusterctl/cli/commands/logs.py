@@ -5,19 +5,59 @@ from __future__ import annotations
 import re
 import sys
 import time
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from clusterctl.agent.protocol.events import Exited
 from clusterctl.cli import options
+from clusterctl.cli.choices import Choices, together
+from clusterctl.cli.lookup.runs import tell_unread
+from clusterctl.cli.words import parse_duration, parse_ranks
+from clusterctl.config.hosts import select
+from clusterctl.logs.clean import clean_block
+from clusterctl.logs.fold import Folder, fold_history
+from clusterctl.logs.line import LogQuery
+from clusterctl.logs.merge import matching, read_lines
+from clusterctl.logs.select import FailingEnds
+from clusterctl.render.log import LogWriter, Timestamps, json_line, raw_bytes
+from clusterctl.run.record.find import find
+from clusterctl.run.record.reader import StateReader, load_state
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from clusterctl.logs.line import LogLine, LogQuery
+    from clusterctl.logs.line import LogLine
     from clusterctl.render.terminal.console import Console
     from clusterctl.run.record.rundir import RunDir
     from clusterctl.run.rules.state import RunState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogsChoices(Choices):
+    """What a person chose of `logs`."""
+
+    reference: str | None
+    follow: bool
+    tail: int | None
+    since: str | None
+    until: str | None
+    ranks: str | None
+    nodes: str | None
+    grep: str | None
+    attempt: int | None
+    everything: bool
+    timestamps: bool
+    no_prefix: bool
+    output: str
+
+    @property
+    def default(self) -> bool:
+        """Nothing was chosen: rank 0, and the ends of ranks that failed."""
+        return self.ranks is None and self.nodes is None and not self.everything and self.output == "text"
 
 
 @click.command("logs")
@@ -41,63 +81,44 @@ if TYPE_CHECKING:
     "--output", "-o", type=click.Choice(["text", "json", "raw"]), default="text", show_default=True, help="Form."
 )
 @options.output_options
-def command(
-    reference: str | None,
-    follow: bool,
-    tail: int | None,
-    since: str | None,
-    until: str | None,
-    ranks: str | None,
-    nodes: str | None,
-    grep: str | None,
-    attempt: int | None,
-    everything: bool,
-    timestamps: bool,
-    no_prefix: bool,
-    output: str,
-    color: str,
-    quiet: bool,
-) -> int:
+@together(LogsChoices)
+def command(choices: LogsChoices) -> int:
     """Show or follow the output of all ranks, merged by time.
 
     By default rank 0 in full and the ends of ranks that failed; equal lines of several ranks are folded to one. Times
     are those of this head: what the clock of a node was last measured to be ahead or behind is taken off.
     """
-    from clusterctl.cli.lookup.runs import tell_unread
-    from clusterctl.cli.words import parse_ranks
-    from clusterctl.logs.line import LogQuery
-    from clusterctl.run.record.find import find
-    from clusterctl.run.record.reader import load_state
-
-    run = find(reference)
+    run = find(choices.reference)
     state = load_state(run)
-    chosen = parse_ranks(ranks)
-    default = chosen is None and nodes is None and not everything and output == "text"
-    query = LogQuery(
-        ranks=frozenset({0}) if default else chosen,
-        nodes=_nodes(state, nodes),
-        attempt=attempt,
-        since=_moment(since, "--since"),
-        until=_moment(until, "--until"),
-        grep=_pattern(grep),
-        tail=tail,
-        raw=output == "raw",
-    )
-    console = options.console_of(color)
+    query = _query(choices, state)
+    console = choices.console()
     tell_unread(state, console)
-    shown = _Output(console, state, query, output, timestamps=timestamps, prefix=not no_prefix)
-    if follow and not state.over:
-        return _follow(run, query, shown, console, default=default)
-    _history(run, query, shown, state, default=default)
+    shown = _Output(console, state, query, choices)
+    if choices.follow and not state.over:
+        from clusterctl.cli.follow.logs import follow
+
+        return follow(run, query, shown, console, default=choices.default)
+    shown.history(read_lines(run.path, query, skew=state.ahead))
+    if choices.default:
+        shown.history(_failing_ends(run, query, state))
     return 0
 
 
-def _nodes(state: RunState, nodes: str | None) -> frozenset[str] | None:
-    if nodes is None:
-        return None
-    from clusterctl.config.hosts import select
+def _query(choices: LogsChoices, state: RunState) -> LogQuery:
+    return LogQuery(
+        ranks=frozenset({0}) if choices.default else parse_ranks(choices.ranks),
+        nodes=_nodes(state, choices.nodes),
+        attempt=choices.attempt,
+        since=_moment(choices.since, "--since"),
+        until=_moment(choices.until, "--until"),
+        grep=_pattern(choices.grep),
+        tail=choices.tail,
+        raw=choices.output == "raw",
+    )
 
-    return frozenset(select(list(state.nodes), nodes))
+
+def _nodes(state: RunState, nodes: str | None) -> frozenset[str] | None:
+    return None if nodes is None else frozenset(select(list(state.nodes), nodes))
 
 
 def _pattern(text: str | None) -> re.Pattern[str] | None:
@@ -113,10 +134,6 @@ def _moment(text: str | None, option: str) -> float | None:
     """Return a wall clock time: a duration is that long ago."""
     if text is None:
         return None
-    from datetime import datetime
-
-    from clusterctl.cli.words import parse_duration
-
     try:
         return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
     except ValueError:
@@ -126,25 +143,16 @@ def _moment(text: str | None, option: str) -> float | None:
 class _Output:
     """Writes lines in the form that was asked for."""
 
-    def __init__(
-        self, console: Console, state: RunState, query: LogQuery, form: str, *, timestamps: bool, prefix: bool
-    ) -> None:
-        from clusterctl.logs.fold import Folder
-        from clusterctl.render.log import LogWriter, Timestamps
-
-        kind = Timestamps.SHORT if timestamps else Timestamps.NONE
+    def __init__(self, console: Console, state: RunState, query: LogQuery, choices: LogsChoices) -> None:
+        times = Timestamps.SHORT if choices.timestamps else Timestamps.NONE
         ranks = state.workers.keys() if query.ranks is None else query.ranks
-        self._form = form
+        self._form = choices.output
         self._out = console.out
-        self._writer = LogWriter(console.out, list(state.nodes), ranks, timestamps=kind, prefix=prefix)
+        self._writer = LogWriter(console.out, list(state.nodes), ranks, timestamps=times, prefix=not choices.no_prefix)
         self._folder = Folder(frozenset(ranks))
 
     def history(self, lines: Iterable[LogLine]) -> None:
         """Write lines that lie in the past."""
-        from itertools import islice
-
-        from clusterctl.logs.fold import fold_history
-
         stream = iter(fold_history(lines) if self._form == "text" else lines)
         while self._out.has_reader() and (batch := list(islice(stream, 1000))):
             self._put(batch)
@@ -162,9 +170,6 @@ class _Output:
         return self._folder.next_due()
 
     def _put(self, lines: list[Any]) -> None:
-        from clusterctl.logs.clean import clean_block
-        from clusterctl.render.log import json_line, raw_bytes
-
         if self._form == "text":
             self._writer.write(lines)
         elif self._form == "json":
@@ -177,20 +182,7 @@ class _Output:
             sys.stdout.buffer.flush()
 
 
-def _history(run: RunDir, query: LogQuery, shown: _Output, state: RunState, *, default: bool) -> None:
-    from clusterctl.logs.merge import read_lines
-
-    shown.history(read_lines(run.path, query, skew=state.ahead))
-    if default:
-        shown.history(_failing_ends(run, query, state))
-
-
 def _failing_ends(run: RunDir, query: LogQuery, state: RunState) -> list[LogLine]:
-    from clusterctl.agent.protocol.events import Exited
-    from clusterctl.logs.merge import matching
-    from clusterctl.logs.select import FailingEnds
-    from clusterctl.run.record.reader import StateReader
-
     _, news = StateReader(run).refresh()
     exits = [
         (node, stamp.wall - state.ahead(node), event)
@@ -198,9 +190,3 @@ def _failing_ends(run: RunDir, query: LogQuery, state: RunState) -> list[LogLine
         if isinstance(event, Exited) and query.attempt in (None, event.attempt)
     ]
     return matching(FailingEnds(query.ranks).lines(exits), query)
-
-
-def _follow(run: RunDir, query: LogQuery, shown: _Output, console: Console, *, default: bool) -> int:
-    from clusterctl.cli.follow.logs import follow
-
-    return follow(run, query, shown, console, default=default)

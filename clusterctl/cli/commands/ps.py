@@ -7,6 +7,11 @@ import time
 import click
 
 from clusterctl.cli import options
+from clusterctl.cli.lookup.runs import listed_view_of, tell_unread
+from clusterctl.render.status import render_ps
+from clusterctl.render.status_json import ps_json
+from clusterctl.run.record.find import all_runs
+from clusterctl.run.rules.state import RunPhase
 
 
 @click.command("ps")
@@ -15,11 +20,6 @@ from clusterctl.cli import options
 @options.output_options
 def command(everything: bool, as_json: bool, color: str, quiet: bool) -> int:
     """List runs: the active ones, or all of this head with `-a`. With `-q` only their ids."""
-    from clusterctl.cli.lookup.runs import listed_view_of, tell_unread
-    from clusterctl.render.status import ps_json, render_ps
-    from clusterctl.run.record.find import all_runs
-    from clusterctl.run.rules.state import RunPhase
-
     console = options.console_of(color)
     views = [listed_view_of(run) for run in all_runs()]
     shown = [v for v in views if everything or not v.state.over or v.state.phase is RunPhase.UNREADABLE]

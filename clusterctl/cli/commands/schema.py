@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from clusterctl.cli import options
+from clusterctl.cli.words import write
 
 
 @click.command("schema")
@@ -18,8 +19,6 @@ def command(output: str | None, color: str, quiet: bool) -> int:
     if output is None:
         console.document(schema_text())
         return 0
-    from clusterctl.cli.words import write
-
     write(output, schema_text())
     if not quiet:
         console.narrate(

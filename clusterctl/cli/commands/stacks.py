@@ -6,13 +6,22 @@ from typing import TYPE_CHECKING
 
 import click
 
+from clusterctl.agent.protocol.evidence import of_stalls
 from clusterctl.cli import options
+from clusterctl.cli.lookup.reach import reachable
+from clusterctl.cli.words import parse_ranks
+from clusterctl.config.stored import load_stored
 from clusterctl.errors import ExitCode, NotFoundError
+from clusterctl.render.errors import error_line
+from clusterctl.render.stacks import render_remarks, render_stacks
+from clusterctl.run.controller import control
+from clusterctl.run.nodes.evidence import Evidence, ask
+from clusterctl.run.record import find
+from clusterctl.run.rules.stalls import stacks
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from clusterctl.run.nodes.evidence import Evidence
     from clusterctl.run.record.rundir import RunDir
     from clusterctl.run.rules.state import RunState
 
@@ -31,67 +40,51 @@ def command(reference: str | None, ranks: str | None, as_json: bool, color: str,
     (`job.inject`), else py-spy reads them where the node has it, else there is only what /proc tells. Works without
     a controller.
     """
-    from clusterctl.cli.words import parse_ranks
-    from clusterctl.render.errors import error_line
-    from clusterctl.render.stacks import render_remarks, render_stacks
-    from clusterctl.run.record import find
-    from clusterctl.run.rules.stalls import stacks
-
     console = options.console_of(color)
-    wanted = parse_ranks(ranks)
+    chosen = parse_ranks(ranks)
     run = find.find(reference)
     state, _ = find.visible_state(run)
-    _check(run, state, wanted)
-    found = _evidence(run, state, wanted)
-    folded = stacks.fold(stacks.from_evidence(found.ranks))
+    _check(run, state, chosen)
+    evidence = _evidence(run, state, chosen)
+    folded = stacks.fold(stacks.from_evidence(evidence.ranks))
     if as_json:
         console.json(folded)
     else:
         console.data(*render_stacks(folded, console.out))
     if not quiet:
-        console.narrate(*render_remarks(found.ranks, console.err))
-    console.narrate(*(error_line(f"{node}: {why}", console.err) for node, why in found.errors.items()))
-    return int(ExitCode.NODE if found.errors else ExitCode.OK)
+        console.narrate(*render_remarks(evidence.ranks, console.err))
+    console.narrate(*(error_line(f"{node}: {why}", console.err) for node, why in evidence.errors.items()))
+    return int(ExitCode.NODE if evidence.errors else ExitCode.OK)
 
 
-def _check(run: RunDir, state: RunState, wanted: Collection[int] | None) -> None:
+def _check(run: RunDir, state: RunState, ranks: Collection[int] | None) -> None:
     """Refuse what cannot have an answer.
 
     Raises:
         NotFoundError: The run is over, or it has no such rank.
     """
     if state.over or not state.workers:
-        from clusterctl.agent.protocol.evidence import of_stalls
-
-        kept = of_stalls(str(run.path))
-        hint = f"what was kept of its stalls: {run.path / kept[-1]}" if kept else None
+        folders = of_stalls(str(run.path))
+        hint = f"what was kept of its stalls: {run.path / folders[-1]}" if folders else None
         what = "is over" if state.over else "has not started"
         raise NotFoundError(f"{run.run} {what}: no rank of it is running", hint=hint)
-    missing = sorted(set(wanted or ()) - set(state.workers))
+    missing = sorted(set(ranks or ()) - set(state.workers))
     if missing:
         raise NotFoundError(f"{run.run} has no rank {missing[0]}; its ranks are 0-{max(state.workers)}")
 
 
-def _evidence(run: RunDir, state: RunState, wanted: Collection[int] | None) -> Evidence:
-    from clusterctl.run.controller import control
-    from clusterctl.run.nodes.evidence import Evidence
-
-    asked = {"ranks": None if wanted is None else sorted(wanted)}
+def _evidence(run: RunDir, state: RunState, ranks: Collection[int] | None) -> Evidence:
     try:
-        answer = control.ask(run, "evidence", asked)
+        answer = control.ask(run, "evidence", {"ranks": None if ranks is None else sorted(ranks)})
     except control.NoControllerError:
-        return _without_controller(run, state, wanted)
+        return _without_controller(run, state, ranks)
     return Evidence(ranks=answer["ranks"], errors=answer["errors"])
 
 
-def _without_controller(run: RunDir, state: RunState, wanted: Collection[int] | None) -> Evidence:
-    from clusterctl.cli.lookup.reach import reachable
-    from clusterctl.config.stored import load_stored
-    from clusterctl.run.nodes.evidence import Evidence, ask
-
+def _without_controller(run: RunDir, state: RunState, ranks: Collection[int] | None) -> Evidence:
     spec = load_stored(run.spec.read_text())
     hosts = [host for host in spec.hosts if host.name in state.nodes]
     with reachable(spec, hosts) as (sessions, errors):
-        found = ask(run.run, "stacks", sessions, wanted)
+        evidence = ask(run.run, "stacks", sessions, ranks)
     unseen = {node: str(error) for node, error in errors.items()}
-    return Evidence(ranks=found.ranks, errors={**unseen, **found.errors})
+    return Evidence(ranks=evidence.ranks, errors={**unseen, **evidence.errors})

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING
 import click
 
 from clusterctl.cli import options
+from clusterctl.cli.lookup import machines
+from clusterctl.cli.lookup.reach import reachable
+from clusterctl.cli.words import parse_duration
+from clusterctl.config.hosts import select
 from clusterctl.errors import ExitCode
+from clusterctl.render.stats import remarks, render_stats, stats_json
+from clusterctl.run.record import find
 
 if TYPE_CHECKING:
     from clusterctl.cli.lookup.machines import Subject
@@ -28,55 +34,42 @@ def command(reference: str | None, nodes: str | None, watch: str | None, as_json
     While a run is active this is what its nodes told last (every 15 s); else the nodes of the cluster file are asked.
     Exits with 4 where a node of the file could not be reached.
     """
-    from clusterctl.cli.lookup.machines import subject_of
-    from clusterctl.cli.words import parse_duration
-
     console = options.console_of(color)
     pause = parse_duration(watch, "--watch")
-    subject = subject_of(reference)
+    subject = machines.subject_of(reference)
     while True:
-        found = _stats(subject, nodes, console)
-        _show(found, console, as_json=as_json, quiet=quiet)
+        stats = _stats(subject, nodes, console)
+        _show(stats, console, as_json=as_json, quiet=quiet)
         if pause is None:
-            blind = subject.run is None and any(n.status == "unknown" for n in found)
+            blind = subject.run is None and any(n.status == "unknown" for n in stats)
             return int(ExitCode.NODE if blind else ExitCode.OK)
         time.sleep(pause)
 
 
 def _stats(subject: Subject, chosen: str | None, console: Console) -> list[NodeStats]:
-    from clusterctl.cli.lookup import machines
-
     if subject.run is None:
-        from clusterctl.cli.lookup.reach import reachable
-
         spec = options.load_file(subject.path, (), (), console=console).spec
         hosts = options.chosen_hosts(spec, chosen)
         with reachable(spec, hosts) as (sessions, errors):
             joined = [host for host in hosts if host.name in sessions]
             seen = {n.node: n for n in [*machines.look_at(joined, sessions), *machines.unreachable(errors)]}
         return [seen[host.name] for host in hosts]
-    from clusterctl.run.record import find
-
     state, attended = find.visible_state(subject.run)
     if not attended and not state.over:
         console.narrate(
             "no controller is alive: nothing new arrives", f"hint: `clusterctl attach --adopt {subject.run.run}`"
         )
-    found = machines.stats_of_run(subject.run, state)
+    stats = machines.stats_of_run(subject.run, state)
     if chosen is None:
-        return found
-    from clusterctl.config.hosts import select
-
-    wanted = set(select([n.node for n in found], chosen, None))
-    return [n for n in found if n.node in wanted]
+        return stats
+    names = set(select([n.node for n in stats], chosen, None))
+    return [n for n in stats if n.node in names]
 
 
-def _show(found: list[NodeStats], console: Console, *, as_json: bool, quiet: bool) -> None:
-    from clusterctl.render.stats import remarks, render_stats, stats_json
-
+def _show(stats: list[NodeStats], console: Console, *, as_json: bool, quiet: bool) -> None:
     if as_json:
-        console.json(stats_json(found))
+        console.json(stats_json(stats))
         return
-    console.data(*render_stats(found, console.out))
+    console.data(*render_stats(stats, console.out))
     if not quiet:
-        console.narrate(*remarks(found, time.time()))
+        console.narrate(*remarks(stats, time.time()))

@@ -7,6 +7,10 @@ import time
 import click
 
 from clusterctl.cli import options
+from clusterctl.cli.lookup.runs import tell_unread, view_of
+from clusterctl.render.status import render_status
+from clusterctl.render.status_json import status_json
+from clusterctl.run.record.find import find
 
 
 @click.command("status")
@@ -16,10 +20,6 @@ from clusterctl.cli import options
 @options.output_options
 def command(reference: str | None, as_json: bool, verbose: bool, color: str, quiet: bool) -> int:
     """Show one run: its state, its nodes and workers, and what failed first."""
-    from clusterctl.cli.lookup.runs import tell_unread, view_of
-    from clusterctl.render.status import render_status, status_json
-    from clusterctl.run.record.find import find
-
     console = options.console_of(color)
     view = view_of(find(reference))
     tell_unread(view.state, console)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import TYPE_CHECKING
 
 import click
 
 from clusterctl.cli import options
+from clusterctl.cli.lookup.templates import templates
 
 if TYPE_CHECKING:
     from clusterctl.cli.lookup.templates import Template
@@ -17,17 +19,14 @@ if TYPE_CHECKING:
 @options.output_options
 def command(as_json: bool, color: str, quiet: bool) -> int:
     """List ready-to-run jobs; `clusterctl init --template NAME` copies one. With `-q` only their names."""
-    from clusterctl.cli.lookup.templates import templates
-
     console = options.console_of(color)
-    found = templates()
+    jobs = templates()
     if as_json:
-        shown = [{"name": t.name, "summary": t.summary, "path": str(t.path)} for t in found]
-        console.json(shown)
+        console.json([{"name": t.name, "summary": t.summary, "path": str(t.path)} for t in jobs])
     elif quiet:
-        console.data(*[t.name for t in found])
-    elif found:
-        console.data(*_listing(found, console.out.width))
+        console.data(*[t.name for t in jobs])
+    elif jobs:
+        console.data(*_listing(jobs, console.out.width))
         if console.err.live:
             console.narrate("", "`clusterctl init --template NAME` copies one into this folder")
     else:
@@ -35,17 +34,15 @@ def command(as_json: bool, color: str, quiet: bool) -> int:
     return 0
 
 
-def _listing(found: list[Template], width: int | None) -> list[str]:
+def _listing(jobs: list[Template], width: int | None) -> list[str]:
     """Return a line a template; on a terminal a summary that does not fit goes on below itself."""
-    import textwrap
-
-    first = max(len(t.name) for t in found) + 2
+    first = max(len(t.name) for t in jobs) + 2
     if width is None or width < first + 30:
-        return [f"{t.name:{first}}{t.summary}" for t in found]
+        return [f"{t.name:{first}}{t.summary}" for t in jobs]
     indent = " " * first
     return [
         line
-        for t in found
+        for t in jobs
         for line in textwrap.wrap(
             t.summary, width - 1, initial_indent=f"{t.name:{first}}", subsequent_indent=indent, break_on_hyphens=False
         )

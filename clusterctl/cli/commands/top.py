@@ -12,6 +12,13 @@ from typing import TYPE_CHECKING, Protocol
 import click
 
 from clusterctl.cli import options
+from clusterctl.cli.follow.screen import Screen
+from clusterctl.cli.lookup import machines
+from clusterctl.cli.lookup.reach import reachable
+from clusterctl.cli.lookup.runs import view_from
+from clusterctl.cli.words import parse_duration
+from clusterctl.render.top import SORTS, Order, Scene, render_top, rows_of
+from clusterctl.run.record.reader import StateReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,7 +26,6 @@ if TYPE_CHECKING:
     from clusterctl.cli.lookup.machines import Subject
     from clusterctl.render.stats import NodeStats
     from clusterctl.render.terminal.console import Console, Terminal
-    from clusterctl.render.top import Order, Scene
     from clusterctl.run.record.rundir import RunDir
 
 _LOOK_AGAIN = 2.0
@@ -36,12 +42,9 @@ def command(reference: str | None, interval: str, color: str) -> int:
     the order round; arrows and page keys scroll. Without an active run the nodes of the cluster file are shown. In a
     pipe it prints one picture.
     """
-    from clusterctl.cli.lookup.machines import subject_of
-    from clusterctl.cli.words import parse_duration
-
     console = options.console_of(color)
     pause = parse_duration(interval, "--interval") or 1.0
-    with _source(subject_of(reference), console) as source:
+    with _source(machines.subject_of(reference), console) as source:
         if not (sys.stdin.isatty() and console.out.live):
             console.data(*_once(source, console))
             return 0
@@ -57,8 +60,6 @@ class Source(Protocol):
 
 
 def _once(source: Source, console: Console) -> list[str]:
-    from clusterctl.render.top import Order, render_top, rows_of
-
     scene = source.scene()
     rows = len(rows_of(scene))
     lines, _ = render_top(scene, Order(), time.time(), console.out, height=rows + 20)
@@ -66,9 +67,6 @@ def _once(source: Source, console: Console) -> list[str]:
 
 
 def _keep(source: Source, terminal: Terminal, pause: float) -> None:
-    from clusterctl.cli.follow.screen import Screen
-    from clusterctl.render.top import Order, render_top
-
     order = Order()
     with Screen() as screen:
         scene = source.scene()
@@ -87,8 +85,6 @@ def _keep(source: Source, terminal: Terminal, pause: float) -> None:
 
 def _pressed(key: str, order: Order, page: int) -> Order:
     """Return the order after a key; a first row that does not exist is put right when it is shown."""
-    from clusterctl.render.top import SORTS
-
     steps = {"up": -1, "k": -1, "down": 1, "j": 1, "pageup": -page, "pagedown": page, " ": page, "g": -(1 << 20)}
     if key in steps:
         return replace(order, first=max(0, order.first + steps[key]))
@@ -103,12 +99,8 @@ def _source(subject: Subject, console: Console) -> Iterator[Source]:
     if subject.run is not None:
         yield _OfRun(subject.run)
         return
-    from clusterctl.cli.lookup.reach import reachable
-
     spec = options.load_file(subject.path, (), (), console=console).spec
     with reachable(spec, spec.hosts) as (sessions, errors):
-        from clusterctl.cli.lookup import machines
-
         joined = [host for host in spec.hosts if host.name in sessions]
         dead = {n.node: n for n in machines.unreachable(errors)}
 
@@ -123,21 +115,14 @@ class _OfRun:
     """The files of a run."""
 
     def __init__(self, run: RunDir) -> None:
-        from clusterctl.cli.lookup.machines import gpus_of_run
-        from clusterctl.run.record.reader import StateReader
-
         self._run, self._reader = run, StateReader(run)
-        self._gpus = gpus_of_run(run)
+        self._gpus = machines.gpus_of_run(run)
 
     def scene(self) -> Scene:
-        from clusterctl.cli.lookup.machines import stats_of_run
-        from clusterctl.cli.lookup.runs import view_from
-        from clusterctl.render.top import Scene
-
         self._reader.refresh()
         state = self._reader.state
         view = view_from(self._run, state, attended=self._run.attended)
-        return Scene(nodes=stats_of_run(self._run, state), view=view, gpus_of=self._gpus)
+        return Scene(nodes=machines.stats_of_run(self._run, state), view=view, gpus_of=self._gpus)
 
 
 class _OfFile:
@@ -154,8 +139,6 @@ class _OfFile:
             self._seen = self._look()
 
     def scene(self) -> Scene:
-        from clusterctl.render.top import Scene
-
         return Scene(nodes=self._seen, title=self._title)
 
 

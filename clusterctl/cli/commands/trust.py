@@ -9,6 +9,7 @@ import click
 
 from clusterctl.cli import options
 from clusterctl.errors import ExitCode, NodesError, RefusedError
+from clusterctl.render.ranks import fold_nodes
 
 if TYPE_CHECKING:
     from clusterctl.render.terminal.console import Console
@@ -30,7 +31,6 @@ def command(
     quiet: bool,
 ) -> int:
     """Show the host keys of the nodes and accept those that are new. Changed keys are never accepted."""
-    from clusterctl.render.ranks import fold_nodes
     from clusterctl.transport.ssh.ssh import SshTransport
     from clusterctl.transport.ssh.trust import accept, look
 
@@ -40,9 +40,9 @@ def command(
     transport = SshTransport(spec.ssh)
     failed = False
     for _ in range(len(hosts) + 1):
-        found, errors = look(transport, hosts, parallel=spec.ssh.parallel)
-        refused = [c for c in found if not c.acceptable and c.verdict.name != "TRUSTED"]
-        new = [c for c in found if c.acceptable]
+        candidates, errors = look(transport, hosts, parallel=spec.ssh.parallel)
+        refused = [c for c in candidates if not c.acceptable and c.verdict.name != "TRUSTED"]
+        new = [c for c in candidates if c.acceptable]
         if not new:
             break
         console.data(*[f"{fold_nodes(c.nodes)}  {c.key.type}  {c.key.fingerprint}" for c in new])

@@ -3,17 +3,48 @@
 from __future__ import annotations
 
 import json
+import shutil
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import click
 
 from clusterctl.cli import options
+from clusterctl.cli.choices import FileChoices, together
 from clusterctl.cli.main import WithJobArguments
+from clusterctl.config.stored import dump
+from clusterctl.config.text.override import Overrides
+from clusterctl.errors import ClusterctlError, ExitCode, RefusedError
+from clusterctl.plan import environment, layout
+from clusterctl.plan import launch as planning
+from clusterctl.render.plan import render_plan
+from clusterctl.run.controller import process
+from clusterctl.run.record import disk, rundir
 
 if TYPE_CHECKING:
     from clusterctl.config.spec import ClusterSpec
     from clusterctl.render.terminal.console import Console
     from clusterctl.run.record.rundir import RunDir
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpChoices(FileChoices):
+    """What a person chose of `up`."""
+
+    detach: bool
+    dry_run: bool
+    name: str | None
+    script: str | None
+    module: str | None
+    shell_command: str | None
+    no_health: bool
+    strict: bool
+    no_sync: bool
+    everything: bool
+    timestamps: bool
+    as_json: bool
+    progress: str
+    verbose: bool
 
 
 @click.command("up", cls=WithJobArguments)
@@ -34,58 +65,39 @@ if TYPE_CHECKING:
 @options.verbose_option("Name every node that is waited for, and tell what each one reports.")
 @options.output_options
 @click.pass_context
-def command(
-    context: click.Context,
-    path: str | None,
-    files: tuple[str, ...],
-    sets: tuple[str, ...],
-    detach: bool,
-    dry_run: bool,
-    name: str | None,
-    script: str | None,
-    module: str | None,
-    shell_command: str | None,
-    no_health: bool,
-    strict: bool,
-    no_sync: bool,
-    everything: bool,
-    timestamps: bool,
-    as_json: bool,
-    progress: str,
-    verbose: bool,
-    color: str,
-    quiet: bool,
-) -> int:
+@together(UpChoices)
+def command(context: click.Context, choices: UpChoices) -> int:
     """Start a run: check the nodes, sync the code, start every rank, follow rank 0.
 
     Everything after `--` goes to the job. Ctrl-C stops the run gracefully, a second one kills it; `d` detaches.
     """
-    from clusterctl.config.text.override import Overrides
-
-    console = options.console_of(color)
-    overrides = Overrides(
-        name=name, script=script, module=module, command=shell_command, args=context.meta["clusterctl.args"]
-    )
-    if no_sync:
-        sets = (*sets, "sync=none")
-    loaded = options.load_file(
-        path, files, sets, overrides=overrides, require_job=True, with_secrets=not dry_run, console=console
-    )
-    if dry_run:
-        _print_plan(loaded.spec, console, as_json=as_json)
+    console = choices.console()
+    spec = _spec(choices, context.meta["clusterctl.args"], console)
+    if choices.dry_run:
+        _print_plan(spec, console, as_json=choices.as_json)
         return 0
-    run = begin(loaded.spec, health=not no_health, strict=strict)
-    return _follow(
-        run,
-        console,
-        detach=detach,
-        everything=everything,
-        timestamps=timestamps,
-        as_json=as_json,
-        progress=progress,
-        verbose=verbose,
-        quiet=quiet,
+    run = begin(spec, health=not choices.no_health, strict=choices.strict)
+    return _follow(run, console, choices)
+
+
+def _spec(choices: UpChoices, arguments: tuple[str, ...], console: Console) -> ClusterSpec:
+    overrides = Overrides(
+        name=choices.name,
+        script=choices.script,
+        module=choices.module,
+        command=choices.shell_command,
+        args=arguments,
     )
+    sets = (*choices.sets, "sync=none") if choices.no_sync else choices.sets
+    return options.load_file(
+        choices.path,
+        choices.files,
+        sets,
+        overrides=overrides,
+        require_job=True,
+        with_secrets=not choices.dry_run,
+        console=console,
+    ).spec
 
 
 def begin(spec: ClusterSpec, *, health: bool, strict: bool) -> RunDir:
@@ -93,13 +105,7 @@ def begin(spec: ClusterSpec, *, health: bool, strict: bool) -> RunDir:
 
     An interrupt waits from here on until somebody follows the run, and then ends it.
     """
-    import shutil
-
-    from clusterctl.config.stored import dump
-    from clusterctl.errors import ClusterctlError, ExitCode, RefusedError
-    from clusterctl.run.controller import process
     from clusterctl.run.controller.main import start_run
-    from clusterctl.run.record import disk, rundir
 
     process.hold_back_signals()
     try:
@@ -117,53 +123,33 @@ def begin(spec: ClusterSpec, *, health: bool, strict: bool) -> RunDir:
     return run
 
 
-def _follow(
-    run: RunDir,
-    console: Console,
-    *,
-    detach: bool,
-    everything: bool,
-    timestamps: bool,
-    as_json: bool,
-    progress: str,
-    verbose: bool,
-    quiet: bool,
-) -> int:
-    from clusterctl.cli.follow.following import conclude
-    from clusterctl.cli.follow.view import Leave, RunScreen, ViewOptions
+def _follow(run: RunDir, console: Console, choices: UpChoices) -> int:
+    # Only now: the controller was forked from this process, and keeps what was imported before for as long as it lives.
+    from clusterctl.cli.follow.following import Leave, conclude
+    from clusterctl.cli.follow.view import RunScreen, ViewOptions
     from clusterctl.render.log import Timestamps
     from clusterctl.render.progress import ProgressMode
 
-    screen = RunScreen(
-        run,
-        console,
-        ViewOptions(
-            everything=everything,
-            timestamps=Timestamps.SHORT if timestamps else Timestamps.NONE,
-            progress=ProgressMode.QUIET if quiet else ProgressMode(progress),
-            verbose=verbose,
-            owns=True,
-            until_started=detach,
-            output=not detach,
-        ),
+    shown = ViewOptions(
+        everything=choices.everything,
+        timestamps=Timestamps.SHORT if choices.timestamps else Timestamps.NONE,
+        progress=ProgressMode.QUIET if choices.quiet else ProgressMode(choices.progress),
+        verbose=choices.verbose,
+        owns=True,
+        until_started=choices.detach,
+        output=not choices.detach,
     )
+    screen = RunScreen(run, console, shown)
     leave = screen.follow()
-    if detach and leave is Leave.STARTED:
-        if as_json:
-            console.data(json.dumps({"run": run.run}))
-        else:
-            console.data(run.run)
-        if not quiet and console.err.live:
-            console.narrate(f"`clusterctl logs -f {run.run}` follows it, `clusterctl down {run.run}` ends it")
-        return 0
-    return conclude(run, leave, screen.state, console, quiet=quiet)
+    if not (choices.detach and leave is Leave.STARTED):
+        return conclude(run, leave, screen.state, console, quiet=choices.quiet)
+    console.data(json.dumps({"run": run.run}) if choices.as_json else run.run)
+    if not choices.quiet and console.err.live:
+        console.narrate(f"`clusterctl logs -f {run.run}` follows it, `clusterctl down {run.run}` ends it")
+    return 0
 
 
 def _print_plan(spec: ClusterSpec, console: Console, *, as_json: bool) -> None:
-    from clusterctl.plan import environment, layout
-    from clusterctl.plan import launch as planning
-    from clusterctl.render.plan import render_plan
-
     entries = layout.known_entries(spec)
     identity = environment.RunIdentity(run=f"{spec.name}-dry-run", max_restarts=spec.restart.max_restarts)
     if entries is None:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import select
+import math
 import time
 from typing import TYPE_CHECKING
 
 import click
 
 from clusterctl.cli import options
+from clusterctl.cli.follow.following import exit_code_of
+from clusterctl.cli.follow.watching import Course, Watching
+from clusterctl.cli.words import parse_duration
 from clusterctl.errors import ExitCode
+from clusterctl.run.record.find import find
 
 if TYPE_CHECKING:
     from clusterctl.run.record.rundir import RunDir
     from clusterctl.run.rules.state import RunState
-
-_LOOK = 1.0
 
 
 @click.command("wait")
@@ -26,16 +29,12 @@ _LOOK = 1.0
 @options.output_options
 def command(reference: str | None, timeout: str | None, as_json: bool, color: str, quiet: bool) -> int:
     """Wait until a run ends; exit with its code."""
-    from clusterctl.cli.follow.following import exit_code_of
-    from clusterctl.cli.words import parse_duration
-    from clusterctl.run.record.find import find
-
     console = options.console_of(color)
     run = find(reference)
     limit = parse_duration(timeout, "--timeout")
     if console.err.live and not quiet:
         console.err.transient(f"waiting for {run.run} to end, Ctrl-C leaves it running")
-    state, code = _wait(run, None if limit is None else time.monotonic() + limit)
+    state, code = _wait(run, math.inf if limit is None else time.monotonic() + limit)
     console.err.clear()
     if code is None:
         code = exit_code_of(state)
@@ -52,20 +51,17 @@ def _why(code: int) -> str:
     return " without a controller; `clusterctl attach --adopt` takes over" if code == ExitCode.UNATTENDED else ""
 
 
-def _wait(run: RunDir, deadline: float | None) -> tuple[RunState, int | None]:
-    from clusterctl.run.controller.control import Bell
-    from clusterctl.run.record.reader import StateReader
+def _wait(run: RunDir, end: float) -> tuple[RunState, int | None]:
+    """Return the run's last state, and an exit code where it is not the run's own.
 
-    reader, bell = StateReader(run), Bell(run)
-    while True:
-        attended = bell.clear() or run.attended
-        reader.refresh()
-        if reader.state.over:
-            return reader.state, None
-        if not attended:
-            return reader.state, int(ExitCode.UNATTENDED)
-        left = _LOOK if deadline is None else min(_LOOK, deadline - time.monotonic())
-        if left <= 0:
-            return reader.state, int(ExitCode.WAIT_TIMED_OUT)
-        fd = bell.fileno()
-        select.select([] if fd is None else [fd], [], [], left)
+    Args:
+        run: Which one.
+        end: When to give up, on the monotonic clock.
+    """
+    with contextlib.closing(Watching(run)) as watching:
+        for look in watching.looks(lambda: end):
+            if look.course is Course.ATTENDED and time.monotonic() >= end:
+                return look.state, int(ExitCode.WAIT_TIMED_OUT)
+            if look.course is Course.UNATTENDED:
+                return look.state, int(ExitCode.UNATTENDED)
+        return watching.state, None

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import TYPE_CHECKING
 
-from clusterctl.cli.follow.view import Leave
 from clusterctl.errors import ExitCode
+from clusterctl.render.report import render_report
 from clusterctl.run.rules import leftover
 
 if TYPE_CHECKING:
     from clusterctl.render.terminal.console import Console
     from clusterctl.run.record.rundir import RunDir
     from clusterctl.run.rules.state import RunState
+
+
+class Leave(str, Enum):
+    """Why the view was left."""
+
+    ENDED = "ended"
+    DETACHED = "detached"
+    UNATTENDED = "unattended"
+    STARTED = "started"
 
 
 def exit_code_of(state: RunState) -> int:
@@ -25,8 +35,6 @@ def conclude(run: RunDir, leave: Leave, state: RunState, console: Console, *, qu
     """Say how it ended, and return the exit code of the command."""
     match leave:
         case Leave.ENDED:
-            from clusterctl.render.report import render_report
-
             lines = render_report(state, console.err, log_path=str(run.path / "nodes"))
             if not (quiet and state.phase.value == "succeeded"):
                 console.narrate(*lines)

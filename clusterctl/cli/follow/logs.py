@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import select
+import contextlib
+import math
 import time
 from typing import TYPE_CHECKING, Protocol
 
-from clusterctl.agent.protocol.events import Exited
+from clusterctl.cli.follow.watching import Course, Watching
 from clusterctl.errors import ExitCode
 from clusterctl.logs.follow import Follower
 from clusterctl.logs.merge import matching
 from clusterctl.logs.select import FailingEnds
-from clusterctl.run.controller.control import Bell
 from clusterctl.run.controller.live_tail import ControllerSource, NotYetError
-from clusterctl.run.record.reader import StateReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from clusterctl.render.terminal.console import Console
     from clusterctl.run.record.rundir import RunDir
 
-_LOOK = 1.0
 _SOON = 0.05
 _PATIENCE = 5.0
 
@@ -42,43 +40,40 @@ class Output(Protocol):
 
 def follow(run: RunDir, query: LogQuery, shown: Output, console: Console, *, default: bool) -> int:
     """Follow a run's output; return the exit code of the command."""
-    reader, bell = StateReader(run), Bell(run)
+    with contextlib.suppress(KeyboardInterrupt), contextlib.closing(Watching(run)) as watching:
+        return _follow(watching, query, shown, console, default=default)
+    return int(ExitCode.OK)
+
+
+def _follow(watching: Watching, query: LogQuery, shown: Output, console: Console, *, default: bool) -> int:
     ends = FailingEnds(query.ranks if default else None)
-    try:
-        follower, history = _begin(run, query, reader)
-        shown.history(history)
-        while True:
-            rung = bell.clear()
-            attended = rung or run.attended
-            _, news = reader.refresh()
-            over = reader.state.over
-            for lines in follower.finish() if over else [follower.poll()]:
-                shown.live(lines)
-            if over:
-                shown.live([], last=True)
-            exits = [(n, s.wall - reader.state.ahead(n), e) for n, s, e in news if isinstance(e, Exited)]
-            shown.live(matching(ends.lines(exits), query), last=over)
-            if over or not console.out.has_reader():
-                return int(ExitCode.OK)
-            if not attended:
-                console.narrate(
-                    f"error: {run.run} goes on without a controller", "", "hint: `clusterctl attach --adopt` takes over"
-                )
-                return int(ExitCode.UNATTENDED)
-            _wait(bell, follower, shown)
-    except KeyboardInterrupt:
-        return int(ExitCode.OK)
+    watching.look()
+    follower, history = _begin(watching, query)
+    shown.history(history)
+    for look in watching.looks(lambda: _due(follower, shown)):
+        over = look.course is Course.OVER
+        for lines in follower.finish() if over else [follower.poll()]:
+            shown.live(lines)
+        if over:
+            shown.live([], last=True)
+        shown.live(matching(ends.lines(look.exits), query), last=over)
+        if over or not console.out.has_reader():
+            return int(ExitCode.OK)
+    console.narrate(
+        f"error: {watching.run.run} goes on without a controller", "", "hint: `clusterctl attach --adopt` takes over"
+    )
+    return int(ExitCode.UNATTENDED)
 
 
-def _begin(run: RunDir, query: LogQuery, reader: StateReader) -> tuple[Follower, Iterator[LogLine]]:
+def _begin(watching: Watching, query: LogQuery) -> tuple[Follower, Iterator[LogLine]]:
     """Return a follower and what it shows first; a controller that is about to connect is waited for."""
     end = time.monotonic() + _PATIENCE
-    reader.refresh()
+    run = watching.run
 
     def ahead(node: str) -> float:
-        return reader.state.ahead(node)
+        return watching.state.ahead(node)
 
-    follower = Follower(run.path, query, skew=ahead, source=ControllerSource(run, reader.state, query))
+    follower = Follower(run.path, query, skew=ahead, source=ControllerSource(run, watching.state, query))
     while True:
         try:
             return follower, follower.history()
@@ -88,10 +83,9 @@ def _begin(run: RunDir, query: LogQuery, reader: StateReader) -> tuple[Follower,
             time.sleep(_SOON)
 
 
-def _wait(bell: Bell, follower: Follower, shown: Output) -> None:
-    timeout = 0.0 if follower.more else _LOOK
-    due = shown.next_due()
-    if due is not None:
-        timeout = min(timeout, max(0.0, due - time.monotonic()))
-    fd = bell.fileno()
-    select.select([] if fd is None else [fd], [], [], timeout)
+def _due(follower: Follower, shown: Output) -> float:
+    """Return when there is more to show at the latest, on the monotonic clock."""
+    held = shown.next_due()
+    if follower.more:
+        return time.monotonic()
+    return math.inf if held is None else held

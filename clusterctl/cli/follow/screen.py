@@ -94,7 +94,7 @@ class Screen:
             return None
         typed = os.read(self._in, 64).decode(errors="replace")
         if not typed:
-            # Nobody is there any more: the terminal has hung up.
+            # The terminal has hung up.
             return ""
         self._typed = typed
         return self._next()

@@ -2,49 +2,43 @@
 
 from __future__ import annotations
 
-import contextlib
+import math
 import os
 import select
 import signal
 import sys
 import time
 from dataclasses import dataclass
-from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from clusterctl.agent.protocol import events as node_events
-from clusterctl.agent.protocol import requests
-from clusterctl.cli.signals import heeded
+from clusterctl.cli.follow.following import Leave
+from clusterctl.cli.follow.keys import keys, signals, typed
+from clusterctl.cli.follow.watching import Course, Watching
 from clusterctl.logs.fold import Folder
 from clusterctl.logs.follow import Follower
 from clusterctl.logs.line import LogQuery
 from clusterctl.logs.select import FailingEnds, default_ranks
+from clusterctl.render import words
 from clusterctl.render.log import LogWriter, Timestamps
-from clusterctl.render.progress import PhaseEnd, PhaseView, PhaseWriter, ProgressMode
-from clusterctl.run.controller import control, process
+from clusterctl.render.progress import PhaseWriter, ProgressMode, phase_view
+from clusterctl.run.controller import control
 from clusterctl.run.controller.live_tail import ControllerSource, NotYetError
-from clusterctl.run.record.reader import StateReader, load_state
+from clusterctl.run.record.reader import load_state
 from clusterctl.run.rules import events
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping, Sequence
 
+    from clusterctl.cli.follow.watching import Look
+    from clusterctl.logs.fold import FoldedLine
+    from clusterctl.logs.line import LogLine
     from clusterctl.render.terminal.console import Console
+    from clusterctl.run.record.reader import NodeNews
     from clusterctl.run.record.rundir import RunDir
     from clusterctl.run.rules.state import RunState
 
 _REDRAW = 0.1
-_UNATTENDED_LOOK = 1.0
 _PATIENCE = 5.0
-
-
-class Leave(str, Enum):
-    """Why the view was left."""
-
-    ENDED = "ended"
-    DETACHED = "detached"
-    UNATTENDED = "unattended"
-    STARTED = "started"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +52,7 @@ class ViewOptions:
         until_started: Leave once every rank has started (`up -d`).
         output: Show output of workers at all.
         verbose: Name every node that is waited for, and tell what each one reports.
-        heard: What of each node's reports is old news (`heard`); `None` for what is there at the first look.
+        heard: Node to the number of its last event that is old (`heard`); `None`: all that the first look sees is old.
     """
 
     ranks: frozenset[int] | None = None
@@ -76,7 +70,7 @@ class ViewOptions:
 
 
 def heard(run: RunDir) -> dict[str, int]:
-    """Return node to the number of its last event that is here: what a command need not tell that begins now."""
+    """Return node to the number of its newest event: a command that begins now tells only of later ones."""
     state = load_state(run)
     return {name: node.seq for name, node in {**state.retired, **state.nodes}.items()}
 
@@ -86,16 +80,15 @@ class RunScreen:
 
     def __init__(self, run: RunDir, console: Console, options: ViewOptions) -> None:
         self._run, self._console, self._options = run, console, options
-        self._reader = StateReader(run)
+        self._watching = Watching(run)
         self._phases = PhaseWriter(console.err, mode=options.progress, every=options.verbose)
         self._log = LogWriter(console.out, timestamps=options.timestamps)
         self._follower: Follower | None = None
         self._folder = Folder()
         self._ends = FailingEnds(self._shown_ranks())
-        self._bell = control.Bell(run)
         self._interrupts = 0
         self._leave: Leave | None = None
-        self._told: set[str] = set()
+        self._unreachable: set[str] = set()
         self._deaf = False
         self._joining = True
         self._patient_until = time.monotonic() + _PATIENCE
@@ -103,55 +96,45 @@ class RunScreen:
     @property
     def state(self) -> RunState:
         """What is known of the run."""
-        return self._reader.state
+        return self._watching.state
 
     def follow(self) -> Leave:
         """Show the run; return why the view ended."""
-        with _keys(enabled=sys.stdin.isatty() and sys.stderr.isatty()) as keys, self._signals() as wake:
+        with keys(enabled=sys.stdin.isatty() and sys.stderr.isatty()) as keyboard, signals() as wake:
             while self._leave is None:
-                self._look(wake)
+                self._show(self._watching.look(), wake)
                 if self._leave is None:
-                    self._wait(keys, wake)
+                    self._wait(keyboard, wake)
                     self._phases.tick(time.monotonic())
         self._phases.close()
-        self._bell.close()
+        self._watching.close()
         return self._leave
 
     # --- looking
 
-    def _look(self, wake: int) -> None:
-        bell = self._bell.clear()
-        heads, nodes = self._reader.refresh()
-        for _, event in heads:
+    def _show(self, look: Look, wake: int) -> None:
+        for _, event in look.heads:
             self._show_head(event)
-        # Whoever comes later need not hear every step that was before.
+        # Of the run that `up` itself began all steps are new; a person who joins need not hear of the steps before.
         old = {} if self._options.owns or not self._joining else self._options.heard
         self._joining = False
         if self._options.output:
             self._show_output()
-        self._show_nodes(nodes, old)
-        if self.state.over:
+            self._show_exits(look)
+        for node_event in look.nodes:
+            self._show_node(node_event, old)
+        if look.course is Course.OVER:
             self._finish(wake)
         elif self._options.until_started and self._all_started():
             self._leave = Leave.STARTED
         elif self._options.output and not self._console.out.has_reader():
             self._leave = Leave.DETACHED
-        elif not bell and not self._run.attended:
-            self._unattended(wake)
+        elif look.course is Course.UNATTENDED:
+            self._leave = Leave.UNATTENDED
 
     def _all_started(self) -> bool:
         state = self.state
         return state.attempt >= 0 and all(w.pid is not None for w in state.workers.values())
-
-    def _unattended(self, wake: int) -> None:
-        """The controller is gone; what it wrote last may have come after our look."""
-        self._reader.refresh()
-        if self.state.over:
-            self._finish(wake)
-        elif self._bell.fileno() is None:
-            self._bell = control.Bell(self._run)
-            if self._bell.fileno() is None and not self._run.attended:
-                self._leave = Leave.UNATTENDED
 
     def _finish(self, wake: int) -> None:
         """Show what is unread of a run that has ended. There is nothing left to stop: a signal only cuts that short."""
@@ -168,62 +151,52 @@ class RunScreen:
     def _show_head(self, event: events.ControllerEvent) -> None:
         match event:
             case events.Phase() if self._options.phases:
-                self._phases.update(_phase_view(event), time.monotonic())
+                self._phases.update(phase_view(event), time.monotonic())
             case events.Note():
                 self._phases.note(f"{event.level}: {event.text}" if event.level != "info" else event.text)
-            case events.Link() if event.link == "unreachable":
-                since = f" for {event.seconds:.0f} s" if event.seconds else ""
-                self._narrate(f"{event.node}: unreachable{since} ({event.why or 'no answer'}); its workers go on")
-                self._told.add(event.node)
-            case events.Link() if event.link == "connected" and event.node in self._told:
-                self._told.discard(event.node)
-                self._narrate(f"{event.node}: connected again")
-            case events.Link() if event.link == "lost":
-                self._narrate(f"{event.node}: lost ({event.why})")
+            case events.Link():
+                self._show_link(event)
             case events.Decided():
-                self._narrate(_decided_text(event))
+                self._narrate(words.decision_news(event))
             case events.Restarting():
                 self._narrate(f"restarting ({event.why}): attempt {event.attempt} follows")
             case events.Health() if self._is_news(event):
-                from clusterctl.render.words import health_news
-
-                self._narrate(health_news(event))
+                self._narrate(words.health_news(event))
             case events.StallSeen():
-                from clusterctl.render.words import stall_news
-
-                for line in stall_news(event, self._run.run):
+                for line in words.stall_news(event, self._run.run):
                     self._narrate(line)
             case _:
                 pass
 
+    def _show_link(self, event: events.Link) -> None:
+        match event.link:
+            case "unreachable":
+                self._narrate(words.unreachable_news(event))
+                self._unreachable.add(event.node)
+            case "connected" if event.node in self._unreachable:
+                self._unreachable.discard(event.node)
+                self._narrate(f"{event.node}: connected again")
+            case "lost":
+                self._narrate(f"{event.node}: lost ({event.why})")
+            case _:
+                pass
+
     def _is_news(self, event: events.Health) -> bool:
-        """Whoever comes later need not hear of trouble that is over."""
+        """Trouble that is over is no news to a person who has just come."""
         return not self._joining or (event.node, event.gpu, event.key) in self.state.troubles
 
-    def _show_nodes(
-        self, news: list[tuple[str, node_events.Stamp, node_events.Event]], old: Mapping[str, int] | None
-    ) -> None:
-        ended = [(node, stamp, event) for node, stamp, event in news if isinstance(event, node_events.Exited)]
-        exits = [(node, stamp.wall - self._ahead(node), event) for node, stamp, event in ended]
-        if self._options.output and exits:
+    def _show_exits(self, look: Look) -> None:
+        if look.exits:
             self._write(self._folder.flush())
-            self._write(self._ends.lines(exits))
-        for node, stamp, event in news:
-            fresh = old is not None and stamp.seq > old.get(node, 0)
-            if self._options.verbose and fresh and (told := _reported(event)):
-                self._narrate(f"{node}: {told}")
-            match event:
-                case node_events.Alarm():
-                    where = f"{node} GPU {event.gpu}" if event.gpu is not None else node
-                    self._narrate(f"{event.severity}: {where}: {event.message}")
-                case node_events.Dropped() if event.lost:
-                    self._narrate(
-                        f"warning: {node} r{event.rank}: {event.lost} bytes of output were dropped ({event.why})"
-                    )
-                case node_events.Adopted():
-                    self._narrate(f"{node}: {_adopted_text(self.state, node, stamp)}")
-                case _:
-                    pass
+            self._write(self._ends.lines(look.exits))
+
+    def _show_node(self, news: NodeNews, old: Mapping[str, int] | None) -> None:
+        node, stamp, event = news
+        fresh = old is not None and stamp.seq > old.get(node, 0)
+        if self._options.verbose and fresh and (step := words.node_step(event)):
+            self._narrate(f"{node}: {step}")
+        if text := words.node_news(node, stamp, event, self.state):
+            self._narrate(text)
 
     def _narrate(self, text: str) -> None:
         self._console.out.clear()
@@ -267,30 +240,31 @@ class RunScreen:
             return None
         return ControllerSource(self._run, self.state, query)
 
-    def _write(self, lines: Any) -> None:
+    def _write(self, lines: Sequence[LogLine | FoldedLine]) -> None:
         if lines:
             self._phases.close()
             self._log.write(lines)
 
     # --- waiting
 
-    def _wait(self, keys: int | None, wake: int) -> None:
-        bell = self._bell.fileno()
-        keys = None if self._deaf else keys
-        watched = [fd for fd in (bell, keys, wake) if fd is not None]
-        timeout = _UNATTENDED_LOOK if self.state.attempt >= 0 else _REDRAW
-        if self._follower is not None and self._follower.more:
-            timeout = 0.0
-        if self._follower is None and self._options.tail is not None:
-            timeout = _REDRAW
-        due = self._folder.next_due()
-        if due is not None:
-            timeout = min(timeout, max(0.0, due - time.monotonic()))
-        ready, _, _ = select.select(watched, [], [], timeout)
+    def _wait(self, keyboard: int | None, wake: int) -> None:
+        keyboard = None if self._deaf else keyboard
+        others = [wake] if keyboard is None else [keyboard, wake]
+        ready = self._watching.wait(*others, until=self._due())
         if wake in ready:
             self._signalled(os.read(wake, 64))
-        if keys is not None and keys in ready:
-            self._pressed(_read_keys(keys))
+        if keyboard is not None and keyboard in ready:
+            self._pressed(typed(keyboard))
+
+    def _due(self) -> float:
+        """Return when to look again at the latest, on the monotonic clock."""
+        now = time.monotonic()
+        if self._follower is not None and self._follower.more:
+            return now
+        waits_for_history = self._follower is None and self._options.tail is not None
+        due = now + _REDRAW if waits_for_history or self.state.attempt < 0 else math.inf
+        held = self._folder.next_due()
+        return due if held is None else min(due, held)
 
     def _pressed(self, data: bytes) -> None:
         if data[:1] in (b"d", b"\x04"):
@@ -321,113 +295,3 @@ class RunScreen:
             self._narrate(
                 f"stopping {self._run.run}: SIGTERM, {answer.get('grace', 0):g} s grace, SIGKILL · again to kill now"
             )
-
-    @contextlib.contextmanager
-    def _signals(self) -> Iterator[int]:
-        reader, writer = os.pipe()
-        os.set_blocking(writer, False)
-        old_fd = signal.set_wakeup_fd(writer)
-        old = {n: signal.signal(n, lambda *_: None) for n in heeded(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-        # What came while nobody could heed it is heeded now.
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, process.HELD_BACK)
-        try:
-            yield reader
-        finally:
-            signal.set_wakeup_fd(old_fd)
-            for number, handler in old.items():
-                signal.signal(number, handler)
-            os.close(reader)
-            os.close(writer)
-
-
-@contextlib.contextmanager
-def _keys(*, enabled: bool) -> Iterator[int | None]:
-    """Give single key presses, not echoed; Ctrl-C stays a signal."""
-    if not enabled:
-        yield None
-        return
-    import termios
-
-    fd = sys.stdin.fileno()
-    before = termios.tcgetattr(fd)
-    mode = termios.tcgetattr(fd)
-    mode[3] &= ~(termios.ICANON | termios.ECHO)
-    try:
-        # In the background the terminal is not ours to change.
-        if os.tcgetpgrp(fd) != os.getpgrp():
-            yield None
-            return
-        termios.tcsetattr(fd, termios.TCSANOW, mode)
-        yield fd
-    finally:
-        with contextlib.suppress(termios.error, OSError):
-            termios.tcsetattr(fd, termios.TCSANOW, before)
-
-
-def _read_keys(fd: int) -> bytes:
-    """Return what was typed; nothing where the terminal is gone."""
-    try:
-        return os.read(fd, 64)
-    except OSError:
-        return b""
-
-
-def _phase_view(event: events.Phase) -> PhaseView:
-    end = PhaseEnd.RUNNING
-    if event.ended:
-        end = PhaseEnd.FAIL if event.failed else PhaseEnd.OK
-    return PhaseView(
-        name=event.name,
-        done=event.done,
-        total=event.total,
-        detail=event.detail,
-        waiting=tuple((node, what) for node, what in event.waiting),
-        seconds=event.seconds,
-        end=end,
-        noun="worker" if event.name == "start" else "node",
-    )
-
-
-def _adopted_text(state: RunState, node: str, stamp: node_events.Stamp) -> str:
-    """Return what a new supervisor of a node means: after a reboot nothing of the last one's workers is there."""
-    before = state.nodes[node].boot if node in state.nodes else ""
-    if before and stamp.boot != before:
-        return "the machine has booted anew; what ran on it is gone"
-    return "a new supervisor has taken over; workers went on"
-
-
-def _reported(event: node_events.Event) -> str:
-    """Return what a step of a node's journal says to somebody who wants to see each of them; mostly nothing."""
-    from clusterctl.wording import signal_name
-
-    match event:
-        case node_events.Prepared():
-            return f"ready for attempt {event.attempt}"
-        case node_events.Started():
-            return f"r{event.rank} started, pid {event.pid}"
-        case node_events.Exited():
-            how = "ended, exit code unknown" if event.exit_code is None else f"ended with exit code {event.exit_code}"
-            how = how if event.signal is None else f"ended by {signal_name(event.signal)}"
-            return f"r{event.rank} {how}" + (", stopped" if event.stopped else "")
-        case node_events.Stopping():
-            return f"SIGTERM to all of attempt {event.attempt}, {event.grace:g} s grace"
-        case node_events.Swept():
-            left = f"{len(event.remaining)} processes could not be ended" if event.remaining else "nothing is left"
-            return f"{left} of attempt {event.attempt}" + (f", {event.killed} killed" if event.killed else "")
-        case _:
-            return ""
-
-
-def _decided_text(event: events.Decided) -> str:
-    words = {
-        requests.StopReason.PEER_FAILED.value: "a worker failed: stopping the others",
-        requests.StopReason.CANCELLED.value: "stopping every worker",
-        requests.StopReason.STALLED.value: "stalled: stopping every worker",
-        requests.StopReason.TIME_LIMIT.value: "time limit reached: stopping every worker",
-        requests.StopReason.NODE_LOST.value: "a node is lost: stopping the other workers",
-        requests.StopReason.UNHEALTHY.value: "a node is unhealthy: stopping every worker",
-        requests.StopReason.PORT_TAKEN.value: "a port of the run is taken: stopping every worker",
-        requests.StopReason.START_FAILED.value: "the start failed: stopping what had started",
-    }
-    text = words.get(event.reason, f"{event.reason}: stopping every worker")
-    return f"{text} ({event.message})" if event.message else text

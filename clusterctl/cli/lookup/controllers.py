@@ -1,4 +1,4 @@
-"""Asking the controller of a run; where there is none, one is started. One that cannot be asked is named."""
+"""Asking the controller of a run; a run without one gets a new one, and one out of reach is named."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ def ask_or_adopt(
         try:
             return control.ask(run, command, arguments, timeout=_ANSWER_SECONDS)
         except control.NoControllerError as error:
-            unheard = error
+            reason = error
         if not run.attended and _adopted(run, adopt):
             return None
         if time.monotonic() > until:
-            raise _out_of_reach(run, unheard) from unheard
+            raise _out_of_reach(run, reason) from reason
         time.sleep(_PAUSE)
 
 
 def _adopted(run: RunDir, adopt: Callable[[], int]) -> bool:
-    """Return whether a new controller is at work; False where somebody else was faster."""
+    """Return whether a new controller is at work; False where another command was faster."""
     try:
         process.detach(run, adopt)
     except ClusterctlError:
@@ -53,10 +53,10 @@ def _adopted(run: RunDir, adopt: Callable[[], int]) -> bool:
 
 
 def _out_of_reach(run: RunDir, error: control.NoControllerError) -> RefusedError:
-    who = run.controller
-    where = "an unknown machine" if who is None else f"{who.host} (pid {who.pid})"
+    controller = run.controller
+    where = "an unknown machine" if controller is None else f"{controller.host} (pid {controller.pid})"
     if isinstance(error, control.SilentControllerError):
-        ends = "ending it" if who is None else f"`kill -9 {who.pid}` there"
+        ends = "ending it" if controller is None else f"`kill -9 {controller.pid}` there"
         return RefusedError(
             f"the controller of {run.run} does not answer; it runs on {where}",
             hint=f"{ends} ends the controller and not the run; then ask again",

@@ -76,8 +76,8 @@ def gpus_of_run(run: RunDir) -> dict[str, tuple[int, ...]]:
         hosts = json.loads(run.spec.read_text())["hosts"]
     except (OSError, ValueError, KeyError):
         return {}
-    found = {host["name"]: host.get("gpus") for host in hosts}
-    return {n: tuple(range(g)) if isinstance(g, int) else tuple(g) for n, g in found.items() if g is not None}
+    gpus = {host["name"]: host.get("gpus") for host in hosts}
+    return {n: tuple(range(g)) if isinstance(g, int) else tuple(g) for n, g in gpus.items() if g is not None}
 
 
 # --- a live look
@@ -86,15 +86,15 @@ def gpus_of_run(run: RunDir) -> dict[str, tuple[int, ...]]:
 def look_at(hosts: Sequence[HostSpec], sessions: Mapping[str, Session]) -> list[NodeStats]:
     """Ask nodes what they do right now, all at once; one that does not answer says why.
 
-    Nothing of the cluster file is run: who only looks at machines need not have read it.
+    Nothing of the cluster file is run: a person who looks at machines need not have read it.
     """
     from clusterctl.agent.protocol.commands import Command
     from clusterctl.run.nodes.fan_out import each
 
     def ask(node: str, session: Session) -> NodeStats:
         request = {"groups": ["machine", "gpus"], "deadline": _DEADLINE}
-        asked = {"python": None, "prologue": None, "env": {}, "cwd": None, "request": request}
-        facts = session.call(Command.PROBE, asked, timeout=_DEADLINE + _MARGIN)
+        arguments = {"python": None, "prologue": None, "env": {}, "cwd": None, "request": request}
+        facts = session.call(Command.PROBE, arguments, timeout=_DEADLINE + _MARGIN)
         try:
             return _from_facts(node, facts)
         except (TypeError, ValueError, AttributeError, LookupError) as error:

@@ -1,4 +1,4 @@
-"""What a command wrote on many nodes: collected or shown as it comes, equal outputs folded."""
+"""A command on many nodes: its output is collected, or shown as it comes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LOOK_SECONDS = 1.0
 
 
 class UnreadError(Exception):
-    """Nobody reads what is shown: the command is for nobody any more."""
+    """The reader of the output has gone, so that the command serves no purpose any more."""
 
 
 class Collector:
@@ -81,15 +81,15 @@ class Remote:
         self._running: dict[str, Future[dict[str, Any]]] = {}
 
     def begin(self, session: Session) -> None:
-        """Run it on a node, or have that wait for another one to be through."""
+        """Run it on a node, as soon as another node is through where only so many may run it at once."""
         collector = self._collectors[session.node] = Collector(session.node, self._console, self._guard)
         self._running[session.node] = self._pool.submit(self._run, session, collector)
 
     def _run(self, session: Session, collector: Collector) -> dict[str, Any]:
         collector.first_stream = session.new_stream(collector.take, count=2)
-        asked = {**self._request, "timeout": self._seconds, "stream": collector.first_stream}
+        arguments = {**self._request, "timeout": self._seconds, "stream": collector.first_stream}
         limit = None if self._seconds is None else self._seconds + _SLACK_SECONDS
-        return session.call_async(Command.EXEC, asked).result(limit)
+        return session.call_async(Command.EXEC, arguments).result(limit)
 
     def ends(self, nodes: Iterable[str]) -> tuple[dict[str, Answer], dict[str, NodeError]]:
         """Wait for the nodes; return how it ended on each, and which were lost meanwhile.
@@ -102,7 +102,7 @@ class Remote:
         for node in nodes:
             collector = self._collectors[node]
             try:
-                said = self._said(self._running[node])
+                result = self._result(self._running[node])
             except futures.TimeoutError:
                 lost[node] = AgentError(node, "it did not end the command in time")
             except AgentError as error:
@@ -113,15 +113,12 @@ class Remote:
             except ClusterctlError as error:
                 answers[node] = Answer(exit_code=int(ExitCode.REFUSED), error=str(error))
             else:
-                answers[node] = answer_of(said, *collector.finish(), self._seconds)
+                answers[node] = answer_of(result, *collector.finish(), self._seconds)
         return answers, lost
 
-    def _said(self, running: Future[dict[str, Any]]) -> dict[str, Any]:
+    def _result(self, running: Future[dict[str, Any]]) -> dict[str, Any]:
         while self._console is not None and not running.done():
             if not self._console.out.has_reader():
                 raise UnreadError
             futures.wait([running], _LOOK_SECONDS)
         return running.result()
-
-
-# --- for people

@@ -30,10 +30,10 @@ def view_of(run: RunDir) -> RunView:
 
 def listed_view_of(run: RunDir) -> RunView:
     """Return what lists show of a run now; of one that has ended only its outline is read, where there is one."""
-    known = outline.read(run.outline, run.events)
-    if known is None:
+    end = outline.read(run.outline, run.events)
+    if end is None:
         return view_of(run)
-    return RunView(state=known.state, attended=run.attended, activity={0: WorkerActivity(step=known.step)})
+    return RunView(state=end.state, attended=run.attended, activity={0: WorkerActivity(step=end.step)})
 
 
 def view_from(run: RunDir, state: RunState, *, attended: bool) -> RunView:
@@ -51,23 +51,23 @@ def _with_stall_age(state: RunState) -> RunState:
 
 def _activity(run: RunDir, state: RunState) -> dict[int, WorkerActivity]:
     now = time.time()
-    found: dict[int, WorkerActivity] = {}
+    sampled: dict[int, WorkerActivity] = {}
     for node in state.nodes:
         sample = samples.latest_samples(run, node, "activity")
         if sample is not None and sample.get("attempt") == state.attempt:
-            found |= activity_from_sample(sample, max(0.0, now - float(sample.get("t") or now)))
-    return {rank: _with_output_age(run, state, rank, found.get(rank), now) for rank in state.workers}
+            sampled |= activity_from_sample(sample, max(0.0, now - float(sample.get("t") or now)))
+    return {rank: _with_output_age(run, state, rank, sampled.get(rank), now) for rank in state.workers}
 
 
 def _with_output_age(
-    run: RunDir, state: RunState, rank: int, known: WorkerActivity | None, now: float
+    run: RunDir, state: RunState, rank: int, sampled: WorkerActivity | None, now: float
 ) -> WorkerActivity:
-    known = known or WorkerActivity()
+    activity = sampled or WorkerActivity()
     base = run.node(state.workers[rank].node)
     written = [
         p for f in (output_file(state.attempt, rank), index_file(state.attempt, rank)) if (p := base / f).exists()
     ]
     if not written:
-        return known
+        return activity
     age = max(0.0, now - max(p.stat().st_mtime for p in written))
-    return WorkerActivity(step=known.step, last_output_s=age, last_progress_s=known.last_progress_s)
+    return WorkerActivity(step=activity.step, last_output_s=age, last_progress_s=activity.last_progress_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -40,8 +41,8 @@ def root() -> Path | None:
 def templates() -> list[Template]:
     """Return every template that has a README and a cluster file, by name."""
     base = root()
-    found = sorted(base.iterdir()) if base is not None else []
-    return [_template(path) for path in found if (path / "README.md").is_file() and (path / "cluster.yaml").is_file()]
+    folders = sorted(base.iterdir()) if base is not None else []
+    return [_template(path) for path in folders if (path / "README.md").is_file() and (path / "cluster.yaml").is_file()]
 
 
 def find(name: str) -> Template:
@@ -50,17 +51,15 @@ def find(name: str) -> Template:
     Raises:
         NotFoundError: There is none.
     """
-    import difflib
-
-    known = {template.name: template for template in templates()}
-    if name not in known:
-        close = difflib.get_close_matches(name, known, 1)
+    by_name = {template.name: template for template in templates()}
+    if name not in by_name:
+        close = difflib.get_close_matches(name, by_name, 1)
         hint = f"did you mean `{close[0]}`?" if close else "`clusterctl templates` lists them"
         raise NotFoundError(f"no template `{name}`", hint=hint)
-    return known[name]
+    return by_name[name]
 
 
 def _template(path: Path) -> Template:
     lines = (path / "README.md").read_text(encoding="utf-8").splitlines()
-    said = (line.strip() for line in lines if line.strip() and not line.startswith("#"))
-    return Template(name=path.name, path=path, summary=next(said, ""))
+    sentences = (line.strip() for line in lines if line.strip() and not line.startswith("#"))
+    return Template(name=path.name, path=path, summary=next(sentences, ""))

@@ -1,7 +1,7 @@
 """The streams that a person reads: whether they take colours, redrawing and non-ASCII, and how wide they are.
 
 Data goes to stdout, narration to stderr; each is judged by itself, for either may be a pipe. All that is written passes
-the door (`clusterctl.render.terminal.door`), whoever says it.
+the door (`clusterctl.render.terminal.door`), our own words included.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Terminal:
         )
 
     def has_reader(self, seconds: float = 0.0) -> bool:
-        """Return whether somebody can still read what is written here; wait so long for them to go."""
+        """Return whether this stream still has a reader; wait at most so long for the reader to go."""
         try:
             return streams.has_reader(self.stream.fileno(), seconds)
         except (OSError, ValueError):
@@ -159,9 +159,9 @@ class Terminal:
             self._put(erased)
 
     def _erased(self) -> str:
-        """Return what takes the transient line away, if there is one; it counts as gone."""
-        there, self._transient = self._transient, False
-        return _ERASE if there else ""
+        """Return the codes that take the transient line away, if there is one; it counts as gone."""
+        shown, self._transient = self._transient, False
+        return _ERASE if shown else ""
 
     def _put(self, text: str) -> None:
         try:
@@ -173,7 +173,7 @@ class Terminal:
 
 
 class Console:
-    """Stdout and stderr of a command. What is written to one takes the other's transient line away first."""
+    """Stdout and stderr of a command. A line for the one first takes away the transient line of the other."""
 
     def __init__(self, out: Terminal, err: Terminal) -> None:
         self.out = out
@@ -228,22 +228,22 @@ def fit(text: str, width: int | None, glyphs: Glyphs = UNICODE) -> str:
     room = width - cells(glyphs.ellipsis)
     if room <= 0:
         return glyphs.ellipsis[: max(0, width)]
-    kept = text[:room]
-    while cells(kept) > room:
-        kept = kept[:-1]
-    return kept + glyphs.ellipsis
+    start = text[:room]
+    while cells(start) > room:
+        start = start[:-1]
+    return start + glyphs.ellipsis
 
 
 PEER_LIMIT = 8192
-"""Characters of one text of somebody else that are shown."""
+"""Characters shown of a text that came from elsewhere."""
 
 
 def safe(text: object) -> str:
     """Return text that came from elsewhere as one line of bearable length, without its colours and control sequences.
 
-    For where it must be one line, or where its width counts; whatever is written passes the door as well.
+    It is needed where a text must be one line, or where its width counts; the door makes every text harmless anyway.
     """
-    said = str(text)
-    more = len(said) - PEER_LIMIT
-    line = strip_colours(clean_text(" ".join(said[:PEER_LIMIT].splitlines())))
+    whole = str(text)
+    more = len(whole) - PEER_LIMIT
+    line = strip_colours(clean_text(" ".join(whole[:PEER_LIMIT].splitlines())))
     return f"{line} [{more:,} more characters]" if more > 0 else line

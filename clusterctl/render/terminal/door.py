@@ -1,9 +1,9 @@
 """The one door between what is rendered and a stream: only our own styles and line ends pass.
 
-Lines are put together from our words and from what nodes, workers, files and users said. Which characters of a line
-are whose cannot be seen any more when it is written. So our styles carry a number that nobody else knows, drawn anew by
-each process; the door takes that number away again. Whatever else steers or fools a terminal is made visible, and what
-follows a line break within a line is indented: it cannot look like a line that we began.
+Lines are put together from our words and from texts of nodes, workers, files and users. When a line is written, it can
+no longer be told which of its characters are ours. So our styles carry a number that only this process knows, drawn at
+random; the door takes that number away again. Every other character that steers or fools a terminal is made visible;
+text after a line break within a line is indented, so that it cannot look like a line that we began.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 CONTINUED = "    "
-"""What stands before a line that somebody's text goes on with."""
+"""The indent of a text's second line and those after it."""
 
 _NUMBER = int.from_bytes(os.urandom(8), "big")
 _SGR = re.compile(r"\x1b\[([0-9;:]*)m")
 
-# A style of somebody else is dropped, and not made visible: it does no harm, and programs write many. No longer
-# sequence is dropped, for its end might lie in words of ours, or in another line.
+# A style that is not ours is dropped, and not made visible: it does no harm, and programs write many. A longer
+# sequence is never dropped, for its end might lie in words of ours, or in another line.
 _NOTED = re.compile(
     rf"[\x1b\n{STEERING}](?:(?<=\x1b)\[(?:(?P<ours>[0-9;:]{{0,64}});{_NUMBER}|(?P<style>[0-9;:]{{0,64}}))m|{STRAY})"
 )

@@ -1,8 +1,8 @@
 """Standard streams that outlive their readers.
 
 `clusterctl ps | head -1`, or a terminal that was closed: what is written after the reader has gone is dropped, so a
-command still does what it was asked to and ends with its own code. What only shows something asks `has_reader`, and
-leaves. An error of any other kind, a full disk for one, is raised as ever.
+command still does its work and ends with its own code. A command that does nothing but show something asks
+`has_reader`, and leaves. An error of any other kind, such as a full disk, is raised as ever.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def has_reader(descriptor: int, seconds: float = 0.0) -> bool:
         seconds: Wait so long for the reader to go.
     """
     look = select.poll()
-    # Without a wish it tells of nothing but the other end.
+    # Registered for no event, poll still reports that the other end is closed.
     look.register(descriptor, 0)
     return not any(events & (select.POLLERR | select.POLLHUP) for _, events in look.poll(1000 * seconds))
 

@@ -18,7 +18,7 @@ from clusterctl.health.head import (
     verdict,
 )
 from clusterctl.health.model import Finding, Status
-from clusterctl.render.terminal.console import size
+from clusterctl.wording import size
 
 FOLDER = StateFolder(
     path="/home/ann/.local/state/clusterctl", filesystem="ext4", shared=False, free=8 << 30, error=None

@@ -7,15 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from clusterctl.render.stats import GpuStats, NodeStats, render_stats, stats_json
-from clusterctl.render.status import (
-    RunView,
-    WorkerActivity,
-    activity_from_sample,
-    ps_json,
-    render_ps,
-    render_status,
-    status_json,
-)
+from clusterctl.render.status import RunView, WorkerActivity, activity_from_sample, render_ps, render_status
+from clusterctl.render.status_json import ps_json, status_json
 from clusterctl.run.rules.blame import Cause
 from clusterctl.run.rules.state import NodeState, RunPhase, RunState, StallView, WorkerPhase, WorkerState
 

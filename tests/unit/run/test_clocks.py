@@ -9,7 +9,7 @@ from clusterctl.run.controller.connections import Connections
 from clusterctl.run.rules import events
 from clusterctl.run.rules.fold import apply_head
 from clusterctl.run.rules.state import NodeState, RunState
-from clusterctl.session.conversation import BeatReceived
+from clusterctl.session.items import BeatReceived
 
 if TYPE_CHECKING:
     from clusterctl.run.controller.run import ControlledRun

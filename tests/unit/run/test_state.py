@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from clusterctl.agent.protocol import events as node_events
-from clusterctl.render.status import RunView, ps_json
+from clusterctl.render.status import RunView
+from clusterctl.render.status_json import ps_json
 from clusterctl.run.rules import events
 from clusterctl.run.rules.fold import apply_node
 from clusterctl.run.rules.state import NodePhase, RunPhase, RunState, WorkerPhase

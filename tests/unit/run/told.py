@@ -6,7 +6,8 @@ import json
 from typing import Any, cast
 
 from clusterctl.agent.protocol import events as node_events
-from clusterctl.render.status import RunView, status_json
+from clusterctl.render.status import RunView
+from clusterctl.render.status_json import status_json
 from clusterctl.run.rules import events
 from clusterctl.run.rules.fold import apply_head, apply_node
 from clusterctl.run.rules.state import RunState

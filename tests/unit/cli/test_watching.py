@@ -1,0 +1,110 @@
+"""Looks at a run: when one is due, and where the run stands at it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+from clusterctl.agent.protocol import events as node_events
+from clusterctl.agent.protocol import files
+from clusterctl.cli.follow.watching import Course, Watching
+from clusterctl.run.record import rundir
+from clusterctl.run.record.writer import Writer
+from clusterctl.run.rules import events
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ENDED = events.Ended(state="succeeded", exit_code=0)
+
+
+def begun(root: Path, *written: events.ControllerEvent) -> rundir.RunDir:
+    """A run without a controller."""
+    run = rundir.create("demo", root)
+    with closing(Writer(run)) as writer:
+        for event in (events.Created(run=run.run, name="demo", path=""), *written):
+            writer.append(event, 1.0)
+    return run
+
+
+class Controller:
+    """As much of a controller as a bell needs: it takes a watcher in and rings."""
+
+    def __init__(self, run: rundir.RunDir) -> None:
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(run.control_address())
+        self._listener.listen()
+        self._watcher: socket.socket | None = None
+
+    def ring(self) -> None:
+        if self._watcher is None:
+            self._watcher, _ = self._listener.accept()
+        self._watcher.send(b"\n")
+
+    def close(self) -> None:
+        self._listener.close()
+        if self._watcher is not None:
+            self._watcher.close()
+
+
+def test_the_only_look_at_a_run_that_is_over_says_so(tmp_path: Path) -> None:
+    run = begun(tmp_path, ENDED)
+    assert [look.course for look in Watching(run).looks()] == [Course.OVER]
+
+
+def test_the_only_look_at_a_run_without_a_controller_says_so_and_what_is_new(tmp_path: Path) -> None:
+    run = begun(tmp_path)
+    (look,) = Watching(run).looks()
+    assert look.course is Course.UNATTENDED
+    assert [type(event) for _, event in look.heads] == [events.Created]
+
+
+def test_a_run_is_looked_at_until_it_is_over_while_its_controller_lives(tmp_path: Path) -> None:
+    run = begun(tmp_path)
+    courses = []
+    with closing(Writer(run)) as writer:
+        for look in Watching(run).looks(lambda: 0.0):
+            courses.append(look.course)
+            if len(courses) == 2:
+                writer.append(ENDED, 2.0)
+    assert courses == [Course.ATTENDED, Course.ATTENDED, Course.OVER]
+
+
+def test_a_ring_of_the_controller_ends_the_wait_and_a_look_takes_it(tmp_path: Path) -> None:
+    run = begun(tmp_path)
+    with closing(Controller(run)) as controller, closing(Watching(run)) as watching:
+        controller.ring()
+        assert watching.wait()
+        assert watching.look().course is Course.ATTENDED
+        assert not watching.wait(until=0.0)
+
+
+def test_another_descriptor_ends_the_wait_too(tmp_path: Path) -> None:
+    run = begun(tmp_path)
+    keyboard, person = os.pipe()
+    os.write(person, b"d")
+    assert Watching(run).wait(keyboard) == [keyboard]
+    os.close(person)
+    os.close(keyboard)
+
+
+def test_a_run_whose_controller_was_replaced_is_attended_and_rings_again(tmp_path: Path) -> None:
+    run = begun(tmp_path)
+    with closing(Controller(run)):
+        watching = Watching(run)
+    with closing(Controller(run)) as successor, closing(watching):
+        assert watching.look().course is Course.ATTENDED
+        successor.ring()
+        assert watching.wait(until=time.monotonic())
+
+
+def test_a_look_tells_which_workers_are_gone(tmp_path: Path) -> None:
+    run = begun(tmp_path)
+    gone = node_events.Exited(attempt=0, rank=3, exit_code=1)
+    journal = run.node("gpu01") / files.JOURNAL_FILE
+    journal.parent.mkdir(parents=True)
+    journal.write_text(node_events.encode_event(node_events.Stamp(1, 2.5, 0.5, "b0"), gone) + "\n")
+    assert Watching(run).look().exits == [("gpu01", 2.5, gone)]
