@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import traceback
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,6 @@ from clusterctl.agent.protocol.frames import FrameError
 from clusterctl.agent.protocol.requests import StopReason
 from clusterctl.errors import AgentError, ClusterctlError, ConnectError, ExitCode, NotFoundError, RunFailed
 from clusterctl.run.controller import replication
-from clusterctl.run.controller.run import trace
 from clusterctl.run.nodes import ending
 from clusterctl.run.nodes.epochs import succeeded
 from clusterctl.run.record.clock import now
@@ -122,7 +122,8 @@ class Connections:
         """End the session of a node that said what cannot be: a few times it is asked anew, then it counts as lost."""
         host = self._run.hosts.get(node)
         if not isinstance(error, (FrameError, ClusterctlError)):
-            trace(error)
+            # For the log of the controller.
+            traceback.print_exception(error)
         # What is left in the inbox of a session that has been ended counts once.
         if host is None or node not in self._run.links.sessions:
             return

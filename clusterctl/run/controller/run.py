@@ -7,6 +7,7 @@ it they give to the loop, by `post`, `aside` and `hand_over`.
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 import time
 import traceback
@@ -146,7 +147,7 @@ class ControlledRun(OwnedState):
             except Exception as error:
                 if not isinstance(error, ClusterctlError):
                     traceback.print_exc()
-                self.do_soon(_bound(failed, error))
+                self.do_soon(functools.partial(failed, error))
             else:
                 self.do_soon(lambda: then(result))
 
@@ -343,12 +344,3 @@ class ControlledRun(OwnedState):
         self.stopping.kill(time.monotonic())
         if self.state.reason is not None:
             self.stop_all(self.state.reason)
-
-
-def trace(error: Exception) -> None:
-    """Leave a traceback in the log of the controller."""
-    traceback.print_exception(error)
-
-
-def _bound(call: Callable[[Exception], None], error: Exception) -> Callable[[], None]:
-    return lambda: call(error)
