@@ -24,10 +24,8 @@ _POLL_BYTES = 1024 * 1024
 
 @dataclass(slots=True)
 class _Frame:
-    """An unfinished line: what it says since when, and what was shown of it when."""
+    """What was shown of a progress bar, and when."""
 
-    text: str = ""
-    since: float = 0.0
     shown: str = ""
     at: float = float("-inf")
 
@@ -42,8 +40,6 @@ class Follower:
         run_dir: The run directory on the head; need not have any output yet.
         query: Which lines; `tail` counts for the history alone.
         frame_interval: Seconds between two frames of a progress bar; `None` shows no unfinished line before its end.
-        unfinished: Also show any other unfinished line (a prompt, a row of dots) once it has stood still for that long;
-            for screens that rewrite it in place.
         skew: How far clocks of nodes are ahead, asked for whenever there are lines; `None` where all are in step.
         clock: Wall clock in seconds.
         source: Where the last lines are read from while replicas lag behind; only used where the query has a `tail`.
@@ -55,7 +51,6 @@ class Follower:
         query: LogQuery,
         *,
         frame_interval: float | None = 1.0,
-        unfinished: bool = False,
         skew: Skew | None = None,
         clock: Callable[[], float] = time.time,
         source: Source | None = None,
@@ -67,7 +62,6 @@ class Follower:
         self._skew = skew
         self._clock = clock
         self._frame_interval = None if query.raw else frame_interval
-        self._unfinished = unfinished
         self._streams: list[OutputStream] = []
         self._frames: dict[OutputStream, _Frame] = {}
         self._newest: dict[int, int] = {}
@@ -164,16 +158,14 @@ class Follower:
             return []
         lines = []
         for stream in self._streams:
-            text = stream.frame() if not stream.closed and stream.offset >= stream.size() else None
+            bar = stream.has_progress_bar and not stream.closed and stream.offset >= stream.size()
+            text = stream.frame() if bar else None
             frame = self._frames.get(stream)
             if text is None or frame is None:
                 self._frames[stream] = frame = _Frame()
             if text is None or text == frame.shown:
                 continue
-            if text != frame.text:
-                frame.text, frame.since = text, now
-            due = frame.at if stream.has_progress_bar else frame.since if self._unfinished else now
-            if now - due >= self._frame_interval:
+            if now - frame.at >= self._frame_interval:
                 frame.shown, frame.at = text, now
                 lines.append(stream.partial_line(text, now))
         return matching(lines, self._query)

@@ -79,17 +79,6 @@ def test_a_line_in_the_making_is_not_shown_twice(run_dir: RunDir) -> None:
     assert texts(rest(follower)) == ["half"]
 
 
-def test_a_line_that_stands_still_is_shown_where_it_can_be_rewritten(run_dir: RunDir) -> None:
-    clock = Clock()
-    follower = Follower(run_dir.path, LogQuery(), unfinished=True, clock=clock)
-    run_dir.write("gpu01", 0, b"epoch 1 ...")
-    assert follower.poll() == []
-    clock.now += 1.0
-    assert [(line.text, line.partial) for line in follower.poll()] == [("epoch 1 ...", True)]
-    clock.now += 1.0
-    assert follower.poll() == []
-
-
 def test_the_pattern_counts_while_following(run_dir: RunDir) -> None:
     follower = Follower(run_dir.path, LogQuery(grep=re.compile("loss")), frame_interval=None)
     run_dir.write("gpu01", 0, b"\x1b[1mlo\x1b[0mss 1\nother\nloss 2\n")
