@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.config.spec import ClusterSpec, HostSpec, JobSpec, Role, TransportKind
 from clusterctl.config.stored import dump, load_stored
-from clusterctl.run.controller import Controller
+from clusterctl.run.controller.loop import Controller
 from clusterctl.run.nodes.ending import end_on_node
 from clusterctl.run.record import rundir
 from clusterctl.run.record.reader import load_state
@@ -31,7 +31,7 @@ from clusterctl.transport.local import LocalTransport
 from tests.lab.waiting import wait_for
 
 if TYPE_CHECKING:
-    from clusterctl.run.controller import Preflight
+    from clusterctl.run.controller.beginning import Preflight
     from clusterctl.run.rules.state import RunState
     from clusterctl.session.conversation import Session
     from clusterctl.session.items import Sink

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.config.stored import load_stored
-from clusterctl.run.controller import Controller
+from clusterctl.run.controller.loop import Controller
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.session.opening import open_session
 from clusterctl.transport.local import LocalTransport

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from clusterctl.run.controller import Controller, Dial, process
+from clusterctl.run.controller import process
+from clusterctl.run.controller.loop import Controller
 from clusterctl.session.opening import Transports, open_session
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from clusterctl.config.spec import ClusterSpec, HostSpec
+    from clusterctl.run.controller.run import Dial
     from clusterctl.run.record.rundir import RunDir
     from clusterctl.session.conversation import Session
     from clusterctl.session.items import Sink

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NoReturn
 
 from clusterctl.config.spec import ClusterSpec, HostSpec, JobSpec
-from clusterctl.run.controller import Controller
+from clusterctl.run.controller.loop import Controller
 from clusterctl.run.record.find import visible_state
 from clusterctl.run.record.rundir import create
 
