@@ -130,18 +130,31 @@ def open_session(
     session = Session(host.name, channel, preamble, inbox, epoch=epoch)
     session.start(rest)
     try:
-        session.hello = cast("Hello", session.call(Command.HELLO, timeout=answer_timeout))
-        _check_protocol(session)
-    except BaseException as error:
+        _greet(session, answer_timeout)
+    except BaseException:
         session.close()
-        if isinstance(error, RefusedError):
-            raise NodeRefusedError(host.name, str(error).removeprefix(f"{host.name}: "), hint=error.hint) from error
-        if isinstance(error, ClusterctlError) and not isinstance(error, NodeError):
-            raise AgentError(host.name, f"its agent does not answer: {error}", hint=error.hint) from error
         raise
     session.connect_s = time.monotonic() - began
     progress("joined")
     return session
+
+
+def _greet(session: Session, timeout: float) -> None:
+    """Ask what the node is, and whether it speaks as we do.
+
+    Raises:
+        NodeError: It does not answer, or not so.
+    """
+    node = session.node
+    try:
+        session.hello = cast("Hello", session.call(Command.HELLO, timeout=timeout))
+        _check_protocol(session)
+    except RefusedError as error:
+        raise NodeRefusedError(node, str(error).removeprefix(f"{node}: "), hint=error.hint) from error
+    except NodeError:
+        raise
+    except ClusterctlError as error:
+        raise AgentError(node, f"its agent does not answer: {error}", hint=error.hint) from error
 
 
 def open_sessions(

@@ -315,9 +315,8 @@ class Attempt:
         # Asked first: what it had started when it ended is then seen for certain.
         said = None if launcher.exited else self._end_of(launcher)
         for rank, local_rank in self._places:
-            spawned = (
-                None if rank in self.workers else rank_files.read_spawn(self._run.of_rank(self.number, rank, "spawn"))
-            )
+            path = self._run.of_rank(self.number, rank, "spawn")
+            spawned = None if rank in self.workers else rank_files.read_spawn(path)
             if spawned is not None:
                 worker = workers.from_spawn(rank, local_rank, spawned)
                 self.take_in(worker)

@@ -12,6 +12,7 @@ from clusterctl.cli import options
 from clusterctl.errors import ExitCode
 
 if TYPE_CHECKING:
+    from clusterctl.config.spec import ClusterSpec
     from clusterctl.health.head import HeadSeen
     from clusterctl.health.model import Finding, Status
 
@@ -44,21 +45,7 @@ def command(
         shown["head"] = head.to_json()
     nodes: list[dict[str, str]] = []
     if with_nodes:
-        from clusterctl.cli.lookup.reach import sessions_of
-
-        spec = options.load_file(path, files, sets, console=console).spec
-        with sessions_of(spec, spec.hosts) as sessions:
-            nodes = [
-                {
-                    "node": node,
-                    "python": session.hello["python_version"],
-                    "kernel": session.hello["kernel"],
-                    "machine": session.hello["machine"],
-                    "agent": session.hello["version"],
-                }
-                for node, session in sessions.items()
-            ]
-        shown["nodes"] = nodes
+        nodes = shown["nodes"] = _nodes(options.load_file(path, files, sets, console=console).spec)
     code = int(ExitCode.UNHEALTHY if head is not None and head.unfit else ExitCode.OK)
     if as_json:
         console.json(shown)
@@ -70,6 +57,22 @@ def command(
 
         console.data("", *render_head(head.findings, head.verdict, console.out))
     return code
+
+
+def _nodes(spec: ClusterSpec) -> list[dict[str, str]]:
+    from clusterctl.cli.lookup.reach import sessions_of
+
+    with sessions_of(spec, spec.hosts) as sessions:
+        return [
+            {
+                "node": node,
+                "python": session.hello["python_version"],
+                "kernel": session.hello["kernel"],
+                "machine": session.hello["machine"],
+                "agent": session.hello["version"],
+            }
+            for node, session in sessions.items()
+        ]
 
 
 class _Head:

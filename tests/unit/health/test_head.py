@@ -82,7 +82,7 @@ def test_a_fit_head_passes_in_everything() -> None:
         ("head.clock", {"clock_error": 16.0}, "WARN", "nobody is seen to keep the clock", "chronyd"),
         ("head.clock", {"clock_error": None}, "UNKNOWN", "does not tell", None),
         ("head.controller", {"controllers": ()}, "SKIP", "no controller lives on this head", None),
-        ("head.controller", {}, "PASS", "big-abcd: pid 42, 12.3 s of CPU, 40.0 MiB of memory", None),
+        ("head.controller", {}, "PASS", "big-abcd: pid 42, 12.3 s of CPU, 40 MiB of memory", None),
     ],
 )
 def test_what_is_wrong_with_a_head_is_said_with_its_remedy(
