@@ -69,7 +69,7 @@ def _positive(kind: Kind) -> Kind:
             raise WrongValueError("must be more than 0")
         return number
 
-    return replace(kind, parse=parse)
+    return replace(kind, words=kind.words.removesuffix(" or 0"), parse=parse)
 
 
 def _or(kind: Kind, word: str) -> Kind:
@@ -142,7 +142,7 @@ def _one_or_many(item: dict[str, Any]) -> dict[str, Any]:
 
 def _quantity(word: str, number: str, pattern: str, parse: Check, show: Callable[[Any], str]) -> Kind:
     forms = [{"type": number, "minimum": 0}, {"type": "string", "pattern": pattern}]
-    return Kind(words=word, parse=parse, show=show, schema={"anyOf": forms})
+    return Kind(words=f"{word} or 0", parse=parse, show=show, schema={"anyOf": forms})
 
 
 _DURATION = _quantity("duration", "number", units.DURATION_PATTERN, units.duration, units.format_duration)

@@ -149,7 +149,7 @@ _TOP = (
     _key("name", str, "Name of runs.", "llm-pretrain", unset="the file's folder"),
     _key(
         "hosts",
-        Any,
+        Annotated[Any, Kind(words="text, mapping or list")],
         "Machines, in order of node rank: text, a mapping of host to GPUs, or a list.",
         *("gpu[01-04]", {"gpu[01-02]": 8}, [{"host": "gpu01", "gpus": 8}]),
         default=MISSING,
@@ -157,7 +157,13 @@ _TOP = (
     _section("defaults", "Keys for all hosts.", {"user": "ubuntu", "gpus": 8}),
     _section("ssh", "How connections are opened.", {"connect_timeout": "10s"}),
     _section("network", "How workers meet.", {"interface": "eth1"}),
-    _key("sync", Any, "Which code goes to the nodes, or `none`.", {"exclude": ["data/"]}, "none"),
+    _key(
+        "sync",
+        Annotated[Any, Kind(words="mapping or `none`")],
+        "Which code goes to the nodes, or `none`.",
+        {"exclude": ["data/"]},
+        "none",
+    ),
     _key("env", Env, "Environment of all workers.", {"HF_HOME": "/scratch/hf"}),
     _key("env_file", Texts, "Files of NAME=value lines; `env` wins over them.", [".env"]),
     _key(
@@ -169,7 +175,11 @@ _TOP = (
     _section("job", "What each worker runs.", {"script": "train.py", "args": ["--epochs", 3]}),
     _section("restart", "When a run is tried again.", {"max_restarts": 3}),
     _key(
-        "on_controller_loss", Any, "`keep` the run (default), or stop it after a time.", "keep", {"stop_after": "10m"}
+        "on_controller_loss",
+        Annotated[Any, Kind(words="`keep` or mapping")],
+        "`keep` the run (default), or stop it after a time.",
+        "keep",
+        {"stop_after": "10m"},
     ),
     _section("stall", "When a run counts as stalled.", {"timeout": "15m", "action": "restart"}),
     _section("health", "How findings are weighed.", {"ignore": ["host.governor"]}),
