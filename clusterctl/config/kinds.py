@@ -15,7 +15,7 @@ from clusterctl.config.wrong import WrongValueError, shown
 Check = Callable[[object], Any]
 
 
-@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Kind:
     """What a type alone does not say of how its values are written.
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from typing_extensions import override
 
-from clusterctl.config.sections.declared import HOST, section_of
-from clusterctl.config.spec import ControllerLossSpec
+from clusterctl.config.sections.declared import CONTROLLER_LOSS, HOST, section_of
 from clusterctl.config.text.tree import label
 from clusterctl.config.text.yaml_text import core_scalar
 
@@ -27,7 +26,6 @@ HIDDEN = "***"
 
 def resolved(spec: ClusterSpec) -> dict[str, Any]:
     """Give the cluster file that says all that `spec` does; parsed again it gives the same spec, secrets aside."""
-    stop = None if spec.stop_after is None else ControllerLossSpec(stop_after=spec.stop_after)
     document: dict[str, Any] = {
         "version": 1,
         "name": spec.name,
@@ -39,7 +37,7 @@ def resolved(spec: ClusterSpec) -> dict[str, Any]:
         "secrets": dict.fromkeys(spec.secrets, HIDDEN),
         "job": None if spec.job is None else _written(spec.job),
         "restart": _written(spec.restart),
-        "on_controller_loss": "keep" if stop is None else _written(stop),
+        "on_controller_loss": "keep" if spec.stop_after is None else CONTROLLER_LOSS.written(spec),
         "stall": _written(spec.stall),
         "health": _written(spec.health),
         "logs": _written(spec.logs),

@@ -178,14 +178,6 @@ class SyncSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SecretSpec:
-    """Where a secret's value comes from: exactly one of the two."""
-
-    env: Annotated[str | None, Key("Environment variable here, where clusterctl is started.", "HF_TOKEN")] = None
-    file: Annotated[str | None, Key("File here that holds the value.", "~/.secrets/hf")] = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointSpec:
     """Where checkpoints appear."""
 
@@ -240,13 +232,6 @@ class RestartSpec:
         DurationOrNone, Key("Count only the restarts of this time.", "6h", "none", unset="`none`, all of them")
     ] = None
     never_codes: Annotated[ExitCodes, Key("Exit codes that end the run at once.", [2, 78])] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ControllerLossSpec:
-    """What nodes do when no controller is heard."""
-
-    stop_after: Annotated[PositiveDuration, Key("Stop the run after this silence.", "10m")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

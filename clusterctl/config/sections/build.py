@@ -12,7 +12,6 @@ from clusterctl.config.sections.check import meant_key, unknown_key_hint, valida
 from clusterctl.config.sections.declared import CLUSTER_FILE, CONTROLLER_LOSS, SECTIONS, SYNC
 from clusterctl.config.spec import (
     ClusterSpec,
-    ControllerLossSpec,
     HealthSpec,
     HostSpec,
     JobSpec,
@@ -192,7 +191,7 @@ def _stop_after(root: Node, report: Report) -> float | None:
         report.add(node.mark, text, hint)
         return None
     values = validate(CONTROLLER_LOSS, node, ("on_controller_loss",), report)
-    return None if values is None else ControllerLossSpec(**values).stop_after
+    return None if values is None else float(values["stop_after"])
 
 
 def _job(root: Node, values: Mapping[str, Any] | None, context: Context) -> JobSpec | None:

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from clusterctl.config.sections import normal
 from clusterctl.config.sections.declared import CLUSTER_FILE, HOST, SECTIONS, SYNC, Section
-from clusterctl.config.sections.models import given, model_of
+from clusterctl.config.sections.models import model_of
 from clusterctl.config.text.tree import Node, Path, Report, label
 from clusterctl.config.wrong import shown
 
@@ -52,7 +52,7 @@ def validate(section: Section, node: Node, path: Path, report: Report) -> dict[s
     """Give what a section says, as the spec holds it; problems go to `report`, and then it is `None`."""
     shaped = normal.section(node, section)
     try:
-        return given(model_of(section).model_validate(shaped.plain()))
+        return model_of(section).validate_python(shaped.plain())
     except ValidationError as error:
         details = error.errors(include_url=False)
         meant = _meant_keys(details, section)

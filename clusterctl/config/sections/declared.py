@@ -13,12 +13,12 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from clusterctl.config import spec
-from clusterctl.config.kinds import Env, Key, Kind, Texts
+from clusterctl.config.kinds import Env, Key, Kind, PositiveDuration, Texts
 
 _PLAIN = Kind()
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Declared:
     """A key of a section.
 
@@ -67,19 +67,19 @@ class Declared:
         return list(value) if isinstance(value, tuple) else dict(value) if isinstance(value, dict) else value
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Section:
     """A mapping of a cluster file.
 
     Attributes:
         title: What the JSON Schema calls it.
-        spec: The class that its values are for.
+        spec: The class that its values are for, unless they are taken one by one.
     """
 
     title: str
     about: str
     keys: dict[str, Declared]
-    spec: type
+    spec: Any = dict
 
     def written(self, spec: Any) -> dict[str, Any]:
         """Write a part of the spec as a cluster file has it."""
@@ -95,7 +95,7 @@ def apart(hint: Any) -> tuple[Any, Kind]:
     if get_origin(hint) in (Union, UnionType):
         some = [part for part in get_args(hint) if part is not NoneType]
         return apart(some[0]) if len(some) == 1 else (hint, _PLAIN)
-    has_keys: bool = dataclasses.is_dataclass(hint)
+    has_keys: bool = isinstance(hint, type) and dataclasses.is_dataclass(hint)
     return section_of(hint) if has_keys else hint, _PLAIN
 
 
@@ -115,13 +115,29 @@ def _host() -> tuple[Section, Section]:
     alone = section_of(spec.HostSpec)
     shared = {name: key for name, key in alone.keys.items() if name != "host"}
     about = "Keys that a host may have, for all hosts; a host's own win."
-    return Section("DefaultsModel", about, shared, alone.spec), dataclasses.replace(alone, keys=shared | alone.keys)
+    return Section("DefaultsModel", about, shared), dataclasses.replace(alone, keys=shared | alone.keys)
+
+
+def _key(name: str, hint: Any, about: str, *examples: Any, unset: str = "", default: Any = None) -> Declared:
+    return Declared(name, *apart(hint), Key(about, *examples, unset=unset), default)
 
 
 DEFAULTS, HOST = _host()
 SYNC = section_of(spec.SyncSpec)
-SECRET = section_of(spec.SecretSpec)
-CONTROLLER_LOSS = section_of(spec.ControllerLossSpec)
+
+SECRET = Section(
+    "SecretModel",
+    "Where a secret's value comes from: exactly one of the two.",
+    {
+        "env": _key("env", str, "Environment variable here, where clusterctl is started.", "HF_TOKEN"),
+        "file": _key("file", str, "File here that holds the value.", "~/.secrets/hf"),
+    },
+)
+CONTROLLER_LOSS = Section(
+    "ControllerLossModel",
+    "What nodes do when no controller is heard.",
+    {"stop_after": _key("stop_after", PositiveDuration, "Stop the run after this silence.", "10m", default=MISSING)},
+)
 
 SECTIONS: dict[str, Section] = {
     "defaults": DEFAULTS,
@@ -134,10 +150,6 @@ SECTIONS: dict[str, Section] = {
     "logs": section_of(spec.LogsSpec),
 }
 """Sections that are a mapping and nothing else."""
-
-
-def _key(name: str, hint: Any, about: str, *examples: Any, unset: str = "", default: Any = None) -> Declared:
-    return Declared(name, *apart(hint), Key(about, *examples, unset=unset), default)
 
 
 def _section(name: str, about: str, *examples: Any) -> Declared:
@@ -168,7 +180,7 @@ _TOP = (
     _key("env_file", Texts, "Files of NAME=value lines; `env` wins over them.", [".env"]),
     _key(
         "secrets",
-        dict[str, spec.SecretSpec],
+        dict[str, SECRET],  # type: ignore[valid-type]
         "Values that are never shown nor stored.",
         {"HF_TOKEN": {"env": "HF_TOKEN"}, "KEY": {"file": "~/.key"}},
     ),
@@ -190,5 +202,4 @@ CLUSTER_FILE = Section(
     "ClusterFile",
     "A clusterctl cluster file: machines, and what to run on them.",
     {key.name: key for key in _TOP},
-    spec.ClusterSpec,
 )
