@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 from click.shell_completion import CompletionItem, split_arg_string
@@ -149,17 +149,12 @@ def _templates(_: click.Context, incomplete: str) -> list[CompletionItem[str]]:
 
 def _keys(_: click.Context, incomplete: str) -> list[CompletionItem[str]]:
     """Offer keys of `--set`, up to the `=`."""
-    from clusterctl.config.sections.models import SECTIONS, ClusterFile
+    from clusterctl.config.sections.declared import CLUSTER_FILE, SECTIONS
 
-    scalars = [name for name in ClusterFile.model_fields if name not in SECTIONS]
-    fields = [(f"{section}.{name}", field) for section, model in SECTIONS.items() for name, field in _fields(model)]
-    words = [(f"{name}=", ClusterFile.model_fields[name].description) for name in scalars]
-    words += [(f"{name}=", field.description) for name, field in fields]
+    keys = {name: key for name, key in CLUSTER_FILE.keys.items() if name not in SECTIONS}
+    keys |= {f"{name}.{key.name}": key for name, section in SECTIONS.items() for key in section.keys.values()}
+    words = [(f"{name}=", key.description) for name, key in keys.items()]
     return [CompletionItem(word, help=description) for word, description in words if word.startswith(incomplete)]
-
-
-def _fields(model: Any) -> Iterable[tuple[str, Any]]:
-    return model.model_fields.items()  # type: ignore[no-any-return]
 
 
 _OFFERS: dict[str, Callable[[click.Context, str], list[CompletionItem[str]]]] = {

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from typing_extensions import override
 
+from clusterctl.config.sections.declared import CONTROLLER_LOSS, HOST, section_of
 from clusterctl.config.text.tree import label
 from clusterctl.config.text.yaml_text import core_scalar
-from clusterctl.config.units import format_duration, format_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from clusterctl.config.sections.build import Built
     from clusterctl.config.sections.machines import Machine
-    from clusterctl.config.spec import ClusterSpec, HostSpec, JobSpec
+    from clusterctl.config.spec import ClusterSpec
     from clusterctl.config.text.tree import Node, Path
 
 HIDDEN = "***"
@@ -26,112 +26,28 @@ HIDDEN = "***"
 
 def resolved(spec: ClusterSpec) -> dict[str, Any]:
     """Give the cluster file that says all that `spec` does; parsed again it gives the same spec, secrets aside."""
-    document: dict[str, Any] = {"version": 1, "name": spec.name}
-    document["hosts"] = [_host(host) for host in spec.hosts]
-    document["ssh"] = _without_none(
-        host_keys=spec.ssh.host_keys,
-        known_hosts=list(spec.ssh.known_hosts),
-        connect_timeout=format_duration(spec.ssh.connect_timeout),
-        parallel=spec.ssh.parallel,
-    )
-    document["network"] = {
-        "interface": spec.network.interface or "auto",
-        "master_port": spec.network.master_port or "auto",
-        "node_lost_after": format_duration(spec.network.node_lost_after),
+    document: dict[str, Any] = {
+        "version": 1,
+        "name": spec.name,
+        "hosts": [{"host": host.host} | HOST.written(host) for host in spec.hosts],
+        "ssh": _written(spec.ssh),
+        "network": _written(spec.network),
+        "sync": "none" if spec.sync is None else _written(spec.sync),
+        "env": dict(spec.env),
+        "secrets": dict.fromkeys(spec.secrets, HIDDEN),
+        "job": None if spec.job is None else _written(spec.job),
+        "restart": _written(spec.restart),
+        "on_controller_loss": "keep" if spec.stop_after is None else CONTROLLER_LOSS.written(spec),
+        "stall": _written(spec.stall),
+        "health": _written(spec.health),
+        "logs": _written(spec.logs),
     }
-    document["sync"] = _sync(spec)
-    document["env"] = dict(spec.env)
-    document["secrets"] = dict.fromkeys(spec.secrets, HIDDEN)
-    if spec.job is not None:
-        document["job"] = _job(spec.job)
-    return document | _policies(spec)
+    return {key: value for key, value in document.items() if value is not None}
 
 
-def _without_none(**values: Any) -> dict[str, Any]:
-    return {key: value for key, value in values.items() if value is not None}
-
-
-def _host(host: HostSpec) -> dict[str, Any]:
-    return _without_none(
-        host=host.host,
-        address=host.address,
-        internal_ip=host.internal_ip,
-        user=host.user,
-        port=host.port,
-        identity_file=host.identity_file,
-        proxy_jump=host.proxy_jump,
-        gpus="auto" if host.gpus is None else list(host.gpus) if isinstance(host.gpus, tuple) else host.gpus,
-        workers="auto" if host.workers is None else host.workers,
-        python=host.python,
-        workdir=host.workdir,
-        env=dict(host.env),
-        role=host.role.value,
-        transport=host.transport.value,
-    )
-
-
-def _sync(spec: ClusterSpec) -> Any:
-    if spec.sync is None:
-        return "none"
-    return {
-        "source": spec.sync.source,
-        "exclude": list(spec.sync.exclude),
-        "max_size": format_size(spec.sync.max_size),
-    }
-
-
-def _job(job: JobSpec) -> dict[str, Any]:
-    return _without_none(
-        script=job.script,
-        module=job.module,
-        command=list(job.command) if isinstance(job.command, tuple) else job.command,
-        args=list(job.args),
-        prologue=job.prologue,
-        framework=job.framework.value,
-        launcher=job.launcher.value,
-        inject=job.inject,
-        grace=format_duration(job.grace),
-        finish_grace=format_duration(job.finish_grace),
-        max_duration=_or_word(job.max_duration, "none"),
-        checkpoint=_without_none(
-            pattern=job.checkpoint.pattern, shared=job.checkpoint.shared, resume=job.checkpoint.resume.value
-        ),
-    )
-
-
-def _or_word(seconds: float | None, word: str) -> str:
-    return word if seconds is None else format_duration(seconds)
-
-
-def _policies(spec: ClusterSpec) -> dict[str, Any]:
-    restart, stall, health, logs = spec.restart, spec.stall, spec.health, spec.logs
-    return {
-        "restart": {
-            "max_restarts": restart.max_restarts,
-            "on": list(restart.on),
-            "backoff": format_duration(restart.backoff),
-            "window": _or_word(restart.window, "none"),
-            "never_codes": list(restart.never_codes),
-        },
-        "on_controller_loss": "keep" if spec.stop_after is None else {"stop_after": format_duration(spec.stop_after)},
-        "stall": {
-            "timeout": _or_word(stall.timeout, "auto"),
-            "startup_timeout": format_duration(stall.startup_timeout),
-            "action": stall.action.value,
-            "watch": list(stall.watch),
-        },
-        "health": {
-            "expect": health.expect,
-            "ignore": list(health.ignore),
-            "severity": dict(health.severity),
-            "required": list(health.required),
-            "thresholds": dict(health.thresholds),
-        },
-        "logs": {
-            "max_size": "none" if logs.max_size is None else format_size(logs.max_size),
-            "reserve": format_size(logs.reserve),
-        },
-    }
+def _written(part: Any) -> dict[str, Any]:
+    of: Any = type(part)
+    return section_of(of).written(part)
 
 
 class _Dumper(yaml.SafeDumper):

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from clusterctl.config.sections.models import ClusterFile, ControllerLossModel, DefaultsModel, HostModel, SyncModel
+from clusterctl.config.sections.declared import CLUSTER_FILE, CONTROLLER_LOSS, DEFAULTS, HOST, SYNC
+from clusterctl.config.sections.models import model_of
 
 _VARIABLE = {"type": "string", "pattern": r"\$\{"}
 _EXTENSION: dict[str, Any] = {"^x-": {}}
@@ -18,11 +19,11 @@ _EXTENSION: dict[str, Any] = {"^x-": {}}
 def schema() -> dict[str, Any]:
     """Give the schema as JSON data."""
     # Importing this at the top would make every command that reads a cluster file pay for it.
-    from pydantic.json_schema import models_json_schema
+    from pydantic import TypeAdapter
 
-    models = (ClusterFile, DefaultsModel, HostModel, SyncModel, ControllerLossModel)
+    sections = (CLUSTER_FILE, DEFAULTS, HOST, SYNC, CONTROLLER_LOSS)
     made: dict[str, Any]
-    _, made = models_json_schema([(model, "validation") for model in models])
+    _, made = TypeAdapter.json_schemas([(section.title, "validation", model_of(section)) for section in sections])
     definitions = {name: _converted(part) for name, part in made["$defs"].items()}
     root: dict[str, Any] = definitions.pop("ClusterFile")
     _describe(root["properties"], "hosts", _hosts())

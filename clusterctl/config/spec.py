@@ -1,14 +1,47 @@
 """What the user asked for, after parsing: every default that needs no node filled in, every range expanded.
 
-The spec is plain data. It is stored with the run as JSON (`pydantic.TypeAdapter(ClusterSpec)` reads it back), so an
-adopting controller knows exactly what the run was started with.
-"""
+Each key of a section stands here and nowhere else: its kind, its default, and what is said of it. What checks a file
+(`clusterctl.config.sections.models`), `clusterctl config`, the JSON Schema and the tables of docs/cluster-file.md are
+made of that, so the annotations are data: they are evaluated. A field without a `Key` is none of the file's.
 
-from __future__ import annotations
+The spec is plain data, durations in seconds, sizes in bytes. It is stored with the run as JSON
+(`pydantic.TypeAdapter(ClusterSpec)` reads it back), so an adopting controller knows exactly what the run was started
+with.
+"""
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from clusterctl.config.kinds import (
+    Args,
+    Causes,
+    Command,
+    Connections,
+    Duration,
+    DurationOrAuto,
+    DurationOrNone,
+    Env,
+    ExitCodes,
+    Gpus,
+    Interface,
+    Key,
+    Port,
+    PortOrAuto,
+    PositiveDuration,
+    Restarts,
+    Size,
+    SizeOrNone,
+    SizeOrZero,
+    SshFile,
+    SshFiles,
+    SshHops,
+    SshUser,
+    SshWord,
+    Texts,
+    Weights,
+    Workers,
+)
 
 
 class Role(str, Enum):
@@ -59,113 +92,158 @@ class Resume(str, Enum):
     ANY = "any"
 
 
+_SSH_SAYS = "what `ssh -G host` says"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostSpec:
-    """One host of the cluster file, ranges expanded and defaults merged.
+    """A host, or a range of hosts that are alike.
+
+    Here ranges are expanded and defaults are merged. `None` stands for what is found when the host is reached.
 
     Attributes:
         name: The node's name: the host, or `host.N` where one local host is listed more than once.
-        host: What the user wrote (one host of a range); an ssh_config alias is fine.
-        address: What SSH connects to; `None` means `host`, as `ssh -G` resolves it.
-        internal_ip: What workers meet on; `None` means found by route.
-        gpus: A count, indices, or `None` for what the node turns out to have.
-        workers: Workers to start; `None` means one a GPU, or 1 where there is none.
-        python: Interpreter for workers; `None` means found on the node.
-        workdir: Where the code lies on the node; the default is filled in where a cluster file is read.
     """
 
     name: str
-    host: str
-    address: str | None = None
-    internal_ip: str | None = None
-    user: str | None = None
-    port: int | None = None
-    identity_file: str | None = None
-    proxy_jump: str | None = None
-    gpus: int | tuple[int, ...] | None = None
-    workers: int | None = None
-    python: str | None = None
-    workdir: str | None = None
-    env: dict[str, str] = field(default_factory=dict)
-    role: Role = Role.WORKER
-    transport: TransportKind = TransportKind.SSH
+    host: Annotated[str, Key("Host, ssh alias or range.", "gpu01", "gpu[01-04,07]")]
+    address: Annotated[
+        SshWord | None, Key("What SSH connects to.", "203.0.113.9", unset="`host`, as ssh resolves it")
+    ] = None
+    internal_ip: Annotated[SshWord | None, Key("Address that workers meet on.", "10.0.0.9", unset="found by route")] = (
+        None
+    )
+    user: Annotated[SshUser | None, Key("User to log in as.", "ubuntu", unset=_SSH_SAYS)] = None
+    port: Annotated[Port | None, Key("Port of sshd.", 22, 2222, unset=_SSH_SAYS)] = None
+    identity_file: Annotated[SshFile | None, Key("Private key.", "~/.ssh/id_ed25519", unset=_SSH_SAYS)] = None
+    proxy_jump: Annotated[
+        SshHops | None, Key("Hosts to connect through, as for ssh's ProxyJump.", "bastion.example.com")
+    ] = None
+    gpus: Annotated[
+        Gpus, Key("GPUs: a count, a list of indices, or `auto` for all there are (default).", 8, [0, 2], "auto")
+    ] = None
+    workers: Annotated[Workers, Key("Training processes.", 2, unset="one a GPU, or 1 without any")] = None
+    python: Annotated[
+        str | None,
+        Key("Python that runs the workers.", ".venv/bin/python", unset="found on the node, shown in the plan"),
+    ] = None
+    workdir: Annotated[
+        str | None, Key("Folder of the code on the node.", "~/work/llm", unset="one of clusterctl's own")
+    ] = None
+    env: Annotated[Env, Key("Environment of this host's workers, merged over `env`.", {"NCCL_IB_HCA": "mlx5_0"})] = (
+        field(default_factory=dict)
+    )
+    role: Annotated[Role, Key("`spare` waits to replace a lost node.", "spare")] = Role.WORKER
+    transport: Annotated[TransportKind, Key("`local` starts processes here, without SSH.", "local")] = TransportKind.SSH
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SshSpec:
-    """How connections are opened. Durations in seconds."""
+    """How connections are opened."""
 
-    host_keys: Literal["strict", "accept-new"] | None = None
-    known_hosts: tuple[str, ...] = ()
-    connect_timeout: float = 10.0
-    parallel: int = 64
+    host_keys: Annotated[
+        Literal["strict", "accept-new"] | None,
+        Key("What to do with an unknown host key.", "strict", unset="`strict`"),
+    ] = None
+    known_hosts: Annotated[SshFiles, Key("Files of known host keys, read beside the user's own.", ["known_hosts"])] = ()
+    connect_timeout: Annotated[PositiveDuration, Key("Longest wait for a connection.", "10s")] = 10.0
+    parallel: Annotated[Connections, Key("Connections opened at once.", 64)] = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkSpec:
-    """How workers meet. `None` means found on the nodes; durations in seconds."""
+    """How workers meet."""
 
-    interface: str | None = None
-    master_port: int | None = None
-    node_lost_after: float = 120.0
+    interface: Annotated[
+        Interface, Key("Network interface on every node, or `auto` (default): the one that routes.", "auto", "eth1")
+    ] = None
+    master_port: Annotated[
+        PortOrAuto, Key("Port of rank 0, or `auto` (default): fresh for each attempt.", "auto", 29500)
+    ] = None
+    node_lost_after: Annotated[PositiveDuration, Key("Silence after which a node counts as lost.", "2m")] = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyncSpec:
-    """Which code goes to the nodes; `None` in its place is `sync: none`. `source` is absolute; `max_size` in bytes."""
+    """Which code goes to the nodes.
 
-    source: str
-    exclude: tuple[str, ...] = ()
-    max_size: int = 500 * 1024**2
+    `None` in its place is `sync: none`. Here `source` is absolute.
+    """
+
+    source: Annotated[str, Key("Folder to send, relative to the cluster file.", ".", "src", unset="the file's own")]
+    exclude: Annotated[
+        Texts, Key("Patterns to leave out, as in .gitignore; they have the last word.", ["data/", "*.ckpt"])
+    ] = ()
+    max_size: Annotated[Size, Key("Refuse to send more than this.", "500MiB")] = 500 * 1024**2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointSpec:
-    """Where checkpoints appear, and which of them count. `pattern` is a glob relative to the workdir."""
+    """Where checkpoints appear."""
 
-    pattern: str | None = None
-    shared: bool = False
-    resume: Resume = Resume.THIS_RUN
+    pattern: Annotated[str | None, Key("Glob of checkpoints, relative to the workdir.", "ckpt/step-*")] = None
+    shared: Annotated[bool, Key("Whether all nodes see the same files.", True)] = False
+    resume: Annotated[
+        Resume,
+        Key(
+            "Whose checkpoints are gone on from: those that appeared in `this run` (default), `any`, also at the "
+            "start, or `never`.",
+            "any",
+        ),
+    ] = Resume.THIS_RUN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
-    """What each worker runs: exactly one of `script`, `module`, `command`. Durations in seconds."""
+    """What each worker runs: exactly one of `script`, `module`, `command`."""
 
-    script: str | None = None
-    module: str | None = None
-    command: str | tuple[str, ...] | None = None
-    args: tuple[str, ...] = ()
-    prologue: str | None = None
-    framework: Framework = Framework.AUTO
-    launcher: Launcher = Launcher.DIRECT
-    inject: bool = True
-    grace: float = 10.0
-    finish_grace: float = 300.0
-    max_duration: float | None = None
-    checkpoint: CheckpointSpec = field(default_factory=CheckpointSpec)
+    script: Annotated[str | None, Key("Python file, relative to the synced folder.", "train.py")] = None
+    module: Annotated[str | None, Key("Python module, as for `python -m`.", "llm.train")] = None
+    command: Annotated[
+        Command,
+        Key("A shell command (text), or program and arguments (list).", "./run.sh", ["./train", "--fast"]),
+    ] = None
+    args: Annotated[Args, Key("Arguments; those after `--` of `up` are appended.", ["--epochs", 3])] = ()
+    prologue: Annotated[str | None, Key("Shell text that bash runs before each worker.", "module load cuda")] = None
+    framework: Annotated[Framework, Key("Whose environment variables workers get.", "torch")] = Framework.AUTO
+    launcher: Annotated[Launcher, Key("Who starts the workers of a node.", "direct")] = Launcher.DIRECT
+    inject: Annotated[bool, Key("Whether progress is watched from inside the workers.", False)] = True
+    grace: Annotated[Duration, Key("Time between SIGTERM and SIGKILL.", "10s")] = 10.0
+    finish_grace: Annotated[Duration, Key("Longest wait without activity once some ranks have ended.", "5m")] = 300.0
+    max_duration: Annotated[DurationOrNone, Key("Longest duration of the run.", "72h", "none")] = None
+    checkpoint: Annotated[
+        CheckpointSpec, Key("Where checkpoints appear.", {"pattern": "ckpt/step-*", "shared": True})
+    ] = field(default_factory=CheckpointSpec)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestartSpec:
-    """When a new attempt is made. `on` holds of crash, stall, node_lost, unhealthy; durations in seconds."""
+    """When a run is tried again."""
 
-    max_restarts: int = 0
-    on: tuple[str, ...] = ("crash", "stall", "node_lost")
-    backoff: float = 10.0
+    max_restarts: Annotated[Restarts, Key("Attempts after the first.", 3)] = 0
+    on: Annotated[Causes, Key("What calls for a new attempt.", ["crash", "node_lost"])] = (
+        "crash",
+        "stall",
+        "node_lost",
+    )
+    backoff: Annotated[Duration, Key("Pause before the first restart, doubled up to 5m.", "10s", 0)] = 10.0
     backoff_max: float = 300.0
-    window: float | None = None
-    never_codes: tuple[int, ...] = ()
+    window: Annotated[
+        DurationOrNone, Key("Count only the restarts of this time.", "6h", "none", unset="`none`, all of them")
+    ] = None
+    never_codes: Annotated[ExitCodes, Key("Exit codes that end the run at once.", [2, 78])] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StallSpec:
-    """When a run is stalled, in seconds; `timeout` is `None` for the default ceiling (8m with NCCL, else 25m)."""
+    """When a run counts as stalled, and what happens then."""
 
-    timeout: float | None = None
-    startup_timeout: float = 1500.0
-    action: StallAction = StallAction.REPORT
-    watch: tuple[str, ...] = ()
+    timeout: Annotated[
+        DurationOrAuto, Key("Time without activity.", "15m", "auto", unset="`auto`, 8m with NCCL and 25m else")
+    ] = None
+    startup_timeout: Annotated[PositiveDuration, Key("The same, before the first step.", "40m")] = 1500.0
+    action: Annotated[StallAction, Key("What to do with a stalled run.", "restart")] = StallAction.REPORT
+    watch: Annotated[Texts, Key("Globs of files whose growth is activity, relative to the workdir.", ["ckpt/**"])] = ()
 
 
 INTERVAL_KEY = "during.interval"
@@ -173,13 +251,17 @@ INTERVAL_KEY = "during.interval"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthSpec:
-    """How findings are weighed (`docs/health.md`)."""
+    """How findings are weighed; checks are listed in docs/health.md."""
 
-    expect: dict[str, Any] = field(default_factory=dict)
-    ignore: tuple[str, ...] = ()
-    severity: dict[str, str] = field(default_factory=dict)
-    required: tuple[str, ...] = ()
-    thresholds: dict[str, float] = field(default_factory=dict)
+    expect: Annotated[
+        dict[str, Any], Key("What nodes must have.", {"gpu_model": "NVIDIA H100*", "driver": "570.*"})
+    ] = field(default_factory=dict)
+    ignore: Annotated[Texts, Key("Checks to ignore, everywhere or `check@node`.", ["host.governor"])] = ()
+    severity: Annotated[Weights, Key("Other weight for a check.", {"xid.31": "ignore"})] = field(default_factory=dict)
+    required: Annotated[Texts, Key("Checks that fail where they cannot look.", ["gpu.count"])] = ()
+    thresholds: Annotated[dict[str, float], Key("Other limits for a check.", {"host.disk.warn": 20})] = field(
+        default_factory=dict
+    )
 
     @property
     def interval(self) -> float:
@@ -189,10 +271,12 @@ class HealthSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogsSpec:
-    """Bounds of output files, in bytes. `max_size` is `None` for unbounded."""
+    """Bounds of workers' output files on the nodes."""
 
-    max_size: int | None = None
-    reserve: int = 64 * 1024**2
+    max_size: Annotated[SizeOrNone, Key("Longest output file; older replicated bytes go first.", "10GiB", "none")] = (
+        None
+    )
+    reserve: Annotated[SizeOrZero, Key("Disk space kept free for output.", "64MiB")] = 64 * 1024**2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,6 @@ own ssh_config, as shell text. So each word is held to what it may be made of, a
 
 from __future__ import annotations
 
-import ipaddress
 import re
 
 from clusterctl.config.wrong import WrongValueError, shown
@@ -24,6 +23,9 @@ _PATH_HINT = "leave out quotes, `$`, `` ` ``, `;`, `&`, `|`, `<`, `>`, `\\` and 
 
 def is_ipv6(text: str) -> bool:
     """Tell whether `text` is an IPv6 address; a scope (`fe80::1%eth0`) may follow it."""
+    # Most files have names alone.
+    import ipaddress
+
     address, percent, scope = text.partition("%")
     try:
         return ipaddress.IPv6Address(address) is not None and (not percent or bool(_SCOPE.fullmatch(scope)))

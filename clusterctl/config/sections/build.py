@@ -8,22 +8,17 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.config.sections import cross, environment, machines
-from clusterctl.config.sections.check import given, meant_key, unknown_key_hint, validate
-from clusterctl.config.sections.models import SECTIONS, ClusterFile, ControllerLossModel, JobModel, Section, SyncModel
+from clusterctl.config.sections.check import meant_key, unknown_key_hint, validate
+from clusterctl.config.sections.declared import CLUSTER_FILE, CONTROLLER_LOSS, SECTIONS, SYNC
 from clusterctl.config.spec import (
-    CheckpointSpec,
     ClusterSpec,
-    Framework,
     HealthSpec,
     HostSpec,
     JobSpec,
-    Launcher,
     LogsSpec,
     NetworkSpec,
     RestartSpec,
-    Resume,
     SshSpec,
-    StallAction,
     StallSpec,
     SyncSpec,
     TransportKind,
@@ -58,13 +53,13 @@ def build(root: Node, context: Context) -> Built | None:
     report = context.report
     _check_top(root, report)
     sections = _sections(root, report)
-    hosts = [_with_key(machine, context) for machine in machines.build(root, sections.get("defaults"), report)]
+    hosts = [_with_key(machine, context) for machine in machines.build(root, sections.get("defaults", {}), report)]
     environ = environment.build(root, context)
     sync = _sync(root, context)
     job = _job(root, sections.get("job"), context)
     cross.check(root, hosts, sections, context)
     if "health" in sections:
-        cross.check_health(root, HealthSpec(**given(sections["health"])), hosts, context)
+        cross.check_health(root, HealthSpec(**sections["health"]), hosts, context)
     if job is not None:
         cross.check_script(root, job, sync, hosts, context)
     stop_after = _stop_after(root, report)
@@ -95,15 +90,15 @@ def _with_workdir(host: HostSpec, local: str, remote: str) -> HostSpec:
 
 def _meant_at_top(root: Node) -> set[str | None]:
     """Keys that are there after all, misspelt or outside of their section."""
-    unknown = [key for key in root.value if key not in ClusterFile.model_fields]
-    found = {meant_key(key, ClusterFile.model_fields) for key in unknown}
+    unknown = [key for key in root.value if key not in CLUSTER_FILE.keys]
+    found = {meant_key(key, CLUSTER_FILE.keys) for key in unknown}
     return found | ({"job"} if any(key in _TARGETS for key in unknown) else set())
 
 
 def _check_top(root: Node, report: Report) -> None:
     for key in root.value:
-        if key not in ClusterFile.model_fields:
-            hint = unknown_key_hint(key, ClusterFile.model_fields)
+        if key not in CLUSTER_FILE.keys:
+            hint = unknown_key_hint(key, CLUSTER_FILE.keys)
             report.add(root.key_mark(key), f"{key}: unknown key", hint)
     meant = _meant_at_top(root)
     version = root.child("version")
@@ -122,15 +117,14 @@ def _version_hint(version: Node) -> str | None:
     return "this clusterctl reads version 1" if isinstance(version.value, int) else None
 
 
-def _sections(root: Node, report: Report) -> dict[str, Section]:
-    found: dict[str, Section] = {}
-    for key, model in SECTIONS.items():
-        node = root.child(key)
-        if node is None or node.value is None:
-            continue
-        section = validate(model, node, (key,), report)
-        if section is not None:
-            found[key] = section
+def _sections(root: Node, report: Report) -> dict[str, dict[str, Any]]:
+    """Give what the sections say, but for those that are wrong."""
+    found = {}
+    for name, section in SECTIONS.items():
+        node = root.child(name)
+        values = {} if node is None or node.value is None else validate(section, node, (name,), report)
+        if values is not None:
+            found[name] = values
     return found
 
 
@@ -141,26 +135,15 @@ def _with_key(machine: Machine, context: Context) -> Machine:
     return replace(machine, spec=replace(machine.spec, identity_file=context.resolve_for_ssh(path)))
 
 
-def _parts(sections: Mapping[str, Section], context: Context) -> dict[str, Any]:
-    ssh = given(sections.get("ssh"))
-    if "known_hosts" in ssh:
-        ssh["known_hosts"] = tuple(map(context.resolve, ssh["known_hosts"]))
-    restart = given(sections.get("restart"))
-    if restart.get("backoff", 0) > RestartSpec().backoff_max:
-        restart["backoff_max"] = restart["backoff"]
-    stall = given(sections.get("stall"))
-    if "action" in stall:
-        stall["action"] = StallAction(stall["action"])
-    network = given(sections.get("network"))
-    if network.get("interface") == "auto":
-        del network["interface"]
+def _parts(sections: Mapping[str, Mapping[str, Any]], context: Context) -> dict[str, Any]:
+    ssh, restart = SshSpec(**sections["ssh"]), RestartSpec(**sections["restart"])
     return {
-        "ssh": SshSpec(**ssh),
-        "network": NetworkSpec(**network),
-        "restart": RestartSpec(**restart),
-        "stall": StallSpec(**stall),
-        "health": HealthSpec(**given(sections.get("health"))),
-        "logs": LogsSpec(**given(sections.get("logs"))),
+        "ssh": replace(ssh, known_hosts=tuple(map(context.resolve, ssh.known_hosts))),
+        "network": NetworkSpec(**sections["network"]),
+        "restart": replace(restart, backoff_max=max(restart.backoff, restart.backoff_max)),
+        "stall": StallSpec(**sections["stall"]),
+        "health": HealthSpec(**sections["health"]),
+        "logs": LogsSpec(**sections["logs"]),
     }
 
 
@@ -187,14 +170,15 @@ def _sync(root: Node, context: Context) -> SyncSpec | None:
         hint = "write `sync: none`, or `sync: {source: FOLDER}`"
         context.report.add(node.mark, f"sync: must be `none` or a mapping, not {shown(node.value)}", hint)
         return None
-    model = validate(SyncModel, node, ("sync",), context.report)
-    values = given(model)
-    source = context.resolve(values.pop("source", "."))
+    values = validate(SYNC, node, ("sync",), context.report)
+    if values is None:
+        return None
+    source = context.resolve(values.get("source", "."))
     place = node.child("source")
-    if place is not None and model is not None and not context.files.is_dir(source):
+    if place is not None and not context.files.is_dir(source):
         context.report.add(place.mark, f"sync.source: there is no folder `{source}`")
         return None
-    return SyncSpec(source=source, **values) if model is not None else None
+    return SyncSpec(**{**values, "source": source})
 
 
 def _stop_after(root: Node, report: Report) -> float | None:
@@ -206,11 +190,11 @@ def _stop_after(root: Node, report: Report) -> float | None:
         text = f"on_controller_loss: must be `keep` or a mapping, not {shown(node.value)}"
         report.add(node.mark, text, hint)
         return None
-    model = validate(ControllerLossModel, node, ("on_controller_loss",), report)
-    return None if model is None else model.stop_after
+    values = validate(CONTROLLER_LOSS, node, ("on_controller_loss",), report)
+    return None if values is None else float(values["stop_after"])
 
 
-def _job(root: Node, model: Section | None, context: Context) -> JobSpec | None:
+def _job(root: Node, values: Mapping[str, Any] | None, context: Context) -> JobSpec | None:
     node = root.child("job")
     if node is None or node.value is None:
         if context.require_job and "job" not in _meant_at_top(root):
@@ -218,9 +202,9 @@ def _job(root: Node, model: Section | None, context: Context) -> JobSpec | None:
             hint = "add `job: {script: train.py}`, or pass `--script`, `--module` or `--command`"
             context.report.add(mark, "there is no `job`: nothing to run", hint)
         return None
-    if not isinstance(model, JobModel):
+    if values is None:
         return None
-    targets = [key for key in _TARGETS if key in model.model_fields_set]
+    targets = [key for key in _TARGETS if key in values]
     if len(targets) > 1:
         first, second = sorted(targets, key=list(node.value).index)[:2]
         hint = "a job runs exactly one of `script`, `module`, `command`"
@@ -229,18 +213,4 @@ def _job(root: Node, model: Section | None, context: Context) -> JobSpec | None:
     if not targets and context.require_job:
         hint = "add `script: train.py`, `module: NAME` or `command: TEXT`"
         context.report.add(root.key_mark("job"), "job: nothing says what to run", hint)
-    return _job_spec(model) if targets else None
-
-
-def _job_spec(model: JobModel) -> JobSpec:
-    values = given(model)
-    if "framework" in values:
-        values["framework"] = Framework(values["framework"])
-    if "launcher" in values:
-        values["launcher"] = Launcher(values["launcher"])
-    if "checkpoint" in values:
-        checkpoint = given(values["checkpoint"])
-        if "resume" in checkpoint:
-            checkpoint["resume"] = Resume(checkpoint["resume"])
-        values["checkpoint"] = CheckpointSpec(**checkpoint)
-    return JobSpec(**values)
+    return JobSpec(**values) if targets else None

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
 from clusterctl.config.sections import normal
-from clusterctl.config.sections.models import SECTIONS, ClusterFile, DefaultsModel, HostModel, Section, SyncModel
+from clusterctl.config.sections.declared import CLUSTER_FILE, HOST, SECTIONS, SYNC, Section
+from clusterctl.config.sections.models import model_of
 from clusterctl.config.text.tree import Node, Path, Report, label
 from clusterctl.config.wrong import shown
 
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
 
     from clusterctl.config.text.tree import Node, Report
 
-
-M = TypeVar("M", bound=Section)
 
 # What people bring along from other tools' files.
 _ALIASES = {
@@ -49,33 +48,33 @@ _ALIASES = {
 }
 
 
-def validate(model: type[M], node: Node, path: Path, report: Report) -> M | None:
-    """Check one section; problems go to `report`, and then there is no value."""
-    shaped = normal.section(node, model)
+def validate(section: Section, node: Node, path: Path, report: Report) -> dict[str, Any] | None:
+    """Give what a section says, as the spec holds it; problems go to `report`, and then it is `None`."""
+    shaped = normal.section(node, section)
     try:
-        return model.model_validate(shaped.plain())
+        return model_of(section).validate_python(shaped.plain())
     except ValidationError as error:
         details = error.errors(include_url=False)
-        meant = _meant_keys(details, model)
+        meant = _meant_keys(details, section)
         for detail in details:
             if detail["type"] != "missing" or (detail["loc"][:-1], detail["loc"][-1]) not in meant:
-                _translate(detail, shaped, path, model, report)
+                _translate(detail, shaped, path, section, report)
         return None
 
 
-def _meant_keys(details: Iterable[ErrorDetails], model: type[Section]) -> set[tuple[Path, int | str]]:
+def _meant_keys(details: Iterable[ErrorDetails], section: Section) -> set[tuple[Path, int | str]]:
     """Keys that were written with a typing error, so that they are not reported as missing as well."""
     unknown = [detail["loc"] for detail in details if detail["type"] == "extra_forbidden"]
-    return {(loc[:-1], near) for loc in unknown if (near := meant_key(str(loc[-1]), _fields_at(model, loc[:-1])))}
+    return {(loc[:-1], near) for loc in unknown if (near := meant_key(str(loc[-1]), _fields_at(section, loc[:-1])))}
 
 
-def _translate(detail: ErrorDetails, root: Node, path: Path, model: type[Section], report: Report) -> None:
+def _translate(detail: ErrorDetails, root: Node, path: Path, section: Section, report: Report) -> None:
     loc = detail["loc"]
     parent, node, inner = _find(root, loc)
     kind = detail["type"]
     if kind == "extra_forbidden":
         key = str(loc[-1])
-        fields = _fields_at(model, loc[:-1])
+        fields = _fields_at(section, loc[:-1])
         report.add(parent.key_mark(key), f"{label((*path, *loc))}: unknown key", unknown_key_hint(key, fields))
     elif kind == "missing":
         at = parent.key_mark(loc[-2]) if len(loc) > 1 else node.mark
@@ -100,12 +99,12 @@ def _find(root: Node, loc: tuple[int | str, ...]) -> tuple[Node, Node, Path]:
     return parent, node, tuple(inner)
 
 
-def _fields_at(model: type[Section], loc: tuple[int | str, ...]) -> Iterable[str]:
+def _fields_at(section: Section, loc: tuple[int | str, ...]) -> Iterable[str]:
     for part in loc:
-        known = model.model_fields.get(str(part))
-        if known is not None and isinstance(known.annotation, type) and issubclass(known.annotation, Section):
-            model = known.annotation
-    return model.model_fields
+        known = section.keys.get(str(part))
+        if known is not None and isinstance(known.type, Section):
+            section = known.type
+    return section.keys
 
 
 def unknown_key_hint(key: str, fields: Iterable[str]) -> str | None:
@@ -114,10 +113,10 @@ def unknown_key_hint(key: str, fields: Iterable[str]) -> str | None:
     meant = meant_key(key, known)
     if meant is not None:
         return f"did you mean `{meant}`?"
-    homes = [name for name, model in _HOMES.items() if key in model.model_fields]
+    homes = [name for name, home in _HOMES.items() if key in home.keys]
     if homes:
         return f"`{key}` belongs to {' or '.join(f'`{home}`' for home in homes[:2])}"
-    if key in ClusterFile.model_fields:
+    if key in CLUSTER_FILE.keys:
         return f"`{key}` belongs to the top level, without indentation"
     return f"there are: {', '.join(known)}" if len(known) <= 16 else None
 
@@ -137,12 +136,12 @@ def meant_key(key: str, fields: Iterable[str]) -> str | None:
     return close[0] if close else None
 
 
-_HOMES: dict[str, type[Section]] = {
+_HOMES: dict[str, Section] = {
     "job": SECTIONS["job"],
-    "hosts[]": HostModel,
-    "defaults": DefaultsModel,
-    "sync": SyncModel,
-    **{name: model for name, model in SECTIONS.items() if name not in ("job", "defaults")},
+    "hosts[]": HOST,
+    "defaults": SECTIONS["defaults"],
+    "sync": SYNC,
+    **{name: section for name, section in SECTIONS.items() if name not in ("job", "defaults")},
 }
 
 
@@ -215,11 +214,3 @@ def _split(text: str) -> list[str]:
 
 def _quoted(word: str) -> str:
     return f'"{word}"' if '"' not in word else f"'{word}'"
-
-
-def given(section: Section | None) -> dict[str, Any]:
-    """The values that were written, lists as tuples; the rest is left to the spec's defaults."""
-    if section is None:
-        return {}
-    values = {key: getattr(section, key) for key in section.model_fields_set}
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}

@@ -5,39 +5,41 @@ from __future__ import annotations
 import os
 import re
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from clusterctl.config.sections.environment import check_names
 from clusterctl.config.sections.machines import suggestion
-from clusterctl.config.sections.models import JobModel, RestartModel, StallModel
-from clusterctl.config.spec import Role, TransportKind
+from clusterctl.config.spec import Framework, Launcher, Role, StallAction, TransportKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from clusterctl.config.sections.context import Context
     from clusterctl.config.sections.machines import Machine
-    from clusterctl.config.sections.models import Section
     from clusterctl.config.spec import HealthSpec, HostSpec, JobSpec, SyncSpec
     from clusterctl.config.text.tree import Mark, Node, Report
+
+    Values = Mapping[str, Any]
 
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
-def check(root: Node, machines: Sequence[Machine], sections: Mapping[str, Section], context: Context) -> None:
+def check(root: Node, machines: Sequence[Machine], sections: Mapping[str, Values], context: Context) -> None:
     """Check what spans several sections."""
     _host_environments(root, machines, context.report)
-    job, restart, stall = (sections.get(key) for key in ("job", "restart", "stall"))
-    if isinstance(job, JobModel) and job.launcher == "torchrun":
+    job = sections.get("job", {})
+    if job.get("launcher") is Launcher.TORCHRUN:
         _equal_workers(root, [machine.spec for machine in machines], context.report)
-        _torch_alone(root, job, context.report)
-    _restarts(root, restart, stall, context.report)
+        _torch_alone(root, job.get("framework"), context.report)
+    _restarts(root, sections.get("restart", {}), sections.get("stall", {}), context.report)
 
 
-def _torch_alone(root: Node, job: JobModel, report: Report) -> None:
+def _torch_alone(root: Node, framework: Framework | None, report: Report) -> None:
     """Refuse torchrun for frameworks that are told each worker's place in variables that torchrun does not know."""
-    if job.framework in ("tensorflow", "jax"):
-        text = f"job.launcher: torchrun starts no {job.framework} job: all workers of a node would have the same place"
+    if framework in (Framework.TENSORFLOW, Framework.JAX):
+        text = (
+            f"job.launcher: torchrun starts no {framework.value} job: all workers of a node would have the same place"
+        )
         report.add(_at(root, "job", "launcher"), text, "`launcher: direct` tells each worker its own")
 
 
@@ -101,12 +103,11 @@ def _at(root: Node, section: str, key: str) -> Mark:
     return node.mark if node is not None else root.mark
 
 
-def _restarts(root: Node, restart: Section | None, stall: Section | None, report: Report) -> None:
-    budget = restart.max_restarts if isinstance(restart, RestartModel) else None
-    if isinstance(stall, StallModel) and stall.action == "restart" and not budget:
+def _restarts(root: Node, restart: Values, stall: Values, report: Report) -> None:
+    if stall.get("action") is StallAction.RESTART and not restart.get("max_restarts"):
         hint = "set `restart: {max_restarts: 3}`"
         report.warn(_at(root, "stall", "action"), "stall.action: `restart` without a budget acts as `stop`", hint)
-    if isinstance(restart, RestartModel) and restart.on and "node_lost" in restart.on:
+    if "node_lost" in restart.get("on", ()):
         loss = root.child("on_controller_loss")
         if loss is None or not isinstance(loss.value, dict):
             hint = "set `on_controller_loss: {stop_after: 10m}`, so that a lost node is known to have stopped"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from clusterctl.config.ownership import ForeignFileError
 from clusterctl.config.sections import normal
 from clusterctl.config.sections.check import validate
-from clusterctl.config.sections.models import SecretModel
+from clusterctl.config.sections.declared import SECRET
 from clusterctl.config.text.tree import Document, Mark, Node, Report, label
 from clusterctl.config.wrong import shown
 
@@ -210,10 +210,10 @@ def _secret(name: str, child: Node, secrets: Node, context: Context) -> str:
         hint = f"write `{name}: {{env: {name}}}` or `{name}: {{file: PATH}}`; a secret does not belong in this file"
         context.report.add(child.mark, f"{label(path)}: must be a mapping, not a value", hint)
         return ""
-    model = validate(SecretModel, child, path, context.report)
-    if model is None:
+    source = validate(SECRET, child, path, context.report)
+    if source is None:
         return ""
-    if len(model.model_fields_set) != 1:
+    if len(source) != 1:
         context.report.add(secrets.key_mark(name), f"{label(path)}: needs exactly one of `env`, `file`")
         return ""
     return _secret_value(child, label(path), context) if context.with_secrets else ""

@@ -10,12 +10,14 @@ from clusterctl.config import hosts as ranges
 from clusterctl.config import words
 from clusterctl.config.sections import normal
 from clusterctl.config.sections.check import validate
-from clusterctl.config.sections.models import DefaultsModel, HostModel, Section
+from clusterctl.config.sections.declared import HOST
 from clusterctl.config.spec import HostSpec, Role, TransportKind
 from clusterctl.config.text.tree import label
 from clusterctl.config.wrong import shown
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from clusterctl.config.sections.normal import HostEntry
     from clusterctl.config.text.tree import Mark, Node, Report
 
@@ -29,7 +31,7 @@ class Machine:
     mark: Mark
 
 
-def build(root: Node, defaults: Section | None, report: Report) -> list[Machine]:
+def build(root: Node, defaults: Mapping[str, Any], report: Report) -> list[Machine]:
     """Give the hosts in order of node rank."""
     node = root.child("hosts")
     if node is None:
@@ -38,12 +40,11 @@ def build(root: Node, defaults: Section | None, report: Report) -> list[Machine]
         mark = node.mark if node.value is not None else root.key_mark("hosts")
         report.add(mark, "hosts: there is none", "write `gpu01: 8` below it: host and GPUs")
         return []
-    base = defaults if isinstance(defaults, DefaultsModel) else None
     machines: list[Machine] = []
     for entry in normal.host_entries(node, report):
-        model = validate(HostModel, entry.node, entry.path, report)
-        if model is not None:
-            machines += _expanded(model, base, entry, report)
+        values = validate(HOST, entry.node, entry.path, report)
+        if values is not None:
+            machines += _expanded(_merged(defaults, values), entry, report)
         if len(machines) > ranges.MAX_HOSTS:
             report.add(entry.mark, f"hosts: more than {ranges.MAX_HOSTS} hosts")
             return []
@@ -51,10 +52,9 @@ def build(root: Node, defaults: Section | None, report: Report) -> list[Machine]
     return _named(machines, report)
 
 
-def _expanded(model: HostModel, base: DefaultsModel | None, entry: HostEntry, report: Report) -> list[Machine]:
+def _expanded(values: dict[str, Any], entry: HostEntry, report: Report) -> list[Machine]:
     node = entry.node.value["host"]
     names = _names(node, f"{label(entry.path)}", report)
-    values = _merged(model, base)
     addresses = _spread(values.pop("address", None), len(names), "address", entry, report)
     internal = _spread(values.pop("internal_ip", None), len(names), "internal_ip", entry, report)
     found = []
@@ -74,21 +74,10 @@ def _names(node: Node, where: str, report: Report) -> list[str]:
         return []
 
 
-def _merged(model: HostModel, base: DefaultsModel | None) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    env: dict[str, str] = {}
-    for part in (base, model):
-        if part is None:
-            continue
-        values |= {key: getattr(part, key) for key in part.model_fields_set if key not in ("host", "env")}
-        env |= part.env if "env" in part.model_fields_set else {}
-    if isinstance(values.get("gpus"), list):
-        values["gpus"] = tuple(values["gpus"])
-    if "role" in values:
-        values["role"] = Role(values["role"])
-    if "transport" in values:
-        values["transport"] = TransportKind(values["transport"])
-    return values | {"env": env}
+def _merged(defaults: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    values = {**defaults, **own, "env": defaults.get("env", {}) | own.get("env", {})}
+    del values["host"]
+    return values
 
 
 def _spread(text: str | None, count: int, key: str, entry: HostEntry, report: Report) -> list[str | None]:

@@ -5,14 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from clusterctl.config.sections.models import HostModel, Section
+from clusterctl.config.sections.declared import HOST, Section
 from clusterctl.config.text.tree import Node, Path, Report, label
 from clusterctl.config.wrong import shown
 
 if TYPE_CHECKING:
     from clusterctl.config.text.tree import Mark
-
-_TEXT_KEYS = {"env", "args", "command"}
 
 
 @dataclass(frozen=True)
@@ -79,28 +77,25 @@ def _is_short_form(item: Node) -> bool:
     """Whether a list item looks like `gpu01: 8`: one key that is none of ours, and GPUs."""
     key, value = next(iter(item.value.items()))
     looks_like_gpus = isinstance(value.value, (int, list)) or value.value == "auto"
-    return key not in HostModel.model_fields and looks_like_gpus and any(c.isdigit() for c in key)
+    return key not in HOST.keys and looks_like_gpus and any(c.isdigit() for c in key)
 
 
 def _in_flow(text: str) -> str:
     return f'"{text}"' if "[" in text else text
 
 
-def section(node: Node, model: type[Section]) -> Node:
+def section(node: Node, shape: Section) -> Node:
     """Leave out known keys without a value, and take environment and arguments as they were written."""
     if not isinstance(node.value, dict):
         return node
     entries: dict[str, Node] = {}
     for key, child in node.value.items():
-        known = model.model_fields.get(key)
-        if known is not None and child.value is None:
-            continue
-        if known is not None and key in _TEXT_KEYS:
-            entries[key] = texts(child)
-        elif known is not None and isinstance(known.annotation, type) and issubclass(known.annotation, Section):
-            entries[key] = section(child, known.annotation)
-        else:
+        known = shape.keys.get(key)
+        if known is None:
             entries[key] = child
+        elif child.value is not None:
+            below = section(child, known.type) if isinstance(known.type, Section) else child
+            entries[key] = texts(child) if known.kind.as_written else below
     return node.with_entries(entries)
 
 

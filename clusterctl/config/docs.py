@@ -1,0 +1,91 @@
+"""The tables of keys in the page of the cluster file: `python -m clusterctl.config.docs docs/cluster-file.md`.
+
+A mark in the page says which keys stand below it, by their paths; everything else of the page is written by hand.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from enum import Enum
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
+
+from clusterctl.config.sections.declared import (
+    CLUSTER_FILE,
+    CONTROLLER_LOSS,
+    SECTIONS,
+    SYNC,
+    Section,
+    apart,
+    section_of,
+)
+from clusterctl.config.spec import HostSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from clusterctl.config.kinds import Kind
+    from clusterctl.config.sections.declared import Declared
+
+_TABLE = re.compile(r"(<!-- keys: (.*?) -->\n)(?:\|.*\n)*")
+_HEAD = "| key | value | default | |\n|---|---|---|---|\n"
+
+
+def page(text: str) -> str:
+    """Return the page with its tables made anew."""
+    keys = dict(paths())
+
+    def made(found: re.Match[str]) -> str:
+        rows = [_row(path, key) for one in found[2].split() for path, key in keys.items() if fnmatchcase(path, one)]
+        return found[1] + _HEAD + "".join(rows)
+
+    return _TABLE.sub(made, text)
+
+
+def paths() -> Iterator[tuple[str, Declared]]:
+    """Give every key with its path, but for sections that are told by their keys."""
+    yield from ((name, key) for name, key in CLUSTER_FILE.keys.items() if name == "defaults" or name not in SECTIONS)
+    yield from _below("hosts[].", section_of(HostSpec))
+    sections = {name: section for name, section in SECTIONS.items() if name != "defaults"}
+    for name, section in (sections | {"sync": SYNC, "on_controller_loss": CONTROLLER_LOSS}).items():
+        yield from _below(f"{name}.", section)
+
+
+def _below(path: str, section: Section) -> Iterator[tuple[str, Declared]]:
+    for name, key in section.keys.items():
+        if isinstance(key.type, Section):
+            yield from _below(f"{path}{name}.", key.type)
+        else:
+            yield path + name, key
+
+
+def _row(path: str, key: Declared) -> str:
+    default = "required" if key.required else key.default_text
+    return f"| `{path.removeprefix('hosts[].')}` | {_values(key.type, key.kind)} | {default} | {key.key.about} |\n"
+
+
+def _values(of: Any, kind: Kind) -> str:
+    """Say what may be written for a type of the spec."""
+    words = kind.choices or _words(of)
+    if kind.words or words:
+        return kind.words or ", ".join(f"`{word}`" for word in words)
+    if kind.limits is not None:
+        return f"{kind.limits[0]} to {kind.limits[1]}"
+    if get_origin(of) is tuple:
+        return f"list of {_values(*apart(get_args(of)[0]))}"
+    if get_origin(of) is dict:
+        return f"mapping to {_values(*apart(get_args(of)[1]))}".removesuffix(" to mapping")
+    return {str: "text", bool: "`true`, `false`", float: "numbers"}.get(of, "mapping")
+
+
+def _words(of: Any) -> tuple[Any, ...]:
+    if get_origin(of) is Literal:
+        return get_args(of)
+    return tuple(word.value for word in of) if isinstance(of, type) and issubclass(of, Enum) else ()
+
+
+if __name__ == "__main__":
+    target = Path(sys.argv[1])
+    target.write_text(page(target.read_text(encoding="utf-8")), encoding="utf-8")

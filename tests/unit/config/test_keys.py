@@ -1,0 +1,157 @@
+"""What is declared of each key holds wherever it is told: in the page, in words, and when it is written and read again."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from clusterctl.config import docs, spec
+from clusterctl.config.resolve import resolved, to_yaml
+from clusterctl.config.sections.declared import section_of
+from clusterctl.config.sections.models import model_of
+from clusterctl.config.stored import dump
+from clusterctl.config.units import format_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from clusterctl.config.load import Loaded
+    from clusterctl.config.sections.declared import Declared
+
+PAGE = Path(__file__).parents[3] / "docs" / "cluster-file.md"
+KEYS = dict(docs.paths())
+
+
+def test_the_tables_of_keys_are_not_stale() -> None:
+    assert PAGE.read_text() == docs.page(PAGE.read_text()), "run `make docs`"
+
+
+def test_each_key_stands_in_one_table() -> None:
+    patterns = [one for mark in re.findall(r"<!-- keys: (.*) -->", PAGE.read_text()) for one in mark.split()]
+    counts = Counter({path: sum(fnmatchcase(path, one) for one in patterns) for path in KEYS})
+    assert set(counts.values()) == {1}, counts
+
+
+@pytest.mark.parametrize("key", KEYS.values(), ids=KEYS)
+def test_a_sentence_that_names_a_default_names_the_one_that_holds(key: Declared) -> None:
+    if "(default)" in key.key.about:
+        assert key.default_text in key.key.about
+    word = key.kind.show(None) if key.default is None and key.kind.show is not None else None
+    if word is not None and "`" in key.key.unset:
+        assert key.key.unset.startswith(f"`{word}`")
+
+
+def test_the_sentence_about_backoff_names_its_ceiling() -> None:
+    assert f"doubled up to {format_duration(spec.RestartSpec().backoff_max)}" in KEYS["restart.backoff"].description
+
+
+@pytest.mark.parametrize(
+    "of",
+    [
+        spec.SshSpec(),
+        spec.NetworkSpec(),
+        spec.SyncSpec(source="/src"),
+        spec.CheckpointSpec(),
+        spec.JobSpec(),
+        spec.RestartSpec(),
+        spec.StallSpec(),
+        spec.HealthSpec(),
+        spec.LogsSpec(),
+    ],
+    ids=lambda of: type(of).__name__,
+)
+def test_a_section_of_defaults_that_is_written_reads_the_same(of: Any) -> None:
+    section = section_of(type(of))
+    assert type(of)(**model_of(section).validate_python(section.written(of))) == of
+
+
+DEFAULTS = """\
+version: 1
+name: llm
+hosts:
+- host: gpu01
+  gpus: auto
+  workers: auto
+  workdir: ~/.local/share/clusterctl/work/llm-HASH
+  env: {}
+  role: worker
+  transport: ssh
+ssh:
+  known_hosts: []
+  connect_timeout: 10s
+  parallel: 64
+network:
+  interface: auto
+  master_port: auto
+  node_lost_after: 2m
+sync:
+  source: /home/me/llm
+  exclude: []
+  max_size: 500MiB
+env: {}
+secrets: {}
+job:
+  script: train.py
+  args: []
+  framework: auto
+  launcher: direct
+  inject: true
+  grace: 10s
+  finish_grace: 5m
+  max_duration: none
+  checkpoint:
+    shared: false
+    resume: this run
+restart:
+  max_restarts: 0
+  'on':
+  - crash
+  - stall
+  - node_lost
+  backoff: 10s
+  window: none
+  never_codes: []
+on_controller_loss: keep
+stall:
+  timeout: auto
+  startup_timeout: 25m
+  action: report
+  watch: []
+health:
+  expect: {}
+  ignore: []
+  severity: {}
+  required: []
+  thresholds: {}
+logs:
+  max_size: none
+  reserve: 64MiB
+"""
+
+STORED = (
+    '{"name":"llm","path":"/home/me/llm/cluster.yaml","hosts":[{"name":"gpu01","host":"gpu01","address":null,'
+    '"internal_ip":null,"user":null,"port":null,"identity_file":null,"proxy_jump":null,"gpus":null,"workers":null,'
+    '"python":null,"workdir":"~/.local/share/clusterctl/work/llm-HASH","env":{},"role":"worker","transport":"ssh"}],'
+    '"job":{"script":"train.py","module":null,"command":null,"args":[],"prologue":null,"framework":"auto",'
+    '"launcher":"direct","inject":true,"grace":10.0,"finish_grace":300.0,"max_duration":null,'
+    '"checkpoint":{"pattern":null,"shared":false,"resume":"this run"}},'
+    '"ssh":{"host_keys":null,"known_hosts":[],"connect_timeout":10.0,"parallel":64},'
+    '"network":{"interface":null,"master_port":null,"node_lost_after":120.0},'
+    '"sync":{"source":"/home/me/llm","exclude":[],"max_size":524288000},"env":{},"secrets":{},'
+    '"restart":{"max_restarts":0,"on":["crash","stall","node_lost"],"backoff":10.0,"backoff_max":300.0,"window":null,'
+    '"never_codes":[]},"stall":{"timeout":null,"startup_timeout":1500.0,"action":"report","watch":[]},'
+    '"health":{"expect":{},"ignore":[],"severity":{},"required":[],"thresholds":{}},'
+    '"logs":{"max_size":null,"reserve":67108864},"stop_after":null}'
+)
+
+
+def test_a_file_that_says_little_is_printed_and_stored_with_every_default(parse_text: Callable[..., Loaded]) -> None:
+    said = parse_text("version: 1\nhosts: gpu01\njob: {script: train.py}\n").spec
+
+    assert re.sub("llm-[0-9a-f]{8}", "llm-HASH", to_yaml(resolved(said))) == DEFAULTS
+    assert re.sub("llm-[0-9a-f]{8}", "llm-HASH", dump(said)) == STORED
