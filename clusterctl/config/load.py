@@ -131,18 +131,8 @@ def load(
         ConfigError: Something is wrong; all that is, at once.
     """
     disk = Disk()
-    sources = []
-    for path in paths:
-        name = os.fspath(path)
-        try:
-            text = disk.read_own(name)
-        except ForeignFileError as error:
-            raise ConfigError([Problem(name, 0, 0, str(error), error.hint)]) from error
-        except OSError as error:
-            raise ConfigError([_unreadable(name, error)]) from error
-        sources.append(Source(path=name, absolute=os.path.abspath(name), text=text))
     return parse(
-        sources,
+        [_source(disk, os.fspath(path)) for path in paths],
         environ=environ,
         files=disk,
         sets=sets,
@@ -151,6 +141,16 @@ def load(
         with_secrets=with_secrets,
         health_mistakes=health_mistakes,
     )
+
+
+def _source(disk: Disk, name: str) -> Source:
+    try:
+        text = disk.read_own(name)
+    except ForeignFileError as error:
+        raise ConfigError([Problem(name, 0, 0, str(error), error.hint)]) from error
+    except OSError as error:
+        raise ConfigError([_unreadable(name, error)]) from error
+    return Source(path=name, absolute=os.path.abspath(name), text=text)
 
 
 def _unreadable(name: str, error: OSError) -> Problem:

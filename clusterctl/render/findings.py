@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.health.model import Finding, Status
-from clusterctl.render.machine import json_line
 from clusterctl.render.ranks import count, fold_nodes, fold_ranks
 from clusterctl.render.terminal.console import BOLD, CYAN, DIM, GREEN, RED, YELLOW, cells, fit, pad, safe
+from clusterctl.render.terminal.machine import json_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from clusterctl.logs.clean import RESET, strip_colours
 from clusterctl.logs.fold import FoldedLine
-from clusterctl.render import machine
 from clusterctl.render.ranks import fold_ranks
+from clusterctl.render.terminal import machine
 from clusterctl.render.terminal.console import DIM, cells
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from clusterctl.render.machine import json_line
 from clusterctl.render.terminal.console import CYAN, DIM, GREEN, RED, YELLOW, cells, fit, pad, safe
+from clusterctl.render.terminal.machine import json_line
 from clusterctl.wording import duration
 
 if TYPE_CHECKING:

@@ -111,7 +111,6 @@ def open_session(
     Raises:
         NodeError: It cannot be reached, trusted, logged in to or used.
     """
-    is_local = host.transport is TransportKind.LOCAL
     began = time.monotonic()
     channel = transport.open(host, progress=progress)
     try:
@@ -121,7 +120,7 @@ def open_session(
             bundle or agent_bundle(),
             timeout=answer_timeout,
             pythons=(host.python,) if host.python else (),
-            first=(sys.executable,) if is_local else (),
+            first=(sys.executable,) if host.transport is TransportKind.LOCAL else (),
             progress=progress,
         )
     except BaseException:

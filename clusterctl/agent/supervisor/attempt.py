@@ -62,9 +62,7 @@ class Attempt:
         self._oom = ends.oom_counts()
         self._watched_ports = ports.PortWatch([], self._users)
         self.outputs = Outputs(run, prepare.attempt, prepare.reserve, prepare.max_size, record, dropped)
-        us = proc.identify(os.getpid())
-        if us is not None:
-            self.ledger.ours.add(us)
+        self.ledger.ours |= {who for who in [proc.identify(os.getpid())] if who is not None}
         parts = Parts(record, self._used_gpus, self.look, lambda: self.living, self.outputs.close)
         self.ending = Ending(loop, run.run, marks, self.number, self.ledger, parts)
 

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterctl.logs.clean import clean_text
-from clusterctl.render.machine import json_line
 from clusterctl.render.terminal.console import GREEN, RED, Console
 from clusterctl.render.terminal.door import styled, through_door
+from clusterctl.render.terminal.machine import json_line
 from tests.work import work
 
 if TYPE_CHECKING:

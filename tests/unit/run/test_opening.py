@@ -23,10 +23,14 @@ class Opened:
 
     def __init__(self, errors: dict[str, Exception], held: threading.Event | None = None) -> None:
         self._errors, self._held = errors, held
+        self.begun: dict[str, threading.Event] = {host.name: threading.Event() for host in HOSTS}
         self.closed: dict[str, threading.Event] = {host.name: threading.Event() for host in HOSTS}
 
     def open(self, host: HostSpec) -> Session:
+        self.begun[host.name].set()
         if host.name in self._errors:
+            # What has not begun by then never does.
+            assert self._held is None or all(event.wait(10) for event in self.begun.values())
             raise self._errors[host.name]
         if self._held is not None:
             self._held.wait(10)
