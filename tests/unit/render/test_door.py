@@ -123,6 +123,7 @@ OTHERS = {
     "clusterctl/health/docs.py": "writes a page of ours",
     "clusterctl/run/controller/process.py": "writes to the controller's log",
     "clusterctl/run/controller/run.py": "writes to the controller's log",
+    "clusterctl/run/controller/connections.py": "writes to the controller's log",
     "clusterctl/render/terminal/console.py": "is behind the door",
 }
 
