@@ -59,7 +59,7 @@ format: $(VENV)/.dev  ## Put the code into its form
 	$(BIN)/ruff check --fix .
 
 fuzz: $(VENV)/.dev  ## Whatever may arrive, for every reader of it, FUZZ_INPUTS times in all
-	FUZZ_INPUTS=$(FUZZ_INPUTS) $(BIN)/python -m pytest tests/unit/test_fuzz.py $(PYTEST_ARGS)
+	FUZZ_INPUTS=$(FUZZ_INPUTS) $(BIN)/python -m pytest tests/unit/test_fuzz.py --timeout 1800 $(PYTEST_ARGS)
 
 unit: $(VENV)/.dev  ## Only the pure tests
 	$(BIN)/python -m pytest tests/unit $(PYTEST_ARGS)
