@@ -33,7 +33,7 @@ from clusterctl.run.nodes.links import Links
 from clusterctl.run.nodes.progress import Progress
 from clusterctl.run.record.clock import now
 from clusterctl.run.record.owner import OwnedState
-from clusterctl.run.record.places import Places
+from clusterctl.run.record.placements import Places
 from clusterctl.run.record.reader import load_state
 from clusterctl.run.record.writer import Writer
 from clusterctl.run.rules import events

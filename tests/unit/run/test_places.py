@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from clusterctl.run.record.places import Placed, Places
+from clusterctl.run.record.placements import Placed, Places
 
 
 class Counted(tuple[Placed, ...]):
