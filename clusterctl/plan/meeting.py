@@ -21,10 +21,10 @@ _LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """How a node reaches another: its own address on the way, and the interface that holds it."""
+    """How a node reaches another: its own address on the way, and the interface that holds it, if any is known."""
 
     source: str
-    interface: str
+    interface: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +144,7 @@ def meeting(
                 hint="set `internal_ip` of the hosts, or `network.interface`, to the network that they share",
             )
         addresses[name] = entry.host.internal_ip or route.source
-        interfaces[name] = _holder(answers[name], addresses[name]) or route.interface
+        interfaces[name] = _holder(answers[name], addresses[name]) or route.interface or ""
     return Meeting(master_addr=master, addresses=addresses, interfaces=interfaces)
 
 

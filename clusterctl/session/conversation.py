@@ -14,6 +14,8 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import TYPE_CHECKING, Any
 
+from typing_extensions import override
+
 from clusterctl.agent.protocol.commands import AGENT_STREAMS, BEAT_SECONDS, Command, ErrorKind, request
 from clusterctl.agent.protocol.frames import (
     CHUNK_BYTES,
@@ -29,6 +31,7 @@ from clusterctl.door import answers, journal
 from clusterctl.door.bounds import Allowance
 from clusterctl.errors import AgentError, ConnectError, NodeError, NodeRefusedError
 from clusterctl.session.beats import Beats
+from clusterctl.session.calls import Calls
 from clusterctl.session.items import (
     EventReceived,
     OutputReceived,
@@ -45,7 +48,7 @@ from clusterctl.session.sender import Sender
 from clusterctl.session.streams import Streams
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from clusterctl.agent.protocol.types import Hello
     from clusterctl.transport.base import Channel
@@ -58,7 +61,7 @@ _READ_BYTES = 1 << 20
 _QUOTED_CHARACTERS = 300
 
 
-class Session:
+class Session(Calls):
     """A conversation with the agent of `node`. Every method may be called from any thread.
 
     Attributes:
@@ -118,17 +121,8 @@ class Session:
         """Seconds since the node last said anything, or took any of what we send."""
         return time.monotonic() - self._heard
 
-    def call(
-        self, command: Command, arguments: dict[str, Any] | None = None, *, timeout: float | None = None
-    ) -> dict[str, Any]:
-        """Ask and wait for the answer.
-
-        Raises:
-            RefusedError: The node would not; `StaleEpochError` where it obeys a later controller.
-            NotFoundError: It has no such run, rank or file.
-            AgentError: It could not, or did not answer within `timeout` seconds, or those of `seconds_for`.
-            NodeError: The session is lost.
-        """
+    @override
+    def ask(self, command: Command, arguments: Mapping[str, Any], timeout: float | None) -> dict[str, Any]:
         future = self.call_async(command, arguments)
         timeout = seconds_for(command) if timeout is None else timeout
         try:
@@ -137,12 +131,12 @@ class Session:
             self._forget(future)
             raise AgentError(self.node, f"no answer to `{command.value}` within {timeout:g}s") from error
 
-    def call_async(self, command: Command, arguments: dict[str, Any] | None = None) -> Future[dict[str, Any]]:
+    def call_async(self, command: Command, arguments: Mapping[str, Any] | None = None) -> Future[dict[str, Any]]:
         """Ask; the future holds the answer, or what `call` would raise. Its callbacks run on the reading thread."""
         number = next(self._numbers)
         future: Future[dict[str, Any]] = Future()
         try:
-            frame = encode_message(request(number, command, arguments or {}, self.epoch))
+            frame = encode_message(request(number, command, dict(arguments or {}), self.epoch))
         except TooLargeError as error:
             future.set_exception(NodeRefusedError(self.node, f"`{command.value}` cannot be asked: {error}"))
             return future
@@ -151,7 +145,7 @@ class Session:
                 future.set_exception(self._error)
                 return future
             self._pending[number] = command, future
-            self._allowed.asked(number, command, arguments or {})
+            self._allowed.asked(number, command, dict(arguments or {}))
         self._sender.put(frame)
         return future
 
@@ -159,8 +153,8 @@ class Session:
         """Say something that has no answer; a lost session swallows it."""
         number = next(self._numbers)
         with self._state:
-            self._allowed.asked(number, command, arguments or {})
-        self._sender.put(encode_message(request(number, command, arguments or {}, self.epoch)))
+            self._allowed.asked(number, command, dict(arguments or {}))
+        self._sender.put(encode_message(request(number, command, dict(arguments or {}), self.epoch)))
 
     def credit(self, count: int) -> None:
         """Let the node send `count` more bytes of output."""

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
     from types import ModuleType
 
-    from clusterctl.agent.protocol.types import Hello
     from clusterctl.config.spec import HostSpec
     from clusterctl.session.items import Sink
     from clusterctl.transport.base import Transport
@@ -146,7 +145,7 @@ def _greet(session: Session, timeout: float) -> None:
     """
     node = session.node
     try:
-        session.hello = cast("Hello", session.call(Command.HELLO, timeout=timeout))
+        session.hello = session.call(Command.HELLO, timeout=timeout)
         _check_protocol(session)
     except RefusedError as error:
         raise NodeRefusedError(node, str(error).removeprefix(f"{node}: "), hint=error.hint) from error

@@ -6,7 +6,7 @@ an older agent does not send are not required.
 
 from __future__ import annotations
 
-from typing import TypedDict
+from typing import Any, TypedDict
 
 
 class Gpus(TypedDict, total=False):
@@ -96,9 +96,162 @@ class Exit(TypedDict, total=False):
     fenced: bool
 
 
+# --- answers, by the command that they are to (`Command`)
+
+
+class WorkerFound(TypedDict, total=False):
+    """A worker of the newest attempt, and whether its process lives."""
+
+    rank: int
+    local_rank: int
+    pid: int
+    start_time: int
+    alive: bool
+
+
+class Status(TypedDict, total=False):
+    """What a node knows of a run. `state` is that of its journal, `remaining` what could not be ended."""
+
+    supervisor: bool
+    epoch: int | None
+    attempt: int
+    state: str
+    seq: int
+    workers: list[WorkerFound]
+    remaining: list[dict[str, Any]]
+
+
+class RunFound(TypedDict, total=False):
+    """A run that a node has traces of. Times are the node's wall clock (seconds), `grace` is seconds."""
+
+    run: str
+    node: str
+    name: str
+    live: bool
+    supervisor: bool
+    state: str
+    epoch: int | None
+    attempt: int
+    workdir: str | None
+    grace: float | None
+    gpus: list[int] | None
+    started: float | None
+    finished: float | None
+    remaining: list[dict[str, Any]]
+
+
+class Runs(TypedDict):
+    """Every run of a node."""
+
+    runs: list[RunFound]
+
+
+class Routes(TypedDict):
+    """The way to each address that was asked for; `None` where there is none."""
+
+    routes: dict[str, Way | None]
+
+
+class Listening(TypedDict):
+    """The port on which a node now waits for its peers."""
+
+    port: int
+
+
+class Reached(TypedDict, total=False):
+    """Whether a peer was reached, and what went through: bytes, and for how many seconds nothing moved (`still`)."""
+
+    ok: bool | None
+    ms: float | None
+    error: str | None
+    source: str | None
+    payload: int | None
+    sent: int | None
+    received: int | None
+    still: float | None
+
+
+class Needed(TypedDict):
+    """Numbers, in the manifest, of the files whose content a node lacks."""
+
+    need: list[int]
+
+
+class Received(TypedDict, total=False):
+    """What a node has written of the code, and the hash of all that is there now."""
+
+    written: int
+    hash: str | None
+
+
+class Fetched(TypedDict):
+    """Path, size (bytes) and mode of each file that was sent."""
+
+    files: list[tuple[str, int, int]]
+
+
 class CheckpointFound(TypedDict):
     """A complete checkpoint: `mtime` and `size` (bytes) are of its newest file."""
 
     path: str
     mtime: float
     size: int
+
+
+class Checkpoints(TypedDict, total=False):
+    """Checkpoints that are complete, the newest first; time and size of every file, where that was asked for."""
+
+    found: list[CheckpointFound]
+    versions: list[tuple[float, int]]
+
+
+class Code(TypedDict, total=False):
+    """The hash of what syncs brought, or the hash of each source file that nobody synced."""
+
+    hash: str | None
+    files: dict[str, str]
+
+
+class Ready(TypedDict, total=False):
+    """What an attempt has been given on a node."""
+
+    ports: list[int]
+    run_dir: str
+    python: str | None
+
+
+class Piece(TypedDict, total=False):
+    """A piece of a file (`data` in base64), and how much of it there is."""
+
+    offset: int
+    size: int
+    first_valid: int | None
+    data: str
+
+
+class Evidence(TypedDict):
+    """Where the ranks of a node are; see `agent.watch.evidence.collect`."""
+
+    ranks: dict[str, dict[str, Any]]
+
+
+class Cleaned(TypedDict):
+    """Bytes that were freed."""
+
+    bytes: int
+
+
+class ProgramEnd(TypedDict, total=False):
+    """How a program ended, and whether its time was over."""
+
+    exit_code: int | None
+    signal: int | None
+    timed_out: bool
+
+
+class Probed(TypedDict, total=False):
+    """What a probe found, by group, and what was stuck."""
+
+    groups: dict[str, dict[str, Any]]
+    time: float
+    stuck: list[dict[str, Any]]

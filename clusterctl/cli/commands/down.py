@@ -29,6 +29,7 @@ from clusterctl.run.record.reader import load_state
 from clusterctl.run.rules import leftover
 
 if TYPE_CHECKING:
+    from clusterctl.agent.protocol.types import RunFound
     from clusterctl.render.terminal.console import Console
     from clusterctl.run.record.rundir import RunDir
     from clusterctl.run.rules.state import RunState
@@ -217,16 +218,16 @@ def end_orphans(path: str, console: Console, *, as_json: bool) -> int:
     return int(ExitCode.TEARDOWN_INCOMPLETE if left else ExitCode.OK)
 
 
-def _left(run: dict[str, Any]) -> bool:
+def _left(run: RunFound) -> bool:
     """Return whether something of a run is there: workers, what they left, or a supervisor that waits for commands."""
     return bool(run["live"] or run["supervisor"])
 
 
-def _end_all(session: Session, runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _end_all(session: Session, runs: list[RunFound]) -> list[dict[str, Any]]:
     """Stop the orphans of one node; return what is left of them."""
     left = []
     for run in runs:
-        session.epoch = int(run["epoch"]) + 1
+        session.epoch = (run["epoch"] or 0) + 1
         remaining = end_on_node(session, run["run"], run["node"], float(run.get("grace") or _GRACE))
         left += [{"run": run["run"], **entry} for entry in remaining]
     return left

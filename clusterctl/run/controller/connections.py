@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from clusterctl.agent.protocol import requests
+    from clusterctl.agent.protocol.types import Status
     from clusterctl.config.spec import HostSpec
     from clusterctl.run.controller.run import ControlledRun
     from clusterctl.run.nodes.links import Redialed
@@ -43,7 +44,7 @@ _SILENT = "no answer"
 class _Resumed:
     """A node is followed again. `status` is its answer where somebody has to know whether its workers were started."""
 
-    status: dict[str, Any] | None
+    status: Status | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,7 +241,7 @@ class Connections:
         if left:
             run.links.broken(run.hosts[node], session)
 
-    def _end_what_was_not_started(self, node: str, status: dict[str, Any]) -> None:
+    def _end_what_was_not_started(self, node: str, status: Status) -> None:
         """End an attempt whose workers on a node nobody will start: the controller that was about to is gone."""
         run = self._run
         if status["state"] == "prepared" and status["attempt"] == run.state.attempt and not run.launching:

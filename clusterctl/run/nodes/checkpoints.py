@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Collection, Mapping, Sequence
 
+    from clusterctl.agent.protocol.types import Checkpoints
     from clusterctl.config.spec import ClusterSpec
     from clusterctl.run.record.rundir import RunDir
     from clusterctl.session.conversation import Session
@@ -179,7 +180,7 @@ class Resuming:
             self._post(events.Note(text=f"{blind} cannot see `{newest.path}`", level="warn"))
         return chosen
 
-    def _ask(self, node: str, session: Session, *, versions: bool = False) -> dict[str, Any]:
+    def _ask(self, node: str, session: Session, *, versions: bool = False) -> Checkpoints:
         asked = {"workdir": self._workdirs[node], "pattern": self._checkpoint.pattern, "versions": versions}
         return session.call(Command.CHECKPOINTS, asked)
 

@@ -16,6 +16,7 @@ from clusterctl.run.rules.stalls import stacks
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
+    from clusterctl.agent.protocol import types
     from clusterctl.run.record.rundir import RunDir
     from clusterctl.session.conversation import Session
 
@@ -45,7 +46,7 @@ def ask(run: str, name: str, sessions: Mapping[str, Session], ranks: Collection[
         ranks: Only these; default all.
     """
 
-    def one(node: str, session: Session) -> dict[str, Any]:
+    def one(node: str, session: Session) -> types.Evidence:
         wanted = None if ranks is None else sorted(ranks)
         asked = {"run": run, "node": node, "name": name, "ranks": wanted, "deadline": _DEADLINE}
         return session.call(Command.EVIDENCE, asked)

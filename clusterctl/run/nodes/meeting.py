@@ -13,7 +13,7 @@ from clusterctl.run.nodes.fan_out import each, quietly, raise_first
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from clusterctl.agent.protocol.types import Hello
+    from clusterctl.agent.protocol.types import Hello, Reached
     from clusterctl.config.spec import ClusterSpec, HostSpec
     from clusterctl.session.conversation import Session
 
@@ -139,7 +139,7 @@ def _connect(
 ) -> dict[str, dict[str, Any]]:
     asked = {"address": tried["address"], "port": tried["port"], "nonce": nonce, "timeout": CONNECT_SECONDS}
 
-    def connect(_node: str, session: Session) -> dict[str, Any]:
+    def connect(_node: str, session: Session) -> Reached:
         return session.call(Command.CONNECT, asked, timeout=CONNECT_SECONDS + _MARGIN)
 
     found, errors = each(sessions, connect)

@@ -31,6 +31,7 @@ from clusterctl.run.rules.events import Note
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from clusterctl.agent.protocol.types import Probed
     from clusterctl.config.spec import ClusterSpec
     from clusterctl.health.model import Finding
     from clusterctl.run.record.rundir import RunDir
@@ -179,7 +180,7 @@ def _probe(
     first = next((h.name for h in spec.workers if h.name in sessions), None)
     salt = secrets.token_hex(8)
 
-    def probe(node: str, session: Session) -> dict[str, Any]:
+    def probe(node: str, session: Session) -> Probed:
         step.at(node, "checking")
         # Its answer comes before the facts and finds a quiet agent: a clock with a small error.
         session.beat()
@@ -202,7 +203,7 @@ def _probe(
         return facts
 
     found, errors = each(dict(sessions), probe)
-    return {n: found[n] if n in found else {"unreachable": str(errors[n])} for n in sessions}
+    return {n: dict(found[n]) if n in found else {"unreachable": str(errors[n])} for n in sessions}
 
 
 def _controller_facts(session: Session, facts: Mapping[str, Any], own_run: str | None) -> dict[str, Any]:

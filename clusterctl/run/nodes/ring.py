@@ -17,6 +17,7 @@ from clusterctl.run.nodes.fan_out import each
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from clusterctl.agent.protocol.types import Reached
     from clusterctl.config.spec import ClusterSpec
     from clusterctl.session.conversation import Session
 
@@ -70,7 +71,7 @@ def try_ring(
     ports, deaf = each({node: sessions[node] for node in peers}, listen)
     by_key = {f"{way.origin} {way.peer}": way for way in planned}
 
-    def connect(key: str, session: Session) -> dict[str, Any]:
+    def connect(key: str, session: Session) -> Reached:
         peer = by_key[key].peer
         if peer in deaf:
             return {"ok": None, "error": f"{peer} was not heard: {deaf[peer]}"}
