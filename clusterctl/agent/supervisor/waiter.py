@@ -28,6 +28,9 @@ _NAP_SECONDS = 5.0
 _UNMEASURED_DELAY = 0.05
 _RETRY_SECONDS = 0.25
 _MARGIN = 0.002
+_ENDED = os.WEXITED | os.WNOWAIT
+"""The status of a worker stays with the kernel until it is written down: where this process is killed before that, the
+supervisor takes it."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,7 @@ def _wait_for_worker(post: Post, report: int, parent: int) -> NoReturn:
     _forget_the_rest({*keep, end.fd})
     fence = _Fence(post)
     end.write(_outcome(worker, fence))
+    os.waitpid(worker, 0)
     fence.close()
     os._exit(0)
 
@@ -137,6 +141,7 @@ def stand_in(post: Post) -> int:
         end.write(outcome)
     else:
         end.forget()
+    os.waitpid(worker, 0)
     number = outcome["signal"]
     return int(outcome["exit_code"]) << 8 if number is None else int(number)
 
@@ -284,33 +289,32 @@ def _outcome(worker: int, fence: _Fence) -> dict[str, Any]:
     """Wait for the worker; return how it ended, and the monotonic times between which it did."""
     while True:
         before = proc.run_delay()
-        status = _wait(worker, fence)
+        end = _wait(worker, fence)
         latest = time.monotonic()
-        if status is not None:
+        if end is not None:
             break
     after = proc.run_delay()
     # Between the worker's end and our looking at the clock lies only the time that we waited for a processor.
     delay = after - before if before is not None and after is not None else _UNMEASURED_DELAY
-    killed = os.WIFSIGNALED(status)
+    killed = end.si_code != os.CLD_EXITED
     return {
-        "exit_code": None if killed else os.WEXITSTATUS(status),
-        "signal": os.WTERMSIG(status) if killed else None,
+        "exit_code": None if killed else end.si_status,
+        "signal": end.si_status if killed else None,
         "earliest": latest - delay - _MARGIN,
         "mono": latest,
         "fenced": fence.expired,
     }
 
 
-def _wait(worker: int, fence: _Fence) -> int | None:
-    """Wait until the worker has ended and return its status, or `None` to be called again."""
+def _wait(worker: int, fence: _Fence) -> os.waitid_result | None:
+    """Wait until the worker has ended and return how, or `None` to be called again; it is not reaped."""
     left = fence.left()
     if left is None:
-        return os.waitpid(worker, 0)[1]
+        return os.waitid(os.P_PID, worker, _ENDED)
     if left <= 0:
         fence.enforce()
     else:
         with contextlib.suppress(OSError):
             # This clock stands still while the machine sleeps; what is left is asked again in time.
             signal.sigtimedwait({signal.SIGCHLD}, min(left, _NAP_SECONDS))
-    pid, status = os.waitpid(worker, os.WNOHANG)
-    return status if pid else None
+    return os.waitid(os.P_PID, worker, _ENDED | os.WNOHANG)
