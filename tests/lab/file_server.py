@@ -125,12 +125,14 @@ class Server:
         if not asked:
             return
         # Who waits for a request that is read cannot be killed any more: only then it is so that somebody has asked.
-        held = self._connection.read() if self._faults.hang == "hold" else None
-        self._file.with_suffix(".asked").touch()
-        if held:
-            self._held.append(held)
-        else:
+        if self._faults.hang != "hold":
+            self._file.with_suffix(".asked").touch()
             time.sleep(_LOOK_AGAIN)
+        elif held := self._connection.read():
+            self._held.append(held)
+            # Nobody waits for what needs no answer, such as the kernel's word that it has forgotten a file.
+            if held.op not in SILENT:
+                self._file.with_suffix(".asked").touch()
 
     def _serve(self, request: Request) -> None:
         if request.op == Op.INTERRUPT:
