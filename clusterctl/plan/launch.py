@@ -63,9 +63,6 @@ class LaunchPlan:
     nodes: tuple[NodePlan, ...]
 
 
-# --- ranks
-
-
 # --- addresses
 
 

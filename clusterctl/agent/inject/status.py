@@ -13,6 +13,7 @@ from clusterctl.agent.protocol import worker_status
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+_STALE_S = 10.0
 
 
 def inside(status_dir: str, rank: int, now: float) -> dict[str, Any] | None:
@@ -86,7 +87,5 @@ def thread_of(said: dict[str, Any], status_dir: str, rank: int) -> int:
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return 0
 
-
-_STALE_S = 10.0
 
 _RANK_DIGITS, _MOST_CLAIMED = 7, 1024

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
 
 _TIME_WAIT = "06"
+_LISTENS = "0A"
+_ROOT = 0
+_SHARE = 20
+"""The time since the start is this many times the pause before the next look: soon there are few."""
 
 
 class PortError(Exception):
@@ -138,9 +142,6 @@ def _only_time_wait(port: int) -> bool:
     return {state for number, state, _ in sockets() if number == port} == {_TIME_WAIT}
 
 
-_LISTENS = "0A"
-
-
 def bind(port: int) -> socket.socket:
     """Bind on every address, IPv6 too where the kernel has it.
 
@@ -203,12 +204,6 @@ def sockets(root: str = "/", *, listening: bool = False) -> Iterator[tuple[int, 
 def listeners(root: str = "/") -> Iterator[tuple[int, int]]:
     """Yield port and user of each TCP socket that listens."""
     return ((port, uid) for port, _, uid in sockets(root, listening=True))
-
-
-_ROOT = 0
-
-_SHARE = 20
-"""The time since the start is this many times the pause before the next look: soon there are few."""
 
 
 class PortWatch:

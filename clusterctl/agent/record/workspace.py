@@ -326,6 +326,3 @@ def _hash(fd: int) -> str:
         if not data:
             return digest.hexdigest()
         digest.update(data)
-
-
-# --- what leaves a workdir

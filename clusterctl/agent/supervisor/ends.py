@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 _UNKNOWN_WAITER_SECONDS = 2.0
 """How long a waiter of which nobody knows the pid may take to write down how its worker ended."""
+_MAX_RECORDS = 20000
+_CLOCKS_APART = 5.0
+"""Seconds by which the clock of the kernel log may differ from the monotonic one."""
 
 
 def end_of(worker: Worker, path: str, make_way: Callable[[], None]) -> Exit | None:
@@ -75,12 +78,6 @@ def _from_status(worker: Worker) -> Exit:
         else:
             said["exit_code"] = os.WEXITSTATUS(worker.status)
     return said
-
-
-_MAX_RECORDS = 20000
-
-_CLOCKS_APART = 5.0
-"""Seconds by which the clock of the kernel log may differ from the monotonic one."""
 
 
 def _host_kills() -> int | None:

@@ -345,6 +345,3 @@ class Supervisor:
                 self._attempt.outputs.replicated(*output, int(offset))
             elif index is not None:
                 self._attempt.outputs.index_replicated(*index, int(offset))
-
-
-# --- starting one

@@ -34,6 +34,10 @@ if TYPE_CHECKING:
     from clusterctl.run.record.rundir import RunDir
     from clusterctl.run.rules.state import RunState
     from clusterctl.session.conversation import Session
+_GRACE = 10.0
+# A controller that has just taken over looks twice before it calls a run stalled: at most a minute apart.
+_SURE_SECONDS = 100.0
+_LOOK_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,9 +197,6 @@ def _tell_end(run: RunDir, state: RunState, console: Console) -> None:
         console.narrate(*remaining_lines(state.remaining, console.err))
 
 
-_GRACE = 10.0
-
-
 def end_orphans(path: str, console: Console, *, as_json: bool) -> int:
     """End every live run on the nodes of a cluster file that no run directory of this head stands for."""
     spec = options.load_file(path, (), (), console=console).spec
@@ -231,12 +232,6 @@ def _end_all(session: Session, runs: list[RunFound]) -> list[dict[str, Any]]:
         remaining = end_on_node(session, run["run"], run["node"], float(run.get("grace") or _GRACE))
         left += [{"run": run["run"], **entry} for entry in remaining]
     return left
-
-
-# A controller that has just taken over looks twice before it calls a run stalled: at most a minute apart.
-_SURE_SECONDS = 100.0
-
-_LOOK_SECONDS = 1.0
 
 
 def may_be_stalled(state: RunState) -> bool:

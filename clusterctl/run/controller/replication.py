@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 _ACKNOWLEDGE_EVERY = 2.0
 _ACKNOWLEDGE_BYTES = 4 * 1024 * 1024
+_RETRY = 2.0
+_ALL_SECONDS = 60.0
+"""How long a node may take for the ends of all its files: megabytes, with many ranks."""
 
 
 class Replication:
@@ -105,8 +108,6 @@ class Replication:
                 session.post(Command.REPLICATED, {"run": self._run.folder.run, "node": node, "offsets": offsets})
 
 
-_RETRY = 2.0
-
 _FULL = "the head's disk is full", "the head's disk has space again"
 
 _TOO_MANY = "the head cannot open more files (`ulimit -n`)", "the head can open files again"
@@ -167,9 +168,6 @@ class Intake:
 _COMPARED_BYTES = 64 * 1024
 
 _COMPARED_OF_EARLIER = 4 * 1024
-
-_ALL_SECONDS = 60.0
-"""How long a node may take for the ends of all its files: megabytes, with many ranks."""
 
 
 def differing(run: RunDir, node: str, session: Session, attempt: int, *, earlier: bool) -> list[str]:

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from clusterctl.agent.protocol.types import Hello, Reached
     from clusterctl.config.spec import ClusterSpec, HostSpec
     from clusterctl.session.conversation import Session
+CONNECT_SECONDS = 2.0
+"""How long a node may take to reach the port; a firewall that drops packets is known by this time."""
+_MARGIN = 4.0
 
 
 def answer_of(host: HostSpec, hello: Hello) -> meeting.NodeAnswer:
@@ -98,12 +101,6 @@ def _address(spec: ClusterSpec, host: HostSpec, answer: meeting.NodeAnswer) -> s
         return meeting.provisional_address(host, answer, spec.network.interface)
     except RefusedError:
         return answer.reached_at
-
-
-CONNECT_SECONDS = 2.0
-"""How long a node may take to reach the port; a firewall that drops packets is known by this time."""
-
-_MARGIN = 4.0
 
 
 def try_port(spec: ClusterSpec, sessions: Mapping[str, Session]) -> dict[str, dict[str, Any]]:

@@ -45,9 +45,6 @@ SAMPLES_KEPT = 16 * 1024 * 1024
 """Bytes of a node's samples that are kept here at most: many times what any reader looks back."""
 
 
-# --- reading
-
-
 # --- writing
 
 
