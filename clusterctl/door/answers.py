@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -216,6 +217,7 @@ def refusal(command: Command, value: Any) -> dict[str, Any]:
     return {**value, "message": value["message"][:_MOST_WORDS], "hint": hint and hint[:_MOST_WORDS]}
 
 
+@functools.lru_cache(maxsize=4096)
 def place_of(file: str) -> tuple[int, int] | None:
     """Return attempt and rank of the file of a stream; `None` for the samples.
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.protocol import files
 from clusterctl.agent.protocol.commands import Command
-from clusterctl.agent.protocol.frames import FrameError
+from clusterctl.agent.protocol.frames import CREDIT_BYTES, FrameError
 from clusterctl.door.answers import place_of
 from clusterctl.door.bounds import MOST_FILE
 from clusterctl.errors import NotFoundError
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from clusterctl.session.conversation import Session
     from clusterctl.session.items import OutputReceived, WholeReceived
 
+
+_CREDIT_AT_ONCE = CREDIT_BYTES // 8
+"""So much is given back in one message: one for each piece would be as many messages as the node sends."""
 
 _ACKNOWLEDGE_EVERY = 2.0
 _ACKNOWLEDGE_BYTES = 4 * 1024 * 1024
@@ -49,6 +52,7 @@ class Replication:
         self._sizes: dict[tuple[str, str], int] = {}
         self._acknowledged = 0.0
         self._unacknowledged = 0
+        self._owed: dict[Session, int] = {}
 
     @property
     def paused(self) -> bool:
@@ -84,11 +88,19 @@ class Replication:
         self._unacknowledged += len(item.payload)
         session = self._run.links.sessions.get(item.node)
         if session is not None:
-            session.credit(len(item.payload))
+            self._owed[session] = self._owed.get(session, 0) + len(item.payload)
+            if self._owed[session] >= _CREDIT_AT_ONCE:
+                session.credit(self._owed.pop(session))
+
+    def _give_credit(self) -> None:
+        while self._owed:
+            session, count = self._owed.popitem()
+            session.credit(count)
 
     def acknowledge(self) -> None:
-        """Tell nodes now and then what is safe here, so that a full disk there costs nothing."""
+        """Let nodes send on, and tell them now and then what is safe here, so that a full disk there costs nothing."""
         self._intake.retry()
+        self._give_credit()
         self._run.writer.flush()
         pause = _ACKNOWLEDGE_EVERY if self._unacknowledged < _ACKNOWLEDGE_BYTES else _ACKNOWLEDGE_EVERY / 10
         if time.monotonic() - self._acknowledged >= pause:

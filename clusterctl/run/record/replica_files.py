@@ -15,26 +15,30 @@ if TYPE_CHECKING:
 
 
 class ReplicaFiles:
-    """Open files by their path; the one that was used least recently is closed for another.
+    """Open files by node and name; the one that was used least recently is closed for another.
 
     Args:
+        place: Tells where the replica of a node's file lies; asked when it is opened, not with each piece.
         limit: How many may be open at once; default half of what this process may have. Sockets and journals need
             the rest.
     """
 
-    def __init__(self, limit: int | None = None) -> None:
+    def __init__(self, place: Callable[[str, str], Path], limit: int | None = None) -> None:
+        self._place = place
         self._limit = max(1, limit or resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
-        self._open: OrderedDict[Path, int] = OrderedDict()
+        self._open: OrderedDict[tuple[str, str], int] = OrderedDict()
 
-    def descriptor(self, path: Path) -> int:
-        """Return a descriptor to read and write `path`, made with its folder if need be; good until the next call.
+    def descriptor(self, node: str, file: str) -> int:
+        """Return a descriptor to read and write a replica, made with its folder if need be; good until the next call.
 
         Raises:
             OSError: It cannot be opened.
         """
-        if path in self._open:
-            self._open.move_to_end(path)
-            return self._open[path]
+        key = node, file
+        if key in self._open:
+            self._open.move_to_end(key)
+            return self._open[key]
+        path = self._place(node, file)
         self._keep(self._limit - 1)
         try:
             fd = _open(path)
@@ -43,13 +47,13 @@ class ReplicaFiles:
                 raise
             self._keep(len(self._open) // 2)
             fd = _open(path)
-        self._open[path] = fd
+        self._open[key] = fd
         return fd
 
-    def close_where(self, over: Callable[[Path], bool]) -> None:
-        """Close those that nothing more is written to."""
-        for path in [path for path in self._open if over(path)]:
-            os.close(self._open.pop(path))
+    def close_where(self, over: Callable[[str, str], bool]) -> None:
+        """Close those of which `over` says, by node and file, that nothing more is written to them."""
+        for key in [key for key in self._open if over(*key)]:
+            os.close(self._open.pop(key))
 
     def close(self) -> None:
         """Close all of them."""

@@ -66,7 +66,7 @@ class Writer(Owned):
         self._seq = _last_seq(run.events)
         self._events = LineFile(run.events, _EVENTS_RESERVE)
         self._journals: dict[str, LineFile] = {}
-        self._files = ReplicaFiles()
+        self._files = ReplicaFiles(self._replica)
 
     def append(self, event: head.ControllerEvent, now: float) -> None:
         """Write an event of the controller's own; `now` is the head's clock in seconds.
@@ -109,7 +109,7 @@ class Writer(Owned):
             OSError: There is no room (`linefile.is_short`); writing the same again later makes it whole.
         """
         self.check()
-        fd = self._descriptor(node, file)
+        fd = self._files.descriptor(node, file)
         view, before = memoryview(payload), offset
         while view:
             written = os.pwrite(fd, view, offset)
@@ -135,17 +135,12 @@ class Writer(Owned):
     def close_before(self, node: str, attempt: int) -> None:
         """Keep no file of a node open that is of an attempt before that one."""
         self.check()
-        base = self.run.node(node)
-        self._files.close_where(
-            lambda path: (
-                path.is_relative_to(base) and -1 < files.attempt_of(path.relative_to(base).as_posix()) < attempt
-            )
-        )
+        self._files.close_where(lambda owner, file: owner == node and -1 < files.attempt_of(file) < attempt)
 
     def restart_replica(self, node: str, file: str) -> None:
         """Throw away a replica that turned out to differ from the node's file, so that it is sent again."""
         self.check()
-        os.ftruncate(self._descriptor(node, file), 0)
+        os.ftruncate(self._files.descriptor(node, file), 0)
 
     def next_epoch(self, seen: int) -> int:
         """Return an epoch above every one used so far, and remember it; `seen` is the highest that a node knows."""
@@ -175,10 +170,10 @@ class Writer(Owned):
                 content = outline.encode(state, latest_step(self.run, state), self.run.events)
                 write_atomically(self.run.outline, content)
 
-    def _descriptor(self, node: str, file: str) -> int:
+    def _replica(self, node: str, file: str) -> Path:
         if ".." in file.split("/") or file.startswith("/"):
             raise RefusedError(f"{node} names a file outside its run directory: {file!r}")
-        return self._files.descriptor(self.run.node(node) / file)
+        return self.run.node(node) / file
 
 
 def _last_seq(path: Path) -> int:
