@@ -139,6 +139,21 @@ def test_without_a_controller_the_fence_ends_the_run(node: Node, guard: str) -> 
     assert late.exits()[0]["stopped"]
 
 
+def test_a_worker_that_the_fence_of_another_ended_was_stopped(node: Node) -> None:
+    talk = node.launch(["sleep", "1000"], ["sleep", "1000"], stop_after=2.0, grace=0.3)
+    talk.until(lambda: len(talk.of("started")) == 2)
+    workers = [event["pid"] for event in talk.of("started")]
+    talk.kill()
+    for guardian in (node.supervisor(), node.waiter(0)):
+        os.kill(guardian, signal.SIGKILL)
+    again = node.talk(epoch=None)
+    again.eventually(lambda: all(gone(pid) for pid in workers), 15)
+    late = node.talk(epoch=2)
+    node.follow(late)
+    late.wait_for("swept")
+    assert [late.exits()[rank]["stopped"] for rank in (0, 1)] == [True, True]
+
+
 def test_beats_of_a_controller_hold_the_fence_back(node: Node) -> None:
     talk = node.launch(["/bin/sh", "-c", "sleep 4; exit 9"], stop_after=1.5)
     number = 0

@@ -180,6 +180,10 @@ class RunDir:
         """Return where it is written which workers an attempt was to start."""
         return os.path.join(self.attempt(attempt), "start.json")
 
+    def fence(self, attempt: int) -> str:
+        """Return where waiters write down that they end an attempt for want of a controller."""
+        return os.path.join(self.attempt(attempt), "fence")
+
     def of_rank(self, attempt: int, rank: int, kind: str) -> str:
         """Return a file of one worker: `log`, `idx`, `spawn`, `exit` or `error.json`."""
         return os.path.join(self.attempt(attempt), f"rank-{rank}.{kind}")

@@ -162,6 +162,7 @@ class Attempt:
 
     def _enforce(self, _out: Out) -> dict[str, Any]:
         """End everything of the run here; done aside by a waiter whose fence has expired."""
+        rank_files.begin_fence(self._run.fence(self.number))
         self.ledger.ours |= guardians.of_run(self._run)
         secrets.forget(self._run)
         return {"left": ladder.end_all(self._marks, self.ledger, self.prepare.grace)}
@@ -253,13 +254,13 @@ class Attempt:
         return said
 
     def _exited(self, worker: Worker, said: Exit) -> None:
-        if said.get("fenced"):
-            self.ending.fenced(requests.StopReason.FENCE.value, self.prepare.grace)
+        if (since := rank_files.fenced_since(self._run.fence(self.number), said)) is not None:
+            self.ending.fenced(since, requests.StopReason.FENCE.value, self.prepare.grace)
         self._let_go(worker)
         event = self._exit_event(worker, said)
         self._record(event)
         if event.exit_code != 0:
-            # Before its peers are stopped for it: one that finds its port taken has only the name of the error.
+            # First: one that finds its port taken has only the name of the error.
             self.look_at_ports()
         if not event.stopped and event.exit_code != 0 and self.living and self.ending.since is None:
             self.ending.stop(self.prepare.grace, requests.StopReason.PEER_FAILED.value)

@@ -43,7 +43,7 @@ class Ending:
     """The end of one attempt here.
 
     Attributes:
-        since: When SIGTERM went out (monotonic), `None` before; 0 where a fence ended it without a supervisor.
+        since: When SIGTERM went out (monotonic), `None` before; 0 where a fence ended it nobody knows when.
         swept: Nothing of the attempt is left, or `remaining`.
         remaining: What could not be ended: `[{pid, start_time, command, why}]`.
     """
@@ -81,10 +81,10 @@ class Ending:
             self._parts.record(events.Stopping(self._number, reason, grace, sorted(self._leaving)))
         self.sweep(now + grace)
 
-    def fenced(self, reason: str, grace: float) -> None:
+    def fenced(self, since: float, reason: str, grace: float) -> None:
         """Take note that waiters have ended the attempt, since no supervisor was there."""
         if self.since is None:
-            self.since = 0.0
+            self.since = since
             self._parts.record(events.Stopping(self._number, reason, grace))
 
     def resume(self, since: float, event: events.Stopping) -> None:
