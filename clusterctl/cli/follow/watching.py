@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import select
+import socket
 import time
 from dataclasses import dataclass
 from enum import Enum
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
 _LOOK_SECONDS = 1.0
 """Look at the latest after so long: no bell rings without a controller, or with one on another machine."""
+
+_STALE_SECONDS = 5.0
+"""For so long what another machine wrote on a shared home may stay unseen; a lock that is free is seen at once."""
 
 
 class Course(Enum):
@@ -55,10 +59,17 @@ class Look:
 
 
 class Watching:
-    """Looks at one run again and again; what to do with a look is left to the command."""
+    """Looks at one run again and again; what to do with a look is left to the command.
 
-    def __init__(self, run: RunDir) -> None:
+    Args:
+        run: Which.
+        stale: For so many seconds the last words of a controller on another machine may be on their way.
+    """
+
+    def __init__(self, run: RunDir, *, stale: float = _STALE_SECONDS) -> None:
         self.run = run
+        self._stale = stale
+        self._attended_at = -math.inf
         self._reader = StateReader(run)
         self._bell = Bell(run)
 
@@ -102,7 +113,17 @@ class Watching:
     def _course(self, *, attended: bool) -> Course:
         if self.state.over:
             return Course.OVER
-        return Course.ATTENDED if attended or self._taken_over() else Course.UNATTENDED
+        if attended or self._taken_over():
+            self._attended_at = time.monotonic()
+            return Course.ATTENDED
+        return Course.ATTENDED if self._words_on_their_way() else Course.UNATTENDED
+
+    def _words_on_their_way(self) -> bool:
+        """Return whether the controller was here a moment ago, on a machine whose last lines come late."""
+        if time.monotonic() - self._attended_at >= self._stale:
+            return False
+        controller = self.run.controller
+        return controller is not None and controller.host != socket.gethostname()
 
     def _taken_over(self) -> bool:
         """Return whether a new controller has come in the place of the one that has gone."""

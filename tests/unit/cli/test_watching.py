@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
+import json
 import os
 import socket
 import time
-from contextlib import closing
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
+
+import pytest
 
 from clusterctl.agent.protocol import events as node_events
 from clusterctl.agent.protocol import files
@@ -16,6 +20,7 @@ from clusterctl.run.record.writer import Writer
 from clusterctl.run.rules import events
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 ENDED = events.Ended(state="succeeded", exit_code=0)
@@ -71,6 +76,43 @@ def test_a_run_is_looked_at_until_it_is_over_while_its_controller_lives(tmp_path
             if len(courses) == 2:
                 writer.append(ENDED, 2.0)
     assert courses == [Course.ATTENDED, Course.ATTENDED, Course.OVER]
+
+
+@contextmanager
+def attended_from(host: str, run: rundir.RunDir) -> Iterator[None]:
+    """The lock of a run is held, by a controller on that machine."""
+    with run.lock.open("r+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        lock.truncate()
+        lock.write(json.dumps({"host": host, "pid": 1}))
+        lock.flush()
+        yield
+
+
+def test_the_last_words_of_a_controller_on_another_machine_are_waited_for(tmp_path: Path) -> None:
+    run = begun(tmp_path)
+    with closing(Watching(run, stale=1000.0)) as watching:
+        with attended_from("another", run):
+            assert watching.look().course is Course.ATTENDED
+        assert watching.look().course is Course.ATTENDED
+        with closing(Writer(run)) as writer:
+            writer.append(ENDED, 2.0)
+        assert watching.look().course is Course.OVER
+
+
+@pytest.mark.parametrize(
+    ("host", "stale"),
+    [
+        pytest.param("another", 0.0, id="on another machine, for long"),
+        pytest.param(socket.gethostname(), 1000.0, id="on this machine, where all it wrote is seen"),
+    ],
+)
+def test_a_run_whose_controller_is_gone_is_unattended(tmp_path: Path, host: str, stale: float) -> None:
+    run = begun(tmp_path)
+    with closing(Watching(run, stale=stale)) as watching:
+        with attended_from(host, run):
+            watching.look()
+        assert watching.look().course is Course.UNATTENDED
 
 
 def test_a_ring_of_the_controller_ends_the_wait_and_a_look_takes_it(tmp_path: Path) -> None:
