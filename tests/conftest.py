@@ -9,8 +9,14 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hypothesis import HealthCheck, settings
+
 if TYPE_CHECKING:
     import pytest
+
+# How long an example takes says nothing on a machine that others use too.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 # Python itself ignores these, and `subprocess` gives them back.
 _IGNORED_BY_PYTHON = {signal.SIGPIPE, signal.SIGXFSZ}

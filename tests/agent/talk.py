@@ -16,7 +16,7 @@ from clusterctl.agent.protocol import commands, frames
 from clusterctl.agent.protocol.commands import Command
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-SECONDS = 30.0
+SECONDS = 60.0
 
 
 class Refused(Exception):

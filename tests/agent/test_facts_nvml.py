@@ -255,7 +255,7 @@ def test_a_hung_library_is_named_and_the_probe_ends_in_time(machine: Machine) ->
     found = machine.judge(deadline=1.0)
     assert time.monotonic() - began < 3
     assert adverse(found) == {("gpu.responsive", FAIL, None)}
-    assert "no answer within 1.0 s" in found["gpu.responsive"][0].message
+    assert re.search(r"no answer within \d+\.\d s", found["gpu.responsive"][0].message)
     assert found["gpu.count"][0].status is UNKNOWN
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tests.agent.conftest import Node
 
 START = """
-import os, sys, time
+import os, signal, sys, time
 from clusterctl.agent.linux import spawn
 from clusterctl.agent.supervisor import waiter
 from clusterctl.agent.linux.spawn import Program
@@ -35,6 +35,9 @@ post = waiter.Post(
     spawn_file=folder + "/rank-0.spawn",
     exit_file=folder + "/rank-0.exit",
 )
+us = os.getpid()
+if "STOPPED" in os.environ:  # the waiter stands still from its first moment on
+    os.register_at_fork(after_in_child=lambda: os.getppid() == us and os.kill(os.getpid(), signal.SIGSTOP))
 pid, report = waiter.start(post)
 """
 
@@ -64,13 +67,13 @@ def test_a_waiter_of_a_rank_that_another_one_has_says_nothing_of_its_end(tmp_pat
 
 def test_a_waiter_whose_supervisor_is_gone_starts_nothing_and_says_nothing(tmp_path: Path) -> None:
     program = """
-        import signal
-        os.kill(pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, pid, os.WSTOPPED)
         os.dup2(os.open(folder + "/pid", os.O_WRONLY | os.O_CREAT), 1)
         print(pid, flush=True)
         os._exit(0)
     """
-    left = subprocess.Popen(command(tmp_path, program, "touch", "ran"), env=ENV, stdout=subprocess.DEVNULL)
+    stopped = {**ENV, "STOPPED": "1"}
+    left = subprocess.Popen(command(tmp_path, program, "touch", "ran"), env=stopped, stdout=subprocess.DEVNULL)
     left.wait()
     pid = int((tmp_path / "pid").read_text())
     os.kill(pid, signal.SIGCONT)

@@ -152,8 +152,10 @@ def test_a_supervisor_that_does_not_answer_holds_up_no_end(head: LocalHead) -> N
 
 def empty(head: LocalHead, run: str, node: str, worker: int) -> None:
     """Make a node one that was started anew: nothing of it runs any more, and its disk is empty."""
-    for pid in (supervisor_of(worker), parent(worker), worker):
+    killed = [supervisor_of(worker), parent(worker), worker]
+    for pid in killed:
         os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: not any(alive(pid) for pid in killed), what="the end of all that writes there")
     shutil.rmtree(Path(head.env["XDG_STATE_HOME"]) / "clusterctl" / "nodes" / run / node)
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.lab.exports import Export
-from tests.lab.fuse import SILENT, Connection, Ended, Op, Request
+from tests.lab.fuse import SILENT, UNAWAITED, Connection, Ended, Op, Request
 from tests.lab.handles import Failure
 
 _LOOK_AGAIN: Final = 0.02
@@ -129,9 +129,12 @@ class Server:
             self._file.with_suffix(".asked").touch()
             time.sleep(_LOOK_AGAIN)
         elif held := self._connection.read():
+            if held.op == Op.INIT:
+                # Of the mount itself: without an answer nobody could ask anything.
+                self._serve(held)
+                return
             self._held.append(held)
-            # Nobody waits for what needs no answer, such as the kernel's word that it has forgotten a file.
-            if held.op not in SILENT:
+            if held.op not in UNAWAITED:
                 self._file.with_suffix(".asked").touch()
 
     def _serve(self, request: Request) -> None:

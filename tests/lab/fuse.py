@@ -69,6 +69,9 @@ class Op(IntEnum):
 SILENT: Final = (Op.FORGET, Op.BATCH_FORGET, Op.INTERRUPT)
 """What gets no answer."""
 
+UNAWAITED: Final = (*SILENT, Op.INIT, Op.RELEASE, Op.RELEASEDIR)
+"""What the kernel says by itself: no process waits for the answer."""
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
