@@ -14,6 +14,7 @@ from clusterctl.agent.protocol import requests
 from clusterctl.run.rules.blame import Cause, Verdict, first_failure
 
 if TYPE_CHECKING:
+    from clusterctl.agent.protocol.types.records import Remaining
     from clusterctl.run.rules import events as head
 
 
@@ -120,7 +121,7 @@ class NodeState:
     swept: bool = False
     finished: bool = False
     stop_reason: str | None = None
-    remaining: tuple[dict[str, Any], ...] = ()
+    remaining: tuple[Remaining, ...] = ()
     intruder: str | None = None
     held: str | None = None
     clock: tuple[float, float] | None = None
@@ -180,7 +181,7 @@ class RunState:
     exit_code: int | None = None
     no_exit: Cause | None = None
     stall: StallView | None = None
-    remaining: tuple[dict[str, Any], ...] = ()
+    remaining: tuple[Remaining, ...] = ()
     error: dict[str, Any] | None = None
     troubles: dict[tuple[str, int | None, str], head.Health] = field(default_factory=dict)
     restarts: tuple[float, ...] = ()

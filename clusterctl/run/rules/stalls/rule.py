@@ -16,12 +16,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from clusterctl.run.rules.stalls.rank import RankView, active, look
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+
+    from clusterctl.agent.protocol.types.samples import Activity, RankActivity
 
 FLOOR_S = 30.0
 FACTOR = 6.0
@@ -128,7 +130,7 @@ def begin(attempt: int, ranks: Iterable[int], now: float) -> StallWatch:
     return StallWatch(attempt=attempt, begun=now, expected=frozenset(ranks))
 
 
-def observe(watch: StallWatch, sample: Mapping[str, Any], *, node: str, attempt: int, now: float) -> StallWatch:
+def observe(watch: StallWatch, sample: Activity, *, node: str, attempt: int, now: float) -> StallWatch:
     """Takes in one sample of one node (`agent.watch.activity.Sampler.sample`); another attempt's is ignored."""
     if attempt != watch.attempt:
         return watch
@@ -187,12 +189,13 @@ def warning(watch: StallWatch, limits: StallLimits) -> str | None:
 
 
 def _observe_rank(
-    watch: StallWatch, rank: int, content: Mapping[str, Any], sample: Mapping[str, Any], node: str, now: float
+    watch: StallWatch, rank: int, content: RankActivity, sample: Activity, node: str, now: float
 ) -> StallWatch:
     before = watch.ranks.get(rank)
     if before is not None and sample["time"] <= before.sampled:
         return watch
-    if content.get("alive") and (content.get("inside") or {}).get("unseen"):
+    inside = content.get("inside")
+    if content.get("alive") and inside is not None and inside.get("unseen"):
         return watch  # what it did since is not known, and so is not nothing
     view = look(before, content, sample, node, now)
     if before is not None and view.phase != before.phase and _changed(view.phase, before.phase):

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from clusterctl.agent.protocol.types.evidence import OfRank
+
 # faulthandler's own format: `File "x.py", line 3 in f`; 3.14 adds thread names in brackets.
 _THREAD = re.compile(
     r"^(?P<current>Current thread|Thread) 0x(?P<id>[0-9a-fA-F]+)(?: \[.*\])? \(most recent call first\)"
@@ -117,7 +119,7 @@ def _py_spy_thread(thread: Mapping[str, Any]) -> Thread:
     )
 
 
-def from_evidence(ranks: Mapping[str, Mapping[str, Any]]) -> tuple[RankStack, ...]:
+def from_evidence(ranks: Mapping[str, OfRank]) -> tuple[RankStack, ...]:
     """The stacks in what the agents collected, ascending by rank.
 
     Args:
@@ -126,7 +128,7 @@ def from_evidence(ranks: Mapping[str, Mapping[str, Any]]) -> tuple[RankStack, ..
     return tuple(_rank_stack(int(rank), ranks[rank]) for rank in sorted(ranks, key=int))
 
 
-def _rank_stack(rank: int, evidence: Mapping[str, Any]) -> RankStack:
+def _rank_stack(rank: int, evidence: OfRank) -> RankStack:
     source, text = str(evidence.get("source", "proc")), str(evidence.get("stacks", ""))
     threads: tuple[Thread, ...] | None = None
     if source == "signal":
