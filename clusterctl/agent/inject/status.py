@@ -13,7 +13,9 @@ from clusterctl.agent.protocol import worker_status
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from typing import Any
 
+    from clusterctl.agent.protocol.types.evidence import Recorded
     from clusterctl.agent.protocol.types.worker_status import Announced, Inside, WorkerStatus
 _STALE_S = 10.0
 
@@ -96,6 +98,29 @@ def ready(status_dir: str, rank: int) -> Announced | None:
     return numbers if proc.alive(proc.Identity(numbers["pid"], numbers["start_time"])) else None
 
 
+def recorded(status_dir: str, rank: int) -> list[Recorded] | None:
+    """What the shim of a rank wrote of the flight recorder when its collectives stood still; `None` without it."""
+    try:
+        told = json.loads(read_bytes(os.path.join(status_dir, f"rank-{rank}.recorded.json")) or b"null")
+        if not proc.alive(proc.Identity(int(told["pid"]), int(told["start_time"]))):
+            return None
+        return [_entry(entry) for entry in told["entries"][:_MOST_RECORDED]]
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):  # a worker may write anything there
+        return None
+
+
+def _entry(told: dict[str, Any]) -> Recorded:
+    return {
+        "group": str(told["group"])[:_NAME],
+        "number": int(told["number"]) % (1 << 62),
+        "op": str(told["op"])[:_NAME],
+        "sizes": str(told["sizes"])[:_NAME],
+        "dtypes": str(told["dtypes"])[:_NAME],
+        "done": bool(told["done"]),
+        "p2p": bool(told["p2p"]),
+    }
+
+
 def thread_of(said: Announced, status_dir: str, rank: int) -> int:
     """The shim's own thread, 0 where it is not known."""
     try:
@@ -107,3 +132,4 @@ def thread_of(said: Announced, status_dir: str, rank: int) -> int:
 
 
 _RANK_DIGITS, _MOST_CLAIMED = 7, 1024
+_MOST_RECORDED, _NAME = 128, 200

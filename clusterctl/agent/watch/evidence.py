@@ -176,6 +176,7 @@ def _rank(worker: Subject, processes: dict[int, proc.Stat], status_dir: str, dea
         "inside": inside(status_dir, worker["rank"], time.monotonic()),
         "children": [_process(child, shares) for child in children],
         "tail": _tail(worker.get("output")),
+        "recorded": status.recorded(status_dir, worker["rank"]),
     }
 
 

@@ -30,6 +30,18 @@ class Subject(TypedDict):
     output: str | None
 
 
+class Recorded(TypedDict):
+    """An entry of the flight recorder: the collective or message of that number in a group; `done`: it has ended."""
+
+    group: str
+    number: int
+    op: str
+    sizes: str
+    dtypes: str
+    done: bool
+    p2p: bool
+
+
 class OfRank(ProcessFound):
     """Evidence of one rank.
 
@@ -46,6 +58,7 @@ class OfRank(ProcessFound):
     inside: Inside | None
     children: list[ProcessFound]
     tail: list[str]
+    recorded: NotRequired[list[Recorded] | None]
     error: NotRequired[str]
     node: NotRequired[str]
 

@@ -38,6 +38,7 @@ class RankView:
     frameworks: bool = False
     backend: str | None = None
     group_timeout: float | None = None
+    collectives: int = 0
 
 
 def look(before: RankView | None, content: RankActivity, sample: Activity, node: str, now: float) -> RankView:
@@ -63,6 +64,7 @@ def look(before: RankView | None, content: RankActivity, sample: Activity, node:
         cpu_s=content.get("cpu_s") or 0.0,
         beats=inside.get("beats") or 0 if inside else 0,
         marker=(inside.get("pid"), inside.get("beats"), inside.get("seq")) if inside else None,
+        collectives=sum(begun for begun, _ in (inside.get("seq") or {}).values()) if inside else 0,
         phase=_phase(inside.get("phase"), now) if inside else None,
         frameworks=bool(inside and inside.get("frameworks")),
         backend=inside.get("backend") if inside else None,

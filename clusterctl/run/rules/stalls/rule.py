@@ -35,6 +35,8 @@ SHARE_OF_GROUP_TIMEOUT = 0.8
 # Signs that a run is past its first steps: one rank has done a few, or collectives went on for a while without any.
 FIRST_STEPS = 3
 FIRST_MOVES = 10
+# Where steps show as collectives alone: so many, over more than a burst, are no set-up; what follows may be one.
+FIRST_COLLECTIVES, FIRST_SPELLS, AFTER_COLLECTIVES_S = 16, 2, 120.0
 CONFIRM_MIN_S, CONFIRM_MAX_S, CONFIRM_SHARE = 15.0, 60.0, 0.2
 # Ranks of one step report it at slightly different times: closer than this is one advance.
 SAME_ADVANCE_S = 1.0
@@ -245,6 +247,11 @@ def _started(watch: StallWatch) -> bool:
     return len(watch.intervals) >= FIRST_MOVES or any(view.beats >= FIRST_STEPS for view in watch.ranks.values())
 
 
+def _goes_on_by_collectives(watch: StallWatch) -> bool:
+    most = max((view.collectives for view in watch.ranks.values()), default=0)
+    return most >= FIRST_COLLECTIVES and len(watch.intervals) >= FIRST_SPELLS
+
+
 def _idle(watch: StallWatch, limits: StallLimits, horizon: float) -> tuple[float, float, str]:
     """How long nothing has moved, how long that may be, and how to say it."""
     moved = max(watch.begun, watch.progress_at or watch.begun, watch.held_at or watch.begun)
@@ -252,6 +259,8 @@ def _idle(watch: StallWatch, limits: StallLimits, horizon: float) -> tuple[float
     top, what = ceiling(watch, limits), "progress"
     if _started(watch):
         limit = min(max(FACTOR * max(watch.intervals, default=0.0), FLOOR_S), top)
+    elif _goes_on_by_collectives(watch):
+        limit = min(max(FACTOR * max(watch.intervals, default=0.0), AFTER_COLLECTIVES_S), top)
     elif watch.activity_at is not None and watch.moves == 0 and not _frameworks(watch):
         limit, what = top, "activity"  # no steps will come that we could see
     else:

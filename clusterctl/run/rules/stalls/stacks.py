@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
-from itertools import groupby
 from typing import TYPE_CHECKING, Any
+
+from clusterctl.wording import fold_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -175,13 +176,6 @@ def _entry(members: Sequence[RankStack]) -> dict[str, Any]:
 
 def _joined(values: Iterable[str | None]) -> str | None:
     return ",".join(sorted({value for value in values if value})) or None
-
-
-def fold_ranks(ranks: Iterable[int]) -> str:
-    """Ranks as ranges: `0-4,6`."""
-    runs = groupby(enumerate(sorted(set(ranks))), key=lambda pair: pair[1] - pair[0])
-    ends = [[rank for _, rank in run] for _, run in runs]
-    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in ends)
 
 
 def text(folded: Iterable[Mapping[str, Any]]) -> list[str]:
