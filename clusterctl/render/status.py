@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.render.errors import remaining_lines
 from clusterctl.render.ranks import count, fold_nodes, fold_ranks
+from clusterctl.render.story.attempts import render_attempts
 from clusterctl.render.terminal.console import BOLD, DIM, GREEN, RED, YELLOW
 from clusterctl.render.terminal.table import Cell, Column, render_table
 from clusterctl.render.words import failure_line, health_news, stall_hints, stall_line, worker_state
@@ -140,6 +141,8 @@ def render_status(view: RunView, now: float, terminal: Terminal, *, every: bool 
     Many workers are folded by what they do; with `every` each has a row.
     """
     lines = render_summary(view, now, terminal)
+    if attempts := render_attempts(view.state, view.step, now, terminal):
+        lines += ["", *attempts]
     if view.state.nodes:
         lines += ["", *_node_table(view, terminal), "", *_worker_table(view, terminal, every=every)]
     return lines

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.protocol import events as node_events
 from clusterctl.agent.protocol.requests import StopReason
@@ -29,6 +29,14 @@ def failure_line(cause: Cause, attempt: int, terminal: Terminal) -> str:
     message = f": {safe(cause.message)}" if cause.message and cause.message != how_it_ended(cause) else ""
     parts = [part for part in (where, how_it_ended(cause)) if part]
     return f"{terminal.style(word, RED, BOLD)}: {', '.join(parts)}{message}"
+
+
+def cause_json(cause: Cause | None) -> dict[str, Any] | None:
+    """Return the first observed failure."""
+    if cause is None:
+        return None
+    keys = ("kind", "node", "rank", "exit_code", "signal", "message", "traceback", "certain")
+    return {key: getattr(cause, key) for key in keys}
 
 
 def how_it_ended(cause: Cause) -> str:

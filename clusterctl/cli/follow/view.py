@@ -21,6 +21,7 @@ from clusterctl.logs.select import FailingEnds, default_ranks
 from clusterctl.render import words
 from clusterctl.render.log import LogWriter, Timestamps
 from clusterctl.render.progress import PhaseWriter, ProgressMode, phase_view
+from clusterctl.render.story.attempts import restart_news
 from clusterctl.run.controller import control
 from clusterctl.run.controller.live_tail import ControllerSource, NotYetError
 from clusterctl.run.record.reader import load_state
@@ -113,8 +114,8 @@ class RunScreen:
     # --- looking
 
     def _show(self, look: Look, wake: int) -> None:
-        for _, event in look.heads:
-            self._show_head(event)
+        for moment, event in look.heads:
+            self._show_head(moment, event)
         # Of the run that `up` itself began all steps are new; a person who joins need not hear of the steps before.
         old = {} if self._options.owns or not self._joining else self._options.heard
         self._joining = False
@@ -148,7 +149,7 @@ class RunScreen:
                 return
         self._write(self._folder.flush())
 
-    def _show_head(self, event: events.ControllerEvent) -> None:
+    def _show_head(self, moment: float, event: events.ControllerEvent) -> None:
         match event:
             case events.Phase() if self._options.phases:
                 self._phases.update(phase_view(event), time.monotonic())
@@ -159,7 +160,7 @@ class RunScreen:
             case events.Decided():
                 self._narrate(words.decision_news(event))
             case events.Restarting():
-                self._narrate(f"restarting ({event.why}): attempt {event.attempt} follows")
+                self._narrate(*restart_news(moment, event, self._console.err))
             case events.Health() if self._is_news(event):
                 self._narrate(words.health_news(event))
             case events.StallSeen():
@@ -198,9 +199,9 @@ class RunScreen:
         if text := words.node_news(node, stamp, event, self.state):
             self._narrate(text)
 
-    def _narrate(self, text: str) -> None:
+    def _narrate(self, *texts: str) -> None:
         self._console.out.clear()
-        self._phases.note(text)
+        self._phases.note(*texts)
 
     # --- output
 

@@ -117,8 +117,13 @@ class Decided:
 class Restarting:
     """Attempt `attempt` will begin at `at` (head's clock) on `nodes`, in order of node rank.
 
-    `ended` says how the attempt before it ended, in words that are equal for attempts that end alike; `newest` is what
-    was the newest checkpoint when that one began.
+    Attributes:
+        ended: How the attempt before it ended, in words that are equal for attempts that end alike.
+        newest: What was the newest checkpoint when that one began.
+        cause: Why that one ended: the first observed failure, as `rules.attempts.cause_record` gives it.
+        step: Which step its slowest rank had reached.
+        number: Which restart this is of those that count.
+        budget: How many may count.
     """
 
     KIND: ClassVar[str] = "restarting"
@@ -128,6 +133,10 @@ class Restarting:
     nodes: list[str] = field(default_factory=list)
     ended: str = ""
     newest: str | None = None
+    cause: dict[str, Any] | None = None
+    step: int | None = None
+    number: int = 0
+    budget: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

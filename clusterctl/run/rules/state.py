@@ -15,6 +15,7 @@ from clusterctl.run.rules.blame import Cause, Verdict, first_failure
 
 if TYPE_CHECKING:
     from clusterctl.run.rules import events as head
+    from clusterctl.run.rules.attempts import PastAttempt
 
 
 class RunPhase(str, Enum):
@@ -156,6 +157,8 @@ class RunState:
         placed: Attempt, node and ranks of all that was ever started.
         traces: Nodes on which something of the run may lie, of all attempts and of starts that failed.
         newest: Which checkpoint was the newest when the current attempt began, and as it was then.
+        resume_from: The checkpoint that the current attempt was told to go on from.
+        past: The attempts before the current one.
         unread: The first line of each file of the run that could not be read, and why.
         endings: How each attempt that was followed by another ended, and what was the newest checkpoint at its begin.
         next_nodes: Nodes of the attempt that a run in state restarting waits for, in order of node rank.
@@ -192,6 +195,8 @@ class RunState:
     traces: tuple[str, ...] = ()
     newest: str | None = None
     endings: tuple[tuple[str, str | None], ...] = ()
+    resume_from: str | None = None
+    past: tuple[PastAttempt, ...] = ()
     unread: tuple[str, ...] = ()
 
     @property

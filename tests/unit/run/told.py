@@ -50,7 +50,14 @@ RUNNING = wrote(wrote(PREPARED, "n0", started(0), started(1)), "n1", started(2),
 
 
 def shown(state: RunState) -> dict[str, Any]:
-    return cast("dict[str, Any]", json.loads(json.dumps(status_json(RunView(state=state, attended=True)))))
+    """What `status --json` says of it, but for its attempts (`attempts_of`)."""
+    value = cast("dict[str, Any]", json.loads(json.dumps(status_json(RunView(state=state, attended=True)))))
+    del value["attempts"]
+    return value
+
+
+def attempts_of(state: RunState) -> list[dict[str, Any]]:
+    return cast("list[dict[str, Any]]", status_json(RunView(state=state, attended=True))["attempts"])
 
 
 NOTHING_YET = {
