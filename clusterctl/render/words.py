@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from clusterctl.render.terminal.console import Terminal
     from clusterctl.run.rules.blame import Cause
     from clusterctl.run.rules.events import Decided, Health, Link, StallSeen
-    from clusterctl.run.rules.state import RunState, StallView, WorkerState
+    from clusterctl.run.rules.state import NodeState, RunState, StallView, WorkerState
 
 
 def failure_line(cause: Cause, attempt: int, terminal: Terminal) -> str:
@@ -151,18 +151,23 @@ def unreachable_news(event: Link) -> str:
     return f"{event.node}: unreachable{since} ({event.why or 'no answer'}); its workers go on"
 
 
-def node_news(node: str, stamp: node_events.Stamp, event: node_events.Event, state: RunState) -> str:
+def away_now(node: NodeState) -> str:
+    """Return that a node cannot be reached at this moment."""
+    return f"{node.node}: unreachable ({node.link_why or 'no answer'}); its workers go on"
+
+
+def node_news(node: str, stamp: node_events.Stamp, event: node_events.Event, state: RunState) -> list[str]:
     """Return what a node's event says to everybody who follows the run; mostly nothing."""
     match event:
         case node_events.Alarm():
             where = f"{node} GPU {event.gpu}" if event.gpu is not None else node
-            return f"{event.severity}: {where}: {event.message}"
+            return [f"{event.severity}: {where}: {event.message}"]
         case node_events.Dropped() if event.lost:
-            return f"warning: {node} r{event.rank}: {event.lost} bytes of output were dropped ({event.why})"
+            return [f"warning: {node} r{event.rank}: {event.lost} bytes of output were dropped ({event.why})"]
         case node_events.Adopted():
-            return f"{node}: {_adoption(node, stamp, state)}"
+            return [f"{node}: {_adoption(node, stamp, state)}"]
         case _:
-            return ""
+            return []
 
 
 def _adoption(node: str, stamp: node_events.Stamp, state: RunState) -> str:

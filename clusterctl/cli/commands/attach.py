@@ -50,7 +50,10 @@ class AttachChoices(Choices):
 @options.output_options
 @together(AttachChoices)
 def command(choices: AttachChoices) -> int:
-    """Follow a run; `d` or Ctrl-C leaves it running. Ends with the run's exit code."""
+    """Follow a run; `d` or Ctrl-C leaves it running. Ends with the run's exit code.
+
+    What happened before stands among the last lines at its time, with its date.
+    """
     run = find.find(choices.reference)
     console = choices.console()
     state, attended = find.visible_state(run)

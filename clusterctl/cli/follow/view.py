@@ -8,11 +8,12 @@ import select
 import signal
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from clusterctl.cli.follow.following import Leave
 from clusterctl.cli.follow.keys import keys, signals, typed
+from clusterctl.cli.follow.past import Past, present, rule
 from clusterctl.cli.follow.watching import Course, Watching
 from clusterctl.logs.fold import Folder
 from clusterctl.logs.follow import Follower
@@ -22,19 +23,19 @@ from clusterctl.render import words
 from clusterctl.render.log import LogWriter, Timestamps
 from clusterctl.render.progress import PhaseWriter, ProgressMode, phase_view
 from clusterctl.render.story.attempts import restart_news
+from clusterctl.render.terminal.console import DIM, safe
 from clusterctl.run.controller import control
 from clusterctl.run.controller.live_tail import ControllerSource, NotYetError
-from clusterctl.run.record.reader import load_state
 from clusterctl.run.rules import events
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
+    from clusterctl.cli.follow.past import Heard
     from clusterctl.cli.follow.watching import Look
     from clusterctl.logs.fold import FoldedLine
     from clusterctl.logs.line import LogLine
     from clusterctl.render.terminal.console import Console
-    from clusterctl.run.record.reader import NodeNews
     from clusterctl.run.record.rundir import RunDir
     from clusterctl.run.rules.state import RunState
 
@@ -53,7 +54,8 @@ class ViewOptions:
         until_started: Leave once every rank has started (`up -d`).
         output: Show output of workers at all.
         verbose: Name every node that is waited for, and tell what each one reports.
-        heard: Node to the number of its last event that is old (`heard`); `None`: all that the first look sees is old.
+        heard: What of the run is old and not told of (`past.heard`); `None`: all that the first look sees is old, and
+            shown with its date among the lines of its time.
     """
 
     ranks: frozenset[int] | None = None
@@ -67,13 +69,7 @@ class ViewOptions:
     tail: int | None = None
     phases: bool = True
     verbose: bool = False
-    heard: Mapping[str, int] | None = None
-
-
-def heard(run: RunDir) -> dict[str, int]:
-    """Return node to the number of its newest event: a command that begins now tells only of later ones."""
-    state = load_state(run)
-    return {name: node.seq for name, node in {**state.retired, **state.nodes}.items()}
+    heard: Heard | None = None
 
 
 class RunScreen:
@@ -92,6 +88,7 @@ class RunScreen:
         self._unreachable: set[str] = set()
         self._deaf = False
         self._joining = True
+        self._past = Past()
         self._patient_until = time.monotonic() + _PATIENCE
 
     @property
@@ -114,16 +111,17 @@ class RunScreen:
     # --- looking
 
     def _show(self, look: Look, wake: int) -> None:
+        if self._joining:
+            look = self._join(look)
         for moment, event in look.heads:
-            self._show_head(moment, event)
-        # Of the run that `up` itself began all steps are new; a person who joins need not hear of the steps before.
-        old = {} if self._options.owns or not self._joining else self._options.heard
-        self._joining = False
+            self._narrate(*self._head_news(moment, event))
         if self._options.output:
             self._show_output()
             self._show_exits(look)
-        for node_event in look.nodes:
-            self._show_node(node_event, old)
+        for node, stamp, told in look.nodes:
+            if self._options.verbose and (step := words.node_step(told)):
+                self._narrate(f"{node}: {step}")
+            self._narrate(*words.node_news(node, stamp, told, self.state))
         if look.course is Course.OVER:
             self._finish(wake)
         elif self._options.until_started and self._all_started():
@@ -149,59 +147,94 @@ class RunScreen:
                 return
         self._write(self._folder.flush())
 
-    def _show_head(self, moment: float, event: events.ControllerEvent) -> None:
+    def _join(self, look: Look) -> Look:
+        """Return what of the first look is new; keep what is old for where it belongs."""
+        self._joining = False
+        if self._options.owns:
+            return look
+        state, old = self.state, self._options.heard
+        self._unreachable = {node.node for node in state.nodes.values() if node.link == "unreachable"}
+        if old is not None:
+            fresh = [news for news in look.nodes if news[1].seq > old.nodes.get(news[0], 0)]
+            return replace(look, heads=look.heads[old.heads :], nodes=fresh)
+        for moment, event in look.heads:
+            for text in self._old_news(moment, event):
+                self._past.add(moment, text)
+        for node, stamp, told in look.nodes:
+            for text in words.node_news(node, stamp, told, state):
+                self._past.add(stamp.wall - state.ahead(node), text)
+        if self._options.output:
+            self._past.add_ends(self._ends.lines(look.exits))
+        if state.attempt < 0:
+            self._show_past([])
+        return replace(look, heads=[], nodes=[])
+
+    def _old_news(self, moment: float, event: events.ControllerEvent) -> Iterator[str]:
+        """Yield what was told of an event, unless it still holds: then it is told as what is so now."""
+        match event:
+            case events.Phase():
+                return
+            case events.Health() if event in self.state.troubles.values():
+                return
+            case events.StallSeen():
+                if self.state.stall is None or self.state.stall.at != moment:
+                    yield words.stall_news(event, self._run.run)[0]
+            case _:
+                yield from self._head_news(moment, event)
+
+    def _show_past(self, history: Sequence[LogLine]) -> None:
+        """Show lines and what happened between them, then what is wrong now."""
+        for piece in self._past.among(history, self._options.tail or 0):
+            if isinstance(piece, str):
+                self._write(self._folder.flush())
+                line = rule(safe(piece), self._console.err)
+                self._console.narrate(self._console.err.style(line, DIM))
+            else:
+                self._write(self._folder.feed(piece, time.monotonic()))
+        self._narrate(*present(self.state))
+
+    def _head_news(self, moment: float, event: events.ControllerEvent) -> Sequence[str]:
         match event:
             case events.Phase() if self._options.phases:
                 self._phases.update(phase_view(event), time.monotonic())
             case events.Note():
-                self._phases.note(f"{event.level}: {event.text}" if event.level != "info" else event.text)
+                return [f"{event.level}: {event.text}" if event.level != "info" else event.text]
             case events.Link():
-                self._show_link(event)
+                return self._link_news(event)
             case events.Decided():
-                self._narrate(words.decision_news(event))
+                return [words.decision_news(event)]
             case events.Restarting():
-                self._narrate(*restart_news(moment, event, self._console.err))
-            case events.Health() if self._is_news(event):
-                self._narrate(words.health_news(event))
+                return restart_news(moment, event, self._console.err)
+            case events.Health():
+                return [words.health_news(event)]
             case events.StallSeen():
-                for line in words.stall_news(event, self._run.run):
-                    self._narrate(line)
+                return words.stall_news(event, self._run.run)
             case _:
                 pass
+        return []
 
-    def _show_link(self, event: events.Link) -> None:
+    def _link_news(self, event: events.Link) -> Sequence[str]:
         match event.link:
             case "unreachable":
-                self._narrate(words.unreachable_news(event))
                 self._unreachable.add(event.node)
+                return [words.unreachable_news(event)]
             case "connected" if event.node in self._unreachable:
                 self._unreachable.discard(event.node)
-                self._narrate(f"{event.node}: connected again")
+                return [f"{event.node}: connected again"]
             case "lost":
-                self._narrate(f"{event.node}: lost ({event.why})")
+                return [f"{event.node}: lost ({event.why})"]
             case _:
-                pass
-
-    def _is_news(self, event: events.Health) -> bool:
-        """Trouble that is over is no news to a person who has just come."""
-        return not self._joining or (event.node, event.gpu, event.key) in self.state.troubles
+                return []
 
     def _show_exits(self, look: Look) -> None:
         if look.exits:
             self._write(self._folder.flush())
             self._write(self._ends.lines(look.exits))
 
-    def _show_node(self, news: NodeNews, old: Mapping[str, int] | None) -> None:
-        node, stamp, event = news
-        fresh = old is not None and stamp.seq > old.get(node, 0)
-        if self._options.verbose and fresh and (step := words.node_step(event)):
-            self._narrate(f"{node}: {step}")
-        if text := words.node_news(node, stamp, event, self.state):
-            self._narrate(text)
-
     def _narrate(self, *texts: str) -> None:
-        self._console.out.clear()
-        self._phases.note(*texts)
+        if texts:
+            self._console.out.clear()
+            self._phases.note(*texts)
 
     # --- output
 
@@ -228,7 +261,7 @@ class RunScreen:
             self._follower = follower
             self._log.expect(list(state.nodes), state.workers.keys() if ranks is None else ranks)
             self._folder = Folder(frozenset(state.workers) if ranks is None else ranks)
-            self._write(self._folder.feed(history, time.monotonic()))
+            self._show_past(history)
         return self._follower
 
     def _ahead(self, node: str) -> float:
