@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from clusterctl.logs.line import LogLine
-    from clusterctl.render.terminal.console import Terminal
     from clusterctl.run.record.rundir import RunDir
     from clusterctl.run.rules.state import RunState
 
@@ -82,12 +81,6 @@ def dated(moment: float, text: str, now: float) -> str:
     then = datetime.fromtimestamp(moment).astimezone()
     day = "" if then.date() == datetime.fromtimestamp(now).astimezone().date() else f"{then:%b} {then.day} "
     return f"{day}{then:%H:%M:%S} {text}"
-
-
-def rule(text: str, terminal: Terminal) -> str:
-    """Return a line that is none of any worker's."""
-    dash = "──" if terminal.glyphs.bar == "│" else "--"
-    return f"{dash} {text} {dash}"
 
 
 def present(state: RunState) -> list[str]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from clusterctl.cli.follow.following import Leave
 from clusterctl.cli.follow.keys import keys, signals, typed
-from clusterctl.cli.follow.past import Past, present, rule
+from clusterctl.cli.follow.past import Past, present
 from clusterctl.cli.follow.watching import Course, Watching
 from clusterctl.logs.fold import Folder
 from clusterctl.logs.follow import Follower
@@ -23,7 +23,7 @@ from clusterctl.render import words
 from clusterctl.render.log import LogWriter, Timestamps
 from clusterctl.render.progress import PhaseWriter, ProgressMode, phase_view
 from clusterctl.render.story.attempts import restart_news
-from clusterctl.render.terminal.console import DIM, safe
+from clusterctl.render.story.marks import rule
 from clusterctl.run.controller import control
 from clusterctl.run.controller.live_tail import ControllerSource, NotYetError
 from clusterctl.run.rules import events
@@ -187,8 +187,7 @@ class RunScreen:
         for piece in self._past.among(history, self._options.tail or 0):
             if isinstance(piece, str):
                 self._write(self._folder.flush())
-                line = rule(safe(piece), self._console.err)
-                self._console.narrate(self._console.err.style(line, DIM))
+                self._console.narrate(rule(piece, self._console.err))
             else:
                 self._write(self._folder.feed(piece, time.monotonic()))
         self._narrate(*present(self.state))
