@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.render.errors import remaining_lines
 from clusterctl.render.ranks import count, fold_nodes, fold_ranks
-from clusterctl.render.story.attempts import render_attempts
+from clusterctl.render.story.attempts import render_attempts, waits_for_restart
 from clusterctl.render.terminal.console import BOLD, DIM, GREEN, RED, YELLOW
 from clusterctl.render.terminal.table import Cell, Column, render_table
 from clusterctl.render.words import failure_line, health_news, stall_hints, stall_line, worker_state
@@ -132,6 +132,8 @@ def _ps_remark(view: RunView) -> str:
         return stall_line(replace(state.stall, phase=""))
     if not view.attended:
         return f"unattended: clusterctl attach --adopt {state.run}"
+    if away := [node.node for node in state.nodes.values() if node.link == "unreachable" and not node.swept]:
+        return f"unreachable: {fold_nodes(away)}"
     return f"attempt {state.attempt}" if state.attempt > 0 else ""
 
 
@@ -154,6 +156,8 @@ def render_summary(view: RunView, now: float, terminal: Terminal) -> list[str]:
     lines = [_headline(view, now, terminal)]
     if not view.attended and not state.over:
         lines.append(f"  no controller is alive; the run goes on. hint: clusterctl attach --adopt {state.run}")
+    if state.phase is RunPhase.RESTARTING and state.restart_at is not None:
+        lines.append(f"  {waits_for_restart(state, now)}")
     if state.cause is not None:
         lines.append(f"  {failure_line(state.cause, state.attempt, terminal)}")
     if state.stall is not None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from clusterctl.agent.protocol import events as node_events
 from clusterctl.agent.protocol.requests import StopReason
 from clusterctl.render.terminal.console import BOLD, RED, safe
+from clusterctl.run.rules.state import NodeState
 from clusterctl.wording import signal_name, span
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from clusterctl.render.terminal.console import Terminal
     from clusterctl.run.rules.blame import Cause
     from clusterctl.run.rules.events import Decided, Health, Link, StallSeen
-    from clusterctl.run.rules.state import NodeState, RunState, StallView, WorkerState
+    from clusterctl.run.rules.state import RunState, StallView, WorkerState
 
 
 def failure_line(cause: Cause, attempt: int, terminal: Terminal) -> str:
@@ -146,14 +147,21 @@ def decision_news(event: Decided) -> str:
 
 
 def unreachable_news(event: Link) -> str:
-    """Return that a node cannot be reached for now."""
-    since = f" for {event.seconds:.0f} s" if event.seconds else ""
-    return f"{event.node}: unreachable{since} ({event.why or 'no answer'}); its workers go on"
+    """Return that a node does not answer, when it is given up, and what its workers do meanwhile."""
+    node = NodeState(node=event.node, node_rank=0, link_why=event.why)
+    parts = [f"{event.node}: {node.unheard(event.seconds)}"]
+    if event.lost_in is not None:
+        parts.append(f"given up in {span(event.lost_in)} (network.node_lost_after)")
+    if event.stop_in is None:
+        parts.append("its workers go on")
+    else:
+        parts.append(f"its workers are stopped there in {span(event.stop_in)} (on_controller_loss.stop_after)")
+    return "; ".join(parts)
 
 
 def away_now(node: NodeState) -> str:
-    """Return that a node cannot be reached at this moment."""
-    return f"{node.node}: unreachable ({node.link_why or 'no answer'}); its workers go on"
+    """Return that a node does not answer at this moment."""
+    return f"{node.node}: {node.unheard()}"
 
 
 def node_news(node: str, stamp: node_events.Stamp, event: node_events.Event, state: RunState) -> list[str]:

@@ -290,7 +290,7 @@ def test_a_half_open_connection_is_noticed_shown_and_dialed_again_without_a_rush
 
     _, said = watcher.communicate(timeout=60)
     assert watcher.returncode == 0, said
-    assert f"{made[1].name}: unreachable for 7 s" in said
+    assert f"{made[1].name}: no answer for 7 s; given up in" in said
     assert f"{made[1].name}: connected again" in said
     assert logins(made[1]) - before <= 4
     nothing_left(made)

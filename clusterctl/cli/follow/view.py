@@ -215,12 +215,14 @@ class RunScreen:
     def _link_news(self, event: events.Link) -> Sequence[str]:
         match event.link:
             case "unreachable":
+                known = event.node in self._unreachable
                 self._unreachable.add(event.node)
-                return [words.unreachable_news(event)]
+                return [] if known else [words.unreachable_news(event)]
             case "connected" if event.node in self._unreachable:
                 self._unreachable.discard(event.node)
                 return [f"{event.node}: connected again"]
             case "lost":
+                self._unreachable.discard(event.node)
                 return [f"{event.node}: lost ({event.why})"]
             case _:
                 return []

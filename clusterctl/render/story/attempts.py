@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.render.log import rfc3339
+from clusterctl.render.ranks import fold_nodes
 from clusterctl.render.terminal.console import safe
 from clusterctl.render.terminal.table import Cell, Column, render_table
 from clusterctl.render.words import cause_json, failure_line, how_it_ended
@@ -56,6 +57,14 @@ def restart_news(time: float, event: Restarting, terminal: Terminal) -> list[str
     when = f"in {span(pause)}" if pause >= 0.5 else "now"
     which = f"restart {event.number} of {event.budget} {when}" if event.budget else f"attempt {event.attempt} {when}"
     return [*lines, f"{which} ({cause_words(cause, event.why)})"]
+
+
+def waits_for_restart(state: RunState, now: float) -> str:
+    """Return when the next attempt begins, and where."""
+    pause = max(0.0, (state.restart_at or now) - now)
+    nodes = fold_nodes(state.next_nodes)
+    when = f"in {span(pause)} on {nodes}" if pause >= 0.5 else f"once there is a connection to {nodes}"
+    return f"attempt {state.attempt + 1} begins {when}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

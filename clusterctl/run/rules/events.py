@@ -50,7 +50,10 @@ class Phase:
 class Link:
     """The connection to a node changed: connected, unreachable (since `seconds`), or lost for this attempt.
 
-    `rebooted`: the machine has started anew since, so nothing of the attempt can be running there.
+    Attributes:
+        rebooted: The machine has started anew since, so nothing of the attempt can be running there.
+        lost_in: Seconds after which it is given up if it stays unreachable; `None` where it never is.
+        stop_in: Seconds after which it stops its workers by itself; `None` where they go on.
     """
 
     KIND: ClassVar[str] = "link"
@@ -59,6 +62,8 @@ class Link:
     why: str = ""
     seconds: float = 0.0
     rebooted: bool = False
+    lost_in: float | None = None
+    stop_in: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -206,7 +206,7 @@ def _newly_lost(state: RunState, limits: Limits, sight: Sight) -> GiveUpNode | N
     for node in waiting:
         silent = sight.silent.get(node.node)
         if silent is not None and (silent >= limits.node_lost_after or _past_kill(sight)):
-            return GiveUpNode(node=node.node, why=node.link_why or f"no answer for {span(silent)}")
+            return GiveUpNode(node=node.node, why=node.unheard(silent))
     return None
 
 

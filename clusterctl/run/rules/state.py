@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.protocol import requests
 from clusterctl.run.rules.blame import Cause, Verdict, first_failure
+from clusterctl.wording import span
 
 if TYPE_CHECKING:
     from clusterctl.run.rules import events as head
@@ -128,6 +129,12 @@ class NodeState:
     ahead: float = 0.0
     boot: str = ""
     seq: int = 0
+
+    def unheard(self, seconds: float | None = None) -> str:
+        """Return that the node does not answer, for how long, and why where its connection broke for a reason."""
+        time = "" if not seconds else f" for {span(seconds)}"
+        silent = not self.link_why or self.link_why == "no answer" or "no sign of life" in self.link_why
+        return f"no answer{time}" + ("" if silent else f" ({self.link_why.removeprefix(f'{self.node}: ')})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
