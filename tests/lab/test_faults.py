@@ -105,6 +105,10 @@ ROWS = {
         {0: STAND_STILL, 1: STAND_STILL, 2: "os._exit(0)", 3: STAND_STILL},
         "exited_early", 2, exit_code=0, job={"finish_grace": "2s"},
     ),
+    "exit 0 early, the others lose their connection": Row(
+        {0: PEER_GONE, 1: PEER_GONE, 2: FIRST_TO_GO.replace("_exit(5)", "_exit(0)"), 3: PEER_GONE},
+        "exited_early", 2, exit_code=0,
+    ),
     "SIGTERM ignored by the others": Row({0: HEEDLESS, 1: HEEDLESS, 2: "os._exit(3)", 3: HEEDLESS}, "exit", 2, exit_code=3),
     "a child that hid: setsid, double fork, title, no environment, no descriptors": Row({2: HIDE}, "exit", 2, exit_code=4),
     "peers that die of it at once": Row(

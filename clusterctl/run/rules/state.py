@@ -11,7 +11,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.protocol import requests
-from clusterctl.run.rules.blame import Cause, Verdict, first_failure
+from clusterctl.run.rules.blame import Cause, Verdict, first_failure, left_early
 from clusterctl.wording import span
 
 if TYPE_CHECKING:
@@ -215,13 +215,18 @@ class RunState:
     def causes(self) -> tuple[Cause, ...]:
         """What is to blame, the first observed failure on top; worked out whenever it is asked for.
 
-        Where no rank failed and the others were stopped all the same, a rank that ended well too early is to blame.
+        Where no rank failed and the others were stopped all the same, a rank that ended well too early is to blame; so
+        it is where all that failed had lost their connection to it.
         """
         ended = [w for w in self.workers.values() if w.verdict is not None and not self._lost_with_node(w)]
-        early = ended if self.reason == requests.StopReason.PEER_FAILED.value else []
-        verdicts = [w.verdict for w in [w for w in ended if w.failed] or early if w.verdict is not None]
-        if verdicts:
-            return first_failure(verdicts)
+        failed = [w.verdict for w in ended if w.failed and w.verdict is not None]
+        well = [w.verdict for w in ended if not w.failed and w.verdict is not None]
+        if failed:
+            addresses = {node.node: node.address for node in self.nodes.values()}
+            early = left_early(failed, well, addresses)
+            return first_failure(failed) if early is None else (early, *first_failure(failed))
+        if well and self.reason == requests.StopReason.PEER_FAILED.value:
+            return first_failure(well)
         return () if self.no_exit is None else (self.no_exit,)
 
     @property
