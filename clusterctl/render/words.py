@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.protocol import events as node_events
 from clusterctl.agent.protocol.requests import StopReason
+from clusterctl.render.ranks import fold_nodes, fold_ranks
 from clusterctl.render.terminal.console import BOLD, RED, safe
 from clusterctl.run.rules.state import NodeState
 from clusterctl.wording import signal_name, span
@@ -30,6 +31,14 @@ def failure_line(cause: Cause, attempt: int, terminal: Terminal) -> str:
     message = f": {safe(cause.message)}" if cause.message and cause.message != how_it_ended(cause) else ""
     parts = [part for part in (where, how_it_ended(cause)) if part]
     return f"{terminal.style(word, RED, BOLD)}: {', '.join(parts)}{message}"
+
+
+def alike_line(cause: Cause, ranks: Sequence[int], nodes: Sequence[str], attempt: int, terminal: Terminal) -> str:
+    """Return the first observed failure where it is that of several ranks: `ranks 0-1,3 on gpu[01-03] failed alike`."""
+    place = f"ranks {fold_ranks(ranks)} on {fold_nodes(nodes)} failed alike"
+    which = f", attempt {attempt}" if attempt > 0 else ""
+    said = f": {safe(cause.message)}" if cause.message != how_it_ended(cause) else ""
+    return f"{terminal.style('first observed failure', RED, BOLD)}: {place}{which}, {how_it_ended(cause)}{said}"
 
 
 def cause_json(cause: Cause | None) -> dict[str, Any] | None:
@@ -140,9 +149,12 @@ _DECISIONS = {
 }
 
 
-def decision_news(event: Decided) -> str:
-    """Return what the controller does now, and why."""
+def decision_news(event: Decided, state: RunState) -> str:
+    """Return what the controller does now, and why; of the attempt that goes on, which worker has failed."""
     text = _DECISIONS.get(event.reason, f"{event.reason}: stopping every worker")
+    cause = state.cause if event.attempt == state.attempt else None
+    if event.reason == StopReason.PEER_FAILED.value and not event.message and cause is not None:
+        return f"{text} (rank {cause.rank} on {safe(cause.node)}: {how_it_ended(cause)})"
     return f"{text} ({event.message})" if event.message else text
 
 

@@ -13,23 +13,23 @@ from typing import TYPE_CHECKING
 
 from clusterctl.cli.follow.following import Leave
 from clusterctl.cli.follow.keys import keys, signals, typed
+from clusterctl.cli.follow.news import News
 from clusterctl.cli.follow.past import Past, present
 from clusterctl.cli.follow.watching import Course, Watching
-from clusterctl.logs.fold import Folder
+from clusterctl.logs.fold import Folder, fold_history
 from clusterctl.logs.follow import Follower
 from clusterctl.logs.line import LogQuery
 from clusterctl.logs.select import FailingEnds, default_ranks
 from clusterctl.render import words
 from clusterctl.render.log import LogWriter, Timestamps
 from clusterctl.render.progress import PhaseWriter, ProgressMode, phase_view
-from clusterctl.render.story.attempts import restart_news
 from clusterctl.render.story.marks import rule
 from clusterctl.run.controller import control
 from clusterctl.run.controller.live_tail import ControllerSource, NotYetError
 from clusterctl.run.rules import events
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from clusterctl.cli.follow.past import Heard
     from clusterctl.cli.follow.watching import Look
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 _REDRAW = 0.1
 _PATIENCE = 5.0
+_ALIKE = 60.0
+"""Ranks that end alike within so many seconds are shown as one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,16 +87,29 @@ class RunScreen:
         self._ends = FailingEnds(self._shown_ranks())
         self._interrupts = 0
         self._leave: Leave | None = None
-        self._unreachable: set[str] = set()
+        self._news = News(run.run, console.err)
         self._deaf = False
         self._joining = True
         self._past = Past()
+        self._held: list[LogLine] = []
         self._patient_until = time.monotonic() + _PATIENCE
 
     @property
     def state(self) -> RunState:
         """What is known of the run."""
         return self._watching.state
+
+    @property
+    def seen(self) -> frozenset[int]:
+        """Ranks whose output stands in full on the screen on which the report will stand."""
+        ranks = self._shown_ranks()
+        shown = self._is_watched and self._options.output
+        return frozenset() if not shown else frozenset(self.state.workers) if ranks is None else ranks
+
+    @property
+    def _is_watched(self) -> bool:
+        """A person sees output and report on one terminal."""
+        return self._console.out.live and self._console.err.live
 
     def follow(self) -> Leave:
         """Show the run; return why the view ended."""
@@ -104,6 +119,8 @@ class RunScreen:
                 if self._leave is None:
                     self._wait(keyboard, wake)
                     self._phases.tick(time.monotonic())
+        if self._leave is not Leave.ENDED or not self._is_watched:
+            self._show_ends()
         self._phases.close()
         self._watching.close()
         return self._leave
@@ -113,11 +130,11 @@ class RunScreen:
     def _show(self, look: Look, wake: int) -> None:
         if self._joining:
             look = self._join(look)
+        self._held += self._ends.lines(look.exits) if self._options.output else []
         for moment, event in look.heads:
-            self._narrate(*self._head_news(moment, event))
+            self._tell(moment, event)
         if self._options.output:
             self._show_output()
-            self._show_exits(look)
         for node, stamp, told in look.nodes:
             if self._options.verbose and (step := words.node_step(told)):
                 self._narrate(f"{node}: {step}")
@@ -153,34 +170,22 @@ class RunScreen:
         if self._options.owns:
             return look
         state, old = self.state, self._options.heard
-        self._unreachable = {node.node for node in state.nodes.values() if node.link == "unreachable"}
+        self._news.join(state)
         if old is not None:
             fresh = [news for news in look.nodes if news[1].seq > old.nodes.get(news[0], 0)]
             return replace(look, heads=look.heads[old.heads :], nodes=fresh)
         for moment, event in look.heads:
-            for text in self._old_news(moment, event):
+            for text in self._news.old(moment, event, state):
                 self._past.add(moment, text)
         for node, stamp, told in look.nodes:
             for text in words.node_news(node, stamp, told, state):
                 self._past.add(stamp.wall - state.ahead(node), text)
-        if self._options.output:
-            self._past.add_ends(self._ends.lines(look.exits))
+        ends = self._ends.lines(look.exits) if self._options.output else []
+        self._past.add_ends([line for line in ends if line.attempt < state.attempt])
+        self._held += [line for line in ends if line.attempt >= state.attempt]
         if state.attempt < 0:
             self._show_past([])
         return replace(look, heads=[], nodes=[])
-
-    def _old_news(self, moment: float, event: events.ControllerEvent) -> Iterator[str]:
-        """Yield what was told of an event, unless it still holds: then it is told as what is so now."""
-        match event:
-            case events.Phase():
-                return
-            case events.Health() if event in self.state.troubles.values():
-                return
-            case events.StallSeen():
-                if self.state.stall is None or self.state.stall.at != moment:
-                    yield words.stall_news(event, self._run.run)[0]
-            case _:
-                yield from self._head_news(moment, event)
 
     def _show_past(self, history: Sequence[LogLine]) -> None:
         """Show lines and what happened between them, then what is wrong now."""
@@ -192,45 +197,19 @@ class RunScreen:
                 self._write(self._folder.feed(piece, time.monotonic()))
         self._narrate(*present(self.state))
 
-    def _head_news(self, moment: float, event: events.ControllerEvent) -> Sequence[str]:
-        match event:
-            case events.Phase() if self._options.phases:
-                self._phases.update(phase_view(event), time.monotonic())
-            case events.Note():
-                return [f"{event.level}: {event.text}" if event.level != "info" else event.text]
-            case events.Link():
-                return self._link_news(event)
-            case events.Decided():
-                return [words.decision_news(event)]
-            case events.Restarting():
-                return restart_news(moment, event, self._console.err)
-            case events.Health():
-                return [words.health_news(event)]
-            case events.StallSeen():
-                return words.stall_news(event, self._run.run)
-            case _:
-                pass
-        return []
+    def _tell(self, moment: float, event: events.ControllerEvent) -> None:
+        if isinstance(event, events.Phase) and self._options.phases:
+            self._phases.update(phase_view(event), time.monotonic())
+        if isinstance(event, events.Restarting):
+            self._show_ends()
+        self._narrate(*self._news.of(moment, event, self.state))
 
-    def _link_news(self, event: events.Link) -> Sequence[str]:
-        match event.link:
-            case "unreachable":
-                known = event.node in self._unreachable
-                self._unreachable.add(event.node)
-                return [] if known else [words.unreachable_news(event)]
-            case "connected" if event.node in self._unreachable:
-                self._unreachable.discard(event.node)
-                return [f"{event.node}: connected again"]
-            case "lost":
-                self._unreachable.discard(event.node)
-                return [f"{event.node}: lost ({event.why})"]
-            case _:
-                return []
-
-    def _show_exits(self, look: Look) -> None:
-        if look.exits:
-            self._write(self._folder.flush())
-            self._write(self._ends.lines(look.exits))
+    def _show_ends(self) -> None:
+        """Show the ends of ranks that failed: now, where the report will not."""
+        held, self._held = self._held, []
+        if held:
+            self._show_output()
+            self._write([*self._folder.flush(), *fold_history(held, window=_ALIKE)])
 
     def _narrate(self, *texts: str) -> None:
         if texts:
