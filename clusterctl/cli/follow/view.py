@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from clusterctl.cli.follow.following import Leave
+from clusterctl.cli.follow.footer import Footer
 from clusterctl.cli.follow.keys import keys, signals, typed
 from clusterctl.cli.follow.news import News
 from clusterctl.cli.follow.past import Past, present
@@ -91,6 +92,7 @@ class RunScreen:
         self._deaf = False
         self._joining = True
         self._past = Past()
+        self._footer = Footer(run, console.out)
         self._held: list[LogLine] = []
         self._patient_until = time.monotonic() + _PATIENCE
 
@@ -119,6 +121,8 @@ class RunScreen:
                 if self._leave is None:
                     self._wait(keyboard, wake)
                     self._phases.tick(time.monotonic())
+                    self._draw_footer(keys=keyboard is not None and not self._deaf)
+        self._console.out.clear()
         if self._leave is not Leave.ENDED or not self._is_watched:
             self._show_ends()
         self._phases.close()
@@ -258,6 +262,13 @@ class RunScreen:
         if lines:
             self._phases.close()
             self._log.write(lines)
+            self._footer.wrote(bar=lines[-1].partial)
+
+    def _draw_footer(self, *, keys: bool) -> None:
+        """Say what is followed, unless a step of a start has the last line."""
+        wanted = self._options.output and self._options.progress in (ProgressMode.AUTO, ProgressMode.TTY)
+        if wanted and self._leave is None and self._is_watched and not self._phases.drawing:
+            self._footer.draw(self.state, self._shown_ranks(), owns=self._options.owns, keys=keys)
 
     # --- waiting
 
