@@ -162,6 +162,20 @@ STATUS: Final = an_object(
         )
     ),
     remaining=REMAINING,
+    started=or_null(TIME),
+    ended=or_null(TIME),
+    origin=or_null(
+        an_object(
+            user=TEXT,
+            host=TEXT,
+            file=TEXT,
+            folder=TEXT,
+            command=TEXT,
+            commit=or_null(TEXT),
+            branch=or_null(TEXT),
+            changes=or_null(COUNT),
+        )
+    ),
     attempts=a_list(
         an_object(
             attempt=COUNT,

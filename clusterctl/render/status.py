@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from clusterctl.render.errors import remaining_lines
 from clusterctl.render.ranks import count, fold_nodes, fold_ranks
 from clusterctl.render.story.attempts import render_attempts, waits_for_restart
+from clusterctl.render.story.book import render_origin
 from clusterctl.render.terminal.console import BOLD, DIM, GREEN, RED, YELLOW
 from clusterctl.render.terminal.table import Cell, Column, render_table
 from clusterctl.render.words import failure_line, health_news, stall_hints, stall_line, worker_state
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from clusterctl.render.terminal.console import Terminal
+    from clusterctl.run.record.origin import Origin
     from clusterctl.run.rules.state import RunState, WorkerState
 
 STATE_STYLES: dict[str, tuple[str, ...]] = {
@@ -55,12 +57,14 @@ class RunView:
         attended: A controller is alive.
         activity: By rank; may lack ranks.
         verdict: What `diagnose` said of a stall, or `None`.
+        origin: Where it comes from, or `None`.
     """
 
     state: RunState
     attended: bool
     activity: Mapping[int, WorkerActivity] = field(default_factory=dict)
     verdict: Any = None
+    origin: Origin | None = None
 
     @property
     def step(self) -> int | None:
@@ -142,7 +146,8 @@ def render_status(view: RunView, now: float, terminal: Terminal, *, every: bool 
 
     Many workers are folded by what they do; with `every` each has a row.
     """
-    lines = render_summary(view, now, terminal)
+    headline, *wrong = render_summary(view, now, terminal)
+    lines = [headline, *render_origin(view.state, view.origin, now, terminal), *wrong]
     if attempts := render_attempts(view.state, view.step, now, terminal):
         lines += ["", *attempts]
     if view.state.nodes:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from clusterctl.render.log import rfc3339
 from clusterctl.render.status import RunView, WorkerActivity
 from clusterctl.render.story.attempts import attempts_json
+from clusterctl.render.story.book import origin_json, time_json
 from clusterctl.render.words import cause_json
 from clusterctl.run.rules.outcome import final_cause
 from clusterctl.wording import signal_name
@@ -60,6 +61,9 @@ def status_json(view: RunView) -> dict[str, Any]:
         "stall": stall_json(state.stall, view.verdict),
         "health": [_trouble_json(event) for event in state.troubles.values()],
         "remaining": list(state.remaining),
+        "started": time_json(state.created),
+        "ended": time_json(state.ended),
+        "origin": origin_json(view.origin),
         "attempts": attempts_json(state, view.step),
         "nodes": [
             {

@@ -19,7 +19,7 @@ from clusterctl.plan import environment, layout
 from clusterctl.plan import launch as planning
 from clusterctl.render.plan import render_plan
 from clusterctl.run.controller import process
-from clusterctl.run.record import disk, rundir
+from clusterctl.run.record import disk, origin, rundir
 
 if TYPE_CHECKING:
     from clusterctl.config.spec import ClusterSpec
@@ -111,6 +111,7 @@ def begin(spec: ClusterSpec, *, health: bool, strict: bool) -> RunDir:
     try:
         run = rundir.create(spec.name)
         disk.write_atomically(run.spec, dump(spec).encode(), durable=True)
+        origin.remember(run, spec)
     except OSError as error:
         hint = "set XDG_STATE_HOME to a folder that can be written to"
         raise RefusedError(f"no folder for the run can be made: {error}", hint=hint) from error
