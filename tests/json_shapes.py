@@ -162,6 +162,30 @@ STATUS: Final = an_object(
         )
     ),
     remaining=REMAINING,
+    started=or_null(TIME),
+    ended=or_null(TIME),
+    origin=or_null(
+        an_object(
+            user=TEXT,
+            host=TEXT,
+            file=TEXT,
+            folder=TEXT,
+            command=TEXT,
+            commit=or_null(TEXT),
+            branch=or_null(TEXT),
+            changes=or_null(COUNT),
+        )
+    ),
+    attempts=a_list(
+        an_object(
+            attempt=COUNT,
+            started=or_null(TIME),
+            ended=or_null(TIME),
+            cause=CAUSE,
+            step=or_null(COUNT),
+            resume_from=or_null(TEXT),
+        )
+    ),
     nodes=a_list(an_object(node=TEXT, node_rank=COUNT, address=or_null(TEXT), state=TEXT)),
     workers=a_list(
         an_object(

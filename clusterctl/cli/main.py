@@ -213,7 +213,7 @@ def _program() -> str:
 def _bug() -> int:
     import traceback
 
-    from clusterctl.run.record.private import make_private
+    from clusterctl.run.record.disk import make_private
     from clusterctl.run.record.rundir import runs_root
 
     path = runs_root().parent / "bug.log"

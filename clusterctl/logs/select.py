@@ -75,7 +75,9 @@ class FailingEnds:
             if key in self._done or self._shown is None or exited.rank in self._shown or not is_failure(exited):
                 continue
             self._done.add(key)
-            texts = self._choose(exited.attempt, end_lines(exited.tail))
+            # Some frameworks put the rank before each line, so that equal ends would differ.
+            said = [line.removeprefix(f"[rank{exited.rank}]: ") for line in end_lines(exited.tail)]
+            texts = self._choose(exited.attempt, said)
             out += [LogLine(time, node, exited.rank, exited.attempt, text) for text in texts]
         return out
 

@@ -148,6 +148,11 @@ class PhaseWriter:
         self._began = 0.0
         self._shown = _Shown()
 
+    @property
+    def drawing(self) -> bool:
+        """A phase is being shown that has not ended."""
+        return self._view is not None
+
     def update(self, view: PhaseView, now: float) -> None:
         """Show a phase as it is at `now` (seconds, monotonic); a phase that has ended is written once and stays."""
         if view.name in self._shown.finished and view.end is not PhaseEnd.RUNNING:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from clusterctl.agent.protocol.requests import StopReason
@@ -9,8 +11,9 @@ from clusterctl.logs.clean import clean_block
 from clusterctl.logs.select import end_lines
 from clusterctl.render.errors import remaining_lines, start_failed_lines
 from clusterctl.render.ranks import count, fold_nodes, fold_ranks
+from clusterctl.render.story.trace import folded_trace
 from clusterctl.render.terminal.console import DIM, GREEN, RED, YELLOW, safe
-from clusterctl.render.words import failure_line, stall_line, summary, worker_state
+from clusterctl.render.words import alike_line, failure_line, stall_line, summary, worker_state
 from clusterctl.wording import duration
 
 if TYPE_CHECKING:
@@ -23,21 +26,40 @@ if TYPE_CHECKING:
 _MOST_TRACEBACK = 40
 _MOST_LAST_LINES = 10
 _MOST_GROUPS = 8
+_VARYING = re.compile(r"0x[0-9a-fA-F]+|\d+")
 
 
-def render_report(state: RunState, terminal: Terminal, *, log_path: str | None = None) -> list[str]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beside:
+    """What the report may take for known.
+
+    Attributes:
+        log_path: Where the output of all ranks lies, if that is to be told.
+        folders: Where the code lies on the nodes.
+        seen: Ranks whose output stands in full above the report.
+    """
+
+    log_path: str | None = None
+    folders: frozenset[str] = frozenset()
+    seen: frozenset[int] = frozenset()
+
+
+_NOTHING = Beside()
+
+
+def render_report(state: RunState, terminal: Terminal, beside: Beside = _NOTHING) -> list[str]:
     """Return the report of a run that is over.
 
     Args:
         state: Its final state.
         terminal: Where it will stand.
-        log_path: Where the output of all ranks lies, if that is to be told.
+        beside: What stands beside it.
     """
     if state.phase.value == "succeeded":
         return [_success(state, terminal)]
     lines: list[str] = []
     if state.cause is not None and state.error is None:
-        lines += _first_failure(state, state.cause, terminal)
+        lines += _first_failure(state, state.cause, terminal, beside)
     elif state.error is not None:
         lines += start_failed_lines(state.error, terminal)
     if state.stall is not None:
@@ -47,7 +69,7 @@ def render_report(state: RunState, terminal: Terminal, *, log_path: str | None =
         lines += [terminal.style(f"may still be there, on {nodes}:", YELLOW)]
         lines += remaining_lines(state.remaining, terminal)
     lines.append(_end_line(state, terminal))
-    lines += _next_steps(state, terminal, log_path)
+    lines += _next_steps(state, terminal, beside.log_path)
     return lines
 
 
@@ -67,25 +89,39 @@ def _duration(state: RunState) -> str:
     return duration(state.ended - state.created)
 
 
-def _first_failure(state: RunState, cause: Cause, terminal: Terminal) -> list[str]:
-    lines = [failure_line(cause, state.attempt, terminal)]
+def _first_failure(state: RunState, cause: Cause, terminal: Terminal, beside: Beside) -> list[str]:
+    same = _alike(state, cause)
+    if len(same) > 1:
+        lines = [alike_line(cause, same, [state.workers[rank].node for rank in same], state.attempt, terminal)]
+    else:
+        lines = [failure_line(cause, state.attempt, terminal)]
     worker = state.workers.get(cause.rank) if cause.rank is not None else None
-    lines += _evidence(cause, worker, terminal)
+    if cause.rank not in beside.seen or not cause.traceback:
+        lines += _evidence(cause, worker, terminal, beside)
     others = [
         w for rank in sorted(state.workers) if (w := state.workers[rank]).phase.value in ("exited", "lost")
-        and rank != cause.rank
+        and rank not in same and rank != cause.rank
     ]  # fmt: skip
     lines += _others(others, state, terminal)
     return lines
 
 
-def _evidence(cause: Cause, worker: WorkerState | None, terminal: Terminal) -> list[str]:
+def _alike(state: RunState, cause: Cause) -> list[int]:
+    """Return the ranks that ended with the very same error of their own."""
+    if cause.secondary or not cause.message or cause.rank is None:
+        return []
+    how = (cause.kind, cause.exit_code, cause.signal, cause.message)
+    causes = [c for c in state.causes if (c.kind, c.exit_code, c.signal, c.message) == how]
+    return sorted(c.rank for c in causes if c.rank is not None and c.rank in state.workers)
+
+
+def _evidence(cause: Cause, worker: WorkerState | None, terminal: Terminal, beside: Beside) -> list[str]:
     """The worker's own traceback; without one, or where it ends differently, its last lines."""
     bar = terminal.style(f"  {terminal.glyphs.bar}", RED) + " "
     if cause.traceback:
         trace = clean_block(cause.traceback.encode("utf-8", "replace"))
-        shown = _middle_cut(trace, terminal)
-        return [bar + terminal.coloured(line) for line in shown]
+        folded = folded_trace(trace, beside.folders, ellipsis=terminal.glyphs.ellipsis)
+        return [bar + terminal.coloured(line) for line in _middle_cut(folded, terminal)]
     tail = end_lines(worker.tail)[-_MOST_LAST_LINES:] if worker is not None and worker.tail else []
     return [bar + terminal.coloured(line) for line in tail]
 
@@ -100,20 +136,22 @@ def _middle_cut(lines: Sequence[str], terminal: Terminal) -> list[str]:
 def _others(others: Sequence[WorkerState], state: RunState, terminal: Terminal) -> list[str]:
     """Fold the other failures by how they ended and what they said last; ranks that we stopped are only counted."""
     messages = {cause.rank: cause for cause in state.causes}
-    groups: dict[tuple[str, str], list[WorkerState]] = {}
+    groups: dict[tuple[str, str], tuple[str, list[WorkerState]]] = {}
     for worker in others:
         if worker.failed or worker.phase.value == "lost":
             cause = messages.get(worker.rank)
             text = "" if cause is None else safe(cause.message)
             text = "" if text == worker_state(worker) else text
-            groups.setdefault((worker_state(worker), text), []).append(worker)
+            # Peers that lost each other name ports and addresses, each another one.
+            key = (worker_state(worker), _VARYING.sub("#", text))
+            groups.setdefault(key, (text, []))[1].append(worker)
     lines = [
         f"  then ranks {fold_ranks(w.rank for w in group)} on {fold_nodes(w.node for w in group)}: {how}"
         + (f": {text}" if text else "")
-        for (how, text), group in list(groups.items())[:_MOST_GROUPS]
+        for (how, _), (text, group) in list(groups.items())[:_MOST_GROUPS]
     ]
     if len(groups) > _MOST_GROUPS:
-        rest = [w for group in list(groups.values())[_MOST_GROUPS:] for w in group]
+        rest = [w for _, group in list(groups.values())[_MOST_GROUPS:] for w in group]
         lines.append(f"  and ranks {fold_ranks(w.rank for w in rest)} in other ways: {summary(rest)}")
     lines = [line.replace("then ranks", "then rank", 1) if _single(line) else line for line in lines]
     if stopped := [w for w in others if w.stopped]:

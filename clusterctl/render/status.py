@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.render.errors import remaining_lines
 from clusterctl.render.ranks import count, fold_nodes, fold_ranks
+from clusterctl.render.story.attempts import render_attempts, waits_for_restart
+from clusterctl.render.story.book import render_origin
 from clusterctl.render.terminal.console import BOLD, DIM, GREEN, RED, YELLOW
 from clusterctl.render.terminal.table import Cell, Column, render_table
 from clusterctl.render.words import failure_line, health_news, stall_hints, stall_line, worker_state
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from clusterctl.render.terminal.console import Terminal
+    from clusterctl.run.record.origin import Origin
     from clusterctl.run.rules.state import RunState, WorkerState
 
 STATE_STYLES: dict[str, tuple[str, ...]] = {
@@ -54,12 +57,14 @@ class RunView:
         attended: A controller is alive.
         activity: By rank; may lack ranks.
         verdict: What `diagnose` said of a stall, or `None`.
+        origin: Where it comes from, or `None`.
     """
 
     state: RunState
     attended: bool
     activity: Mapping[int, WorkerActivity] = field(default_factory=dict)
     verdict: Any = None
+    origin: Origin | None = None
 
     @property
     def step(self) -> int | None:
@@ -131,6 +136,8 @@ def _ps_remark(view: RunView) -> str:
         return stall_line(replace(state.stall, phase=""))
     if not view.attended:
         return f"unattended: clusterctl attach --adopt {state.run}"
+    if away := [node.node for node in state.nodes.values() if node.link == "unreachable" and not node.swept]:
+        return f"unreachable: {fold_nodes(away)}"
     return f"attempt {state.attempt}" if state.attempt > 0 else ""
 
 
@@ -139,7 +146,10 @@ def render_status(view: RunView, now: float, terminal: Terminal, *, every: bool 
 
     Many workers are folded by what they do; with `every` each has a row.
     """
-    lines = render_summary(view, now, terminal)
+    headline, *wrong = render_summary(view, now, terminal)
+    lines = [headline, *render_origin(view.state, view.origin, now, terminal), *wrong]
+    if attempts := render_attempts(view.state, view.step, now, terminal):
+        lines += ["", *attempts]
     if view.state.nodes:
         lines += ["", *_node_table(view, terminal), "", *_worker_table(view, terminal, every=every)]
     return lines
@@ -151,6 +161,8 @@ def render_summary(view: RunView, now: float, terminal: Terminal) -> list[str]:
     lines = [_headline(view, now, terminal)]
     if not view.attended and not state.over:
         lines.append(f"  no controller is alive; the run goes on. hint: clusterctl attach --adopt {state.run}")
+    if state.phase is RunPhase.RESTARTING and state.restart_at is not None:
+        lines.append(f"  {waits_for_restart(state, now)}")
     if state.cause is not None:
         lines.append(f"  {failure_line(state.cause, state.attempt, terminal)}")
     if state.stall is not None:

@@ -6,23 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.render.log import rfc3339
 from clusterctl.render.status import RunView, WorkerActivity
+from clusterctl.render.story.attempts import attempts_json
+from clusterctl.render.story.book import origin_json, time_json
+from clusterctl.render.words import cause_json
 from clusterctl.run.rules.outcome import final_cause
 from clusterctl.wording import signal_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from clusterctl.run.rules.blame import Cause
     from clusterctl.run.rules.events import Health
     from clusterctl.run.rules.state import StallView, WorkerState
-
-
-def cause_json(cause: Cause | None) -> dict[str, Any] | None:
-    """Return the first observed failure."""
-    if cause is None:
-        return None
-    keys = ("kind", "node", "rank", "exit_code", "signal", "message", "traceback", "certain")
-    return {key: getattr(cause, key) for key in keys}
 
 
 def stall_json(stall: StallView | None, verdict: Any = None) -> dict[str, Any] | None:
@@ -67,6 +61,10 @@ def status_json(view: RunView) -> dict[str, Any]:
         "stall": stall_json(state.stall, view.verdict),
         "health": [_trouble_json(event) for event in state.troubles.values()],
         "remaining": list(state.remaining),
+        "started": time_json(state.created),
+        "ended": time_json(state.ended),
+        "origin": origin_json(view.origin),
+        "attempts": attempts_json(state, view.step),
         "nodes": [
             {
                 "node": node.node,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.protocol import events as node_events
 from clusterctl.agent.protocol.requests import StopReason
+from clusterctl.render.ranks import fold_nodes, fold_ranks
 from clusterctl.render.terminal.console import BOLD, RED, safe
+from clusterctl.run.rules.state import NodeState
 from clusterctl.wording import signal_name, span
 
 if TYPE_CHECKING:
@@ -29,6 +31,22 @@ def failure_line(cause: Cause, attempt: int, terminal: Terminal) -> str:
     message = f": {safe(cause.message)}" if cause.message and cause.message != how_it_ended(cause) else ""
     parts = [part for part in (where, how_it_ended(cause)) if part]
     return f"{terminal.style(word, RED, BOLD)}: {', '.join(parts)}{message}"
+
+
+def alike_line(cause: Cause, ranks: Sequence[int], nodes: Sequence[str], attempt: int, terminal: Terminal) -> str:
+    """Return the first observed failure where it is that of several ranks: `ranks 0-1,3 on gpu[01-03] failed alike`."""
+    place = f"ranks {fold_ranks(ranks)} on {fold_nodes(nodes)} failed alike"
+    which = f", attempt {attempt}" if attempt > 0 else ""
+    said = f": {safe(cause.message)}" if cause.message != how_it_ended(cause) else ""
+    return f"{terminal.style('first observed failure', RED, BOLD)}: {place}{which}, {how_it_ended(cause)}{said}"
+
+
+def cause_json(cause: Cause | None) -> dict[str, Any] | None:
+    """Return the first observed failure."""
+    if cause is None:
+        return None
+    keys = ("kind", "node", "rank", "exit_code", "signal", "message", "traceback", "certain")
+    return {key: getattr(cause, key) for key in keys}
 
 
 def how_it_ended(cause: Cause) -> str:
@@ -131,30 +149,45 @@ _DECISIONS = {
 }
 
 
-def decision_news(event: Decided) -> str:
-    """Return what the controller does now, and why."""
+def decision_news(event: Decided, state: RunState) -> str:
+    """Return what the controller does now, and why; of the attempt that goes on, which worker has failed."""
     text = _DECISIONS.get(event.reason, f"{event.reason}: stopping every worker")
+    cause = state.cause if event.attempt == state.attempt else None
+    if event.reason == StopReason.PEER_FAILED.value and not event.message and cause is not None:
+        return f"{text} (rank {cause.rank} on {safe(cause.node)}: {how_it_ended(cause)})"
     return f"{text} ({event.message})" if event.message else text
 
 
 def unreachable_news(event: Link) -> str:
-    """Return that a node cannot be reached for now."""
-    since = f" for {event.seconds:.0f} s" if event.seconds else ""
-    return f"{event.node}: unreachable{since} ({event.why or 'no answer'}); its workers go on"
+    """Return that a node does not answer, when it is given up, and what its workers do meanwhile."""
+    node = NodeState(node=event.node, node_rank=0, link_why=event.why)
+    parts = [f"{event.node}: {node.unheard(event.seconds)}"]
+    if event.lost_in is not None:
+        parts.append(f"given up in {span(event.lost_in)} (network.node_lost_after)")
+    if event.stop_in is None:
+        parts.append("its workers go on")
+    else:
+        parts.append(f"its workers are stopped there in {span(event.stop_in)} (on_controller_loss.stop_after)")
+    return "; ".join(parts)
 
 
-def node_news(node: str, stamp: node_events.Stamp, event: node_events.Event, state: RunState) -> str:
+def away_now(node: NodeState) -> str:
+    """Return that a node does not answer at this moment."""
+    return f"{node.node}: {node.unheard()}"
+
+
+def node_news(node: str, stamp: node_events.Stamp, event: node_events.Event, state: RunState) -> list[str]:
     """Return what a node's event says to everybody who follows the run; mostly nothing."""
     match event:
         case node_events.Alarm():
             where = f"{node} GPU {event.gpu}" if event.gpu is not None else node
-            return f"{event.severity}: {where}: {event.message}"
+            return [f"{event.severity}: {where}: {event.message}"]
         case node_events.Dropped() if event.lost:
-            return f"warning: {node} r{event.rank}: {event.lost} bytes of output were dropped ({event.why})"
+            return [f"warning: {node} r{event.rank}: {event.lost} bytes of output were dropped ({event.why})"]
         case node_events.Adopted():
-            return f"{node}: {_adoption(node, stamp, state)}"
+            return [f"{node}: {_adoption(node, stamp, state)}"]
         case _:
-            return ""
+            return []
 
 
 def _adoption(node: str, stamp: node_events.Stamp, state: RunState) -> str:

@@ -110,6 +110,29 @@ def test_a_controller_that_adopts_the_run_knows_what_was_there_when_it_began(hea
     assert taken(head) == ["None", "None"]
 
 
+DIES_ONCE = """\
+import os, signal
+if os.environ["RANK"] == "1" and os.environ["CLUSTERCTL_ATTEMPT"] == "0":
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_why_an_attempt_died_is_told_and_kept_though_another_follows(head: LocalHead) -> None:
+    (head.folder / "train.py").write_text(DIES_ONCE)
+    head.write_local({"script": "train.py"}, workers=(1, 1), restart={"max_restarts": 3, "backoff": 0})
+
+    done = head.run("up", "--no-health")
+
+    assert done.returncode == 0, done.stderr
+    told = "first observed failure: rank 1 on localhost.1, killed by SIGKILL\n"
+    assert f"{told}restart 1 of 3 now (rank 1 on localhost.1: killed by SIGKILL)\n" in done.stderr
+    status = head.json("status", head.json("ps", "-a")[-1]["run"])
+    assert [(one["attempt"], (one["cause"] or {}).get("signal")) for one in status["attempts"]] == [
+        (0, "SIGKILL"),
+        (1, None),
+    ]
+
+
 FAILS_ALIKE = """\
 import pathlib
 pathlib.Path("last.pt").write_text("weights")

@@ -38,6 +38,7 @@ def run(head: LocalHead) -> str:
     """A run that was started on a terminal and left by `d`."""
     with head.terminal("up", "--no-health") as screen:
         screen.expect(READY)
+        screen.expect("following rank 0 of 1")
         screen.press("d")
 
         assert screen.wait() == 0

@@ -105,6 +105,10 @@ ROWS = {
         {0: STAND_STILL, 1: STAND_STILL, 2: "os._exit(0)", 3: STAND_STILL},
         "exited_early", 2, exit_code=0, job={"finish_grace": "2s"},
     ),
+    "exit 0 early, the others lose their connection": Row(
+        {0: PEER_GONE, 1: PEER_GONE, 2: FIRST_TO_GO.replace("_exit(5)", "_exit(0)"), 3: PEER_GONE},
+        "exited_early", 2, exit_code=0,
+    ),
     "SIGTERM ignored by the others": Row({0: HEEDLESS, 1: HEEDLESS, 2: "os._exit(3)", 3: HEEDLESS}, "exit", 2, exit_code=3),
     "a child that hid: setsid, double fork, title, no environment, no descriptors": Row({2: HIDE}, "exit", 2, exit_code=4),
     "peers that die of it at once": Row(
@@ -290,7 +294,7 @@ def test_a_half_open_connection_is_noticed_shown_and_dialed_again_without_a_rush
 
     _, said = watcher.communicate(timeout=60)
     assert watcher.returncode == 0, said
-    assert f"{made[1].name}: unreachable for 7 s" in said
+    assert f"{made[1].name}: no answer for 7 s; given up in" in said
     assert f"{made[1].name}: connected again" in said
     assert logins(made[1]) - before <= 4
     nothing_left(made)

@@ -50,7 +50,10 @@ class AttachChoices(Choices):
 @options.output_options
 @together(AttachChoices)
 def command(choices: AttachChoices) -> int:
-    """Follow a run; `d` or Ctrl-C leaves it running. Ends with the run's exit code."""
+    """Follow a run; `d` or Ctrl-C leaves it running. Ends with the run's exit code.
+
+    What happened before stands among the last lines at its time, with its date.
+    """
     run = find.find(choices.reference)
     console = choices.console()
     state, attended = find.visible_state(run)
@@ -63,7 +66,8 @@ def command(choices: AttachChoices) -> int:
     elif state.over and choices.reference is None:
         raise RefusedError("no active run to attach to", hint=f"`clusterctl logs {run.run}` shows the last one")
     screen = RunScreen(run, console, _view_options(choices))
-    return conclude(run, screen.follow(), screen.state, console, quiet=choices.quiet)
+    leave = screen.follow()
+    return conclude(run, leave, screen.state, console, quiet=choices.quiet, seen=screen.seen)
 
 
 def _view_options(choices: AttachChoices) -> ViewOptions:

@@ -13,7 +13,8 @@ from clusterctl.agent.protocol.commands import Command
 from clusterctl.cli import options
 from clusterctl.cli.choices import Choices, together
 from clusterctl.cli.follow.following import Leave
-from clusterctl.cli.follow.view import RunScreen, ViewOptions, heard
+from clusterctl.cli.follow.past import Heard, heard
+from clusterctl.cli.follow.view import RunScreen, ViewOptions
 from clusterctl.cli.lookup.controllers import ask_or_adopt
 from clusterctl.cli.lookup.reach import reachable
 from clusterctl.cli.lookup.runs import tell_unread
@@ -85,16 +86,15 @@ def command(choices: DownChoices) -> int:
     if not runs and not choices.silent:
         console.narrate(f"no {'stalled' if choices.stalled else 'active'} run: nothing to end")
     # All are asked before any is waited for: they end side by side.
-    ending, refused, before = [], list[RefusedError](), {}
+    ending, refused, before = [], list[RefusedError](), dict[str, Heard]()
     for run in runs:
-        if choices.verbose:
-            before[run.run] = heard(run)
+        before[run.run] = heard(run)
         try:
             if _ask(run, console, choices):
                 ending.append(run)
         except RefusedError as error:
             refused.append(error)
-    states = {run.run: _end(run, console, before.get(run.run), choices) for run in ending}
+    states = {run.run: _end(run, console, before[run.run], choices) for run in ending}
     if choices.as_json:
         console.json([_entry(run, state) for run, state in states.items()])
     if refused:
@@ -146,9 +146,9 @@ def _cancel(run: RunDir, *, kill: bool) -> None:
         ask_or_adopt(run, "down", {"kill": kill}, lambda: adopt_run(run, cancel=True, kill=kill))
 
 
-def _end(run: RunDir, console: Console, before: dict[str, int] | None, choices: DownChoices) -> RunState:
-    """See a run end. What nodes report is told where `before` says what of it is old (`heard`)."""
-    shown = ViewOptions(output=False, phases=False, verbose=before is not None, heard=before)
+def _end(run: RunDir, console: Console, before: Heard, choices: DownChoices) -> RunState:
+    """See a run end. Told is what is newer than `before`."""
+    shown = ViewOptions(output=False, phases=False, verbose=choices.verbose, heard=before)
     state = load_state(run)
     if state.over and state.remaining:
         state = _end_on_nodes(run, state, kill=choices.kill)

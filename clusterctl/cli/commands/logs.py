@@ -19,17 +19,20 @@ from clusterctl.cli.lookup.runs import tell_unread
 from clusterctl.cli.words import parse_duration, parse_ranks
 from clusterctl.config.hosts import select
 from clusterctl.logs.clean import clean_block
+from clusterctl.logs.ends import ends_of, last_folded
 from clusterctl.logs.fold import Folder, fold_history
 from clusterctl.logs.line import LogQuery
-from clusterctl.logs.merge import matching, read_lines
+from clusterctl.logs.merge import read_lines
 from clusterctl.logs.select import FailingEnds
 from clusterctl.render.log import LogWriter, Timestamps, json_line, raw_bytes
+from clusterctl.render.story.marks import Marks
 from clusterctl.run.record.find import find
 from clusterctl.run.record.reader import StateReader, load_state
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from clusterctl.logs.fold import FoldedLine
     from clusterctl.logs.line import LogLine
     from clusterctl.render.terminal.console import Console
     from clusterctl.run.record.rundir import RunDir
@@ -63,7 +66,9 @@ class LogsChoices(Choices):
 @click.command("logs")
 @options.run_argument
 @click.option("--follow", "-f", is_flag=True, help="Go on as lines come; Ctrl-C leaves.")
-@click.option("--tail", "-n", type=click.IntRange(0), metavar="N", help="Only the last so many lines.")
+@click.option(
+    "--tail", "-n", type=click.IntRange(0), metavar="N", help="Only the last so many of the lines that are shown."
+)
 @click.option("--since", metavar="TIME", help="Only lines after this: 10m ago as `10m`, or RFC 3339.")
 @click.option("--until", metavar="TIME", help="Only lines before this.")
 @click.option(
@@ -78,14 +83,20 @@ class LogsChoices(Choices):
 @click.option("--timestamps", "-t", is_flag=True, help="Show times before lines.")
 @click.option("--no-prefix", is_flag=True, help="Do not show whose line it is.")
 @click.option(
-    "--output", "-o", type=click.Choice(["text", "json", "raw"]), default="text", show_default=True, help="Form."
+    "--output",
+    "-o",
+    type=click.Choice(["text", "json", "raw"]),
+    default="text",
+    show_default=True,
+    help="Form: `json` a line each with its time, rank and attempt, `raw` the very bytes; both of all ranks.",
 )
 @options.output_options
 @together(LogsChoices)
 def command(choices: LogsChoices) -> int:
     """Show or follow the output of all ranks, merged by time.
 
-    By default rank 0 in full and the ends of ranks that failed; equal lines of several ranks are folded to one. Times
+    By default rank 0 in full and, at their time, the ends of ranks that failed; equal lines of several ranks are folded
+    to one. Where there were several attempts, lines between them say which begins, and why the one before ended. Times
     are those of this head: what the clock of a node was last measured to be ahead or behind is taken off.
     """
     run = find(choices.reference)
@@ -98,9 +109,13 @@ def command(choices: LogsChoices) -> int:
         from clusterctl.cli.follow.logs import follow
 
         return follow(run, query, shown, console, default=choices.default)
-    shown.history(read_lines(run.path, query, skew=state.ahead))
-    if choices.default:
-        shown.history(_failing_ends(run, query, state))
+    if choices.output == "text":
+        exits = _exits(run, state) if choices.default else []
+        ends = ends_of(run.path, query, exits, FailingEnds(query.ranks), skew=state.ahead)
+        shown.past(last_folded(run.path, query, ends, skew=state.ahead))
+    else:
+        shown.past(read_lines(run.path, query, skew=state.ahead))
+    shown.end()
     return 0
 
 
@@ -146,16 +161,29 @@ class _Output:
     def __init__(self, console: Console, state: RunState, query: LogQuery, choices: LogsChoices) -> None:
         times = Timestamps.SHORT if choices.timestamps else Timestamps.NONE
         ranks = state.workers.keys() if query.ranks is None else query.ranks
+        self.state = state
         self._form = choices.output
         self._out = console.out
         self._writer = LogWriter(console.out, list(state.nodes), ranks, timestamps=times, prefix=not choices.no_prefix)
         self._folder = Folder(frozenset(ranks))
+        marked = self._form == "text" and query.grep is None and not choices.no_prefix
+        whole = query.tail is None and query.since is None
+        self._marks = Marks(console.out, attempt=query.attempt, first=whole) if marked else None
 
     def history(self, lines: Iterable[LogLine]) -> None:
-        """Write lines that lie in the past."""
-        stream = iter(fold_history(lines) if self._form == "text" else lines)
+        """Write lines that lie in the past, before those that come."""
+        self.past(fold_history(lines) if self._form == "text" else lines)
+
+    def past(self, lines: Iterable[LogLine | FoldedLine]) -> None:
+        """Write lines as they are."""
+        stream = iter(lines)
         while self._out.has_reader() and (batch := list(islice(stream, 1000))):
             self._put(batch)
+
+    def end(self) -> None:
+        """Say how attempts ended of which no later line told."""
+        if self._marks is not None:
+            self._out.lines(self._marks.rest(self.state))
 
     def live(self, lines: list[LogLine], *, last: bool = False) -> None:
         """Write lines as they come."""
@@ -170,7 +198,13 @@ class _Output:
         return self._folder.next_due()
 
     def _put(self, lines: list[Any]) -> None:
-        if self._form == "text":
+        if self._form == "text" and self._marks is not None:
+            for piece in self._marks.before(lines, self.state):
+                if isinstance(piece, str):
+                    self._out.lines([piece])
+                else:
+                    self._writer.write(piece)
+        elif self._form == "text":
             self._writer.write(lines)
         elif self._form == "json":
             self._out.lines(map(json_line, lines))
@@ -182,11 +216,6 @@ class _Output:
             sys.stdout.buffer.flush()
 
 
-def _failing_ends(run: RunDir, query: LogQuery, state: RunState) -> list[LogLine]:
+def _exits(run: RunDir, state: RunState) -> list[tuple[str, float, Exited]]:
     _, news = StateReader(run).refresh()
-    exits = [
-        (node, stamp.wall - state.ahead(node), event)
-        for node, stamp, event in news
-        if isinstance(event, Exited) and query.attempt in (None, event.attempt)
-    ]
-    return matching(FailingEnds(query.ranks).lines(exits), query)
+    return [(node, stamp.wall - state.ahead(node), event) for node, stamp, event in news if isinstance(event, Exited)]

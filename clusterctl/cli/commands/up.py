@@ -19,7 +19,7 @@ from clusterctl.plan import environment, layout
 from clusterctl.plan import launch as planning
 from clusterctl.render.plan import render_plan
 from clusterctl.run.controller import process
-from clusterctl.run.record import disk, rundir
+from clusterctl.run.record import disk, origin, rundir
 
 if TYPE_CHECKING:
     from clusterctl.config.spec import ClusterSpec
@@ -111,6 +111,7 @@ def begin(spec: ClusterSpec, *, health: bool, strict: bool) -> RunDir:
     try:
         run = rundir.create(spec.name)
         disk.write_atomically(run.spec, dump(spec).encode(), durable=True)
+        origin.remember(run, spec)
     except OSError as error:
         hint = "set XDG_STATE_HOME to a folder that can be written to"
         raise RefusedError(f"no folder for the run can be made: {error}", hint=hint) from error
@@ -142,7 +143,7 @@ def _follow(run: RunDir, console: Console, choices: UpChoices) -> int:
     screen = RunScreen(run, console, shown)
     leave = screen.follow()
     if not (choices.detach and leave is Leave.STARTED):
-        return conclude(run, leave, screen.state, console, quiet=choices.quiet)
+        return conclude(run, leave, screen.state, console, quiet=choices.quiet, seen=screen.seen)
     console.data(json.dumps({"run": run.run}) if choices.as_json else run.run)
     if not choices.quiet and console.err.live:
         console.narrate(f"`clusterctl logs -f {run.run}` follows it, `clusterctl down {run.run}` ends it")

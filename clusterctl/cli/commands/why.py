@@ -10,7 +10,7 @@ import click
 from clusterctl.cli import options
 from clusterctl.cli.lookup.why import opened, verdict_of
 from clusterctl.errors import ClusterctlError, ExitCode
-from clusterctl.render.why import render_why
+from clusterctl.render.story.why import render_why
 from clusterctl.run.record import find
 from clusterctl.why.verdict import Confidence
 from clusterctl.wording import size
@@ -58,7 +58,7 @@ def _tell(console: Console, verdict: Verdict, *, as_json: bool) -> int:
 
 
 def _save(console: Console, run: RunDir, target: Path, *, hide: bool, quiet: bool) -> None:
-    from clusterctl.run.record import bundle
+    from clusterctl.run.record.kept import bundle
 
     try:
         written = bundle.save(run, target, hide=hide)

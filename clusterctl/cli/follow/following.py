@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from clusterctl.errors import ExitCode
-from clusterctl.render.report import render_report
+from clusterctl.errors import ClusterctlError, ExitCode
+from clusterctl.render.report import Beside, render_report
 from clusterctl.run.rules import leftover
 
 if TYPE_CHECKING:
@@ -31,11 +32,20 @@ def exit_code_of(state: RunState) -> int:
     return int(state.exit_code or 0)
 
 
-def conclude(run: RunDir, leave: Leave, state: RunState, console: Console, *, quiet: bool = False) -> int:
-    """Say how it ended, and return the exit code of the command."""
+def conclude(
+    run: RunDir,
+    leave: Leave,
+    state: RunState,
+    console: Console,
+    *,
+    quiet: bool = False,
+    seen: frozenset[int] = frozenset(),
+) -> int:
+    """Say how it ended, and return the exit code of the command; `seen` are ranks whose output the screen shows."""
     match leave:
         case Leave.ENDED:
-            lines = render_report(state, console.err, log_path=str(run.path / "nodes"))
+            beside = Beside(log_path=str(run.path / "nodes"), folders=_folders(run, state), seen=seen)
+            lines = render_report(state, console.err, beside)
             if not (quiet and state.phase.value == "succeeded"):
                 console.narrate(*lines)
             return exit_code_of(state)
@@ -51,6 +61,17 @@ def conclude(run: RunDir, leave: Leave, state: RunState, console: Console, *, qu
                 f"hint: `clusterctl attach --adopt {run.run}` takes over, `clusterctl down {run.run}` ends it",
             )
             return int(ExitCode.UNATTENDED)
+
+
+def _folders(run: RunDir, state: RunState) -> frozenset[str]:
+    """Return where the code of a run that failed lies on its nodes; nothing where nobody knows."""
+    if state.cause is None or not state.cause.traceback:
+        return frozenset()
+    from clusterctl.config.stored import load_stored
+
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError, ClusterctlError):
+        return frozenset(host.workdir for host in load_stored(run.spec.read_text()).hosts if host.workdir)
+    return frozenset()
 
 
 def _next_commands(run: RunDir) -> list[str]:

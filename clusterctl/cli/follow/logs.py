@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import math
 import time
+from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
 from clusterctl.cli.follow.watching import Course, Watching
 from clusterctl.errors import ExitCode
+from clusterctl.logs.ends import ends_of, in_place
 from clusterctl.logs.follow import Follower
 from clusterctl.logs.merge import matching
 from clusterctl.logs.select import FailingEnds
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from clusterctl.logs.line import LogLine, LogQuery
     from clusterctl.render.terminal.console import Console
     from clusterctl.run.record.rundir import RunDir
+    from clusterctl.run.rules.state import RunState
 
 _SOON = 0.05
 _PATIENCE = 5.0
@@ -34,6 +37,11 @@ class Output(Protocol):
     def live(self, lines: list[LogLine], *, last: bool = False) -> None:
         """Write lines as they come."""
 
+    state: RunState
+
+    def end(self) -> None:
+        """Say how attempts ended of which no later line told."""
+
     def next_due(self) -> float | None:
         """Return when a held line is due, on the monotonic clock."""
 
@@ -46,17 +54,23 @@ def follow(run: RunDir, query: LogQuery, shown: Output, console: Console, *, def
 
 
 def _follow(watching: Watching, query: LogQuery, shown: Output, console: Console, *, default: bool) -> int:
-    ends = FailingEnds(query.ranks if default else None)
-    watching.look()
+    failing = FailingEnds(query.ranks if default else None)
+    first = watching.look()
     follower, history = _begin(watching, query)
-    shown.history(history)
+    ends = ends_of(watching.run.path, query, first.exits, failing, skew=watching.state.ahead)
+    past = in_place(history, ends)
+    shown.state = watching.state
+    shown.history(past if query.tail is None else deque(past, maxlen=query.tail))
     for look in watching.looks(lambda: _due(follower, shown)):
+        shown.state = look.state
         over = look.course is Course.OVER
         for lines in follower.finish() if over else [follower.poll()]:
             shown.live(lines)
         if over:
             shown.live([], last=True)
-        shown.live(matching(ends.lines(look.exits), query), last=over)
+        shown.live(matching(failing.lines(look.exits), query), last=over)
+        if over:
+            shown.end()
         if over or not console.out.has_reader():
             return int(ExitCode.OK)
     console.narrate(

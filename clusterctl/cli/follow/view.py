@@ -8,37 +8,42 @@ import select
 import signal
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from clusterctl.cli.follow.following import Leave
+from clusterctl.cli.follow.footer import Footer
 from clusterctl.cli.follow.keys import keys, signals, typed
+from clusterctl.cli.follow.news import News
+from clusterctl.cli.follow.past import Past, present
 from clusterctl.cli.follow.watching import Course, Watching
-from clusterctl.logs.fold import Folder
+from clusterctl.logs.fold import Folder, fold_history
 from clusterctl.logs.follow import Follower
 from clusterctl.logs.line import LogQuery
 from clusterctl.logs.select import FailingEnds, default_ranks
 from clusterctl.render import words
 from clusterctl.render.log import LogWriter, Timestamps
 from clusterctl.render.progress import PhaseWriter, ProgressMode, phase_view
+from clusterctl.render.story.marks import rule
 from clusterctl.run.controller import control
 from clusterctl.run.controller.live_tail import ControllerSource, NotYetError
-from clusterctl.run.record.reader import load_state
 from clusterctl.run.rules import events
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
+    from clusterctl.cli.follow.past import Heard
     from clusterctl.cli.follow.watching import Look
     from clusterctl.logs.fold import FoldedLine
     from clusterctl.logs.line import LogLine
     from clusterctl.render.terminal.console import Console
-    from clusterctl.run.record.reader import NodeNews
     from clusterctl.run.record.rundir import RunDir
     from clusterctl.run.rules.state import RunState
 
 _REDRAW = 0.1
 _PATIENCE = 5.0
+_ALIKE = 60.0
+"""Ranks that end alike within so many seconds are shown as one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +57,8 @@ class ViewOptions:
         until_started: Leave once every rank has started (`up -d`).
         output: Show output of workers at all.
         verbose: Name every node that is waited for, and tell what each one reports.
-        heard: Node to the number of its last event that is old (`heard`); `None`: all that the first look sees is old.
+        heard: What of the run is old and not told of (`past.heard`); `None`: all that the first look sees is old, and
+            shown with its date among the lines of its time.
     """
 
     ranks: frozenset[int] | None = None
@@ -66,13 +72,7 @@ class ViewOptions:
     tail: int | None = None
     phases: bool = True
     verbose: bool = False
-    heard: Mapping[str, int] | None = None
-
-
-def heard(run: RunDir) -> dict[str, int]:
-    """Return node to the number of its newest event: a command that begins now tells only of later ones."""
-    state = load_state(run)
-    return {name: node.seq for name, node in {**state.retired, **state.nodes}.items()}
+    heard: Heard | None = None
 
 
 class RunScreen:
@@ -88,15 +88,30 @@ class RunScreen:
         self._ends = FailingEnds(self._shown_ranks())
         self._interrupts = 0
         self._leave: Leave | None = None
-        self._unreachable: set[str] = set()
+        self._news = News(run.run, console.err)
         self._deaf = False
         self._joining = True
+        self._past = Past()
+        self._footer = Footer(run, console.out)
+        self._held: list[LogLine] = []
         self._patient_until = time.monotonic() + _PATIENCE
 
     @property
     def state(self) -> RunState:
         """What is known of the run."""
         return self._watching.state
+
+    @property
+    def seen(self) -> frozenset[int]:
+        """Ranks whose output stands in full on the screen on which the report will stand."""
+        ranks = self._shown_ranks()
+        shown = self._is_watched and self._options.output
+        return frozenset() if not shown else frozenset(self.state.workers) if ranks is None else ranks
+
+    @property
+    def _is_watched(self) -> bool:
+        """A person sees output and report on one terminal."""
+        return self._console.out.live and self._console.err.live
 
     def follow(self) -> Leave:
         """Show the run; return why the view ended."""
@@ -106,6 +121,10 @@ class RunScreen:
                 if self._leave is None:
                     self._wait(keyboard, wake)
                     self._phases.tick(time.monotonic())
+                    self._draw_footer(keys=keyboard is not None and not self._deaf)
+        self._console.out.clear()
+        if self._leave is not Leave.ENDED or not self._is_watched:
+            self._show_ends()
         self._phases.close()
         self._watching.close()
         return self._leave
@@ -113,16 +132,17 @@ class RunScreen:
     # --- looking
 
     def _show(self, look: Look, wake: int) -> None:
-        for _, event in look.heads:
-            self._show_head(event)
-        # Of the run that `up` itself began all steps are new; a person who joins need not hear of the steps before.
-        old = {} if self._options.owns or not self._joining else self._options.heard
-        self._joining = False
+        if self._joining:
+            look = self._join(look)
+        self._held += self._ends.lines(look.exits) if self._options.output else []
+        for moment, event in look.heads:
+            self._tell(moment, event)
         if self._options.output:
             self._show_output()
-            self._show_exits(look)
-        for node_event in look.nodes:
-            self._show_node(node_event, old)
+        for node, stamp, told in look.nodes:
+            if self._options.verbose and (step := words.node_step(told)):
+                self._narrate(f"{node}: {step}")
+            self._narrate(*words.node_news(node, stamp, told, self.state))
         if look.course is Course.OVER:
             self._finish(wake)
         elif self._options.until_started and self._all_started():
@@ -148,59 +168,57 @@ class RunScreen:
                 return
         self._write(self._folder.flush())
 
-    def _show_head(self, event: events.ControllerEvent) -> None:
-        match event:
-            case events.Phase() if self._options.phases:
-                self._phases.update(phase_view(event), time.monotonic())
-            case events.Note():
-                self._phases.note(f"{event.level}: {event.text}" if event.level != "info" else event.text)
-            case events.Link():
-                self._show_link(event)
-            case events.Decided():
-                self._narrate(words.decision_news(event))
-            case events.Restarting():
-                self._narrate(f"restarting ({event.why}): attempt {event.attempt} follows")
-            case events.Health() if self._is_news(event):
-                self._narrate(words.health_news(event))
-            case events.StallSeen():
-                for line in words.stall_news(event, self._run.run):
-                    self._narrate(line)
-            case _:
-                pass
+    def _join(self, look: Look) -> Look:
+        """Return what of the first look is new; keep what is old for where it belongs."""
+        self._joining = False
+        if self._options.owns:
+            return look
+        state, old = self.state, self._options.heard
+        self._news.join(state)
+        if old is not None:
+            fresh = [news for news in look.nodes if news[1].seq > old.nodes.get(news[0], 0)]
+            return replace(look, heads=look.heads[old.heads :], nodes=fresh)
+        for moment, event in look.heads:
+            for text in self._news.old(moment, event, state):
+                self._past.add(moment, text)
+        for node, stamp, told in look.nodes:
+            for text in words.node_news(node, stamp, told, state):
+                self._past.add(stamp.wall - state.ahead(node), text)
+        ends = self._ends.lines(look.exits) if self._options.output else []
+        self._past.add_ends([line for line in ends if line.attempt < state.attempt])
+        self._held += [line for line in ends if line.attempt >= state.attempt]
+        if state.attempt < 0:
+            self._show_past([])
+        return replace(look, heads=[], nodes=[])
 
-    def _show_link(self, event: events.Link) -> None:
-        match event.link:
-            case "unreachable":
-                self._narrate(words.unreachable_news(event))
-                self._unreachable.add(event.node)
-            case "connected" if event.node in self._unreachable:
-                self._unreachable.discard(event.node)
-                self._narrate(f"{event.node}: connected again")
-            case "lost":
-                self._narrate(f"{event.node}: lost ({event.why})")
-            case _:
-                pass
+    def _show_past(self, history: Sequence[LogLine]) -> None:
+        """Show lines and what happened between them, then what is wrong now."""
+        for piece in self._past.among(history, self._options.tail or 0):
+            if isinstance(piece, str):
+                self._write(self._folder.flush())
+                self._console.narrate(rule(piece, self._console.err))
+            else:
+                self._write(self._folder.feed(piece, time.monotonic()))
+        self._narrate(*present(self.state))
 
-    def _is_news(self, event: events.Health) -> bool:
-        """Trouble that is over is no news to a person who has just come."""
-        return not self._joining or (event.node, event.gpu, event.key) in self.state.troubles
+    def _tell(self, moment: float, event: events.ControllerEvent) -> None:
+        if isinstance(event, events.Phase) and self._options.phases:
+            self._phases.update(phase_view(event), time.monotonic())
+        if isinstance(event, events.Restarting):
+            self._show_ends()
+        self._narrate(*self._news.of(moment, event, self.state))
 
-    def _show_exits(self, look: Look) -> None:
-        if look.exits:
-            self._write(self._folder.flush())
-            self._write(self._ends.lines(look.exits))
+    def _show_ends(self) -> None:
+        """Show the ends of ranks that failed: now, where the report will not."""
+        held, self._held = self._held, []
+        if held:
+            self._show_output()
+            self._write([*self._folder.flush(), *fold_history(held, window=_ALIKE)])
 
-    def _show_node(self, news: NodeNews, old: Mapping[str, int] | None) -> None:
-        node, stamp, event = news
-        fresh = old is not None and stamp.seq > old.get(node, 0)
-        if self._options.verbose and fresh and (step := words.node_step(event)):
-            self._narrate(f"{node}: {step}")
-        if text := words.node_news(node, stamp, event, self.state):
-            self._narrate(text)
-
-    def _narrate(self, text: str) -> None:
-        self._console.out.clear()
-        self._phases.note(text)
+    def _narrate(self, *texts: str) -> None:
+        if texts:
+            self._console.out.clear()
+            self._phases.note(*texts)
 
     # --- output
 
@@ -227,7 +245,7 @@ class RunScreen:
             self._follower = follower
             self._log.expect(list(state.nodes), state.workers.keys() if ranks is None else ranks)
             self._folder = Folder(frozenset(state.workers) if ranks is None else ranks)
-            self._write(self._folder.feed(history, time.monotonic()))
+            self._show_past(history)
         return self._follower
 
     def _ahead(self, node: str) -> float:
@@ -244,6 +262,13 @@ class RunScreen:
         if lines:
             self._phases.close()
             self._log.write(lines)
+            self._footer.wrote(bar=lines[-1].partial)
+
+    def _draw_footer(self, *, keys: bool) -> None:
+        """Say what is followed, unless a step of a start has the last line."""
+        wanted = self._options.output and self._options.progress in (ProgressMode.AUTO, ProgressMode.TTY)
+        if wanted and self._leave is None and self._is_watched and not self._phases.drawing:
+            self._footer.draw(self.state, self._shown_ranks(), owns=self._options.owns, keys=keys)
 
     # --- waiting
 

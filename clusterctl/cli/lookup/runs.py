@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from clusterctl.agent.protocol.files import index_file, output_file
 from clusterctl.render.status import RunView, WorkerActivity, activity_from_sample
-from clusterctl.run.record import find, outline, samples
+from clusterctl.run.record import find, origin, outline, samples
 
 if TYPE_CHECKING:
     from clusterctl.render.terminal.console import Console
@@ -38,7 +38,9 @@ def listed_view_of(run: RunDir) -> RunView:
 
 def view_from(run: RunDir, state: RunState, *, attended: bool) -> RunView:
     """Return what is known of a run whose state has been read already."""
-    return RunView(state=_with_stall_age(state), attended=attended, activity=_activity(run, state))
+    return RunView(
+        state=_with_stall_age(state), attended=attended, activity=_activity(run, state), origin=origin.read(run)
+    )
 
 
 def _with_stall_age(state: RunState) -> RunState:

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clusterctl.errors import ClusterctlError, NotFoundError
-from clusterctl.run.record import find, kept_evidence
+from clusterctl.run.record import find
+from clusterctl.run.record.kept import evidence as kept
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.rules.case import case_of
 from clusterctl.why.judge import judge
@@ -32,7 +33,7 @@ def verdict_of(run: RunDir, *, live: bool = True) -> Verdict:
         live: Look at ranks that may be alive, where nothing is kept of a stall that goes on.
     """
     state, _ = find.visible_state(run)
-    name, evidence = kept_evidence.newest(run)
+    name, evidence = kept.newest(run)
     if live and not state.over and state.stall is not None and not evidence:
         evidence = _now(run, state)
     return judge(

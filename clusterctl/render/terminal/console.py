@@ -48,12 +48,15 @@ class Glyphs:
     ellipsis: str
     dot: str
     arrow: str
+    rule: str
 
 
 UNICODE = Glyphs(
-    ok="✓", warn="!", fail="✗", running=tuple("⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"), bar="│", ellipsis="…", dot="·", arrow="→"
+    ok="✓", warn="!", fail="✗", running=tuple("⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"), bar="│", ellipsis="…", dot="·", arrow="→", rule="─"
 )  # fmt: skip
-ASCII = Glyphs(ok="ok", warn="!", fail="x", running=tuple("|/-\\"), bar="|", ellipsis="...", dot="-", arrow="->")
+ASCII = Glyphs(
+    ok="ok", warn="!", fail="x", running=tuple("|/-\\"), bar="|", ellipsis="...", dot="-", arrow="->", rule="-"
+)
 
 
 def wants_colour(choice: ColorChoice, env: Mapping[str, str], *, isatty: bool) -> bool:

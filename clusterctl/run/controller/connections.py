@@ -160,7 +160,7 @@ class Connections:
         node = run.state.nodes.get(host.name)
         silent = node is not None and node.link == "unreachable" and node.link_why == _SILENT
         if node is not None and (silent or node.link not in ("unreachable", "lost")):
-            run.record(events.Link(node=host.name, link="unreachable", why=str(error)))
+            self._away(host.name, str(error), run.links.silent(0.0).get(host.name, 0.0))
         run.links.broken(host, session)
 
     # --- back
@@ -261,11 +261,27 @@ class Connections:
             if (node.swept and node.finished) or node.link == "lost":
                 continue
             if seconds is not None and node.link != "unreachable":
-                run.record(events.Link(node=node.node, link="unreachable", why=_SILENT, seconds=seconds))
+                self._away(node.node, _SILENT, seconds)
                 run.control.wake()
             elif seconds is None and node.link != "connected" and node.node in run.links.sessions:
                 run.record(events.Link(node=node.node, link="connected"))
                 run.control.wake()
+
+    def _away(self, node: str, why: str, seconds: float) -> None:
+        """Record that a node has not been heard for so long, and what follows from that by itself, and when."""
+        run = self._run
+        limits, alone = run.limits, len(run.state.nodes) == 1
+        run.record(
+            events.Link(
+                node=node,
+                link="unreachable",
+                why=why,
+                seconds=seconds,
+                # Where no other node could be heard it would be our own link.
+                lost_in=None if alone else max(0.0, limits.node_lost_after - seconds),
+                stop_in=None if limits.stop_after is None else max(0.0, limits.stop_after - seconds),
+            )
+        )
 
 
 def _expected(node: str, error: Exception) -> ClusterctlError:

@@ -30,6 +30,7 @@ from clusterctl.run.record.disk import room_not_needed
 from clusterctl.run.rules import events, policy
 from clusterctl.run.rules.state import RunPhase
 from clusterctl.session.items import BeatReceived, EventReceived, OutputReceived, SessionLost, Superseded, WholeReceived
+from clusterctl.wording import span
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -200,11 +201,20 @@ class Controller:
                 run.record(events.Link(node=action.node, link="lost", why=action.why))
                 # Its fence counts from here: nothing that we send may reach it any more but a new connection.
                 run.links.broken(run.hosts[action.node])
+                self._tell_of_fence(action.node)
             case policy.Restart():
                 self._succession.announce(action, sight)
                 self._go_on_with_restart()
             case policy.Finish():
                 self._finishing.begin(action)
+
+    def _tell_of_fence(self, node: str) -> None:
+        """Say for how long nothing can follow: a node that cannot be heard may still be at work until then."""
+        run = self._run
+        if run.limits.fence is not None and not run.cancelled.is_set():
+            left = max(0.0, run.limits.fence - run.links.cut().get(node, 0.0))
+            text = f"waiting {span(left)} until {node} has surely stopped itself (on_controller_loss.stop_after)"
+            run.note(text, "info")
 
     def _go_on_with_restart(self) -> None:
         run = self._run

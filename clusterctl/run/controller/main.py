@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from clusterctl.run.controller import process
 from clusterctl.run.controller.loop import Controller
+from clusterctl.run.record import origin
 from clusterctl.session.opening import Transports, open_session
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ def start_run(run: RunDir, spec: ClusterSpec, *, health: bool, strict: bool) -> 
         preflight = Preflight(run, spec, strict=strict)
     controller = Controller(run, spec, dialer(spec), preflight)
     process.ready()
+    origin.remember_commit(run, os.path.dirname(spec.path) or ".")
     return controller.start(_warnings_of_head())
 
 

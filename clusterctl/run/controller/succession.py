@@ -10,7 +10,10 @@ from clusterctl.errors import ClusterctlError, ExitCode, NodeError
 from clusterctl.run.nodes.fan_out import names
 from clusterctl.run.nodes.launch import Begun, NotBegun
 from clusterctl.run.record.clock import now
+from clusterctl.run.record.samples import latest_step
 from clusterctl.run.rules import events, policy, restarting
+from clusterctl.run.rules.attempts import cause_record
+from clusterctl.run.rules.outcome import final_cause
 
 if TYPE_CHECKING:
     from clusterctl.config.spec import HostSpec
@@ -35,6 +38,7 @@ class Succession:
         nodes, said = restarting.next_nodes(run.state, without, self.free_spares())
         for text in said:
             run.note(text)
+        rules = run.limits.restart
         run.record(
             events.Restarting(
                 attempt=run.state.attempt + 1,
@@ -43,6 +47,10 @@ class Succession:
                 nodes=nodes,
                 ended=self._ending_words(),
                 newest=run.state.newest,
+                cause=cause_record(final_cause(run.state)),
+                step=latest_step(run.folder, run.state),
+                number=len(restarting.recent(run.state, rules, now())) + 1,
+                budget=rules.max_restarts,
             )
         )
         run.control.wake()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from clusterctl.wording import signal_name
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 _PEER_LOSS = re.compile(
     "|".join(
@@ -35,6 +35,7 @@ _PEER_LOSS = re.compile(
     ),
     re.IGNORECASE,
 )
+_PLACE = re.compile(r"(?:\[(?P<in>[0-9a-fA-F.:%\w]+)\]|(?P<plain>\d+\.\d+\.\d+\.\d+)):\d+")
 _TRACEBACK = re.compile(r"^(?:\[?rank\d+\]?:? ?)?Traceback \(most recent call last\):", re.MULTILINE)
 
 
@@ -78,16 +79,23 @@ class Cause:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What one exit says for itself, worked out once: its texts are searched for it."""
+    """What one exit says for itself, worked out once: its texts are searched for it.
+
+    Attributes:
+        peers: Addresses of those to whom it lost its connection, as far as it names them.
+    """
 
     cause: Cause
     earliest: float
     latest: float
+    peers: frozenset[str] = frozenset()
 
 
 def verdict(exit_: Exit) -> Verdict:
     """Return what an exit says for itself."""
-    return Verdict(cause=_cause(exit_), earliest=exit_.earliest, latest=exit_.latest)
+    cause = _cause(exit_)
+    peers = _peers(exit_) if cause.secondary else frozenset[str]()
+    return Verdict(cause=cause, earliest=exit_.earliest, latest=exit_.latest, peers=peers)
 
 
 def first_failure(verdicts: Sequence[Verdict]) -> tuple[Cause, ...]:
@@ -98,6 +106,34 @@ def first_failure(verdicts: Sequence[Verdict]) -> tuple[Cause, ...]:
     first, *rest = sorted(verdicts, key=lambda v: (v.cause.secondary, v.latest, v.cause.rank))
     rivals = any(v.cause.secondary == first.cause.secondary and v.earliest <= first.latest for v in rest)
     return (replace(first.cause, certain=not rivals), *(v.cause for v in rest))
+
+
+def left_early(failed: Sequence[Verdict], well: Sequence[Verdict], addresses: Mapping[str, str | None]) -> Cause | None:
+    """Return the rank that ended well and thereby took its peers down, or `None`.
+
+    It must have gone before the first of them failed, they must all have lost a peer, and where they name whom, it must
+    be its node. Of several that could be it nobody is blamed.
+
+    Args:
+        failed: What the exits of ranks that failed say.
+        well: What those of ranks that ended well say.
+        addresses: Node to the address at which its peers know it.
+    """
+    if not failed or not all(v.cause.secondary for v in failed):
+        return None
+    first = min(failed, key=lambda v: v.latest)
+    named = {node for node, address in addresses.items() if any(address in v.peers for v in failed)}
+    could = [v for v in well if v.earliest <= first.latest and (not named or v.cause.node in named)]
+    if len(could) != 1:
+        return None
+    lost = f"{len(failed)} ranks" if len(failed) > 1 else f"rank {failed[0].cause.rank}"
+    message = f"{lost} lost {'their' if len(failed) > 1 else 'its'} connection to it"
+    return replace(could[0].cause, message=message, traceback=None, certain=could[0].latest < first.earliest)
+
+
+def _peers(exit_: Exit) -> frozenset[str]:
+    found = _PLACE.finditer(_last_words(exit_))
+    return frozenset((match["in"] or match["plain"]).removeprefix("::ffff:") for match in found)
 
 
 def is_secondary(exit_: Exit) -> bool:

@@ -53,7 +53,10 @@ class Phase:
 class Link:
     """The connection to a node changed: connected, unreachable (since `seconds`), or lost for this attempt.
 
-    `rebooted`: the machine has started anew since, so nothing of the attempt can be running there.
+    Attributes:
+        rebooted: The machine has started anew since, so nothing of the attempt can be running there.
+        lost_in: Seconds after which it is given up if it stays unreachable; `None` where it never is.
+        stop_in: Seconds after which it stops its workers by itself; `None` where they go on.
     """
 
     KIND: ClassVar[str] = "link"
@@ -62,6 +65,8 @@ class Link:
     why: str = ""
     seconds: float = 0.0
     rebooted: bool = False
+    lost_in: float | None = None
+    stop_in: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,8 +125,13 @@ class Decided:
 class Restarting:
     """Attempt `attempt` will begin at `at` (head's clock) on `nodes`, in order of node rank.
 
-    `ended` says how the attempt before it ended, in words that are equal for attempts that end alike; `newest` is what
-    was the newest checkpoint when that one began.
+    Attributes:
+        ended: How the attempt before it ended, in words that are equal for attempts that end alike.
+        newest: What was the newest checkpoint when that one began.
+        cause: Why that one ended: the first observed failure, as `rules.attempts.cause_record` gives it.
+        step: Which step its slowest rank had reached.
+        number: Which restart this is of those that count.
+        budget: How many may count.
     """
 
     KIND: ClassVar[str] = "restarting"
@@ -131,6 +141,10 @@ class Restarting:
     nodes: list[str] = field(default_factory=list)
     ended: str = ""
     newest: str | None = None
+    cause: dict[str, Any] | None = None
+    step: int | None = None
+    number: int = 0
+    budget: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

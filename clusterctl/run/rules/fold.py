@@ -9,6 +9,7 @@ from typing_extensions import assert_never
 
 from clusterctl.agent.protocol import events
 from clusterctl.run.rules import events as head
+from clusterctl.run.rules.attempts import PastAttempt, cause_of
 from clusterctl.run.rules.blame import Cause, Exit, verdict
 from clusterctl.run.rules.state import NodeState, RunPhase, RunState, StallView, WorkerPhase, WorkerState
 
@@ -139,14 +140,7 @@ def apply_head(state: RunState, time: float, event: head.ControllerEvent) -> Run
                 return state
             return replace(state, phase=RunPhase.STOPPING, reason=event.reason, reason_text=event.message)
         case head.Restarting():
-            return replace(
-                state,
-                phase=RunPhase.RESTARTING,
-                restart_at=event.at,
-                restart_why=event.why,
-                next_nodes=tuple(event.nodes),
-                endings=(*state.endings, (event.ended, event.newest)),
-            )
+            return _restarting(state, time, event)
         case head.StallSeen():
             return _stall(state, time, event)
         case head.StartFailed():
@@ -160,6 +154,27 @@ def apply_head(state: RunState, time: float, event: head.ControllerEvent) -> Run
             return state
         case _:
             assert_never(event)
+
+
+def _restarting(state: RunState, time: float, event: head.Restarting) -> RunState:
+    over = PastAttempt(
+        number=state.attempt,
+        began=state.running_since,
+        ended=time,
+        why=event.why,
+        cause=cause_of(event.cause),
+        step=event.step,
+        resume_from=state.resume_from,
+    )
+    return replace(
+        state,
+        phase=RunPhase.RESTARTING,
+        restart_at=event.at,
+        restart_why=event.why,
+        next_nodes=tuple(event.nodes),
+        endings=(*state.endings, (event.ended, event.newest)),
+        past=(*state.past, over),
+    )
 
 
 def _start_cause(error: dict[str, Any]) -> Cause:
@@ -228,6 +243,7 @@ def _attempt(state: RunState, time: float, event: head.Attempt) -> RunState:
         placed=tuple(placed),
         traces=_joined(state.traces, nodes),
         newest=event.newest,
+        resume_from=event.resume_from,
         restarts=(*state.restarts, time) if event.attempt > 0 else state.restarts,
     )
 

@@ -15,6 +15,7 @@ from clusterctl.config.spec import RestartSpec, StallAction
 from clusterctl.errors import ExitCode
 from clusterctl.run.rules import leftover
 from clusterctl.run.rules.outcome import outcome
+from clusterctl.run.rules.restarting import recent
 from clusterctl.run.rules.state import NodeState, RunPhase, RunState, WorkerPhase
 from clusterctl.wording import span
 
@@ -205,7 +206,7 @@ def _newly_lost(state: RunState, limits: Limits, sight: Sight) -> GiveUpNode | N
     for node in waiting:
         silent = sight.silent.get(node.node)
         if silent is not None and (silent >= limits.node_lost_after or _past_kill(sight)):
-            return GiveUpNode(node=node.node, why=node.link_why or f"no answer for {span(silent)}")
+            return GiveUpNode(node=node.node, why=node.unheard(silent))
     return None
 
 
@@ -264,12 +265,8 @@ def _may_come_clean(state: RunState, limits: Limits, sight: Sight, kind: str, no
 
 def _pause(state: RunState, rules: RestartSpec, now: float) -> float:
     """Return the seconds to wait: they double with every restart that counts, so a long good time starts anew."""
-    number = state.attempt if rules.window is None else len(_recent(state, rules, now))
+    number = state.attempt if rules.window is None else len(recent(state, rules, now))
     return float(min(rules.backoff * 2**number, max(rules.backoff_max, rules.backoff)))
-
-
-def _recent(state: RunState, rules: RestartSpec, now: float) -> list[float]:
-    return [t for t in state.restarts if rules.window is None or now - t < rules.window]
 
 
 def unusable(state: RunState) -> dict[str, str]:
@@ -315,7 +312,7 @@ def why_not_again(state: RunState, limits: Limits, sight: Sight, kind: str, now:
         return ""
     if kind == "stall" and limits.stall_action is not StallAction.RESTART:
         return ""
-    if len(_recent(state, rules, now)) >= rules.max_restarts:
+    if len(recent(state, rules, now)) >= rules.max_restarts:
         within = "" if rules.window is None else f" within {rules.window:g} s"
         return f"all {rules.max_restarts} restarts{within} are used up"
     if sight.alike >= 2:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from clusterctl.config.spec import ClusterSpec, HostSpec
+    from clusterctl.config.spec import ClusterSpec, HostSpec, RestartSpec
     from clusterctl.run.rules.state import RunState
 
 LONG_ATTEMPT = 600.0
@@ -44,6 +44,11 @@ def _traceback(text: str) -> str:
     lines = text.strip().splitlines()
     places = [found[1] for line in lines if (found := _FRAME.match(line))]
     return "\n".join([*places, lines[-1].partition(":")[0] if lines else ""])
+
+
+def recent(state: RunState, rules: RestartSpec, now: float) -> list[float]:
+    """Return when the restarts took place that count against `max_restarts`."""
+    return [t for t in state.restarts if rules.window is None or now - t < rules.window]
 
 
 def alike(state: RunState, ending: str) -> int:

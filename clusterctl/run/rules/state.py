@@ -11,11 +11,13 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.protocol import requests
-from clusterctl.run.rules.blame import Cause, Verdict, first_failure
+from clusterctl.run.rules.blame import Cause, Verdict, first_failure, left_early
+from clusterctl.wording import span
 
 if TYPE_CHECKING:
     from clusterctl.agent.protocol.types.records import Remaining
     from clusterctl.run.rules import events as head
+    from clusterctl.run.rules.attempts import PastAttempt
 
 
 class RunPhase(str, Enum):
@@ -129,6 +131,12 @@ class NodeState:
     boot: str = ""
     seq: int = 0
 
+    def unheard(self, seconds: float | None = None) -> str:
+        """Return that the node does not answer, for how long, and why where its connection broke for a reason."""
+        time = "" if not seconds else f" for {span(seconds)}"
+        silent = not self.link_why or self.link_why == "no answer" or "no sign of life" in self.link_why
+        return f"no answer{time}" + ("" if silent else f" ({self.link_why.removeprefix(f'{self.node}: ')})")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StallView:
@@ -157,6 +165,8 @@ class RunState:
         placed: Attempt, node and ranks of all that was ever started.
         traces: Nodes on which something of the run may lie, of all attempts and of starts that failed.
         newest: Which checkpoint was the newest when the current attempt began, and as it was then.
+        resume_from: The checkpoint that the current attempt was told to go on from.
+        past: The attempts before the current one.
         unread: The first line of each file of the run that could not be read, and why.
         endings: How each attempt that was followed by another ended, and what was the newest checkpoint at its begin.
         next_nodes: Nodes of the attempt that a run in state restarting waits for, in order of node rank.
@@ -193,6 +203,8 @@ class RunState:
     traces: tuple[str, ...] = ()
     newest: str | None = None
     endings: tuple[tuple[str, str | None], ...] = ()
+    resume_from: str | None = None
+    past: tuple[PastAttempt, ...] = ()
     unread: tuple[str, ...] = ()
 
     @property
@@ -204,13 +216,18 @@ class RunState:
     def causes(self) -> tuple[Cause, ...]:
         """What is to blame, the first observed failure on top; worked out whenever it is asked for.
 
-        Where no rank failed and the others were stopped all the same, a rank that ended well too early is to blame.
+        Where no rank failed and the others were stopped all the same, a rank that ended well too early is to blame; so
+        it is where all that failed had lost their connection to it.
         """
         ended = [w for w in self.workers.values() if w.verdict is not None and not self._lost_with_node(w)]
-        early = ended if self.reason == requests.StopReason.PEER_FAILED.value else []
-        verdicts = [w.verdict for w in [w for w in ended if w.failed] or early if w.verdict is not None]
-        if verdicts:
-            return first_failure(verdicts)
+        failed = [w.verdict for w in ended if w.failed and w.verdict is not None]
+        well = [w.verdict for w in ended if not w.failed and w.verdict is not None]
+        if failed:
+            addresses = {node.node: node.address for node in self.nodes.values()}
+            early = left_early(failed, well, addresses)
+            return first_failure(failed) if early is None else (early, *first_failure(failed))
+        if well and self.reason == requests.StopReason.PEER_FAILED.value:
+            return first_failure(well)
         return () if self.no_exit is None else (self.no_exit,)
 
     @property

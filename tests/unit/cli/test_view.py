@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -82,10 +83,12 @@ def test_a_new_supervisor_is_told_with_what_it_means_for_the_workers(
 STEPS = """
 import sys
 from pathlib import Path
+from clusterctl.cli.follow.past import Heard
 from clusterctl.cli.follow.view import RunScreen, ViewOptions
 from clusterctl.render.terminal.console import Console
 from clusterctl.run.record.rundir import RunDir
-screen = RunScreen(RunDir(Path(sys.argv[1])), Console.standard(), ViewOptions(verbose=True, heard={"gpu01": 1}))
+old = Heard(heads=2, nodes={"gpu01": 1})
+screen = RunScreen(RunDir(Path(sys.argv[1])), Console.standard(), ViewOptions(verbose=True, heard=old))
 screen.follow()
 """
 
@@ -100,3 +103,46 @@ def test_what_came_after_a_command_began_is_told_though_its_view_opened_later(tm
     done = subprocess.run([sys.executable, "-c", STEPS, run.path], capture_output=True, text=True, check=True)
     assert "gpu01: nothing is left of attempt 0" in done.stderr
     assert "ready for attempt" not in done.stderr
+
+
+DECIDED = events.Decided(attempt=0, reason="cancelled")
+
+
+def with_old_events(root: Path) -> rundir.RunDir:
+    run = ended_run(root, b"done\n")
+    (run.events).unlink()
+    writer = Writer(run)
+    nodes = [{"node": "gpu01", "node_rank": 0, "address": None, "ranks": [0]}]
+    for event in (
+        events.Created(run=run.run, name="demo", path=""),
+        events.Attempt(attempt=0, world_size=1, master_addr=None, master_port=None, nodes=nodes),
+        events.Note(text="an old warning", level="warn"),
+        DECIDED,
+        events.Ended(state="cancelled", exit_code=103),
+    ):
+        writer.append(event, 3.0)
+    writer.close()
+    return run
+
+
+def test_a_person_who_attaches_sees_what_was_before_with_its_date(tmp_path: Path) -> None:
+    run = with_old_events(tmp_path)
+    view = VIEW.replace("owns=True", "tail=20, phases=False")
+
+    done = subprocess.run([sys.executable, "-c", view, run.path], capture_output=True, text=True, check=True)
+
+    said = [line for line in done.stderr.splitlines() if "left:" not in line]
+    assert [re.sub(r"Jan 1 \d\d:\d\d", "Jan 1 hh:mm", line) for line in said] == [
+        "── Jan 1 hh:mm:03 warn: an old warning ──",
+        "── Jan 1 hh:mm:03 stopping every worker ──",
+    ]
+    assert done.stdout.endswith("done\n")
+
+
+def test_a_command_tells_nothing_of_what_was_before_it(tmp_path: Path) -> None:
+    run = with_old_events(tmp_path)
+    view = STEPS.replace("heads=2", "heads=3")
+
+    done = subprocess.run([sys.executable, "-c", view, run.path], capture_output=True, text=True, check=True)
+
+    assert done.stderr.splitlines() == ["stopping every worker"]

@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from clusterctl.render.report import render_report
+from clusterctl.render.report import Beside, render_report
 from clusterctl.render.words import failure_line
 from clusterctl.run.rules.blame import Cause, Verdict
 from clusterctl.run.rules.state import NodeState, RunPhase, RunState, WorkerPhase, WorkerState
@@ -115,3 +115,50 @@ def test_a_start_that_failed_shows_its_error_folded(pipe: Terminal) -> None:
         "hint: is sshd running?",
         "✗ r failed after duration unknown (exit code 4)",
     ]
+
+
+def test_ranks_that_failed_alike_are_told_once(pipe: Terminal) -> None:
+    state = failed_run()
+    same = {
+        rank: replace(
+            state.workers[rank], exit_code=1, signal=None, stopped=False, verdict=said(replace(CAUSE, rank=rank))
+        )
+        for rank in (5, 6)
+    }
+    lines = render_report(replace(state, workers={**state.workers, **same}), pipe)
+
+    assert lines[0] == "first observed failure: ranks 5-6 on gpu02 failed alike, exit code 1: ValueError: bad batch"
+    assert [line for line in lines if "then rank" in line] == [
+        "  then rank 7 on gpu02: exit 1: Connection closed by peer",
+    ]
+
+
+def test_peers_that_lost_each_other_are_one_group_whatever_ports_they_name(pipe: Terminal) -> None:
+    state = failed_run()
+    lost = {}
+    for rank in (6, 7):
+        peer = Cause(
+            kind="exit", node="gpu02", rank=rank, exit_code=1, message=f"closed [10.0.0.1]:2{rank}", secondary=True
+        )
+        lost[rank] = replace(state.workers[rank], verdict=said(peer))
+
+    lines = render_report(replace(state, workers={**state.workers, **lost}), pipe)
+
+    assert "  then ranks 6-7 on gpu02: exit 1: closed [10.0.0.1]:26" in lines
+
+
+def test_a_traceback_that_stands_above_on_the_screen_is_not_repeated(pipe: Terminal) -> None:
+    lines = render_report(failed_run(), pipe, Beside(seen=frozenset({5})))
+
+    assert lines[0].startswith("first observed failure: rank 5")
+    assert not any("Traceback" in line for line in lines)
+
+
+def test_files_of_the_code_are_named_by_their_place(pipe: Terminal) -> None:
+    state = failed_run()
+    placed = replace(CAUSE, traceback=TRACE.replace("train.py", "/root/work/digits/train.py"))
+    workers = {**state.workers, 5: replace(state.workers[5], verdict=said(placed))}
+
+    lines = render_report(replace(state, workers=workers), pipe, Beside(folders=frozenset({"~/work/digits"})))
+
+    assert '  │   File "train.py", line 88, in <module>' in lines

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from clusterctl.run.rules.blame import Cause, Exit, first_failure, is_secondary, verdict
+from clusterctl.run.rules.blame import Cause, Exit, first_failure, is_secondary, left_early, verdict
 
 PEER = "RuntimeError: [/gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.2]:34211"
 TRACE = 'Traceback (most recent call last):\n  File "{}", line 3, in step\n    {}\n{}'
@@ -245,3 +245,80 @@ def test_out_of_memory_is_said_with_its_evidence() -> None:
     found = cause(exited(0, 1.0, code=None, number=9, oom="cgroup"))
 
     assert (found.kind, found.message) == ("oom", "killed by the kernel for lack of memory (cgroup)")
+
+
+ADDRESSES: dict[str, str | None] = {f"n{n}": f"10.0.0.{n + 1}" for n in range(4)}
+"""As in `PEER`, whose peer is on n1."""
+UNNAMED = "torch.distributed.DistBackendError: NCCL error: remote process exited or there was a network error"
+
+
+@pytest.mark.parametrize(
+    ("failed", "well", "rank", "certain"),
+    [
+        pytest.param(
+            [exited(0, 2.0, tail=PEER), exited(2, 2.1, tail=PEER)], [exited(1, 1.9, code=0)], 1, True, id="named"
+        ),
+        pytest.param(
+            [exited(0, 2.0, tail=UNNAMED)], [exited(1, 1.9, code=0)], 1, True, id="the only one that had gone"
+        ),
+        pytest.param(
+            [exited(0, 2.0, tail=PEER)],
+            [exited(1, 1.9, code=0), exited(3, 1.0, code=0)],
+            1,
+            True,
+            id="one of two, named",
+        ),
+        pytest.param(
+            [exited(0, 2.0, error=0.3, tail=PEER)],
+            [exited(1, 1.9, error=0.3, code=0)],
+            1,
+            False,
+            id="not surely before",
+        ),
+    ],
+)
+def test_a_rank_that_ended_well_is_to_blame_where_its_peers_lost_their_connection_to_it(
+    failed: list[Exit], well: list[Exit], rank: int, certain: bool
+) -> None:
+    found = left_early([verdict(e) for e in failed], [verdict(e) for e in well], ADDRESSES)
+
+    assert found is not None
+    assert (found.kind, found.rank, found.certain) == ("exited_early", rank, certain)
+
+
+@pytest.mark.parametrize(
+    ("failed", "well"),
+    [
+        pytest.param([exited(0, 2.0, tail=PEER)], [], id="nobody has gone"),
+        pytest.param([exited(0, 2.0, tail=OWN)], [exited(1, 1.9, code=0)], id="an error of its own"),
+        pytest.param(
+            [exited(0, 2.0, tail=OWN), exited(2, 2.5, tail=PEER)],
+            [exited(1, 1.9, code=0)],
+            id="one with an error of its own",
+        ),
+        pytest.param([exited(0, 2.0, tail=PEER)], [exited(3, 1.9, code=0)], id="another peer is named"),
+        pytest.param([exited(0, 2.0, tail=PEER)], [exited(1, 2.5, code=0)], id="it went later"),
+        pytest.param(
+            [exited(0, 2.0, tail=UNNAMED)], [exited(1, 1.9, code=0), exited(3, 1.8, code=0)], id="it could be either"
+        ),
+        pytest.param([exited(0, 2.0, number=9, tail=PEER)], [exited(1, 1.9, code=0)], id="killed"),
+    ],
+)
+def test_no_rank_that_ended_well_is_to_blame(failed: list[Exit], well: list[Exit]) -> None:
+    assert left_early([verdict(e) for e in failed], [verdict(e) for e in well], ADDRESSES) is None
+
+
+@pytest.mark.parametrize(
+    ("failures", "message"),
+    [
+        pytest.param(1, "rank 0 lost its connection to it", id="one"),
+        pytest.param(2, "2 ranks lost their connection to it", id="two"),
+    ],
+)
+def test_whose_connection_broke_is_said(failures: int, message: str) -> None:
+    failed = [verdict(exited(rank, 2.0, tail=PEER)) for rank in (0, 2)[:failures]]
+
+    found = left_early(failed, [verdict(exited(1, 1.9, code=0, tail="step 12"))], ADDRESSES)
+
+    assert found is not None
+    assert found.message == message

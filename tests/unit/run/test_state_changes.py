@@ -8,6 +8,8 @@ import pytest
 
 from clusterctl.agent.protocol import events as node_events
 from clusterctl.run.rules import events, leftover
+from clusterctl.run.rules.attempts import cause_record
+from clusterctl.run.rules.blame import Cause
 from clusterctl.run.rules.fold import apply_node
 from clusterctl.run.rules.state import RunPhase, RunState
 from tests.unit.run.told import (
@@ -16,6 +18,7 @@ from tests.unit.run.told import (
     NOTHING_YET,
     RUNNING,
     attempt,
+    attempts_of,
     exited,
     node,
     shown,
@@ -178,6 +181,7 @@ def test_trouble_is_known_until_it_is_over_by_node_gpu_and_kind() -> None:
 
 # --- another attempt
 
+NO_CAUSE = dict.fromkeys(("node", "rank", "exit_code", "signal", "traceback")) | {"certain": False}
 SPARE = {"node": "s", "node_rank": 1, "address": None, "ranks": [2, 3]}
 
 
@@ -221,6 +225,30 @@ def test_another_attempt_begins_with_a_clean_slate() -> None:
     assert (state.reason, state.reason_text, state.no_exit) == (None, "", None)
     assert (state.newest, state.running_since, state.restarts) == ("step-4", 141.0, (141.0,))
     assert (state.created, state.master_addr, state.master_port) == (60.0, "10.0.0.1", 29500)
+
+
+def test_every_attempt_keeps_why_it_ended_when_another_follows() -> None:
+    why = cause_record(Cause(kind="signal", node="n1", rank=3, signal="SIGKILL", message="killed by SIGKILL"))
+    over = told(RUNNING, events.Restarting(attempt=1, why="crash", at=140.0, cause=why, step=412), at=130.0)
+    again = told(over, attempt(1, resume_from="ckpt/step-400"), at=141.0)
+
+    cause = {**NO_CAUSE, "kind": "signal", "node": "n1", "rank": 3, "signal": "SIGKILL", "message": "killed by SIGKILL"}
+    first = {
+        "attempt": 0, "started": "1970-01-01T00:01:40.000Z", "ended": "1970-01-01T00:02:10.000Z", "cause": cause,
+        "step": 412, "resume_from": None,
+    }  # fmt: skip
+    second = {
+        "attempt": 1, "started": "1970-01-01T00:02:21.000Z", "ended": None, "cause": None, "step": None,
+        "resume_from": "ckpt/step-400",
+    }  # fmt: skip
+    assert attempts_of(over) == [first]
+    assert attempts_of(again) == [first, second]
+
+
+def test_an_attempt_whose_end_an_older_controller_wrote_down_has_no_cause() -> None:
+    state = told(RUNNING, events.Restarting(attempt=1, why="crash", at=140.0))
+
+    assert [one["cause"] for one in attempts_of(state)] == [None]
 
 
 def test_what_stays_of_a_node_between_attempts_is_its_connection_its_clock_and_the_cursor() -> None:

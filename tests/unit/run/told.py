@@ -50,7 +50,13 @@ RUNNING = wrote(wrote(PREPARED, "n0", started(0), started(1)), "n1", started(2),
 
 
 def shown(state: RunState) -> dict[str, Any]:
-    return cast("dict[str, Any]", json.loads(json.dumps(status_json(RunView(state=state, attended=True)))))
+    """What `status --json` says of it, but for its times, its origin, and its attempts (`attempts_of`)."""
+    value = cast("dict[str, Any]", json.loads(json.dumps(status_json(RunView(state=state, attended=True)))))
+    return {key: said for key, said in value.items() if key not in ("attempts", "started", "ended", "origin")}
+
+
+def attempts_of(state: RunState) -> list[dict[str, Any]]:
+    return cast("list[dict[str, Any]]", status_json(RunView(state=state, attended=True))["attempts"])
 
 
 NOTHING_YET = {

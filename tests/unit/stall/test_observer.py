@@ -80,6 +80,20 @@ def test_a_rank_whose_sample_comes_later_when_all_move_again_is_no_straggler() -
     assert said == []
 
 
+def test_steps_that_arrive_late_make_nobody_a_straggler() -> None:
+    observer = StallObserver(0, [0, 1], StallSpec(), now=0.0)
+    said: list[str] = []
+    for tick in range(60):
+        t = 2.0 * tick
+        # The peer stands still without node b, and goes on some time after it is back.
+        still = 20.0 < t < 80.0
+        observer.feed("a", line(t, t - 20.0 if still else 0.2, rank=0, beats=20 if still else int(t)), t)
+        if not 20.0 < t < 60.0:
+            observer.feed("b", line(t, 0.2, rank=1, beats=int(t)), t)
+        said += observer.news(observer.judge(t), t)
+    assert said == []
+
+
 def test_a_limit_behind_the_frameworks_own_timeout_is_said_once() -> None:
     observer = StallObserver(0, [0], StallSpec(timeout=600.0), now=0.0)
     said: list[str] = []

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 # How long a rank must lag behind before that is said, in seconds.
 STRAGGLES_FOR_S = 5.0
+# What a node says after it was not heard for so long happened earlier than it arrives, in seconds.
+LATE_S = 10.0
 
 
 class StallObserver:
@@ -35,6 +37,7 @@ class StallObserver:
         self._watch: StallWatch = begin(attempt, ranks, now)
         self._rest: dict[str, bytes] = {}
         self._heard: dict[str, tuple[float, float]] = {}
+        self._late_at: float | None = None
         self._warned = False
         self._behind: dict[int, float] = {}
         self._told: frozenset[int] = frozenset()
@@ -64,6 +67,8 @@ class StallObserver:
         lines = (self._rest.get(node, b"") + payload).split(b"\n")
         self._rest[node] = torn(lines)
         for sample in self._of_attempt(lines):
+            if node in self._heard and now - self._heard[node][1] > LATE_S:
+                self._late_at = now
             self._heard[node] = (self._heard.get(node, (now, now))[0], now)
             self._watch = observe(self._watch, sample, node=node, attempt=self._attempt, now=now)
 
@@ -84,7 +89,10 @@ class StallObserver:
         if warned is not None:
             self._warned = True
             said.append(warned)
-        if stall.phase is StallPhase.NONE and stall.known:
+        if self._late_at is not None and now - self._late_at < stall.limit_s:
+            # Steps that arrive late make the others look as if they had not moved since.
+            self._behind = {}
+        elif stall.phase is StallPhase.NONE and stall.known:
             # The ranks of a run that moves again are not all heard of at the same moment.
             self._behind = {rank: self._behind.get(rank, now) for rank in stall.stragglers}
             late = frozenset(rank for rank, since in self._behind.items() if now - since >= STRAGGLES_FOR_S)

@@ -1,0 +1,76 @@
+"""What the live view says when the controller has written something, and how that is told later."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from clusterctl.render import words
+from clusterctl.render.story.attempts import restart_news
+from clusterctl.run.rules import events
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from clusterctl.render.terminal.console import Terminal
+    from clusterctl.run.rules.state import RunState
+
+
+class News:
+    """Puts events into words; a node that does not answer is told once.
+
+    Args:
+        run: The run's id.
+        terminal: Where it is told.
+    """
+
+    def __init__(self, run: str, terminal: Terminal) -> None:
+        self._run, self._terminal = run, terminal
+        self._unreachable: set[str] = set()
+
+    def join(self, state: RunState) -> None:
+        """Take note of what somebody who comes now is told of a run as it is."""
+        self._unreachable = {node.node for node in state.nodes.values() if node.link == "unreachable"}
+
+    def of(self, moment: float, event: events.ControllerEvent, state: RunState) -> Sequence[str]:
+        """Return what an event says to whoever follows the run; `moment` is when it was written."""
+        match event:
+            case events.Note():
+                return [f"{event.level}: {event.text}" if event.level != "info" else event.text]
+            case events.Link():
+                return self._of_link(event)
+            case events.Decided():
+                return [words.decision_news(event, state)]
+            case events.Restarting():
+                return restart_news(moment, event, self._terminal)
+            case events.Health():
+                return [words.health_news(event)]
+            case events.StallSeen():
+                return words.stall_news(event, self._run)
+            case _:
+                return []
+
+    def old(self, moment: float, event: events.ControllerEvent, state: RunState) -> Sequence[str]:
+        """Return what was told of an event, but for what is still so (`past.present`)."""
+        match event:
+            case events.Health() if event in state.troubles.values():
+                return []
+            case events.StallSeen():
+                still = state.stall is not None and state.stall.at == moment
+                return [] if still else words.stall_news(event, self._run)[:1]
+            case _:
+                return self.of(moment, event, state)
+
+    def _of_link(self, event: events.Link) -> Sequence[str]:
+        known = event.node in self._unreachable
+        match event.link:
+            case "unreachable":
+                self._unreachable.add(event.node)
+                return [] if known else [words.unreachable_news(event)]
+            case "connected" if known:
+                self._unreachable.discard(event.node)
+                return [f"{event.node}: connected again"]
+            case "lost":
+                self._unreachable.discard(event.node)
+                return [f"{event.node}: lost ({event.why})"]
+            case _:
+                return []

@@ -1,0 +1,153 @@
+"""The attempts of a run: why each of them ended, in a line as it happens, and in a table afterwards."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from clusterctl.render.log import rfc3339
+from clusterctl.render.ranks import fold_nodes
+from clusterctl.render.terminal.console import safe
+from clusterctl.render.terminal.table import Cell, Column, render_table
+from clusterctl.render.words import cause_json, failure_line, how_it_ended
+from clusterctl.run.rules.attempts import cause_of
+from clusterctl.run.rules.outcome import final_cause
+from clusterctl.wording import duration, span
+
+if TYPE_CHECKING:
+    from clusterctl.render.terminal.console import Terminal
+    from clusterctl.run.rules.blame import Cause
+    from clusterctl.run.rules.events import Restarting
+    from clusterctl.run.rules.state import RunState
+
+_WORDS = {
+    "stalled": "stalled",
+    "time_limit": "the time limit was reached",
+    "unhealthy": "a node was unhealthy",
+    "port_taken": "a port of the run was taken",
+}
+
+
+def cause_words(cause: Cause | None, why: str = "", *, message: bool = False) -> str:
+    """Return why an attempt ended, in a few words: `rank 1 on gpu02: killed by SIGKILL`.
+
+    Args:
+        cause: Its first observed failure.
+        why: The word of `restart.on`, for where no cause is known.
+        message: Add what was said last.
+    """
+    if cause is None:
+        return why
+    if cause.kind == "node_lost":
+        return f"{safe(cause.node)} was lost"
+    said = f": {safe(cause.message)}" if message and cause.message and cause.message != how_it_ended(cause) else ""
+    if cause.kind in _WORDS:
+        return _WORDS[cause.kind] + said
+    place = f"rank {cause.rank} on {safe(cause.node)}: " if cause.rank is not None else ""
+    return f"{place}{how_it_ended(cause)}{said}"
+
+
+def restart_news(time: float, event: Restarting, terminal: Terminal) -> list[str]:
+    """Return what the live view says when another attempt is announced: why this one ended, and what comes when."""
+    cause = cause_of(event.cause)
+    lines = []
+    if cause is not None and (cause.rank is not None or cause.kind == "node_lost"):
+        lines.append(failure_line(cause, event.attempt - 1, terminal))
+    pause = event.at - time
+    when = f"in {span(pause)}" if pause >= 0.5 else "now"
+    which = f"restart {event.number} of {event.budget} {when}" if event.budget else f"attempt {event.attempt} {when}"
+    return [*lines, f"{which} ({cause_words(cause, event.why)})"]
+
+
+def waits_for_restart(state: RunState, now: float) -> str:
+    """Return when the next attempt begins, and where."""
+    pause = max(0.0, (state.restart_at or now) - now)
+    nodes = fold_nodes(state.next_nodes)
+    when = f"in {span(pause)} on {nodes}" if pause >= 0.5 else f"once there is a connection to {nodes}"
+    return f"attempt {state.attempt + 1} begins {when}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Row:
+    number: int
+    began: float | None
+    ended: float | None
+    step: int | None
+    resume_from: str | None
+    cause: Cause | None
+    how: str
+
+
+def _rows(state: RunState, step: int | None) -> list[_Row]:
+    rows = [
+        _Row(
+            number=past.number,
+            began=past.began,
+            ended=past.ended,
+            step=past.step,
+            resume_from=past.resume_from,
+            cause=past.cause,
+            how=cause_words(past.cause, past.why, message=True),
+        )
+        for past in state.past
+    ]
+    if state.attempt < 0 or any(past.number == state.attempt for past in state.past):
+        return rows
+    cause = final_cause(state)
+    how = state.phase.value if cause is None else cause_words(cause, message=True)
+    now = _Row(
+        number=state.attempt,
+        began=state.running_since,
+        ended=state.ended,
+        step=step,
+        resume_from=state.resume_from,
+        cause=cause,
+        how=how,
+    )
+    return [*rows, now]
+
+
+def render_attempts(state: RunState, step: int | None, now: float, terminal: Terminal) -> list[str]:
+    """Return the table of attempts; nothing where there was one alone.
+
+    Args:
+        state: The run.
+        step: Which step the current attempt has reached.
+        now: The head's wall clock.
+        terminal: Where it will stand.
+    """
+    if not state.past:
+        return []
+    columns = [
+        Column(title="ATTEMPT", right=True),
+        Column(title="TOOK", right=True),
+        Column(title="STEP", right=True),
+        Column(title="FROM", shrink=True),
+        Column(title="END", shrink=True),
+    ]
+    rows: list[list[Cell | str]] = [
+        [
+            str(row.number),
+            "-" if row.began is None else duration((now if row.ended is None else row.ended) - row.began),
+            "-" if row.step is None else str(row.step),
+            row.resume_from or "-",
+            row.how,
+        ]
+        for row in _rows(state, step)
+    ]
+    return render_table(columns, rows, terminal)
+
+
+def attempts_json(state: RunState, step: int | None) -> list[dict[str, Any]]:
+    """Return the attempts for machines."""
+    return [
+        {
+            "attempt": row.number,
+            "started": None if row.began is None else rfc3339(row.began),
+            "ended": None if row.ended is None else rfc3339(row.ended),
+            "cause": cause_json(row.cause),
+            "step": row.step,
+            "resume_from": row.resume_from,
+        }
+        for row in _rows(state, step)
+    ]

@@ -1,0 +1,88 @@
+"""The last line of the live view: what is followed, how far it is, and which keys there are."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from clusterctl.render.ranks import count, fold_ranks
+from clusterctl.wording import duration
+
+if TYPE_CHECKING:
+    from clusterctl.render.terminal.console import Glyphs
+    from clusterctl.run.rules.state import RunState
+
+_WINDOW = 60.0
+"""Seconds over which the speed is told."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watched:
+    """What the line tells.
+
+    Attributes:
+        ranks: Whose output is shown; `None` for all.
+        written: Something of it was shown.
+        owns: Ctrl-C ends the run, it does not only leave it.
+        keys: Keys are heard.
+    """
+
+    ranks: frozenset[int] | None
+    written: bool
+    owns: bool
+    keys: bool
+
+
+class Pace:
+    """How far the run is, and how fast it goes."""
+
+    def __init__(self) -> None:
+        self._steps: deque[tuple[float, int]] = deque()
+
+    def seen(self, moment: float, step: int) -> None:
+        """Take note of the step at a moment (seconds, any clock); one that went back begins anew."""
+        if self._steps and step < self._steps[-1][1]:
+            self._steps.clear()
+        if not self._steps or moment > self._steps[-1][0]:
+            self._steps.append((moment, step))
+        while len(self._steps) > 2 and moment - self._steps[0][0] > _WINDOW:
+            self._steps.popleft()
+
+    def texts(self) -> list[str]:
+        """Return `step 412` and `3.1 it/s`, as far as they are known."""
+        if not self._steps:
+            return []
+        (began, first), (last, step) = self._steps[0], self._steps[-1]
+        if last <= began or step == first:
+            return [f"step {step}"]
+        speed = (step - first) / (last - began)
+        return [f"step {step}", f"{speed:.1f} it/s" if speed >= 0.1 else f"{1 / speed:.0f} s/it"]
+
+
+def last_line(state: RunState, watched: Watched, pace: Pace, now: float, glyphs: Glyphs) -> str:
+    """Return the line; "" where there is nothing to tell.
+
+    Args:
+        state: The run.
+        watched: What of it is shown.
+        pace: How far it is.
+        now: The head's wall clock.
+        glyphs: The signs that the terminal can show.
+    """
+    if state.attempt < 0 or state.over:
+        return ""
+    up = sum(worker.pid is not None for worker in state.workers.values())
+    if state.phase.value == "running" and not watched.written:
+        parts = [f"importing{glyphs.ellipsis} ({up} of {count(len(state.workers), 'worker')} up, no output yet)"]
+    elif state.phase.value in ("running", "stalled"):
+        which = sorted(state.workers if watched.ranks is None else watched.ranks)
+        shown = "all" if watched.ranks is None else f"{'rank' if len(which) == 1 else 'ranks'} {fold_ranks(which)} of"
+        parts = [f"following {shown} {len(state.workers)}" + (" ranks" if watched.ranks is None else ""), *pace.texts()]
+    else:
+        parts = [state.phase.value]
+    if state.created is not None:
+        parts.append(duration(now - state.created))
+    if watched.keys:
+        parts += ["d detach", "^C stop" if watched.owns else "^C leave"]
+    return f" {glyphs.dot} ".join(parts)

@@ -1,0 +1,152 @@
+"""Where a run comes from: who began it, where, from which file and commit. Taken once, at its start.
+
+None of it is needed to run anything: what cannot be had is left out, and nobody waits for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import json
+import os
+import socket
+import subprocess
+import threading
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from clusterctl.run.record.disk import write_atomically
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from clusterctl.config.spec import ClusterSpec, JobSpec
+    from clusterctl.run.record.rundir import RunDir
+
+_FILE, _COMMIT_FILE = "origin.json", "commit.json"
+_GIT_SECONDS = 5.0
+_GIT = ("git", "--no-optional-locks", "-c", "core.fsmonitor=false")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commit:
+    """What git said of the folder; `changes` counts files that differ from the commit, or are not in it."""
+
+    commit: str
+    branch: str = ""
+    changes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Where a run comes from.
+
+    Attributes:
+        user: Who began it.
+        host: On which machine.
+        file: The cluster file, "" where there was none.
+        folder: Where the command was typed.
+        command: What each worker runs, as a person would type it.
+        commit: What git said of the folder of the cluster file; `None` where it is no repository, or git was slow.
+    """
+
+    user: str = ""
+    host: str = ""
+    file: str = ""
+    folder: str = ""
+    command: str = ""
+    commit: Commit | None = None
+
+
+def remember(run: RunDir, spec: ClusterSpec) -> None:
+    """Write down who begins a run, and with what."""
+    with contextlib.suppress(OSError, KeyError, ImportError):
+        origin = Origin(
+            user=getpass.getuser(),
+            host=socket.gethostname(),
+            file=spec.path,
+            folder=os.getcwd(),
+            command="" if spec.job is None else command_of(spec.job),
+        )
+        value = asdict(origin)
+        del value["commit"]
+        write_atomically(run.path / _FILE, json.dumps(value).encode())
+
+
+def command_of(job: JobSpec) -> str:
+    """Return what each worker runs."""
+    import shlex
+
+    if job.script is not None:
+        words = [job.script]
+    elif job.module is not None:
+        words = ["-m", job.module]
+    elif isinstance(job.command, str):
+        return " ".join([job.command, *map(shlex.quote, job.args)])
+    else:
+        words = [*(job.command or ())]
+    return shlex.join([*words, *job.args])
+
+
+def remember_commit(run: RunDir, folder: str) -> None:
+    """Have git asked beside the start, which does not wait for it."""
+
+    def ask() -> None:
+        with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):
+            found = commit_of(folder)
+            if found is not None:
+                write_atomically(run.path / _COMMIT_FILE, json.dumps(asdict(found)).encode())
+
+    threading.Thread(target=ask, name="git", daemon=True).start()
+
+
+def commit_of(folder: str) -> Commit | None:
+    """Return what git says of a folder; `None` where it is in no repository that has a commit."""
+    head = _git(folder, "rev-parse", "--verify", "--quiet", "HEAD^{commit}").strip()
+    if not head:
+        return None
+    changed = None
+    with contextlib.suppress(subprocess.SubprocessError):
+        changed = len(_git(folder, "status", "--porcelain").splitlines())
+    branch = _git(folder, "symbolic-ref", "--short", "--quiet", "HEAD").strip()
+    return Commit(commit=head, branch=branch, changes=changed)
+
+
+def _git(folder: str, *arguments: str) -> str:
+    asked = [*_GIT, "-C", folder, *arguments]
+    done = subprocess.run(
+        asked,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=_GIT_SECONDS,
+        check=False,
+    )
+    return done.stdout if done.returncode == 0 else ""
+
+
+def read(run: RunDir) -> Origin | None:
+    """Return where a run comes from; `None` where nobody wrote it down."""
+    value = _json(run.path / _FILE)
+    if value is None:
+        return None
+    texts = {key: str(value.get(key, "")) for key in ("user", "host", "file", "folder", "command")}
+    said = _json(run.path / _COMMIT_FILE)
+    commit = None
+    if said is not None and said.get("commit"):
+        changes = said.get("changes")
+        commit = Commit(
+            commit=str(said["commit"]),
+            branch=str(said.get("branch", "")),
+            changes=changes if isinstance(changes, int) else None,
+        )
+    return Origin(**texts, commit=commit)
+
+
+def _json(path: Path) -> dict[str, Any] | None:
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None

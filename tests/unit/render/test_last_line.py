@@ -1,0 +1,64 @@
+"""The last line of the live view."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from clusterctl.render.story.last_line import Pace, Watched, last_line
+from clusterctl.render.terminal.console import ASCII, UNICODE
+from clusterctl.run.rules.state import RunPhase, RunState, WorkerState
+
+WORKERS = {rank: WorkerState(rank=rank, local_rank=rank, node="n", pid=70 + rank) for rank in range(8)}
+RUNNING = RunState(phase=RunPhase.RUNNING, attempt=0, workers=WORKERS, created=1000.0)
+WATCHED = Watched(ranks=frozenset({0}), written=True, owns=True, keys=True)
+
+
+def pace(*steps: tuple[float, int]) -> Pace:
+    made = Pace()
+    for moment, step in steps:
+        made.seen(moment, step)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("state", "watched", "steps", "expected"),
+    [
+        pytest.param({}, {}, [(0.0, 381), (10.0, 412)],
+                     "following rank 0 of 8 · step 412 · 3.1 it/s · 12m00s · d detach · ^C stop", id="rank 0"),
+        pytest.param({}, {"ranks": None}, [], "following all 8 ranks · 12m00s · d detach · ^C stop", id="all ranks"),
+        pytest.param({}, {"owns": False, "ranks": frozenset({1, 2, 5})}, [(0.0, 3)],
+                     "following ranks 1-2,5 of 8 · step 3 · 12m00s · d detach · ^C leave", id="some ranks"),
+        pytest.param({}, {"written": False, "keys": False}, [],
+                     "importing… (8 of 8 workers up, no output yet) · 12m00s", id="before the first output"),
+        pytest.param({"phase": RunPhase.RESTARTING}, {"keys": False}, [], "restarting · 12m00s", id="restarting"),
+        pytest.param({"attempt": -1}, {}, [], "", id="not started"),
+        pytest.param({"phase": RunPhase.FAILED}, {}, [], "", id="over"),
+    ],
+)  # fmt: skip
+def test_the_line_says_what_is_followed_and_how_to_leave(
+    state: dict[str, Any], watched: dict[str, Any], steps: list[tuple[float, int]], expected: str
+) -> None:
+    line = last_line(replace(RUNNING, **state), replace(WATCHED, **watched), pace(*steps), 1720.0, UNICODE)
+
+    assert line == expected
+
+
+def test_without_other_signs_the_line_is_ascii() -> None:
+    assert last_line(RUNNING, WATCHED, Pace(), 1720.0, ASCII).isascii()
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [
+        pytest.param([], [], id="none"),
+        pytest.param([(0.0, 5)], ["step 5"], id="one"),
+        pytest.param([(0.0, 5), (30.0, 6)], ["step 6", "30 s/it"], id="slow"),
+        pytest.param([(0.0, 500), (10.0, 3), (20.0, 13)], ["step 13", "1.0 it/s"], id="another attempt"),
+        pytest.param([(0.0, 0), (100.0, 1), (200.0, 101)], ["step 101", "1.0 it/s"], id="the last minute"),
+    ],
+)
+def test_the_pace_is_that_of_the_last_minute(steps: list[tuple[float, int]], expected: list[str]) -> None:
+    assert pace(*steps).texts() == expected
