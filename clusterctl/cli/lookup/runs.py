@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.protocol.files import index_file, output_file
 from clusterctl.render.status import RunView, WorkerActivity, activity_from_sample
@@ -39,8 +39,21 @@ def listed_view_of(run: RunDir) -> RunView:
 def view_from(run: RunDir, state: RunState, *, attended: bool) -> RunView:
     """Return what is known of a run whose state has been read already."""
     return RunView(
-        state=_with_stall_age(state), attended=attended, activity=_activity(run, state), origin=origin.read(run)
+        state=_with_stall_age(state),
+        attended=attended,
+        activity=_activity(run, state),
+        verdict=_verdict(run, state),
+        origin=origin.read(run),
     )
+
+
+def _verdict(run: RunDir, state: RunState) -> dict[str, Any] | None:
+    """Return what the evidence of a stall that goes on told."""
+    if state.stall is None or state.stall.phase != "confirmed":
+        return None
+    from clusterctl.run.record.kept.verdict import kept_json
+
+    return kept_json(run)
 
 
 def _with_stall_age(state: RunState) -> RunState:
