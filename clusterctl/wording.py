@@ -1,8 +1,12 @@
-"""Durations, sizes and signals as people read them, in whichever part of the program they are told."""
+"""Durations, sizes, signals and ranks as people read them, in whichever part of the program they are told."""
 
 from __future__ import annotations
 
 import signal
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 def duration(seconds: float) -> str:
@@ -47,3 +51,14 @@ def signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+def fold_ranks(ranks: Iterable[int]) -> str:
+    """Return ranks as `0-4,6`, each once and in order."""
+    spans: list[list[int]] = []
+    for rank in sorted(set(ranks)):
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)

@@ -97,6 +97,7 @@ STORY: Final = [
     Row("clusterctl logs -f -o json", how="interrupt"),
     Row("clusterctl attach", how="interrupt"),
     Row("clusterctl attach --adopt", how="interrupt"),
+    Row("clusterctl why"),
     Row("clusterctl stacks"),
     Row("clusterctl stacks [RUN] [--rank 0-3]", run="clusterctl stacks RUN --rank 0-3"),
     Row("clusterctl wait --timeout 2h", how="background", code=103),

@@ -29,6 +29,7 @@ COMMANDS: dict[str, str] = {
     "attach": "Follow a run; `d` or Ctrl-C leaves it running",
     "wait": "Wait until a run ends; exit with its code",
     "health": "Check GPUs, drivers, disks, clocks and network of all nodes",
+    "why": "Say what went wrong with a run, and who",
     "stacks": "Show where every rank is, equal stacks folded",
     "stats": "Show utilisation, memory, temperature and power",
     "top": "Keep ranks, GPUs and nodes on the screen",
@@ -212,7 +213,7 @@ def _program() -> str:
 def _bug() -> int:
     import traceback
 
-    from clusterctl.run.record.private import make_private
+    from clusterctl.run.record.disk import make_private
     from clusterctl.run.record.rundir import runs_root
 
     path = runs_root().parent / "bug.log"

@@ -28,6 +28,7 @@ from clusterctl.door.journal import ATTEMPT, BYTES, EPOCH, RANK, REMAINING, SEQ
 
 if TYPE_CHECKING:
     from clusterctl.agent.protocol.shapes import Shape
+    from clusterctl.agent.protocol.types.evidence import OfRank
 
 MOST_DEVICES = 1024
 """GPUs of a node, as many as a cluster file may name."""
@@ -118,6 +119,9 @@ _PROCESS = {
     "cpu": maybe(real()),
     "command": maybe(text(1 << 20)),
 }
+_RECORDED = record(
+    {**dict.fromkeys(("group", "op", "sizes", "dtypes"), _NAME), "number": COUNT, "done": flag, "p2p": flag}
+)
 _EVIDENCE = record(
     {
         "rank": RANK,
@@ -132,7 +136,7 @@ _EVIDENCE = record(
         "children": many(record({"pid": PID, "state": maybe(text(8)), "wchan": maybe(_NAME)}, _PROCESS), 4096),
         "tail": many(text(1 << 20), 4096),
     },
-    {**_PROCESS, "threads": COUNT, "error": _WORDS},
+    {**_PROCESS, "threads": COUNT, "error": _WORDS, "recorded": maybe(many(_RECORDED, 128))},
 )
 _GROUP = record(
     {"status": _WORD},
@@ -200,6 +204,20 @@ def result(command: Command, value: Any) -> dict[str, Any]:
     except MisfitError as error:
         raise FrameError(f"its answer to `{command.value}`: {error}") from None
     found: dict[str, Any] = value
+    return found
+
+
+def evidence_of_rank(value: Any) -> OfRank:
+    """Return evidence of a rank, as it was kept, that fits.
+
+    Raises:
+        FrameError: It does not.
+    """
+    try:
+        _EVIDENCE(value)
+    except MisfitError as error:
+        raise FrameError(f"evidence of a rank: {error}") from None
+    found: OfRank = value
     return found
 
 

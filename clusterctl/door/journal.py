@@ -24,7 +24,7 @@ _TICKS = whole(0, (1 << 63) - 1)
 _WORD, _WORDS = text(200), text(8192)
 
 REMAINING = many(
-    record({}, {"pid": maybe(PID), "start_time": maybe(_TICKS), "command": maybe(_WORDS), "why": maybe(_WORDS)}),
+    record({"pid": PID, "start_time": _TICKS, "command": _WORDS, "why": _WORDS}),
     MOST_REMAINING,
 )
 STAMP = record({"seq": SEQ, "wall": real(), "mono": real(), "boot": text(200)})

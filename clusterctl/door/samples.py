@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from clusterctl.agent.protocol.frames import FrameError
 from clusterctl.agent.protocol.shapes import (
@@ -25,6 +25,8 @@ from clusterctl.door.journal import ATTEMPT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+
+    from clusterctl.agent.protocol.types.samples import Activity, Health
 
 MOST_LINE = 1 << 20
 _NUMBER = maybe(real(-1e20, 1e20))
@@ -88,7 +90,7 @@ _ANY = loose(8, 4096, 65536)
 
 
 def decode(line: bytes) -> dict[str, Any]:
-    """Return a sample.
+    """Return a sample, of whatever kind.
 
     Raises:
         FrameError: The line is torn, or does not fit.
@@ -105,7 +107,11 @@ def decode(line: bytes) -> dict[str, Any]:
     return value
 
 
-def readable(lines: Iterable[bytes], kind: str, *needed: str) -> Iterator[dict[str, Any]]:
+@overload
+def readable(lines: Iterable[bytes], kind: Literal["activity"], *needed: str) -> Iterator[Activity]: ...
+@overload
+def readable(lines: Iterable[bytes], kind: Literal["health"], *needed: str) -> Iterator[Health]: ...
+def readable(lines: Iterable[bytes], kind: str, *needed: str) -> Iterator[Any]:
     """Yield the samples of one kind that have these fields; lines that are none of ours are left out."""
     mark = f'"{kind}"'.encode()
     for line in lines:

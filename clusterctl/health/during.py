@@ -8,7 +8,7 @@ again when it is over, a GPU that was repaired included. What the signs mean is 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from clusterctl.health.checks import amd_setup, devices, ecc, ras, recovery, rows, storage, thermal, throttle, xgmi, xid
 from clusterctl.health.context import Context
@@ -21,6 +21,8 @@ from clusterctl.wording import size, span
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
+
+    from clusterctl.agent.protocol.types.samples import Gpu, Health
 
 _SILENT_SECONDS = 120.0
 _SAMPLES_MISSED = 4
@@ -119,7 +121,7 @@ class Watch:
     troubles: Mapping[tuple[int | None, str], _Trouble] = field(default_factory=dict)
 
 
-def advance(watch: Watch, sample: Mapping[str, Any]) -> tuple[Watch, list[Change]]:
+def advance(watch: Watch, sample: Health) -> tuple[Watch, list[Change]]:
     """Take in one sample (`clusterctl.agent.facts.sampler` has its shape); return what is to be told now."""
     now = float(sample["time"])
     changes: list[Change] = []
@@ -152,14 +154,14 @@ def advance(watch: Watch, sample: Mapping[str, Any]) -> tuple[Watch, list[Change
     return after, changes
 
 
-def _counted(watch: Watch, sample: Mapping[str, Any]) -> devices.Streaks:
+def _counted(watch: Watch, sample: Health) -> devices.Streaks:
     counted: devices.Streaks = {}
     for gpu in sample.get("gpus") or []:
         counted |= devices.streaks(dict(watch.streaks), gpu)
     return counted
 
 
-def _lasts(trouble: _Trouble, sample: Mapping[str, Any]) -> bool:
+def _lasts(trouble: _Trouble, sample: Health) -> bool:
     """Tell whether a trouble goes on though this sample shows no sign of it."""
     gpu = trouble.sign.gpu
     if sample.get("status") != "ok" and gpu is not None:
@@ -213,7 +215,7 @@ def doubted(watch: Watch) -> str | None:
 _SILENCE = Sign(gpu=None, check="host.sampler", status=Status.WARN, words="samples", action=Action.NONE)
 
 
-def _signs(watch: Watch, sample: Mapping[str, Any]) -> Iterator[Sign]:
+def _signs(watch: Watch, sample: Health) -> Iterator[Sign]:
     for sign in _all_signs(watch, sample):
         check = sign.check.split(" ")[0]
         found = Finding(check=check, status=sign.status, message="", node=watch.node, gpu=sign.gpu, key=sign.rule)
@@ -222,7 +224,7 @@ def _signs(watch: Watch, sample: Mapping[str, Any]) -> Iterator[Sign]:
             yield replace(sign, status=weighed.status)
 
 
-def _all_signs(watch: Watch, sample: Mapping[str, Any]) -> Iterator[Sign]:
+def _all_signs(watch: Watch, sample: Health) -> Iterator[Sign]:
     yield from _disk_signs(watch, sample)
     if watch.gpus is not None and not watch.gpus:
         return
@@ -240,7 +242,7 @@ def _ours(watch: Watch, gpu: int | None) -> bool:
     return watch.gpus is None or gpu is None or gpu in watch.gpus
 
 
-def _driver_signs(watch: Watch, sample: Mapping[str, Any]) -> Iterator[Sign]:
+def _driver_signs(watch: Watch, sample: Health) -> Iterator[Sign]:
     if sample.get("status") == "stuck":
         stuck = float(sample.get("stuck_s") or 0)
         where = f" in {sample['wchan']}" if sample.get("state") == "D" and sample.get("wchan") else ""
@@ -265,7 +267,7 @@ def _driver_signs(watch: Watch, sample: Mapping[str, Any]) -> Iterator[Sign]:
         )
 
 
-def _disk_signs(watch: Watch, sample: Mapping[str, Any]) -> Iterator[Sign]:
+def _disk_signs(watch: Watch, sample: Health) -> Iterator[Sign]:
     limits = watch.limits
     for disk in sample.get("disk") or []:
         if storage.is_tight(disk["free"], disk["total"], limits.disk_least) or (
@@ -282,7 +284,7 @@ def _disk_signs(watch: Watch, sample: Mapping[str, Any]) -> Iterator[Sign]:
             )
 
 
-def _gpu_signs(watch: Watch, gpu: Mapping[str, Any]) -> Iterator[Sign | None]:
+def _gpu_signs(watch: Watch, gpu: Gpu) -> Iterator[Sign | None]:
     """Ask each family what it makes of a GPU of a sample."""
     index, uncorrected = int(gpu["gpu"]), gpu.get("ecc_unc") or 0
     more, degrees = uncorrected - watch.ecc.get(index, uncorrected), gpu.get("temp_c")
@@ -299,9 +301,10 @@ def _gpu_signs(watch: Watch, gpu: Mapping[str, Any]) -> Iterator[Sign | None]:
     yield throttle.sign(index, int(gpu.get("throttle") or 0), degrees, watch.limits.slowdown)
 
 
-def _first_ecc(watch: Watch, sample: Mapping[str, Any]) -> dict[int, int]:
+def _first_ecc(watch: Watch, sample: Health) -> dict[int, int]:
     """Keep each GPU's first count: what was there before the run is another check's business."""
-    counts = {g["gpu"]: g["ecc_unc"] for g in sample.get("gpus") or [] if g.get("ecc_unc") is not None}
+    gpus = sample.get("gpus") or []
+    counts = {gpu["gpu"]: count for gpu in gpus if (count := gpu.get("ecc_unc")) is not None}
     return {**counts, **watch.ecc}
 
 

@@ -4,19 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from clusterctl.wording import fold_ranks
+
+__all__ = ["count", "fold_nodes", "fold_ranks"]
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-
-def fold_ranks(ranks: Iterable[int]) -> str:
-    """Return ranks as `0-4,6`, each once and in order."""
-    spans: list[list[int]] = []
-    for rank in sorted(set(ranks)):
-        if spans and rank == spans[-1][1] + 1:
-            spans[-1][1] = rank
-        else:
-            spans.append([rank, rank])
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
 
 
 def fold_nodes(nodes: Iterable[str]) -> str:

@@ -11,8 +11,9 @@ from clusterctl.render.terminal.table import Cell, Column, render_table
 from clusterctl.wording import duration
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
+    from clusterctl.agent.protocol.types.samples import Gpu, Health
     from clusterctl.render.terminal.console import Terminal
 
 _IDLE_PERCENT = 10
@@ -55,17 +56,27 @@ class NodeStats:
     reason: str | None = None
 
 
-def stats_from_sample(node: str, sample: Mapping[str, Any]) -> NodeStats:
+def stats_from_sample(node: str, sample: Health) -> NodeStats:
     """Return a sample of `clusterctl.agent.facts.sampler` as values."""
-    keys = ("gpu", "util", "mem_used", "mem_total", "temp_c", "power_w")
     return NodeStats(
         node=node,
         time=sample["time"],
         cpu=sample.get("cpu"),
         mem=sample.get("mem"),
-        gpus=tuple(GpuStats(**{key: gpu.get(key) for key in keys}) for gpu in sample.get("gpus") or ()),
+        gpus=tuple(_of_gpu(gpu) for gpu in sample.get("gpus") or ()),
         status=str(sample.get("status") or "ok"),
         reason=sample.get("reason"),
+    )
+
+
+def _of_gpu(gpu: Gpu) -> GpuStats:
+    return GpuStats(
+        gpu=gpu["gpu"],
+        util=gpu.get("util"),
+        mem_used=gpu.get("mem_used"),
+        mem_total=gpu.get("mem_total"),
+        temp_c=gpu.get("temp_c"),
+        power_w=gpu.get("power_w"),
     )
 
 

@@ -31,7 +31,7 @@ from clusterctl.door import answers, journal
 from clusterctl.door.bounds import Allowance
 from clusterctl.errors import AgentError, ConnectError, NodeError, NodeRefusedError
 from clusterctl.session.beats import Beats
-from clusterctl.session.calls import Calls
+from clusterctl.session.calls import Calls, wire
 from clusterctl.session.items import (
     EventReceived,
     OutputReceived,
@@ -48,9 +48,10 @@ from clusterctl.session.sender import Sender
 from clusterctl.session.streams import Streams
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
-    from clusterctl.agent.protocol.types import Hello
+    from clusterctl.agent.protocol.types.machine import Hello
+    from clusterctl.session.calls import Arguments
     from clusterctl.transport.base import Channel
     from clusterctl.transport.delivery.bootstrap import Preamble
 
@@ -90,7 +91,7 @@ class Session(Calls):
         self._sender = Sender(
             channel, self._next_beat, lambda _: self._lose(ConnectError(self.node, "the connection was lost"))
         )
-        self._pending: dict[int, tuple[Command, Future[dict[str, Any]]]] = {}
+        self._pending: dict[int, tuple[Command, Future[Any]]] = {}
         self._allowed = Allowance()
         self._decoder = Decoder(lambda: self._allowed.largest(MAX_FRAME))
         self._stale_told = False
@@ -122,8 +123,8 @@ class Session(Calls):
         return time.monotonic() - self._heard
 
     @override
-    def ask(self, command: Command, arguments: Mapping[str, Any], timeout: float | None) -> dict[str, Any]:
-        future = self.call_async(command, arguments)
+    def ask(self, command: Command, asked: Arguments, timeout: float | None) -> Any:
+        future = self.begin(command, asked)
         timeout = seconds_for(command) if timeout is None else timeout
         try:
             return future.result(timeout)
@@ -131,12 +132,12 @@ class Session(Calls):
             self._forget(future)
             raise AgentError(self.node, f"no answer to `{command.value}` within {timeout:g}s") from error
 
-    def call_async(self, command: Command, arguments: Mapping[str, Any] | None = None) -> Future[dict[str, Any]]:
-        """Ask; the future holds the answer, or what `call` would raise. Its callbacks run on the reading thread."""
-        number = next(self._numbers)
-        future: Future[dict[str, Any]] = Future()
+    @override
+    def begin(self, command: Command, asked: Arguments) -> Future[Any]:
+        number, message = next(self._numbers), wire(asked)
+        future: Future[Any] = Future()
         try:
-            frame = encode_message(request(number, command, dict(arguments or {}), self.epoch))
+            frame = encode_message(request(number, command, message, self.epoch))
         except TooLargeError as error:
             future.set_exception(NodeRefusedError(self.node, f"`{command.value}` cannot be asked: {error}"))
             return future
@@ -145,16 +146,16 @@ class Session(Calls):
                 future.set_exception(self._error)
                 return future
             self._pending[number] = command, future
-            self._allowed.asked(number, command, dict(arguments or {}))
+            self._allowed.asked(number, command, message)
         self._sender.put(frame)
         return future
 
-    def post(self, command: Command, arguments: dict[str, Any] | None = None) -> None:
-        """Say something that has no answer; a lost session swallows it."""
-        number = next(self._numbers)
+    @override
+    def tell(self, command: Command, asked: Arguments) -> None:
+        number, message = next(self._numbers), wire(asked)
         with self._state:
-            self._allowed.asked(number, command, dict(arguments or {}))
-        self._sender.put(encode_message(request(number, command, dict(arguments or {}), self.epoch)))
+            self._allowed.asked(number, command, message)
+        self._sender.put(encode_message(request(number, command, message, self.epoch)))
 
     def credit(self, count: int) -> None:
         """Let the node send `count` more bytes of output."""
@@ -319,7 +320,7 @@ class Session(Calls):
 
     # --- ending
 
-    def _forget(self, future: Future[dict[str, Any]]) -> None:
+    def _forget(self, future: Future[Any]) -> None:
         with self._state:
             for number in [n for n, (_, f) in self._pending.items() if f is future]:
                 del self._pending[number]

@@ -5,17 +5,19 @@ from __future__ import annotations
 import contextlib
 import glob
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from clusterctl.agent.protocol.types.answers import CheckpointFound
 
 _UNFINISHED = (".tmp", ".part", ".partial", ".incomplete", ".lock")
 _MOST = 5000
 """Of so many an answer can tell, whatever they are called within reason."""
 
 
-def complete(workdir: str, pattern: str) -> list[dict[str, Any]]:
+def complete(workdir: str, pattern: str) -> list[CheckpointFound]:
     """Return `[{path, mtime, size}]` of the newest `_MOST` checkpoints that are complete, the newest first.
 
     Time and size are of its newest file.
@@ -23,7 +25,7 @@ def complete(workdir: str, pattern: str) -> list[dict[str, Any]]:
     A file is, once it has its final name; a folder of torch.distributed.checkpoint, once it holds `.metadata`, which is
     written last.
     """
-    found: list[dict[str, Any]] = []
+    found: list[CheckpointFound] = []
     for path in _named(workdir, pattern):
         name = os.path.basename(path.rstrip("/"))
         if name.startswith(".") or name.endswith(_UNFINISHED):

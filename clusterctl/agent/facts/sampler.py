@@ -39,6 +39,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from clusterctl.agent.protocol.types import samples
+
 INTERVAL = 15.0
 PASS_DEADLINE = 5.0
 """Seconds that one pass over all GPUs may take before it counts as stuck."""
@@ -50,7 +52,7 @@ _CPU_SECONDS = 0.25
 """For how long a single look watches the CPUs."""
 
 
-def machine_now() -> dict[str, Any]:
+def machine_now() -> samples.Machine:
     """Return the machine's half of a sample, for a single look: CPU is that of the next moment."""
     machine = _Machine()
     machine.read()
@@ -58,7 +60,7 @@ def machine_now() -> dict[str, Any]:
     return machine.read()
 
 
-def gpus_now() -> dict[str, Any]:
+def gpus_now() -> samples.Gpus:
     """Return the GPUs' half of a sample, asking the driver in this very process: call it from one that may be lost."""
     return sample_of(None)
 
@@ -95,7 +97,7 @@ class _Machine:
     def __init__(self) -> None:
         self._before: tuple[float, float] | None = None
 
-    def read(self) -> dict[str, Any]:
+    def read(self) -> samples.Machine:
         sizes = {}
         for line in (paths.text("/", "/proc/meminfo") or "").splitlines()[:3]:
             name, _, value = line.partition(":")
@@ -123,9 +125,9 @@ class _Machine:
         return round(100 * (1 - (now[1] - before[1]) / (now[0] - before[0])), 1)
 
 
-def _disks() -> list[dict[str, Any]]:
+def _disks() -> list[samples.Disk]:
     """Measure local places only: a hung mount must not hang the sampler."""
-    found: list[dict[str, Any]] = []
+    found: list[samples.Disk] = []
     for path in ("/", "/tmp", "/dev/shm"):  # noqa: S108, RUF100
         try:
             told = os.statvfs(path)
@@ -134,7 +136,11 @@ def _disks() -> list[dict[str, Any]]:
         # An image that is mounted read-only is full by design.
         if told.f_flag & os.ST_RDONLY:
             continue
-        entry = {"path": path, "free": told.f_bavail * told.f_frsize, "total": told.f_blocks * told.f_frsize}
+        entry: samples.Disk = {
+            "path": path,
+            "free": told.f_bavail * told.f_frsize,
+            "total": told.f_blocks * told.f_frsize,
+        }
         if entry["total"] and (entry["free"], entry["total"]) not in [(e["free"], e["total"]) for e in found]:
             found.append(entry)
     return found
@@ -150,7 +156,7 @@ class _Driver:
         self._buffer = b""
         self._not_before = 0.0
 
-    def ask(self, deadline: float) -> dict[str, Any]:
+    def ask(self, deadline: float) -> samples.Gpus:
         """Return the GPU half of a sample; no later than `deadline` (monotonic)."""
         if self._pid is None:
             if time.monotonic() < self._not_before:
@@ -184,7 +190,7 @@ class _Driver:
         self._pid, self._requests, self._answers = pid, requests[1], answers[0]
         self._asked, self._buffer = None, b""
 
-    def _answer(self, deadline: float) -> dict[str, Any]:
+    def _answer(self, deadline: float) -> samples.Gpus:
         while b"\n" not in self._buffer:
             left = deadline - time.monotonic()
             if left <= 0 or not select.select([self._answers], [], [], left)[0]:
@@ -196,10 +202,10 @@ class _Driver:
         line, _, self._buffer = self._buffer.partition(b"\n")
         # It may be the late answer to a request that was stuck: the newest that there is.
         self._asked = None
-        told: dict[str, Any] = json.loads(line)
+        told: samples.Gpus = json.loads(line)
         return told
 
-    def _stuck(self) -> dict[str, Any]:
+    def _stuck(self) -> samples.Gpus:
         assert self._pid is not None
         assert self._asked is not None
         waited = round(time.monotonic() - self._asked, 1)
@@ -207,7 +213,7 @@ class _Driver:
         told = _without("stuck", f"the driver has not answered for {waited:.0f} s")
         return {**told, "stuck_s": waited, "state": state, "wchan": wchan}
 
-    def _ended(self) -> dict[str, Any]:
+    def _ended(self) -> samples.Gpus:
         assert self._pid is not None
         os.close(self._requests)
         os.close(self._answers)
@@ -258,7 +264,7 @@ class Links:
         self._first = {index: session.links(index) for index in session.indices} if known else {}
         self._watched = set(self._first) if known and session.vendor == "amd" else set[int]()
 
-    def add(self, told: dict[str, Any]) -> None:
+    def add(self, told: samples.Gpus) -> None:
         """Complete a sample: the links that each watched GPU has lost."""
         self._watched |= {xid["gpu"] for xid in told["xids"] if xid["xid"] == _NVLINK_ERROR} & set(self._first)
         for gpu in told["gpus"]:
@@ -266,7 +272,7 @@ class Links:
                 gpu["links_lost"] = self._first[gpu["gpu"]] - self._session.links(gpu["gpu"])
 
 
-def sample_of(session: Any) -> dict[str, Any]:
+def sample_of(session: Any) -> samples.Gpus:
     """Return the GPUs' half of a sample of an open session, or why there is none; `None` opens one."""
     if session is None:
         from clusterctl.agent.facts import library
@@ -279,11 +285,11 @@ def sample_of(session: Any) -> dict[str, Any]:
     return {"status": "ok", "reason": None, "gpus": [_gpu(device) for device in session.sample()]}
 
 
-def _without(status: str, reason: str) -> dict[str, Any]:
+def _without(status: str, reason: str) -> samples.Gpus:
     return {"status": status, "reason": reason, "gpus": [], "xids": []}
 
 
-def _gpu(device: dict[str, Any]) -> dict[str, Any]:
+def _gpu(device: dict[str, Any]) -> samples.Gpu:
     values = device["v"]
     memory, rows = values.get("memory") or {}, values.get("remapped") or [None] * 4
     trouble = {name: word for name, word in device["err"].items() if word in TROUBLE}

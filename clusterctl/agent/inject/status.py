@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import json
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from clusterctl.agent.linux import proc
 from clusterctl.agent.linux.syscalls import read_bytes
@@ -13,10 +13,14 @@ from clusterctl.agent.protocol import worker_status
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from typing import Any
+
+    from clusterctl.agent.protocol.types.evidence import Recorded
+    from clusterctl.agent.protocol.types.worker_status import Announced, Inside, WorkerStatus
 _STALE_S = 10.0
 
 
-def inside(status_dir: str, rank: int, now: float) -> dict[str, Any] | None:
+def inside(status_dir: str, rank: int, now: float) -> Inside | None:
     """What the shim in a worker says, with ages (seconds) for times; `None` if it says nothing or its process is gone.
 
     Keys: pid, step, source, beats, seq, backend, timeout_s, frameworks, facts, degraded as the shim wrote them, and
@@ -38,17 +42,25 @@ def inside(status_dir: str, rank: int, now: float) -> dict[str, Any] | None:
     return found
 
 
-def _with_ages(told: dict[str, Any], now: float) -> dict[str, Any]:
-    def age(moment: float | None) -> float | None:
-        return None if moment is None else round(max(0.0, now - moment), 3)
+def _with_ages(told: WorkerStatus, now: float) -> Inside:
+    def age(moment: float) -> float:
+        return round(max(0.0, now - moment), 3)
 
-    keys = ("pid", "step", "source", "beats", "seq", "backend", "timeout_s", "frameworks", "facts", "degraded")
-    phase = told["phase"]
+    progress, main, phase = told["progress_time"], told["main_time"], told["phase"]
     return {
-        **{key: told[key] for key in keys},
+        "pid": told["pid"],
+        "step": told["step"],
+        "source": told["source"],
+        "beats": told["beats"],
+        "seq": told["seq"],
+        "backend": told["backend"],
+        "timeout_s": told["timeout_s"],
+        "frameworks": told["frameworks"],
+        "facts": told["facts"],
+        "degraded": told["degraded"],
         "age_s": age(told["time"]),
-        "progress_age_s": age(told["progress_time"]),
-        "main_age_s": age(told["main_time"]),
+        "progress_age_s": None if progress is None else age(progress),
+        "main_age_s": None if main is None else age(main),
         "phase": phase and {"name": phase["name"], "age_s": age(phase["since"]), "limit_s": phase["limit_s"]},
     }
 
@@ -68,17 +80,48 @@ def claimed_elsewhere(status_dir: str, known: Iterable[int]) -> list[int]:
     return sorted(rank for rank in found if rank not in ours)[:_MOST_CLAIMED]
 
 
-def ready(status_dir: str, rank: int) -> dict[str, Any] | None:
+def ready(status_dir: str, rank: int) -> Announced | None:
     """What the shim of a rank has announced, `None` if nothing readable or if that process is gone."""
     try:
         said = json.loads(read_bytes(os.path.join(status_dir, f"rank-{rank}.ready.json")) or b"null")
-        numbers = {key: int(said[key]) for key in ("pid", "start_time", "signal", "fd", "dev", "ino", "main_thread")}
+        numbers: Announced = {
+            "pid": int(said["pid"]),
+            "start_time": int(said["start_time"]),
+            "signal": int(said["signal"]),
+            "fd": int(said["fd"]),
+            "dev": int(said["dev"]),
+            "ino": int(said["ino"]),
+            "main_thread": int(said["main_thread"]),
+        }
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):  # a worker may write anything there
         return None
     return numbers if proc.alive(proc.Identity(numbers["pid"], numbers["start_time"])) else None
 
 
-def thread_of(said: dict[str, Any], status_dir: str, rank: int) -> int:
+def recorded(status_dir: str, rank: int) -> list[Recorded] | None:
+    """What the shim of a rank wrote of the flight recorder when its collectives stood still; `None` without it."""
+    try:
+        told = json.loads(read_bytes(os.path.join(status_dir, f"rank-{rank}.recorded.json")) or b"null")
+        if not proc.alive(proc.Identity(int(told["pid"]), int(told["start_time"]))):
+            return None
+        return [_entry(entry) for entry in told["entries"][:_MOST_RECORDED]]
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):  # a worker may write anything there
+        return None
+
+
+def _entry(told: dict[str, Any]) -> Recorded:
+    return {
+        "group": str(told["group"])[:_NAME],
+        "number": int(told["number"]) % (1 << 62),
+        "op": str(told["op"])[:_NAME],
+        "sizes": str(told["sizes"])[:_NAME],
+        "dtypes": str(told["dtypes"])[:_NAME],
+        "done": bool(told["done"]),
+        "p2p": bool(told["p2p"]),
+    }
+
+
+def thread_of(said: Announced, status_dir: str, rank: int) -> int:
     """The shim's own thread, 0 where it is not known."""
     try:
         status = json.loads(read_bytes(os.path.join(status_dir, f"rank-{rank}.status.json")) or b"null")
@@ -89,3 +132,4 @@ def thread_of(said: dict[str, Any], status_dir: str, rank: int) -> int:
 
 
 _RANK_DIGITS, _MOST_CLAIMED = 7, 1024
+_MOST_RECORDED, _NAME = 128, 200

@@ -8,7 +8,7 @@ import struct
 # Not from `typing`, whose import would be a good part of an agent's start.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from clusterctl.agent.protocol.types import Address, Way
+    from clusterctl.agent.protocol.types.machine import Address, Way
 
 _IFF_UP, _IFF_LOOPBACK = 0x1, 0x8
 _DISCARD_PORT = 9

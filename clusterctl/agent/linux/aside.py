@@ -18,10 +18,13 @@ from clusterctl.agent.protocol import commands, frames, refusals
 # Not from `typing`, whose import would be a good part of an agent's start.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from typing import Any, Callable, NoReturn
+    from collections.abc import Iterable, Mapping
+    from typing import Callable, NoReturn, Union
 
-    Task = Callable[["Out"], "dict[str, Any]"]
+    from clusterctl.agent.protocol.frames import Message
+
+    Task = Callable[["Out"], Mapping[str, object]]
+    Outcome = Union[Message, Exception]
 
 _END_SECONDS, _KILLED_SECONDS = 2.0, 0.1
 """How long a fork that is through may take to go, and one that was killed, before it is left behind."""
@@ -40,7 +43,7 @@ class Out:
         """Send bytes; waits where the connection is slow."""
         syscalls.write_all(self.descriptor, frames.encode_data(stream, offset, payload))
 
-    def message(self, value: dict[str, Any]) -> None:
+    def message(self, value: Mapping[str, object]) -> None:
         """Send a message."""
         syscalls.write_all(self.descriptor, frames.encode_message(value))
 
@@ -87,7 +90,7 @@ def _do(task: Task, write: int, keep: Iterable[int]) -> NoReturn:
         os._exit(0)
 
 
-def outcome(messages: list[dict[str, Any]]) -> dict[str, Any] | Exception:
+def outcome(messages: list[Message]) -> Outcome:
     """Return what a task answered, or what went wrong with it."""
     last = messages[-1] if messages else {}
     if "error" in last:
@@ -95,11 +98,11 @@ def outcome(messages: list[dict[str, Any]]) -> dict[str, Any] | Exception:
         return refusals.RequestError(commands.ErrorKind(error["kind"]), error["message"], error["hint"])
     if "at" in last:
         return refusals.failed(f"{last['at']} does not answer", "a file system may hang: `health` looks at each mount")
-    result: dict[str, Any] | None = last.get("result")
+    result: Message | None = last.get("result")
     return refusals.failed("the process that did it was killed") if result is None else result
 
 
-def ask(task: Task, seconds: float, keep: Iterable[int] = ()) -> list[dict[str, Any]]:
+def ask(task: Task, seconds: float, keep: Iterable[int] = ()) -> list[Message]:
     """Call a function in a fork and wait for it; return its messages, the answer last.
 
     One that is silent for `seconds` is killed; what it has sent until then is returned, without an answer.
@@ -108,7 +111,7 @@ def ask(task: Task, seconds: float, keep: Iterable[int] = ()) -> list[dict[str, 
         OSError: No process or no descriptor is to be had.
     """
     pid, fd = fork(task, keep)
-    messages: list[dict[str, Any]] = []
+    messages: list[Message] = []
     over = False
     decoder, poll = frames.Decoder(), select.poll()
     poll.register(fd, select.POLLIN)

@@ -10,7 +10,8 @@ from clusterctl.agent.protocol import frames
 # Not from `typing`, whose import would be a good part of an agent's start.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable
+    from collections.abc import Mapping
+    from typing import Callable
 
     from clusterctl.agent.linux.loop import Loop
 
@@ -43,7 +44,7 @@ class Channel:
             os.set_blocking(fd, False)
         loop.on_readable(read, self._readable)
 
-    def send(self, message: dict[str, Any]) -> None:
+    def send(self, message: Mapping[str, object]) -> None:
         """Send a message; it never waits."""
         self._push(frames.encode_message(message))
 

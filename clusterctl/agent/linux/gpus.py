@@ -12,7 +12,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from clusterctl.agent.protocol.types import Gpus
+    from clusterctl.agent.protocol.types.machine import Gpus
 
 _DRIVER = "/proc/driver/nvidia/gpus"
 _KFD = "/sys/class/kfd/kfd/topology/nodes"

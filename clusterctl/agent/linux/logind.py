@@ -9,7 +9,7 @@ from clusterctl.agent.linux.syscalls import read_bytes
 # Not from `typing`, whose import would be a good part of an agent's start.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from clusterctl.agent.protocol.types import Logind
+    from clusterctl.agent.protocol.types.machine import Logind
 
 
 _LOGIND_FILES = (

@@ -16,6 +16,7 @@ from clusterctl.agent.linux.proc import Identity, Stat
 if TYPE_CHECKING:
     from clusterctl.agent.linux.aside import Out
     from clusterctl.agent.members.marks import Marks
+    from clusterctl.agent.protocol.types.records import Survivor
 
 _ROOT = 0
 _ASIDE_SECONDS, _ALL_ASIDE_SECONDS = 1.0, 5.0
@@ -204,7 +205,7 @@ def _send(target: int, number: int) -> None:
             os.killpg(target, number)
 
 
-def describe(found: list[Stat]) -> list[dict[str, Any]]:
+def describe(found: list[Stat]) -> list[Survivor]:
     """Return survivors and why they are still there: `{pid, start_time, command, why}` of each.
 
     Behind the first few hundred the name of the process stands for its command.

@@ -11,7 +11,9 @@ from enum import Enum
 # Not from `typing`, whose import would be a good part of an agent's start.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from collections.abc import Mapping
+
+    from clusterctl.agent.protocol.frames import Message
 
 
 PROTOCOL = 1
@@ -74,12 +76,12 @@ class Command(str, Enum):
 AGENT_STREAMS = 1 << 31
 
 
-def beat(number: int) -> dict[str, Any]:
+def beat(number: int) -> Message:
     """Return a sign of life of the controller."""
     return {"beat": number}
 
 
-def beat_answer(number: int, wall: float, mono: float, boot: str) -> dict[str, Any]:
+def beat_answer(number: int, wall: float, mono: float, boot: str) -> Message:
     """Return the agent's answer to a beat: its wall and monotonic clocks (seconds) and its boot id."""
     return {"beat": number, "wall": wall, "mono": mono, "boot": boot}
 
@@ -97,16 +99,16 @@ class ErrorKind(str, Enum):
     FAILED = "failed"
 
 
-def request(identity: int, command: Command, arguments: dict[str, Any], epoch: int | None) -> dict[str, Any]:
+def request(identity: int, command: Command, arguments: Mapping[str, object], epoch: int | None) -> Message:
     """Return a request; `epoch` is `None` only before a run has one."""
     return {"id": identity, "cmd": command.value, "args": arguments, "epoch": epoch}
 
 
-def reply(identity: int, result: dict[str, Any]) -> dict[str, Any]:
+def reply(identity: int, result: Mapping[str, object]) -> Message:
     """Return the answer to the request of that id."""
     return {"id": identity, "result": result}
 
 
-def refusal(identity: int, kind: ErrorKind, message: str, hint: str | None = None) -> dict[str, Any]:
+def refusal(identity: int, kind: ErrorKind, message: str, hint: str | None = None) -> Message:
     """Return the answer to a request that was not carried out."""
     return {"id": identity, "error": {"kind": kind.value, "message": message, "hint": hint}}

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar, Union
+from typing import TYPE_CHECKING, Any, ClassVar, Union
 
 from clusterctl.agent.protocol.encoding import from_wire
 from clusterctl.agent.protocol.frames import FrameError
 
 # --- journal
+
+if TYPE_CHECKING:
+    from clusterctl.agent.protocol.types.records import Survivor
 
 
 @dataclass(frozen=True)
@@ -107,7 +110,7 @@ class Swept:
     KIND: ClassVar[str] = "swept"
     attempt: int
     killed: int = 0
-    remaining: list[dict[str, Any]] = field(default_factory=list)
+    remaining: list[Survivor] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

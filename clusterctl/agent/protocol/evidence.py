@@ -6,7 +6,10 @@ import json
 import os
 import re
 import shutil
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from clusterctl.agent.protocol.types.evidence import OfRank, ProcessFound
 
 _STALL = re.compile(r"stall-([1-9]\d*)")
 
@@ -20,13 +23,13 @@ def of_stalls(folder: str) -> list[str]:
     return [match[0] for match in sorted(found, key=lambda match: int(match[1]))]
 
 
-def files(evidence: dict[str, Any]) -> dict[str, str]:
+def files(evidence: OfRank) -> dict[str, str]:
     """The files in which the evidence of one rank is kept: ending of the name to content."""
     contents = {".json": json.dumps(evidence, indent=1) + "\n", ".txt": _text(evidence)}
     return {**contents, ".stacks": evidence["stacks"]} if evidence["stacks"] else contents
 
 
-def _text(evidence: dict[str, Any]) -> str:
+def _text(evidence: OfRank) -> str:
     lines = [
         f"rank {evidence['rank']}{_place(evidence)}: {_line(evidence)}",
         f"stacks by: {evidence['source']}" + "".join(f"\n  not {reason}" for reason in evidence["why"]),
@@ -41,11 +44,11 @@ def _text(evidence: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _place(evidence: dict[str, Any]) -> str:
+def _place(evidence: OfRank) -> str:
     return f" on {evidence['node']}" if "node" in evidence else ""
 
 
-def _line(process: dict[str, Any]) -> str:
+def _line(process: ProcessFound) -> str:
     cpu, command = process.get("cpu", 0.0), process.get("command", "")
     where = f", in {process['wchan']}" if process["wchan"] else ""
     return f"pid {process['pid']}, state {process['state'] or 'unknown'}{where}, cpu {cpu:.0%}, {command}"

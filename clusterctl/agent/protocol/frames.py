@@ -14,10 +14,12 @@ from clusterctl.agent.protocol.values import value
 # Not from `typing`, whose import would be a good part of an agent's start.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from typing import Any, Callable, Union
 
-    Frame = Union[dict[str, Any], "Data"]
+    Message = dict[str, Any]
+    """A JSON object on its way; `types` has what it may be."""
+    Frame = Union[Message, "Data"]
 
 
 CREDIT_BYTES = 512 * 1024
@@ -55,7 +57,7 @@ class TooLargeError(ValueError):
     """There is more to say than a frame holds. The peer would take it for something that is not a frame of ours."""
 
 
-def encode_message(message: dict[str, Any]) -> bytes:
+def encode_message(message: Mapping[str, object]) -> bytes:
     """Return the frame of one JSON message.
 
     Raises:

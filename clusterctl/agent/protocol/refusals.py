@@ -8,7 +8,7 @@ from clusterctl.agent.protocol.frames import TooLargeError
 # Not from `typing`, whose import would be a good part of an agent's start.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from clusterctl.agent.protocol.frames import Message
 
 
 class RequestError(Exception):
@@ -24,7 +24,7 @@ class RequestError(Exception):
         self.kind = kind
         self.hint = hint
 
-    def answer(self, identity: int) -> dict[str, Any]:
+    def answer(self, identity: int) -> Message:
         """Return the message for the peer."""
         return refusal(identity, self.kind, str(self), self.hint)
 

@@ -10,6 +10,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from clusterctl.agent.protocol.types.worker_status import WorkerStatus
+
 PID = whole(0, (1 << 31) - 1)
 COUNT = whole(-(1 << 63), (1 << 63) - 1)
 _MOMENT = maybe(real())
@@ -54,14 +56,14 @@ INSIDE = record(
 """What becomes of it in a sample."""
 
 
-def bounded(told: dict[str, Any]) -> dict[str, Any]:
+def bounded(told: WorkerStatus) -> WorkerStatus:
     """Return a status file that fits; what only people read of it is left out where it does not.
 
     Raises:
         FrameError: It does not fit.
     """
     STATUS(told)
-    return {**told, **{name: _soft(name, told.get(name)) for name in _SOFT}}
+    return {**told, **{name: _soft(name, told.get(name)) for name in _SOFT}}  # type: ignore[typeddict-item]
 
 
 def _soft(name: str, value: Any) -> Any:

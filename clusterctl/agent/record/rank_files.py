@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 from clusterctl.agent.linux import syscalls
 
 if TYPE_CHECKING:
-    from clusterctl.agent.protocol.types import Exit, Spawn
+    from clusterctl.agent.protocol.types.records import Exit, Spawn
 
 
 _FENCE_WRITTEN_SECONDS = 2.0

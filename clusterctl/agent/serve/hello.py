@@ -17,7 +17,7 @@ from clusterctl.agent.record import rundir
 # Not from `typing`, whose import would be a good part of an agent's start.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from clusterctl.agent.protocol.types import Hello
+    from clusterctl.agent.protocol.types.machine import Hello
 
 
 def hello(root: str) -> Hello:

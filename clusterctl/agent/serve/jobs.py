@@ -17,13 +17,14 @@ from clusterctl.agent.protocol import frames
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from typing import Any, Callable, NoReturn
+    from typing import Callable, NoReturn
 
-    from clusterctl.agent.linux.aside import Task
+    from clusterctl.agent.linux.aside import Outcome, Task
     from clusterctl.agent.linux.channel import Channel
     from clusterctl.agent.linux.loop import Loop
+    from clusterctl.agent.protocol.frames import Message
 
-    Done = Callable[["dict[str, Any] | Exception"], None]
+    Done = Callable[[Outcome], None]
     OnData = Callable[[int, bytes], None]
 
 _PAUSE_BYTES = 256 * 1024
@@ -168,7 +169,7 @@ class Jobs:
         pid, read = aside.fork(task, keep)
         os.set_blocking(read, False)
         decoder = frames.Decoder()
-        answer: list[dict[str, Any]] = []
+        answer: list[Message] = []
 
         def end() -> None:
             self._loop.forget(read)
@@ -197,7 +198,7 @@ class Jobs:
             aside.kill(pid)
             end()
 
-    def _pass_on(self, read: int, decoder: frames.Decoder, answer: list[dict[str, Any]]) -> bool:
+    def _pass_on(self, read: int, decoder: frames.Decoder, answer: list[Message]) -> bool:
         """Send on the data that a fork gives, and keep its messages; return whether more may come."""
         try:
             data = os.read(read, 1 << 18)

@@ -18,16 +18,19 @@ from clusterctl.agent.serve.pump import Pump
 # Not from `typing`; it, and what only runs need, would be most of an agent's start.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from typing import Any, Callable, Optional
 
-    from clusterctl.agent.linux.aside import Task
+    from clusterctl.agent.linux.aside import Outcome, Task
+    from clusterctl.agent.protocol.frames import Message
+    from clusterctl.agent.protocol.types import arguments
     from clusterctl.agent.record.states import States
     from clusterctl.agent.serve.holds import Holds
     from clusterctl.agent.serve.supervisor_link import Link
 
-    Result = Optional[dict[str, Any]]
-    Handler = Callable[[int, dict[str, Any], Optional[int]], Result]
+    Result = Optional[Mapping[str, object]]
+    Handler = Callable[[int, Any, Optional[int]], Result]
+    """Takes the id of a request, its arguments (`types.arguments` by command) and its epoch."""
     Handlers = dict[Command, Handler]
 
 _LEASE_SECONDS = 0.5
@@ -90,7 +93,7 @@ class Session:
         elif "beat" in frame:
             self.channel.send(commands.beat_answer(frame["beat"], time.time(), time.monotonic(), proc.boot_id()))
 
-    def _request(self, frame: dict[str, Any]) -> None:
+    def _request(self, frame: Message) -> None:
         identity = int(frame.get("id") or 0)
         arguments = frame.get("args") or {}
         try:
@@ -102,7 +105,7 @@ class Session:
         if result is not None and command not in commands.UNANSWERED:
             self.answer(identity, result)
 
-    def answer(self, identity: int, result: dict[str, Any]) -> None:
+    def answer(self, identity: int, result: Mapping[str, object]) -> None:
         """Answer a request, in words where no frame holds the answer."""
         try:
             self.channel.send(commands.reply(identity, result))
@@ -120,7 +123,7 @@ class Session:
     def work(self, identity: int, task: Task) -> None:
         """Do something in a fork and answer the request with what comes of it."""
 
-        def done(outcome: dict[str, Any] | Exception) -> None:
+        def done(outcome: Outcome) -> None:
             if isinstance(outcome, Exception):
                 self.answer_error(identity, outcome)
             else:
@@ -150,17 +153,17 @@ class Session:
             self._holds = Holds()
         return self._holds
 
-    def run_of(self, arguments: dict[str, Any]) -> RunDir:
+    def run_of(self, asked: arguments.OfRun) -> RunDir:
         """Return the run that a request names."""
-        return RunDir(self.root, str(arguments["run"]), str(arguments["node"]))
+        return RunDir(self.root, str(asked["run"]), str(asked["node"]))
 
-    def known_run(self, arguments: dict[str, Any]) -> RunDir:
+    def known_run(self, asked: arguments.OfRun) -> RunDir:
         """Return the run that a request names.
 
         Raises:
             RequestError: This node knows no such run.
         """
-        run = self.run_of(arguments)
+        run = self.run_of(asked)
         if not os.path.isdir(run.path):
             raise refusals.RequestError(ErrorKind.NOT_FOUND, f"no run {run.run} of node {run.node} on this machine")
         return run
@@ -229,19 +232,19 @@ class Session:
         return self.states.of(RunDir(self.root, *key)).state not in ("new", "swept", "finished")
 
     def _forwarder(self, command: Command) -> Handler:
-        def forward(identity: int, arguments: dict[str, Any], epoch: int | None) -> Result:
+        def forward(identity: int, asked: Any, epoch: int | None) -> Result:
             if epoch is None:
                 raise refusals.RequestError(ErrorKind.BAD_REQUEST, f"`{command.value}` needs an epoch")
             if command is Command.PREPARE:
-                run = self.run_of(arguments)
+                run = self.run_of(asked)
                 run.make()
-                arguments = {**arguments, "workdir": os.path.abspath(os.path.expanduser(arguments["workdir"]))}
+                asked = {**asked, "workdir": os.path.abspath(os.path.expanduser(asked["workdir"]))}
             elif command is Command.START:
-                run = self.known_run(arguments)
+                run = self.known_run(asked)
             else:
                 # A node that never heard of the run keeps the epoch all the same: what a controller that is gone asked
                 # for may still be on its way, and is refused then.
-                run = self.run_of(arguments)
+                run = self.run_of(asked)
                 run.make()
             self.admit(run, epoch)
             if command is Command.FINISH:
@@ -249,13 +252,13 @@ class Session:
             if command in (Command.STOP, Command.FINISH) and self._nothing_to_do(run):
                 return {}
 
-            def pass_on(message: dict[str, Any]) -> None:
+            def pass_on(message: Message) -> None:
                 if command is Command.PREPARE and "result" in message:
                     # From here on its own directory tells that it uses the workdir.
                     self._let_workdirs_go(run)
                 self.channel.send({**message, "id": identity})
 
-            self.link(run).ask(command, arguments, epoch, pass_on)
+            self.link(run).ask(command, asked, epoch, pass_on)
             return None
 
         return forward
@@ -270,21 +273,21 @@ class Session:
         state = self.states.of(run)
         return state.finished is not None or (state.seq == 0 and guardians.supervisor(run) is None)
 
-    def _replicated(self, _identity: int, arguments: dict[str, Any], epoch: int | None) -> Result:
-        run = self.run_of(arguments)
+    def _replicated(self, _identity: int, asked: arguments.Replicated, epoch: int | None) -> Result:
+        run = self.run_of(asked)
         key = (run.run, run.node)
         if key in self._held and key in self._links:
-            self._links[key].tell(Command.REPLICATED, arguments, epoch)
+            self._links[key].tell(Command.REPLICATED, asked, epoch)
         return None
 
     # --- following
 
-    def _follow(self, _identity: int, arguments: dict[str, Any], epoch: int | None) -> Result:
+    def _follow(self, _identity: int, asked: Any, epoch: int | None) -> Result:
         # With what dataclasses import, it would be half of an agent's start.
         from clusterctl.agent.protocol import encoding, requests
 
-        follow = encoding.from_wire(requests.Follow, arguments)
-        run = self.known_run(arguments)
+        follow = encoding.from_wire(requests.Follow, asked)
+        run = self.known_run(asked)
         self.admit(run, epoch)
         if not os.path.exists(run.journal):
             raise refusals.RequestError(ErrorKind.NOT_FOUND, f"run {run.run} was not prepared on this node")
@@ -293,8 +296,8 @@ class Session:
             self.link(run).ensure()
         return {}
 
-    def _more_credit(self, _identity: int, arguments: dict[str, Any], _epoch: int | None) -> Result:
-        self._pump.credit(int(arguments["bytes"]))
+    def _more_credit(self, _identity: int, asked: arguments.Credit, _epoch: int | None) -> Result:
+        self._pump.credit(int(asked["bytes"]))
         return None
 
     # --- the end
@@ -307,7 +310,7 @@ class Session:
         if time.monotonic() - self._heard > self._idle:
             self.channel.close("idle")
 
-    def _bye(self, identity: int, _arguments: dict[str, Any], _epoch: int | None) -> Result:
+    def _bye(self, identity: int, _asked: arguments.Nothing, _epoch: int | None) -> Result:
         self.answer(identity, {})
         self.channel.flush()
         self.channel.close("bye")

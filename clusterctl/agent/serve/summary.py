@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from clusterctl.agent.linux import cgroup, proc, syscalls
 from clusterctl.agent.linux.proc import Identity
@@ -12,10 +12,12 @@ from clusterctl.agent.record.state import NodeState, fold
 from clusterctl.agent.supervisor import adoption
 
 if TYPE_CHECKING:
+    from clusterctl.agent.protocol.types.answers import RunFound, WorkerFound
+    from clusterctl.agent.protocol.types.records import Survivor
     from clusterctl.agent.record.rundir import RunDir
 
 
-def survivors_of(state: NodeState) -> list[dict[str, Any]]:
+def survivors_of(state: NodeState) -> list[Survivor]:
     """Return what could not be ended and is still there: what the kernel held may have gone since."""
     if state.swept is None or state.boot != proc.boot_id():
         return []
@@ -27,16 +29,23 @@ def supervised(run: RunDir) -> bool:
     return guardians.supervisor(run) is not None
 
 
-def workers_of(run: RunDir, state: NodeState) -> list[dict[str, Any]]:
+def workers_of(run: RunDir, state: NodeState) -> list[WorkerFound]:
     """Return the workers of the newest attempt, those too that nobody wrote down in the journal."""
     known = adoption.started(run, state)
-    found = []
+    found: list[WorkerFound] = []
     for rank, local_rank in known.places if known is not None else []:
         worker = adoption.worker(run, state, rank, local_rank)
         if worker is not None:
             who = worker.identity
-            place = {"rank": rank, "local_rank": local_rank, "pid": who.pid, "start_time": who.start_time}
-            found.append({**place, "alive": proc.alive(who)})
+            found.append(
+                {
+                    "rank": rank,
+                    "local_rank": local_rank,
+                    "pid": who.pid,
+                    "start_time": who.start_time,
+                    "alive": proc.alive(who),
+                }
+            )
     return found
 
 
@@ -59,7 +68,7 @@ def ledger_of(run: RunDir, state: NodeState) -> sweep.Ledger:
     return ledger
 
 
-def summary(run: RunDir, state: NodeState | None = None) -> dict[str, Any]:
+def summary(run: RunDir, state: NodeState | None = None) -> RunFound:
     """Return what there is to know of a run for a list; `state` is what its journal says, read here by default."""
     state = state or fold(journal.read(run.journal))
     prepared = syscalls.read_json(run.prepare) or {}

@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Callable
+from typing import TYPE_CHECKING, Callable
 
 from clusterctl.agent.linux import proc, syscalls
 from clusterctl.agent.linux.channel import Channel
@@ -16,11 +16,16 @@ from clusterctl.agent.serve import rescue
 from clusterctl.agent.supervisor import starting
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
     from clusterctl.agent.linux.loop import Loop
     from clusterctl.agent.linux.proc import Identity
+    from clusterctl.agent.protocol.frames import Message
     from clusterctl.agent.record.rundir import RunDir
 
-Answer = Callable[[dict[str, Any]], None]
+    Answer = Callable[[Message], None]
+
 
 _PROMPT = (commands.Command.STOP, commands.Command.FINISH)
 _PATIENCE_SECONDS = 10.0
@@ -33,13 +38,13 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 5.0
 @dataclass
 class _Pending:
     command: commands.Command
-    arguments: dict[str, Any]
+    asked: Any
     epoch: int | None
     answer: Answer
     tries: int = 0
     answered: bool = False
 
-    def done(self, message: dict[str, Any]) -> None:
+    def done(self, message: Message) -> None:
         """Answer, once."""
         if not self.answered:
             self.answered = True
@@ -67,19 +72,19 @@ class Link:
         self._pause = _FIRST_PAUSE
         self._failed_starts = 0
 
-    def ask(self, command: commands.Command, arguments: dict[str, Any], epoch: int | None, answer: Answer) -> None:
+    def ask(self, command: commands.Command, asked: Mapping[str, object], epoch: int | None, answer: Answer) -> None:
         """Send a command; `answer` gets the supervisor's message, whose id means nothing to others."""
-        pending = _Pending(command, arguments, epoch, answer)
+        pending = _Pending(command, asked, epoch, answer)
         self._queue.append(pending)
         if command in _PROMPT:
             self._loop.after(_PATIENCE_SECONDS, lambda: self._overdue(pending))
         self.ensure()
         self._flush()
 
-    def tell(self, command: commands.Command, arguments: dict[str, Any], epoch: int | None) -> None:
+    def tell(self, command: commands.Command, asked: Mapping[str, object], epoch: int | None) -> None:
         """Send something that needs no answer, if a supervisor is there."""
         if self._channel is not None:
-            self._channel.send(commands.request(0, command, arguments, epoch))
+            self._channel.send(commands.request(0, command, asked, epoch))
 
     def ensure(self) -> None:
         """Have a supervisor, now or soon."""
@@ -118,7 +123,7 @@ class Link:
             pending.tries += 1
             self._number += 1
             self._waiting[self._number] = pending
-            self._channel.send(commands.request(self._number, pending.command, pending.arguments, pending.epoch))
+            self._channel.send(commands.request(self._number, pending.command, pending.asked, pending.epoch))
 
     def _received(self, frame: frames.Frame) -> None:
         if isinstance(frame, dict):
@@ -171,7 +176,7 @@ class Link:
         place = proc.wchan(who.pid)
         stuck = f"the supervisor of run {self._run.run} is stuck in the kernel" + (f" in {place}" if place else "")
         if pending.command is commands.Command.STOP:
-            rescue.sweep(self._run, float(pending.arguments.get("grace") or 0.0))
+            rescue.sweep(self._run, float(pending.asked.get("grace") or 0.0))
             pending.done(commands.reply(0, {"why": stuck}))
         else:
             pending.done(

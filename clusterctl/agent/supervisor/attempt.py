@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from clusterctl.agent.linux.aside import Out
     from clusterctl.agent.linux.loop import Loop
     from clusterctl.agent.members.marks import Marks
-    from clusterctl.agent.protocol.types import Exit
+    from clusterctl.agent.protocol.types.records import Exit
     from clusterctl.agent.record.rundir import RunDir
     from clusterctl.agent.record.state import NodeState
     from clusterctl.agent.supervisor.workers import Worker

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Callable
+from typing import TYPE_CHECKING, Callable
 
 from clusterctl.agent.linux import cgroup, proc
 from clusterctl.agent.linux.proc import Identity
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from clusterctl.agent.linux.loop import Loop
     from clusterctl.agent.members.marks import Marks
     from clusterctl.agent.members.sweep import Ledger
+    from clusterctl.agent.protocol.types.records import Survivor
     from clusterctl.agent.supervisor.workers import Worker
 
 _MOST_UNSAID = 1000
@@ -56,7 +57,7 @@ class Ending:
         self._unsaid = 0
         self.since: float | None = None
         self.swept = False
-        self.remaining: list[dict[str, Any]] = []
+        self.remaining: list[Survivor] = []
 
     @property
     def begun(self) -> bool:
@@ -104,7 +105,7 @@ class Ending:
         if self._ladder is not None:
             self._ladder.poke()
 
-    def close(self, remaining: list[dict[str, Any]]) -> None:
+    def close(self, remaining: list[Survivor]) -> None:
         """Write down that nothing is left, or what."""
         strays = self._ledger.found - set(self._ledger.workers)
         self._name_forgers()
@@ -119,7 +120,7 @@ class Ending:
         if not any(proc.alive(Identity(entry["pid"], entry["start_time"])) for entry in self.remaining):
             self.close([])
 
-    def _empty(self, remaining: ladder.Survivors) -> bool:
+    def _empty(self, remaining: list[Survivor]) -> bool:
         """Nothing is left, or what is left cannot be ended: close the attempt once every exit is written down."""
         self._parts.look()
         left = {entry["pid"] for entry in remaining}

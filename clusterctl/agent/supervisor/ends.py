@@ -19,7 +19,7 @@ from clusterctl.agent.record import rank_files
 
 if TYPE_CHECKING:
     from clusterctl.agent.linux.proc import Identity
-    from clusterctl.agent.protocol.types import Exit
+    from clusterctl.agent.protocol.types.records import Exit
     from clusterctl.agent.supervisor.workers import Worker
 
 _UNKNOWN_WAITER_SECONDS = 2.0

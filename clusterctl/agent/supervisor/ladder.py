@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, Callable
+from typing import TYPE_CHECKING, Callable
 
 from clusterctl.agent.linux import proc
 from clusterctl.agent.linux.loop import Loop
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from clusterctl.agent.linux.loop import Timer
     from clusterctl.agent.linux.proc import Stat
     from clusterctl.agent.members.marks import Marks
+    from clusterctl.agent.protocol.types.records import Survivor
 
 _BOUND = 10.0
 """Seconds after the first SIGKILL when what is left is given up and named, unless the kernel is at work on its end."""
@@ -24,7 +25,6 @@ _SCAN_SECONDS = 1.0
 _SHARE = 4
 """A look at all processes is followed by a pause of at least this many times what it took."""
 
-Survivors = list[dict[str, Any]]
 """What could not be ended, as `sweep.describe` tells it."""
 
 
@@ -37,7 +37,7 @@ class Ladder:
         marks: Marks,
         ledger: sweep.Ledger,
         kill_at: float,
-        done: Callable[[Survivors], bool],
+        done: Callable[[list[Survivor]], bool],
         slow: Callable[[list[Stat]], None],
     ) -> None:
         """Begin.
@@ -59,7 +59,7 @@ class Ladder:
         self._empty = 0
         self._pause = _FASTEST
         self._scan_at = 0.0
-        self._left: Survivors | None = None
+        self._left: list[Survivor] | None = None
         self._over = False
         self._timer: Timer = loop.after(0.0, self._step)
 
@@ -130,12 +130,12 @@ class Ladder:
         return now - max(self._killing, self._moved) >= _BOUND or now - self._killing >= _LONGEST
 
 
-def end_all(marks: Marks, ledger: sweep.Ledger, grace: float) -> Survivors:
+def end_all(marks: Marks, ledger: sweep.Ledger, grace: float) -> list[Survivor]:
     """Do the whole ladder and wait for it, for who has nothing else to do; return what is left."""
     loop = Loop()
-    left: Survivors = []
+    left: list[Survivor] = []
 
-    def done(remaining: Survivors) -> bool:
+    def done(remaining: list[Survivor]) -> bool:
         left.extend(remaining)
         loop.stop()
         return True

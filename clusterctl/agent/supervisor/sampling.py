@@ -7,15 +7,18 @@ import json
 import os
 import signal
 import time
-from typing import TYPE_CHECKING, Any, Callable
+from typing import TYPE_CHECKING, Callable
 
 from clusterctl.agent.linux import aside, relaunch, syscalls
 from clusterctl.agent.protocol import files, frames
 from clusterctl.agent.watch import activity
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from clusterctl.agent.linux.aside import Out
     from clusterctl.agent.linux.loop import Loop
+    from clusterctl.agent.protocol.types import samples
     from clusterctl.agent.record.rundir import RunDir
     from clusterctl.agent.supervisor.attempt import Attempt
 
@@ -41,7 +44,7 @@ class Samples:
         self._most = most
         self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
-    def write(self, attempt: int, kind: str, values: dict[str, Any]) -> None:
+    def write(self, attempt: int, kind: str, values: samples.Activity | samples.Health) -> None:
         """Append one sample, with the time by both clocks."""
         now = {"t": round(time.time(), 3), "m": round(time.monotonic(), 3)}
         record = {**values, **now, "attempt": attempt, "kind": kind}
@@ -71,7 +74,7 @@ class Steadiness:
         self._since: float | None = None
         self._written = float("-inf")
 
-    def leaves_out(self, sample: dict[str, Any]) -> bool:
+    def leaves_out(self, sample: samples.Activity) -> bool:
         """Return whether a sample (see `activity.Sampler.sample`) need not be written."""
         now = float(sample["time"])
         if not all(_moves(rank) for rank in sample["ranks"].values()):
@@ -85,7 +88,7 @@ class Steadiness:
         return False
 
 
-def _moves(rank: dict[str, Any]) -> bool:
+def _moves(rank: samples.RankActivity) -> bool:
     """Return whether a rank has just made progress and says so itself."""
     inside = rank["inside"]
     if not rank["alive"] or inside is None or inside["phase"] is not None or inside["progress_age_s"] is None:
@@ -132,7 +135,7 @@ class Activity:
         sampler = activity.Sampler(ids, status_dir, bool(prepare.gpus))
         watch = activity.Watch(prepare.watch, prepare.workdir, prepare.sample_seconds)
 
-        def sample(out: Out) -> dict[str, Any]:
+        def sample(out: Out) -> Mapping[str, object]:
             watch.start()
             while True:
                 with contextlib.suppress(OSError):
@@ -152,7 +155,7 @@ class Activity:
         if not data:
             self.stop()
 
-    def _taken(self, sample: dict[str, Any]) -> None:
+    def _taken(self, sample: samples.Activity) -> None:
         """Write a sample down unless nothing follows from it."""
         if not self._steadiness.leaves_out(sample):
             self._samples.write(self._attempt.number, "activity", sample)
@@ -175,7 +178,7 @@ class Health:
     """The child that samples GPUs and machine: driver calls may hang, so they are not made in the supervisor."""
 
     def __init__(
-        self, loop: Loop, seconds: float, on_sample: Callable[[dict[str, Any]], None], died: Callable[[str], None]
+        self, loop: Loop, seconds: float, on_sample: Callable[[samples.Health], None], died: Callable[[str], None]
     ) -> None:
         self._loop, self._seconds = loop, seconds
         self._on_sample, self._died = on_sample, died
@@ -214,7 +217,8 @@ class Health:
             with contextlib.suppress(ValueError):
                 value = json.loads(line)
                 if isinstance(value, dict):
-                    self._on_sample(value)
+                    sample: samples.Health = value  # type: ignore[assignment]
+                    self._on_sample(sample)
 
     def _close(self) -> None:
         self._loop.forget(self._fd)

@@ -25,6 +25,7 @@ from clusterctl.agent.supervisor.attempt import Attempt
 
 if TYPE_CHECKING:
     from clusterctl.agent.linux.aside import Out
+    from clusterctl.agent.protocol.types.samples import Health
     from clusterctl.agent.record.rundir import RunDir
 
 TICK_SECONDS = 0.25
@@ -175,7 +176,7 @@ class Supervisor:
 
     # --- samples and time
 
-    def _health_sample(self, values: dict[str, Any]) -> None:
+    def _health_sample(self, values: Health) -> None:
         self._samples.write(max(self._state.attempt, 0), "health", values)
 
     def _sampler_died(self, message: str) -> None:

@@ -21,7 +21,7 @@ from clusterctl.agent.supervisor import torchrun, waiter
 if TYPE_CHECKING:
     from clusterctl.agent.linux.aside import Out
     from clusterctl.agent.members.marks import Marks
-    from clusterctl.agent.protocol.types import Spawn
+    from clusterctl.agent.protocol.types.records import Spawn
     from clusterctl.agent.record.rundir import RunDir
 
 _REPORT_SECONDS = 20.0

@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from clusterctl.agent.inject.status import claimed_elsewhere, inside
 from clusterctl.agent.linux import proc
@@ -21,6 +21,8 @@ from clusterctl.agent.linux.syscalls import pause, read_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
+
+    from clusterctl.agent.protocol.types import samples
 
 _SCAN_EVERY_S = 15.0
 _MAX_WATCHED = 200
@@ -64,7 +66,7 @@ class Sampler:
         self._trees: dict[int, list[tuple[int, int]]] = {}
         self._scanned: float | None = None
 
-    def sample(self, now: float | None = None) -> dict[str, Any]:
+    def sample(self, now: float | None = None) -> samples.Activity:
         """One look at everything.
 
         Args:
@@ -91,7 +93,7 @@ class Sampler:
             members = tree(worker.pid, processes)
             self._trees[worker.rank] = [(process.pid, process.start_time) for process in members]
 
-    def _rank(self, worker: WorkerId, now: float) -> dict[str, Any]:
+    def _rank(self, worker: WorkerId, now: float) -> samples.RankActivity:
         members = self._members(worker)
         root = next((process for process in members if process.pid == worker.pid), None)
         alive = root is not None and root.start_time == worker.start_time and root.state not in "ZX"
@@ -121,7 +123,7 @@ class Sampler:
         found = [(proc.stat(pid), start_time) for pid, start_time in known]
         return [process for process, start_time in found if process and process.start_time == start_time]
 
-    def _claimed(self, rank: int, now: float) -> dict[str, Any]:
+    def _claimed(self, rank: int, now: float) -> samples.RankActivity:
         told = inside(self._status_dir, rank, now)
         process = proc.stat(told["pid"]) if told else None
         transfer = _transfers(process.pid) if process else None

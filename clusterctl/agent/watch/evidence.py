@@ -20,7 +20,9 @@ from clusterctl.agent.protocol.evidence import files
 from clusterctl.agent.watch import stacks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
+
+    from clusterctl.agent.protocol.types.evidence import Evidence, OfRank, ProcessFound, Subject
 
 _WINDOW_S = 0.25
 _TAIL_BYTES = 64 * 1024
@@ -32,8 +34,8 @@ _PYTHON = "python"
 
 
 def collect(
-    ranks: Iterable[Mapping[str, Any]], status_dir: str, out_dir: str, deadline: float, *, chosen: bool = False
-) -> dict[str, Any]:
+    ranks: Iterable[Subject], status_dir: str, out_dir: str, deadline: float, *, chosen: bool = False
+) -> Evidence:
     """Looks at all given ranks at once.
 
     Args:
@@ -56,7 +58,7 @@ def collect(
     """
     begun = time.monotonic()
     os.makedirs(out_dir, mode=0o700, exist_ok=True)
-    workers = [dict(rank) for rank in ranks]
+    workers = list(ranks)
     workers += [] if chosen else _of_launchers(workers, status_dir)
     complete = dict(sorted(_look_at(workers, status_dir, deadline).items(), key=_by_rank))
     for rank, evidence in complete.items():
@@ -66,12 +68,12 @@ def collect(
     return {"took_s": round(time.monotonic() - begun, 3), "ranks": told}
 
 
-def _look_at(workers: list[dict[str, Any]], status_dir: str, deadline: float) -> dict[str, dict[str, Any]]:
+def _look_at(workers: list[Subject], status_dir: str, deadline: float) -> dict[str, OfRank]:
     """Look at all workers at once, each in a thread that may hang; return the evidence of each by its rank."""
     processes = all_processes()
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, OfRank] = {}
 
-    def look(worker: dict[str, Any]) -> None:
+    def look(worker: Subject) -> None:
         try:
             found[str(worker["rank"])] = _rank(worker, processes, status_dir, deadline)
         except Exception as error:
@@ -87,7 +89,7 @@ def _look_at(workers: list[dict[str, Any]], status_dir: str, deadline: float) ->
     return dict(found)
 
 
-def _cut(evidence: dict[str, Any], limit: int, out_dir: str) -> dict[str, Any]:
+def _cut(evidence: OfRank, limit: int, out_dir: str) -> OfRank:
     """Return what of a rank's evidence travels: where it is over `limit` bytes, the end of its stacks and its output.
 
     The stacks of the main thread come last.
@@ -95,10 +97,11 @@ def _cut(evidence: dict[str, Any], limit: int, out_dir: str) -> dict[str, Any]:
     if _size(evidence) <= limit:
         return evidence
     why = [*evidence.get("why", []), f"answer: cut, all of it is in {out_dir}"]
-    rest = {**evidence, "why": why, "stacks": "", "tail": []}
+    rest: OfRank = {**evidence, "why": why, "stacks": "", "tail": []}
     left = max(0, limit - _size(rest))
-    tail = _end(evidence["tail"], left // 4)
-    return {**rest, "tail": tail, "stacks": _end(evidence["stacks"], left - _size(tail))}
+    rest["tail"] = _end(evidence["tail"], left // 4)
+    rest["stacks"] = _end(evidence["stacks"], left - _size(rest["tail"]))
+    return rest
 
 
 def _end(value: Any, limit: int) -> Any:
@@ -112,8 +115,8 @@ def _size(value: object) -> int:
     return len(json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogateescape"))
 
 
-def _of_launchers(workers: list[dict[str, Any]], status_dir: str) -> list[dict[str, Any]]:
-    found = []
+def _of_launchers(workers: list[Subject], status_dir: str) -> list[Subject]:
+    found: list[Subject] = []
     for rank in claimed_elsewhere(status_dir, (worker["rank"] for worker in workers)):
         said = status.ready(status_dir, rank)
         if said is not None:
@@ -125,7 +128,7 @@ def _by_rank(item: tuple[str, object]) -> int:
     return int(item[0])
 
 
-def _nothing(worker: Mapping[str, Any], why: str) -> dict[str, Any]:
+def _nothing(worker: Subject, why: str) -> OfRank:
     return {
         "rank": worker["rank"],
         "pid": worker["pid"],
@@ -142,7 +145,7 @@ def _nothing(worker: Mapping[str, Any], why: str) -> dict[str, Any]:
     }
 
 
-def _rank(worker: dict[str, Any], processes: dict[int, proc.Stat], status_dir: str, deadline: float) -> dict[str, Any]:
+def _rank(worker: Subject, processes: dict[int, proc.Stat], status_dir: str, deadline: float) -> OfRank:
     root = processes.get(worker["pid"])
     if root is None or root.start_time != worker["start_time"] or root.gone:
         return _nothing(worker, "the worker is gone")
@@ -156,9 +159,15 @@ def _rank(worker: dict[str, Any], processes: dict[int, proc.Stat], status_dir: s
     after = _ticks(members)
     shares = {pid: round((ticks - before[pid]) / proc.TICKS / elapsed, 2) for pid, ticks in after.items()}
     children = [process for process in members if process.pid != subject.pid][:_MAX_CHILDREN]
+    seen = _process(subject, shares)
     return {
         "rank": worker["rank"],
-        **_process(subject, shares),
+        "pid": seen["pid"],
+        "name": seen["name"],
+        "state": seen["state"],
+        "wchan": seen["wchan"],
+        "cpu": seen["cpu"],
+        "command": seen["command"],
         "threads": subject.threads,
         "source": taken.source,
         "why": list(taken.why),
@@ -167,6 +176,7 @@ def _rank(worker: dict[str, Any], processes: dict[int, proc.Stat], status_dir: s
         "inside": inside(status_dir, worker["rank"], time.monotonic()),
         "children": [_process(child, shares) for child in children],
         "tail": _tail(worker.get("output")),
+        "recorded": status.recorded(status_dir, worker["rank"]),
     }
 
 
@@ -190,7 +200,7 @@ def _ticks(members: list[proc.Stat]) -> dict[int, int]:
     return {was.pid: now.ticks if now and now.start_time == was.start_time else was.ticks for was, now in found}
 
 
-def _process(process: proc.Stat, shares: dict[int, float]) -> dict[str, Any]:
+def _process(process: proc.Stat, shares: dict[int, float]) -> ProcessFound:
     now = proc.stat(process.pid)
     return {
         "pid": process.pid,
@@ -212,7 +222,7 @@ def _tail(path: str | None) -> list[str]:
         return []
 
 
-def _keep(out_dir: str, rank: str, evidence: dict[str, Any]) -> None:
+def _keep(out_dir: str, rank: str, evidence: OfRank) -> None:
     for ending, text in files(evidence).items():
         with open(os.path.join(out_dir, f"rank-{rank}{ending}"), "w", encoding="utf-8") as file:
             file.write(text)

@@ -30,7 +30,7 @@ from clusterctl.run.record.reader import load_state
 from clusterctl.run.rules import leftover
 
 if TYPE_CHECKING:
-    from clusterctl.agent.protocol.types import RunFound
+    from clusterctl.agent.protocol.types.answers import RunFound
     from clusterctl.render.terminal.console import Console
     from clusterctl.run.record.rundir import RunDir
     from clusterctl.run.rules.state import RunState

@@ -18,6 +18,7 @@ from clusterctl.render.errors import render_error
 from clusterctl.render.exec import diff_lines, end_lines, exit_code_of, folded_errors, folded_output
 
 if TYPE_CHECKING:
+    from clusterctl.agent.protocol.types.arguments import Program
     from clusterctl.errors import NodeError
     from clusterctl.render.exec import Answer
     from clusterctl.render.terminal.console import Console
@@ -67,8 +68,8 @@ def command(context: click.Context, choices: ExecChoices) -> int:
     console = choices.console()
     spec = options.load_file(choices.path, choices.files, choices.sets, console=console).spec
     hosts = options.chosen_hosts(spec, choices.nodes, choices.exclude)
-    request: dict[str, Any] = {"command": " ".join(words)} if choices.shell else {"argv": list(words)}
-    remote = Remote(request, seconds, choices.parallel or len(hosts), console if choices.stream else None)
+    program: Program = {"command": " ".join(words)} if choices.shell else {"argv": list(words)}
+    remote = Remote(program, seconds, choices.parallel or len(hosts), console if choices.stream else None)
     try:
         with reachable(spec, hosts, remote.begin) as (sessions, unreached):
             answers, lost = remote.ends(sessions)

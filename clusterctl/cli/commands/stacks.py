@@ -8,14 +8,11 @@ import click
 
 from clusterctl.agent.protocol.evidence import of_stalls
 from clusterctl.cli import options
-from clusterctl.cli.lookup.reach import reachable
+from clusterctl.cli.lookup.evidence import look
 from clusterctl.cli.words import parse_ranks
-from clusterctl.config.stored import load_stored
 from clusterctl.errors import ExitCode, NotFoundError
 from clusterctl.render.errors import error_line
 from clusterctl.render.stacks import render_remarks, render_stacks
-from clusterctl.run.controller import control
-from clusterctl.run.nodes.evidence import Evidence, ask
 from clusterctl.run.record import find
 from clusterctl.run.rules.stalls import stacks
 
@@ -51,7 +48,7 @@ def command(reference: str | None, ranks: str | None, as_json: bool, color: str,
     run = find.find(reference)
     state, _ = find.visible_state(run)
     _check(run, state, chosen)
-    evidence = _evidence(run, state, chosen)
+    evidence = look(run, state, chosen)
     folded = stacks.fold(stacks.from_evidence(evidence.ranks))
     if as_json:
         console.json(folded)
@@ -77,20 +74,3 @@ def _check(run: RunDir, state: RunState, ranks: Collection[int] | None) -> None:
     missing = sorted(set(ranks or ()) - set(state.workers))
     if missing:
         raise NotFoundError(f"{run.run} has no rank {missing[0]}; its ranks are 0-{max(state.workers)}")
-
-
-def _evidence(run: RunDir, state: RunState, ranks: Collection[int] | None) -> Evidence:
-    try:
-        answer = control.ask(run, "evidence", {"ranks": None if ranks is None else sorted(ranks)})
-    except control.NoControllerError:
-        return _without_controller(run, state, ranks)
-    return Evidence(ranks=answer["ranks"], errors=answer["errors"])
-
-
-def _without_controller(run: RunDir, state: RunState, ranks: Collection[int] | None) -> Evidence:
-    spec = load_stored(run.spec.read_text())
-    hosts = [host for host in spec.hosts if host.name in state.nodes]
-    with reachable(spec, hosts) as (sessions, errors):
-        evidence = ask(run.run, "stacks", sessions, ranks)
-    unseen = {node: str(error) for node, error in errors.items()}
-    return Evidence(ranks=evidence.ranks, errors={**unseen, **evidence.errors})

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from clusterctl.render.story.last_line import Pace, Watched, last_line
 from clusterctl.render.terminal.console import DIM, fit
-from clusterctl.run.record.samples import latest_samples
+from clusterctl.run.record.samples import latest_activity
 
 if TYPE_CHECKING:
     from clusterctl.render.terminal.console import Terminal
@@ -57,9 +57,11 @@ class Footer:
     def _look(self, state: RunState) -> None:
         """See how far the first rank is."""
         first = state.workers.get(0)
-        sample = None if first is None else latest_samples(self._run, first.node, "activity")
+        sample = None if first is None else latest_activity(self._run, first.node)
         if sample is None or sample.get("attempt") != state.attempt:
             return
-        step = ((sample.get("ranks") or {}).get("0", {}).get("inside") or {}).get("step")
+        rank = (sample.get("ranks") or {}).get("0")
+        inside = rank.get("inside") if rank is not None else None
+        step = inside.get("step") if inside is not None else None
         if step is not None and sample.get("time") is not None:
             self._pace.seen(float(sample["time"]), step)

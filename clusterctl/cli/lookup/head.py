@@ -21,8 +21,8 @@ from clusterctl.agent.linux.syscalls import clock_error
 from clusterctl.errors import ClusterctlError
 from clusterctl.health.head import HeadSeen, LiveController, SshAgentSeen, StateFolder
 from clusterctl.run.record import lock
+from clusterctl.run.record.disk import make_private
 from clusterctl.run.record.find import all_runs
-from clusterctl.run.record.private import make_private
 from clusterctl.run.record.rundir import RunDir, runs_root
 from clusterctl.run.rules.lingering import ends_at_logout
 from clusterctl.transport.ssh.auth import SshAgent, SshAgentError

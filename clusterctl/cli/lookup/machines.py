@@ -15,6 +15,9 @@ from clusterctl.run.record import find, samples
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from clusterctl.agent.protocol.types import arguments
+    from clusterctl.agent.protocol.types.facts import Request
+    from clusterctl.agent.protocol.types.samples import Health
     from clusterctl.config.spec import HostSpec
     from clusterctl.run.record.rundir import RunDir
     from clusterctl.run.rules.state import RunState
@@ -64,10 +67,10 @@ def stats_of_run(run: RunDir, state: RunState) -> list[NodeStats]:
 
 
 def _newest(run: RunDir, node: str) -> NodeStats:
-    sample = samples.latest_samples(run, node, "health")
+    sample = samples.latest_health(run, node)
     if sample is None:
         return NodeStats(node=node, time=None, status="unknown", reason="no sample yet")
-    return stats_from_sample(node, {**sample, "time": sample.get("t", sample.get("time"))})
+    return stats_from_sample(node, {**sample, "time": sample.get("t", sample["time"])})
 
 
 def gpus_of_run(run: RunDir) -> dict[str, tuple[int, ...]]:
@@ -92,9 +95,9 @@ def look_at(hosts: Sequence[HostSpec], sessions: Mapping[str, Session]) -> list[
     from clusterctl.run.nodes.fan_out import each
 
     def ask(node: str, session: Session) -> NodeStats:
-        request = {"groups": ["machine", "gpus"], "deadline": _DEADLINE}
-        arguments = {"python": None, "prologue": None, "env": {}, "cwd": None, "request": request}
-        facts = session.call(Command.PROBE, arguments, timeout=_DEADLINE + _MARGIN)
+        request: Request = {"groups": ["machine", "gpus"], "deadline": _DEADLINE}
+        asked: arguments.Probe = {"python": None, "prologue": None, "env": {}, "cwd": None, "request": request}
+        facts = session.call(Command.PROBE, asked, timeout=_DEADLINE + _MARGIN)
         try:
             return _from_facts(node, facts)
         except (TypeError, ValueError, AttributeError, LookupError) as error:
@@ -118,9 +121,9 @@ def _unknown(node: str, why: object) -> NodeStats:
 def _from_facts(node: str, facts: Mapping[str, Any]) -> NodeStats:
     groups = facts["groups"]
     machine, gpus = groups["machine"], groups["gpus"]
-    sample: dict[str, Any] = {**machine["data"], **gpus["data"], "time": facts["time"]}
+    sample: Health = machine["data"] | gpus["data"] | {"time": facts["time"]}
     if gpus["status"] == "timeout":
-        sample |= {"status": "stuck", "reason": f"the GPU driver: {gpus['reason']}"}
+        sample["status"], sample["reason"] = "stuck", f"the GPU driver: {gpus['reason']}"
     elif gpus["status"] != "ok":
-        sample |= {"status": "error", "reason": f"the look at GPUs failed: {gpus['reason']}"}
+        sample["status"], sample["reason"] = "error", f"the look at GPUs failed: {gpus['reason']}"
     return stats_from_sample(node, sample)

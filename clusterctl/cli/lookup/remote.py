@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from concurrent import futures
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from clusterctl.agent.protocol.commands import Command
 from clusterctl.errors import AgentError, ClusterctlError, ExitCode, NodeError
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from clusterctl.agent.protocol.frames import Data
+    from clusterctl.agent.protocol.types import arguments
+    from clusterctl.agent.protocol.types.answers import ProgramEnd
     from clusterctl.render.terminal.console import Console
     from clusterctl.session.conversation import Session
 
@@ -67,29 +69,31 @@ class Remote:
     """One command, run on nodes as they join, on so many at a time.
 
     Args:
-        request: Arguments of the agent's `exec`.
+        program: What to run.
         seconds: Its time limit, or `None`.
         parallel: On how many nodes at once.
         console: Where lines are shown as they come, or `None`.
     """
 
-    def __init__(self, request: dict[str, Any], seconds: float | None, parallel: int, console: Console | None) -> None:
-        self._request, self._seconds, self._console = request, seconds, console
+    def __init__(
+        self, program: arguments.Program, seconds: float | None, parallel: int, console: Console | None
+    ) -> None:
+        self._program, self._seconds, self._console = program, seconds, console
         self._guard = threading.Lock()
         self._pool = ThreadPoolExecutor(max(1, parallel), thread_name_prefix="exec")
         self._collectors: dict[str, Collector] = {}
-        self._running: dict[str, Future[dict[str, Any]]] = {}
+        self._running: dict[str, Future[ProgramEnd]] = {}
 
     def begin(self, session: Session) -> None:
         """Run it on a node, as soon as another node is through where only so many may run it at once."""
         collector = self._collectors[session.node] = Collector(session.node, self._console, self._guard)
         self._running[session.node] = self._pool.submit(self._run, session, collector)
 
-    def _run(self, session: Session, collector: Collector) -> dict[str, Any]:
+    def _run(self, session: Session, collector: Collector) -> ProgramEnd:
         collector.first_stream = session.new_stream(collector.take, count=2)
-        arguments = {**self._request, "timeout": self._seconds, "stream": collector.first_stream}
+        asked: arguments.Exec = {**self._program, "timeout": self._seconds, "stream": collector.first_stream}
         limit = None if self._seconds is None else self._seconds + _SLACK_SECONDS
-        return session.call_async(Command.EXEC, arguments).result(limit)
+        return session.call_async(Command.EXEC, asked).result(limit)
 
     def ends(self, nodes: Iterable[str]) -> tuple[dict[str, Answer], dict[str, NodeError]]:
         """Wait for the nodes; return how it ended on each, and which were lost meanwhile.
@@ -116,7 +120,7 @@ class Remote:
                 answers[node] = answer_of(result, *collector.finish(), self._seconds)
         return answers, lost
 
-    def _result(self, running: Future[dict[str, Any]]) -> dict[str, Any]:
+    def _result(self, running: Future[ProgramEnd]) -> ProgramEnd:
         while self._console is not None and not running.done():
             if not self._console.out.has_reader():
                 raise UnreadError

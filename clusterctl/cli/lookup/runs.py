@@ -55,7 +55,7 @@ def _activity(run: RunDir, state: RunState) -> dict[int, WorkerActivity]:
     now = time.time()
     sampled: dict[int, WorkerActivity] = {}
     for node in state.nodes:
-        sample = samples.latest_samples(run, node, "activity")
+        sample = samples.latest_activity(run, node)
         if sample is not None and sample.get("attempt") == state.attempt:
             sampled |= activity_from_sample(sample, max(0.0, now - float(sample.get("t") or now)))
     return {rank: _with_output_age(run, state, rank, sampled.get(rank), now) for rank in state.workers}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import traceback
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from clusterctl.agent.protocol.commands import Command
 from clusterctl.agent.protocol.frames import FrameError
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from clusterctl.agent.protocol import requests
-    from clusterctl.agent.protocol.types import Status
+    from clusterctl.agent.protocol.types import arguments
+    from clusterctl.agent.protocol.types.answers import Status
+    from clusterctl.agent.protocol.types.records import Remaining
     from clusterctl.config.spec import HostSpec
     from clusterctl.run.controller.run import ControlledRun
     from clusterctl.run.nodes.links import Redialed
@@ -51,7 +53,7 @@ class _Resumed:
 class _Forgotten:
     """A node has no trace of the run in its files; `left` is what still runs of it there."""
 
-    left: list[dict[str, Any]]
+    left: list[Remaining]
 
 
 class Connections:
@@ -201,7 +203,7 @@ class Connections:
             # A supervisor may have lost its files and not its workers: whatever is there is ended.
             return _Forgotten(left=ending.end_on_node(session, run.folder.run, name, run.grace))
         pending = any(state.workers[r].phase is WorkerPhase.PENDING for r in node.ranks if r in state.workers)
-        asked = {"run": run.folder.run, "node": name}
+        asked: arguments.OfRun = {"run": run.folder.run, "node": name}
         return _Resumed(status=session.call(Command.STATUS, asked) if pending else None)
 
     def _from_cursors(self, node: str, session: Session, differing: list[str]) -> requests.Follow:
@@ -234,7 +236,7 @@ class Connections:
         if not isinstance(error, StaleEpochError):
             self.missing(self._run.hosts[node], _expected(node, error), session)
 
-    def _forgotten(self, node: str, session: Session, left: list[dict[str, Any]]) -> None:
+    def _forgotten(self, node: str, session: Session, left: list[Remaining]) -> None:
         run = self._run
         why = "it has no trace of the run any more"
         run.record(events.Link(node=node, link="lost", why=why, rebooted=not left))

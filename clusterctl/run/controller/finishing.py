@@ -6,13 +6,13 @@ import time
 from typing import TYPE_CHECKING
 
 from clusterctl.agent.protocol import files as protocol_files
-from clusterctl.agent.protocol.commands import Command
 from clusterctl.errors import NotFoundError, RefusedError
 from clusterctl.run.nodes import ending
-from clusterctl.run.nodes.fan_out import ask_all, each, names, raise_first
+from clusterctl.run.nodes.fan_out import each, names, raise_first, read_all
 from clusterctl.run.rules import events
 
 if TYPE_CHECKING:
+    from clusterctl.agent.protocol.types import arguments
     from clusterctl.run.controller.replication import Replication
     from clusterctl.run.controller.run import ControlledRun
     from clusterctl.run.rules import policy
@@ -81,12 +81,14 @@ class Finishing:
 
     def _ask(self, node: str, session: Session, files: list[str]) -> None:
         run = self._run
-        asked = {f: {"run": run.folder.run, "node": node, "file": f, "offset": 0, "length": 0} for f in files}
+        asked: dict[str, arguments.Read] = {
+            f: {"run": run.folder.run, "node": node, "file": f, "offset": 0, "length": 0} for f in files
+        }
 
         def measure() -> _Sizes:
-            answers, errors = ask_all(session, Command.READ, asked)
+            answers, errors = read_all(session, asked)
             raise_first({f: error for f, error in errors.items() if not isinstance(error, NotFoundError)})
-            return {file: int(answer["size"]) for file, answer in answers.items()}
+            return {file: answer["size"] for file, answer in answers.items()}
 
         run.aside(measure, lambda sizes: self._sizes.update({node: sizes}), lambda _: None)
 

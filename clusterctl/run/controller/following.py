@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from clusterctl.agent.protocol import encoding
 from clusterctl.agent.protocol.commands import Command
 from clusterctl.agent.protocol.requests import Follow
 from clusterctl.run.nodes.fan_out import each, raise_first
@@ -68,7 +67,7 @@ class Following:
         Raises:
             ClusterctlError: The node would not, or did not answer.
         """
-        session.call(Command.FOLLOW, encoding.to_wire(request))
+        session.call(Command.FOLLOW, request)
         self._by[node] = session
 
     def is_whole(self, node: str, before: int) -> None:

@@ -14,6 +14,7 @@ from clusterctl.run.controller import control
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from clusterctl.agent.protocol.types import arguments
     from clusterctl.logs.layout import OutputFile
     from clusterctl.logs.line import LogQuery
     from clusterctl.run.record.rundir import RunDir
@@ -57,7 +58,8 @@ def read_on_nodes(
 
 def _read(run: str, session: Session, place: Sequence[Any], length: int) -> list[Any] | None:
     node, attempt, rank, offset = place
-    asked = {"run": run, "node": node, "file": output_file(attempt, rank), "offset": offset, "length": length}
+    file = output_file(attempt, rank)
+    asked: arguments.Read = {"run": run, "node": node, "file": file, "offset": offset, "length": length}
     try:
         answer = session.call(Command.READ, asked, timeout=_PATIENCE)
     except ClusterctlError:

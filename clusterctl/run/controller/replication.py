@@ -6,7 +6,7 @@ import base64
 import os
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from clusterctl.agent.protocol import files
 from clusterctl.agent.protocol.commands import Command
@@ -14,13 +14,15 @@ from clusterctl.agent.protocol.frames import CREDIT_BYTES, FrameError
 from clusterctl.door.answers import place_of
 from clusterctl.door.bounds import MOST_FILE
 from clusterctl.errors import NotFoundError
-from clusterctl.run.nodes.fan_out import ask_all, raise_first
+from clusterctl.run.nodes.fan_out import raise_first, read_all
 from clusterctl.run.record.disk import is_full, is_short
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from clusterctl.agent.protocol.types import arguments
+    from clusterctl.agent.protocol.types.answers import Piece
     from clusterctl.run.controller.run import ControlledRun
     from clusterctl.run.record.rundir import RunDir
     from clusterctl.run.record.writer import Writer
@@ -198,11 +200,11 @@ def differing(run: RunDir, node: str, session: Session, attempt: int, *, earlier
         ClusterctlError: The node did not answer.
     """
     ends = _ends(run.node(node), os.path.dirname(files.output_file(attempt, 0)), earlier=earlier)
-    asked = {
+    asked: dict[str, arguments.Read] = {
         file: {"run": run.run, "node": node, "file": file, "offset": start, "length": size - start}
         for file, (start, size) in ends.items()
     }
-    answers, errors = ask_all(session, Command.READ, asked, _ALL_SECONDS)
+    answers, errors = read_all(session, asked, _ALL_SECONDS)
     raise_first({file: error for file, error in errors.items() if not isinstance(error, NotFoundError)})
     return [file for file, answer in answers.items() if _differs(run.node(node) / file, ends[file], answer)]
 
@@ -221,7 +223,7 @@ def _ends(base: Path, growing: str, *, earlier: bool) -> dict[str, tuple[int, in
     return found
 
 
-def _differs(path: Path, part: tuple[int, int], answer: dict[str, Any]) -> bool:
+def _differs(path: Path, part: tuple[int, int], answer: Piece) -> bool:
     start, size = part
     first_valid = max(start, int(answer.get("first_valid") or 0))
     theirs = base64.b64decode(answer["data"])[first_valid - int(answer["offset"]) :]

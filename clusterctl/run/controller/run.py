@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from typing_extensions import override
 
-from clusterctl.agent.protocol import encoding, requests
+from clusterctl.agent.protocol import requests
 from clusterctl.agent.protocol.commands import Command
 from clusterctl.agent.protocol.frames import FrameError
 from clusterctl.agent.protocol.requests import StopReason
@@ -224,7 +224,7 @@ class ControlledRun(OwnedState):
         session = self.links.sessions.get(node)
         if session is None:
             return  # the next one is asked from here on as well
-        request = encoding.to_wire(self.following.request(node))
+        request = self.following.request(node)
         self.aside(
             lambda: session.call(Command.FOLLOW, request),
             lambda _: self._gaps.asked_again(node),
@@ -311,7 +311,7 @@ class ControlledRun(OwnedState):
         if session is None:
             return
         self.stopping.told(node)
-        request = encoding.to_wire(requests.Stop(run=self.folder.run, node=node, grace=self.grace, reason=reason))
+        request = requests.Stop(run=self.folder.run, node=node, grace=self.grace, reason=reason)
 
         def tell() -> None:
             # A node that takes its time has heard it; for how long it may take is for the policy to say.
@@ -325,9 +325,12 @@ class ControlledRun(OwnedState):
 
     def tell_finished(self, sessions: Mapping[str, Session], state: str, code: int) -> dict[str, ClusterctlError]:
         """Tell nodes that the run has ended; return why some did not hear it. For any thread."""
-        asked = {"run": self.folder.run, "state": state, "exit_code": code}
-        timeout = _HURRIED_SECONDS if self.kill else None
-        return each(sessions, lambda n, s: s.call(Command.FINISH, {**asked, "node": n}, timeout=timeout))[1]
+        run, timeout = self.folder.run, _HURRIED_SECONDS if self.kill else None
+
+        def tell(node: str, session: Session) -> None:
+            session.call(Command.FINISH, {"run": run, "node": node, "state": state, "exit_code": code}, timeout=timeout)
+
+        return each(sessions, tell)[1]
 
     def cancel(self, *, kill: bool) -> None:
         """End the run: gracefully, or at once."""

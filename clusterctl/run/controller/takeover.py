@@ -19,7 +19,7 @@ from clusterctl.run.rules import events
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from clusterctl.agent.protocol.types import Status
+    from clusterctl.agent.protocol.types.answers import Status
     from clusterctl.config.spec import HostSpec
     from clusterctl.run.controller.beginning import Beginning
     from clusterctl.run.controller.connections import Connections
@@ -72,8 +72,7 @@ class TakeOver:
         def joined(node: str, session: Session) -> None:
             told: Status = {}
             with contextlib.suppress(ClusterctlError):
-                asked = {"run": run.folder.run, "node": node}
-                told = session.call(Command.STATUS, asked)
+                told = session.call(Command.STATUS, {"run": run.folder.run, "node": node})
             run.do_soon(lambda: self._came(node, session, told))
 
         opened, errors = run.dial_all(self._hosts, step, joined)

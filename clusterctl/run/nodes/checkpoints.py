@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from clusterctl.agent.protocol.commands import Command
 from clusterctl.config.spec import CheckpointSpec, Resume
+from clusterctl.plan.layout import workdir_of
 from clusterctl.run.nodes.fan_out import each, names, raise_first, sessions_of
 from clusterctl.run.record.disk import write_atomically
 from clusterctl.run.rules import events
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from clusterctl.agent.protocol.types import Checkpoints
+    from clusterctl.agent.protocol.types import arguments
+    from clusterctl.agent.protocol.types.answers import Checkpoints
     from clusterctl.config.spec import ClusterSpec
     from clusterctl.run.record.rundir import RunDir
     from clusterctl.session.conversation import Session
@@ -116,7 +118,7 @@ class Resuming:
         cancelled: threading.Event,
     ) -> None:
         self._file, self._sessions, self._post, self._cancelled = run.path / _FILE, sessions, post, cancelled
-        self._workdirs = {host.name: host.workdir for host in spec.hosts}
+        self._workdirs = {host.name: workdir_of(spec, host.name) for host in spec.hosts}
         self._checkpoint = spec.job.checkpoint if spec.job is not None else CheckpointSpec()
         self._restarts = spec.restart.max_restarts > 0
 
@@ -181,7 +183,11 @@ class Resuming:
         return chosen
 
     def _ask(self, node: str, session: Session, *, versions: bool = False) -> Checkpoints:
-        asked = {"workdir": self._workdirs[node], "pattern": self._checkpoint.pattern, "versions": versions}
+        asked: arguments.Checkpoints = {
+            "workdir": self._workdirs[node],
+            "pattern": self._checkpoint.pattern,
+            "versions": versions,
+        }
         return session.call(Command.CHECKPOINTS, asked)
 
     def _before(self) -> dict[str, set[Version]]:
@@ -193,5 +199,5 @@ class Resuming:
         return {node: {(mtime, size) for mtime, size in versions} for node, versions in kept.items()}
 
 
-def _versions(answer: Mapping[str, Any]) -> dict[str, Version]:
+def _versions(answer: Checkpoints) -> dict[str, Version]:
     return {entry["path"]: (entry["mtime"], entry["size"]) for entry in answer["found"]}

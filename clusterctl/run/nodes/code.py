@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from clusterctl.errors import ConfigError, Problem, RefusedError
-from clusterctl.run.record.disk import write_atomically
-from clusterctl.run.record.private import make_private
+from clusterctl.run.record.disk import make_private, write_atomically
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.wording import size
 

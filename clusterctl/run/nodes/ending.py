@@ -5,10 +5,10 @@ from __future__ import annotations
 import base64
 import contextlib
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from clusterctl.agent.protocol import encoding, requests
 from clusterctl.agent.protocol import files as protocol_files
+from clusterctl.agent.protocol import requests
 from clusterctl.agent.protocol.commands import Command
 from clusterctl.agent.protocol.requests import StopReason
 from clusterctl.errors import ClusterctlError, ExitCode, NotFoundError, RefusedError
@@ -23,6 +23,9 @@ from clusterctl.run.rules.state import RunPhase
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from clusterctl.agent.protocol.types import arguments
+    from clusterctl.agent.protocol.types.answers import Status
+    from clusterctl.agent.protocol.types.records import Remaining
     from clusterctl.run.record.rundir import RunDir
     from clusterctl.run.rules.state import RunState
     from clusterctl.session.conversation import Session
@@ -33,7 +36,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5
 _PIECE = 1 << 20
 
 
-def end_on_node(session: Session, run: str, node: str, grace: float) -> list[dict[str, Any]]:
+def end_on_node(session: Session, run: str, node: str, grace: float) -> list[Remaining]:
     """Stop everything of a run on one node and finish the run there; return what could not be ended.
 
     The session's epoch must be above every earlier one; whatever of the run reaches the node later is refused by it.
@@ -41,8 +44,8 @@ def end_on_node(session: Session, run: str, node: str, grace: float) -> list[dic
     Raises:
         ClusterctlError: The node did not answer, or not in time.
     """
-    asked = {"run": run, "node": node}
-    stop = encoding.to_wire(requests.Stop(run=run, node=node, grace=grace, reason=StopReason.CANCELLED.value))
+    asked: arguments.OfRun = {"run": run, "node": node}
+    stop = requests.Stop(run=run, node=node, grace=grace, reason=StopReason.CANCELLED.value)
     deadline = time.monotonic() + grace + _BEYOND_GRACE
     pause = _FIRST_PAUSE
     session.call(Command.STOP, stop)
@@ -56,23 +59,23 @@ def end_on_node(session: Session, run: str, node: str, grace: float) -> list[dic
         status = session.call(Command.STATUS, asked)
     # Refused where something of the attempt has still not ended, which is then what remains.
     with contextlib.suppress(RefusedError):
-        finish = {**asked, "state": "cancelled", "exit_code": int(ExitCode.CANCELLED)}
-        session.call(Command.FINISH, finish)
-    return [{"node": node, **one} for one in status["remaining"] or _unended(status)]
+        session.call(Command.FINISH, {**asked, "state": "cancelled", "exit_code": int(ExitCode.CANCELLED)})
+    return [{**one, "node": node} for one in status["remaining"]] or _unended(node, status)
 
 
-def _unended(status: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _unended(node: str, status: Status) -> list[Remaining]:
     """Return the workers of a node that did not come to an end in time; where it names none, that nobody knows."""
     if _ended(status):
         return []
-    alive = [worker for worker in status["workers"] if worker["alive"]]
-    nobody = {"pid": None, "start_time": None, "command": None, "why": leftover.OVERDUE}
+    nobody = leftover.entry(node, None, leftover.OVERDUE)
     return [
-        {"pid": w["pid"], "start_time": w["start_time"], "command": None, "why": "not ended in time"} for w in alive
+        {**nobody, "pid": worker["pid"], "start_time": worker["start_time"], "why": "not ended in time"}
+        for worker in status["workers"]
+        if worker["alive"]
     ] or [nobody]
 
 
-def _ended(status: Mapping[str, Any]) -> bool:
+def _ended(status: Status) -> bool:
     """Return whether a node has done what it can; one that has lost its files only knows what still runs there."""
     if status["state"] == "new":
         return not status["remaining"]
@@ -91,7 +94,7 @@ def fetch(session: Session, writer: Writer, run: str, node: str, files: Iterable
         offset = known.get(file, 0)
         with contextlib.suppress(NotFoundError):
             while True:
-                asked = {"run": run, "node": node, "file": file, "offset": offset, "length": _PIECE}
+                asked: arguments.Read = {"run": run, "node": node, "file": file, "offset": offset, "length": _PIECE}
                 answer = session.call(Command.READ, asked)
                 data = base64.b64decode(answer["data"])
                 if not data:
@@ -124,7 +127,7 @@ def end_without_controller(
     try:
         epoch = writer.next_epoch(highest_epoch(run.run, sessions))
 
-        def end(node: str, session: Session) -> list[dict[str, Any]]:
+        def end(node: str, session: Session) -> list[Remaining]:
             session.epoch = epoch
             left = end_on_node(session, run.run, node, grace)
             # What was ended is ended, whatever becomes of the output; the node still has it.
@@ -141,22 +144,22 @@ def end_without_controller(
     return load_state(run)
 
 
-def _end_of(state: RunState, remaining: list[dict[str, Any]]) -> events.Ended:
+def _end_of(state: RunState, remaining: list[Remaining]) -> events.Ended:
     if state.over:
         return events.Ended(state=state.phase.value, exit_code=state.exit_code or 0, remaining=remaining)
     return events.Ended(state=RunPhase.CANCELLED.value, exit_code=int(ExitCode.CANCELLED), remaining=remaining)
 
 
-def _not_looked_at(state: RunState, errors: Mapping[str, ClusterctlError]) -> list[dict[str, Any]]:
+def _not_looked_at(state: RunState, errors: Mapping[str, ClusterctlError]) -> list[Remaining]:
     """Return what may be left on nodes that did not answer: what was known to be, or that nobody knows."""
-    remaining: list[dict[str, Any]] = []
+    remaining: list[Remaining] = []
     for node, error in errors.items():
         known = [entry for entry in state.remaining if entry["node"] == node]
         remaining += known or [_unsure(node, error)]
     return remaining
 
 
-def _unsure(node: str, error: ClusterctlError) -> dict[str, Any]:
+def _unsure(node: str, error: ClusterctlError) -> Remaining:
     return leftover.entry(node, None, f"nobody knows what is there: {error}")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from clusterctl.agent.protocol import evidence
 from clusterctl.agent.protocol.commands import Command
@@ -16,7 +16,8 @@ from clusterctl.run.rules.stalls import stacks
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from clusterctl.agent.protocol import types
+    from clusterctl.agent.protocol.types import arguments
+    from clusterctl.agent.protocol.types import evidence as types
     from clusterctl.run.record.rundir import RunDir
     from clusterctl.session.conversation import Session
 
@@ -32,7 +33,7 @@ class Evidence:
         errors: Node to why it gave nothing.
     """
 
-    ranks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    ranks: Mapping[str, types.OfRank] = field(default_factory=dict)
     errors: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -48,15 +49,15 @@ def ask(run: str, name: str, sessions: Mapping[str, Session], ranks: Collection[
 
     def one(node: str, session: Session) -> types.Evidence:
         wanted = None if ranks is None else sorted(ranks)
-        asked = {"run": run, "node": node, "name": name, "ranks": wanted, "deadline": _DEADLINE}
+        asked: arguments.Evidence = {"run": run, "node": node, "name": name, "ranks": wanted, "deadline": _DEADLINE}
         return session.call(Command.EVIDENCE, asked)
 
     found, errors = each(dict(sessions), one)
-    known: dict[str, dict[str, Any]] = {}
+    known: dict[str, types.OfRank] = {}
     for node, answer in found.items():
         for rank, said in answer["ranks"].items():
             # A launcher such as torchrun stands under the number of a rank that may be on another node.
-            if not known.get(rank, {}).get("inside"):
+            if rank not in known or not known[rank].get("inside"):
                 known[rank] = {**said, "node": node}
     return Evidence(
         ranks={rank: known[rank] for rank in sorted(known, key=int)},
@@ -73,7 +74,7 @@ def keep(run: RunDir, name: str, found: Evidence) -> None:
     folder = run.path / name
     folder.mkdir(exist_ok=True)
     for rank, said in found.ranks.items():
-        for ending, text in evidence.files(dict(said)).items():
+        for ending, text in evidence.files(said).items():
             write_atomically(folder / f"rank-{rank}{ending}", text.encode())
     for node, error in found.errors.items():
         write_atomically(folder / f"{node}.error", f"{error}\n".encode())

@@ -8,13 +8,15 @@ from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from clusterctl.agent.protocol.commands import Command
 from clusterctl.errors import AgentError, ClusterctlError, NodeError
 from clusterctl.session.limits import seconds_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Mapping
 
-    from clusterctl.agent.protocol.commands import Command
+    from clusterctl.agent.protocol.types import arguments
+    from clusterctl.agent.protocol.types.answers import Piece
     from clusterctl.session.conversation import Session
 
 
@@ -57,17 +59,17 @@ def sessions_of(sessions: Mapping[str, Session], nodes: Iterable[str]) -> dict[s
     return {node: sessions[node] for node in wanted}
 
 
-def ask_all(
-    session: Session, command: Command, questions: Mapping[K, dict[str, Any]], timeout: float | None = None
-) -> tuple[dict[K, dict[str, Any]], dict[K, ClusterctlError]]:
-    """Ask one node many things, all on their way at once; return its answers, and why others could not be had.
+def read_all(
+    session: Session, questions: Mapping[K, arguments.Read], timeout: float | None = None
+) -> tuple[dict[K, Piece], dict[K, ClusterctlError]]:
+    """Ask one node for pieces of files, all on their way at once; return those that came, and why others did not.
 
     `timeout` is in seconds, for all of them together; `None` is as long as one of them may take.
     """
-    timeout = seconds_for(command) if timeout is None else timeout
+    timeout = seconds_for(Command.READ) if timeout is None else timeout
     deadline = time.monotonic() + timeout
-    under_way = {key: session.call_async(command, arguments) for key, arguments in questions.items()}
-    answers: dict[K, dict[str, Any]] = {}
+    under_way = {key: session.call_async(Command.READ, asked) for key, asked in questions.items()}
+    answers: dict[K, Piece] = {}
     errors: dict[K, ClusterctlError] = {}
     for key, future in under_way.items():
         try:
@@ -75,7 +77,7 @@ def ask_all(
         except ClusterctlError as error:
             errors[key] = error
         except FutureTimeoutError:
-            errors[key] = AgentError(session.node, f"no answer to `{command.value}` within {timeout:g}s")
+            errors[key] = AgentError(session.node, f"no answer to `{Command.READ.value}` within {timeout:g}s")
     return answers, errors
 
 

@@ -9,7 +9,7 @@ import contextlib
 import json
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from clusterctl.agent.protocol import encoding, requests
 from clusterctl.agent.protocol.commands import Command
@@ -32,6 +32,7 @@ from clusterctl.wording import size
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from clusterctl.agent.protocol.types.records import Remaining
     from clusterctl.run.record.rundir import RunDir
     from clusterctl.session.conversation import Session
 
@@ -58,7 +59,7 @@ class NotBegun:
 
     error: ClusterctlError
     prepared: tuple[str, ...]
-    remaining: tuple[dict[str, Any], ...] = ()
+    remaining: tuple[Remaining, ...] = ()
 
 
 class Launch:
@@ -232,7 +233,7 @@ class Launch:
             self._prepared.append(node)
             answer = session.call(
                 Command.PREPARE,
-                encoding.to_wire(prepare_request(self._spec, self._run.run, number, by_name[node], code_hash)),
+                prepare_request(self._spec, self._run.run, number, by_name[node], code_hash),
                 timeout=patience,
             )
             step.through(node)
@@ -294,7 +295,7 @@ class Launch:
                 keep_secrets=spec.restart.max_restarts > 0,
                 inject=inject,
             )
-            session.call(Command.START, encoding.to_wire(request))
+            session.call(Command.START, request)
             step.through(node, len(ranks))
 
         _, errors = each(self._on(list(by_name)), start)

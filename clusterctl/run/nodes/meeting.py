@@ -13,7 +13,9 @@ from clusterctl.run.nodes.fan_out import each, quietly, raise_first
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from clusterctl.agent.protocol.types import Hello, Reached
+    from clusterctl.agent.protocol.types import arguments
+    from clusterctl.agent.protocol.types.answers import Reached
+    from clusterctl.agent.protocol.types.machine import Hello
     from clusterctl.config.spec import ClusterSpec, HostSpec
     from clusterctl.session.conversation import Session
 CONNECT_SECONDS = 2.0
@@ -120,7 +122,7 @@ def try_port(spec: ClusterSpec, sessions: Mapping[str, Session]) -> dict[str, di
     try:
         together = meeting.share_loopback(list(answers.values()))
         tried["address"] = "127.0.0.1" if together else master_of(spec, ordered, answers, sessions)
-        asked = {"port": port, "nonce": nonce, "seconds": CONNECT_SECONDS + _MARGIN}
+        asked: arguments.Listen = {"port": port, "nonce": nonce, "seconds": CONNECT_SECONDS + _MARGIN}
         tried["port"] = sessions[first].call(Command.LISTEN, asked)["port"]
     except ClusterctlError as error:
         return {first: {**tried, "error": str(error)}}
@@ -134,7 +136,12 @@ def try_port(spec: ClusterSpec, sessions: Mapping[str, Session]) -> dict[str, di
 def _connect(
     first: str, tried: Mapping[str, Any], sessions: Mapping[str, Session], nonce: str
 ) -> dict[str, dict[str, Any]]:
-    asked = {"address": tried["address"], "port": tried["port"], "nonce": nonce, "timeout": CONNECT_SECONDS}
+    asked: arguments.Connect = {
+        "address": tried["address"],
+        "port": tried["port"],
+        "nonce": nonce,
+        "timeout": CONNECT_SECONDS,
+    }
 
     def connect(_node: str, session: Session) -> Reached:
         return session.call(Command.CONNECT, asked, timeout=CONNECT_SECONDS + _MARGIN)

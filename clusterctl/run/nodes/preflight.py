@@ -31,7 +31,8 @@ from clusterctl.run.rules.events import Note
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from clusterctl.agent.protocol.types import Probed
+    from clusterctl.agent.protocol.types import arguments
+    from clusterctl.agent.protocol.types.facts import Facts
     from clusterctl.config.spec import ClusterSpec
     from clusterctl.health.model import Finding
     from clusterctl.run.record.rundir import RunDir
@@ -180,7 +181,7 @@ def _probe(
     first = next((h.name for h in spec.workers if h.name in sessions), None)
     salt = secrets.token_hex(8)
 
-    def probe(node: str, session: Session) -> Probed:
+    def probe(node: str, session: Session) -> Facts:
         step.at(node, "checking")
         # Its answer comes before the facts and finds a quiet agent: a clock with a small error.
         session.beat()
@@ -190,7 +191,7 @@ def _probe(
         request = probe_request(
             spec, host, peers=known, workdir=workdir_of(spec, node), ports=ports, run=run, salt=salt
         )
-        asked = {
+        asked: arguments.Probe = {
             "python": host.python,
             "python_hint": sys.executable,
             "prologue": spec.job.prologue if spec.job else None,
@@ -249,8 +250,7 @@ def code_hashes(spec: ClusterSpec, sessions: Mapping[str, Session]) -> dict[str,
     def ask(node: str, session: Session) -> str:
         if node not in remote:
             return NOT_SYNCED
-        asked = {"workdir": workdir_of(spec, node)}
-        return session.call(Command.CODE, asked)["hash"] or ""
+        return session.call(Command.CODE, {"workdir": workdir_of(spec, node)})["hash"] or ""
 
     return each(dict(sessions), ask)[0]
 

@@ -17,7 +17,8 @@ from clusterctl.run.nodes.fan_out import each
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from clusterctl.agent.protocol.types import Reached
+    from clusterctl.agent.protocol.types import arguments
+    from clusterctl.agent.protocol.types.answers import Reached
     from clusterctl.config.spec import ClusterSpec
     from clusterctl.session.conversation import Session
 
@@ -65,8 +66,7 @@ def try_ring(
     peers = Counter(way.peer for way in planned)
 
     def listen(node: str, session: Session) -> int:
-        asked = {"port": 0, "nonce": nonce, "seconds": SECONDS + _MARGIN, "payload": PAYLOAD, "enough": peers[node]}
-        return int(session.call(Command.LISTEN, asked)["port"])
+        return _listen(session, nonce, peers[node])
 
     ports, deaf = each({node: sessions[node] for node in peers}, listen)
     by_key = {f"{way.origin} {way.peer}": way for way in planned}
@@ -75,8 +75,7 @@ def try_ring(
         peer = by_key[key].peer
         if peer in deaf:
             return {"ok": None, "error": f"{peer} was not heard: {deaf[peer]}"}
-        asked = {"address": at[peer], "port": ports[peer], "nonce": nonce, "timeout": SECONDS, "payload": PAYLOAD}
-        return session.call(Command.CONNECT, asked, timeout=SECONDS + _MARGIN)
+        return _connect(session, at[peer], ports[peer], nonce)
 
     found, errors = each({key: sessions[way.origin] for key, way in by_key.items()}, connect)
     seen: dict[str, list[dict[str, Any]]] = {}
@@ -85,6 +84,25 @@ def try_ring(
         entry = {"from": way.origin, "to": way.peer, "address": at[way.peer], "port": ports.get(way.peer), **told}
         seen.setdefault(way.blamed, []).append(entry)
     return seen
+
+
+def _listen(session: Session, nonce: str, peers: int) -> int:
+    """Have a node wait for so many peers; return the port."""
+    seconds = SECONDS + _MARGIN
+    asked: arguments.Listen = {"port": 0, "nonce": nonce, "seconds": seconds, "payload": PAYLOAD, "enough": peers}
+    return session.call(Command.LISTEN, asked)["port"]
+
+
+def _connect(session: Session, address: str, port: int, nonce: str) -> Reached:
+    """Have a node reach a peer, and send as much as shows what the way is good for."""
+    asked: arguments.Connect = {
+        "address": address,
+        "port": port,
+        "nonce": nonce,
+        "timeout": SECONDS,
+        "payload": PAYLOAD,
+    }
+    return session.call(Command.CONNECT, asked, timeout=SECONDS + _MARGIN)
 
 
 def _addresses(spec: ClusterSpec, rendezvous: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:

@@ -9,7 +9,7 @@ import time
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
 from clusterctl.agent.protocol import listing
 from clusterctl.agent.protocol.commands import Command
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from clusterctl.agent.protocol.frames import Data
+    from clusterctl.agent.protocol.types import arguments
     from clusterctl.run.nodes.code import ContentStore, Manifest
     from clusterctl.session.conversation import Session
 
@@ -62,10 +63,10 @@ def push(
     """
     say("comparing files")
     manifest = session.new_stream()
-    asked = {"workdir": workdir, "run": run, "stream": manifest, "size": len(parcel.listing)}
-    answer = session.call_async(Command.MANIFEST, asked)
+    asked: arguments.Manifest = {"workdir": workdir, "run": run, "stream": manifest, "size": len(parcel.listing)}
+    compared = session.call_async(Command.MANIFEST, asked)
     session.send_data(manifest, 0, parcel.listing)
-    need = [parcel.entries[number] for number in _answered(session.node, answer)["need"]]
+    need = [parcel.entries[number] for number in _answered(session.node, compared)["need"]]
     if need:
         say(f"receiving {len(need)} files")
         stream = session.new_stream()
@@ -82,7 +83,10 @@ def push(
     return len(need), sum(size for _, size, _, _ in need)
 
 
-def _answered(node: str, answer: Future[dict[str, Any]]) -> dict[str, Any]:
+T = TypeVar("T")
+
+
+def _answered(node: str, answer: Future[T]) -> T:
     try:
         return answer.result(_SYNC_SECONDS)
     except FutureTimeoutError as error:
@@ -197,7 +201,7 @@ def _fetch(session: Session, workdir: str, pattern: str, spool: BinaryIO, most: 
             failed.append(error)
 
     stream = session.new_stream(take)
-    asked: dict[str, Any] = {"workdir": workdir, "pattern": pattern, "stream": stream}
+    asked: arguments.Fetch = {"workdir": workdir, "pattern": pattern, "stream": stream}
     try:
         answer = session.call(Command.FETCH, asked, timeout=_FETCH_SECONDS)
     except NodeError:

@@ -27,9 +27,7 @@ def look(sessions: Mapping[str, Session], workdirs: Mapping[str, str]) -> dict[s
     """Return the hashes of the source files in the workdirs of these nodes; a node that cannot tell is left out."""
 
     def ask(node: str, session: Session) -> dict[str, str]:
-        asked = {"workdir": workdirs[node], "unsynced": True}
-        files: dict[str, str] = session.call(Command.CODE, asked)["files"]
-        return files
+        return session.call(Command.CODE, {"workdir": workdirs[node], "unsynced": True})["files"]
 
     return each(dict(sessions), ask)[0]
 

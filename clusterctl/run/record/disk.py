@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import os
 from typing import TYPE_CHECKING
 
 from clusterctl.agent.linux.syscalls import write_whole
@@ -53,3 +54,15 @@ def write_atomically(path: Path, data: bytes, *, durable: bool = False) -> None:
 
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 """Flags of fallocate(2): the size of the file stays as it is; blocks are given back."""
+
+
+def make_private(folder: Path) -> None:
+    """Make a folder that only its user can read, or take from others what an earlier umask left them.
+
+    Raises:
+        OSError: It cannot be made.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = folder.stat()
+    if found.st_mode & 0o077 and found.st_uid == os.geteuid():
+        folder.chmod(0o700)

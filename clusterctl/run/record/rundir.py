@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 import platformdirs
 
 from clusterctl.run.record import lock as locking
-from clusterctl.run.record.disk import is_short, write_atomically
-from clusterctl.run.record.private import make_private
+from clusterctl.run.record.disk import is_short, make_private, write_atomically
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -3,41 +3,52 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from clusterctl.agent.protocol import files
 from clusterctl.door import samples
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
+    from clusterctl.agent.protocol.types.samples import Activity, Health
     from clusterctl.run.record.rundir import RunDir
     from clusterctl.run.rules.state import RunState
 
 
-def latest_samples(run: RunDir, node: str, kind: str) -> dict[str, Any] | None:
-    """Return the newest sample of a kind (activity, health) that was replicated from a node."""
+def latest_activity(run: RunDir, node: str) -> Activity | None:
+    """Return the newest sample of its ranks that was replicated from a node."""
+    return next(samples.readable(_newest_lines(run, node), "activity"), None)
+
+
+def latest_health(run: RunDir, node: str) -> Health | None:
+    """Return the newest sample of machine and GPUs that was replicated from a node."""
+    return next(samples.readable(_newest_lines(run, node), "health"), None)
+
+
+def _newest_lines(run: RunDir, node: str) -> Iterator[bytes]:
     path = run.node(node) / files.SAMPLES_FILE
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - 256 * 1024))
-            lines = file.read().splitlines()
+            return reversed(file.read().splitlines())
     except FileNotFoundError:
-        return None
-    return next(samples.readable(reversed(lines), kind), None)
+        return iter(())
 
 
 def latest_step(run: RunDir, state: RunState) -> int | None:
     """Return the step that the slowest rank of the newest attempt had reached, as far as the samples tell."""
-    newest = [latest_samples(run, node, "activity") for node in state.nodes]
+    newest = [latest_activity(run, node) for node in state.nodes]
     ranks = [
         r
         for s in newest
         if s is not None and s.get("attempt") == state.attempt
         for r in (s.get("ranks") or {}).values()
     ]
-    return min((step for r in ranks if (step := (r.get("inside") or {}).get("step")) is not None), default=None)
+    told = [inside for rank in ranks if (inside := rank.get("inside")) is not None]
+    return min((step for inside in told if (step := inside.get("step")) is not None), default=None)
 
 
 def last_bytes(path: Path, most: int = 4 << 20) -> bytes:

@@ -158,7 +158,8 @@ def _last_words(exit_: Exit) -> str:
 
 
 def _is_frame(line: str) -> bool:
-    return bool(re.match(r"^(?:\[?rank\d+\]?:? ?)?\s+", line))
+    # Two blanks: one stands between torch's `[rank3]:` and what a traceback says.
+    return bool(re.match(r"^(?:\[?rank\d+\]?:? ?)?\s\s", line))
 
 
 def _cause(exit_: Exit) -> Cause:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from clusterctl.agent.protocol.encoding import from_wire
 from clusterctl.agent.protocol.frames import FrameError
+
+if TYPE_CHECKING:
+    from clusterctl.agent.protocol.types.records import Remaining
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,7 +212,7 @@ class Ended:
     KIND: ClassVar[str] = "ended"
     state: str
     exit_code: int
-    remaining: list[dict[str, Any]] = field(default_factory=list)
+    remaining: list[Remaining] = field(default_factory=list)
 
 
 ControllerEvent = (

@@ -16,6 +16,8 @@ from clusterctl.run.rules.state import NodeState, RunPhase, RunState, StallView,
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from clusterctl.agent.protocol.types.records import Remaining
+
 
 def apply_node(state: RunState, node: str, stamp: events.Stamp, event: events.Event) -> RunState:
     """Return `state` after an event of a node's journal, or `state` itself where it was seen before.
@@ -45,8 +47,8 @@ def _apply_retired(state: RunState, node: NodeState, stamp: events.Stamp, event:
     return replace(state, retired={**state.retired, node.node: node})
 
 
-def _remaining(node: NodeState, event: events.Swept) -> tuple[dict[str, Any], ...]:
-    return tuple({"node": node.node, **r} for r in event.remaining)
+def _remaining(node: NodeState, event: events.Swept) -> tuple[Remaining, ...]:
+    return tuple({**survivor, "node": node.node} for survivor in event.remaining)
 
 
 def _apply_current(state: RunState, node: NodeState, stamp: events.Stamp, event: events.Event) -> RunState:

@@ -61,7 +61,8 @@ class HealthObserver:
         lines = (self._rest.get(node, b"") + payload).split(b"\n")
         self._rest[node] = torn(lines)
         changes: list[during.Change] = []
-        for sample in ({**told, "time": float(told["m"])} for told in samples.readable(lines, "health", "m")):
+        for sample in samples.readable(lines, "health", "m"):
+            sample["time"] = float(sample["m"])
             watch = self._watch(node)
             # A replica that is sent again from its begin holds what was seen already.
             if watch.last is None or sample["time"] > watch.last:

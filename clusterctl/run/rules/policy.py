@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from clusterctl.agent.protocol.requests import StopReason
 from clusterctl.config.spec import RestartSpec, StallAction
@@ -22,6 +22,7 @@ from clusterctl.wording import span
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from clusterctl.agent.protocol.types.records import Remaining
     from clusterctl.config.spec import ClusterSpec
 
 FENCE_MARGIN = 10.0
@@ -121,7 +122,7 @@ class Finish:
 
     phase: RunPhase
     exit_code: int
-    remaining: tuple[dict[str, Any], ...] = ()
+    remaining: tuple[Remaining, ...] = ()
     why_no_restart: str = ""
 
 
@@ -139,8 +140,7 @@ def decide(state: RunState, limits: Limits, sight: Sight, now: float) -> Action 
     """
     if state.over or state.attempt < 0 or state.phase is RunPhase.RESTARTING:
         return None
-    lost = _newly_lost(state, limits, sight)
-    if lost is not None:
+    if (lost := _newly_lost(state, limits, sight)) is not None:
         return lost
     if state.reason is None:
         end = _reason_to_end(state, limits, sight, now)

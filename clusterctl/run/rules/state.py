@@ -15,6 +15,7 @@ from clusterctl.run.rules.blame import Cause, Verdict, first_failure, left_early
 from clusterctl.wording import span
 
 if TYPE_CHECKING:
+    from clusterctl.agent.protocol.types.records import Remaining
     from clusterctl.run.rules import events as head
     from clusterctl.run.rules.attempts import PastAttempt
 
@@ -122,7 +123,7 @@ class NodeState:
     swept: bool = False
     finished: bool = False
     stop_reason: str | None = None
-    remaining: tuple[dict[str, Any], ...] = ()
+    remaining: tuple[Remaining, ...] = ()
     intruder: str | None = None
     held: str | None = None
     clock: tuple[float, float] | None = None
@@ -190,7 +191,7 @@ class RunState:
     exit_code: int | None = None
     no_exit: Cause | None = None
     stall: StallView | None = None
-    remaining: tuple[dict[str, Any], ...] = ()
+    remaining: tuple[Remaining, ...] = ()
     error: dict[str, Any] | None = None
     troubles: dict[tuple[str, int | None, str], head.Health] = field(default_factory=dict)
     restarts: tuple[float, ...] = ()

@@ -22,6 +22,7 @@ _PACKAGE = Path(__file__).resolve().parents[2]
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _FORMAT = 2
 _BINDINGS = "pynvml.py"
+_FOR_THE_TYPE_CHECKER = _PACKAGE / "agent/protocol/types"
 _PACKING = threading.Lock()
 _MAIN = b"import sys\n\nfrom clusterctl.agent.__main__ import main\n\nsys.exit(main())\n"
 
@@ -75,7 +76,11 @@ def _named(data: bytes) -> Bundle:
 
 
 def _sources() -> dict[str, Path]:
-    agent = {f"clusterctl/{p.relative_to(_PACKAGE).as_posix()}": p for p in (_PACKAGE / "agent").rglob("*.py")}
+    agent = {
+        f"clusterctl/{p.relative_to(_PACKAGE).as_posix()}": p
+        for p in (_PACKAGE / "agent").rglob("*.py")
+        if _FOR_THE_TYPE_CHECKER not in p.parents
+    }
     return {
         **agent,
         "clusterctl/__init__.py": _PACKAGE / "__init__.py",

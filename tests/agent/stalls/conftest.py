@@ -25,6 +25,8 @@ from clusterctl.agent.watch.activity import WorkerId
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from clusterctl.agent.protocol.types.evidence import Subject
+
 DEADLINE_S = 90.0
 
 
@@ -65,7 +67,7 @@ class Worker:
         return WorkerId(self.rank, self.pid, self.start_time, str(self.output))
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Subject:
         return {"rank": self.rank, "pid": self.pid, "start_time": self.start_time, "output": str(self.output)}
 
     @property

@@ -84,6 +84,11 @@ def test_first_observed_failure_is(exits: list[Exit], rank: int, certain: bool) 
     ("tail", "secondary"),
     [
         pytest.param(PEER, True, id="gloo peer"),
+        pytest.param(
+            "\n".join(f"[rank3]: {line}" for line in TRACE.format("t.py", "all_reduce(t)", PEER).splitlines()),
+            True,
+            id="a traceback of which torch has begun each line with the rank",
+        ),
         pytest.param("RuntimeError: Connection reset by peer", True, id="reset"),
         pytest.param("torch.distributed.DistNetworkError: The client socket has timed out", True, id="store gone"),
         pytest.param("ncclRemoteError: A call failed possibly due to a network error", True, id="nccl"),

@@ -66,5 +66,5 @@ def test_the_same_words_of_a_node_are_told_once_and_new_ones_not_for_ever() -> N
 def test_of_a_node_that_does_not_end_and_names_no_worker_nobody_says_that_nothing_is_left() -> None:
     status = {"state": "started", "workers": [], "remaining": []}
 
-    assert [entry["why"] for entry in ending._unended(status)] == [leftover.OVERDUE]
-    assert ending._unended({**status, "state": "swept"}) == []
+    assert [entry["why"] for entry in ending._unended("gpu01", status)] == [leftover.OVERDUE]
+    assert ending._unended("gpu01", {**status, "state": "swept"}) == []

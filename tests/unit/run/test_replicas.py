@@ -7,7 +7,7 @@ from pathlib import Path
 
 from clusterctl.agent.protocol.files import SAMPLES_FILE, output_file
 from clusterctl.run.record import rundir
-from clusterctl.run.record.samples import latest_samples
+from clusterctl.run.record.samples import latest_activity
 from clusterctl.run.record.writer import SAMPLES_KEPT, Writer
 
 MEGABYTE = 1 << 20
@@ -27,7 +27,7 @@ def test_of_samples_only_the_end_is_kept_and_the_cursor_goes_on(tmp_path: Path) 
         size = writer.replicate("n0", SAMPLES_FILE, size, payload)
         assert kept(run.node("n0") / SAMPLES_FILE) <= SAMPLES_KEPT + MEGABYTE
     assert writer.cursors("n0") == {SAMPLES_FILE: 100 * len(payload)}
-    assert latest_samples(run, "n0", "activity") == json.loads(line)
+    assert latest_activity(run, "n0") == json.loads(line)
     writer.close()
 
 

@@ -276,3 +276,38 @@ def test_a_phase_that_changes_holds_the_rule_up(
     seen = taken((2.0, sample(2.0, inside=phase(before))), (4.0, sample(4.0, inside=phase(after))))
 
     assert seen.held_at == held
+
+
+def collected(seconds: int, each: int, *, until: int) -> StallWatch:
+    """A job without steps whose collectives go on for so many seconds, seen until a later moment."""
+    moments = [2.0 * turn for turn in range(1, until // 2 + 1)]
+    return taken(
+        *(
+            (
+                t,
+                sample(
+                    t,
+                    inside=inside(
+                        0, max(0.0, t - seconds), seq={"0": [each * int(min(t, seconds)), each * int(min(t, seconds))]}
+                    ),
+                ),
+            )
+            for t in moments
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("seconds", "each", "stalls"),
+    [
+        pytest.param(8, 6, True, id="collectives for a while"),
+        pytest.param(2, 300, False, id="a burst of them, as when a model is set up"),
+        pytest.param(8, 1, False, id="a few"),
+    ],
+)
+def test_a_job_whose_progress_shows_as_collectives_alone_has_begun(seconds: int, each: int, stalls: bool) -> None:
+    seen = collected(seconds, each, until=200)
+
+    _, stall = rule.judge(seen, StallLimits(), 200.0)
+
+    assert (stall.phase is not StallPhase.NONE) == stalls

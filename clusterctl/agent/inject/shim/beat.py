@@ -154,17 +154,28 @@ class Beat:
             self._collectives = Collectives()
         if self._collectives.look():
             self._state.progress_time = monotonic()
+        entries = self._collectives.recorded()
+        if entries is not None:
+            told = {"pid": self._pid, "start_time": self._start_time, "time": monotonic(), "entries": entries}
+            self._put(self._path.replace(".status.", ".recorded."), encode(told))
 
-    def _write(self) -> None:
-        temporary, content = f"{self._path}.tmp", encode(self.status(monotonic()))
+    def _put(self, path: str, content: str) -> None:
+        temporary = f"{path}.tmp"
         try:
             with open(temporary, "w", encoding="ascii") as file:
                 file.write(content)
-            os.replace(temporary, self._path)
+            os.replace(temporary, path)
+        except OSError:
+            os.unlink(temporary)
+            raise
+
+    def _write(self) -> None:
+        content = encode(self.status(monotonic()))
+        try:
+            self._put(self._path, content)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
-            os.unlink(temporary)
             self._overwrite(content.encode("ascii"))
 
     def _overwrite(self, content: bytes) -> None:

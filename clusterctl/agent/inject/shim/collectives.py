@@ -16,6 +16,8 @@ _C10D = "torch.distributed.distributed_c10d"
 _BINDINGS = "torch._C._distributed_c10d"
 # One recorder for gloo and newer backends, a ring of its own for the older NCCL backend.
 _DUMPS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
+STILL_LOOKS = 5
+_KEPT = 40
 
 
 class Collectives:
@@ -32,6 +34,7 @@ class Collectives:
         self.backend: str | None = None
         self.timeout_s: float | None = None
         self._group: Any = None
+        self._still = 0
 
     def look(self) -> bool:
         """Reads all counters; says whether any has moved.
@@ -48,7 +51,16 @@ class Collectives:
         seq = _sequence_numbers()
         moved = seq != self.seq
         self.seq = seq
+        self._still = 0 if moved else self._still + 1
         return moved
+
+    def recorded(self) -> list[dict[str, Any]] | None:
+        """Return the newest entries of the flight recorder once the counters have stood still; else `None`.
+
+        All of them have to be written out for it, which takes some 30 ms where the ring is full: so only once for each
+        standstill.
+        """
+        return _newest_entries() if self.seq and self._still == STILL_LOOKS else None
 
 
 def _default_group() -> Any:
@@ -56,11 +68,35 @@ def _default_group() -> Any:
     return getattr(getattr(module, "_world", None), "default_pg", None)
 
 
-def _sequence_numbers() -> dict[str, tuple[int, int]]:
+def _recorders() -> list[Any]:
     bindings = sys.modules.get(_BINDINGS)
     dumps = [dump for dump in (getattr(bindings, name, None) for name in _DUMPS) if dump is not None]
     if not dumps:
         raise RuntimeError("this torch has no flight recorder")
+    return dumps
+
+
+def _newest_entries() -> list[dict[str, Any]]:
+    import json
+
+    entries = [entry for dump in _recorders() for entry in json.loads(dump(includeCollectives=True)).get("entries", [])]
+    last = [entry for entry in entries[:-_KEPT] if not entry["retired"]][-_KEPT:] + entries[-_KEPT:]
+    return [
+        {
+            "group": str(entry["process_group"][0]),
+            "number": int(entry["p2p_seq_id" if entry["is_p2p"] else "collective_seq_id"]),
+            "op": str(entry["profiling_name"]).rpartition(":")[2],
+            "sizes": str(entry["input_sizes"]),
+            "dtypes": ",".join(map(str, entry["input_dtypes"])),
+            "done": bool(entry["retired"]),
+            "p2p": bool(entry["is_p2p"]),
+        }
+        for entry in last
+    ]
+
+
+def _sequence_numbers() -> dict[str, tuple[int, int]]:
+    dumps = _recorders()
     import json
 
     found: dict[str, tuple[int, int]] = {}

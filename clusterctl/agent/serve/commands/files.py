@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from clusterctl.agent.facts import checkpoint_files
 from clusterctl.agent.protocol import commands, frames, listing, refusals
@@ -16,7 +16,8 @@ from clusterctl.agent.serve.summary import summary
 if TYPE_CHECKING:
     from typing import Callable
 
-    from clusterctl.agent.linux.aside import Out
+    from clusterctl.agent.linux.aside import Out, Outcome
+    from clusterctl.agent.protocol.types import answers, arguments
     from clusterctl.agent.serve.session import Handler, Session
 
 
@@ -36,8 +37,8 @@ def handlers(session: Session) -> dict[Command, Handler]:
     }
 
 
-def _folder(arguments: dict[str, Any]) -> str:
-    return os.path.abspath(os.path.expanduser(str(arguments["workdir"])))
+def _folder(asked: arguments.Fetch | arguments.Manifest | arguments.Checkpoints | arguments.Code) -> str:
+    return os.path.abspath(os.path.expanduser(str(asked["workdir"])))
 
 
 def _user_of(folder: str, root: str, run: str | None) -> str | None:
@@ -58,27 +59,27 @@ class _Sync:
         self._wanted: dict[int, tuple[workspace.Workspace, bytes, list[int]]] = {}
         """By the stream of a manifest: its workdir, its listing, and the numbers of the files that are needed."""
 
-    def manifest(self, identity: int, arguments: dict[str, Any], _epoch: int | None) -> None:
-        place = workspace.Workspace(_folder(arguments), self._session.root)
-        run, stream = arguments.get("run"), int(arguments["stream"])
+    def manifest(self, identity: int, asked: arguments.Manifest, _epoch: int | None) -> None:
+        place = workspace.Workspace(_folder(asked), self._session.root)
+        run, stream = asked.get("run"), int(asked["stream"])
 
         def compare(data: bytes) -> None:
             self._compare(identity, place, run, stream, data)
 
-        self._gather(identity, stream, int(arguments["size"]), compare)
+        self._gather(identity, stream, int(asked["size"]), compare)
 
     def _compare(self, identity: int, place: workspace.Workspace, run: str | None, stream: int, data: bytes) -> None:
         """Answer a MANIFEST, whose listing came in `stream`."""
         hold = self._session.holds.take(place, run)
 
-        def look(_out: Out) -> dict[str, Any]:
+        def look(_out: Out) -> answers.Needed:
             starting = hold.wait()
             entries = listing.decode(data)
             user = _user_of(place.folder, place.root, run) or starting
             need = set(place.compare({path: entry for path, *entry in entries}, user))
             return {"need": [number for number, (path, *_) in enumerate(entries) if path in need]}
 
-        def compared(outcome: dict[str, Any] | Exception) -> None:
+        def compared(outcome: Outcome) -> None:
             if isinstance(outcome, Exception):
                 self._session.holds.drop(place)
                 self._session.answer_error(identity, outcome)
@@ -106,11 +107,11 @@ class _Sync:
 
         self._session.data_handlers[stream] = take
 
-    def receive(self, identity: int, arguments: dict[str, Any], _epoch: int | None) -> dict[str, Any] | None:
-        stream = int(arguments["stream"])
-        if arguments["manifest"] not in self._wanted:
+    def receive(self, identity: int, asked: arguments.Receive, _epoch: int | None) -> answers.Received | None:
+        stream = int(asked["stream"])
+        if asked["manifest"] not in self._wanted:
             raise refusals.RequestError(commands.ErrorKind.BAD_REQUEST, "these files were not compared")
-        place, data, need = self._wanted.pop(arguments["manifest"])
+        place, data, need = self._wanted.pop(asked["manifest"])
         entries = listing.decode(data)
         receiver = place.receive([entries[number] for number in need])
         if receiver.done:
@@ -135,37 +136,36 @@ class _Sync:
         self._session.at_end(receiver.abandon)
         return None
 
-    def fetch(self, identity: int, arguments: dict[str, Any], _epoch: int | None) -> None:
-        folder, pattern, stream = _folder(arguments), str(arguments["pattern"]), int(arguments["stream"])
+    def fetch(self, identity: int, asked: arguments.Fetch, _epoch: int | None) -> None:
+        folder, pattern, stream = _folder(asked), str(asked["pattern"]), int(asked["stream"])
 
-        def send(out: Out) -> dict[str, Any]:
-            files, offset = [], 0
+        def send(out: Out) -> answers.Fetched:
+            files: list[tuple[str, int, int]] = []
+            offset = 0
             found = folders.files_matching(folder, pattern)
             _must_fit([name for name, _ in found], pattern)
             for name, path in found:
                 size, mode = _send_file(out, stream, offset, path)
                 offset += size
-                files.append([name, size, mode])
+                files.append((name, size, mode))
             return {"files": files}
 
         self._session.work(identity, send)
 
-    def checkpoints(self, identity: int, arguments: dict[str, Any], _epoch: int | None) -> None:
-        folder, pattern = _folder(arguments), str(arguments["pattern"])
+    def checkpoints(self, identity: int, asked: arguments.Checkpoints, _epoch: int | None) -> None:
+        folder, pattern = _folder(asked), str(asked["pattern"])
 
-        def look(_out: Out) -> dict[str, Any]:
-            found = {"found": checkpoint_files.complete(folder, pattern)}
-            return (
-                {**found, "versions": checkpoint_files.versions(folder, pattern)}
-                if arguments.get("versions")
-                else found
-            )
+        def look(_out: Out) -> answers.Checkpoints:
+            found: answers.Checkpoints = {"found": checkpoint_files.complete(folder, pattern)}
+            if asked.get("versions"):
+                found["versions"] = checkpoint_files.versions(folder, pattern)
+            return found
 
         self._session.work(identity, look)
 
-    def code(self, identity: int, arguments: dict[str, Any], _epoch: int | None) -> None:
-        folder = _folder(arguments)
-        if arguments.get("unsynced"):
+    def code(self, identity: int, asked: arguments.Code, _epoch: int | None) -> None:
+        folder = _folder(asked)
+        if asked.get("unsynced"):
             self._session.work(identity, lambda _out: {"files": code_look.hashes(folder)})
             return
         place = workspace.Workspace(folder, self._session.root)

@@ -16,9 +16,8 @@ from clusterctl.agent.serve import hello, jobs
 # Not from `typing`, whose import would be a good part of an agent's start.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
-    from clusterctl.agent.linux.aside import Task
+    from clusterctl.agent.linux.aside import Outcome, Task
+    from clusterctl.agent.protocol.types import answers, arguments, facts, machine
     from clusterctl.agent.serve.session import Handler, Session
 
 _PROBE_SECONDS = 10.0
@@ -51,13 +50,13 @@ class _Node:
         self._running: dict[int, jobs.Running] = {}
         self._listening: dict[str, tuple[int, list[int]]] = {}
 
-    def hello(self, _identity: int, _arguments: dict[str, Any], _epoch: int | None) -> dict[str, Any]:
-        return dict(hello.hello(self._session.root))
+    def hello(self, _identity: int, _asked: arguments.Nothing, _epoch: int | None) -> machine.Hello:
+        return hello.hello(self._session.root)
 
-    def routes(self, identity: int, arguments: dict[str, Any], _epoch: int | None) -> dict[str, Any] | None:
-        targets = [str(target) for target in arguments["targets"]]
+    def routes(self, identity: int, asked: arguments.Routes, _epoch: int | None) -> answers.Routes | None:
+        targets = [str(target) for target in asked["targets"]]
 
-        def find() -> dict[str, Any]:
+        def find() -> answers.Routes:
             known = addresses.addresses()
             return {"routes": {target: addresses.route(target, known) for target in targets}}
 
@@ -72,19 +71,22 @@ class _Node:
 
     # --- ports
 
-    def listen(self, identity: int, arguments: dict[str, Any], _epoch: int | None) -> None:
+    def listen(self, identity: int, asked: arguments.Listen, _epoch: int | None) -> None:
         from clusterctl.agent.facts import exchange
 
-        payload, enough = int(arguments.get("payload", 0)), arguments.get("enough")
-        listener = exchange.Listener(int(arguments["port"]), str(arguments["nonce"]), payload)
-        seconds = float(arguments.get("seconds", _LISTEN_SECONDS))
-        nonce = str(arguments["nonce"])
+        payload, enough = int(asked.get("payload", 0)), asked.get("enough")
+        listener = exchange.Listener(int(asked["port"]), str(asked["nonce"]), payload)
+        seconds = float(asked.get("seconds", _LISTEN_SECONDS))
+        nonce = str(asked["nonce"])
         waiting: list[int] = []
 
-        def over(_outcome: dict[str, Any] | Exception) -> None:
+        def over(_outcome: Outcome) -> None:
             self._listening.pop(nonce, None)
-            for asked in waiting:
-                self._session.answer(asked, {})
+            with contextlib.suppress(ChildProcessError):
+                # Of what an ending process has open the kernel may close the pipe to us before the port.
+                os.waitid(os.P_PID, task, os.WEXITED | os.WNOWAIT)
+            for request in waiting:
+                self._session.answer(request, {})
 
         task = self._session.jobs.work(
             lambda _out: {"served": listener.serve(seconds, enough)}, over, keep=[listener.descriptor]
@@ -94,8 +96,8 @@ class _Node:
         listener.close()
         self._session.answer(identity, {"port": port})
 
-    def unlisten(self, identity: int, arguments: dict[str, Any], _epoch: int | None) -> dict[str, Any] | None:
-        known = self._listening.get(str(arguments["nonce"]))
+    def unlisten(self, identity: int, asked: arguments.Unlisten, _epoch: int | None) -> arguments.Nothing | None:
+        known = self._listening.get(str(asked["nonce"]))
         if known is None:
             return {}
         task, waiting = known
@@ -103,34 +105,34 @@ class _Node:
         self._session.jobs.end(task)
         return None
 
-    def connect(self, identity: int, arguments: dict[str, Any], _epoch: int | None) -> None:
+    def connect(self, identity: int, asked: arguments.Connect, _epoch: int | None) -> None:
         from clusterctl.agent.facts import exchange
 
-        address, nonce = str(arguments["address"]), str(arguments["nonce"])
-        port, timeout = int(arguments["port"]), float(arguments["timeout"])
-        payload = int(arguments.get("payload", 0))
+        address, nonce = str(asked["address"]), str(asked["nonce"])
+        port, timeout = int(asked["port"]), float(asked["timeout"])
+        payload = int(asked.get("payload", 0))
         self._work(identity, lambda _out: exchange.connect(address, port, nonce, timeout, payload))
 
     # --- programs
 
-    def probe(self, identity: int, arguments: dict[str, Any], _epoch: int | None) -> None:
+    def probe(self, identity: int, asked: arguments.Probe, _epoch: int | None) -> None:
         """Run the facts as a worker would be run, and answer what they say."""
         from clusterctl.agent.supervisor import workers
 
         # Where a code folder is still to come, it is made, as a worker would find it.
-        workdir = _folder(arguments.get("cwd"))
-        find = functools.partial(workers.make_ready, workdir, arguments.get("python"), arguments.get("python_hint"))
+        workdir = _folder(asked.get("cwd"))
+        find = functools.partial(workers.make_ready, workdir, asked.get("python"), asked.get("python_hint"))
 
-        def ready(answer: dict[str, Any] | Exception) -> None:
+        def ready(answer: Outcome) -> None:
             if isinstance(answer, Exception):
                 self._session.answer_error(identity, answer)
             else:
-                self._probe(identity, arguments, workdir, str(answer["python"]))
+                self._probe(identity, asked, workdir, str(answer["python"]))
 
         self._session.jobs.work(find, ready, seconds=_FILES_SECONDS)
 
-    def _probe(self, identity: int, arguments: dict[str, Any], workdir: str, python: str) -> None:
-        program = _program(arguments, relaunch.command("facts", python=python, isolated=False), workdir)
+    def _probe(self, identity: int, asked: arguments.Probe, workdir: str, python: str) -> None:
+        program = _program(asked, relaunch.command("facts", python=python, isolated=False), workdir)
         said: dict[int, bytearray] = {1: bytearray(), 2: bytearray()}
 
         def take(number: int, data: bytes) -> None:
@@ -142,16 +144,16 @@ class _Node:
             except refusals.RequestError as error:
                 self._session.answer_error(identity, error)
 
-        asked = dict(arguments.get("request") or {})
-        running = self._session.jobs.run(program, json.dumps(asked).encode(), take, end)
-        deadlines = [float(asked.get("deadline") or _PROBE_SECONDS), *(asked.get("deadlines") or {}).values()]
+        request: facts.Request = asked.get("request") or {}
+        running = self._session.jobs.run(program, json.dumps(request).encode(), take, end)
+        deadlines = [float(request.get("deadline") or _PROBE_SECONDS), *(request.get("deadlines") or {}).values()]
         limit = max(deadlines) + _PROBE_SLACK
         self._session.loop.after(limit, lambda: None if running.ended else self._session.jobs.cancel(running))
 
-    def execute(self, identity: int, arguments: dict[str, Any], _epoch: int | None) -> None:
+    def execute(self, identity: int, asked: arguments.Exec, _epoch: int | None) -> None:
         """Run a program and send what it writes; answer how it ended."""
-        stream = int(arguments["stream"])
-        program = _program(arguments, _argv(arguments), _folder(arguments.get("cwd")))
+        stream = int(asked["stream"])
+        program = _program(asked, _argv(asked), _folder(asked.get("cwd")))
         offsets = {1: 0, 2: 0}
         timed_out = [False]
 
@@ -166,7 +168,7 @@ class _Node:
             number = os.WTERMSIG(status) if killed else None
             self._session.answer(identity, {"exit_code": code, "signal": number, "timed_out": timed_out[0]})
 
-        running = self._session.jobs.run(program, str(arguments.get("stdin", "")).encode(), take, end)
+        running = self._session.jobs.run(program, str(asked.get("stdin", "")).encode(), take, end)
         self._running[identity] = running
 
         def expire() -> None:
@@ -174,21 +176,22 @@ class _Node:
                 timed_out[0] = True
                 self._session.jobs.cancel(running)
 
-        if arguments.get("timeout") is not None:
-            self._session.loop.after(float(arguments["timeout"]), expire)
+        timeout = asked.get("timeout")
+        if timeout is not None:
+            self._session.loop.after(float(timeout), expire)
 
-    def cancel(self, _identity: int, arguments: dict[str, Any], _epoch: int | None) -> None:
-        running = self._running.get(int(arguments["id"]))
+    def cancel(self, _identity: int, asked: arguments.Cancel, _epoch: int | None) -> None:
+        running = self._running.get(int(asked["id"]))
         if running is not None:
             self._session.jobs.cancel(running)
 
 
-def _argv(arguments: dict[str, Any]) -> list[str]:
-    if arguments.get("argv"):
-        return [str(word) for word in arguments["argv"]]
+def _argv(asked: arguments.Program) -> list[str]:
+    if asked.get("argv"):
+        return [str(word) for word in asked["argv"]]
     import shutil
 
-    return [shutil.which("bash") or "/bin/sh", "-c", str(arguments["command"])]
+    return [shutil.which("bash") or "/bin/sh", "-c", str(asked["command"])]
 
 
 def _folder(path: str | None) -> str:
@@ -196,11 +199,11 @@ def _folder(path: str | None) -> str:
     return os.path.abspath(os.path.expanduser(path or "~"))
 
 
-def _program(arguments: dict[str, Any], argv: list[str], cwd: str) -> spawn.Program:
+def _program(asked: arguments.Program | arguments.Probe, argv: list[str], cwd: str) -> spawn.Program:
     env = spawn.base_environment()
     env[b"PWD"] = encode(cwd)
-    env.update((encode(name), encode(value)) for name, value in (arguments.get("env") or {}).items())
-    prologue = arguments.get("prologue")
+    env.update((encode(name), encode(value)) for name, value in (asked.get("env") or {}).items())
+    prologue = asked.get("prologue")
     return spawn.Program(
         argv=[encode(word) for word in argv],
         env=env,
@@ -210,13 +213,14 @@ def _program(arguments: dict[str, Any], argv: list[str], cwd: str) -> spawn.Prog
     )
 
 
-def _facts(output: bytes, errors: bytes, status: int, python: str) -> dict[str, Any]:
+def _facts(output: bytes, errors: bytes, status: int, python: str) -> facts.Facts:
     """Return what the probe said: its last line, since a prologue may have written before."""
     lines = [line for line in output.splitlines() if line.strip()]
     with contextlib.suppress(ValueError, IndexError):
         value = json.loads(lines[-1])
         if isinstance(value, dict):
-            return value
+            told: facts.Facts = value  # type: ignore[assignment]
+            return told
     ended = f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"exit status {os.WEXITSTATUS(status)}"
     tail = (errors or output)[-_TAIL:].decode("utf-8", "replace").strip()
     raise refusals.failed(f"the probe by `{python}` ended with {ended}" + (f": {tail}" if tail else ""))

@@ -18,7 +18,11 @@ from clusterctl.agent.record.tally import Tallies
 from clusterctl.agent.serve.summary import remaining, summary, supervised, survivors_of, workers_of
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from clusterctl.agent.linux.aside import Out
+    from clusterctl.agent.protocol.types import answers, arguments
+    from clusterctl.agent.protocol.types.evidence import Subject
     from clusterctl.agent.record.rundir import RunDir
     from clusterctl.agent.record.state import NodeState
     from clusterctl.agent.serve.session import Handler, Session
@@ -44,13 +48,13 @@ class _Runs:
     def __init__(self, session: Session) -> None:
         self._session = session
 
-    def read(self, _identity: int, arguments: dict[str, Any], _epoch: int | None) -> dict[str, Any]:
-        run = self._session.known_run(arguments)
-        name = str(arguments["file"])
+    def read(self, _identity: int, asked: arguments.Read, _epoch: int | None) -> answers.Piece:
+        run = self._session.known_run(asked)
+        name = str(asked["file"])
         found = _FILES.fullmatch(name)
         if found is None and name not in (files.JOURNAL_FILE, files.SAMPLES_FILE):
             raise refusals.RequestError(ErrorKind.BAD_REQUEST, f"no file of a run: `{name}`")
-        offset, length = int(arguments["offset"]), max(0, min(int(arguments["length"]), _MAX_READ))
+        offset, length = int(asked["offset"]), max(0, min(int(asked["length"]), _MAX_READ))
         try:
             output = files.attempt_and_rank(name)
             if output is None:
@@ -59,13 +63,18 @@ class _Runs:
                 piece = _output_piece(run, *output, offset, length, self._session.states.of(run))
         except FileNotFoundError as error:
             raise refusals.RequestError(ErrorKind.NOT_FOUND, f"run {run.run} has no {name} on this node") from error
-        return {**vars(piece), "data": base64.b64encode(piece.data).decode()}
+        return {
+            "offset": piece.offset,
+            "size": piece.size,
+            "first_valid": piece.first_valid,
+            "data": base64.b64encode(piece.data).decode(),
+        }
 
-    def status(self, identity: int, arguments: dict[str, Any], epoch: int | None) -> dict[str, Any] | None:
-        run = self._session.known_run(arguments)
+    def status(self, identity: int, asked: arguments.OfRun, epoch: int | None) -> answers.Status | None:
+        run = self._session.known_run(asked)
         self._session.admit(run, epoch)
         state = self._session.states.of(run)
-        answer = {
+        answer: answers.Status = {
             "supervisor": supervised(run),
             "epoch": authority.current(run.epoch),
             "attempt": state.attempt,
@@ -80,25 +89,30 @@ class _Runs:
         self._session.work(identity, lambda _out: {**answer, "remaining": sweep.describe(remaining(run, state))})
         return None
 
-    def runs(self, identity: int, _arguments: dict[str, Any], _epoch: int | None) -> None:
+    def runs(self, identity: int, _asked: arguments.Nothing, _epoch: int | None) -> None:
         found = [(run, self._session.states.of(run)) for run in rundir.runs(self._session.root)]
         # Of a run that nobody guards all processes of the machine have to be looked at.
         self._session.work(identity, lambda _out: {"runs": [summary(*each) for each in found]})
 
-    def evidence(self, identity: int, arguments: dict[str, Any], _epoch: int | None) -> None:
-        run = self._session.known_run(arguments)
+    def evidence(self, identity: int, asked: arguments.Evidence, _epoch: int | None) -> None:
+        run = self._session.known_run(asked)
         state = self._session.states.of(run)
-        wanted = arguments.get("ranks")
-        workers = [
-            {**worker, "output": run.of_rank(state.attempt, worker["rank"], "log")}
+        wanted = asked.get("ranks")
+        workers: list[Subject] = [
+            {
+                "rank": worker["rank"],
+                "pid": worker["pid"],
+                "start_time": worker["start_time"],
+                "output": run.of_rank(state.attempt, worker["rank"], "log"),
+            }
             for worker in workers_of(run, state)
             if worker["alive"] and (wanted is None or worker["rank"] in wanted)
         ]
-        name = re.sub(r"[^A-Za-z0-9._-]", "_", str(arguments.get("name") or "evidence")).lstrip(".") or "evidence"
+        name = re.sub(r"[^A-Za-z0-9._-]", "_", str(asked.get("name") or "evidence")).lstrip(".") or "evidence"
         folder = os.path.join(run.file("evidence"), name)
-        seconds = float(arguments.get("deadline") or _EVIDENCE_SECONDS)
+        seconds = float(asked.get("deadline") or _EVIDENCE_SECONDS)
 
-        def collect(_out: Out) -> dict[str, Any]:
+        def collect(_out: Out) -> Mapping[str, object]:
             from clusterctl.agent.protocol import evidence as evidence_module
             from clusterctl.agent.watch import evidence
 
@@ -109,8 +123,8 @@ class _Runs:
 
         self._session.work(identity, collect)
 
-    def clean(self, identity: int, arguments: dict[str, Any], epoch: int | None) -> None:
-        run = self._session.known_run(arguments)
+    def clean(self, identity: int, asked: arguments.OfRun, epoch: int | None) -> None:
+        run = self._session.known_run(asked)
         self._session.admit(run, epoch)
         state = self._session.states.of(run)
         self._session.work(identity, lambda _out: {"bytes": _clean(run, state)})

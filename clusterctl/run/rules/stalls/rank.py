@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from clusterctl.agent.protocol.types.samples import Activity, RankActivity
+    from clusterctl.agent.protocol.types.worker_status import Inside, PhaseNow
 
 # Below these a waiting worker's own threads (heartbeats, the status file) would count as work.
 BUSY_CORES = 0.05
@@ -37,11 +38,10 @@ class RankView:
     frameworks: bool = False
     backend: str | None = None
     group_timeout: float | None = None
+    collectives: int = 0
 
 
-def look(
-    before: RankView | None, content: Mapping[str, Any], sample: Mapping[str, Any], node: str, now: float
-) -> RankView:
+def look(before: RankView | None, content: RankActivity, sample: Activity, node: str, now: float) -> RankView:
     """The view after one more sample.
 
     Args:
@@ -51,8 +51,8 @@ def look(
         node: Which node it is of.
         now: When it arrived.
     """
-    inside: Mapping[str, Any] = content.get("inside") or {}
-    transfers = [content[key] for key in ("read", "written") if content.get(key) is not None]
+    inside = content.get("inside")
+    transfers = [moved for moved in (content.get("read"), content.get("written")) if moved is not None]
     view = RankView(
         node=node,
         seen=now,
@@ -62,24 +62,25 @@ def look(
         output=content.get("output"),
         transferred=sum(transfers) if transfers else None,
         cpu_s=content.get("cpu_s") or 0.0,
-        beats=inside.get("beats") or 0,
+        beats=inside.get("beats") or 0 if inside else 0,
         marker=(inside.get("pid"), inside.get("beats"), inside.get("seq")) if inside else None,
-        phase=_phase(inside.get("phase"), now),
-        frameworks=bool(inside.get("frameworks")),
-        backend=inside.get("backend"),
-        group_timeout=inside.get("timeout_s"),
+        collectives=sum(begun for begun, _ in (inside.get("seq") or {}).values()) if inside else 0,
+        phase=_phase(inside.get("phase"), now) if inside else None,
+        frameworks=bool(inside and inside.get("frameworks")),
+        backend=inside.get("backend") if inside else None,
+        group_timeout=inside.get("timeout_s") if inside else None,
     )
     return _with_main_thread(_with_moments(view, before, inside, now), before, inside, now)
 
 
-def _phase(said: Mapping[str, Any] | None, now: float) -> tuple[str, float, float] | None:
+def _phase(said: PhaseNow | None, now: float) -> tuple[str, float, float] | None:
     return None if said is None else (str(said["name"]), now - said["age_s"], float(said["limit_s"]))
 
 
-def _with_moments(view: RankView, before: RankView | None, inside: Mapping[str, Any], now: float) -> RankView:
+def _with_moments(view: RankView, before: RankView | None, inside: Inside | None, now: float) -> RankView:
     """When the rank last progressed and was last busy."""
     progress_at = before.progress_at if before else None
-    age = inside.get("progress_age_s")
+    age = inside.get("progress_age_s") if inside else None
     if age is not None and (before is None or before.marker != view.marker):
         progress_at = max(now - age, progress_at or now - age)
     busy_at = before.busy_at if before else None
@@ -88,9 +89,10 @@ def _with_moments(view: RankView, before: RankView | None, inside: Mapping[str, 
     return replace(view, progress_at=progress_at, busy_at=busy_at)
 
 
-def _with_main_thread(view: RankView, before: RankView | None, inside: Mapping[str, Any], now: float) -> RankView:
+def _with_main_thread(view: RankView, before: RankView | None, inside: Inside | None, now: float) -> RankView:
     """Since when its main thread has kept coming back to Python, and when it last did so steadily."""
-    main_age, file_age = inside.get("main_age_s"), inside.get("age_s")
+    main_age = inside.get("main_age_s") if inside else None
+    file_age = inside.get("age_s") if inside else None
     if main_age is None or file_age is None or max(main_age, file_age) > FRESH_S:
         return replace(view, fresh_from=None, fresh_at=before.fresh_at if before else None)
     since = now if before is None or before.fresh_from is None else before.fresh_from

@@ -16,12 +16,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from clusterctl.run.rules.stalls.rank import RankView, active, look
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+
+    from clusterctl.agent.protocol.types.samples import Activity, RankActivity
 
 FLOOR_S = 30.0
 FACTOR = 6.0
@@ -33,6 +35,8 @@ SHARE_OF_GROUP_TIMEOUT = 0.8
 # Signs that a run is past its first steps: one rank has done a few, or collectives went on for a while without any.
 FIRST_STEPS = 3
 FIRST_MOVES = 10
+# Where steps show as collectives alone: so many, over more than a burst, are no set-up; what follows may be one.
+FIRST_COLLECTIVES, FIRST_SPELLS, AFTER_COLLECTIVES_S = 16, 2, 120.0
 CONFIRM_MIN_S, CONFIRM_MAX_S, CONFIRM_SHARE = 15.0, 60.0, 0.2
 # Ranks of one step report it at slightly different times: closer than this is one advance.
 SAME_ADVANCE_S = 1.0
@@ -128,7 +132,7 @@ def begin(attempt: int, ranks: Iterable[int], now: float) -> StallWatch:
     return StallWatch(attempt=attempt, begun=now, expected=frozenset(ranks))
 
 
-def observe(watch: StallWatch, sample: Mapping[str, Any], *, node: str, attempt: int, now: float) -> StallWatch:
+def observe(watch: StallWatch, sample: Activity, *, node: str, attempt: int, now: float) -> StallWatch:
     """Takes in one sample of one node (`agent.watch.activity.Sampler.sample`); another attempt's is ignored."""
     if attempt != watch.attempt:
         return watch
@@ -187,12 +191,13 @@ def warning(watch: StallWatch, limits: StallLimits) -> str | None:
 
 
 def _observe_rank(
-    watch: StallWatch, rank: int, content: Mapping[str, Any], sample: Mapping[str, Any], node: str, now: float
+    watch: StallWatch, rank: int, content: RankActivity, sample: Activity, node: str, now: float
 ) -> StallWatch:
     before = watch.ranks.get(rank)
     if before is not None and sample["time"] <= before.sampled:
         return watch
-    if content.get("alive") and (content.get("inside") or {}).get("unseen"):
+    inside = content.get("inside")
+    if content.get("alive") and inside is not None and inside.get("unseen"):
         return watch  # what it did since is not known, and so is not nothing
     view = look(before, content, sample, node, now)
     if before is not None and view.phase != before.phase and _changed(view.phase, before.phase):
@@ -242,6 +247,11 @@ def _started(watch: StallWatch) -> bool:
     return len(watch.intervals) >= FIRST_MOVES or any(view.beats >= FIRST_STEPS for view in watch.ranks.values())
 
 
+def _goes_on_by_collectives(watch: StallWatch) -> bool:
+    most = max((view.collectives for view in watch.ranks.values()), default=0)
+    return most >= FIRST_COLLECTIVES and len(watch.intervals) >= FIRST_SPELLS
+
+
 def _idle(watch: StallWatch, limits: StallLimits, horizon: float) -> tuple[float, float, str]:
     """How long nothing has moved, how long that may be, and how to say it."""
     moved = max(watch.begun, watch.progress_at or watch.begun, watch.held_at or watch.begun)
@@ -249,6 +259,8 @@ def _idle(watch: StallWatch, limits: StallLimits, horizon: float) -> tuple[float
     top, what = ceiling(watch, limits), "progress"
     if _started(watch):
         limit = min(max(FACTOR * max(watch.intervals, default=0.0), FLOOR_S), top)
+    elif _goes_on_by_collectives(watch):
+        limit = min(max(FACTOR * max(watch.intervals, default=0.0), AFTER_COLLECTIVES_S), top)
     elif watch.activity_at is not None and watch.moves == 0 and not _frameworks(watch):
         limit, what = top, "activity"  # no steps will come that we could see
     else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from clusterctl.door import samples
 from clusterctl.run.rules.stalls.rule import Stall, StallLimits, StallPhase, StallWatch, begin, judge, observe, warning
@@ -11,6 +11,7 @@ from clusterctl.wording import span
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+    from clusterctl.agent.protocol.types.samples import Activity
     from clusterctl.config.spec import StallSpec
 
 
@@ -71,7 +72,7 @@ class StallObserver:
             self._heard[node] = (self._heard.get(node, (now, now))[0], now)
             self._watch = observe(self._watch, sample, node=node, attempt=self._attempt, now=now)
 
-    def _of_attempt(self, lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+    def _of_attempt(self, lines: Iterable[bytes]) -> Iterator[Activity]:
         yield from (
             s for s in samples.readable(lines, "activity", "time", "ranks", "attempt") if s["attempt"] == self._attempt
         )

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
-from itertools import groupby
 from typing import TYPE_CHECKING, Any
+
+from clusterctl.wording import fold_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+
+    from clusterctl.agent.protocol.types.evidence import OfRank
 
 # faulthandler's own format: `File "x.py", line 3 in f`; 3.14 adds thread names in brackets.
 _THREAD = re.compile(
@@ -117,7 +120,7 @@ def _py_spy_thread(thread: Mapping[str, Any]) -> Thread:
     )
 
 
-def from_evidence(ranks: Mapping[str, Mapping[str, Any]]) -> tuple[RankStack, ...]:
+def from_evidence(ranks: Mapping[str, OfRank]) -> tuple[RankStack, ...]:
     """The stacks in what the agents collected, ascending by rank.
 
     Args:
@@ -126,7 +129,7 @@ def from_evidence(ranks: Mapping[str, Mapping[str, Any]]) -> tuple[RankStack, ..
     return tuple(_rank_stack(int(rank), ranks[rank]) for rank in sorted(ranks, key=int))
 
 
-def _rank_stack(rank: int, evidence: Mapping[str, Any]) -> RankStack:
+def _rank_stack(rank: int, evidence: OfRank) -> RankStack:
     source, text = str(evidence.get("source", "proc")), str(evidence.get("stacks", ""))
     threads: tuple[Thread, ...] | None = None
     if source == "signal":
@@ -173,13 +176,6 @@ def _entry(members: Sequence[RankStack]) -> dict[str, Any]:
 
 def _joined(values: Iterable[str | None]) -> str | None:
     return ",".join(sorted({value for value in values if value})) or None
-
-
-def fold_ranks(ranks: Iterable[int]) -> str:
-    """Ranks as ranges: `0-4,6`."""
-    runs = groupby(enumerate(sorted(set(ranks))), key=lambda pair: pair[1] - pair[0])
-    ends = [[rank for _, rank in run] for _, run in runs]
-    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in ends)
 
 
 def text(folded: Iterable[Mapping[str, Any]]) -> list[str]:

@@ -1,102 +1,12 @@
-"""The shapes of what travels as JSON, for the type checker alone: nobody imports this file at run time.
-
-What arrives is checked at the head's door (`clusterctl.door`), field by field; these are its shapes by name. Keys that
-an older agent does not send are not required.
-"""
+"""What a node answers, by the command that it is to (`Command`)."""
 
 from __future__ import annotations
 
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
-
-class Gpus(TypedDict, total=False):
-    """Which GPUs a machine has, as the kernel shows them: `count` is `None` where nobody can tell."""
-
-    count: int | None
-    indices: list[int]
-    source: str
-    vendor: str | None
-
-
-class Address(TypedDict, total=False):
-    """One address of one interface."""
-
-    interface: str
-    address: str
-    family: str
-    up: bool
-    loopback: bool
-
-
-class Way(TypedDict):
-    """By which address and interface packets to a peer leave."""
-
-    source: str
-    interface: str | None
-
-
-class Logind(TypedDict, total=False):
-    """What logind does with the processes of a user who logs out."""
-
-    linger: bool
-    kill_user_processes: bool
-
-
-class Hello(TypedDict, total=False):
-    """A node at the first contact: facts of machine and user. Memory in bytes, clocks in seconds."""
-
-    protocol: int
-    version: str
-    python: str
-    python_version: str
-    hostname: str
-    boot_id: str
-    pid_ns: str
-    net_ns: str
-    uid: int
-    user: str
-    home: str
-    shell: str
-    state_root: str
-    mono: float
-    wall: float
-    cores: int
-    memory: int
-    machine: str
-    kernel: str
-    gpus: Gpus | None
-    addresses: list[Address]
-    reached_at: str | None
-    rdma: bool
-    logind: Logind | None
-    home_is_network: bool
-
-
-class Spawn(TypedDict, total=False):
-    """What a waiter writes down before its worker may run. Start times are in clock ticks since boot."""
-
-    pid: int
-    start_time: int
-    waiter_pid: int
-    waiter_start_time: int
-    boot: str
-    pid_ns: str
-
-
-class Exit(TypedDict, total=False):
-    """How a worker ended: `exit_code`, or `signal`, or neither where nobody was left to see it.
-
-    It was alive at `earliest` and gone at `mono`, both of the node's monotonic clock (seconds).
-    """
-
-    exit_code: int | None
-    signal: int | None
-    earliest: float
-    mono: float
-    fenced: bool
-
-
-# --- answers, by the command that they are to (`Command`)
+if TYPE_CHECKING:
+    from clusterctl.agent.protocol.types.machine import Way
+    from clusterctl.agent.protocol.types.records import Survivor
 
 
 class WorkerFound(TypedDict, total=False):
@@ -118,7 +28,7 @@ class Status(TypedDict, total=False):
     state: str
     seq: int
     workers: list[WorkerFound]
-    remaining: list[dict[str, Any]]
+    remaining: list[Survivor]
 
 
 class RunFound(TypedDict, total=False):
@@ -137,7 +47,7 @@ class RunFound(TypedDict, total=False):
     gpus: list[int] | None
     started: float | None
     finished: float | None
-    remaining: list[dict[str, Any]]
+    remaining: list[Survivor]
 
 
 class Runs(TypedDict):
@@ -229,12 +139,6 @@ class Piece(TypedDict, total=False):
     data: str
 
 
-class Evidence(TypedDict):
-    """Where the ranks of a node are; see `agent.watch.evidence.collect`."""
-
-    ranks: dict[str, dict[str, Any]]
-
-
 class Cleaned(TypedDict):
     """Bytes that were freed."""
 
@@ -247,11 +151,3 @@ class ProgramEnd(TypedDict, total=False):
     exit_code: int | None
     signal: int | None
     timed_out: bool
-
-
-class Probed(TypedDict, total=False):
-    """What a probe found, by group, and what was stuck."""
-
-    groups: dict[str, dict[str, Any]]
-    time: float
-    stuck: list[dict[str, Any]]

@@ -1,0 +1,162 @@
+"""What a node is asked, by command; what a run asks of it are the dataclasses of `agent.protocol.requests`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypedDict
+
+from typing_extensions import NotRequired
+
+if TYPE_CHECKING:
+    from clusterctl.agent.protocol.types.facts import Request
+
+
+class Nothing(TypedDict):
+    """No arguments."""
+
+
+class OfRun(TypedDict):
+    """A run, and which of its nodes this is."""
+
+    run: str
+    node: str
+
+
+class Routes(TypedDict):
+    """Addresses or names to which the way is wanted."""
+
+    targets: list[str]
+
+
+class Probe(TypedDict):
+    """Run the facts as a worker would be run; `request` is what they read (`facts.Request`)."""
+
+    python: str | None
+    python_hint: NotRequired[str]
+    prologue: str | None
+    env: dict[str, str]
+    cwd: str | None
+    request: Request
+
+
+class Listen(TypedDict):
+    """Wait `seconds` for peers that know the nonce, for `enough` of them; `payload` bytes are sent back to each."""
+
+    port: int
+    nonce: str
+    seconds: float
+    payload: NotRequired[int]
+    enough: NotRequired[int]
+
+
+class Unlisten(TypedDict):
+    """Free the port of the LISTEN with that nonce."""
+
+    nonce: str
+
+
+class Connect(TypedDict):
+    """Reach a peer that listens; send `payload` bytes. `timeout` is in seconds."""
+
+    address: str
+    port: int
+    nonce: str
+    timeout: float
+    payload: NotRequired[int]
+
+
+class Manifest(TypedDict):
+    """Compare a workdir with the listing of `size` bytes that comes in `stream`."""
+
+    workdir: str
+    run: str | None
+    stream: int
+    size: int
+
+
+class Receive(TypedDict):
+    """Take in, from `stream`, the content of the files that the MANIFEST of that stream needed."""
+
+    manifest: int
+    stream: int
+
+
+class Fetch(TypedDict):
+    """Send the files that match, in `stream`."""
+
+    workdir: str
+    pattern: str
+    stream: int
+
+
+class Checkpoints(TypedDict):
+    """Name the complete checkpoints that match; `versions`: with time and size of every file."""
+
+    workdir: str
+    pattern: str | None
+    versions: NotRequired[bool]
+
+
+class Code(TypedDict):
+    """Hash what syncs brought to a workdir; `unsynced`: each source file there."""
+
+    workdir: str
+    unsynced: NotRequired[bool]
+
+
+class Read(OfRun):
+    """A piece of a file of the run: `length` bytes from `offset` on."""
+
+    file: str
+    offset: int
+    length: int
+
+
+class Replicated(OfRun):
+    """So many bytes of each file are safe on the head."""
+
+    offsets: dict[str, int]
+
+
+class Credit(TypedDict):
+    """So many more bytes of files may be sent."""
+
+    bytes: int
+
+
+class Evidence(OfRun):
+    """Look at the ranks, or at those named, for at most `deadline` seconds; the node keeps it under `name`."""
+
+    name: str
+    ranks: list[int] | None
+    deadline: float
+
+
+class Finish(OfRun):
+    """The run has ended."""
+
+    state: str
+    exit_code: int
+
+
+class Program(TypedDict):
+    """A program: `argv`, or `command` in a shell."""
+
+    argv: NotRequired[list[str]]
+    command: NotRequired[str]
+    env: NotRequired[dict[str, str]]
+    cwd: NotRequired[str | None]
+    prologue: NotRequired[str | None]
+    stdin: NotRequired[str]
+
+
+class Exec(Program):
+    """Run a program. What it writes comes in `stream`, and `stream` + 1; after `timeout` seconds it is ended."""
+
+    timeout: NotRequired[float | None]
+    stream: int
+
+
+class Cancel(TypedDict):
+    """End the program that the EXEC of that id started."""
+
+    id: int

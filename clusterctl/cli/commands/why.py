@@ -1,0 +1,68 @@
+"""`clusterctl why`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from clusterctl.cli import options
+from clusterctl.cli.lookup.why import opened, verdict_of
+from clusterctl.errors import ClusterctlError, ExitCode
+from clusterctl.render.story.why import render_why
+from clusterctl.run.record import find
+from clusterctl.why.verdict import Confidence
+from clusterctl.wording import size
+
+if TYPE_CHECKING:
+    from clusterctl.render.terminal.console import Console
+    from clusterctl.run.record.rundir import RunDir
+    from clusterctl.why.verdict import Verdict
+
+
+@click.command("why")
+@options.run_argument
+@click.option("--bundle", metavar="PATH", type=click.Path(path_type=Path), help="Judge a bundle, without any node.")
+@click.option("--save", metavar="FILE", type=click.Path(path_type=Path), help="Pack the evidence to hand it on.")
+@click.option("--hide", is_flag=True, help="With --save: without secrets, addresses and names of homes.")
+@options.json_option
+@options.output_options
+def command(
+    reference: str | None, bundle: Path | None, save: Path | None, hide: bool, as_json: bool, color: str, quiet: bool
+) -> int:
+    """Say what went wrong with a run, and who.
+
+    Of a run that hangs it names the rank that the others wait for, and its line of code; of one that failed, the rank
+    that failed first and why. It rests on what is kept with the run: how ranks ended, their stacks, what their
+    process groups count, what the kernel says of them. The exit code is 0 where an answer was found.
+    """
+    console = options.console_of(color)
+    if bundle is not None:
+        if reference is not None:
+            raise click.UsageError("a run and `--bundle` exclude each other")
+        with opened(bundle) as run:
+            return _tell(console, verdict_of(run, live=False), as_json=as_json)
+    run = find.find(reference)
+    if save is not None:
+        _save(console, run, save, hide=hide, quiet=quiet)
+    return _tell(console, verdict_of(run), as_json=as_json)
+
+
+def _tell(console: Console, verdict: Verdict, *, as_json: bool) -> int:
+    if as_json:
+        console.json(verdict.as_json())
+    else:
+        console.data(*render_why(verdict, console.out))
+    return int(ExitCode.FAILED if verdict.confidence is Confidence.UNKNOWN else ExitCode.OK)
+
+
+def _save(console: Console, run: RunDir, target: Path, *, hide: bool, quiet: bool) -> None:
+    from clusterctl.run.record.kept import bundle
+
+    try:
+        written = bundle.save(run, target, hide=hide)
+    except OSError as error:
+        raise ClusterctlError(f"{target} cannot be written: {error.strerror}") from error
+    if not quiet:
+        console.narrate(f"{target}: {size(written)}; `clusterctl why --bundle {target}` judges it")

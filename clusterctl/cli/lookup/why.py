@@ -1,0 +1,88 @@
+"""From a run, or from a bundle of one, to the verdict of `why`."""
+
+from __future__ import annotations
+
+import contextlib
+import tarfile
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from clusterctl.errors import ClusterctlError, NotFoundError
+from clusterctl.run.record import find
+from clusterctl.run.record.kept import evidence as kept
+from clusterctl.run.record.rundir import RunDir
+from clusterctl.run.rules.case import case_of
+from clusterctl.why.judge import judge
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from clusterctl.agent.protocol.types.evidence import OfRank
+    from clusterctl.run.rules.state import RunState
+    from clusterctl.why.verdict import Verdict
+
+_LONGEST_MEMBER = 64 << 20
+
+
+def verdict_of(run: RunDir, *, live: bool = True) -> Verdict:
+    """Return what went wrong with a run.
+
+    Args:
+        run: Which.
+        live: Look at ranks that may be alive, where nothing is kept of a stall that goes on.
+    """
+    state, _ = find.visible_state(run)
+    name, evidence = kept.newest(run)
+    if live and not state.over and state.stall is not None and not evidence:
+        evidence = _now(run, state)
+    return judge(
+        case_of(
+            state,
+            evidence,
+            seen_at=None if name is None else str(run.path / name),
+            folder=str(run.path),
+            stalled=state.stall is not None,
+        )
+    )
+
+
+def _now(run: RunDir, state: RunState) -> dict[str, OfRank]:
+    from clusterctl.cli.lookup.evidence import look
+
+    with contextlib.suppress(ClusterctlError):
+        return dict(look(run, state).ranks)
+    return {}
+
+
+@contextlib.contextmanager
+def opened(bundle: Path) -> Iterator[RunDir]:
+    """Give the run in a bundle: a folder, or the file that `why --save` made.
+
+    Raises:
+        NotFoundError: It is none.
+    """
+    with contextlib.ExitStack() as stack:
+        folder = bundle
+        if bundle.is_file():
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="clusterctl-why-")))
+            _unpack(bundle, folder)
+        found = [path.parent for path in (folder / "events.jsonl", *folder.glob("*/events.jsonl")) if path.is_file()]
+        if not found:
+            raise NotFoundError(f"{bundle} holds no run", hint="`clusterctl why RUN --save FILE` makes a bundle")
+        yield RunDir(found[0])
+
+
+def _unpack(bundle: Path, folder: Path) -> None:
+    """Write the plain files of a bundle below a folder; whatever else it holds is left out."""
+    try:
+        with tarfile.open(bundle) as archive:
+            for member in archive:
+                parts = Path(member.name).parts
+                if member.isfile() and member.size <= _LONGEST_MEMBER and ".." not in parts and parts[0] != "/":
+                    target = folder.joinpath(*parts)
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    content = archive.extractfile(member)
+                    target.write_bytes(b"" if content is None else content.read())
+    except (tarfile.TarError, EOFError, OSError) as error:
+        raise NotFoundError(f"{bundle} is no bundle: {error}") from error

@@ -1,0 +1,1 @@
+"""What is kept of a run to be looked at later, here or elsewhere."""

@@ -1,0 +1,82 @@
+"""A run as one file to hand on: what its story rests on, without code, checkpoints and most of the output."""
+
+from __future__ import annotations
+
+import io
+import ipaddress
+import re
+import tarfile
+from typing import TYPE_CHECKING
+
+from clusterctl.agent.protocol import files
+from clusterctl.agent.protocol.evidence import of_stalls
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from clusterctl.run.record.rundir import RunDir
+
+_END_BYTES = 256 * 1024
+_ADDRESS = re.compile(rb"(?<![\w.:])(?:\d{1,3}(?:\.\d{1,3}){3}|[0-9a-fA-F]{0,4}(?::[0-9a-fA-F]{0,4}){2,7})(?![\w.:])")
+_HOME = re.compile(rb"/(?:home|Users)/[^/\s\"':]+")
+_SECRET = re.compile(
+    rb"(?i)([\w-]*(?:secret|token|passw|credential|api_?key|private)[\w-]*\"?\s*[=:]\s*)(\"[^\"]*\"|'[^']*'|[^\s,}\"']+)"
+)
+
+
+def save(run: RunDir, target: Path, *, hide: bool) -> int:
+    """Write the bundle of a run (tar, gzip); return its size in bytes.
+
+    Args:
+        run: Which.
+        target: The file to make.
+        hide: Leave out values that look like secrets, addresses and names of home folders.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    change: Callable[[bytes], bytes] = hidden if hide else bytes
+    with tarfile.open(target, "w:gz") as archive:
+        for path, end in _files(run):
+            content = change(_content(path, end))
+            info = tarfile.TarInfo(f"{run.run}/{path.relative_to(run.path)}")
+            info.size, info.mode, info.mtime = len(content), 0o600, int(path.stat().st_mtime)
+            archive.addfile(info, io.BytesIO(content))
+    return target.stat().st_size
+
+
+def hidden(content: bytes) -> bytes:
+    """Return a text without secrets, addresses and names of home folders; equal addresses stay equal."""
+    known: dict[bytes, bytes] = {}
+
+    def instead(found: re.Match[bytes]) -> bytes:
+        try:
+            address = ipaddress.ip_address(found[0].decode())
+        except ValueError:
+            return found[0]
+        if address.is_loopback or address.is_unspecified:
+            return found[0]
+        return known.setdefault(found[0], b"192.0.2.%d" % (len(known) % 254 + 1))
+
+    content = _SECRET.sub(rb'\1"***"', content)
+    return _HOME.sub(b"/home/user", _ADDRESS.sub(instead, content))
+
+
+def _files(run: RunDir) -> Iterator[tuple[Path, int | None]]:
+    """Yield each file, and of how many bytes at its end; `None` for all of it."""
+    for path in (run.spec, run.events, run.log, *sorted(run.path.glob("plan-*.json"))):
+        if path.is_file():
+            yield path, None
+    for name in of_stalls(str(run.path)):
+        yield from ((path, None) for path in sorted((run.path / name).iterdir()) if path.is_file())
+    for path in sorted(run.node("").rglob("*")):
+        if path.is_file():
+            yield path, None if path.name == files.JOURNAL_FILE else _END_BYTES
+
+
+def _content(path: Path, end: int | None) -> bytes:
+    with path.open("rb") as file:
+        if end is not None:
+            file.seek(max(0, path.stat().st_size - end))
+        return file.read()

@@ -1,0 +1,38 @@
+"""Evidence of stalls that is kept with a run."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from clusterctl.agent.protocol.evidence import of_stalls
+from clusterctl.agent.protocol.frames import FrameError
+from clusterctl.door import answers
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from clusterctl.agent.protocol.types.evidence import OfRank
+    from clusterctl.run.record.rundir import RunDir
+
+_MOST_BYTES = 16 << 20
+
+
+def newest(run: RunDir) -> tuple[str | None, dict[str, OfRank]]:
+    """Return the name of the folder with the newest evidence, and what it says of each rank; a bad file is left out."""
+    names = of_stalls(str(run.path))
+    if not names:
+        return None, {}
+    return names[-1], of_folder(run.path / names[-1])
+
+
+def of_folder(folder: Path) -> dict[str, OfRank]:
+    """Return what a folder says of each rank."""
+    found: dict[str, OfRank] = {}
+    for path in sorted(folder.glob("rank-*.json")):
+        try:
+            told = json.loads(path.read_bytes()[:_MOST_BYTES])
+            found[str(int(told["rank"]))] = answers.evidence_of_rank(told)
+        except (OSError, ValueError, KeyError, TypeError, RecursionError, FrameError):
+            continue
+    return found

@@ -1,0 +1,154 @@
+"""A run and the evidence of its ranks, as what `why` judges."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from clusterctl.run.rules.stalls import stacks
+from clusterctl.run.rules.state import NodePhase, WorkerPhase
+from clusterctl.why.case import Call, Case, Child, End, Entry, Look, Node, Other, Rank
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from clusterctl.agent.protocol.types.evidence import OfRank
+    from clusterctl.run.rules.blame import Cause
+    from clusterctl.run.rules.state import NodeState, RunState, WorkerState
+
+_NOT_OF_A_WORKER = ("node_lost", "start_failed", "unhealthy", "port_taken", "time_limit")
+
+
+def case_of(
+    state: RunState,
+    evidence: Mapping[str, OfRank],
+    *,
+    seen_at: str | None = None,
+    folder: str | None = None,
+    stalled: bool = False,
+) -> Case:
+    """Return what is known of the newest attempt of a run.
+
+    Args:
+        state: What the journals tell.
+        evidence: What was seen of ranks, by rank (`agent.watch.evidence`), before they ended.
+        seen_at: Where that lies.
+        folder: The run's own.
+        stalled: Take what was seen as that of a stall, whether or not the rule says so now.
+    """
+    looks = {stack.rank: _look(stack, evidence[str(stack.rank)]) for stack in stacks.from_evidence(evidence)}
+    return Case(
+        run=state.run,
+        over=state.over,
+        reason=state.reason,
+        ranks=tuple(_rank(worker, looks.get(rank)) for rank, worker in sorted(state.workers.items())),
+        nodes={name: _node(node) for name, node in state.nodes.items()},
+        stalled=stalled or (state.stall is not None and state.stall.phase == "confirmed"),
+        limit=None if state.stall is None else state.stall.limit_s,
+        other=_other(state),
+        troubles=_troubles(state),
+        seen_at=seen_at if looks else None,
+        folder=folder,
+    )
+
+
+def _rank(worker: WorkerState, look: Look | None) -> Rank:
+    started = worker.phase not in (WorkerPhase.PENDING, WorkerPhase.STARTING)
+    end = _end(worker) if worker.phase is WorkerPhase.EXITED else None
+    return Rank(rank=worker.rank, node=worker.node, started=started, end=end, look=look)
+
+
+def _end(worker: WorkerState) -> End:
+    verdict = worker.verdict
+    cause = verdict.cause if verdict is not None else None
+    return End(
+        exit_code=worker.exit_code,
+        signal=cause.signal if cause is not None else None,
+        earliest=verdict.earliest if verdict is not None else 0.0,
+        latest=verdict.latest if verdict is not None else 0.0,
+        oom=worker.oom,
+        message=cause.message if cause is not None else "",
+        traceback=cause.traceback if cause is not None else None,
+        tail=worker.tail,
+        secondary=cause is not None and cause.secondary,
+        stopped=worker.stopped,
+    )
+
+
+def _node(node: NodeState) -> Node:
+    return Node(
+        node=node.node,
+        link=node.link or NodePhase.WAITING.value,
+        why=node.link_why,
+        addresses=(node.address,) if node.address else (),
+    )
+
+
+def _other(state: RunState) -> Other | None:
+    cause: Cause | None = state.no_exit
+    if state.error is not None and not state.workers:
+        error = state.error
+        return Other(
+            kind="refused",
+            message=str(error.get("message") or "the start was refused"),
+            node=error.get("node"),
+            hint=str(error.get("hint") or ""),
+        )
+    if cause is not None and cause.kind in _NOT_OF_A_WORKER:
+        return Other(kind=cause.kind, message=cause.message, node=cause.node)
+    return Other(kind="cancelled", message="a person ended it") if state.reason == "cancelled" else None
+
+
+def _troubles(state: RunState) -> dict[str, tuple[str, ...]]:
+    found: dict[str, tuple[str, ...]] = {}
+    for (node, _, _), trouble in state.troubles.items():
+        found[node] = (*found.get(node, ()), trouble.message)
+    return found
+
+
+def _look(stack: stacks.RankStack, told: OfRank) -> Look:
+    inside = told.get("inside")
+    frames = (
+        None
+        if stack.frames is None
+        else tuple(Call(function=f.function, file=f.file, line=f.line) for f in stack.frames)
+    )
+    return Look(
+        source=stack.source,
+        state=stack.state,
+        wchan=stack.wchan,
+        cpu=told.get("cpu"),
+        frames=frames,
+        children=tuple(
+            Child(
+                pid=child["pid"],
+                name=child.get("name") or "",
+                state=child["state"],
+                wchan=child["wchan"],
+                cpu=child.get("cpu") or 0.0,
+            )
+            for child in told["children"]
+        ),
+        step=inside.get("step") if inside else None,
+        status_age=inside.get("age_s") if inside and not inside.get("unseen") else None,
+        seq={group: (numbers[0], numbers[1]) for group, numbers in (inside.get("seq") or {} if inside else {}).items()},
+        entries=_entries(told),
+        error=told.get("error"),
+    )
+
+
+def _entries(told: OfRank) -> tuple[Entry, ...] | None:
+    recorded = told.get("recorded")
+    if recorded is None:
+        return None
+    return tuple(
+        Entry(
+            group=entry["group"],
+            number=entry["number"],
+            op=entry["op"],
+            sizes=entry["sizes"],
+            dtypes=entry["dtypes"],
+            done=entry["done"],
+            p2p=entry["p2p"],
+        )
+        for entry in recorded
+    )

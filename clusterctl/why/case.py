@@ -1,0 +1,162 @@
+"""What is known of a run that went wrong, as values: how its ranks ended, and where those were that had not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One Python call on a stack. `line` is 0 where it is not known."""
+
+    function: str
+    file: str
+    line: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Child:
+    """A process that came of a rank."""
+
+    pid: int
+    name: str
+    state: str | None
+    wchan: str | None
+    cpu: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A collective, or a message between two ranks, that a rank has begun, as the flight recorder has it.
+
+    Attributes:
+        group: Name of the process group.
+        number: Its number in the group, of collectives and messages apart.
+        sizes, dtypes: Of what goes in.
+        done: It has come to its end.
+    """
+
+    group: str
+    number: int
+    op: str
+    sizes: str = ""
+    dtypes: str = ""
+    done: bool = False
+    p2p: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """How a rank ended by itself. `earliest` and `latest` bound it on the head's clock (seconds).
+
+    Attributes:
+        oom: What tells that the kernel killed it for memory.
+        secondary: Its last words are those of a rank whose peer was lost.
+        stopped: We asked for it: it says nothing.
+    """
+
+    exit_code: int | None
+    signal: str | None
+    earliest: float
+    latest: float
+    oom: str | None = None
+    message: str = ""
+    traceback: str | None = None
+    tail: str = ""
+    secondary: bool = False
+    stopped: bool = False
+
+    @property
+    def well(self) -> bool:
+        """It ended with 0."""
+        return self.exit_code == 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """A rank as it was seen at one moment.
+
+    Attributes:
+        source: How its stacks were had: signal, py-spy, proc (none).
+        frames: Calls of its main thread, most recent first; `None` where they are not known.
+        cpu: Share of one core.
+        status_age: Seconds since the shim's own thread last wrote; `None` without a shim.
+        seq: Last collective begun, and ended, by process group.
+        entries: The newest of the flight recorder; `None` where it was not had.
+        error: Why there is nothing.
+    """
+
+    source: str
+    state: str | None = None
+    wchan: str | None = None
+    cpu: float | None = None
+    frames: tuple[Call, ...] | None = None
+    children: tuple[Child, ...] = ()
+    step: int | None = None
+    status_age: float | None = None
+    seq: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    entries: tuple[Entry, ...] | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rank:
+    """One rank of the newest attempt: `end` once it has ended, `look` where somebody saw it before."""
+
+    rank: int
+    node: str
+    started: bool = True
+    end: End | None = None
+    look: Look | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """One node: how its link is, and the addresses by which peers know it."""
+
+    node: str
+    link: str = "connected"
+    why: str = ""
+    addresses: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Other:
+    """What ended the run where no exit of a worker did: `kind` of `blame.Cause`, or why it never started."""
+
+    kind: str
+    message: str
+    node: str | None = None
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """Everything that the verdict rests on.
+
+    Attributes:
+        run: Its id.
+        over: It has ended.
+        reason: The `StopReason` for which its newest attempt was ended; `None` while nobody ends it.
+        stalled: The rule found, or has found, that nothing moves.
+        limit: After how many seconds (of the rule).
+        troubles: What health says of nodes now, in words, by node.
+        seen_at: The folder in which the evidence lies; `None` where nobody looked.
+        folder: The run's folder, for people.
+    """
+
+    run: str
+    over: bool
+    reason: str | None
+    ranks: tuple[Rank, ...]
+    nodes: Mapping[str, Node] = field(default_factory=dict)
+    stalled: bool = False
+    limit: float | None = None
+    other: Other | None = None
+    troubles: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    seen_at: str | None = None
+    folder: str | None = None

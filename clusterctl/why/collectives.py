@@ -1,0 +1,132 @@
+"""Who did not join a collective, and who began another one, by the numbers that process groups count."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from clusterctl.why.case import Entry, Look
+
+_DEFAULT = "0"
+"""Name of the default process group on every rank."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Behind:
+    """Ranks that have not begun what others of their group wait in.
+
+    Attributes:
+        number: What the others have begun.
+        op: Its name, where the flight recorder tells.
+    """
+
+    group: str
+    ranks: tuple[int, ...]
+    waiting: tuple[int, ...]
+    number: int
+    op: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mismatch:
+    """Ranks of a group that have begun different things under one number; `by` is what, with who."""
+
+    group: str
+    number: int
+    by: Mapping[str, tuple[int, ...]]
+
+    @property
+    def odd(self) -> tuple[int, ...]:
+        """The fewest, where there are fewest."""
+        counts = sorted(self.by.values(), key=len)
+        return counts[0] if len(counts) > 1 and len(counts[0]) < len(counts[-1]) else ()
+
+
+def behind(looks: Mapping[int, Look]) -> list[Behind]:
+    """Return, by process group, who has not begun what others wait in; groups of one rank say nothing."""
+    begun = {rank: _begun(look) for rank, look in looks.items()}
+    found: list[Behind] = []
+    for group in sorted({name for groups in begun.values() for name in groups}):
+        members = {rank: groups[group] for rank, groups in begun.items() if group in groups}
+        most = max(number for number, _ in members.values())
+        late = tuple(rank for rank, (number, _) in sorted(members.items()) if number < most)
+        waiting = tuple(rank for rank, (number, done) in sorted(members.items()) if number == most and not done)
+        if late and waiting:
+            op = _named(looks, waiting, group, most)
+            found.append(Behind(group=group, ranks=late, waiting=waiting, number=most, op=op))
+    return found
+
+
+def _begun(look: Look) -> dict[str, tuple[int, bool]]:
+    """Return the newest number that a rank has begun in each group, and whether it has ended.
+
+    Without the recorder only the default group is known by a name that all ranks share.
+    """
+    if look.entries is None:
+        return {group: (begun, ended >= begun) for group, (begun, ended) in look.seq.items() if group == _DEFAULT}
+    return {entry.group: (entry.number, entry.done) for entry in look.entries if not entry.p2p}
+
+
+def mismatches(looks: Mapping[int, Look]) -> list[Mismatch]:
+    """Return where ranks of one group have begun different collectives under the same number."""
+    by_place: dict[tuple[str, int], dict[int, Entry]] = {}
+    for rank, look in looks.items():
+        for entry in look.entries or ():
+            if not entry.p2p and not entry.done:
+                by_place.setdefault((entry.group, entry.number), {})[rank] = entry
+    found = []
+    for (group, number), entries in sorted(by_place.items()):
+        kinds = _kinds(entries)
+        if len(kinds) > 1:
+            found.append(Mismatch(group=group, number=number, by=kinds))
+    return found
+
+
+def unmatched(looks: Mapping[int, Look]) -> dict[int, Entry]:
+    """Return the messages between two ranks that have not come to their end, by who waits."""
+    return {
+        rank: entry
+        for rank, look in looks.items()
+        for entry in (look.entries or ())[-1:]
+        if entry.p2p and not entry.done
+    }
+
+
+def in_step(looks: Mapping[int, Look]) -> bool:
+    """Return whether all ranks have begun the same, and none has ended it."""
+    told = [_begun(look) for look in looks.values()]
+    common = set.intersection(*(set(groups) for groups in told)) if told else set()
+    return any(len({groups[name] for groups in told}) == 1 and not told[0][name][1] for name in common)
+
+
+def op_of(look: Look) -> str | None:
+    """Return what a rank has begun last and not ended."""
+    return next((entry.op for entry in reversed(look.entries or ()) if not entry.done), None)
+
+
+def _named(looks: Mapping[int, Look], ranks: Sequence[int], group: str, number: int) -> str | None:
+    names = (
+        entry.op
+        for rank in ranks
+        for entry in looks[rank].entries or ()
+        if (entry.group, entry.number) == (group, number) and not entry.p2p
+    )
+    return next(names, None)
+
+
+def _kinds(entries: Mapping[int, Entry]) -> dict[str, tuple[int, ...]]:
+    """Return who has begun what: the operation, and sizes and types where the operation is the same."""
+    ops = {entry.op for entry in entries.values()}
+    found: dict[str, list[int]] = {}
+    for rank, entry in sorted(entries.items()):
+        alike = len(ops) == 1 and entry.op not in _OF_ANY_SIZE
+        name = f"{entry.op} of {entry.sizes} {entry.dtypes}".rstrip() if alike else entry.op
+        found.setdefault(name, []).append(rank)
+    return {name: tuple(ranks) for name, ranks in found.items()}
+
+
+_OF_ANY_SIZE = frozenset({"all_gather", "allgather", "all_to_all", "alltoall", "gather", "scatter", "barrier"})
+"""Operations to which ranks may bring different sizes."""

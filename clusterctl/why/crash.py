@@ -1,0 +1,148 @@
+"""Whose end began it: the first that leaves or breaks the group, whatever its exit code. Its peers die of it."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from clusterctl.why import causes
+from clusterctl.why.verdict import Class, Confidence, Culprit, Kind, Verdict, Waiting
+from clusterctl.wording import fold_ranks
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from clusterctl.why.case import Case, End, Rank
+
+_DIGITS = re.compile(r"0x[0-9a-f]+|\d+")
+_MOST_NAMED = 8
+
+
+def judge(case: Case) -> Verdict | None:
+    """Return who ended by itself first; `None` where nobody did."""
+    ended = [(rank, rank.end) for rank in case.ranks if rank.end is not None and not rank.end.stopped]
+    failed = [(rank, end) for rank, end in ended if not end.well]
+    alive = [rank for rank in case.ranks if rank.end is None]
+    left = [(rank, end) for rank, end in ended if end.well] if failed or alive else []
+    if not failed and not (left and (alive or case.reason is not None)):
+        return None
+    own = [(rank, end) for rank, end in failed if not end.secondary and causes.class_of(end) is not Class.PEER_LOST]
+    if own:
+        return _of_own(case, own, failed)
+    if left:
+        return _left_early(case, left, failed, alive)
+    return _of_victims(case, failed)
+
+
+def _of_own(case: Case, own: Sequence[tuple[Rank, End]], failed: Sequence[tuple[Rank, End]]) -> Verdict:
+    """Ranks that failed for a reason of their own: the first; or all, where they failed alike."""
+    first, end = min(own, key=lambda each: (each[1].latest, each[0].rank))
+    cls = causes.class_of(end)
+    alike = [(r, e) for r, e in own if causes.class_of(e) is cls and _plain(e.message) == _plain(end.message)]
+    rivals = [r for r, e in own if e.earliest <= end.latest and r.rank != first.rank]
+    strangers = [r for r in rivals if r.rank not in {a.rank for a, _ in alike}]
+    named = alike if len(alike) > 1 and len(alike) == len(own) else [(first, end)]
+    confidence = _confidence(cls, certain=not rivals or len(named) == len(own), doubtful=bool(strangers))
+    if confidence is Confidence.AMBIGUOUS:
+        named = [(r, e) for r, e in own if r.rank == first.rank or r in strangers]
+    who = _who(named)
+    victims = [r for r, _ in failed if r.rank not in {n.rank for n, _ in named}]
+    summary = f"{who} {'failed alike' if len(named) > 1 and confidence is not Confidence.AMBIGUOUS else 'failed first'}"
+    return Verdict(
+        kind=Kind.CRASH,
+        cls=cls,
+        confidence=confidence,
+        summary=f"{summary}: {causes.said(end)}",
+        culprits=_culprits(named),
+        waiting=_victims(victims),
+        next=causes.advice(cls, case.run, first.rank, first.node),
+    )
+
+
+def _left_early(
+    case: Case, left: Sequence[tuple[Rank, End]], failed: Sequence[tuple[Rank, End]], alive: Sequence[Rank]
+) -> Verdict:
+    """Ranks that ended with 0 while others were not through: these lost their peers, or wait for them."""
+    first_loss = min((end.latest for _, end in failed), default=None)
+    early = [(r, e) for r, e in left if first_loss is None or e.earliest <= first_loss]
+    named = early or list(left)
+    certain = bool(early) and (first_loss is None or all(e.latest < first_loss for _, e in named))
+    hang = not failed
+    return Verdict(
+        kind=Kind.HANG if hang else Kind.CRASH,
+        cls=Class.EXITED_EARLY,
+        confidence=Confidence.CERTAIN if certain else Confidence.LIKELY,
+        summary=f"{_who(named)} ended with 0 while others were not through",
+        culprits=_culprits(named),
+        waiting=_victims([r for r, _ in failed] or alive),
+        next=causes.advice(Class.EXITED_EARLY, case.run, named[0][0].rank, None),
+    )
+
+
+def _of_victims(case: Case, failed: Sequence[tuple[Rank, End]]) -> Verdict:
+    """Every rank says that it lost a peer: the address that most of them name tells which, where one does."""
+    accused = _accused(case, failed)
+    first, end = min(failed, key=lambda each: (each[1].latest, each[0].rank))
+    if accused is not None:
+        ranks = [(r, e) for r, e in failed if r.node == accused]
+        return Verdict(
+            kind=Kind.CRASH,
+            cls=Class.PEER_LOST,
+            confidence=Confidence.AMBIGUOUS,
+            summary=f"all ranks lost a peer; they name {accused}, and nobody there says why",
+            culprits=_culprits(ranks) or (Culprit(rank=None, node=accused, evidence="its peers lost it"),),
+            waiting=_victims([r for r, _ in failed if r.node != accused]),
+            next=causes.advice(Class.NODE_LOST, case.run, None, accused),
+        )
+    return Verdict(
+        kind=Kind.CRASH,
+        cls=Class.PEER_LOST,
+        confidence=Confidence.AMBIGUOUS if len(failed) > 1 else Confidence.LIKELY,
+        summary=f"rank {first.rank} on {first.node} was the first to lose a peer: {causes.said(end)}",
+        culprits=_culprits(failed if len(failed) > 1 else [(first, end)]),
+        next=causes.advice(Class.PEER_LOST, case.run, first.rank, first.node),
+    )
+
+
+def _accused(case: Case, failed: Sequence[tuple[Rank, End]]) -> str | None:
+    """Return the one node of which ranks of other nodes say that they lost it."""
+    by_address = {address: node.node for node in case.nodes.values() for address in node.addresses}
+    named: set[str] = set()
+    for rank, end in failed:
+        text = f"{end.message}\n{end.tail}"
+        named |= {node for address, node in by_address.items() if node != rank.node and f"[{address}]" in text}
+    return named.pop() if len(named) == 1 else None
+
+
+def _confidence(cls: Class, *, certain: bool, doubtful: bool) -> Confidence:
+    if doubtful:
+        return Confidence.AMBIGUOUS
+    if cls in (Class.UNKNOWN,):
+        return Confidence.LIKELY
+    return Confidence.CERTAIN if certain else Confidence.LIKELY
+
+
+def _plain(message: str) -> str:
+    """Return a message without what differs between ranks that fail alike: numbers and addresses."""
+    return _DIGITS.sub("#", message)
+
+
+def _who(named: Sequence[tuple[Rank, End]]) -> str:
+    ranks = [rank.rank for rank, _ in named]
+    nodes = list(dict.fromkeys(rank.node for rank, _ in named))
+    on = f" on {nodes[0]}" if len(nodes) == 1 else ""
+    return f"rank{'s' if len(ranks) > 1 else ''} {fold_ranks(ranks)}{on}"
+
+
+def _culprits(named: Sequence[tuple[Rank, End]]) -> tuple[Culprit, ...]:
+    found = []
+    for rank, end in sorted(named, key=lambda each: each[0].rank)[:_MOST_NAMED]:
+        line, function = causes.where(end)
+        found.append(Culprit(rank=rank.rank, node=rank.node, where=line, op=function, evidence=causes.said(end)))
+    return tuple(found)
+
+
+def _victims(ranks: Sequence[Rank]) -> tuple[Waiting, ...]:
+    if not ranks:
+        return ()
+    return (Waiting(ranks=fold_ranks([rank.rank for rank in ranks]), where=None, op="lost a peer"),)

@@ -1,0 +1,89 @@
+"""From a case to a verdict: how ranks ended first, then where they are, then what ended the run without them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from clusterctl.why import crash, hang
+from clusterctl.why.verdict import Class, Confidence, Culprit, Kind, Verdict
+
+if TYPE_CHECKING:
+    from clusterctl.why.case import Case, Other, Rank
+
+_MOST_NAMED = 8
+_KINDS = {
+    "node_lost": (Kind.CRASH, Class.NODE_LOST, "clusterctl health --node {node}"),
+    "port_taken": (Kind.CRASH, Class.PORT_TAKEN, "clusterctl exec --node {node} -- ss -ltnp"),
+    "unhealthy": (Kind.CRASH, Class.UNHEALTHY, "clusterctl health --node {node}"),
+    "time_limit": (Kind.SLOW, Class.TIME_LIMIT, "clusterctl status {run}"),
+    "start_failed": (Kind.START, Class.NOT_STARTED, "clusterctl status {run}"),
+    "refused": (Kind.REFUSED, Class.REFUSED, "clusterctl health"),
+    "cancelled": (Kind.NONE, Class.CANCELLED, "clusterctl logs {run}"),
+}
+
+
+def judge(case: Case) -> Verdict:
+    """Return what went wrong with a run, and who."""
+    return replace(_judged(case), bundle=case.seen_at or case.folder)
+
+
+def _judged(case: Case) -> Verdict:
+    crashed = None if case.reason == "stalled" else crash.judge(case)
+    if crashed is not None and crashed.cls is Class.PEER_LOST and case.seen_at is not None:
+        # A stall that ended by the time limits of the process groups: where ranks were before that tells more.
+        return hang.judge(case) or crashed
+    if crashed is not None:
+        return crashed
+    if case.other is not None and case.other.kind in _KINDS and case.other.kind != "cancelled":
+        return _of_other(case, case.other)
+    if case.stalled or case.reason == "stalled":
+        return hang.judge(case) or _blind(case)
+    if case.other is not None:
+        return _of_other(case, case.other)
+    missing = hang.missing_ranks(case)
+    if missing is not None:
+        return missing
+    return _nothing(case)
+
+
+def _of_other(case: Case, other: Other) -> Verdict:
+    """What ended the run where no exit of a worker did."""
+    kind, cls, command = _KINDS.get(other.kind, (Kind.CRASH, Class.UNKNOWN, "clusterctl status {run}"))
+    troubles = case.troubles.get(other.node or "", ())
+    told = command.format(node=other.node or "NODE", run=case.run)
+    culprits = (
+        (Culprit(rank=None, node=other.node, evidence="; ".join((other.message, *troubles))),)
+        if other.node is not None
+        else ()
+    )
+    return Verdict(
+        kind=kind,
+        cls=cls,
+        confidence=Confidence.CERTAIN,
+        summary=other.message,
+        culprits=culprits,
+        next=tuple(text for text in (other.hint, told) if text),
+    )
+
+
+def _blind(case: Case) -> Verdict:
+    return Verdict(
+        kind=Kind.HANG,
+        cls=Class.NONE,
+        confidence=Confidence.UNKNOWN,
+        summary="nothing moves, and nobody could look at the ranks",
+        missing=tuple(f"rank {rank.rank}: {_unseen(rank)}" for rank in case.ranks[:_MOST_NAMED]),
+        next=(f"clusterctl stacks {case.run}",),
+    )
+
+
+def _nothing(case: Case) -> Verdict:
+    summary = (
+        "it ended well" if case.over else "nothing is wrong: ranks make progress, or may still be at their first step"
+    )
+    return Verdict(kind=Kind.NONE, cls=Class.NONE, confidence=Confidence.CERTAIN, summary=summary)
+
+
+def _unseen(rank: Rank) -> str:
+    return rank.look.error if rank.look is not None and rank.look.error else "nobody looked at it"

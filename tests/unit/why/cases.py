@@ -1,0 +1,60 @@
+"""Cases as `why` judges them, in short."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from clusterctl.why.case import Call, Case, End, Entry, Look, Node, Rank
+
+USER = "/root/.local/share/clusterctl/work/demo/train.py"
+TORCH = "/usr/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
+TRACEBACK = f'Traceback (most recent call last):\n  File "{USER}", line 7, in load\n    open(x)\n{{}}'
+
+
+def ended(code: int | None, at: float = 10.0, message: str = "", **more: Any) -> End:
+    """The end of a rank at a moment that is known to a tenth of a second."""
+    return End(exit_code=code, signal=more.pop("signal", None), earliest=at - 0.1, latest=at, message=message, **more)
+
+
+def raised(message: str, at: float = 10.0, **more: Any) -> End:
+    """A rank that ended by an exception in the user's file."""
+    return ended(1, at, message, traceback=TRACEBACK.format(message), **more)
+
+
+def lost_peer(at: float = 10.5, address: str = "") -> End:
+    """A rank that ended because a peer did."""
+    return raised(f"RuntimeError: Connection closed by peer [{address or '10.0.0.9'}]:4711", at, secondary=True)
+
+
+def waiting(op: str = "all_reduce", line: int = 26, **more: Any) -> Look:
+    """A rank that waits in a collective."""
+    frames = (Call(function=op, file=TORCH, line=2800), Call(function="train", file=USER, line=line))
+    return Look(**{"source": "signal", "state": "S", "wchan": "futex_do_wait", "cpu": 0.0, "frames": frames, **more})
+
+
+def elsewhere(line: int = 21, wchan: str = "hrtimer_nanosleep", **more: Any) -> Look:
+    """A rank that is in the user's own code."""
+    frames = (Call(function="load", file=USER, line=line), Call(function="train", file=USER, line=24))
+    return Look(**{"source": "signal", "state": "S", "wchan": wchan, "cpu": 0.0, "frames": frames, **more})
+
+
+def entry(number: int, op: str = "all_reduce", *, group: str = "0", done: bool = False, **more: Any) -> Entry:
+    """An entry of the flight recorder."""
+    return Entry(group=group, number=number, op=op, done=done, **more)
+
+
+def case(*ranks: End | Look | None, per_node: int = 2, **more: Any) -> Case:
+    """A case of ranks that have ended, or that were seen; `None` is a rank that nobody saw."""
+    made = tuple(
+        Rank(
+            rank=number,
+            node=f"gpu{number // per_node + 1:02}",
+            end=it if isinstance(it, End) else None,
+            look=it if isinstance(it, Look) else None,
+        )
+        for number, it in enumerate(ranks)
+    )
+    nodes = {rank.node: Node(node=rank.node, addresses=(f"10.0.0.{int(rank.node[-2:])}",)) for rank in made}
+    given = {"run": "demo-abcd", "over": False, "reason": None, "ranks": made, "nodes": nodes}
+    return replace(Case(**given), **more)

@@ -1,0 +1,86 @@
+"""Whose end began it, and why."""
+
+from __future__ import annotations
+
+import pytest
+
+from clusterctl.why.judge import judge
+from clusterctl.why.verdict import Class, Confidence, Kind
+from tests.unit.why.cases import case, ended, lost_peer, raised, waiting
+
+
+def test_the_rank_that_failed_for_a_reason_of_its_own_is_to_blame_and_its_peers_are_victims() -> None:
+    verdict = judge(case(lost_peer(), lost_peer(), raised("FileNotFoundError: /d/shard-3"), lost_peer()))
+
+    assert (verdict.kind, verdict.cls, verdict.confidence) == (Kind.CRASH, Class.MISSING_FILE, Confidence.CERTAIN)
+    assert [(culprit.rank, culprit.node, culprit.where) for culprit in verdict.culprits] == [(2, "gpu02", "train.py:7")]
+    assert [waiting.ranks for waiting in verdict.waiting] == ["0-1,3"]
+
+
+def test_a_rank_that_left_with_0_while_others_trained_is_to_blame_for_those_that_lost_it() -> None:
+    verdict = judge(case(lost_peer(), lost_peer(), ended(0, 10.0), lost_peer()))
+
+    assert (verdict.cls, verdict.confidence) == (Class.EXITED_EARLY, Confidence.CERTAIN)
+    assert [culprit.rank for culprit in verdict.culprits] == [2]
+
+
+def test_a_rank_that_left_with_0_while_others_still_wait_for_it_is_why_they_hang() -> None:
+    verdict = judge(case(waiting(), waiting(), ended(0), waiting()))
+
+    assert (verdict.kind, verdict.cls, verdict.culprits[0].rank) == (Kind.HANG, Class.EXITED_EARLY, 2)
+
+
+def test_a_rank_that_ended_well_after_its_peers_broke_is_not_named_for_certain() -> None:
+    verdict = judge(case(lost_peer(5.0), ended(0, 20.0)))
+
+    assert verdict.confidence is not Confidence.CERTAIN
+
+
+def test_ranks_that_fail_alike_are_named_together_whatever_numbers_their_messages_hold() -> None:
+    verdict = judge(case(*(raised(f"ValueError: bad batch {n} at 0x{n:x}f", 10.0 + n / 50) for n in range(4))))
+
+    assert (verdict.cls, verdict.confidence) == (Class.EXCEPTION, Confidence.CERTAIN)
+    assert [culprit.rank for culprit in verdict.culprits] == [0, 1, 2, 3]
+    assert "failed alike" in verdict.summary
+
+
+def test_two_that_fail_at_once_for_different_reasons_are_both_named_and_none_alone() -> None:
+    verdict = judge(case(raised("ValueError: bad batch"), raised("KeyError: 'lr'")))
+
+    assert verdict.confidence is Confidence.AMBIGUOUS
+    assert [culprit.rank for culprit in verdict.culprits] == [0, 1]
+
+
+def test_where_everybody_lost_a_peer_the_node_that_all_name_is_told_but_not_as_a_fact() -> None:
+    verdict = judge(case(lost_peer(address="10.0.0.2"), lost_peer(address="10.0.0.2"), lost_peer(), lost_peer()))
+
+    assert (verdict.cls, verdict.confidence) == (Class.PEER_LOST, Confidence.AMBIGUOUS)
+    assert {culprit.node for culprit in verdict.culprits} == {"gpu02"}
+
+
+@pytest.mark.parametrize(
+    ("end", "cls"),
+    [
+        pytest.param(ended(None, signal="SIGKILL", oom="cgroup", message="killed"), Class.OUT_OF_MEMORY, id="cgroup"),
+        pytest.param(raised("torch.OutOfMemoryError: CUDA out of memory."), Class.OUT_OF_MEMORY, id="memory of a GPU"),
+        pytest.param(raised("OSError: [Errno 28] No space left on device"), Class.DISK_FULL, id="full disk"),
+        pytest.param(raised("ModuleNotFoundError: No module named 'einops'"), Class.MISSING_MODULE, id="no module"),
+        pytest.param(raised("PermissionError: [Errno 13] Permission denied: '/d'"), Class.NO_PERMISSION, id="no right"),
+        pytest.param(
+            ended(2, message="train.py: error: unrecognized arguments: -x"), Class.WRONG_ARGUMENT, id="argument"
+        ),
+        pytest.param(raised("RuntimeError: Address already in use"), Class.PORT_TAKEN, id="port"),
+        pytest.param(ended(None, signal="SIGSEGV", message="ended by SIGSEGV"), Class.SIGNAL, id="a signal"),
+        pytest.param(raised("RuntimeError: CUDA error: an illegal memory access"), Class.GPU, id="GPU"),
+        pytest.param(ended(None), Class.UNKNOWN, id="nobody saw it"),
+        pytest.param(raised("AssertionError"), Class.EXCEPTION, id="any other exception"),
+    ],
+)
+def test_the_last_words_of_a_rank_tell_the_class(end: object, cls: Class) -> None:
+    assert judge(case(end, lost_peer(), lost_peer())).cls is cls  # type: ignore[arg-type]
+
+
+def test_what_we_stopped_is_nobodys_fault() -> None:
+    stopped = ended(None, signal="SIGTERM", stopped=True)
+
+    assert judge(case(stopped, stopped, reason="cancelled", over=True)).kind is Kind.NONE
