@@ -45,6 +45,11 @@ def size(count: float) -> str:
     return f"{value:.0f} TiB" if value >= 10 else f"{value:.1f} TiB"
 
 
+def plural(number: int, noun: str) -> str:
+    """Return `1 file`, `2 files`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def signal_name(number: int) -> str:
     """Return `SIGSEGV` for 11; real-time signals are given as their number."""
     try:

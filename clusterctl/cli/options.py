@@ -59,10 +59,21 @@ def run_argument(command: F) -> F:
     return click.argument("reference", metavar="[RUN]", required=False, shell_complete=offer("runs"))(command)
 
 
+def joined(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> str | None:
+    """Return the sets that an option was given as one, `None` where it was not given."""
+    return ",".join(values) or None
+
+
 def nodes_option(command: F) -> F:
-    """`--node SET`."""
+    """`--node SET`; given again, it adds to what was named."""
     return click.option(
-        "--node", "nodes", metavar="SET", help="Only these nodes, e.g. gpu[01-04].", shell_complete=offer("nodes")
+        "--node",
+        "nodes",
+        metavar="SET",
+        multiple=True,
+        callback=joined,
+        help="Only these nodes, e.g. gpu[01-04].",
+        shell_complete=offer("nodes"),
     )(command)
 
 

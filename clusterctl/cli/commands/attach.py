@@ -39,7 +39,13 @@ class AttachChoices(Choices):
 @options.run_argument
 @click.option("--adopt", is_flag=True, help="Start a new controller if the run has none.")
 @click.option(
-    "--rank", "ranks", metavar="SET", help="Only these ranks, e.g. 0-3,7.", shell_complete=options.offer("ranks")
+    "--rank",
+    "ranks",
+    metavar="SET",
+    multiple=True,
+    callback=options.joined,
+    help="Only these ranks, e.g. 0-3,7.",
+    shell_complete=options.offer("ranks"),
 )
 @click.option("--all", "everything", is_flag=True, help="All ranks in full.")
 @click.option(

@@ -72,7 +72,13 @@ class LogsChoices(Choices):
 @click.option("--since", metavar="TIME", help="Only lines after this: 10m ago as `10m`, or RFC 3339.")
 @click.option("--until", metavar="TIME", help="Only lines before this.")
 @click.option(
-    "--rank", "ranks", metavar="SET", help="Only these ranks, e.g. 0-3,7.", shell_complete=options.offer("ranks")
+    "--rank",
+    "ranks",
+    metavar="SET",
+    multiple=True,
+    callback=options.joined,
+    help="Only these ranks, e.g. 0-3,7.",
+    shell_complete=options.offer("ranks"),
 )
 @options.nodes_option
 @click.option("--grep", metavar="REGEX", help="Only lines that match.")

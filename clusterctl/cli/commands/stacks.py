@@ -26,7 +26,13 @@ if TYPE_CHECKING:
 @click.command("stacks")
 @options.run_argument
 @click.option(
-    "--rank", "ranks", metavar="SET", help="Only these ranks, e.g. 0-3,7.", shell_complete=options.offer("ranks")
+    "--rank",
+    "ranks",
+    metavar="SET",
+    multiple=True,
+    callback=options.joined,
+    help="Only these ranks, e.g. 0-3,7.",
+    shell_complete=options.offer("ranks"),
 )
 @options.json_option
 @options.output_options

@@ -13,7 +13,7 @@ from clusterctl.cli.choices import FileChoices, together
 from clusterctl.cli.lookup.reach import sessions_of
 from clusterctl.config.spec import TransportKind
 from clusterctl.config.units import size as bytes_of
-from clusterctl.errors import RefusedError
+from clusterctl.errors import NotFoundError, RefusedError
 from clusterctl.plan.layout import workdir_of
 from clusterctl.render.ranks import count
 from clusterctl.run.nodes import code, sensitive
@@ -25,6 +25,7 @@ from clusterctl.wording import size
 if TYPE_CHECKING:
     from clusterctl.config.spec import ClusterSpec, HostSpec
     from clusterctl.render.terminal.console import Console
+    from clusterctl.session.conversation import Session
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +34,7 @@ class SyncChoices(FileChoices):
 
     nodes: str | None
     exclude: str | None
-    pull: str | None
+    pull: tuple[str, ...]
     to: str | None
     max_size: str | None
 
@@ -42,7 +43,12 @@ class SyncChoices(FileChoices):
 @options.cluster_file
 @options.nodes_option
 @click.option("--exclude", metavar="SET", help="Not these nodes.", shell_complete=options.offer("nodes"))
-@click.option("--pull", metavar="PATTERN", help="Fetch files of the nodes' code folders instead, e.g. 'ckpt/**'.")
+@click.option(
+    "--pull",
+    metavar="PATTERN",
+    multiple=True,
+    help="Fetch files of the nodes' code folders instead, e.g. 'ckpt/**'; may be given again.",
+)
 @click.option("--to", metavar="DIR", help="Where pulled files go, a folder a node; ./pulled by default.")
 @click.option("--max-size", metavar="SIZE", help="What the files of a node may have in all; 10GiB by default.")
 @options.output_options
@@ -50,16 +56,17 @@ class SyncChoices(FileChoices):
 def command(choices: SyncChoices) -> int:
     """Push the code folder to the nodes as `up` does, or with `--pull` fetch files from them.
 
-    Local nodes use the folder itself, so nothing is pushed to them.
+    Local nodes use the folder itself, so nothing is pushed to them. A folder that is made for pulled files gets a
+    `.gitignore`, so that no later start sends them to the nodes. Exits with 102 where no file matches.
     """
     for option, value in (("--to", choices.to), ("--max-size", choices.max_size)):
-        if value is not None and choices.pull is None:
+        if value is not None and not choices.pull:
             raise click.UsageError(f"`{option}` needs `--pull`")
     console = choices.console()
     spec = options.load_file(choices.path, choices.files, choices.sets, console=console).spec
     hosts = options.chosen_hosts(spec, choices.nodes, choices.exclude)
-    if choices.pull is not None:
-        _pull(spec, hosts, choices.pull, console, choices)
+    if choices.pull:
+        _pull(spec, hosts, console, choices)
     else:
         _push(spec, hosts, console, quiet=choices.quiet)
     return 0
@@ -100,15 +107,36 @@ def _push(spec: ClusterSpec, hosts: tuple[HostSpec, ...], console: Console, *, q
     raise_first(errors)
 
 
-def _pull(spec: ClusterSpec, hosts: tuple[HostSpec, ...], pattern: str, console: Console, choices: SyncChoices) -> None:
+def _pull(spec: ClusterSpec, hosts: tuple[HostSpec, ...], console: Console, choices: SyncChoices) -> None:
     to, most = Path(choices.to or "pulled"), _bytes(choices.max_size)
+    ours = not to.exists()
     with sessions_of(spec, hosts) as sessions:
         pulled, errors = each(
-            sessions, lambda node, session: pull(session, workdir_of(spec, node), pattern, to / node, most=most)
+            sessions, lambda node, session: _pull_all(session, workdir_of(spec, node), choices.pull, to / node, most)
         )
-    for node, (files, total) in pulled.items():
-        console.data(*[str(to / node / name) for name in files])
+    if ours and to.is_dir():
+        # What was fetched is no code: the next start must not send it to every node.
+        (to / ".gitignore").write_text("*\n")
+    for node, found in pulled.items():
+        names = list(dict.fromkeys(name for files, _ in found.values() for name in files))
+        console.data(*[str(to / node / name) for name in names])
         if not choices.quiet:
-            what = f"{count(len(files), 'file')}, {size(total)}" if files else f"nothing matches `{pattern}`"
-            console.narrate(f"{node}: {what}")
+            none = [f"nothing matches `{pattern}`" for pattern, (files, _) in found.items() if not files]
+            total = sum(length for _, length in found.values())
+            what = [f"{count(len(names), 'file')}, {size(total)}"] if names else []
+            console.narrate(f"{node}: {'; '.join([*what, *none])}")
     raise_first(errors)
+    if not any(files for found in pulled.values() for files, _ in found.values()):
+        patterns = ", ".join(f"`{pattern}`" for pattern in choices.pull)
+        raise NotFoundError(f"no node has a file that matches {patterns}")
+
+
+def _pull_all(
+    session: Session, workdir: str, patterns: tuple[str, ...], target: Path, most: int
+) -> dict[str, tuple[list[str], int]]:
+    """Fetch what matches each pattern; return its files and their bytes."""
+    found: dict[str, tuple[list[str], int]] = {}
+    for pattern in patterns:
+        left = most - sum(total for _, total in found.values())
+        found[pattern] = pull(session, workdir, pattern, target, most=left)
+    return found

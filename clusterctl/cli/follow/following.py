@@ -57,7 +57,6 @@ def conclude(
         case Leave.UNATTENDED:
             console.narrate(
                 f"error: {run.run} goes on without a controller",
-                "",
                 f"hint: `clusterctl attach --adopt {run.run}` takes over, `clusterctl down {run.run}` ends it",
             )
             return int(ExitCode.UNATTENDED)

@@ -74,7 +74,7 @@ def _follow(watching: Watching, query: LogQuery, shown: Output, console: Console
         if over or not console.out.has_reader():
             return int(ExitCode.OK)
     console.narrate(
-        f"error: {watching.run.run} goes on without a controller", "", "hint: `clusterctl attach --adopt` takes over"
+        f"error: {watching.run.run} goes on without a controller", "hint: `clusterctl attach --adopt` takes over"
     )
     return int(ExitCode.UNATTENDED)
 

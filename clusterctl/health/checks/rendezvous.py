@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from clusterctl.health.check import ClusterView, View, cluster_check, node_check
 from clusterctl.health.checks import gpus
 from clusterctl.health.model import Action, Outcome, failed, passed, skipped, unknown, warned
+from clusterctl.wording import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -108,7 +109,7 @@ def unique(view: ClusterView) -> Iterator[Outcome]:
     shared = ["+".join(nodes) for nodes in machines.values() if len(nodes) > 1]
     if not twice:
         yield passed(
-            f"{len(machines)} machines" + (f"; on one machine: {', '.join(shared)}" if shared else ""),
+            plural(len(machines), "machine") + (f"; on one machine: {', '.join(shared)}" if shared else ""),
             value=shared or None,
         )
 

@@ -59,6 +59,13 @@ ASCII = Glyphs(
 )
 
 
+_IN_ASCII = {
+    ord(sign): plain
+    for sign, plain in (("✓", "ok"), ("✗", "x"), ("│", "|"), ("…", "..."), ("·", "-"), ("→", "->"), ("─", "-"))
+}
+"""How our signs are written where the stream's encoding has none of them, whoever wrote them."""
+
+
 def wants_colour(choice: ColorChoice, env: Mapping[str, str], *, isatty: bool) -> bool:
     """Decide about colours: the flag, then NO_COLOR, then FORCE_COLOR, then TERM=dumb, then what the stream is."""
     if choice is not ColorChoice.AUTO:
@@ -171,6 +178,7 @@ class Terminal:
             self.stream.write(text)
         except UnicodeEncodeError:
             encoding = self.stream.encoding or "ascii"
+            text = text.translate(_IN_ASCII)
             self.stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
         self.stream.flush()
 

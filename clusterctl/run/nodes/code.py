@@ -35,6 +35,8 @@ MOST_FILES = 500_000
 """A listing of so many takes a node seconds and half a gigabyte to go through; no code has as many."""
 
 _NEVER = frozenset({".git", "__pycache__", ".hg", ".svn"})
+# What `nohup clusterctl up` writes, which grows while it is sent.
+_NEVER_FILES = frozenset({"nohup.out"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,8 +220,9 @@ def _unless_gone(read: Callable[[], T], path: Path) -> T | None:
 def walk(source: Path, exclude: tuple[str, ...]) -> Iterator[tuple[str, os.stat_result]]:
     """Yield the files that sync takes, relative to `source`, with their status.
 
-    `.gitignore` files are respected in every folder, and `exclude` has the last word; `.git`, `__pycache__` and virtual
-    environments are never taken. Symbolic links to files inside `source` are followed; others are left out.
+    `.gitignore` files are respected in every folder, and `exclude` has the last word; `.git`, `__pycache__`,
+    `nohup.out` and virtual environments are never taken. Symbolic links to files inside `source` are followed; others
+    are left out.
 
     Raises:
         RefusedError: A folder, or a `.gitignore`, cannot be read.
@@ -246,7 +249,12 @@ def _walk(source: Path, folder: str, rules: list[tuple[str, Any]]) -> Iterator[t
             if entry.name in _NEVER or _ignored(relative + "/", rules) or os.path.exists(f"{entry.path}/pyvenv.cfg"):
                 continue
             yield from _walk(source, relative, rules)
-        elif _is_file(entry) and not _ignored(relative, rules) and _inside(source, entry):
+        elif (
+            entry.name not in _NEVER_FILES
+            and _is_file(entry)
+            and not _ignored(relative, rules)
+            and _inside(source, entry)
+        ):
             status = _unless_gone(entry.stat, Path(entry.path))
             if status is not None:
                 yield relative, status

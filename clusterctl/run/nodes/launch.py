@@ -27,7 +27,7 @@ from clusterctl.run.nodes.transfer import Parcel, push
 from clusterctl.run.record.disk import room_not_needed, write_atomically
 from clusterctl.run.rules import events
 from clusterctl.session.limits import seconds_for
-from clusterctl.wording import size
+from clusterctl.wording import plural, size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -191,7 +191,7 @@ class Launch:
             step.end(failed=True)
             raise_first(errors)
         most = max(sent.values(), key=lambda s: s[1])
-        step.end(f"{len(manifest.files)} files, {size(most[1])} changed")
+        step.end(f"{plural(len(manifest.files), 'file')}, {size(most[1])} changed")
         self._check()
 
     def _look_at_unsynced(self, hosts: Sequence[HostSpec], *, first: bool) -> None:
@@ -285,7 +285,7 @@ class Launch:
                 for w in by_name[node].workers
             ]
             ranks = by_name[node].ranks
-            step.at(node, f"starting {len(ranks)} workers")
+            step.at(node, f"starting {plural(len(ranks), 'worker')}")
             request = requests.Start(
                 run=plan.run,
                 node=node,

@@ -15,6 +15,7 @@ from clusterctl.agent.protocol import listing
 from clusterctl.agent.protocol.commands import Command
 from clusterctl.agent.protocol.frames import CHUNK_BYTES, FrameError
 from clusterctl.errors import AgentError, NodeError, RefusedError
+from clusterctl.wording import plural
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -68,7 +69,7 @@ def push(
     session.send_data(manifest, 0, parcel.listing)
     need = [parcel.entries[number] for number in _answered(session.node, compared)["need"]]
     if need:
-        say(f"receiving {len(need)} files")
+        say(f"receiving {plural(len(need), 'file')}")
         stream = session.new_stream()
         answer = session.call_async(Command.RECEIVE, {"manifest": manifest, "stream": stream})
         offset, deadline = 0, time.monotonic() + _SYNC_SECONDS

@@ -8,6 +8,8 @@ from __future__ import annotations
 import base64
 import contextlib
 import math
+import os
+import re
 import socket
 import struct
 import threading
@@ -203,6 +205,7 @@ class Tried:
         closed: The server hung up.
         sha1_only: The server cannot check RSA signatures other than with SHA-1.
         agent: Why an ssh-agent was of no help, or `None`.
+        missing: Keys that somebody named and that are not there.
     """
 
     user: str
@@ -214,6 +217,7 @@ class Tried:
     closed: bool = False
     sha1_only: bool = False
     agent: str | None = None
+    missing: tuple[str, ...] = ()
 
 
 def failure(node: str, tried: Tried) -> AuthError:
@@ -246,8 +250,16 @@ def _reason(node: str, tried: Tried) -> tuple[str, str]:
     if tried.unusable:
         path, reason = next(iter(tried.unusable.items()))
         return f"the key {path} {reason}", "name another by `identity_file:`"
+    if tried.missing:
+        return f"the key {tried.missing[0]} does not exist", "name another by `identity_file:`"
     text = f"there is no key to log in with as user `{tried.user}`"
-    return text, "make one with `ssh-keygen`, or load one with `ssh-add`"
+    return text, "make one with `ssh-keygen`, load one with `ssh-add`, or name yours by `identity_file:`"
+
+
+def missing(files: Sequence[str]) -> tuple[str, ...]:
+    """Return the keys that somebody named and that are not there: not those that ssh tries unasked."""
+    default = re.compile(r"id_(rsa|dsa|ecdsa|ecdsa_sk|ed25519|ed25519_sk|xmss)")
+    return tuple(path for path in files if not default.fullmatch(Path(path).name) and not os.path.exists(path))
 
 
 def public_blob(path: str) -> bytes | None:

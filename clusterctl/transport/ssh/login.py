@@ -134,7 +134,7 @@ class _Login:
     """
 
     def __init__(self, transport: paramiko.Transport, options: SshOptions, keys: Keys) -> None:
-        self.tried = auth.Tried(options.user)
+        self.tried = auth.Tried(options.user, missing=auth.missing(options.identity_files))
         self.note: str | None = None
         self._transport = transport
         self._options = options

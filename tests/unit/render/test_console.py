@@ -80,3 +80,12 @@ def test_a_fitted_text_is_never_wider_than_asked(text: str, width: int) -> None:
 @given(st.text())
 def test_safe_text_is_one_line_without_controls(text: str) -> None:
     assert all(c.isprintable() or not (c < " " or "\x7f" <= c <= "\x9f") or c == "\t" for c in safe(text))
+
+
+def test_our_signs_are_plain_where_the_stream_has_no_others() -> None:
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="ascii", write_through=True)
+
+    Terminal.of(stream, env={}).line("master 10.0.0.1 · attempt 0 → é")
+
+    assert raw.getvalue() == b"master 10.0.0.1 - attempt 0 -> \\xe9\n"

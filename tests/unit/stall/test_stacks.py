@@ -89,7 +89,7 @@ def test_the_text_names_ranks_rung_and_lines():
     assert stacks.text(stacks.fold([rank(0), rank(1), rank(2, None, source="proc")])) == [
         "ranks 0-1  state S in futex  (by signal)",
         "    f  w.py:1",
-        "ranks 2  state S in futex  (by proc)",
+        "rank 2  state S in futex  (by proc)",
         "    no Python stack to be had",
     ]
 

@@ -13,6 +13,7 @@ from clusterctl.transport.ssh.auth import (
     Tried,
     blob_type,
     failure,
+    missing,
     offers,
     public_blob,
 )
@@ -69,6 +70,8 @@ def test_an_encrypted_key_alone_still_tells_its_public_half(tmp_path: Path) -> N
         (Tried("u", refused=["k", "l"]), r"no key was accepted for user `u` \(offered: k, l\)", "ssh-copy-id u@n"),
         (Tried("u", unusable={"/k": "cannot be read: x"}), "/k cannot be read: x", "identity_file"),
         (Tried("u"), "there is no key to log in with", "ssh-keygen"),
+        (Tried("u", missing=("/nope/id",)), "the key /nope/id does not exist", "identity_file"),
+        (Tried("u", missing=("/nope/id",), refused=["k"]), "no key was accepted", "ssh-copy-id"),
         (Tried("u", agent="the ssh-agent hangs"), "there is no key .*, and the ssh-agent hangs$", "ssh-keygen"),
     ],
 )
@@ -79,3 +82,11 @@ def test_a_failed_login_is_one_line_with_a_remedy(tried: Tried, message: str, hi
     assert error.hint is not None
     assert hint in error.hint
     assert "\n" not in str(error) + error.hint
+
+
+def test_a_key_is_missed_only_where_somebody_named_it(tmp_path: Path) -> None:
+    there = tmp_path / "mine"
+    there.touch()
+    files = [str(there), str(tmp_path / "gone"), str(tmp_path / ".ssh" / "id_ed25519")]
+
+    assert missing(files) == (str(tmp_path / "gone"),)

@@ -183,7 +183,8 @@ def text(folded: Iterable[Mapping[str, Any]]) -> list[str]:
     lines: list[str] = []
     for entry in folded:
         where = f" in {entry['wchan']}" if entry["wchan"] else ""
-        lines.append(f"ranks {entry['ranks']}  state {entry['state'] or '?'}{where}  (by {entry['source']})")
+        word = "rank" if entry["ranks"].isdigit() else "ranks"
+        lines.append(f"{word} {entry['ranks']}  state {entry['state'] or '?'}{where}  (by {entry['source']})")
         if entry["frames"] is None:
             lines.append("    no Python stack to be had")
         lines += [f"    {frame['function']}  {frame['file']}:{frame['line']}" for frame in entry["frames"] or ()]
