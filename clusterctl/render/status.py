@@ -58,6 +58,7 @@ class RunView:
         activity: By rank; may lack ranks.
         verdict: What `why` said of a stall that goes on, as JSON, or `None`.
         origin: Where it comes from, or `None`.
+        where: Where the ranks of a stalled run are, in a few lines.
     """
 
     state: RunState
@@ -65,6 +66,7 @@ class RunView:
     activity: Mapping[int, WorkerActivity] = field(default_factory=dict)
     verdict: Any = None
     origin: Origin | None = None
+    where: Sequence[str] = ()
 
     @property
     def step(self) -> int | None:
@@ -167,7 +169,7 @@ def render_summary(view: RunView, now: float, terminal: Terminal) -> list[str]:
         lines.append(f"  {failure_line(state.cause, state.attempt, terminal)}")
     if state.stall is not None:
         hints = [] if state.over else stall_hints(state.run, state.stall.phase)
-        lines += [f"  {line}" for line in (stall_line(state.stall), *hints)]
+        lines += [f"  {line}" for line in (stall_line(state.stall), *(f"  {line}" for line in view.where), *hints)]
     if not state.over:
         lines += [f"  {health_news(event)}" for event in state.troubles.values()]
     if state.remaining:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from clusterctl.render.ranks import fold_nodes
 from tests import documented
 from tests.lab.head_cli import Head
 from tests.lab.waiting import wait_for
@@ -111,6 +112,18 @@ def test_every_command_of_readme_and_docs_runs(nodes: NodeFactory, tmp_path: Pat
     assert not [said for said in wrong if said]
     assert (tmp_path / "empty" / "DIR" / "cluster.yaml").exists()
     assert sorted(p.name for p in (tmp_path / "short" / "pulled" / made[1].name / "ckpt").iterdir()) == ["3", "4", "5"]
+
+
+def test_nodes_to_which_the_same_was_sent_are_one_line(nodes: NodeFactory, head: Head) -> None:
+    made = nodes(2)
+    head.write({n.name: 1 for n in made}, {"script": "train.py"})
+    (head.folder / "train.py").write_text("x")
+
+    done = head.run("sync")
+
+    assert done.returncode == 0, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"{fold_nodes(n.name for n in made)}: 2 of 2 files sent, ")
 
 
 def test_ctrl_c_ends_the_commands_of_exec_on_every_node(nodes: NodeFactory, head: Head) -> None:

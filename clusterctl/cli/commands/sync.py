@@ -15,12 +15,12 @@ from clusterctl.config.spec import TransportKind
 from clusterctl.config.units import size as bytes_of
 from clusterctl.errors import NotFoundError, RefusedError
 from clusterctl.plan.layout import workdir_of
-from clusterctl.render.ranks import count
+from clusterctl.render.ranks import count, fold_nodes
 from clusterctl.run.nodes import code, sensitive
 from clusterctl.run.nodes.fan_out import each, raise_first
 from clusterctl.run.nodes.transfer import MOST_BYTES, Parcel, pull, push
 from clusterctl.run.record.rundir import runs_root
-from clusterctl.wording import size
+from clusterctl.wording import plural, size
 
 if TYPE_CHECKING:
     from clusterctl.config.spec import ClusterSpec, HostSpec
@@ -101,9 +101,12 @@ def _push(spec: ClusterSpec, hosts: tuple[HostSpec, ...], console: Console, *, q
             sessions,
             lambda node, session: push(session, workdir_of(spec, node), parcel, run=None, say=lambda _what: None),
         )
+    alike: dict[str, list[str]] = {}
     for node, (number, total) in sent.items():
-        if not quiet:
-            console.narrate(f"{node}: {number} of {len(manifest.files)} files sent, {size(total)}")
+        text = f"{number} of {plural(len(manifest.files), 'file')} sent, {size(total)}"
+        alike.setdefault(text, []).append(node)
+    if not quiet:
+        console.narrate(*(f"{fold_nodes(nodes)}: {text}" for text, nodes in alike.items()))
     raise_first(errors)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from clusterctl.cli.lookup.stalled import where_ranks_are
 from clusterctl.render import words
 from clusterctl.render.story.attempts import restart_news
 from clusterctl.run.rules import events
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from clusterctl.render.terminal.console import Terminal
+    from clusterctl.run.record.rundir import RunDir
     from clusterctl.run.rules.state import RunState
 
 
@@ -19,11 +21,11 @@ class News:
     """Puts events into words; a node that does not answer is told once.
 
     Args:
-        run: The run's id.
+        run: The run.
         terminal: Where it is told.
     """
 
-    def __init__(self, run: str, terminal: Terminal) -> None:
+    def __init__(self, run: RunDir, terminal: Terminal) -> None:
         self._run, self._terminal = run, terminal
         self._unreachable: set[str] = set()
 
@@ -45,7 +47,9 @@ class News:
             case events.Health():
                 return [words.health_news(event)]
             case events.StallSeen():
-                return words.stall_news(event, self._run)
+                first, *hints = words.stall_news(event, self._run.run)
+                where = where_ranks_are(self._run, state) if event.phase == "confirmed" else []
+                return [first, *(f"  {line}" for line in where), *hints]
             case _:
                 return []
 
@@ -56,7 +60,7 @@ class News:
                 return []
             case events.StallSeen():
                 still = state.stall is not None and state.stall.at == moment
-                return [] if still else words.stall_news(event, self._run)[:1]
+                return [] if still else words.stall_news(event, self._run.run)[:1]
             case _:
                 return self.of(moment, event, state)
 

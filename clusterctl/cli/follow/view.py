@@ -88,7 +88,7 @@ class RunScreen:
         self._ends = FailingEnds(self._shown_ranks())
         self._interrupts = 0
         self._leave: Leave | None = None
-        self._news = News(run.run, console.err)
+        self._news = News(run, console.err)
         self._deaf = False
         self._joining = True
         self._past = Past()

@@ -38,12 +38,18 @@ def listed_view_of(run: RunDir) -> RunView:
 
 def view_from(run: RunDir, state: RunState, *, attended: bool) -> RunView:
     """Return what is known of a run whose state has been read already."""
+    where: list[str] = []
+    if state.stall is not None and state.stall.phase == "confirmed":
+        from clusterctl.cli.lookup.stalled import where_ranks_are
+
+        where = where_ranks_are(run, state)
     return RunView(
         state=_with_stall_age(state),
         attended=attended,
         activity=_activity(run, state),
         verdict=_verdict(run, state),
         origin=origin.read(run),
+        where=where,
     )
 
 

@@ -65,12 +65,13 @@ def _parts(lines: Sequence[str]) -> Iterator[_Part]:
         if frame is None:
             yield _Part([line])
         else:
-            held, library, indent = [line], _library(frame["file"]), len(frame["indent"])
+            held, library, indent = [line], library_of(frame["file"]), len(frame["indent"])
     if held:
         yield _Part(held, library)
 
 
-def _library(file: str) -> str | None:
+def library_of(file: str) -> str:
+    """Return the library that a file belongs to, "" for code of the user's own."""
     package = _PACKAGES.search(file)
     if package is not None:
         return package["name"].removesuffix(".py")

@@ -206,6 +206,7 @@ class Tried:
         sha1_only: The server cannot check RSA signatures other than with SHA-1.
         agent: Why an ssh-agent was of no help, or `None`.
         missing: Keys that somebody named and that are not there.
+        address: What ssh would have to be given to come here, `-p PORT` included; "" where the node's name does.
     """
 
     user: str
@@ -218,6 +219,7 @@ class Tried:
     sha1_only: bool = False
     agent: str | None = None
     missing: tuple[str, ...] = ()
+    address: str = ""
 
 
 def failure(node: str, tried: Tried) -> AuthError:
@@ -246,7 +248,7 @@ def _reason(node: str, tried: Tried) -> tuple[str, str]:
         return f"sshd hung up after {len(tried.refused)} keys were offered", hint
     if tried.refused:
         text = f"no key was accepted for user `{tried.user}` (offered: {', '.join(tried.refused)})"
-        return text, f"add one to the machine: `ssh-copy-id {tried.user}@{node}`"
+        return text, f"add one to the machine: `ssh-copy-id {tried.address or f'{tried.user}@{node}'}`"
     if tried.unusable:
         path, reason = next(iter(tried.unusable.items()))
         return f"the key {path} {reason}", "name another by `identity_file:`"

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from clusterctl.transport.ssh.wire import Watchdog
 
 _RSA_SHA2_SINCE = (7, 2)
+_SSH_PORT = 22
 _Version = tuple[int, int]
 
 
@@ -134,7 +135,7 @@ class _Login:
     """
 
     def __init__(self, transport: paramiko.Transport, options: SshOptions, keys: Keys) -> None:
-        self.tried = auth.Tried(options.user, missing=auth.missing(options.identity_files))
+        self.tried = auth.Tried(options.user, missing=auth.missing(options.identity_files), address=_address(options))
         self.note: str | None = None
         self._transport = transport
         self._options = options
@@ -223,6 +224,12 @@ class _Login:
         if key is not None and not tried.lost:
             tried.refused.append(name)
         return False
+
+
+def _address(options: SshOptions) -> str:
+    """Return what a person gives to ssh: the name of a node may be known in the cluster file alone."""
+    port = f"-p {options.port} " if options.port != _SSH_PORT else ""
+    return f"{port}{options.user}@{options.hostname}"
 
 
 def _takes_sha1_only(transport: paramiko.Transport) -> bool:

@@ -70,6 +70,7 @@ def test_an_encrypted_key_alone_still_tells_its_public_half(tmp_path: Path) -> N
         (Tried("u", refused=["k", "l"]), r"no key was accepted for user `u` \(offered: k, l\)", "ssh-copy-id u@n"),
         (Tried("u", unusable={"/k": "cannot be read: x"}), "/k cannot be read: x", "identity_file"),
         (Tried("u"), "there is no key to log in with", "ssh-keygen"),
+        (Tried("u", refused=["k"], address="-p 22022 u@10.0.0.1"), "no key was", "`ssh-copy-id -p 22022 u@10.0.0.1`"),
         (Tried("u", missing=("/nope/id",)), "the key /nope/id does not exist", "identity_file"),
         (Tried("u", missing=("/nope/id",), refused=["k"]), "no key was accepted", "ssh-copy-id"),
         (Tried("u", agent="the ssh-agent hangs"), "there is no key .*, and the ssh-agent hangs$", "ssh-keygen"),

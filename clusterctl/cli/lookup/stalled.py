@@ -1,0 +1,25 @@
+"""Where the ranks of a stalled run were when it was last looked at, from the evidence that is kept with it."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+from clusterctl.agent.protocol.evidence import of_stalls
+from clusterctl.render.story.where import where_lines
+from clusterctl.run.record.kept.evidence import of_folder
+from clusterctl.run.rules.stalls import stacks
+
+if TYPE_CHECKING:
+    from clusterctl.run.record.rundir import RunDir
+    from clusterctl.run.rules.state import RunState
+
+
+def where_ranks_are(run: RunDir, state: RunState) -> list[str]:
+    """Return a few lines that say where which ranks are; nothing while no evidence is there."""
+    nodes = {rank: worker.node for rank, worker in state.workers.items()}
+    for name in reversed(of_stalls(str(run.path))):
+        if found := of_folder(run.path / name):
+            with contextlib.suppress(ValueError, TypeError, LookupError, AttributeError):
+                return where_lines(stacks.fold(stacks.from_evidence(found)), nodes)
+    return []
