@@ -56,7 +56,7 @@ class RunView:
     Attributes:
         attended: A controller is alive.
         activity: By rank; may lack ranks.
-        verdict: What `diagnose` said of a stall, or `None`.
+        verdict: What `why` said of a stall that goes on, as JSON, or `None`.
         origin: Where it comes from, or `None`.
         where: Where the ranks of a stalled run are, in a few lines.
     """

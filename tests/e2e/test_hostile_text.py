@@ -64,6 +64,8 @@ READERS = [
     ("stats", "--json"),
     ("top",),
     ("stacks",),
+    ("why",),
+    ("why", "--json"),
     ("clean", "--older-than", "0s"),
 ]
 WITHOUT_RUN = ("ps", "clean")

@@ -43,6 +43,7 @@ CASES: dict[str, list[Case]] = {
         Case(("health", "--set", "health.expect={python: '2.7'}"), code=5),
         Case(("health", "--only", "host.disk", "--watch", "1h")),
     ],
+    "why": [Case(("why",)), Case(("why", "--json"))],
     "stacks": [Case(("stacks",))],
     "stats": [Case(("stats",))],
     "top": [Case(("top",))],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.protocol.files import index_file, output_file
 from clusterctl.render.status import RunView, WorkerActivity, activity_from_sample
@@ -47,9 +47,19 @@ def view_from(run: RunDir, state: RunState, *, attended: bool) -> RunView:
         state=_with_stall_age(state),
         attended=attended,
         activity=_activity(run, state),
+        verdict=_verdict(run, state),
         origin=origin.read(run),
         where=where,
     )
+
+
+def _verdict(run: RunDir, state: RunState) -> dict[str, Any] | None:
+    """Return what the evidence of a stall that goes on told."""
+    if state.stall is None or state.stall.phase != "confirmed":
+        return None
+    from clusterctl.run.record.kept.verdict import kept_json
+
+    return kept_json(run)
 
 
 def _with_stall_age(state: RunState) -> RunState:

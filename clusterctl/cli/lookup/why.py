@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 from clusterctl.errors import ClusterctlError, NotFoundError
 from clusterctl.run.record import find
 from clusterctl.run.record.kept import evidence as kept
+from clusterctl.run.record.kept import verdict
 from clusterctl.run.record.rundir import RunDir
-from clusterctl.run.rules.case import case_of
-from clusterctl.why.judge import judge
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,18 +32,8 @@ def verdict_of(run: RunDir, *, live: bool = True) -> Verdict:
         live: Look at ranks that may be alive, where nothing is kept of a stall that goes on.
     """
     state, _ = find.visible_state(run)
-    name, evidence = kept.newest(run)
-    if live and not state.over and state.stall is not None and not evidence:
-        evidence = _now(run, state)
-    return judge(
-        case_of(
-            state,
-            evidence,
-            seen_at=None if name is None else str(run.path / name),
-            folder=str(run.path),
-            stalled=state.stall is not None,
-        )
-    )
+    unseen = live and not state.over and state.stall is not None and kept.newest(run)[0] is None
+    return verdict.of(run, state, _now(run, state) if unseen else None)
 
 
 def _now(run: RunDir, state: RunState) -> dict[str, OfRank]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import traceback
 from typing import TYPE_CHECKING
 
 from clusterctl.run.controller import process
@@ -43,7 +44,21 @@ def start_run(run: RunDir, spec: ClusterSpec, *, health: bool, strict: bool) -> 
     controller = Controller(run, spec, dialer(spec), preflight)
     process.ready()
     origin.remember_commit(run, os.path.dirname(spec.path) or ".")
-    return controller.start(_warnings_of_head())
+    return _told(run, controller.start(_warnings_of_head()))
+
+
+def _told(run: RunDir, code: int) -> int:
+    """Keep what went wrong with a run that has ended, for whoever comes back later; return its exit code."""
+    if code != 0:
+        from clusterctl.run.record.kept import verdict
+        from clusterctl.run.record.reader import load_state
+
+        # Whatever goes wrong with it: the run has ended, and with this code. `why` judges it anew.
+        try:
+            verdict.keep(run, verdict.of(run, load_state(run)))
+        except Exception:
+            traceback.print_exc()
+    return code
 
 
 def _warnings_of_head() -> list[str]:
@@ -69,4 +84,4 @@ def adopt_run(run: RunDir, *, cancel: bool = False, kill: bool = False) -> int:
     if cancel:
         controller.cancel(kill=kill)
     process.ready()
-    return controller.adopt()
+    return _told(run, controller.adopt())

@@ -25,7 +25,7 @@ class StallGuard:
         self._run = run
         self._observer: StallObserver | None = None
         self._attempt = -1
-        self._gatherer = Gatherer(run.folder)
+        self._gatherer = Gatherer(run.folder, self._tell_why)
         self._stall = Stall(known=False)
 
     def _watch(self) -> StallObserver | None:
@@ -59,7 +59,11 @@ class StallGuard:
         shown = "none" if run.state.stall is None else run.state.stall.phase
         if not stall.known or stall.phase.value == shown:
             return
-        evidence = None if stall.phase.value == "none" else self._gatherer.begin(run.sessions())
+        evidence = (
+            None
+            if stall.phase.value == "none"
+            else self._gatherer.begin(run.sessions(), confirmed=stall.phase is StallPhase.CONFIRMED)
+        )
         run.record(
             events.StallSeen(
                 attempt=run.state.attempt,
@@ -71,6 +75,20 @@ class StallGuard:
             )
         )
         run.control.wake()
+
+    def _tell_why(self) -> None:
+        """Say what the evidence of a stall tells, and keep it. In a thread; the state is that of the files."""
+        from clusterctl.run.record.kept import verdict
+        from clusterctl.run.record.reader import load_state
+        from clusterctl.why.verdict import Kind
+
+        run = self._run
+        told = verdict.of(run.folder, load_state(run.folder))
+        verdict.keep(run.folder, told)
+        if told.kind is Kind.HANG:
+            run.post(
+                events.Note(text=f"why: {told.summary}; `clusterctl why {run.folder.run}` tells more", level="warn")
+            )
 
     def idle(self) -> float:
         """Return for how many seconds no unfinished node of the attempt has shown any activity."""

@@ -14,7 +14,7 @@ from clusterctl.run.record.disk import write_atomically
 from clusterctl.run.rules.stalls import stacks
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from clusterctl.agent.protocol.types import arguments
     from clusterctl.agent.protocol.types import evidence as types
@@ -89,10 +89,11 @@ class Gatherer:
 
     Args:
         run: The run.
+        kept: Called, in a thread, when evidence of a stall that is confirmed is whole.
     """
 
-    def __init__(self, run: RunDir) -> None:
-        self._run = run
+    def __init__(self, run: RunDir, kept: Callable[[], None]) -> None:
+        self._run, self._kept = run, kept
         self._count = max((int(name.partition("-")[2]) for name in evidence.of_stalls(str(run.path))), default=0)
         self._under_way: list[threading.Thread] = []
 
@@ -102,17 +103,19 @@ class Gatherer:
         self._under_way = [thread for thread in self._under_way if thread.is_alive()]
         return bool(self._under_way)
 
-    def begin(self, sessions: Mapping[str, Session]) -> str:
+    def begin(self, sessions: Mapping[str, Session], *, confirmed: bool) -> str:
         """Start to gather; return the folder of the run where it will lie."""
         self._count += 1
         name = f"stall-{self._count}"
-        thread = threading.Thread(target=self._gather, args=(name, dict(sessions)), name=name, daemon=True)
+        thread = threading.Thread(target=self._gather, args=(name, dict(sessions), confirmed), name=name, daemon=True)
         self._under_way.append(thread)
         thread.start()
         return name
 
-    def _gather(self, name: str, sessions: Mapping[str, Session]) -> None:
+    def _gather(self, name: str, sessions: Mapping[str, Session], confirmed: bool) -> None:
         # A full disk on the head costs the files, not the run.
         with contextlib.suppress(OSError):
             keep(self._run, name, ask(self._run.run, name, sessions))
             evidence.forget_some(str(self._run.path))
+            if confirmed:
+                self._kept()

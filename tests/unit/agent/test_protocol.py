@@ -32,6 +32,11 @@ def frames(*chunks: bytes) -> list[Any]:
 # --- frames
 
 
+def test_a_message_that_no_frame_holds_is_refused_with_its_size_and_the_most() -> None:
+    with pytest.raises(frames_module.TooLargeError, match=r"^the message has 17\.0 MiB and may have at most 16 MiB$"):
+        frames_module.encode_message({"x": "a" * (17 * MIB)})
+
+
 def test_a_message_is_a_header_and_a_json_object() -> None:
     body = '{"id":7,"text":"größe"}'.encode()
 
@@ -167,3 +172,22 @@ def test_the_files_of_a_run_have_their_names() -> None:
     assert files.index_file(2, 7) == "attempt-2/rank-7.idx"
     assert (files.JOURNAL_FILE, files.SAMPLES_FILE) == ("journal.jsonl", "samples.jsonl")
     assert files.INDEX_RECORD.pack(1, 2.0) == struct.pack("<Qd", 1, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        ("attempt-3/rank-12.log", (3, 12)),
+        ("attempt-0/rank-0.log", (0, 0)),
+        ("attempt-3/rank-12.idx", None),
+        ("attempt-03/rank-1.log", None),
+        ("attempt-x/rank-1.log", None),
+        ("samples.jsonl", None),
+    ],
+)
+def test_the_output_of_a_worker_is_known_by_its_name(name: str, place: tuple[int, int] | None) -> None:
+    assert files.attempt_and_rank(name) == place
+
+
+def test_as_much_of_its_samples_is_kept_as_the_page_says() -> None:
+    assert files.SAMPLES_KEPT == 64 * MIB

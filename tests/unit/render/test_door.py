@@ -121,6 +121,7 @@ OTHERS = {
     "clusterctl/cli/commands/logs.py": "gives bytes as they are, where they are asked for and stdout is no terminal",
     "clusterctl/cli/main.py": "writes a traceback to a file, and our version",
     "clusterctl/health/docs.py": "writes a page of ours",
+    "clusterctl/run/controller/main.py": "writes to the controller's log",
     "clusterctl/run/controller/process.py": "writes to the controller's log",
     "clusterctl/run/controller/run.py": "writes to the controller's log",
     "clusterctl/run/controller/connections.py": "writes to the controller's log",

@@ -221,6 +221,7 @@ def test_where_no_rank_failed_the_rule_that_ended_the_run_is_its_cause(reason: S
         pytest.param(StopReason.CANCELLED, RunPhase.CANCELLED, 103, id="a person ended it"),
         pytest.param(StopReason.STALLED, RunPhase.FAILED, 104, id="stalled"),
         pytest.param(StopReason.TIME_LIMIT, RunPhase.FAILED, 106, id="time limit"),
+        pytest.param(StopReason.UNHEALTHY, RunPhase.FAILED, 5, id="a sick node"),
         pytest.param(StopReason.NODE_LOST, RunPhase.LOST, 105, id="node lost"),
     ],
 )

@@ -21,8 +21,10 @@ _END_BYTES = 256 * 1024
 _ADDRESS = re.compile(rb"(?<![\w.:])(?:\d{1,3}(?:\.\d{1,3}){3}|[0-9a-fA-F]{0,4}(?::[0-9a-fA-F]{0,4}){2,7})(?![\w.:])")
 _HOME = re.compile(rb"/(?:home|Users)/[^/\s\"':]+")
 _SECRET = re.compile(
-    rb"(?i)([\w-]*(?:secret|token|passw|credential|api_?key|private)[\w-]*\"?\s*[=:]\s*)(\"[^\"]*\"|'[^']*'|[^\s,}\"']+)"
+    rb"(?i)([\w-]*(?:secret|token|passw|credential|api_?key|private)[\w-]*(?:\\?[\"'])?\s*[=:]\s*)"
+    rb"(\\\"(?:[^\"\\]|\\(?!\"))*\\\"|\"[^\"]*\"|'[^']*'|[^\s,}\"'\\]+)"
 )
+"""A name that tells of a secret, and its value: in quotes, in quotes within a JSON string, or bare."""
 
 
 def save(run: RunDir, target: Path, *, hide: bool) -> int:
@@ -59,8 +61,15 @@ def hidden(content: bytes) -> bytes:
             return found[0]
         return known.setdefault(found[0], b"192.0.2.%d" % (len(known) % 254 + 1))
 
-    content = _SECRET.sub(rb'\1"***"', content)
+    content = _SECRET.sub(_masked, content)
     return _HOME.sub(b"/home/user", _ADDRESS.sub(instead, content))
+
+
+def _masked(found: re.Match[bytes]) -> bytes:
+    """Return a name with stars for its value, quoted as it was: what is JSON stays JSON."""
+    value = found[2]
+    quote = rb"\"" if value.startswith(rb"\"") else value[:1] if value[:1] in (b'"', b"'") else b""
+    return found[1] + quote + b"***" + quote
 
 
 def _files(run: RunDir) -> Iterator[tuple[Path, int | None]]:

@@ -1,0 +1,57 @@
+"""The verdict on a run, from what is kept of it, and kept with it: `why.json`, `why.txt`."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from clusterctl.run.record.disk import write_atomically
+from clusterctl.run.record.kept import evidence as kept
+from clusterctl.run.rules.case import case_of
+from clusterctl.why.judge import judge
+from clusterctl.why.text import lines
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from clusterctl.agent.protocol.types.evidence import OfRank
+    from clusterctl.run.record.rundir import RunDir
+    from clusterctl.run.rules.state import RunState
+    from clusterctl.why.verdict import Verdict
+
+_JSON, _TEXT = "why.json", "why.txt"
+_MOST_BYTES = 1 << 20
+
+
+def of(run: RunDir, state: RunState, now: Mapping[str, OfRank] | None = None) -> Verdict:
+    """Return what went wrong with a run; `now` is evidence that was just taken, where none is kept."""
+    name, evidence = kept.newest(run)
+    return judge(
+        case_of(
+            state,
+            evidence or now or {},
+            seen_at=None if name is None else str(run.path / name),
+            folder=str(run.path),
+            stalled=state.stall is not None,
+        )
+    )
+
+
+def keep(run: RunDir, verdict: Verdict) -> None:
+    """Write a verdict into the folder of its run.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    text = "".join(f"{label:6} {words}\n" if label else f"{words}\n" for label, words in lines(verdict))
+    write_atomically(run.path / _JSON, (json.dumps(verdict.as_json(), indent=1) + "\n").encode())
+    write_atomically(run.path / _TEXT, text.encode())
+
+
+def kept_json(run: RunDir) -> dict[str, Any] | None:
+    """Return the verdict that is kept with a run, as JSON; `None` where there is none."""
+    try:
+        told = json.loads((run.path / _JSON).read_bytes()[:_MOST_BYTES])
+    except (OSError, ValueError, RecursionError):
+        return None
+    return told if isinstance(told, dict) else None

@@ -1,0 +1,42 @@
+"""What a bundle that is handed on no longer tells."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from clusterctl.run.record.kept.bundle import hidden
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        pytest.param("password=hunter2 and more", "password=*** and more", id="bare"),
+        pytest.param('HF_TOKEN = "abc"', 'HF_TOKEN = "***"', id="quoted"),
+        pytest.param("{'api_key': 'abc', 'lr': 1}", "{'api_key': '***', 'lr': 1}", id="a dict of Python"),
+        pytest.param("reached 10.1.2.3 and 10.1.2.3", "reached 192.0.2.1 and 192.0.2.1", id="one address twice"),
+        pytest.param("from 10.1.2.3 to fd00::7", "from 192.0.2.1 to 192.0.2.2", id="two addresses"),
+        pytest.param("127.0.0.1:29500 and ::1", "127.0.0.1:29500 and ::1", id="the machine itself"),
+        pytest.param("torch 2.13.0 at 12:30:45", "torch 2.13.0 at 12:30:45", id="versions and times"),
+        pytest.param("/home/ada/train.py", "/home/user/train.py", id="a home"),
+    ],
+)
+def test_it_shows(text: str, shown: str) -> None:
+    assert hidden(text.encode()).decode() == shown
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"password": "hunter2"},
+        {"tail": 'password="hunter2" and'},
+        {"tail": "token='hunter2'\n"},
+        {"tail": "secret: hunter2"},
+    ],
+)
+def test_what_was_json_stays_json(value: dict[str, str]) -> None:
+    told = hidden(json.dumps(value).encode())
+
+    assert json.loads(told)
+    assert b"hunter2" not in told

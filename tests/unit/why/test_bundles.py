@@ -1,0 +1,50 @@
+"""Runs that went wrong for real (torch with gloo, four ranks on two nodes), judged from what was kept of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from clusterctl.cli.lookup.why import opened, verdict_of
+from clusterctl.errors import NotFoundError
+from clusterctl.why.verdict import Confidence
+
+BUNDLES = Path(__file__).parent / "bundles"
+
+JUDGED = {
+    "sleep-2": ("NOT_JOINED", 2, "train.py:10"),
+    "spin-1": ("NOT_JOINED", 1, "train.py:12"),
+    "gil-3": ("GIL_HELD", 3, "train.py:13"),
+    "lock-0": ("NOT_JOINED", 0, "train.py:14"),
+    "pipe-3": ("NOT_JOINED", 3, "train.py:15"),
+    "child-2": ("NOT_JOINED", 2, "train.py:20"),
+    "stop-1": ("STOPPED", 1, "train.py:18"),
+    "broadcast-0": ("MISMATCH", 0, "train.py:19"),
+    "exit0-2": ("EXITED_EARLY", 2, None),
+    "raise-1": ("EXCEPTION", 1, "train.py:17"),
+    "segv-3": ("SIGNAL", 3, None),
+}
+
+
+@pytest.mark.parametrize(("name", "expected"), JUDGED.items(), ids=JUDGED)
+def test_the_culprit_of_a_kept_run_is_named(name: str, expected: tuple[str, int, str | None]) -> None:
+    with opened(BUNDLES / f"{name}.tar.gz") as run:
+        verdict = verdict_of(run, live=False)
+
+    (culprit,) = verdict.culprits
+    assert (verdict.cls.value, culprit.rank, culprit.where) == expected
+    assert verdict.confidence in (Confidence.CERTAIN, Confidence.LIKELY)
+
+
+def test_every_bundle_that_lies_here_is_judged() -> None:
+    assert {path.name.removesuffix(".tar.gz") for path in BUNDLES.glob("*.tar.gz")} == set(JUDGED)
+
+
+@pytest.mark.parametrize("content", [b"", b"no archive"], ids=["empty", "no archive"])
+def test_what_is_no_bundle_is_refused_in_words(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "bundle"
+    path.write_bytes(content)
+
+    with pytest.raises(NotFoundError, match="is no bundle|holds no run"), opened(path):
+        pass
