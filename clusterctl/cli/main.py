@@ -47,6 +47,9 @@ COMMANDS: dict[str, str] = {
 }
 """Every command with its line of help, so that `--help` imports none of them."""
 
+OTHER_NAMES = {"diagnose": "why"}
+"""What people may type as well."""
+
 
 class LazyGroup(click.Group):
     """A group that imports a command when it is run."""
@@ -59,6 +62,7 @@ class LazyGroup(click.Group):
     @override
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import and return a command."""
+        cmd_name = OTHER_NAMES.get(cmd_name, cmd_name)
         if cmd_name not in COMMANDS or not _exists(cmd_name):
             return None
         module = importlib.import_module(f"clusterctl.cli.commands.{cmd_name}")

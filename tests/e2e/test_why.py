@@ -38,6 +38,10 @@ def test_the_rank_that_failed_is_named_with_its_line(head: LocalHead) -> None:
     assert [(one["rank"], one["node"], one["where"]) for one in told["culprits"]] == [(1, "localhost.1", "job.py:6")]
 
 
+def test_it_has_another_name(head: LocalHead) -> None:
+    assert head.run("diagnose").stdout == head.run("why").stdout != ""
+
+
 def test_it_is_kept_with_the_run(head: LocalHead) -> None:
     (kept,) = Path(head.env["XDG_STATE_HOME"]).glob("clusterctl/runs/*/why.txt")
 

@@ -63,6 +63,19 @@ def test_steps_and_collectives_of_ddp_are_counted_and_its_stacks_tell_who_waits(
     assert all(len(found["ranks"][rank]["children"]) >= 2 for rank in "01")
 
 
+def test_the_recorder_of_ranks_whose_collectives_stand_still_tells_which_one_waits_and_in_what(
+    bench, until, rendezvous
+):
+    workers = [bench.start(LOOP, rank=rank, env=rendezvous) for rank in (0, 1)]
+    until(lambda: all((worker.said("recorded") or {}).get("entries") for worker in workers))
+    found = evidence.collect(
+        [worker.facts for worker in workers], str(bench.status_dir), str(bench.tmp_path / "s"), time.monotonic() + 4
+    )
+    last = {rank: found["ranks"][rank]["recorded"][-1] for rank in "01"}
+    assert (last["0"]["op"], last["0"]["done"], last["1"]["done"]) == ("all_reduce", False, True)
+    assert last["0"]["number"] == last["1"]["number"] + 1
+
+
 def test_batches_of_keras_fit_are_counted(bench, until):
     script = (
         "import os; os.environ['KERAS_BACKEND'] = 'torch'\n"
