@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from typing_extensions import override
 
+from clusterctl.cli.front import GROUPS
 from clusterctl.errors import ClusterctlError, ExitCode
 from clusterctl.render.terminal import streams
 
@@ -94,8 +95,11 @@ class LazyGroup(click.Group):
     @override
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands without importing them."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, COMMANDS[name]) for name in self.list_commands(ctx)])
+        known = self.list_commands(ctx)
+        column = max(map(len, known))
+        for group, names in GROUPS.items():
+            with formatter.section(group):
+                formatter.write_dl([(name.ljust(column), COMMANDS[name]) for name in names if name in known])
 
     @override
     def resolve_command(
@@ -142,7 +146,11 @@ def _print_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
         ctx.exit()
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    cls=LazyGroup,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 @click.option(
     "--version",
     "-V",
@@ -152,7 +160,8 @@ def _print_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
     callback=_print_version,
     help="Print the version.",
 )
-def cli() -> None:
+@click.pass_context
+def cli(ctx: click.Context) -> None:
     """Multi-node training over SSH: start every rank, collect every log, find the bad machine, leave nothing behind.
 
     \b
@@ -160,6 +169,10 @@ def cli() -> None:
     clusterctl health cluster.yaml    check every machine
     clusterctl down                   end it, and prove that nothing is left
     """
+    if ctx.invoked_subcommand is None:
+        from clusterctl.cli import front
+
+        front.show()
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -1,0 +1,67 @@
+"""What `clusterctl` alone shows: a title, the active runs, the commands in groups, and what to type next."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from clusterctl.render.terminal.console import Terminal
+
+GROUPS: Mapping[str, tuple[str, ...]] = {
+    "Run": ("up", "down", "attach", "wait", "bench"),
+    "Look": ("ps", "status", "logs", "why", "stacks", "top", "stats"),
+    "Nodes": ("health", "exec", "sync", "trust", "clean"),
+    "Set-up": ("init", "templates", "config", "schema", "completion", "version"),
+}
+"""Every command, by what it is for; `--help` and the front page keep this order."""
+
+
+def show() -> None:
+    """Print the front page."""
+    from clusterctl._version import __version__
+    from clusterctl.render.terminal.console import Console
+
+    console = Console.standard()
+    here = Path("cluster.yaml").is_file()
+    console.data(*page(__version__, _active(console.out), console.out, has_file=here))
+
+
+def page(version: str, active: Sequence[str], terminal: Terminal, *, has_file: bool) -> list[str]:
+    """Return the lines of the front page; `active` are those of the runs that go on."""
+    width = max(map(len, GROUPS))
+    rows = [
+        f"  {name.ljust(width)}   {'  '.join(terminal.style(command, '1') for command in commands)}"
+        for name, commands in GROUPS.items()
+    ]
+    first = (
+        "`clusterctl up` starts what cluster.yaml says"
+        if has_file
+        else "No cluster.yaml here: `clusterctl init` writes one"
+    )
+    return [
+        *([*active, ""] if active else []),
+        f"clusterctl {version}   train on many machines over SSH",
+        "",
+        *rows,
+        "",
+        f"  {first}",
+        "  `clusterctl COMMAND -h` says more of a command",
+    ]
+
+
+def _active(terminal: Terminal) -> list[str]:
+    """Return the table of the runs that go on; nothing is imported for it where there has been no run."""
+    from clusterctl.run.record.find import all_runs, listed
+
+    going = [run for run in all_runs() if not listed(run).over]
+    if not going:
+        return []
+    import time
+
+    from clusterctl.cli.lookup.runs import listed_view_of
+    from clusterctl.render.status import render_ps
+
+    return render_ps([view for run in going if not (view := listed_view_of(run)).state.over], time.time(), terminal)

@@ -1,0 +1,47 @@
+"""The front page: what `clusterctl` alone shows."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+
+from clusterctl.cli.front import GROUPS, page
+from clusterctl.cli.main import COMMANDS, run
+from clusterctl.render.terminal.console import Terminal
+
+PLAIN = Terminal(io.StringIO(), colour=False, live=False, unicode=True, width=80)
+
+
+def test_every_command_stands_in_one_group() -> None:
+    assert sorted(name for names in GROUPS.values() for name in names) == sorted(COMMANDS)
+
+
+def test_a_run_that_goes_on_stands_first() -> None:
+    assert page("9", ["RUN", "a-1234"], PLAIN, has_file=True)[:3] == ["RUN", "a-1234", ""]
+
+
+@pytest.mark.parametrize(
+    ("has_file", "said"), [(True, "`clusterctl up`"), (False, "`clusterctl init`")], ids=["a file", "none"]
+)
+def test_the_page_says_what_to_type_next(has_file: bool, said: str) -> None:
+    assert any(said in line for line in page("9", [], PLAIN, has_file=has_file))
+
+
+def test_the_page_fits_80_columns() -> None:
+    assert max(map(len, page("10.10.10", [], PLAIN, has_file=False))) <= 80
+
+
+def test_the_program_alone_is_no_mistake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert run([]) == 0
+    assert "train on many machines" in capsys.readouterr().out
+
+
+def test_help_lists_the_commands_in_their_groups(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--help"]) == 0
+    said = capsys.readouterr().out
+    assert [said.index(f"\n{group}:") for group in GROUPS] == sorted(said.index(f"\n{group}:") for group in GROUPS)
