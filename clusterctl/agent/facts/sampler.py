@@ -5,7 +5,8 @@ it has been stuck; no second child is sent after it, for that one would only han
 
 A sample:
 
-    {"time": wall clock, "ms": what the pass took, "status": "ok" | "stuck" | "error" | "absent", "reason": text | null,
+    {"t": wall clock, "m": monotonic clock, "ms": what the pass took,
+     "status": "ok" | "stuck" | "error" | "absent", "reason": text | null,
      "stuck_s": seconds (only where stuck, with "state" and "wchan" of the child),
      "cpu": percent | null, "mem": percent, "mem_used": bytes, "mem_total": bytes, "load1": number,
      "disk": [{"path", "free", "total"}],
@@ -76,7 +77,7 @@ def main(arguments: list[str]) -> int:
         while os.getppid() == parent:
             began = time.monotonic()
             deadline = began + min(PASS_DEADLINE, max(0.2, interval * 0.8))
-            values = {"time": time.time(), **machine.read(), **driver.ask(deadline)}
+            values = {"t": round(time.time(), 3), "m": round(began, 3), **machine.read(), **driver.ask(deadline)}
             values["ms"] = round((time.monotonic() - began) * 1000, 1)
             sys.stdout.write(json.dumps(values) + "\n")
             sys.stdout.flush()

@@ -70,7 +70,7 @@ def _newest(run: RunDir, node: str) -> NodeStats:
     sample = samples.latest_health(run, node)
     if sample is None:
         return NodeStats(node=node, time=None, status="unknown", reason="no sample yet")
-    return stats_from_sample(node, {**sample, "time": sample.get("t", sample["time"])})
+    return stats_from_sample(node, sample)
 
 
 def gpus_of_run(run: RunDir) -> dict[str, tuple[int, ...]]:
@@ -121,7 +121,7 @@ def _unknown(node: str, why: object) -> NodeStats:
 def _from_facts(node: str, facts: Mapping[str, Any]) -> NodeStats:
     groups = facts["groups"]
     machine, gpus = groups["machine"], groups["gpus"]
-    sample: Health = machine["data"] | gpus["data"] | {"time": facts["time"]}
+    sample: Health = machine["data"] | gpus["data"] | {"t": facts["time"]}
     if gpus["status"] == "timeout":
         sample["status"], sample["reason"] = "stuck", f"the GPU driver: {gpus['reason']}"
     elif gpus["status"] != "ok":
