@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterctl.transport.delivery.bootstrap import NOISE_BYTES, PreambleParser
 from clusterctl.transport.delivery import first_words
+from clusterctl.transport.delivery.bootstrap import NOISE_BYTES, PreambleParser
 from clusterctl.transport.delivery.bundle import agent_bundle, pack
 from clusterctl.transport.delivery.first_words import script
 
