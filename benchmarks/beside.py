@@ -30,6 +30,8 @@ LINES = 100_000
 JOBS: Mapping[str, str] = {
     "quiet": "pass\n",
     "chatty": f"import sys\nsys.stdout.write(('x' * 99 + chr(10)) * {LINES})\n",
+    "step": "import torch, torch.distributed as dist\n"
+    "dist.init_process_group('gloo')\ndist.all_reduce(torch.ones(1))\ndist.destroy_process_group()\n",
 }
 Act = tuple[str, ...]
 ACTS: Mapping[str, Act] = {
@@ -38,6 +40,7 @@ ACTS: Mapping[str, Act] = {
     f"exec -- true on {NODES} nodes": ("exec", "--", "true"),
     f"up of a job that ends at once, {RUN_ON} x {RANKS} ranks": ("up", "quiet.yaml"),
     f"up of a job that writes {LINES * 100 * RUN_ON * RANKS // 10**6} MB": ("up", "chatty.yaml"),
+    f"up of a torch job of one all-reduce, {RUN_ON} x {RANKS} ranks": ("up", "step.yaml"),
     "ps -a": ("ps", "-a"),
     "status": ("status",),
 }
@@ -48,6 +51,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.beside", description="This checkout beside another one")
     parser.add_argument("checkout", type=Path, help="another checkout of clusterctl")
     parser.add_argument("--rounds", type=int, default=7, help="samples of each number (default 7)")
+    parser.add_argument("--only", default="", metavar="TEXT", help=f"only acts with this text, of {', '.join(ACTS)}")
     asked = parser.parse_args()
     other = asked.checkout.resolve()
     if not (other / "clusterctl" / "__main__.py").is_file():
@@ -55,16 +59,17 @@ def main() -> int:
     compileall.compile_dir(other / "clusterctl", quiet=1)
     with lab(NODES) as bench:
         heads = {"here": _head(bench, "here", None), "there": _head(bench, "there", other)}
-        for act, command in ACTS.items():
+        for act, command in ((act, command) for act, command in ACTS.items() if asked.only in act):
             _print(act, _samples(asked.rounds, heads, command))
     return 0
 
 
 def _head(bench: BenchLab, name: str, checkout: Path | None) -> Head:
     """Return a head of its own, which works with one checkout."""
-    folder = bench.lab.root / name
+    folder, own = bench.lab.root / name, bench.lab.root / f"{name}.own"
     folder.mkdir()
-    env = {**bench.env, "XDG_STATE_HOME": str(folder / "state"), "XDG_CACHE_HOME": str(folder / "cache")}
+    # Beside the code, which is sent to every node.
+    env = {**bench.env, "XDG_STATE_HOME": str(own / "state"), "XDG_CACHE_HOME": str(own / "cache")}
     if checkout is not None:
         env["PYTHONPATH"] = str(checkout)
     head = dataclasses.replace(bench.head, folder=folder, env=env)

@@ -299,6 +299,15 @@ def _with_crc(data: bytes, wanted: int) -> bytes:
     return data + bytes(more)
 
 
+def test_the_agent_itself_is_compiled_and_says_hello_from_there(home: Path) -> None:
+    env = {"HOME": str(home), "XDG_CACHE_HOME": str(home / ".cache"), "PATH": "/usr/bin:/bin"}
+    open_session(LocalTransport(env), HOST, queue.SimpleQueue()).close()
+    (compiled,) = (p for p in (home / ".cache/clusterctl/agents").iterdir() if p.name.count(".") > 1)
+    made = compiled.stat().st_mtime_ns
+    open_session(LocalTransport(env), HOST, queue.SimpleQueue()).close()
+    assert compiled.stat().st_mtime_ns == made
+
+
 @pytest.mark.parametrize(
     "damage",
     [

@@ -111,14 +111,21 @@ def put(folder, name, data):
     return final
 def compiled(data):
     # The same archive with the code of each module, uncompressed. Its comment, at the end, tells where each lies.
-    import io, marshal, zipfile
+    import ast, io, marshal, zipfile
     from importlib.util import MAGIC_NUMBER, source_hash
     stream = io.BytesIO()
     index = {}
     with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(stream, "w") as new:
         for info in old.infolist():
             source = old.read(info)
-            code = marshal.dumps(compile(source, digest + ".pyz/" + info.filename, "exec", dont_inherit=True))
+            tree = ast.parse(source)
+            for node in ast.walk(tree):
+                # Docstrings are a third of it.
+                first = getattr(node, "body", None)
+                first = first[0] if isinstance(first, list) and first else None
+                if isinstance(first, ast.Expr) and isinstance(getattr(first.value, "value", None), str):
+                    node.body[:1] = [] if node.body[1:] else [ast.copy_location(ast.Pass(), first)]
+            code = marshal.dumps(compile(tree, digest + ".pyz/" + info.filename, "exec", dont_inherit=True))
             head = MAGIC_NUMBER + (1).to_bytes(4, "little") + source_hash(source)
             new.writestr(zipfile.ZipInfo(info.filename + "c"), head + code)
             name = info.filename[:-3].replace("/", ".")
