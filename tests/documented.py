@@ -74,6 +74,7 @@ STORY: Final = [
     Row("clusterctl health --replay health.json"),
     Row("clusterctl exec cluster.yaml -- nvidia-smi -L"),
     Row("clusterctl exec -- true"),
+    Row("clusterctl exec -- sh -c 'command -v python3'"),
     Row("clusterctl exec --diff -- pip freeze"),
     Row("clusterctl up --dry-run"),
     Row("clusterctl up"),

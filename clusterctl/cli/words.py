@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 import sys
+import time
+from datetime import datetime, timedelta
+from datetime import time as clock
 from pathlib import Path
 
 import click
@@ -33,6 +36,46 @@ def parse_duration(text: str | None, option: str) -> float | None:
         return duration(text)
     except UnitError as error:
         raise click.BadParameter(str(error), param_hint=option) from error
+
+
+def parse_moment(text: str | None, option: str) -> float | None:
+    """Return a moment in seconds since the epoch, or `None` where nothing was given.
+
+    A duration is that long ago; a time of day, as `logs -t` shows it, is the last one that has been here.
+
+    Raises:
+        click.BadParameter: It is none of them.
+    """
+    if text is None:
+        return None
+    try:
+        return _time_of_day(text)
+    except ValueError:
+        pass
+    try:
+        return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
+    except ValueError:
+        pass
+    from clusterctl.config.units import UnitError, duration
+
+    try:
+        return time.time() - duration(text)
+    except UnitError as error:
+        forms = "`10m` (that long ago), `22:43:12` (a time of day) or `2026-03-01T22:43:12` (RFC 3339)"
+        raise click.BadParameter(f"`{text}` is no time: write {forms}", param_hint=option) from error
+
+
+def _time_of_day(text: str) -> float:
+    """Return when it last was this time of day here.
+
+    Raises:
+        ValueError: It is none.
+    """
+    if ":" not in text:
+        raise ValueError(text)
+    day, now = clock.fromisoformat(text), datetime.now().astimezone()
+    moment = datetime.combine(now.date(), day, now.tzinfo)
+    return (moment if moment <= now else moment - timedelta(days=1)).timestamp()
 
 
 def read(path: str) -> str:

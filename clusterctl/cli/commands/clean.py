@@ -20,7 +20,7 @@ from clusterctl.run.nodes import code
 from clusterctl.run.nodes.fan_out import each
 from clusterctl.run.record import find, rundir
 from clusterctl.run.rules.state import RunPhase
-from clusterctl.wording import duration, size
+from clusterctl.wording import duration, plural, size
 
 if TYPE_CHECKING:
     from clusterctl.render.terminal.console import Console
@@ -57,7 +57,7 @@ def command(older_than: str, keep: int, yes: bool, color: str, quiet: bool) -> i
     files, count = _clean_content(going, remove=yes)
     total += count
     if files:
-        console.data(f"code that no run needs  {files} files  {size(count)}")
+        console.data(f"code that no run needs  {plural(files, 'file')}  {size(count)}")
     if not quiet and not chosen and not files:
         console.narrate("nothing to clean")
     elif not quiet:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -19,6 +19,7 @@ from clusterctl.errors import ExitCode, RefusedError
 from clusterctl.health.context import Context
 from clusterctl.render import findings as render
 from clusterctl.render.findings import HealthView, NodeHealth
+from clusterctl.wording import plural
 
 if TYPE_CHECKING:
     from clusterctl.config.spec import ClusterSpec, HostSpec
@@ -83,6 +84,8 @@ def command(choices: HealthChoices) -> int:
         raise click.UsageError("only one of `--record` and `--watch` can be used")
     spec = options.load_file(choices.path, choices.files, choices.sets, console=console).spec
     hosts = options.chosen_hosts(spec, choices.nodes)
+    # Nodes that nobody looks at are peers of none: one by itself has no ways to others that could be judged.
+    spec = replace(spec, hosts=hosts)
     pause = parse_duration(choices.watch, "--watch")
     _say_what_is_run(spec, hosts, console)
     while True:
@@ -168,7 +171,9 @@ def _record(path: str, spec: ClusterSpec, view: HealthView, console: Console) ->
     ]
     recording = recorded(facts, Context.from_spec(spec), reached_as)
     write(path, json.dumps(recording, indent=1) + "\n")
-    console.narrate(f"what {len(facts)} nodes told is in {path}; read it before you send it (docs/recordings.md)")
+    console.narrate(
+        f"what {plural(len(facts), 'node')} told is in {path}; read it before you send it (docs/recordings.md)"
+    )
 
 
 def _replayed(path: str, checks: list[str] | None, *, strict: bool) -> HealthView:

@@ -42,7 +42,7 @@ def subject_of(reference: str | None) -> Subject:
         reference: A run's id or name, or a cluster file; `None` for the only active run, or `./cluster.yaml`.
 
     Raises:
-        NotFoundError: There is neither.
+        NotFoundError: There is neither; a run that has ended is meant only by its name.
         RefusedError: Several runs could be meant.
     """
     path = words.DEFAULT_FILE if reference is None else reference
@@ -54,6 +54,11 @@ def subject_of(reference: str | None) -> Subject:
             raise
         return Subject(path=path)
     over = find.listed_state(run)[0].over
+    if over and reference is None and not is_file:
+        raise NotFoundError(
+            f"no run is active, and there is no {words.DEFAULT_FILE} here",
+            hint=f"name a cluster file, or a run: {run.run} is the newest (`clusterctl ps -a`)",
+        )
     return Subject(path=path) if over and is_file else Subject(run=run)
 
 
