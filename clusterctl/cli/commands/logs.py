@@ -6,7 +6,6 @@ import re
 import sys
 import time
 from dataclasses import dataclass
-from datetime import datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,7 @@ from clusterctl.agent.protocol.events import Exited
 from clusterctl.cli import options
 from clusterctl.cli.choices import Choices, together
 from clusterctl.cli.lookup.runs import tell_unread
-from clusterctl.cli.words import parse_duration, parse_ranks
+from clusterctl.cli.words import parse_moment, parse_ranks
 from clusterctl.config.hosts import select
 from clusterctl.logs.clean import clean_block
 from clusterctl.logs.ends import ends_of, last_folded
@@ -69,7 +68,7 @@ class LogsChoices(Choices):
 @click.option(
     "--tail", "-n", type=click.IntRange(0), metavar="N", help="Only the last so many of the lines that are shown."
 )
-@click.option("--since", metavar="TIME", help="Only lines after this: 10m ago as `10m`, or RFC 3339.")
+@click.option("--since", metavar="TIME", help="Only lines after this: `10m` ago, `22:43:12` by the clock, or RFC 3339.")
 @click.option("--until", metavar="TIME", help="Only lines before this.")
 @click.option(
     "--rank",
@@ -130,8 +129,8 @@ def _query(choices: LogsChoices, state: RunState) -> LogQuery:
         ranks=frozenset({0}) if choices.default else parse_ranks(choices.ranks),
         nodes=_nodes(state, choices.nodes),
         attempt=choices.attempt,
-        since=_moment(choices.since, "--since"),
-        until=_moment(choices.until, "--until"),
+        since=_moment(choices.since, "--since", state),
+        until=_moment(choices.until, "--until", state),
         grep=_pattern(choices.grep),
         tail=choices.tail,
         raw=choices.output == "raw",
@@ -151,14 +150,11 @@ def _pattern(text: str | None) -> re.Pattern[str] | None:
         raise click.BadParameter(f"`{text}` is no regular expression: {error}", param_hint="--grep") from error
 
 
-def _moment(text: str | None, option: str) -> float | None:
-    """Return a wall clock time: a duration is that long ago."""
-    if text is None:
-        return None
-    try:
-        return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
-    except ValueError:
-        return time.time() - (parse_duration(text, option) or 0.0)
+def _moment(text: str | None, option: str, state: RunState) -> float | None:
+    """Return a wall clock time: a duration is that long ago; a time of day is that of the run's last day."""
+    now = time.time()
+    of_day = text is not None and ":" in text and state.ended is not None
+    return parse_moment(text, option, now=state.ended if of_day and state.ended else now, began=state.created)
 
 
 class _Output:
