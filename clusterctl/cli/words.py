@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 import sys
-import time
-from datetime import datetime, timedelta
-from datetime import time as clock
+from datetime import date, datetime, timedelta
+from datetime import time as clock_time
 from pathlib import Path
 
 import click
@@ -38,20 +37,24 @@ def parse_duration(text: str | None, option: str) -> float | None:
         raise click.BadParameter(str(error), param_hint=option) from error
 
 
-def parse_moment(text: str | None, option: str) -> float | None:
-    """Return a moment in seconds since the epoch, or `None` where nothing was given.
+def parse_moment(text: str | None, option: str, *, now: float, began: float | None = None) -> float | None:
+    """Return a wall clock time, or `None` where nothing was given.
 
-    A duration is that long ago; a time of day, as `logs -t` shows it, is the last one that has been here.
+    Args:
+        text: A duration is that long ago, a time of day the last one before `now`; else RFC 3339.
+        option: What it was given to, for the error.
+        now: The end of what is looked at.
+        began: Its begin: a time of day before it is meant for the day of `now`.
 
     Raises:
         click.BadParameter: It is none of them.
     """
     if text is None:
         return None
-    try:
-        return _time_of_day(text)
-    except ValueError:
-        pass
+    if (of_day := _time_of_day(text)) is not None:
+        day = datetime.fromtimestamp(now, tz=of_day.tzinfo).date()
+        on_day, day_before = _on(day, of_day), _on(day - timedelta(days=1), of_day)
+        return on_day if on_day <= now or (began is not None and day_before < began) else day_before
     try:
         return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
     except ValueError:
@@ -59,23 +62,21 @@ def parse_moment(text: str | None, option: str) -> float | None:
     from clusterctl.config.units import UnitError, duration
 
     try:
-        return time.time() - duration(text)
+        return now - duration(text)
     except UnitError as error:
-        forms = "`10m` (that long ago), `22:43:12` (a time of day) or `2026-03-01T22:43:12` (RFC 3339)"
-        raise click.BadParameter(f"`{text}` is no time: write {forms}", param_hint=option) from error
+        said = f"`{text}` is no time; write 10m (that long ago), 22:43:12 (a time of day), or RFC 3339"
+        raise click.BadParameter(said, param_hint=option) from error
 
 
-def _time_of_day(text: str) -> float:
-    """Return when it last was this time of day here.
+def _time_of_day(text: str) -> clock_time | None:
+    try:
+        return clock_time.fromisoformat(text) if text[2:3] == ":" else None
+    except ValueError:
+        return None
 
-    Raises:
-        ValueError: It is none.
-    """
-    if ":" not in text:
-        raise ValueError(text)
-    day, now = clock.fromisoformat(text), datetime.now().astimezone()
-    moment = datetime.combine(now.date(), day, now.tzinfo)
-    return (moment if moment <= now else moment - timedelta(days=1)).timestamp()
+
+def _on(day: date, of_day: clock_time) -> float:
+    return datetime.combine(day, of_day).timestamp()
 
 
 def read(path: str) -> str:

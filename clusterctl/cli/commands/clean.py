@@ -14,7 +14,7 @@ from clusterctl.cli.lookup.reach import reachable
 from clusterctl.cli.lookup.runs import tell_unread
 from clusterctl.cli.words import parse_duration
 from clusterctl.config.stored import load_stored
-from clusterctl.errors import ClusterctlError, ExitCode, NodeError, NotFoundError
+from clusterctl.errors import ClusterctlError, ExitCode, NodeError, NotFoundError, RefusedError
 from clusterctl.render.ranks import fold_nodes
 from clusterctl.run.nodes import code
 from clusterctl.run.nodes.fan_out import each
@@ -30,20 +30,31 @@ if TYPE_CHECKING:
 _YOUNG = 3600.0
 """Content that was touched within so many seconds may belong to a run that is being started."""
 
+_DEFAULT = click.core.ParameterSource.DEFAULT
+
 
 @click.command("clean")
+@click.argument("references", metavar="[RUN]...", nargs=-1, shell_complete=options.offer("runs"))
 @click.option("--older-than", metavar="DURATION", default="14d", show_default=True, help="Runs that ended before.")
 @click.option("--keep", type=click.IntRange(0), default=0, metavar="N", help="Keep the newest N of the ended runs.")
 @click.option("--yes", "-y", is_flag=True, help="Do it; without this they are only listed.")
 @options.output_options
-def command(older_than: str, keep: int, yes: bool, color: str, quiet: bool) -> int:
+@click.pass_context
+def command(
+    context: click.Context, references: tuple[str, ...], older_than: str, keep: int, yes: bool, color: str, quiet: bool
+) -> int:
     """Remove what ended runs left behind: logs and evidence on this head and on their nodes, code that no run needs.
 
-    Active runs are never touched. Nodes that cannot be reached keep their part, and are named.
+    Runs that are named are meant however old they are, and no others. Active runs are never
+    touched. Nodes that cannot be reached keep their part, and are named.
     """
     console = options.console_of(color)
     before = time.time() - (parse_duration(older_than, "--older-than") or 0.0)
-    chosen = _chosen(before, keep)
+    if references and any(context.get_parameter_source(name) is not _DEFAULT for name in ("older_than", "keep")):
+        raise click.UsageError(
+            "runs that are named are removed however old they are: leave out --older-than and --keep"
+        )
+    chosen = _named(references) if references else _chosen(before, keep)
     total, failed, going = 0, False, set[str]()
     for run, state in chosen:
         count, age = _size(run), _age(run, state)
@@ -73,6 +84,15 @@ def _chosen(before: float, keep: int) -> list[tuple[RunDir, RunState]]:
     ended = sorted((pair for pair in unattended if pair not in unreadable), key=lambda e: _ended(*e))
     kept = ended[: len(ended) - keep] if keep else ended
     return [*unreadable, *((run, state) for run, state in kept if _ended(run, state) <= before)]
+
+
+def _named(references: tuple[str, ...]) -> list[tuple[RunDir, RunState]]:
+    runs = {run.run: run for run in map(find.find, references)}
+    seen = [(run, *find.visible_state(run)) for run in runs.values()]
+    for run, state, attended in seen:
+        if attended or not state.over:
+            raise RefusedError(f"{run.run} goes on: nothing was removed", hint=f"`clusterctl down {run.run}` ends it")
+    return [(run, state) for run, state, _ in seen]
 
 
 def _clean_content(going: set[str], *, remove: bool) -> tuple[int, int]:

@@ -69,7 +69,7 @@ class LogsChoices(Choices):
 @click.option(
     "--tail", "-n", type=click.IntRange(0), metavar="N", help="Only the last so many of the lines that are shown."
 )
-@click.option("--since", metavar="TIME", help="Only lines after this: `10m` ago, at `22:43:12`, or RFC 3339.")
+@click.option("--since", metavar="TIME", help="Only lines after this: `10m` ago, `22:43:12` by the clock, or RFC 3339.")
 @click.option("--until", metavar="TIME", help="Only lines before this.")
 @click.option(
     "--rank",
@@ -134,8 +134,8 @@ def _query(choices: LogsChoices, state: RunState) -> LogQuery:
         ranks=frozenset({0}) if choices.default else ranks_asked(state, choices.ranks),
         nodes=_nodes(state, choices.nodes),
         attempt=attempt_asked(state, choices.attempt),
-        since=parse_moment(choices.since, "--since"),
-        until=parse_moment(choices.until, "--until"),
+        since=_moment(choices.since, "--since", state),
+        until=_moment(choices.until, "--until", state),
         grep=_pattern(choices.grep),
         tail=choices.tail,
         raw=choices.output == "raw",
@@ -153,6 +153,13 @@ def _pattern(text: str | None) -> re.Pattern[str] | None:
         return re.compile(text)
     except re.error as error:
         raise click.BadParameter(f"`{text}` is no regular expression: {error}", param_hint="--grep") from error
+
+
+def _moment(text: str | None, option: str, state: RunState) -> float | None:
+    """Return a wall clock time: a duration is that long ago; a time of day is that of the run's last day."""
+    now = time.time()
+    of_day = text is not None and ":" in text and state.ended is not None
+    return parse_moment(text, option, now=state.ended if of_day and state.ended else now, began=state.created)
 
 
 class _Output:

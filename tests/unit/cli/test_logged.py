@@ -1,14 +1,11 @@
 from __future__ import annotations
 
-from datetime import datetime
 from pathlib import Path
 
-import click
 import pytest
 
 from clusterctl.agent.protocol.files import output_file
 from clusterctl.cli.lookup.logged import attempt_asked, ranks_asked, why_nothing
-from clusterctl.cli.words import parse_moment
 from clusterctl.errors import NotFoundError
 from clusterctl.logs.line import LogQuery
 from clusterctl.run.record.rundir import RunDir
@@ -66,16 +63,3 @@ def test_it_is_said_why_there_is_nothing_to_show(run: RunDir, state: RunState, q
 
 def test_of_a_run_without_any_output_just_that_is_said(tmp_path: Path) -> None:
     assert why_nothing(RunDir(tmp_path / "r-1"), STATE, LogQuery()) == "no rank of r-1 has written anything"
-
-
-def test_a_time_of_day_is_the_last_one_that_has_been() -> None:
-    now = datetime.now().astimezone()
-    for text in ("00:00:00", "23:59:59", "12:30"):
-        moment = datetime.fromtimestamp(parse_moment(text, "--since") or 0.0).astimezone()
-        assert moment.strftime("%H:%M:%S").startswith(text)
-        assert 0 <= (now - moment).total_seconds() <= 25 * 3600
-
-
-def test_what_is_no_time_is_answered_with_the_forms_that_are() -> None:
-    with pytest.raises(click.BadParameter, match="`yesterday` is no time: write `10m`"):
-        parse_moment("yesterday", "--since")
