@@ -204,7 +204,13 @@ class JobSpec:
         Key("A shell command (text), or program and arguments (list).", "./run.sh", ["./train", "--fast"]),
     ] = None
     args: Annotated[Args, Key("Arguments; those after `--` of `up` are appended.", ["--epochs", 3])] = ()
-    prologue: Annotated[str | None, Key("Shell text that bash runs before each worker.", "module load cuda")] = None
+    prologue: Annotated[
+        str | None,
+        Key(
+            "Shell text that bash runs before each worker; one that fails ends the worker, unless it says `set +e`.",
+            "module load cuda",
+        ),
+    ] = None
     framework: Annotated[Framework, Key("Whose environment variables workers get.", "torch")] = Framework.AUTO
     launcher: Annotated[Launcher, Key("Who starts the workers of a node.", "direct")] = Launcher.DIRECT
     inject: Annotated[bool, Key("Whether progress is watched from inside the workers.", False)] = True

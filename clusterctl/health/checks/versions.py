@@ -130,7 +130,10 @@ _METADATA = "package metadata in the job's Python (nothing is imported)"
     source="the look itself, which the job's Python makes as it would start a worker: folder, prologue, environment",
     threshold="is there, and runs",
     severity="FAIL",
-    remedy="Set `python` of the host to one that is there; `clusterctl exec -- sh -c 'command -v python3'` names one",
+    remedy=(
+        "Mend `job.prologue`, or set `python` of the host to one that is there: "
+        "`clusterctl exec -- sh -c 'command -v python3'` names one"
+    ),
     action=Action.FIX_CONFIG,
 )
 def interpreter(view: View) -> Iterator[Outcome]:
