@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
@@ -11,16 +12,17 @@ import click
 from clusterctl.agent.protocol.commands import Command
 from clusterctl.cli import options
 from clusterctl.cli.lookup.reach import reachable
-from clusterctl.cli.lookup.runs import tell_unread
+from clusterctl.cli.lookup.runs import listed_view_of, tell_unread
 from clusterctl.cli.words import parse_duration
 from clusterctl.config.stored import load_stored
 from clusterctl.errors import ClusterctlError, ExitCode, NodeError, NotFoundError, RefusedError
 from clusterctl.render.ranks import fold_nodes
+from clusterctl.render.story.listing import newest_first, render_ps
 from clusterctl.run.nodes import code
 from clusterctl.run.nodes.fan_out import each
 from clusterctl.run.record import find, rundir
 from clusterctl.run.rules.state import RunPhase
-from clusterctl.wording import duration, plural, size
+from clusterctl.wording import plural, size
 
 if TYPE_CHECKING:
     from clusterctl.render.terminal.console import Console
@@ -55,16 +57,8 @@ def command(
             "runs that are named are removed however old they are: leave out --older-than and --keep"
         )
     chosen = _named(references) if references else _chosen(before, keep)
-    total, failed, going = 0, False, set[str]()
-    for run, state in chosen:
-        count, age = _size(run), _age(run, state)
-        tell_unread(state, console)
-        if yes and not _remove(run, state, console):
-            failed = True
-            continue
-        total += count
-        going.add(run.run)
-        console.data(f"{run.run}  {state.phase.value}  {age}  {size(count)}")
+    going, total = _runs_gone(chosen, console, remove=yes)
+    failed = len(going) < len(chosen)
     files, count = _clean_content(going, remove=yes)
     total += count
     if files:
@@ -84,6 +78,25 @@ def _chosen(before: float, keep: int) -> list[tuple[RunDir, RunState]]:
     ended = sorted((pair for pair in unattended if pair not in unreadable), key=lambda e: _ended(*e))
     kept = ended[: len(ended) - keep] if keep else ended
     return [*unreadable, *((run, state) for run, state in kept if _ended(run, state) <= before)]
+
+
+def _runs_gone(chosen: list[tuple[RunDir, RunState]], console: Console, *, remove: bool) -> tuple[set[str], int]:
+    """Show runs in a table, a line each as it is removed (or would be); return which are gone, and bytes."""
+    ended = {run.run: (run, state) for run, state in chosen}
+    listed = [listed_view_of(run) for run, _ in chosen]
+    # Files that were tampered with may give a run another name than its folder's, which is what is removed.
+    views = newest_first([replace(v, state=replace(v.state, run=run)) for run, v in zip(ended, listed, strict=True)])
+    sizes = {run.run: _size(run) for run, _ in chosen}
+    going: set[str] = set()
+    header, *lines = render_ps(views, time.time(), console.out, sizes=sizes)
+    for view, line in zip(views, lines, strict=True):
+        run, state = ended[view.state.run]
+        tell_unread(state, console)
+        if remove and not _remove(run, state, console):
+            continue
+        console.data(*([] if going else [header]), line)
+        going.add(run.run)
+    return going, sum(sizes[run] for run in going)
 
 
 def _named(references: tuple[str, ...]) -> list[tuple[RunDir, RunState]]:
@@ -110,10 +123,6 @@ def _clean_content(going: set[str], *, remove: bool) -> tuple[int, int]:
 
 def _ended(run: RunDir, state: RunState) -> float:
     return state.ended or state.created or run.path.stat().st_mtime
-
-
-def _age(run: RunDir, state: RunState) -> str:
-    return f"ended {duration(time.time() - _ended(run, state))} ago"
 
 
 def _size(run: RunDir) -> int:
