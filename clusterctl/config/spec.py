@@ -41,6 +41,7 @@ from clusterctl.config.kinds import (
     Texts,
     Weights,
     Workers,
+    reached,
 )
 
 
@@ -134,7 +135,15 @@ class HostSpec:
         field(default_factory=dict)
     )
     role: Annotated[Role, Key("`spare` waits to replace a lost node.", "spare")] = Role.WORKER
-    transport: Annotated[TransportKind, Key("`local` starts processes here, without SSH.", "local")] = TransportKind.SSH
+    transport: Annotated[
+        TransportKind | tuple[str, ...],
+        reached(TransportKind),
+        Key(
+            "`local` starts processes here, without SSH; `command` is run here, and ends in a shell on the host.",
+            "local",
+            {"command": ["docker", "exec", "-i", "{host}", "/bin/sh"]},
+        ),
+    ] = TransportKind.SSH
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -148,7 +148,7 @@ def _remove_on_nodes(run: RunDir, state: RunState) -> tuple[list[ClusterctlError
         return [], list(state.traces)
     # Of a run that cannot be read nobody knows where it was; a node on which something of it lives refuses.
     hosts = [h for h in spec.hosts if h.name in state.traces or state.phase is RunPhase.UNREADABLE]
-    with reachable(spec, hosts) as (sessions, unreached):
+    with reachable(spec, hosts, of_run=True) as (sessions, unreached):
         _, errors = each(
             sessions, lambda node, session: session.call(Command.CLEAN, {"run": run.run, "node": node}, timeout=600.0)
         )

@@ -132,7 +132,7 @@ def check_script(
     if job.script.startswith(("/", "~")):
         return
     path = os.path.normpath(os.path.join(sync.source, job.script))
-    remote = any(m.spec.transport is TransportKind.SSH and m.spec.role is Role.WORKER for m in machines)
+    remote = any(m.spec.transport is not TransportKind.LOCAL and m.spec.role is Role.WORKER for m in machines)
     if not context.files.is_file(path):
         _missing_script(job.script, path, mark, context)
     elif remote and os.path.relpath(path, sync.source).startswith(".."):

@@ -166,8 +166,8 @@ class Launch:
     # --- code
 
     def sync(self, hosts: Sequence[HostSpec], *, first: bool) -> None:
-        """Bring the code to every ssh node: the folder as it is now on the first attempt, else as it was then."""
-        remote = [h for h in hosts if h.transport is TransportKind.SSH] if self._spec.sync is not None else []
+        """Bring the code to all but local nodes: the folder as it is now on the first attempt, else as it was then."""
+        remote = [h for h in hosts if h.transport is not TransportKind.LOCAL] if self._spec.sync is not None else []
         self._look_at_unsynced([h for h in hosts if h not in remote], first=first)
         if self._spec.sync is None or not remote:
             return
@@ -313,5 +313,5 @@ def prepare_request(
         python_hint=sys.executable,
         health_seconds=spec.health.interval,
         watch=list(spec.stall.watch),
-        code_hash=code_hash if host.transport is TransportKind.SSH else None,
+        code_hash=code_hash if host.transport is not TransportKind.LOCAL else None,
     )

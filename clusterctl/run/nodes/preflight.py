@@ -255,7 +255,7 @@ def code_hashes(spec: ClusterSpec, sessions: Mapping[str, Session]) -> dict[str,
 
     Nodes that could not tell are left out.
     """
-    remote = {h.name for h in spec.hosts if h.transport is TransportKind.SSH and spec.sync is not None}
+    remote = {h.name for h in spec.hosts if h.transport is not TransportKind.LOCAL and spec.sync is not None}
 
     def ask(node: str, session: Session) -> str:
         if node not in remote:
