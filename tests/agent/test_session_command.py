@@ -44,7 +44,7 @@ class TestRelayed(SessionContract):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may enter namespaces")
 class TestNamespace(SessionContract):
-    """Into the namespaces of another process, as a container's are entered."""
+    """By the program with which containers are entered; the namespaces are our own."""
 
     @pytest.fixture
     def reach(self, tmp_path: Path) -> Reach:

@@ -10,6 +10,7 @@ import click
 
 from clusterctl.cli import options
 from clusterctl.cli.lookup import commands
+from clusterctl.config.spec import TransportKind
 from clusterctl.errors import ExitCode, NodesError, RefusedError
 from clusterctl.render.ranks import count, fold_nodes
 
@@ -63,7 +64,8 @@ def command(
     if errors:
         raise NodesError(list(errors.values()))
     if not failed and not quiet:
-        console.narrate("every host key is trusted")
+        by_ssh = any(host.transport is TransportKind.SSH for host in hosts)
+        console.narrate("every host key is trusted" if by_ssh else "no host is reached by SSH: there are no host keys")
     return int(ExitCode.NODE) if failed else 0
 
 
