@@ -15,8 +15,9 @@ from clusterctl.errors import ExitCode, NodesError, RefusedError
 from clusterctl.render.ranks import count, fold_nodes
 
 if TYPE_CHECKING:
-    from collections.abc import Sized
+    from collections.abc import Sequence, Sized
 
+    from clusterctl.config.spec import HostSpec
     from clusterctl.render.terminal.console import Console
     from clusterctl.transport.ssh.trust import Candidate
 
@@ -64,9 +65,14 @@ def command(
     if errors:
         raise NodesError(list(errors.values()))
     if not failed and not quiet:
-        by_ssh = any(host.transport is TransportKind.SSH for host in hosts)
-        console.narrate("every host key is trusted" if by_ssh else "no host is reached by SSH: there are no host keys")
+        console.narrate(_all_trusted(hosts))
     return int(ExitCode.NODE) if failed else 0
+
+
+def _all_trusted(hosts: Sequence[HostSpec]) -> str:
+    if any(host.transport is TransportKind.SSH for host in hosts):
+        return "every host key is trusted"
+    return "no host is reached by SSH: there are no host keys"
 
 
 def _trust_commands(new: list[commands.Argv], console: Console, *, yes: bool) -> None:
