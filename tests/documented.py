@@ -123,6 +123,7 @@ ELSEWHERE: Final = {
     "clusterctl version --check": "tests/e2e/test_version.py",
     "pip install .": "tests/e2e/test_wheel.py",
     "python -m benchmarks NAME --rounds 5": "tests/e2e/test_bench.py",
+    "python -m benchmarks.beside CHECKOUT": "tests/e2e/test_bench.py",
     "clusterctl bench": "tests/e2e/test_bench.py",
     "clusterctl bench --plot scaling.png": "tests/e2e/test_bench.py",
     "clusterctl bench --model --plot scaling.png": "tests/e2e/test_bench.py",
