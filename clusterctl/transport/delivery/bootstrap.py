@@ -194,5 +194,5 @@ def _refusal(node: str, word: str, text: str, channel: Channel, parser: Preamble
 def _failure(node: str, text: str, channel: Channel, parser: PreambleParser) -> AgentError:
     said = " ".join((parser.noise + "\n" + channel.stderr_tail()).split())
     quoted = f"; it said: {said[-_QUOTED_BYTES:]!r}" if said else ""
-    hint = "see what a shell there prints (`ssh HOST /bin/sh`, or the host's command); a login script may be in the way"
+    hint = "see what its shell prints (`ssh HOST /bin/sh`, or its command): a login script or forced command may be in the way"
     return AgentError(node, f"{text}{quoted}", hint=hint)
