@@ -64,7 +64,7 @@ def idle(make_head: MakeHead) -> LocalHead:
 def test_a_command_ends_with_its_code_and_says_why(
     idle: LocalHead, code: int, arguments: tuple[str, ...], said: str
 ) -> None:
-    if arguments[0] in ("attach", "logs"):
+    if arguments[0] in ("attach", "logs", "wait"):
         assert idle.run(*UP, "--command", "true").returncode == 0
 
     done = idle.run(*arguments)
