@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from clusterctl.agent.protocol.types import samples
+    from clusterctl.agent.protocol.types.found.gpus import Device
 
 INTERVAL = 15.0
 PASS_DEADLINE = 5.0
@@ -290,7 +291,7 @@ def _without(status: str, reason: str) -> samples.Gpus:
     return {"status": status, "reason": reason, "gpus": [], "xids": []}
 
 
-def _gpu(device: dict[str, Any]) -> samples.Gpu:
+def _gpu(device: Device) -> samples.Gpu:
     values = device["v"]
     memory, rows = values.get("memory") or {}, values.get("remapped") or [None] * 4
     trouble = {name: word for name, word in device["err"].items() if word in TROUBLE}

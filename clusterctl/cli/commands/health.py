@@ -39,6 +39,7 @@ class HealthChoices(FileChoices):
     form: str
     record: str | None
     replay: str | None
+    listed: bool
     verbose: bool
     as_json: bool
 
@@ -65,7 +66,8 @@ class HealthChoices(FileChoices):
     type=click.Path(dir_okay=False),
 )
 @click.option("--replay", metavar="PATH", help="Judge such a file, and ask no node.", type=click.Path(dir_okay=False))
-@options.verbose_option("Show what passed, too.")
+@click.option("--list", "listed", is_flag=True, help="Show the checks that there are, and look at nothing.")
+@options.verbose_option("Show what passed, and why the others were skipped, too.")
 @options.json_option
 @options.output_options
 @together(HealthChoices)
@@ -76,6 +78,8 @@ def command(choices: HealthChoices) -> int:
     """
     console = choices.console()
     checks = _checks(choices.only, choices.skip)
+    if choices.listed:
+        return _list(checks, console, as_json=choices.as_json)
     if choices.replay is not None:
         if choices.path or choices.files or choices.sets or choices.nodes or choices.watch or choices.record:
             raise click.UsageError("`--replay` judges a file by itself: leave out FILE, --file, --set, --node, ...")
@@ -95,6 +99,18 @@ def command(choices: HealthChoices) -> int:
         code = _show(view, console, choices)
         if pause is None or not console.out.has_reader(pause):
             return code
+
+
+def _list(names: list[str] | None, console: Console, *, as_json: bool) -> int:
+    from clusterctl.cli.lookup.checks import checks_json, render_checks
+    from clusterctl.health.registry import CHECKS
+
+    checks = [check for name, check in CHECKS.items() if names is None or name in names]
+    if as_json:
+        console.json(checks_json(checks))
+    else:
+        console.data(*render_checks(checks, console.out))
+    return 0
 
 
 def _say_what_is_run(spec: ClusterSpec, hosts: tuple[HostSpec, ...], console: Console) -> None:
@@ -141,7 +157,7 @@ def _named(text: str, option: str) -> set[str]:
     for pattern in text.split(","):
         matching = fnmatch.filter(CHECKS, pattern.strip())
         if not matching:
-            raise click.BadParameter(f"no check `{pattern}`; `docs/health.md` lists them", param_hint=option)
+            raise click.BadParameter(f"no check `{pattern}`; `clusterctl health --list` shows all", param_hint=option)
         names |= set(matching)
     return names
 
