@@ -21,6 +21,8 @@ def outcome(state: RunState) -> tuple[RunPhase, ExitCode]:
             return RunPhase.LOST, ExitCode.LOST
         case StopReason.UNHEALTHY.value:
             return RunPhase.FAILED, ExitCode.UNHEALTHY
+        case _:
+            pass
     if any(n.link == "lost" for n in state.nodes.values()):
         return RunPhase.LOST, ExitCode.LOST
     if state.cause is not None and state.cause.kind == "unknown":
