@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from clusterctl.why import crash, hang
+from clusterctl.why import crash, hang, left
 from clusterctl.why.verdict import Class, Confidence, Culprit, Kind, Verdict
 
 if TYPE_CHECKING:
@@ -35,6 +35,9 @@ def _judged(case: Case) -> Verdict:
         return hang.judge(case) or crashed
     if crashed is not None:
         return crashed
+    missed = left.judge(case)
+    if missed is not None:
+        return missed
     if case.other is not None and case.other.kind in _KINDS and case.other.kind != "cancelled":
         return _of_other(case, case.other)
     if case.stalled or case.reason == "stalled":
@@ -68,12 +71,13 @@ def _of_other(case: Case, other: Other) -> Verdict:
 
 
 def _blind(case: Case) -> Verdict:
+    alive = [rank for rank in case.ranks if rank.end is None]
     return Verdict(
         kind=Kind.HANG,
         cls=Class.NONE,
         confidence=Confidence.UNKNOWN,
         summary="nothing moves, and nobody could look at the ranks",
-        missing=tuple(f"rank {rank.rank}: {_unseen(rank)}" for rank in case.ranks[:_MOST_NAMED]),
+        missing=tuple(f"rank {rank.rank}: {_unseen(rank)}" for rank in alive[:_MOST_NAMED]),
         next=(f"clusterctl stacks {case.run}",),
     )
 
