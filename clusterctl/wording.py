@@ -45,9 +45,9 @@ def size(count: float) -> str:
     return f"{value:.0f} TiB" if value >= 10 else f"{value:.1f} TiB"
 
 
-def plural(number: int, noun: str) -> str:
-    """Return `1 file`, `2 files`."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+def plural(number: int, noun: str, several: str = "") -> str:
+    """Return `1 file`, `2 files`; `several` is the word for more than one where it takes no `s`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {several or noun + 's'}"
 
 
 def signal_name(number: int) -> str:

@@ -20,8 +20,9 @@ _INTRO = """\
 <!-- Made by `python -m clusterctl.cli.docs docs/cli.md`; do not edit. -->
 
 `clusterctl` and `cctl` are the same program. FILE is a cluster file ([cluster-file.md](cluster-file.md)),
-`./cluster.yaml` unless named. RUN is an id, a name, or a cluster file (its run); it may be left out where only one run
-is active. SET chooses nodes (`gpu[01-04,07]`) or ranks (`0-3,7`). A DURATION is `90`, `90s`, `10m`, `1h30m`.
+`./cluster.yaml` unless named. RUN is an id or its beginning, a name, or a cluster file (its
+run); it may be left out where only one run is active. SET chooses
+nodes (`gpu[01-04,07]`) or ranks (`0-3,7`). A DURATION is `90`, `90s`, `10m`, `1h30m`.
 
 Data goes to stdout, everything said about it to stderr. Colours and lines that are rewritten in place appear on a
 terminal only; `NO_COLOR`, `FORCE_COLOR` and `TERM=dumb` are honoured, and `--color` wins. What goes into a pipe

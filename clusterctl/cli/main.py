@@ -125,9 +125,28 @@ def _show_usage(error: click.UsageError) -> None:
     """Write a mistake on the command line as every other error is written."""
     import re
 
-    message = re.sub(r"'([^'\s]+)'", r"`\1`", " ".join(error.format_message().split())).removesuffix(".")
     program = error.ctx.command_path if error.ctx is not None else "clusterctl"
-    _say_error(message, f"see `{program} --help`")
+    text, hint = error.format_message(), f"see `{program} --help`"
+    if (word := _meant_for_the_job(error)) is not None:
+        text, hint = error.message, f"arguments of the job come after `--`, as in `{program} -- {word}`"
+    _say_error(re.sub(r"'([^'\s]+)'", r"`\1`", " ".join(text.split())).removesuffix("."), hint)
+
+
+def _meant_for_the_job(error: click.UsageError) -> str | None:
+    """Return the first word that belongs behind `--`, where somebody gave the job's arguments without it.
+
+    What is nearly an option of ours is a slip.
+    """
+    import difflib
+
+    context = error.ctx
+    if context is None or not isinstance(context.command, WithJobArguments) or context.meta.get("clusterctl.dashes"):
+        return None
+    if isinstance(error, click.NoSuchOption):
+        ours = [name for parameter in context.command.params for name in parameter.opts]
+        return None if difflib.get_close_matches(error.option_name, ours, cutoff=0.75) else error.option_name
+    _, _, words = error.message.partition("unexpected extra argument")
+    return next(iter(words.partition("(")[2].rstrip(")").split()), None)
 
 
 def _say_error(text: str, hint: str | None = None) -> None:

@@ -55,7 +55,7 @@ def cluster_file(command: F) -> F:
 
 
 def run_argument(command: F) -> F:
-    """`[RUN]`: an id, a name, or a cluster file."""
+    """`[RUN]`: an id or its beginning, a name, or a cluster file."""
     return click.argument("reference", metavar="[RUN]", required=False, shell_complete=offer("runs"))(command)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import sys
+from datetime import date, datetime, timedelta
+from datetime import time as clock_time
 from pathlib import Path
 
 import click
@@ -33,6 +35,48 @@ def parse_duration(text: str | None, option: str) -> float | None:
         return duration(text)
     except UnitError as error:
         raise click.BadParameter(str(error), param_hint=option) from error
+
+
+def parse_moment(text: str | None, option: str, *, now: float, began: float | None = None) -> float | None:
+    """Return a wall clock time, or `None` where nothing was given.
+
+    Args:
+        text: A duration is that long ago, a time of day the last one before `now`; else RFC 3339.
+        option: What it was given to, for the error.
+        now: The end of what is looked at.
+        began: Its begin: a time of day before it is meant for the day of `now`.
+
+    Raises:
+        click.BadParameter: It is none of them.
+    """
+    if text is None:
+        return None
+    if (of_day := _time_of_day(text)) is not None:
+        day = datetime.fromtimestamp(now, tz=of_day.tzinfo).date()
+        on_day, day_before = _on(day, of_day), _on(day - timedelta(days=1), of_day)
+        return on_day if on_day <= now or (began is not None and day_before < began) else day_before
+    try:
+        return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
+    except ValueError:
+        pass
+    from clusterctl.config.units import UnitError, duration
+
+    try:
+        return now - duration(text)
+    except UnitError as error:
+        said = f"`{text}` is no time; write 10m (that long ago), 22:43:12 (a time of day), or RFC 3339"
+        raise click.BadParameter(said, param_hint=option) from error
+
+
+def _time_of_day(text: str) -> clock_time | None:
+    try:
+        return clock_time.fromisoformat(text) if text[2:3] == ":" else None
+    except ValueError:
+        return None
+
+
+def _on(day: date, of_day: clock_time) -> float:
+    return datetime.combine(day, of_day).timestamp()
 
 
 def read(path: str) -> str:

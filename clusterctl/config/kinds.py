@@ -7,10 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from clusterctl.config import units, words
+from clusterctl.config.words import COMMAND_HINT
 from clusterctl.config.wrong import WrongValueError, shown
+
+if TYPE_CHECKING:
+    from enum import Enum
 
 Check = Callable[[object], Any]
 
@@ -120,6 +124,29 @@ def _command(value: object) -> str | tuple[str, ...]:
     if isinstance(value, list) and value and all(isinstance(item, str) for item in value):
         return tuple(value)
     raise WrongValueError("must be a shell command, or a list of program and arguments")
+
+
+def reached(of: type[Enum]) -> Kind:
+    """Make the kind of a transport: a word of `of`, or a command as a list of its words."""
+    known = {word.value: word for word in of}
+
+    def parse(value: object) -> Any:
+        if isinstance(value, str) and value in known:
+            return known[value]
+        if isinstance(value, dict) and [*value] == ["command"]:
+            return words.command(value["command"])
+        raise WrongValueError(
+            f"must be {', '.join(f'`{word}`' for word in known)} or a mapping with the key `command`", COMMAND_HINT
+        )
+
+    argv = {"type": "array", "minItems": 1, "items": {"type": "string"}}
+    keyed = {"type": "object", "properties": {"command": argv}, "required": ["command"], "additionalProperties": False}
+    return Kind(
+        words=", ".join(f"`{word}`" for word in known) + " or `command:` with a list",
+        parse=parse,
+        show=lambda value: {"command": [*value]} if isinstance(value, tuple) else value.value,
+        schema={"anyOf": [{"enum": [*known]}, keyed]},
+    )
 
 
 def _as_list(value: object) -> object:

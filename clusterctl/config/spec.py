@@ -41,6 +41,7 @@ from clusterctl.config.kinds import (
     Texts,
     Weights,
     Workers,
+    reached,
 )
 
 
@@ -134,7 +135,15 @@ class HostSpec:
         field(default_factory=dict)
     )
     role: Annotated[Role, Key("`spare` waits to replace a lost node.", "spare")] = Role.WORKER
-    transport: Annotated[TransportKind, Key("`local` starts processes here, without SSH.", "local")] = TransportKind.SSH
+    transport: Annotated[
+        TransportKind | tuple[str, ...],
+        reached(TransportKind),
+        Key(
+            "`local` starts processes here, without SSH; `command` is run here, and ends in a shell on the host.",
+            "local",
+            {"command": ["docker", "exec", "-i", "{host}", "/bin/sh"]},
+        ),
+    ] = TransportKind.SSH
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,7 +213,13 @@ class JobSpec:
         Key("A shell command (text), or program and arguments (list).", "./run.sh", ["./train", "--fast"]),
     ] = None
     args: Annotated[Args, Key("Arguments; those after `--` of `up` are appended.", ["--epochs", 3])] = ()
-    prologue: Annotated[str | None, Key("Shell text that bash runs before each worker.", "module load cuda")] = None
+    prologue: Annotated[
+        str | None,
+        Key(
+            "Shell text that bash runs before each worker; one that fails ends the worker, unless it says `set +e`.",
+            "module load cuda",
+        ),
+    ] = None
     framework: Annotated[Framework, Key("Whose environment variables workers get.", "torch")] = Framework.AUTO
     launcher: Annotated[Launcher, Key("Who starts the workers of a node.", "direct")] = Launcher.DIRECT
     inject: Annotated[bool, Key("Whether progress is watched from inside the workers.", False)] = True

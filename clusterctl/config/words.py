@@ -20,6 +20,9 @@ HOST_HINT = "letters, digits, `.`, `_` and `-`, or an IP address"
 _USER_HINT = "letters, digits, `.`, `_`, `-`, `+` and `@`"
 _PATH_HINT = "leave out quotes, `$`, `` ` ``, `;`, `&`, `|`, `<`, `>`, `\\` and line breaks; `~` is the home"
 
+COMMAND_HINT = 'write `command: [docker, exec, -i, "{host}", /bin/sh]`; there are `{host}`, `{user}` and `{port}`'
+_FILLED_IN = re.compile(r"\{(\w+)\}")
+
 
 def is_ipv6(text: str) -> bool:
     """Tell whether `text` is an IPv6 address; a scope (`fe80::1%eth0`) may follow it."""
@@ -108,3 +111,39 @@ def path(value: object) -> object:
     if isinstance(value, str) and not is_path(value):
         raise WrongValueError(f"{shown(value)} cannot be the path of a file of keys", _PATH_HINT)
     return value
+
+
+def command(value: object) -> tuple[str, ...]:
+    """Check a command that leads to a shell on a host, and return its words.
+
+    Raises:
+        WrongValueError: It is no list of texts, is not found the same way from every folder, or names no host.
+    """
+    if isinstance(value, list) and None in value:
+        # What could not be filled in has been told already.
+        return ()
+    if not isinstance(value, list) or not value or not all(isinstance(word, str) for word in value):
+        raise WrongValueError("the command must be a list of texts", COMMAND_HINT)
+    if any(not word.isprintable() for word in value):
+        raise WrongValueError("the command holds a line break or a control character", COMMAND_HINT)
+    program = value[0]
+    if not program or program.startswith("-") or ("/" in program and not program.startswith("/")) or "{" in program:
+        hint = "name it as on the command line (`docker`), or by its whole path"
+        raise WrongValueError(f"{shown(program)} cannot be the program of the command", hint)
+    named = {name for word in value for name in placeholders(word)}
+    strange = sorted(named - {"host", "user", "port"})
+    if strange:
+        raise WrongValueError(f"the command names `{{{strange[0]}}}`, which nothing fills in", COMMAND_HINT)
+    if "host" not in named:
+        raise WrongValueError("the command does not name `{host}`: it would lead every host to one place", COMMAND_HINT)
+    return tuple(value)
+
+
+def placeholders(word: str) -> list[str]:
+    """Return the names that are filled into a word of a command."""
+    return _FILLED_IN.findall(word)
+
+
+def filled(word: str, values: dict[str, str]) -> str:
+    """Fill a word of a command in; what a value holds is never filled in again."""
+    return _FILLED_IN.sub(lambda found: values[found[1]], word)

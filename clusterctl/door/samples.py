@@ -47,7 +47,7 @@ _RANK = record(
         "inside": maybe(INSIDE),
     },
 )
-_STAMPS = {"time": real(), "t": real(), "m": real(), "attempt": ATTEMPT}
+_STAMPS = {"t": real(), "m": real(), "attempt": ATTEMPT}
 _GPU = record(
     {"gpu": _INDEX},
     {
@@ -122,3 +122,23 @@ def readable(lines: Iterable[bytes], kind: str, *needed: str) -> Iterator[Any]:
                 continue
             if sample["kind"] == kind and all(name in sample for name in needed):
                 yield sample
+
+
+class SampleLines:
+    """Cuts the bytes of the nodes' samples into lines, once for everybody who reads them.
+
+    Keeps of each node the begin of a line whose end has not come yet.
+    """
+
+    def __init__(self) -> None:
+        self._rest: dict[str, bytes] = {}
+
+    def take(self, node: str, payload: bytes) -> list[bytes]:
+        """Return the lines that are whole now, in the order in which the node wrote them.
+
+        Of a line that is longer than any may be nothing is kept.
+        """
+        *lines, last = (self._rest.pop(node, b"") + payload).split(b"\n")
+        if last and len(last) <= MOST_LINE:
+            self._rest[node] = last
+        return lines

@@ -65,11 +65,11 @@ class Change:
     """One thing to show once.
 
     Attributes:
-        time: When it was certain, seconds since the epoch (the node's clock).
+        time: When it was certain, in seconds of the node's monotonic clock.
         check: The name of the check that would find it before a run.
         key: `check`, made finer where one check may find several things: `host.disk /`, `gpu.xid 79`.
         status: FAIL or WARN when it began, PASS when it is over.
-        began: When it was first seen.
+        began: When it was first seen, by the same clock.
     """
 
     time: float
@@ -123,7 +123,7 @@ class Watch:
 
 def advance(watch: Watch, sample: Health) -> tuple[Watch, list[Change]]:
     """Take in one sample (`clusterctl.agent.facts.sampler` has its shape); return what is to be told now."""
-    now = float(sample["time"])
+    now = float(sample["m"])
     changes: list[Change] = []
     if watch.silent:
         changes.append(_change(watch, now, _SILENCE, Status.PASS, "samples again", watch.last or now))

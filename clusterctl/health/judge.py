@@ -28,6 +28,10 @@ def judge_all(
     return single + judge_cluster(facts_by_node, context, chosen)
 
 
+_ALONE = {"unreachable": ("net.ssh",), "unprobed": ("net.ssh", "version.interpreter")}
+"""What is left to judge of a node that gave no facts, by the key that says why."""
+
+
 def judge_node(node: str, facts: Facts, context: Context, checks: Iterable[str] | None = None) -> list[Finding]:
     """Judge one node by its own facts.
 
@@ -38,11 +42,11 @@ def judge_node(node: str, facts: Facts, context: Context, checks: Iterable[str] 
         checks: Names to judge; `None` for all.
 
     Returns:
-        At least one finding a check, or only `net.ssh` for a node that could not be reached.
+        At least one finding a check, or only those that explain why a node gave no facts.
     """
     findings: list[Finding] = []
     for check in _chosen(checks):
-        if check.node_judge is None or ("unreachable" in facts and check.name != "net.ssh"):
+        if check.node_judge is None or any(check.name not in alone for key, alone in _ALONE.items() if key in facts):
             continue
         view = View(node=node, facts=facts, context=context, check=check)
         took = view.group().ms if check.group else gpus.library(view).ms if check.gpu else None

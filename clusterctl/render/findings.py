@@ -11,6 +11,7 @@ from clusterctl.health.model import Finding, Status
 from clusterctl.render.ranks import count, fold_nodes, fold_ranks
 from clusterctl.render.terminal.console import BOLD, CYAN, DIM, GREEN, RED, YELLOW, cells, fit, pad, safe
 from clusterctl.render.terminal.machine import json_line
+from clusterctl.wording import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -26,6 +27,7 @@ STYLES = {
     Status.SKIP: (DIM,),
 }
 _MOST_CHECKS = 3
+_MOST_REASONS = 4
 _LABEL = re.compile(r"^GPU \d+(?: \([0-9a-fA-F:.]+\))?: ")
 """How messages begin, because in `--json` they stand alone; the address is there to find the GPU by."""
 _ADVERSE = (Status.FAIL, Status.WARN, Status.UNKNOWN)
@@ -67,17 +69,17 @@ def finding_from_json(value: Mapping[str, Any]) -> Finding:
 
 
 def render_health(view: HealthView, terminal: Terminal, *, verbose: bool = False) -> list[str]:
-    """Return one line for each node, then what is wrong.
+    """Return a line for each node, those that are alike in one, then what is wrong.
 
     Args:
         view: What was found.
         terminal: Where it will stand.
-        verbose: Show what passed or was skipped, too.
+        verbose: Show what passed, a line a check, and why others were skipped, too.
     """
-    widest = max((cells(node.node) for node in view.nodes), default=0)
-    lines = [_node_line(node, widest, terminal) for node in view.nodes]
-    statuses = tuple(WORST_FIRST) if verbose else _ADVERSE
-    groups = [*problems_by_check(view.findings, terminal, statuses=statuses), *_needing_root(view.findings, terminal)]
+    lines = _node_lines(view.nodes, terminal)
+    groups = [*problems_by_check(view.findings, terminal, statuses=_ADVERSE), *_needing_root(view.findings, terminal)]
+    if verbose:
+        groups += [*_passed(view.findings, terminal), *_skipped(view.findings, terminal)]
     if groups:
         lines += ["", *groups]
     return [*lines, "", _verdict_line(view, terminal)]
@@ -156,7 +158,50 @@ def _by_message(findings: Sequence[Finding]) -> dict[tuple[str, str], list[int]]
     return joined
 
 
-def _node_line(node: NodeHealth, widest: int, terminal: Terminal) -> str:
+def _passed(findings: Sequence[Finding], terminal: Terminal) -> list[str]:
+    """Return a line for each check that passed, and each message of it."""
+    by_check: dict[str, list[Finding]] = {}
+    for finding in findings:
+        if finding.status is Status.PASS:
+            by_check.setdefault(finding.check, []).append(finding)
+    widest = max(map(len, by_check), default=0)
+    mark = sign(Status.PASS, terminal)
+    return [
+        f"{mark} {pad(check, widest)}  {line.strip()}"
+        for check, members in by_check.items()
+        for line in _body(members, terminal)
+    ]
+
+
+def _skipped(findings: Sequence[Finding], terminal: Terminal) -> list[str]:
+    """Return how many checks were skipped, and for which reasons, the most frequent first."""
+    reasons: dict[str, set[str]] = {}
+    for finding in findings:
+        if finding.status is Status.SKIP and not finding.needs_root:
+            reasons.setdefault(finding.message, set()).add(finding.check)
+    if not reasons:
+        return []
+    told = sorted(reasons.items(), key=lambda reason: -len(reason[1]))
+    words = ", ".join(f"{safe(message)} ({len(checks)})" for message, checks in told[:_MOST_REASONS])
+    if len(told) > _MOST_REASONS:
+        words += f", for other reasons ({sum(len(checks) for _, checks in told[_MOST_REASONS:])})"
+    many = plural(len(set().union(*reasons.values())), "check")
+    return [f"{sign(Status.SKIP, terminal)} {many} skipped: {words}"]
+
+
+def _node_lines(nodes: Sequence[NodeHealth], terminal: Terminal) -> list[str]:
+    """Return a line for all nodes of which the same is told, in the order in which they come first."""
+    alike: dict[tuple[Status, tuple[str, ...]], list[str]] = {}
+    for node in nodes:
+        alike.setdefault((node.verdict, _told(node)), []).append(node.node)
+    names = {key: safe(fold_nodes(members)) for key, members in alike.items()}
+    widest = max(map(cells, names.values()), default=0)
+    if terminal.width is not None:
+        widest = min(widest, max(20, terminal.width // 3))
+    return [_node_line(names[verdict, told], verdict, told, widest, terminal) for verdict, told in alike]
+
+
+def _told(node: NodeHealth) -> tuple[str, ...]:
     counts = Counter(finding.status for finding in node.findings)
     parts = [node.summary] if node.summary else []
     parts += [f"{counts[status]} {status.value.lower()}" for status in _ADVERSE if counts[status]]
@@ -165,13 +210,17 @@ def _node_line(node: NodeHealth, widest: int, terminal: Terminal) -> str:
     worst = next((status for status in _ADVERSE if counts[status]), None)
     if worst is not None:
         parts.append(", ".join(dict.fromkeys(f.check for f in node.findings if f.status is worst)))
+    return tuple(parts)
+
+
+def _node_line(name: str, verdict: Status, parts: Sequence[str], widest: int, terminal: Terminal) -> str:
     text = fit(
         f" {terminal.glyphs.dot} ".join(safe(part) for part in parts),
         None if terminal.width is None else max(20, terminal.width - widest - 14),
         terminal.glyphs,
     )
-    verdict = terminal.style(pad(node.verdict.value, 7), *STYLES[node.verdict])
-    return f"{sign(node.verdict, terminal)} {pad(safe(node.node), widest)}  {verdict}  {text}".rstrip()
+    word = terminal.style(pad(verdict.value, 7), *STYLES[verdict])
+    return f"{sign(verdict, terminal)} {pad(fit(name, widest, terminal.glyphs), widest)}  {word}  {text}".rstrip()
 
 
 def _verdict_line(view: HealthView, terminal: Terminal) -> str:

@@ -60,7 +60,7 @@ def stats_from_sample(node: str, sample: Health) -> NodeStats:
     """Return a sample of `clusterctl.agent.facts.sampler` as values."""
     return NodeStats(
         node=node,
-        time=sample["time"],
+        time=sample["t"],
         cpu=sample.get("cpu"),
         mem=sample.get("mem"),
         gpus=tuple(_of_gpu(gpu) for gpu in sample.get("gpus") or ()),

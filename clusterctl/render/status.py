@@ -1,8 +1,8 @@
-"""`ps` and `status` for people: a run as they show it, and its tables."""
+"""`status` for people: a run as it and lists show it, and its tables."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.render.errors import remaining_lines
@@ -96,53 +96,6 @@ def activity_from_sample(sample: Mapping[str, Any], age_s: float) -> dict[int, W
     return out
 
 
-def render_ps(views: Sequence[RunView], now: float, terminal: Terminal, *, header: bool = True) -> list[str]:
-    """Return the table of `ps`; `now` is the head's wall clock in seconds."""
-    columns = [
-        Column(title="RUN", shrink=True),
-        Column(title="STATE"),
-        Column(title="NODES", right=True),
-        Column(title="RANKS", right=True),
-        Column(title="STEP", right=True),
-        Column(title="AGE", right=True),
-        Column(title="PROGRESS", right=True),
-        Column(title="", shrink=True),
-    ]
-    return render_table(columns, [_ps_row(view, now) for view in views], terminal, header=header)
-
-
-def _ps_row(view: RunView, now: float) -> list[Cell | str]:
-    state = view.state
-    end = now if state.ended is None else state.ended
-    progress = view.last_progress_s
-    return [
-        state.run,
-        _state_cell(state.phase.value),
-        str(len(state.nodes)) if state.nodes else "-",
-        str(state.world_size or "-"),
-        "-" if view.step is None else str(view.step),
-        "-" if state.created is None else duration(end - state.created),
-        "-" if progress is None or state.over or state.stall is not None else f"{duration(progress)} ago",
-        _ps_remark(view),
-    ]
-
-
-def _ps_remark(view: RunView) -> str:
-    state = view.state
-    if state.phase is RunPhase.UNREADABLE:
-        return "cannot be read: `clusterctl clean` removes it"
-    if state.over:
-        return "" if state.exit_code in (0, None) else f"exit {state.exit_code}"
-    if state.stall is not None:
-        # Without its phase: the column of states already says whether the stall is certain.
-        return stall_line(replace(state.stall, phase=""))
-    if not view.attended:
-        return f"unattended: clusterctl attach --adopt {state.run}"
-    if away := [node.node for node in state.nodes.values() if node.link == "unreachable" and not node.swept]:
-        return f"unreachable: {fold_nodes(away)}"
-    return f"attempt {state.attempt}" if state.attempt > 0 else ""
-
-
 def render_status(view: RunView, now: float, terminal: Terminal, *, every: bool = False) -> list[str]:
     """Return what `status` shows: the run in a line, what is wrong, then nodes, then workers.
 
@@ -208,7 +161,7 @@ def _node_table(view: RunView, terminal: Terminal) -> list[str]:
         [
             node.node,
             str(node.node_rank),
-            _state_cell(view.state.node_phase(node.node).value),
+            state_cell(view.state.node_phase(node.node).value),
             fold_ranks(node.ranks) or "-",
             node.address or "-",
         ]
@@ -279,8 +232,9 @@ def _worker_style(worker: WorkerState) -> tuple[str, ...]:
     return (RED,) if worker.failed else (DIM,)
 
 
-def _state_cell(state: str) -> Cell:
-    return Cell(state, STATE_STYLES.get(state, ()))
+def state_cell(state: str, word: str | None = None) -> Cell:
+    """Return a state in its colour, or another word in the colour of that state."""
+    return Cell(word or state, STATE_STYLES.get(state, ()))
 
 
 def _styled_state(state: str, terminal: Terminal) -> str:

@@ -10,7 +10,7 @@ from clusterctl.agent.protocol.requests import StopReason
 from clusterctl.render.ranks import fold_nodes, fold_ranks
 from clusterctl.render.terminal.console import BOLD, RED, safe
 from clusterctl.run.rules.state import NodeState
-from clusterctl.wording import signal_name, span
+from clusterctl.wording import plural, signal_name, span
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -212,7 +212,11 @@ def node_step(event: node_events.Event) -> str:
         case node_events.Stopping():
             return f"SIGTERM to all of attempt {event.attempt}, {event.grace:g} s grace"
         case node_events.Swept():
-            left = f"{len(event.remaining)} processes could not be ended" if event.remaining else "nothing is left"
+            left = (
+                f"{plural(len(event.remaining), 'process', 'processes')} could not be ended"
+                if event.remaining
+                else "nothing is left"
+            )
             return f"{left} of attempt {event.attempt}" + (f", {event.killed} killed" if event.killed else "")
         case _:
             return ""

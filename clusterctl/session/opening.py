@@ -13,6 +13,7 @@ from clusterctl.agent.protocol.commands import PROTOCOL, Command
 from clusterctl.config.spec import SshSpec, TransportKind
 from clusterctl.errors import AgentError, ClusterctlError, NodeError, NodeRefusedError, RefusedError
 from clusterctl.session.conversation import Session
+from clusterctl.transport.command import CommandTransport
 from clusterctl.transport.delivery.bootstrap import start_agent
 from clusterctl.transport.delivery.bundle import agent_bundle
 from clusterctl.transport.local import LocalTransport
@@ -51,7 +52,7 @@ class Transports:
     def __init__(self, ssh: SshSpec | None = None) -> None:
         self._ssh_spec = ssh or SshSpec()
         self._lock = threading.Lock()
-        self._made: dict[TransportKind, Transport] = {}
+        self._made: dict[TransportKind | None, Transport] = {}
         self._approach = Approach()
 
     def of(self, host: HostSpec) -> Transport:
@@ -60,9 +61,10 @@ class Transports:
             # While one thread imports, the others dial.
             self._approach.go_ahead(host, self._ssh_spec.connect_timeout)
         with self._lock:
-            if host.transport not in self._made:
-                self._made[host.transport] = self._make(host.transport)
-            return self._made[host.transport]
+            kind = host.transport if isinstance(host.transport, TransportKind) else None
+            if kind not in self._made:
+                self._made[kind] = self._make(kind)
+            return self._made[kind]
 
     def close(self) -> None:
         """Close what connections share. Sessions that are open go on unless they pass through a jump host."""
@@ -72,7 +74,9 @@ class Transports:
         for transport in made:
             transport.close()
 
-    def _make(self, kind: TransportKind) -> Transport:
+    def _make(self, kind: TransportKind | None) -> Transport:
+        if kind is None:
+            return CommandTransport()
         if kind is TransportKind.LOCAL:
             return LocalTransport()
         # The SSH library's own reader of ssh_config, which nobody here uses, would like this for `Match exec`; a third

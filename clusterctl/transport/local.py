@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import signal
 import socket
+import struct
 import subprocess
 import tempfile
+import termios
 import threading
 from typing import TYPE_CHECKING
 
@@ -16,6 +19,7 @@ from clusterctl.errors import ConnectError
 from clusterctl.transport.base import EXEC_COMMAND, STDERR_TAIL_BYTES, Progress, silent
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import IO
 
     from clusterctl.config.spec import HostSpec
@@ -25,9 +29,16 @@ _FOREVER_SECONDS = 1e6
 
 
 class LocalChannel:
-    """The stream to a child process. The agent ends by itself when the stream does; a child that does not is killed."""
+    """The stream to a child process. The agent ends by itself when the stream does; a child that does not is killed.
 
-    def __init__(self, process: subprocess.Popen[bytes], sock: socket.socket, stderr: IO[bytes]) -> None:
+    Args:
+        relays: Whether the child only hands on: what it has not taken when the stream is closed dies with it.
+    """
+
+    def __init__(
+        self, process: subprocess.Popen[bytes], sock: socket.socket, stderr: IO[bytes], *, relays: bool = False
+    ) -> None:
+        self._relays = relays
         self.auth_note: str | None = None
         self.warnings: tuple[str, ...] = ()
         self._process = process
@@ -63,6 +74,11 @@ class LocalChannel:
         """End the stream; see to the child in the background."""
         if not self._closing.acquire(blocking=False):
             return
+        if self._relays and self._process.poll() is None and _waiting(self._sock):
+            # A command outlives its stream for a moment, and could hand on what still waits for it: a fence counts
+            # from what the node heard last.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
         threading.Thread(target=self._end, name="clusterctl-local-end", daemon=True).start()
@@ -95,6 +111,14 @@ class LocalChannel:
         return tail.decode("utf-8", "replace")
 
 
+def _waiting(sock: socket.socket) -> bool:
+    """Tell whether something that was sent has not been taken; where that cannot be known, it may be so."""
+    try:
+        return bool(struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4)))[0])
+    except OSError:
+        return True
+
+
 class LocalTransport:
     """Nodes that are this machine.
 
@@ -108,26 +132,39 @@ class LocalTransport:
     def open(self, host: HostSpec, *, progress: Progress = silent) -> LocalChannel:
         """Start `/bin/sh` for `host` (see `Transport.open`)."""
         progress("starting")
-        stderr = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the channel
-        ours, theirs = socket.socketpair()
-        try:
-            process = subprocess.Popen(
-                [EXEC_COMMAND],
-                stdin=theirs.fileno(),
-                stdout=theirs.fileno(),
-                stderr=stderr,
-                start_new_session=True,
-                env=self._env,
-            )
-        except OSError as error:
-            ours.close()
-            stderr.close()
-            raise ConnectError(host.name, f"`{EXEC_COMMAND}` cannot be started: {error.strerror}") from error
-        finally:
-            theirs.close()
+        process, ours, stderr = started(host.name, [EXEC_COMMAND], env=self._env)
         # It waits for its first words from us, and has started nothing yet.
         limits.give_back(process.pid)
         return LocalChannel(process, ours, stderr)
 
     def close(self) -> None:
         """Nothing is shared between channels."""
+
+
+def started(
+    node: str, argv: Sequence[str], *, env: dict[str, str] | None = None, folder: str | None = None
+) -> tuple[subprocess.Popen[bytes], socket.socket, IO[bytes]]:
+    """Start a program in a session of its own; return it, our end of its standard streams, and its errors.
+
+    Raises:
+        ConnectError: It cannot be started.
+    """
+    stderr = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the channel
+    ours, theirs = socket.socketpair()
+    try:
+        process = subprocess.Popen(
+            argv,
+            stdin=theirs.fileno(),
+            stdout=theirs.fileno(),
+            stderr=stderr,
+            start_new_session=True,
+            env=env,
+            cwd=folder,
+        )
+    except OSError as error:
+        ours.close()
+        stderr.close()
+        raise ConnectError(node, f"`{argv[0]}` cannot be started: {error.strerror}") from error
+    finally:
+        theirs.close()
+    return process, ours, stderr

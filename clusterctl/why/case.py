@@ -125,6 +125,21 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Reason:
+    """One reason for which a start was refused: a check that failed, or what a node answered.
+
+    Attributes:
+        node: Whose; `None` where it is about all of them.
+        check: The name of the check; empty where none spoke.
+    """
+
+    node: str | None
+    message: str
+    check: str = ""
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Other:
     """What ended the run where no exit of a worker did: `kind` of `blame.Cause`, or why it never started."""
 
@@ -132,6 +147,7 @@ class Other:
     message: str
     node: str | None = None
     hint: str = ""
+    reasons: tuple[Reason, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from clusterctl.config.hosts import fold
 from clusterctl.why import crash, hang, left
 from clusterctl.why.verdict import Class, Confidence, Culprit, Kind, Verdict
 
 if TYPE_CHECKING:
-    from clusterctl.why.case import Case, Other, Rank
+    from collections.abc import Sequence
+
+    from clusterctl.why.case import Case, Other, Rank, Reason
 
 _MOST_NAMED = 8
 _KINDS = {
@@ -35,6 +38,8 @@ def _judged(case: Case) -> Verdict:
         return hang.judge(case) or crashed
     if crashed is not None:
         return crashed
+    if case.other is not None and case.other.reasons:
+        return _refused(case.other, case.other.reasons)
     missed = left.judge(case)
     if missed is not None:
         return missed
@@ -67,6 +72,33 @@ def _of_other(case: Case, other: Other) -> Verdict:
         summary=other.message,
         culprits=culprits,
         next=tuple(text for text in (other.hint, told) if text),
+    )
+
+
+def _refused(other: Other, reasons: Sequence[Reason]) -> Verdict:
+    """Tell for what a start was refused: each reason once, with the nodes that it is about."""
+    nodes: dict[tuple[str, str], list[str]] = {}
+    for reason in reasons:
+        nodes.setdefault((reason.check, reason.message), []).extend([reason.node] if reason.node else [])
+    told = [
+        ": ".join(part for part in (" on ".join(part for part in (check, fold(names)) if part), message) if part)
+        for (check, message), names in nodes.items()
+    ]
+    more = f"; and {len(told) - 1} more" if len(told) > 1 else ""
+    hints = dict.fromkeys(reason.hint for reason in reasons if reason.hint)
+    named = dict.fromkeys(reason.node for reason in reasons if reason.node)
+    look = f"clusterctl health --node {fold(named)}" if any(reason.check for reason in reasons) and named else ""
+    return Verdict(
+        kind=Kind.REFUSED,
+        cls=Class.REFUSED,
+        confidence=Confidence.CERTAIN,
+        summary=f"nothing was started: {told[0]}{more}",
+        culprits=tuple(
+            Culprit(rank=None, node=name, evidence=f"{check}: {message}" if check and len(told) > 1 else message)
+            for (check, message), names in nodes.items()
+            for name in names
+        ),
+        next=tuple(text for text in (*hints, look, other.hint) if text),
     )
 
 

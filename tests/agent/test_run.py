@@ -220,6 +220,24 @@ def test_a_prologue_runs_before_the_worker_in_the_same_process(node: Node) -> No
 
 
 @pytest.mark.parametrize(
+    ("prologue", "code", "said"),
+    [
+        pytest.param("export A=1\nload-that-is-not cuda\nexport B=2", 127, "line 2: load-that-is-not", id="fails"),
+        pytest.param("(exit 7)", 7, "the prologue failed with status 7", id="with its status"),
+        pytest.param("exit 9", 9, "the prologue failed with status 9", id="leaves"),
+        pytest.param("false || true\nif false; then :; fi\n! true", 0, "ran", id="asks"),
+        pytest.param("set +e\nfalse", 0, "ran", id="is told to go on"),
+    ],
+)
+def test_a_worker_runs_only_after_a_prologue_that_went_well(node: Node, prologue: str, code: int, said: str) -> None:
+    talk = node.launch(["echo", "ran"], prologue=prologue)
+    talk.wait_for("swept")
+    assert talk.of("exited")[0]["exit_code"] == code
+    talk.until(lambda: said.encode() in talk.files.get("attempt-0/rank-0.log", b""))
+    assert (b"ran" in talk.files["attempt-0/rank-0.log"].split()) is (code == 0)
+
+
+@pytest.mark.parametrize(
     ("argv", "code", "text"),
     [
         pytest.param(

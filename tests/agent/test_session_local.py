@@ -299,11 +299,33 @@ def _with_crc(data: bytes, wanted: int) -> bytes:
     return data + bytes(more)
 
 
-def test_a_damaged_copy_of_the_compiled_agent_is_made_anew(shell: Callable[..., Channel], home: Path) -> None:
+def test_the_agent_itself_is_compiled_and_says_hello_from_there(home: Path) -> None:
+    env = {"HOME": str(home), "XDG_CACHE_HOME": str(home / ".cache"), "PATH": "/usr/bin:/bin"}
+    open_session(LocalTransport(env), HOST, queue.SimpleQueue()).close()
+    (compiled,) = (p for p in (home / ".cache/clusterctl/agents").iterdir() if p.name.count(".") > 1)
+    made = compiled.stat().st_mtime_ns
+    open_session(LocalTransport(env), HOST, queue.SimpleQueue()).close()
+    assert compiled.stat().st_mtime_ns == made
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        pytest.param(lambda whole: whole[:1000] + b"\0" * 10 + whole[1010:], id="in the code"),
+        pytest.param(lambda whole: whole[:-20] + b"\0" * 4 + whole[-16:], id="in the table"),
+        pytest.param(lambda whole: whole[:-1] + bytes([whole[-1] ^ 1]), id="in the seal"),
+        pytest.param(lambda whole: whole[: len(whole) // 2], id="half of it"),
+        pytest.param(lambda _whole: b"", id="all of it"),
+        pytest.param(lambda whole: b"\0" * len(whole), id="zeros, as after a loss of power"),
+    ],
+)
+def test_a_damaged_copy_of_the_compiled_agent_is_made_anew(
+    shell: Callable[..., Channel], home: Path, damage: Callable[[bytes], bytes]
+) -> None:
     assert start(shell()).sent
     compiled = next(p for p in (home / ".cache/clusterctl/agents").iterdir() if p.name.count(".") > 1)
     whole = compiled.read_bytes()
-    compiled.write_bytes(whole[:1000] + b"\0" * 10 + whole[1010:])
+    compiled.write_bytes(damage(whole))
     session = open_session(
         LocalTransport({"HOME": str(home), "XDG_CACHE_HOME": str(home / ".cache"), "PATH": "/usr/bin:/bin"}),
         HOST,
@@ -311,8 +333,7 @@ def test_a_damaged_copy_of_the_compiled_agent_is_made_anew(shell: Callable[..., 
         bundle=standin_bundle(),
     )
     session.close()
-    assert len(compiled.read_bytes()) == len(whole)
-    assert compiled.read_bytes()[1000:1010] == whole[1000:1010]
+    assert compiled.read_bytes() == whole
 
 
 @pytest.mark.parametrize("name", ["dash", "bash", "busybox"])

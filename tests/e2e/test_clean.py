@@ -27,3 +27,31 @@ def test_nothing_is_left_of_a_run_whose_start_failed_when_it_was_prepared(head: 
     assert cleaned.returncode == 0, cleaned.stderr
     assert on_nodes(head) == []
     assert head.json("ps", "-a") == []
+
+
+def test_a_run_that_is_named_is_removed_alone_however_young(head: LocalHead) -> None:
+    head.write_local({"command": ["true"]})
+    for _ in range(2):
+        assert head.run("up", "--no-health").returncode == 0
+    kept, gone = (run["run"] for run in head.json("ps", "-a"))
+
+    cleaned = head.run("clean", gone, "--yes")
+
+    assert cleaned.returncode == 0, cleaned.stderr
+    assert [run["run"] for run in head.json("ps", "-a")] == [kept]
+    assert gone not in on_nodes(head)
+
+
+def test_a_run_that_goes_on_is_not_removed_though_it_is_named(head: LocalHead) -> None:
+    head.write_local({"command": ["sleep", "600"]})
+    run = head.json("up", "-d", "--no-health")["run"]
+
+    refused = head.run("clean", run, "--yes")
+
+    assert refused.returncode == 6
+    assert f"clusterctl down {run}" in refused.stderr
+    assert head.json("ps")[0]["run"] == run
+
+
+def test_runs_that_are_named_are_not_chosen_by_age_as_well(head: LocalHead) -> None:
+    assert head.run("clean", "demo", "--keep", "3").returncode == 2

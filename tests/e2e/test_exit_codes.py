@@ -38,6 +38,7 @@ def idle(make_head: MakeHead) -> LocalHead:
         pytest.param(0, ("down",), "nothing to end", id="0-down-without-a-run"),
         pytest.param(2, ("up", "--nonsense"), "No such option", id="2-unknown-option"),
         pytest.param(2, ("wait", "--timeout", "soon"), "--timeout", id="2-no-duration"),
+        pytest.param(2, ("up", "--json"), "`--json` goes with `-d`", id="2-json-of-a-run-that-goes-on"),
         pytest.param(2, ("logs", "--grep", "("), "no regular expression", id="2-no-pattern"),
         pytest.param(3, (*UP, "--set", "job.grace=soon"), "job.grace", id="3-up-with-a-mistake-in-the-file"),
         pytest.param(3, (*UP, "missing.yaml"), "missing.yaml", id="3-up-without-its-file"),
@@ -63,7 +64,7 @@ def idle(make_head: MakeHead) -> LocalHead:
 def test_a_command_ends_with_its_code_and_says_why(
     idle: LocalHead, code: int, arguments: tuple[str, ...], said: str
 ) -> None:
-    if arguments[0] in ("attach", "logs"):
+    if arguments[0] in ("attach", "logs", "wait"):
         assert idle.run(*UP, "--command", "true").returncode == 0
 
     done = idle.run(*arguments)

@@ -58,3 +58,56 @@ def test_health_says_what_of_the_file_it_runs_here_before_it_does(head: LocalHea
     assert "warning: `job.prologue` and `python` of " in done.stderr
     assert "will be run on this machine" in done.stderr
     assert {"prologue", "python"} <= traces(head.folder)
+
+
+@pytest.fixture(scope="module")
+def boxed(make_head: MakeHead) -> LocalHead:
+    """A head whose cluster file reaches its node by a command that leaves a trace on this machine."""
+    head = make_head()
+    enter = f"touch {head.folder}/traces.command; exec /bin/sh"
+    (head.folder / "cluster.yaml").write_text(
+        "version: 1\nhosts: box\nsync: none\n"
+        f"defaults: {{transport: {{command: [/bin/sh, -c, '{enter}', '{{host}}']}}}}\n"
+        "job: {command: 'true'}\n"
+    )
+    return head
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(("exec", "--", "true"), id="exec"),
+        pytest.param(("stats", "cluster.yaml", "--json"), id="stats"),
+        pytest.param(("top", "cluster.yaml"), id="top"),
+        pytest.param(("health", "cluster.yaml"), id="health"),
+        pytest.param(("down", "cluster.yaml", "--orphans"), id="orphans"),
+        pytest.param(("trust", "cluster.yaml"), id="trust-without-a-terminal"),
+    ],
+)
+def test_a_command_of_a_file_is_not_run_before_its_user_has_accepted_it(
+    boxed: LocalHead, command: tuple[str, ...]
+) -> None:
+    done = boxed.run(*command)
+    assert done.returncode == 6
+    assert traces(boxed.folder) == set()
+
+
+def test_a_command_that_was_accepted_reaches_the_node_and_another_does_not(make_head: MakeHead) -> None:
+    head = make_head()
+    file = head.folder / "cluster.yaml"
+    text = "version: 1\nhosts: box\ndefaults: {transport: {command: [env, 'BOX={host}', /bin/sh]}}\n"
+    file.write_text(text)
+    trusted = head.run("trust", "--yes", "cluster.yaml")
+    assert "env 'BOX={host}' /bin/sh" in trusted.stdout, trusted.stderr
+    done = head.run("exec", "--", "printenv", "BOX")
+    assert done.stdout.splitlines()[-1].endswith("box"), done.stderr
+    file.write_text(text.replace("BOX", "BOX2"))
+    refused = head.run("exec", "--", "true")
+    assert refused.returncode == 6
+    assert "accept it with `clusterctl trust`" in refused.stderr
+
+
+def test_a_run_goes_through_a_command(boxed: LocalHead) -> None:
+    done = boxed.run("up", "--no-health")
+    assert done.returncode == 0, done.stderr
+    assert traces(boxed.folder) == {"command"}

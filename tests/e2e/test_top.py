@@ -44,7 +44,7 @@ def run(tmp_path: Path) -> str:
     writer.append(events.Created(run=made.run, name="demo", path="/nowhere"), now)
     writer.append(events.Attempt(attempt=0, world_size=4, master_addr=None, master_port=None, nodes=nodes), now)
     for i in range(2):
-        sample = {"time": now, "cpu": 10.0, "mem": 5.0, "status": "ok", "gpus": [gpu(0, 90 + i), gpu(1, 3)]}
+        sample = {"t": now, "cpu": 10.0, "mem": 5.0, "status": "ok", "gpus": [gpu(0, 90 + i), gpu(1, 3)]}
         line = json.dumps({**sample, "t": now, "m": 1.0, "attempt": 0, "kind": "health"}, separators=(",", ":"))
         writer.replicate(f"gpu0{i}", files.SAMPLES_FILE, 0, line.encode() + b"\n")
     writer.close()

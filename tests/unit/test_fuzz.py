@@ -125,7 +125,7 @@ STATUS = {
     "degraded": {},
 }
 RANK = {"alive": True, "pid": 7, "state": "S", "wchan": None, "procs": 1, "cpu_s": 1.0, "read": 1, "written": 1}
-STAMPS = {"time": 1.0, "t": 1.0, "m": 1.0, "attempt": 0}
+STAMPS = {"t": 1.0, "m": 1.0, "attempt": 0}
 GPU = {
     "gpu": 0,
     "vendor": "nvidia",
@@ -227,7 +227,7 @@ SPEC = ClusterSpec(name="r", path="c.yaml", hosts=(HostSpec(name="n", host="h"),
 
 
 def sampled(values: list[Any]) -> None:
-    lines = b"".join(line_of(value) + b"\n" for value in values)
+    lines = samples.SampleLines().take("n", b"".join(line_of(value) + b"\n" for value in values))
     stall, health = StallObserver(0, [0], StallSpec(), 0.0), HealthObserver(SPEC)
     stall.feed("n", lines, 1.0)
     stall.news(stall.judge(2.0), 2.0)
@@ -236,7 +236,7 @@ def sampled(values: list[Any]) -> None:
     health.feed("n", lines, 1.0)
     health.tick(["n"], 1e6)
     health.unhealthy(["n"])
-    for sample in samples.readable(lines.splitlines(), "activity"):
+    for sample in samples.readable(lines, "activity"):
         activity_from_sample(sample, 1.0)
 
 

@@ -100,7 +100,11 @@ import time
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     # Not `from typing`: that alone costs a twentieth of what a look may cost.
-    from typing import Any, Callable, TextIO
+    from collections.abc import Mapping
+    from typing import Any, TextIO
+
+    from clusterctl.agent.facts.children import Task
+    from clusterctl.agent.protocol.types.facts import Facts, Group, Request, Stuck
 
 SCHEMA = 1
 DEADLINE = 3.0
@@ -115,7 +119,7 @@ TOGETHER = (("driver", "hardware", "host", "ports", "procs"), ("names", "net"))
 """Groups that share a child: they read the kernel's own tables, which do not hang, or hang on the same name server."""
 
 
-def collect(request: dict[str, Any]) -> dict[str, Any]:
+def collect(request: Request) -> Facts:
     """Look at this node; return within the request's deadlines whatever has been seen by then.
 
     Call it from a process with a single thread: groups run in forks.
@@ -128,12 +132,12 @@ def collect(request: dict[str, Any]) -> dict[str, Any]:
     chosen = request.get("groups")
     tasks = {name: task for name, task in _tasks(request, deadline).items() if not chosen or name in chosen}
     tasks.update({name: _of("sampler", call=call) for name, call in _NOW.items() if name in (chosen or ())})
-    groups: dict[str, dict[str, Any]] = children.run(tasks, deadline, TOGETHER, later)
+    groups: dict[str, Group] = children.run(tasks, deadline, TOGETHER, later)
     second = _second(request, groups)
     if second:
         groups.update(children.run(second, max(deadline, time.monotonic() + _SECOND_SECONDS)))
-    stuck = [
-        {"group": name, "pid": result.get("pid"), "state": result.get("state"), "wchan": result.get("wchan")}
+    stuck: list[Stuck] = [
+        {"group": name, "pid": result["pid"], "state": result["state"], "wchan": result["wchan"]}
         for name, result in groups.items()
         if result["status"] == "timeout"
     ]
@@ -141,7 +145,7 @@ def collect(request: dict[str, Any]) -> dict[str, Any]:
     return {"schema": SCHEMA, "time": time.time(), "ms": elapsed, "groups": groups, "stuck": stuck}
 
 
-def _second(request: dict[str, Any], groups: dict[str, dict[str, Any]]) -> dict[str, Callable[[], dict[str, Any]]]:
+def _second(request: Request, groups: Mapping[str, Group]) -> dict[str, Task]:
     """Return what is asked only because of what the first round saw."""
     chosen, nvml, driver = request.get("groups"), groups.get("nvml"), groups.get("driver")
     if "smi" in (chosen or ["smi"]) and _nvml_failed(nvml):
@@ -153,23 +157,25 @@ def _second(request: dict[str, Any], groups: dict[str, dict[str, Any]]) -> dict[
     return {"unshown": _of("unshown", str(request.get("root") or "/"), entries)} if entries else {}
 
 
-def _nvml_failed(result: dict[str, Any] | None) -> bool:
+def _nvml_failed(result: Group | None) -> bool:
     """Tell whether a second source is worth asking. A driver that hangs would only hang it too."""
     if result is None or result["status"] in ("absent", "timeout"):
         return False
     return result["status"] != "ok" or result["data"].get("init_error") is not None
 
 
-def _of(module: str, *arguments: Any, call: str = "collect") -> Callable[[], dict[str, Any]]:
-    def look() -> dict[str, Any]:
+def _of(module: str, *arguments: Any, call: str = "collect") -> Task:
+    def look() -> Mapping[str, object]:
         # Imported in the child: what one group needs costs the others nothing.
-        found: dict[str, Any] = getattr(importlib.import_module(f"clusterctl.agent.facts.{module}"), call)(*arguments)
+        found: Mapping[str, object] = getattr(importlib.import_module(f"clusterctl.agent.facts.{module}"), call)(
+            *arguments
+        )
         return found
 
     return look
 
 
-def _tasks(request: dict[str, Any], deadline: float) -> dict[str, Callable[[], dict[str, Any]]]:
+def _tasks(request: Request, deadline: float) -> dict[str, Task]:
     root = str(request.get("root") or "/")
     wanted = request.get("expect_gpus") is not False
     # A child is not sent where the kernel has no such driver: it would cost every other machine.
@@ -192,12 +198,12 @@ def _tasks(request: dict[str, Any], deadline: float) -> dict[str, Callable[[], d
     }
 
 
-def _run_of(request: dict[str, Any]) -> tuple[str, str | None]:
+def _run_of(request: Request) -> tuple[str, str | None]:
     """Return who looks, in words, and how checkpoints are called."""
     return "-".join(str(request[key]) for key in ("node", "run") if request.get(key)), request.get("checkpoints")
 
 
-def _checkpoint(request: dict[str, Any]) -> dict[str, Callable[[], dict[str, Any]]]:
+def _checkpoint(request: Request) -> dict[str, Task]:
     workdir, pattern = request.get("workdir"), request.get("checkpoints")
     return {"checkpoint": _of("checkpoint", workdir, pattern)} if workdir and pattern else {}
 
@@ -211,12 +217,12 @@ def main(stdin: TextIO, stdout: TextIO) -> int:
     bindings.settle(sys.modules[__name__])
     text = stdin.read()
     try:
-        request = json.loads(text) if text.strip() else {}
+        request: Any = json.loads(text) if text.strip() else {}
     except ValueError:
         request = None
     if not isinstance(request, dict):
         stdout.write(json.dumps({"schema": SCHEMA, "error": "the request is not a JSON object"}) + "\n")
         return 2
-    stdout.write(json.dumps(collect(request)) + "\n")
+    stdout.write(json.dumps(collect(request)) + "\n")  # type: ignore[arg-type]
     stdout.flush()
     return 0

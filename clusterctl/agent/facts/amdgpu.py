@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from typing import Any, Callable
 
     from clusterctl.agent.facts.amdgpu_metrics import Metrics
+    from clusterctl.agent.protocol.types.found import gpus as shapes
 
 MORE_LOOKS = 2
 """How often what may be chance is asked again."""
@@ -27,7 +28,7 @@ _PAUSE = 0.12
 _KFD = "/dev/kfd"
 
 
-def collect(root: str, wanted: bool) -> dict[str, Any]:
+def collect(root: str, wanted: bool) -> shapes.Amdgpu:
     """Return the group `amdgpu`.
 
     Raises:
@@ -85,7 +86,7 @@ class Session:
                 look.again()
         return looks
 
-    def sample(self) -> list[dict[str, Any]]:
+    def sample(self) -> list[shapes.Device]:
         """Return the few values that a running job is watched by."""
         told = []
         for gpu in self.gpus:
@@ -179,10 +180,10 @@ class Look:
         self.odd.update({name: code for name, code in wrong.items() if name not in self.codes})
         self._firmware()
 
-    def told(self) -> dict[str, Any]:
+    def told(self) -> shapes.Device:
         """Return the look as facts (`clusterctl.agent.facts` has the shape)."""
         words = {name: answers.of_file(code) for name, code in self.codes.items()}
-        odd = {"odd": self.odd} if self.odd else {}
+        odd: shapes.Device = {"odd": self.odd} if self.odd else {}
         index = self._gpu["index"]
         return {"vendor": "amd", "index": index, "v": self.values, "err": words, "codes": self.codes, **odd}
 

@@ -6,10 +6,10 @@ import os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from clusterctl.agent.protocol.types.found import host as shapes
 
 
-def collect(workdir: str, pattern: str) -> dict[str, Any]:
+def collect(workdir: str, pattern: str) -> shapes.Checkpoint:
     """Return the group `checkpoint`: path and size of the newest complete one, each `None` where there is none yet."""
     # A folder of many large checkpoints may take its time: this has a child of its own, and is imported only there.
     from clusterctl.agent.facts import checkpoint_files

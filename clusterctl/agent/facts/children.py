@@ -13,9 +13,11 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable
+    from collections.abc import Callable, Mapping
 
-    Task = Callable[[], dict[str, Any]]
+    from clusterctl.agent.protocol.types.facts import Group
+
+    Task = Callable[[], Mapping[str, object]]
 
 _SIGKILL = 9  # `signal` makes enumerations of all its numbers when imported, for two milliseconds
 
@@ -75,30 +77,30 @@ class _Child:
         """Return the deadline of the task that it is at, or was at last."""
         return self._deadlines[self.left[0]] if self.left else min(self._deadlines.values())
 
-    def take(self, chunk: bytes) -> dict[str, dict[str, Any]]:
+    def take(self, chunk: bytes) -> dict[str, Group]:
         """Return the results that are complete with these bytes."""
         *lines, self._partial = (self._partial + chunk).split(b"\n")
-        found: dict[str, dict[str, Any]] = {}
+        found: dict[str, Group] = {}
         for line in lines:
             name = self.left.pop(0)
             found[name] = json.loads(line)
         return found
 
-    def ended(self) -> dict[str, dict[str, Any]]:
+    def ended(self) -> dict[str, Group]:
         """Return results for what it left undone when it ended: an error that says how it died."""
         status = os.waitpid(self.pid, 0)[1]
         died = f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"exit status {status >> 8}"
         reason = f"the look ended with {died}"
         return {name: self._timed({"status": "error", "reason": reason, "data": {}}) for name in self.left}
 
-    def given_up(self) -> dict[str, dict[str, Any]]:
+    def given_up(self) -> dict[str, Group]:
         """End it; return results for what it has not done."""
         if self.left:
             return self.abandon()
         os.waitpid(self.pid, 0)
         return {}
 
-    def abandon(self) -> dict[str, dict[str, Any]]:
+    def abandon(self) -> dict[str, Group]:
         """Kill the child and its programs; say where it hung, and that it never came to the rest."""
         state, wchan = where(self.pid)
         reason = f"no answer within {time.monotonic() - self.began:.1f} s"
@@ -109,7 +111,7 @@ class _Child:
         except OSError:
             os.kill(self.pid, _SIGKILL)
         gone = _reaped(self.pid)
-        result = {
+        result: Group = {
             "status": "timeout",
             "data": {},
             "pid": self.pid,
@@ -121,7 +123,7 @@ class _Child:
         late = f"not looked at, because `{first}` hung before it"
         return {n: self._timed({**result, "reason": reason if n == first else late}) for n in self.left}
 
-    def _timed(self, result: dict[str, Any]) -> dict[str, Any]:
+    def _timed(self, result: Group) -> Group:
         result["ms"] = round((time.monotonic() - self.began) * 1000, 1)
         return result
 
@@ -131,7 +133,7 @@ def run(
     deadline: float,
     together: tuple[tuple[str, ...], ...] = (),
     later: dict[str, float] | None = None,
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, Group]:
     """Run every task in a fork until `deadline` (monotonic seconds); return one result a task.
 
     Args:
@@ -146,7 +148,7 @@ def run(
     shared = {name for batch in batches for name in batch}
     batches += [[name] for name in tasks if name not in shared]
     waiting = {c.reader: c for c in (_Child(batch, tasks, deadline, later or {}) for batch in batches if batch)}
-    results: dict[str, dict[str, Any]] = {}
+    results: dict[str, Group] = {}
     poll = select.poll()
     for reader in waiting:
         poll.register(reader, select.POLLIN | select.POLLHUP)
@@ -249,7 +251,7 @@ def _child(tasks: list[tuple[str, Task]], writer: int) -> None:
         os._exit(code)
 
 
-def _outcome(task: Task) -> dict[str, Any]:
+def _outcome(task: Task) -> Group:
     try:
         return {"status": "ok", "reason": None, "data": task()}
     except DeniedError as error:

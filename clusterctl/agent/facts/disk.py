@@ -7,7 +7,7 @@ import os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from clusterctl.agent.protocol.types.found import host as shapes
 
 _LONGEST = 100
 """Characters of a name that tells whose file it is; a file name may have 255 bytes."""
@@ -15,7 +15,7 @@ _LONGEST = 100
 
 def collect(
     root: str, workdir: str | None, more: list[str], owner: str = "", pattern: str | None = None
-) -> dict[str, Any]:
+) -> shapes.Disk:
     """Return the group `disk`: the root file system, /tmp, home, the working directory, checkpoints, places in `more`.
 
     Args:
@@ -34,27 +34,26 @@ def collect(
     return {"paths": [_look(path, what, owner) for what, path in wanted]}
 
 
-def _look(path: str, what: str, owner: str) -> dict[str, Any]:
+def _look(path: str, what: str, owner: str) -> shapes.Place:
     """Measure the nearest directory that is there: a working directory may still have to be made."""
     place = path
     while not os.path.isdir(place) and place not in ("/", ""):
         place = os.path.dirname(place)
-    entry: dict[str, Any] = {"path": path, "what": what, "error": None, "writable": None}
+    entry: shapes.Place = {"path": path, "what": what, "error": None, "writable": None}
     try:
         found = os.statvfs(place)
     except OSError as error:
         return {**entry, "error": error.strerror}
-    entry.update(
-        total=found.f_blocks * found.f_frsize,
-        free=found.f_bavail * found.f_frsize,
-        used=(found.f_blocks - found.f_bfree) * found.f_frsize,
-        inodes=found.f_files,
-        inodes_free=found.f_favail,
-        readonly=bool(found.f_flag & os.ST_RDONLY),
-    )
-    if what in ("workdir", "checkpoints", "path", "tmp"):
-        entry.update(_write(place, owner))
-    return entry
+    entry = {
+        **entry,
+        "total": found.f_blocks * found.f_frsize,
+        "free": found.f_bavail * found.f_frsize,
+        "used": (found.f_blocks - found.f_bfree) * found.f_frsize,
+        "inodes": found.f_files,
+        "inodes_free": found.f_favail,
+        "readonly": bool(found.f_flag & os.ST_RDONLY),
+    }
+    return {**entry, **_write(place, owner)} if what in ("workdir", "checkpoints", "path", "tmp") else entry
 
 
 def _before_wildcards(workdir: str, pattern: str) -> str:
@@ -65,7 +64,7 @@ def _before_wildcards(workdir: str, pattern: str) -> str:
     return folder
 
 
-def _write(place: str, owner: str) -> dict[str, Any]:
+def _write(place: str, owner: str) -> shapes.Written:
     """Write, sync and remove one small file, as a checkpoint would.
 
     Nodes that share the place may have equal names and equal pids, so its name ends in what nobody else makes up.

@@ -11,7 +11,7 @@ from clusterctl.agent.linux import paths
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from clusterctl.agent.protocol.types.found import gpus as shapes
 
 _VENDORS = {"0x10de": "nvidia", "0x1002": "amd", "0x19e5": "ascend", "0x8086": "intel"}
 """PCI vendors of GPUs that are known here."""
@@ -31,7 +31,7 @@ _HELPERS = ("/usr/bin/nvidia-modprobe", "/bin/nvidia-modprobe", "/usr/sbin/nvidi
 _IMEX = "/dev/nvidia-caps-imex-channels"
 
 
-def collect(root: str) -> dict[str, Any]:
+def collect(root: str) -> shapes.Driver:
     """Return the group `driver`."""
     modules = [line.split()[0] for line in (paths.text(root, "/proc/modules") or "").splitlines() if line]
     gpus, switches = _pci(root)
@@ -50,8 +50,9 @@ def collect(root: str) -> dict[str, Any]:
     }
 
 
-def _pci(root: str) -> tuple[list[dict[str, Any]], int]:
-    gpus, switches = [], 0
+def _pci(root: str) -> tuple[list[shapes.Gpu], int]:
+    gpus: list[shapes.Gpu] = []
+    switches = 0
     for address in paths.names(root, _BUS):
         vendor = _VENDORS.get(paths.text(root, f"{_BUS}/{address}/vendor") or "")
         if vendor is None or (vendor == "intel" and address.startswith(_BUILT_IN)):
@@ -63,7 +64,7 @@ def _pci(root: str) -> tuple[list[dict[str, Any]], int]:
     return gpus, switches
 
 
-def _device(root: str, address: str) -> dict[str, Any]:
+def _device(root: str, address: str) -> shapes.Card:
     place = os.path.realpath(paths.under(root, f"{_BUS}/{address}"))
     return {"driver": _link_name(f"{place}/driver"), "minor": _minor(root, address), **pci.link(place)}
 
@@ -88,7 +89,7 @@ def _is_node(name: str) -> bool:
     return re.fullmatch(r"nvidia(\d+|ctl|-uvm)", name) is not None
 
 
-def _node(root: str, path: str) -> dict[str, Any]:
+def _node(root: str, path: str) -> shapes.Node:
     """Tell whether this user may open a device node (nothing is opened: that would wake the driver)."""
     return {"path": path, "readable": os.access(paths.under(root, path), os.R_OK | os.W_OK)}
 

@@ -17,7 +17,7 @@ except ImportError:
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from clusterctl.agent.protocol.types.found import host as shapes
 
 _PREFIXES = (
     *("NCCL_", "GLOO_", "TP_", "CUDA_", "NVIDIA_", "OMP_", "TORCH_", "UCX_", "FI_", "COMPUTE_PROFILE", "NSIGHT_"),
@@ -40,7 +40,7 @@ _PLAIN = (
 _BYTES = 6
 
 
-def collect(root: str, salt: str = "") -> dict[str, Any]:
+def collect(root: str, salt: str = "") -> shapes.Environment:
     """Return the environment's part of the group `host`.
 
     Args:

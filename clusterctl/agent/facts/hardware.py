@@ -13,23 +13,25 @@ from clusterctl.agent.linux import paths
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from clusterctl.agent.protocol.types.found import host as shapes
 
 _DRIVERS = ("nvidia", "amdgpu")
 _CARDS = ("/sys/class/infiniband", "/sys/class/net")
 _MEMORY = "/sys/devices/system/edac/mc"
 
 
-def collect(root: str) -> dict[str, Any]:
+def collect(root: str) -> shapes.Hardware:
     """Return the group `hardware`."""
     cards = [*_gpus(root), *_network(root)]
-    places: dict[str, dict[str, Any]] = {}
+    places: dict[str, str] = {}
     for place, what in cards:
         for port in _way(place):
-            places.setdefault(
-                port, {"address": os.path.basename(port), "of": what if port == place else f"above {what}"}
-            )
-    told = [{**entry, **errors} for place, entry in places.items() if (errors := _errors(place)) is not None]
+            places.setdefault(port, what if port == place else f"above {what}")
+    told: list[shapes.Way] = [
+        {"address": os.path.basename(place), "of": what, **errors}
+        for place, what in places.items()
+        if (errors := _errors(place)) is not None
+    ]
     return {"pcie": told, "memory": _memory(root)}
 
 
@@ -57,12 +59,13 @@ def _way(place: str) -> list[str]:
     return [*way[:2], *way[2:][-1:]]
 
 
-def _errors(place: str) -> dict[str, dict[str, int]] | None:
+def _errors(place: str) -> shapes.Errors | None:
     """Return `{correctable, nonfatal, fatal}`, each kind of error to how often; `None` where nobody counts."""
     texts = {grade: paths.text("/", f"{place}/aer_dev_{grade}") for grade in ("correctable", "nonfatal", "fatal")}
     if all(text is None for text in texts.values()):
         return None
-    return {grade: _kinds(text or "") for grade, text in texts.items()}
+    correctable, nonfatal, fatal = (_kinds(text or "") for text in texts.values())
+    return {"correctable": correctable, "nonfatal": nonfatal, "fatal": fatal}
 
 
 def _kinds(text: str) -> dict[str, int]:
@@ -74,7 +77,7 @@ def _kinds(text: str) -> dict[str, int]:
     return counts
 
 
-def _memory(root: str) -> list[dict[str, Any]]:
+def _memory(root: str) -> list[shapes.Counter]:
     return [
         {
             "controller": name,

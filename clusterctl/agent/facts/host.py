@@ -9,10 +9,10 @@ from clusterctl.agent.linux import paths
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from clusterctl.agent.protocol.types.found import host as shapes
 
 
-def collect(root: str, salt: str = "") -> dict[str, Any]:
+def collect(root: str, salt: str = "") -> shapes.Host:
     """Return the group `host`. `salt` goes into the hashes of the environment."""
     return {
         "boot_id": paths.text(root, "/proc/sys/kernel/random/boot_id"),

@@ -15,6 +15,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from clusterctl.agent.protocol.types.found import gpus as shapes
+
 KEEP = 200
 """Lines kept, the newest; the rest is counted. Errors of GPUs are not among them: those are all counted."""
 WHOLE_SECONDS = 60.0
@@ -39,7 +41,7 @@ _PROGRAMS = (
 )
 
 
-def collect(root: str) -> dict[str, Any]:
+def collect(root: str) -> shapes.KernelLog:
     """Return the group `kernel_log`, from `dmesg`, else from the journal, else from what syslog has written of it.
 
     Where the ring that `dmesg` reads has lost its beginning, the journal is asked, which may reach further back.
@@ -49,14 +51,14 @@ def collect(root: str) -> dict[str, Any]:
         AbsentError: Neither program is there.
     """
     uptime = float((paths.text(root, "/proc/uptime") or str(time.monotonic())).split()[0])
-    best: dict[str, Any] | None = None
+    best: shapes.KernelLog | None = None
     reasons: list[str] = []
     for source, argv, pattern in _PROGRAMS:
         told, reason = _ask(argv, None if best is None else _JOURNAL_SECONDS)
         if told is None:
             reasons.append(reason)
             continue
-        seen = {"source": source, "uptime": uptime, **read(told, pattern, uptime)}
+        seen: shapes.KernelLog = {"source": source, "uptime": uptime, **read(told, pattern, uptime)}
         best = seen if best is None or _reach(seen) > _reach(best) else best
         if _is_whole(best):
             break
@@ -85,11 +87,11 @@ def _ask(argv: list[str], seconds: float | None) -> tuple[str | None, str]:
     return None, complaints[-1] if complaints else f"{argv[0]}: nothing to read"
 
 
-def _reach(seen: dict[str, Any]) -> float:
+def _reach(seen: shapes.KernelLog) -> float:
     return float(seen["since_s"] or 0.0)
 
 
-def _is_whole(seen: dict[str, Any]) -> bool:
+def _is_whole(seen: shapes.KernelLog) -> bool:
     return seen["since_s"] is None or bool(seen["uptime"] - seen["since_s"] <= WHOLE_SECONDS)
 
 
@@ -121,7 +123,7 @@ def _this_boot(root: str, name: str, uptime: float) -> str | None:
     return "\n".join(kept) if kept and last <= uptime else None
 
 
-def read(output: str, pattern: re.Pattern[str] = _STAMP, uptime: float = 0.0) -> dict[str, Any]:
+def read(output: str, pattern: re.Pattern[str] = _STAMP, uptime: float = 0.0) -> shapes.KernelLog:
     """Return what matters of a kernel log's text, from its oldest line on (`clusterctl.agent.facts` has the shape)."""
     events = KernelEvents()
     kept: list[dict[str, Any]] = []

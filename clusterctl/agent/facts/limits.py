@@ -9,13 +9,13 @@ from clusterctl.agent.linux import cgroup, paths
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from clusterctl.agent.protocol.types.found import host as shapes
 
 _CAP_IPC_LOCK, _CAP_SYS_ADMIN, _CAP_SYS_RESOURCE = 14, 21, 24
 """Numbers of capabilities (linux/capability.h)."""
 
 
-def collect(root: str) -> dict[str, Any]:
+def collect(root: str) -> shapes.Limits:
     """Return the limits' part of the group `host`."""
     groups = "" if root == "/" else root.rstrip("/")
     memory, processes = cgroup.memory(groups), cgroup.pids(groups)
@@ -51,7 +51,7 @@ def _capabilities(root: str) -> int:
     return 0
 
 
-def _shm(root: str) -> dict[str, int] | None:
+def _shm(root: str) -> shapes.Shm | None:
     try:
         found = os.statvfs(paths.under(root, "/dev/shm"))  # noqa: S108, RUF100
     except OSError:

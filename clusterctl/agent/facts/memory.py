@@ -9,13 +9,13 @@ from clusterctl.agent.linux import paths, syscalls
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from clusterctl.agent.protocol.types.found import host as shapes
 
 _PAUSE = 0.2
 """Seconds between two looks at what is swapped."""
 
 
-def collect(root: str) -> dict[str, Any]:
+def collect(root: str) -> shapes.Memory:
     """Return the memory's part of the group `host`."""
     sizes = _meminfo(root)
     total, free = sizes.get("SwapTotal"), sizes.get("SwapFree")

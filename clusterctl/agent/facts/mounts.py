@@ -12,11 +12,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from clusterctl.agent.protocol.types.found import host as shapes
+
 MOST = 32
 """Mounts looked at; those that the request names come first."""
 
 
-def collect(root: str, wanted: list[str], deadline: float) -> dict[str, Any]:
+def collect(root: str, wanted: list[str], deadline: float) -> shapes.Mounts:
     """Return the group `mounts`."""
     table = filesystems.mounts(root)
     # Of two at one place the later one is seen.
@@ -25,12 +27,14 @@ def collect(root: str, wanted: list[str], deadline: float) -> dict[str, Any]:
     found += [place for place, kind in kinds.items() if filesystems.may_hang(kind) and place not in found]
     tasks = {path: _listing(path) for path in found[:MOST]}
     results = children.run(tasks, deadline - 0.4 if deadline - time.monotonic() > 0.8 else deadline - 0.15)
-    entries = []
+    entries: list[shapes.Mount] = []
     for path, result in results.items():
         mount = filesystems.holder(path, table)
-        keep = {key: result.get(key) for key in ("status", "reason", "ms", "state", "wchan")}
         kind, device = (None, None) if mount is None else (mount.kind, mount.device)
-        entries.append({"path": path, "fs": kind, "device": device, **keep})
+        entries.append(
+            {"path": path, "fs": kind, "device": device, "status": result.get("status"), "reason": result.get("reason"),
+             "ms": result.get("ms"), "state": result.get("state"), "wchan": result.get("wchan")}
+        )  # fmt: skip
     return {"paths": entries, "left_out": max(0, len(found) - MOST)}
 
 

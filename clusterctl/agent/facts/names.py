@@ -8,12 +8,14 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from clusterctl.agent.protocol.types.found import network as shapes
 
-def collect(peers: dict[str, str]) -> dict[str, Any]:
+
+def collect(peers: dict[str, str]) -> shapes.Names:
     """Return the group `names`. `peers` is node to address or name."""
     hostname = _socket.gethostname()
     addresses, error = _resolve(hostname)
-    looked = {}
+    looked: dict[str, shapes.Named] = {}
     for node, name in peers.items():
         found, why = _resolve(name)
         looked[node] = {"name": name, "addresses": found, "error": why}

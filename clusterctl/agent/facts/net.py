@@ -13,11 +13,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from clusterctl.agent.protocol.types.found import network as shapes
+
 _SIOCGIFADDR = 0x8915
 _BASE = "/sys/class/net"
 
 
-def collect(root: str, peers: dict[str, str]) -> dict[str, Any]:
+def collect(root: str, peers: dict[str, str]) -> shapes.Net:
     """Return the group `net`. `peers` is node to address or name."""
     interfaces = [_interface(root, name) for name in paths.names(root, _BASE)]
     by_address = {entry["address"]: entry["name"] for entry in interfaces if entry["address"]}
@@ -25,7 +27,7 @@ def collect(root: str, peers: dict[str, str]) -> dict[str, Any]:
     return {"interfaces": interfaces, "routes": routes, "ib": rdma.ports(root)}
 
 
-def _interface(root: str, name: str) -> dict[str, Any]:
+def _interface(root: str, name: str) -> shapes.Interface:
     where = f"{_BASE}/{name}"
     return {
         "name": name,
@@ -48,7 +50,7 @@ def _address(name: str) -> str | None:
     return _socket.inet_ntoa(answer[20:24])
 
 
-def _route(name: str, by_address: dict[str, str]) -> dict[str, Any]:
+def _route(name: str, by_address: dict[str, str]) -> shapes.Route:
     """Ask the kernel which source address it would use; no packet is sent."""
     try:
         family, _, _, _, target = names.resolve(name, 9, _socket.SOCK_DGRAM)[0]

@@ -17,6 +17,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from clusterctl.agent.protocol.types.found import gpus as shapes
+
 LIBRARY = "libnvidia-ml.so.1"
 LIBRARY_NOT_FOUND = 12
 MORE_LOOKS = 2
@@ -25,7 +27,7 @@ _PAUSE = 0.12
 """Seconds before each further look: one pause for all GPUs together."""
 
 
-def collect(root: str, wanted: bool) -> dict[str, Any]:
+def collect(root: str, wanted: bool) -> shapes.Nvml:
     """Return the group `nvml`.
 
     Raises:
@@ -101,7 +103,7 @@ class Session:
         """Return the GPUs that there are."""
         return list(range(len(self.handles)))
 
-    def system(self) -> dict[str, Any]:
+    def system(self) -> shapes.NvmlSystem:
         """Return versions, count and what opening took."""
         n = self._nvml
         cuda, cuda_error = attempt(n, n.nvmlSystemGetCudaDriverVersion_v2)
@@ -128,7 +130,7 @@ class Session:
                 look.again()
         return looks
 
-    def sample(self) -> list[dict[str, Any]]:
+    def sample(self) -> list[shapes.Device]:
         """Return the few values that a running job is watched by."""
         return [Look(self._nvml, i, handle).at_a_sample().told() for i, handle in enumerate(self.handles)]
 

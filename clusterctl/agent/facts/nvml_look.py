@@ -10,6 +10,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable
 
+    from clusterctl.agent.protocol.types.found import gpus as shapes
+
 HW_SLOWDOWN = 0x8 | 0x40 | 0x80
 """Clock event bits of a slowdown by hardware: any, thermal, power brake."""
 
@@ -85,10 +87,10 @@ class Look:
         self._throttle_again()
         self._processes_again()
 
-    def told(self) -> dict[str, Any]:
+    def told(self) -> shapes.Device:
         """Return the look as facts (`clusterctl.agent.facts` has the shape)."""
         words = {name: answers.of_nvml(code) for name, code in self.codes.items()}
-        odd = {"odd": self.odd} if self.odd else {}
+        odd: shapes.Device = {"odd": self.odd} if self.odd else {}
         return {
             "vendor": "nvidia",
             "index": self._index,

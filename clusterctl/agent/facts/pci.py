@@ -9,7 +9,7 @@ from clusterctl.agent.linux import paths
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from clusterctl.agent.protocol.types.found import gpus as shapes
 
 _ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]")
 _EMULATED = "0x1b36"
@@ -19,7 +19,7 @@ _INSIDE = "0x1002"
 (`amdgpu_device_partner_bandwidth` of the kernel's amdgpu passes them over too)."""
 
 
-def link(place: str) -> dict[str, Any]:
+def link(place: str) -> shapes.Link:
     """Return `{width, max_width, slot_width}` of the card at a real path of sysfs, each `None` where it is not shown.
 
     The width of the slot is not known in most virtual machines.

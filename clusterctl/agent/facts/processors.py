@@ -6,14 +6,14 @@ from clusterctl.agent.linux import paths, syscalls
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from clusterctl.agent.protocol.types.found import host as shapes
 
 _BASE = "/sys/devices/system/cpu"
 _PREFERENCES = 16
 """Processors asked for their preference: each answer may cost an interrupt, and all are set alike."""
 
 
-def collect(root: str) -> dict[str, Any]:
+def collect(root: str) -> shapes.Processors:
     """Return the processors' part of the group `host`."""
     found = [name for name in paths.names(root, _BASE) if name.startswith("cpu") and name[3:].isdigit()]
     first = f"{_BASE}/{found[0]}/cpufreq" if found else ""

@@ -10,7 +10,7 @@ from clusterctl.agent.linux import paths, proc
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from clusterctl.agent.protocol.types.found import host as shapes
 
 MARKER = b"CLUSTERCTL_RUN_ID="
 _LOOKS, _PAUSE = 3, 0.1
@@ -22,14 +22,15 @@ _INIT_NAMESPACE = "pid:[4026531836]"
 _TIME_DAEMONS = ("chronyd", "ntpd", "systemd-timesyn", "ptp4l", "openntpd", "phc2sys")
 
 
-def collect(root: str, certain: float = children.STUCK_SECONDS) -> dict[str, Any]:
+def collect(root: str, certain: float = children.STUCK_SECONDS) -> shapes.Procs:
     """Return the group `procs`.
 
     Args:
         root: Prefix of /proc.
         certain: Seconds of sleep in the kernel, without being woken once, after which a process counts as stuck there.
     """
-    runs, names, zombies = [], set(), 0
+    names, zombies = set(), 0
+    runs: list[shapes.OfRun] = []
     stuck: list[proc.Stat] = []
     for name in paths.names(root, "/proc"):
         if not name.isdigit() or int(name) == os.getpid():
@@ -57,24 +58,21 @@ def collect(root: str, certain: float = children.STUCK_SECONDS) -> dict[str, Any
     }
 
 
-def _asleep(root: str, found: list[proc.Stat], certain: float) -> list[dict[str, Any]]:
+def _asleep(root: str, found: list[proc.Stat], certain: float) -> list[shapes.Asleep]:
     """Describe who stays in state D: for a moment any process is that reads a disk or gets memory."""
     began = time.monotonic()
     for _ in range(_LOOKS if found else 0):
         time.sleep(_PAUSE)
         found = [one for one in found if _still_asleep(root, one)]
     described = [_described(root, one) for one in found]
-    holders = [entry for entry in described if entry["gpu"]]
-    for entry in holders:
-        entry["woken"] = children.asleep(root, entry["pid"])
-    while any(entry["woken"] is not None for entry in holders) and _lasted(began) < certain:
+    # How often each that holds a GPU was woken; None once it was.
+    woken = {entry["pid"]: children.asleep(root, entry["pid"]) for entry in described if entry["gpu"]}
+    while any(often is not None for often in woken.values()) and _lasted(began) < certain:
         time.sleep(_LONG_PAUSE)
-        for entry in holders:
-            if entry["woken"] != children.asleep(root, entry["pid"]):
-                entry["woken"] = None
+        woken = {pid: often if often == children.asleep(root, pid) else None for pid, often in woken.items()}
     for entry in described:
-        still = entry.pop("woken", None) is not None
-        entry["stuck_s"] = round(_lasted(began), 1) if still else None
+        if woken.get(entry["pid"]) is not None:
+            entry["stuck_s"] = round(_lasted(began), 1)
     return described
 
 
@@ -87,9 +85,9 @@ def _still_asleep(root: str, process: proc.Stat) -> bool:
     return now is not None and now.identity == process.identity and now.state == "D"
 
 
-def _described(root: str, process: proc.Stat) -> dict[str, Any]:
-    wchan = proc.wchan(process.pid, root) or None
-    return {"pid": process.pid, "comm": process.comm, "wchan": wchan, "gpu": _holds_gpu(root, process.pid)}
+def _described(root: str, process: proc.Stat) -> shapes.Asleep:
+    wchan, gpu = proc.wchan(process.pid, root) or None, _holds_gpu(root, process.pid)
+    return {"pid": process.pid, "comm": process.comm, "wchan": wchan, "gpu": gpu, "stuck_s": None}
 
 
 def own_namespace(root: str) -> bool:

@@ -12,15 +12,15 @@ from clusterctl.agent.linux import paths
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from clusterctl.agent.protocol.types.found import network as shapes
 
 BASE = "/sys/class/infiniband"
 _MOST_GIDS = 16
 
 
-def ports(root: str) -> list[dict[str, Any]]:
+def ports(root: str) -> list[shapes.RdmaPort]:
     """Return every port of every RDMA device."""
-    found = []
+    found: list[shapes.RdmaPort] = []
     for device in paths.names(root, BASE):
         shared = _device(root, f"{BASE}/{device}")
         found += [
@@ -30,7 +30,7 @@ def ports(root: str) -> list[dict[str, Any]]:
     return found
 
 
-def _device(root: str, base: str) -> dict[str, Any]:
+def _device(root: str, base: str) -> shapes.RdmaDevice:
     place = os.path.realpath(paths.under(root, f"{base}/device"))
     return {
         "firmware": paths.text(root, f"{base}/fw_ver"),
@@ -41,7 +41,7 @@ def _device(root: str, base: str) -> dict[str, Any]:
     }
 
 
-def _port(root: str, where: str, port: str) -> dict[str, Any]:
+def _port(root: str, where: str, port: str) -> shapes.PortState:
     used = [index for index, gid in _gids(root, where) if gid.replace(":", "").strip("0")]
     kinds = [paths.text(root, f"{where}/gid_attrs/types/{index}") or "" for index in used]
     return {

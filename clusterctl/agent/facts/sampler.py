@@ -5,7 +5,8 @@ it has been stuck; no second child is sent after it, for that one would only han
 
 A sample:
 
-    {"time": wall clock, "ms": what the pass took, "status": "ok" | "stuck" | "error" | "absent", "reason": text | null,
+    {"t": wall clock, "m": monotonic clock, "ms": what the pass took,
+     "status": "ok" | "stuck" | "error" | "absent", "reason": text | null,
      "stuck_s": seconds (only where stuck, with "state" and "wchan" of the child),
      "cpu": percent | null, "mem": percent, "mem_used": bytes, "mem_total": bytes, "load1": number,
      "disk": [{"path", "free", "total"}],
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from clusterctl.agent.protocol.types import samples
+    from clusterctl.agent.protocol.types.found.gpus import Device
 
 INTERVAL = 15.0
 PASS_DEADLINE = 5.0
@@ -76,7 +78,7 @@ def main(arguments: list[str]) -> int:
         while os.getppid() == parent:
             began = time.monotonic()
             deadline = began + min(PASS_DEADLINE, max(0.2, interval * 0.8))
-            values = {"time": time.time(), **machine.read(), **driver.ask(deadline)}
+            values = {"t": round(time.time(), 3), "m": round(began, 3), **machine.read(), **driver.ask(deadline)}
             values["ms"] = round((time.monotonic() - began) * 1000, 1)
             sys.stdout.write(json.dumps(values) + "\n")
             sys.stdout.flush()
@@ -289,7 +291,7 @@ def _without(status: str, reason: str) -> samples.Gpus:
     return {"status": status, "reason": reason, "gpus": [], "xids": []}
 
 
-def _gpu(device: dict[str, Any]) -> samples.Gpu:
+def _gpu(device: Device) -> samples.Gpu:
     values = device["v"]
     memory, rows = values.get("memory") or {}, values.get("remapped") or [None] * 4
     trouble = {name: word for name, word in device["err"].items() if word in TROUBLE}

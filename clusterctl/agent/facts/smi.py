@@ -7,12 +7,12 @@ from clusterctl.agent.facts.children import AbsentError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from clusterctl.agent.protocol.types.found import gpus as shapes
 
 _QUERY = "index,uuid,name,pci.bus_id,driver_version"
 
 
-def collect() -> dict[str, Any]:
+def collect() -> shapes.Smi:
     """Return the group `smi`.
 
     Raises:
@@ -23,7 +23,8 @@ def collect() -> dict[str, Any]:
         code, told, complaint = children.output(argv)
     except FileNotFoundError as error:
         raise AbsentError("there is no `nvidia-smi`") from error
-    devices, errors = [], []
+    devices: list[shapes.OfSmi] = []
+    errors: list[str] = []
     for line in told.splitlines():
         words = [word.strip() for word in line.split(",")]
         if len(words) == 5 and words[0].isdigit():

@@ -10,10 +10,10 @@ from clusterctl.agent.linux import paths
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from clusterctl.agent.protocol.types.found import gpus as shapes
 
 
-def among(driver: dict[str, Any], nvml: dict[str, Any]) -> list[dict[str, Any]]:
+def among(driver: shapes.Driver, nvml: shapes.Nvml) -> list[shapes.Gpu]:
     """Return NVIDIA's entries of `driver.pci` that NVML does not show; none where either side has no addresses."""
     if nvml.get("count") is None:
         return []
@@ -31,12 +31,12 @@ def short(address: str) -> str:
     return f"{int(domain, 16):x}:{rest}" if domain else rest
 
 
-def collect(root: str, entries: list[dict[str, Any]]) -> dict[str, Any]:
+def collect(root: str, entries: list[shapes.Gpu]) -> shapes.Unshown:
     """Return the group `unshown`."""
     return {"gpus": [{**entry, "node": _node(root, entry)} for entry in entries]}
 
 
-def _node(root: str, entry: dict[str, Any]) -> str | None:
+def _node(root: str, entry: shapes.Gpu) -> str | None:
     """Tell how opening the GPU's device node ends; `None` where the driver has none for it."""
     if entry["driver"] != "nvidia" or entry["minor"] is None:
         return None

@@ -16,7 +16,7 @@ from clusterctl.agent.linux import paths
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from clusterctl.agent.protocol.types.found import host as shapes
 
 _TOLD = (
     "torch",
@@ -40,7 +40,7 @@ _BUILT = r"^{}(?:\s*:[^=]*)?\s*=\s*['\"]([\d.]+)[^'\"]*['\"]"
 """How `torch/version.py` says for what it was built."""
 
 
-def collect(root: str = "/") -> dict[str, Any]:
+def collect(root: str = "/") -> shapes.Versions:
     """Return the group `versions`. `root` is a prefix of where the machine's libraries lie."""
     found, places = _packages()
     told = "\n".join(f"{name}=={found[name]}" for name in sorted(found)).encode()
@@ -59,7 +59,7 @@ def collect(root: str = "/") -> dict[str, Any]:
     }
 
 
-def _nccl(found: dict[str, str], root: str) -> dict[str, str | None]:
+def _nccl(found: dict[str, str], root: str) -> shapes.Nccl:
     """Return the version of the NCCL that torch would load, and where it is from.
 
     What is preloaded comes first. Torch from PyPI finds the package beside it (its RPATH comes before

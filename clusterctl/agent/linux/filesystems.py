@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 
 from clusterctl.agent.linux.syscalls import read_bytes
@@ -33,7 +34,7 @@ class Mount:
     options: str
 
 
-def mounts(root: str = "") -> list[Mount]:
+def mounts(root: str = "") -> tuple[Mount, ...]:
     """Return what is mounted, in the order in which that was done; nothing where it cannot be read.
 
     Args:
@@ -41,8 +42,14 @@ def mounts(root: str = "") -> list[Mount]:
     """
     base = root.rstrip("/")
     table = read_bytes(f"{base}/proc/self/mounts", _MOST_BYTES) or read_bytes(f"{base}/proc/mounts", _MOST_BYTES)
+    return _parsed(table)
+
+
+@functools.lru_cache(maxsize=1)
+def _parsed(table: bytes) -> tuple[Mount, ...]:
+    # Several ask for it one after the other, and it seldom changes.
     lines = (line.split(b" ") for line in table.split(b"\n"))
-    return [Mount(*map(_plain, fields[:4])) for fields in lines if len(fields) >= 4]
+    return tuple(Mount(*map(_plain, fields[:4])) for fields in lines if len(fields) >= 4)
 
 
 def _plain(word: bytes) -> str:

@@ -48,7 +48,7 @@ class Program:
         argv: Executed as it is.
         env: The whole environment.
         cwd: Where; it must be there.
-        prologue: Text for bash that runs first, in the same process.
+        prologue: Text for bash that runs first, in the same process; where a command of it fails, nothing else runs.
         tag: Value of the surviving marker, or `None`.
     """
 
@@ -59,11 +59,16 @@ class Program:
     tag: int | None = None
 
 
+_WATCHED = b"trap 'status=$?; echo \"the prologue failed with status $status\" >&2; exit $status' EXIT; set -e; "
+"""Stands before a prologue, in its first line: no program may run in half of the environment that was asked for."""
+
+
 def command_line(program: Program) -> list[bytes]:
     """Return what is executed: the argv itself, or bash that runs the prologue and then becomes the argv."""
     if program.prologue is None:
         return program.argv
-    return [b"bash", b"-c", program.prologue + b'\nexec "$@"', b"bash", *program.argv]
+    text = _WATCHED + program.prologue + b'\ntrap - EXIT\nexec "$@"'
+    return [b"bash", b"-c", text, b"bash", *program.argv]
 
 
 def find(name: bytes, env: dict[bytes, bytes]) -> bytes | None:

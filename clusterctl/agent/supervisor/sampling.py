@@ -45,9 +45,9 @@ class Samples:
         self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def write(self, attempt: int, kind: str, values: samples.Activity | samples.Health) -> None:
-        """Append one sample, with the time by both clocks."""
+        """Append one sample; where it does not say when it was taken, it was now."""
         now = {"t": round(time.time(), 3), "m": round(time.monotonic(), 3)}
-        record = {**values, **now, "attempt": attempt, "kind": kind}
+        record = {**now, **values, "attempt": attempt, "kind": kind}
         line = json.dumps(record, separators=(",", ":")).encode() + b"\n"
         before = os.fstat(self._fd).st_size
         try:
@@ -76,7 +76,7 @@ class Steadiness:
 
     def leaves_out(self, sample: samples.Activity) -> bool:
         """Return whether a sample (see `activity.Sampler.sample`) need not be written."""
-        now = float(sample["time"])
+        now = float(sample["m"])
         if not all(_moves(rank) for rank in sample["ranks"].values()):
             self._since = None
         elif self._since is None:

@@ -73,7 +73,7 @@ class Sampler:
             now: CLOCK_MONOTONIC of this node in seconds.
 
         Returns:
-            `{time, gpus, ranks: {"R": {...}}}`; per rank: alive, pid (the process
+            `{m, gpus, ranks: {"R": {...}}}`; per rank: alive, pid (the process
             that is the rank), state, wchan, procs, cpu_s, read, written, output (bytes, of the whole tree; `null` where
             it cannot be read) and `inside` (see there).
         """
@@ -84,7 +84,7 @@ class Sampler:
         ranks = {str(worker.rank): self._rank(worker, now) for worker in self._workers}
         for rank in claimed_elsewhere(self._status_dir, (worker.rank for worker in self._workers)):
             ranks[str(rank)] = self._claimed(rank, now)
-        return {"time": round(now, 3), "gpus": self._gpus, "ranks": ranks}
+        return {"m": round(now, 3), "gpus": self._gpus, "ranks": ranks}
 
     def _scan(self) -> None:
         """Looks up the whole trees; in between only their known members are read."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
@@ -11,16 +12,17 @@ import click
 from clusterctl.agent.protocol.commands import Command
 from clusterctl.cli import options
 from clusterctl.cli.lookup.reach import reachable
-from clusterctl.cli.lookup.runs import tell_unread
+from clusterctl.cli.lookup.runs import listed_view_of, tell_unread
 from clusterctl.cli.words import parse_duration
 from clusterctl.config.stored import load_stored
-from clusterctl.errors import ClusterctlError, ExitCode, NodeError, NotFoundError
+from clusterctl.errors import ClusterctlError, ExitCode, NodeError, NotFoundError, RefusedError
 from clusterctl.render.ranks import fold_nodes
+from clusterctl.render.story.listing import newest_first, render_ps
 from clusterctl.run.nodes import code
 from clusterctl.run.nodes.fan_out import each
 from clusterctl.run.record import find, rundir
 from clusterctl.run.rules.state import RunPhase
-from clusterctl.wording import duration, size
+from clusterctl.wording import plural, size
 
 if TYPE_CHECKING:
     from clusterctl.render.terminal.console import Console
@@ -30,34 +32,37 @@ if TYPE_CHECKING:
 _YOUNG = 3600.0
 """Content that was touched within so many seconds may belong to a run that is being started."""
 
+_DEFAULT = click.core.ParameterSource.DEFAULT
+
 
 @click.command("clean")
+@click.argument("references", metavar="[RUN]...", nargs=-1, shell_complete=options.offer("runs"))
 @click.option("--older-than", metavar="DURATION", default="14d", show_default=True, help="Runs that ended before.")
 @click.option("--keep", type=click.IntRange(0), default=0, metavar="N", help="Keep the newest N of the ended runs.")
 @click.option("--yes", "-y", is_flag=True, help="Do it; without this they are only listed.")
 @options.output_options
-def command(older_than: str, keep: int, yes: bool, color: str, quiet: bool) -> int:
+@click.pass_context
+def command(
+    context: click.Context, references: tuple[str, ...], older_than: str, keep: int, yes: bool, color: str, quiet: bool
+) -> int:
     """Remove what ended runs left behind: logs and evidence on this head and on their nodes, code that no run needs.
 
-    Active runs are never touched. Nodes that cannot be reached keep their part, and are named.
+    Runs that are named are meant however old they are, and no others. Active runs are never
+    touched. Nodes that cannot be reached keep their part, and are named.
     """
     console = options.console_of(color)
     before = time.time() - (parse_duration(older_than, "--older-than") or 0.0)
-    chosen = _chosen(before, keep)
-    total, failed, going = 0, False, set[str]()
-    for run, state in chosen:
-        count, age = _size(run), _age(run, state)
-        tell_unread(state, console)
-        if yes and not _remove(run, state, console):
-            failed = True
-            continue
-        total += count
-        going.add(run.run)
-        console.data(f"{run.run}  {state.phase.value}  {age}  {size(count)}")
+    if references and any(context.get_parameter_source(name) is not _DEFAULT for name in ("older_than", "keep")):
+        raise click.UsageError(
+            "runs that are named are removed however old they are: leave out --older-than and --keep"
+        )
+    chosen = _named(references) if references else _chosen(before, keep)
+    going, total = _runs_gone(chosen, console, remove=yes)
+    failed = len(going) < len(chosen)
     files, count = _clean_content(going, remove=yes)
     total += count
     if files:
-        console.data(f"code that no run needs  {files} files  {size(count)}")
+        console.data(f"code that no run needs  {plural(files, 'file')}  {size(count)}")
     if not quiet and not chosen and not files:
         console.narrate("nothing to clean")
     elif not quiet:
@@ -75,6 +80,34 @@ def _chosen(before: float, keep: int) -> list[tuple[RunDir, RunState]]:
     return [*unreadable, *((run, state) for run, state in kept if _ended(run, state) <= before)]
 
 
+def _runs_gone(chosen: list[tuple[RunDir, RunState]], console: Console, *, remove: bool) -> tuple[set[str], int]:
+    """Show runs in a table, a line each as it is removed (or would be); return which are gone, and bytes."""
+    ended = {run.run: (run, state) for run, state in chosen}
+    listed = [listed_view_of(run) for run, _ in chosen]
+    # Files that were tampered with may give a run another name than its folder's, which is what is removed.
+    views = newest_first([replace(v, state=replace(v.state, run=run)) for run, v in zip(ended, listed, strict=True)])
+    sizes = {run.run: _size(run) for run, _ in chosen}
+    going: set[str] = set()
+    header, *lines = render_ps(views, time.time(), console.out, sizes=sizes)
+    for view, line in zip(views, lines, strict=True):
+        run, state = ended[view.state.run]
+        tell_unread(state, console)
+        if remove and not _remove(run, state, console):
+            continue
+        console.data(*([] if going else [header]), line)
+        going.add(run.run)
+    return going, sum(sizes[run] for run in going)
+
+
+def _named(references: tuple[str, ...]) -> list[tuple[RunDir, RunState]]:
+    runs = {run.run: run for run in map(find.find, references)}
+    seen = [(run, *find.visible_state(run)) for run in runs.values()]
+    for run, state, attended in seen:
+        if attended or not state.over:
+            raise RefusedError(f"{run.run} goes on: nothing was removed", hint=f"`clusterctl down {run.run}` ends it")
+    return [(run, state) for run, state, _ in seen]
+
+
 def _clean_content(going: set[str], *, remove: bool) -> tuple[int, int]:
     """Remove (or only count) synced content that no run needs which stays; return files and bytes."""
     content = code.store_of_head(rundir.runs_root())
@@ -90,10 +123,6 @@ def _clean_content(going: set[str], *, remove: bool) -> tuple[int, int]:
 
 def _ended(run: RunDir, state: RunState) -> float:
     return state.ended or state.created or run.path.stat().st_mtime
-
-
-def _age(run: RunDir, state: RunState) -> str:
-    return f"ended {duration(time.time() - _ended(run, state))} ago"
 
 
 def _size(run: RunDir) -> int:
@@ -119,7 +148,7 @@ def _remove_on_nodes(run: RunDir, state: RunState) -> tuple[list[ClusterctlError
         return [], list(state.traces)
     # Of a run that cannot be read nobody knows where it was; a node on which something of it lives refuses.
     hosts = [h for h in spec.hosts if h.name in state.traces or state.phase is RunPhase.UNREADABLE]
-    with reachable(spec, hosts) as (sessions, unreached):
+    with reachable(spec, hosts, of_run=True) as (sessions, unreached):
         _, errors = each(
             sessions, lambda node, session: session.call(Command.CLEAN, {"run": run.run, "node": node}, timeout=600.0)
         )

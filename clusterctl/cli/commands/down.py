@@ -181,7 +181,7 @@ def _end_on_nodes(run: RunDir, state: RunState, *, kill: bool) -> RunState:
     concerned = {entry["node"] for entry in state.remaining} if state.over else {*state.traces}
     hosts = [host for host in spec.hosts if host.name in concerned or not (state.over or concerned)]
     grace = 0.0 if kill or spec.job is None else spec.job.grace
-    with reachable(spec, hosts) as (sessions, errors):
+    with reachable(spec, hosts, of_run=True) as (sessions, errors):
         return end_without_controller(run, state, sessions, errors, grace)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -19,6 +19,7 @@ from clusterctl.errors import ExitCode, RefusedError
 from clusterctl.health.context import Context
 from clusterctl.render import findings as render
 from clusterctl.render.findings import HealthView, NodeHealth
+from clusterctl.wording import plural
 
 if TYPE_CHECKING:
     from clusterctl.config.spec import ClusterSpec, HostSpec
@@ -38,6 +39,7 @@ class HealthChoices(FileChoices):
     form: str
     record: str | None
     replay: str | None
+    listed: bool
     verbose: bool
     as_json: bool
 
@@ -64,7 +66,8 @@ class HealthChoices(FileChoices):
     type=click.Path(dir_okay=False),
 )
 @click.option("--replay", metavar="PATH", help="Judge such a file, and ask no node.", type=click.Path(dir_okay=False))
-@options.verbose_option("Show what passed, too.")
+@click.option("--list", "listed", is_flag=True, help="Show the checks that there are, and look at nothing.")
+@options.verbose_option("Show what passed, and why the others were skipped, too.")
 @options.json_option
 @options.output_options
 @together(HealthChoices)
@@ -75,6 +78,8 @@ def command(choices: HealthChoices) -> int:
     """
     console = choices.console()
     checks = _checks(choices.only, choices.skip)
+    if choices.listed:
+        return _list(checks, console, as_json=choices.as_json)
     if choices.replay is not None:
         if choices.path or choices.files or choices.sets or choices.nodes or choices.watch or choices.record:
             raise click.UsageError("`--replay` judges a file by itself: leave out FILE, --file, --set, --node, ...")
@@ -83,6 +88,8 @@ def command(choices: HealthChoices) -> int:
         raise click.UsageError("only one of `--record` and `--watch` can be used")
     spec = options.load_file(choices.path, choices.files, choices.sets, console=console).spec
     hosts = options.chosen_hosts(spec, choices.nodes)
+    # Nodes that nobody looks at are peers of none: one by itself has no ways to others that could be judged.
+    spec = replace(spec, hosts=hosts)
     pause = parse_duration(choices.watch, "--watch")
     _say_what_is_run(spec, hosts, console)
     while True:
@@ -92,6 +99,18 @@ def command(choices: HealthChoices) -> int:
         code = _show(view, console, choices)
         if pause is None or not console.out.has_reader(pause):
             return code
+
+
+def _list(names: list[str] | None, console: Console, *, as_json: bool) -> int:
+    from clusterctl.cli.lookup.checks import checks_json, render_checks
+    from clusterctl.health.registry import CHECKS
+
+    checks = [check for name, check in CHECKS.items() if names is None or name in names]
+    if as_json:
+        console.json(checks_json(checks))
+    else:
+        console.data(*render_checks(checks, console.out))
+    return 0
 
 
 def _say_what_is_run(spec: ClusterSpec, hosts: tuple[HostSpec, ...], console: Console) -> None:
@@ -138,7 +157,7 @@ def _named(text: str, option: str) -> set[str]:
     for pattern in text.split(","):
         matching = fnmatch.filter(CHECKS, pattern.strip())
         if not matching:
-            raise click.BadParameter(f"no check `{pattern}`; `docs/health.md` lists them", param_hint=option)
+            raise click.BadParameter(f"no check `{pattern}`; `clusterctl health --list` shows all", param_hint=option)
         names |= set(matching)
     return names
 
@@ -168,7 +187,9 @@ def _record(path: str, spec: ClusterSpec, view: HealthView, console: Console) ->
     ]
     recording = recorded(facts, Context.from_spec(spec), reached_as)
     write(path, json.dumps(recording, indent=1) + "\n")
-    console.narrate(f"what {len(facts)} nodes told is in {path}; read it before you send it (docs/recordings.md)")
+    console.narrate(
+        f"what {plural(len(facts), 'node')} told is in {path}; read it before you send it (docs/recordings.md)"
+    )
 
 
 def _replayed(path: str, checks: list[str] | None, *, strict: bool) -> HealthView:

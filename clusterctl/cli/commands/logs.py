@@ -6,7 +6,6 @@ import re
 import sys
 import time
 from dataclasses import dataclass
-from datetime import datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +14,9 @@ import click
 from clusterctl.agent.protocol.events import Exited
 from clusterctl.cli import options
 from clusterctl.cli.choices import Choices, together
+from clusterctl.cli.lookup.logged import attempt_asked, ranks_asked, why_nothing
 from clusterctl.cli.lookup.runs import tell_unread
-from clusterctl.cli.words import parse_duration, parse_ranks
+from clusterctl.cli.words import parse_moment
 from clusterctl.config.hosts import select
 from clusterctl.logs.clean import clean_block
 from clusterctl.logs.ends import ends_of, last_folded
@@ -26,7 +26,7 @@ from clusterctl.logs.merge import read_lines
 from clusterctl.logs.select import FailingEnds
 from clusterctl.render.log import LogWriter, Timestamps, json_line, raw_bytes
 from clusterctl.render.story.marks import Marks
-from clusterctl.run.record.find import find
+from clusterctl.run.record.find import all_runs, find
 from clusterctl.run.record.reader import StateReader, load_state
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class LogsChoices(Choices):
 @click.option(
     "--tail", "-n", type=click.IntRange(0), metavar="N", help="Only the last so many of the lines that are shown."
 )
-@click.option("--since", metavar="TIME", help="Only lines after this: 10m ago as `10m`, or RFC 3339.")
+@click.option("--since", metavar="TIME", help="Only lines after this: `10m` ago, `22:43:12` by the clock, or RFC 3339.")
 @click.option("--until", metavar="TIME", help="Only lines before this.")
 @click.option(
     "--rank",
@@ -109,6 +109,8 @@ def command(choices: LogsChoices) -> int:
     state = load_state(run)
     query = _query(choices, state)
     console = choices.console()
+    if choices.reference is None and console.err.live and len(all_runs()) > 1:
+        console.narrate(f"{run.run}, {state.phase.value}:")
     tell_unread(state, console)
     shown = _Output(console, state, query, choices)
     if choices.follow and not state.over:
@@ -122,16 +124,18 @@ def command(choices: LogsChoices) -> int:
     else:
         shown.past(read_lines(run.path, query, skew=state.ahead))
     shown.end()
+    if not shown.lines and choices.output == "text":
+        console.narrate(why_nothing(run, state, query))
     return 0
 
 
 def _query(choices: LogsChoices, state: RunState) -> LogQuery:
     return LogQuery(
-        ranks=frozenset({0}) if choices.default else parse_ranks(choices.ranks),
+        ranks=frozenset({0}) if choices.default else ranks_asked(state, choices.ranks),
         nodes=_nodes(state, choices.nodes),
-        attempt=choices.attempt,
-        since=_moment(choices.since, "--since"),
-        until=_moment(choices.until, "--until"),
+        attempt=attempt_asked(state, choices.attempt),
+        since=_moment(choices.since, "--since", state),
+        until=_moment(choices.until, "--until", state),
         grep=_pattern(choices.grep),
         tail=choices.tail,
         raw=choices.output == "raw",
@@ -151,14 +155,11 @@ def _pattern(text: str | None) -> re.Pattern[str] | None:
         raise click.BadParameter(f"`{text}` is no regular expression: {error}", param_hint="--grep") from error
 
 
-def _moment(text: str | None, option: str) -> float | None:
-    """Return a wall clock time: a duration is that long ago."""
-    if text is None:
-        return None
-    try:
-        return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
-    except ValueError:
-        return time.time() - (parse_duration(text, option) or 0.0)
+def _moment(text: str | None, option: str, state: RunState) -> float | None:
+    """Return a wall clock time: a duration is that long ago; a time of day is that of the run's last day."""
+    now = time.time()
+    of_day = text is not None and ":" in text and state.ended is not None
+    return parse_moment(text, option, now=state.ended if of_day and state.ended else now, began=state.created)
 
 
 class _Output:
@@ -168,6 +169,7 @@ class _Output:
         times = Timestamps.SHORT if choices.timestamps else Timestamps.NONE
         ranks = state.workers.keys() if query.ranks is None else query.ranks
         self.state = state
+        self.lines = 0
         self._form = choices.output
         self._out = console.out
         self._writer = LogWriter(console.out, list(state.nodes), ranks, timestamps=times, prefix=not choices.no_prefix)
@@ -204,6 +206,7 @@ class _Output:
         return self._folder.next_due()
 
     def _put(self, lines: list[Any]) -> None:
+        self.lines += len(lines)
         if self._form == "text" and self._marks is not None:
             for piece in self._marks.before(lines, self.state):
                 if isinstance(piece, str):

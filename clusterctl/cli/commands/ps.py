@@ -8,8 +8,8 @@ import click
 
 from clusterctl.cli import options
 from clusterctl.cli.lookup.runs import listed_view_of, tell_unread
-from clusterctl.render.status import render_ps
 from clusterctl.render.status_json import ps_json
+from clusterctl.render.story.listing import newest_first, render_ps
 from clusterctl.run.record.find import all_runs
 from clusterctl.run.rules.state import RunPhase
 
@@ -19,7 +19,10 @@ from clusterctl.run.rules.state import RunPhase
 @options.json_option
 @options.output_options
 def command(everything: bool, as_json: bool, color: str, quiet: bool) -> int:
-    """List runs: the active ones, or all of this head with `-a`. With `-q` only their ids."""
+    """List runs, the newest first: the active ones, or all of this head with `-a`. With `-q` only their ids.
+
+    Starts that failed before any worker ran stand last.
+    """
     console = options.console_of(color)
     views = [listed_view_of(run) for run in all_runs()]
     shown = [v for v in views if everything or not v.state.over or v.state.phase is RunPhase.UNREADABLE]
@@ -30,7 +33,7 @@ def command(everything: bool, as_json: bool, color: str, quiet: bool) -> int:
     elif quiet:
         console.data(*[v.state.run for v in shown])
     elif shown:
-        console.data(*render_ps(shown, time.time(), console.out))
+        console.data(*render_ps(newest_first(shown), time.time(), console.out))
     else:
         console.narrate("no active run" if views else "no run yet")
         if views and not everything:

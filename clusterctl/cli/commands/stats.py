@@ -15,6 +15,8 @@ from clusterctl.config.hosts import select
 from clusterctl.errors import ExitCode
 from clusterctl.render.stats import remarks, render_stats, stats_json
 from clusterctl.run.record import find
+from clusterctl.run.record.clock import now
+from clusterctl.wording import span
 
 if TYPE_CHECKING:
     from clusterctl.cli.lookup.machines import Subject
@@ -59,6 +61,9 @@ def _stats(subject: Subject, chosen: str | None, console: Console) -> list[NodeS
         console.narrate(
             "no controller is alive: nothing new arrives", f"hint: `clusterctl attach --adopt {subject.run.run}`"
         )
+    if state.over:
+        when = "" if state.ended is None else f" {span(now() - state.ended)} ago"
+        console.narrate(f"{subject.run.run} has ended{when}: this is what its nodes told last")
     stats = machines.stats_of_run(subject.run, state)
     if chosen is None:
         return stats

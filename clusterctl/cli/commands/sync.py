@@ -85,7 +85,7 @@ def _bytes(text: str | None) -> int:
 def _push(spec: ClusterSpec, hosts: tuple[HostSpec, ...], console: Console, *, quiet: bool) -> None:
     if spec.sync is None:
         raise RefusedError("the file says `sync: none`", hint="set `sync.source`, or leave `sync` out")
-    remote = [h for h in hosts if h.transport is TransportKind.SSH]
+    remote = [h for h in hosts if h.transport is not TransportKind.LOCAL]
     if not remote:
         if not quiet:
             console.narrate(f"nothing to push: local nodes use {spec.sync.source} itself")

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from typing import TYPE_CHECKING
 
 import click
 
 from clusterctl.cli import options
+from clusterctl.cli.lookup import commands
+from clusterctl.config.spec import TransportKind
 from clusterctl.errors import ExitCode, NodesError, RefusedError
-from clusterctl.render.ranks import fold_nodes
+from clusterctl.render.ranks import count, fold_nodes
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence, Sized
+
+    from clusterctl.config.spec import HostSpec
     from clusterctl.render.terminal.console import Console
     from clusterctl.transport.ssh.trust import Candidate
 
@@ -30,13 +36,17 @@ def command(
     color: str,
     quiet: bool,
 ) -> int:
-    """Show the host keys of the nodes and accept those that are new. Changed keys are never accepted."""
+    """Show the host keys of the nodes and accept those that are new. Changed keys are never accepted.
+
+    Where the file reaches hosts by a command, that command is shown and accepted first: it is run on this machine.
+    """
     from clusterctl.transport.ssh.ssh import SshTransport
     from clusterctl.transport.ssh.trust import accept, look
 
     console = options.console_of(color)
     spec = options.load_file(path, files, sets, console=console).spec
     hosts = options.chosen_hosts(spec, nodes)
+    _trust_commands(commands.unknown(hosts), console, yes=yes)
     transport = SshTransport(spec.ssh)
     failed = False
     for _ in range(len(hosts) + 1):
@@ -46,7 +56,7 @@ def command(
         if not new:
             break
         console.data(*[f"{fold_nodes(c.nodes)}  {c.key.type}  {c.key.fingerprint}" for c in new])
-        _ask(new, yes=yes)
+        _ask(new, "key", "compare the fingerprints", yes=yes)
         accept(new)
         console.narrate(f"accepted {len(new)} keys in {new[0].path}")
     else:
@@ -55,16 +65,31 @@ def command(
     if errors:
         raise NodesError(list(errors.values()))
     if not failed and not quiet:
-        console.narrate("every host key is trusted")
+        console.narrate(_all_trusted(hosts))
     return int(ExitCode.NODE) if failed else 0
 
 
-def _ask(new: list[Candidate], *, yes: bool) -> None:
+def _all_trusted(hosts: Sequence[HostSpec]) -> str:
+    if any(host.transport is TransportKind.SSH for host in hosts):
+        return "every host key is trusted"
+    return "no host is reached by SSH: there are no host keys"
+
+
+def _trust_commands(new: list[commands.Argv], console: Console, *, yes: bool) -> None:
+    if new:
+        console.narrate("run on this machine, to reach the hosts of the file:")
+        console.data(*[f"  {shlex.join(argv)}" for argv in new])
+        _ask(new, "command", "read it", yes=yes)
+        commands.accept(new)
+        console.narrate(f"accepted {count(len(new), 'command')}")
+
+
+def _ask(new: Sized, what: str, before: str, *, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise RefusedError("nobody to ask here", hint="compare the fingerprints, then add `--yes`")
-    if not click.confirm(f"accept {'this key' if len(new) == 1 else f'these {len(new)} keys'}?", err=True):
+        raise RefusedError("nobody to ask here", hint=f"{before}, then add `--yes`")
+    if not click.confirm(f"accept {f'this {what}' if len(new) == 1 else f'these {len(new)} {what}s'}?", err=True):
         raise RefusedError("nothing was accepted")
 
 

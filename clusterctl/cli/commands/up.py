@@ -71,6 +71,9 @@ def command(context: click.Context, choices: UpChoices) -> int:
 
     Everything after `--` goes to the job. Ctrl-C stops the run gracefully, a second one kills it; `d` detaches.
     """
+    if choices.as_json and not (choices.detach or choices.dry_run):
+        # One object says that a run has begun; what goes on is told in lines.
+        raise click.UsageError("`--json` goes with `-d` or `--dry-run`; `--progress json` tells what goes on")
     console = choices.console()
     spec = _spec(choices, context.meta["clusterctl.args"], console)
     if choices.dry_run:

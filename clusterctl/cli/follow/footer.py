@@ -63,5 +63,5 @@ class Footer:
         rank = (sample.get("ranks") or {}).get("0")
         inside = rank.get("inside") if rank is not None else None
         step = inside.get("step") if inside is not None else None
-        if step is not None and sample.get("time") is not None:
-            self._pace.seen(float(sample["time"]), step)
+        if step is not None and sample.get("m") is not None:
+            self._pace.seen(float(sample["m"]), step)

@@ -28,7 +28,7 @@ def look(run: RunDir, state: RunState, ranks: Collection[int] | None = None) -> 
 def _without_controller(run: RunDir, state: RunState, ranks: Collection[int] | None) -> Evidence:
     spec = load_stored(run.spec.read_text())
     hosts = [host for host in spec.hosts if host.name in state.nodes]
-    with reachable(spec, hosts) as (sessions, errors):
+    with reachable(spec, hosts, of_run=True) as (sessions, errors):
         evidence = ask(run.run, "stacks", sessions, ranks)
     unseen = {node: str(error) for node, error in errors.items()}
     return Evidence(ranks=evidence.ranks, errors={**unseen, **evidence.errors})

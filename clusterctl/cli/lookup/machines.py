@@ -42,7 +42,7 @@ def subject_of(reference: str | None) -> Subject:
         reference: A run's id or name, or a cluster file; `None` for the only active run, or `./cluster.yaml`.
 
     Raises:
-        NotFoundError: There is neither.
+        NotFoundError: There is neither; a run that has ended is meant only by its name.
         RefusedError: Several runs could be meant.
     """
     path = words.DEFAULT_FILE if reference is None else reference
@@ -54,6 +54,11 @@ def subject_of(reference: str | None) -> Subject:
             raise
         return Subject(path=path)
     over = find.listed_state(run)[0].over
+    if over and reference is None and not is_file:
+        raise NotFoundError(
+            f"no run is active, and there is no {words.DEFAULT_FILE} here",
+            hint=f"name a cluster file, or a run: {run.run} is the newest (`clusterctl ps -a`)",
+        )
     return Subject(path=path) if over and is_file else Subject(run=run)
 
 
@@ -70,7 +75,7 @@ def _newest(run: RunDir, node: str) -> NodeStats:
     sample = samples.latest_health(run, node)
     if sample is None:
         return NodeStats(node=node, time=None, status="unknown", reason="no sample yet")
-    return stats_from_sample(node, {**sample, "time": sample.get("t", sample["time"])})
+    return stats_from_sample(node, sample)
 
 
 def gpus_of_run(run: RunDir) -> dict[str, tuple[int, ...]]:
@@ -121,7 +126,7 @@ def _unknown(node: str, why: object) -> NodeStats:
 def _from_facts(node: str, facts: Mapping[str, Any]) -> NodeStats:
     groups = facts["groups"]
     machine, gpus = groups["machine"], groups["gpus"]
-    sample: Health = machine["data"] | gpus["data"] | {"time": facts["time"]}
+    sample: Health = machine["data"] | gpus["data"] | {"t": facts["time"]}
     if gpus["status"] == "timeout":
         sample["status"], sample["reason"] = "stuck", f"the GPU driver: {gpus['reason']}"
     elif gpus["status"] != "ok":

@@ -6,6 +6,7 @@ import contextlib
 import queue
 from typing import TYPE_CHECKING, Any
 
+from clusterctl.cli.lookup import commands
 from clusterctl.run.nodes.fan_out import raise_first
 
 if TYPE_CHECKING:
@@ -30,12 +31,22 @@ def sessions_of(spec: ClusterSpec, hosts: Sequence[HostSpec]) -> Iterator[dict[s
 
 @contextlib.contextmanager
 def reachable(
-    spec: ClusterSpec, hosts: Sequence[HostSpec], joined: Callable[[Session], None] = lambda _: None
+    spec: ClusterSpec,
+    hosts: Sequence[HostSpec],
+    joined: Callable[[Session], None] = lambda _: None,
+    *,
+    of_run: bool = False,
 ) -> Iterator[tuple[dict[str, Session], dict[str, NodeError]]]:
     """Give a session with every host that can be reached, and the errors of the others.
 
-    Each session is given to `joined` as soon as it is there, in a thread of its own.
+    Each session is given to `joined` as soon as it is there, in a thread of its own. What a run was started with
+    (`of_run`) was run here before; the commands of a file are run if they were accepted.
+
+    Raises:
+        RefusedError: A command of the file was not.
     """
+    if not of_run:
+        commands.refuse_unknown(hosts)
     from clusterctl.session.opening import Transports, open_sessions
 
     transports = Transports(spec.ssh)

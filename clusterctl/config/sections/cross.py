@@ -50,7 +50,7 @@ def check_health(root: Node, health: HealthSpec, machines: Sequence[Machine], co
         return
     mistakes = context.health_mistakes(health) if context.health_mistakes is not None else ()
     for key, name, meant in mistakes:
-        hint = f"did you mean `{meant}`?" if meant else "`docs/health.md` lists them"
+        hint = f"did you mean `{meant}`?" if meant else "`clusterctl health --list` shows all"
         what = {"expect": "nothing that can be expected", "thresholds": "no threshold"}.get(key, "no check")
         for mark in _named(section.child(key), name):
             context.report.add(mark, f"health.{key}: `{name}` is {what}", hint)
@@ -132,7 +132,7 @@ def check_script(
     if job.script.startswith(("/", "~")):
         return
     path = os.path.normpath(os.path.join(sync.source, job.script))
-    remote = any(m.spec.transport is TransportKind.SSH and m.spec.role is Role.WORKER for m in machines)
+    remote = any(m.spec.transport is not TransportKind.LOCAL and m.spec.role is Role.WORKER for m in machines)
     if not context.files.is_file(path):
         _missing_script(job.script, path, mark, context)
     elif remote and os.path.relpath(path, sync.source).startswith(".."):

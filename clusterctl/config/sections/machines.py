@@ -155,7 +155,7 @@ def _check_repeated(machines: list[Machine], copies: Counter[str], report: Repor
         if first is not machine and not local:
             hint = f"first {_place(first, machine)}; only hosts with `transport: local` may repeat"
             report.add(machine.mark, f"{label(machine.entry.path)}: `{spec.host}` is listed twice", hint)
-        elif spec.transport is TransportKind.SSH and copies[spec.host] == 1:
+        elif spec.transport is not TransportKind.LOCAL and copies[spec.host] == 1:
             other = by_address.setdefault((spec.address or spec.host, spec.port), machine)
             if other is not machine:
                 at = machine.entry.node.child("address") or machine.entry.node

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _EXPANSION = re.compile(r"\$\$|\$\{([^{}]*)\}|\$\{")
 _BODY = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(?:(:-|:\?)(.*))?", re.DOTALL)
 
-_LITERAL = {"host", "address", "user", "proxy_jump", "identity_file"}
+_LITERAL = {"host", "address", "user", "proxy_jump", "identity_file", "transport"}
 """Keys of a host that say where a connection leads: what a variable holds would go to name servers and to strangers."""
 
 _OF_THE_USER = {"USER", "LOGNAME"}
@@ -98,8 +98,8 @@ def _is_literal(path: Path) -> bool:
     if path[:2] == ("ssh", "known_hosts"):
         return True
     if path[:1] == ("defaults",):
-        return len(path) == 2 and path[1] in _LITERAL
+        return len(path) >= 2 and path[1] in _LITERAL
     if path[:1] != ("hosts",):
         return False
     # An item that is text is a host; the text of `host: GPUS` is none.
-    return len(path) == 1 or (len(path) == 2 and isinstance(path[1], int)) or (len(path) == 3 and path[2] in _LITERAL)
+    return len(path) == 1 or (len(path) == 2 and isinstance(path[1], int)) or (len(path) >= 3 and path[2] in _LITERAL)

@@ -11,6 +11,7 @@ from clusterctl.health.checks.recovery import HINTS
 from clusterctl.health.model import Action, Outcome, Status, failed, passed, warned
 from clusterctl.health.signs import Sign
 from clusterctl.health.vendors import AMD, JUDGED
+from clusterctl.wording import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -51,7 +52,9 @@ def lost(view: View) -> Iterator[Outcome]:
             sick = True
             yield outcome
     if not sick:
-        yield passed(f"{len(gpus.devices(view))} GPUs answer")
+        yield passed(
+            f"{plural(len(gpus.devices(view)), 'GPU')} {'answers' if len(gpus.devices(view)) == 1 else 'answer'}"
+        )
 
 
 def _judge(view: View, device: gpus.Device) -> Outcome | None:

@@ -31,7 +31,7 @@ def ssh(view: View) -> Iterator[Outcome]:
     why, took = view.facts.get("unreachable"), view.controller.get("connect_ms")
     if why:
         yield failed(str(why))
-    elif not view.facts.get("groups"):
+    elif not view.facts.get("groups") and "unprobed" not in view.facts:
         yield unknown("the node gave no facts")
     elif took is not None and took > view.limit("warn") * 1000:
         yield warned(f"connecting took {took / 1000:.1f} s", value=took)

@@ -8,6 +8,7 @@ from clusterctl.health.check import View, node_check
 from clusterctl.health.checks import gpus
 from clusterctl.health.model import Action, Outcome, failed, passed, unknown, warned
 from clusterctl.health.vendors import JUDGED
+from clusterctl.wording import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -140,17 +141,17 @@ def leftover(view: View) -> Iterator[Outcome]:
             held.setdefault(entry["run"], []).append(entry["pid"])
     for run, pids in held.items():
         shown = ", ".join(map(str, pids[:5]))
-        hint = f"`clusterctl down {run}`"
+        hint, many = f"`clusterctl down {run}`", plural(len(pids), "process", "processes")
         if live is None:
-            yield warned(f"{len(pids)} processes of run {run} ({shown})", value=pids, hint=hint)
+            yield warned(f"{many} of run {run} ({shown})", value=pids, hint=hint)
         elif run in strange:
             # Perhaps it lives under another state folder; of what we do not know we say nothing worse.
-            message = f"{len(pids)} processes of run {run} ({shown}), which neither this node nor this head knows"
+            message = f"{many} of run {run} ({shown}), which neither this node nor this head knows"
             yield warned(message, value=pids, hint=f"`kill {' '.join(map(str, pids[:5]))}` if it is not yours to keep")
         elif run in live:
-            yield passed(f"run {run} is alive with {len(pids)} processes", value=pids)
+            yield passed(f"run {run} is alive with {many}", value=pids)
         else:
-            yield failed(f"{len(pids)} processes left over by run {run} ({shown})", value=pids, hint=hint)
+            yield failed(f"{many} left over by run {run} ({shown})", value=pids, hint=hint)
     if not held:
         yield passed("nothing left of earlier runs")
 
@@ -183,7 +184,10 @@ def stuck_procs(view: View) -> Iterator[Outcome]:
     if with_gpu:
         return
     if len(stuck) >= view.limit("warn"):
-        yield warned(f"{len(stuck)} processes in state D: {', '.join(e['comm'] for e in stuck[:5])}", value=len(stuck))
+        yield warned(
+            f"{plural(len(stuck), 'process', 'processes')} in state D: {', '.join(e['comm'] for e in stuck[:5])}",
+            value=len(stuck),
+        )
     else:
         yield passed("no process is stuck")
 

@@ -123,6 +123,30 @@ def _library(path: str | None) -> str | None:
 
 _METADATA = "package metadata in the job's Python (nothing is imported)"
 
+
+@node_check(
+    name="version.interpreter",
+    family=_FAMILY,
+    source="the look itself, which the job's Python makes as it would start a worker: folder, prologue, environment",
+    threshold="is there, and runs",
+    severity="FAIL",
+    remedy=(
+        "Mend `job.prologue`, or set `python` of the host to one that is there: "
+        "`clusterctl exec -- sh -c 'command -v python3'` names one"
+    ),
+    action=Action.FIX_CONFIG,
+)
+def interpreter(view: View) -> Iterator[Outcome]:
+    """The interpreter that the cluster file names for the node is there and runs."""
+    why = view.facts.get("unprobed")
+    if why:
+        yield failed(f"{why}; the agent runs on {view.facts['there']}")
+    elif view.group("versions").status != "ok":
+        yield unknown(view.group("versions").reason or "it did not say where it is")
+    else:
+        yield passed(str(view.group("versions").data.get("executable")))
+
+
 python = _alike(
     "version.python",
     "Python",
@@ -281,6 +305,7 @@ def code(view: ClusterView) -> Iterable[Outcome]:
 
 CHECKS = (
     expected,
+    interpreter,
     python,
     torch,
     cuda,

@@ -1,13 +1,15 @@
-"""Follows the samples of a run's nodes as their replicas grow, for the controller."""
+"""Watches the health of a run's nodes by their samples, for the controller."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from clusterctl.agent.protocol.files import SAMPLES_FILE
-from clusterctl.run.record.samples import last_bytes
+from clusterctl.run.record.samples import last_lines
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from clusterctl.config.spec import ClusterSpec
     from clusterctl.run.record.rundir import RunDir
     from clusterctl.run.rules import events
@@ -18,7 +20,7 @@ _EVERY = 1.0
 
 
 class HealthWatch:
-    """Feeds a `HealthObserver` with the replicas of a run as they grow.
+    """Feeds a `HealthObserver` with the samples of a run: what their replicas hold first, then what arrives.
 
     Args:
         run: Where the replicas lie.
@@ -29,8 +31,13 @@ class HealthWatch:
         self._run = run
         self._spec = spec
         self._observer: HealthObserver | None = None
-        self._offsets: dict[str, int] = {}
+        self._new: dict[str, list[bytes]] = {}
+        self._replayed: set[str] = set()
         self._looked = 0.0
+
+    def feed(self, node: str, lines: Sequence[bytes]) -> None:
+        """Take in lines of a node's samples; they are in its replica already."""
+        self._new.setdefault(node, []).extend(lines)
 
     def look(self, state: RunState, now: float) -> list[events.Health]:
         """Return what has changed; looks once a second, however often it is asked. `now` is monotonic."""
@@ -44,26 +51,21 @@ class HealthWatch:
             from clusterctl.run.rules.health_samples import HealthObserver
 
             self._observer = HealthObserver(self._spec)
+        new, self._new = self._new, {}
         changes: list[events.Health] = []
         for node in state.nodes:
-            changes += self._read(self._observer, node, state, now)
+            changes += self._of_node(self._observer, node, new.get(node, []), state, now)
         heard = {n.node for n in state.nodes.values() if n.link == "connected" and not n.finished}
         return changes + self._observer.tick(heard, now)
 
-    def _read(self, observer: HealthObserver, node: str, state: RunState, now: float) -> list[events.Health]:
-        path = self._run.node(node) / SAMPLES_FILE
-        if node not in self._offsets:
-            data = last_bytes(path)
-            self._offsets[node] = path.stat().st_size if data else 0
-            return observer.replay(node, data, [e for e in state.troubles.values() if e.node == node], now)
-        try:
-            with path.open("rb") as file:
-                file.seek(self._offsets[node])
-                data = file.read()
-        except FileNotFoundError:
-            return []
-        self._offsets[node] += len(data)
-        return observer.feed(node, data, now)
+    def _of_node(
+        self, observer: HealthObserver, node: str, new: Sequence[bytes], state: RunState, now: float
+    ) -> list[events.Health]:
+        if node in self._replayed:
+            return observer.feed(node, new, now)
+        self._replayed.add(node)
+        told = [e for e in state.troubles.values() if e.node == node]
+        return observer.replay(node, last_lines(self._run.node(node) / SAMPLES_FILE), told, now)
 
     def unhealthy(self, state: RunState) -> dict[str, str]:
         """Return which nodes a restart should leave out, and why: a check failed, or GPU memory is still held."""

@@ -12,6 +12,8 @@ import queue
 import time
 from typing import TYPE_CHECKING, Any
 
+from clusterctl.agent.protocol.files import SAMPLES_FILE
+from clusterctl.door.samples import SampleLines
 from clusterctl.errors import ExitCode
 from clusterctl.run.controller.answering import answer
 from clusterctl.run.controller.beginning import Beginning
@@ -66,6 +68,7 @@ class Controller:
         self._run = run = ControlledRun(folder, spec, dial)
         self._stalls = StallGuard(run)
         self._health = HealthWatch(folder, spec)
+        self._samples = SampleLines()
         self._connections = Connections(run)
         self._replication = Replication(run, self._feed)
         self._beginning = Beginning(run, self._connections, preflight)
@@ -226,8 +229,12 @@ class Controller:
             self._succession.begin_when_due()
 
     def _feed(self, item: OutputReceived) -> None:
-        if not self._run.cancelled.is_set():
-            self._stalls.feed(item)
+        """Hand what is safe here to those who watch, where it is samples."""
+        if item.file == SAMPLES_FILE:
+            lines = self._samples.take(item.node, item.payload)
+            if not self._run.cancelled.is_set():
+                self._stalls.feed(item.node, lines)
+                self._health.feed(item.node, lines)
 
     def _look_at_health(self) -> None:
         """Record what changed on nodes and GPUs."""

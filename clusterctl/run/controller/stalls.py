@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.protocol import files
 from clusterctl.run.nodes.evidence import Gatherer
-from clusterctl.run.record.samples import last_bytes
+from clusterctl.run.record.samples import last_lines
 from clusterctl.run.rules import events
 from clusterctl.run.rules.stalls.rule import Stall, StallPhase
 from clusterctl.run.rules.stalls.samples import StallObserver
 from clusterctl.run.rules.state import RunPhase
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from clusterctl.run.controller.run import ControlledRun
-    from clusterctl.session.items import OutputReceived
 
 
 class StallGuard:
@@ -39,14 +40,14 @@ class StallGuard:
         """Tell the rule what it knew before: how long steps take, and when the last one was."""
         observer = self._watch()
         if observer is not None:
-            known = {n: last_bytes(self._run.folder.node(n) / files.SAMPLES_FILE) for n in self._run.state.nodes}
+            known = {n: last_lines(self._run.folder.node(n) / files.SAMPLES_FILE) for n in self._run.state.nodes}
             observer.replay(known, time.monotonic())
 
-    def feed(self, item: OutputReceived) -> None:
-        """Take in what a node sent, where it is samples."""
+    def feed(self, node: str, lines: Sequence[bytes]) -> None:
+        """Take in lines of a node's samples."""
         observer = self._watch()
-        if item.file == files.SAMPLES_FILE and observer is not None:
-            observer.feed(item.node, item.payload, time.monotonic())
+        if observer is not None:
+            observer.feed(node, lines, time.monotonic())
 
     def judge(self) -> None:
         """Record what the rule says when it says something new; keep evidence before anybody acts."""

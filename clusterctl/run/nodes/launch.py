@@ -15,13 +15,13 @@ from clusterctl.agent.protocol import encoding, requests
 from clusterctl.agent.protocol.commands import Command
 from clusterctl.config.spec import ClusterSpec, HostSpec, TransportKind
 from clusterctl.errors import ClusterctlError
-from clusterctl.plan import environment, layout, meeting
+from clusterctl.plan import environment, layout
 from clusterctl.plan import launch as planning
 from clusterctl.plan.layout import workdir_of
 from clusterctl.run.nodes import attempts, code, sensitive, unsynced
 from clusterctl.run.nodes.checkpoints import Resuming
 from clusterctl.run.nodes.fan_out import each, names, raise_first, sessions_of
-from clusterctl.run.nodes.meeting import answer_of, ask_routes, master_of
+from clusterctl.run.nodes.meeting import answer_of, meet
 from clusterctl.run.nodes.progress import CancelledError, Progress
 from clusterctl.run.nodes.transfer import Parcel, push
 from clusterctl.run.record.disk import room_not_needed, write_atomically
@@ -129,7 +129,7 @@ class Launch:
         answers = {n: answer_of(h, s.hello) for h, (n, s) in zip(hosts, self._on(hosts).items(), strict=True)}
         entries = layout.layout(hosts, {n: a.gpus for n, a in answers.items()})
         ports = self._prepare(number, entries)
-        where = self._meeting(entries, answers)
+        where = meet(self._spec, entries, answers, self._on(hosts))
         resume_from, newest = self._resuming.choose(number, [h.name for h in hosts])
         identity = environment.RunIdentity(
             run=self._run.run,
@@ -166,8 +166,8 @@ class Launch:
     # --- code
 
     def sync(self, hosts: Sequence[HostSpec], *, first: bool) -> None:
-        """Bring the code to every ssh node: the folder as it is now on the first attempt, else as it was then."""
-        remote = [h for h in hosts if h.transport is TransportKind.SSH] if self._spec.sync is not None else []
+        """Bring the code to all but local nodes: the folder as it is now on the first attempt, else as it was then."""
+        remote = [h for h in hosts if h.transport is not TransportKind.LOCAL] if self._spec.sync is not None else []
         self._look_at_unsynced([h for h in hosts if h not in remote], first=first)
         if self._spec.sync is None or not remote:
             return
@@ -245,22 +245,6 @@ class Launch:
         self._check()
         return ports
 
-    # --- addresses
-
-    def _meeting(self, entries: Sequence[layout.Layout], answers: Mapping[str, meeting.NodeAnswer]) -> meeting.Meeting:
-        if meeting.share_loopback(list(answers.values())):
-            return meeting.loopback_meeting(entries)
-        others = entries[1:]
-        hosts = [e.host for e in entries]
-        sessions, interface = self._on(hosts), self._spec.network.interface
-        master = master_of(self._spec, hosts, answers, sessions)
-        found = ask_routes(sessions, {e.host.name: [master] for e in others})
-        to_master = {node: found[node].get(master) for node in found}
-        if interface:
-            own = {h.name: meeting.provisional_address(h, answers[h.name], interface) for h in hosts}
-            to_master = {n: meeting.Route(source=own[n] or "", interface=interface) for n in to_master}
-        return meeting.meeting(entries, answers, master, to_master)
-
     # --- start
 
     def _start(self, plan: planning.LaunchPlan) -> None:
@@ -329,5 +313,5 @@ def prepare_request(
         python_hint=sys.executable,
         health_seconds=spec.health.interval,
         watch=list(spec.stall.watch),
-        code_hash=code_hash if host.transport is TransportKind.SSH else None,
+        code_hash=code_hash if host.transport is not TransportKind.LOCAL else None,
     )

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from clusterctl.agent.protocol.types.answers import Reached
     from clusterctl.agent.protocol.types.machine import Hello
     from clusterctl.config.spec import ClusterSpec, HostSpec
+    from clusterctl.plan.layout import Layout
     from clusterctl.session.conversation import Session
 CONNECT_SECONDS = 2.0
 """How long a node may take to reach the port; a firewall that drops packets is known by this time."""
@@ -40,26 +41,63 @@ def answer_of(host: HostSpec, hello: Hello) -> meeting.NodeAnswer:
     )
 
 
-def master_of(
+def meet(
     spec: ClusterSpec,
-    hosts: Sequence[HostSpec],
+    entries: Sequence[Layout],
     answers: Mapping[str, meeting.NodeAnswer],
     sessions: Mapping[str, Session],
-) -> str:
-    """Return the address of the first host on the routes from the others, who share no loopback with it.
+) -> meeting.Meeting:
+    """Return where the workers of each node meet.
+
+    All nodes are asked for their routes at once: node 0 for those to the others, they for those to where it seems to
+    be. Where its own routes tell another address, the others are asked again, for that one.
 
     Raises:
-        RefusedError: It has none that they could reach, or the interface that the file names is not there.
-        NodeError: It could not be asked.
+        RefusedError: Some could not reach the others, or the interface that the file names is not there.
+        NodeError, NodesError: Some could not be asked.
     """
-    interface = spec.network.interface
-    first, others = hosts[0], hosts[1:]
-    addresses = {h.name: meeting.provisional_address(h, answers[h.name], interface) for h in hosts}
-    wanted = [a for h in others if (a := addresses[h.name])]
-    routes = ask_routes(sessions, {first.name: wanted})[first.name]
-    master = meeting.master_address(first, addresses[first.name], [routes.get(a) for a in wanted])
-    if interface and not first.internal_ip:
-        master = addresses[first.name]
+    if meeting.share_loopback(list(answers.values())):
+        return meeting.loopback_meeting(entries)
+    hosts = [entry.host for entry in entries]
+    own = _own_addresses(spec, hosts, answers)
+    first, others = hosts[0].name, [host.name for host in hosts[1:]]
+    seeming = own[first]
+    routes = ask_routes(sessions, {first: _known(own, others), **({n: [seeming] for n in others} if seeming else {})})
+    master = _master(spec, hosts, own, routes[first])
+    if master != seeming:
+        routes |= ask_routes(sessions, {node: [master] for node in others})
+    to_master = {node: routes[node].get(master) for node in others}
+    if spec.network.interface:
+        to_master = {n: meeting.Route(source=own[n] or "", interface=spec.network.interface) for n in others}
+    return meeting.meeting(entries, answers, master, to_master)
+
+
+def _own_addresses(
+    spec: ClusterSpec, hosts: Sequence[HostSpec], answers: Mapping[str, meeting.NodeAnswer]
+) -> dict[str, str | None]:
+    return {h.name: meeting.provisional_address(h, answers[h.name], spec.network.interface) for h in hosts}
+
+
+def _known(own: Mapping[str, str | None], nodes: Sequence[str]) -> list[str]:
+    return [address for node in nodes if (address := own[node])]
+
+
+def _master(
+    spec: ClusterSpec,
+    hosts: Sequence[HostSpec],
+    own: Mapping[str, str | None],
+    routes: Mapping[str, meeting.Route | None],
+) -> str:
+    """Return the address of the first host on its routes to the others, who share no loopback with it.
+
+    Raises:
+        RefusedError: It has none that they could reach.
+    """
+    first, others = hosts[0], [host.name for host in hosts[1:]]
+    if spec.network.interface and not first.internal_ip:
+        master = own[first.name]
+    else:
+        master = meeting.master_address(first, own[first.name], [routes.get(a) for a in _known(own, others)])
     if master is None:
         raise RefusedError(
             f"{first.name} has no address that other nodes could reach",
@@ -121,7 +159,7 @@ def try_port(spec: ClusterSpec, sessions: Mapping[str, Session]) -> dict[str, di
     tried: dict[str, Any] = {"address": None, "port": port, "role": "listen", "ok": False, "error": None}
     try:
         together = meeting.share_loopback(list(answers.values()))
-        tried["address"] = "127.0.0.1" if together else master_of(spec, ordered, answers, sessions)
+        tried["address"] = "127.0.0.1" if together else _seen_from_others(spec, ordered, answers, sessions)
         asked: arguments.Listen = {"port": port, "nonce": nonce, "seconds": CONNECT_SECONDS + _MARGIN}
         tried["port"] = sessions[first].call(Command.LISTEN, asked)["port"]
     except ClusterctlError as error:
@@ -131,6 +169,17 @@ def try_port(spec: ClusterSpec, sessions: Mapping[str, Session]) -> dict[str, di
     quietly(lambda: sessions[first].call(Command.UNLISTEN, {"nonce": nonce}))
     reached = sum(seen["ok"] for seen in others.values())
     return {first: {**tried, "ok": True, "peers": len(others), "reached_by": reached}, **others}
+
+
+def _seen_from_others(
+    spec: ClusterSpec,
+    hosts: Sequence[HostSpec],
+    answers: Mapping[str, meeting.NodeAnswer],
+    sessions: Mapping[str, Session],
+) -> str:
+    own, first = _own_addresses(spec, hosts, answers), hosts[0].name
+    routes = ask_routes(sessions, {first: _known(own, [host.name for host in hosts[1:]])})
+    return _master(spec, hosts, own, routes[first])
 
 
 def _connect(

@@ -27,6 +27,7 @@ from clusterctl.run.record import reboots
 from clusterctl.run.record.disk import write_atomically
 from clusterctl.run.record.find import all_runs, listed_state
 from clusterctl.run.rules.events import Note
+from clusterctl.session.refusals import GarbledError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -204,7 +205,16 @@ def _probe(
         return facts
 
     found, errors = each(dict(sessions), probe)
-    return {n: dict(found[n]) if n in found else {"unreachable": str(errors[n])} for n in sessions}
+    return {n: dict(found[n]) if n in found else _without_facts(n, sessions[n], errors[n]) for n in sessions}
+
+
+def _without_facts(node: str, session: Session, error: BaseException) -> dict[str, Any]:
+    """Return what stands for the facts of a node that gave none: it answered that it cannot, or did not answer."""
+    if not session.alive or isinstance(error, (ConnectError, GarbledError)):
+        return {"unreachable": str(error)}
+    known = _controller_facts(session, {}, None)
+    there = f"{session.hello['python']} ({session.hello['python_version']})"
+    return {"unprobed": str(error).removeprefix(f"{node}: "), "there": there, "controller": known}
 
 
 def _controller_facts(session: Session, facts: Mapping[str, Any], own_run: str | None) -> dict[str, Any]:
@@ -245,7 +255,7 @@ def code_hashes(spec: ClusterSpec, sessions: Mapping[str, Session]) -> dict[str,
 
     Nodes that could not tell are left out.
     """
-    remote = {h.name for h in spec.hosts if h.transport is TransportKind.SSH and spec.sync is not None}
+    remote = {h.name for h in spec.hosts if h.transport is not TransportKind.LOCAL and spec.sync is not None}
 
     def ask(node: str, session: Session) -> str:
         if node not in remote:

@@ -12,6 +12,9 @@ from clusterctl.run.record.reader import load_state
 from clusterctl.run.record.rundir import RunDir, runs_root
 from clusterctl.run.rules.state import RunPhase, RunState
 
+_MOST_NAMED = 8
+"""Runs that are named where several could be meant: the newest."""
+
 
 def all_runs(root: Path | None = None) -> list[RunDir]:
     """Return every run of this head, newest last."""
@@ -24,7 +27,8 @@ def find(reference: str | None, root: Path | None = None) -> RunDir:
     """Return the run that a person means.
 
     Args:
-        reference: An id, a name, or a cluster file; `None` for the only active run, or the newest.
+        reference: An id or its unique beginning, a name, or a cluster file; `None` for the only active run, or the
+            newest.
         root: Where runs lie; the user's own by default.
 
     Raises:
@@ -38,11 +42,13 @@ def find(reference: str | None, root: Path | None = None) -> RunDir:
         what = "no run yet"
     else:
         candidates = [r for r in runs if r.run == reference] or _by_name_or_file(runs, reference)
+        candidates = candidates or _by_beginning(runs, reference)
         what = f"no run `{reference}`"
     if not candidates:
         raise NotFoundError(what, hint="`clusterctl ps -a` lists all runs of this head")
     if len(candidates) > 1:
-        names = ", ".join(r.run for r in candidates)
+        names = ", ".join(r.run for r in candidates[-_MOST_NAMED:])
+        names += f" and {len(candidates) - _MOST_NAMED} more" if len(candidates) > _MOST_NAMED else ""
         raise RefusedError(f"several runs could be meant: {names}", hint="name one of them")
     return candidates[0]
 
@@ -54,6 +60,10 @@ def _by_name_or_file(runs: list[RunDir], reference: str) -> list[RunDir]:
     matching = [(r, s) for r, s in states if s.name == reference or (wanted and os.path.realpath(s.path) == wanted)]
     active = [r for r, s in matching if not s.over]
     return active or [r for r, _ in matching][-1:]
+
+
+def _by_beginning(runs: list[RunDir], reference: str) -> list[RunDir]:
+    return [r for r in runs if r.run.startswith(reference)] if reference else []
 
 
 def visible_state(run: RunDir) -> tuple[RunState, bool]:

@@ -10,6 +10,8 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from clusterctl.run.rules.attempts import cause_of, cause_record
+from clusterctl.run.rules.outcome import final_cause
 from clusterctl.run.rules.state import NodeState, RunPhase, RunState
 
 if TYPE_CHECKING:
@@ -23,7 +25,7 @@ class Outline:
     """What lists show of a run that has ended.
 
     Attributes:
-        state: Its state without workers, and of its nodes the names alone.
+        state: Its state without workers, and of its nodes the names alone; what ended it stands as `no_exit`.
         step: What its slowest rank had reached, or `None`.
     """
 
@@ -35,6 +37,7 @@ def encode(state: RunState, step: int | None, events: Path) -> bytes:
     """Return the file of a run that has ended; `events` is the journal of its controller."""
     value = {field: getattr(state, field) for field in _FIELDS}
     value |= {"phase": state.phase.value, "nodes": list(state.nodes), "step": step, "events": os.stat(events).st_size}
+    value["cause"] = cause_record(final_cause(state))
     return json.dumps(value).encode()
 
 
@@ -46,6 +49,8 @@ def read(path: Path, events: Path) -> Outline | None:
             return None
         nodes = {name: NodeState(node=name, node_rank=place) for place, name in enumerate(value["nodes"])}
         kept = {field: value[field] for field in _FIELDS}
-        return Outline(state=RunState(phase=RunPhase(value["phase"]), nodes=nodes, **kept), step=value["step"])
+        cause = cause_of(value["cause"])
+        state = RunState(phase=RunPhase(value["phase"]), nodes=nodes, no_exit=cause, **kept)
+        return Outline(state=state, step=value["step"])
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -51,13 +51,14 @@ def latest_step(run: RunDir, state: RunState) -> int | None:
     return min((step for inside in told if (step := inside.get("step")) is not None), default=None)
 
 
-def last_bytes(path: Path, most: int = 4 << 20) -> bytes:
-    """Return the end of a file from the begin of a line on; nothing where there is no such file."""
+def last_lines(path: Path, most: int = 4 << 20) -> list[bytes]:
+    """Return the whole lines at the end of a file; none where there is no such file."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - most))
             data = file.read()
     except FileNotFoundError:
-        return b""
-    return data if size <= most else data.partition(b"\n")[2]
+        return []
+    _, *lines = (b"\n" + data).split(b"\n") if size <= most else data.split(b"\n")
+    return lines[:-1]

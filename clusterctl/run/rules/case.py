@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.run.rules.stalls import stacks
 from clusterctl.run.rules.state import NodePhase, WorkerPhase
-from clusterctl.why.case import Call, Case, Child, End, Entry, Look, Node, Other, Rank
+from clusterctl.why.case import Call, Case, Child, End, Entry, Look, Node, Other, Rank, Reason
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from clusterctl.agent.protocol.types.evidence import OfRank
     from clusterctl.run.rules.blame import Cause
@@ -92,10 +92,19 @@ def _other(state: RunState) -> Other | None:
             message=str(error.get("message") or "the start was refused"),
             node=error.get("node"),
             hint=str(error.get("hint") or ""),
+            reasons=tuple(_reasons(error)),
         )
     if cause is not None and cause.kind in _NOT_OF_A_WORKER:
         return Other(kind=cause.kind, message=cause.message, node=cause.node)
     return Other(kind="cancelled", message="a person ended it") if state.reason == "cancelled" else None
+
+
+def _reasons(error: Mapping[str, Any]) -> Iterator[Reason]:
+    """Yield what an error that ended a start names (see `start_failure`)."""
+    for told in (*(error.get("findings") or ()), *(error.get("nodes") or ())):
+        node = told.get("node")
+        message = str(told.get("message") or "").removeprefix(f"{node}: ")
+        yield Reason(node=node, message=message, check=str(told.get("check") or ""), hint=str(told.get("hint") or ""))
 
 
 def _troubles(state: RunState) -> dict[str, tuple[str, ...]]:

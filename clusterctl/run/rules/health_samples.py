@@ -12,7 +12,6 @@ from clusterctl.door import samples
 from clusterctl.health import during
 from clusterctl.health.context import Context
 from clusterctl.run.rules import events
-from clusterctl.run.rules.stalls.samples import torn
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -32,19 +31,20 @@ class HealthObserver:
         self._context = Context.from_spec(spec)
         self._gpus = {host.name: _gpus(host) for host in spec.hosts}
         self._watches: dict[str, during.Watch] = {}
-        self._rest: dict[str, bytes] = {}
         self._heard: dict[str, float] = {}
 
-    def replay(self, node: str, data: bytes, told: Iterable[events.Health], now: float) -> list[events.Health]:
+    def replay(
+        self, node: str, lines: Iterable[bytes], told: Iterable[events.Health], now: float
+    ) -> list[events.Health]:
         """Take in what a node had sampled before this controller was there; return what nobody was told of.
 
         Args:
             node: Whose samples they are.
-            data: Its samples, from the begin of a line on.
+            lines: Its samples.
             told: The troubles of that node of which people know.
             now: The head's monotonic clock.
         """
-        self.feed(node, data, now)
+        self.feed(node, lines, now)
         present = {_key(change): change for change in during.troubled(self._watch(node))}
         known = {(event.node, event.gpu, event.key): event for event in told}
         new = [_event(change) for key, change in present.items() if key not in known]
@@ -56,16 +56,13 @@ class HealthObserver:
         watch = self._watches.get(node)
         return watch is not None and (gpu, check) not in watch.troubles and not check.startswith("gpu.xid")
 
-    def feed(self, node: str, payload: bytes, now: float) -> list[events.Health]:
-        """Take in bytes of a node's samples; a torn last line waits for its end. Return what changed."""
-        lines = (self._rest.get(node, b"") + payload).split(b"\n")
-        self._rest[node] = torn(lines)
+    def feed(self, node: str, lines: Iterable[bytes], now: float) -> list[events.Health]:
+        """Take in lines of a node's samples; return what changed."""
         changes: list[during.Change] = []
         for sample in samples.readable(lines, "health", "m"):
-            sample["time"] = float(sample["m"])
             watch = self._watch(node)
             # A replica that is sent again from its begin holds what was seen already.
-            if watch.last is None or sample["time"] > watch.last:
+            if watch.last is None or sample["m"] > watch.last:
                 self._watches[node], told = during.advance(watch, sample)
                 self._heard[node] = now
                 changes += told

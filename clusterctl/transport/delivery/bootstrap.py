@@ -194,5 +194,5 @@ def _refusal(node: str, word: str, text: str, channel: Channel, parser: Preamble
 def _failure(node: str, text: str, channel: Channel, parser: PreambleParser) -> AgentError:
     said = " ".join((parser.noise + "\n" + channel.stderr_tail()).split())
     quoted = f"; it said: {said[-_QUOTED_BYTES:]!r}" if said else ""
-    hint = "see what `ssh HOST /bin/sh` prints there; a login script or a forced command may be in the way"
+    hint = "a login script or a forced command may be in the way: see what `ssh HOST /bin/sh`, or its command, prints"
     return AgentError(node, f"{text}{quoted}", hint=hint)

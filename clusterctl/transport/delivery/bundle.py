@@ -9,6 +9,7 @@ import functools
 import hashlib
 import importlib.util
 import io
+import os
 import threading
 import zipfile
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ _PACKAGE = Path(__file__).resolve().parents[2]
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _FORMAT = 2
 _BINDINGS = "pynvml.py"
-_FOR_THE_TYPE_CHECKER = _PACKAGE / "agent/protocol/types"
+_FOR_THE_TYPE_CHECKER = str(_PACKAGE / "agent/protocol/types")
 _PACKING = threading.Lock()
 _MAIN = b"import sys\n\nfrom clusterctl.agent.__main__ import main\n\nsys.exit(main())\n"
 
@@ -76,11 +77,14 @@ def _named(data: bytes) -> Bundle:
 
 
 def _sources() -> dict[str, Path]:
-    agent = {
-        f"clusterctl/{p.relative_to(_PACKAGE).as_posix()}": p
-        for p in (_PACKAGE / "agent").rglob("*.py")
-        if _FOR_THE_TYPE_CHECKER not in p.parents
-    }
+    # Every command that reaches a node looks at all of them: by names, since a `Path` of each would take longer.
+    agent: dict[str, Path] = {}
+    for folder, below, files in os.walk(_PACKAGE / "agent"):
+        if folder == _FOR_THE_TYPE_CHECKER:
+            below.clear()
+            continue
+        inside = folder[len(str(_PACKAGE.parent)) + 1 :].replace(os.sep, "/")
+        agent |= {f"{inside}/{name}": Path(folder, name) for name in files if name.endswith(".py")}
     return {
         **agent,
         "clusterctl/__init__.py": _PACKAGE / "__init__.py",

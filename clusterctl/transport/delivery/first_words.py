@@ -38,7 +38,7 @@ if sys.version_info < (3, 9):
     say("old", version + " " + me)
     os._exit(77)
 try:
-    import _ctypes, fcntl, json, resource, select, signal, zipimport, zlib
+    import _ctypes, fcntl, json, resource, select, signal, struct, zipimport, zlib
     select.epoll
 except (ImportError, AttributeError) as error:
     say("broken", me + ": " + str(error))
@@ -61,9 +61,6 @@ def folders():
         return mine + local if os.major(os.stat(home).st_dev) else local + mine
     except OSError:
         return local + mine
-def sealed(data):
-    # Held to damage alone: whoever can write here can run anything as this user.
-    return len(data) > 8 and zlib.crc32(memoryview(data)[:-4]) == int.from_bytes(data[-4:], "little")
 def own(folder):
     state = os.lstat(folder)
     if state.st_uid != os.getuid() or state.st_mode & 0o170022 != 0o040000:
@@ -72,10 +69,20 @@ def load(folder, name):
     try:
         own(folder)
         own(folder + "/agents")
-        with open(folder + "/agents/" + name, "rb") as file:
-            data = file.read(64 << 20)
-        return data if (sha256(data) == digest if name == digest + ".pyz" else sealed(data)) else None
-    except OSError:
+        with open(folder + "/agents/" + name, "rb", 0) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > 64 << 20:
+                return None
+            if name == digest + ".pyz":
+                data = file.read()
+                return data if sha256(data) == digest else None
+            # The code and its table; the sources between them serve tracebacks alone.
+            tail = os.pread(file.fileno(), 1 << 16, max(0, size - (1 << 16)))
+            table, length, crc = struct.unpack("<3I", tail[-12:])
+            code, table = os.pread(file.fileno(), min(length, size), 0), tail[-12 - table:-12]
+            # Held to damage alone: whoever can write here can run anything as this user.
+            return (code, table) if table and zlib.crc32(table, zlib.crc32(code)) == crc else None
+    except (OSError, struct.error):
         return None
 def put(folder, name, data):
     os.makedirs(os.path.dirname(folder), exist_ok=True)
@@ -104,32 +111,37 @@ def put(folder, name, data):
     return final
 def compiled(data):
     # The same archive with the code of each module, uncompressed. Its comment, at the end, tells where each lies.
-    import io, marshal, zipfile
+    import ast, io, marshal, zipfile
     from importlib.util import MAGIC_NUMBER, source_hash
     stream = io.BytesIO()
     index = {}
     with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(stream, "w") as new:
         for info in old.infolist():
             source = old.read(info)
-            code = marshal.dumps(compile(source, digest + ".pyz/" + info.filename, "exec", dont_inherit=True))
+            tree = ast.parse(source)
+            for node in ast.walk(tree):
+                # Docstrings are a third of it.
+                first = getattr(node, "body", None)
+                first = first[0] if isinstance(first, list) and first else None
+                if isinstance(first, ast.Expr) and isinstance(getattr(first.value, "value", None), str):
+                    node.body[:1] = [] if node.body[1:] else [ast.copy_location(ast.Pass(), first)]
+            code = marshal.dumps(compile(tree, digest + ".pyz/" + info.filename, "exec", dont_inherit=True))
             head = MAGIC_NUMBER + (1).to_bytes(4, "little") + source_hash(source)
             new.writestr(zipfile.ZipInfo(info.filename + "c"), head + code)
             name = info.filename[:-3].replace("/", ".")
             package = name.endswith(".__init__")
             index[name[:-9] if package else name] = info.filename, package, stream.tell() - len(code), len(code)
+        length, table = stream.tell(), marshal.dumps(index)
         for info in old.infolist():
             new.writestr(info, old.read(info))
-        table = marshal.dumps(index)
-        new.comment = table + len(table).to_bytes(4, "little") + bytes(4)
-    whole = stream.getvalue()[:-4]
-    return whole + zlib.crc32(whole).to_bytes(4, "little")
+        seal = zlib.crc32(table, zlib.crc32(stream.getvalue()[:length]))
+        new.comment = table + struct.pack("<3I", len(table), length, seal)
+    return stream.getvalue()
 class Modules:
     # Imports from what `compiled` made, by its table: zipimport would read the entries of the archive one by one.
-    def __init__(self, path, data):
+    def __init__(self, path, code, table):
         import marshal
-        size = int.from_bytes(data[-8:-4], "little")
-        self.path, self.loads, self.index = path, marshal.loads, marshal.loads(data[-8 - size:-8])
-        self.data = data[:max(start + length for _, _, start, length in self.index.values())]
+        self.path, self.data, self.loads, self.index = path, code, marshal.loads, marshal.loads(table)
     def find_spec(self, name, path=None, target=None):
         if name not in self.index:
             return None
@@ -187,19 +199,21 @@ try:
     final = folder + "/agents/" + quick
     ready = load(folder, quick)
     if not ready:
-        ready = compiled(data)
-        final = put(folder, quick, ready)
-    archive = Modules(final, ready)
+        final = put(folder, quick, compiled(data))
+        ready = load(folder, quick)
+    archive = Modules(final, *ready)
     code = archive.get_code("__main__")
     sys.meta_path.insert(0, archive)
     path = final
+    # Last: Python reads an archive's list once it looks there.
+    sys.path.append(path)
 except Exception:
+    sys.path.insert(0, path)
     code = zipimport.zipimporter(path).get_code("__main__")
 if sys.getfilesystemencoding() != "utf-8":
     os.execv(python, [python, "-I", "-S", "-X", "utf8", path, "serve"])
 data = ready = None
 sys.argv[:] = [path, "serve"]
-sys.path.insert(0, path)
 exec(code, {"__name__": "__main__"})
 """
 
@@ -243,12 +257,18 @@ def script(nonce: str, bundle: Bundle, pythons: Sequence[str], *, first: Sequenc
         "nonce": nonce,
         "digest": bundle.sha256,
         "size": str(len(bundle.data)),
-        "stage": _STAGE,
+        "stage": _terse(_STAGE),
     }
     assignments = "".join(f"{name}={_quote(value)}\n" for name, value in values.items())
     candidates = dict.fromkeys((*first, *_CANDIDATES, *pythons, *_CANDIDATES_OF_CONDA))
     call = " ".join(_quote(candidate) for candidate in candidates)
     return f"{assignments}{_SCRIPT}main {call}; exit\n".encode("utf-8", "surrogateescape")
+
+
+def _terse(source: str) -> str:
+    """Return Python without comments, each step of its indentation one blank: every node is sent it."""
+    lines = [line for line in source.split("\n") if line.strip() and not line.lstrip().startswith("#")]
+    return "\n".join(" " * ((len(line) - len(line.lstrip())) // 4) + line.lstrip() for line in lines)
 
 
 def _quote(text: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import shutil
 import subprocess
+import threading
 from typing import TYPE_CHECKING
 
 from clusterctl.errors import ConnectError
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from clusterctl.transport.ssh.config import SshOptions
 
 _SECONDS = 10.0
+_ONE_ASKS = threading.Lock()
+"""Nodes are reached side by side, and the answer is the same for all of them."""
 
 
 def allowed(node: str, options: SshOptions, option: str, offered: Sequence[str]) -> tuple[str, ...]:
@@ -27,7 +30,11 @@ def allowed(node: str, options: SshOptions, option: str, offered: Sequence[str])
     key = option.lower()
     said = dict(options.algorithms).get(key, "")
     # An ssh from before 8.5 may print what is added or taken away rather than what is left.
-    if said[:1] in ("", *"+-^") or said == _built_in().get(key):
+    if said[:1] in ("", *"+-^"):
+        return tuple(offered)
+    with _ONE_ASKS:
+        built_in = _built_in()
+    if said == built_in.get(key):
         return tuple(offered)
     names = set(said.split(","))
     left = tuple(name for name in offered if name in names or name.removesuffix("@libssh.org") in names)

@@ -57,10 +57,14 @@ class Entry:
         """Tell whether this line is about `name` (`host`, `[host]:port` or an alias)."""
         if self.names[0].startswith("|"):
             return _hidden_matches(self.names[0], name)
-        lowered = name.lower()
-        if any(n.startswith("!") and _pattern_matches(n[1:], lowered) for n in self.names):
-            return False
-        return any(_pattern_matches(n, lowered) for n in self.names if not n.startswith("!"))
+        lowered, found = name.lower(), False
+        for pattern in self.names:
+            excluded = pattern.startswith("!")
+            if _pattern_matches(pattern[excluded:], lowered):
+                if excluded:
+                    return False
+                found = True
+        return found
 
 
 class Verdict(Enum):
@@ -204,5 +208,8 @@ def _hidden_matches(hidden: str, name: str) -> bool:
 
 
 def _pattern_matches(pattern: str, name: str) -> bool:
-    # Only * and ? are special in OpenSSH; brackets stand for themselves.
+    # Each node is held against every line: most are plain names.
+    if "*" not in pattern and "?" not in pattern:
+        return pattern.lower() == name
+    # Only these two are special in OpenSSH; brackets stand for themselves.
     return fnmatch.fnmatchcase(name, pattern.lower().replace("[", "[[]"))

@@ -19,7 +19,7 @@ def inside(age: float = 0.3, *, of_file: float = 0.5, phase: Any = None) -> dict
 
 
 def sample(time: float, *insides: dict[str, Any] | None, alive: bool = True) -> dict[str, Any]:
-    return {"time": time, "ranks": {str(r): {"alive": alive, "inside": said} for r, said in enumerate(insides)}}
+    return {"m": time, "ranks": {str(r): {"alive": alive, "inside": said} for r, said in enumerate(insides)}}
 
 
 def written(steadiness: Steadiness, times: list[int], *insides: dict[str, Any] | None, alive: bool = True) -> list[int]:

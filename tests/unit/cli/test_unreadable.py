@@ -78,7 +78,7 @@ def test_a_line_that_does_not_fit_is_left_out_and_named_by_every_command_that_re
 
 @pytest.mark.parametrize("sample", BAD_SAMPLES.values(), ids=list(BAD_SAMPLES))
 def test_a_sample_that_does_not_fit_is_left_out(root: Path, sample: dict[str, Any]) -> None:
-    whole = {"kind": "activity", "attempt": 0, "time": 1.0, "t": 1.0, "m": 1.0, "ranks": {}, **sample}
+    whole = {"kind": "activity", "attempt": 0, "t": 1.0, "m": 1.0, "ranks": {}, **sample}
     (made(root, "bad").node("n") / "samples.jsonl").write_text(json.dumps(whole) + "\n")
 
     for command in COMMANDS:

@@ -61,6 +61,35 @@ def test_a_mistake_on_the_command_line_is_an_error_and_a_hint(
     assert remedy == f"hint: see `{hint}`"
 
 
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        pytest.param(["up", "--epochs", "3"], "`clusterctl up -- --epochs`", id="an option"),
+        pytest.param(["up", "--lr=0.1"], "`clusterctl up -- --lr`", id="an option with its value"),
+        pytest.param(["up", "cluster.yaml", "sched", "b"], "`clusterctl up -- sched`", id="words"),
+        pytest.param(["bench", "cluster.yaml", "x"], "`clusterctl bench -- x`", id="another command"),
+    ],
+)
+def test_arguments_of_the_job_without_dashes_are_told_where_they_belong(
+    words: list[str], hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(words) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == f"hint: arguments of the job come after `--`, as in {hint}"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param(["ps", "x"], id="a command without a job"),
+        pytest.param(["up", "--detac"], id="nearly an option"),
+        pytest.param(["up", "--nonsense", "--", "x"], id="dashes stand there"),
+    ],
+)
+def test_other_mistakes_say_nothing_of_the_job(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(words) == 2
+    assert "come after" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("width", "lines"), [(None, 1), (40, 3)], ids=["pipe", "narrow terminal"])
 def test_a_list_is_wrapped_on_a_terminal_and_never_in_a_pipe(width: int | None, lines: int) -> None:
     found = _listing([Template(name="some", path=Path(), summary="word " * 15)], width)

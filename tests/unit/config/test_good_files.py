@@ -130,6 +130,11 @@ GOOD: list[Any] = [
         id="a_local_host_twice",
     ),
     pytest.param(
+        "version: 1\ndefaults: {transport: {command: [docker, exec, -i, '{host}', /bin/sh]}}\nhosts: a,b\n",
+        lambda s: {h.transport for h in s.hosts} == {("docker", "exec", "-i", "{host}", "/bin/sh")},
+        id="hosts_behind_a_command",
+    ),
+    pytest.param(
         "version: 1\ndefaults: {transport: local}\nhosts: a,a,b\n",
         lambda s: [h.name for h in s.hosts] == ["a.0", "a.1", "b"] and s.hosts[0].transport is TransportKind.LOCAL,
         id="local_hosts_in_one_text",

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 LONGER_THAN_A_CHARACTER = {
     "colon_forgotten_above": "args",
+    "transport_that_is_none": "lokal",
+    "command_with_a_variable": "${TOKEN}",
     "duplicate_key": "hosts",
     "python_tag": "!!python/object:os.system x",
     "unknown_tag": "!mine x",

@@ -51,6 +51,7 @@ RENDEZVOUS = {"address": "10.0.0.1", "port": 29500, "role": "connect", "ok": Fal
 
 CASES: dict[str, Case] = {
     "net.ssh": Case({}, FAIL, "refused", {"groups": "x"}),
+    "version.interpreter": Case({}, FAIL, "no interpreter", {"versions": "timeout"}),
     "net.hostname_loopback": Case(
         {"names__addresses": [], "names__error": "Name or service not known"},
         WARN,
@@ -451,6 +452,8 @@ def judged(name: str, changes: dict[str, Any], expect: dict[str, Any], *, all_no
         told[node] = changed(told[node], **changes)
     if name == "net.ssh" and not all_nodes and changes is CASES[name].bad:
         told[SICK] = {"unreachable": "connection refused"}
+    if name == "version.interpreter" and changes is CASES[name].bad:
+        told[SICK] = {"unprobed": "no interpreter `/nope` on this node", "there": "/usr/bin/python3 (3.11.2)"}
     if name == "net.ssh" and all_nodes:
         told[SICK].pop("groups")
     if CHECKS[name].cluster_judge is not None:

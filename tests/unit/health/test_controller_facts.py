@@ -27,7 +27,7 @@ def of_node(name: str, **changes: Any) -> Finding:
         ({"live_runs": [], "own_run": "nightly-1"}, Status.PASS, "nothing left"),
         ({"live_runs": []}, Status.FAIL, "left over by run nightly-1"),
         ({"live_runs": [], "strange_runs": ["nightly-1"]}, Status.WARN, "which neither this node nor this head knows"),
-        ({"live_runs": None}, Status.WARN, "1 processes of run nightly-1"),
+        ({"live_runs": None}, Status.WARN, "1 process of run nightly-1"),
     ],
     ids=["alive", "our own", "over", "unknown to all", "nobody could be asked"],
 )

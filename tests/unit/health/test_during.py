@@ -36,7 +36,7 @@ def gpu(index: int = 5, **values: Any) -> dict[str, Any]:
 
 def sample(time: float, *gpus: dict[str, Any], status: str = "ok", **more: Any) -> dict[str, Any]:
     disk = [{"path": "/", "free": 500 * GIB, "total": 1000 * GIB}]
-    return {"time": time, "status": status, "reason": None, "disk": disk, "gpus": list(gpus), **more}
+    return {"m": time, "status": status, "reason": None, "disk": disk, "gpus": list(gpus), **more}
 
 
 def during(seconds: float, start: float = 0.0, **values: Any) -> list[dict[str, Any]]:

@@ -117,6 +117,17 @@ def test_an_unreachable_node_has_one_finding_and_spoils_no_comparison() -> None:
     assert {f.status for f in judge_cluster(told, context)} <= {Status.PASS, Status.SKIP}
 
 
+def test_of_a_node_that_cannot_look_at_itself_it_is_said_that_its_interpreter_fails_and_not_its_connection() -> None:
+    told = {"unprobed": "no interpreter `/nope` on this node", "there": "/usr/bin/python3 (3.11.2)"}
+    found = {f.check: f for f in judge_node("n0", told, Context(nodes=ONE))}
+    assert {name: f.status for name, f in found.items()} == {
+        "net.ssh": Status.PASS,
+        "version.interpreter": Status.FAIL,
+    }
+    message = "no interpreter `/nope` on this node; the agent runs on /usr/bin/python3 (3.11.2)"
+    assert found["version.interpreter"].message == message
+
+
 def test_a_run_of_ours_that_is_alive_is_no_leftover() -> None:
     runs = [{"run": "r1", "pid": 5, "comm": "python"}]
     assert (

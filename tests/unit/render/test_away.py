@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from clusterctl.render import words
-from clusterctl.render.status import RunView, render_ps, render_summary
+from clusterctl.render.status import RunView, render_summary
+from clusterctl.render.story.listing import render_ps
 from clusterctl.run.rules.events import Link
 from clusterctl.run.rules.state import NodeState, RunPhase, RunState
 

@@ -67,6 +67,39 @@ def test_the_line_of_a_node_keeps_its_numbers_where_names_have_no_room() -> None
     assert len(line) <= 80
 
 
+def alike(*nodes: str, status: Status = Status.WARN) -> tuple[NodeHealth, ...]:
+    """Nodes of which the same is told."""
+    return tuple(
+        NodeHealth(
+            node=node,
+            verdict=status,
+            findings=(
+                finding("host.disk", status, node=node, message="full"),
+                finding("host.load", Status.PASS, node=node, message="idle"),
+                finding("gpu.count", Status.SKIP, node=node, message="no GPUs declared"),
+                finding("gpu.temp", Status.SKIP, node=node, message="no GPUs declared"),
+                finding("net.ib", Status.SKIP, node=node, message="no RDMA"),
+            ),
+        )
+        for node in nodes
+    )
+
+
+def test_nodes_of_which_the_same_is_told_share_a_line() -> None:
+    nodes = (*alike("gpu01", "gpu02"), *alike("gpu03", status=Status.FAIL), *alike("gpu04"))
+    lines = render_health(HealthView(verdict=Status.FAIL, nodes=nodes), PLAIN)
+    assert [line.split()[1] for line in lines[:2]] == ["gpu[01-02,04]", "gpu03"]
+    assert "1 warn" in lines[0]
+    assert lines[-1].startswith("FAIL: 4 nodes")
+
+
+def test_in_full_each_check_that_passed_is_a_line_and_all_that_were_skipped_a_sentence() -> None:
+    lines = render_health(HealthView(verdict=Status.WARN, nodes=alike("n1", "n2")), PLAIN, verbose=True)
+    assert any(line.endswith("host.load  n[1-2]: idle") for line in lines)
+    assert any(line.endswith("3 checks skipped: no GPUs declared (2), no RDMA (1)") for line in lines)
+    assert not any("idle" in line for line in render_health(HealthView(verdict=Status.WARN, nodes=alike("n1")), PLAIN))
+
+
 def test_what_only_root_may_see_is_told_once_for_all_nodes_that_are_alike() -> None:
     closed = {"status": Status.SKIP, "message": "the log needs root", "hint": "`sudo usermod`", "needs_root": True}
     nodes = tuple(

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from clusterctl.render.stats import GpuStats, NodeStats, render_stats, stats_json
-from clusterctl.render.status import RunView, WorkerActivity, activity_from_sample, render_ps, render_status
+from clusterctl.render.status import RunView, WorkerActivity, activity_from_sample, render_status
 from clusterctl.render.status_json import ps_json, status_json
+from clusterctl.render.story.listing import render_ps
 from clusterctl.run.rules.blame import Cause
 from clusterctl.run.rules.state import NodeState, RunPhase, RunState, StallView, WorkerPhase, WorkerState
 
@@ -97,13 +98,6 @@ def test_ps_has_the_agreed_keys() -> None:
             "exit_code": None,
         }
     ]  # fmt: skip
-
-
-def test_ps_is_a_table(narrow: Terminal) -> None:
-    assert render_ps([running()], 1192.0, narrow) == [
-        "RUN          STATE    NODES  RANKS  STEP    AGE  PROGRESS",
-        "digits-k3x9  running      2      4    10  3m12s  2.0s ago",
-    ]
 
 
 def test_status_shows_run_nodes_and_workers(narrow: Terminal) -> None:

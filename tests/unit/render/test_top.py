@@ -140,7 +140,7 @@ def test_no_picture_is_larger_than_its_terminal(
 
 def test_a_sample_becomes_what_stats_prints() -> None:
     sample = {
-        "time": 0.0,
+        "t": 0.0,
         "cpu": 12.5,
         "mem": 40.0,
         "status": "ok",

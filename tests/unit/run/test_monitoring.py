@@ -32,16 +32,16 @@ def spec(**health: Any) -> ClusterSpec:
     return ClusterSpec(name="n", path="/n", hosts=hosts, job=None, health=HealthSpec(**{"thresholds": QUICK, **health}))
 
 
-def line(moment: float, gpu: int = 5, xids: Iterable[tuple[int | None, int]] = (), **values: Any) -> bytes:
+def line(moment: float, gpu: int = 5, xids: Iterable[tuple[int | None, int]] = (), **values: Any) -> list[bytes]:
     calm = {"gpu": gpu, "temp_c": 60, "throttle": 0, "ecc_unc": 0, "err": {}, "codes": {}}
     reported = [{"gpu": index, "xid": code} for index, code in xids]
     # The wall clock jumps about: only the other one may count.
-    sample = {"time": -7 * moment, "m": moment, "status": "ok", "gpus": [{**calm, **values}], "xids": reported}
-    return json.dumps({**sample, "attempt": 0, "kind": "health"}, separators=(",", ":")).encode() + b"\n"
+    sample = {"t": -7 * moment, "m": moment, "status": "ok", "gpus": [{**calm, **values}], "xids": reported}
+    return [json.dumps({**sample, "attempt": 0, "kind": "health"}, separators=(",", ":")).encode()]
 
 
-def row(first: int, last: int, **values: Any) -> bytes:
-    return b"".join(line(float(m), **values) for m in range(first, last, 15))
+def row(first: int, last: int, **values: Any) -> list[bytes]:
+    return [sample for m in range(first, last, 15) for sample in line(float(m), **values)]
 
 
 def said(changes: list[events.Health]) -> list[tuple[str, str]]:
@@ -53,13 +53,6 @@ def state_with(told: list[events.Health]) -> RunState:
     for event in told:
         state = apply_head(state, 0.0, event)
     return state
-
-
-def test_bytes_may_be_cut_anywhere() -> None:
-    data = row(0, 120, **HOT)
-    observer = HealthObserver(spec())
-    changes = [event for i in range(0, len(data), 7) for event in observer.feed("a", data[i : i + 7], 0.0)]
-    assert said(changes) == [("WARN", "a GPU 5: hardware thermal slowdown for 30 s, 84 °C")]
 
 
 def test_a_replica_that_is_sent_again_tells_nothing_again() -> None:
@@ -77,7 +70,7 @@ def test_gpus_of_others_on_the_same_machine_are_none_of_our_business() -> None:
 def test_a_run_without_gpus_does_not_care_what_a_driver_does() -> None:
     observer = HealthObserver(spec())
     stuck = {"m": 0.0, "status": "stuck", "stuck_s": 999.0, "gpus": [], "xids": [], "kind": "health"}
-    line_of_it = json.dumps(stuck, separators=(",", ":")).encode() + b"\n"
+    line_of_it = [json.dumps(stuck, separators=(",", ":")).encode()]
     data = line_of_it + line(15.0, xids=[(None, 79)], **LOST)
     assert observer.feed("cpu", data, 0.0) == []
     assert [event.check for event in observer.feed("b", line_of_it, 0.0)] == ["gpu.responsive"]

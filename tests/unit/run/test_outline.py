@@ -14,6 +14,8 @@ from clusterctl.run.record import find, rundir
 from clusterctl.run.record.reader import load_state
 from clusterctl.run.record.writer import Writer
 from clusterctl.run.rules import events
+from clusterctl.run.rules.attempts import cause_record
+from clusterctl.run.rules.outcome import final_cause
 from tests.work import work
 
 
@@ -50,6 +52,15 @@ def test_lists_show_the_same_of_an_ended_run_whether_it_has_an_outline_or_not(tm
 
 def test_the_step_that_the_slowest_rank_had_reached_is_kept(tmp_path: Path) -> None:
     assert json.loads(ended_run(tmp_path, "demo").outline.read_bytes())["step"] == 5
+
+
+def test_lists_name_the_same_failure_whether_there_is_an_outline_or_not(tmp_path: Path) -> None:
+    run = ended_run(tmp_path, "demo")
+    outlined = final_cause(find.listed(run))
+    run.outline.unlink()
+
+    assert outlined is not None
+    assert cause_record(outlined) == cause_record(final_cause(find.listed(run)))
 
 
 def test_what_is_written_behind_the_end_counts(tmp_path: Path) -> None:

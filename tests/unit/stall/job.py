@@ -97,7 +97,7 @@ def watch(
         for node in sorted({rank.node for rank in ranks.values()}):
             if seen(node, t):
                 members = {str(r): rank.sample(t) for r, rank in ranks.items() if rank.node == node}
-                sample = {"time": 50.0 + t, "gpus": gpus, "watched": watched(t), "ranks": members}
+                sample = {"m": 50.0 + t, "gpus": gpus, "watched": watched(t), "ranks": members}
                 if not steadiness[node].leaves_out(sample):
                     state = rule.observe(state, sample, node=node, attempt=0, now=1000.0 + t)
         state, said.last = rule.judge(state, limits, 1000.0 + t)

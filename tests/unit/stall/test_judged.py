@@ -201,7 +201,7 @@ def test_a_limit_that_is_too_long_is_warned_of(timeout: float, group: float | No
 
 def sample(moment: float, *, watched: Any = None, gpus: bool = False, **content: Any) -> dict[str, Any]:
     ranks = {"0": {"alive": True, "output": 0, "read": 0, "written": 0, "cpu_s": 0.0, "inside": None, **content}}
-    return {"time": moment, "gpus": gpus, "watched": watched, "ranks": ranks}
+    return {"m": moment, "gpus": gpus, "watched": watched, "ranks": ranks}
 
 
 def taken(*samples: tuple[float, dict[str, Any]]) -> StallWatch:

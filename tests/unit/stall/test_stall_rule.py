@@ -178,7 +178,7 @@ def test_a_rank_of_which_nothing_is_known_is_not_one_that_stands_still():
 
 def test_what_another_attempt_says_is_ignored():
     state = rule.begin(1, [0], 0.0)
-    sample = {"time": 1.0, "gpus": False, "watched": {}, "ranks": {"0": Rank(step=steps(1)).sample(50.0)}}
+    sample = {"m": 1.0, "gpus": False, "watched": {}, "ranks": {"0": Rank(step=steps(1)).sample(50.0)}}
     assert rule.observe(state, sample, node="a", attempt=0, now=5.0) is state
 
 
@@ -213,7 +213,7 @@ def test_a_limit_that_the_framework_would_forestall_is_warned_about(timeout, war
 
 
 def _after_one_sample(rank, gpus):
-    sample = {"time": 1.0, "gpus": gpus, "watched": {}, "ranks": {"0": rank.sample(50.0)}}
+    sample = {"m": 1.0, "gpus": gpus, "watched": {}, "ranks": {"0": rank.sample(50.0)}}
     return rule.observe(rule.begin(0, [0], 0.0), sample, node="a", attempt=0, now=50.0)
 
 

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import ast
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clusterctl.transport.delivery import first_words
 from clusterctl.transport.delivery.bootstrap import NOISE_BYTES, PreambleParser
 from clusterctl.transport.delivery.bundle import agent_bundle, pack
 from clusterctl.transport.delivery.first_words import script
@@ -57,6 +60,11 @@ def test_what_a_user_wrote_is_quoted() -> None:
 
 def test_the_script_fits_into_one_packet() -> None:
     assert len(script("n" * 16, BUNDLE, ())) < 8192
+
+
+def test_what_is_sent_of_the_first_python_means_what_was_written() -> None:
+    sent = script("n", BUNDLE, ()).decode().partition("stage='")[2].partition("'\n")[0]
+    assert ast.dump(ast.parse(sent)) == ast.dump(ast.parse(first_words._STAGE))
 
 
 def test_the_same_files_make_the_same_bundle_in_any_order() -> None:

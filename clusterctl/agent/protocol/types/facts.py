@@ -20,15 +20,24 @@ class Request(TypedDict, total=False):
     node: str
     run: str | None
     salt: str
+    root: str
+    paths: list[str]
 
 
 class Group(TypedDict, total=False):
-    """What one look has found (`data`), how it went (`status`), why not (`reason`), and how long it took."""
+    """What one look has found (`data`, see `found`), how it went (`status`), why not (`reason`), how long it took.
+
+    Of a look that took too long also its child: pid, state, where in the kernel, and whether SIGKILL did not end it.
+    """
 
     status: str
     reason: str | None
     data: Any
     ms: float | None
+    pid: int
+    state: str | None
+    wchan: str | None
+    abandoned: bool
 
 
 class Stuck(TypedDict, total=False):
@@ -36,8 +45,8 @@ class Stuck(TypedDict, total=False):
 
     group: str
     pid: int
-    state: str
-    wchan: str
+    state: str | None
+    wchan: str | None
 
 
 class Facts(TypedDict, total=False):

@@ -33,13 +33,12 @@ class RankActivity(TypedDict, total=False):
 
 
 class Activity(Stamped, total=False):
-    """All ranks of a node at one moment, by rank; `time` is monotonic (seconds).
+    """All ranks of a node at one moment, by rank.
 
     `watched` are the files that were to be watched: time (nanoseconds) and size (bytes) of each. `steady`: they are as
     before.
     """
 
-    time: float
     gpus: bool
     ranks: dict[str, RankActivity]
     steady: bool
@@ -111,7 +110,6 @@ class Gpus(TypedDict, total=False):
 
 
 class Health(Stamped, Machine, Gpus, total=False):
-    """A machine and its GPUs at one moment; `time` is wall clock (seconds), `ms` how long the look took."""
+    """A machine and its GPUs at one moment; `ms`: how long the look took."""
 
-    time: float
     ms: float

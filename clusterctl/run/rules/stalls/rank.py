@@ -56,7 +56,7 @@ def look(before: RankView | None, content: RankActivity, sample: Activity, node:
     view = RankView(
         node=node,
         seen=now,
-        sampled=sample["time"],
+        sampled=sample["m"],
         alive=bool(content.get("alive")),
         gpus=bool(sample.get("gpus")),
         output=content.get("output"),

@@ -194,7 +194,7 @@ def _observe_rank(
     watch: StallWatch, rank: int, content: RankActivity, sample: Activity, node: str, now: float
 ) -> StallWatch:
     before = watch.ranks.get(rank)
-    if before is not None and sample["time"] <= before.sampled:
+    if before is not None and sample["m"] <= before.sampled:
         return watch
     inside = content.get("inside")
     if content.get("alive") and inside is not None and inside.get("unseen"):

@@ -35,25 +35,22 @@ class StallObserver:
         self._attempt = attempt
         self._limits = StallLimits(timeout=spec.timeout, startup_timeout=spec.startup_timeout)
         self._watch: StallWatch = begin(attempt, ranks, now)
-        self._rest: dict[str, bytes] = {}
         self._heard: dict[str, tuple[float, float]] = {}
         self._late_at: float | None = None
         self._warned = False
         self._behind: dict[int, float] = {}
         self._told: frozenset[int] = frozenset()
 
-    def replay(self, replicas: Mapping[str, bytes], now: float) -> None:
+    def replay(self, replicas: Mapping[str, Iterable[bytes]], now: float) -> None:
         """Take in what the nodes had said before this controller was there, as if the last of it had come just now.
 
         Args:
-            replicas: Node to its replicated samples.
+            replicas: Node to the lines of its replicated samples.
             now: The head's monotonic clock.
         """
-        known = {node: list(self._of_attempt(data.split(b"\n"))) for node, data in replicas.items()}
+        known = {node: list(self._of_attempt(lines)) for node, lines in replicas.items()}
         moments = [
-            (now - (lines[-1]["time"] - sample["time"]), node, sample)
-            for node, lines in known.items()
-            for sample in lines
+            (now - (lines[-1]["m"] - sample["m"]), node, sample) for node, lines in known.items() for sample in lines
         ]
         if not moments:
             return
@@ -62,10 +59,8 @@ class StallObserver:
         for moment, node, sample in moments:
             self._watch = observe(self._watch, sample, node=node, attempt=self._attempt, now=moment)
 
-    def feed(self, node: str, payload: bytes, now: float) -> None:
-        """Take in bytes of a node's samples; a torn last line waits for its end."""
-        lines = (self._rest.get(node, b"") + payload).split(b"\n")
-        self._rest[node] = torn(lines)
+    def feed(self, node: str, lines: Iterable[bytes], now: float) -> None:
+        """Take in lines of a node's samples."""
         for sample in self._of_attempt(lines):
             if node in self._heard and now - self._heard[node][1] > LATE_S:
                 self._late_at = now
@@ -74,7 +69,7 @@ class StallObserver:
 
     def _of_attempt(self, lines: Iterable[bytes]) -> Iterator[Activity]:
         yield from (
-            s for s in samples.readable(lines, "activity", "time", "ranks", "attempt") if s["attempt"] == self._attempt
+            s for s in samples.readable(lines, "activity", "m", "ranks", "attempt") if s["attempt"] == self._attempt
         )
 
     def judge(self, now: float) -> Stall:
@@ -113,9 +108,3 @@ class StallObserver:
         spans = [self._heard.get(node, (0.0, 0.0)) for node in nodes]
         told = min((last for _, last in spans), default=0.0)
         return max(0.0, told - max([*moved, *(first for first, _ in spans)], default=told))
-
-
-def torn(lines: list[bytes]) -> bytes:
-    """Take the last line off, which waits for its end; where it is longer than any may be, nothing of it is kept."""
-    last = lines.pop()
-    return last if len(last) <= samples.MOST_LINE else b""

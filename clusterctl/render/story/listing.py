@@ -1,0 +1,136 @@
+"""The table of runs, as `ps` and `clean` show it: when each began, how long it took, and why it ended."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from clusterctl.render.ranks import fold_nodes
+from clusterctl.render.status import state_cell
+from clusterctl.render.story.attempts import cause_words
+from clusterctl.render.terminal.table import Column, render_table
+from clusterctl.render.words import stall_line
+from clusterctl.run.rules.outcome import final_cause
+from clusterctl.run.rules.state import RunPhase
+from clusterctl.wording import duration, plural, size
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from clusterctl.render.status import RunView
+    from clusterctl.render.terminal.console import Terminal
+    from clusterctl.render.terminal.table import Cell
+    from clusterctl.run.rules.state import RunState
+
+_NOT_STARTED = "not started"
+_LEAST_WIDTH = {"NODES": 100, "RANKS": 72, "STEP": 72, "PROGRESS": 72, "STARTED": 50}
+"""On a narrower terminal a column makes room for the ids of runs and for why they ended."""
+
+
+def not_started(state: RunState) -> bool:
+    """Return whether a run ended before any worker of it ran."""
+    if not state.over or state.phase is RunPhase.UNREADABLE:
+        return False
+    cause = final_cause(state)
+    return state.attempt < 0 or (state.attempt == 0 and cause is not None and cause.kind == "start_failed")
+
+
+def newest_first(views: Sequence[RunView]) -> list[RunView]:
+    """Return runs in the order of lists: those that cannot be read, then the newest, and starts that failed aside."""
+    unreadable = [v for v in views if v.state.phase is RunPhase.UNREADABLE]
+    known = sorted((v for v in views if v not in unreadable), key=lambda v: v.state.created or 0.0, reverse=True)
+    return [*unreadable, *sorted(known, key=lambda v: not_started(v.state))]
+
+
+def render_ps(
+    views: Sequence[RunView],
+    now: float,
+    terminal: Terminal,
+    *,
+    sizes: Mapping[str, int] | None = None,
+    header: bool = True,
+) -> list[str]:
+    """Return the table of runs, a line each in their order.
+
+    Args:
+        views: The runs.
+        now: The head's wall clock.
+        terminal: Where it will stand.
+        sizes: Bytes on this head by run, where they are to be told.
+        header: Begin with a line of titles.
+    """
+    rows = [_row(view, now) for view in views]
+    left_out = {title for title, least in _LEAST_WIDTH.items() if terminal.width is not None and terminal.width < least}
+    if all(view.state.over for view in views):
+        left_out.add("PROGRESS")
+    if sizes is None:
+        left_out.add("SIZE")
+    else:
+        rows = [row | {"SIZE": size(sizes[view.state.run])} for row, view in zip(rows, views, strict=True)]
+    columns = [column for column in _COLUMNS if column.title not in left_out]
+    return render_table(columns, [[row[c.title] for c in columns] for row in rows], terminal, header=header)
+
+
+_COLUMNS = (
+    Column(title="RUN", shrink=True),
+    Column(title="STATE"),
+    Column(title="STARTED"),
+    Column(title="TOOK", right=True),
+    Column(title="NODES", right=True),
+    Column(title="RANKS", right=True),
+    Column(title="STEP", right=True),
+    Column(title="PROGRESS", right=True),
+    Column(title="SIZE", right=True),
+    Column(title="WHY", shrink=True),
+)
+
+
+def _row(view: RunView, now: float) -> dict[str, Cell | str]:
+    state = view.state
+    end = now if state.ended is None else state.ended
+    progress = view.last_progress_s
+    return {
+        "RUN": state.run,
+        "STATE": state_cell("failed", _NOT_STARTED) if not_started(state) else state_cell(state.phase.value),
+        "STARTED": "-" if state.created is None else _when(state.created, now),
+        "TOOK": "-" if state.created is None else duration(end - state.created),
+        "NODES": str(len(state.nodes)) if state.nodes else "-",
+        "RANKS": str(state.world_size or "-"),
+        "STEP": "-" if view.step is None else str(view.step),
+        "PROGRESS": "-" if progress is None or state.over or state.stall is not None else f"{duration(progress)} ago",
+        "WHY": _why_it_ended(state) if state.over else _remark(view),
+    }
+
+
+def _when(time: float, now: float) -> str:
+    """Return when a run began, no longer than it must be: the time alone where that was today."""
+    began, today = datetime.fromtimestamp(time).astimezone(), datetime.fromtimestamp(now).astimezone()
+    if began.date() == today.date():
+        return f"{began:%H:%M:%S}"
+    return f"{began:%m-%d %H:%M}" if began.year == today.year else f"{began:%Y-%m-%d}"
+
+
+def _why_it_ended(state: RunState) -> str:
+    if state.phase is RunPhase.UNREADABLE:
+        return "cannot be read: `clusterctl clean` removes it"
+    if state.phase is RunPhase.SUCCEEDED:
+        return f"after {plural(state.attempt, 'restart')}" if state.attempt > 0 else ""
+    cause = final_cause(state)
+    if cause is not None and cause.kind == "start_failed":
+        return cause.message
+    if cause is not None:
+        return cause_words(cause, message=True)
+    return "" if state.phase is RunPhase.CANCELLED or state.exit_code is None else f"exit {state.exit_code}"
+
+
+def _remark(view: RunView) -> str:
+    state = view.state
+    if state.stall is not None:
+        # Without its phase: the column of states already says whether the stall is certain.
+        return stall_line(replace(state.stall, phase=""))
+    if not view.attended:
+        return f"unattended: clusterctl attach --adopt {state.run}"
+    if away := [node.node for node in state.nodes.values() if node.link == "unreachable" and not node.swept]:
+        return f"unreachable: {fold_nodes(away)}"
+    return f"attempt {state.attempt}" if state.attempt > 0 else ""

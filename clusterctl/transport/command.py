@@ -1,0 +1,48 @@
+"""Nodes behind a command of the user's: it runs here, and its standard streams are those of a shell on the node."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from clusterctl import limits
+from clusterctl.config import words
+from clusterctl.errors import ConnectError
+from clusterctl.transport.base import Progress, silent
+from clusterctl.transport.local import LocalChannel, started
+
+if TYPE_CHECKING:
+    from clusterctl.config.spec import HostSpec
+
+
+class CommandTransport:
+    """Nodes that a command of the cluster file leads to."""
+
+    def open(self, host: HostSpec, *, progress: Progress = silent) -> LocalChannel:
+        """Start the command of `host` (see `Transport.open`)."""
+        progress("starting")
+        # The same from whatever folder clusterctl is started, and for a controller that outlives it.
+        process, ours, stderr = started(host.name, argv_of(host), folder="/")
+        limits.give_back(process.pid)
+        return LocalChannel(process, ours, stderr, relays=True)
+
+    def close(self) -> None:
+        """Nothing is shared between channels."""
+
+
+def argv_of(host: HostSpec) -> list[str]:
+    """Return the command of a host with everything filled in.
+
+    Raises:
+        ConnectError: What it names is not known of this host.
+    """
+    assert isinstance(host.transport, tuple), host.transport
+    known = {"host": host.address or host.host, "user": host.user, "port": host.port}
+    values = {name: str(value) for name, value in known.items() if value is not None}
+    missing = [n for word in host.transport for n in words.placeholders(word) if n not in values]
+    if missing:
+        text = f"its command names `{{{missing[0]}}}`, and the file does not say it"
+        raise ConnectError(host.name, text, hint=f"add `{missing[0]}:` to the host")
+    # Checked where the file is read; asked again here, because what it leads to is executed.
+    if not words.is_host(values["host"]) or not words.is_user(values.get("user", "x")):
+        raise ConnectError(host.name, "its name, address or user cannot be put into a command")
+    return [words.filled(word, values) for word in host.transport]

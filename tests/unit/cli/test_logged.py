@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from clusterctl.agent.protocol.files import output_file
+from clusterctl.cli.lookup.logged import attempt_asked, ranks_asked, why_nothing
+from clusterctl.errors import NotFoundError
+from clusterctl.logs.line import LogQuery
+from clusterctl.run.record.rundir import RunDir
+from clusterctl.run.rules.state import RunState
+
+STATE = RunState(run="r-1", attempt=1, placed=((0, "a", (0, 1)), (0, "b", (2, 3)), (1, "a", (0, 1))))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    """A run of which rank 1 has written something."""
+    folder = RunDir(tmp_path / "r-1")
+    path = folder.node("a") / output_file(0, 1)
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"hello\n")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("text", "asked"),
+    [
+        pytest.param(None, None, id="no choice"),
+        pytest.param("0", frozenset({0}), id="one of now"),
+        pytest.param("2-3", frozenset({2, 3}), id="of an earlier attempt"),
+    ],
+)
+def test_ranks_that_were_ever_there_can_be_asked_for(text: str | None, asked: frozenset[int] | None) -> None:
+    assert ranks_asked(STATE, text) == asked
+
+
+def test_a_rank_that_never_was_is_not_met_with_silence() -> None:
+    with pytest.raises(NotFoundError, match="no rank 4,9 in r-1") as caught:
+        ranks_asked(STATE, "3-4,9")
+    assert caught.value.hint == "its ranks are 0-3"
+
+
+def test_an_attempt_that_never_was_is_not_met_with_silence() -> None:
+    assert attempt_asked(STATE, 1) == 1
+    with pytest.raises(NotFoundError, match="no attempt 2 in r-1") as caught:
+        attempt_asked(STATE, 2)
+    assert caught.value.hint == "it has had 0 to 1"
+
+
+@pytest.mark.parametrize(
+    ("state", "query", "said"),
+    [
+        pytest.param(RunState(run="r-1"), LogQuery(), "has started no worker", id="never started"),
+        pytest.param(STATE, LogQuery(ranks=frozenset({0})), "rank 0 wrote nothing; 1 rank of r-1 wrote", id="another"),
+        pytest.param(STATE, LogQuery(ranks=frozenset({1})), "no line fits", id="filtered"),
+    ],
+)
+def test_it_is_said_why_there_is_nothing_to_show(run: RunDir, state: RunState, query: LogQuery, said: str) -> None:
+    assert said in why_nothing(run, state, query)
+
+
+def test_of_a_run_without_any_output_just_that_is_said(tmp_path: Path) -> None:
+    assert why_nothing(RunDir(tmp_path / "r-1"), STATE, LogQuery()) == "no rank of r-1 has written anything"

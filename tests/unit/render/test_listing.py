@@ -1,0 +1,114 @@
+"""The table of runs: when each began, how long it took, and why it ended."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from datetime import datetime
+
+import pytest
+
+from clusterctl.render.status import RunView, WorkerActivity
+from clusterctl.render.story.listing import newest_first, render_ps
+from clusterctl.render.terminal.console import Terminal
+from clusterctl.run.rules.blame import Cause
+from clusterctl.run.rules.state import NodeState, RunPhase, RunState
+
+
+def at(text: str) -> float:
+    return datetime.fromisoformat(text).timestamp()
+
+
+NOW = at("2026-03-10T22:59:00")
+BEGAN = at("2026-03-10T22:53:56")
+RUNNING = RunState(
+    run="digits-k3x9",
+    phase=RunPhase.RUNNING,
+    attempt=0,
+    world_size=4,
+    nodes={name: NodeState(node=name, node_rank=rank) for rank, name in enumerate(("gpu01", "gpu02"))},
+    created=BEGAN,
+)
+ENDED = replace(RUNNING, run="crash-gq4d", phase=RunPhase.FAILED, ended=BEGAN + 24, exit_code=100)
+KILLED = Cause(kind="signal", node="gpu02", rank=1, signal="SIGKILL")
+NO_KEY = Cause(kind="start_failed", message="4 host keys unknown")
+
+
+def terminal(width: int = 0) -> Terminal:
+    return Terminal(io.StringIO(), colour=False, live=False, unicode=True, width=width)
+
+
+def view(state: RunState, **changes: object) -> RunView:
+    activity = {0: WorkerActivity(step=10, last_progress_s=2.0)}
+    return RunView(state=replace(state, **changes), attended=not state.over, activity=activity)  # type: ignore[arg-type]
+
+
+def last_column(state: RunState, **changes: object) -> str:
+    header, row = render_ps([view(state, **changes)], NOW, terminal())
+    return row[header.index("WHY") :]
+
+
+def test_a_run_that_goes_on_has_its_step_and_its_newest_progress() -> None:
+    assert render_ps([view(RUNNING)], NOW, terminal()) == [
+        "RUN          STATE    STARTED    TOOK  NODES  RANKS  STEP  PROGRESS  WHY",
+        "digits-k3x9  running  22:53:56  5m04s      2      4    10  2.0s ago",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        pytest.param({"no_exit": KILLED}, "rank 1 on gpu02: killed by SIGKILL", id="a rank failed"),
+        pytest.param({"no_exit": NO_KEY}, "4 host keys unknown", id="the start failed"),
+        pytest.param({}, "exit 100", id="nobody knows why"),
+        pytest.param({"phase": RunPhase.CANCELLED, "exit_code": 103}, "", id="a person ended it"),
+        pytest.param({"phase": RunPhase.SUCCEEDED, "exit_code": 0}, "", id="it ended well"),
+        pytest.param({"phase": RunPhase.SUCCEEDED, "attempt": 2}, "after 2 restarts", id="it ended well at last"),
+    ],
+)
+def test_the_last_column_says_why_a_run_ended(changes: dict[str, object], why: str) -> None:
+    assert last_column(ENDED, **changes) == why
+
+
+@pytest.mark.parametrize(
+    ("began", "shown"),
+    [
+        pytest.param("2026-03-10T00:00:01", "00:00:01", id="today"),
+        pytest.param("2026-03-09T22:53:56", "03-09 22:53", id="yesterday"),
+        pytest.param("2025-12-31T22:53:56", "2025-12-31", id="last year"),
+    ],
+)
+def test_when_a_run_began_is_told_no_longer_than_it_must_be(began: str, shown: str) -> None:
+    (row,) = render_ps([view(ENDED, created=at(began))], NOW, terminal(), header=False)
+
+    assert f"failed  {shown} " in row
+
+
+def test_the_newest_run_stands_first_and_starts_that_failed_aside() -> None:
+    runs = [
+        view(ENDED, run="old", created=1.0),
+        view(ENDED, run="never", created=9.0, attempt=-1, no_exit=NO_KEY),
+        view(ENDED, run="new", created=5.0),
+        view(ENDED, run="broken", created=None, phase=RunPhase.UNREADABLE),
+    ]
+
+    ordered = newest_first(runs)
+
+    assert [run.state.run for run in ordered] == ["broken", "new", "old", "never"]
+    assert ["not started" in line for line in render_ps(ordered, NOW, terminal(), header=False)] == [0, 0, 0, 1]
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120])
+def test_on_no_terminal_an_id_or_a_reason_is_left_out(width: int) -> None:
+    lines = render_ps([view(ENDED, no_exit=KILLED)], NOW, terminal(width))
+
+    assert lines[1].startswith("crash-gq4d  failed")
+    assert "rank 1" in lines[1]
+    assert max(map(len, lines)) <= width
+
+
+def test_sizes_are_shown_where_they_are_known() -> None:
+    header, row = render_ps([view(ENDED)], NOW, terminal(), sizes={"crash-gq4d": 229376})
+
+    assert "SIZE" in header
+    assert "224 KiB" in row

@@ -1,0 +1,61 @@
+"""Which run a person means."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from clusterctl.errors import NotFoundError, RefusedError
+from clusterctl.run.record.find import find
+from clusterctl.run.rules import events
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def begun(root: Path, *ids: str) -> None:
+    for run in ids:
+        folder = root / run
+        folder.mkdir(parents=True)
+        created = events.Created(run=run, name=run.rpartition("-")[0], path="")
+        (folder / "events.jsonl").write_text(events.encode(1, 1.0, created) + "\n")
+
+
+@pytest.mark.parametrize(
+    ("reference", "meant"),
+    [
+        pytest.param("digits-k3x9", "digits-k3x9", id="an id"),
+        pytest.param("digits", "digits-k3x9", id="a name before a beginning"),
+        pytest.param("digits-l", "digits-long-aaaa", id="a beginning"),
+        pytest.param("c", "crash-gq4d", id="one letter"),
+    ],
+)
+def test_a_run_is_meant_by_its_id_its_name_or_the_beginning_of_its_id(
+    reference: str, meant: str, tmp_path: Path
+) -> None:
+    begun(tmp_path, "digits-k3x9", "digits-long-aaaa", "crash-gq4d")
+
+    assert find(reference, tmp_path).run == meant
+
+
+def test_a_beginning_that_several_runs_share_is_refused_with_their_ids(tmp_path: Path) -> None:
+    begun(tmp_path, "digits-k3x9", "digits-k3y0")
+
+    with pytest.raises(RefusedError, match="digits-k3x9, digits-k3y0"):
+        find("digits-k3", tmp_path)
+
+
+def test_of_many_that_could_be_meant_the_newest_are_named_and_the_others_counted(tmp_path: Path) -> None:
+    begun(tmp_path, *(f"digits-k{number:03}" for number in range(20)))
+
+    with pytest.raises(RefusedError, match="k019 and 12 more$"):
+        find("digits-k", tmp_path)
+
+
+@pytest.mark.parametrize("reference", [pytest.param("", id="nothing"), pytest.param("x9", id="the end of an id")])
+def test_what_begins_no_id_means_no_run(reference: str, tmp_path: Path) -> None:
+    begun(tmp_path, "digits-k3x9")
+
+    with pytest.raises(NotFoundError):
+        find(reference, tmp_path)

@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+from clusterctl.errors import ConnectError, NodesError, UnhealthyError
+from clusterctl.health.model import Finding, Status
+from clusterctl.run.rules import events
+from clusterctl.run.rules.case import case_of
+from clusterctl.run.rules.fold import apply_head
+from clusterctl.run.rules.start_failure import start_failed
+from clusterctl.run.rules.state import RunState
+from clusterctl.why.judge import judge
+from clusterctl.why.verdict import Class, Confidence, Verdict
+
+
+def finding(node: str | None, check: str = "host.disk", message: str = "0 bytes free") -> Finding:
+    return Finding(check=check, node=node, message=message, status=Status.FAIL, hint="make room")
+
+
+def refused(error: UnhealthyError | NodesError | ConnectError) -> Verdict:
+    state = apply_head(RunState(), 1.0, events.Created(run="r-1", name="r", path="/c.yaml"))
+    return judge(case_of(apply_head(state, 2.0, start_failed(error)), {}))
+
+
+def test_a_check_that_failed_alike_on_several_nodes_is_told_once_with_all_of_them() -> None:
+    told = refused(UnhealthyError("2 checks failed", [finding("gpu01"), finding("gpu02")]))
+    assert (told.cls, told.confidence) == (Class.REFUSED, Confidence.CERTAIN)
+    assert told.summary == "nothing was started: host.disk on gpu[01-02]: 0 bytes free"
+    assert [(c.rank, c.node) for c in told.culprits] == [(None, "gpu01"), (None, "gpu02")]
+
+
+def test_what_helps_stands_before_how_to_go_on_all_the_same() -> None:
+    told = refused(UnhealthyError("1 check failed", [finding("gpu01")], hint="`--no-health` skips all checks"))
+    assert told.next == ("make room", "clusterctl health --node gpu01", "`--no-health` skips all checks")
+
+
+def test_of_several_reasons_each_is_named_beside_its_node() -> None:
+    told = refused(UnhealthyError("2 checks failed", [finding("gpu01"), finding("gpu02", "gpu.lost", "GPU 3 is lost")]))
+    assert told.summary.endswith("0 bytes free; and 1 more")
+    assert [c.evidence for c in told.culprits] == ["host.disk: 0 bytes free", "gpu.lost: GPU 3 is lost"]
+
+
+def test_nodes_that_could_not_be_reached_are_named_without_a_check() -> None:
+    told = refused(NodesError([ConnectError("gpu07", "no route to host", hint="ping gpu07")]))
+    assert told.summary == "nothing was started: gpu07: no route to host"
+    assert told.next[0] == "ping gpu07"
+
+
+def test_a_finding_about_all_nodes_blames_none() -> None:
+    told = refused(UnhealthyError("1 check failed", [finding(None, "net.mtu", "nodes disagree on MTU")]))
+    assert told.summary == "nothing was started: net.mtu: nodes disagree on MTU"
+    assert told.culprits == ()
