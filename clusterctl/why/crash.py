@@ -19,13 +19,13 @@ _MOST_NAMED = 8
 
 
 def judge(case: Case) -> Verdict | None:
-    """Return who ended by itself first; `None` where nobody did."""
+    """Return who failed by itself first; `None` where nobody did."""
     ended = [(rank, rank.end) for rank in case.ranks if rank.end is not None and not rank.end.stopped]
     failed = [(rank, end) for rank, end in ended if not end.well]
     alive = [rank for rank in case.ranks if rank.end is None]
-    left = [(rank, end) for rank, end in ended if end.well] if failed or alive else []
-    if not failed and not (left and (alive or case.reason is not None)):
-        return None
+    if not failed:
+        return None  # those that ended with 0 while others wait are another matter: `left`
+    left = [(rank, end) for rank, end in ended if end.well]
     own = [(rank, end) for rank, end in failed if not end.secondary and causes.class_of(end) is not Class.PEER_LOST]
     if own:
         return _of_own(case, own, failed)
@@ -67,9 +67,8 @@ def _left_early(
     early = [(r, e) for r, e in left if first_loss is None or e.earliest <= first_loss]
     named = early or list(left)
     certain = bool(early) and (first_loss is None or all(e.latest < first_loss for _, e in named))
-    hang = not failed
     return Verdict(
-        kind=Kind.HANG if hang else Kind.CRASH,
+        kind=Kind.CRASH,
         cls=Class.EXITED_EARLY,
         confidence=Confidence.CERTAIN if certain else Confidence.LIKELY,
         summary=f"{_who(named)} ended with 0 while others were not through",

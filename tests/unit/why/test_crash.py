@@ -4,9 +4,20 @@ from __future__ import annotations
 
 import pytest
 
+from clusterctl.why.case import Other
 from clusterctl.why.judge import judge
 from clusterctl.why.verdict import Class, Confidence, Kind
 from tests.unit.why.cases import case, ended, lost_peer, raised, waiting
+
+CHAIN = """Traceback (most recent call last):
+  File "train.py", line 7, in load
+FileNotFoundError: [Errno 2] No such file or directory: 'x'
+
+The above exception was the direct cause of the following exception:
+
+Traceback (most recent call last):
+  File "train.py", line 9, in load
+RuntimeError: no data"""
 
 
 def test_the_rank_that_failed_for_a_reason_of_its_own_is_to_blame_and_its_peers_are_victims() -> None:
@@ -73,6 +84,11 @@ def test_where_everybody_lost_a_peer_the_node_that_all_name_is_told_but_not_as_a
         pytest.param(ended(None, signal="SIGSEGV", message="ended by SIGSEGV"), Class.SIGNAL, id="a signal"),
         pytest.param(raised("RuntimeError: CUDA error: an illegal memory access"), Class.GPU, id="GPU"),
         pytest.param(ended(None), Class.UNKNOWN, id="nobody saw it"),
+        pytest.param(raised("AssertionError: a MemoryError was due"), Class.EXCEPTION, id="only spoken of"),
+        pytest.param(raised("OSError: Caught FileNotFoundError in DataLoader worker"), Class.MISSING_FILE, id="loader"),
+        pytest.param(
+            ended(1, message="RuntimeError: no data", traceback=CHAIN), Class.MISSING_FILE, id="what it was made of"
+        ),
         pytest.param(raised("AssertionError"), Class.EXCEPTION, id="any other exception"),
     ],
 )
@@ -84,3 +100,9 @@ def test_what_we_stopped_is_nobodys_fault() -> None:
     stopped = ended(None, signal="SIGTERM", stopped=True)
 
     assert judge(case(stopped, stopped, reason="cancelled", over=True)).kind is Kind.NONE
+
+
+def test_a_run_that_a_person_ended_is_not_blamed_on_a_rank_that_was_through() -> None:
+    stopped, other = ended(None, signal="SIGTERM", stopped=True), Other(kind="cancelled", message="a person ended it")
+
+    assert judge(case(stopped, ended(0), reason="cancelled", over=True, other=other)).cls is Class.CANCELLED
