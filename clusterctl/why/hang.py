@@ -12,7 +12,7 @@ from clusterctl.why.verdict import Class, Confidence, Culprit, Kind, Verdict
 from clusterctl.wording import fold_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from clusterctl.why.case import Case, Rank
 
@@ -198,20 +198,7 @@ def _together(seen: Seen) -> Verdict | None:
         )
     if not doing & set(WAITS):
         return None
-    if Doing.SETTING_UP in doing and len(doing) == 1:
-        summary, cls = (
-            "all ranks wait in the set-up of the process group: the store, or a peer, does not answer",
-            Class.STORE_LOST,
-        )
-    elif cut:
-        summary, cls = f"all ranks wait in the same operation, and {', '.join(cut)} cannot be reached", Class.NETWORK
-    elif collectives.in_step(seen.looks):
-        summary, cls = (
-            "all ranks have joined the same collective, and it does not end: look at the network",
-            Class.NETWORK,
-        )
-    else:
-        summary, cls = "all ranks wait in collectives, and none is missing", Class.ALL_JOINED
+    summary, cls = _what_holds_all(seen, doing, cut)
     return Verdict(
         kind=Kind.HANG,
         cls=cls,
@@ -222,3 +209,14 @@ def _together(seen: Seen) -> Verdict | None:
         missing=seen.missing,
         next=("clusterctl health --check net", f"clusterctl stacks {seen.case.run}"),
     )
+
+
+def _what_holds_all(seen: Seen, doing: Collection[Doing], cut: Sequence[str]) -> tuple[str, Class]:
+    if set(doing) == {Doing.SETTING_UP}:
+        words = "all ranks wait in the set-up of the process group: the store, or a peer, does not answer"
+        return words, Class.STORE_LOST
+    if cut:
+        return f"all ranks wait in the same operation, and {', '.join(cut)} cannot be reached", Class.NETWORK
+    if collectives.in_step(seen.looks):
+        return "all ranks have joined the same collective, and it does not end: look at the network", Class.NETWORK
+    return "all ranks wait in collectives, and none is missing", Class.ALL_JOINED

@@ -116,6 +116,7 @@ def _troubles(state: RunState) -> dict[str, tuple[str, ...]]:
 
 def _look(stack: stacks.RankStack, told: OfRank) -> Look:
     inside = told.get("inside")
+    seq = (inside.get("seq") or {}) if inside else {}
     frames = (
         None
         if stack.frames is None
@@ -139,8 +140,8 @@ def _look(stack: stacks.RankStack, told: OfRank) -> Look:
         ),
         step=inside.get("step") if inside else None,
         status_age=inside.get("age_s") if inside and not inside.get("unseen") else None,
-        seq={group: (numbers[0], numbers[1]) for group, numbers in (inside.get("seq") or {} if inside else {}).items()},
-        entries=_entries(told, inside["seq"] if inside and inside.get("seq") else {}),
+        seq={group: (numbers[0], numbers[1]) for group, numbers in seq.items()},
+        entries=_entries(told, seq),
         error=told.get("error"),
     )
 
