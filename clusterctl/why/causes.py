@@ -15,6 +15,7 @@ _RAISED = r"(?:^|\]: ?|\bCaught )(?:\w+\.)*"
 """What stands before the name of an exception that was raised, and not before one that is only spoken of."""
 # The order decides: a text that says why goes before the name of the exception that carried it.
 _WORDS = (
+    (Class.NOT_STARTED, r"^the prologue failed with status \d+"),
     (Class.OUT_OF_MEMORY, r"CUDA out of memory|CUBLAS_STATUS_ALLOC_FAILED|std::bad_alloc"),
     (Class.OUT_OF_MEMORY, rf"{_RAISED}(?:OutOfMemory|Memory|_ArrayMemory)Error\b"),
     (Class.OUT_OF_MEMORY, r"Cannot allocate memory|DefaultCPUAllocator: can't allocate|RESOURCE_EXHAUSTED"),

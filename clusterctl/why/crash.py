@@ -49,7 +49,7 @@ def _of_own(case: Case, own: Sequence[tuple[Rank, End]], failed: Sequence[tuple[
     victims = [r for r, _ in failed if r.rank not in {n.rank for n, _ in named}]
     summary = f"{who} {'failed alike' if len(named) > 1 and confidence is not Confidence.AMBIGUOUS else 'failed first'}"
     return Verdict(
-        kind=Kind.CRASH,
+        kind=Kind.START if cls is Class.NOT_STARTED else Kind.CRASH,
         cls=cls,
         confidence=confidence,
         summary=f"{summary}: {causes.said(end)}",

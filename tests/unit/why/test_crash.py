@@ -55,6 +55,12 @@ def test_ranks_that_fail_alike_are_named_together_whatever_numbers_their_message
     assert "failed alike" in verdict.summary
 
 
+def test_a_prologue_that_fails_is_a_start_that_failed_and_no_exception() -> None:
+    verdict = judge(case(*(ended(127, message="the prologue failed with status 127") for _ in range(4))))
+
+    assert (verdict.kind, verdict.cls) == (Kind.START, Class.NOT_STARTED)
+
+
 def test_two_that_fail_at_once_for_different_reasons_are_both_named_and_none_alone() -> None:
     verdict = judge(case(raised("ValueError: bad batch"), raised("KeyError: 'lr'")))
 
