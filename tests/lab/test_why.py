@@ -13,7 +13,6 @@ from tests.lab.why.play import JOB, PER_NODE, Told, play
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from tests.lab.lab import Lab
 
