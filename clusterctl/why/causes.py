@@ -15,6 +15,7 @@ _RAISED = r"(?:^|\]: ?|\bCaught )(?:\w+\.)*"
 """What stands before the name of an exception that was raised, and not before one that is only spoken of."""
 # The order decides: a text that says why goes before the name of the exception that carried it.
 _WORDS = (
+    (Class.MISMATCH, r"Received data size doesn't match expected size|Detected mismatch between collectives on ranks"),
     (Class.NOT_STARTED, r"^the prologue failed with status \d+"),
     (Class.OUT_OF_MEMORY, r"CUDA out of memory|CUBLAS_STATUS_ALLOC_FAILED|std::bad_alloc"),
     (Class.OUT_OF_MEMORY, rf"{_RAISED}(?:OutOfMemory|Memory|_ArrayMemory)Error\b"),
@@ -52,11 +53,11 @@ def class_of(end: End) -> Class:
     if end.well:
         return Class.EXITED_EARLY
     found = _by_words(_last_words(end)) or _by_words(_first_of_chain(end))
-    if end.signal is not None and found not in (Class.OUT_OF_MEMORY, Class.GPU):
+    if end.signal is not None and found not in (Class.OUT_OF_MEMORY, Class.GPU, Class.MISMATCH):
         return Class.SIGNAL
     if found is None and end.secondary:
         return Class.PEER_LOST
-    if found is None and end.exit_code is None:
+    if found is None and (end.exit_code is None or not (end.message or end.traceback)):
         return Class.UNKNOWN
     return found or Class.EXCEPTION
 

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 _DIGITS = re.compile(r"0x[0-9a-f]+|\d+")
 _MOST_NAMED = 8
+_ABSENT = re.compile(r"Ranks? ([\d, ]+) failed to pass monitoredBarrier")
+_GAVE_UP = re.compile(r"timed out|timeout", re.IGNORECASE)
 
 
 def judge(case: Case) -> Verdict | None:
@@ -38,6 +40,8 @@ def _of_own(case: Case, own: Sequence[tuple[Rank, End]], failed: Sequence[tuple[
     """Ranks that failed for a reason of their own: the first; or all, where they failed alike."""
     first, end = min(own, key=lambda each: (each[1].latest, each[0].rank))
     cls = causes.class_of(end)
+    if cls is Class.MISMATCH:
+        return _unlike(case, first, [rank for rank, _ in failed])
     alike = [(r, e) for r, e in own if causes.class_of(e) is cls and _plain(e.message) == _plain(end.message)]
     rivals = [r for r, e in own if e.earliest <= end.latest and r.rank != first.rank]
     strangers = [r for r in rivals if r.rank not in {a.rank for a, _ in alike}]
@@ -56,6 +60,18 @@ def _of_own(case: Case, own: Sequence[tuple[Rank, End]], failed: Sequence[tuple[
         culprits=_culprits(named),
         waiting=_victims(victims),
         next=causes.advice(cls, case.run, first.rank, first.node),
+    )
+
+
+def _unlike(case: Case, first: Rank, failed: Sequence[Rank]) -> Verdict:
+    """A rank got what does not fit what it brought: it is one of two, and which is wrong is not told by its end."""
+    return Verdict(
+        kind=Kind.CRASH,
+        cls=Class.MISMATCH,
+        confidence=Confidence.AMBIGUOUS,
+        summary=f"ranks brought to one collective what does not fit; {_who([(first, None)])} noticed it first",
+        waiting=(Waiting(ranks=fold_ranks([rank.rank for rank in failed]), where=None, op="noticed it"),),
+        next=("clusterctl up --set env.TORCH_DISTRIBUTED_DEBUG=DETAIL", f"clusterctl logs {case.run}"),
     )
 
 
@@ -79,7 +95,10 @@ def _left_early(
 
 
 def _of_victims(case: Case, failed: Sequence[tuple[Rank, End]]) -> Verdict:
-    """Every rank says that it lost a peer: the address that most of them name tells which, where one does."""
+    """Every rank says that it lost a peer: whom they missed, or the address that most of them name, tells which."""
+    missed = _missed(case, failed)
+    if missed:
+        return _not_joined(case, missed, failed)
     accused = _accused(case, failed)
     first, end = min(failed, key=lambda each: (each[1].latest, each[0].rank))
     if accused is not None:
@@ -100,6 +119,32 @@ def _of_victims(case: Case, failed: Sequence[tuple[Rank, End]]) -> Verdict:
         summary=f"rank {first.rank} on {first.node} was the first to lose a peer: {causes.said(end)}",
         culprits=_culprits(failed if len(failed) > 1 else [(first, end)]),
         next=causes.advice(Class.PEER_LOST, case.run, first.rank, first.node),
+    )
+
+
+def _missed(case: Case, failed: Sequence[tuple[Rank, End]]) -> list[Rank]:
+    """Return for whom the others waited until they gave up: whom they name, else who did not give up as well."""
+    texts = [f"{end.message}\n{end.tail}" for _, end in failed]
+    numbers = {int(number) for text in texts for found in _ABSENT.findall(text) for number in re.findall(r"\d+", found)}
+    named = [rank for rank in case.ranks if rank.rank in numbers]
+    if named or not all(map(_GAVE_UP.search, texts)):
+        return named
+    others = [rank for rank in case.ranks if rank.rank not in {r.rank for r, _ in failed}]
+    return others if len(others) < len(failed) else []
+
+
+def _not_joined(case: Case, missed: Sequence[Rank], failed: Sequence[tuple[Rank, End]]) -> Verdict:
+    who, gave_up = _who([(rank, None) for rank in missed]), fold_ranks([rank.rank for rank, _ in failed])
+    return Verdict(
+        kind=Kind.CRASH,
+        cls=Class.NOT_JOINED,
+        confidence=Confidence.LIKELY if len(missed) == 1 else Confidence.AMBIGUOUS,
+        summary=f"{who} did not join a collective, and ranks {gave_up} gave up waiting",
+        culprits=tuple(
+            Culprit(rank=rank.rank, node=rank.node, evidence="its peers waited for it in vain") for rank in missed
+        ),
+        waiting=_victims([rank for rank, _ in failed]),
+        next=causes.advice(Class.NOT_JOINED, case.run, missed[0].rank, missed[0].node),
     )
 
 
@@ -126,7 +171,7 @@ def _plain(message: str) -> str:
     return _DIGITS.sub("#", message)
 
 
-def _who(named: Sequence[tuple[Rank, End]]) -> str:
+def _who(named: Sequence[tuple[Rank, End | None]]) -> str:
     ranks = [rank.rank for rank, _ in named]
     nodes = list(dict.fromkeys(rank.node for rank, _ in named))
     on = f" on {nodes[0]}" if len(nodes) == 1 else ""

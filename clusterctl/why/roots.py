@@ -60,11 +60,13 @@ def _through_others(seen: Seen, found: Sequence[Behind], held: Collection[int]) 
     """Everybody who is waited for waits as well: in a circle, or for ranks of which no group tells."""
     circle = _circle(found)
     if circle:
+        fewer = _fewer(found, circle)
+        order = f": {ranks_named(fewer)} took them in another order" if fewer else ""
         return seen.verdict(
             Class.DEADLOCK,
             Confidence.LIKELY,
-            f"ranks {fold_ranks(circle)} wait for each other in several process groups",
-            circle,
+            f"ranks {fold_ranks(circle)} wait for each other in several process groups{order}",
+            fewer or circle,
             lambda rank: f"in {collectives.op_of(seen.looks[rank]) or seen.places[rank].op}",
         )
     free = [
@@ -82,6 +84,15 @@ def _through_others(seen: Seen, found: Sequence[Behind], held: Collection[int]) 
             lambda rank: why_absent(seen, rank),
         )
     return seen.nobody(f"{ranks_named(sorted(held))} wait, and none of those that could be seen is missing")
+
+
+def _fewer(found: Sequence[Behind], circle: Collection[int]) -> list[int]:
+    """Return the ranks of a circle that wait in another group than most of it; none where there is no such side."""
+    sides = sorted((sorted(set(one.waiting) & set(circle)) for one in found), key=len)
+    rest = [side for side in sides[:-1] if side]
+    if len(rest) != 1 or not len(rest[0]) < len(sides[-1]):
+        return []
+    return rest[0] if set(rest[0]).isdisjoint(sides[-1]) else []
 
 
 def _circle(found: Sequence[Behind]) -> list[int]:

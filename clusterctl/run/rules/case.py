@@ -159,7 +159,7 @@ def _entries(told: OfRank, seq: Mapping[str, Any]) -> tuple[Entry, ...] | None:
     for entry in recorded:
         if not entry["p2p"]:
             newest[entry["group"]] = max(entry["number"], newest.get(entry["group"], 0))
-    if any(group in seq and number < seq[group][0] for group, number in newest.items()):
+    if any(group in seq and 0 < number < seq[group][0] for group, number in newest.items()):
         return None
     return tuple(
         Entry(

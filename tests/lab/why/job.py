@@ -472,14 +472,24 @@ def loader_is_killed(mine: bool) -> None:
             pass
 
 
-def peers_time_out(mine: bool) -> None:
-    """Its peers give up after some seconds, by an exception of their own."""
+def barrier_gives_up(mine: bool) -> None:
+    """Its peers give up after some seconds, by an exception that names it."""
     from datetime import timedelta
 
-    dist = globals()["dist"]
     if mine:
         time.sleep(EVER)
-    dist.monitored_barrier(timeout=timedelta(seconds=4))
+    globals()["dist"].monitored_barrier(timeout=timedelta(seconds=4))
+
+
+def peers_give_up(mine: bool) -> None:
+    """Its peers give up after some seconds, by an exception that names nobody."""
+    from datetime import timedelta
+
+    dist, torch = globals()["dist"], globals()["torch"]
+    group = dist.new_group(list(range(WORLD)), timeout=timedelta(seconds=4))
+    if mine:
+        time.sleep(EVER)
+    dist.all_reduce(torch.ones(8), group=group)
 
 
 # --- healthy, though it looks odd

@@ -322,3 +322,11 @@ def test_whose_connection_broke_is_said(failures: int, message: str) -> None:
 
     assert found is not None
     assert found.message == message
+
+
+def test_a_warning_of_a_runtime_is_no_reason_for_an_end() -> None:
+    tail = (
+        "loading\n[W1123 22:06:38.2738 socket.cpp:207] [c10d] The hostname of the client socket cannot be retrieved\n"
+    )
+
+    assert verdict(exited(0, 2.0, code=3, tail=tail)).cause.message == "loading"

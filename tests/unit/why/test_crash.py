@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from clusterctl.why.case import Other
+from clusterctl.why.case import End, Other
 from clusterctl.why.judge import judge
 from clusterctl.why.verdict import Class, Confidence, Kind
 from tests.unit.why.cases import case, ended, lost_peer, raised, waiting
@@ -112,3 +112,42 @@ def test_a_run_that_a_person_ended_is_not_blamed_on_a_rank_that_was_through() ->
     stopped, other = ended(None, signal="SIGTERM", stopped=True), Other(kind="cancelled", message="a person ended it")
 
     assert judge(case(stopped, ended(0), reason="cancelled", over=True, other=other)).cls is Class.CANCELLED
+
+
+def gave_up(message: str = "Timed out waiting 4000ms for recv operation to complete") -> End:
+    return raised(f"RuntimeError: {message}", secondary=True)
+
+
+STOPPED = ended(None, 11.0, signal="SIGTERM", stopped=True)
+
+
+def test_whom_a_barrier_names_is_to_blame_and_not_the_rank_that_says_so() -> None:
+    said = gave_up("[Rank 0]: Rank 2 failed to pass monitoredBarrier in 4000 ms")
+    verdict = judge(case(said, lost_peer(), STOPPED, STOPPED))
+
+    assert (verdict.cls, verdict.confidence) == (Class.NOT_JOINED, Confidence.LIKELY)
+    assert [culprit.rank for culprit in verdict.culprits] == [2]
+
+
+def test_the_one_that_did_not_give_up_is_for_whom_the_others_waited() -> None:
+    verdict = judge(case(gave_up(), STOPPED, gave_up(), gave_up()))
+
+    assert (verdict.cls, verdict.confidence) == (Class.NOT_JOINED, Confidence.LIKELY)
+    assert [culprit.rank for culprit in verdict.culprits] == [1]
+
+
+def test_where_one_alone_gave_up_before_all_were_stopped_nobody_is_named_for_it() -> None:
+    verdict = judge(case(gave_up(), STOPPED, STOPPED, STOPPED))
+
+    assert verdict.cls is Class.PEER_LOST
+
+
+def test_a_rank_that_got_another_size_than_it_expected_is_not_named_as_the_one_that_is_wrong() -> None:
+    tail = "  what():  [enforce fail at pair.cc:456] 32 vs 16. Received data size doesn't match expected size."
+    verdict = judge(case(lost_peer(), ended(None, signal="SIGABRT", tail=tail), lost_peer(), lost_peer()))
+
+    assert (verdict.cls, verdict.confidence, verdict.culprits) == (Class.MISMATCH, Confidence.AMBIGUOUS, ())
+
+
+def test_an_exit_without_a_word_is_of_a_class_that_nobody_knows() -> None:
+    assert judge(case(lost_peer(), ended(3))).cls is Class.UNKNOWN

@@ -231,3 +231,19 @@ def test_of_one_that_waits_after_most_are_through_it_is_not_told_who_is_wrong() 
 
     assert (verdict.cls, verdict.confidence) == (Class.EXITED_EARLY, Confidence.AMBIGUOUS)
     assert sorted(rank for rank in named(verdict) if rank is not None) == [0, 1, 2]
+
+
+def test_a_rank_that_takes_two_groups_in_another_order_than_most_is_named() -> None:
+    first = waiting(entries=(entry(0, group="b", done=True), entry(1, group="a")))
+    other = waiting(entries=(entry(0, group="a", done=True), entry(1, group="b")))
+    verdict = of(first, first, other, first)
+
+    assert (verdict.cls, verdict.confidence, named(verdict)) == (Class.DEADLOCK, Confidence.LIKELY, [2])
+
+
+def test_where_as_many_take_two_groups_in_one_order_as_in_the_other_all_are_named() -> None:
+    first = waiting(entries=(entry(0, group="b", done=True), entry(1, group="a")))
+    other = waiting(entries=(entry(0, group="a", done=True), entry(1, group="b")))
+    verdict = of(first, first, other, other)
+
+    assert (verdict.cls, named(verdict)) == (Class.DEADLOCK, [0, 1, 2, 3])
