@@ -112,12 +112,15 @@ def _of_victims(case: Case, failed: Sequence[tuple[Rank, End]]) -> Verdict:
             waiting=_victims([r for r, _ in failed if r.node != accused]),
             next=causes.advice(Class.NODE_LOST, case.run, None, accused),
         )
+    # A victim is never named alone: whom it lost may have been stopped by us before it ended by itself.
+    named = failed if len(failed) > 1 else []
     return Verdict(
         kind=Kind.CRASH,
         cls=Class.PEER_LOST,
-        confidence=Confidence.AMBIGUOUS if len(failed) > 1 else Confidence.LIKELY,
+        confidence=Confidence.AMBIGUOUS,
         summary=f"rank {first.rank} on {first.node} was the first to lose a peer: {causes.said(end)}",
-        culprits=_culprits(failed if len(failed) > 1 else [(first, end)]),
+        culprits=_culprits(named),
+        waiting=() if named else _victims([first]),
         next=causes.advice(Class.PEER_LOST, case.run, first.rank, first.node),
     )
 

@@ -40,7 +40,7 @@ def main() -> int:
     chance = random.Random(asked.seed)
     todo = [(kind, chance.randrange(NODES_EACH * PER_NODE)) for _ in range(asked.rounds) for kind in asked.kinds]
     print(f"seed {asked.seed}, {len(todo)} runs", flush=True)
-    told = _play_all(todo, asked.jobs, asked.keep)
+    told = _play_all(todo, asked.jobs, asked.keep, asked.bundles)
     return _summed(told)
 
 
@@ -51,6 +51,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=3, help="how many runs at once")
     parser.add_argument("--keep", type=Path, help="keep the state of the head there")
+    parser.add_argument("--bundles", type=Path, help="save what is known of each fault there, to judge it again")
     asked = parser.parse_args()
     every = {"all": (*KINDS, *CONTROLS), "faults": tuple(KINDS), "controls": CONTROLS}
     asked.kinds = every.get(asked.kinds) or tuple(asked.kinds.split(","))
@@ -59,9 +60,12 @@ def _arguments() -> argparse.Namespace:
     return asked
 
 
-def _play_all(todo: Sequence[tuple[str, int]], jobs: int, keep: Path | None) -> list[Told]:
+def _play_all(todo: Sequence[tuple[str, int]], jobs: int, keep: Path | None, bundles: Path | None) -> list[Told]:
     with tempfile.TemporaryDirectory(prefix="clusterctl-why-") as temporary, Lab() as lab:
         folder = keep or Path(temporary)
+        if bundles is not None:
+            bundles.mkdir(parents=True, exist_ok=True)
+            bundles = bundles.resolve()
         env = lab.head_env(XDG_STATE_HOME=str(folder / "state"))
         free: SimpleQueue[list[Node]] = SimpleQueue()
         for _ in range(jobs):
@@ -70,7 +74,7 @@ def _play_all(todo: Sequence[tuple[str, int]], jobs: int, keep: Path | None) -> 
         def one(number: int, kind: str, culprit: int) -> Told:
             made = free.get()
             try:
-                told = play(kind, culprit, folder / f"{number}" / kind, env, made)
+                told = play(kind, culprit, folder / f"{number}" / kind, env, made, bundles)
             except Exception as error:
                 told = Told(kind, culprit, NODES_EACH * PER_NODE, {}, trouble=f"{type(error).__name__}: {error}")
             free.put(made)

@@ -34,7 +34,7 @@ class Expected:
     more: dict[str, Any] = field(default_factory=dict)
 
     def ranks(self, culprit: int, world: int, stopped: frozenset[int] = frozenset()) -> set[int]:
-        """Return the ranks that are to be named; one that was stopped before it came to that did nothing."""
+        """Return the ranks that are to be named; of several, those that were not stopped before."""
         wanted = {
             Who.CULPRIT: {culprit},
             Who.TWO: {culprit, (culprit + 1) % world},
@@ -42,7 +42,7 @@ class Expected:
             Who.ALL: set(range(world)),
             Who.NOBODY: set(),
         }[self.who]
-        return wanted - stopped
+        return wanted - stopped if self.who in (Who.ALL, Who.TWO) else wanted
 
 
 def _hang(*classes: str, who: Who = Who.CULPRIT) -> Expected:

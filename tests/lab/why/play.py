@@ -89,8 +89,10 @@ class Told:
         return f"{self.kind:<30} {good:<6} culprit {self.culprit} named {named:<8} {self.cls:<14} {self.confidence:<10} {words[:150]}"
 
 
-def play(kind: str, culprit: int, folder: Path, env: Mapping[str, str], made: Sequence[Node]) -> Told:
-    """Play one kind on nodes that nobody else needs meanwhile."""
+def play(
+    kind: str, culprit: int, folder: Path, env: Mapping[str, str], made: Sequence[Node], bundles: Path | None = None
+) -> Told:
+    """Play one kind on nodes that nobody else needs meanwhile; keep its evidence in `bundles`."""
     folder.mkdir(parents=True)
     head = Head(folder, env)
     shutil.copy(JOB, folder / "job.py")
@@ -109,11 +111,15 @@ def play(kind: str, culprit: int, folder: Path, env: Mapping[str, str], made: Se
     started = head.run("up", "-d", "--json", *([] if refused else ["--no-health"]), timeout=180.0)
     run = _run_of(started.stdout) or _refused(head)
     if refused:
+        _save(head, run, bundles, f"{kind}-{culprit}")
         return _told(head, run, kind, culprit, world)
     if started.returncode or not run:
         return Told(kind, culprit, world, {}, trouble=f"up ended with {started.returncode}: {started.stderr[-300:]}")
     try:
-        return _watched(head, run, kind, culprit, made)
+        told = _watched(head, run, kind, culprit, made)
+        if kind in KINDS:
+            _save(head, run, bundles, f"{kind}-{culprit}")
+        return told
     finally:
         for node in made:
             node.unblock(*(other for other in made if other is not node))
@@ -125,6 +131,11 @@ def _run_of(text: str) -> str:
         return str(json.loads(text)["run"])
     except (ValueError, KeyError):
         return ""
+
+
+def _save(head: Head, run: str, bundles: Path | None, name: str) -> None:
+    if bundles is not None and run:
+        head.run("why", run, "--save", str(bundles / f"{name}.tar.gz"), "--hide", timeout=120.0)
 
 
 def _refused(head: Head) -> str:
