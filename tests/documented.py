@@ -124,6 +124,8 @@ ELSEWHERE: Final = {
     "pip install .": "tests/e2e/test_wheel.py",
     "python -m benchmarks NAME --rounds 5": "tests/e2e/test_bench.py",
     "python -m benchmarks.beside CHECKOUT": "tests/e2e/test_bench.py",
+    "clusterctl up --exclude NODE": "tests/e2e/test_taking_part.py",
+    "clusterctl up --min-nodes N": "tests/e2e/test_taking_part.py",
     "clusterctl bench": "tests/e2e/test_bench.py",
     "clusterctl bench --plot scaling.png": "tests/e2e/test_bench.py",
     "clusterctl bench --model --plot scaling.png": "tests/e2e/test_bench.py",

@@ -42,7 +42,7 @@ class ExecChoices(FileChoices):
 @click.command("exec", cls=WithJobArguments)
 @options.cluster_file
 @options.nodes_option
-@click.option("--exclude", metavar="SET", help="Not on these nodes.", shell_complete=options.offer("nodes"))
+@options.exclude_option("Not on these nodes.")
 @click.option("--timeout", metavar="DURATION", help="End what takes longer, e.g. 30s.")
 @click.option("--parallel", type=click.IntRange(1), metavar="N", help="On at most N nodes at once; all by default.")
 @click.option("--shell", is_flag=True, help="Give the words to one `bash -c`.")
