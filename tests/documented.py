@@ -126,6 +126,7 @@ ELSEWHERE: Final = {
     "python -m benchmarks.beside CHECKOUT": "tests/e2e/test_bench.py",
     "clusterctl up --exclude NODE": "tests/e2e/test_taking_part.py",
     "clusterctl up --min-nodes N": "tests/e2e/test_taking_part.py",
+    "clusterctl exec -w NODES -- hostname": "tests/lab/test_cli.py",
     "clusterctl bench": "tests/e2e/test_bench.py",
     "clusterctl bench --plot scaling.png": "tests/e2e/test_bench.py",
     "clusterctl bench --model --plot scaling.png": "tests/e2e/test_bench.py",
