@@ -44,6 +44,7 @@ CASES: dict[str, list[Case]] = {
         Case(("health", "--only", "host.disk", "--watch", "1h")),
     ],
     "why": [Case(("why",)), Case(("why", "--json"))],
+    "diff": [Case(("diff", "local", "local"))],
     "stacks": [Case(("stacks",))],
     "stats": [Case(("stats",))],
     "top": [Case(("top",))],
