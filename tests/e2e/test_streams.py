@@ -45,6 +45,7 @@ CASES: dict[str, list[Case]] = {
     ],
     "why": [Case(("why",)), Case(("why", "--json"))],
     "diff": [Case(("diff", "local", "local"))],
+    "report": [Case(("report", "-o", "-"))],
     "stacks": [Case(("stacks",))],
     "stats": [Case(("stats",))],
     "top": [Case(("top",))],
