@@ -127,6 +127,8 @@ ELSEWHERE: Final = {
     "clusterctl up --exclude NODE": "tests/e2e/test_taking_part.py",
     "clusterctl up --min-nodes N": "tests/e2e/test_taking_part.py",
     "clusterctl exec -w NODES -- hostname": "tests/lab/test_cli.py",
+    "clusterctl diff RUN1 RUN2": "tests/e2e/test_diff.py",
+    "clusterctl report RUN -o run.html": "tests/e2e/test_report_page.py",
     "clusterctl bench": "tests/e2e/test_bench.py",
     "clusterctl bench --plot scaling.png": "tests/e2e/test_bench.py",
     "clusterctl bench --model --plot scaling.png": "tests/e2e/test_bench.py",
@@ -214,9 +216,7 @@ _PROGRAMS = (
     r"clusterctl|cctl|make|pip3?|python3?|ssh|scp|cat|tail|kill|git|sudo|mount|apt-get|apt|sh|bash|eval|systemctl"
     r"|nvidia-smi|loginctl|\.?/?\.ci/\w+|\./[^\s`]+"
 )
-_COMMANDS = (
-    "up|down|ps|status|logs|attach|wait|health|stacks|diagnose|exec|sync|stats|top|bench|config|init|trust|clean"
-)
+_COMMANDS = "up|down|ps|status|logs|attach|wait|health|stacks|diff|report|diagnose|exec|sync|stats|top|bench|config|init|trust|clean"
 _QUOTED = re.compile(rf"`((?:{_PROGRAMS})\s[^`]+|(?:{_COMMANDS}) -[^`]+)`")
 _INDENTED = re.compile(rf"^(?: {{4,}}|\t)((?:{_PROGRAMS})\s[^─═\n]*)$", re.MULTILINE)
 _ROW = re.compile(r"^\| `(clusterctl [^`]+)` \| ([^|]+) \|$", re.MULTILINE)
