@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from clusterctl.config.hosts import fold
-from clusterctl.why import crash, hang
+from clusterctl.why import crash, hang, left
 from clusterctl.why.verdict import Class, Confidence, Culprit, Kind, Verdict
 
 if TYPE_CHECKING:
@@ -40,6 +40,9 @@ def _judged(case: Case) -> Verdict:
         return crashed
     if case.other is not None and case.other.reasons:
         return _refused(case.other, case.other.reasons)
+    missed = left.judge(case)
+    if missed is not None:
+        return missed
     if case.other is not None and case.other.kind in _KINDS and case.other.kind != "cancelled":
         return _of_other(case, case.other)
     if case.stalled or case.reason == "stalled":
@@ -100,12 +103,13 @@ def _refused(other: Other, reasons: Sequence[Reason]) -> Verdict:
 
 
 def _blind(case: Case) -> Verdict:
+    alive = [rank for rank in case.ranks if rank.end is None]
     return Verdict(
         kind=Kind.HANG,
         cls=Class.NONE,
         confidence=Confidence.UNKNOWN,
         summary="nothing moves, and nobody could look at the ranks",
-        missing=tuple(f"rank {rank.rank}: {_unseen(rank)}" for rank in case.ranks[:_MOST_NAMED]),
+        missing=tuple(f"rank {rank.rank}: {_unseen(rank)}" for rank in alive[:_MOST_NAMED]),
         next=(f"clusterctl stacks {case.run}",),
     )
 

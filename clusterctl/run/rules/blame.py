@@ -36,6 +36,8 @@ _PEER_LOSS = re.compile(
     re.IGNORECASE,
 )
 _PLACE = re.compile(r"(?:\[(?P<in>[0-9a-fA-F.:%\w]+)\]|(?P<plain>\d+\.\d+\.\d+\.\d+)):\d+")
+_WARNING = re.compile(r"\[[IW]\d{4} ")
+"""What runtimes in C++ print of no consequence, in the form of glog: no reason for an end."""
 _TRACEBACK = re.compile(r"^(?:\[?rank\d+\]?:? ?)?Traceback \(most recent call last\):", re.MULTILINE)
 
 
@@ -198,7 +200,7 @@ def _message(exit_: Exit, name: str | None) -> str:
         return f"killed by {name}"
     if exit_.exit_code is None:
         return "exit status unknown: supervisor and waiter were both gone"
-    lines = [line for line in exit_.tail.splitlines() if line.strip()]
+    lines = [line for line in exit_.tail.splitlines() if line.strip() and not _WARNING.match(_unprefixed(line))]
     return lines[-1].strip() if lines else ""
 
 
