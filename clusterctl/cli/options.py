@@ -77,6 +77,13 @@ def nodes_option(command: F) -> F:
     )(command)
 
 
+def exclude_option(says: str) -> Callable[[F], F]:
+    """`--exclude SET`; given again, it adds to what was named."""
+    return click.option(
+        "--exclude", metavar="SET", multiple=True, callback=joined, help=says, shell_complete=offer("nodes")
+    )
+
+
 def json_option(command: F) -> F:
     """`--json`."""
     return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command)
@@ -160,10 +167,14 @@ def chosen_hosts(spec: ClusterSpec, nodes: str | None, exclude: str | None = Non
 
     Raises:
         NotFoundError: A name that is no host of the file.
+        click.UsageError: No set of names.
     """
     if nodes is None and exclude is None:
         return spec.hosts
-    from clusterctl.config.hosts import select
+    from clusterctl.config.hosts import RangeError, select
 
-    names = set(select([h.name for h in spec.hosts], nodes, exclude))
+    try:
+        names = set(select([h.name for h in spec.hosts], nodes, exclude))
+    except RangeError as error:
+        raise click.UsageError(f"these are no nodes: {error}") from error
     return tuple(h for h in spec.hosts if h.name in names)

@@ -312,6 +312,7 @@ class ClusterSpec:
         env: For every worker; `hosts[].env` is merged over it. Secrets are not in it.
         secrets: Name to value. Never written to disk by the head, never shown.
         stop_after: Seconds after which nodes stop the run when no controller is heard; `None` keeps it.
+        min_nodes: With how few workers a run may begin (`up --min-nodes`); `None`: with all.
     """
 
     name: str
@@ -328,6 +329,7 @@ class ClusterSpec:
     health: HealthSpec = field(default_factory=HealthSpec)
     logs: LogsSpec = field(default_factory=LogsSpec)
     stop_after: float | None = None
+    min_nodes: int | None = None
 
     @property
     def workers(self) -> tuple[HostSpec, ...]:

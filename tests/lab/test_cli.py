@@ -13,6 +13,7 @@ import pytest
 
 from clusterctl.render.ranks import fold_nodes
 from tests import documented
+from tests.documented import typed
 from tests.lab.head_cli import Head
 from tests.lab.waiting import wait_for
 
@@ -156,6 +157,16 @@ def test_exec_runs_on_the_nodes_that_are_there_while_another_is_still_waited_for
     said, wrong = waiting.communicate(timeout=60)
     assert waiting.returncode == 0, wrong
     assert {there.name, late.name} <= set(said.split())
+
+
+def test_exec_reaches_hosts_that_are_named_without_a_file(nodes: NodeFactory, head: Head) -> None:
+    made = nodes(2)
+    words = typed("clusterctl exec -w NODES -- hostname", NODES=fold_nodes(n.name for n in made))
+
+    done = head.run(*words)
+
+    assert done.returncode == 0, done.stderr
+    assert {n.name for n in made} <= set(done.stdout.split())
 
 
 def test_exec_tells_nodes_apart_by_output_code_and_reach(nodes: NodeFactory, head: Head) -> None:

@@ -9,6 +9,8 @@ import click
 
 from clusterctl.cli import options
 from clusterctl.cli.choices import FileChoices, together
+from clusterctl.cli.lookup.named import spec_of
+from clusterctl.cli.lookup.piped import piped
 from clusterctl.cli.lookup.reach import reachable
 from clusterctl.cli.lookup.remote import Remote, UnreadError
 from clusterctl.cli.main import WithJobArguments
@@ -19,6 +21,7 @@ from clusterctl.render.exec import diff_lines, end_lines, exit_code_of, folded_e
 
 if TYPE_CHECKING:
     from clusterctl.agent.protocol.types.arguments import Program
+    from clusterctl.config.spec import ClusterSpec
     from clusterctl.errors import NodeError
     from clusterctl.render.exec import Answer
     from clusterctl.render.terminal.console import Console
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
 class ExecChoices(FileChoices):
     """What a person chose of `exec`."""
 
+    where: str | None
     nodes: str | None
     exclude: str | None
     timeout: str | None
@@ -41,8 +45,16 @@ class ExecChoices(FileChoices):
 
 @click.command("exec", cls=WithJobArguments)
 @options.cluster_file
+@click.option(
+    "-w",
+    "where",
+    metavar="NODES",
+    multiple=True,
+    callback=options.joined,
+    help="On these hosts, without a cluster file.",
+)
 @options.nodes_option
-@click.option("--exclude", metavar="SET", help="Not on these nodes.", shell_complete=options.offer("nodes"))
+@options.exclude_option("Not on these nodes.")
 @click.option("--timeout", metavar="DURATION", help="End what takes longer, e.g. 30s.")
 @click.option("--parallel", type=click.IntRange(1), metavar="N", help="On at most N nodes at once; all by default.")
 @click.option("--shell", is_flag=True, help="Give the words to one `bash -c`.")
@@ -56,8 +68,9 @@ class ExecChoices(FileChoices):
 def command(context: click.Context, choices: ExecChoices) -> int:
     """Run a command on all nodes at once, in the user's home; equal output is shown once.
 
-    What stands after `--` is executed as it is, without a shell. Ctrl-C ends it everywhere. Exits with the largest
-    exit code of the nodes, or with 4 if any node could not be reached.
+    What stands after `--` is executed as it is, without a shell. What is piped in is given to each node, whole (at most
+    2 MiB). Ctrl-C ends it everywhere. Exits with the largest exit code of the nodes, or with 4 if any node could not be
+    reached.
     """
     words = context.meta["clusterctl.args"]
     if not words:
@@ -66,9 +79,11 @@ def command(context: click.Context, choices: ExecChoices) -> int:
         raise click.UsageError("only one of `--diff`, `--stream` and `--json` can be used")
     seconds = parse_duration(choices.timeout, "--timeout")
     console = choices.console()
-    spec = options.load_file(choices.path, choices.files, choices.sets, console=console).spec
+    spec = _spec(choices, console)
     hosts = options.chosen_hosts(spec, choices.nodes, choices.exclude)
     program: Program = {"command": " ".join(words)} if choices.shell else {"argv": list(words)}
+    if given := piped(0, console.narrate):
+        program["stdin"] = given.decode("utf-8", "surrogateescape")
     remote = Remote(program, seconds, choices.parallel or len(hosts), console if choices.stream else None)
     try:
         with reachable(spec, hosts, remote.begin) as (sessions, unreached):
@@ -81,6 +96,14 @@ def command(context: click.Context, choices: ExecChoices) -> int:
     else:
         _show(answers, errors, console, choices)
     return int(ExitCode.NODE) if errors else max(map(exit_code_of, answers.values()), default=0)
+
+
+def _spec(choices: ExecChoices, console: Console) -> ClusterSpec:
+    if choices.where is None:
+        return options.load_file(choices.path, choices.files, choices.sets, console=console).spec
+    if choices.path or choices.files or choices.sets:
+        raise click.UsageError("`-w` needs no cluster file: leave out FILE, --file and --set")
+    return spec_of(choices.where)
 
 
 def _entry(node: str, answer: Answer | None, error: NodeError | None) -> dict[str, Any]:

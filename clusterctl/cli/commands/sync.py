@@ -42,7 +42,7 @@ class SyncChoices(FileChoices):
 @click.command("sync")
 @options.cluster_file
 @options.nodes_option
-@click.option("--exclude", metavar="SET", help="Not these nodes.", shell_complete=options.offer("nodes"))
+@options.exclude_option("Not these nodes.")
 @click.option(
     "--pull",
     metavar="PATTERN",

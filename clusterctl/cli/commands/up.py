@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import click
@@ -20,6 +20,7 @@ from clusterctl.plan import launch as planning
 from clusterctl.render.plan import render_plan
 from clusterctl.run.controller import process
 from clusterctl.run.record import disk, origin, rundir
+from clusterctl.wording import plural
 
 if TYPE_CHECKING:
     from clusterctl.config.spec import ClusterSpec
@@ -33,6 +34,9 @@ class UpChoices(FileChoices):
 
     detach: bool
     dry_run: bool
+    nodes: str | None
+    exclude: str | None
+    min_nodes: int | None
     name: str | None
     script: str | None
     module: str | None
@@ -51,6 +55,14 @@ class UpChoices(FileChoices):
 @options.cluster_file
 @click.option("--detach", "-d", is_flag=True, help="Return once every rank is started.")
 @click.option("--dry-run", is_flag=True, help="Print the plan; connect to nothing.")
+@options.nodes_option
+@options.exclude_option("Without these nodes.")
+@click.option(
+    "--min-nodes",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Begin with N nodes or more, without those that cannot be reached or are not fit.",
+)
 @click.option("--name", metavar="NAME", help="Name of the run.")
 @click.option("--script", metavar="FILE", help="Run this script instead of the file's job.")
 @click.option("--module", metavar="NAME", help="Run this module instead.")
@@ -92,7 +104,7 @@ def _spec(choices: UpChoices, arguments: tuple[str, ...], console: Console) -> C
         args=arguments,
     )
     sets = (*choices.sets, "sync=none") if choices.no_sync else choices.sets
-    return options.load_file(
+    spec = options.load_file(
         choices.path,
         choices.files,
         sets,
@@ -101,6 +113,25 @@ def _spec(choices: UpChoices, arguments: tuple[str, ...], console: Console) -> C
         with_secrets=not choices.dry_run,
         console=console,
     ).spec
+    return _taking_part(spec, choices)
+
+
+def _taking_part(spec: ClusterSpec, choices: UpChoices) -> ClusterSpec:
+    """Return the spec with the hosts that were chosen; it is kept with the run, so that whoever adopts it agrees.
+
+    Raises:
+        NotFoundError: A name that is no host of the file.
+        click.UsageError: Too few are left.
+    """
+    chosen = replace(
+        spec, hosts=options.chosen_hosts(spec, choices.nodes, choices.exclude), min_nodes=choices.min_nodes
+    )
+    workers = len(chosen.workers)
+    if not workers:
+        raise click.UsageError("only spares are left: no node would have workers")
+    if workers < (choices.min_nodes or 1):
+        raise click.UsageError(f"`--min-nodes {choices.min_nodes}` of {plural(workers, 'node')}")
+    return chosen
 
 
 def begin(spec: ClusterSpec, *, health: bool, strict: bool) -> RunDir:

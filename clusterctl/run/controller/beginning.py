@@ -8,17 +8,19 @@ from typing import TYPE_CHECKING, Protocol
 from clusterctl.agent.protocol.requests import StopReason
 from clusterctl.config.spec import Role
 from clusterctl.errors import ClusterctlError, ExitCode, NodeError, NodesError, RefusedError
+from clusterctl.plan.fewer import without
 from clusterctl.run.nodes.fan_out import each, names, raise_first, sessions_of
 from clusterctl.run.nodes.launch import Begun, NotBegun
 from clusterctl.run.nodes.progress import CancelledError, Progress
+from clusterctl.run.record.disk import write_atomically
 from clusterctl.run.rules import events, leftover, lingering
 from clusterctl.run.rules.start_failure import start_failed
 from clusterctl.run.rules.state import RunPhase
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from clusterctl.config.spec import HostSpec
+    from clusterctl.config.spec import ClusterSpec, HostSpec
     from clusterctl.run.controller.connections import Connections
     from clusterctl.run.controller.run import ControlledRun, Post
     from clusterctl.session.conversation import Session
@@ -33,7 +35,10 @@ class Preflight(Protocol):
     """The checks before the first attempt; each raises UnhealthyError where the run must not start."""
 
     def __call__(self, sessions: Mapping[str, Session], post: Post) -> dict[str, str]:
-        """Check the nodes; return the spares that failed a check, and why they are left out, in a word."""
+        """Check the nodes; return those that failed a check and are left out, and why, in a word."""
+
+    def settle(self, spec: ClusterSpec) -> None:
+        """Go on with fewer workers than the file names."""
 
     def after_sync(self, sessions: Mapping[str, Session]) -> None:
         """Check the code that is on the nodes now."""
@@ -104,12 +109,13 @@ class Beginning:
 
     def _first_attempt(self) -> Begun | NotBegun:
         run = self._run
-        hosts = run.spec.workers
         sessions = self._connect(run.spec.hosts)
         unfit = self._refuse_harm(sessions)
         if self._preflight is not None:
             unfit |= self._preflight(sessions, run.post)
+            self._begin_without([h.name for h in run.spec.workers if h.name in unfit])
         run.hand_over(lambda: run.unfit.update(unfit))
+        hosts = run.spec.workers
         run.launch.sync(hosts, first=True)
         if self._preflight is not None:
             self._preflight.after_sync(sessions_of(run.links.sessions, [h.name for h in hosts]))
@@ -128,20 +134,46 @@ class Beginning:
         for warning in dict.fromkeys(warning for session in opened.values() for warning in session.warnings):
             run.post(events.Note(text=warning, level="warn"))
         missing = {h.name: errors.pop(h.name) for h in hosts if h.role is Role.SPARE and h.name in errors}
-        if errors:
+        if errors and not self._begin_without(errors):
             each(opened, lambda _, session: session.close())
             raise_first(errors)
+        missing |= errors
         run.hand_over(lambda: self._connected(opened, missing))
         if run.cancelled.is_set():
             raise CancelledError("cancelled during the start")
         return opened
+
+    def _begin_without(self, missing: Collection[str]) -> bool:
+        """Begin with fewer workers, where a person allowed that; return whether the run may go on."""
+        run = self._run
+        if not missing:
+            return True
+        fewer = without(run.spec, missing)
+        if fewer is None:
+            return False
+        run.hand_over(lambda: self._settle(fewer))
+        left = len(fewer.workers)
+        text = f"the run begins with {left} of {left + len(missing)} nodes: {names(missing)} will wait as spares"
+        run.post(events.Note(text=text, level="warn"))
+        return True
+
+    def _settle(self, spec: ClusterSpec) -> None:
+        """Keep with the run who takes part: whoever adopts it goes on with these."""
+        from clusterctl.config.stored import dump
+
+        run = self._run
+        write_atomically(run.folder.spec, dump(spec).encode(), durable=True)
+        run.spec, run.hosts = spec, {host.name: host for host in spec.hosts}
+        run.launch.settle(spec)
+        if self._preflight is not None:
+            self._preflight.settle(spec)
 
     def _connected(self, opened: Mapping[str, Session], missing: Mapping[str, ClusterctlError]) -> None:
         run = self._run
         for node, session in opened.items():
             run.join(node, session)
         for spare, error in missing.items():
-            run.note(f"spare {spare} cannot be used yet: {error}")
+            run.note(f"spare {spare} cannot be used yet: {str(error).removeprefix(f'{spare}: ')}")
             self._connections.missing(run.hosts[spare], error)
 
     def _refuse_harm(self, sessions: Mapping[str, Session]) -> dict[str, str]:

@@ -93,6 +93,10 @@ class Launch:
         self._code: code.Manifest | None = None
         self._resuming = Resuming(run, spec, sessions, post, cancelled)
 
+    def settle(self, spec: ClusterSpec) -> None:
+        """Go on with fewer nodes than the file names."""
+        self._spec = spec
+
     def begin(self) -> None:
         """Take note that this is a new run: until an attempt is prepared there is nothing on any node to undo."""
         self._untouched = True

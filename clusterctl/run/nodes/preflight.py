@@ -18,6 +18,7 @@ from clusterctl.health.context import NOT_SYNCED, Context
 from clusterctl.health.model import Status
 from clusterctl.health.registry import CHECKS
 from clusterctl.health.request import longest, probe_request
+from clusterctl.plan.fewer import without
 from clusterctl.plan.layout import workdir_of
 from clusterctl.run.nodes.fan_out import each, raise_first
 from clusterctl.run.nodes.meeting import meeting_addresses, try_port
@@ -65,7 +66,9 @@ class Preflight:
         self._findings: list[Finding] = []
 
     def __call__(self, sessions: Mapping[str, Session], post: Callable[[ControllerEvent], None]) -> dict[str, str]:
-        """Check everything but the code, which is still to come; return the spares that are left out, with a word.
+        """Check everything but the code, which is still to come; return the nodes that are left out, with a word.
+
+        These are spares, and workers where the run may begin without them.
 
         Args:
             sessions: The nodes to check; one that is lost meanwhile has failed.
@@ -81,6 +84,9 @@ class Preflight:
         spares = {h.name for h in self._spec.spares}
         bad = self._weigh(found)
         failed = [f for f in bad if f.node not in spares]
+        if self._may_begin_without(failed):
+            spares |= {f.node for f in failed if f.node is not None}
+            failed = []
         step.end(_summary(found), failed=bool(failed))
         gone = {n: ConnectError(n, str(f["unreachable"])) for n, f in self._facts.items() if "unreachable" in f}
         lost = {n: error for n, error in gone.items() if n not in spares and not sessions[n].alive}
@@ -89,11 +95,21 @@ class Preflight:
         self._refuse(failed)
         return self._left_out([f for f in bad if f.node in spares], post)
 
+    def _may_begin_without(self, failed: Sequence[Finding]) -> bool:
+        sick = [f.node for f in failed if f.node is not None]
+        return bool(sick) and len(sick) == len(failed) and without(self._spec, sick) is not None
+
     def _left_out(self, failed: list[Finding], post: Callable[[ControllerEvent], None]) -> dict[str, str]:
         """Leave spares that are not fit out of the run instead of ending its start."""
+        waiting = {host.name for host in self._spec.spares}
         for finding in failed:
-            post(Note(text=f"spare {finding.node} is left out: {finding.message}", level="warn"))
+            kind = "spare " if finding.node in waiting else ""
+            post(Note(text=f"{kind}{finding.node} is left out: {finding.message}", level="warn"))
         return {finding.node: "unhealthy" for finding in failed if finding.node is not None}
+
+    def settle(self, spec: ClusterSpec) -> None:
+        """Go on with fewer workers than the file names."""
+        self._spec = spec
 
     def after_sync(self, sessions: Mapping[str, Session]) -> None:
         """Check that all nodes have the same code now.

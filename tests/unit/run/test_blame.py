@@ -268,6 +268,7 @@ UNNAMED = "torch.distributed.DistBackendError: NCCL error: remote process exited
             True,
             id="one of two, named",
         ),
+        pytest.param([exited(0, 2.0, tail=PEER)], [exited(1, 2.0, code=0)], 1, False, id="as early"),
         pytest.param(
             [exited(0, 2.0, error=0.3, tail=PEER)],
             [exited(1, 1.9, error=0.3, code=0)],

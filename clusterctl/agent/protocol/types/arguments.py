@@ -139,7 +139,7 @@ class Finish(OfRun):
 
 
 class Program(TypedDict):
-    """A program: `argv`, or `command` in a shell."""
+    """A program: `argv`, or `command` in a shell. Bytes of `stdin` that are no UTF-8 are escaped as surrogates."""
 
     argv: NotRequired[list[str]]
     command: NotRequired[str]

@@ -168,7 +168,9 @@ class _Node:
             number = os.WTERMSIG(status) if killed else None
             self._session.answer(identity, {"exit_code": code, "signal": number, "timed_out": timed_out[0]})
 
-        running = self._session.jobs.run(program, str(asked.get("stdin", "")).encode(), take, end)
+        running = self._session.jobs.run(
+            program, str(asked.get("stdin", "")).encode("utf-8", "surrogateescape"), take, end
+        )
         self._running[identity] = running
 
         def expire() -> None:

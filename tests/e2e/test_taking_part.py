@@ -1,0 +1,101 @@
+"""Which hosts of the file take part in a run: `up --node`, `--exclude`, `--min-nodes`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from tests.documented import typed
+
+if TYPE_CHECKING:
+    from tests.e2e.conftest import LocalHead
+
+GONE = {"host": "gone", "address": "127.0.0.1", "port": 1, "workers": 1, "gpus": 0}
+SICK = {"host": "sick", "transport": "local", "workers": 1, "gpus": 0, "python": "/nowhere/python3"}
+
+
+def write(head: LocalHead, *more: dict[str, Any], **keys: Any) -> None:
+    """Two nodes that are well, and others."""
+    path = head.write_local({"command": "true"}, workers=(1, 1), **keys)
+    document = yaml.safe_load(path.read_text())
+    document["hosts"] += more
+    path.write_text(yaml.safe_dump(document))
+
+
+def kept(head: LocalHead) -> list[tuple[str, str]]:
+    (path,) = Path(head.env["XDG_STATE_HOME"]).glob("clusterctl/runs/*/spec.json")
+    return [(host["name"], host["role"]) for host in json.loads(path.read_text())["hosts"]]
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [("--node", "localhost.1"), ("--exclude", "localhost.0"), ("--node", "localhost", "--exclude", "localhost.[0-0]")],
+    ids=" ".join,
+)
+def test_the_chosen_hosts_alone_take_part_and_are_kept_with_the_run(head: LocalHead, chosen: tuple[str, ...]) -> None:
+    write(head)
+
+    done = head.run("up", "--no-health", *chosen)
+
+    assert done.returncode == 0, done.stderr
+    assert kept(head) == [("localhost.1", "worker")]
+    assert [(w["rank"], w["node"]) for w in head.json("status")["workers"]] == [(0, "localhost.1")]
+
+
+def test_a_plan_has_the_chosen_hosts_alone(head: LocalHead) -> None:
+    write(head)
+
+    plan = head.json(*typed("clusterctl up --exclude NODE", NODE="localhost.1"), "--dry-run")
+
+    assert [node["node"] for node in plan["nodes"]] == ["localhost.0"]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "code", "said"),
+    [
+        pytest.param(("--exclude", "localhots.1"), 102, "no node `localhots.1`", id="unknown"),
+        pytest.param(("--exclude", "*"), 102, "no node is left", id="nobody"),
+        pytest.param(("--min-nodes", "3"), 2, "`--min-nodes 3` of 2 nodes", id="more than there are"),
+        pytest.param(("--node", "[1"), 2, "`[` is not closed", id="no set"),
+    ],
+)
+def test_a_choice_that_cannot_be_made_starts_nothing(
+    head: LocalHead, chosen: tuple[str, ...], code: int, said: str
+) -> None:
+    write(head)
+
+    done = head.run("up", "--no-health", *chosen)
+
+    assert done.returncode == code, done.stderr
+    assert said in done.stderr
+    assert head.json("ps", "-a") == []
+
+
+@pytest.mark.parametrize(
+    ("other", "options"),
+    [pytest.param(GONE, ("--no-health",), id="cannot be reached"), pytest.param(SICK, (), id="failed a check")],
+)
+def test_a_run_begins_without_a_node_that_is_not_fit_where_enough_are_left(
+    head: LocalHead, other: dict[str, Any], options: tuple[str, ...]
+) -> None:
+    write(head, other)
+
+    done = head.run(*typed("clusterctl up --min-nodes N", N="2"), *options)
+
+    assert done.returncode == 0, done.stderr
+    assert f"the run begins with 2 of 3 nodes: {other['host']} will wait as spares" in done.stderr
+    assert kept(head)[-1] == (other["host"], "spare")
+    assert len(head.json("status")["workers"]) == 2
+
+
+def test_a_run_does_not_begin_with_fewer_than_were_asked_for(head: LocalHead) -> None:
+    write(head, GONE)
+
+    done = head.run("up", "--no-health", "--min-nodes", "3")
+
+    assert done.returncode == 4, done.stderr
+    assert "gone" in done.stderr
