@@ -26,10 +26,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SYSTEM_TESTS := openssh-server openssh-client iproute2 nftables libfaketime tcsh fish zsh tmux fuse3 gcc libc6-dev \
-                locales systemd
+                locales systemd libpam-oath oathtool
 SYSTEM_BENCH := pdsh clustershell
 
-.PHONY: help up test check lock unit agent lab-tests e2e lab bench format dist clean killer controls heavy health-repeat docs mutants worlds fuzz soak
+.PHONY: help up test check lock unit agent lab-tests e2e lab bench format dist clean killer controls heavy health-repeat docs mutants worlds fuzz soak why
 
 help:  ## Show what there is
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -85,6 +85,9 @@ mutants: $(VENV)/.mutation $(VENV)/.system  ## Break the deciding modules 200 ti
 killer: $(VENV)/.dev $(VENV)/.system  ## Kill a random process of a run at a random moment, 200 times (KILLER_RUNS, KILLER_SEED, KILLER_WORLDS); cut a link for a minute
 	CLUSTERCTL_LONG=1 $(BIN)/python -m pytest tests/lab/test_faults.py -k minute $(PYTEST_ARGS)
 	$(BIN)/python -m tests.lab.killer
+
+why: $(VENV)/.dev $(VENV)/.system  ## Let runs go wrong in every way that we know, and see what `clusterctl why` says of each (WHY_ARGS)
+	$(BIN)/python -m tests.lab.why $(WHY_ARGS)
 
 soak: $(VENV)/.dev $(VENV)/.system  ## Weeks and 1,000 restarts in minutes: what a run takes of disk, memory, descriptors and processor (SOAK_ARGS)
 	$(BIN)/python -m tests.soak $(SOAK_ARGS)

@@ -138,8 +138,11 @@ PS: Final = a_list(
         world_size=or_null(COUNT),
         started=or_null(TIME),
         step=or_null(COUNT),
+        ended=or_null(TIME),
         last_progress_s=or_null(SECONDS),
         exit_code=or_null(COUNT),
+        cause=CAUSE,
+        file=or_null(TEXT),
     )
 )
 DIFF: Final = an_object(

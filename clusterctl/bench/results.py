@@ -112,6 +112,19 @@ def compared(measured: Sequence[Measured]) -> list[Row]:
     return rows
 
 
+_PLAUSIBLE = 1.15
+"""Caches that fit better make workers a little faster than their number; more than this is chance."""
+
+
+def doubt(rows: Sequence[Row]) -> str | None:
+    """Return in words which speed-ups are too good to be true, so that none of the numbers is to be relied on."""
+    odd = [row for row in rows if row.efficiency > _PLAUSIBLE]
+    if not odd:
+        return None
+    names = ", ".join(f"{row.speedup:.2f} by {row.mode} on {row.workers}" for row in odd)
+    return f"a speed-up of {names} cannot be: what was measured is too short, and its numbers are noise"
+
+
 def to_json(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Return the published shape; durations in seconds, `null` for what cannot be told."""
     return [

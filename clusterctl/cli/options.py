@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
     from clusterctl.config.load import Loaded
+    from clusterctl.config.sections.context import RunListing
     from clusterctl.config.spec import ClusterSpec, HealthSpec, HostSpec
     from clusterctl.config.text.override import Overrides
 
@@ -131,11 +132,13 @@ def load_file(
     require_job: bool = False,
     with_secrets: bool = False,
     console: Console | None = None,
+    run_listing: RunListing | None = None,
 ) -> Loaded:
-    """Read the cluster file; say what is probably not meant.
+    """Read the cluster file; say what is probably not meant. Of its commands that list hosts accepted ones are run.
 
     Raises:
         ConfigError: Something is wrong.
+        RefusedError: A command of the file was not accepted.
     """
     from clusterctl.config.load import load
 
@@ -147,6 +150,7 @@ def load_file(
         require_job=require_job,
         with_secrets=with_secrets,
         health_mistakes=_health_mistakes,
+        run_listing=run_listing or _run_accepted,
     )
     if console is not None and loaded.warnings:
         from clusterctl.render.problems import render_warnings
@@ -154,6 +158,12 @@ def load_file(
         text = render_warnings(loaded.warnings, color=console.err.colour, width=console.err.width or 0)
         console.narrate(*text.split("\n"))
     return loaded
+
+
+def _run_accepted(argv: tuple[str, ...]) -> str:
+    from clusterctl.cli.lookup.listings import run_accepted
+
+    return run_accepted(argv)
 
 
 def _health_mistakes(health: HealthSpec) -> list[tuple[str, str, str | None]]:

@@ -114,6 +114,7 @@ def load(
     require_job: bool = False,
     with_secrets: bool = False,
     health_mistakes: context_module.HealthMistakes | None = None,
+    run_listing: context_module.RunListing | None = None,
 ) -> Loaded:
     """Read cluster files, later ones merged over earlier ones.
 
@@ -126,9 +127,11 @@ def load(
         with_secrets: Whether secrets are read, as `up` needs them; else their values are empty.
         health_mistakes: Tells names below `health:` that mean nothing; without it they are taken as they are. Only
             called where there is such a section.
+        run_listing: Runs the command of `hosts: {from: {command: ...}}`; without it such a file cannot be read.
 
     Raises:
         ConfigError: Something is wrong; all that is, at once.
+        RefusedError: A command was not run.
     """
     disk = Disk()
     return parse(
@@ -140,6 +143,7 @@ def load(
         require_job=require_job,
         with_secrets=with_secrets,
         health_mistakes=health_mistakes,
+        run_listing=run_listing,
     )
 
 
@@ -171,6 +175,7 @@ def parse(
     require_job: bool = False,
     with_secrets: bool = False,
     health_mistakes: context_module.HealthMistakes | None = None,
+    run_listing: context_module.RunListing | None = None,
 ) -> Loaded:
     """Turn texts into a spec; see `load` for the arguments.
 
@@ -192,6 +197,7 @@ def parse(
         require_job=require_job,
         with_secrets=with_secrets,
         health_mistakes=health_mistakes,
+        run_listing=run_listing,
     )
     built = build.build(root, context)
     if report.problems or built is None:

@@ -47,13 +47,20 @@ def _hosts() -> dict[str, Any]:
     gpus = _ref("DefaultsModel/properties/gpus")
     keyed = {"anyOf": [gpus, _ref("DefaultsModel"), {"type": "null"}]}
     item = {"anyOf": [{"type": "string"}, _ref("HostModel")]}
+    argv = {"type": "array", "minItems": 1, "items": {"type": "string"}}
+    sources = [{"const": "slurm"}, _only("file", {"type": "string"}), _only("command", argv)]
     return {
         "anyOf": [
             {"type": "string", "title": "hosts and ranges, separated by commas"},
+            _only("from", {"anyOf": sources}) | {"title": "hosts from elsewhere"},
             {"type": "object", "title": "host or range: GPUs", "minProperties": 1, "additionalProperties": keyed},
             {"type": "array", "title": "list of hosts", "minItems": 1, "items": item},
         ]
     }
+
+
+def _only(key: str, shape: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "properties": {key: shape}, "required": [key], "additionalProperties": False}
 
 
 def _describe(properties: dict[str, Any], key: str, shape: dict[str, Any]) -> None:

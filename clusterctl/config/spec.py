@@ -150,6 +150,13 @@ class HostSpec:
 class SshSpec:
     """How connections are opened."""
 
+    client: Annotated[
+        Literal["auto", "builtin", "openssh"],
+        Key(
+            "Who speaks SSH: `openssh` is your own `ssh`, `auto` turns to it where the built-in client cannot log in.",
+            "openssh",
+        ),
+    ] = "auto"
     host_keys: Annotated[
         Literal["strict", "accept-new"] | None,
         Key("What to do with an unknown host key.", "strict", unset="`strict`"),

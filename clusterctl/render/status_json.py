@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.render.log import rfc3339
 from clusterctl.render.status import RunView, WorkerActivity
 from clusterctl.render.story.attempts import attempts_json
 from clusterctl.render.story.book import origin_json, time_json
@@ -38,10 +37,13 @@ def ps_json(views: Sequence[RunView]) -> list[dict[str, Any]]:
             "attempt": view.state.attempt,
             "nodes": len(view.state.nodes),
             "world_size": view.state.world_size,
-            "started": None if view.state.created is None else rfc3339(view.state.created),
+            "started": time_json(view.state.created),
+            "ended": time_json(view.state.ended),
             "step": view.step,
             "last_progress_s": _rounded(view.last_progress_s),
             "exit_code": view.state.exit_code,
+            "cause": cause_json(final_cause(view.state)),
+            "file": view.state.path or None,
         }
         for view in views
     ]

@@ -16,7 +16,9 @@ from clusterctl.session.conversation import Session
 from clusterctl.transport.command import CommandTransport
 from clusterctl.transport.delivery.bootstrap import start_agent
 from clusterctl.transport.delivery.bundle import agent_bundle
+from clusterctl.transport.either import EitherTransport
 from clusterctl.transport.local import LocalTransport
+from clusterctl.transport.openssh import OpenSshTransport
 from clusterctl.transport.ssh.approach import Approach
 
 if TYPE_CHECKING:
@@ -26,7 +28,8 @@ if TYPE_CHECKING:
 
     from clusterctl.config.spec import HostSpec
     from clusterctl.session.items import Sink
-    from clusterctl.transport.base import Transport
+    from clusterctl.transport.base import Channel, Transport
+    from clusterctl.transport.delivery.bootstrap import Preamble
     from clusterctl.transport.delivery.bundle import Bundle
 
 E = TypeVar("E", bound=ClusterctlError)
@@ -57,7 +60,8 @@ class Transports:
 
     def of(self, host: HostSpec) -> Transport:
         """Return what reaches `host`."""
-        if host.transport is TransportKind.SSH and TransportKind.SSH not in self._made:
+        built_in = host.transport is TransportKind.SSH and self._ssh_spec.client != "openssh"
+        if built_in and TransportKind.SSH not in self._made:
             # While one thread imports, the others dial.
             self._approach.go_ahead(host, self._ssh_spec.connect_timeout)
         with self._lock:
@@ -79,12 +83,16 @@ class Transports:
             return CommandTransport()
         if kind is TransportKind.LOCAL:
             return LocalTransport()
+        openssh = OpenSshTransport(self._ssh_spec, self._approach)
+        if self._ssh_spec.client == "openssh":
+            return openssh
         # The SSH library's own reader of ssh_config, which nobody here uses, would like this for `Match exec`; a third
         # of the time that importing the library takes goes into it.
         with _without("invoke"):
             from clusterctl.transport.ssh.ssh import SshTransport
 
-        return SshTransport(self._ssh_spec, approach=self._approach)
+        builtin = SshTransport(self._ssh_spec, approach=self._approach)
+        return builtin if self._ssh_spec.client == "builtin" else EitherTransport(builtin, openssh, self._approach)
 
 
 @contextlib.contextmanager
@@ -115,20 +123,12 @@ def open_session(
         NodeError: It cannot be reached, trusted, logged in to or used.
     """
     began = time.monotonic()
-    channel = transport.open(host, progress=progress)
     try:
-        preamble, rest = start_agent(
-            host.name,
-            channel,
-            bundle or agent_bundle(),
-            timeout=answer_timeout,
-            pythons=(host.python,) if host.python else (),
-            first=(sys.executable,) if host.transport is TransportKind.LOCAL else (),
-            progress=progress,
-        )
-    except BaseException:
-        channel.close()
-        raise
+        channel, preamble, rest = _entered(transport, host, bundle, answer_timeout, progress)
+    except AgentError as error:
+        if not isinstance(transport, EitherTransport) or not transport.turn(host, error):
+            raise
+        channel, preamble, rest = _entered(transport, host, bundle, answer_timeout, progress)
     session = Session(host.name, channel, preamble, inbox, epoch=epoch)
     session.start(rest)
     try:
@@ -139,6 +139,26 @@ def open_session(
     session.connect_s = time.monotonic() - began
     progress("joined")
     return session
+
+
+def _entered(
+    transport: Transport, host: HostSpec, bundle: Bundle | None, timeout: float, progress: Callable[[str], None]
+) -> tuple[Channel, Preamble, bytes]:
+    channel = transport.open(host, progress=progress)
+    try:
+        preamble, rest = start_agent(
+            host.name,
+            channel,
+            bundle or agent_bundle(),
+            timeout=timeout,
+            pythons=(host.python,) if host.python else (),
+            first=(sys.executable,) if host.transport is TransportKind.LOCAL else (),
+            progress=progress,
+        )
+    except BaseException:
+        channel.close()
+        raise
+    return channel, preamble, rest
 
 
 def _greet(session: Session, timeout: float) -> None:

@@ -11,9 +11,14 @@ from clusterctl.why.verdict import Class
 if TYPE_CHECKING:
     from clusterctl.why.case import End
 
+_RAISED = r"(?:^|\]: ?|\bCaught )(?:\w+\.)*"
+"""What stands before the name of an exception that was raised, and not before one that is only spoken of."""
 # The order decides: a text that says why goes before the name of the exception that carried it.
 _WORDS = (
-    (Class.OUT_OF_MEMORY, r"CUDA out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED|std::bad_alloc|MemoryError"),
+    (Class.MISMATCH, r"Received data size doesn't match expected size|Detected mismatch between collectives on ranks"),
+    (Class.NOT_STARTED, r"^the prologue failed with status \d+"),
+    (Class.OUT_OF_MEMORY, r"CUDA out of memory|CUBLAS_STATUS_ALLOC_FAILED|std::bad_alloc"),
+    (Class.OUT_OF_MEMORY, rf"{_RAISED}(?:OutOfMemory|Memory|_ArrayMemory)Error\b"),
     (Class.OUT_OF_MEMORY, r"Cannot allocate memory|DefaultCPUAllocator: can't allocate|RESOURCE_EXHAUSTED"),
     (Class.DISK_FULL, r"No space left on device|Disk quota exceeded|\[Errno (?:28|122)\]"),
     (
@@ -21,15 +26,19 @@ _WORDS = (
         r"uncorrectable ECC|CUDA error: (?:an illegal|unspecified|misaligned|device)|Xid |GPU is lost|cudaErrorECC",
     ),
     (Class.PORT_TAKEN, r"Address already in use|EADDRINUSE|\[Errno 98\]"),
-    (Class.MISSING_MODULE, r"ModuleNotFoundError|ImportError|No module named|cannot open shared object file"),
-    (Class.NO_PERMISSION, r"PermissionError|Permission denied|\[Errno 13\]|Read-only file system"),
-    (Class.MISSING_FILE, r"FileNotFoundError|No such file or directory|can't open file"),
+    (
+        Class.MISSING_MODULE,
+        rf"{_RAISED}(?:ModuleNotFound|Import)Error\b|No module named|cannot open shared object file",
+    ),
+    (Class.NO_PERMISSION, rf"{_RAISED}PermissionError\b|Permission denied|\[Errno 13\]|Read-only file system"),
+    (Class.MISSING_FILE, rf"{_RAISED}FileNotFoundError\b|No such file or directory|can't open file"),
     (
         Class.WRONG_ARGUMENT,
         r"^usage: .*|error: (?:unrecognized arguments|the following arguments are required|argument )",
     ),
     (Class.PEER_LOST, r"DistNetworkError|DistStoreError|ncclRemoteError|ncclSystemError|NCCL error"),
 )
+_CHAINED = "The above exception was the direct cause of the following exception:"
 _MOST_SAID = 160
 _PATTERNS = tuple((cls, re.compile(pattern, re.MULTILINE)) for cls, pattern in _WORDS)
 _FRAME = re.compile(
@@ -43,14 +52,19 @@ def class_of(end: End) -> Class:
         return Class.OUT_OF_MEMORY
     if end.well:
         return Class.EXITED_EARLY
-    found = next((cls for cls, pattern in _PATTERNS if pattern.search(_last_words(end))), None)
-    if end.signal is not None and found not in (Class.OUT_OF_MEMORY, Class.GPU):
+    found = _by_words(_last_words(end)) or _by_words(_first_of_chain(end))
+    if end.signal is not None and found not in (Class.OUT_OF_MEMORY, Class.GPU, Class.MISMATCH):
         return Class.SIGNAL
     if found is None and end.secondary:
         return Class.PEER_LOST
-    if found is None and end.exit_code is None:
+    if found is None and (end.exit_code is None or not (end.message or end.traceback)):
         return Class.UNKNOWN
     return found or Class.EXCEPTION
+
+
+def told(end: End) -> bool:
+    """Return whether a rank itself says why it ended; lines of its output before that may speak of anything."""
+    return bool(end.oom or end.signal or end.traceback or end.message)
 
 
 def where(end: End) -> tuple[str | None, str | None]:
@@ -98,6 +112,16 @@ def advice(cls: Class, run: str, rank: int | None, node: str | None) -> tuple[st
             return (f"clusterctl exec{at} -- ss -ltnp",)
         case _:
             return (logs,)
+
+
+def _by_words(text: str) -> Class | None:
+    return next((cls for cls, pattern in _PATTERNS if pattern.search(text)), None)
+
+
+def _first_of_chain(end: End) -> str:
+    """Return what the exception said of which the last one was made (`raise ... from`); "" where there is none."""
+    first, chained, _ = (end.traceback or "").partition(_CHAINED)
+    return next(reversed(first.strip().splitlines()), "").strip() if chained else ""
 
 
 def _last_words(end: End) -> str:

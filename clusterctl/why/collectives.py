@@ -40,9 +40,9 @@ class Mismatch:
 
     @property
     def odd(self) -> tuple[int, ...]:
-        """The fewest, where there are fewest."""
-        counts = sorted(self.by.values(), key=len)
-        return counts[0] if len(counts) > 1 and len(counts[0]) < len(counts[-1]) else ()
+        """Those that are not with the most, where one thing was begun by the most."""
+        *fewer, most = sorted(self.by.values(), key=len)
+        return tuple(sorted(r for ranks in fewer for r in ranks)) if fewer and len(fewer[-1]) < len(most) else ()
 
 
 def behind(looks: Mapping[int, Look]) -> list[Behind]:
@@ -67,7 +67,18 @@ def _begun(look: Look) -> dict[str, tuple[int, bool]]:
     """
     if look.entries is None:
         return {group: (begun, ended >= begun) for group, (begun, ended) in look.seq.items() if group == _DEFAULT}
-    return {entry.group: (entry.number, entry.done) for entry in look.entries if not entry.p2p}
+    found = {entry.group: (entry.number, entry.done) for entry in look.entries if not entry.p2p}
+    if _DEFAULT in look.seq and _DEFAULT not in found:
+        # Other groups have been so busy that the newest entries hold none of this one.
+        begun, ended = look.seq[_DEFAULT]
+        found[_DEFAULT] = (begun, ended >= begun)
+    return found
+
+
+def late(looks: Mapping[int, Look]) -> set[int]:
+    """Return the ranks that have not begun what others wait in, and that wait in nothing."""
+    found = behind(looks)
+    return {rank for one in found for rank in one.ranks} - {rank for one in found for rank in one.waiting}
 
 
 def mismatches(looks: Mapping[int, Look]) -> list[Mismatch]:
@@ -75,24 +86,17 @@ def mismatches(looks: Mapping[int, Look]) -> list[Mismatch]:
     by_place: dict[tuple[str, int], dict[int, Entry]] = {}
     for rank, look in looks.items():
         for entry in look.entries or ():
-            if not entry.p2p and not entry.done:
+            if not entry.p2p:
                 by_place.setdefault((entry.group, entry.number), {})[rank] = entry
     found = []
     for (group, number), entries in sorted(by_place.items()):
+        if all(entry.done for entry in entries.values()):
+            continue
+        # Who sends and need not wait for an answer is through with its own at once: it counts as well.
         kinds = _kinds(entries)
         if len(kinds) > 1:
             found.append(Mismatch(group=group, number=number, by=kinds))
     return found
-
-
-def unmatched(looks: Mapping[int, Look]) -> dict[int, Entry]:
-    """Return the messages between two ranks that have not come to their end, by who waits."""
-    return {
-        rank: entry
-        for rank, look in looks.items()
-        for entry in (look.entries or ())[-1:]
-        if entry.p2p and not entry.done
-    }
 
 
 def in_step(looks: Mapping[int, Look]) -> bool:
@@ -105,6 +109,22 @@ def in_step(looks: Mapping[int, Look]) -> bool:
 def op_of(look: Look) -> str | None:
     """Return what a rank has begun last and not ended."""
     return next((entry.op for entry in reversed(look.entries or ()) if not entry.done), None)
+
+
+def in_message(look: Look) -> bool:
+    """Return whether what a rank has begun last and not ended is a message to, or from, one other rank."""
+    return next((entry.p2p for entry in reversed(look.entries or ()) if not entry.done), False)
+
+
+def in_default(look: Look) -> bool:
+    """Return whether a rank has begun something in the group of all ranks that has not ended."""
+    begun = _begun(look).get(_DEFAULT)
+    return begun is not None and not begun[1]
+
+
+def counted(looks: Mapping[int, Look]) -> bool:
+    """Return whether ranks count what they begin."""
+    return any(look.entries or look.seq for look in looks.values())
 
 
 def _named(looks: Mapping[int, Look], ranks: Sequence[int], group: str, number: int) -> str | None:

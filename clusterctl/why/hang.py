@@ -5,21 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from clusterctl.why import collectives
-from clusterctl.why.places import Doing, Place, at_storage, place_of, waits_for
-from clusterctl.why.verdict import Class, Confidence, Culprit, Kind, Verdict, Waiting
+from clusterctl.why import collectives, roots
+from clusterctl.why.places import Doing, at_storage
+from clusterctl.why.seen import WAITS, Seen, because, computes, how_absent, ranks_named, why_absent
+from clusterctl.why.verdict import Class, Confidence, Culprit, Kind, Verdict
 from clusterctl.wording import fold_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
-    from clusterctl.why.case import Case, Look, Rank
+    from clusterctl.why.case import Case, Rank
 
-_STUCK_SHIM_S = 4.0
-"""The shim's thread writes every second: if older while the rank runs, something holds the interpreter lock."""
-_BUSY = 0.5
-_WAITS = (Doing.COLLECTIVE, Doing.BACKWARD, Doing.SETTING_UP)
 _MOST_NAMED = 8
+_IDLE = 0.02
 
 
 def judge(case: Case) -> Verdict | None:
@@ -38,65 +36,12 @@ def judge(case: Case) -> Verdict | None:
         _stopped,
         _in_kernel,
         _mismatched,
-        _behind,
+        roots.behind,
         _gil,
         _odd_one,
         _together,
     )
     return next((found for rule in rules if (found := rule(seen)) is not None), None)
-
-
-class Seen:
-    """What was seen of the ranks, and where each of them is."""
-
-    def __init__(self, case: Case, ranks: Sequence[Rank], looks: Mapping[int, Look]) -> None:
-        self.case, self.looks = case, looks
-        self.nodes = {rank.rank: rank.node for rank in ranks}
-        self.places = {rank: place_of(look) for rank, look in looks.items()}
-        self.missing = tuple(
-            f"rank {rank.rank}: {rank.look.error if rank.look is not None else 'nobody looked at it'}"
-            for rank in ranks
-            if rank.rank not in looks
-        ) + tuple(f"rank {rank}: no stack to be had" for rank, look in looks.items() if look.frames is None)
-
-    def verdict(
-        self, cls: Class, confidence: Confidence, summary: str, ranks: Iterable[int], why: Callable[[int], str]
-    ) -> Verdict:
-        """Return a verdict on these ranks; the others wait."""
-        named = sorted(ranks)
-        return Verdict(
-            kind=Kind.HANG,
-            cls=cls,
-            confidence=confidence,
-            summary=summary,
-            culprits=tuple(self._culprit(rank, why(rank)) for rank in named[:_MOST_NAMED]),
-            waiting=self.waiting(rank for rank in self.looks if rank not in named),
-            missing=self.missing,
-            next=(f"clusterctl stacks {self.case.run}", f"clusterctl logs {self.case.run} --rank {fold_ranks(named)}"),
-        )
-
-    def waiting(self, ranks: Iterable[int]) -> tuple[Waiting, ...]:
-        """Return ranks by the place at which they wait, most of them first."""
-        by_place: dict[tuple[str | None, str | None], list[int]] = {}
-        for rank in sorted(ranks):
-            place = self.places[rank]
-            op = collectives.op_of(self.looks[rank]) or place.op
-            by_place.setdefault((place.where, op), []).append(rank)
-        ordered = sorted(by_place.items(), key=lambda each: -len(each[1]))
-        return tuple(Waiting(ranks=fold_ranks(ranks), where=where, op=op) for (where, op), ranks in ordered)
-
-    def _culprit(self, rank: int, why: str) -> Culprit:
-        place = self.places.get(rank, Place(doing=Doing.UNKNOWN, where=None, op=None))
-        return Culprit(rank=rank, node=self.nodes[rank], where=place.where, op=place.op, evidence=why)
-
-    def called(self, ranks: Sequence[int]) -> str:
-        """Return ranks for a sentence, with the node where it is one, and where they are."""
-        named = sorted(ranks)
-        nodes = {self.nodes[rank] for rank in named}
-        wheres = {self.places[rank].where for rank in named if rank in self.places}
-        on = f" on {next(iter(nodes))}" if len(nodes) == 1 else ""
-        at = next(iter(wheres)) if len(wheres) == 1 else None
-        return f"{_ranks(named)}{on}" + (f" ({at})" if at else "")
 
 
 def _nodes_lost(case: Case, ranks: Sequence[Rank]) -> Verdict | None:
@@ -124,11 +69,14 @@ def _not_started(case: Case, ranks: Sequence[Rank]) -> Verdict | None:
     if not absent or len(absent) == len(case.ranks):
         return None
     numbers = [rank.rank for rank in absent]
+    # A node that cannot be reached may have started them; and a start takes its time.
+    known = case.over or (case.stalled and all(case.nodes[rank.node].link == "connected" for rank in absent))
+    said = f"{'has' if len(numbers) == 1 else 'have'} not started yet"
     return Verdict(
         kind=Kind.START,
         cls=Class.NOT_STARTED,
-        confidence=Confidence.CERTAIN,
-        summary=f"rank{'s' if len(numbers) > 1 else ''} {fold_ranks(numbers)} never started",
+        confidence=Confidence.CERTAIN if known else Confidence.LIKELY,
+        summary=f"{ranks_named(numbers)} {'never started' if case.over or case.stalled else said}",
         culprits=tuple(
             Culprit(rank=rank.rank, node=rank.node, evidence="its node has not told of its start")
             for rank in absent[:_MOST_NAMED]
@@ -142,6 +90,9 @@ def _stopped(seen: Seen) -> Verdict | None:
     found = [rank for rank, look in seen.looks.items() if (look.state or "") in ("T", "t")]
     if not found:
         return None
+    others = roots.independent(seen) - set(found)
+    if others:
+        return _both(seen, Class.STOPPED, found, others)
     return seen.verdict(
         Class.STOPPED,
         Confidence.CERTAIN,
@@ -151,20 +102,40 @@ def _stopped(seen: Seen) -> Verdict | None:
     )
 
 
+def _both(seen: Seen, cls: Class, found: Sequence[int], others: Iterable[int]) -> Verdict:
+    """Ranks that the kernel holds, and others that are missing as well: which of them began it is not told."""
+    return seen.verdict(
+        cls,
+        Confidence.AMBIGUOUS,
+        f"{seen.called(found)} {'is' if len(found) == 1 else 'are'} held by the kernel, "
+        f"and {ranks_named(sorted(others))} did not join either",
+        {*found, *others},
+        lambda rank: why_absent(seen, rank),
+    )
+
+
 def _in_kernel(seen: Seen) -> Verdict | None:
     """Ranks in a wait that nothing interrupts, and those that wait for a file system."""
-    fixed = [rank for rank, look in seen.looks.items() if look.state == "D"]
-    stored = [rank for rank, look in seen.looks.items() if at_storage(look)]
+    # Who waits for its peers is there by chance: a page that is read, a line of output that is written.
+    looks = {rank: look for rank, look in seen.looks.items() if not seen.in_collective(rank)}
+    fixed = [rank for rank, look in looks.items() if look.state == "D"]
+    stored = [rank for rank, look in looks.items() if at_storage(look)]
+    behind = collectives.late(seen.looks)
     found = stored or fixed
+    if behind.isdisjoint(found) and behind:
+        return None
+    others = roots.independent(seen) - set(found)
+    if found and others:
+        return _both(seen, Class.STORAGE if stored else Class.DSTATE, found, others)
     if not found or (len(found) == len(seen.looks) > 1 and not stored):
         return None
     cls = Class.STORAGE if stored else Class.DSTATE
+    # Who is in and out of such a wait does something, and was caught there by chance.
+    idle = all((looks[rank].cpu or 0.0) < _IDLE for rank in found) and not seen.unseen
     what = "waits for a file system" if stored else "is in a wait that nothing interrupts (state D)"
     return seen.verdict(
         cls,
-        Confidence.CERTAIN
-        if len(found) < len(seen.looks) and all(rank in fixed for rank in found)
-        else Confidence.LIKELY,
+        Confidence.CERTAIN if set(found) <= set(fixed) & behind and idle else Confidence.LIKELY,
         f"{seen.called(found)} {what}",
         found,
         lambda rank: f"state {seen.looks[rank].state}, in {seen.looks[rank].wchan or 'a place that nobody knows'}",
@@ -177,7 +148,7 @@ def _mismatched(seen: Seen) -> Verdict | None:
     if not found:
         return None
     first = found[0]
-    what = ", ".join(f"{_ranks(ranks)} {name}" for name, ranks in first.by.items())
+    what = ", ".join(f"{ranks_named(ranks)} {name}" for name, ranks in first.by.items())
     odd = first.odd
     named = odd or tuple(rank for ranks in first.by.values() for rank in ranks)
     names = {rank: name for name, ranks in first.by.items() for rank in ranks}
@@ -190,42 +161,9 @@ def _mismatched(seen: Seen) -> Verdict | None:
     )
 
 
-def _behind(seen: Seen) -> Verdict | None:
-    """Ranks that have not begun what others wait in; of several groups the one whose ranks wait in none is the root."""
-    found = collectives.behind(seen.looks)
-    if not found:
-        return None
-    waiting = {rank for one in found for rank in one.waiting}
-    late = {rank for one in found for rank in one.ranks}
-    roots = sorted(late - waiting)
-    if not roots:
-        return seen.verdict(
-            Class.DEADLOCK,
-            Confidence.LIKELY,
-            f"ranks {fold_ranks(late)} wait for each other in several process groups",
-            late,
-            lambda rank: f"in {collectives.op_of(seen.looks[rank]) or seen.places[rank].op}",
-        )
-    op = next((one.op for one in found if one.op), None) or "a collective"
-    at_peers = [rank for rank in roots if seen.places[rank].doing in _WAITS and not _computes(seen.looks[rank])]
-    if len(at_peers) == len(roots) and len(roots) < len(seen.looks):
-        # They wait in a collective as well, in another one or in one that was never counted.
-        cls, confidence = Class.MISMATCH, Confidence.LIKELY
-    else:
-        cls = _how_absent(seen, roots)
-        confidence = Confidence.CERTAIN if len(roots) == 1 else Confidence.LIKELY
-    return seen.verdict(
-        cls,
-        confidence,
-        f"{seen.called(roots)} did not join {op}, in which {_ranks(waiting - set(roots))} wait" + _because(seen, roots),
-        roots,
-        lambda rank: _why_absent(seen, rank),
-    )
-
-
 def _gil(seen: Seen) -> Verdict | None:
     """Ranks whose interpreter runs no thread but one."""
-    found = [rank for rank, look in seen.looks.items() if _holds_lock(look)]
+    found = [rank for rank in seen.looks if seen.holds_lock(rank)]
     if not found or len(found) == len(seen.looks) > 1:
         return None
     return seen.verdict(
@@ -239,16 +177,16 @@ def _gil(seen: Seen) -> Verdict | None:
 
 def _odd_one(seen: Seen) -> Verdict | None:
     """Without numbers: most ranks wait in the same operation, and a few are elsewhere."""
-    waits = [rank for rank, place in seen.places.items() if place.doing in _WAITS and not _computes(seen.looks[rank])]
+    waits = [rank for rank, place in seen.places.items() if place.doing in WAITS and not computes(seen.looks[rank])]
     others = [rank for rank in seen.places if rank not in waits and seen.places[rank].doing is not Doing.UNKNOWN]
     if waits and others and len(others) <= len(waits):
-        cls = _how_absent(seen, others)
+        cls = how_absent(seen, others)
         return seen.verdict(
             cls,
             Confidence.LIKELY if len(others) == 1 or 2 * len(others) < len(waits) else Confidence.AMBIGUOUS,
-            f"{seen.called(others)} is where no other rank is; ranks {fold_ranks(waits)} wait" + _because(seen, others),
+            f"{seen.called(others)} is where no other rank is; ranks {fold_ranks(waits)} wait" + because(seen, others),
             others,
-            lambda rank: _why_absent(seen, rank),
+            lambda rank: why_absent(seen, rank),
         )
     signatures = Counter((place.where, place.op) for place in seen.places.values())
     if len(signatures) < 2 or len(seen.places) < 3:
@@ -257,45 +195,36 @@ def _odd_one(seen: Seen) -> Verdict | None:
     most = max(signatures.values())
     if len(rare) != 1 or most < len(seen.places) - 1:
         return None
-    alike = seen.places[rare[0]].doing in _WAITS
+    alike = seen.places[rare[0]].doing in WAITS
+    if alike and collectives.counted(seen.looks):
+        return None  # the numbers say that it is not in another one; it may belong to another group
     return seen.verdict(
-        Class.MISMATCH if alike else _how_absent(seen, rare),
+        Class.MISMATCH if alike else how_absent(seen, rare),
         Confidence.LIKELY,
-        f"{seen.called(rare)} is where no other rank is" + _because(seen, rare),
+        f"{seen.called(rare)} is where no other rank is" + because(seen, rare),
         rare,
-        lambda rank: _why_absent(seen, rank),
+        lambda rank: why_absent(seen, rank),
     )
 
 
 def _together(seen: Seen) -> Verdict | None:
     """All ranks are at one place: nobody of them is missing."""
     cut = sorted({node.node for node in seen.case.nodes.values() if node.link == "unreachable"})
+    if seen.unseen and not cut and all(place.doing in WAITS for place in seen.places.values()):
+        return seen.nobody("all ranks that could be seen wait for the others")
     places = {(place.where, place.op) for place in seen.places.values()}
     doing = {place.doing for place in seen.places.values()}
     if len(places) == 1 and doing <= {Doing.OWN, Doing.LOADING}:
         return seen.verdict(
-            _how_absent(seen, list(seen.looks)),
+            how_absent(seen, list(seen.looks)),
             Confidence.LIKELY,
-            f"all ranks are at {next(iter(places))[0]}" + _because(seen, list(seen.looks)),
+            f"all ranks are at {next(iter(places))[0]}" + because(seen, list(seen.looks)),
             seen.looks,
-            lambda rank: _why_absent(seen, rank),
+            lambda rank: why_absent(seen, rank),
         )
-    if not doing & set(_WAITS):
+    if not doing & set(WAITS):
         return None
-    if Doing.SETTING_UP in doing and len(doing) == 1:
-        summary, cls = (
-            "all ranks wait in the set-up of the process group: the store, or a peer, does not answer",
-            Class.STORE_LOST,
-        )
-    elif cut:
-        summary, cls = f"all ranks wait in the same operation, and {', '.join(cut)} cannot be reached", Class.NETWORK
-    elif collectives.in_step(seen.looks):
-        summary, cls = (
-            "all ranks have joined the same collective, and it does not end: look at the network",
-            Class.NETWORK,
-        )
-    else:
-        summary, cls = "all ranks wait in collectives, and none is missing", Class.ALL_JOINED
+    summary, cls = _what_holds_all(seen, doing, cut)
     return Verdict(
         kind=Kind.HANG,
         cls=cls,
@@ -308,40 +237,12 @@ def _together(seen: Seen) -> Verdict | None:
     )
 
 
-def _computes(look: Look) -> bool:
-    return (look.cpu or 0.0) >= _BUSY and look.state == "R"
-
-
-def _holds_lock(look: Look) -> bool:
-    return look.status_age is not None and look.status_age > _STUCK_SHIM_S and look.state not in ("T", "t", "D", "Z")
-
-
-def _how_absent(seen: Seen, ranks: Sequence[int]) -> Class:
-    if any(_holds_lock(seen.looks[rank]) for rank in ranks):
-        return Class.GIL_HELD
-    return Class.STORAGE if any(at_storage(seen.looks[rank]) for rank in ranks) else Class.NOT_JOINED
-
-
-def _ranks(ranks: Iterable[int]) -> str:
-    named = list(ranks)
-    return f"rank{'s' if len(named) > 1 else ''} {fold_ranks(named)}"
-
-
-def _does(look: Look) -> str:
-    return "it keeps the interpreter lock" if _holds_lock(look) else waits_for(look)
-
-
-def _because(seen: Seen, ranks: Sequence[int]) -> str:
-    reasons = {_does(seen.looks[rank]) for rank in ranks}
-    words = reasons.pop() if len(reasons) == 1 else ""
-    return f": {words}" if words else ""
-
-
-def _why_absent(seen: Seen, rank: int) -> str:
-    look, place = seen.looks[rank], seen.places[rank]
-    parts = [_does(look)]
-    if place.doing is Doing.LOADING and look.children:
-        children = ", ".join(f"{child.pid} ({child.state}, {child.wchan or 'running'})" for child in look.children[:4])
-        parts.append(f"its loader's processes: {children}")
-    told = "; ".join(part for part in parts if part)
-    return told or f"state {look.state or 'unknown'}" + (f" in {look.wchan}" if look.wchan else "")
+def _what_holds_all(seen: Seen, doing: Collection[Doing], cut: Sequence[str]) -> tuple[str, Class]:
+    if set(doing) == {Doing.SETTING_UP}:
+        words = "all ranks wait in the set-up of the process group: the store, or a peer, does not answer"
+        return words, Class.STORE_LOST
+    if cut:
+        return f"all ranks wait in the same operation, and {', '.join(cut)} cannot be reached", Class.NETWORK
+    if collectives.in_step(seen.looks):
+        return "all ranks have joined the same collective, and it does not end: look at the network", Class.NETWORK
+    return "all ranks wait in collectives, and none is missing", Class.ALL_JOINED

@@ -111,3 +111,30 @@ def test_a_run_goes_through_a_command(boxed: LocalHead) -> None:
     done = boxed.run("up", "--no-health")
     assert done.returncode == 0, done.stderr
     assert traces(boxed.folder) == {"command"}
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(("config", "cluster.yaml"), id="config"),
+        pytest.param(("up", "cluster.yaml", "--dry-run"), id="dry-run"),
+        pytest.param(("trust", "cluster.yaml"), id="trust"),
+        pytest.param(("exec", "--", "true"), id="exec"),
+    ],
+)
+def test_a_command_that_lists_hosts_is_not_run_before_its_user_has_accepted_it(
+    make_head: MakeHead, command: tuple[str, ...]
+) -> None:
+    head = make_head()
+    inventory = head.folder / "inventory"
+    inventory.write_text(f"#!/bin/sh\ntouch {head.folder}/traces.list\necho here\n")
+    inventory.chmod(0o755)
+    text = f"version: 1\nhosts: {{from: {{command: [{inventory}]}}}}\ndefaults: {{transport: local, gpus: 0}}\n"
+    (head.folder / "cluster.yaml").write_text(text + "job: {command: 'true'}\n")
+    assert head.run(*command).returncode == 6
+    assert traces(head.folder) == set()
+    trusted = head.run("trust", "--yes", "cluster.yaml")
+    assert str(inventory) in trusted.stdout, trusted.stderr
+    done = head.run(*command)
+    assert done.returncode == 0, done.stderr
+    assert traces(head.folder) == {"list"}

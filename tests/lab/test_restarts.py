@@ -33,7 +33,7 @@ if attempt == 0:
         pathlib.Path("ckpt", name).write_text("weights")
     pathlib.Path("ckpt/step-5").mkdir()
     pathlib.Path("ckpt/step-5/__0_0.distcp").write_text("a shard without its .metadata")
-    (home / "ready").touch()
+    (home / f"ready-{env['LOCAL_RANK']}").touch()
     while not (home / "go").exists():
         time.sleep(0.02)
     sys.exit(3)
@@ -73,7 +73,8 @@ def test_every_rank_begins_again_with_the_code_of_the_start_and_the_newest_whole
     head.write({n.name: 2 for n in made}, job, restart={"max_restarts": 2, "backoff": 0})
     run = start(head)
     for node in made:
-        node.wait_for(lambda node=node: node.path("ready").exists(), what="its checkpoints")
+        both = [node.path(f"ready-{rank}") for rank in range(2)]
+        node.wait_for(lambda both=both: all(path.exists() for path in both), what="its checkpoints")
 
     (head.folder / "train.py").write_text("print('edited on the head')")
     made[1].path(f"{head.workdir()}/train.py").write_text("print('edited on a node')")

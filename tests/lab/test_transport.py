@@ -19,6 +19,7 @@ from clusterctl.session.items import Item, SessionLost
 from clusterctl.session.opening import Transports, open_session, open_sessions
 from clusterctl.transport.ssh.auth import AGENT_ONLY
 from clusterctl.transport.ssh.known_hosts import Verdict
+from clusterctl.transport.ssh.refused import LoginRefusal
 from clusterctl.transport.ssh.ssh import SshTransport
 from clusterctl.transport.ssh.trust import accept, look
 from tests.contract_sessions import DEADLINE, Reach, SessionContract, next_of, standin_bundle
@@ -276,7 +277,7 @@ def test_all_failures_are_told_at_once_and_the_rest_join(nodes: NodeFactory) -> 
         session.close()
     transports.close()
     assert list(sessions) == [good.name]
-    assert {node: type(error) for node, error in errors.items()} == {worse.name: AgentError, bad.name: AuthError}
+    assert {node: type(error) for node, error in errors.items()} == {worse.name: AgentError, bad.name: LoginRefusal}
     assert (good.name, "joined") in told
 
 

@@ -12,6 +12,7 @@ _STATE: Final = (
     f"{_RUN}faults_decided.py",
     f"{_RUN}restarting.py",
     f"{_RUN}refusals.py",
+    f"{_RUN}unsaid.py",
 )
 _CONFIG: Final = (
     "tests/unit/config/test_wrong_files.py",
@@ -48,7 +49,13 @@ TESTS: Final[dict[str, tuple[str, ...]]] = {
     "run/rules/restarting": (f"{_RUN}restarting.py",),
     **dict.fromkeys(
         ("plan/launch", "plan/layout", "plan/meeting", "plan/environment"),
-        (f"{_RUN}plan.py", f"{_RUN}plan_environment.py", f"{_RUN}broken_start.py", "tests/unit/cli/test_files.py"),
+        (
+            f"{_RUN}plan.py",
+            f"{_RUN}plan_environment.py",
+            f"{_RUN}broken_start.py",
+            f"{_RUN}unsaid.py",
+            "tests/unit/cli/test_files.py",
+        ),
     ),
     "config/units": ("tests/unit/config/test_units.py", *_CONFIG),
     "config/hosts": ("tests/unit/config/test_hosts.py", *_CONFIG),
@@ -66,7 +73,7 @@ TESTS: Final[dict[str, tuple[str, ...]]] = {
         (f"{_AGENT}/test_protocol.py", _AGENT, f"{_NODE}session_local.py"),
     ),
     "agent/record/authority": (f"{_AGENT}/test_epochs.py", _AGENT, f"{_NODE}deaths.py"),
-    "agent/record/state": (f"{_AGENT}/test_fold.py", _AGENT, f"{_NODE}deaths.py", f"{_NODE}run.py"),
+    "agent/record/state": (f"{_AGENT}/test_fold.py", f"{_RUN}unsaid.py", _AGENT, f"{_NODE}deaths.py", f"{_NODE}run.py"),
     "agent/record/journal": (
         f"{_AGENT}/test_journal_lines.py",
         f"{_AGENT}/test_journal.py",

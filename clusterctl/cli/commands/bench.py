@@ -12,7 +12,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from clusterctl.agent.protocol.files import JOURNAL_FILE, SAMPLES_FILE, output_file
-from clusterctl.bench.results import PARTS, Measured, compared, epoch_of_job, read_model, shares, steps_of_job, to_json
+from clusterctl.bench.results import (
+    PARTS,
+    Measured,
+    compared,
+    doubt,
+    epoch_of_job,
+    read_model,
+    shares,
+    steps_of_job,
+    to_json,
+)
 from clusterctl.bench.series import JOB, capacities, series
 from clusterctl.cli import options
 from clusterctl.cli.choices import FileChoices, together
@@ -92,8 +102,12 @@ def command(context: click.Context, choices: BenchChoices) -> int:
         console.json(to_json(rows))
     else:
         console.data(*_table(rows, console))
+    noise = doubt(rows)
+    if noise is not None:
+        console.narrate(f"warning: {noise}", "hint: measure longer, e.g. `--epochs 10`")
     if choices.plot is not None:
-        _draw(rows, choices.plot, f"{spec.name}: {'built-in model' if built_in else 'job'}")
+        title = f"{spec.name}: {'built-in model' if built_in else 'job'}"
+        _draw(rows, choices.plot, title if noise is None else f"{title} (noise: measure longer)")
         if not choices.quiet:
             console.narrate(f"wrote {choices.plot}")
     return 0

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from clusterctl.cli import options
-from clusterctl.cli.lookup import commands
+from clusterctl.cli.lookup import commands, listings
 from clusterctl.cli.main import WithExamples
 from clusterctl.config.spec import TransportKind
 from clusterctl.errors import ExitCode, NodesError, RefusedError
@@ -18,6 +18,7 @@ from clusterctl.render.ranks import count, fold_nodes
 if TYPE_CHECKING:
     from collections.abc import Sequence, Sized
 
+    from clusterctl.config.sections.context import RunListing
     from clusterctl.config.spec import HostSpec
     from clusterctl.render.terminal.console import Console
     from clusterctl.transport.ssh.trust import Candidate
@@ -39,17 +40,16 @@ def command(
 ) -> int:
     """Show the host keys of the nodes and accept those that are new. Changed keys are never accepted.
 
-    Where the file reaches hosts by a command, that command is shown and accepted first: it is run on this machine.
+    A command of the file that lists hosts or leads to them is shown and accepted first: it is run on this machine.
     """
     from clusterctl.transport.ssh.ssh import SshTransport
     from clusterctl.transport.ssh.trust import accept, look
 
     console = options.console_of(color)
-    spec = options.load_file(path, files, sets, console=console).spec
+    spec = options.load_file(path, files, sets, console=console, run_listing=_listing(console, yes=yes)).spec
     hosts = options.chosen_hosts(spec, nodes)
-    _trust_commands(commands.unknown(hosts), console, yes=yes)
+    _trust_commands(commands.unknown(hosts), "to reach the hosts", console, yes=yes)
     transport = SshTransport(spec.ssh)
-    failed = False
     for _ in range(len(hosts) + 1):
         candidates, errors = look(transport, hosts, parallel=spec.ssh.parallel)
         refused = [c for c in candidates if not c.acceptable and c.verdict.name != "TRUSTED"]
@@ -62,7 +62,7 @@ def command(
         console.narrate(f"accepted {len(new)} keys in {new[0].path}")
     else:
         new, refused, errors = [], [], {}
-    failed = _report(refused, console) or failed
+    failed = _report(refused, console)
     if errors:
         raise NodesError(list(errors.values()))
     if not failed and not quiet:
@@ -76,9 +76,17 @@ def _all_trusted(hosts: Sequence[HostSpec]) -> str:
     return "no host is reached by SSH: there are no host keys"
 
 
-def _trust_commands(new: list[commands.Argv], console: Console, *, yes: bool) -> None:
+def _listing(console: Console, *, yes: bool) -> RunListing:
+    def run(argv: commands.Argv) -> str:
+        _trust_commands([] if commands.is_accepted(argv) else [argv], "to list the hosts", console, yes=yes)
+        return listings.run(argv)
+
+    return run
+
+
+def _trust_commands(new: list[commands.Argv], purpose: str, console: Console, *, yes: bool) -> None:
     if new:
-        console.narrate("run on this machine, to reach the hosts of the file:")
+        console.narrate(f"run on this machine, {purpose} of the file:")
         console.data(*[f"  {shlex.join(argv)}" for argv in new])
         _ask(new, "command", "read it", yes=yes)
         commands.accept(new)

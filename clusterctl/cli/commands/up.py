@@ -104,6 +104,9 @@ def _spec(choices: UpChoices, arguments: tuple[str, ...], console: Console) -> C
         args=arguments,
     )
     sets = (*choices.sets, "sync=none") if choices.no_sync else choices.sets
+    # A file that is started is a program; one that is only looked at runs what was accepted.
+    from clusterctl.cli.lookup import listings
+
     spec = options.load_file(
         choices.path,
         choices.files,
@@ -112,6 +115,7 @@ def _spec(choices: UpChoices, arguments: tuple[str, ...], console: Console) -> C
         require_job=True,
         with_secrets=not choices.dry_run,
         console=console,
+        run_listing=listings.run_accepted if choices.dry_run else listings.run,
     ).spec
     return _taking_part(spec, choices)
 

@@ -69,7 +69,8 @@ class Watching:
     def __init__(self, run: RunDir, *, stale: float = _STALE_SECONDS) -> None:
         self.run = run
         self._stale = stale
-        self._attended_at = -math.inf
+        # Before the first look too: a controller elsewhere may have ended just now.
+        self._attended_at = time.monotonic()
         self._reader = StateReader(run)
         self._bell = Bell(run)
 

@@ -6,6 +6,7 @@ import json
 import shlex
 from typing import TYPE_CHECKING
 
+from clusterctl.config.sections import slurm
 from clusterctl.errors import RefusedError
 from clusterctl.run.record.disk import make_private, write_atomically
 from clusterctl.run.record.rundir import runs_root
@@ -27,7 +28,7 @@ def unknown(hosts: Iterable[HostSpec]) -> list[Argv]:
     """Return the commands that lead to these hosts and were not accepted, each once."""
     wanted = dict.fromkeys(host.transport for host in hosts if isinstance(host.transport, tuple))
     known = _accepted() if wanted else set()
-    return [argv for argv in wanted if argv not in known]
+    return [argv for argv in wanted if argv not in known and not slurm.is_ours(argv)]
 
 
 def refuse_unknown(hosts: Iterable[HostSpec]) -> None:
@@ -40,6 +41,11 @@ def refuse_unknown(hosts: Iterable[HostSpec]) -> None:
     if new:
         text = f"the cluster file reaches hosts by a command that would be run on this machine: `{shlex.join(new[0])}`"
         raise RefusedError(text, hint="read it, then accept it with `clusterctl trust`")
+
+
+def is_accepted(argv: Argv) -> bool:
+    """Tell whether a command was accepted."""
+    return argv in _accepted()
 
 
 def accept(commands: Iterable[Argv]) -> None:

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.config.sections import cross, environment, machines
+from clusterctl.config.sections import cross, environment, listed, machines
 from clusterctl.config.sections.check import meant_key, unknown_key_hint, validate
 from clusterctl.config.sections.declared import CLUSTER_FILE, CONTROLLER_LOSS, SECTIONS, SYNC
 from clusterctl.config.spec import (
@@ -52,6 +52,7 @@ def build(root: Node, context: Context) -> Built | None:
     """Check everything; `None` if a part is missing that a spec cannot do without (the report says which)."""
     report = context.report
     _check_top(root, report)
+    root = listed.filled(root, context)
     sections = _sections(root, report)
     hosts = [_with_key(machine, context) for machine in machines.build(root, sections.get("defaults", {}), report)]
     environ = environment.build(root, context)

@@ -53,6 +53,11 @@ HealthMistakes = Callable[[HealthSpec], "Sequence[tuple[str, str, str | None]]"]
 known further up, so whoever loads a cluster file brings it along."""
 
 
+RunListing = Callable[[tuple[str, ...]], str]
+"""Runs a command of a cluster file that lists hosts, and returns what it says; or refuses to (`RefusedError`). Whoever
+loads the file brings along what its user has agreed to."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
     """What building needs besides the tree; see `clusterctl.config.load.load`."""
@@ -64,6 +69,7 @@ class Context:
     require_job: bool
     with_secrets: bool
     health_mistakes: HealthMistakes | None = None
+    run_listing: RunListing | None = None
 
     @property
     def folder(self) -> str:

@@ -101,5 +101,7 @@ def _is_literal(path: Path) -> bool:
         return len(path) >= 2 and path[1] in _LITERAL
     if path[:1] != ("hosts",):
         return False
+    if path[:2] == ("hosts", "from"):
+        return path[2:3] == ("command",)
     # An item that is text is a host; the text of `host: GPUS` is none.
     return len(path) == 1 or (len(path) == 2 and isinstance(path[1], int)) or (len(path) >= 3 and path[2] in _LITERAL)

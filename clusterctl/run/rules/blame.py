@@ -30,12 +30,16 @@ _PEER_LOSS = re.compile(
             r"nccl ?remote ?error|ncclRemoteError|remote process exited",
             r"DistNetworkError|DistStoreError",
             r"failed to (recv|send), got",
+            r"connection was likely closed|connectFullMesh failed|pair closure|communicator was aborted",
+            r"UNAVAILABLE: .{0,80}socket closed",
             r"heartbeat|coordination service|peer .{0,40}(disconnected|unavailable)",
         )
     ),
     re.IGNORECASE,
 )
 _PLACE = re.compile(r"(?:\[(?P<in>[0-9a-fA-F.:%\w]+)\]|(?P<plain>\d+\.\d+\.\d+\.\d+)):\d+")
+_WARNING = re.compile(r"\[[IW]\d{4} ")
+"""What runtimes in C++ print of no consequence, in the form of glog: no reason for an end."""
 _TRACEBACK = re.compile(r"^(?:\[?rank\d+\]?:? ?)?Traceback \(most recent call last\):", re.MULTILINE)
 
 
@@ -198,7 +202,7 @@ def _message(exit_: Exit, name: str | None) -> str:
         return f"killed by {name}"
     if exit_.exit_code is None:
         return "exit status unknown: supervisor and waiter were both gone"
-    lines = [line for line in exit_.tail.splitlines() if line.strip()]
+    lines = [line for line in exit_.tail.splitlines() if line.strip() and not _WARNING.match(_unprefixed(line))]
     return lines[-1].strip() if lines else ""
 
 

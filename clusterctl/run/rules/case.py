@@ -116,6 +116,7 @@ def _troubles(state: RunState) -> dict[str, tuple[str, ...]]:
 
 def _look(stack: stacks.RankStack, told: OfRank) -> Look:
     inside = told.get("inside")
+    seq = (inside.get("seq") or {}) if inside else {}
     frames = (
         None
         if stack.frames is None
@@ -139,15 +140,26 @@ def _look(stack: stacks.RankStack, told: OfRank) -> Look:
         ),
         step=inside.get("step") if inside else None,
         status_age=inside.get("age_s") if inside and not inside.get("unseen") else None,
-        seq={group: (numbers[0], numbers[1]) for group, numbers in (inside.get("seq") or {} if inside else {}).items()},
-        entries=_entries(told),
+        seq={group: (numbers[0], numbers[1]) for group, numbers in seq.items()},
+        entries=_entries(told, seq),
         error=told.get("error"),
     )
 
 
-def _entries(told: OfRank) -> tuple[Entry, ...] | None:
+def _entries(told: OfRank, seq: Mapping[str, Any]) -> tuple[Entry, ...] | None:
+    """Return what the shim wrote of the recorder, where it is of this standstill and not of an earlier one.
+
+    It is written after some seconds without a collective: a rank that was stopped sooner still has what it wrote in a
+    pause long before, and its counters have gone on since.
+    """
     recorded = told.get("recorded")
     if recorded is None:
+        return None
+    newest: dict[str, int] = {}
+    for entry in recorded:
+        if not entry["p2p"]:
+            newest[entry["group"]] = max(entry["number"], newest.get(entry["group"], 0))
+    if any(group in seq and 0 < number < seq[group][0] for group, number in newest.items()):
         return None
     return tuple(
         Entry(

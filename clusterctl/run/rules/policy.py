@@ -16,7 +16,7 @@ from clusterctl.errors import ExitCode
 from clusterctl.run.rules import leftover
 from clusterctl.run.rules.outcome import outcome
 from clusterctl.run.rules.restarting import recent
-from clusterctl.run.rules.state import NodeState, RunPhase, RunState, WorkerPhase
+from clusterctl.run.rules.state import NodeState, RunPhase, RunState, StallView, WorkerPhase
 from clusterctl.wording import span
 
 if TYPE_CHECKING:
@@ -171,22 +171,19 @@ def _reason_to_end(state: RunState, limits: Limits, sight: Sight, now: float) ->
         return EndAttempt(reason=StopReason.TIME_LIMIT, message=f"max_duration of {limits.max_duration:g} s is over")
     if _left_alone(state) and sight.idle >= limits.finish_grace:
         return EndAttempt(reason=StopReason.PEER_FAILED, message="a rank ended early and the others stand still")
-    if state.phase is RunPhase.STALLED and limits.stall_action is not StallAction.REPORT and not sight.gathering:
-        return EndAttempt(reason=StopReason.STALLED, message=_stall_message(state))
-    return None
+    if state.phase is not RunPhase.STALLED or state.stall is None or sight.gathering:
+        return None
+    if limits.stall_action is StallAction.REPORT:
+        return None
+    return EndAttempt(reason=StopReason.STALLED, message=_stall_message(state.stall))
 
 
 def _unhealthy_message(unhealthy: Mapping[str, str]) -> str:
     return "; ".join(f"{node}: {why}" for node, why in sorted(unhealthy.items()))
 
 
-def _stall_message(state: RunState) -> str:
-    stall = state.stall
-    return (
-        ""
-        if stall is None
-        else f"{stall.reason or 'no progress'} for {span(stall.since_s)} (limit {span(stall.limit_s)})"
-    )
+def _stall_message(stall: StallView) -> str:
+    return f"{stall.reason or 'no progress'} for {span(stall.since_s)} (limit {span(stall.limit_s)})"
 
 
 def _left_alone(state: RunState) -> bool:

@@ -27,7 +27,7 @@ class Approach:
     """
 
     def __init__(self, config_file: str | None = None) -> None:
-        self._config_file = config_file or os.environ.get(CONFIG_VARIABLE) or None
+        self.config_file = config_file or os.environ.get(CONFIG_VARIABLE) or None
         self._lock = threading.Lock()
         self._options: dict[tuple[str, Destination], SshOptions | NodeError] = {}
         self._wires: dict[tuple[str, SshOptions], Wire | NodeError] = {}
@@ -43,7 +43,7 @@ class Approach:
         deadline = time.monotonic() + timeout
         destination = destination_of(host)
         try:
-            options = resolve(host.name, destination, config_file=self._config_file)
+            options = resolve(host.name, destination, config_file=self.config_file)
         except NodeError as error:
             self._options[host.name, destination] = error
             return
@@ -67,7 +67,7 @@ class Approach:
         found = self._options.pop((node, destination), None)
         if isinstance(found, NodeError):
             raise found
-        return found or resolve(node, destination, config_file=self._config_file)
+        return found or resolve(node, destination, config_file=self.config_file)
 
     def own_known_hosts(self, node: str, destination: Destination) -> tuple[str, ...]:
         """Return the known-hosts files that ssh_config names for a host, whatever the cluster file says of it.
@@ -76,7 +76,7 @@ class Approach:
             ConnectError: The config is broken.
         """
         alone = Destination(host=destination.host)
-        return resolve(node, alone, config_file=self._config_file).user_known_hosts
+        return resolve(node, alone, config_file=self.config_file).user_known_hosts
 
     def wire(self, node: str, options: SshOptions, deadline: float) -> Wire:
         """Return a stream to the SSH port that `options` name (see `open_wire`)."""

@@ -8,18 +8,15 @@ from __future__ import annotations
 import base64
 import contextlib
 import math
-import os
-import re
 import socket
 import struct
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clusterctl.agent.linux import syscalls
-from clusterctl.errors import AuthError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -38,6 +35,8 @@ _AT_ONCE = 8
 _MAX_MESSAGE = 1 << 20
 
 ENCRYPTED = "is protected by a passphrase"
+HARDWARE = "is one of a security key (FIDO), which the built-in client cannot ask"
+UNSUPPORTED = "is of a type that the built-in client does not know"
 FORWARDED_ONLY = "only a forwarded ssh-agent could log in: reconnecting will fail once this login ends"
 AGENT_ONLY = "only the ssh-agent holds the key that was accepted: reconnecting by it will fail once the agent ends"
 
@@ -192,78 +191,6 @@ def offers(
     return [*certified, *known, *others, *plain]
 
 
-@dataclass
-class Tried:
-    """What came of trying to log in.
-
-    Attributes:
-        unusable: Files to why their key could not be used.
-        refused: Names of the keys that were turned down, in order.
-        methods: What the server allows in place of what was tried.
-        wants_more: What the server asks for beyond a key that it accepted.
-        lost: The server hung up without an answer to the last offer.
-        closed: The server hung up.
-        sha1_only: The server cannot check RSA signatures other than with SHA-1.
-        agent: Why an ssh-agent was of no help, or `None`.
-        missing: Keys that somebody named and that are not there.
-        address: What ssh would have to be given to come here, `-p PORT` included; "" where the node's name does.
-    """
-
-    user: str
-    unusable: dict[str, str] = field(default_factory=dict)
-    refused: list[str] = field(default_factory=list)
-    methods: tuple[str, ...] = ()
-    wants_more: tuple[str, ...] = ()
-    lost: bool = False
-    closed: bool = False
-    sha1_only: bool = False
-    agent: str | None = None
-    missing: tuple[str, ...] = ()
-    address: str = ""
-
-
-def failure(node: str, tried: Tried) -> AuthError:
-    """Return the error for a login that failed: the likeliest reason and its remedy."""
-    text, hint = _reason(node, tried)
-    return AuthError(node, f"{text}, and {tried.agent}" if tried.agent else text, hint=hint)
-
-
-def _reason(node: str, tried: Tried) -> tuple[str, str]:
-    encrypted = [path for path, reason in tried.unusable.items() if reason == ENCRYPTED]
-    if tried.wants_more and "publickey" not in tried.wants_more:
-        text = f"accepted the key, but also asks for {' or '.join(tried.wants_more)} (two factors)"
-        hint = "let sshd accept a key alone for this user and host (`Match` with `AuthenticationMethods publickey`)"
-        return text, hint
-    if tried.methods and "publickey" not in tried.methods:
-        text = f"sshd allows no login by key, only by {' or '.join(tried.methods)}"
-        return text, "set `PubkeyAuthentication yes` in its sshd_config and add your public key"
-    if encrypted:
-        text = f"the key {encrypted[0]} {ENCRYPTED} and no ssh-agent holds it"
-        return text, f"run `ssh-add {encrypted[0]}`"
-    if tried.sha1_only and tried.refused:
-        hint = "log in with an ed25519 key, or update its sshd"
-        return "its sshd is too old to accept RSA keys other than with SHA-1", hint
-    if tried.closed and tried.refused:
-        hint = "name the right one by `identity_file:`, with `IdentitiesOnly yes` in ~/.ssh/config"
-        return f"sshd hung up after {len(tried.refused)} keys were offered", hint
-    if tried.refused:
-        text = f"no key was accepted for user `{tried.user}` (offered: {', '.join(tried.refused)})"
-        return text, f"add one to the machine: `ssh-copy-id {tried.address or f'{tried.user}@{node}'}`"
-    if tried.unusable:
-        path, reason = next(iter(tried.unusable.items()))
-        return f"the key {path} {reason}", "name another by `identity_file:`"
-    if tried.missing:
-        return f"the key {tried.missing[0]} does not exist", "name another by `identity_file:`"
-    text = f"there is no key to log in with as user `{tried.user}`"
-    return text, "make one with `ssh-keygen`, load one with `ssh-add`, or name yours by `identity_file:`"
-
-
-def missing(files: Sequence[str]) -> tuple[str, ...]:
-    """Return the keys that somebody named and that are not there: not those that ssh tries unasked."""
-    default = re.compile(r"id_(rsa|dsa|ecdsa|ecdsa_sk|ed25519|ed25519_sk|xmss)")
-    return tuple(path for path in files if not default.fullmatch(Path(path).name) and not os.path.exists(path))
-
-
 def public_blob(path: str) -> bytes | None:
     """Return the public key that belongs to a private one: from the file beside it, or from its own head."""
     try:
@@ -286,6 +213,11 @@ def _embedded_blob(path: str) -> bytes | None:
         return reader.string() if reader.number() == 1 else None
     except (OSError, ValueError):
         return None
+
+
+def is_security_key(path: str) -> bool:
+    """Tell whether a private key is one whose other half is in a piece of hardware (FIDO)."""
+    return blob_type(public_blob(path) or b"").startswith("sk-")
 
 
 def blob_type(blob: bytes) -> str:

@@ -45,6 +45,11 @@ _KEYS = {
     *("hostkeyalias", "userknownhostsfile", "globalknownhostsfile", "stricthostkeychecking", "hashknownhosts"),
     *("revokedhostkeys", *ALGORITHMS),
 }
+_OTHERS = (
+    *("knownhostscommand", "verifyhostkeydns", "gssapiauthentication", "hostbasedauthentication", "pkcs11provider"),
+    *("controlpath", "bindinterface", "proxyusefdpass", "remotecommand", "sessiontype", "stdinnull"),
+    "forkafterauthentication",
+)
 _DEFAULT_KEYS = ("id_rsa", "id_ecdsa", "id_ecdsa_sk", "id_ed25519", "id_ed25519_sk")
 _DEFAULT_KNOWN_HOSTS = ("known_hosts", "known_hosts2")
 
@@ -70,6 +75,7 @@ class SshOptions:
         hash_known_hosts: New entries hide the name of their host.
         revoked_host_keys: File of host keys that must not be trusted, or `None`.
         algorithms: Lists of algorithms as ssh prints them, by the name of the option.
+        others: What only `ssh` itself can do, by the name of the option, as ssh prints it.
     """
 
     hostname: str
@@ -90,6 +96,17 @@ class SshOptions:
     hash_known_hosts: bool = False
     revoked_host_keys: str | None = None
     algorithms: tuple[tuple[str, str], ...] = ()
+    others: tuple[tuple[str, str], ...] = ()
+
+    def other(self, key: str) -> str | None:
+        """Return what ssh says of an option that only it can follow; `None` where that is nothing."""
+        value = dict(self.others).get(key)
+        return None if value in (None, "none", "no", "false") else value
+
+    @property
+    def address(self) -> str:
+        """What a person gives to ssh: the name of a node may be known in the cluster file alone."""
+        return f"-p {self.port} " * (self.port != 22) + f"{self.user}@{self.hostname}"
 
     @property
     def known_name(self) -> str:
@@ -204,7 +221,7 @@ def _values(text: str) -> dict[str, list[str]]:
     values: dict[str, list[str]] = {}
     for line in text.split("\n"):
         key, _, value = line.partition(" ")
-        if key in _KEYS:
+        if key in _KEYS or key in _OTHERS:
             values.setdefault(key, []).append(value.strip())
     return values
 
@@ -247,6 +264,7 @@ def parse(node: str, text: str, destination: Destination) -> SshOptions:
         hash_known_hosts=first("hashknownhosts") == "yes",
         revoked_host_keys=_path(revoked, tokens) if (revoked := first("revokedhostkeys")) else None,
         algorithms=tuple((key, values[key][0]) for key in ALGORITHMS if key in values),
+        others=tuple((key, values[key][0]) for key in _OTHERS if key in values),
     )
 
 

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import paramiko
+from cryptography.exceptions import UnsupportedAlgorithm
 from paramiko.message import Message
 
 from clusterctl.errors import ConnectError
-from clusterctl.transport.ssh import auth
+from clusterctl.transport.ssh import auth, refused
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from clusterctl.transport.ssh.wire import Watchdog
 
 _RSA_SHA2_SINCE = (7, 2)
-_SSH_PORT = 22
 _Version = tuple[int, int]
 
 
@@ -89,6 +89,8 @@ def _version(path: str) -> _Version | None:
 
 def _load(offer: auth.Offer) -> paramiko.PKey | str:
     path = offer.path or ""
+    if auth.is_security_key(path):
+        return auth.HARDWARE
     try:
         key = paramiko.PKey.from_path(path)
         if offer.certificate:
@@ -98,6 +100,9 @@ def _load(offer: auth.Offer) -> paramiko.PKey | str:
     except (TypeError, ValueError, OSError, paramiko.SSHException, paramiko.pkey.UnknownKeyType) as error:
         # The library lets those of the cryptography package through, which ask for a password by a TypeError.
         return auth.ENCRYPTED if "password" in str(error).lower() else f"cannot be read: {error}"
+    except UnsupportedAlgorithm:
+        # None of the errors above, and said of keys that OpenSSH itself may well read.
+        return auth.UNSUPPORTED
     return key
 
 
@@ -114,6 +119,8 @@ def log_in(node: str, transport: paramiko.Transport, options: SshOptions, keys: 
     tried = login.tried
     if not tried.refused and transport.is_active() and login.without_key():
         return None
+    tried.closed = not transport.is_active()
+    login.ask_what_else()
     if watchdog.expired:
         # Not an AuthError: a server that is slow has refused nobody, and may be quick again in a second.
         hint = "the machine may be overloaded, or its directory service down (LDAP, SSSD)"
@@ -121,9 +128,8 @@ def log_in(node: str, transport: paramiko.Transport, options: SshOptions, keys: 
     if tried.lost and not tried.refused:
         hint = "it may just be restarting; else see its log on the machine"
         raise ConnectError(node, "sshd hung up during the login", hint=hint)
-    tried.closed = not transport.is_active()
     tried.sha1_only = _takes_sha1_only(transport)
-    raise auth.failure(node, tried)
+    raise refused.failure(node, tried)
 
 
 class _Login:
@@ -135,7 +141,9 @@ class _Login:
     """
 
     def __init__(self, transport: paramiko.Transport, options: SshOptions, keys: Keys) -> None:
-        self.tried = auth.Tried(options.user, missing=auth.missing(options.identity_files), address=_address(options))
+        self.tried = refused.Tried(
+            options.user, missing=refused.missing(options.identity_files), address=options.address
+        )
         self.note: str | None = None
         self._transport = transport
         self._options = options
@@ -155,6 +163,12 @@ class _Login:
     def without_key(self) -> bool:
         """Return whether the server wants no key at all; if it wants one, it tells what else it would take."""
         return self._offer(None, "none")
+
+    def ask_what_else(self) -> None:
+        """Find out what a server that refused keys would take, if it still talks: it says so to whoever has none."""
+        if self.tried.refused and not self.tried.methods and not self.tried.closed:
+            self._offer(None, "none")
+            self.tried.lost = False
 
     def _offers(self) -> Iterator[auth.Offer]:
         """Yield what to try. An agent that goes away with this login is asked only where no file is accepted."""
@@ -224,12 +238,6 @@ class _Login:
         if key is not None and not tried.lost:
             tried.refused.append(name)
         return False
-
-
-def _address(options: SshOptions) -> str:
-    """Return what a person gives to ssh: the name of a node may be known in the cluster file alone."""
-    port = f"-p {options.port} " if options.port != _SSH_PORT else ""
-    return f"{port}{options.user}@{options.hostname}"
 
 
 def _takes_sha1_only(transport: paramiko.Transport) -> bool:

@@ -20,6 +20,7 @@ from clusterctl.errors import AuthError, ConnectError, HostKeyError, NodeError
 from clusterctl.transport.base import EXEC_COMMAND, IN_ALL, STDERR_TAIL_BYTES, Progress, silent
 from clusterctl.transport.ssh.algorithms import allowed
 from clusterctl.transport.ssh.approach import Approach
+from clusterctl.transport.ssh.beyond import NoCommonAlgorithmError
 from clusterctl.transport.ssh.config import Destination, SshOptions, destination_of, parse_hop
 from clusterctl.transport.ssh.host_keys import HostKeyRefusal, HostKeys, ShownKey
 from clusterctl.transport.ssh.jump import Shared
@@ -307,7 +308,7 @@ def _handshake_error(node: str, error: Exception) -> NodeError | _DroppedError:
             hint = "it may be too old (SHA-1 RSA only): update it, or add a key there with `ssh-keygen -A`"
             return HostKeyError(node, "sshd offers no host key of a type that is still accepted", hint=hint)
         hint = "its sshd is too old, or restricted to algorithms that are not supported"
-        return ConnectError(node, f"no common SSH algorithm: {text}", hint=hint)
+        return NoCommonAlgorithmError(node, f"no common SSH algorithm: {text}", hint=hint)
     if isinstance(error, EOFError | OSError) or "protocol banner" in text:
         return _DroppedError(text)
     if "protocol version" in text or "Invalid SSH banner" in text:

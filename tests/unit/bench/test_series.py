@@ -122,3 +122,21 @@ def test_a_jobs_epoch_begins_with_its_first_step_and_not_with_its_imports() -> N
 @pytest.mark.parametrize("seen", [[], [(3.0, 5)]], ids=["nothing seen", "one step seen"])
 def test_a_job_whose_pace_is_not_seen_counts_in_full(seen: list[tuple[float, int]]) -> None:
     assert results.epoch_of_job(seen, 1.0, 7.0, 2) == 3.0
+
+
+def timed(mode: str, workers: int, epoch_s: float) -> Measured:
+    return Measured(mode=mode, workers=workers, epoch_s=epoch_s, parts=NO_PARTS)
+
+
+@pytest.mark.parametrize(
+    ("measured", "doubt"),
+    [
+        pytest.param([timed("single", 1, 2.0), timed("ddp", 2, 1.0)], None, id="perfect"),
+        pytest.param([timed("single", 1, 2.0), timed("ddp", 2, 0.9)], None, id="a little better than perfect"),
+        pytest.param([timed("single", 1, 2.0), timed("ddp", 1, 0.8)], "2.50 by ddp on 1", id="one worker"),
+    ],
+)
+def test_a_speed_up_that_cannot_be_is_called_noise(measured: list[Measured], doubt: str | None) -> None:
+    found = results.doubt(results.compared(measured))
+
+    assert found is None if doubt is None else found is not None and doubt in found

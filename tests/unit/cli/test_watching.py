@@ -100,6 +100,16 @@ def test_the_last_words_of_a_controller_on_another_machine_are_waited_for(tmp_pa
         assert watching.look().course is Course.OVER
 
 
+def test_they_are_waited_for_too_where_it_had_gone_before_the_first_look(tmp_path: Path) -> None:
+    run = begun(tmp_path)
+    with attended_from("another", run):
+        pass
+    with closing(Watching(run, stale=1000.0)) as watching, closing(Writer(run)) as writer:
+        assert watching.look().course is Course.ATTENDED
+        writer.append(ENDED, 2.0)
+        assert watching.look().course is Course.OVER
+
+
 @pytest.mark.parametrize(
     ("host", "stale"),
     [

@@ -242,7 +242,7 @@ GOOD: list[Any] = [
     ),
     pytest.param(
         H
-        + "ssh: {host_keys: accept-new, known_hosts: ~/kh, connect_timeout: 1.5, parallel: 8}\nnetwork: {interface: eth1, master_port: 29500, node_lost_after: 1m}\n",
+        + "ssh: {client: openssh, host_keys: accept-new, known_hosts: ~/kh, connect_timeout: 1.5, parallel: 8}\nnetwork: {interface: eth1, master_port: 29500, node_lost_after: 1m}\n",
         lambda s: (
             (s.ssh.known_hosts, s.ssh.connect_timeout, s.network.master_port, s.network.node_lost_after)
             == (("/home/me/kh",), 1.5, 29500, 60.0)

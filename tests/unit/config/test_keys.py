@@ -82,6 +82,7 @@ hosts:
   role: worker
   transport: ssh
 ssh:
+  client: auto
   known_hosts: []
   connect_timeout: 10s
   parallel: 64
@@ -140,13 +141,13 @@ STORED = (
     '"job":{"script":"train.py","module":null,"command":null,"args":[],"prologue":null,"framework":"auto",'
     '"launcher":"direct","inject":true,"grace":10.0,"finish_grace":300.0,"max_duration":null,'
     '"checkpoint":{"pattern":null,"shared":false,"resume":"this run"}},'
-    '"ssh":{"host_keys":null,"known_hosts":[],"connect_timeout":10.0,"parallel":64},'
+    '"ssh":{"client":"auto","host_keys":null,"known_hosts":[],"connect_timeout":10.0,"parallel":64},'
     '"network":{"interface":null,"master_port":null,"node_lost_after":120.0},'
     '"sync":{"source":"/home/me/llm","exclude":[],"max_size":524288000},"env":{},"secrets":{},'
     '"restart":{"max_restarts":0,"on":["crash","stall","node_lost"],"backoff":10.0,"backoff_max":300.0,"window":null,'
     '"never_codes":[]},"stall":{"timeout":null,"startup_timeout":1500.0,"action":"report","watch":[]},'
     '"health":{"expect":{},"ignore":[],"severity":{},"required":[],"thresholds":{}},'
-    '"logs":{"max_size":null,"reserve":67108864},"stop_after":null}'
+    '"logs":{"max_size":null,"reserve":67108864},"stop_after":null,"min_nodes":null}'
 )
 
 

@@ -161,3 +161,19 @@ def test_a_missing_file_says_how_to_make_one(tmp_path: Path) -> None:
 def test_a_folder_is_answered_with_the_file_in_it(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is a folder"):
         load([tmp_path], environ={})
+
+
+@pytest.mark.parametrize(
+    ("folder", "name"),
+    [
+        pytest.param("my model (2)!", "my-model-2", id="signs become one hyphen"),
+        pytest.param("_.llm-", "llm", id="none at its ends"),
+        pytest.param("(((", "cluster", id="nothing but signs"),
+    ],
+)
+def test_a_cluster_without_a_name_is_named_after_its_folder(tmp_path: Path, folder: str, name: str) -> None:
+    (tmp_path / folder).mkdir()
+    file = tmp_path / folder / "cluster.yaml"
+    file.write_text("version: 1\nhosts: gpu01\n")
+
+    assert load([file], environ={}).spec.name == name

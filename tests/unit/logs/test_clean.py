@@ -50,6 +50,8 @@ RESET = "\x1b[0m"
         pytest.param("👩\u200d💻 می\u200cخواهم\n".encode(), ["👩\u200d💻 می\u200cخواهم"], id="joiners that join stay"),
         pytest.param(b"\x1b[8mhid\x1b[0m den\n", ["hid\x1b[0m den\x1b[0m"], id="nothing is concealed"),
         pytest.param(b"\x1b[1;008;31mx\n", ["\x1b[1;31mx\x1b[0m"], id="also not beside a colour"),
+        pytest.param(b"\x1b[1;5;8mx\n", ["\x1b[1;5mx\x1b[0m"], id="nor behind a style that has no number"),
+        pytest.param(b"\x1b[38:5:1;5;8mx\n", ["\x1b[38:5:1;5mx\x1b[0m"], id="nor behind one that has it with it"),
         pytest.param(b"\x1b[38;8mx\n", ["\x1b[38mx\x1b[0m"], id="nor behind one that lacks its number"),
         pytest.param(
             b"\x1b[38;5;8ma\x1b[48;2;8;8;8mb\x1b[38:5:8mc\n",
@@ -123,3 +125,10 @@ def test_the_work_for_a_line_grows_as_its_length(unit: str) -> None:
 
 def test_a_long_line_of_backspaces_is_cleaned() -> None:
     assert clean_text("a" * 100_000 + "\x08" * 100_000 + "b") == "b"
+
+
+def test_a_block_is_cleaned_as_each_of_its_lines_whatever_one_character_it_holds() -> None:
+    for code in (*range(0x3100), *range(0xD800 - 0x100, 0xD800), *range(0xE000, 0x10FFFF, 0x101)):
+        line = f"a{chr(code)}b"
+        if chr(code) != "\n":
+            assert clean_block(f"{line}\n".encode()) == [clean_text(line)], hex(code)

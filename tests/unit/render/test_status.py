@@ -94,10 +94,19 @@ def test_ps_has_the_agreed_keys() -> None:
     assert ps_json([running()]) == [
         {
             "run": "digits-k3x9", "name": "digits", "state": "running", "stall": None, "attended": True, "attempt": 0,
-            "nodes": 2, "world_size": 4, "started": "1970-01-01T00:16:40.000Z", "step": 10, "last_progress_s": 2.0,
-            "exit_code": None,
+            "nodes": 2, "world_size": 4, "started": "1970-01-01T00:16:40.000Z", "ended": None, "step": 10,
+            "last_progress_s": 2.0, "exit_code": None, "cause": None, "file": None,
         }
     ]  # fmt: skip
+
+
+def test_ps_says_when_and_of_what_a_run_ended_and_what_file_it_came_from() -> None:
+    lost = Cause(kind="node_lost", node="gpu02", rank=2, message="node lost: no answer", certain=True)
+    over = replace(running().state, phase=RunPhase.LOST, ended=1060.0, exit_code=105, no_exit=lost, path="/c.yaml")
+    (row,) = ps_json([replace(running(), state=over)])
+
+    assert (row["ended"], row["file"]) == ("1970-01-01T00:17:40.000Z", "/c.yaml")
+    assert (row["cause"]["kind"], row["cause"]["node"]) == ("node_lost", "gpu02")
 
 
 def test_status_shows_run_nodes_and_workers(narrow: Terminal) -> None:

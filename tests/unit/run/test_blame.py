@@ -268,6 +268,7 @@ UNNAMED = "torch.distributed.DistBackendError: NCCL error: remote process exited
             True,
             id="one of two, named",
         ),
+        pytest.param([exited(0, 2.0, tail=PEER)], [exited(1, 2.0, code=0)], 1, False, id="as early"),
         pytest.param(
             [exited(0, 2.0, error=0.3, tail=PEER)],
             [exited(1, 1.9, error=0.3, code=0)],
@@ -322,3 +323,11 @@ def test_whose_connection_broke_is_said(failures: int, message: str) -> None:
 
     assert found is not None
     assert found.message == message
+
+
+def test_a_warning_of_a_runtime_is_no_reason_for_an_end() -> None:
+    tail = (
+        "loading\n[W1123 22:06:38.2738 socket.cpp:207] [c10d] The hostname of the client socket cannot be retrieved\n"
+    )
+
+    assert verdict(exited(0, 2.0, code=3, tail=tail)).cause.message == "loading"

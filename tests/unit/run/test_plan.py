@@ -266,7 +266,7 @@ def test_a_node_without_a_route_to_rank_0_is_refused_by_name() -> None:
 @pytest.mark.parametrize(
     ("job", "argv"),
     [
-        pytest.param(JobSpec(script="t.py", args=("--lr", "1")), (layout.PYTHON, "t.py", "--lr", "1"), id="script"),
+        pytest.param(JobSpec(script="t.py", args=("--lr", "1")), ("{python}", "t.py", "--lr", "1"), id="script"),
         pytest.param(JobSpec(module="pkg.train"), (layout.PYTHON, "-m", "pkg.train"), id="module"),
         pytest.param(JobSpec(command=("./run", "$(id)"), args=("-x",)), ("./run", "$(id)", "-x"), id="command list"),
         pytest.param(

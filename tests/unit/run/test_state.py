@@ -219,3 +219,12 @@ def test_how_far_a_clock_is_ahead_is_known_by_the_last_measure_and_kept_over_att
     state = told(RUNNING, *measured)
 
     assert (state.ahead("n0"), state.ahead("n1"), state.ahead("n9")) == (5.0, 0.0, 0.0)
+
+
+def test_a_rank_that_left_early_is_found_by_the_address_of_its_node() -> None:
+    gone = wrote(RUNNING, "n1", exited(2, exit_code=0, earliest=1.0, latest=1.1))
+    broken = exited(0, exit_code=1, earliest=2.0, latest=2.1, tail="Connection closed by peer [10.0.0.2]:34211")
+    first = wrote(gone, "n0", broken).cause
+
+    assert first is not None
+    assert (first.kind, first.rank) == ("exited_early", 2)

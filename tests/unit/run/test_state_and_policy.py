@@ -201,6 +201,20 @@ def ended(state: RunState, reason: StopReason) -> RunState:
     return stopped(apply_head(state, NOW, events.Decided(attempt=state.attempt, reason=reason.value)))
 
 
+def test_a_lost_node_ends_the_attempt_and_is_named() -> None:
+    assert policy.decide(lost(running(), "n1"), policy.Limits(), NOTHING, NOW) == policy.EndAttempt(
+        reason=StopReason.NODE_LOST, message="n1 is lost"
+    )
+
+
+def test_a_node_that_stopped_for_want_of_a_controller_ends_the_attempt_and_is_named() -> None:
+    state = journal(running(), "n1", node_events.Stopping(attempt=0, reason=StopReason.FENCE.value, grace=30.0))
+
+    assert policy.decide(state, policy.Limits(), NOTHING, NOW) == policy.EndAttempt(
+        reason=StopReason.FENCE, message="n1 heard no controller and stopped"
+    )
+
+
 @pytest.mark.parametrize("reason", [StopReason.STALLED, StopReason.TIME_LIMIT, StopReason.UNHEALTHY])
 def test_where_no_rank_failed_the_rule_that_ended_the_run_is_its_cause(reason: StopReason) -> None:
     decided = events.Decided(attempt=0, reason=reason.value, message="why")

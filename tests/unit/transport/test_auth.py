@@ -8,15 +8,14 @@ import pytest
 
 from clusterctl.transport.ssh.auth import (
     ENCRYPTED,
+    HARDWARE,
     AgentIdentity,
     Offer,
-    Tried,
     blob_type,
-    failure,
-    missing,
     offers,
     public_blob,
 )
+from clusterctl.transport.ssh.refused import Tried, failure, missing
 
 
 @pytest.fixture
@@ -68,6 +67,8 @@ def test_an_encrypted_key_alone_still_tells_its_public_half(tmp_path: Path) -> N
         (Tried("u", refused=["k"], closed=True), "hung up after 1 keys", "identity_file"),
         (Tried("u", refused=["k"], sha1_only=True), "too old to accept RSA", "ed25519"),
         (Tried("u", refused=["k", "l"]), r"no key was accepted for user `u` \(offered: k, l\)", "ssh-copy-id u@n"),
+        (Tried("u", refused=["k"], methods=("publickey", "hostbased")), "sshd takes: publickey, hostbased", "ssh-copy"),
+        (Tried("u", unusable={"/k": HARDWARE}), "/k is one of a security key", "client: openssh"),
         (Tried("u", unusable={"/k": "cannot be read: x"}), "/k cannot be read: x", "identity_file"),
         (Tried("u"), "there is no key to log in with", "ssh-keygen"),
         (Tried("u", refused=["k"], address="-p 22022 u@10.0.0.1"), "no key was", "`ssh-copy-id -p 22022 u@10.0.0.1`"),

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from clusterctl.cli.lookup.why import opened, verdict_of
 from clusterctl.errors import NotFoundError
+from clusterctl.run.record import find
+from clusterctl.run.record.kept import evidence as kept
+from clusterctl.run.rules.case import case_of
 from clusterctl.why.verdict import Confidence
 
 BUNDLES = Path(__file__).parent / "bundles"
@@ -35,6 +39,18 @@ def test_the_culprit_of_a_kept_run_is_named(name: str, expected: tuple[str, int,
     (culprit,) = verdict.culprits
     assert (verdict.cls.value, culprit.rank, culprit.where) == expected
     assert verdict.confidence in (Confidence.CERTAIN, Confidence.LIKELY)
+
+
+def test_what_a_rank_recorded_in_an_earlier_pause_does_not_count() -> None:
+    paused = {"group": "0", "number": 100, "op": "broadcast", "sizes": "", "dtypes": "", "done": False, "p2p": False}
+    with opened(BUNDLES / "gil-3.tar.gz") as run:
+        for path in run.path.glob("stall-*/rank-3.json"):
+            path.write_text(json.dumps({**json.loads(path.read_text()), "recorded": [paused]}))
+        state, _ = find.visible_state(run)
+        _, evidence = kept.newest(run)
+        case = case_of(state, evidence, stalled=True)
+
+    assert [rank.look.entries for rank in case.ranks if rank.look is not None and rank.rank == 3] == [None]
 
 
 def test_every_bundle_that_lies_here_is_judged() -> None:

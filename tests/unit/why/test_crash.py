@@ -4,9 +4,20 @@ from __future__ import annotations
 
 import pytest
 
+from clusterctl.why.case import End, Other
 from clusterctl.why.judge import judge
 from clusterctl.why.verdict import Class, Confidence, Kind
 from tests.unit.why.cases import case, ended, lost_peer, raised, waiting
+
+CHAIN = """Traceback (most recent call last):
+  File "train.py", line 7, in load
+FileNotFoundError: [Errno 2] No such file or directory: 'x'
+
+The above exception was the direct cause of the following exception:
+
+Traceback (most recent call last):
+  File "train.py", line 9, in load
+RuntimeError: no data"""
 
 
 def test_the_rank_that_failed_for_a_reason_of_its_own_is_to_blame_and_its_peers_are_victims() -> None:
@@ -44,6 +55,12 @@ def test_ranks_that_fail_alike_are_named_together_whatever_numbers_their_message
     assert "failed alike" in verdict.summary
 
 
+def test_a_prologue_that_fails_is_a_start_that_failed_and_no_exception() -> None:
+    verdict = judge(case(*(ended(127, message="the prologue failed with status 127") for _ in range(4))))
+
+    assert (verdict.kind, verdict.cls) == (Kind.START, Class.NOT_STARTED)
+
+
 def test_two_that_fail_at_once_for_different_reasons_are_both_named_and_none_alone() -> None:
     verdict = judge(case(raised("ValueError: bad batch"), raised("KeyError: 'lr'")))
 
@@ -73,6 +90,11 @@ def test_where_everybody_lost_a_peer_the_node_that_all_name_is_told_but_not_as_a
         pytest.param(ended(None, signal="SIGSEGV", message="ended by SIGSEGV"), Class.SIGNAL, id="a signal"),
         pytest.param(raised("RuntimeError: CUDA error: an illegal memory access"), Class.GPU, id="GPU"),
         pytest.param(ended(None), Class.UNKNOWN, id="nobody saw it"),
+        pytest.param(raised("AssertionError: a MemoryError was due"), Class.EXCEPTION, id="only spoken of"),
+        pytest.param(raised("OSError: Caught FileNotFoundError in DataLoader worker"), Class.MISSING_FILE, id="loader"),
+        pytest.param(
+            ended(1, message="RuntimeError: no data", traceback=CHAIN), Class.MISSING_FILE, id="what it was made of"
+        ),
         pytest.param(raised("AssertionError"), Class.EXCEPTION, id="any other exception"),
     ],
 )
@@ -84,3 +106,48 @@ def test_what_we_stopped_is_nobodys_fault() -> None:
     stopped = ended(None, signal="SIGTERM", stopped=True)
 
     assert judge(case(stopped, stopped, reason="cancelled", over=True)).kind is Kind.NONE
+
+
+def test_a_run_that_a_person_ended_is_not_blamed_on_a_rank_that_was_through() -> None:
+    stopped, other = ended(None, signal="SIGTERM", stopped=True), Other(kind="cancelled", message="a person ended it")
+
+    assert judge(case(stopped, ended(0), reason="cancelled", over=True, other=other)).cls is Class.CANCELLED
+
+
+def gave_up(message: str = "Timed out waiting 4000ms for recv operation to complete") -> End:
+    return raised(f"RuntimeError: {message}", secondary=True)
+
+
+STOPPED = ended(None, 11.0, signal="SIGTERM", stopped=True)
+
+
+def test_whom_a_barrier_names_is_to_blame_and_not_the_rank_that_says_so() -> None:
+    said = gave_up("[Rank 0]: Rank 2 failed to pass monitoredBarrier in 4000 ms")
+    verdict = judge(case(said, lost_peer(), STOPPED, STOPPED))
+
+    assert (verdict.cls, verdict.confidence) == (Class.NOT_JOINED, Confidence.LIKELY)
+    assert [culprit.rank for culprit in verdict.culprits] == [2]
+
+
+def test_the_one_that_did_not_give_up_is_for_whom_the_others_waited() -> None:
+    verdict = judge(case(gave_up(), STOPPED, gave_up(), gave_up()))
+
+    assert (verdict.cls, verdict.confidence) == (Class.NOT_JOINED, Confidence.LIKELY)
+    assert [culprit.rank for culprit in verdict.culprits] == [1]
+
+
+def test_where_one_alone_gave_up_before_all_were_stopped_nobody_is_named_for_it() -> None:
+    verdict = judge(case(gave_up(), STOPPED, STOPPED, STOPPED))
+
+    assert verdict.cls is Class.PEER_LOST
+
+
+def test_a_rank_that_got_another_size_than_it_expected_is_not_named_as_the_one_that_is_wrong() -> None:
+    tail = "  what():  [enforce fail at pair.cc:456] 32 vs 16. Received data size doesn't match expected size."
+    verdict = judge(case(lost_peer(), ended(None, signal="SIGABRT", tail=tail), lost_peer(), lost_peer()))
+
+    assert (verdict.cls, verdict.confidence, verdict.culprits) == (Class.MISMATCH, Confidence.AMBIGUOUS, ())
+
+
+def test_an_exit_without_a_word_is_of_a_class_that_nobody_knows() -> None:
+    assert judge(case(lost_peer(), ended(3))).cls is Class.UNKNOWN

@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from clusterctl.why.case import Call, Look, Node
+from clusterctl.why.case import Call, End, Entry, Look, Node
 from clusterctl.why.judge import judge
 from clusterctl.why.verdict import Class, Confidence, Kind, Verdict
-from tests.unit.why.cases import case, elsewhere, entry, waiting
+from tests.unit.why.cases import case, elsewhere, ended, entry, waiting
 
 BEGUN, LATE = {"0": (12, 11)}, {"0": (11, 11)}
 
 
-def of(*looks: Look | None, **more: object) -> Verdict:
+def of(*looks: Look | End | None, **more: object) -> Verdict:
     return judge(case(*looks, stalled=True, **more))
 
 
@@ -143,3 +143,107 @@ def test_a_stall_at_which_nobody_could_look_has_no_name() -> None:
 
 def test_a_run_that_moves_has_nothing_wrong() -> None:
     assert judge(case(waiting(), elsewhere())).kind is Kind.NONE
+
+
+def began(*entries: Entry, **more: object) -> Look:
+    """A rank that waits in a collective, with what its recorder holds."""
+    return waiting(entries=entries, **more)
+
+
+def test_of_three_different_collectives_all_that_are_not_with_the_most_are_named() -> None:
+    ops = ("all_reduce", "all_reduce", "broadcast", "barrier")
+    verdict = of(*(began(entry(5, op)) for op in ops))
+
+    assert (verdict.cls, verdict.confidence, named(verdict)) == (Class.MISMATCH, Confidence.LIKELY, [2, 3])
+
+
+def test_a_rank_that_sent_something_else_and_went_on_is_named_and_not_those_that_it_is_ahead_of() -> None:
+    alike = began(entry(11, done=True), entry(12))
+    ahead = began(entry(11, done=True), entry(12, "broadcast", done=True), entry(13))
+    verdict = of(alike, ahead, alike, alike)
+
+    assert (verdict.cls, named(verdict)) == (Class.MISMATCH, [1])
+
+
+def test_of_a_chain_that_waits_through_messages_the_last_is_named() -> None:
+    receives = waiting("recv", entries=(entry(11, done=True), entry(4, "recv", p2p=True)))
+    verdict = of(began(entry(12)), began(entry(12)), receives, elsewhere(entries=(entry(11, done=True),)))
+
+    assert (verdict.cls, verdict.confidence, named(verdict)) == (Class.NOT_JOINED, Confidence.CERTAIN, [3])
+
+
+@pytest.mark.parametrize("more", [{}, {"frames": None}], ids=["with its stack", "without a stack"])
+def test_a_rank_that_waits_for_one_that_never_used_its_group_is_not_named(more: dict[str, object]) -> None:
+    middle = began(entry(4, group="b", done=True), entry(1, group="a"), **more)
+    verdict = of(elsewhere(entries=()), middle, began(entry(5, group="b")))
+
+    assert (verdict.confidence, named(verdict)) == (Confidence.LIKELY, [0])
+
+
+def test_a_rank_that_waits_for_its_peers_is_not_named_for_a_page_that_it_reads() -> None:
+    reads = began(entry(12), state="D", wchan="io_schedule")
+    verdict = of(reads, began(entry(12)), elsewhere(entries=(entry(11, done=True),)), began(entry(12)))
+
+    assert (verdict.cls, named(verdict)) == (Class.NOT_JOINED, [2])
+
+
+@pytest.mark.parametrize(
+    "chain",
+    [
+        pytest.param((began(entry(12)), began(entry(12))), id="in one group"),
+        pytest.param(
+            (began(entry(7, group="a")), began(entry(6, group="a", done=True), entry(2, group="b"))), id="in two groups"
+        ),
+    ],
+)
+def test_where_all_that_could_be_seen_wait_nobody_is_named_for_the_one_that_could_not(chain: tuple[Look, ...]) -> None:
+    verdict = of(*chain, Look(source="proc", error="no answer in time"))
+
+    assert (verdict.confidence, verdict.culprits) == (Confidence.UNKNOWN, ())
+    assert verdict.summary.endswith("nobody could look at rank 2")
+
+
+def test_a_group_of_which_the_newest_entries_hold_nothing_is_known_by_its_counter() -> None:
+    busy = waiting(entries=(entry(90, group="a", done=True),), seq=BEGUN)
+    verdict = of(busy, elsewhere(entries=(entry(90, group="a", done=True),), seq=LATE), busy)
+
+    assert (verdict.confidence, named(verdict)) == (Confidence.CERTAIN, [1])
+
+
+def test_ranks_that_are_through_are_not_named_for_one_that_goes_on() -> None:
+    assert judge(case(elsewhere(wchan="folio_wait_bit"), *(ended(0),) * 3)).kind is Kind.NONE
+
+
+def test_ranks_that_are_through_are_not_named_for_one_that_hangs_by_itself() -> None:
+    verdict = of(elsewhere(wchan="wait_for_partner"), *(ended(0),) * 3)
+
+    assert (verdict.cls, named(verdict)) == (Class.NOT_JOINED, [0])
+
+
+def test_where_one_has_left_and_another_did_not_join_neither_is_named_alone() -> None:
+    verdict = of(waiting(seq=BEGUN), ended(0), elsewhere(seq=LATE), waiting(seq=BEGUN))
+
+    assert (verdict.confidence, named(verdict)) == (Confidence.AMBIGUOUS, [1, 2])
+
+
+def test_of_one_that_waits_after_most_are_through_it_is_not_told_who_is_wrong() -> None:
+    verdict = of(waiting(seq=BEGUN), ended(0), ended(0))
+
+    assert (verdict.cls, verdict.confidence) == (Class.EXITED_EARLY, Confidence.AMBIGUOUS)
+    assert sorted(rank for rank in named(verdict) if rank is not None) == [0, 1, 2]
+
+
+def test_a_rank_that_takes_two_groups_in_another_order_than_most_is_named() -> None:
+    first = waiting(entries=(entry(0, group="b", done=True), entry(1, group="a")))
+    other = waiting(entries=(entry(0, group="a", done=True), entry(1, group="b")))
+    verdict = of(first, first, other, first)
+
+    assert (verdict.cls, verdict.confidence, named(verdict)) == (Class.DEADLOCK, Confidence.LIKELY, [2])
+
+
+def test_where_as_many_take_two_groups_in_one_order_as_in_the_other_all_are_named() -> None:
+    first = waiting(entries=(entry(0, group="b", done=True), entry(1, group="a")))
+    other = waiting(entries=(entry(0, group="a", done=True), entry(1, group="b")))
+    verdict = of(first, first, other, other)
+
+    assert (verdict.cls, named(verdict)) == (Class.DEADLOCK, [0, 1, 2, 3])

@@ -18,6 +18,7 @@ _BINDINGS = "torch._C._distributed_c10d"
 _DUMPS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
 STILL_LOOKS = 5
 _KEPT = 40
+_GROUPS = 32
 
 
 class Collectives:
@@ -81,7 +82,7 @@ def _newest_entries() -> list[dict[str, Any]]:
 
     entries = [entry for dump in _recorders() for entry in json.loads(dump(includeCollectives=True)).get("entries", [])]
     last = [entry for entry in entries[:-_KEPT] if not entry["retired"]][-_KEPT:] + entries[-_KEPT:]
-    return [
+    return _unused_groups() + [
         {
             "group": str(entry["process_group"][0]),
             "number": int(entry["p2p_seq_id" if entry["is_p2p"] else "collective_seq_id"]),
@@ -93,6 +94,19 @@ def _newest_entries() -> list[dict[str, Any]]:
         }
         for entry in last
     ]
+
+
+def _unused_groups() -> list[dict[str, Any]]:
+    """Return, in the form of an entry with number 0, each group of this rank in which it has begun nothing yet.
+
+    The recorder does not know them, and a rank that has not come to a group is the one that the others wait for there.
+    """
+    world: Any = getattr(sys.modules.get(_C10D), "_world", None)
+    nothing = {"number": 0, "op": "", "sizes": "", "dtypes": "", "done": True, "p2p": False}
+    names: list[str] = []
+    with contextlib.suppress(AttributeError, RuntimeError, TypeError):
+        names = [str(n) for group, n in world.pg_names.items() if group._get_sequence_number_for_group() == 0]  # noqa: SLF001
+    return [{"group": name, **nothing} for name in names[:_GROUPS]]
 
 
 def _sequence_numbers() -> dict[str, tuple[int, int]]:

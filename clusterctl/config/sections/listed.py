@@ -1,0 +1,100 @@
+"""`hosts: {from: ...}`: hosts that are not written in the file, put into it as if they were."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from clusterctl.config.ownership import ForeignFileError
+from clusterctl.config.sections import slurm
+from clusterctl.config.sections.listing import Listed, ListingError, hosts_of
+from clusterctl.config.text.tree import Node
+
+if TYPE_CHECKING:
+    from clusterctl.config.sections.context import Context
+
+_HINT = "write `{from: slurm}`, `{from: {file: PATH}}` or `{from: {command: [PROGRAM, ARGUMENT]}}`"
+
+
+def filled(root: Node, context: Context) -> Node:
+    """Return the tree with the hosts that `from` stands for; where they cannot be had, the report says why."""
+    hosts = root.child("hosts")
+    if hosts is None or not isinstance(hosts.value, dict) or not _is_source(hosts.child("from")):
+        return root
+    source = hosts.value["from"]
+    if len(hosts.value) > 1:
+        other = next(key for key in hosts.value if key != "from")
+        context.report.add(hosts.key_mark(other), "hosts: nothing may stand beside `from`", "put it below `defaults`")
+        return _with_hosts(root, [], hosts)
+    try:
+        found = _found(source, context)
+    except ListingError as error:
+        context.report.add(source.mark, f"hosts.from: {error}", error.hint)
+        found = []
+    way = root.child("defaults")
+    own_way = way is not None and way.child("transport") is not None
+    return _with_hosts(root, [_entry(one, source, own_way=own_way) for one in found], hosts)
+
+
+def _is_source(node: Node | None) -> bool:
+    """Tell `from: slurm` from a host of that name (`from: 8`, `from: {gpus: 8}`)."""
+    if node is None:
+        return False
+    return (isinstance(node.value, str) and node.value != "auto") or (
+        isinstance(node.value, dict) and bool({"file", "command"} & node.value.keys())
+    )
+
+
+def _found(source: Node, context: Context) -> list[Listed]:
+    if source.value == "slurm":
+        return slurm.allocation(context.environ)
+    if not isinstance(source.value, dict) or len(source.value) > 1:
+        raise ListingError("it is none of the sources that there are", _HINT)
+    ((kind, node),) = source.value.items()
+    if kind == "file":
+        return hosts_of(_text(node.plain(), context))
+    argv = node.plain()
+    if isinstance(argv, list) and None in argv:
+        # What could not be filled in has been told already.
+        return []
+    if not isinstance(argv, list) or not argv or not all(isinstance(w, str) and w.isprintable() for w in argv):
+        raise ListingError("the command must be a list of texts", _HINT)
+    if "/" in argv[0] and not argv[0].startswith("/"):
+        raise ListingError("its program must be named as on the command line, or by its whole path", _HINT)
+    if context.run_listing is None:
+        raise ListingError("its command is not run here")
+    return hosts_of(context.run_listing(tuple(argv)))
+
+
+def _text(path: object, context: Context) -> str:
+    if not isinstance(path, str) or not path:
+        raise ListingError("the file must be a path", _HINT)
+    try:
+        return context.files.read_own(context.resolve(path)).decode("utf-8", "replace")
+    except ForeignFileError as error:
+        raise ListingError(str(error), error.hint) from error
+    except OSError as error:
+        raise ListingError(f"{os.path.basename(path)} cannot be read: {error.strerror or error}") from error
+
+
+def _entry(listed: Listed, source: Node, *, own_way: bool) -> Node:
+    def node(value: Any) -> Node:
+        return Node(value, source.mark, raw=str(value), quoted=True)
+
+    entries = {"host": node(listed.host)}
+    if listed.gpus is not None:
+        entries["gpus"] = node(listed.gpus)
+    if listed.workers is not None:
+        entries["workers"] = node(listed.workers)
+    if listed.transport is not None and not own_way:
+        words = Node([node(word) for word in listed.transport], source.mark)
+        entries["transport"] = Node({"command": words}, source.mark)
+    return Node(entries, source.mark, keys=dict.fromkeys(entries, source.mark))
+
+
+def _with_hosts(root: Node, entries: list[Node], hosts: Node) -> Node:
+    value = {**root.value, "hosts": Node(entries, hosts.mark)}
+    if not entries:
+        # What is wrong has been told; a section that is not there is told of once more otherwise.
+        del value["hosts"]
+    return root.with_entries(value)

@@ -1,0 +1,78 @@
+"""The built-in client first; where it cannot log in as the user's own `ssh` can, that one from then on."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from clusterctl.errors import NodeError
+from clusterctl.transport.base import Progress, silent
+from clusterctl.transport.openssh import answers
+from clusterctl.transport.ssh.beyond import beyond
+from clusterctl.transport.ssh.config import destination_of
+
+if TYPE_CHECKING:
+    from clusterctl.config.spec import HostSpec
+    from clusterctl.transport.base import Channel, Transport
+    from clusterctl.transport.openssh import OpenSshTransport
+    from clusterctl.transport.ssh.approach import Approach
+
+_RESTRICTED = re.compile(r"\brestricted\b")
+
+
+class EitherTransport:
+    """Nodes reached by SSH, whichever client can.
+
+    Args:
+        builtin: Tried first.
+        openssh: The user's own `ssh`.
+        approach: Asks `ssh` for its configuration.
+    """
+
+    def __init__(self, builtin: Transport, openssh: OpenSshTransport, approach: Approach) -> None:
+        self._builtin = builtin
+        self._openssh = openssh
+        self._approach = approach
+        self._reasons: dict[str, str] = {}
+
+    def open(self, host: HostSpec, *, progress: Progress = silent) -> Channel:
+        """Return a stream to a shell on `host` (see `Transport.open`)."""
+        if host.name not in self._reasons:
+            try:
+                return self._builtin.open(host, progress=progress)
+            except NodeError as error:
+                reason = self._beyond(host, error)
+                if reason is None:
+                    raise
+                self._reasons[host.name] = reason
+        channel = self._openssh.open(host, progress=progress)
+        said = f"the built-in SSH client cannot {self._reasons[host.name]}, so `ssh` itself is used (`ssh.client`)"
+        channel.warnings = (*channel.warnings, said)
+        return channel
+
+    def turn(self, host: HostSpec, error: NodeError) -> bool:
+        """Tell whether a shell that was of no use may be entered by `ssh` instead, which is tried from now on."""
+        if host.name in self._reasons or not _RESTRICTED.search(str(error)):
+            return False
+        self._reasons[host.name] = "enter a restricted shell"
+        return True
+
+    def close(self) -> None:
+        """Close what is shared between channels."""
+        self._builtin.close()
+        self._openssh.close()
+
+    def _beyond(self, host: HostSpec, error: NodeError) -> str | None:
+        options = self._approach.resolve(host.name, destination_of(host))
+        path = options.other("controlpath")
+        return beyond(error, options, answers=answers(os.environ), shared=path is not None and _is_socket(path))
+
+
+def _is_socket(path: str) -> bool:
+    try:
+        return stat.S_ISSOCK(Path(path).stat().st_mode)
+    except OSError:
+        return False

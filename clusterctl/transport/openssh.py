@@ -1,0 +1,191 @@
+"""Nodes reached by the user's own `ssh`, which runs here: its standard streams are those of a shell on the node."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import secrets
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from typing_extensions import override
+
+from clusterctl import limits
+from clusterctl.errors import ConnectError, NodeError
+from clusterctl.transport.base import Progress, silent
+from clusterctl.transport.local import LocalChannel, started
+from clusterctl.transport.severing import sever
+from clusterctl.transport.ssh import known_hosts
+from clusterctl.transport.ssh.config import arguments, destination_of
+from clusterctl.transport.ssh.said import failure
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Mapping
+
+    from clusterctl.config.spec import HostSpec, SshSpec
+    from clusterctl.transport.ssh.approach import Approach
+    from clusterctl.transport.ssh.config import SshOptions
+
+_SHELL = "sh"
+"""Not its path: a restricted shell runs nothing that has a `/` in it."""
+_NOISE_BYTES = 64 << 10
+_LAST_WORDS_SECONDS = 1.0
+_TYPING_SECONDS = 120.0
+_QUOTED = 300
+_LOST = 255
+_NEUTRAL = {"remotecommand": "none", "sessiontype": "default", "stdinnull": "no", "forkafterauthentication": "no"}
+"""Habits that would keep a byte stream from being one, and that not every `ssh` knows: undone where it does."""
+
+
+class OpenSshChannel(LocalChannel):
+    """The stream through an `ssh` process of ours."""
+
+    @override
+    def close(self) -> None:
+        """End the stream, and with it what `ssh` and the kernel have not sent: a fence counts from here."""
+        if self._process.poll() is None:
+            sever(self._process.pid)
+        super().close()
+
+
+class OpenSshTransport:
+    """Nodes reached by `ssh`, with the user's ssh_config, ssh-agent, certificates, tickets and shared connections.
+
+    Args:
+        spec: Time limit and trust, where the cluster file says so.
+        approach: Asks `ssh` for its configuration.
+        environment: In which `ssh` runs; default: this process's own.
+    """
+
+    def __init__(self, spec: SshSpec, approach: Approach, environment: Mapping[str, str] | None = None) -> None:
+        self._spec = spec
+        self._approach = approach
+        self._environment = dict(os.environ if environment is None else environment)
+        self._asking = threading.Lock()
+
+    def open(self, host: HostSpec, *, progress: Progress = silent) -> OpenSshChannel:
+        """Have `ssh` log in to `host` and run a shell there (see `Transport.open`)."""
+        progress("connecting")
+        options = self._approach.resolve(host.name, destination_of(host))
+        if not answers(self._environment):
+            return self._logged_in(host, options, self._spec.connect_timeout)
+        # Questions of many nodes at once cannot be told from each other.
+        with self._asking:
+            return self._logged_in(host, options, max(self._spec.connect_timeout, _TYPING_SECONDS))
+
+    def close(self) -> None:
+        """Nothing is shared between channels; connections that the user shares are the user's."""
+
+    def _logged_in(self, host: HostSpec, options: SshOptions, seconds: float) -> OpenSshChannel:
+        environment = self._environment
+        if not answers(environment):
+            # Jump hosts are not told of BatchMode, and would have a window opened.
+            environment = environment | {"SSH_ASKPASS_REQUIRE": "never"}
+        with tempfile.NamedTemporaryFile(prefix="clusterctl-ssh-") as log:
+            argv = self.argv_of(host, options, log.name)
+            process, ours, stderr = started(host.name, argv, env=environment, folder="/")
+            limits.give_back(process.pid)
+            channel = OpenSshChannel(process, ours, stderr)
+            try:
+                _await_shell(channel, time.monotonic() + seconds)
+            except (OSError, ValueError) as error:
+                channel.close()
+                raise _no_shell(host.name, process, Path(log.name), channel, options, error) from error
+            except BaseException:
+                channel.close()
+                raise
+        return channel
+
+    def argv_of(self, host: HostSpec, options: SshOptions, log: str) -> list[str]:
+        """Return the command that leads to `host`.
+
+        Args:
+            host: Where to.
+            options: What ssh_config says of it.
+            log: File for what `ssh` has to say of itself.
+        """
+        batch = [] if answers(self._environment) else ["BatchMode=yes"]
+        said = [
+            *batch,
+            f"ConnectTimeout={math.ceil(self._spec.connect_timeout)}",
+            # One connection a node, which ends with its process; one that is shared already is used.
+            *("ControlMaster=no", "ControlPersist=no"),
+            *("PermitLocalCommand=no", "ClearAllForwardings=yes", "ForwardAgent=no", "ForwardX11=no", "Tunnel=no"),
+            *("ServerAliveInterval=5", "ServerAliveCountMax=4"),
+            f"StrictHostKeyChecking={_policy(self._spec, options)}",
+            *_known_hosts(self._spec, options),
+            *(f"{key}={_NEUTRAL[key]}" for key, _ in options.others if key in _NEUTRAL),
+        ]
+        to = arguments(destination_of(host), self._approach.config_file)[1:]
+        return ["ssh", "-T", "-v", "-E", log, *(word for text in said for word in ("-o", text)), *to, _SHELL]
+
+
+def answers(environment: Mapping[str, str]) -> bool:
+    """Tell whether a program answers what `ssh` asks; there is no terminal to ask at."""
+    asked = environment.get("SSH_ASKPASS_REQUIRE") in ("force", "prefer")
+    return asked and bool(environment.get("SSH_ASKPASS"))
+
+
+def _policy(spec: SshSpec, options: SshOptions) -> str:
+    """Return the stricter of cluster file and ssh_config; nobody is asked, so what would ask refuses."""
+    if spec.host_keys == "strict" or options.strict_host_keys in ("yes", "true"):
+        return "yes"
+    opened = spec.host_keys == "accept-new" or options.strict_host_keys != "ask"
+    return "accept-new" if opened else "yes"
+
+
+def _known_hosts(spec: SshSpec, options: SshOptions) -> list[str]:
+    """Let the files of the cluster file speak of hosts that the user's own do not know, and of no others."""
+    own = known_hosts.load([*options.user_known_hosts, *options.global_known_hosts])
+    if not spec.known_hosts or any(entry.matches(options.known_name) for entry in own):
+        return []
+    paths = [*options.user_known_hosts, *spec.known_hosts]
+    return ["UserKnownHostsFile=" + " ".join(f'"{path.replace("%", "%%")}"' for path in paths)]
+
+
+def _await_shell(channel: OpenSshChannel, deadline: float) -> None:
+    """Wait until a shell answers.
+
+    Raises:
+        OSError: The stream ended, with what was heard; or nothing came in time.
+        ValueError: Something else talks there.
+    """
+    word = secrets.token_hex(8)
+    # In two parts, so that no echo of the line is taken for the answer.
+    channel.send(f"printf '%s%s\\n' clusterctl- {word}\n".encode())
+    heard = b""
+    while f"clusterctl-{word}\n".encode() not in heard:
+        data = channel.recv(65536, timeout=max(0.001, deadline - time.monotonic()))
+        if not data:
+            raise ConnectionError(heard[-_QUOTED:].decode("utf-8", "replace"))
+        heard = (heard + data)[-_NOISE_BYTES:]
+
+
+def _no_shell(
+    node: str,
+    process: subprocess.Popen[bytes],
+    log: Path,
+    channel: OpenSshChannel,
+    options: SshOptions,
+    error: Exception,
+) -> NodeError:
+    """Say why no shell answered: `ssh` did not get there, or what it started is none."""
+    with contextlib.suppress(Exception):
+        process.wait(_LAST_WORDS_SECONDS)
+    said, address = log.read_text("utf-8", "replace"), options.address
+    if isinstance(error, TimeoutError):
+        entered = "debug1: Entering interactive session" in said
+        text = "`ssh` logged in, but no shell answered in time" if entered else "`ssh` did not log in in time"
+        return ConnectError(node, text, hint=f"`ssh -v {address} true` shows where it waits")
+    if process.returncode == _LOST:
+        return failure(node, said, address)
+    quoted = " ".join(f"{error} {channel.stderr_tail()}".split())[-_QUOTED:]
+    hint = f"a login script or a forced command may be in the way: see what `ssh {address} sh` prints"
+    return ConnectError(
+        node, "`ssh` logged in, but no shell answers" + (f"; it said: {quoted}" if quoted else ""), hint=hint
+    )

@@ -1,0 +1,60 @@
+"""Ending a client so that what it has not sent never arrives: its process, and what the kernel still holds for it."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import struct
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_PIDFD_GETFD = 438
+"""Number of the call, equal on all machines (asm-generic/unistd.h); since Linux 5.6."""
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_DISCARD = struct.pack("ii", 1, 0)
+
+
+def sever(leader: int) -> None:
+    """Kill the process group of a child and what it has started, and reset their connections.
+
+    A process that is killed leaves to the kernel what it had sent and nobody has taken, which goes on sending it for
+    minutes once a link that was cut is back. Where the kernel does not let us at the sockets, it stays so.
+    """
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(leader, signal.SIGSTOP)
+    for pid in _family(leader):
+        with contextlib.suppress(OSError, AttributeError):
+            _discard_unsent(pid)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(leader, signal.SIGKILL)
+
+
+def _family(leader: int) -> Iterator[int]:
+    yield leader
+    with contextlib.suppress(OSError):
+        for child in Path(f"/proc/{leader}/task/{leader}/children").read_text().split():
+            yield from _family(int(child))
+
+
+def _discard_unsent(pid: int) -> None:
+    process = os.pidfd_open(pid)
+    try:
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            if os.readlink(link).startswith("socket:"):
+                _reset_when_closed(process, int(link.name))
+    finally:
+        os.close(process)
+
+
+def _reset_when_closed(process: int, descriptor: int) -> None:
+    copied = _LIBC.syscall(ctypes.c_long(_PIDFD_GETFD), *map(ctypes.c_long, (process, descriptor, 0)))
+    if copied >= 0:
+        with socket.socket(fileno=copied) as copy:
+            if copy.family in (socket.AF_INET, socket.AF_INET6):
+                copy.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _DISCARD)

@@ -1,0 +1,98 @@
+"""Why a login by the built-in client failed: what was tried, the likeliest reason, and its remedy."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from clusterctl.errors import AuthError
+from clusterctl.transport.ssh.auth import ENCRYPTED, HARDWARE, UNSUPPORTED
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+@dataclass
+class Tried:
+    """What came of trying to log in.
+
+    Attributes:
+        unusable: Files to why their key could not be used.
+        refused: Names of the keys that were turned down, in order.
+        methods: What the server allows in place of what was tried.
+        wants_more: What the server asks for beyond a key that it accepted.
+        lost: The server hung up without an answer to the last offer.
+        closed: The server hung up.
+        sha1_only: The server cannot check RSA signatures other than with SHA-1.
+        agent: Why an ssh-agent was of no help, or `None`.
+        missing: Keys that somebody named and that are not there.
+        address: What ssh would have to be given to come here, `-p PORT` included; "" where the node's name does.
+    """
+
+    user: str
+    unusable: dict[str, str] = field(default_factory=dict)
+    refused: list[str] = field(default_factory=list)
+    methods: tuple[str, ...] = ()
+    wants_more: tuple[str, ...] = ()
+    lost: bool = False
+    closed: bool = False
+    sha1_only: bool = False
+    agent: str | None = None
+    missing: tuple[str, ...] = ()
+    address: str = ""
+
+
+class LoginRefusal(AuthError):  # noqa: N818 - it is one, with what is needed to act on it
+    """A login that failed, with what came of each attempt."""
+
+    def __init__(self, node: str, message: str, *, hint: str, tried: Tried) -> None:
+        super().__init__(node, message, hint=hint)
+        self.tried = tried
+
+
+def failure(node: str, tried: Tried) -> AuthError:
+    """Return the error for a login that failed: the likeliest reason and its remedy."""
+    text, hint = _reason(node, tried)
+    return LoginRefusal(node, f"{text}, and {tried.agent}" if tried.agent else text, hint=hint, tried=tried)
+
+
+def _reason(node: str, tried: Tried) -> tuple[str, str]:
+    encrypted = [path for path, reason in tried.unusable.items() if reason == ENCRYPTED]
+    if tried.wants_more and "publickey" not in tried.wants_more:
+        text = f"accepted the key, but also asks for {' or '.join(tried.wants_more)} (two factors)"
+        hint = "let sshd accept a key alone for this user and host (`Match` with `AuthenticationMethods publickey`)"
+        return text, hint
+    if tried.methods and "publickey" not in tried.methods:
+        text = f"sshd allows no login by key, only by {' or '.join(tried.methods)}"
+        return text, "set `PubkeyAuthentication yes` in its sshd_config and add your public key"
+    if encrypted:
+        text = f"the key {encrypted[0]} {ENCRYPTED} and no ssh-agent holds it"
+        return text, f"run `ssh-add {encrypted[0]}`"
+    if tried.sha1_only and tried.refused:
+        hint = "log in with an ed25519 key, or update its sshd"
+        return "its sshd is too old to accept RSA keys other than with SHA-1", hint
+    if tried.closed and tried.refused:
+        hint = "name the right one by `identity_file:`, with `IdentitiesOnly yes` in ~/.ssh/config"
+        return f"sshd hung up after {len(tried.refused)} keys were offered", hint
+    if tried.refused:
+        takes = f"; sshd takes: {', '.join(tried.methods)}" if tried.methods else ""
+        text = f"no key was accepted for user `{tried.user}` (offered: {', '.join(tried.refused)}{takes})"
+        return text, f"add one to the machine: `ssh-copy-id {tried.address or f'{tried.user}@{node}'}`"
+    if tried.unusable:
+        path, reason = next(iter(tried.unusable.items()))
+        if reason in (HARDWARE, UNSUPPORTED):
+            return f"the key {path} {reason}", "set `client: openssh` below `ssh:`, or name another by `identity_file:`"
+        return f"the key {path} {reason}", "name another by `identity_file:`"
+    if tried.missing:
+        return f"the key {tried.missing[0]} does not exist", "name another by `identity_file:`"
+    text = f"there is no key to log in with as user `{tried.user}`"
+    return text, "make one with `ssh-keygen`, load one with `ssh-add`, or name yours by `identity_file:`"
+
+
+def missing(files: Sequence[str]) -> tuple[str, ...]:
+    """Return the keys that somebody named and that are not there: not those that ssh tries unasked."""
+    default = re.compile(r"id_(rsa|dsa|ecdsa|ecdsa_sk|ed25519|ed25519_sk|xmss)")
+    return tuple(path for path in files if not default.fullmatch(Path(path).name) and not os.path.exists(path))

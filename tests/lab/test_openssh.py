@@ -1,0 +1,169 @@
+"""Reaching nodes by the user's own `ssh`: the contract of sessions, its failures, and what never arrives."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from clusterctl.config.spec import HostSpec, SshSpec
+from clusterctl.errors import AuthError, ConnectError, HostKeyError, NodeError
+from clusterctl.session.opening import open_session
+from clusterctl.transport.openssh import OpenSshTransport
+from clusterctl.transport.ssh.approach import Approach
+from tests.contract_sessions import DEADLINE, Reach, SessionContract, standin_bundle
+from tests.lab.spec import NodeSpec
+from tests.lab.waiting import wait_for
+
+if TYPE_CHECKING:
+    from tests.lab.conftest import NodeFactory
+    from tests.lab.lab import Lab
+    from tests.lab.node import Node
+
+
+def host_of(node: Node) -> HostSpec:
+    return HostSpec(name=node.name, host=node.name)
+
+
+def by_ssh(config: Path | None = None, **spec: object) -> OpenSshTransport:
+    return OpenSshTransport(SshSpec(**spec), Approach(str(config) if config else None))  # type: ignore[arg-type]
+
+
+@pytest.fixture(autouse=True)
+def _no_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SSH_AUTH_SOCK", "SSH_CONNECTION", "SSH_ASKPASS_REQUIRE", "CLUSTERCTL_SSH_CONFIG"):
+        monkeypatch.delenv(name, raising=False)
+
+
+class TestOpenSsh(SessionContract):
+    @pytest.fixture
+    def reach(self, nodes: NodeFactory) -> Reach:
+        (node,) = nodes(1, noisy=True)
+        return by_ssh(), host_of(node)
+
+
+@pytest.mark.parametrize("shell", ["/bin/sh", "/bin/rbash", "/usr/bin/tcsh", "/usr/bin/fish", "/usr/bin/zsh"])
+def test_any_login_shell_leads_to_the_agent_and_nothing_stays(nodes: NodeFactory, shell: str) -> None:
+    (node,) = nodes(1, shell=shell)
+    session = open_session(by_ssh(), host_of(node), queue.SimpleQueue(), bundle=standin_bundle())
+    session.close()
+    wait_for(lambda: not node.leftovers(), what="the agent to end")
+
+
+def test_habits_of_an_ssh_config_do_not_disturb_the_stream(lab: Lab, nodes: NodeFactory, tmp_path: Path) -> None:
+    (node,) = nodes()
+    config = tmp_path / "config"
+    habits = (
+        "RequestTTY force\nRemoteCommand echo hello\nStdinNull yes\nSessionType none\nPermitLocalCommand yes\n"
+        "LocalCommand echo local\nLocalForward 4711 localhost:22\nForwardAgent yes\nLogLevel QUIET\n"
+    )
+    config.write_text(habits + lab.ssh_config.read_text())
+    session = open_session(by_ssh(config), host_of(node), queue.SimpleQueue(), bundle=standin_bundle())
+    session.close()
+
+
+@pytest.mark.parametrize(
+    ("spec", "error", "text", "hint"),
+    [
+        pytest.param(
+            NodeSpec(authorized=False),
+            AuthError,
+            r"could not log in \(tried: publickey /\S+/id_ed25519 \(ED25519\); sshd takes: publickey\)",
+            "ssh-copy-id root@",
+            id="key",
+        ),
+        pytest.param(
+            NodeSpec(password="x", sshd=("PubkeyAuthentication no",)),
+            AuthError,
+            r"\(tried: nothing; sshd takes: password\)",
+            "let one login be shared",
+            id="password",
+        ),
+        pytest.param(NodeSpec(known=False), HostKeyError, "does not know its host key", "clusterctl trust", id="unknown"),
+        pytest.param(NodeSpec(port=2222), ConnectError, "Connection refused", "ssh -v root@", id="refused"),
+        pytest.param(NodeSpec(shell="/usr/sbin/nologin"), ConnectError, "not available", "forced", id="nologin"),
+        pytest.param(
+            NodeSpec(sshd=("ForceCommand sleep 60",)), ConnectError, "logged in, but no shell answered in time", "waits",
+            id="silent",
+        ),
+    ],
+)  # fmt: skip
+def test_each_failure_is_one_line_with_a_remedy(
+    lab: Lab, nodes: NodeFactory, spec: NodeSpec, error: type[NodeError], text: str, hint: str
+) -> None:
+    (node,) = nodes([spec])
+    if spec.port != 22:
+        lab.reach(node, (node.address, 22))
+    with pytest.raises(error, match=text) as caught:
+        by_ssh(connect_timeout=3.0).open(host_of(node))
+    assert "\n" not in str(caught.value) + (caught.value.hint or "")
+    assert hint in (caught.value.hint or "")
+
+
+def test_a_changed_host_key_is_refused_even_where_ssh_config_checks_nothing(
+    lab: Lab, nodes: NodeFactory, tmp_path: Path
+) -> None:
+    (node,) = nodes()
+    node.new_host_key()
+    config = tmp_path / "config"
+    config.write_text("StrictHostKeyChecking no\n" + lab.ssh_config.read_text())
+    with pytest.raises(HostKeyError, match="its host key has changed"):
+        by_ssh(config).open(host_of(node))
+
+
+# --- fences
+
+
+def pid_of(node: Node) -> int:
+    """The `ssh` that leads to a node."""
+
+    def leads(entry: Path) -> bool:
+        try:
+            words = (entry / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            return False
+        return words[0] == b"ssh" and node.name.encode() in words
+
+    return next(int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit() and leads(entry))
+
+
+def unsent_to(node: Node) -> int:
+    """Bytes that the kernel of the head still wants a node's sshd to have."""
+    peer = socket.inet_aton(node.address)[::-1].hex().upper() + ":0016"
+    lines = [line.split() for line in Path("/proc/thread-self/net/tcp").read_text().splitlines()]
+    return sum(int(words[4].partition(":")[0], 16) for words in lines if words[2] == peer)
+
+
+def test_what_a_stopped_ssh_has_not_taken_never_arrives(nodes: NodeFactory) -> None:
+    (node,) = nodes()
+    channel = by_ssh().open(host_of(node))
+    channel.send(b"echo; exec cat >/root/arrived\n")
+    assert channel.recv(1, timeout=DEADLINE) == b"\n"
+    os.kill(pid_of(node), signal.SIGSTOP)
+    channel.send(b"a fence", timeout=DEADLINE)
+    channel.close()
+    wait_for(lambda: not node.leftovers(), what="the end of the shell")
+    assert node.path("arrived").read_bytes() == b""
+
+
+def test_what_a_link_that_was_cut_holds_back_never_arrives(nodes: NodeFactory) -> None:
+    (node,) = nodes()
+    channel = by_ssh().open(host_of(node))
+    channel.send(b"echo; exec cat >/root/arrived\n")
+    assert channel.recv(1, timeout=DEADLINE) == b"\n"
+    ssh = pid_of(node)
+    node.cut()
+    channel.send(b"a fence", timeout=DEADLINE)
+    wait_for(lambda: unsent_to(node), what="the kernel to hold what was sent")
+    channel.close()
+    wait_for(lambda: not Path(f"/proc/{ssh}").exists(), what="the end of ssh")
+    assert unsent_to(node) == 0
+    node.restore()
+    node.kill_sshd()
+    wait_for(lambda: not node.leftovers(), what="the end of the shell")
+    assert node.path("arrived").read_bytes() == b""
