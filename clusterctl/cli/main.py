@@ -39,6 +39,7 @@ COMMANDS: dict[str, str] = {
     "bench": "Measure how the job scales over workers",
     "config": "Check and print the cluster file",
     "init": "Write a cluster file to start from",
+    "export": "Print the cluster file as a batch script of Slurm",
     "templates": "List ready-to-run jobs",
     "trust": "Accept the host keys of the nodes",
     "clean": "Remove old runs from head and nodes",

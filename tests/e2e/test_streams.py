@@ -55,6 +55,7 @@ CASES: dict[str, list[Case]] = {
     "bench": [Case(("bench", "--workers", "0"), code=2)],
     "config": [Case(("config",)), Case(("config", "--env", "0"))],
     "init": [Case(("init", "--help"))],
+    "export": [Case(("export", "slurm"))],
     "templates": [Case(("templates",))],
     "trust": [Case(("trust", "--yes"))],
     "clean": [Case(("clean",))],
