@@ -128,6 +128,7 @@ ELSEWHERE: Final = {
     "clusterctl up --min-nodes N": "tests/e2e/test_taking_part.py",
     "clusterctl exec -w NODES -- hostname": "tests/lab/test_cli.py",
     "clusterctl export slurm cluster.yaml": "tests/lab/test_slurm.py",
+    "clusterctl export k8s cluster.yaml": "tests/e2e/test_streams.py",
     "clusterctl bench": "tests/e2e/test_bench.py",
     "clusterctl bench --plot scaling.png": "tests/e2e/test_bench.py",
     "clusterctl bench --model --plot scaling.png": "tests/e2e/test_bench.py",
