@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from clusterctl.cli.examples import EXAMPLES
 from clusterctl.cli.main import COMMANDS, cli
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ def _entry(name: str, command: click.Command, parent: click.Context) -> list[str
     lines = [f"## clusterctl {name}", "", "```", usage, "```", "", *_description(command.help or "")]
     if options:
         lines += ["", "| option | |", "|---|---|", *(_row(option, context) for option in options)]
+    lines += ["", "```console", *EXAMPLES[name], "```"]
     return lines
 
 

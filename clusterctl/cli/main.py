@@ -284,7 +284,21 @@ def parameters_after_dashes(arguments: list[str]) -> tuple[list[str], tuple[str,
     return arguments[:at], tuple(arguments[at + 1 :])
 
 
-class WithJobArguments(click.Command):
+class WithExamples(click.Command):
+    """A command whose help ends with what to type."""
+
+    @override
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the examples, as they are typed."""
+        from clusterctl.cli.examples import EXAMPLES
+
+        lines = EXAMPLES.get(self.name or "", ())
+        if lines:
+            formatter.write_paragraph()
+            formatter.write("Examples:\n" + "".join(f"  {line}\n" for line in lines))
+
+
+class WithJobArguments(WithExamples):
     """A command that takes everything after `--` as it is, in `ctx.meta["clusterctl.args"]`."""
 
     @override
@@ -301,4 +315,4 @@ class WithJobArguments(click.Command):
         return [*super().collect_usage_pieces(ctx), "[-- ARGS...]"]
 
 
-__all__ = ["COMMANDS", "WithJobArguments", "cli", "main", "run"]
+__all__ = ["COMMANDS", "WithExamples", "WithJobArguments", "cli", "main", "run"]

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from clusterctl.cli import docs
+from clusterctl.cli.examples import EXAMPLES
+from clusterctl.cli.main import COMMANDS, run
 from tests import documented
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -31,6 +33,18 @@ def test_the_readme_is_at_most_160_lines() -> None:
 
 def test_the_page_of_commands_is_not_stale() -> None:
     assert (REPOSITORY / "docs" / "cli.md").read_text() == docs.page(), "run `make docs`"
+
+
+def test_every_command_has_examples() -> None:
+    assert EXAMPLES.keys() == COMMANDS.keys()
+    assert all(EXAMPLES.values())
+
+
+def test_the_help_of_a_command_ends_with_what_to_type(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["exec", "--help"]) == 0
+
+    *_, first, second, third = capsys.readouterr().out.splitlines()
+    assert [first, second, third] == [f"  {line}" for line in EXAMPLES["exec"]]
 
 
 def test_every_command_of_a_page_is_run_by_a_test() -> None:

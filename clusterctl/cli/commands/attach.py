@@ -12,6 +12,7 @@ from clusterctl.cli.choices import Choices, together
 from clusterctl.cli.follow.following import conclude
 from clusterctl.cli.follow.view import RunScreen, ViewOptions
 from clusterctl.cli.lookup.runs import tell_unread
+from clusterctl.cli.main import WithExamples
 from clusterctl.cli.words import parse_ranks
 from clusterctl.errors import RefusedError
 from clusterctl.render.log import Timestamps
@@ -35,7 +36,7 @@ class AttachChoices(Choices):
     verbose: bool
 
 
-@click.command("attach")
+@click.command("attach", cls=WithExamples)
 @options.run_argument
 @click.option("--adopt", is_flag=True, help="Start a new controller if the run has none.")
 @click.option(

@@ -13,6 +13,7 @@ from clusterctl.agent.protocol.commands import Command
 from clusterctl.cli import options
 from clusterctl.cli.lookup.reach import reachable
 from clusterctl.cli.lookup.runs import listed_view_of, tell_unread
+from clusterctl.cli.main import WithExamples
 from clusterctl.cli.words import parse_duration
 from clusterctl.config.stored import load_stored
 from clusterctl.errors import ClusterctlError, ExitCode, NodeError, NotFoundError, RefusedError
@@ -35,7 +36,7 @@ _YOUNG = 3600.0
 _DEFAULT = click.core.ParameterSource.DEFAULT
 
 
-@click.command("clean")
+@click.command("clean", cls=WithExamples)
 @click.argument("references", metavar="[RUN]...", nargs=-1, shell_complete=options.offer("runs"))
 @click.option("--older-than", metavar="DURATION", default="14d", show_default=True, help="Runs that ended before.")
 @click.option("--keep", type=click.IntRange(0), default=0, metavar="N", help="Keep the newest N of the ended runs.")

@@ -6,7 +6,7 @@ import click
 from click.shell_completion import get_completion_class
 
 from clusterctl.cli import options
-from clusterctl.cli.main import cli
+from clusterctl.cli.main import WithExamples, cli
 
 _WHERE = {
     "bash": 'eval "$(clusterctl completion bash)"   # in ~/.bashrc',
@@ -22,7 +22,7 @@ _SHORT = {
 }
 
 
-@click.command("completion")
+@click.command("completion", cls=WithExamples)
 @click.argument("shell", type=click.Choice(list(_WHERE)))
 @options.output_options
 def command(shell: str, color: str, quiet: bool) -> int:

@@ -9,6 +9,7 @@ import click
 
 from clusterctl.cli import options
 from clusterctl.cli.choices import FileChoices, together
+from clusterctl.cli.main import WithExamples
 from clusterctl.errors import NotFoundError, RefusedError
 from clusterctl.plan import environment, layout
 from clusterctl.plan import launch as planning
@@ -32,7 +33,7 @@ class ConfigChoices(FileChoices):
     as_json: bool
 
 
-@click.command("config")
+@click.command("config", cls=WithExamples)
 @options.cluster_file
 @click.option("--ranks", is_flag=True, help="Print which ranks each node has.")
 @click.option(

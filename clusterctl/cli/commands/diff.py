@@ -8,6 +8,7 @@ import click
 
 from clusterctl.cli import options
 from clusterctl.cli.lookup.runs import tell_unread, view_of
+from clusterctl.cli.main import WithExamples
 from clusterctl.render.story.attempts import cause_words
 from clusterctl.render.story.differences import differences, differences_json, render_differences
 from clusterctl.run.record.find import find
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from clusterctl.render.terminal.console import Console
 
 
-@click.command("diff")
+@click.command("diff", cls=WithExamples)
 @click.argument("first", metavar="RUN1", shell_complete=options.offer("runs"))
 @click.argument("second", metavar="RUN2", shell_complete=options.offer("runs"))
 @options.json_option

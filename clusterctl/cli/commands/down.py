@@ -18,6 +18,7 @@ from clusterctl.cli.follow.view import RunScreen, ViewOptions
 from clusterctl.cli.lookup.controllers import ask_or_adopt
 from clusterctl.cli.lookup.reach import reachable
 from clusterctl.cli.lookup.runs import tell_unread
+from clusterctl.cli.main import WithExamples
 from clusterctl.config.stored import load_stored
 from clusterctl.errors import AgentError, ExitCode, NodesError, RefusedError, TeardownError
 from clusterctl.render.errors import remaining_lines
@@ -59,7 +60,7 @@ class DownChoices(Choices):
         return self.quiet or self.as_json
 
 
-@click.command("down")
+@click.command("down", cls=WithExamples)
 @click.argument("references", metavar="[RUN]...", nargs=-1, shell_complete=options.offer("active"))
 @click.option("--all", "everything", is_flag=True, help="End every active run.")
 @click.option("--stalled", is_flag=True, help="End the runs that are stalled, and nothing else.")

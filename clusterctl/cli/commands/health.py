@@ -13,6 +13,7 @@ import click
 from clusterctl.cli import options
 from clusterctl.cli.choices import FileChoices, together
 from clusterctl.cli.lookup.reach import reachable
+from clusterctl.cli.main import WithExamples
 from clusterctl.cli.words import parse_duration, read, write
 from clusterctl.config.spec import TransportKind
 from clusterctl.errors import ExitCode, RefusedError
@@ -44,7 +45,7 @@ class HealthChoices(FileChoices):
     as_json: bool
 
 
-@click.command("health")
+@click.command("health", cls=WithExamples)
 @options.cluster_file
 @options.nodes_option
 @click.option(

@@ -15,6 +15,7 @@ import click
 from clusterctl.cli import options
 from clusterctl.cli.choices import Choices, together
 from clusterctl.cli.lookup.templates import find
+from clusterctl.cli.main import WithExamples
 from clusterctl.cli.words import DEFAULT_FILE, read, write
 from clusterctl.config import init
 from clusterctl.errors import RefusedError
@@ -44,7 +45,7 @@ class InitChoices(Choices):
     force: bool
 
 
-@click.command("init")
+@click.command("init", cls=WithExamples)
 @click.argument("target", metavar="[PATH]", required=False)
 @click.option("--from", "source", metavar="FILE|-", help="Take the machines from this file, of stdin with `-`.")
 @click.option("--hostfile", "kind", flag_value="hostfile", help="It is a hostfile of DeepSpeed or Open MPI.")

@@ -16,6 +16,7 @@ from clusterctl.cli import options
 from clusterctl.cli.choices import Choices, together
 from clusterctl.cli.lookup.logged import attempt_asked, ranks_asked, why_nothing
 from clusterctl.cli.lookup.runs import tell_unread
+from clusterctl.cli.main import WithExamples
 from clusterctl.cli.words import parse_moment
 from clusterctl.config.hosts import select
 from clusterctl.logs.clean import clean_block
@@ -63,7 +64,7 @@ class LogsChoices(Choices):
         return self.ranks is None and self.nodes is None and not self.everything and self.output == "text"
 
 
-@click.command("logs")
+@click.command("logs", cls=WithExamples)
 @options.run_argument
 @click.option("--follow", "-f", is_flag=True, help="Go on as lines come; Ctrl-C leaves.")
 @click.option(

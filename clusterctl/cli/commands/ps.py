@@ -8,13 +8,14 @@ import click
 
 from clusterctl.cli import options
 from clusterctl.cli.lookup.runs import listed_view_of, tell_unread
+from clusterctl.cli.main import WithExamples
 from clusterctl.render.status_json import ps_json
 from clusterctl.render.story.listing import newest_first, render_ps
 from clusterctl.run.record.find import all_runs
 from clusterctl.run.rules.state import RunPhase
 
 
-@click.command("ps")
+@click.command("ps", cls=WithExamples)
 @click.option("--all", "-a", "everything", is_flag=True, help="Ended runs too.")
 @options.json_option
 @options.output_options

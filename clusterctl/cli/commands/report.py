@@ -14,6 +14,7 @@ from clusterctl.cli import options
 from clusterctl.cli.follow.told import happened
 from clusterctl.cli.lookup.runs import tell_unread, view_of
 from clusterctl.cli.lookup.why import verdict_of
+from clusterctl.cli.main import WithExamples
 from clusterctl.cli.words import write
 from clusterctl.logs.clean import clean_block
 from clusterctl.render.page.story import Found, Told, story
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 _LAST_LINES, _LAST_BYTES, _MOST_RANKS = 30, 16 << 10, 8
 
 
-@click.command("report")
+@click.command("report", cls=WithExamples)
 @options.run_argument
 @click.option("-o", "--output", metavar="FILE", help="Write the page here; RUN.html by default, `-` for stdout.")
 @options.output_options

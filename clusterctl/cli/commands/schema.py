@@ -5,10 +5,11 @@ from __future__ import annotations
 import click
 
 from clusterctl.cli import options
+from clusterctl.cli.main import WithExamples
 from clusterctl.cli.words import write
 
 
-@click.command("schema")
+@click.command("schema", cls=WithExamples)
 @click.option("--output", "-o", metavar="FILE", help="Write it to this file instead.")
 @options.output_options
 def command(output: str | None, color: str, quiet: bool) -> int:

@@ -9,6 +9,7 @@ import click
 from clusterctl.agent.protocol.evidence import of_stalls
 from clusterctl.cli import options
 from clusterctl.cli.lookup.evidence import look
+from clusterctl.cli.main import WithExamples
 from clusterctl.cli.words import parse_ranks
 from clusterctl.errors import ExitCode, NotFoundError
 from clusterctl.render.errors import error_line
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from clusterctl.run.rules.state import RunState
 
 
-@click.command("stacks")
+@click.command("stacks", cls=WithExamples)
 @options.run_argument
 @click.option(
     "--rank",

@@ -10,6 +10,7 @@ import click
 from clusterctl.cli import options
 from clusterctl.cli.lookup import machines
 from clusterctl.cli.lookup.reach import reachable
+from clusterctl.cli.main import WithExamples
 from clusterctl.cli.words import parse_duration
 from clusterctl.config.hosts import select
 from clusterctl.errors import ExitCode
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from clusterctl.render.terminal.console import Console
 
 
-@click.command("stats")
+@click.command("stats", cls=WithExamples)
 @click.argument("reference", metavar="[RUN|FILE]", required=False, shell_complete=options.offer("runs"))
 @options.nodes_option
 @click.option("--watch", metavar="DURATION", help="Repeat with this pause until Ctrl-C.")

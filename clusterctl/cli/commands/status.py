@@ -8,12 +8,13 @@ import click
 
 from clusterctl.cli import options
 from clusterctl.cli.lookup.runs import tell_unread, view_of
+from clusterctl.cli.main import WithExamples
 from clusterctl.render.status import render_status
 from clusterctl.render.status_json import status_json
 from clusterctl.run.record.find import find
 
 
-@click.command("status")
+@click.command("status", cls=WithExamples)
 @options.run_argument
 @options.json_option
 @options.verbose_option("Show every rank in a row of its own, however many there are.")

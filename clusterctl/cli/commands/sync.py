@@ -11,6 +11,7 @@ import click
 from clusterctl.cli import options
 from clusterctl.cli.choices import FileChoices, together
 from clusterctl.cli.lookup.reach import sessions_of
+from clusterctl.cli.main import WithExamples
 from clusterctl.config.spec import TransportKind
 from clusterctl.config.units import size as bytes_of
 from clusterctl.errors import NotFoundError, RefusedError
@@ -39,7 +40,7 @@ class SyncChoices(FileChoices):
     max_size: str | None
 
 
-@click.command("sync")
+@click.command("sync", cls=WithExamples)
 @options.cluster_file
 @options.nodes_option
 @options.exclude_option("Not these nodes.")

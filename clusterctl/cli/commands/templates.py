@@ -9,12 +9,13 @@ import click
 
 from clusterctl.cli import options
 from clusterctl.cli.lookup.templates import templates
+from clusterctl.cli.main import WithExamples
 
 if TYPE_CHECKING:
     from clusterctl.cli.lookup.templates import Template
 
 
-@click.command("templates")
+@click.command("templates", cls=WithExamples)
 @options.json_option
 @options.output_options
 def command(as_json: bool, color: str, quiet: bool) -> int:

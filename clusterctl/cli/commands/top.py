@@ -16,6 +16,7 @@ from clusterctl.cli.follow.screen import Screen
 from clusterctl.cli.lookup import machines
 from clusterctl.cli.lookup.reach import reachable
 from clusterctl.cli.lookup.runs import view_from
+from clusterctl.cli.main import WithExamples
 from clusterctl.cli.words import parse_duration
 from clusterctl.render.top import SORTS, Order, Scene, render_top, rows_of
 from clusterctl.run.record.reader import StateReader
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 _LOOK_AGAIN = 2.0
 
 
-@click.command("top")
+@click.command("top", cls=WithExamples)
 @click.argument("reference", metavar="[RUN|FILE]", required=False, shell_complete=options.offer("runs"))
 @click.option("--interval", metavar="DURATION", default="1s", show_default=True, help="Time between two pictures.")
 @click.option("--color", type=click.Choice(["auto", "always", "never"]), default="auto", help="Use colours.")

@@ -10,6 +10,7 @@ import click
 
 from clusterctl.cli import options
 from clusterctl.cli.lookup import commands, listings
+from clusterctl.cli.main import WithExamples
 from clusterctl.config.spec import TransportKind
 from clusterctl.errors import ExitCode, NodesError, RefusedError
 from clusterctl.render.ranks import count, fold_nodes
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from clusterctl.transport.ssh.trust import Candidate
 
 
-@click.command("trust")
+@click.command("trust", cls=WithExamples)
 @options.cluster_file
 @options.nodes_option
 @click.option("--yes", "-y", is_flag=True, help="Accept without asking; compare the fingerprints first.")

@@ -9,6 +9,7 @@ import click
 
 from clusterctl._version import __version__
 from clusterctl.cli import options
+from clusterctl.cli.main import WithExamples
 from clusterctl.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from clusterctl.health.model import Finding, Status
 
 
-@click.command("version")
+@click.command("version", cls=WithExamples)
 @click.option("--nodes", "with_nodes", is_flag=True, help="Also ask the nodes of the cluster file.")
 @click.option("--check", is_flag=True, help="Also tell whether this head is fit to start and command runs.")
 @options.cluster_file

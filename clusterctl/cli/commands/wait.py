@@ -13,6 +13,7 @@ import click
 from clusterctl.cli import options
 from clusterctl.cli.follow.following import exit_code_of
 from clusterctl.cli.follow.watching import Course, Watching
+from clusterctl.cli.main import WithExamples
 from clusterctl.cli.words import parse_duration
 from clusterctl.errors import ExitCode
 from clusterctl.run.record.find import find
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from clusterctl.run.rules.state import RunState
 
 
-@click.command("wait")
+@click.command("wait", cls=WithExamples)
 @options.run_argument
 @click.option("--timeout", metavar="DURATION", help="Give up after this long (exit code 124), e.g. 90s or 2h.")
 @options.json_option

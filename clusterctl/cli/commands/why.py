@@ -9,6 +9,7 @@ import click
 
 from clusterctl.cli import options
 from clusterctl.cli.lookup.why import opened, verdict_of
+from clusterctl.cli.main import WithExamples
 from clusterctl.errors import ClusterctlError, ExitCode
 from clusterctl.render.story.why import render_why
 from clusterctl.run.record import find
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from clusterctl.why.verdict import Verdict
 
 
-@click.command("why")
+@click.command("why", cls=WithExamples)
 @options.run_argument
 @click.option("--bundle", metavar="PATH", type=click.Path(path_type=Path), help="Judge a bundle, without any node.")
 @click.option("--save", metavar="FILE", type=click.Path(path_type=Path), help="Pack the evidence to hand it on.")

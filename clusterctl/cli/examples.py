@@ -1,0 +1,41 @@
+"""What to type, for the `--help` of each command; every line of it is run by a test, as those of the pages are."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+EXAMPLES: Mapping[str, Sequence[str]] = {
+    "up": ("clusterctl up", "clusterctl up -- --epochs 3", "clusterctl up --exclude NODE"),
+    "down": ("clusterctl down", "clusterctl down RUN"),
+    "ps": ("clusterctl ps -a",),
+    "status": ("clusterctl status",),
+    "logs": ("clusterctl logs -f --all", "clusterctl logs RUN --rank 2 -n 200"),
+    "attach": ("clusterctl attach", "clusterctl attach --adopt"),
+    "wait": ("clusterctl wait --timeout 2h",),
+    "health": ("clusterctl health cluster.yaml", "clusterctl health --record health.json"),
+    "why": ("clusterctl why",),
+    "diff": ("clusterctl diff RUN1 RUN2",),
+    "report": ("clusterctl report RUN -o run.html",),
+    "stacks": ("clusterctl stacks",),
+    "stats": ("clusterctl stats",),
+    "top": ("clusterctl top",),
+    "exec": (
+        "clusterctl exec cluster.yaml -- nvidia-smi -L",
+        "clusterctl exec --diff -- pip freeze",
+        "clusterctl exec -w NODES -- hostname",
+    ),
+    "sync": ("clusterctl sync", "clusterctl sync --pull 'ckpt/**'"),
+    "bench": ("clusterctl bench --plot scaling.png",),
+    "config": ("clusterctl config --ranks", "clusterctl config --env 5"),
+    "init": ("clusterctl init --template keras_ddp DIR",),
+    "templates": ("clusterctl templates",),
+    "trust": ("clusterctl trust",),
+    "clean": ("clusterctl clean",),
+    "schema": ("clusterctl schema -o cluster.schema.json",),
+    "completion": ('eval "$(clusterctl completion bash)"',),
+    "version": ("clusterctl version --check",),
+}
+"""Command to lines."""
