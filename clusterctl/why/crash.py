@@ -111,13 +111,12 @@ def _of_victims(case: Case, failed: Sequence[tuple[Rank, End]]) -> Verdict:
     accused = _accused(case, failed)
     first, end = min(failed, key=lambda each: (each[1].latest, each[0].rank))
     if accused is not None:
-        ranks = [(r, e) for r, e in failed if r.node == accused]
         return Verdict(
             kind=Kind.CRASH,
             cls=Class.PEER_LOST,
             confidence=Confidence.AMBIGUOUS,
             summary=f"all ranks lost a peer; they name {accused}, and nobody there says why",
-            culprits=_culprits(ranks) or (Culprit(rank=None, node=accused, evidence="its peers lost it"),),
+            culprits=_all_on(case, accused),
             waiting=_victims([r for r, _ in failed if r.node != accused]),
             next=causes.advice(Class.NODE_LOST, case.run, None, accused),
         )
@@ -131,6 +130,23 @@ def _of_victims(case: Case, failed: Sequence[tuple[Rank, End]]) -> Verdict:
         culprits=_culprits(named),
         waiting=() if named else _victims([first]),
         next=causes.advice(Class.PEER_LOST, case.run, first.rank, first.node),
+    )
+
+
+def _all_on(case: Case, node: str) -> tuple[Culprit, ...]:
+    """Return all ranks of a node, also those that we stopped before they could say a word; the node where it is one."""
+    there = [rank for rank in case.ranks if rank.node == node]
+    if len(there) < 2:
+        return (Culprit(rank=None, node=node, evidence="its peers lost it"),)
+    return tuple(
+        Culprit(
+            rank=rank.rank,
+            node=node,
+            evidence="its peers lost its node"
+            if rank.end is None or rank.end.stopped or rank.end.well
+            else causes.said(rank.end),
+        )
+        for rank in there[:_MOST_NAMED]
     )
 
 

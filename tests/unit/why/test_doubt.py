@@ -137,3 +137,11 @@ def test_two_that_fail_within_one_moment_for_two_reasons_are_both_named() -> Non
     verdict = judge(case(raised("ValueError: a", 10.0), raised("KeyError: 'b'", 10.02), lost_peer(10.1)))
 
     assert (verdict.confidence, named(verdict)) == (Confidence.AMBIGUOUS, [0, 1])
+
+
+def test_of_a_node_that_its_peers_lost_the_one_rank_that_says_so_too_is_not_named_alone() -> None:
+    verdict = judge(
+        case(ended(1, stopped=True), lost_peer(10.0), lost_peer(10.1, "10.0.0.1"), lost_peer(10.2, "10.0.0.1"))
+    )
+
+    assert (verdict.cls, verdict.confidence, named(verdict)) == (Class.PEER_LOST, Confidence.AMBIGUOUS, [0, 1])
