@@ -14,19 +14,22 @@ if TYPE_CHECKING:
 
 MAX_BYTES = 2 << 20
 """The longest input: however its bytes are written down, it fits into one message to a node."""
-_PATIENCE = 2.0
+_PATIENCE, _LONGEST = 2.0, 60.0
+"""Seconds of silence after which a word is said, and after which nothing more is waited for."""
 _WAITING = "waiting for the end of standard input; `< /dev/null` gives none"
 
 
-def piped(fd: int, tell: Callable[[str], None]) -> bytes:
+def piped(fd: int, tell: Callable[[str], None], *, patience: float = _PATIENCE, longest: float = _LONGEST) -> bytes:
     """Return all that is piped into this process, or the file that is its input; nothing of a terminal or a device.
 
     Args:
         fd: The standard input.
         tell: Takes a word where its end is waited for.
+        patience: Seconds of silence after which that is said.
+        longest: Seconds of silence more after which it is given up: whoever started us left a pipe open.
 
     Raises:
-        RefusedError: It is too long.
+        RefusedError: It is too long, or does not end.
     """
     try:
         kind = os.fstat(fd).st_mode
@@ -36,9 +39,12 @@ def piped(fd: int, tell: Callable[[str], None]) -> bytes:
         return b""
     told, given = False, bytearray()
     while True:
-        if not told and not select.select([fd], [], [], _PATIENCE)[0]:
-            told = True
-            tell(_WAITING)
+        if not _readable(fd, patience):
+            if not told:
+                told = True
+                tell(_WAITING)
+            if not _readable(fd, longest):
+                raise RefusedError("standard input does not end", hint="`< /dev/null` gives the command none")
         piece = os.read(fd, 1 << 16)
         if not piece:
             return bytes(given)
@@ -46,3 +52,7 @@ def piped(fd: int, tell: Callable[[str], None]) -> bytes:
         if len(given) > MAX_BYTES:
             hint = "`clusterctl sync` brings files to the nodes"
             raise RefusedError(f"standard input is longer than {MAX_BYTES >> 20} MiB", hint=hint)
+
+
+def _readable(fd: int, seconds: float) -> bool:
+    return bool(select.select([fd], [], [], seconds)[0])
