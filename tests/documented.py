@@ -129,6 +129,8 @@ ELSEWHERE: Final = {
     "clusterctl exec -w NODES -- hostname": "tests/lab/test_cli.py",
     "clusterctl export slurm cluster.yaml": "tests/lab/test_slurm.py",
     "clusterctl export k8s cluster.yaml": "tests/e2e/test_streams.py",
+    "clusterctl diff RUN1 RUN2": "tests/e2e/test_diff.py",
+    "clusterctl report RUN -o run.html": "tests/e2e/test_report_page.py",
     "clusterctl bench": "tests/e2e/test_bench.py",
     "clusterctl bench --plot scaling.png": "tests/e2e/test_bench.py",
     "clusterctl bench --model --plot scaling.png": "tests/e2e/test_bench.py",
@@ -216,9 +218,7 @@ _PROGRAMS = (
     r"clusterctl|cctl|make|pip3?|python3?|ssh|scp|cat|tail|kill|git|sudo|mount|apt-get|apt|sh|bash|eval|systemctl"
     r"|nvidia-smi|loginctl|\.?/?\.ci/\w+|\./[^\s`]+"
 )
-_COMMANDS = (
-    "up|down|ps|status|logs|attach|wait|health|stacks|diagnose|exec|sync|stats|top|bench|config|init|trust|clean"
-)
+_COMMANDS = "up|down|ps|status|logs|attach|wait|health|stacks|diff|report|diagnose|exec|sync|stats|top|bench|config|init|trust|clean"
 _QUOTED = re.compile(rf"`((?:{_PROGRAMS})\s[^`]+|(?:{_COMMANDS}) -[^`]+)`")
 _INDENTED = re.compile(rf"^(?: {{4,}}|\t)((?:{_PROGRAMS})\s[^─═\n]*)$", re.MULTILINE)
 _ROW = re.compile(r"^\| `(clusterctl [^`]+)` \| ([^|]+) \|$", re.MULTILINE)

@@ -145,6 +145,13 @@ PS: Final = a_list(
         file=or_null(TEXT),
     )
 )
+DIFF: Final = an_object(
+    runs=a_list(TEXT),
+    differences=a_list(
+        an_object(section=TEXT, what=TEXT, nodes=a_list(TEXT), values=a_list(or_null(TEXT))),
+    ),
+)
+
 STATUS: Final = an_object(
     run=TEXT,
     name=TEXT,

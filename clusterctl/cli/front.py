@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "Run": ("up", "down", "attach", "wait", "bench"),
-    "Look": ("ps", "status", "logs", "why", "stacks", "top", "stats"),
+    "Look": ("ps", "status", "logs", "why", "diff", "report", "stacks", "top", "stats"),
     "Nodes": ("health", "exec", "sync", "trust", "clean"),
     "Set-up": ("init", "templates", "config", "export", "schema", "completion", "version"),
 }

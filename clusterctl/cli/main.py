@@ -31,6 +31,8 @@ COMMANDS: dict[str, str] = {
     "wait": "Wait until a run ends; exit with its code",
     "health": "Check GPUs, drivers, disks, clocks and network of all nodes",
     "why": "Say what went wrong with a run, and who",
+    "diff": "Show what was different between two runs",
+    "report": "Write a run as one page of HTML",
     "stacks": "Show where every rank is, equal stacks folded",
     "stats": "Show utilisation, memory, temperature and power",
     "top": "Keep ranks, GPUs and nodes on the screen",

@@ -29,10 +29,19 @@ class Machine:
     Attributes:
         host: Its name.
         gpus: A count, indices, or `None` where nothing is known: all that it turns out to have.
+        address, user, port: How to reach it, where that is not left to ssh_config.
     """
 
     host: str
     gpus: int | tuple[int, ...] | None = None
+    address: str | None = None
+    user: str | None = None
+    port: int | None = None
+
+    @property
+    def alike(self) -> tuple[object, ...]:
+        """What machines in one line of a cluster file have in common."""
+        return self.gpus, self.address, self.user, self.port
 
 
 def from_hostfile(path: str, text: str, *, include: str = "", exclude: str = "") -> list[Machine]:
@@ -68,11 +77,14 @@ def _hostfile_line(mark: Mark, line: str, problems: list[Problem]) -> Machine | 
     words = line.partition("#")[0].replace(" = ", "=").split()
     if not words:
         return None
-    machine = Machine(words[0].rpartition("@")[2])
+    host, colon, slots = words[0].rpartition("@")[2].partition(":")
+    if colon and not slots.isdigit():
+        host, slots = host + colon + slots, ""  # an address of IPv6
+    machine = Machine(host, int(slots) if slots else None)
     for word in words[1:]:
         key, equals, value = word.partition("=")
         if not equals or (_SLOTS.fullmatch(key) and not value.isdigit()):
-            problems.append(mark.problem(f"`{word}` cannot be read", "a line is `HOST slots=N`"))
+            problems.append(mark.problem(f"`{word}` cannot be read", "a line is `HOST slots=N` or `HOST:N`"))
         elif key == "slots":
             machine = replace(machine, gpus=int(value))
     return machine
@@ -170,13 +182,19 @@ def starter(
 
 def _host_lines(machines: Sequence[Machine]) -> list[str]:
     """Fold neighbours that are alike; order is node rank, so machines are never moved."""
-    groups: list[tuple[int | tuple[int, ...] | None, list[str]]] = []
+    groups: list[tuple[Machine, list[str]]] = []
     for machine in machines:
-        if groups and groups[-1][0] == machine.gpus and _folds(groups[-1][1], machine.host):
+        if groups and groups[-1][0].alike == machine.alike and _folds(groups[-1][1], machine.host):
             groups[-1][1].append(machine.host)
         else:
-            groups.append((machine.gpus, [machine.host]))
-    return [f"  {_scalar(ranges.fold(names))}: {_gpus(gpus)}" for gpus, names in groups]
+            groups.append((machine, [machine.host]))
+    return [f"  {_scalar(ranges.fold(names))}: {_entry(machine)}" for machine, names in groups]
+
+
+def _entry(machine: Machine) -> str:
+    reached = {"address": machine.address, "user": machine.user, "port": machine.port}
+    told = [f"{key}: {_scalar(v) if isinstance(v, str) else v}" for key, v in reached.items() if v is not None]
+    return f"{{{', '.join((f'gpus: {_gpus(machine.gpus)}', *told))}}}" if told else _gpus(machine.gpus)
 
 
 def _folds(names: list[str], host: str) -> bool:

@@ -62,6 +62,11 @@ def class_of(end: End) -> Class:
     return found or Class.EXCEPTION
 
 
+def told(end: End) -> bool:
+    """Return whether a rank itself says why it ended; lines of its output before that may speak of anything."""
+    return bool(end.oom or end.signal or end.traceback or end.message)
+
+
 def where(end: End) -> tuple[str | None, str | None]:
     """Return the innermost line of the user's code in the traceback of a rank, and the function there."""
     frames = list(_FRAME.finditer(end.traceback or ""))

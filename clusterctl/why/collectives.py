@@ -111,6 +111,22 @@ def op_of(look: Look) -> str | None:
     return next((entry.op for entry in reversed(look.entries or ()) if not entry.done), None)
 
 
+def in_message(look: Look) -> bool:
+    """Return whether what a rank has begun last and not ended is a message to, or from, one other rank."""
+    return next((entry.p2p for entry in reversed(look.entries or ()) if not entry.done), False)
+
+
+def in_default(look: Look) -> bool:
+    """Return whether a rank has begun something in the group of all ranks that has not ended."""
+    begun = _begun(look).get(_DEFAULT)
+    return begun is not None and not begun[1]
+
+
+def counted(looks: Mapping[int, Look]) -> bool:
+    """Return whether ranks count what they begin."""
+    return any(look.entries or look.seq for look in looks.values())
+
+
 def _named(looks: Mapping[int, Look], ranks: Sequence[int], group: str, number: int) -> str | None:
     names = (
         entry.op

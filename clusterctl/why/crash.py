@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 _DIGITS = re.compile(r"0x[0-9a-f]+|\d+")
 _MOST_NAMED = 8
+_NOTICED_S = 120.0
+"""Peers of a rank that ends notice it at their next collective: later than this, another reason may be theirs."""
 _ABSENT = re.compile(r"Ranks? ([\d, ]+) failed to pass monitoredBarrier")
 _GAVE_UP = re.compile(r"timed out|timeout", re.IGNORECASE)
 
@@ -46,7 +48,9 @@ def _of_own(case: Case, own: Sequence[tuple[Rank, End]], failed: Sequence[tuple[
     rivals = [r for r, e in own if e.earliest <= end.latest and r.rank != first.rank]
     strangers = [r for r in rivals if r.rank not in {a.rank for a, _ in alike}]
     named = alike if len(alike) > 1 and len(alike) == len(own) else [(first, end)]
-    confidence = _confidence(cls, certain=not rivals or len(named) == len(own), doubtful=bool(strangers))
+    confidence = _confidence(
+        cls, certain=(not rivals or len(named) == len(own)) and causes.told(end), doubtful=bool(strangers)
+    )
     if confidence is Confidence.AMBIGUOUS:
         named = [(r, e) for r, e in own if r.rank == first.rank or r in strangers]
     who = _who(named)
@@ -82,13 +86,18 @@ def _left_early(
     first_loss = min((end.latest for _, end in failed), default=None)
     early = [(r, e) for r, e in left if first_loss is None or e.earliest <= first_loss]
     named = early or list(left)
-    certain = bool(early) and (first_loss is None or all(e.latest < first_loss for _, e in named))
+    certain = bool(early) and (
+        first_loss is None or all(e.latest < first_loss <= e.latest + _NOTICED_S for _, e in named)
+    )
+    # One that goes on where most are through may have done a step too many.
+    many = len(named) > len(failed) + len(alive)
+    rest = [(r, e) for r, e in failed] if many else []
     return Verdict(
         kind=Kind.CRASH,
         cls=Class.EXITED_EARLY,
-        confidence=Confidence.CERTAIN if certain else Confidence.LIKELY,
+        confidence=Confidence.AMBIGUOUS if many else Confidence.CERTAIN if certain else Confidence.LIKELY,
         summary=f"{_who(named)} ended with 0 while others were not through",
-        culprits=_culprits(named),
+        culprits=_culprits([*named, *rest]),
         waiting=_victims([r for r, _ in failed] or alive),
         next=causes.advice(Class.EXITED_EARLY, case.run, named[0][0].rank, None),
     )

@@ -7,16 +7,17 @@ from typing import TYPE_CHECKING
 
 from clusterctl.why import collectives, roots
 from clusterctl.why.places import Doing, at_storage
-from clusterctl.why.seen import WAITS, Seen, because, computes, holds_lock, how_absent, ranks_named, why_absent
+from clusterctl.why.seen import WAITS, Seen, because, computes, how_absent, ranks_named, why_absent
 from clusterctl.why.verdict import Class, Confidence, Culprit, Kind, Verdict
 from clusterctl.wording import fold_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from clusterctl.why.case import Case, Rank
 
 _MOST_NAMED = 8
+_IDLE = 0.02
 
 
 def judge(case: Case) -> Verdict | None:
@@ -68,11 +69,14 @@ def _not_started(case: Case, ranks: Sequence[Rank]) -> Verdict | None:
     if not absent or len(absent) == len(case.ranks):
         return None
     numbers = [rank.rank for rank in absent]
+    # A node that cannot be reached may have started them; and a start takes its time.
+    known = case.over or (case.stalled and all(case.nodes[rank.node].link == "connected" for rank in absent))
+    said = f"{'has' if len(numbers) == 1 else 'have'} not started yet"
     return Verdict(
         kind=Kind.START,
         cls=Class.NOT_STARTED,
-        confidence=Confidence.CERTAIN,
-        summary=f"rank{'s' if len(numbers) > 1 else ''} {fold_ranks(numbers)} never started",
+        confidence=Confidence.CERTAIN if known else Confidence.LIKELY,
+        summary=f"{ranks_named(numbers)} {'never started' if case.over or case.stalled else said}",
         culprits=tuple(
             Culprit(rank=rank.rank, node=rank.node, evidence="its node has not told of its start")
             for rank in absent[:_MOST_NAMED]
@@ -86,12 +90,27 @@ def _stopped(seen: Seen) -> Verdict | None:
     found = [rank for rank, look in seen.looks.items() if (look.state or "") in ("T", "t")]
     if not found:
         return None
+    others = roots.independent(seen) - set(found)
+    if others:
+        return _both(seen, Class.STOPPED, found, others)
     return seen.verdict(
         Class.STOPPED,
         Confidence.CERTAIN,
         f"{seen.called(found)} {'is' if len(found) == 1 else 'are'} stopped (state T): a signal or a debugger holds it",
         found,
         lambda _: "stopped by SIGSTOP, or by a debugger",
+    )
+
+
+def _both(seen: Seen, cls: Class, found: Sequence[int], others: Iterable[int]) -> Verdict:
+    """Ranks that the kernel holds, and others that are missing as well: which of them began it is not told."""
+    return seen.verdict(
+        cls,
+        Confidence.AMBIGUOUS,
+        f"{seen.called(found)} {'is' if len(found) == 1 else 'are'} held by the kernel, "
+        f"and {ranks_named(sorted(others))} did not join either",
+        {*found, *others},
+        lambda rank: why_absent(seen, rank),
     )
 
 
@@ -105,13 +124,18 @@ def _in_kernel(seen: Seen) -> Verdict | None:
     found = stored or fixed
     if behind.isdisjoint(found) and behind:
         return None
+    others = roots.independent(seen) - set(found)
+    if found and others:
+        return _both(seen, Class.STORAGE if stored else Class.DSTATE, found, others)
     if not found or (len(found) == len(seen.looks) > 1 and not stored):
         return None
     cls = Class.STORAGE if stored else Class.DSTATE
+    # Who is in and out of such a wait does something, and was caught there by chance.
+    idle = all((looks[rank].cpu or 0.0) < _IDLE for rank in found) and not seen.unseen
     what = "waits for a file system" if stored else "is in a wait that nothing interrupts (state D)"
     return seen.verdict(
         cls,
-        Confidence.CERTAIN if set(found) <= set(fixed) & behind else Confidence.LIKELY,
+        Confidence.CERTAIN if set(found) <= set(fixed) & behind and idle else Confidence.LIKELY,
         f"{seen.called(found)} {what}",
         found,
         lambda rank: f"state {seen.looks[rank].state}, in {seen.looks[rank].wchan or 'a place that nobody knows'}",
@@ -139,7 +163,7 @@ def _mismatched(seen: Seen) -> Verdict | None:
 
 def _gil(seen: Seen) -> Verdict | None:
     """Ranks whose interpreter runs no thread but one."""
-    found = [rank for rank, look in seen.looks.items() if holds_lock(look)]
+    found = [rank for rank in seen.looks if seen.holds_lock(rank)]
     if not found or len(found) == len(seen.looks) > 1:
         return None
     return seen.verdict(
@@ -172,6 +196,8 @@ def _odd_one(seen: Seen) -> Verdict | None:
     if len(rare) != 1 or most < len(seen.places) - 1:
         return None
     alike = seen.places[rare[0]].doing in WAITS
+    if alike and collectives.counted(seen.looks):
+        return None  # the numbers say that it is not in another one; it may belong to another group
     return seen.verdict(
         Class.MISMATCH if alike else how_absent(seen, rare),
         Confidence.LIKELY,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from clusterctl.config.hosts import fold
 from clusterctl.why import crash, hang, left
 from clusterctl.why.verdict import Class, Confidence, Culprit, Kind, Verdict
+from clusterctl.wording import fold_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from clusterctl.why.case import Case, Other, Rank, Reason
 
 _MOST_NAMED = 8
+_BY_A_PERSON = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
 _KINDS = {
     "node_lost": (Kind.CRASH, Class.NODE_LOST, "clusterctl health --node {node}"),
     "port_taken": (Kind.CRASH, Class.PORT_TAKEN, "clusterctl exec --node {node} -- ss -ltnp"),
@@ -36,6 +38,8 @@ def _judged(case: Case) -> Verdict:
     if crashed is not None and crashed.cls is Class.PEER_LOST and case.seen_at is not None:
         # A stall that ended by the time limits of the process groups: where ranks were before that tells more.
         return hang.judge(case) or crashed
+    if crashed is not None and crashed.cls is Class.SIGNAL and case.seen_at is not None:
+        return _killed_in_standstill(case) or crashed
     if crashed is not None:
         return crashed
     if case.other is not None and case.other.reasons:
@@ -53,6 +57,30 @@ def _judged(case: Case) -> Verdict:
     if missing is not None:
         return missing
     return _nothing(case)
+
+
+def _killed_in_standstill(case: Case) -> Verdict | None:
+    """Ranks that somebody killed while nothing moved: what held them is told by what was seen before."""
+    killed = {rank.rank for rank in case.ranks if rank.end is not None and rank.end.signal in _BY_A_PERSON}
+    own = {rank.rank for rank in case.ranks if rank.end is not None and rank.end.signal is not None}
+    if not killed or killed != own:
+        return None
+    before = replace(
+        case,
+        ranks=tuple(
+            replace(rank, end=replace(rank.end, stopped=True)) if rank.end is not None and rank.rank in killed else rank
+            for rank in case.ranks
+        ),
+    )
+    told = hang.judge(before)
+    if told is None or not told.culprits:
+        return None
+    sure = Confidence.LIKELY if told.confidence is Confidence.CERTAIN else told.confidence
+    return replace(told, confidence=sure, summary=f"{told.summary}; then somebody killed {_numbers(killed)}")
+
+
+def _numbers(ranks: set[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {fold_ranks(ranks)}"
 
 
 def _of_other(case: Case, other: Other) -> Verdict:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from clusterctl.why import causes, hang
+from clusterctl.why import causes, collectives, hang
 from clusterctl.why.places import place_of
 from clusterctl.why.seen import WAITS, computes
 from clusterctl.why.verdict import Class, Confidence, Culprit, Kind, Verdict, Waiting
@@ -24,6 +24,11 @@ def judge(case: Case) -> Verdict | None:
     waiting = [rank for rank in alive if _waits(rank)]
     if not left or not waiting:
         return None
+    if not case.stalled and case.seen_at is not None:
+        return None  # what was seen is of an earlier standstill
+    surely = case.stalled and all(collectives.in_default(rank.look) for rank in waiting if rank.look is not None)
+    if not case.stalled:
+        return _perhaps(left, waiting)
     blamed = hang.judge(case)
     others = () if blamed is None else blamed.culprits
     if blamed is not None and others:
@@ -35,11 +40,23 @@ def judge(case: Case) -> Verdict | None:
     return Verdict(
         kind=Kind.HANG,
         cls=Class.EXITED_EARLY,
-        confidence=_confidence(left, waiting, alive),
+        confidence=_confidence(left, waiting, alive) if surely else Confidence.LIKELY,
         summary=f"{_ended(left)} while ranks {fold_ranks([rank.rank for rank in waiting])} wait for their peers",
         culprits=_culprits(left) if len(left) <= len(waiting) else (*_culprits(left), *_culprits(waiting)),
         waiting=(Waiting(ranks=fold_ranks([rank.rank for rank in waiting]), where=None, op="wait for their peers"),),
         next=causes.advice(Class.EXITED_EARLY, case.run, left[0].rank, None),
+    )
+
+
+def _perhaps(left: list[Rank], waiting: list[Rank]) -> Verdict:
+    """A look at one moment of a run that moves: those that are through may belong to no group that is still used."""
+    numbers = fold_ranks([rank.rank for rank in waiting])
+    return Verdict(
+        kind=Kind.HANG,
+        cls=Class.EXITED_EARLY,
+        confidence=Confidence.AMBIGUOUS,
+        summary=f"{_ended(left)}, and ranks {numbers} may wait for their peers",
+        culprits=(*_culprits(left), *_culprits(waiting)),
     )
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from clusterctl.why import collectives
 from clusterctl.why.places import Doing
-from clusterctl.why.seen import WAITS, because, computes, how_absent, ranks_named, why_absent
+from clusterctl.why.seen import WAITS, because, computes, how_absent, ranks_named, wait_of, why_absent
 from clusterctl.why.verdict import Class, Confidence, Verdict
 from clusterctl.wording import fold_ranks
 
@@ -35,8 +35,16 @@ def behind(seen: Seen) -> Verdict | None:
         return _absent(seen, found, roots, cls=Class.MISMATCH, certain=False)
     # Who waits in what is not counted (a key of the store) may wait for one of those that do not wait.
     free = [rank for rank in roots if rank not in at_peers] or roots
-    certain = len(roots) == 1 and collectives.op_of(seen.looks[roots[0]]) is None
-    return _absent(seen, found, free, cls=how_absent(seen, free), certain=certain)
+    # Whom nobody could look at may be missing as well.
+    certain = len(roots) == 1 and collectives.op_of(seen.looks[roots[0]]) is None and not seen.unseen
+    cls = how_absent(seen, free)
+    certain = certain and (cls is not Class.GIL_HELD or seen.surely_holds_lock(roots[0]))
+    return _absent(seen, found, free, cls=cls, certain=certain)
+
+
+def independent(seen: Seen) -> set[int]:
+    """Return the ranks that others wait for and that wait for nobody, whatever the reason."""
+    return {rank for rank in collectives.late(seen.looks) if not seen.in_collective(rank) and not _waits(seen, rank)}
 
 
 def _absent(seen: Seen, found: Sequence[Behind], roots: Sequence[int], *, cls: Class, certain: bool) -> Verdict:
@@ -45,7 +53,7 @@ def _absent(seen: Seen, found: Sequence[Behind], roots: Sequence[int], *, cls: C
     return seen.verdict(
         cls,
         Confidence.CERTAIN if certain else Confidence.LIKELY,
-        f"{seen.called(roots)} did not join {op}, in which {ranks_named(waiting)} wait{because(seen, roots)}",
+        f"{seen.called(roots)} did not join {op}, in which {wait_of(waiting)}{because(seen, roots)}",
         roots,
         lambda rank: why_absent(seen, rank),
     )
@@ -83,7 +91,24 @@ def _through_others(seen: Seen, found: Sequence[Behind], held: Collection[int]) 
             free,
             lambda rank: why_absent(seen, rank),
         )
+    alone = _with_a_message(seen, found)
+    if alone is not None and not seen.unseen:
+        waiting = sorted(set(held) - {alone})
+        return seen.verdict(
+            Class.MISMATCH,
+            Confidence.LIKELY,
+            f"{seen.called([alone])} waits in a message that nobody answers, and {wait_of(waiting)} in a collective",
+            [alone],
+            lambda rank: f"in {collectives.op_of(seen.looks[rank])}, and no other rank is in a message",
+        )
     return seen.nobody(f"{ranks_named(sorted(held))} wait, and none of those that could be seen is missing")
+
+
+def _with_a_message(seen: Seen, found: Sequence[Behind]) -> int | None:
+    """Return the one rank that all wait for and that is in a message between two ranks, where no other is in one."""
+    late = {rank for one in found for rank in one.ranks}
+    inside = [rank for rank, look in seen.looks.items() if collectives.in_message(look)]
+    return inside[0] if len(inside) == 1 and late == set(inside) else None
 
 
 def _fewer(found: Sequence[Behind], circle: Collection[int]) -> list[int]:

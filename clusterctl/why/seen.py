@@ -64,6 +64,22 @@ class Seen:
             next=(f"clusterctl stacks {self.case.run}",),
         )
 
+    def holds_lock(self, rank: int) -> bool:
+        """Return whether a rank keeps the interpreter lock, and its node is not just slow to write."""
+        return holds_lock(self.looks[rank]) and not any(
+            holds_lock(self.looks[other]) and self.in_collective(other) for other in self._beside(rank)
+        )
+
+    def surely_holds_lock(self, rank: int) -> bool:
+        """Return whether it does and its node writes the files of other ranks, so that the disk is no reason."""
+        look = self.looks[rank]
+        beside = [self.looks[other] for other in self._beside(rank)]
+        fresh = any(other.status_age is not None and not holds_lock(other) for other in beside)
+        return self.holds_lock(rank) and (fresh or computes(look))
+
+    def _beside(self, rank: int) -> list[int]:
+        return [other for other in self.looks if other != rank and self.nodes[other] == self.nodes[rank]]
+
     def in_collective(self, rank: int) -> bool:
         """Return whether the stack of a rank says that it waits for its peers."""
         return self.places[rank].doing in (Doing.COLLECTIVE, Doing.BACKWARD) and not computes(self.looks[rank])
@@ -104,7 +120,7 @@ def holds_lock(look: Look) -> bool:
 
 def how_absent(seen: Seen, ranks: Sequence[int]) -> Class:
     """Return the class of a hang in which these ranks are missing."""
-    if any(holds_lock(seen.looks[rank]) for rank in ranks):
+    if any(seen.holds_lock(rank) for rank in ranks):
         return Class.GIL_HELD
     return Class.STORAGE if any(at_storage(seen.looks[rank]) for rank in ranks) else Class.NOT_JOINED
 
@@ -115,13 +131,18 @@ def ranks_named(ranks: Iterable[int]) -> str:
     return f"rank{'s' if len(named) > 1 else ''} {fold_ranks(named)}"
 
 
-def _does(look: Look) -> str:
-    return "it keeps the interpreter lock" if holds_lock(look) else waits_for(look)
+def wait_of(ranks: Sequence[int]) -> str:
+    """Return that ranks wait, for a sentence."""
+    return f"{ranks_named(ranks)} wait{'s' if len(ranks) == 1 else ''}"
+
+
+def _does(seen: Seen, rank: int) -> str:
+    return "it keeps the interpreter lock" if seen.holds_lock(rank) else waits_for(seen.looks[rank])
 
 
 def because(seen: Seen, ranks: Sequence[int]) -> str:
     """Return in words why these ranks are missing, where it is one reason for all."""
-    reasons = {_does(seen.looks[rank]) for rank in ranks}
+    reasons = {_does(seen, rank) for rank in ranks}
     words = reasons.pop() if len(reasons) == 1 else ""
     return f": {words}" if words else ""
 
@@ -129,7 +150,7 @@ def because(seen: Seen, ranks: Sequence[int]) -> str:
 def why_absent(seen: Seen, rank: int) -> str:
     """Return in words what a rank does instead of joining."""
     look, place = seen.looks[rank], seen.places[rank]
-    parts = [_does(look)]
+    parts = [_does(seen, rank)]
     if place.doing is Doing.LOADING and look.children:
         children = ", ".join(f"{child.pid} ({child.state}, {child.wchan or 'running'})" for child in look.children[:4])
         parts.append(f"its loader's processes: {children}")

@@ -66,6 +66,7 @@ READERS = [
     ("stacks",),
     ("why",),
     ("why", "--json"),
+    ("report", "-o", "-"),
     ("clean", "--older-than", "0s"),
 ]
 WITHOUT_RUN = ("ps", "clean")

@@ -44,6 +44,8 @@ CASES: dict[str, list[Case]] = {
         Case(("health", "--only", "host.disk", "--watch", "1h")),
     ],
     "why": [Case(("why",)), Case(("why", "--json"))],
+    "diff": [Case(("diff", "local", "local"))],
+    "report": [Case(("report", "-o", "-"))],
     "stacks": [Case(("stacks",))],
     "stats": [Case(("stats",))],
     "top": [Case(("top",))],

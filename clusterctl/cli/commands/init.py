@@ -18,6 +18,7 @@ from clusterctl.cli.lookup.templates import find
 from clusterctl.cli.words import DEFAULT_FILE, read, write
 from clusterctl.config import init
 from clusterctl.errors import RefusedError
+from clusterctl.render.ranks import count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,6 +49,7 @@ class InitChoices(Choices):
 @click.option("--from", "source", metavar="FILE|-", help="Take the machines from this file, of stdin with `-`.")
 @click.option("--hostfile", "kind", flag_value="hostfile", help="It is a hostfile of DeepSpeed or Open MPI.")
 @click.option("--ssh-config", "kind", flag_value="ssh-config", help="It is an ssh_config; ~/.ssh/config by itself.")
+@click.option("--ansible", "kind", flag_value="ansible", help="It is an Ansible inventory, as INI or YAML.")
 @click.option("--slurm", "kind", flag_value="slurm", help="It is a Slurm node list; $SLURM_JOB_NODELIST by itself.")
 @click.option("--include", default="", metavar="FILTER", help="Of a hostfile, only these: worker-1:0,2@worker-2.")
 @click.option("--exclude", default="", metavar="FILTER", help="Of a hostfile, all but these.")
@@ -88,10 +90,12 @@ def _write_starter(choices: InitChoices, console: Console) -> None:
 
         write(beside, schema_text())
     if not choices.quiet:
-        hosts = f" with {len(machines)} hosts" if machines else ": put your hosts into it"
+        hosts = f" with {count(len(machines), 'host')}" if machines else ": put your hosts into it"
         console.narrate(
             f"wrote {path}{f' and {beside}' if choices.schema else ''}{hosts}", f"`clusterctl config {path}` checks it"
         )
+        if machines and _is_foreign_ssh_config(choices):
+            console.narrate(f"hint: ssh finds these names by {choices.source} alone: `Include` it in ~/.ssh/config")
 
 
 def _refuse_overwriting(paths: list[Path], *, force: bool) -> None:
@@ -121,11 +125,12 @@ def _copy(name: str, folder: Path, console: Console, *, force: bool, quiet: bool
 
 def _machines(choices: InitChoices) -> list[init.Machine]:
     source, kind = choices.source, choices.kind
-    if kind == "slurm" and (source is None or (source != "-" and not os.path.exists(source))):
+    named = source is not None and source != "-" and not os.path.exists(source)
+    if (kind == "slurm" and (source is None or named)) or (kind is None and named and "[" in str(source)):
         return init.from_slurm(_node_list(source))
     if source is None:
-        if kind == "hostfile":
-            raise click.UsageError("`--hostfile` needs `--from FILE`")
+        if kind in ("hostfile", "ansible"):
+            raise click.UsageError(f"`--{kind}` needs `--from FILE`")
         source = "~/.ssh/config"
     text = read(source)
     match kind or _kind_of(text):
@@ -133,20 +138,38 @@ def _machines(choices: InitChoices) -> list[init.Machine]:
             return init.from_ssh_config(text, _read_include)
         case "slurm":
             return init.from_slurm(",".join(text.split()))
+        case "ansible":
+            from clusterctl.config.inventory import from_inventory
+
+            return from_inventory(source, text)
         case _:
             return init.from_hostfile(source, text, include=choices.include, exclude=choices.exclude)
+
+
+def _is_foreign_ssh_config(choices: InitChoices) -> bool:
+    source = choices.source
+    if source is None or source == "-" or choices.kind not in (None, "ssh-config") or not os.path.isfile(source):
+        return False
+    own = os.path.expanduser("~/.ssh/config")
+    same = os.path.exists(own) and os.path.samefile(source, own)
+    return not same and _kind_of(read(source)) == "ssh-config"
 
 
 def _node_list(source: str | None) -> str:
     expression = source or os.environ.get("SLURM_JOB_NODELIST", "")
     if not expression:
-        raise RefusedError("this is no Slurm job: SLURM_JOB_NODELIST is not set", hint="say it: `--from 'gpu[01-04]'`")
+        hint = "name the nodes: `clusterctl init --slurm --from 'gpu[01-04]'`"
+        raise RefusedError("this is no Slurm job: SLURM_JOB_NODELIST is not set", hint=hint)
     return expression
 
 
 def _kind_of(text: str) -> str:
     if _SSH_HOST.search(text):
         return "ssh-config"
+    from clusterctl.config.inventory import looks_like_one
+
+    if looks_like_one(text):
+        return "ansible"
     return "slurm" if "[" in text else "hostfile"
 
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from clusterctl.errors import ClusterctlError, NotFoundError
 from clusterctl.run.record import find
-from clusterctl.run.record.kept import evidence as kept
 from clusterctl.run.record.kept import verdict
 from clusterctl.run.record.rundir import RunDir
 
@@ -32,7 +31,7 @@ def verdict_of(run: RunDir, *, live: bool = True) -> Verdict:
         live: Look at ranks that may be alive, where nothing is kept of a stall that goes on.
     """
     state, _ = find.visible_state(run)
-    unseen = live and not state.over and state.stall is not None and kept.newest(run)[0] is None
+    unseen = live and not state.over and state.stall is not None and verdict.evidence_of(run, state)[0] is None
     return verdict.of(run, state, _now(run, state) if unseen else None)
 
 

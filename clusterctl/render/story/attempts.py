@@ -107,6 +107,11 @@ def _rows(state: RunState, step: int | None) -> list[_Row]:
     return [*rows, now]
 
 
+def attempt_spans(state: RunState) -> list[tuple[int, float | None, float | None, str]]:
+    """Return of each attempt its number, when it began and ended, and how."""
+    return [(row.number, row.began, row.ended, row.how) for row in _rows(state, None)]
+
+
 def render_attempts(state: RunState, step: int | None, now: float, terminal: Terminal) -> list[str]:
     """Return the table of attempts; nothing where there was one alone.
 

@@ -30,6 +30,8 @@ _PEER_LOSS = re.compile(
             r"nccl ?remote ?error|ncclRemoteError|remote process exited",
             r"DistNetworkError|DistStoreError",
             r"failed to (recv|send), got",
+            r"connection was likely closed|connectFullMesh failed|pair closure|communicator was aborted",
+            r"UNAVAILABLE: .{0,80}socket closed",
             r"heartbeat|coordination service|peer .{0,40}(disconnected|unavailable)",
         )
     ),

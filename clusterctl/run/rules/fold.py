@@ -235,6 +235,7 @@ def _attempt(state: RunState, time: float, event: head.Attempt) -> RunState:
         reason_text="",
         no_exit=None,
         stall=None,
+        stood=None,
         troubles={key: event for key, event in state.troubles.items() if event.node in nodes},
         restart_at=None,
         restart_why="",
@@ -257,13 +258,15 @@ def _stall(state: RunState, time: float, event: head.StallSeen) -> RunState:
         return state
     if event.phase == "none":
         phase = RunPhase.RUNNING if state.phase is RunPhase.STALLED else state.phase
-        return replace(state, stall=None, phase=phase)
+        stood = state.stood if state.stall is None else replace(state.stall, until=time)
+        return replace(state, stall=None, stood=stood, phase=phase)
     stall = StallView(
         phase=event.phase,
         since_s=event.since_s,
         limit_s=event.limit_s,
         reason=event.reason,
         at=time,
+        evidence=event.evidence,
     )
     if state.phase in (RunPhase.RUNNING, RunPhase.STALLED):
         state = replace(state, phase=RunPhase.STALLED if event.phase == "confirmed" else RunPhase.RUNNING)

@@ -140,13 +140,19 @@ class NodeState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StallView:
-    """What the stall rule says. `phase` is suspected or confirmed."""
+    """What the stall rule says. `phase` is suspected or confirmed; `evidence` is a folder of the run.
+
+    Attributes:
+        until: When it was over, of one that is.
+    """
 
     phase: str
     since_s: float
     limit_s: float
     reason: str
     at: float
+    evidence: str | None = None
+    until: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +168,7 @@ class RunState:
         troubles: What is wrong with nodes and GPUs now, by node, GPU and key.
         restarts: Head times at which attempts after the first began.
         retired: Nodes of earlier attempts that take part no more; what they still say moves their cursors.
+        stood: The last standstill of this attempt that is over.
         placed: Attempt, node and ranks of all that was ever started.
         traces: Nodes on which something of the run may lie, of all attempts and of starts that failed.
         newest: Which checkpoint was the newest when the current attempt began, and as it was then.
@@ -191,6 +198,7 @@ class RunState:
     exit_code: int | None = None
     no_exit: Cause | None = None
     stall: StallView | None = None
+    stood: StallView | None = None
     remaining: tuple[Remaining, ...] = ()
     error: dict[str, Any] | None = None
     troubles: dict[tuple[str, int | None, str], head.Health] = field(default_factory=dict)

@@ -246,7 +246,90 @@ def two_sleep(mine: bool) -> None:
         time.sleep(EVER)
 
 
+def thread_raises(mine: bool) -> None:
+    """A thread that was to fill a queue dies of an exception, and the rank waits for what it will never bring."""
+    if mine:
+        filled = queue.Queue[int]()
+
+        def fill() -> None:
+            raise ValueError("no more samples")
+
+        threading.Thread(target=fill, daemon=True).start()
+        filled.get()
+
+
+def debugger_holds_it(mine: bool) -> None:
+    """A program of its own attaches to it as a debugger does."""
+    if not mine:
+        return
+    parent = os.getpid()
+    if os.fork() == 0:
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.ptrace(16, parent, 0, 0)  # PTRACE_ATTACH
+        time.sleep(EVER)
+    time.sleep(EVER)
+
+
+def program_is_never_started(mine: bool) -> None:
+    """Until a program is started, who starts it waits in a way that nothing interrupts."""
+    if mine:
+        path = f"fifo-of-a-program-{RANK}-{os.getpid()}"
+        os.mkfifo(path)
+        os.posix_spawn("/bin/true", ["true"], {}, file_actions=[(os.POSIX_SPAWN_OPEN, 0, path, os.O_RDONLY, 0)])
+
+
+def mount_hangs(mine: bool) -> None:
+    """The test has put a file system that never answers there."""
+    if mine:
+        os.stat("/mnt/x")
+
+
+def rank_0_saves_for_ever(mine: bool) -> None:
+    while RANK == 0:
+        with open(f"weights-{os.getpid()}.bin", "wb") as file:
+            file.write(bytes(1 << 20))
+            file.flush()
+            os.fsync(file.fileno())
+
+
 # --- hangs in collectives
+
+
+def catches_and_skips_the_last(mine: bool) -> None:
+    """One rank is a step behind for good since it caught an exception; its loop ends before that of the others."""
+    dist, torch = globals()["dist"], globals()["torch"]
+    for step in range(50):
+        try:
+            if mine and step == 20:
+                raise ValueError("a batch without labels")
+            dist.all_reduce(torch.ones(8))
+        except ValueError:
+            continue
+    os._exit(0)
+
+
+def misses_a_barrier(mine: bool) -> None:
+    if not mine:
+        globals()["dist"].barrier()
+
+
+def halves(mine: bool) -> None:
+    dist, torch = globals()["dist"], globals()["torch"]
+    if RANK < WORLD // 2:
+        dist.barrier()
+    else:
+        dist.broadcast(torch.ones(8), src=WORLD // 2)
+        dist.all_reduce(torch.ones(8))
+
+
+def sends_to_nobody(mine: bool) -> None:
+    if mine:
+        globals()["dist"].send(globals()["torch"].ones(1 << 24), dst=(CULPRIT + 1) % WORLD)
+
+
+def each_node_is_lost(mine: bool) -> None:
+    """The test cuts the node of the culprit off as soon as this file is there."""
+    pathlib.Path(f"ready-{RANK}").touch()
 
 
 def skips_one(mine: bool) -> None:
@@ -341,6 +424,18 @@ def file_is_missing_first(mine: bool) -> None:
         open("/no/such/folder/data.bin")
 
 
+def module_is_missing_on_a_node_first(mine: bool) -> None:
+    if RANK // 2 == CULPRIT // 2:
+        import no_such_module
+
+        assert no_such_module
+
+
+def file_is_missing_on_a_node_first(mine: bool) -> None:
+    if RANK // 2 == CULPRIT // 2:
+        open("/no/such/folder/data.bin")
+
+
 def argument_is_wrong_first(mine: bool) -> None:
     import argparse
 
@@ -381,6 +476,59 @@ def all_raise(mine: bool) -> None:
 def two_raise(mine: bool) -> None:
     if RANK in (CULPRIT, (CULPRIT + 1) % WORLD):
         raise ValueError("a batch without labels")
+
+
+def recurses_for_ever(mine: bool) -> None:
+    if mine:
+        recurses_for_ever(mine)
+
+
+def loader_raises(mine: bool) -> None:
+    from torch.utils.data import DataLoader, Dataset
+
+    class Data(Dataset):  # type: ignore[type-arg]
+        def __len__(self) -> int:
+            return 64
+
+        def __getitem__(self, index: int) -> int:
+            raise ValueError("a sample that nobody can read")
+
+    if mine:
+        for _ in DataLoader(Data(), batch_size=2, num_workers=1):
+            pass
+
+
+def gpu_memory_ends(mine: bool) -> None:
+    if mine:
+        raise globals()["torch"].OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
+
+
+def hang_up(link: socket.socket) -> None:
+    try:
+        link.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        pass  # nobody was there
+
+
+def loses_its_links_then_raises(mine: bool) -> None:
+    """Its peers notice that it is gone before it says why."""
+    if mine:
+        for name in os.listdir("/proc/self/fd"):
+            if os.path.exists(f"/proc/self/fd/{name}") and os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                with socket.socket(fileno=os.dup(int(name))) as link:
+                    if not link.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                        hang_up(link)
+        time.sleep(0.3)
+        raise ValueError("the loss is not finite")
+
+
+def watchdog_aborts_its_peers(mine: bool) -> None:
+    """Its peers give up as those on NCCL do, by an abort after some words."""
+    if mine:
+        time.sleep(EVER)
+    time.sleep(4)
+    print(f"[rank{RANK}]:[E] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=61) timed out", flush=True)
+    os.abort()
 
 
 def exits_with_3(mine: bool) -> None:
@@ -573,6 +721,28 @@ def each_control_many_short(mine: bool) -> None:
 
 def control_ends(mine: bool) -> None:
     """All ranks are through after some steps."""
+
+
+def control_one_ends_later(mine: bool) -> None:
+    """All are through, and one still writes its report."""
+    globals()["dist"].destroy_process_group()
+    if mine:
+        busy(30)
+    os._exit(0)
+
+
+def control_member_of_no_group_ends(mine: bool) -> None:
+    """One rank is through early, and the others go on in a group of theirs."""
+    dist, torch = globals()["dist"], globals()["torch"]
+    group = dist.new_group([rank for rank in range(WORLD) if rank != CULPRIT])
+    dist.barrier()
+    if mine:
+        os._exit(0)
+    end = time.monotonic() + 35
+    while time.monotonic() < end:
+        busy(0.5)
+        dist.all_reduce(torch.ones(8), group=group)
+    os._exit(0)
 
 
 def control_last_words(mine: bool) -> None:

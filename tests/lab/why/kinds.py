@@ -14,6 +14,8 @@ class Who(Enum):
     TWO = "the culprit and the next rank"
     RANK_0 = "rank 0"
     ALL = "all ranks"
+    NODE = "all ranks on the node of the culprit"
+    LOST = "the node of the culprit, and no rank"
     NOBODY = "no rank"
 
 
@@ -33,16 +35,18 @@ class Expected:
     who: Who = Who.CULPRIT
     more: dict[str, Any] = field(default_factory=dict)
 
-    def ranks(self, culprit: int, world: int, stopped: frozenset[int] = frozenset()) -> set[int]:
+    def ranks(self, culprit: int, world: int, stopped: frozenset[int] = frozenset(), per_node: int = 2) -> set[int]:
         """Return the ranks that are to be named; of several, those that were not stopped before."""
         wanted = {
             Who.CULPRIT: {culprit},
             Who.TWO: {culprit, (culprit + 1) % world},
             Who.RANK_0: {0},
             Who.ALL: set(range(world)),
+            Who.NODE: {rank for rank in range(world) if rank // per_node == culprit // per_node},
+            Who.LOST: set(),
             Who.NOBODY: set(),
         }[self.who]
-        return wanted - stopped if self.who in (Who.ALL, Who.TWO) else wanted
+        return wanted - stopped if self.who in (Who.ALL, Who.TWO, Who.NODE) else wanted
 
 
 def _hang(*classes: str, who: Who = Who.CULPRIT) -> Expected:
@@ -84,6 +88,16 @@ KINDS: Final[dict[str, Expected]] = {
     "rank_0_evaluates_for_ever": _hang(who=Who.RANK_0),
     "all_sleep": _hang(who=Who.ALL),
     "two_sleep": _hang(who=Who.TWO),
+    "thread_raises": _hang(),
+    "debugger_holds_it": _hang("STOPPED"),
+    "program_is_never_started": _hang("DSTATE", "NOT_JOINED"),
+    "mount_hangs": _hang("STORAGE", "DSTATE"),
+    "rank_0_saves_for_ever": _hang("NOT_JOINED", "STORAGE", "DSTATE", who=Who.RANK_0),
+    "catches_and_skips_the_last": Expected("", ("EXITED_EARLY",)),
+    "misses_a_barrier": _hang("MISMATCH"),
+    "halves": _hang("MISMATCH", who=Who.ALL),
+    "sends_to_nobody": _hang("MISMATCH", "NOT_JOINED"),
+    "each_node_is_lost": Expected("", ("NODE_LOST",), Who.LOST, {"network": {"node_lost_after": "10s"}}),
     "skips_one": _hang("MISMATCH"),
     "another_operation": _hang("MISMATCH"),
     "barrier_too_many": _hang("MISMATCH"),
@@ -98,12 +112,19 @@ KINDS: Final[dict[str, Expected]] = {
     "waits_elsewhere_first": _hang("NOT_JOINED", "NOT_STARTED"),
     "module_is_missing_first": _crash("MISSING_MODULE"),
     "file_is_missing_first": _crash("MISSING_FILE"),
+    "module_is_missing_on_a_node_first": _crash("MISSING_MODULE", who=Who.NODE),
+    "file_is_missing_on_a_node_first": _crash("MISSING_FILE", who=Who.NODE),
     "argument_is_wrong_first": _crash("WRONG_ARGUMENT", who=Who.ALL),
     "port_is_taken_first": _crash("PORT_TAKEN"),
     "raises": _crash("EXCEPTION"),
     "raises_in_a_library": _crash("EXCEPTION"),
     "raises_from_another": _crash("EXCEPTION"),
     "all_raise": _crash("EXCEPTION", who=Who.ALL),
+    "recurses_for_ever": _crash("EXCEPTION"),
+    "loader_raises": _crash("EXCEPTION"),
+    "gpu_memory_ends": _crash("OUT_OF_MEMORY"),
+    "loses_its_links_then_raises": _crash("EXCEPTION"),
+    "watchdog_aborts_its_peers": _crash("NOT_JOINED"),
     "two_raise": _crash("EXCEPTION", who=Who.TWO),
     "another_size": _crash("MISMATCH", who=Who.NOBODY),
     "exits_with_3": _crash("UNKNOWN"),
@@ -141,6 +162,8 @@ CONTROLS: Final = (
     "each_control_pauses",
     "each_control_many_short",
     "control_ends",
+    "control_one_ends_later",
+    "control_member_of_no_group_ends",
     "control_last_words",
     "control_child_dies",
 )

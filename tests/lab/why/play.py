@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from tests.lab import hung_mount
 from tests.lab.head_cli import Head
 from tests.lab.waiting import wait_for
 from tests.lab.why.kinds import CONTROLS, KINDS, Expected, Who
@@ -44,6 +46,8 @@ class Told:
     run: str = ""
     ranks: frozenset[int] = frozenset()
     stopped: frozenset[int] = frozenset()
+    nodes: frozenset[str] = frozenset()
+    at: str = ""
 
     @property
     def confidence(self) -> str:
@@ -57,7 +61,8 @@ class Told:
     def exact(self) -> bool:
         """Those are named who did it, and nobody else."""
         wanted = self._expected.ranks(self.culprit, self.world, self.stopped)
-        return not self.trouble and self.ranks == wanted
+        there = self._expected.who is not Who.LOST or self.nodes == {self.at}
+        return not self.trouble and self.ranks == wanted and there
 
     @property
     def classed(self) -> bool:
@@ -108,20 +113,26 @@ def play(
     )
     world = PER_NODE * len(made)
     refused = expected is not None and expected.kind == "refused"
+    hung = contextlib.ExitStack()
+    if kind == "mount_hangs":
+        hung.enter_context(hung_mount.on(made[culprit // PER_NODE]))
     started = head.run("up", "-d", "--json", *([] if refused else ["--no-health"]), timeout=180.0)
     run = _run_of(started.stdout) or _refused(head)
     if refused:
         _save(head, run, bundles, f"{kind}-{culprit}")
         return _told(head, run, kind, culprit, world)
     if started.returncode or not run:
+        hung.close()
         return Told(kind, culprit, world, {}, trouble=f"up ended with {started.returncode}: {started.stderr[-300:]}")
     try:
-        told = _watched(head, run, kind, culprit, made)
+        told = replace(_watched(head, run, kind, culprit, made), at=made[culprit // PER_NODE].name)
         if kind in KINDS:
             _save(head, run, bundles, f"{kind}-{culprit}")
         return told
     finally:
+        hung.close()
         for node in made:
+            node.restore()
             node.unblock(*(other for other in made if other is not node))
         head.run("down", "--kill", run, timeout=120.0)
 
@@ -146,8 +157,12 @@ def _refused(head: Head) -> str:
 
 def _watched(head: Head, run: str, kind: str, culprit: int, made: Sequence[Node]) -> Told:
     world = PER_NODE * len(made)
+    if kind.endswith(("network_is_cut", "node_is_lost")):
+        _ready(head, made)
     if kind.endswith("network_is_cut"):
-        _cut(head, made)
+        made[0].block(made[1])
+    if kind.endswith("node_is_lost"):
+        made[culprit // PER_NODE].cut()
     stalled = _calls_for_a_look(head, run, seconds=WATCHED_S if kind in CONTROLS else 150.0)
     if kind not in CONTROLS and stalled is None:
         return Told(kind, culprit, world, {}, trouble="neither stalled nor over in 150 s", run=run)
@@ -160,11 +175,9 @@ def _watched(head: Head, run: str, kind: str, culprit: int, made: Sequence[Node]
     return told
 
 
-def _cut(head: Head, made: Sequence[Node]) -> None:
-    first, second = made[:2]
+def _ready(head: Head, made: Sequence[Node]) -> None:
     ready = [node.path(f"{head.workdir(_name(head))}/ready-{PER_NODE * i}") for i, node in enumerate(made)]
     wait_for(lambda: all(path.exists() for path in ready), 120.0, "the ranks to begin")
-    first.block(second)
 
 
 def _name(head: Head) -> str:
@@ -195,4 +208,5 @@ def _told(head: Head, run: str, kind: str, culprit: int, world: int, *, stalled:
     ranks = frozenset(one["rank"] for one in verdict["culprits"] if one["rank"] is not None)
     workers = head.json("status", run)["workers"] if run else []
     stopped = frozenset(worker["rank"] for worker in workers if worker["stopped"])
-    return Told(kind, culprit, world, verdict, stalled=stalled, run=run, ranks=ranks, stopped=stopped)
+    nodes = frozenset(one["node"] for one in verdict["culprits"])
+    return Told(kind, culprit, world, verdict, stalled=stalled, run=run, ranks=ranks, stopped=stopped, nodes=nodes)

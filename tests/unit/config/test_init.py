@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from clusterctl.config.init import Machine, from_hostfile, from_slurm, from_ssh_config, starter
+from clusterctl.config.inventory import from_inventory, looks_like_one
 from clusterctl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -117,3 +118,93 @@ def test_the_modeline_is_written_where_a_schema_is_given() -> None:
         "# yaml-language-server: $schema=cluster.schema.json\nversion"
     )
     assert starter().startswith("version: 1\n")
+
+
+INVENTORY = """\
+# two racks
+[gpu]
+node1 ansible_host=10.98.0.2 ansible_user=ubuntu   # new
+gpu[03:04] ansible_port=2222
+
+[gpu:vars]
+ansible_python_interpreter=/usr/bin/python3
+
+[cpu:children]
+gpu
+"""
+AS_YAML = """\
+all:
+  vars: {ansible_user: ubuntu}
+  hosts:
+    node1: {ansible_host: 10.98.0.2}
+  children:
+    gpu:
+      hosts:
+        gpu[03:04]: {ansible_port: 2222}
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "machines"),
+    [
+        pytest.param(
+            INVENTORY,
+            [
+                Machine("node1", address="10.98.0.2", user="ubuntu"),
+                Machine("gpu03", port=2222),
+                Machine("gpu04", port=2222),
+            ],
+            id="ini",
+        ),
+        pytest.param(
+            AS_YAML,
+            [
+                Machine("node1", address="10.98.0.2", user="ubuntu"),
+                Machine("gpu03", port=2222),
+                Machine("gpu04", port=2222),
+            ],
+            id="yaml",
+        ),
+    ],
+)
+def test_an_inventory_of_ansible_is_known_and_read(text: str, machines: list[Machine]) -> None:
+    assert looks_like_one(text)
+    assert from_inventory("inv", text) == machines
+
+
+def test_machines_keep_how_they_are_reached(parse_text: Callable[..., Loaded]) -> None:
+    spec = parse_text(starter(from_inventory("inv", INVENTORY))).spec
+
+    assert [(host.host, host.address, host.user, host.port) for host in spec.hosts] == [
+        ("node1", "10.98.0.2", "ubuntu", None),
+        ("gpu03", None, None, 2222),
+        ("gpu04", None, None, 2222),
+    ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param("[gpu]\n", id="no host"),
+        pytest.param("[gpu]\ngpu[03:x]\n", id="no range"),
+        pytest.param("all:\n  hosts:\n  - a\n", id="a list"),
+        pytest.param("all:\n  hosts:\n   {\n", id="no yaml"),
+    ],
+)
+def test_an_inventory_that_cannot_be_read_is_refused_in_one_line(text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        from_inventory("inv", text)
+    (problem,) = caught.value.problems
+    assert "--from -" in (problem.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("line", "machine"),
+    [
+        pytest.param("gpu01:4", Machine("gpu01", 4), id="a count of slots"),
+        pytest.param("root@gpu01:4", Machine("gpu01", 4), id="with a user"),
+        pytest.param("fe80::1 slots=2", Machine("fe80::1", 2), id="an address"),
+    ],
+)
+def test_a_colon_in_a_hostfile_stands_before_a_count(line: str, machine: Machine) -> None:
+    assert from_hostfile("hosts", line) == [machine]

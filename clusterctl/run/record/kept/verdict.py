@@ -16,25 +16,46 @@ if TYPE_CHECKING:
 
     from clusterctl.agent.protocol.types.evidence import OfRank
     from clusterctl.run.record.rundir import RunDir
-    from clusterctl.run.rules.state import RunState
+    from clusterctl.run.rules.state import RunState, StallView
     from clusterctl.why.verdict import Verdict
 
 _JSON, _TEXT = "why.json", "why.txt"
 _MOST_BYTES = 1 << 20
+_LAST_WORDS_S = 30.0
+"""Ranks that give up write that they do, which is a sign of life, and end."""
 
 
 def of(run: RunDir, state: RunState, now: Mapping[str, OfRank] | None = None) -> Verdict:
     """Return what went wrong with a run; `now` is evidence that was just taken, where none is kept."""
-    name, evidence = kept.newest(run)
+    name, evidence = evidence_of(run, state)
     return judge(
         case_of(
             state,
             evidence or now or {},
             seen_at=None if name is None else str(run.path / name),
             folder=str(run.path),
-            stalled=state.stall is not None,
+            stalled=_standstill(state) is not None,
         )
     )
+
+
+def evidence_of(run: RunDir, state: RunState) -> tuple[str | None, dict[str, OfRank]]:
+    """Return the folder and the evidence of the standstill in which a run is, or from which it ended; `None` without.
+
+    What was seen in an earlier standstill, or attempt, says nothing of this one.
+    """
+    stall = _standstill(state)
+    if stall is None or stall.evidence is None:
+        return None, {}
+    return stall.evidence, kept.of_folder(run.path / stall.evidence)
+
+
+def _standstill(state: RunState) -> StallView | None:
+    if state.stall is not None or state.stood is None:
+        return state.stall
+    ends = [worker.verdict.latest for worker in state.workers.values() if worker.verdict is not None]
+    soon = bool(ends) and min(ends) <= (state.stood.until or 0.0) + _LAST_WORDS_S
+    return state.stood if soon else None
 
 
 def keep(run: RunDir, verdict: Verdict) -> None:

@@ -1,0 +1,65 @@
+"""`clusterctl diff`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from clusterctl.cli import options
+from clusterctl.cli.lookup.runs import tell_unread, view_of
+from clusterctl.render.story.attempts import cause_words
+from clusterctl.render.story.differences import differences, differences_json, render_differences
+from clusterctl.run.record.find import find
+from clusterctl.run.record.kept.portrait import Portrait, portrait
+from clusterctl.run.rules.outcome import final_cause
+from clusterctl.wording import duration
+
+if TYPE_CHECKING:
+    from clusterctl.render.status import RunView
+    from clusterctl.render.terminal.console import Console
+
+
+@click.command("diff")
+@click.argument("first", metavar="RUN1", shell_complete=options.offer("runs"))
+@click.argument("second", metavar="RUN2", shell_complete=options.offer("runs"))
+@options.json_option
+@options.output_options
+def command(first: str, second: str, as_json: bool, color: str, quiet: bool) -> int:
+    """Show what was different between two runs: command, code, settings, environment, nodes, versions, health, outcome.
+
+    It reads what this head keeps of them, and asks no node.
+    """
+    console = options.console_of(color)
+    left, right = (_portrait(reference, console) for reference in (first, second))
+    if as_json:
+        console.json(differences_json(left, right))
+    elif quiet:
+        console.data(*dict.fromkeys(row.section.value for row in differences(left, right)))
+    else:
+        console.data(*render_differences(left, right, console.out))
+    return 0
+
+
+def _portrait(reference: str, console: Console) -> Portrait:
+    run = find(reference)
+    view = view_of(run)
+    tell_unread(view.state, console)
+    return portrait(run, _outcome(view))
+
+
+def _outcome(view: RunView) -> dict[str, str]:
+    """Return how a run ended, in words; what is not known is left out."""
+    state = view.state
+    cause = final_cause(state)
+    told = {
+        "state": state.phase.value,
+        "exit code": None if state.exit_code is None else str(state.exit_code),
+        "why": None if cause is None else cause_words(cause, message=True),
+        "attempts": str(state.attempt + 1),
+        "ranks": str(state.world_size),
+        "step": None if view.step is None else str(view.step),
+    }
+    if state.created is not None and state.ended is not None:
+        told["took"] = duration(state.ended - state.created)
+    return {what: value for what, value in told.items() if value is not None}

@@ -1,0 +1,118 @@
+"""`clusterctl report`."""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from clusterctl.agent.protocol.files import output_file
+from clusterctl.cli import options
+from clusterctl.cli.follow.told import happened
+from clusterctl.cli.lookup.runs import tell_unread, view_of
+from clusterctl.cli.lookup.why import verdict_of
+from clusterctl.cli.words import write
+from clusterctl.logs.clean import clean_block
+from clusterctl.render.page.story import Found, Told, story
+from clusterctl.render.report import render_report
+from clusterctl.render.story.why import render_why
+from clusterctl.render.terminal.console import Terminal
+from clusterctl.run.record.find import find
+from clusterctl.run.record.kept.curves import curves
+from clusterctl.run.rules.state import RunPhase
+from clusterctl.wording import size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from clusterctl.run.record.rundir import RunDir
+    from clusterctl.run.rules.state import RunState
+
+_LAST_LINES, _LAST_BYTES, _MOST_RANKS = 30, 16 << 10, 8
+
+
+@click.command("report")
+@options.run_argument
+@click.option("-o", "--output", metavar="FILE", help="Write the page here; RUN.html by default, `-` for stdout.")
+@options.output_options
+def command(reference: str | None, output: str | None, color: str, quiet: bool) -> int:
+    """Write a run as one page of HTML that needs nothing else: no network, no script.
+
+    It shows what the run was, what happened when, steps and speed, GPUs and machines over time, stragglers, what the
+    checks found, the failure with its verdict, and the last lines of output. It reads what this head keeps of the run.
+    """
+    console = options.console_of(color)
+    run = find(reference)
+    view = view_of(run)
+    tell_unread(view.state, console)
+    state = view.state
+    nodes = {node: state.ahead(node) for node in dict.fromkeys(node for _, node, _ in state.placed)}
+    terminal = Terminal(io.StringIO(), colour=False, live=False, unicode=True)
+    text = story(
+        Told(
+            view=view,
+            now=time.time(),
+            events=happened(run, terminal),
+            curves=curves(run, nodes),
+            findings=_findings(run),
+            failure=_failure(run, state, terminal),
+            ends=list(_ends(run, state)),
+        )
+    )
+    if output == "-":
+        console.document(text)
+        return 0
+    target = output or f"{run.run}.html"
+    write(target, text)
+    if not quiet:
+        console.narrate(f"{target}: {size(len(text.encode()))}")
+    return 0
+
+
+def _failure(run: RunDir, state: RunState, terminal: Terminal) -> list[str]:
+    """Return the report of a run's end and the verdict of `why`; nothing where all is well."""
+    well = state.phase is RunPhase.SUCCEEDED or (not state.over and state.stall is None)
+    if well:
+        return []
+    ended = render_report(state, terminal) if state.over else []
+    return [*ended, "", *render_why(verdict_of(run, live=False), terminal)]
+
+
+def _findings(run: RunDir) -> list[Found]:
+    """Return what the checks before the start found; what is alike on several nodes once."""
+    try:
+        told = json.loads((run.path / "health.json").read_bytes())["findings"]
+        known = [(str(f["status"]), str(f["check"]), str(f["message"]), f["node"]) for f in told]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return []
+    alike: dict[tuple[str, str, str], list[str]] = {}
+    for status, check, message, node in known:
+        if status not in ("PASS", "SKIP"):
+            alike.setdefault((status, check, message), []).extend([] if node is None else [str(node)])
+    found = [Found(status=s, check=c, message=m, nodes=nodes) for (s, c, m), nodes in alike.items()]
+    return sorted(found, key=lambda one: one.status != "FAIL")
+
+
+def _ends(run: RunDir, state: RunState) -> Iterator[tuple[str, list[str]]]:
+    """Give the last lines of the ranks that failed, and of the first ones."""
+    failed = [cause.rank for cause in state.causes if cause.rank is not None]
+    for rank in list(dict.fromkeys([*failed, *sorted(state.workers)]))[:_MOST_RANKS]:
+        worker = state.workers.get(rank)
+        if worker is not None:
+            lines = _last_lines(run.node(worker.node) / output_file(state.attempt, rank))
+            if lines:
+                yield f"rank {rank} on {worker.node}", lines
+
+
+def _last_lines(path: Path) -> list[str]:
+    try:
+        with path.open("rb") as file:
+            length = file.seek(0, io.SEEK_END)
+            file.seek(max(0, length - _LAST_BYTES))
+            return clean_block(file.read())[-_LAST_LINES:]
+    except OSError:
+        return []

@@ -1,0 +1,49 @@
+"""What happened in a run, dated, as the live view told it: for a page that is read afterwards."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from clusterctl.cli.follow.news import News
+from clusterctl.render import words
+from clusterctl.render.page.svg import Tick
+from clusterctl.run.record.reader import StateReader
+from clusterctl.run.rules import events
+from clusterctl.wording import plural
+
+if TYPE_CHECKING:
+    from clusterctl.render.terminal.console import Terminal
+    from clusterctl.run.record.reader import HeadNews, NodeNews
+    from clusterctl.run.record.rundir import RunDir
+
+_BAD = (events.StartFailed, events.StallSeen, events.Decided)
+_WORN = ("warn:", "warning:", "unhealthy:", "lost")
+
+
+def happened(run: RunDir, terminal: Terminal) -> list[Tick]:
+    """Return what happened, in the order of time."""
+    reader, news, found = StateReader(run), News(run, terminal), list[Tick]()
+
+    def of_head(heard: HeadNews) -> None:
+        moment, event = heard
+        match event:
+            case events.Attempt():
+                size = f"{plural(event.world_size, 'rank')} on {plural(len(event.nodes), 'node')}"
+                goes_on = f", from {event.resume_from}" if event.resume_from else ""
+                found.append(Tick(time=moment, label=f"attempt {event.attempt} begins: {size}{goes_on}", tone="dim"))
+            case events.Ended():
+                tone = "good" if event.state == "succeeded" else "bad"
+                found.append(Tick(time=moment, label=f"{event.state} (exit code {event.exit_code})", tone=tone))
+            case _:
+                lines = news.old(moment, event, reader.state)
+                tone = "bad" if isinstance(event, _BAD) else "warn" if str(lines[:1]).startswith(_WORN, 2) else "dim"
+                found.extend(Tick(time=moment, label=line, tone=tone) for line in lines[:1])
+
+    def of_node(heard: NodeNews) -> None:
+        node, stamp, event = heard
+        lines = words.node_news(node, stamp, event, reader.state)
+        moment = stamp.wall - reader.state.ahead(node)
+        found.extend(Tick(time=moment, label=line, tone="warn") for line in lines[:1])
+
+    reader.take_in(of_head, of_node)
+    return sorted(found, key=lambda tick: tick.time)

@@ -1,0 +1,167 @@
+"""Curves and bars as SVG: a pure function of their numbers."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from clusterctl.render.page.html import Html, element, joined
+
+Points = Sequence[tuple[float, float]]
+
+_WIDTH, _HEIGHT = 880.0, 150.0
+_LEFT, _RIGHT, _TOP, _BOTTOM = 48.0, 8.0, 8.0, 20.0
+_COLOURS = ("#0969da", "#cf222e", "#1a7f37", "#9a6700", "#8250df", "#bf3989", "#1b7c83", "#bc4c00")
+MOST_LINES = 16
+"""Curves in one picture; of more the lowest, the middle and the highest are shown."""
+_BINS = 120
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The time that a picture shows; wall clock."""
+
+    begin: float
+    end: float
+
+    def x(self, time: float) -> float:
+        """Return where a time stands, from left to right."""
+        share = (time - self.begin) / max(self.end - self.begin, 1e-9)
+        return _LEFT + min(1.0, max(0.0, share)) * (_WIDTH - _LEFT - _RIGHT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """Something that took a time: an attempt. `tone` is a class of the page's style."""
+
+    begin: float
+    end: float
+    label: str
+    tone: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tick:
+    """Something that happened."""
+
+    time: float
+    label: str
+    tone: str
+
+
+_TONES = {"good": "#1a7f37", "bad": "#cf222e", "warn": "#9a6700", "dim": "#888"}
+
+
+def chart(title: str, unit: str, series: Mapping[str, Points], span: Span) -> Html:
+    """Return a picture of curves over time, with its title and names; nothing where there is no curve."""
+    shown = few({name: finite(points) for name, points in series.items()}, span)
+    if not shown:
+        return Html()
+    top = _ceiling(max(value for points in shown.values() for _, value in points))
+    lines = [
+        element("polyline", points=_path(points, top, span), fill="none", stroke=colour, stroke_width=1.5)
+        for (_, points), colour in zip(shown.items(), _colours(len(shown)), strict=True)
+    ]
+    names = [
+        element("span", element("span", "■ ", style=f"color:{colour}"), name, class_="key")
+        for name, colour in zip(shown, _colours(len(shown)), strict=True)
+    ]
+    title = f"{title}, {unit}" if unit else title
+    picture = _picture(_HEIGHT, _axes(top, span), *lines, label=title)
+    return element("figure", element("figcaption", title), picture, joined(names))
+
+
+def finite(points: Points) -> Points:
+    """Return the points that can be drawn."""
+    return [(time, value) for time, value in points if math.isfinite(time) and math.isfinite(value) and value >= 0.0]
+
+
+def few(series: Mapping[str, Points], span: Span) -> dict[str, Points]:
+    """Return the curves themselves, or of many the lowest, the middle and the highest at each time."""
+    known = {name: points for name, points in series.items() if points}
+    if len(known) <= MOST_LINES:
+        return known
+    bins: dict[int, list[float]] = {}
+    width = max((span.end - span.begin) / _BINS, 1e-9)
+    for points in known.values():
+        for time, value in points:
+            bins.setdefault(min(_BINS, max(0, int((time - span.begin) / width))), []).append(value)
+    return {
+        f"{name} of {len(known)}": [(span.begin + (place + 0.5) * width, pick(bins[place])) for place in sorted(bins)]
+        for name, pick in (("lowest", min), ("middle", statistics.median), ("highest", max))
+    }
+
+
+def timeline(bars: Sequence[Bar], ticks: Sequence[Tick], span: Span) -> Html:
+    """Return attempts as bars, and what happened as ticks below them; their words show under the pointer."""
+    parts = []
+    for bar in bars:
+        left, right = span.x(bar.begin), span.x(bar.end)
+        colour = _TONES.get(bar.tone, "#888")
+        box = element(
+            "rect", element("title", bar.label), x=_n(left), y=8, width=_n(max(2.0, right - left)), height=18,
+            fill=colour, rx=3,
+        )  # fmt: skip
+        parts.append(box)
+    for tick in ticks:
+        place, colour = _n(span.x(tick.time)), _TONES.get(tick.tone, "#888")
+        parts.append(
+            element(
+                "line", element("title", tick.label), x1=place, x2=place, y1=30, y2=42, stroke=colour, stroke_width=3
+            )
+        )
+    return _picture(64.0, _times(span, 60.0), *parts, label="attempts and events over time")
+
+
+def _picture(height: float, *parts: Html, label: str) -> Html:
+    return element("svg", *parts, viewBox=f"0 0 {_n(_WIDTH)} {_n(height)}", role="img", aria_label=label)
+
+
+def _axes(top: float, span: Span) -> Html:
+    right = _n(_WIDTH - _RIGHT)
+    lines = []
+    for share in (0.0, 0.5, 1.0):
+        y = _n(_y(share * top, top))
+        lines.append(element("line", x1=_n(_LEFT), x2=right, y1=y, y2=y, stroke="#8884"))
+        lines.append(
+            element("text", f"{share * top:g}", x=_n(_LEFT - 6), y=_n(_y(share * top, top) + 4), text_anchor="end")
+        )
+    return joined([*lines, _times(span, _HEIGHT - 4.0)])
+
+
+def _times(span: Span, y: float) -> Html:
+    days = span.end - span.begin > 86400
+    form = "%m-%d %H:%M" if days else "%H:%M:%S"
+    parts = []
+    for share, anchor in ((0.0, "start"), (0.5, "middle"), (1.0, "end")):
+        time = span.begin + share * (span.end - span.begin)
+        words = datetime.fromtimestamp(time).astimezone().strftime(form)
+        parts.append(element("text", words, x=_n(span.x(time)), y=_n(y), text_anchor=anchor))
+    return joined(parts)
+
+
+def _path(points: Points, top: float, span: Span) -> Html:
+    return Html(" ".join(f"{_n(span.x(time))},{_n(_y(value, top))}" for time, value in points))
+
+
+def _y(value: float, top: float) -> float:
+    return _TOP + (1.0 - min(1.0, value / top)) * (_HEIGHT - _TOP - _BOTTOM)
+
+
+def _ceiling(value: float) -> float:
+    """Return the number at the top of an axis: 1, 2 or 5 times a power of ten."""
+    if value <= 0.0:
+        return 1.0
+    power = 10.0 ** math.floor(math.log10(value))
+    return next(factor * power for factor in (1.0, 2.0, 5.0, 10.0, 20.0) if factor * power >= value)
+
+
+def _colours(count: int) -> list[str]:
+    return [_COLOURS[index % len(_COLOURS)] for index in range(count)]
+
+
+def _n(value: float) -> str:
+    return f"{value:.1f}".removesuffix(".0")

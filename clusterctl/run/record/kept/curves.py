@@ -1,0 +1,129 @@
+"""What ranks and machines did over a whole run, from the nodes' samples: few points, in bounded time."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from clusterctl.agent.protocol import files
+from clusterctl.door import samples
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from clusterctl.run.record.rundir import RunDir
+
+T = TypeVar("T")
+
+Point = tuple[float, float]
+"""A wall clock time of the head, and a value."""
+
+MOST_SAMPLES = 2000
+"""Samples of each kind that are read of a run, of all its nodes together: to judge one takes up to a millisecond."""
+MOST_POINTS = 200
+_FEWEST = 8
+_PIECE = 16 << 10
+_MARKS = {"activity": b'"activity"', "health": b'"health"'}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curves:
+    """Values over time.
+
+    Attributes:
+        steps: Rank to the steps that it had reached.
+        machines: What was measured (`gpu`, `gpu memory`, `temperature`, `power`, `cpu`, `memory`), by node.
+    """
+
+    steps: Mapping[int, Sequence[Point]] = field(default_factory=dict)
+    machines: Mapping[str, Mapping[str, Sequence[Point]]] = field(default_factory=dict)
+
+
+def curves(run: RunDir, nodes: Mapping[str, float]) -> Curves:
+    """Return the curves of a run.
+
+    Args:
+        run: Which.
+        nodes: Those that took part, with the seconds by which their wall clocks are ahead of the head's.
+    """
+    steps: dict[int, list[Point]] = {}
+    machines: dict[str, dict[str, list[Point]]] = {}
+    for place, (node, ahead) in enumerate(nodes.items()):
+        most = min(MOST_POINTS, max(_FEWEST, MOST_SAMPLES // len(nodes)))
+        lines = _chosen(run.node(node) / files.SAMPLES_FILE, most, place / len(nodes))
+        for activity in samples.readable(lines["activity"], "activity", "t", "ranks"):
+            for rank, known in activity["ranks"].items():
+                inside = known.get("inside")
+                step = None if inside is None else inside.get("step")
+                if step is not None:
+                    steps.setdefault(int(rank), []).append((activity["t"] - ahead, float(step)))
+        for health in samples.readable(lines["health"], "health", "t"):
+            for what, value in _measured(health):
+                machines.setdefault(what, {}).setdefault(node, []).append((health["t"] - ahead, value))
+    return Curves(
+        steps={rank: thinned(steps[rank]) for rank in sorted(steps)},
+        machines={what: {node: thinned(points) for node, points in by.items()} for what, by in machines.items()},
+    )
+
+
+def thinned(points: Iterable[Point], most: int = MOST_POINTS) -> list[Point]:
+    """Return at most so many of the points, in the order of time, evenly chosen; the last one is among them."""
+    return _evenly(sorted(points), most)
+
+
+def _measured(health: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """Give what a sample says of a machine: of its GPUs the mean use, the fullest, the hottest, all their power."""
+    gpus = health.get("gpus") or ()
+    full = [
+        100.0 * g["mem_used"] / g["mem_total"] for g in gpus if g.get("mem_total") and g.get("mem_used") is not None
+    ]
+    busy, hot, watts = (
+        [float(g[key]) for g in gpus if g.get(key) is not None] for key in ("util", "temp_c", "power_w")
+    )
+    if busy:
+        yield "gpu", sum(busy) / len(busy)
+    if full:
+        yield "gpu memory", max(full)
+    if hot:
+        yield "temperature", max(hot)
+    if watts:
+        yield "power", sum(watts)
+    for what, key in (("cpu", "cpu"), ("memory", "mem")):
+        if health.get(key) is not None:
+            yield what, float(health[key])
+
+
+def _chosen(path: Path, most: int, phase: float) -> dict[str, list[bytes]]:
+    """Return lines of a file by kind of sample, evenly chosen over its time, at most so many of each.
+
+    Args:
+        path: The file. Of a long one pieces are read; the first and the last line of a piece may be cut, and are then
+            no samples.
+        most: Of each kind.
+        phase: From 0 to 1: where the pieces of this node lie between those of the others.
+    """
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        if size <= most * _PIECE:
+            file.seek(0)
+            lines = file.read().split(b"\n")
+            return {kind: _evenly([line for line in lines if mark in line], most) for kind, mark in _MARKS.items()}
+        places = [int((index + phase) * (size - _PIECE) / (most - 1)) for index in range(most - 1)]
+        found: dict[str, list[bytes]] = {kind: [] for kind in _MARKS}
+        for place in [*places, size - _PIECE]:
+            file.seek(place)
+            lines = file.read(_PIECE).split(b"\n")[1:-1]
+            for kind, mark in _MARKS.items():
+                found[kind] += [line for line in lines if mark in line][-1:]
+        return found
+    return {kind: [] for kind in _MARKS}
+
+
+def _evenly(things: Sequence[T], most: int) -> list[T]:
+    """Return at most so many, evenly chosen; the first and the last are among them."""
+    if len(things) <= most:
+        return list(things)
+    return [things[round(index * (len(things) - 1) / (most - 1))] for index in range(most)]

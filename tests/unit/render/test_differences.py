@@ -1,0 +1,94 @@
+"""What `diff` says of two runs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from clusterctl.render.story.differences import Difference, differences, render_differences
+from clusterctl.run.record.kept.portrait import Key, Portrait, Said, Section
+
+if TYPE_CHECKING:
+    from clusterctl.render.terminal.console import Terminal
+
+LR = Key(Section.ENVIRONMENT, "LR")
+TORCH = [Key(Section.VERSIONS, "torch", f"gpu{number:02}") for number in range(1, 5)]
+DISK = Key(Section.HEALTH, "host.disk", "gpu01")
+
+
+def of(facts: dict[Key, Said], run: str = "a", *, looked_at: bool = True) -> Portrait:
+    return Portrait(run=run, facts=facts, looked_at=looked_at)
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "found"),
+    [
+        pytest.param({LR: Said("1")}, {LR: Said("1")}, [], id="alike"),
+        pytest.param(
+            {LR: Said("1")},
+            {LR: Said("2")},
+            [Difference(section=Section.ENVIRONMENT, what="LR", nodes=(), left="1", right="2")],
+            id="another value",
+        ),
+        pytest.param(
+            {},
+            {LR: Said("2")},
+            [Difference(section=Section.ENVIRONMENT, what="LR", nodes=(), left=None, right="2")],
+            id="only there",
+        ),
+        pytest.param(
+            {key: Said("2.4") for key in TORCH},
+            {key: Said("2.5") for key in TORCH},
+            [
+                Difference(
+                    section=Section.VERSIONS, what="torch", nodes=("gpu01", "gpu02", "gpu03", "gpu04"), left="2.4",
+                    right="2.5",
+                )
+            ],
+            id="alike on several nodes",
+        ),
+        pytest.param(
+            {DISK: Said("WARN: 41 GiB free", "WARN")}, {DISK: Said("WARN: 40 GiB free", "WARN")}, [],
+            id="a number that is never the same twice",
+        ),
+    ],
+)  # fmt: skip
+def test_only_what_differs_is_told_and_what_is_alike_on_several_nodes_once(
+    left: dict[Key, Said], right: dict[Key, Said], found: list[Difference]
+) -> None:
+    assert differences(of(left), of(right)) == found
+
+
+def test_of_nodes_that_were_not_looked_at_nothing_else_is_said() -> None:
+    (found,) = differences(of({DISK: Said("FAIL")}), of({}, looked_at=False))
+
+    assert (found.what, found.left, found.right) == ("nodes before the start", "checked", "not checked")
+
+
+def test_sections_stand_in_the_order_in_which_people_read() -> None:
+    keys = [Key(section, "x") for section in reversed(Section)]
+
+    assert [row.section for row in differences(of({key: Said("1") for key in keys}), of({}))] == list(Section)
+
+
+def test_a_long_section_is_cut_and_says_so(pipe: Terminal) -> None:
+    facts = {Key(Section.CODE, f"file-{number}.py"): Said("x") for number in range(300)}
+
+    lines = render_differences(of(facts), of({}, "b"), pipe)
+
+    assert len(lines) == 27
+    assert lines[-1] == "  and 276 more (--json)"
+
+
+def test_a_table_of_many_nodes_fits_80_columns(narrow: Terminal) -> None:
+    facts = {Key(Section.NODES, "takes part", f"rack{n % 7}-gpu{n}"): Said("worker " * 20) for n in range(200)}
+
+    lines = render_differences(of(facts), of({}, "b"), narrow)
+
+    assert max(map(len, lines)) <= 80
+    assert "takes part on 200 nodes" in lines[2]
+
+
+def test_runs_that_do_not_differ_are_called_so(pipe: Terminal) -> None:
+    assert render_differences(of({}), of({}, "b"), pipe) == ["a and b do not differ in anything that is known of them"]

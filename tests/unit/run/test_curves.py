@@ -1,0 +1,77 @@
+"""What is read of the samples of a run: few points, whatever there is."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterctl.run.record.kept.curves import Curves, curves, thinned
+from clusterctl.run.record.rundir import RunDir
+
+GPUS = [
+    {"gpu": 0, "util": 90.0, "mem_used": 10, "mem_total": 40, "temp_c": 60.0, "power_w": 300.0},
+    {"gpu": 1, "util": 50.0, "mem_used": 30, "mem_total": 40, "temp_c": 70.0, "power_w": 200.0},
+]
+
+
+def activity(t: float, **steps: int) -> dict[str, Any]:
+    ranks = {rank.removeprefix("r"): {"inside": {"step": step}} for rank, step in steps.items()}
+    return {"kind": "activity", "t": t, "m": t, "attempt": 0, "ranks": ranks}
+
+
+def read(folder: Path, lines: list[Any], *, ahead: float = 0.0) -> Curves:
+    run = RunDir(folder / "run-aaaa")
+    run.node("gpu01").mkdir(parents=True)
+    written = [line if isinstance(line, str) else json.dumps(line) for line in lines]
+    (run.node("gpu01") / "samples.jsonl").write_text("".join(f"{line}\n" for line in written))
+    return curves(run, {"gpu01": ahead})
+
+
+def test_steps_of_each_rank_stand_on_the_clock_of_the_head(tmp_path: Path) -> None:
+    found = read(tmp_path, [activity(100.0, r0=1, r1=2), activity(110.0, r0=3)], ahead=5.0)
+
+    assert found.steps == {0: [(95.0, 1.0), (105.0, 3.0)], 1: [(95.0, 2.0)]}
+
+
+def test_gpus_of_a_node_are_one_value_each(tmp_path: Path) -> None:
+    found = read(tmp_path, [{"kind": "health", "t": 1.0, "cpu": 12.5, "mem": None, "gpus": GPUS}])
+
+    assert {what: by["gpu01"][0][1] for what, by in found.machines.items()} == {
+        "gpu": 70.0,
+        "gpu memory": 75.0,
+        "temperature": 70.0,
+        "power": 500.0,
+        "cpu": 12.5,
+    }
+
+
+@pytest.mark.parametrize(
+    "line", ["", "{", "[]", '{"kind": "activity"}', '{"kind": "activity", "t": "x", "ranks": {"0": 1}}'], ids=ascii
+)
+def test_lines_that_are_no_samples_are_left_out(tmp_path: Path, line: str) -> None:
+    assert read(tmp_path, [line, activity(1.0, r0=1)]).steps == {0: [(1.0, 1.0)]}
+
+
+def test_of_long_samples_pieces_of_all_their_time_are_read(tmp_path: Path) -> None:
+    lines = [activity(float(t), r0=t) for t in range(40_000)]
+
+    points = read(tmp_path, lines).steps[0]
+
+    assert len(points) == 200
+    assert points[0][0] < 200.0
+    assert points[-1][0] == 39_999.0
+    assert max(later - earlier for (earlier, _), (later, _) in pairwise(points)) < 250.0
+
+
+def test_a_node_without_samples_has_no_curves(tmp_path: Path) -> None:
+    assert curves(RunDir(tmp_path), {"gpu01": 0.0}) == Curves()
+
+
+def test_thinned_points_keep_the_first_and_the_last() -> None:
+    found = thinned([(float(n), 0.0) for n in range(1000, 0, -1)], 10)
+
+    assert (len(found), found[0][0], found[-1][0]) == (10, 1.0, 1000.0)

@@ -1,0 +1,36 @@
+"""Every kind of fault that `make why` plays, judged again from what was kept of one run of it (`--bundles`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from clusterctl.cli.lookup.why import opened, verdict_of
+from clusterctl.run.record import find
+from tests.lab.why.kinds import KINDS, Expected
+
+KEPT = sorted((Path(__file__).parent / "kinds").glob("*.tar.gz"))
+
+
+def expected_of(path: Path) -> tuple[Expected, int]:
+    kind, _, culprit = path.name.removesuffix(".tar.gz").rpartition("-")
+    return KINDS[kind], int(culprit)
+
+
+@pytest.mark.parametrize("path", KEPT, ids=lambda path: path.name.removesuffix(".tar.gz"))
+def test_what_went_wrong_and_who_did_it_is_told(path: Path) -> None:
+    expected, culprit = expected_of(path)
+    with opened(path) as run:
+        verdict = verdict_of(run, live=False)
+        state, _ = find.visible_state(run)
+    stopped = frozenset(rank for rank, worker in state.workers.items() if worker.stopped)
+    world = len(state.workers) or 4  # none where nothing was started
+    named = {one.rank for one in verdict.culprits if one.rank is not None}
+
+    assert verdict.cls.value in expected.classes, verdict.summary
+    assert named == expected.ranks(culprit, world, stopped), verdict.summary
+
+
+def test_most_kinds_lie_here() -> None:
+    assert len({path.name.rpartition("-")[0] for path in KEPT}) >= 45
