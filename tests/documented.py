@@ -127,17 +127,10 @@ ELSEWHERE: Final = {
     "clusterctl up --exclude NODE": "tests/e2e/test_taking_part.py",
     "clusterctl up --min-nodes N": "tests/e2e/test_taking_part.py",
     "clusterctl exec -w NODES -- hostname": "tests/lab/test_cli.py",
-<<<<<<< HEAD
     "clusterctl diff RUN1 RUN2": "tests/e2e/test_diff.py",
     "clusterctl report RUN -o run.html": "tests/e2e/test_report_page.py",
     "clusterctl export slurm cluster.yaml": "tests/lab/test_slurm.py",
     "clusterctl export k8s cluster.yaml": "tests/e2e/test_streams.py",
-=======
-    "clusterctl export slurm cluster.yaml": "tests/lab/test_slurm.py",
-    "clusterctl export k8s cluster.yaml": "tests/e2e/test_streams.py",
-    "clusterctl diff RUN1 RUN2": "tests/e2e/test_diff.py",
-    "clusterctl report RUN -o run.html": "tests/e2e/test_report_page.py",
->>>>>>> logins2
     "clusterctl bench": "tests/e2e/test_bench.py",
     "clusterctl bench --plot scaling.png": "tests/e2e/test_bench.py",
     "clusterctl bench --model --plot scaling.png": "tests/e2e/test_bench.py",
