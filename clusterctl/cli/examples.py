@@ -31,6 +31,7 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
     "bench": ("clusterctl bench --plot scaling.png",),
     "config": ("clusterctl config --ranks", "clusterctl config --env 5"),
     "init": ("clusterctl init --template keras_ddp DIR",),
+    "export": ("clusterctl export slurm cluster.yaml",),
     "templates": ("clusterctl templates",),
     "trust": ("clusterctl trust",),
     "clean": ("clusterctl clean",),

@@ -41,6 +41,7 @@ COMMANDS: dict[str, str] = {
     "bench": "Measure how the job scales over workers",
     "config": "Check and print the cluster file",
     "init": "Write a cluster file to start from",
+    "export": "Print the cluster file for Slurm or Kubernetes",
     "templates": "List ready-to-run jobs",
     "trust": "Accept the host keys of the nodes",
     "clean": "Remove old runs from head and nodes",

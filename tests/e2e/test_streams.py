@@ -57,6 +57,10 @@ CASES: dict[str, list[Case]] = {
     "bench": [Case(("bench", "--workers", "0"), code=2)],
     "config": [Case(("config",)), Case(("config", "--env", "0"))],
     "init": [Case(("init", "--help"))],
+    "export": [
+        Case(("export", "slurm")),
+        Case((*typed("clusterctl export k8s cluster.yaml"), "--set", "defaults.gpus=0")),
+    ],
     "templates": [Case(("templates",))],
     "trust": [Case(("trust", "--yes"))],
     "clean": [Case(("clean",))],

@@ -61,6 +61,7 @@ class Slurm:
         self.root.chmod(0o755)
         self.env = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "XDG_", "SSH_"))}
         self.env |= {"SLURM_CONF": f"{self.root}/slurm.conf", "XDG_STATE_HOME": f"{self.root}/runs"}
+        self.env["PATH"] = f"{Path(sys.executable).parent}:{self.env['PATH']}:/usr/sbin"
         self._daemons: list[subprocess.Popen[bytes]] = []
 
     @staticmethod
@@ -96,10 +97,9 @@ class Slurm:
         wait_for(lambda: self.ask("sinfo", "-h", "-o", "%D %t") == "2 idle", what="two idle nodes")
 
     def _daemon(self, *argv: str) -> None:
-        path = f"{self.env['PATH']}:/usr/sbin"
         with (self.root / "daemons.log").open("ab") as log:
             streams = {"stdout": log, "stderr": log, "stdin": subprocess.DEVNULL}
-            self._daemons.append(subprocess.Popen(argv, env=self.env | {"PATH": path}, **streams))  # type: ignore[call-overload]
+            self._daemons.append(subprocess.Popen(argv, env=self.env, **streams))  # type: ignore[call-overload]
 
     def ask(self, *argv: str) -> str:
         """Return what one of Slurm's programs says."""
@@ -107,10 +107,9 @@ class Slurm:
         return done.stdout.strip()
 
     def submit(self, script: str, *options: str) -> str:
-        """Hand in a batch script whose `clusterctl` is the one that is tested; return the job's id."""
-        text = f"#!/bin/bash\nPATH={Path(sys.executable).parent}:$PATH\ncd {self.root}\n{script}\n"
+        """Hand in a batch script, whose `clusterctl` is the one that is tested; return the job's id."""
         path = self.root / "job.sh"
-        path.write_text(text)
+        path.write_text(script if script.startswith("#!") else f"#!/bin/bash\ncd {self.root}\n{script}\n")
         return self.ask("sbatch", "--parsable", f"--output={self.root}/job-%j.out", *options, str(path))
 
     def output(self, job: str) -> str:
@@ -124,7 +123,7 @@ class Slurm:
         def ended() -> str | None:
             shown = dict(word.partition("=")[::2] for word in self.ask("scontrol", "show", "job", "-o", job).split())
             state = shown.get("JobState", "")
-            return state if state not in ("", "PENDING", "RUNNING", "COMPLETING") else None
+            return state if state not in ("", "PENDING", "RUNNING", "SIGNALING", "COMPLETING") else None
 
         state = wait_for(ended, 90.0, what=f"job {job} to end: {self.output(job)}")
         return state, self.output(job)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
 
+from tests.documented import typed
 from tests.lab.slurm import Slurm
 from tests.lab.waiting import wait_for
 
@@ -76,3 +79,43 @@ def test_a_step_is_refused(slurm: Slurm) -> None:
     _, said = slurm.wait(slurm.submit("srun -n1 -N1 clusterctl exec -- true; echo code $?", "-N2"))
     assert "this is inside a step of Slurm" in said
     assert "code 3" in said
+
+
+PATIENT = 'trap "echo asked to end; exit 0" TERM; echo began $RANK; while :; do sleep 0.2; done'
+
+
+def exported(slurm: Slurm, hosts: str, job: str, *options: str) -> str:
+    """Hand in what `export slurm` makes of a file; return the job's id once its workers have begun."""
+    text = f"version: 1\nname: exported\nhosts: {hosts}\nsync: none\njob: {{command: '{job}', grace: 5s}}\n"
+    (slurm.root / "cluster.yaml").write_text(text)
+    argv = [sys.executable, "-m", "clusterctl", *typed("clusterctl export slurm cluster.yaml")]
+    script = subprocess.run(argv, cwd=slurm.root, env=slurm.env, capture_output=True, text=True, check=True).stdout
+    job_id = slurm.submit(script, *options)
+    wait_for(lambda: "began 0" in slurm.output(job_id), 60.0, what=f"the workers of {script}")
+    return job_id
+
+
+def exit_code(slurm: Slurm, job: str) -> str:
+    shown = slurm.ask("scontrol", "show", "job", "-o", job).split()
+    return next(word.partition("=")[2] for word in shown if word.startswith("ExitCode="))
+
+
+def test_an_exported_script_ends_its_run_in_order_when_it_is_cancelled(slurm: Slurm) -> None:
+    job = exported(slurm, '{"gpu[01-02]": {gpus: 0, workers: 2}}', PATIENT)
+    slurm.ask("scancel", job)
+    state, said = slurm.wait(job)
+    assert (state, exit_code(slurm, job)) == ("CANCELLED", "103:0"), said
+    wait_for(lambda: not slurm.ask("squeue", "-h", "-s"), what="no step to be left")
+
+
+def test_an_exported_script_ends_its_run_in_order_before_the_time_limit(slurm: Slurm) -> None:
+    job = exported(slurm, '{"gpu[01-02]": 0}', PATIENT, "--time=1", "--signal=B:USR1@20")
+    state, said = slurm.wait(job)
+    assert (state, exit_code(slurm, job)) == ("FAILED", "106:0"), said
+    assert "cancelled" in said
+
+
+def test_an_exported_script_passes_on_how_its_run_ended(slurm: Slurm) -> None:
+    job = exported(slurm, '{"gpu[01-02]": 0}', "echo began $RANK; exit 3")
+    state, said = slurm.wait(job)
+    assert (state, exit_code(slurm, job)) == ("FAILED", "100:0"), said

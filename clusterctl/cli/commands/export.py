@@ -1,0 +1,46 @@
+"""`clusterctl export`."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import click
+
+from clusterctl.cli import options
+from clusterctl.cli.choices import FileChoices, together
+from clusterctl.cli.words import paths_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportChoices(FileChoices):
+    """What a person chose of `export`."""
+
+    kind: str
+    image: str
+
+
+@click.command("export")
+@click.argument("kind", metavar="KIND", type=click.Choice(["slurm", "k8s"]))
+@options.cluster_file
+@click.option("--image", default="IMAGE", show_default=True, help="Of the pods, for `k8s`.")
+@options.output_options
+@together(ExportChoices)
+def command(choices: ExportChoices) -> int:
+    """Print the cluster file as what another program takes: `slurm`, a script for sbatch, or `k8s`, an Indexed Job.
+
+    The script starts `up` on the nodes of the allocation; scancel ends the run in order (103), and so does the time
+    limit (106). The Job runs the workers in pods, with the same variables, and without clusterctl.
+    """
+    from clusterctl.render.exports import kubernetes, slurm
+
+    console = choices.console()
+    spec = options.load_file(choices.path, choices.files, choices.sets, require_job=True, console=console).spec
+    if choices.kind == "k8s":
+        assert spec.job is not None, "it was required"
+        console.document(kubernetes.manifest(spec, spec.job, image=choices.image))
+        return 0
+    paths = [os.path.abspath(path) for path in paths_of(choices.path, choices.files)]
+    text = slurm.script(spec, folder=os.path.dirname(paths[0]), files=paths, sets=choices.sets)
+    console.document(text)
+    return 0

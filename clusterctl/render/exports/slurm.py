@@ -1,0 +1,92 @@
+"""A cluster file as a batch script of Slurm, in which clusterctl runs the job on the nodes of the allocation."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from clusterctl.config.spec import ClusterSpec, HostSpec
+
+_MARGIN_SECONDS = 60
+"""Slurm looks every 30 s or so whether a signal is due, and nodes take their time to be swept."""
+
+_BODY = """
+set -u
+cd {folder} || exit 2
+limit=
+trap 'kill -TERM "$up"' TERM                # scancel: the run ends as by Ctrl-C, with exit code 103
+trap 'limit=106; kill -TERM "$up"' USR1     # the time limit is near
+{up} &
+up=$!
+until wait "$up"; code=$?; ! kill -0 "$up" 2>/dev/null; do :; done
+wait "$up"; code=$?
+if [ -n "$limit" ] && [ "$code" -ne 0 ]; then code=$limit; fi
+exit "$code"
+"""
+
+
+def script(spec: ClusterSpec, *, folder: str, files: Sequence[str], sets: Sequence[str]) -> str:
+    """Return the script.
+
+    Args:
+        spec: The cluster file; its hosts say how many nodes of which kind are asked for.
+        folder: Where the files lie.
+        files: The cluster files, as `up` is to be given them.
+        sets: What is set beside them.
+    """
+    words = ["clusterctl", "up", *(word for file in files for word in ("--file", file))]
+    words += [word for text in (*sets, "hosts={from: slurm}") for word in ("--set", text)]
+    up = shlex.join(words)
+    if spec.job is not None and spec.job.checkpoint.pattern:
+        # Requeued, it is another run, whose checkpoints are an earlier run's.
+        up += " ${SLURM_RESTART_COUNT:+--set job.checkpoint.resume=any}"
+    head = ["#!/bin/bash", *_directives(spec), *_notes(spec)]
+    return "\n".join(head) + "\n" + _BODY.format(folder=shlex.quote(folder), up=f'{up} -- "$@"')
+
+
+def _directives(spec: ClusterSpec) -> Iterator[str]:
+    yield f"#SBATCH --job-name={spec.name}"
+    yield f"#SBATCH --nodes={len(spec.workers)}"
+    workers = {host.workers for host in spec.workers}
+    if len(workers) == 1 and None not in workers:
+        yield f"#SBATCH --ntasks-per-node={workers.pop()}"
+    gpus = max((_gpus(host) or 0 for host in spec.workers), default=0)
+    if gpus:
+        yield f"#SBATCH --gpus-per-node={gpus}"
+    grace = spec.job.grace if spec.job is not None else 0
+    if spec.job is not None and spec.job.max_duration is not None:
+        yield f"#SBATCH --time={math.ceil((spec.job.max_duration + grace + _MARGIN_SECONDS) / 60)}"
+    yield f"#SBATCH --signal=B:USR1@{math.ceil(grace) + _MARGIN_SECONDS}"
+    yield "#SBATCH --output=%x-%j.out"
+    yield "#SBATCH --open-mode=append"
+
+
+def _notes(spec: ClusterSpec) -> Iterator[str]:
+    gpus: set[int | None] = {_gpus(host) for host in spec.workers}
+    if None in gpus:
+        yield "# The file leaves the GPUs open (`auto`): ask for them here, as in `#SBATCH --gpus-per-node=8`."
+    elif len(gpus) > 1:
+        yield "# The hosts of the file have unlike GPUs; every node is asked for as many as the largest has."
+    if spec.job is None or spec.job.max_duration is None:
+        yield "# Say how long it may take, as in `#SBATCH --time=24:00:00`; else the partition's own limit holds."
+    if spec.spares:
+        yield "# Spares of the file are not asked for."
+    if any(_says_way(host) for host in spec.hosts):
+        yield "# What the file says of ways to its hosts (user, address, jump host) does not hold for the job's nodes."
+
+
+def _gpus(host: HostSpec) -> int | None:
+    match host.gpus:
+        case tuple() as indices:
+            return len(indices)
+        case count:
+            return count
+
+
+def _says_way(host: HostSpec) -> bool:
+    said: Iterable[object] = (host.user, host.address, host.port, host.identity_file, host.proxy_jump)
+    return any(value is not None for value in said)

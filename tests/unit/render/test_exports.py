@@ -1,0 +1,127 @@
+"""What a cluster file is for other programs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from clusterctl.config.spec import CheckpointSpec, ClusterSpec, HostSpec, JobSpec, Role
+from clusterctl.errors import RefusedError
+from clusterctl.render.exports import kubernetes, slurm
+
+
+def spec_of(*hosts: HostSpec, **job: object) -> ClusterSpec:
+    wanted = hosts or (HostSpec(name="a", host="a", gpus=0), HostSpec(name="b", host="b", gpus=0))
+    return ClusterSpec(name="llm", path="/p/cluster.yaml", hosts=wanted, job=JobSpec(script="t.py", **job))  # type: ignore[arg-type]
+
+
+def exported(spec: ClusterSpec, *sets: str) -> str:
+    return slurm.script(spec, folder="/p/my jobs", files=["/p/my jobs/cluster.yaml"], sets=sets)
+
+
+def host(name: str, **more: object) -> HostSpec:
+    return HostSpec(name=name, host=name, **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("spec", "line"),
+    [
+        pytest.param(spec_of(), "#SBATCH --nodes=2", id="nodes"),
+        pytest.param(spec_of(host("a", gpus=8), host("b", gpus=(0, 1))), "#SBATCH --gpus-per-node=8", id="gpus"),
+        pytest.param(spec_of(host("a", gpus=0, workers=4)), "#SBATCH --ntasks-per-node=4", id="workers"),
+        pytest.param(spec_of(max_duration=3600.0, grace=30.0), "#SBATCH --time=62", id="limit"),
+        pytest.param(spec_of(grace=30.0), "#SBATCH --signal=B:USR1@90", id="grace"),
+        pytest.param(spec_of(host("a")), "# The file leaves the GPUs open", id="open"),
+        pytest.param(spec_of(host("a", gpus=0), host("b", role=Role.SPARE)), "# Spares of the file", id="spares"),
+        pytest.param(spec_of(host("a", gpus=0, user="ann")), "# What the file says of ways", id="ways"),
+    ],
+)
+def test_the_batch_script_asks_for_what_the_file_has(spec: ClusterSpec, line: str) -> None:
+    assert any(found.startswith(line) for found in exported(spec).splitlines())
+
+
+def test_the_batch_script_is_one_that_bash_reads_whatever_the_names() -> None:
+    text = exported(replace(spec_of(), name="llm"), "env.A=it's $(id)")
+    assert subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True, check=True).stderr == ""
+    assert """'env.A=it'"'"'s $(id)'""" in text
+    assert "cd '/p/my jobs'" in text
+
+
+def test_a_requeued_job_goes_on_from_the_checkpoints_of_the_one_before() -> None:
+    text = exported(spec_of(checkpoint=CheckpointSpec(pattern="ckpt/*")))
+    assert "${SLURM_RESTART_COUNT:+--set job.checkpoint.resume=any}" in text
+    assert "SLURM_RESTART_COUNT" not in exported(spec_of())
+
+
+def pods(spec: ClusterSpec) -> tuple[Any, Any, Any]:
+    """The service, the job, and the container of its pods."""
+    assert spec.job is not None
+    service, job = yaml.safe_load_all(kubernetes.manifest(spec, spec.job, image="registry/llm:1"))
+    return service, job, job["spec"]["template"]["spec"]["containers"][0]
+
+
+def test_the_job_has_a_pod_for_each_node_and_they_find_the_first_by_its_name() -> None:
+    spec = replace(spec_of(host("a", gpus=8), host("b", gpus=8), max_duration=90.0), name="LLM_one", env={"A": "$(id)"})
+    service, job, container = pods(spec)
+    assert (service["spec"]["clusterIP"], service["metadata"]["name"]) == ("None", "llm-one")
+    assert (job["spec"]["completionMode"], job["spec"]["completions"], job["spec"]["parallelism"]) == ("Indexed", 2, 2)
+    assert (job["spec"]["backoffLimit"], job["spec"]["activeDeadlineSeconds"]) == (0, 90)
+    assert job["spec"]["template"]["spec"]["subdomain"] == "llm-one"
+    assert container["resources"] == {"limits": {"nvidia.com/gpu": 8}}
+    env = {entry["name"]: entry["value"] for entry in container["env"]}
+    assert (env["MASTER_ADDR"], env["MASTER_PORT"], env["A"]) == ("llm-one-0.llm-one", "29500", "$$(id)")
+
+
+def test_a_secret_is_named_and_its_value_is_nowhere() -> None:
+    spec = replace(spec_of(), secrets={"TOKEN": "s3cret"})
+    assert "s3cret" not in kubernetes.manifest(spec, spec.job, image="i")  # type: ignore[arg-type]
+    assert pods(spec)[2]["env"][-1]["valueFrom"] == {"secretKeyRef": {"name": "llm", "key": "TOKEN"}}
+
+
+def run_pod(spec: ClusterSpec, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run what the second pod runs, as its shell gets it from Kubernetes."""
+    command = [word.replace("$$(", "$(") for word in pods(spec)[2]["command"]]
+    env = {"PATH": os.environ["PATH"], "JOB_COMPLETION_INDEX": "1", "MASTER_ADDR": "x"}
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        pytest.param(JobSpec(command="echo $RANK $LOCAL_RANK of $WORLD_SIZE on $NODE_RANK $(echo sub)"), id="text"),
+        pytest.param(
+            JobSpec(command=("bash", "-c", "echo $RANK $LOCAL_RANK of $WORLD_SIZE on $NODE_RANK sub")), id="list"
+        ),
+        pytest.param(JobSpec(command="echo $RANK $LOCAL_RANK of", prologue="W=1", args=("x",)), id="prologue"),
+    ],
+)
+def test_a_pod_runs_the_workers_of_its_node_with_our_variables(job: JobSpec, tmp_path: Path) -> None:
+    hosts = (host("a", gpus=0, workers=2), host("b", gpus=0, workers=2))
+    done = run_pod(replace(spec_of(*hosts), job=job), tmp_path)
+    tail = "of x" if job.prologue else "of 4 on 1 sub"
+    assert sorted(done.stdout.splitlines()) == [f"2 0 {tail}", f"3 1 {tail}"], done.stderr
+    assert done.returncode == 0
+
+
+def test_a_worker_that_fails_ends_its_pod_with_its_code(tmp_path: Path) -> None:
+    job = JobSpec(command="if [ $LOCAL_RANK = 1 ]; then exit 7; fi; exec sleep 50")
+    spec = replace(spec_of(host("a", gpus=0, workers=2)), job=job)
+    assert run_pod(spec, tmp_path).returncode == 7
+
+
+@pytest.mark.parametrize(
+    ("hosts", "message"),
+    [
+        pytest.param([host("a", gpus=8), host("b", gpus=4)], "alike", id="unlike"),
+        pytest.param([host("a")], "leaves the GPUs open", id="open"),
+    ],
+)
+def test_hosts_that_pods_cannot_be_are_refused(hosts: list[HostSpec], message: str) -> None:
+    with pytest.raises(RefusedError, match=message):
+        pods(spec_of(*hosts))
