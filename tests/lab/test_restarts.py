@@ -31,7 +31,7 @@ pathlib.Path("ckpt").mkdir(exist_ok=True)
 if attempt == 0:
     for name in ("step-1", "step-2", "step-3.tmp", f"step-4-of-{env['RANK']}"):
         pathlib.Path("ckpt", name).write_text("weights")
-    pathlib.Path("ckpt/step-5").mkdir()
+    pathlib.Path("ckpt/step-5").mkdir(exist_ok=True)
     pathlib.Path("ckpt/step-5/__0_0.distcp").write_text("a shard without its .metadata")
     (home / f"ready-{env['LOCAL_RANK']}").touch()
     while not (home / "go").exists():
