@@ -105,7 +105,7 @@ def test_code_that_is_not_synced_and_has_changed_is_told_at_the_restart(nodes: N
     restart = {"max_restarts": 1, "backoff": 0}
     (head.folder / "cluster.yaml").write_text(json.dumps({**document, "restart": restart}))
     run = start(head)
-    made.wait_for(lambda: made.path("ready").exists(), what="its worker")
+    made.wait_for(lambda: made.path("ready-0").exists(), what="its worker")
 
     (folder / "helper.py").write_text("new = True")
     made.path("go").touch()

@@ -25,6 +25,8 @@ _RECORD, _SENT = struct.Struct("<8Q"), struct.Struct("<Q")
 """So long that none lies in two pages: what is written at once is there at once."""
 _BEGIN = 64
 """Bytes by whose sum the beginning of a file is known."""
+UNKNOWN_FLOOR = 2**63
+"""A floor that no file reaches: nothing of the file is to be read, its supervisor is still finding out about it."""
 
 
 @dataclass

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from clusterctl.agent.linux import syscalls
 from clusterctl.agent.protocol import files
 from clusterctl.agent.record import timeindex
-from clusterctl.agent.record.tally import Tallies
+from clusterctl.agent.record.tally import UNKNOWN_FLOOR, Tallies
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -149,6 +149,8 @@ class OpenOutput(Output):
         before, emptied = tally.size, tally.emptied(status, self._first)
         if emptied:
             self._begin_anew()
+            self._reserve_anew()
+            status = os.fstat(self.fd)
         tally.size = tally.base + status.st_size
         if tally.learn(self._first) or tally.size != before or emptied:
             self.put()
@@ -172,6 +174,18 @@ class OpenOutput(Output):
         tally.base = tally.first_valid = _down(end + 2 * BLOCK - 1) if lost else end
         tally.floor, tally.begin, tally.lost = 0, 0, tally.lost + lost
         self._reserved, self.why = 0, "its worker emptied the file"
+
+    def _reserve_anew(self) -> None:
+        """Reserve space for a new part before a reader is given any of it.
+
+        Whoever has seen the worker's output may make it empty the file again and write the same: only what is reserved
+        tells that, so until it is there the part counts as emptied.
+        """
+        self.tally.size, self.tally.floor = self.tally.base, UNKNOWN_FLOOR
+        self.put()
+        self.tally.floor = 0
+        with contextlib.suppress(OSError):
+            self.extend()
 
     # --- the index
 
