@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 AFTER_SYNC = ("version.code",)
 """Checks that `up` makes once the code is on the nodes."""
+_BETWEEN = ("net.rendezvous", "net.ring")
+"""What these saw of the ways between nodes tells nothing of the others once one of the nodes is gone."""
 _MISFITS = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError)
 """What judges raise over facts that are not of the form that agents give them."""
 _QUOTED = 200
@@ -82,16 +84,16 @@ class Preflight:
         self._facts = probe_all(self._spec, sessions, step, own_run=self._run.run)
         found = judge_all(self._spec, self._facts, [name for name in CHECKS if name not in AFTER_SYNC])
         spares = {h.name for h in self._spec.spares}
-        bad = self._weigh(found)
+        gone = {n: ConnectError(n, str(f["unreachable"])) for n, f in self._facts.items() if "unreachable" in f}
+        lost = {n: error for n, error in gone.items() if n not in spares and not sessions[n].alive}
+        bad = [f for f in self._weigh(found) if not lost or f.node in lost or f.check not in _BETWEEN]
         failed = [f for f in bad if f.node not in spares]
         if self._may_begin_without(failed):
             spares |= {f.node for f in failed if f.node is not None}
             failed = []
         step.end(_summary(found), failed=bool(failed))
-        gone = {n: ConnectError(n, str(f["unreachable"])) for n, f in self._facts.items() if "unreachable" in f}
-        lost = {n: error for n, error in gone.items() if n not in spares and not sessions[n].alive}
         if all(f.node in lost for f in failed):
-            raise_first(lost)
+            raise_first({node: error for node, error in lost.items() if node not in spares})
         self._refuse(failed)
         return self._left_out([f for f in bad if f.node in spares], post)
 
