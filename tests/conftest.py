@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import os
 import signal
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hypothesis import HealthCheck, settings
+
+from tests.lab import kernel
 
 if TYPE_CHECKING:
     import pytest
@@ -28,6 +31,18 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["CLUSTERCTL_DEBUG"] = "1"
     _hand_on_no_ignored_signal(config)
     _avoid_a_foreign_folder()
+    _keep_mounts_to_itself(config)
+
+
+def _keep_mounts_to_itself(config: pytest.Config) -> None:
+    """Hide what the tests of this process mount from those of the others, whose health checks ask every mount.
+
+    Some tests mount a file system that never answers. Where nobody may have mounts of his own, none mounts any.
+    """
+    if hasattr(config, "workerinput"):
+        with contextlib.suppress(OSError):
+            kernel.unshare(kernel.NEWNS)
+            kernel.private_mounts()
 
 
 def _hand_on_no_ignored_signal(config: pytest.Config) -> None:
