@@ -14,7 +14,7 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 
 PYTHON ?= python3
-JOBS ?= 2
+JOBS ?= 3
 TORCH ?= torch==2.13.0
 TORCH_INDEX ?=
 CONTROL_ROUNDS ?= 20

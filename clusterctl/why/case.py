@@ -54,6 +54,7 @@ class End:
     """How a rank ended by itself. `earliest` and `latest` bound it on the head's clock (seconds).
 
     Attributes:
+        on_node_clock: The same two on the clock of its node, by which ranks of one node are compared.
         oom: What tells that the kernel killed it for memory.
         secondary: Its last words are those of a rank whose peer was lost.
         stopped: We asked for it: it says nothing.
@@ -63,6 +64,7 @@ class End:
     signal: str | None
     earliest: float
     latest: float
+    on_node_clock: tuple[float, float] | None = None
     oom: str | None = None
     message: str = ""
     traceback: str | None = None

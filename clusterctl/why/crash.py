@@ -45,7 +45,7 @@ def _of_own(case: Case, own: Sequence[tuple[Rank, End]], failed: Sequence[tuple[
     if cls is Class.MISMATCH:
         return _unlike(case, first, [rank for rank, _ in failed])
     alike = [(r, e) for r, e in own if causes.class_of(e) is cls and _plain(e.message) == _plain(end.message)]
-    rivals = [r for r, e in own if e.earliest <= end.latest and r.rank != first.rank]
+    rivals = [r for r, e in own if r.rank != first.rank and _may_precede((r, e), (first, end))]
     strangers = [r for r in rivals if r.rank not in {a.rank for a, _ in alike}]
     named = alike if len(alike) > 1 and len(alike) == len(own) else [(first, end)]
     confidence = _confidence(
@@ -65,6 +65,14 @@ def _of_own(case: Case, own: Sequence[tuple[Rank, End]], failed: Sequence[tuple[
         waiting=_victims(victims),
         next=causes.advice(cls, case.run, first.rank, first.node),
     )
+
+
+def _may_precede(one: tuple[Rank, End], other: tuple[Rank, End]) -> bool:
+    """Whether one end may have come before the other: by the clock of their node where they share one."""
+    (rank, end), (other_rank, other_end) = one, other
+    if rank.node == other_rank.node and end.on_node_clock is not None and other_end.on_node_clock is not None:
+        return end.on_node_clock[0] <= other_end.on_node_clock[1]
+    return end.earliest <= other_end.latest
 
 
 def _unlike(case: Case, first: Rank, failed: Sequence[Rank]) -> Verdict:

@@ -300,7 +300,8 @@ def test_a_rank_that_fails_under_torchrun_is_named_with_its_traceback(nodes: Nod
     done = head.run("up", "--no-health", timeout=workloads.LONG)
 
     assert done.returncode == 100, done.stdout + done.stderr
-    assert f"first observed failure: rank 3 on {made[1].name}, exit code 1: ValueError: no such shard" in done.stderr
+    said = f"first observed failure: rank 3 on {made[1].name}, exit code 1: ValueError: no such shard"
+    assert said in done.stderr, done.stderr
     cause = head.json("status", head.json("ps", "-a")[-1]["run"])["cause"]
     assert 'raise ValueError("no such shard")' in cause["traceback"]
     workloads.nothing_left(made)

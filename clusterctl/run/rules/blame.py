@@ -1,8 +1,9 @@
 """Which of several exits came first, and is it to blame? Pure.
 
 When one rank dies, its peers die within a second, saying that a connection closed. Those texts mark a secondary death;
-it is never blamed while an earlier or an unexplained one is there. Exits are compared as intervals on the head's clock;
-where they overlap and the texts do not decide, the answer is "ambiguous".
+it is never blamed while an earlier or an unexplained one is there. Exits are compared as intervals, on the clock of
+their node where they are of one node, else on the head's; where they overlap and the texts do not decide, the answer is
+"ambiguous".
 """
 
 from __future__ import annotations
@@ -45,7 +46,13 @@ _TRACEBACK = re.compile(r"^(?:\[?rank\d+\]?:? ?)?Traceback \(most recent call la
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exit:
-    """A worker's end that was not asked for. `earliest..latest` bounds it on the head's clock (seconds)."""
+    """A worker's end that was not asked for.
+
+    Attributes:
+        earliest: The head's clock (seconds) before which it was still alive, by the least that this clock may show.
+        latest: When it was gone, by the most that the head's clock may show.
+        on_node_clock: The same two on the clock of its node, which no doubt about the head's makes wider.
+    """
 
     rank: int
     node: str
@@ -56,6 +63,7 @@ class Exit:
     tail: str
     earliest: float
     latest: float
+    on_node_clock: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,20 +94,30 @@ class Verdict:
     """What one exit says for itself, worked out once: its texts are searched for it.
 
     Attributes:
+        on_node_clock: When it ended by the clock of its node, as `Exit.on_node_clock`.
         peers: Addresses of those to whom it lost its connection, as far as it names them.
     """
 
     cause: Cause
     earliest: float
     latest: float
+    on_node_clock: tuple[float, float] | None = None
     peers: frozenset[str] = frozenset()
+
+    def may_precede(self, other: Verdict) -> bool:
+        """Return whether this end may have come before another one."""
+        if self.on_node_clock is not None and other.on_node_clock is not None and self.cause.node == other.cause.node:
+            return self.on_node_clock[0] <= other.on_node_clock[1]
+        return self.earliest <= other.latest
 
 
 def verdict(exit_: Exit) -> Verdict:
     """Return what an exit says for itself."""
     cause = _cause(exit_)
     peers = _peers(exit_) if cause.secondary else frozenset[str]()
-    return Verdict(cause=cause, earliest=exit_.earliest, latest=exit_.latest, peers=peers)
+    return Verdict(
+        cause=cause, earliest=exit_.earliest, latest=exit_.latest, on_node_clock=exit_.on_node_clock, peers=peers
+    )
 
 
 def first_failure(verdicts: Sequence[Verdict]) -> tuple[Cause, ...]:
@@ -108,7 +126,7 @@ def first_failure(verdicts: Sequence[Verdict]) -> tuple[Cause, ...]:
     The top is certain when every other exit is secondary or surely later.
     """
     first, *rest = sorted(verdicts, key=lambda v: (v.cause.secondary, v.latest, v.cause.rank))
-    rivals = any(v.cause.secondary == first.cause.secondary and v.earliest <= first.latest for v in rest)
+    rivals = any(v.cause.secondary == first.cause.secondary and v.may_precede(first) for v in rest)
     return (replace(first.cause, certain=not rivals), *(v.cause for v in rest))
 
 
@@ -127,12 +145,12 @@ def left_early(failed: Sequence[Verdict], well: Sequence[Verdict], addresses: Ma
         return None
     first = min(failed, key=lambda v: v.latest)
     named = {node for node, address in addresses.items() if any(address in v.peers for v in failed)}
-    could = [v for v in well if v.earliest <= first.latest and (not named or v.cause.node in named)]
+    could = [v for v in well if v.may_precede(first) and (not named or v.cause.node in named)]
     if len(could) != 1:
         return None
     lost = f"{len(failed)} ranks" if len(failed) > 1 else f"rank {failed[0].cause.rank}"
     message = f"{lost} lost {'their' if len(failed) > 1 else 'its'} connection to it"
-    return replace(could[0].cause, message=message, traceback=None, certain=could[0].latest < first.earliest)
+    return replace(could[0].cause, message=message, traceback=None, certain=not first.may_precede(could[0]))
 
 
 def _peers(exit_: Exit) -> frozenset[str]:

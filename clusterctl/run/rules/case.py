@@ -65,6 +65,7 @@ def _end(worker: WorkerState) -> End:
         signal=cause.signal if cause is not None else None,
         earliest=verdict.earliest if verdict is not None else 0.0,
         latest=verdict.latest if verdict is not None else 0.0,
+        on_node_clock=verdict.on_node_clock if verdict is not None else None,
         oom=worker.oom,
         message=cause.message if cause is not None else "",
         traceback=cause.traceback if cause is not None else None,

@@ -119,6 +119,7 @@ def _exit_of(node: NodeState, event: events.Exited) -> Exit:
         tail=event.tail,
         earliest=event.earliest + offset - error,
         latest=event.latest + offset + error,
+        on_node_clock=(event.earliest, event.latest),
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from clusterctl.run.rules.blame import Cause, Exit, first_failure, is_secondary, left_early, verdict
@@ -78,6 +80,18 @@ def test_first_observed_failure_is(exits: list[Exit], rank: int, certain: bool) 
     top = first_failure([verdict(one) for one in exits])[0]
 
     assert (top.rank, top.certain) == (rank, certain)
+
+
+@pytest.mark.parametrize(
+    ("node", "certain"), [pytest.param("a", True, id="one node"), pytest.param("b", False, id="two")]
+)
+def test_ends_of_one_node_are_compared_by_its_clock_however_unsure_the_head_is_of_it(node: str, certain: bool) -> None:
+    first = replace(exited(0, 1.0, error=0.5), node="a", on_node_clock=(100.0, 100.01))
+    later = replace(exited(1, 1.1, error=0.5), node=node, on_node_clock=(100.02, 100.03))
+
+    top, *_ = first_failure([verdict(later), verdict(first)])
+
+    assert (top.rank, top.certain) == (0, certain)
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,15 @@ def test_two_that_fail_at_once_for_different_reasons_are_both_named_and_none_alo
     assert [culprit.rank for culprit in verdict.culprits] == [0, 1]
 
 
+def test_of_two_ranks_of_one_node_the_first_by_its_clock_is_named() -> None:
+    first = raised("ValueError: bad batch", 10.0, on_node_clock=(4.0, 4.01))
+    later = raised("KeyError: 'lr'", 10.05, on_node_clock=(4.05, 4.06))
+
+    verdict = judge(case(first, later))
+
+    assert (verdict.confidence, [culprit.rank for culprit in verdict.culprits]) == (Confidence.CERTAIN, [0])
+
+
 def test_where_everybody_lost_a_peer_the_node_that_all_name_is_told_but_not_as_a_fact() -> None:
     verdict = judge(case(lost_peer(address="10.0.0.2"), lost_peer(address="10.0.0.2"), lost_peer(), lost_peer()))
 
