@@ -6,7 +6,7 @@ import functools
 import re
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.agent.protocol.commands import AGENT_STREAMS, Command
+from clusterctl.agent.protocol.commands import AGENT_STREAMS, WINDOW_BYTES, Command
 from clusterctl.agent.protocol.files import SAMPLES_FILE
 from clusterctl.agent.protocol.frames import FrameError
 from clusterctl.agent.protocol.shapes import (
@@ -180,6 +180,8 @@ RESULTS: dict[Command, Shape] = {
     Command.EVIDENCE: record({"ranks": table(number_text(), _EVIDENCE, 4096)}),
     Command.CLEAN: record({"bytes": BYTES}),
     Command.EXEC: record({"exit_code": maybe(whole(0, 255)), "signal": maybe(whole(0, 127))}, {"timed_out": flag}),
+    Command.TERMINAL: record({"exit_code": maybe(whole(0, 255)), "signal": maybe(whole(0, 127))}),
+    Command.TUNNEL: _NOTHING,
     Command.BYE: _NOTHING,
 }
 _ERROR = record({"kind": _WORD, "message": text(1 << 20)}, {"hint": maybe(text(1 << 20))})
@@ -189,6 +191,7 @@ BEAT_ANSWER = record({"beat": whole(), "wall": real(), "mono": real(), "boot": _
 EVENT_PUSH = record({"run": _NAME, "event": record({})})
 STREAM_PUSH = record({"run": _NAME, "file": text(64), "stream": whole(AGENT_STREAMS, (AGENT_STREAMS << 1) - 1)})
 WHOLE_PUSH = record({"run": _NAME, "before": whole(0, 1 << 31)})
+TAKEN_PUSH = record({"stream": whole(1, AGENT_STREAMS - 1), "bytes": whole(1, WINDOW_BYTES)})
 PREAMBLE = record({"python": _PATH, "version": text(64)})
 _FILE = re.compile(r"attempt-(0|[1-9][0-9]{0,6})/rank-(0|[1-9][0-9]{0,6})\.(?:log|idx)")
 

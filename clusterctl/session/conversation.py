@@ -32,6 +32,7 @@ from clusterctl.door.bounds import Allowance
 from clusterctl.errors import AgentError, ConnectError, NodeError, NodeRefusedError
 from clusterctl.session.beats import Beats
 from clusterctl.session.calls import Calls, wire
+from clusterctl.session.duplex import Duplex
 from clusterctl.session.items import (
     EventReceived,
     OutputReceived,
@@ -171,15 +172,18 @@ class Session(Calls):
         """
         return self._streams.name(listener, count)
 
+    def both_ways(self, wake: Callable[[], None]) -> Duplex:
+        """Return a stream that goes both ways, to name in a request; `wake` is called when it has something new."""
+        return Duplex(self._streams, self.send_data, self.post, wake)
+
     def send_data(self, stream: int, offset: int, payload: bytes) -> None:
-        """Send bytes of a stream, in frames of `CHUNK_BYTES`; waits where the node is slow.
+        """Send bytes of a stream, in frames of `CHUNK_BYTES`; waits where the node is slow. None at all are one frame.
 
         Raises:
             NodeError: The session is lost.
         """
-        view = memoryview(payload)
-        for start in range(0, len(payload), CHUNK_BYTES):
-            self._sender.put_bulk(encode_data(stream, offset + start, bytes(view[start : start + CHUNK_BYTES])))
+        for start in range(0, len(payload) or 1, CHUNK_BYTES):
+            self._sender.put_bulk(encode_data(stream, offset + start, payload[start : start + CHUNK_BYTES]))
             if self._error is not None:
                 raise self._error
 
@@ -283,6 +287,9 @@ class Session(Calls):
             answers.WHOLE_PUSH(push)
             self._streams.end_before(push["run"], push["before"])
             self._inbox.put(WholeReceived(self.node, push["run"], push["before"]))
+        elif push["push"] == "taken":
+            answers.TAKEN_PUSH(push)
+            self._streams.taken(push["stream"], push["bytes"])
         elif push["push"] == "stale":
             self._stale()
 
@@ -293,8 +300,7 @@ class Session(Calls):
 
     def _take_beat(self, answer: dict[str, Any]) -> None:
         answers.BEAT_ANSWER(answer)
-        received = self._beats.answered(answer)
-        if received is not None:
+        if (received := self._beats.answered(answer)) is not None:
             self._inbox.put(received)
 
     def _take_answer(self, answer: dict[str, Any]) -> None:

@@ -24,6 +24,7 @@ class Streams:
         self._named = 0
         self._listeners: dict[int, Listener] = {}
         self._files: dict[int, tuple[str, str]] = {}
+        self._granted: dict[int, Callable[[int], None]] = {}
 
     @property
     def announced(self) -> int:
@@ -38,6 +39,28 @@ class Streams:
             if listener is not None:
                 self._listeners.update(dict.fromkeys(numbers, listener))
         return numbers[0]
+
+    def both_ways(self, listener: Listener, granted: Callable[[int], None]) -> int:
+        """Return an unused number of a stream in which we send, too, as far as we are `granted` bytes of it."""
+        number = self.name(listener, 1)
+        self._granted[number] = granted
+        return number
+
+    def taken(self, number: int, count: int) -> None:
+        """Take note that the node has taken so many bytes of a stream; of one that we have forgotten it is no news.
+
+        Raises:
+            FrameError: It is no stream in which we sent so many.
+        """
+        granted = self._granted.get(number)
+        if granted is not None:
+            granted(count)
+
+    def forget(self, number: int) -> None:
+        """Have nothing more to do with a stream of ours; what still comes in it is swallowed."""
+        with self._lock:
+            self._listeners[number] = _swallow
+        self._granted.pop(number, None)
 
     def listener(self, number: int) -> Listener | None:
         """Return who listens to a stream of ours; `None` where it goes into the inbox.
@@ -70,3 +93,7 @@ class Streams:
             for number, (whose, file) in self._files.items()
             if whose != run or not -1 < attempt_of(file) < attempt
         }
+
+
+def _swallow(_data: Data) -> None:
+    pass

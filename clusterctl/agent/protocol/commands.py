@@ -52,6 +52,11 @@ class Command(str, Enum):
     # {argv | command, env, cwd, timeout, stream} -> data (stdout: stream, stderr: stream + 1), {exit_code, signal}
     EXEC = "exec"
     CANCEL = "cancel"  # {id} no reply of its own: ends a running exec
+    # {argv, env, cwd, prologue, beside, term, rows, columns, stream}: both ways -> {exit_code, signal}
+    TERMINAL = "terminal"
+    RESIZE = "resize"  # {stream, rows, columns} no reply: the size of that terminal
+    TUNNEL = "tunnel"  # {host, port, stream}: what is connected there -> {}, then both ways
+    TAKEN = "taken"  # {stream, bytes} no reply: so many more may be sent in it
     BYE = "bye"  # {} -> {}; the agent exits
 
 
@@ -66,12 +71,14 @@ class Command(str, Enum):
 #   {"push": "stream", "stream": n, "run": r, "node": d, "file": f}   Data of stream n is that file's; `offset`
 #                                            of a Data frame is the offset in the file
 #   {"push": "whole", "run": r, "node": d, "before": a}   all data of attempts before that one was sent
+#   {"push": "taken", "stream": n, "bytes": k}   so many more may be sent in that stream
 #   {"push": "stale", "run": r, "node": d}   another controller holds the run now
 # Streams that the agent announces have numbers >= AGENT_STREAMS; those below belong to the controller (EXEC, FETCH,
-# MANIFEST, RECEIVE). Only what FOLLOW sends is on credit; the files of a FETCH are sent one after the other in the
-# stream of its request, in the order of its answer, and the offsets run through. The answer of EXEC and FETCH comes
-# after their last Data. Data of a MANIFEST or a RECEIVE follows its request at once, with offsets that run through,
-# and its answer comes after that.
+# MANIFEST, RECEIVE, TERMINAL, TUNNEL). Only what FOLLOW sends is on credit; the files of a FETCH are sent one after
+# the other in the stream of its request, in the order of its answer, and the offsets run through. The answer of EXEC
+# and FETCH comes after their last Data. Data of a MANIFEST or a RECEIVE follows its request at once, with offsets that
+# run through, and its answer comes after that. In the stream of a TERMINAL or a TUNNEL bytes go both ways, on each side
+# at most WINDOW_BYTES more than the other has taken; Data without bytes is the end of what that side sends.
 
 AGENT_STREAMS = 1 << 31
 
@@ -86,7 +93,10 @@ def beat_answer(number: int, wall: float, mono: float, boot: str) -> Message:
     return {"beat": number, "wall": wall, "mono": mono, "boot": boot}
 
 
-UNANSWERED = frozenset({Command.CREDIT, Command.REPLICATED, Command.CANCEL})
+WINDOW_BYTES = 256 * 1024
+"""Bytes of a stream that goes both ways which may be under way, or wait where they go, on either side."""
+
+UNANSWERED = frozenset({Command.CREDIT, Command.REPLICATED, Command.CANCEL, Command.RESIZE, Command.TAKEN})
 
 
 class ErrorKind(str, Enum):

@@ -111,6 +111,21 @@ class Jobs:
             self._listen(one, number)
         return one
 
+    def run_at(self, terminal: int, program: spawn.Program, on_end: Callable[[int], None]) -> Running:
+        """Start a program at a terminal, which becomes its controlling one.
+
+        Args:
+            terminal: Descriptor of the end that programs have.
+            program: What to run.
+            on_end: Called once with the wait status.
+        """
+        pid = os.fork()
+        if pid == 0:
+            _become(program, terminal, terminal, terminal, controlled=True)
+        one = Running(pid, program.tag or 0, lambda _number, _data: None, on_end)
+        self._programs[pid] = one
+        return one
+
     def _listen(self, one: Running, number: int) -> None:
         fd = one.open.get(number)
         if fd is not None:
@@ -250,10 +265,15 @@ def _memory_file(data: bytes) -> int:
     return fd
 
 
-def _become(program: spawn.Program, stdin: int, stdout: int, stderr: int) -> NoReturn:
+def _become(program: spawn.Program, stdin: int, stdout: int, stderr: int, *, controlled: bool = False) -> NoReturn:
     try:
         os.setsid()
         syscalls.die_with_parent(signal.SIGKILL)
+        if controlled:
+            import fcntl
+            import termios
+
+            fcntl.ioctl(stdin, termios.TIOCSCTTY, 0)
         for source, target in ((stdin, 0), (stdout, 1), (stderr, 2)):
             os.dup2(source, target)
         spawn.close_all(())

@@ -27,7 +27,7 @@ def main(arguments: list[str]) -> int:
     syscalls.set_title("clusterctl-agent serve")
     # For the supervisors that are forked here, too.
     spawn.allow_many_files()
-    Session(read, write, idle, (node.handlers, _of_runs_and_files)).loop.run()
+    Session(read, write, idle, (node.handlers, _of_runs_and_files, _of_streams)).loop.run()
     return 0
 
 
@@ -36,3 +36,9 @@ def _of_runs_and_files(session: Session) -> Handlers:
     from clusterctl.agent.serve.commands import files, runs
 
     return {**runs.handlers(session), **files.handlers(session)}
+
+
+def _of_streams(session: Session) -> Handlers:
+    from clusterctl.agent.serve.commands import streams
+
+    return streams.handlers(session)

@@ -156,6 +156,48 @@ class Exec(Program):
     stream: int
 
 
+class Terminal(Program):
+    """Run a program at a terminal of so many rows and columns; without `argv` the user's own shell.
+
+    With `beside` it gets folder and environment of that rank, less what makes a process one of the run.
+    """
+
+    beside: NotRequired[OfRank | None]
+    term: str
+    rows: int
+    columns: int
+    stream: int
+
+
+class OfRank(OfRun):
+    """A rank of the attempt that goes on."""
+
+    rank: int
+
+
+class Resize(TypedDict):
+    """The terminal of that stream has another size."""
+
+    stream: int
+    rows: int
+    columns: int
+
+
+class Tunnel(TypedDict):
+    """Connect to a port, as it is seen from the node."""
+
+    host: str
+    port: int
+    stream: int
+
+
+class Taken(TypedDict):
+    """So many more bytes may be sent in a stream that goes both ways."""
+
+    stream: int
+    bytes: int
+
+
 class Cancel(TypedDict):
     """End the program that the EXEC of that id started."""
 

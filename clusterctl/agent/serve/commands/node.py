@@ -120,7 +120,7 @@ class _Node:
         from clusterctl.agent.supervisor import workers
 
         # Where a code folder is still to come, it is made, as a worker would find it.
-        workdir = _folder(asked.get("cwd"))
+        workdir = folder_of(asked.get("cwd"))
         find = functools.partial(workers.make_ready, workdir, asked.get("python"), asked.get("python_hint"))
 
         def ready(answer: Outcome) -> None:
@@ -132,7 +132,7 @@ class _Node:
         self._session.jobs.work(find, ready, seconds=_FILES_SECONDS)
 
     def _probe(self, identity: int, asked: arguments.Probe, workdir: str, python: str) -> None:
-        program = _program(asked, relaunch.command("facts", python=python, isolated=False), workdir)
+        program = program_of(asked, relaunch.command("facts", python=python, isolated=False), workdir)
         said: dict[int, bytearray] = {1: bytearray(), 2: bytearray()}
 
         def take(number: int, data: bytes) -> None:
@@ -153,7 +153,7 @@ class _Node:
     def execute(self, identity: int, asked: arguments.Exec, _epoch: int | None) -> None:
         """Run a program and send what it writes; answer how it ended."""
         stream = int(asked["stream"])
-        program = _program(asked, _argv(asked), _folder(asked.get("cwd")))
+        program = program_of(asked, _argv(asked), folder_of(asked.get("cwd")))
         offsets = {1: 0, 2: 0}
         timed_out = [False]
 
@@ -196,12 +196,13 @@ def _argv(asked: arguments.Program) -> list[str]:
     return [shutil.which("bash") or "/bin/sh", "-c", str(asked["command"])]
 
 
-def _folder(path: str | None) -> str:
+def folder_of(path: str | None) -> str:
     """Return the folder to work in."""
     return os.path.abspath(os.path.expanduser(path or "~"))
 
 
-def _program(asked: arguments.Program | arguments.Probe, argv: list[str], cwd: str) -> spawn.Program:
+def program_of(asked: arguments.Program | arguments.Probe, argv: list[str], cwd: str) -> spawn.Program:
+    """Return a program with the environment of this user, and what was asked for."""
     env = spawn.base_environment()
     env[b"PWD"] = encode(cwd)
     env.update((encode(name), encode(value)) for name, value in (asked.get("env") or {}).items())
