@@ -127,6 +127,12 @@ ELSEWHERE: Final = {
     "clusterctl up --exclude NODE": "tests/e2e/test_taking_part.py",
     "clusterctl up --min-nodes N": "tests/e2e/test_taking_part.py",
     "clusterctl exec -w NODES -- hostname": "tests/lab/test_cli.py",
+    "clusterctl exec --in-job -- python -c 'import torch'": "tests/e2e/test_exec_input.py",
+    "clusterctl shell NODE": "tests/e2e/test_shell.py",
+    "clusterctl shell NODE -- htop": "tests/e2e/test_shell.py",
+    "clusterctl shell --rank 3": "tests/e2e/test_shell.py",
+    "clusterctl forward 6006": "tests/e2e/test_forward.py",
+    "clusterctl forward 8080:80 --node NODE": "tests/e2e/test_forward.py",
     "clusterctl diff RUN1 RUN2": "tests/e2e/test_diff.py",
     "clusterctl report RUN -o run.html": "tests/e2e/test_report_page.py",
     "clusterctl export slurm cluster.yaml": "tests/lab/test_slurm.py",
@@ -158,6 +164,8 @@ MENTIONED: Final = {
     "python -I": "a process that is not watched from inside",
     "python -I -S -X utf8 … serve": "how the agent is started",
     "ssh -G": "what clusterctl asks about a host",
+    "ssh -t gpu01": "what somebody typed before",
+    "ssh -L 6006:localhost:6006 gpu01": "what somebody typed before",
     "ssh -G host": "what clusterctl asks about a host",
     "ssh NODE cat": "the other side of a benchmark",
     "ssh NODE 'env RANK=… python …'": "the other side of a benchmark",
@@ -218,7 +226,7 @@ _PROGRAMS = (
     r"clusterctl|cctl|make|pip3?|python3?|ssh|scp|cat|tail|kill|git|sudo|mount|apt-get|apt|sh|bash|eval|systemctl"
     r"|nvidia-smi|loginctl|\.?/?\.ci/\w+|\./[^\s`]+"
 )
-_COMMANDS = "up|down|ps|status|logs|attach|wait|health|stacks|diff|report|diagnose|exec|sync|stats|top|bench|config|init|trust|clean"
+_COMMANDS = "up|down|ps|status|logs|attach|wait|health|stacks|diff|report|diagnose|exec|shell|forward|sync|stats|top|bench|config|init|trust|clean"
 _QUOTED = re.compile(rf"`((?:{_PROGRAMS})\s[^`]+|(?:{_COMMANDS}) -[^`]+)`")
 _INDENTED = re.compile(rf"^(?: {{4,}}|\t)((?:{_PROGRAMS})\s[^─═\n]*)$", re.MULTILINE)
 _ROW = re.compile(r"^\| `(clusterctl [^`]+)` \| ([^|]+) \|$", re.MULTILINE)

@@ -37,6 +37,8 @@ COMMANDS: dict[str, str] = {
     "stats": "Show utilisation, memory, temperature and power",
     "top": "Keep ranks, GPUs and nodes on the screen",
     "exec": "Run a command on all nodes, equal output folded",
+    "shell": "Open a terminal on a node, or beside a rank",
+    "forward": "Reach ports of a node from this machine",
     "sync": "Push code to the nodes, or pull results home",
     "bench": "Measure how the job scales over workers",
     "config": "Check and print the cluster file",

@@ -37,6 +37,11 @@ def offer(kind: str) -> Callable[[click.Context, click.Parameter, str], list[Com
 def cluster_file(command: F) -> F:
     """`[FILE]`, `--file` (several are merged), `--set`."""
     command = click.argument("path", metavar="[FILE]", required=False, shell_complete=offer("files"))(command)
+    return file_options(command)
+
+
+def file_options(command: F) -> F:
+    """`--file` (several are merged), `--set`."""
     command = click.option(
         "--file",
         "files",
@@ -53,6 +58,18 @@ def cluster_file(command: F) -> F:
         help="Set a key, e.g. job.grace=30s.",
         shell_complete=offer("keys"),
     )(command)
+
+
+def target_options(command: F) -> F:
+    """What names one node but an argument: `--rank` of `--run`, `-w`; and the file that it is in."""
+    command = click.option(
+        "--run", "reference", metavar="RUN", help="The run of `--rank`.", shell_complete=offer("runs")
+    )(command)
+    command = click.option(
+        "--rank", type=click.IntRange(0), metavar="N", help="The node of this rank.", shell_complete=offer("ranks")
+    )(command)
+    command = click.option("-w", "where", metavar="HOST", help="This host, without a cluster file.")(command)
+    return file_options(command)
 
 
 def run_argument(command: F) -> F:

@@ -97,6 +97,10 @@ class Terminal:
     def press(self, keys: str) -> None:
         os.write(self._master, keys.encode())
 
+    def resize(self, *, columns: int, rows: int) -> None:
+        """Give the screen another size; the kernel sends SIGWINCH."""
+        fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
     def hang_up(self) -> None:
         """Close the terminal: the kernel sends SIGHUP to what runs on it."""
         if self._master < 0:

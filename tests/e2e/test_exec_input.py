@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from clusterctl.cli.lookup.piped import MAX_BYTES
+from tests.documented import typed
 
 if TYPE_CHECKING:
     from tests.e2e.conftest import LocalHead, MakeHead
@@ -114,3 +115,22 @@ def test_what_names_no_hosts_is_a_mistake_of_usage(head: LocalHead, arguments: t
 
     assert done.returncode == 2
     assert said in done.stderr
+
+
+def test_in_the_job_a_command_finds_folder_environment_and_prologue_of_it(make_head: MakeHead) -> None:
+    head = make_head()
+    (head.folder / "torch.py").write_text("print(__file__)")
+    head.write_local({"command": "true", "prologue": "export SAID=before"}, workers=(1,), env={"OF_JOB": "yes"})
+
+    said = head.run("exec", "--in-job", "--shell", "--", 'echo "$OF_JOB $SAID $PWD"')
+    run = head.run(*typed("clusterctl exec --in-job -- python -c 'import torch'"))
+
+    assert said.stdout.splitlines()[-1].endswith(f"yes before {head.folder}")
+    assert run.stdout.splitlines()[-1].endswith(f"{head.folder}/torch.py")
+
+
+def test_in_the_job_needs_a_job(head: LocalHead) -> None:
+    done = head.run("exec", "--in-job", "-w", "localhost", "--", "true")
+
+    assert done.returncode == 2
+    assert "`--in-job` needs the job of a cluster file" in done.stderr

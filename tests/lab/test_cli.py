@@ -7,6 +7,7 @@ import json
 import signal
 import subprocess
 import sys
+import urllib.request
 from typing import TYPE_CHECKING
 
 import pytest
@@ -31,6 +32,19 @@ print("training", *sys.argv[1:], flush=True)
 time.sleep(600 if os.environ["FOREVER"] else 0)
 """
 NVIDIA_SMI = "#!/bin/sh\necho 'GPU 0: a stand-in'\n"
+SERVER = """\
+import http.server, os, socket
+class Name(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(socket.gethostname().encode())
+server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Name)
+with open("/tmp/port.new", "w") as file:
+    file.write(str(server.server_port))
+os.rename("/tmp/port.new", "/tmp/port")
+server.serve_forever()
+"""
 PIP = "#!/bin/sh\necho keras==3.15.0\n"
 
 
@@ -194,3 +208,24 @@ def test_exec_tells_nodes_apart_by_output_code_and_reach(nodes: NodeFactory, hea
     assert [(e["exit_code"], e["stdout"]) for e in found[1:]] == [(None, "same\nother\n"), (None, "")]
     assert found[0]["error"] == "not done within 1 s"
     assert "no answer on port" in found[2]["error"]
+
+
+def test_a_port_of_a_node_is_reached_although_its_sshd_forwards_nothing(nodes: NodeFactory, head: Head) -> None:
+    made = nodes(2)
+    for node in made:
+        node.configure_sshd("AllowTcpForwarding no", "DisableForwarding yes")
+    head.write({n.name: 1 for n in made}, {"command": ["true"]})
+    server = made[1].start(["python3", "-c", SERVER])
+    made[1].wait_for(made[1].path("/tmp/port").exists, what="the server")
+    port = made[1].path("/tmp/port").read_text()
+    words = ("forward", "--node", made[1].name, f"0:{port}")
+
+    with head.start(*words) as forward:
+        assert forward.stdout is not None
+        place = forward.stdout.readline().split()[0]
+        with urllib.request.urlopen(place, timeout=60) as answer:
+            assert answer.read() == made[1].name.encode()
+        forward.send_signal(signal.SIGINT)
+        assert forward.wait(60) == 0
+    server.kill()
+    server.wait()

@@ -16,6 +16,7 @@ from clusterctl.cli.lookup.remote import Remote, UnreadError
 from clusterctl.cli.main import WithJobArguments
 from clusterctl.cli.words import parse_duration
 from clusterctl.errors import ExitCode, NodesError
+from clusterctl.plan.surroundings import of_job
 from clusterctl.render.errors import render_error
 from clusterctl.render.exec import diff_lines, end_lines, exit_code_of, folded_errors, folded_output
 
@@ -37,6 +38,7 @@ class ExecChoices(FileChoices):
     timeout: str | None
     parallel: int | None
     shell: bool
+    in_job: bool
     diff: bool
     stream: bool
     as_json: bool
@@ -58,6 +60,7 @@ class ExecChoices(FileChoices):
 @click.option("--timeout", metavar="DURATION", help="End what takes longer, e.g. 30s.")
 @click.option("--parallel", type=click.IntRange(1), metavar="N", help="On at most N nodes at once; all by default.")
 @click.option("--shell", is_flag=True, help="Give the words to one `bash -c`.")
+@click.option("--in-job", is_flag=True, help="In the code folder, with the job's environment and prologue.")
 @click.option("--diff", is_flag=True, help="Show how other outputs differ from the one of most nodes.")
 @click.option("--stream", is_flag=True, help="Show lines as they come, not folded.")
 @options.json_option
@@ -66,7 +69,7 @@ class ExecChoices(FileChoices):
 @click.pass_context
 @together(ExecChoices)
 def command(context: click.Context, choices: ExecChoices) -> int:
-    """Run a command on all nodes at once, in the user's home; equal output is shown once.
+    """Run a command on all nodes at once, in the user's home (or `--in-job`); equal output is shown once.
 
     What stands after `--` is executed as it is, without a shell. What is piped in is given to each node, whole (at most
     2 MiB). Ctrl-C ends it everywhere. Exits with the largest exit code of the nodes, or with 4 if any node could not be
@@ -84,7 +87,8 @@ def command(context: click.Context, choices: ExecChoices) -> int:
     program: Program = {"command": " ".join(words)} if choices.shell else {"argv": list(words)}
     if given := piped(0, console.narrate):
         program["stdin"] = given.decode("utf-8", "surrogateescape")
-    remote = Remote(program, seconds, choices.parallel or len(hosts), console if choices.stream else None)
+    around = {host.name: of_job(spec, host.name) for host in hosts} if choices.in_job else {}
+    remote = Remote(program, seconds, choices.parallel or len(hosts), console if choices.stream else None, around)
     try:
         with reachable(spec, hosts, remote.begin) as (sessions, unreached):
             answers, lost = remote.ends(sessions)
@@ -100,7 +104,12 @@ def command(context: click.Context, choices: ExecChoices) -> int:
 
 def _spec(choices: ExecChoices, console: Console) -> ClusterSpec:
     if choices.where is None:
-        return options.load_file(choices.path, choices.files, choices.sets, console=console).spec
+        loaded = options.load_file(
+            choices.path, choices.files, choices.sets, with_secrets=choices.in_job, console=console
+        )
+        return loaded.spec
+    if choices.in_job:
+        raise click.UsageError("`--in-job` needs the job of a cluster file, and `-w` uses none")
     if choices.path or choices.files or choices.sets:
         raise click.UsageError("`-w` needs no cluster file: leave out FILE, --file and --set")
     return spec_of(choices.where)

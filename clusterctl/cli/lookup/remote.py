@@ -12,7 +12,7 @@ from clusterctl.errors import AgentError, ClusterctlError, ExitCode, NodeError
 from clusterctl.render.exec import Answer, answer_of, clean_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
     from concurrent.futures import Future
 
     from clusterctl.agent.protocol.frames import Data
@@ -73,12 +73,19 @@ class Remote:
         seconds: Its time limit, or `None`.
         parallel: On how many nodes at once.
         console: Where lines are shown as they come, or `None`.
+        around: What the program finds around it, by node; by default what a login has.
     """
 
     def __init__(
-        self, program: arguments.Program, seconds: float | None, parallel: int, console: Console | None
+        self,
+        program: arguments.Program,
+        seconds: float | None,
+        parallel: int,
+        console: Console | None,
+        around: Mapping[str, arguments.Program] | None = None,
     ) -> None:
         self._program, self._seconds, self._console = program, seconds, console
+        self._around = around or {}
         self._guard = threading.Lock()
         self._pool = ThreadPoolExecutor(max(1, parallel), thread_name_prefix="exec")
         self._collectors: dict[str, Collector] = {}
@@ -91,7 +98,8 @@ class Remote:
 
     def _run(self, session: Session, collector: Collector) -> ProgramEnd:
         collector.first_stream = session.new_stream(collector.take, count=2)
-        asked: arguments.Exec = {**self._program, "timeout": self._seconds, "stream": collector.first_stream}
+        around = self._around.get(session.node, {})
+        asked: arguments.Exec = {**around, **self._program, "timeout": self._seconds, "stream": collector.first_stream}
         limit = None if self._seconds is None else self._seconds + _SLACK_SECONDS
         return session.call_async(Command.EXEC, asked).result(limit)
 

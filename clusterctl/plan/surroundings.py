@@ -1,0 +1,21 @@
+"""What a job finds around it on a node, for programs that a person runs there beside it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from clusterctl.plan.layout import workdir_of
+
+if TYPE_CHECKING:
+    from clusterctl.agent.protocol.types.arguments import Program
+    from clusterctl.config.spec import ClusterSpec
+
+
+def of_job(spec: ClusterSpec, node: str) -> Program:
+    """Return code folder, environment and prologue of the job; what ranks have of their own is not in it."""
+    host = next(host for host in spec.hosts if host.name == node)
+    return {
+        "cwd": workdir_of(spec, node),
+        "env": {**spec.env, **host.env, **spec.secrets},
+        "prologue": spec.job.prologue if spec.job else None,
+    }
