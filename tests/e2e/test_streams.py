@@ -53,6 +53,8 @@ CASES: dict[str, list[Case]] = {
         Case(("exec", "--", "sh", "-c", "echo there; exit 7"), code=7),
         Case((*STREAM, "sh", "-c", "echo there; sleep 600")),
     ],
+    "shell": [Case(("shell",), code=6)],
+    "forward": [Case(("forward", "0:nowhere"), code=2)],
     "sync": [Case(("sync",))],
     "bench": [Case(("bench", "--workers", "0"), code=2)],
     "config": [Case(("config",)), Case(("config", "--env", "0"))],

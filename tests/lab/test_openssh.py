@@ -132,6 +132,13 @@ def pid_of(node: Node) -> int:
     return next(int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit() and leads(entry))
 
 
+def stop(pid: int) -> None:
+    """Stop a process, which may still be running when the signal is sent."""
+    os.kill(pid, signal.SIGSTOP)
+    stat = Path(f"/proc/{pid}/stat")
+    wait_for(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", what="the process to stand still")
+
+
 def unsent_to(node: Node) -> int:
     """Bytes that the kernel of the head still wants a node's sshd to have."""
     peer = socket.inet_aton(node.address)[::-1].hex().upper() + ":0016"
@@ -144,7 +151,7 @@ def test_what_a_stopped_ssh_has_not_taken_never_arrives(nodes: NodeFactory) -> N
     channel = by_ssh().open(host_of(node))
     channel.send(b"echo; exec cat >/root/arrived\n")
     assert channel.recv(1, timeout=DEADLINE) == b"\n"
-    os.kill(pid_of(node), signal.SIGSTOP)
+    stop(pid_of(node))
     channel.send(b"a fence", timeout=DEADLINE)
     channel.close()
     wait_for(lambda: not node.leftovers(), what="the end of the shell")
