@@ -91,8 +91,10 @@ def _try_all(drawn: Sequence[Mutant], jobs: int) -> list[Trial]:
         TemporaryDirectory(prefix="clusterctl-mutants-") as base,
         ProcessPoolExecutor(jobs, get_context("spawn"), trial.settle, (base,)) as pool,
     ):
-        seconds = dict(zip(modules, map(_told_whole, modules, pool.map(trial.baseline, modules)), strict=True))
-        waiting = [pool.submit(trial.try_mutant, m, 30.0 + 4 * seconds[m.module]) for m in drawn]
+        # Modules that share their tests share the run without a mutant.
+        first = {TESTS[module]: module for module in reversed(modules)}
+        whole = dict(zip(first, map(_told_whole, first.values(), pool.map(trial.baseline, first.values())), strict=True))
+        waiting = [pool.submit(trial.try_mutant, m, 30.0 + 4 * whole[TESTS[m.module]]) for m in drawn]
         return [_told(done.result(), number, len(drawn)) for number, done in enumerate(as_completed(waiting), 1)]
 
 
@@ -104,6 +106,8 @@ def _told_whole(module: str, seconds: float) -> float:
 def _told(done: Trial, number: int, count: int) -> Trial:
     where = f"{done.mutant.module}:{done.mutant.line}"
     print(f"{number:>4}/{count}  {done.verdict.value:<9}  {where}  {done.seconds:.1f} s", flush=True)
+    if done.verdict is Verdict.SURVIVED:
+        print(*done.mutant.diff, sep="\n", flush=True)
     return done
 
 
