@@ -12,7 +12,7 @@ import random
 import sys
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from itertools import islice, zip_longest
+from itertools import islice, repeat, zip_longest
 from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,10 +23,11 @@ import yaml
 from tests.mutation import trial
 from tests.mutation.modules import TESTS
 from tests.mutation.mutants import Mutant, mutants_of
+from tests.mutation.reached import Lines, outermost, tests_for
 from tests.mutation.trial import Trial, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 EQUIVALENT = Path(__file__).with_name("equivalent.yaml")
 Change = tuple[str, str, str]
@@ -91,16 +92,31 @@ def _try_all(drawn: Sequence[Mutant], jobs: int) -> list[Trial]:
         TemporaryDirectory(prefix="clusterctl-mutants-") as base,
         ProcessPoolExecutor(jobs, get_context("spawn"), trial.settle, (base,)) as pool,
     ):
-        # Modules that share their tests share the run without a mutant.
-        first = {TESTS[module]: module for module in reversed(modules)}
-        whole = dict(zip(first, map(_told_whole, first.values(), pool.map(trial.baseline, first.values())), strict=True))
-        waiting = [pool.submit(trial.try_mutant, m, 30.0 + 4 * whole[TESTS[m.module]]) for m in drawn]
+        seconds, lines = _whole(pool, modules)
+        limits = {module: 30.0 + 4 * _seconds_of(TESTS[module], seconds) for module in modules}
+        waiting = [
+            pool.submit(trial.try_mutant, m, tests_for(m, lines, TESTS[m.module]), limits[m.module]) for m in drawn
+        ]
         return [_told(done.result(), number, len(drawn)) for number, done in enumerate(as_completed(waiting), 1)]
 
 
-def _told_whole(module: str, seconds: float) -> float:
-    print(f"whole      {module}  {seconds:.1f} s", flush=True)
-    return seconds
+def _whole(pool: ProcessPoolExecutor, modules: Sequence[str]) -> tuple[dict[str, float], Lines]:
+    """Run all tests of the modules once without a mutant; return how long each place takes, and who runs which line."""
+    places = outermost(place for module in modules for place in TESTS[module])
+    lines: Lines = {module: {} for module in modules}
+    seconds: dict[str, float] = {}
+    for place, (took, seen) in zip(places, pool.map(trial.baseline, places, repeat(modules)), strict=True):
+        print(f"whole      {place}  {took:.1f} s", flush=True)
+        seconds[place] = took
+        for module, tests_of in seen.items():
+            for line, tests in tests_of.items():
+                lines[module].setdefault(line, []).extend(tests)
+    return seconds, lines
+
+
+def _seconds_of(places: Sequence[str], seconds: Mapping[str, float]) -> float:
+    """Return how long all that holds these places takes."""
+    return sum(took for whole, took in seconds.items() if any(f"{place}/".startswith(f"{whole}/") for place in places))
 
 
 def _told(done: Trial, number: int, count: int) -> Trial:
