@@ -89,9 +89,9 @@ def matching(workdir: str, pattern: str) -> Iterator[tuple[str, str]]:
     if os.path.isabs(pattern) or ".." in pattern.split("/"):
         raise refusals.RequestError(ErrorKind.BAD_REQUEST, f"not a pattern inside the workdir: {pattern!r}")
     top = os.path.realpath(workdir)
-    for found in sorted(glob.glob(os.path.join(glob.escape(top), pattern), recursive=True)):
-        if os.path.realpath(found).startswith(top + "/"):
-            yield os.path.relpath(found, top), found
+    for path in sorted(glob.glob(os.path.join(glob.escape(top), pattern), recursive=True)):
+        if os.path.realpath(path).startswith(top + "/"):
+            yield os.path.relpath(path, top), path
 
 
 def files_matching(workdir: str, pattern: str) -> list[tuple[str, str]]:

@@ -49,8 +49,8 @@ class Workspace:
         self.lock_file = os.path.join(place, f"{name}.lock")
 
     def _known(self) -> dict[str, Any]:
-        known = syscalls.read_json(self._file) or {}
-        return {"workdir": self.folder, "files": known.get("files", {}), "hashes": known.get("hashes", {})}
+        record = syscalls.read_json(self._file) or {}
+        return {"workdir": self.folder, "files": record.get("files", {}), "hashes": record.get("hashes", {})}
 
     # --- looking
 
@@ -89,8 +89,8 @@ class Workspace:
             if not stat.S_ISREG(info.st_mode):
                 return None
             key = [info.st_size, info.st_mtime_ns, info.st_ino]
-            known = hashes.get(path)
-            digest = known[3] if known is not None and known[:3] == key else _hash(fd)
+            hashed = hashes.get(path)
+            digest = hashed[3] if hashed is not None and hashed[:3] == key else _hash(fd)
             fresh[path] = [*key, digest]
             return info.st_size, stat.S_IMODE(info.st_mode), digest
         finally:
@@ -109,16 +109,16 @@ class Workspace:
         for path in files:
             check_path(path)
         make_workdir(self.folder)
-        known = self._known()
+        record = self._known()
         fresh: dict[str, Any] = {}
         need, modes = [], []
         for path, (size, mode, digest) in files.items():
-            entry = self._entry(path, known["hashes"], fresh)
+            entry = self._entry(path, record["hashes"], fresh)
             if entry is None or (entry[0], entry[2]) != (size, digest):
                 need.append(path)
             elif entry[1] != mode:
                 modes.append((path, mode))
-        gone = [path for path in known["files"] if path not in files and self._unchanged(path, known, fresh)]
+        gone = [path for path in record["files"] if path not in files and self._unchanged(path, record, fresh)]
         changed = [*need, *gone, *(path for path, _ in modes)]
         if changed and live is not None:
             raise refusals.refused(
@@ -138,12 +138,12 @@ class Workspace:
 
         Permissions do not count: there are file systems that keep none.
         """
-        known = self._known()
-        files = {check_path(path): entry for path, entry in known["files"].items()}
+        record = self._known()
+        files = {check_path(path): entry for path, entry in record["files"].items()}
         if _listing_hash((path, mode, digest) for path, (_, mode, digest) in files.items()) != code_hash:
             return "another sync has been there"
         for path, (_, _, digest) in files.items():
-            entry = self._entry(path, known["hashes"], {})
+            entry = self._entry(path, record["hashes"], {})
             if entry is None or entry[2] != digest:
                 return f"`{path}` {'is gone' if entry is None else 'has changed'}"
         return None
@@ -153,20 +153,20 @@ class Workspace:
 
         It is the hash of the manifest that was synced where nothing has changed since.
         """
-        known = self._known()
-        if not known["files"]:
+        record = self._known()
+        if not record["files"]:
             return None
         listing = []
-        for path in known["files"]:
-            _, mode, digest = self._entry(check_path(path), known["hashes"], {}) or (None, None, None)
+        for path in record["files"]:
+            _, mode, digest = self._entry(check_path(path), record["hashes"], {}) or (None, None, None)
             listing.append((path, mode, digest))
         return _listing_hash(listing)
 
-    def _unchanged(self, path: str, known: dict[str, Any], fresh: dict[str, Any]) -> bool:
+    def _unchanged(self, path: str, record: dict[str, Any], fresh: dict[str, Any]) -> bool:
         """Whether a file is still the one that a sync brought; what a person has edited since is theirs."""
-        entry = self._entry(check_path(path), known["hashes"], fresh)
+        entry = self._entry(check_path(path), record["hashes"], fresh)
         fresh.pop(path, None)
-        return entry is not None and entry[2] == known["files"][path][2]
+        return entry is not None and entry[2] == record["files"][path][2]
 
     def _chmod(self, path: str, mode: int) -> None:
         parent, name = self._open_parent(path, make=False)
@@ -202,9 +202,9 @@ class Workspace:
 
     def received(self, files: list[list[Any]], hashes: dict[str, Any]) -> None:
         """Write down what a sync has brought, and the hashes of those files as they lie there now."""
-        known = self._known()
-        known["files"].update({path: rest for path, *rest in files})
-        self._save(known["files"], {**known["hashes"], **hashes})
+        record = self._known()
+        record["files"].update({path: rest for path, *rest in files})
+        self._save(record["files"], {**record["hashes"], **hashes})
 
     def put(self, path: str) -> tuple[int, int, str, str]:
         """Open a new file beside where `path` will lie: its descriptor, the folder's, its name there, the last name."""

@@ -95,10 +95,10 @@ class StateReader:
         for node, end in ends.items():
             for line in self._nodes[node].read(end):
                 try:
-                    told = journal.decode_line(line)
-                    if told is not None:
-                        self.state = apply_node(self.state, node, *told)
-                        node_news((node, *told))
+                    record = journal.decode_line(line)
+                    if record is not None:
+                        self.state = apply_node(self.state, node, *record)
+                        node_news((node, *record))
                 except _UNREADABLE as error:
                     self._unread(f"nodes/{node}/{files.JOURNAL_FILE}", error)
 
