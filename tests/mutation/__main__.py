@@ -23,7 +23,7 @@ import yaml
 from tests.mutation import trial
 from tests.mutation.modules import TESTS
 from tests.mutation.mutants import Mutant, mutants_of
-from tests.mutation.reached import Lines, outermost, tests_for
+from tests.mutation.reached import Lines, has_processes, outermost, tests_for
 from tests.mutation.trial import Trial, Verdict
 
 if TYPE_CHECKING:
@@ -87,17 +87,24 @@ def _stale(equivalent: dict[Change, str], every: dict[str, list[Mutant]]) -> lis
 
 
 def _try_all(drawn: Sequence[Mutant], jobs: int) -> list[Trial]:
-    modules = sorted({mutant.module for mutant in drawn})
+    modules = {mutant.module for mutant in drawn}
+    quick = {module for module in modules if not any(map(has_processes, TESTS[module]))}
+    trials: list[Trial] = []
     with (
         TemporaryDirectory(prefix="clusterctl-mutants-") as base,
         ProcessPoolExecutor(jobs, get_context("spawn"), trial.settle, (base,)) as pool,
     ):
-        seconds, lines = _whole(pool, modules)
-        limits = {module: 30.0 + 4 * _seconds_of(TESTS[module], seconds) for module in modules}
-        waiting = [
-            pool.submit(trial.try_mutant, m, tests_for(m, lines, TESTS[m.module]), limits[m.module]) for m in drawn
-        ]
-        return [_told(done.result(), number, len(drawn)) for number, done in enumerate(as_completed(waiting), 1)]
+        # What takes longest comes last.
+        for group in (quick, modules - quick):
+            trials += _try(pool, [mutant for mutant in drawn if mutant.module in group], sorted(group), len(trials))
+    return trials
+
+
+def _try(pool: ProcessPoolExecutor, drawn: Sequence[Mutant], modules: Sequence[str], before: int) -> list[Trial]:
+    seconds, lines = _whole(pool, modules)
+    limits = {module: 30.0 + 4 * _seconds_of(TESTS[module], seconds) for module in modules}
+    waiting = [pool.submit(trial.try_mutant, m, tests_for(m, lines, TESTS[m.module]), limits[m.module]) for m in drawn]
+    return [_told(done.result(), number) for number, done in enumerate(as_completed(waiting), before + 1)]
 
 
 def _whole(pool: ProcessPoolExecutor, modules: Sequence[str]) -> tuple[dict[str, float], Lines]:
@@ -119,9 +126,9 @@ def _seconds_of(places: Sequence[str], seconds: Mapping[str, float]) -> float:
     return sum(took for whole, took in seconds.items() if any(f"{place}/".startswith(f"{whole}/") for place in places))
 
 
-def _told(done: Trial, number: int, count: int) -> Trial:
+def _told(done: Trial, number: int) -> Trial:
     where = f"{done.mutant.module}:{done.mutant.line}"
-    print(f"{number:>4}/{count}  {done.verdict.value:<9}  {where}  {done.seconds:.1f} s", flush=True)
+    print(f"{number:>4}  {done.verdict.value:<9}  {where}  {done.seconds:.1f} s", flush=True)
     if done.verdict is Verdict.SURVIVED:
         print(*done.mutant.diff, sep="\n", flush=True)
     return done

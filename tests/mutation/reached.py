@@ -43,11 +43,15 @@ def outermost(places: Iterable[str]) -> list[str]:
     return [place for place in every if not any(place.startswith(f"{other}/") for other in every)]
 
 
+def has_processes(place: str) -> bool:
+    """Whether tests start processes, which coverage does not see."""
+    return place.startswith("tests/agent/")
+
+
 def tests_for(mutant: Mutant, lines: Lines, everything: Sequence[str]) -> list[str]:
     """Return the tests that can notice a mutant, in the order of `everything`, which are the files and folders of all.
 
-    What runs when the module is imported concerns all of them. Tests with processes of their own (`tests/agent`) run
-    what coverage does not see, so they are always among them.
+    What runs when the module is imported concerns all of them. Tests with processes of their own are always among them.
     """
     inside = _body_around(mutant)
     names = {name for line in inside or () for name in lines[mutant.module].get(line, ())}
@@ -55,7 +59,7 @@ def tests_for(mutant: Mutant, lines: Lines, everything: Sequence[str]) -> list[s
         return list(everything)
     chosen: list[str] = []
     for place in everything:
-        if place.startswith("tests/agent"):
+        if has_processes(place):
             chosen.append(place)
         else:
             chosen += sorted(name for name in names if name.startswith((f"{place}/", f"{place}::")))

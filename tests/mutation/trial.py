@@ -127,6 +127,8 @@ def _run_tests(
     argv = [sys.executable, *below, "-m", "pytest", "-x", "-q", "--no-header", "--tb=short", "-p", "no:cacheprovider"]
     argv += ["-p", "no:xdist", "--hypothesis-seed=0", f"--basetemp={place / 'tmp'}", *more, *tests]
     env = {**os.environ, "PYTHONPATH": str(place / "project"), "XDG_CACHE_HOME": str(place / "cache")}
+    # Most of what a run of pytest costs is compiling, unless it may keep what it has compiled.
+    env.pop("PYTHONDONTWRITEBYTECODE", None)
     began = time.monotonic()
     try:
         done = subprocess.run(
