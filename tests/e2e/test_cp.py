@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import stat
 from typing import TYPE_CHECKING
 
@@ -165,7 +164,9 @@ def test_an_absolute_path_and_one_in_the_home_need_no_code_folder(head: LocalHea
         pytest.param(["all:..", "got"], 2, "has no name of its own", id="no name"),
         pytest.param(["a", "all:", "--max-size", "1B"], 6, "more than the 1 B that are copied", id="too much to send"),
         pytest.param(["all:f", ".", "--max-size", "1B"], 6, "over 1 bytes", id="too much to fetch"),
-        pytest.param(["f", "localhost.0:file"], 6, "/file is a file, and a folder is to be copied", id="a file in the way"),
+        pytest.param(
+            ["f", "localhost.0:file"], 6, "/file is a file, and a folder is to be copied", id="a file in the way"
+        ),
         pytest.param(["all:f", "a"], 6, "a is a file, and several are to be copied", id="a file in the way here"),
         pytest.param(["a", "all:/proc/no/x"], 6, "cannot make the folder /proc/no", id="no place"),
     ],
@@ -194,5 +195,3 @@ def test_without_a_cluster_file_all_has_no_meaning(make_head: MakeHead) -> None:
 
     assert done.returncode == 102
     assert "no cluster.yaml here" in done.stderr
-
-

@@ -128,14 +128,19 @@ def to_head(way: Way, sources: Sequence[tuple[Sequence[HostSpec], str]], target:
     with sessions_of(way.spec, list(hosts.values())) as sessions:
         got, errors = each(sessions, lambda node, session: _by_node(node, lambda: one(node, session)))
     some = {node: found for node, found in got.items() if any(names for names, _ in found.values())}
-    if ours and some:
-        # What was fetched of many nodes is no code: the next start must not send it to every one of them.
-        (here / ".gitignore").write_text("*\n")
-    elif ours and here.is_dir() and not any(here.iterdir()):
-        here.rmdir()
+    if ours and here.is_dir():
+        _keep_from_nodes(here, something=bool(some))
     _say(way, {node: _told(found, here / "NODE" if several else here) for node, found in some.items()})
     raise_first(errors)
     _refuse_missing(got)
+
+
+def _keep_from_nodes(folder: Path, *, something: bool) -> None:
+    """Have no later start send a folder of results to every node; remove it where nothing came."""
+    if something:
+        (folder / ".gitignore").write_text("*\n")
+    elif not any(folder.iterdir()):
+        folder.rmdir()
 
 
 @dataclass(frozen=True, slots=True)
