@@ -20,13 +20,15 @@ from clusterctl.wording import plural, size
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from clusterctl.cli.copying.words import Asked
     from clusterctl.config.spec import ClusterSpec, HostSpec
     from clusterctl.render.terminal.console import Console
     from clusterctl.session.conversation import Session
 
 
 T = TypeVar("T")
+
+Found = dict[str, tuple[list[str], int]]
+"""Paths, with the files that each names and their bytes in all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,17 +115,11 @@ def to_head(way: Way, sources: Sequence[tuple[Sequence[HostSpec], str]], target:
     ours = several and not here.exists()
     told = _Counter(way, None)
 
-    def one(node: str, session: Session) -> dict[str, tuple[list[str], int]]:
+    def one(node: str, session: Session) -> Found:
         into = _Into(here / node, None) if several else None
-        found: dict[str, tuple[list[str], int]] = {}
-        for path in wanted[node]:
-            asked = asked_of(path)
-            to = into or _into(target, asked, alone=len(sources) == 1)
-            folder = folder_of(way.base(node), asked.folder)
-            left = way.most - sum(total for _, total in found.values())
-            how = Fetching(most=left, links=True, named=to.named, told=told)
-            found[path] = pull(session, folder, asked.pattern, to.folder, how)
-        return found
+        return _fetch(
+            way, session, wanted[node], lambda path: into or _into(target, path, alone=len(sources) == 1), told
+        )
 
     with sessions_of(way.spec, list(hosts.values())) as sessions:
         got, errors = each(sessions, lambda node, session: _by_node(node, lambda: one(node, session)))
@@ -133,6 +129,19 @@ def to_head(way: Way, sources: Sequence[tuple[Sequence[HostSpec], str]], target:
     _say(way, {node: _told(found, here / "NODE" if several else here) for node, found in some.items()})
     raise_first(errors)
     _refuse_missing(got)
+
+
+def _fetch(
+    way: Way, session: Session, paths: Sequence[str], into: Callable[[str], _Into], told: Callable[[int], None]
+) -> Found:
+    """Fetch each of these paths of a node; return the files of each, and their bytes."""
+    found: Found = {}
+    for path in paths:
+        asked, to = asked_of(path), into(path)
+        left = way.most - sum(total for _, total in found.values())
+        how = Fetching(most=left, links=True, named=to.named, told=told)
+        found[path] = pull(session, folder_of(way.base(session.node), asked.folder), asked.pattern, to.folder, how)
+    return found
 
 
 def _keep_from_nodes(folder: Path, *, something: bool) -> None:
@@ -149,15 +158,15 @@ class _Into:
     named: str | None
 
 
-def _into(target: str, asked: Asked, *, alone: bool) -> _Into:
+def _into(target: str, path: str, *, alone: bool) -> _Into:
     """Return where files of one node go: into a folder, or under the name that the target is."""
     here = Path(target)
-    if here.is_dir() or target.endswith("/") or not asked.one or not alone:
+    if here.is_dir() or target.endswith("/") or not asked_of(path).one or not alone:
         return _Into(here, None)
     return _Into(here.parent, here.name)
 
 
-def _told(found: Mapping[str, tuple[list[str], int]], here: Path) -> str:
+def _told(found: Found, here: Path) -> str:
     number = len({name for names, _ in found.values() for name in names})
     return f"{plural(number, 'file')}, {size(sum(total for _, total in found.values()))} {{to}} {here}"
 
@@ -183,7 +192,7 @@ def _by_node(node: str, call: Callable[[], T]) -> T:
         raise NodeRefusedError(node, str(error).removeprefix(f"{node}: "), hint=error.hint) from error
 
 
-def _refuse_missing(got: Mapping[str, Mapping[str, tuple[list[str], int]]]) -> None:
+def _refuse_missing(got: Mapping[str, Found]) -> None:
     missing: dict[str, list[str]] = {}
     for node, found in got.items():
         for path, (names, _) in found.items():
