@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from typing_extensions import assert_never
-
 from clusterctl.agent.protocol import events
 from clusterctl.run.rules import events as head
 from clusterctl.run.rules.attempts import PastAttempt, cause_of
 from clusterctl.run.rules.blame import Cause, Exit, verdict
 from clusterctl.run.rules.state import NodeState, RunPhase, RunState, StallView, WorkerPhase, WorkerState
+from clusterctl.typed import assert_never
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
