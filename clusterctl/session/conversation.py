@@ -14,8 +14,6 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import TYPE_CHECKING, Any
 
-from typing_extensions import override
-
 from clusterctl.agent.protocol.commands import AGENT_STREAMS, BEAT_SECONDS, Command, ErrorKind, request
 from clusterctl.agent.protocol.frames import (
     CHUNK_BYTES,
@@ -47,6 +45,7 @@ from clusterctl.session.pulse import PULSE
 from clusterctl.session.refusals import GarbledError, refusal_of
 from clusterctl.session.sender import Sender
 from clusterctl.session.streams import Streams
+from clusterctl.typed import override
 
 if TYPE_CHECKING:
     from collections.abc import Callable
