@@ -24,6 +24,12 @@ _FAULTS_S = 20.0
 _OFTEN = 0.3
 _SLOWER_CLOCK = 0.85
 _MOST_NAMED = 8
+_SLOWLY = {
+    "it reads a pipe that nobody writes to": "it waits for data out of a pipe",
+    "it writes to a pipe that nobody reads": "it waits for who reads its pipe",
+    "it polls": "it waits for data, or for a child (it polls)",
+}
+"""What is a reason for a hang, as a reason for being slow."""
 
 
 def slow_ranks(paces: Mapping[int, Pace]) -> tuple[int, ...]:
@@ -95,7 +101,7 @@ def reason(paces: Mapping[int, Pace], rank: int, troubles: Sequence[str]) -> str
         return f"its GPUs run at {own.clock:.0f} MHz, those of others at {median(clocks):.0f}"
     words = [(share, text) for text, share in own.waits_for.items() if share >= _OFTEN]
     if words:
-        return max(words)[1]
+        return _SLOWLY.get(max(words)[1], max(words)[1])
     return f"it computes ({own.cpu:.1f} cores)" if own.cpu >= 0.5 else ""
 
 
