@@ -36,7 +36,7 @@ def view_of(run: RunDir) -> RunView:
 def with_pace(run: RunDir, view: RunView) -> RunView:
     """Return a view that names the ranks for which the others wait again and again, with the likely reason."""
     from clusterctl.run.record.kept.verdict import newest_samples
-    from clusterctl.run.rules import paces
+    from clusterctl.run.rules.stalls import paces
     from clusterctl.why.slow import pace
 
     state = view.state

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.run.rules.paces import paces_of, unbegun
+from clusterctl.run.rules.stalls.paces import paces_of, unbegun
 from clusterctl.why.case import Call, Look, Pace
 from clusterctl.why.judge import judge
 from clusterctl.why.slow.pace import reason, slow_ranks

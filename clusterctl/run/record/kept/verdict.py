@@ -10,8 +10,8 @@ from clusterctl.door import samples as door
 from clusterctl.run.record.disk import write_atomically
 from clusterctl.run.record.kept import evidence as kept
 from clusterctl.run.record.samples import last_lines
-from clusterctl.run.rules import paces
 from clusterctl.run.rules.case import case_of
+from clusterctl.run.rules.stalls import paces
 from clusterctl.run.rules.state import RunPhase
 from clusterctl.why.judge import judge
 from clusterctl.why.slow import start
