@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from clusterctl.agent.protocol.files import index_file, output_file
 from clusterctl.render.status import RunView, WorkerActivity, activity_from_sample
 from clusterctl.run.record import find, origin, outline, samples
+from clusterctl.run.rules.state import RunPhase
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     from clusterctl.render.terminal.console import Console
     from clusterctl.run.record.rundir import RunDir
     from clusterctl.run.rules.state import RunState
+
+
+_RECENT_BYTES, _FEW = 256 << 10, 8
+"""Of each node's samples: `status` is asked often, and a run may have many nodes."""
 
 
 def tell_unread(state: RunState, console: Console) -> None:
@@ -30,6 +35,21 @@ def view_of(run: RunDir) -> RunView:
     """Return what is known of a run now."""
     state, attended = find.visible_state(run)
     return view_from(run, state, attended=attended)
+
+
+def with_pace(run: RunDir, view: RunView) -> RunView:
+    """Return a view that names the ranks for which the others wait again and again, with the likely reason."""
+    from clusterctl.run.record.kept.verdict import newest_samples
+    from clusterctl.run.rules.stalls import paces
+    from clusterctl.why.slow import pace
+
+    state = view.state
+    if state.phase is not RunPhase.RUNNING:
+        return view
+    known = paces.paces_of(newest_samples(run, state, _RECENT_BYTES), state.attempt, most=_FEW)
+    slow = pace.slow_ranks(known)
+    troubles = {node: tuple(t.message for (n, _, _), t in state.troubles.items() if n == node) for node in state.nodes}
+    return replace(view, slow={rank: pace.reason(known, rank, troubles[state.workers[rank].node]) for rank in slow})
 
 
 def listed_view_of(run: RunDir) -> RunView:
