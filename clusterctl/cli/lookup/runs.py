@@ -88,24 +88,26 @@ def _activity(run: RunDir, state: RunState, newest: Mapping[str, Activity] | Non
         sample = samples.latest_activity(run, node) if newest is None else newest.get(node)
         if sample is not None and sample.get("attempt") == state.attempt:
             sampled |= activity_from_sample(sample, max(0.0, now - float(sample.get("t") or now)))
-    folders = {node: str(run.node(node)) for node in state.nodes}
+    folders = {node: os.fspath(run.node(node)) for node in state.nodes}
     return {
-        rank: _with_output_age(folders.get(worker.node), state.attempt, rank, sampled.get(rank), now)
+        rank: _with_output_age(folders[worker.node], state.attempt, rank, sampled.get(rank), now)
         for rank, worker in state.workers.items()
     }
 
 
 def _with_output_age(
-    folder: str | None, attempt: int, rank: int, sampled: WorkerActivity | None, now: float
+    folder: str, attempt: int, rank: int, sampled: WorkerActivity | None, now: float
 ) -> WorkerActivity:
     activity = sampled or WorkerActivity()
-    names = () if folder is None else (output_file(attempt, rank), index_file(attempt, rank))
-    written = max((_written(f"{folder}/{name}") for name in names), default=0.0)
-    return replace(activity, last_output_s=max(0.0, now - written)) if written else activity
+    written = [_written(f"{folder}/{file}") for file in (output_file(attempt, rank), index_file(attempt, rank))]
+    if not any(written):
+        return activity
+    age = max(0.0, now - max(written))
+    return WorkerActivity(step=activity.step, last_output_s=age, last_progress_s=activity.last_progress_s)
 
 
 def _written(path: str) -> float:
-    """Return when a file was written last; 0 where there is none."""
+    """Return when a file was last written; 0 where there is none."""
     try:
         return os.stat(path).st_mtime
     except OSError:
