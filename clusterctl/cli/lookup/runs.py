@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from clusterctl.agent.protocol.files import index_file, output_file
 from clusterctl.render.status import RunView, WorkerActivity, activity_from_sample
 from clusterctl.run.record import find, origin, outline, samples
+from clusterctl.run.rules.state import RunPhase
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     from clusterctl.render.terminal.console import Console
     from clusterctl.run.record.rundir import RunDir
     from clusterctl.run.rules.state import RunState
+
+
+_RECENT_BYTES, _FEW = 256 << 10, 8
+"""Of each node's samples: `status` is asked often, and a run may have many nodes."""
 
 
 def tell_unread(state: RunState, console: Console) -> None:
@@ -30,6 +35,21 @@ def view_of(run: RunDir) -> RunView:
     """Return what is known of a run now."""
     state, attended = find.visible_state(run)
     return view_from(run, state, attended=attended)
+
+
+def with_pace(run: RunDir, view: RunView) -> RunView:
+    """Return a view that names the ranks for which the others wait again and again, with the likely reason."""
+    from clusterctl.run.record.kept.verdict import newest_samples
+    from clusterctl.run.rules.stalls import paces
+    from clusterctl.why.slow import pace
+
+    state = view.state
+    if state.phase is not RunPhase.RUNNING:
+        return view
+    known = paces.paces_of(newest_samples(run, state, _RECENT_BYTES), state.attempt, most=_FEW)
+    slow = pace.slow_ranks(known)
+    troubles = {node: tuple(t.message for (n, _, _), t in state.troubles.items() if n == node) for node in state.nodes}
+    return replace(view, slow={rank: pace.reason(known, rank, troubles[state.workers[rank].node]) for rank in slow})
 
 
 def listed_view_of(run: RunDir) -> RunView:
@@ -88,26 +108,24 @@ def _activity(run: RunDir, state: RunState, newest: Mapping[str, Activity] | Non
         sample = samples.latest_activity(run, node) if newest is None else newest.get(node)
         if sample is not None and sample.get("attempt") == state.attempt:
             sampled |= activity_from_sample(sample, max(0.0, now - float(sample.get("t") or now)))
-    folders = {node: os.fspath(run.node(node)) for node in state.nodes}
+    folders = {node: str(run.node(node)) for node in state.nodes}
     return {
-        rank: _with_output_age(folders[worker.node], state.attempt, rank, sampled.get(rank), now)
+        rank: _with_output_age(folders.get(worker.node), state.attempt, rank, sampled.get(rank), now)
         for rank, worker in state.workers.items()
     }
 
 
 def _with_output_age(
-    folder: str, attempt: int, rank: int, sampled: WorkerActivity | None, now: float
+    folder: str | None, attempt: int, rank: int, sampled: WorkerActivity | None, now: float
 ) -> WorkerActivity:
     activity = sampled or WorkerActivity()
-    written = [_written(f"{folder}/{file}") for file in (output_file(attempt, rank), index_file(attempt, rank))]
-    if not any(written):
-        return activity
-    age = max(0.0, now - max(written))
-    return WorkerActivity(step=activity.step, last_output_s=age, last_progress_s=activity.last_progress_s)
+    names = () if folder is None else (output_file(attempt, rank), index_file(attempt, rank))
+    written = max((_written(f"{folder}/{name}") for name in names), default=0.0)
+    return replace(activity, last_output_s=max(0.0, now - written)) if written else activity
 
 
 def _written(path: str) -> float:
-    """Return when a file was last written; 0 where there is none."""
+    """Return when a file was written last; 0 where there is none."""
     try:
         return os.stat(path).st_mtime
     except OSError:
