@@ -242,7 +242,10 @@ def test_a_file_that_was_emptied_goes_on_behind_what_was_sent(run: Run, reserve:
     alarm = run.events[0]
     assert isinstance(alarm, Alarm)
     assert (alarm.attempt, alarm.code, alarm.rank) == (0, "output_emptied", 0)
-    assert alarm.message.startswith("rank 0 has emptied its own output")
+    assert alarm.message == (
+        "rank 0 has emptied its own output, as `> /dev/stderr` and `open('/dev/stdout', 'w')` do:"
+        " what had not been sent is lost; `>&2`, `>> /dev/stderr` and mode 'a' keep it"
+    )
     assert [type(event) for event in run.events] == [Alarm, Dropped]
 
 
