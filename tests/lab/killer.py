@@ -23,7 +23,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tests.lab.head_cli import Head
 from tests.lab.lab import Lab
@@ -36,7 +36,7 @@ from tests.lab.waiting import wait_for
 from tests.lab.worlds import WORLDS, World
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from tests.lab.node import Node
 
@@ -73,10 +73,18 @@ class Killer:
         env: Environment of the head's commands; the state of runs is kept apart below its XDG_STATE_HOME.
         folder: For cluster files.
         seed: Tells every round's choices.
+        file: What a cluster file of a name says besides.
     """
 
-    def __init__(self, made: Sequence[Node], env: dict[str, str], folder: Path, seed: int) -> None:
-        self.made, self.env, self.folder, self.seed = made, env, folder, seed
+    def __init__(
+        self,
+        made: Sequence[Node],
+        env: dict[str, str],
+        folder: Path,
+        seed: int,
+        file: Callable[[str], Mapping[str, Any]] = lambda _: {},
+    ) -> None:
+        self.made, self.env, self.folder, self.seed, self._file = made, env, folder, seed, file
         self._decoys: list[subprocess.Popen[bytes]] = []
         self._watches: list[Watch] = []
         self._neighbour = self._head("neighbour", gpus=(0, 1))
@@ -171,9 +179,8 @@ class Killer:
         # What only has to be there takes no time from what is looked at.
         env = {} if neighbour else {"PAUSE": "0.003"}
         job = {"script": "count.py", "grace": "1s"}
-        head.write(
-            {node.name: 2 for node in self.made}, job, gpus=gpus, name=title, env=env, sync={"exclude": ["*.err"]}
-        )
+        more = {"env": env, "sync": {"exclude": ["*.err"]}, **self._file(title)}
+        head.write({node.name: 2 for node in self.made}, job, gpus=gpus, name=title, **more)
         return head
 
     @staticmethod
@@ -231,7 +238,7 @@ def play(world: World, numbers: range, seed: int) -> list[Round]:
     """Play rounds in a world, and tell of each."""
     with tempfile.TemporaryDirectory(prefix="clusterctl-killer-") as folder, Lab() as lab, world.on(lab, 2) as scene:
         env = {**lab.head_env(XDG_STATE_HOME=f"{folder}/state"), **scene.env}
-        killer = Killer(scene.nodes, env, Path(folder), seed)
+        killer = Killer(scene.nodes, env, Path(folder), seed, world.file)
         killer.begin()
         played = []
         for number in numbers:

@@ -59,8 +59,9 @@ def test_a_run_outlives_the_steps_that_lead_to_it(slurm: Slurm) -> None:
     job = slurm.submit("clusterctl up --no-health --all; echo code $?", "-N2")
     wait_for(lambda: "2/2" in slurm.output(job) and "start" in slurm.output(job), what="the start")
     before = slurm.processes("srun")
-    for pid in before:
-        os.kill(pid, signal.SIGKILL)
+    # Each with the child that it has: one that outlives its parent has Slurm end the step.
+    for group in {os.getpgid(pid) for pid in before}:
+        os.killpg(group, signal.SIGKILL)
     leaders = 2
 
     def again() -> bool:

@@ -10,6 +10,7 @@ from tests.lab.agents import hung_agent
 from tests.lab.other_head import OtherHead
 from tests.lab.places import Network
 from tests.lab.spec import NodeSpec
+from tests.lab.ways import WAYS
 from tests.lab.world import Maker, Scene, World, alike
 from tests.lab.worlds_places import CACHE_S, HANG_S, no_fuse
 
@@ -97,6 +98,18 @@ FAR: Final = [
         unavailable=no_relay,
     ),
     World(name="jump host", sentence=f"nodes are behind another one, and {OFF + SILENT} dead ones too", make=jump),
+    World(
+        name="openssh",
+        sentence="nodes are reached by the user's own `ssh` (`ssh.client: openssh`)",
+        make=alike(NodeSpec()),
+        file=lambda _: WAYS["openssh"].file,
+    ),
+    World(
+        name="command",
+        sentence="nodes are reached by a command of the cluster file",
+        make=alike(NodeSpec()),
+        file=lambda _: WAYS["command"].file,
+    ),
     World(name="hung ssh-agent", sentence="the head's ssh-agent takes requests and never answers", make=hung),
     World(
         name="head's state on a server, no locks",
