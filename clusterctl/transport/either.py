@@ -55,9 +55,10 @@ class EitherTransport:
 
     def turn(self, host: HostSpec, error: NodeError) -> bool:
         """Tell whether a shell that was of no use may be entered by `ssh` instead, which is tried from now on."""
-        if host.name in self._reasons or not _RESTRICTED.search(str(error)):
+        if not _RESTRICTED.search(str(error)):
             return False
-        self._reasons[host.name] = "enter a restricted shell"
+        # Another session with the host may have found the same out while this one was opened.
+        self._reasons.setdefault(host.name, "enter a restricted shell")
         return True
 
     def close(self) -> None:

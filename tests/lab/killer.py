@@ -23,7 +23,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tests.lab.head_cli import Head
 from tests.lab.lab import Lab
@@ -36,7 +36,7 @@ from tests.lab.waiting import wait_for
 from tests.lab.worlds import WORLDS, World
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Sequence
 
     from tests.lab.node import Node
 
@@ -63,6 +63,7 @@ while True:
     time.sleep(pause)
 """
 GONE_WITHIN = 20.0
+PLAIN = next(world for world in WORLDS if world.name == "plain")
 
 
 class Killer:
@@ -73,7 +74,7 @@ class Killer:
         env: Environment of the head's commands; the state of runs is kept apart below its XDG_STATE_HOME.
         folder: For cluster files.
         seed: Tells every round's choices.
-        file: What a cluster file of a name says besides.
+        world: What its cluster files say besides, and how long an agent may stay; default: nothing special.
     """
 
     def __init__(
@@ -82,9 +83,9 @@ class Killer:
         env: dict[str, str],
         folder: Path,
         seed: int,
-        file: Callable[[str], Mapping[str, Any]] = lambda _: {},
+        world: World = PLAIN,
     ) -> None:
-        self.made, self.env, self.folder, self.seed, self._file = made, env, folder, seed, file
+        self.made, self.env, self.folder, self.seed, self._world = made, env, folder, seed, world
         self._decoys: list[subprocess.Popen[bytes]] = []
         self._watches: list[Watch] = []
         self._neighbour = self._head("neighbour", gpus=(0, 1))
@@ -179,7 +180,7 @@ class Killer:
         # What only has to be there takes no time from what is looked at.
         env = {} if neighbour else {"PAUSE": "0.003"}
         job = {"script": "count.py", "grace": "1s"}
-        more = {"env": env, "sync": {"exclude": ["*.err"]}, **self._file(title)}
+        more = {"env": env, "sync": {"exclude": ["*.err"]}, **self._world.file(title)}
         head.write({node.name: 2 for node in self.made}, job, gpus=gpus, name=title, **more)
         return head
 
@@ -200,9 +201,10 @@ class Killer:
     # --- looking
 
     def _look(self, result: Round, head: Head, run: str | None) -> None:
+        gone_within = GONE_WITHIN + self._world.silent_s
         for watch in self._watches:
             try:
-                wait_for(lambda watch=watch: not watch.left(), GONE_WITHIN, what="the run to be gone", every=0.1)  # type: ignore[misc]
+                wait_for(lambda watch=watch: not watch.left(), gone_within, what="the run to be gone", every=0.1)  # type: ignore[misc]
             except TimeoutError:
                 result.problems += [(Wrong.LEFT, f"{watch.node.name}: {what}") for what in watch.left()]
             result.problems += [(Wrong.TOUCHED, f"{watch.node.name}: {what}") for what in watch.touched()]
@@ -238,7 +240,7 @@ def play(world: World, numbers: range, seed: int) -> list[Round]:
     """Play rounds in a world, and tell of each."""
     with tempfile.TemporaryDirectory(prefix="clusterctl-killer-") as folder, Lab() as lab, world.on(lab, 2) as scene:
         env = {**lab.head_env(XDG_STATE_HOME=f"{folder}/state"), **scene.env}
-        killer = Killer(scene.nodes, env, Path(folder), seed, world.file)
+        killer = Killer(scene.nodes, env, Path(folder), seed, world)
         killer.begin()
         played = []
         for number in numbers:

@@ -37,6 +37,7 @@ def transport(cpus: int) -> tuple[str, ...]:
             "srun",
             "--overlap",
             "--unbuffered",
+            "--quiet",
             "--nodes=1",
             "--ntasks=1",
             f"--cpus-per-task={cpus}",
