@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-MACHINERY: Final = ("sshd", "slurmd", "slurmstepd")
+STEPS: Final = ("slurmd", "slurmstepd")
+MACHINERY: Final = ("sshd", *STEPS)
 PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 

@@ -111,7 +111,22 @@ class Watch:
         return re.match(guards, process.command) is not None or run == self._neighbour
 
     def _connections(self) -> int:
-        return len(self.node.sshd_pids()) + sum(_is_step(p) for p in self.node.leftovers())
+        return len(self.node.sshd_pids()) + sum(1 for _ in self._idle_steps())
+
+    def _idle_steps(self) -> Iterator[Process]:
+        """Yield the tasks of steps that stay for nobody: agents are counted elsewhere, and the neighbour may stay."""
+        there = self.node.leftovers()
+        for step in (p for p in there if _is_step(p)):
+            group = self._group(step)
+            members = [p for p in there if self._group(p) == group]
+            if not any("agent serve" in p.command or self._is_neighbours(p) for p in members):
+                yield step
+
+    def _group(self, process: Process) -> str:
+        try:
+            return self.node.path(f"/proc/{process.pid}/cgroup").read_text()
+        except OSError:
+            return ""
 
     # --- claims
 
