@@ -36,7 +36,7 @@ def state_root(node: Node) -> Path:
     return node.path(".local/state/clusterctl" if local else f"/var/tmp/clusterctl-{node.spec.uid}")
 
 
-STEP: Final = "/bin/sh -c trap '' TERM; /bin/sh; me="
+STEP: Final = "/bin/sh -c trap '' TERM; /bin/sh; "
 
 
 def _is_step(process: Process) -> bool:
