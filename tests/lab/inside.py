@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-STEPS: Final = ("slurmd", "slurmstepd")
-MACHINERY: Final = ("sshd", *STEPS)
+MACHINERY: Final = ("sshd", "slurmd", "slurmstepd")
 PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 

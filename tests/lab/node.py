@@ -15,7 +15,7 @@ from tests.lab.head import ADDRESS as HEAD_ADDRESS
 from tests.lab.head import ADDRESS6 as HEAD_ADDRESS6
 from tests.lab.head import BRIDGE, ip
 from tests.lab.init import listens
-from tests.lab.inside import STEPS, Inside
+from tests.lab.inside import Inside
 from tests.lab.keys import make_key
 from tests.lab.machine import CONFIG, HOST_KEY, sshd_argv, sshd_config
 from tests.lab.places import HOME
@@ -242,7 +242,8 @@ class Node(Inside):
     def _signal_sshd(self, number: int, *, sessions: bool, steps: bool = False) -> None:
         pids = self.sshd_pids() if sessions else [self.sshd_listener()]
         if steps:
-            pids += [p.pid for p in self.processes() if p.comm.startswith(STEPS)]
+            # Not slurmd: whoever has brought it into the node stands still with it, and is not told to go on.
+            pids += [p.pid for p in self.processes() if p.comm == "slurmstepd"]
         if pids:
             self.run(["/bin/kill", f"-{int(number)}", *map(str, pids)])
 
