@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clusterctl.errors import NodeError
+from clusterctl.transport import sharing
 from clusterctl.transport.base import Progress, silent
 from clusterctl.transport.openssh import answers
 from clusterctl.transport.ssh.beyond import beyond
@@ -67,9 +68,11 @@ class EitherTransport:
         self._openssh.close()
 
     def _beyond(self, host: HostSpec, error: NodeError) -> str | None:
-        options = self._approach.resolve(host.name, destination_of(host))
+        destination = destination_of(host)
+        options = self._approach.resolve(host.name, destination)
         path = options.other("controlpath")
-        return beyond(error, options, answers=answers(os.environ), shared=path is not None and _is_socket(path))
+        shared = _is_socket(path) if path is not None else sharing.is_there(destination)
+        return beyond(error, options, answers=answers(os.environ), shared=shared)
 
 
 def _is_socket(path: str) -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from clusterctl.cli import options
-from clusterctl.cli.lookup import commands, listings
+from clusterctl.cli.lookup import commands, listings, logins
 from clusterctl.cli.main import WithExamples
 from clusterctl.config.spec import TransportKind
 from clusterctl.errors import ExitCode, NodesError, RefusedError
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 @options.cluster_file
 @options.nodes_option
 @click.option("--yes", "-y", is_flag=True, help="Accept without asking; compare the fingerprints first.")
+@click.option("--login", is_flag=True, help="Then let `ssh` ask what a node wants to know; the login is shared.")
 @options.output_options
 def command(
     path: str | None,
@@ -35,12 +36,16 @@ def command(
     sets: tuple[str, ...],
     nodes: str | None,
     yes: bool,
+    login: bool,
     color: str,
     quiet: bool,
 ) -> int:
     """Show the host keys of the nodes and accept those that are new. Changed keys are never accepted.
 
     A command of the file that lists hosts or leads to them is shown and accepted first: it is run on this machine.
+
+    `--login` is for nodes that ask for a password or a code: `ssh` asks at this terminal, one node after the other, and
+    all commands and runs share the connections until an hour after their last use.
     """
     from clusterctl.transport.ssh.ssh import SshTransport
     from clusterctl.transport.ssh.trust import accept, look
@@ -67,6 +72,8 @@ def command(
         raise NodesError(list(errors.values()))
     if not failed and not quiet:
         console.narrate(_all_trusted(hosts))
+    if login and not failed:
+        logins.log_in(spec, hosts, console)
     return int(ExitCode.NODE) if failed else 0
 
 
