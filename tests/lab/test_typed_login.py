@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.documented import typed
 from tests.e2e.terminal import Terminal
 from tests.lab.head_cli import Head
 from tests.lab.logins import LOGINS, SECRET, Scene
@@ -66,7 +67,7 @@ def test_without_a_terminal_one_error_names_all_nodes_and_the_way(head: Head) ->
 
 def test_what_a_node_asks_for_is_typed_once_at_a_terminal_for_all_that_follows(scene: Scene, head: Head) -> None:
     first, second = scene.lab.nodes
-    with Terminal("trust", "--login", folder=head.folder, env=head.env) as terminal:
+    with Terminal(*typed("clusterctl trust --login"), folder=head.folder, env=head.env) as terminal:
         for node in (first, second):
             terminal.expect(f"{node.name}: `ssh` asks now")
             wait_for(
