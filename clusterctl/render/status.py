@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from clusterctl.render.terminal.console import Terminal
     from clusterctl.run.record.origin import Origin
+    from clusterctl.run.record.timings import StartTimes
     from clusterctl.run.rules.state import RunState, WorkerState
 
 STATE_STYLES: dict[str, tuple[str, ...]] = {
@@ -59,6 +60,7 @@ class RunView:
         verdict: What `why` said of a stall that goes on, as JSON, or `None`.
         origin: Where it comes from, or `None`.
         where: Where the ranks of a stalled run are, in a few lines.
+        start: Where the time of its start went; only looked for where it is shown.
     """
 
     state: RunState
@@ -67,6 +69,7 @@ class RunView:
     verdict: Any = None
     origin: Origin | None = None
     where: Sequence[str] = ()
+    start: StartTimes | None = None
 
     @property
     def step(self) -> int | None:

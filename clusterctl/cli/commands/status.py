@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import click
 
@@ -22,10 +23,13 @@ from clusterctl.run.record.find import find
 def command(reference: str | None, as_json: bool, verbose: bool, color: str, quiet: bool) -> int:
     """Show one run: its state, its nodes and workers, and what failed first."""
     console = options.console_of(color)
-    view = view_of(find(reference))
+    run = find(reference)
+    view = view_of(run)
     tell_unread(view.state, console)
     if as_json:
-        console.json(status_json(view))
+        from clusterctl.run.record.timings import start_times
+
+        console.json(status_json(replace(view, start=start_times(run))))
     elif quiet:
         console.data(view.state.phase.value)
     else:
