@@ -38,6 +38,7 @@ COMMANDS: dict[str, str] = {
     "exec": "Run a command on all nodes, equal output folded",
     "shell": "Open a terminal on a node, or beside a rank",
     "forward": "Reach ports of a node from this machine",
+    "cp": "Copy files to the nodes, or from them",
     "sync": "Push code to the nodes, or pull results home",
     "bench": "Measure how the job scales over workers",
     "config": "Check and print the cluster file",

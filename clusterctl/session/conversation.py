@@ -241,9 +241,9 @@ class Session(Calls):
             return b""
 
     def _ended(self) -> NodeError:
-        said = " ".join(self._channel.stderr_tail().split())
-        if said:
-            return AgentError(self.node, f"the agent ended; it said: {said[-_QUOTED_CHARACTERS:]!r}")
+        stderr = " ".join(self._channel.stderr_tail().split())
+        if stderr:
+            return AgentError(self.node, f"the agent ended; it said: {stderr[-_QUOTED_CHARACTERS:]!r}")
         return ConnectError(self.node, "the connection was lost")
 
     def _take(self, frame: dict[str, Any] | Data) -> None:
@@ -305,11 +305,11 @@ class Session(Calls):
     def _take_answer(self, answer: dict[str, Any]) -> None:
         number = answer["id"]
         with self._state:
-            asked = self._pending.get(number) if type(number) is int else None
-        if asked is None:
+            pending = self._pending.get(number) if type(number) is int else None
+        if pending is None:
             self._allowed.answered(number)
             return  # nobody waits any more
-        command, future = asked
+        command, future = pending
         # Before it counts as answered: where it does not fit, whoever waits hears that the session is lost.
         error = answers.refusal(command, answer["error"]) if "error" in answer else None
         result = answers.result(command, answer.get("result")) if error is None else {}

@@ -8,7 +8,7 @@ from dataclasses import replace
 import click
 
 from clusterctl.cli import options
-from clusterctl.cli.lookup.runs import tell_unread, view_of
+from clusterctl.cli.lookup.runs import tell_unread, view_of, with_pace
 from clusterctl.cli.main import WithExamples
 from clusterctl.render.status import render_status
 from clusterctl.render.status_json import status_json
@@ -24,7 +24,7 @@ def command(reference: str | None, as_json: bool, verbose: bool, color: str, qui
     """Show one run: its state, its nodes and workers, and what failed first."""
     console = options.console_of(color)
     run = find(reference)
-    view = view_of(run)
+    view = with_pace(run, view_of(run))
     tell_unread(view.state, console)
     if as_json:
         from clusterctl.run.record.timings import start_times

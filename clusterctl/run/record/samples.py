@@ -55,8 +55,8 @@ def latest_step(run: RunDir, state: RunState) -> int | None:
         if s is not None and s.get("attempt") == state.attempt
         for r in (s.get("ranks") or {}).values()
     ]
-    told = [inside for rank in ranks if (inside := rank.get("inside")) is not None]
-    return min((step for inside in told if (step := inside.get("step")) is not None), default=None)
+    reports = [inside for rank in ranks if (inside := rank.get("inside")) is not None]
+    return min((step for inside in reports if (step := inside.get("step")) is not None), default=None)
 
 
 def last_lines(path: Path, most: int = 4 << 20) -> list[bytes]:
