@@ -27,7 +27,7 @@ def command(reference: str | None, as_json: bool, verbose: bool, color: str, qui
     view = with_pace(run, view_of(run))
     tell_unread(view.state, console)
     if as_json:
-        from clusterctl.run.record.timings import start_times
+        from clusterctl.run.record.kept.timings import start_times
 
         console.json(status_json(replace(view, start=start_times(run))))
     elif quiet:

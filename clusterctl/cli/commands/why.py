@@ -14,7 +14,7 @@ from clusterctl.errors import ClusterctlError, ExitCode
 from clusterctl.render.story.timings import slow_start
 from clusterctl.render.story.why import render_why
 from clusterctl.run.record import find
-from clusterctl.run.record.timings import start_times
+from clusterctl.run.record.kept.timings import start_times
 from clusterctl.why.verdict import Confidence
 from clusterctl.wording import size
 

@@ -215,7 +215,7 @@ class RunScreen:
     def _tell_timings(self, event: events.Phase) -> None:
         if not self._timed and event.ended and (event.name == "start" or event.failed):
             from clusterctl.render.story.timings import render_timings
-            from clusterctl.run.record.timings import start_times
+            from clusterctl.run.record.kept.timings import start_times
 
             self._timed = True
             times = start_times(self._run)

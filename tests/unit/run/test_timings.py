@@ -12,7 +12,7 @@ from clusterctl.render.story.timings import render_timings, slow_start, timings_
 from clusterctl.render.terminal.console import Terminal
 from clusterctl.run.nodes.progress import Progress
 from clusterctl.run.record import rundir
-from clusterctl.run.record.timings import StartTimes, StepTime, start_times
+from clusterctl.run.record.kept.timings import StartTimes, StepTime, start_times
 from clusterctl.run.record.writer import Writer
 from clusterctl.run.rules import events
 from tests.json_shapes import STATUS, check
