@@ -10,14 +10,14 @@ from clusterctl.agent.protocol.requests import StopReason
 from clusterctl.render.ranks import fold_nodes, fold_ranks
 from clusterctl.render.terminal.console import BOLD, RED, safe
 from clusterctl.run.rules.state import NodeState
-from clusterctl.wording import plural, signal_name, span
+from clusterctl.wording import plural, signal_name, size, span
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from clusterctl.render.terminal.console import Terminal
     from clusterctl.run.rules.blame import Cause
-    from clusterctl.run.rules.events import Decided, Health, Link, StallSeen
+    from clusterctl.run.rules.events import Decided, Health, Link, Results, StallSeen
     from clusterctl.run.rules.state import RunState, StallView, WorkerState
 
 
@@ -220,3 +220,9 @@ def node_step(event: node_events.Event) -> str:
             return f"{left} of attempt {event.attempt}" + (f", {event.killed} killed" if event.killed else "")
         case _:
             return ""
+
+
+def results_news(results: Results) -> list[str]:
+    """Return what was fetched at the end of a run and where it is, and what did not come."""
+    came = f"results: {plural(results.files, 'file')}, {size(results.bytes)} in {safe(results.to)}"
+    return [*([came] if results.files else []), *(f"warn: results: {safe(text)}" for text in results.lacking)]

@@ -137,9 +137,7 @@ def apply_head(state: RunState, time: float, event: head.ControllerEvent) -> Run
         case head.Attempt():
             return _attempt(state, time, event)
         case head.Decided():
-            if event.attempt != state.attempt or state.reason is not None:
-                return state
-            return replace(state, phase=RunPhase.STOPPING, reason=event.reason, reason_text=event.message)
+            return _decided(state, event)
         case head.Restarting():
             return _restarting(state, time, event)
         case head.StallSeen():
@@ -151,10 +149,18 @@ def apply_head(state: RunState, time: float, event: head.ControllerEvent) -> Run
             return replace(state, phase=phase, exit_code=event.exit_code, ended=time, remaining=tuple(event.remaining))
         case head.Health():
             return _health(state, event)
+        case head.Results():
+            return replace(state, results=event)
         case head.Phase() | head.Note():
             return state
         case _:
             assert_never(event)
+
+
+def _decided(state: RunState, event: head.Decided) -> RunState:
+    if event.attempt != state.attempt or state.reason is not None:
+        return state
+    return replace(state, phase=RunPhase.STOPPING, reason=event.reason, reason_text=event.message)
 
 
 def _restarting(state: RunState, time: float, event: head.Restarting) -> RunState:

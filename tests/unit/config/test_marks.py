@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from clusterctl.config.load import Loaded
 
 LONGER_THAN_A_CHARACTER = {
+    "results_outside": "../x",
     "colon_forgotten_above": "args",
     "transport_that_is_none": "lokal",
     "command_with_a_variable": "${TOKEN}",
