@@ -88,7 +88,9 @@ def test_what_an_earlier_run_left_is_no_result_of_this_one(head: LocalHead) -> N
 @pytest.mark.parametrize(
     ("results", "said"),
     [
-        pytest.param({"patterns": ["out"], "to": "cluster.yaml"}, "cannot be written: Not a directory", id="a file there"),
+        pytest.param(
+            {"patterns": ["out"], "to": "cluster.yaml"}, "cannot be written: Not a directory", id="a file there"
+        ),
         pytest.param({"patterns": ["out"], "max_size": "1B"}, "has over 1 bytes", id="too much"),
     ],
 )

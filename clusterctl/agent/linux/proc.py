@@ -252,7 +252,7 @@ def leaving(who: Identity) -> bool:
         tasks = os.listdir(f"/proc/{who.pid}/task")
     except OSError:
         return True
-    # The first thread is asked first, and tells of nearly every process that it stays.
+    # The main thread decides for nearly every process, so it is looked at first.
     return all(_thread_leaves(f"/proc/{who.pid}/task/{task}") for task in sorted(tasks, key=int))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -77,18 +78,27 @@ def _activity(run: RunDir, state: RunState) -> dict[int, WorkerActivity]:
         sample = samples.latest_activity(run, node)
         if sample is not None and sample.get("attempt") == state.attempt:
             sampled |= activity_from_sample(sample, max(0.0, now - float(sample.get("t") or now)))
-    return {rank: _with_output_age(run, state, rank, sampled.get(rank), now) for rank in state.workers}
+    folders = {node: os.fspath(run.node(node)) for node in state.nodes}
+    return {
+        rank: _with_output_age(folders[worker.node], state.attempt, rank, sampled.get(rank), now)
+        for rank, worker in state.workers.items()
+    }
 
 
 def _with_output_age(
-    run: RunDir, state: RunState, rank: int, sampled: WorkerActivity | None, now: float
+    folder: str, attempt: int, rank: int, sampled: WorkerActivity | None, now: float
 ) -> WorkerActivity:
     activity = sampled or WorkerActivity()
-    base = run.node(state.workers[rank].node)
-    written = [
-        p for f in (output_file(state.attempt, rank), index_file(state.attempt, rank)) if (p := base / f).exists()
-    ]
-    if not written:
+    written = [_written(f"{folder}/{file}") for file in (output_file(attempt, rank), index_file(attempt, rank))]
+    if not any(written):
         return activity
-    age = max(0.0, now - max(p.stat().st_mtime for p in written))
+    age = max(0.0, now - max(written))
     return WorkerActivity(step=activity.step, last_output_s=age, last_progress_s=activity.last_progress_s)
+
+
+def _written(path: str) -> float:
+    """Return when a file was last written; 0 where there is none."""
+    try:
+        return os.stat(path).st_mtime
+    except OSError:
+        return 0.0

@@ -72,7 +72,7 @@ def keep(run: RunDir, verdict: Verdict) -> None:
 def kept_json(run: RunDir) -> dict[str, Any] | None:
     """Return the verdict that is kept with a run, as JSON; `None` where there is none."""
     try:
-        told = json.loads((run.path / _JSON).read_bytes()[:_MOST_BYTES])
+        verdict = json.loads((run.path / _JSON).read_bytes()[:_MOST_BYTES])
     except (OSError, ValueError, RecursionError):
         return None
-    return told if isinstance(told, dict) else None
+    return verdict if isinstance(verdict, dict) else None
