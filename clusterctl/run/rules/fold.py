@@ -290,6 +290,7 @@ def _attempt(state: RunState, time: float, event: head.Attempt) -> RunState:
         traces=_joined(state.traces, nodes),
         newest=event.newest,
         resume_from=event.resume_from,
+        results=None,
         restarts=(*state.restarts, time) if event.attempt > 0 else state.restarts,
     )
 
