@@ -69,6 +69,7 @@ class Stat:
     ticks: int
     threads: int
     start_time: int
+    faults: int = 0
 
     @property
     def identity(self) -> Identity:
@@ -105,6 +106,7 @@ def parse_stat(data: bytes) -> Stat | None:
         ticks=numbers[10] + numbers[11],
         threads=numbers[16],
         start_time=numbers[18],
+        faults=numbers[8],
     )
 
 

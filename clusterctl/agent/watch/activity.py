@@ -75,7 +75,7 @@ class Sampler:
         Returns:
             `{m, gpus, ranks: {"R": {...}}}`; per rank: alive, pid (the process
             that is the rank), state, wchan, procs, cpu_s, read, written, output (bytes, of the whole tree; `null` where
-            it cannot be read) and `inside` (see there).
+            it cannot be read), starved_s, faults and `inside` (see there).
         """
         now = time.monotonic() if now is None else now
         if self._scanned is None or now - self._scanned >= _SCAN_EVERY_S:
@@ -110,6 +110,8 @@ class Sampler:
             "read": _total(transfer and transfer[0] for transfer in transfers),
             "written": self._without_dumps(worker.rank, _total(transfer and transfer[1] for transfer in transfers)),
             "output": _size(worker.output),
+            "starved_s": _starved(subject.pid) if subject else None,
+            "faults": subject.faults if subject else None,
             "inside": status,
         }
 
@@ -137,6 +139,8 @@ class Sampler:
             "read": transfer and transfer[0],
             "written": self._without_dumps(rank, transfer and transfer[1]),
             "output": None,
+            "starved_s": _starved(process.pid) if process else None,
+            "faults": process.faults if process else None,
             "inside": status,
         }
 
@@ -194,6 +198,12 @@ def _transfers(pid: int) -> tuple[int, int] | None:
         return None
     fields = dict(line.split(b": ", 1) for line in data.splitlines())
     return int(fields[b"rchar"]), int(fields[b"wchar"])
+
+
+def _starved(pid: int) -> float | None:
+    """Return for how many seconds the main thread of a process could run and had no CPU."""
+    words = read_bytes(f"/proc/{pid}/schedstat", 256).split()
+    return round(int(words[1]) / 1e9, 2) if len(words) == 3 else None
 
 
 def _size(path: str) -> int | None:

@@ -17,7 +17,7 @@ from clusterctl.agent.inject.status import claimed_elsewhere, inside
 from clusterctl.agent.linux import proc
 from clusterctl.agent.linux.proc import all_processes, tree
 from clusterctl.agent.protocol.evidence import files
-from clusterctl.agent.watch import stacks
+from clusterctl.agent.watch import sockets, stacks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -49,7 +49,8 @@ def collect(
     Returns:
         `{took_s, ranks: {"R": E}}`. E: rank, pid, state, wchan, cpu (share of one core over a quarter of a second),
         threads, command, source (`signal`, `py-spy`, `proc`), why (what the rungs above said), stacks (text as
-        dumped), main_thread, inside, children [{pid, name, state, wchan, cpu, command}], tail [lines]. A rank that
+        dumped), main_thread, inside, children [{pid, name, state, wchan, cpu, command}], tail [lines], sockets
+        [connections]. A rank that
         gave nothing in time has `source: "proc"` and `error`. What is too much for one answer is cut, and says so in
         `why`; the files have all of it.
 
@@ -179,6 +180,7 @@ def _rank(worker: Subject, processes: dict[int, proc.Stat], status_dir: str, dea
         "children": [_process(child, shares) for child in children],
         "tail": _tail(worker.get("output")),
         "recorded": status.recorded(status_dir, worker["rank"]),
+        "sockets": sockets.of_process(subject.pid),
     }
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.run.rules.stalls import stacks
 from clusterctl.run.rules.state import NodePhase, WorkerPhase
-from clusterctl.why.case import Call, Case, Child, End, Entry, Look, Node, Other, Rank, Reason
+from clusterctl.why.case import Call, Case, Child, Connection, End, Entry, Look, Node, Other, Pace, Rank, Reason
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -25,6 +25,8 @@ def case_of(
     seen_at: str | None = None,
     folder: str | None = None,
     stalled: bool = False,
+    paces: Mapping[int, Pace] | None = None,
+    unbegun: float | None = None,
 ) -> Case:
     """Return what is known of the newest attempt of a run.
 
@@ -34,6 +36,8 @@ def case_of(
         seen_at: Where that lies.
         folder: The run's own.
         stalled: Take what was seen as that of a stall, whether or not the rule says so now.
+        paces: What ranks did of late, where the run moves.
+        unbegun: For how many seconds it has not begun to.
     """
     looks = {stack.rank: _look(stack, evidence[str(stack.rank)]) for stack in stacks.from_evidence(evidence)}
     return Case(
@@ -48,6 +52,8 @@ def case_of(
         troubles=_troubles(state),
         seen_at=seen_at if looks else None,
         folder=folder,
+        paces=paces or {},
+        unbegun=unbegun,
     )
 
 
@@ -143,8 +149,23 @@ def _look(stack: stacks.RankStack, evidence: OfRank) -> Look:
         status_age=inside.get("age_s") if inside and not inside.get("unseen") else None,
         seq={group: (numbers[0], numbers[1]) for group, numbers in seq.items()},
         entries=_entries(evidence, seq),
+        sockets=tuple(_connections(evidence)),
         error=evidence.get("error"),
     )
+
+
+def _connections(evidence: OfRank) -> Iterator[Connection]:
+    for one in evidence.get("sockets") or ():
+        yield Connection(
+            address=one["address"],
+            port=one["port"],
+            peer=one["peer"],
+            peer_port=one["peer_port"],
+            unacked=one["unacked"],
+            unread=one["unread"],
+            lost=one["lost"],
+            awaited=one["awaited"],
+        )
 
 
 def _entries(evidence: OfRank, seq: Mapping[str, Any]) -> tuple[Entry, ...] | None:

@@ -38,7 +38,8 @@ def save(run: RunDir, target: Path, *, hide: bool) -> int:
     Raises:
         OSError: It cannot be written.
     """
-    change: Callable[[bytes], bytes] = hidden if hide else bytes
+    known: dict[bytes, bytes] = {}
+    change: Callable[[bytes], bytes] = (lambda content: hidden(content, known)) if hide else bytes
     with tarfile.open(target, "w:gz") as archive:
         for path, end in _files(run):
             content = change(_content(path, end))
@@ -48,9 +49,14 @@ def save(run: RunDir, target: Path, *, hide: bool) -> int:
     return target.stat().st_size
 
 
-def hidden(content: bytes) -> bytes:
-    """Return a text without secrets, addresses and names of home folders; equal addresses stay equal."""
-    stand_ins: dict[bytes, bytes] = {}
+def hidden(content: bytes, stand_ins: dict[bytes, bytes] | None = None) -> bytes:
+    """Return a text without secrets, addresses and names of home folders; equal addresses stay equal.
+
+    Args:
+        content: The text.
+        stand_ins: What stands for which address, in all texts that are given with it.
+    """
+    stand_ins = {} if stand_ins is None else stand_ins
 
     def instead(match: re.Match[bytes]) -> bytes:
         try:
