@@ -29,8 +29,14 @@ def failure_line(cause: Cause, attempt: int, terminal: Terminal) -> str:
     place += [f"attempt {attempt}"] if attempt > 0 else []
     where = ", ".join(filter(None, [" ".join(place[:2]), *place[2:]]))
     message = f": {safe(cause.message)}" if cause.message and cause.message != how_it_ended(cause) else ""
-    parts = [part for part in (where, how_it_ended(cause)) if part]
+    parts = [part for part in (where, how_it_ended(cause) + _by_whom(cause)) if part]
     return f"{terminal.style(word, RED, BOLD)}: {', '.join(parts)}{message}"
+
+
+def _by_whom(cause: Cause) -> str:
+    """Return what is known of a SIGKILL, which says nothing of itself."""
+    unexplained = cause.kind == "signal" and cause.signal == "SIGKILL"
+    return " (not by clusterctl, and the kernel told of no lack of memory)" if unexplained else ""
 
 
 def alike_line(cause: Cause, ranks: Sequence[int], nodes: Sequence[str], attempt: int, terminal: Terminal) -> str:
@@ -38,7 +44,8 @@ def alike_line(cause: Cause, ranks: Sequence[int], nodes: Sequence[str], attempt
     place = f"ranks {fold_ranks(ranks)} on {fold_nodes(nodes)} failed alike"
     which = f", attempt {attempt}" if attempt > 0 else ""
     said = f": {safe(cause.message)}" if cause.message != how_it_ended(cause) else ""
-    return f"{terminal.style('first observed failure', RED, BOLD)}: {place}{which}, {how_it_ended(cause)}{said}"
+    how = how_it_ended(cause) + _by_whom(cause)
+    return f"{terminal.style('first observed failure', RED, BOLD)}: {place}{which}, {how}{said}"
 
 
 def cause_json(cause: Cause | None) -> dict[str, Any] | None:
