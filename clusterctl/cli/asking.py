@@ -33,11 +33,16 @@ def possible() -> bool:
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
-def ask(script: str | None) -> Answers:
-    """Ask; `script` is what to offer, or `None` where nothing in the folder looks like one."""
-    hosts = _until_right("Hosts, as ssh knows them (gpu[01-08], or a,b,c)", None, init.from_words)
-    gpus = _until_right("GPUs each (a number, or auto)", "auto", gpus_of)
-    chosen = _until_right("Script of the job", script or "train.py", _script)
+def ask(script: str | None, tell: Callable[[str], None]) -> Answers:
+    """Ask.
+
+    Args:
+        script: What to offer, or `None` where nothing in the folder looks like one.
+        tell: Says what is wrong with an answer.
+    """
+    hosts = _until_right("Hosts, as ssh knows them (gpu[01-08], or a,b,c)", None, init.from_words, tell)
+    gpus = _until_right("GPUs each (a number, or auto)", "auto", gpus_of, tell)
+    chosen = _until_right("Script of the job", script or "train.py", str, tell)
     return Answers([init.with_gpus(machine, gpus) for machine in hosts], chosen)
 
 
@@ -60,17 +65,13 @@ def script_here(folder: Path) -> str | None:
     return "train.py" if "train.py" in found else found[0] if len(found) == 1 else None
 
 
-def _script(text: str) -> str:
-    return text
-
-
-def _until_right(question: str, offered: str | None, read: Callable[[str], T]) -> T:
+def _until_right(question: str, offered: str | None, read: Callable[[str], T], tell: Callable[[str], None]) -> T:
     """Ask until the answer can be read. Ctrl-C and the end of input leave without an answer."""
     while True:
         said = click.prompt(question, default=offered, err=True, prompt_suffix=": ").strip()
         try:
             return read(said)
         except ValueError as error:
-            click.echo(f"  {error}", err=True)
+            tell(f"  {error}")
         except ConfigError as error:
-            click.echo(f"  {error.problems[0].text}", err=True)
+            tell(f"  {error.problems[0].text}")

@@ -17,7 +17,9 @@ def beside(make_head: MakeHead) -> LocalHead:
     """A head with a node that is reached by a command, so that its code folder is one of clusterctl's own."""
     head = make_head()
     head = type(head)(head.folder, {**head.env, "HOME": str(head.folder.parent)})
-    hosts = [{"host": "node", "transport": {"command": ["/bin/sh"]}, "gpus": 0, "workers": 1}]
+    hosts = [
+        {"host": "node", "transport": {"command": ["/usr/bin/env", "NODE={host}", "/bin/sh"]}, "gpus": 0, "workers": 1}
+    ]
     job = {"command": "sleep 600", "grace": "1s"}
     text = yaml.safe_dump({"version": 1, "name": "one", "hosts": hosts, "job": job})
     (head.folder / "cluster.yaml").write_text(text)

@@ -138,7 +138,7 @@ def _write_starter(choices: InitChoices, place: _Place, console: Console) -> Non
     machines, script = _given(choices, place), choices.script or asking.script_here(path.parent)
     said = (choices.script, choices.source, choices.kind, choices.gpus, *choices.words)
     if not any(said) and not choices.schema and not choices.quiet and asking.possible():
-        answers = asking.ask(script)
+        answers = asking.ask(script, console.narrate)
         machines, script = answers.machines, answers.script
     text = init.starter(machines, script=script or "train.py", schema=_SCHEMA if choices.schema else None)
     write(path, text)

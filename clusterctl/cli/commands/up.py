@@ -19,7 +19,8 @@ from clusterctl.plan import environment, layout
 from clusterctl.plan import launch as planning
 from clusterctl.render.plan import render_plan
 from clusterctl.run.controller import process
-from clusterctl.run.record import disk, neighbours, origin, rundir
+from clusterctl.run.nodes.files import neighbours
+from clusterctl.run.record import disk, origin, rundir
 from clusterctl.wording import plural
 
 if TYPE_CHECKING:

@@ -255,7 +255,6 @@ def _link(state: RunState, event: head.Link) -> RunState:
 def _attempt(state: RunState, time: float, event: head.Attempt) -> RunState:
     nodes: dict[str, NodeState] = {}
     workers: dict[int, WorkerState] = {}
-    placed = list(state.placed)
     before = {**state.retired, **state.nodes}
     for entry in event.nodes:
         name, ranks = entry["node"], tuple(entry["ranks"])
@@ -264,7 +263,6 @@ def _attempt(state: RunState, time: float, event: head.Attempt) -> RunState:
         if old is not None:
             fresh = replace(fresh, link=old.link, clock=old.clock, ahead=old.ahead, seq=old.seq)
         nodes[name] = fresh
-        placed.append((event.attempt, name, ranks))
         workers |= {r: WorkerState(rank=r, local_rank=i, node=name) for i, r in enumerate(ranks)}
     return replace(
         state,
@@ -286,7 +284,7 @@ def _attempt(state: RunState, time: float, event: head.Attempt) -> RunState:
         restart_why="",
         next_nodes=(),
         retired={name: node for name, node in before.items() if name not in nodes},
-        placed=tuple(placed),
+        placed=(*state.placed, *((event.attempt, e["node"], tuple(e["ranks"])) for e in event.nodes)),
         traces=_joined(state.traces, nodes),
         newest=event.newest,
         resume_from=event.resume_from,
