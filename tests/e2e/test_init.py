@@ -11,7 +11,7 @@ from tests.documented import typed
 if TYPE_CHECKING:
     from tests.e2e.conftest import LocalHead
 
-CTRL_C = "\x03"
+CTRL_D = "\x04"
 
 
 def test_three_answers_make_a_file_that_checks(head: LocalHead) -> None:
@@ -35,7 +35,7 @@ def test_three_answers_make_a_file_that_checks(head: LocalHead) -> None:
 def test_who_leaves_a_question_finds_nothing_written(head: LocalHead) -> None:
     with head.terminal("init") as screen:
         screen.expect("Hosts")
-        screen.press(CTRL_C)
+        screen.press(CTRL_D)
 
         assert screen.wait() == 130
     assert not (head.folder / "cluster.yaml").exists()
