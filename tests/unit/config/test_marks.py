@@ -29,6 +29,7 @@ LONGER_THAN_A_CHARACTER = {
     "nul_escape": '"\\0"',
     "text_at_top": "gpu01 gpu02",
     "version_misspelt": "vesion",
+    "hosts_misspelt": "host",
     "version_as_text": "'1'",
     "hosts_without_value": "hosts",
     "range_backwards": "04-01",
