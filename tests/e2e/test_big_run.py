@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from benchmarks.screens import SCREENS
-from clusterctl.render.terminal.console import cells
 from tests.big_run import CULPRIT, End, Shape, made
-from tests.e2e.terminal import Terminal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -61,15 +59,3 @@ def test_the_rank_that_matters_stands_out_of_1600(env: dict[str, str], tmp_path:
 def test_the_output_of_a_failed_run_ends_with_what_failed(env: dict[str, str], tmp_path: Path) -> None:
     said = typed(env, tmp_path, "logs", "failed", "-n", "20")
     assert f"gpu138 r{CULPRIT} │ RuntimeError: CUDA error: device-side assert triggered" in said
-
-
-@pytest.mark.parametrize(("columns", "rows"), [(60, 20), (80, 24), (120, 40)])
-def test_top_keeps_it_on_one_screen(env: dict[str, str], tmp_path: Path, columns: int, rows: int) -> None:
-    with Terminal("top", "running", folder=tmp_path, env=env, columns=columns, rows=rows) as top:
-        top.expect("q leave")
-        top.press("q")
-        assert top.wait() == 0
-        picture = top.shown.partition("q leave")[0].splitlines()
-    assert len(picture) <= rows
-    assert all(cells(line) <= columns for line in picture)
-    assert any("gpu[001-200]" in line for line in picture)
