@@ -157,7 +157,9 @@ class _Story:
                     "message": "RuntimeError: CUDA error: device-side assert triggered",
                     "traceback": self._trace(),
                 }
-                yield of_node.Exited(attempt=0, rank=rank, exit_code=1, earliest=fell, latest=fell, error=error)
+                yield of_node.Exited(
+                    attempt=0, rank=rank, exit_code=1, earliest=fell, latest=fell, error=error, tail=self._trace()
+                )
             else:
                 yield of_node.Exited(
                     attempt=0, rank=rank, signal=15, stopped=True, earliest=fell + 0.5, latest=fell + 0.6
@@ -264,7 +266,7 @@ def _evidence(rank: int, node: str, step: int) -> dict[str, Any]:
         "age_s": 0.2, "progress_age_s": 46.0, "main_age_s": 46.0, "phase": None,
     }  # fmt: skip
     entry = {"group": "0", "op": "all_reduce", "sizes": "[[1000]]", "dtypes": "Float", "p2p": False}
-    recorded = [{**entry, "number": n, "done": True} for n in range(step - 40, step + 1)]
+    recorded = [{**entry, "number": n, "done": True} for n in range(step - 4, step + 1)]
     recorded += [{**entry, "number": step + 1, "done": False}] if waits else []
     stacks = f"Thread 0x00007faeecbcfb80 (most recent call first):\n{WAITS if waits else LOADS}{MAIN}"
     return {

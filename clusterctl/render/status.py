@@ -39,6 +39,7 @@ STATE_STYLES: dict[str, tuple[str, ...]] = {
     "waiting": (DIM,),
 }
 _MOST_WORKERS = 32
+_MOST_NODES = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +112,7 @@ def render_status(view: RunView, now: float, terminal: Terminal, *, every: bool 
     if attempts := render_attempts(view.state, view.step, now, terminal):
         lines += ["", *attempts]
     if view.state.nodes:
-        lines += ["", *_node_table(view, terminal), "", *_worker_table(view, terminal, every=every)]
+        lines += ["", *_node_table(view, terminal, every=every), "", *_worker_table(view, terminal, every=every)]
     return lines
 
 
@@ -168,7 +169,10 @@ def _headline(view: RunView, now: float, terminal: Terminal) -> str:
     return f"{terminal.style(state.run, BOLD)}  {dot.join(parts)}"
 
 
-def _node_table(view: RunView, terminal: Terminal) -> list[str]:
+def _node_table(view: RunView, terminal: Terminal, *, every: bool) -> list[str]:
+    """One row per node; where they are many, one row for those that do the same."""
+    if len(view.state.nodes) > _MOST_NODES and not every:
+        return _folded_nodes(view, terminal)
     columns = [
         Column(title="NODE", shrink=True),
         Column(title="NR", right=True),
@@ -186,6 +190,17 @@ def _node_table(view: RunView, terminal: Terminal) -> list[str]:
             node.address or "-",
         ]
         for node in nodes
+    ]
+    return render_table(columns, rows, terminal)
+
+
+def _folded_nodes(view: RunView, terminal: Terminal) -> list[str]:
+    groups: dict[str, list[str]] = {}
+    for node in sorted(view.state.nodes.values(), key=lambda n: n.node_rank):
+        groups.setdefault(view.state.node_phase(node.node).value, []).append(node.node)
+    columns = [Column(title="NODES", right=True), Column(title="STATE"), Column(title="NAMES", shrink=True)]
+    rows: list[list[Cell | str]] = [
+        [str(len(names)), state_cell(state), fold_nodes(names)] for state, names in groups.items()
     ]
     return render_table(columns, rows, terminal)
 

@@ -25,14 +25,20 @@ if TYPE_CHECKING:
     from clusterctl.render.terminal.console import Console
 
 
+_MOST_ROWS = 64
+
+
 @click.command("stats", cls=WithExamples)
 @click.argument("reference", metavar="[RUN|FILE]", required=False, shell_complete=options.offer("runs"))
 @options.nodes_option
 @click.option("--watch", metavar="DURATION", help="Repeat with this pause until Ctrl-C.")
 @options.json_option
+@options.verbose_option("Show every GPU in a row of its own, however many there are.")
 @options.output_options
-def command(reference: str | None, nodes: str | None, watch: str | None, as_json: bool, color: str, quiet: bool) -> int:
-    """Show utilisation, memory, temperature and power of every GPU and node.
+def command(
+    reference: str | None, nodes: str | None, watch: str | None, as_json: bool, verbose: bool, color: str, quiet: bool
+) -> int:
+    """Show utilisation, memory, temperature and power of every GPU and node; of many, nodes that are alike in one row.
 
     While a run is active this is what its nodes told last (every 15 s); else the nodes of the cluster file are asked.
     Exits with 4 where a node of the file could not be reached.
@@ -42,7 +48,7 @@ def command(reference: str | None, nodes: str | None, watch: str | None, as_json
     subject = machines.subject_of(reference)
     while True:
         stats = _stats(subject, nodes, console)
-        _show(stats, console, as_json=as_json, quiet=quiet)
+        _show(stats, console, as_json=as_json, every=verbose, quiet=quiet)
         if pause is None:
             blind = subject.run is None and any(n.status == "unknown" for n in stats)
             return int(ExitCode.NODE if blind else ExitCode.OK)
@@ -72,10 +78,19 @@ def _stats(subject: Subject, chosen: str | None, console: Console) -> list[NodeS
     return [n for n in stats if n.node in names]
 
 
-def _show(stats: list[NodeStats], console: Console, *, as_json: bool, quiet: bool) -> None:
+def _show(stats: list[NodeStats], console: Console, *, as_json: bool, every: bool, quiet: bool) -> None:
     if as_json:
         console.json(stats_json(stats))
         return
-    console.data(*render_stats(stats, console.out))
+    many = sum(max(1, len(node.gpus)) for node in stats) > _MOST_ROWS
+    console.data(*(_folded(stats, console) if many and not every else render_stats(stats, console.out)))
     if not quiet:
         console.narrate(*remarks(stats, time.time()))
+
+
+def _folded(stats: list[NodeStats], console: Console) -> list[str]:
+    from clusterctl.render.top.scene import Level, Scene, leaves_of, rows_at
+    from clusterctl.render.top.table import table
+
+    scene = Scene(nodes=stats)
+    return table(rows_at(scene, leaves_of(scene), Level.ALIKE, time.time()), scene, console.out.width, console.out)

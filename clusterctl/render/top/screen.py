@@ -6,10 +6,11 @@ import statistics
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from clusterctl.logs.clean import strip_colours
 from clusterctl.render.stats import STALE_S, remarks
 from clusterctl.render.status import render_summary
 from clusterctl.render.story.last_line import speed_text
-from clusterctl.render.terminal.console import BOLD, DIM, fit
+from clusterctl.render.terminal.console import BOLD, DIM, cells, fit
 from clusterctl.render.top.order import SORTS, in_order
 from clusterctl.render.top.scene import Level, finest, leaves_of, rows_at
 from clusterctl.render.top.table import busy_text, mean_trend, table
@@ -67,8 +68,10 @@ def _head(scene: Scene, now: float, terminal: Terminal, width: int) -> list[str]
     news = lines[1:] + [f"  {line}" for line in remarks(scene.nodes, now)]
     if len(news) > _MOST_NEWS:
         news = [*news[: _MOST_NEWS - 1], f"  {len(news) - _MOST_NEWS + 1} more: `clusterctl status`"]
-    # The first line carries colours and is short; the others are plain.
-    return lines[:1] + [fit(line, width, terminal.glyphs) for line in news]
+    # The first line carries colours, unless it has to be cut; the others are plain.
+    bare = strip_colours(lines[0])
+    first = lines[0] if cells(bare) <= width else fit(bare, width, terminal.glyphs)
+    return [first] + [fit(line, width, terminal.glyphs) for line in news]
 
 
 def _as_of(scene: Scene, leaves: Sequence[Leaf], level: Level, now: float, terminal: Terminal) -> str:
