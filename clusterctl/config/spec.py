@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Annotated, Any, Literal
 
+from clusterctl.config.choices import Resume, StartMethod
 from clusterctl.config.kinds import (
     Args,
     Causes,
@@ -83,14 +84,6 @@ class StallAction(str, Enum):
     REPORT = "report"
     STOP = "stop"
     RESTART = "restart"
-
-
-class Resume(str, Enum):
-    """Which checkpoints an attempt may go on from."""
-
-    NEVER = "never"
-    THIS_RUN = "this run"
-    ANY = "any"
 
 
 _SSH_SAYS = "what `ssh -G host` says"
@@ -229,6 +222,21 @@ class JobSpec:
     ] = None
     framework: Annotated[Framework, Key("Whose environment variables workers get.", "torch")] = Framework.AUTO
     launcher: Annotated[Launcher, Key("Who starts the workers of a node.", "direct")] = Launcher.DIRECT
+    start_method: Annotated[
+        StartMethod,
+        Key(
+            "How workers begin: each anew, by a `fork` of one per node that has imported, or `auto`: as can be.",
+            "fork",
+        ),
+    ] = StartMethod.SPAWN
+    preload: Annotated[
+        Texts | None,
+        Key(
+            "Modules that are imported once per node where workers are forked; never code of your own.",
+            ["torch", "keras"],
+            unset="the installed ones that the script begins with",
+        ),
+    ] = None
     inject: Annotated[bool, Key("Whether progress is watched from inside the workers.", False)] = True
     grace: Annotated[Duration, Key("Time between SIGTERM and SIGKILL.", "10s")] = 10.0
     finish_grace: Annotated[Duration, Key("Longest wait without activity once some ranks have ended.", "5m")] = 300.0

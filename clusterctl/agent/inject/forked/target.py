@@ -41,6 +41,9 @@ class Target:
             if path.endswith(".pyc"):
                 raise CannotForkError(f"`{path}` is compiled")
             self.script = os.path.abspath(path)
+            with open(path, "rb") as file:
+                if b"\0" in file.read():
+                    raise CannotForkError(f"`{path}` holds a null byte")
 
     def enter(self) -> None:
         """Be as Python is when it begins with it: arguments, path, and an empty `__main__`."""
