@@ -7,16 +7,30 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from enum import Enum
+from typing import Annotated, Any
 
 from clusterctl.config import units, words
 from clusterctl.config.words import COMMAND_HINT
 from clusterctl.config.wrong import WrongValueError, shown
 
-if TYPE_CHECKING:
-    from enum import Enum
-
 Check = Callable[[object], Any]
+
+
+class StartMethod(str, Enum):
+    """How the workers of a node come to be."""
+
+    SPAWN = "spawn"
+    FORK = "fork"
+    AUTO = "auto"
+
+
+class Resume(str, Enum):
+    """Which checkpoints an attempt may go on from."""
+
+    NEVER = "never"
+    THIS_RUN = "this run"
+    ANY = "any"
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)

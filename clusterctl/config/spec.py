@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Annotated, Any, Literal
 
-from clusterctl.config.choices import Resume, StartMethod
 from clusterctl.config.kinds import (
     Args,
     Causes,
@@ -31,6 +30,7 @@ from clusterctl.config.kinds import (
     PortOrAuto,
     PositiveDuration,
     Restarts,
+    Resume,
     Size,
     SizeOrNone,
     SizeOrZero,
@@ -39,6 +39,7 @@ from clusterctl.config.kinds import (
     SshHops,
     SshUser,
     SshWord,
+    StartMethod,
     Texts,
     Weights,
     Workers,
@@ -224,10 +225,7 @@ class JobSpec:
     launcher: Annotated[Launcher, Key("Who starts the workers of a node.", "direct")] = Launcher.DIRECT
     start_method: Annotated[
         StartMethod,
-        Key(
-            "How workers begin: each anew, by a `fork` of one per node that has imported, or `auto`: as can be.",
-            "fork",
-        ),
+        Key("How workers begin: each anew, by a `fork` of one process per node that has imported, or `auto`.", "fork"),
     ] = StartMethod.SPAWN
     preload: Annotated[
         Texts | None,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.linux.spawn import PYTHON
 from clusterctl.agent.protocol.commands import Command
-from tests.agent.talk import REPOSITORY
+from tests.agent.talk import REPOSITORY, SECONDS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -64,12 +64,12 @@ class Job:
         ]
         talk.ask(Command.START, **self.node.where, attempt=attempt, workers=workers, inject=inject)
 
-    def run(self, ranks: int = 1, **more: Any) -> Ran:
+    def run(self, ranks: int = 1, *, seconds: float = SECONDS, **more: Any) -> Ran:
         talk = self.node.talk()
         self.prepare(talk, ranks)
         self.node.follow(talk)
         self.begin(talk, ranks, **more)
-        talk.wait_for("swept")
+        talk.wait_for("swept", seconds=seconds)
         ran = Ran(talk, self.node.folder)
         assert ran.forked == (self.method == "fork"), talk.of("alarm")
         return ran
@@ -84,7 +84,7 @@ class Job:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             check=False,
-            timeout=110,
+            timeout=280,
         )
         return done.returncode, done.stdout.decode()
 

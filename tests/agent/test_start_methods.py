@@ -33,7 +33,7 @@ def job(node: Node, request: pytest.FixtureRequest) -> Make:
 
 def same_as_bare(job: Job) -> str:
     """What a worker says, which is what Python says by itself, with the same exit code."""
-    ran, (code, text) = job.run(), job.bare()
+    ran, (code, text) = job.run(seconds=200.0), job.bare()
     assert ran.said() == text
     assert ran.code() == code
     return text
@@ -292,11 +292,12 @@ pools = sorted((p["user_api"], p["internal_api"], os.path.basename(p["filepath"]
 seen = []
 threading.Thread(target=lambda: seen.append(torch.get_num_threads())).start()
 torch.ones(1000, 1000) @ torch.ones(1000, 1000)
-print(json.dumps([torch.get_num_threads(), torch.get_num_interop_threads(), pools, seen, torch.initial_seed()]))
+print(json.dumps([torch.get_num_threads(), torch.get_num_interop_threads(), pools, seen]))
 """
 
 
 @pytest.mark.torch
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("number", ["1", "3", None])
 def test_libraries_have_the_threads_that_are_planned(job: Make, number: str | None) -> None:
     made = job(THREADS, preload=None)
@@ -305,6 +306,16 @@ def test_libraries_have_the_threads_that_are_planned(job: Make, number: str | No
         assert name not in os.environ
     ours, bare = json.loads(made.run(late=late).said()), json.loads(made.bare(**late)[1])
     assert ours == bare
+
+
+@pytest.mark.torch
+@pytest.mark.timeout(300)
+def test_seeds_of_torch_are_drawn_by_each_where_a_fresh_start_draws_them(job: Make) -> None:
+    made = job("import torch\nprint(torch.initial_seed(), torch.rand(1).item())\n", preload=None)
+    ran = made.run(2)
+    ours = {ran.said(n) for n in (0, 1)}
+    bare = {made.bare()[1] for _ in range(2)}
+    assert len(ours) == len(bare)
 
 
 LOADER = """\

@@ -172,13 +172,14 @@ def test_only_what_a_script_begins_with_is_looked_for(node: Node, text: str) -> 
 
 def attempt(job: Job, talk: Talk, number: int) -> None:
     job.prepare(talk, attempt=number, keep=True)
+    if number == 0:
+        job.node.follow(talk)
     job.begin(talk, attempt=number)
     talk.wait_for("swept", number + 1)
 
 
 def test_it_is_kept_for_the_next_attempt_and_goes_with_the_run(node: Node) -> None:
     job, talk = job_of(node, "import os\nprint(os.getpid())\n"), node.talk()
-    node.follow(talk)
     attempt(job, talk, 0)
     before = zygotes(node)
     attempt(job, talk, 1)
@@ -205,7 +206,6 @@ def test_what_has_changed_on_the_disk_is_imported_again(node: Node) -> None:
     file = installed(node, "special", "VALUE = 'first'\n")
     job = job_of(node, "import special\nprint(special.VALUE)\n", env=path_of(node), preload=["special"])
     talk = node.talk()
-    node.follow(talk)
     attempt(job, talk, 0)
     before = zygotes(node)
     file.write_text("VALUE = 'another one'\n")
@@ -217,7 +217,6 @@ def test_what_has_changed_on_the_disk_is_imported_again(node: Node) -> None:
 
 def test_one_that_was_killed_between_two_attempts_is_replaced(node: Node) -> None:
     job, talk = job_of(node, "print('ran')\n"), node.talk()
-    node.follow(talk)
     attempt(job, talk, 0)
     (pid,) = zygotes(node)
     os.kill(pid, signal.SIGKILL)
@@ -271,7 +270,7 @@ def running(node: Node, text: str = UNTIL_TERM, ranks: int = 2, **options: Any) 
     node.follow(talk)
     job.begin(talk, ranks)
     talk.wait_for("started", ranks)
-    assert Ran(talk, node.folder).forked
+    assert talk.wait_for("alarm")[0]["code"] == "forked"
     return talk
 
 

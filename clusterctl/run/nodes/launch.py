@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from clusterctl.agent.protocol import encoding, requests
 from clusterctl.agent.protocol.commands import Command
-from clusterctl.config.choices import StartMethod
+from clusterctl.config.kinds import StartMethod
 from clusterctl.config.spec import ClusterSpec, HostSpec, TransportKind
 from clusterctl.errors import ClusterctlError
 from clusterctl.plan import environment, forking, layout
@@ -265,8 +265,6 @@ class Launch:
         assert spec.job is not None, "a run has a job"
         prologue, inject = spec.job.prologue, spec.job.inject
         by_name = {n.node: n for n in plan.nodes}
-        # A start waits for what is imported once for all ranks of its node.
-        patience = seconds_for(Command.START) + (0.0 if spec.job.start_method is StartMethod.SPAWN else _IMPORTS)
 
         def start(node: str, session: Session) -> None:
             workers = [
@@ -294,13 +292,19 @@ class Launch:
                 keep_secrets=spec.restart.max_restarts > 0,
                 inject=inject,
             )
-            session.call(Command.START, request, timeout=patience)
+            session.call(Command.START, request, timeout=_patience(spec))
             step.through(node, len(ranks))
 
         _, errors = each(self._on(list(by_name)), start)
         detail = f"master {plan.master_addr}:{plan.master_port} · attempt {plan.attempt}"
         step.end(detail, failed=bool(errors))
         raise_first(errors)
+
+
+def _patience(spec: ClusterSpec) -> float:
+    """Return how long a start may take; it waits for what is imported once for all ranks of its node."""
+    forks = layout.job_of(spec).start_method is not StartMethod.SPAWN
+    return seconds_for(Command.START) + (_IMPORTS if forks else 0.0)
 
 
 def prepare_request(

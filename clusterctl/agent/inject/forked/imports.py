@@ -123,7 +123,9 @@ def _does_nothing(statement: ast.stmt) -> bool:
     if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
         return not statement.decorator_list and not statement.args.defaults and not any(statement.args.kw_defaults)
     if isinstance(statement, (ast.Assign, ast.AnnAssign)):
-        return statement.value is None or _is_literal(statement.value)
+        targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+        plain = all(isinstance(target, ast.Name) for target in targets)
+        return plain and (statement.value is None or _is_literal(statement.value))
     if isinstance(statement, ast.Expr):
         return _is_literal(statement.value) or _says_what_holds(statement.value)
     if isinstance(statement, ast.If):

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
     from .target import Target
 
+_SEED_OF_OLD_TORCH = 67280421310721
+"""Where every process begins with this seed, ranks do, too; torch 2.13 draws one."""
+
 
 def prepare(target: Target, env: dict[bytes, bytes], cwd: str) -> None:
     """Be what a fresh start would be, up to the first line of the script."""
@@ -50,6 +53,9 @@ def _draw_anew() -> None:
     numpy: Any = sys.modules.get("numpy.random")
     if numpy is not None:
         numpy.seed()
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and torch.initial_seed() != _SEED_OF_OLD_TORCH:
+        torch.default_generator.seed()
     process: Any = sys.modules.get("multiprocessing.process")
     if process is not None:
         process.current_process().authkey = os.urandom(32)

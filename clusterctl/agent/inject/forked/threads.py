@@ -30,13 +30,27 @@ def settle() -> None:
         if name.startswith(("libgomp", "libomp", "libiomp")):
             _call(library, ("omp_set_num_threads",), openmp)
         elif "openblas" in name:
-            _call(library, _BLAS, _number("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS"))
+            wanted = _number("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS")
+            # By itself it takes no more than there are processors.
+            _call(library, _BLAS, min(wanted, len(os.sched_getaffinity(0))))
         elif name.startswith("libblis"):
             _call(library, ("bli_thread_set_num_threads",), _number("BLIS_NUM_THREADS", "OMP_NUM_THREADS"))
     torch: Any = sys.modules.get("torch")
     if torch is not None:
-        with_mkl = torch.backends.mkl.is_available()
-        torch.set_num_threads(_number("MKL_NUM_THREADS", "OMP_NUM_THREADS") if with_mkl else openmp)
+        torch.set_num_threads(_as_mkl_says(torch) or openmp)
+
+
+def _as_mkl_says(torch: Any) -> int | None:
+    """Return the threads that torch takes by itself: as many as MKL allows, which knows the cores."""
+    path = os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_cpu.so")
+    if not torch.backends.mkl.is_available() or not os.path.isfile(path):
+        return None
+    library = ctypes.CDLL(path)
+    number = _number("MKL_NUM_THREADS", "OMP_NUM_THREADS")
+    if not hasattr(library, "mkl_serv_set_num_threads") or not hasattr(library, "mkl_serv_get_max_threads"):
+        return number
+    library.mkl_serv_set_num_threads(ctypes.c_int(number))
+    return int(library.mkl_serv_get_max_threads())
 
 
 def _number(*names: str) -> int:
