@@ -174,17 +174,18 @@ def attempt(job: Job, talk: Talk, number: int) -> None:
     job.prepare(talk, attempt=number, keep=True)
     if number == 0:
         job.node.follow(talk)
-    job.begin(talk, attempt=number)
+    job.begin(talk, attempt=number, inject=job.forked["inject"])
     talk.wait_for("swept", number + 1)
 
 
 def test_it_is_kept_for_the_next_attempt_and_goes_with_the_run(node: Node) -> None:
     job, talk = job_of(node, "import os\nprint(os.getpid())\n"), node.talk()
+    job.forked["inject"] = True
     attempt(job, talk, 0)
     before = zygotes(node)
     attempt(job, talk, 1)
     assert len(before) == 1
-    assert zygotes(node) == before
+    assert zygotes(node) == before, talk.events
     talk.ask(Command.FINISH, **node.where, state="finished", exit_code=0)
     wait_for(lambda: not zygotes(node), what="the end of the zygote")
 
@@ -305,8 +306,12 @@ def test_an_exit_is_known_although_nobody_was_there(node: Node) -> None:
 
 def test_the_supervisor_sees_the_exit_of_a_worker_whose_waiter_is_gone(node: Node) -> None:
     talk = running(
-        node, "import os, time\nwhile not os.path.exists('go'):\n    time.sleep(0.01)\nraise SystemExit(8)\n", 1
+        node,
+        "import os, time\nopen('up', 'w')\nwhile not os.path.exists('go'):\n    time.sleep(0.01)\nraise SystemExit(8)\n",
+        1,
     )
+    # Killed before it opens the gate, it would take the worker along.
+    wait_for((node.home / "work/up").exists, what="the worker")
     os.kill(node.waiter(), signal.SIGKILL)
     (node.home / "work/go").touch()
     talk.wait_for("swept")

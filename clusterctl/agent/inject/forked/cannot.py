@@ -137,12 +137,18 @@ def _shared_memory() -> str | None:
 
 
 def imported_files() -> dict[str, tuple[int, int]]:
-    """Return time and size of every file that was imported, so that a change can be seen."""
+    """Return time and size of every file that was imported, so that a change can be seen.
+
+    Our own are written again by each start, as they are.
+    """
+    place = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     found = {}
     for _, file in _files():
         try:
             status = os.stat(file)
         except OSError:
+            continue
+        if file.startswith(place + os.sep):
             continue
         found[file] = (status.st_mtime_ns, status.st_size)
     return found
