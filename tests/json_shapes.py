@@ -209,6 +209,7 @@ STATUS: Final = an_object(
             stopped=FLAG,
             step=or_null(COUNT),
             last_output_s=or_null(SECONDS),
+            slow=or_null({"type": "string"}),
         )
     ),
 )

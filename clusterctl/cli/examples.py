@@ -30,6 +30,11 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
     ),
     "shell": ("clusterctl shell NODE", "clusterctl shell --rank 3", "clusterctl shell NODE -- htop"),
     "forward": ("clusterctl forward 6006", "clusterctl forward 8080:80 --node NODE"),
+    "cp": (
+        "clusterctl cp data.bin all:data/",
+        "clusterctl cp NODE:out/log.txt .",
+        "clusterctl cp 'all:out/*.txt' results/",
+    ),
     "sync": ("clusterctl sync", "clusterctl sync --pull 'ckpt/**'"),
     "bench": ("clusterctl bench --plot scaling.png",),
     "config": ("clusterctl config --ranks", "clusterctl config --env 5"),

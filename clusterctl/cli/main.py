@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import importlib.util
 import os
 import sys
 from typing import TYPE_CHECKING, Any
 
 import click
-from typing_extensions import override
 
 from clusterctl.cli.front import GROUPS
 from clusterctl.errors import ClusterctlError, ExitCode
 from clusterctl.render.terminal import streams
+from clusterctl.typed import override
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,6 +38,7 @@ COMMANDS: dict[str, str] = {
     "exec": "Run a command on all nodes, equal output folded",
     "shell": "Open a terminal on a node, or beside a rank",
     "forward": "Reach ports of a node from this machine",
+    "cp": "Copy files to the nodes, or from them",
     "sync": "Push code to the nodes, or pull results home",
     "bench": "Measure how the job scales over workers",
     "config": "Check and print the cluster file",
@@ -63,13 +63,13 @@ class LazyGroup(click.Group):
     @override
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the commands in the order in which people meet them."""
-        return [name for name in COMMANDS if _exists(name)]
+        return list(COMMANDS)
 
     @override
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import and return a command."""
         cmd_name = OTHER_NAMES.get(cmd_name, cmd_name)
-        if cmd_name not in COMMANDS or not _exists(cmd_name):
+        if cmd_name not in COMMANDS:
             return None
         module = importlib.import_module(f"clusterctl.cli.commands.{cmd_name}")
         command: click.Command = module.command
@@ -120,10 +120,6 @@ class LazyGroup(click.Group):
             if close and "Did you mean" not in error.message:
                 raise click.UsageError(f"{error.message} Did you mean `{close[0]}`?", ctx) from error
             raise
-
-
-def _exists(name: str) -> bool:
-    return importlib.util.find_spec(f"clusterctl.cli.commands.{name}") is not None
 
 
 def _show_usage(error: click.UsageError) -> None:

@@ -37,6 +37,22 @@ def parse_duration(text: str | None, option: str) -> float | None:
         raise click.BadParameter(str(error), param_hint=option) from error
 
 
+def parse_size(text: str | None, option: str, default: int) -> int:
+    """Return bytes; `default` where nothing was given.
+
+    Raises:
+        click.BadParameter: It is no size.
+    """
+    if text is None:
+        return default
+    from clusterctl.config.units import UnitError, size
+
+    try:
+        return size(text)
+    except UnitError as error:
+        raise click.BadParameter(str(error), param_hint=option) from error
+
+
 def parse_moment(text: str | None, option: str, *, now: float, began: float | None = None) -> float | None:
     """Return a wall clock time, or `None` where nothing was given.
 

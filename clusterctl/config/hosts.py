@@ -232,17 +232,17 @@ def select(names: Sequence[str], include: str | None = None, exclude: str | None
 
 
 def _matching(names: Sequence[str], expression: str) -> set[str]:
-    found: set[str] = set()
-    for wanted in expand(expression):
-        hits = {n for n in names if n == wanted or _is_copy(n, wanted) or fnmatch.fnmatchcase(n, wanted)}
+    matching: set[str] = set()
+    for pattern in expand(expression):
+        hits = {n for n in names if n == pattern or _is_copy(n, pattern) or fnmatch.fnmatchcase(n, pattern)}
         if not hits:
             import difflib
 
-            close = difflib.get_close_matches(wanted, names, 1)
+            close = difflib.get_close_matches(pattern, names, 1)
             hint = f"did you mean `{close[0]}`?" if close else f"there are: {fold(names)}"
-            raise NotFoundError(f"no node `{wanted}`", hint=hint)
-        found |= hits
-    return found
+            raise NotFoundError(f"no node `{pattern}`", hint=hint)
+        matching |= hits
+    return matching
 
 
 def _is_copy(name: str, host: str) -> bool:

@@ -39,12 +39,12 @@ def from_inventory(path: str, text: str) -> list[Machine]:
     Raises:
         ConfigError: It cannot be read, or names no machine.
     """
-    found: dict[str, dict[str, Any]] = {}
+    hosts: dict[str, dict[str, Any]] = {}
     try:
-        told = _of_ini(text) if any(map(_SECTION.match, text.splitlines())) else _of_yaml(yaml.safe_load(text), 0)
-        for name, values in told:
-            found.setdefault(name, {}).update(values)
-        machines = [_machine(name, values) for name, values in found.items()]
+        listed = _of_ini(text) if any(map(_SECTION.match, text.splitlines())) else _of_yaml(yaml.safe_load(text), 0)
+        for name, values in listed:
+            hosts.setdefault(name, {}).update(values)
+        machines = [_machine(name, values) for name, values in hosts.items()]
     except (yaml.YAMLError, ranges.RangeError, ValueError, RecursionError) as error:
         reason = next(iter(str(error).splitlines()), "")
         raise ConfigError([Problem(path, 0, 0, f"this inventory cannot be read: {reason}", _PLAIN)]) from error
@@ -94,11 +94,11 @@ def _expanded(pattern: str) -> list[str]:
 
 
 def _machine(name: str, values: Mapping[str, Any]) -> Machine:
-    told = {key: next((str(values[n]) for n in names if values.get(n)), None) for key, names in _NAMES.items()}
-    port, address = told["port"], told["address"]
+    reached = {key: next((str(values[n]) for n in names if values.get(n)), None) for key, names in _NAMES.items()}
+    port, address = reached["port"], reached["address"]
     return Machine(
         name,
         address=address if address != name else None,
-        user=told["user"],
+        user=reached["user"],
         port=int(port) if port is not None and port.isdigit() else None,
     )

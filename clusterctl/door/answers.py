@@ -41,6 +41,7 @@ LARGE = frozenset(
         Command.READ,
         Command.FETCH,
         Command.MANIFEST,
+        Command.COPY,
         Command.CHECKPOINTS,
         Command.CODE,
         Command.RUNS,
@@ -122,6 +123,15 @@ _PROCESS = {
 _RECORDED = record(
     {**dict.fromkeys(("group", "op", "sizes", "dtypes"), _NAME), "number": COUNT, "done": flag, "p2p": flag}
 )
+_SOCKET = record(
+    {
+        **dict.fromkeys(("address", "peer"), text(64)),
+        **dict.fromkeys(("port", "peer_port"), _PORT),
+        "state": text(32),
+        **dict.fromkeys(("unacked", "unread", "lost"), COUNT),
+        "awaited": flag,
+    }
+)
 _EVIDENCE = record(
     {
         "rank": RANK,
@@ -136,7 +146,13 @@ _EVIDENCE = record(
         "children": many(record({"pid": PID, "state": maybe(text(8)), "wchan": maybe(_NAME)}, _PROCESS), 4096),
         "tail": many(text(1 << 20), 4096),
     },
-    {**_PROCESS, "threads": COUNT, "error": _WORDS, "recorded": maybe(many(_RECORDED, 128))},
+    {
+        **_PROCESS,
+        "threads": COUNT,
+        "error": _WORDS,
+        "recorded": maybe(many(_RECORDED, 128)),
+        "sockets": many(_SOCKET, 128),
+    },
 )
 _GROUP = record(
     {"status": _WORD},
@@ -165,6 +181,7 @@ RESULTS: dict[Command, Shape] = {
         },
     ),
     Command.MANIFEST: record({"need": many(whole(0, 1 << 32), 1 << 22)}),
+    Command.COPY: record({"need": many(whole(0, 1 << 32), 1 << 22), "folder": _PATH, "name": maybe(_PATH)}),
     Command.RECEIVE: record({}, {"written": whole(), "hash": maybe(_DIGEST)}),
     Command.FETCH: record({"files": many(row(_PATH, BYTES, whole(0, 1 << 16)), 1 << 20)}),
     Command.CHECKPOINTS: record({"found": many(_CHECKPOINT, 5000)}, {"versions": many(_VERSION, 1 << 20)}),

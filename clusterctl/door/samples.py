@@ -44,6 +44,8 @@ _RANK = record(
         "read": maybe(COUNT),
         "written": maybe(COUNT),
         "output": maybe(COUNT),
+        "starved_s": _NUMBER,
+        "faults": maybe(COUNT),
         "inside": maybe(INSIDE),
     },
 )

@@ -156,8 +156,8 @@ def _folder(folder: StateFolder) -> Finding:
     if folder.error is not None:
         return _found(name, Status.FAIL, f"{folder.path}: {folder.error}", elsewhere, value=folder.filesystem)
     if folder.shared:
-        said = f"{folder.path} is on {kind}, which may hang, and which other machines may write"
-        return _found(name, Status.WARN, said, elsewhere, value=folder.filesystem)
+        message = f"{folder.path} is on {kind}, which may hang, and which other machines may write"
+        return _found(name, Status.WARN, message, elsewhere, value=folder.filesystem)
     return _found(name, Status.PASS, f"{folder.path} on {kind} can be written and locked", value=folder.filesystem)
 
 
@@ -165,23 +165,23 @@ def _space(folder: StateFolder, size: Callable[[float], str]) -> Finding:
     name = "head.space"
     if folder.free is None:
         return _found(name, Status.UNKNOWN, f"how much is free in {folder.path} is not known")
-    said = f"{size(folder.free)} free for the output of runs"
+    message = f"{size(folder.free)} free for the output of runs"
     if folder.free >= _LITTLE_SPACE:
-        return _found(name, Status.PASS, said, value=folder.free)
+        return _found(name, Status.PASS, message, value=folder.free)
     status = Status.FAIL if folder.free < _LEAST_SPACE else Status.WARN
     hint = "`clusterctl clean -y` removes runs that ended long ago"
-    return _found(name, status, f"only {said}", hint, action=Action.FREE_SPACE, value=folder.free)
+    return _found(name, status, f"only {message}", hint, action=Action.FREE_SPACE, value=folder.free)
 
 
 def _open_files(soft: int | None, hard: int | None) -> Finding:
-    name, said = "head.open_files", f"open files: {_limit(soft)}, at most {_limit(hard)}"
+    name, message = "head.open_files", f"open files: {_limit(soft)}, at most {_limit(hard)}"
     nodes = NODES if hard is None else nodes_for(hard)
     if nodes >= NODES:
-        return _found(name, Status.PASS, f"{said}: enough for {NODES} nodes", value=hard)
+        return _found(name, Status.PASS, f"{message}: enough for {NODES} nodes", value=hard)
     status = Status.WARN if nodes > 0 else Status.FAIL
     what = f"enough for {nodes} node{'s' * (nodes > 1)}" if nodes > 0 else "too few for a controller"
     hint = "set a hard `nofile` of 4096 or more in /etc/security/limits.d"
-    return _found(name, status, f"{said}: {what}", hint, action=Action.FIX_LIMITS, value=hard)
+    return _found(name, status, f"{message}: {what}", hint, action=Action.FIX_LIMITS, value=hard)
 
 
 def _limit(limit: int | None) -> str:
@@ -191,8 +191,8 @@ def _limit(limit: int | None) -> str:
 def _logout(user: str, *, ends: bool) -> Finding:
     if not ends:
         return _found("head.logout", Status.PASS, "controllers outlive a logout")
-    said = f"logind ends all processes of {user} at logout, controllers too (KillUserProcesses=yes)"
-    return _found("head.logout", Status.WARN, said, f"`loginctl enable-linger {user}`")
+    message = f"logind ends all processes of {user} at logout, controllers too (KillUserProcesses=yes)"
+    return _found("head.logout", Status.WARN, message, f"`loginctl enable-linger {user}`")
 
 
 def _clock(error: float | None) -> Finding:

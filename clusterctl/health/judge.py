@@ -110,12 +110,12 @@ def weigh(finding: Finding, context: Context) -> Finding:
     if finding.status not in (Status.WARN, Status.FAIL, Status.UNKNOWN):
         return finding
     names = [name for name in (finding.key, finding.check) if name]
-    wanted = next((context.severity[name].lower() for name in names if name in context.severity), None)
-    if wanted == "ignore" or any(_ignores(rule, names, finding.node) for rule in context.ignore):
+    severity = next((context.severity[name].lower() for name in names if name in context.severity), None)
+    if severity == "ignore" or any(_ignores(rule, names, finding.node) for rule in context.ignore):
         message = f"ignored ({finding.status.value}): {finding.message}"
         return replace(finding, status=Status.SKIP, message=message, ignored=True, action=Action.NONE.value)
-    if wanted and finding.status is not Status.UNKNOWN:
-        return replace(finding, status=Status.WARN if wanted == "warn" else Status.FAIL)
+    if severity and finding.status is not Status.UNKNOWN:
+        return replace(finding, status=Status.WARN if severity == "warn" else Status.FAIL)
     return finding
 
 

@@ -66,11 +66,11 @@ def recorded(facts: Mapping[str, Facts], context: Context, reached_as: Iterable[
 
 def _rules(ignore: Iterable[str], nodes: Mapping[str, str]) -> list[str]:
     """Return `check@node` patterns of a cluster file, with a rule for each node in place of wildcards."""
-    told = []
+    rules = []
     for rule in ignore:
         check, at, where = rule.partition("@")
-        told += [f"{check}@{other}" for node, other in nodes.items() if fnmatchcase(node, where)] if at else [rule]
-    return told
+        rules += [f"{check}@{other}" for node, other in nodes.items() if fnmatchcase(node, where)] if at else [rule]
+    return rules
 
 
 def replayed(value: Any, checks: Collection[str] | None = None) -> tuple[dict[str, Facts], list[Finding]]:

@@ -76,8 +76,8 @@ class FailingEnds:
                 continue
             self._done.add(key)
             # Some frameworks put the rank before each line, so that equal ends would differ.
-            said = [line.removeprefix(f"[rank{exited.rank}]: ") for line in end_lines(exited.tail)]
-            texts = self._choose(exited.attempt, said)
+            last_lines = [line.removeprefix(f"[rank{exited.rank}]: ") for line in end_lines(exited.tail)]
+            texts = self._choose(exited.attempt, last_lines)
             out += [LogLine(time, node, exited.rank, exited.attempt, text) for text in texts]
         return out
 

@@ -48,11 +48,11 @@ def layout(hosts: Sequence[HostSpec], found_gpus: Mapping[str, int | None]) -> t
     """Return the ranks of each host, contiguous and in host order. Unknown counts give one rank."""
     result, first = [], 0
     for node_rank, host in enumerate(hosts):
-        found = found_gpus.get(host.name)
-        count = worker_count(host, found) or 1
+        gpus = found_gpus.get(host.name)
+        count = worker_count(host, gpus) or 1
         ranks = tuple(range(first, first + count))
         first += count
-        result.append(Layout(host=host, node_rank=node_rank, ranks=ranks, gpus=claimed_gpus(host, found)))
+        result.append(Layout(host=host, node_rank=node_rank, ranks=ranks, gpus=claimed_gpus(host, gpus)))
     return tuple(result)
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.render.log import rfc3339
+from clusterctl.render.ranks import fold_nodes
 from clusterctl.render.terminal.console import BOLD, GREEN, RED, YELLOW, safe
 from clusterctl.render.terminal.table import Cell, Column, render_table
 from clusterctl.wording import duration
@@ -17,11 +18,14 @@ if TYPE_CHECKING:
     from clusterctl.render.terminal.console import Terminal
 
 _IDLE_PERCENT = 10
-_HOT_C = 85
+_FEW = 4
+"""From so many on nodes that were seen long ago are told together."""
+HOT_C = 85
+"""Degrees from which a GPU is shown as hot."""
 STALE_S = 60.0
 """Samples come every 15 s; one that is older than this no longer tells how the node is now."""
 
-_GIB = 2**30
+GIB = 2**30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +47,7 @@ class NodeStats:
     Attributes:
         time: Wall clock, or `None` where nothing is known.
         cpu, mem: Percent.
+        mem_used, mem_total: Bytes.
         status: `ok`, `stuck`, `error` or `absent` of its GPU driver; `unknown` where nothing was seen of the node.
         reason: Why GPUs or all of it are missing.
     """
@@ -51,6 +56,8 @@ class NodeStats:
     time: float | None
     cpu: float | None = None
     mem: float | None = None
+    mem_used: int | None = None
+    mem_total: int | None = None
     gpus: tuple[GpuStats, ...] = ()
     status: str = "ok"
     reason: str | None = None
@@ -63,6 +70,8 @@ def stats_from_sample(node: str, sample: Health) -> NodeStats:
         time=sample["t"],
         cpu=sample.get("cpu"),
         mem=sample.get("mem"),
+        mem_used=sample.get("mem_used"),
+        mem_total=sample.get("mem_total"),
         gpus=tuple(_of_gpu(gpu) for gpu in sample.get("gpus") or ()),
         status=str(sample.get("status") or "ok"),
         reason=sample.get("reason"),
@@ -115,9 +124,20 @@ def render_stats(nodes: Sequence[NodeStats], terminal: Terminal, *, header: bool
 
 def remarks(nodes: Sequence[NodeStats], now: float) -> list[str]:
     """Return what a person must know to read the table rightly: what is missing, and what is old."""
-    lines = [f"{safe(n.node)}: {safe(n.reason)}" for n in nodes if n.reason and n.status not in ("ok", "absent")]
-    old = [(n, now - n.time) for n in nodes if n.time is not None and now - n.time > STALE_S]
-    return lines + [f"{safe(n.node)}: seen {duration(age)} ago" for n, age in old]
+    reasons: dict[str, list[str]] = {}
+    for node in nodes:
+        if node.reason and node.status not in ("ok", "absent"):
+            reasons.setdefault(node.reason, []).append(node.node)
+    lines = [f"{safe(fold_nodes(names))}: {safe(reason)}" for reason, names in reasons.items()]
+    old = [(n.node, now - n.time) for n in nodes if n.time is not None and now - n.time > STALE_S]
+    return lines + _seen_long_ago(old)
+
+
+def _seen_long_ago(nodes: Sequence[tuple[str, float]]) -> list[str]:
+    if len(nodes) < _FEW:
+        return [f"{safe(name)}: seen {duration(age)} ago" for name, age in nodes]
+    names = safe(fold_nodes(name for name, _ in nodes))
+    return [f"{names}: seen {duration(min(age for _, age in nodes))} ago or longer"]
 
 
 def _rows(node: NodeStats) -> list[list[Cell | str]]:
@@ -132,19 +152,23 @@ def _gpu(gpu: GpuStats) -> list[Cell | str]:
     memory = "-"
     if gpu.mem_used is not None and gpu.mem_total is not None:
         # In one unit and with one decimal: who reads a column compares its rows.
-        memory = f"{gpu.mem_used / _GIB:.1f} GiB / {gpu.mem_total / _GIB:.1f} GiB"
+        memory = f"{gpu.mem_used / GIB:.1f} GiB / {gpu.mem_total / GIB:.1f} GiB"
     return [str(gpu.gpu), util_cell(gpu), memory, temp_cell(gpu), power_text(gpu)]
 
 
 def util_cell(gpu: GpuStats) -> Cell:
     """Return how busy a GPU is; an idle GPU stands out."""
-    idle = gpu.util is not None and gpu.util < _IDLE_PERCENT
-    return Cell(percent(gpu.util), (YELLOW,) if idle else (GREEN,))
+    return Cell(percent(gpu.util), util_style(gpu.util))
+
+
+def util_style(util: float | None) -> tuple[str, ...]:
+    """Return the colour of a share in percent."""
+    return (YELLOW,) if util is not None and util < _IDLE_PERCENT else (GREEN,)
 
 
 def temp_cell(gpu: GpuStats) -> Cell:
     """Return how hot a GPU is; a GPU that is too hot stands out."""
-    hot = gpu.temp_c is not None and gpu.temp_c >= _HOT_C
+    hot = gpu.temp_c is not None and gpu.temp_c >= HOT_C
     return Cell("-" if gpu.temp_c is None else f"{gpu.temp_c:.0f} C", (RED,) if hot else ())
 
 

@@ -9,7 +9,7 @@ from clusterctl.render.errors import remaining_lines
 from clusterctl.render.ranks import count, fold_nodes, fold_ranks
 from clusterctl.render.story.attempts import render_attempts, waits_for_restart
 from clusterctl.render.story.book import render_origin
-from clusterctl.render.terminal.console import BOLD, DIM, GREEN, RED, YELLOW
+from clusterctl.render.terminal.console import BOLD, DIM, GREEN, RED, YELLOW, safe
 from clusterctl.render.terminal.table import Cell, Column, render_table
 from clusterctl.render.words import failure_line, health_news, stall_hints, stall_line, worker_state
 from clusterctl.run.rules.state import RunPhase
@@ -59,6 +59,7 @@ class RunView:
         verdict: What `why` said of a stall that goes on, as JSON, or `None`.
         origin: Where it comes from, or `None`.
         where: Where the ranks of a stalled run are, in a few lines.
+        slow: Ranks for which the others wait again and again, and the likely reason of each, "" where it is not known.
     """
 
     state: RunState
@@ -67,6 +68,7 @@ class RunView:
     verdict: Any = None
     origin: Origin | None = None
     where: Sequence[str] = ()
+    slow: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def step(self) -> int | None:
@@ -125,10 +127,23 @@ def render_summary(view: RunView, now: float, terminal: Terminal) -> list[str]:
         lines += [f"  {line}" for line in (stall_line(state.stall), *(f"  {line}" for line in view.where), *hints)]
     if not state.over:
         lines += [f"  {health_news(event)}" for event in state.troubles.values()]
+        lines += [f"  {line}" for line in _slow_lines(view)]
     if state.remaining:
         lines.append("  may still be there:")
         lines += [f"  {line}" for line in remaining_lines(state.remaining, terminal)]
     return lines
+
+
+def _slow_lines(view: RunView) -> list[str]:
+    """Return who is slower than the others, those with one reason on one node in a line."""
+    alike: dict[tuple[str, str], list[int]] = {}
+    for rank, reason in view.slow.items():
+        alike.setdefault((view.state.workers[rank].node, reason), []).append(rank)
+    return [
+        f"slow: {'rank' if len(ranks) == 1 else 'ranks'} {fold_ranks(ranks)} on {safe(node)}, for which the others wait"
+        + (f": {safe(reason)}" if reason else "")
+        for (node, reason), ranks in alike.items()
+    ]
 
 
 def _headline(view: RunView, now: float, terminal: Terminal) -> str:

@@ -98,6 +98,7 @@ def _worker_json(worker: WorkerState, view: RunView) -> dict[str, Any]:
         "stopped": worker.stopped,
         "step": activity.step,
         "last_output_s": _rounded(activity.last_output_s),
+        "slow": view.slow.get(worker.rank),
     }
 
 

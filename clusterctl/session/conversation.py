@@ -14,8 +14,6 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import TYPE_CHECKING, Any
 
-from typing_extensions import override
-
 from clusterctl.agent.protocol.commands import AGENT_STREAMS, BEAT_SECONDS, Command, ErrorKind, request
 from clusterctl.agent.protocol.frames import (
     CHUNK_BYTES,
@@ -47,6 +45,7 @@ from clusterctl.session.pulse import PULSE
 from clusterctl.session.refusals import GarbledError, refusal_of
 from clusterctl.session.sender import Sender
 from clusterctl.session.streams import Streams
+from clusterctl.typed import override
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -242,9 +241,9 @@ class Session(Calls):
             return b""
 
     def _ended(self) -> NodeError:
-        said = " ".join(self._channel.stderr_tail().split())
-        if said:
-            return AgentError(self.node, f"the agent ended; it said: {said[-_QUOTED_CHARACTERS:]!r}")
+        stderr = " ".join(self._channel.stderr_tail().split())
+        if stderr:
+            return AgentError(self.node, f"the agent ended; it said: {stderr[-_QUOTED_CHARACTERS:]!r}")
         return ConnectError(self.node, "the connection was lost")
 
     def _take(self, frame: dict[str, Any] | Data) -> None:
@@ -306,11 +305,11 @@ class Session(Calls):
     def _take_answer(self, answer: dict[str, Any]) -> None:
         number = answer["id"]
         with self._state:
-            asked = self._pending.get(number) if type(number) is int else None
-        if asked is None:
+            pending = self._pending.get(number) if type(number) is int else None
+        if pending is None:
             self._allowed.answered(number)
             return  # nobody waits any more
-        command, future = asked
+        command, future = pending
         # Before it counts as answered: where it does not fit, whoever waits hears that the session is lost.
         error = answers.refusal(command, answer["error"]) if "error" in answer else None
         result = answers.result(command, answer.get("result")) if error is None else {}

@@ -12,8 +12,6 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from typing_extensions import override
-
 from clusterctl import limits
 from clusterctl.errors import ConnectError, NodeError
 from clusterctl.transport.base import Progress, silent
@@ -22,6 +20,7 @@ from clusterctl.transport.severing import sever
 from clusterctl.transport.ssh import known_hosts
 from clusterctl.transport.ssh.config import arguments, destination_of
 from clusterctl.transport.ssh.said import failure
+from clusterctl.typed import override
 
 if TYPE_CHECKING:
     import subprocess

@@ -50,6 +50,26 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Connection:
+    """A TCP connection of a rank.
+
+    Attributes:
+        unacked, unread: Bytes on their way out and in.
+        lost: How often the newest bytes were sent again without an answer.
+        awaited: The main thread waits to read from it.
+    """
+
+    address: str
+    port: int
+    peer: str
+    peer_port: int
+    unacked: int = 0
+    unread: int = 0
+    lost: int = 0
+    awaited: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class End:
     """How a rank ended by itself. `earliest` and `latest` bound it on the head's clock (seconds).
 
@@ -89,6 +109,7 @@ class Look:
         status_age: Seconds since the shim's own thread last wrote; `None` without a shim.
         seq: Last collective begun, and ended, by process group.
         entries: The newest of the flight recorder; `None` where it was not had.
+        sockets: Its connections, as far as they could be seen.
         error: Why there is nothing.
     """
 
@@ -102,7 +123,32 @@ class Look:
     status_age: float | None = None
     seq: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     entries: tuple[Entry, ...] | None = None
+    sockets: tuple[Connection, ...] = ()
     error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """What a rank of a run that moves did with its time of late.
+
+    Attributes:
+        seconds: How long it was watched.
+        waits: Share of looks at which it was in a collective, in the first half of that time and in the second; `None`
+            where that is not counted.
+        cpu: Cores that it and its children used.
+        starved: Share of the time in which its main thread could run and had no CPU.
+        faults: How often a second its main thread waited for memory that was read from a disk.
+        clock: MHz of the slowest GPU of its node.
+        waits_for: What it waited for when it was in no collective, in words, by share of all looks.
+    """
+
+    seconds: float
+    waits: tuple[float, float] | None
+    cpu: float = 0.0
+    starved: float = 0.0
+    faults: float = 0.0
+    clock: float | None = None
+    waits_for: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,6 +209,8 @@ class Case:
         stalled: The rule found, or has found, that nothing moves.
         limit: After how many seconds (of the rule).
         troubles: What health says of nodes now, in words, by node.
+        paces: What ranks of a run that moves did with their time, by rank.
+        unbegun: For how many seconds its ranks have run without any sign of progress; `None` once there was one.
         seen_at: The folder in which the evidence lies; `None` where nobody looked.
         folder: The run's folder, for people.
     """
@@ -176,5 +224,7 @@ class Case:
     limit: float | None = None
     other: Other | None = None
     troubles: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    paces: Mapping[int, Pace] = field(default_factory=dict)
+    unbegun: float | None = None
     seen_at: str | None = None
     folder: str | None = None

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING
 
-from clusterctl.why import collectives, roots
+from clusterctl.why import collectives, links, roots, uncounted
 from clusterctl.why.places import Doing, at_storage
-from clusterctl.why.seen import WAITS, Seen, because, computes, how_absent, ranks_named, why_absent
+from clusterctl.why.seen import WAITS, Seen, because, how_absent, ranks_named, why_absent
 from clusterctl.why.verdict import Class, Confidence, Culprit, Kind, Verdict
-from clusterctl.wording import fold_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
@@ -38,7 +36,9 @@ def judge(case: Case) -> Verdict | None:
         _mismatched,
         roots.behind,
         _gil,
-        _odd_one,
+        uncounted.by_links,
+        uncounted.odd_one,
+        uncounted.by_kernel,
         _together,
     )
     return next((found for rule in rules if (found := rule(seen)) is not None), None)
@@ -175,38 +175,6 @@ def _gil(seen: Seen) -> Verdict | None:
     )
 
 
-def _odd_one(seen: Seen) -> Verdict | None:
-    """Without numbers: most ranks wait in the same operation, and a few are elsewhere."""
-    waits = [rank for rank, place in seen.places.items() if place.doing in WAITS and not computes(seen.looks[rank])]
-    others = [rank for rank in seen.places if rank not in waits and seen.places[rank].doing is not Doing.UNKNOWN]
-    if waits and others and len(others) <= len(waits):
-        cls = how_absent(seen, others)
-        return seen.verdict(
-            cls,
-            Confidence.LIKELY if len(others) == 1 or 2 * len(others) < len(waits) else Confidence.AMBIGUOUS,
-            f"{seen.called(others)} is where no other rank is; ranks {fold_ranks(waits)} wait" + because(seen, others),
-            others,
-            lambda rank: why_absent(seen, rank),
-        )
-    signatures = Counter((place.where, place.op) for place in seen.places.values())
-    if len(signatures) < 2 or len(seen.places) < 3:
-        return None
-    rare = [rank for rank, place in seen.places.items() if signatures[place.where, place.op] == 1]
-    most = max(signatures.values())
-    if len(rare) != 1 or most < len(seen.places) - 1:
-        return None
-    alike = seen.places[rare[0]].doing in WAITS
-    if alike and collectives.counted(seen.looks):
-        return None  # the numbers say that it is not in another one; it may belong to another group
-    return seen.verdict(
-        Class.MISMATCH if alike else how_absent(seen, rare),
-        Confidence.LIKELY,
-        f"{seen.called(rare)} is where no other rank is" + because(seen, rare),
-        rare,
-        lambda rank: why_absent(seen, rank),
-    )
-
-
 def _together(seen: Seen) -> Verdict | None:
     """All ranks are at one place: nobody of them is missing."""
     cut = sorted({node.node for node in seen.case.nodes.values() if node.link == "unreachable"})
@@ -224,17 +192,34 @@ def _together(seen: Seen) -> Verdict | None:
         )
     if not doing & set(WAITS):
         return None
-    summary, cls = _what_holds_all(seen, doing, cut)
+    return _all_held(seen, doing, cut)
+
+
+def _all_held(seen: Seen, doing: Collection[Doing], cut: Sequence[str]) -> Verdict:
+    """Nobody is missing: connections on which nothing is answered tell between which nodes, where there are any."""
+    pairs = [] if set(doing) == {Doing.SETTING_UP} else links.broken(seen.looks, seen.nodes, seen.case.nodes)
+    summary, cls = _between(seen, pairs) if pairs else _what_holds_all(seen, doing, cut)
+    ends = dict.fromkeys(node for pair in pairs[:_MOST_NAMED] for node in pair)
+    evidence = dict.fromkeys(ends, "what its ranks send to the other node is not answered")
+    evidence |= {node: seen.case.nodes[node].why for node in cut}
     return Verdict(
         kind=Kind.HANG,
         cls=cls,
-        confidence=Confidence.AMBIGUOUS,
+        confidence=Confidence.LIKELY if len(pairs) == 1 and collectives.in_step(seen.looks) else Confidence.AMBIGUOUS,
         summary=summary,
-        culprits=tuple(Culprit(rank=None, node=node, evidence=seen.case.nodes[node].why) for node in cut),
+        culprits=tuple(Culprit(rank=None, node=node, evidence=words) for node, words in evidence.items()),
         waiting=seen.waiting(seen.looks),
         missing=seen.missing,
         next=("clusterctl health --check net", f"clusterctl stacks {seen.case.run}"),
     )
+
+
+def _between(seen: Seen, pairs: Sequence[tuple[str, str]]) -> tuple[str, Class]:
+    first, second = pairs[0]
+    one = links.worst(seen.looks, seen.nodes, pairs[0])
+    sent = f": {one.unacked} bytes were sent {one.lost} times again without an answer" if one is not None else ""
+    more = f", and between {len(pairs) - 1} more pairs" if len(pairs) > 1 else ""
+    return f"nothing arrives between {first} and {second}{more}{sent}; no rank is missing", Class.NETWORK
 
 
 def _what_holds_all(seen: Seen, doing: Collection[Doing], cut: Sequence[str]) -> tuple[str, Class]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from clusterctl.config.hosts import fold
 from clusterctl.why import crash, hang, left
+from clusterctl.why.slow import pace, start
 from clusterctl.why.verdict import Class, Confidence, Culprit, Kind, Verdict
 from clusterctl.wording import fold_ranks
 
@@ -54,9 +55,7 @@ def _judged(case: Case) -> Verdict:
     if case.other is not None:
         return _of_other(case, case.other)
     missing = hang.missing_ranks(case)
-    if missing is not None:
-        return missing
-    return _nothing(case)
+    return missing or start.judge(case) or pace.judge(case) or _nothing(case)
 
 
 def _killed_in_standstill(case: Case) -> Verdict | None:
@@ -143,9 +142,11 @@ def _blind(case: Case) -> Verdict:
 
 
 def _nothing(case: Case) -> Verdict:
-    summary = (
-        "it ended well" if case.over else "nothing is wrong: ranks make progress, or may still be at their first step"
+    spent = pace.words(case.paces)
+    moving = (
+        f"nothing is wrong: ranks make progress{f'; {spent}' if spent else ', or may still be at their first step'}"
     )
+    summary = "it ended well" if case.over else moving
     return Verdict(kind=Kind.NONE, cls=Class.NONE, confidence=Confidence.CERTAIN, summary=summary)
 
 

@@ -105,7 +105,7 @@ _WAITS = (
     (re.compile(r"^(?:anon_)?pipe_(?:write|wait_writable)"), "it writes to a pipe that nobody reads"),
     (re.compile(r"^wait_for_partner|^fifo_open"), "it opens a FIFO that nobody has open"),
     (re.compile(r"^unix_stream_(?:read|data_wait)|^unix_wait_for_peer"), "it waits for a local socket"),
-    (re.compile(r"^(?:sk_wait_data|inet_|tcp_|wait_woken|__skb_wait)"), "it waits for a network socket"),
+    (re.compile(r"^(?:sk_wait_data|inet_|tcp_|wait_woken|__skb_wait)"), NETWORK := "it waits for a network socket"),
     (re.compile(r"^(?:do_wait|kernel_wait4|wait_consider_task)"), "it waits for a process that it started"),
     (re.compile(r"^(?:locks_lock|flock_lock|posix_lock|fcntl_setlk|do_lock_file)"), "it waits for the lock of a file"),
     (re.compile(r"^(?:poll_schedule_timeout|do_poll|ep_poll|do_epoll|do_select)"), "it polls"),
@@ -120,10 +120,17 @@ _WAITS = (
 
 def waits_for(look: Look) -> str:
     """Return in words what the kernel says that a rank waits for; "" where it says nothing that tells."""
-    for pattern, words in _WAITS:
-        if pattern.match(look.wchan or ""):
-            return words
-    return "it computes" if (look.cpu or 0.0) >= 0.5 else ""
+    return words_of(look.wchan) or ("it computes" if (look.cpu or 0.0) >= 0.5 else "")
+
+
+def words_of(wchan: str | None) -> str:
+    """Return in words what the place in the kernel at which a process waits says; "" where it says nothing."""
+    return next((words for pattern, words in _WAITS if pattern.match(wchan or "")), "")
+
+
+def at_network(look: Look) -> bool:
+    """Return whether a rank waits for a network socket."""
+    return waits_for(look) == NETWORK
 
 
 def at_storage(look: Look) -> bool:

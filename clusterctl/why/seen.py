@@ -18,6 +18,7 @@ _STUCK_SHIM_S = 4.0
 """The shim's thread writes every second: if older while the rank runs, something holds the interpreter lock."""
 _BUSY = 0.5
 _MOST_NAMED = 8
+_UNTOLD = "no rank tells of itself, as with `job.inject: false`: nothing is counted, stacks and the kernel decide"
 WAITS = (Doing.COLLECTIVE, Doing.BACKWARD, Doing.SETTING_UP)
 
 
@@ -34,6 +35,8 @@ class Seen:
             for rank in ranks
             if rank.rank not in looks
         ) + tuple(f"rank {rank}: no stack to be had" for rank, look in looks.items() if look.frames is None)
+        if not any(look.seq or look.entries or look.status_age is not None for look in looks.values()):
+            self.missing += (_UNTOLD,)
 
     def verdict(
         self, cls: Class, confidence: Confidence, summary: str, ranks: Iterable[int], why: Callable[[int], str]

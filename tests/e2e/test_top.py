@@ -57,7 +57,7 @@ def test_top_sorts_by_a_key_and_leaves_the_terminal_as_it_was(
 ) -> None:
     with Terminal("top", run, folder=tmp_path, env=env, columns=80, rows=24) as top:
         before = top.modes
-        top.expect("q leave  sort: [node]")
+        top.expect("q leave  f fold  sort: [node]")
         top.expect("gpu00")
         assert top.modes != before
         top.press("u")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.lab.why.kinds import CONTROLS, KINDS
-from tests.lab.why.play import JOB, PER_NODE, Told, play
+from tests.lab.why.play import JOB, PER_NODE, PROGRAM, Told, play
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,6 +44,13 @@ def test_who_did_it_and_what_it_was_is_said(told: dict[str, Told], kind: str) ->
 
 def test_the_job_has_a_function_for_each_kind_that_starts() -> None:
     text = JOB.read_text()
-    started = [kind for kind, expected in KINDS.items() if not expected.more] + list(CONTROLS)
+    plain = [kind for kind, expected in KINDS.items() if not expected.more and not expected.command]
 
-    assert [kind for kind in started if f"def {kind}(" not in text] == []
+    assert [kind for kind in (*plain, *CONTROLS) if f"def {kind}(" not in text] == []
+
+
+def test_the_programs_have_a_function_for_each_kind_that_names_one() -> None:
+    texts = {script.name: script.read_text() for script in (JOB, PROGRAM)}
+    named = [expected.command for expected in KINDS.values() if expected.command]
+
+    assert [(script, name) for script, *names in named for name in names if f"def {name}(" not in texts[script]] == []

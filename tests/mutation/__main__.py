@@ -12,7 +12,7 @@ import random
 import sys
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from itertools import islice, zip_longest
+from itertools import islice, repeat, zip_longest
 from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,10 +23,11 @@ import yaml
 from tests.mutation import trial
 from tests.mutation.modules import TESTS
 from tests.mutation.mutants import Mutant, mutants_of
+from tests.mutation.reached import Lines, has_processes, outermost, tests_for
 from tests.mutation.trial import Trial, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 EQUIVALENT = Path(__file__).with_name("equivalent.yaml")
 Change = tuple[str, str, str]
@@ -86,24 +87,50 @@ def _stale(equivalent: dict[Change, str], every: dict[str, list[Mutant]]) -> lis
 
 
 def _try_all(drawn: Sequence[Mutant], jobs: int) -> list[Trial]:
-    modules = sorted({mutant.module for mutant in drawn})
+    modules = {mutant.module for mutant in drawn}
+    quick = {module for module in modules if not any(map(has_processes, TESTS[module]))}
+    trials: list[Trial] = []
     with (
         TemporaryDirectory(prefix="clusterctl-mutants-") as base,
         ProcessPoolExecutor(jobs, get_context("spawn"), trial.settle, (base,)) as pool,
     ):
-        seconds = dict(zip(modules, map(_told_whole, modules, pool.map(trial.baseline, modules)), strict=True))
-        waiting = [pool.submit(trial.try_mutant, m, 30.0 + 4 * seconds[m.module]) for m in drawn]
-        return [_told(done.result(), number, len(drawn)) for number, done in enumerate(as_completed(waiting), 1)]
+        # What takes longest comes last.
+        for group in (quick, modules - quick):
+            trials += _try(pool, [mutant for mutant in drawn if mutant.module in group], sorted(group), len(trials))
+    return trials
 
 
-def _told_whole(module: str, seconds: float) -> float:
-    print(f"whole      {module}  {seconds:.1f} s", flush=True)
-    return seconds
+def _try(pool: ProcessPoolExecutor, drawn: Sequence[Mutant], modules: Sequence[str], before: int) -> list[Trial]:
+    seconds, lines = _whole(pool, modules)
+    limits = {module: 30.0 + 4 * _seconds_of(TESTS[module], seconds) for module in modules}
+    waiting = [pool.submit(trial.try_mutant, m, tests_for(m, lines, TESTS[m.module]), limits[m.module]) for m in drawn]
+    return [_told(done.result(), number) for number, done in enumerate(as_completed(waiting), before + 1)]
 
 
-def _told(done: Trial, number: int, count: int) -> Trial:
+def _whole(pool: ProcessPoolExecutor, modules: Sequence[str]) -> tuple[dict[str, float], Lines]:
+    """Run all tests of the modules once without a mutant; return how long each place takes, and who runs which line."""
+    places = outermost(place for module in modules for place in TESTS[module])
+    lines: Lines = {module: {} for module in modules}
+    seconds: dict[str, float] = {}
+    for place, (took, seen) in zip(places, pool.map(trial.baseline, places, repeat(modules)), strict=True):
+        print(f"whole      {place}  {took:.1f} s", flush=True)
+        seconds[place] = took
+        for module, tests_of in seen.items():
+            for line, tests in tests_of.items():
+                lines[module].setdefault(line, []).extend(tests)
+    return seconds, lines
+
+
+def _seconds_of(places: Sequence[str], seconds: Mapping[str, float]) -> float:
+    """Return how long all that holds these places takes."""
+    return sum(took for whole, took in seconds.items() if any(f"{place}/".startswith(f"{whole}/") for place in places))
+
+
+def _told(done: Trial, number: int) -> Trial:
     where = f"{done.mutant.module}:{done.mutant.line}"
-    print(f"{number:>4}/{count}  {done.verdict.value:<9}  {where}  {done.seconds:.1f} s", flush=True)
+    print(f"{number:>4}  {done.verdict.value:<9}  {where}  {done.seconds:.1f} s", flush=True)
+    if done.verdict is Verdict.SURVIVED:
+        print(*done.mutant.diff, sep="\n", flush=True)
     return done
 
 

@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING, Final
 import psutil
 
 from tests.lab import kernel
-from tests.mutation.modules import TESTS
+from tests.mutation import reached
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tests.mutation.mutants import Mutant
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -80,24 +82,31 @@ def source_of(module: str) -> str:
     return (ROOT / "clusterctl" / f"{module}.py").read_text()
 
 
-def baseline(module: str) -> float:
-    """Run a module's tests as it is; return how long they take.
+def baseline(place: str, modules: Sequence[str]) -> tuple[float, reached.Lines]:
+    """Run the tests of a place without a mutant; return how long they take, and which of them run which line.
 
     Raises:
         RuntimeError: They do not pass.
     """
-    code, seconds, said = _run_tests(module, limit=1200.0)
+    data_file = _Place.folder / "coverage"
+    data_file.unlink(missing_ok=True)
+    project = _Place.folder / "project"
+    files = ",".join(str(project / "clusterctl" / f"{module}.py") for module in modules)
+    watched = ["-m", "coverage", "run", f"--data-file={data_file}", f"--include={files}"]
+    code, seconds, output = _run_tests([place], 1800.0, watched, ["-p", "tests.mutation.reached"])
     if code != 0:
-        raise RuntimeError(f"the tests of {module} do not pass without a mutant:\n{said}")
-    return seconds
+        raise RuntimeError(f"{place} does not pass without a mutant:\n{output}")
+    return seconds, reached.lines_of(data_file, project, modules)
 
 
-def try_mutant(mutant: Mutant, limit: float) -> Trial:
-    """Run the tests of a mutant's module with the mutant in its place, for at most `limit` seconds."""
+def try_mutant(mutant: Mutant, tests: Sequence[str], limit: float) -> Trial:
+    """Run tests with a mutant in the place of its module, for at most `limit` seconds."""
+    if not tests:
+        return Trial(mutant, Verdict.SURVIVED, 0.0)
     path = _Place.folder / "project" / "clusterctl" / f"{mutant.module}.py"
     _write(path, mutant.text)
     try:
-        code, seconds, _ = _run_tests(mutant.module, limit)
+        code, seconds, _ = _run_tests(tests, limit)
     finally:
         _write(path, mutant.source)
     verdict = Verdict.TIMED_OUT if code is None else Verdict.KILLED if code else Verdict.SURVIVED
@@ -111,11 +120,15 @@ def _write(path: Path, text: str) -> None:
         cached.unlink()
 
 
-def _run_tests(module: str, limit: float) -> tuple[int | None, float, str]:
+def _run_tests(
+    tests: Sequence[str], limit: float, below: Sequence[str] = (), more: Sequence[str] = ()
+) -> tuple[int | None, float, str]:
     place = _Place.folder
-    argv = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "--tb=short", "-p", "no:cacheprovider"]
-    argv += ["-p", "no:xdist", "--hypothesis-seed=0", f"--basetemp={place / 'tmp'}", *TESTS[module]]
+    argv = [sys.executable, *below, "-m", "pytest", "-x", "-q", "--no-header", "--tb=short", "-p", "no:cacheprovider"]
+    argv += ["-p", "no:xdist", "--hypothesis-seed=0", f"--basetemp={place / 'tmp'}", *more, *tests]
     env = {**os.environ, "PYTHONPATH": str(place / "project"), "XDG_CACHE_HOME": str(place / "cache")}
+    # Most of what a run of pytest costs is compiling, unless it may keep what it has compiled.
+    env.pop("PYTHONDONTWRITEBYTECODE", None)
     began = time.monotonic()
     try:
         done = subprocess.run(

@@ -195,8 +195,10 @@ class FollowedRun:
         """Return how much there is once the head has what the node has."""
         moment, on_node = self.clock.monotonic(), lengths(self.files.folder)
         self._replicated(self._all())
-        clocks = (line for line in self.dir.events.read_bytes().splitlines(True) if b'"kind":"clock"' in line)
-        return _Written(moment, on_node, lengths(self.dir.path), sum(map(len, clocks)))
+        # Read once: the controller may write between two looks.
+        events = self.dir.events.read_bytes()
+        clocks = sum(len(line) for line in events.splitlines(True) if b'"kind":"clock"' in line)
+        return _Written(moment, on_node, {**lengths(self.dir.path), "events": len(events)}, clocks)
 
     def _all(self) -> list[Path]:
         return [*self.files.logs, *self.files.indices, self.files.samples]

@@ -179,6 +179,7 @@ ANSWERS: dict[Command, Any] = {
     Command.RUNS: {"runs": [{"run": "r", "live": True}]},
     Command.EXEC: {"exit_code": 0, "signal": None},
     Command.MANIFEST: {"need": [1]},
+    Command.COPY: {"need": [1], "folder": "/a", "name": None},
     Command.EVIDENCE: {"ranks": {"0": {"rank": 0}}},
 }
 HEAD = [

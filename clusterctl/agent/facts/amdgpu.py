@@ -88,13 +88,13 @@ class Session:
 
     def sample(self) -> list[shapes.Device]:
         """Return the few values that a running job is watched by."""
-        told = []
+        devices = []
         for gpu in self.gpus:
             look = Look(self._root, gpu, self._metrics.get(gpu["index"])).at_a_sample()
             self._metrics[gpu["index"]] = look.metrics
             self._links[gpu["index"]] = sum(look.values.get("xgmi_links") or [])
-            told.append(look.told())
-        return told
+            devices.append(look.told())
+        return devices
 
     def links(self, index: int) -> int:
         """Return how many XGMI links of a GPU were up in the last sample."""

@@ -139,8 +139,8 @@ class Files:
     def _ras(self) -> dict[str, list[int]]:
         """Return errors since the driver was loaded: `[uncorrectable, correctable]` of each block that counts."""
         names = [name for name in _names(f"{self.place}/ras") if name.endswith("_err_count") or name.startswith("aca_")]
-        told = {name: paths.read(f"{self.place}/ras/{name}").decode() for name in names}
-        counts = {name.replace("_err_count", "").replace("aca_", ""): _counts(text) for name, text in told.items()}
+        texts = {name: paths.read(f"{self.place}/ras/{name}").decode() for name in names}
+        counts = {name.replace("_err_count", "").replace("aca_", ""): _counts(text) for name, text in texts.items()}
         known: dict[str, list[int]] = _known({block: pair for block, pair in counts.items() if pair is not None})
         return known
 

@@ -29,8 +29,8 @@ def load() -> Any:
     """
     if importlib.util.find_spec("pynvml") is None:
         raise NoBindingsError("nvidia-ml-py is neither in the bundle nor in the job's Python")
-    known = "ctypes.util" in sys.modules
-    if not known:
+    imported = "ctypes.util" in sys.modules
+    if not imported:
         # They import a function of it that they never call, and with it half of the standard library: as much CPU
         # as all else that they do.
         spared = type(sys)("ctypes.util")
@@ -39,7 +39,7 @@ def load() -> Any:
     try:
         return importlib.import_module("pynvml")
     finally:
-        if not known:
+        if not imported:
             del sys.modules["ctypes.util"]
 
 

@@ -14,8 +14,8 @@ def collect(workdir: str, pattern: str) -> shapes.Checkpoint:
     # A folder of many large checkpoints may take its time: this has a child of its own, and is imported only there.
     from clusterctl.agent.facts import checkpoint_files
 
-    found = checkpoint_files.complete(os.path.expanduser(workdir), pattern)
-    if not found:
+    checkpoints = checkpoint_files.complete(os.path.expanduser(workdir), pattern)
+    if not checkpoints:
         return {"path": None, "bytes": None}
-    path = os.path.join(os.path.expanduser(workdir), found[0]["path"])
+    path = os.path.join(os.path.expanduser(workdir), checkpoints[0]["path"])
     return {"path": path, "bytes": checkpoint_files.total(path)}

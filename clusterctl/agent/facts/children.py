@@ -80,11 +80,11 @@ class _Child:
     def take(self, chunk: bytes) -> dict[str, Group]:
         """Return the results that are complete with these bytes."""
         *lines, self._partial = (self._partial + chunk).split(b"\n")
-        found: dict[str, Group] = {}
+        groups: dict[str, Group] = {}
         for line in lines:
             name = self.left.pop(0)
-            found[name] = json.loads(line)
-        return found
+            groups[name] = json.loads(line)
+        return groups
 
     def ended(self) -> dict[str, Group]:
         """Return results for what it left undone when it ended: an error that says how it died."""
@@ -189,8 +189,8 @@ def output(argv: list[str], seconds: float | None = None) -> tuple[int, str, str
     finally:
         for _, writer in pipes.values():
             os.close(writer)
-    said = {ends[0]: bytearray() for ends in pipes.values()}
-    left = set(said)
+    outputs = {ends[0]: bytearray() for ends in pipes.values()}
+    left = set(outputs)
     until = None if seconds is None else time.monotonic() + seconds
     while left:
         ready = select.select(list(left), [], [], None if until is None else max(0.0, until - time.monotonic()))[0]
@@ -199,13 +199,13 @@ def output(argv: list[str], seconds: float | None = None) -> tuple[int, str, str
             until = None
         for reader in ready:
             chunk = os.read(reader, 1 << 16)
-            said[reader] += chunk
+            outputs[reader] += chunk
             if not chunk:
                 left.discard(reader)
                 os.close(reader)
     status = os.waitpid(pid, 0)[1]
     code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
-    texts = [bytes(said[ends[0]]).decode("utf-8", "replace") for ends in pipes.values()]
+    texts = [bytes(outputs[ends[0]]).decode("utf-8", "replace") for ends in pipes.values()]
     return code, texts[0], texts[1]
 
 
@@ -214,8 +214,8 @@ def where(pid: int) -> tuple[str | None, str | None]:
     # It imports `signal`; most looks come to their end without a child that hangs.
     from clusterctl.agent.linux import proc
 
-    found = proc.stat(pid)
-    return (None, None) if found is None else (found.state, proc.wchan(pid) or None)
+    stat = proc.stat(pid)
+    return (None, None) if stat is None else (stat.state, proc.wchan(pid) or None)
 
 
 def asleep(root: str, pid: int) -> int | None:

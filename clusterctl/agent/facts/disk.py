@@ -25,13 +25,13 @@ def collect(
         owner: Node and run on whose behalf we look. They name the file that is written: other nodes may see it too.
         pattern: How checkpoints are called, as the cluster file has it.
     """
-    wanted = [("root", root), ("tmp", os.environ.get("TMPDIR") or "/tmp"), ("home", os.path.expanduser("~"))]
+    places = [("root", root), ("tmp", os.environ.get("TMPDIR") or "/tmp"), ("home", os.path.expanduser("~"))]
     if workdir:
-        wanted.append(("workdir", os.path.expanduser(workdir)))
+        places.append(("workdir", os.path.expanduser(workdir)))
     if workdir and pattern:
-        wanted.append(("checkpoints", _before_wildcards(os.path.expanduser(workdir), os.path.expanduser(pattern))))
-    wanted += [("path", os.path.expanduser(path)) for path in more]
-    return {"paths": [_look(path, what, owner) for what, path in wanted]}
+        places.append(("checkpoints", _before_wildcards(os.path.expanduser(workdir), os.path.expanduser(pattern))))
+    places += [("path", os.path.expanduser(path)) for path in more]
+    return {"paths": [_look(path, what, owner) for what, path in places]}
 
 
 def _look(path: str, what: str, owner: str) -> shapes.Place:
@@ -41,17 +41,17 @@ def _look(path: str, what: str, owner: str) -> shapes.Place:
         place = os.path.dirname(place)
     entry: shapes.Place = {"path": path, "what": what, "error": None, "writable": None}
     try:
-        found = os.statvfs(place)
+        statvfs = os.statvfs(place)
     except OSError as error:
         return {**entry, "error": error.strerror}
     entry = {
         **entry,
-        "total": found.f_blocks * found.f_frsize,
-        "free": found.f_bavail * found.f_frsize,
-        "used": (found.f_blocks - found.f_bfree) * found.f_frsize,
-        "inodes": found.f_files,
-        "inodes_free": found.f_favail,
-        "readonly": bool(found.f_flag & os.ST_RDONLY),
+        "total": statvfs.f_blocks * statvfs.f_frsize,
+        "free": statvfs.f_bavail * statvfs.f_frsize,
+        "used": (statvfs.f_blocks - statvfs.f_bfree) * statvfs.f_frsize,
+        "inodes": statvfs.f_files,
+        "inodes_free": statvfs.f_favail,
+        "readonly": bool(statvfs.f_flag & os.ST_RDONLY),
     }
     return {**entry, **_write(place, owner)} if what in ("workdir", "checkpoints", "path", "tmp") else entry
 

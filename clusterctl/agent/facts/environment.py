@@ -47,10 +47,10 @@ def collect(root: str, salt: str = "") -> shapes.Environment:
         root: Prefix of `/etc`.
         salt: Goes into each hash, so that hashes of one look can be compared with each other and with nothing else.
     """
-    known = {**_conf(root), **{k: v for k, v in os.environ.items() if k.startswith(_PREFIXES) or k in _LOADER}}
+    variables = {**_conf(root), **{k: v for k, v in os.environ.items() if k.startswith(_PREFIXES) or k in _LOADER}}
     return {
-        "env": {name: value if _is_plain(name, value) else None for name, value in known.items()},
-        "env_hashes": {name: _hash(salt, name, value) for name, value in known.items()},
+        "env": {name: value if _is_plain(name, value) else None for name, value in variables.items()},
+        "env_hashes": {name: _hash(salt, name, value) for name, value in variables.items()},
     }
 
 

@@ -151,8 +151,8 @@ class _Peer:
             self._line += data
             if b"\n" not in self._line:
                 return len(self._line) < _LONGEST_LINE
-            said, _, data = self._line.partition(b"\n")
-            self.right = said.strip() == nonce
+            greeting, _, data = self._line.partition(b"\n")
+            self.right = greeting.strip() == nonce
             if not self.right:
                 return False
             self.owed += nonce + b"\n"
@@ -178,20 +178,20 @@ def connect(address: str, port: int, nonce: str, timeout: float, payload: int = 
         the peer's kernel has taken, "received": bytes that came back, "still": seconds since anything moved}.
     """
     began = time.monotonic()
-    told: dict[str, Any] = {"ok": False, "ms": None, "error": None, "source": None}
+    outcome: dict[str, Any] = {"ok": False, "ms": None, "error": None, "source": None}
     if payload:
-        told.update(payload=payload, sent=0, received=0, still=0.0)
+        outcome.update(payload=payload, sent=0, received=0, still=0.0)
     try:
         with socket.create_connection((address, port), timeout=timeout) as sock:
-            told["source"] = sock.getsockname()[0]
+            outcome["source"] = sock.getsockname()[0]
             sock.sendall(nonce.encode() + b"\n")
             if _line(sock) != nonce.encode():
-                told["error"] = "wrong answer"
+                outcome["error"] = "wrong answer"
             elif payload:
-                told["error"] = _exchange(sock, payload, began + timeout, told)
+                outcome["error"] = _exchange(sock, payload, began + timeout, outcome)
     except OSError as error:
-        told["error"] = _why(error)
-    return {**told, "ok": told["error"] is None, "ms": round((time.monotonic() - began) * 1000, 1)}
+        outcome["error"] = _why(error)
+    return {**outcome, "ok": outcome["error"] is None, "ms": round((time.monotonic() - began) * 1000, 1)}
 
 
 def _why(error: OSError) -> str:
@@ -205,33 +205,33 @@ def _why(error: OSError) -> str:
     return "unreachable" if error.errno in (101, 113) else str(error)
 
 
-def _exchange(sock: socket.socket, payload: int, until: float, told: dict[str, Any]) -> str | None:
-    """Send and take back so many bytes, keeping count in `told`; return what went wrong."""
+def _exchange(sock: socket.socket, payload: int, until: float, outcome: dict[str, Any]) -> str | None:
+    """Send and take back so many bytes, keeping count in `outcome`; return what went wrong."""
     sock.setblocking(False)
     out, moved = memoryview(bytes(payload)), time.monotonic()
     poll = select.poll()
-    while told["received"] < payload:
+    while outcome["received"] < payload:
         now = time.monotonic()
         if now >= until:
-            told["still"] = round(now - moved, 1)
+            outcome["still"] = round(now - moved, 1)
             return "timeout"
         poll.register(sock, select.POLLIN | (select.POLLOUT if out else 0))
         poll.poll(1000 * min(_LOOK_SECONDS, until - now))
-        before = (told["sent"], told["received"])
+        before = (outcome["sent"], outcome["received"])
         try:
             out = out[_send(sock, out) :]
             data = sock.recv(_CHUNK)
             if not data:
                 return "hung up"
-            told["received"] += len(data)
+            outcome["received"] += len(data)
         except BlockingIOError:
             pass
         except ConnectionError:
             return "hung up"
-        told["sent"] = payload - len(out) - _untaken(sock)
-        if (told["sent"], told["received"]) != before:
+        outcome["sent"] = payload - len(out) - _untaken(sock)
+        if (outcome["sent"], outcome["received"]) != before:
             moved = time.monotonic()
-    told["sent"] = payload
+    outcome["sent"] = payload
     return None
 
 

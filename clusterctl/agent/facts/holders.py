@@ -72,4 +72,4 @@ def _is_free(gpu: dict[str, Any]) -> bool:
 
 def _may_change(gpu: dict[str, Any], run: str) -> bool:
     """Tell whether memory may still come free: nobody we see holds it, or somebody who is about to be gone."""
-    return not gpu["procs"] or any(not one["visible"] or one["run"] == run for one in gpu["procs"])
+    return not gpu["procs"] or any(not process["visible"] or process["run"] == run for process in gpu["procs"])

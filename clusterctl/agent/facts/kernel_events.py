@@ -73,8 +73,8 @@ class KernelEvents:
         device = self._off_the_bus(text)
         if device is not None:
             # The driver says it once with a number and once without: one event.
-            known = _bus(device) in [_bus(key[1]) for key in self._entries if key[2] == _OFF_BUS_CODE]
-            if not known:
+            counted = _bus(device) in [_bus(key[1]) for key in self._entries if key[2] == _OFF_BUS_CODE]
+            if not counted:
                 self._count(("xid", device, _OFF_BUS_CODE, ""), "GPU has fallen off the bus", age)
         return device is not None
 

@@ -54,11 +54,11 @@ def collect(root: str) -> shapes.KernelLog:
     best: shapes.KernelLog | None = None
     reasons: list[str] = []
     for source, argv, pattern in _PROGRAMS:
-        told, reason = _ask(argv, None if best is None else _JOURNAL_SECONDS)
-        if told is None:
+        output, reason = _ask(argv, None if best is None else _JOURNAL_SECONDS)
+        if output is None:
             reasons.append(reason)
             continue
-        seen: shapes.KernelLog = {"source": source, "uptime": uptime, **read(told, pattern, uptime)}
+        seen: shapes.KernelLog = {"source": source, "uptime": uptime, **read(output, pattern, uptime)}
         best = seen if best is None or _reach(seen) > _reach(best) else best
         if _is_whole(best):
             break
@@ -77,12 +77,12 @@ def collect(root: str) -> shapes.KernelLog:
 def _ask(argv: list[str], seconds: float | None) -> tuple[str | None, str]:
     """Return what a program tells, or `None` and why it does not; no reason where there is no such program."""
     try:
-        code, told, complaint = children.output(argv, seconds)
+        code, output, complaint = children.output(argv, seconds)
     except FileNotFoundError:
         return None, ""
     # A journal that holds no line at all is one that this user may not read.
-    if code == 0 and told.strip():
-        return told, ""
+    if code == 0 and output.strip():
+        return output, ""
     complaints = complaint.strip().splitlines()
     return None, complaints[-1] if complaints else f"{argv[0]}: nothing to read"
 

@@ -53,7 +53,7 @@ def _capabilities(root: str) -> int:
 
 def _shm(root: str) -> shapes.Shm | None:
     try:
-        found = os.statvfs(paths.under(root, "/dev/shm"))  # noqa: S108, RUF100
+        statvfs = os.statvfs(paths.under(root, "/dev/shm"))  # noqa: S108, RUF100
     except OSError:
         return None
-    return {"total": found.f_blocks * found.f_frsize, "free": found.f_bavail * found.f_frsize}
+    return {"total": statvfs.f_blocks * statvfs.f_frsize, "free": statvfs.f_bavail * statvfs.f_frsize}

@@ -112,10 +112,10 @@ def _memory_errors(n: Any, handle: Any) -> Calls:
 def memory(n: Any, handle: Any) -> dict[str, Any]:
     """Return used and total bytes. Version 2 leaves out what the driver reserves; version 1 counts it as used."""
     try:
-        found, version = n.nvmlDeviceGetMemoryInfo(handle, version=n.nvmlMemory_v2), 2
+        info, version = n.nvmlDeviceGetMemoryInfo(handle, version=n.nvmlMemory_v2), 2
     except (n.NVMLError_FunctionNotFound, n.NVMLError_NotSupported):
-        found, version = n.nvmlDeviceGetMemoryInfo(handle), 1
-    return {"used": found.used, "total": found.total, "version": version}
+        info, version = n.nvmlDeviceGetMemoryInfo(handle), 1
+    return {"used": info.used, "total": info.total, "version": version}
 
 
 def _reasons(n: Any, handle: Any) -> int:

@@ -35,19 +35,19 @@ def collect(root: str, certain: float = children.STUCK_SECONDS) -> shapes.Procs:
     for name in paths.names(root, "/proc"):
         if not name.isdigit() or int(name) == os.getpid():
             continue
-        found = proc.stat(int(name), root)
-        if found is None:
+        stat = proc.stat(int(name), root)
+        if stat is None:
             continue
-        names.add(found.comm)
-        zombies += found.state == "Z"
+        names.add(stat.comm)
+        zombies += stat.state == "Z"
         # Looks of this very probe that hang are told of by what they looked at.
-        if found.state == "D" and found.ppid != os.getppid():
-            stuck.append(found)
+        if stat.state == "D" and stat.ppid != os.getppid():
+            stuck.append(stat)
         # Threads of the kernel have no environment.
-        run = None if found.state == "Z" or found.kernel else run_of(root, name)
+        run = None if stat.state == "Z" or stat.kernel else run_of(root, name)
         # The probe and what started it carry the marker of the run on whose behalf they look.
-        if run is not None and not _is_ancestor(root, found.pid):
-            runs.append({"run": run, "pid": found.pid, "comm": found.comm})
+        if run is not None and not _is_ancestor(root, stat.pid):
+            runs.append({"run": run, "pid": stat.pid, "comm": stat.comm})
     return {
         "runs": runs,
         "dstate": _asleep(root, stuck, certain),
@@ -58,13 +58,13 @@ def collect(root: str, certain: float = children.STUCK_SECONDS) -> shapes.Procs:
     }
 
 
-def _asleep(root: str, found: list[proc.Stat], certain: float) -> list[shapes.Asleep]:
+def _asleep(root: str, sleepers: list[proc.Stat], certain: float) -> list[shapes.Asleep]:
     """Describe who stays in state D: for a moment any process is that reads a disk or gets memory."""
     began = time.monotonic()
-    for _ in range(_LOOKS if found else 0):
+    for _ in range(_LOOKS if sleepers else 0):
         time.sleep(_PAUSE)
-        found = [one for one in found if _still_asleep(root, one)]
-    described = [_described(root, one) for one in found]
+        sleepers = [one for one in sleepers if _still_asleep(root, one)]
+    described = [_described(root, one) for one in sleepers]
     # How often each that holds a GPU was woken; None once it was.
     woken = {entry["pid"]: children.asleep(root, entry["pid"]) for entry in described if entry["gpu"]}
     while any(often is not None for often in woken.values()) and _lasted(began) < certain:
@@ -110,8 +110,8 @@ def _is_ancestor(root: str, pid: int) -> bool:
     while above > 1:
         if above == pid:
             return True
-        found = proc.stat(above, root)
-        above = 0 if found is None else found.ppid
+        stat = proc.stat(above, root)
+        above = 0 if stat is None else stat.ppid
     return False
 
 

@@ -129,23 +129,23 @@ class _Machine:
 
 def _disks() -> list[samples.Disk]:
     """Measure local places only: a hung mount must not hang the sampler."""
-    found: list[samples.Disk] = []
+    disks: list[samples.Disk] = []
     for path in ("/", "/tmp", "/dev/shm"):  # noqa: S108, RUF100
         try:
-            told = os.statvfs(path)
+            statvfs = os.statvfs(path)
         except OSError:
             continue
         # An image that is mounted read-only is full by design.
-        if told.f_flag & os.ST_RDONLY:
+        if statvfs.f_flag & os.ST_RDONLY:
             continue
         entry: samples.Disk = {
             "path": path,
-            "free": told.f_bavail * told.f_frsize,
-            "total": told.f_blocks * told.f_frsize,
+            "free": statvfs.f_bavail * statvfs.f_frsize,
+            "total": statvfs.f_blocks * statvfs.f_frsize,
         }
-        if entry["total"] and (entry["free"], entry["total"]) not in [(e["free"], e["total"]) for e in found]:
-            found.append(entry)
-    return found
+        if entry["total"] and (entry["free"], entry["total"]) not in [(e["free"], e["total"]) for e in disks]:
+            disks.append(entry)
+    return disks
 
 
 class _Driver:
@@ -204,16 +204,16 @@ class _Driver:
         line, _, self._buffer = self._buffer.partition(b"\n")
         # It may be the late answer to a request that was stuck: the newest that there is.
         self._asked = None
-        told: samples.Gpus = json.loads(line)
-        return told
+        sample: samples.Gpus = json.loads(line)
+        return sample
 
     def _stuck(self) -> samples.Gpus:
         assert self._pid is not None
         assert self._asked is not None
         waited = round(time.monotonic() - self._asked, 1)
         state, wchan = children.where(self._pid)
-        told = _without("stuck", f"the driver has not answered for {waited:.0f} s")
-        return {**told, "stuck_s": waited, "state": state, "wchan": wchan}
+        sample = _without("stuck", f"the driver has not answered for {waited:.0f} s")
+        return {**sample, "stuck_s": waited, "state": state, "wchan": wchan}
 
     def _ended(self) -> samples.Gpus:
         assert self._pid is not None
@@ -238,11 +238,11 @@ def _serve(requests: int, answers: int) -> None:
         session = library.open_session()
         xids, links = _watch_xids(session), Links(session)
         while os.read(requests, 1):
-            told = sample_of(session)
+            sample = sample_of(session)
             # After the values: a GPU that dies while it is read has reported why.
-            told["xids"] = xids.take() if xids else []
-            links.add(told)
-            line = json.dumps(told).encode() + b"\n"
+            sample["xids"] = xids.take() if xids else []
+            links.add(sample)
+            line = json.dumps(sample).encode() + b"\n"
             while line:
                 line = line[os.write(answers, line) :]
     finally:
@@ -266,10 +266,10 @@ class Links:
         self._first = {index: session.links(index) for index in session.indices} if known else {}
         self._watched = set(self._first) if known and session.vendor == "amd" else set[int]()
 
-    def add(self, told: samples.Gpus) -> None:
+    def add(self, sample: samples.Gpus) -> None:
         """Complete a sample: the links that each watched GPU has lost."""
-        self._watched |= {xid["gpu"] for xid in told["xids"] if xid["xid"] == _NVLINK_ERROR} & set(self._first)
-        for gpu in told["gpus"]:
+        self._watched |= {xid["gpu"] for xid in sample["xids"] if xid["xid"] == _NVLINK_ERROR} & set(self._first)
+        for gpu in sample["gpus"]:
             if gpu["gpu"] in self._watched:
                 gpu["links_lost"] = self._first[gpu["gpu"]] - self._session.links(gpu["gpu"])
 

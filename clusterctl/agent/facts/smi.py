@@ -20,12 +20,12 @@ def collect() -> shapes.Smi:
     """
     argv = ["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"]
     try:
-        code, told, complaint = children.output(argv)
+        code, output, complaint = children.output(argv)
     except FileNotFoundError as error:
         raise AbsentError("there is no `nvidia-smi`") from error
     devices: list[shapes.OfSmi] = []
     errors: list[str] = []
-    for line in told.splitlines():
+    for line in output.splitlines():
         words = [word.strip() for word in line.split(",")]
         if len(words) == 5 and words[0].isdigit():
             index, uuid, name, pci, driver = words

@@ -42,31 +42,31 @@ _BUILT = r"^{}(?:\s*:[^=]*)?\s*=\s*['\"]([\d.]+)[^'\"]*['\"]"
 
 def collect(root: str = "/") -> shapes.Versions:
     """Return the group `versions`. `root` is a prefix of where the machine's libraries lie."""
-    found, places = _packages()
-    told = "\n".join(f"{name}=={found[name]}" for name in sorted(found)).encode()
+    packages, places = _packages()
+    listing = "\n".join(f"{name}=={packages[name]}" for name in sorted(packages)).encode()
     return {
         "python": ".".join(map(str, sys.version_info[:3])),
         "executable": sys.executable,
-        "torch": found.get("torch"),
+        "torch": packages.get("torch"),
         "torch_cuda": _torch(places.get("torch"), "cuda"),
         "torch_hip": _torch(places.get("torch"), "hip"),
-        **_nccl(found, root),
+        **_nccl(packages, root),
         "net_plugin": _net_plugin(root),
         "verbs": libraries.find("libibverbs.so.1", root) or libraries.find("libibverbs.so", root),
-        "packages": len(found),
-        "packages_hash": f"{zlib.crc32(told):08x}{zlib.adler32(told):08x}",
-        "names": {name: text for name, text in found.items() if name in _TOLD or _JAX_CUDA.match(name)},
+        "packages": len(packages),
+        "packages_hash": f"{zlib.crc32(listing):08x}{zlib.adler32(listing):08x}",
+        "names": {name: text for name, text in packages.items() if name in _TOLD or _JAX_CUDA.match(name)},
     }
 
 
-def _nccl(found: dict[str, str], root: str) -> shapes.Nccl:
+def _nccl(packages: dict[str, str], root: str) -> shapes.Nccl:
     """Return the version of the NCCL that torch would load, and where it is from.
 
     What is preloaded comes first. Torch from PyPI finds the package beside it (its RPATH comes before
     LD_LIBRARY_PATH); where there is none, as in conda and in NVIDIA's containers, the loader finds the library.
     """
     preloaded = [path for path in re.split("[ :]", os.environ.get("LD_PRELOAD", "")) if "libnccl.so" in path]
-    package = next((version for name, version in sorted(found.items()) if _NCCL.match(name)), None)
+    package = next((version for name, version in sorted(packages.items()) if _NCCL.match(name)), None)
     if package is not None and not preloaded:
         return {"nccl": package, "nccl_from": "package"}
     path = preloaded[0] if preloaded else libraries.find("libnccl.so.2", root)
@@ -86,7 +86,7 @@ def _net_plugin(root: str) -> str | None:
 
 def _packages() -> tuple[dict[str, str], dict[str, str]]:
     """Return name to version and name to place; the first on the path wins, as for an import."""
-    found: dict[str, str] = {}
+    packages: dict[str, str] = {}
     places: dict[str, str] = {}
     for place in dict.fromkeys(sys.path):
         try:
@@ -100,9 +100,9 @@ def _packages() -> tuple[dict[str, str], dict[str, str]]:
             name, _, rest = stem.partition("-")
             version = rest.split("-py")[0] if suffix == ".egg-info" else rest
             name = re.sub(r"[-_.]+", "-", name).lower()
-            if version and name not in found:
-                found[name], places[name] = version, place
-    return found, places
+            if version and name not in packages:
+                packages[name], places[name] = version, place
+    return packages, places
 
 
 def _torch(place: str | None, what: str) -> str | None:

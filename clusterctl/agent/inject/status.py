@@ -58,6 +58,8 @@ def _with_ages(told: WorkerStatus, now: float) -> Inside:
         "frameworks": told["frameworks"],
         "facts": told["facts"],
         "degraded": told["degraded"],
+        "looks": told.get("looks", 0),
+        "held": told.get("held", 0),
         "age_s": age(told["time"]),
         "progress_age_s": None if progress is None else age(progress),
         "main_age_s": None if main is None else age(main),

@@ -154,7 +154,7 @@ class Loop:
 
     def _dispatch(self, fd: int, mask: int) -> None:
         # An earlier action of the same round may have ended the interest, or closed the descriptor.
-        # Who waits to read or to write hears of an end, too: the call tells which it was.
+        # A hang-up wakes readers and writers alike; their next read or write finds out what happened.
         for bit, side in ((select.EPOLLIN, 0), (select.EPOLLOUT, 1)):
             action = self._interest.get(fd, (None, None))[side]
             if mask & (bit | _GONE) and action is not None and not self._do(action):

@@ -69,6 +69,7 @@ class Stat:
     ticks: int
     threads: int
     start_time: int
+    faults: int = 0
 
     @property
     def identity(self) -> Identity:
@@ -105,6 +106,7 @@ def parse_stat(data: bytes) -> Stat | None:
         ticks=numbers[10] + numbers[11],
         threads=numbers[16],
         start_time=numbers[18],
+        faults=numbers[8],
     )
 
 
@@ -252,7 +254,7 @@ def leaving(who: Identity) -> bool:
         tasks = os.listdir(f"/proc/{who.pid}/task")
     except OSError:
         return True
-    # The first thread is asked first, and tells of nearly every process that it stays.
+    # The main thread decides for nearly every process, so it is looked at first.
     return all(_thread_leaves(f"/proc/{who.pid}/task/{task}") for task in sorted(tasks, key=int))
 
 

@@ -47,13 +47,13 @@ def supervisor(run: RunDir) -> Identity | None:
 
 def waiters(run: RunDir) -> set[Identity]:
     """Return every waiter of a run, of all attempts."""
-    found = set()
+    identities = set()
     for path in glob.glob(os.path.join(glob.escape(run.path), "attempt-*", "rank-*.spawn")):
-        said = rank_files.read_spawn(path)
-        if said is not None:
+        spawned = rank_files.read_spawn(path)
+        if spawned is not None:
             with contextlib.suppress(KeyError):
-                found.add(Identity(said["waiter_pid"], said["waiter_start_time"]))
-    return found
+                identities.add(Identity(spawned["waiter_pid"], spawned["waiter_start_time"]))
+    return identities
 
 
 def of_run(run: RunDir) -> set[Identity]:

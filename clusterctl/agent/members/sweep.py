@@ -65,47 +65,49 @@ def find(marks: Marks, ledger: Ledger) -> list[Stat]:
     One that changed its user may be beyond our signals; it is of the run nevertheless, and has to be named.
     """
     pids = [pid for pid in proc.pids() if pid not in ledger.silent and pid != os.getpid()]
-    said, stuck = _aside(pids, functools.partial(look, marks, ledger, cgroup.members(ledger.cgroup)))
+    answers, stuck = _aside(pids, functools.partial(look, marks, ledger, cgroup.members(ledger.cgroup)))
     ledger.silent |= stuck
-    ledger.unasked = len(said) + len(stuck) < len(pids)
-    result = [Stat(**one["member"]) for one in said.values() if "member" in one]
-    ledger.strangers.update(Identity(pid, one["stranger"]) for pid, one in said.items() if "stranger" in one)
-    ledger.forged.update(Identity(pid, one["forged"]) for pid, one in said.items() if "forged" in one)
-    ledger.found.update(one.identity for one in result)
+    ledger.unasked = len(answers) + len(stuck) < len(pids)
+    result = [Stat(**answer["member"]) for answer in answers.values() if "member" in answer]
+    ledger.strangers.update(
+        Identity(pid, answer["stranger"]) for pid, answer in answers.items() if "stranger" in answer
+    )
+    ledger.forged.update(Identity(pid, answer["forged"]) for pid, answer in answers.items() if "forged" in answer)
+    ledger.found.update(process.identity for process in result)
     return result
 
 
 def living(ledger: Ledger) -> list[Stat]:
     """Return the processes that are known already and have not ended, without looking at any other."""
-    found = (proc.stat(who.pid) for who in (*ledger.workers, *(ledger.found - ledger.workers.keys())))
-    return [one for one in found if one is not None and not one.gone and _is_known(one, ledger)]
+    stats = (proc.stat(who.pid) for who in (*ledger.workers, *(ledger.found - ledger.workers.keys())))
+    return [process for process in stats if process is not None and not process.gone and _is_known(process, ledger)]
 
 
 def look(marks: Marks, ledger: Ledger, inside: set[int], pid: int) -> dict[str, Any]:
     """Say whether a process is a `member` of the run, a `stranger` for good, `forged`, or nothing in particular."""
-    found = proc.stat(pid)
-    if found is None or found.gone or found.kernel or found.identity in ledger.ours or pid == os.getpid():
+    process = proc.stat(pid)
+    if process is None or process.gone or process.kernel or process.identity in ledger.ours or pid == os.getpid():
         return {}
-    if pid in inside or _is_known(found, ledger) or _in_session(found, ledger):
-        return {"member": vars(found)}
+    if pid in inside or _is_known(process, ledger) or _in_session(process, ledger):
+        return {"member": vars(process)}
     if marks.tagged(pid):
         # Anybody can copy the tag, but nobody of another user can come of a process of ours without being of the run.
-        ours = proc.owner(pid) == marks.uid or _comes_of_us(marks, ledger, found)
-        return {"member": vars(found)} if ours else {"forged": found.start_time}
+        ours = proc.owner(pid) == marks.uid or _comes_of_us(marks, ledger, process)
+        return {"member": vars(process)} if ours else {"forged": process.start_time}
     # What follows can be copied by a process of somebody else, so its user must be ours, and its time.
-    if found.start_time < ledger.since or found.identity in ledger.strangers or proc.owner(pid) != marks.uid:
+    if process.start_time < ledger.since or process.identity in ledger.strangers or proc.owner(pid) != marks.uid:
         return {}
     named = marks.named(pid)
     if named or proc.writes_output(pid, marks.folder):
-        return {"member": vars(found)}
-    return {} if named is None else {"stranger": found.start_time}
+        return {"member": vars(process)}
+    return {} if named is None else {"stranger": process.start_time}
 
 
-def _is_known(found: Stat, ledger: Ledger) -> bool:
-    return found.identity in ledger.workers or found.identity in ledger.found
+def _is_known(process: Stat, ledger: Ledger) -> bool:
+    return process.identity in ledger.workers or process.identity in ledger.found
 
 
-def _in_session(found: Stat, ledger: Ledger) -> bool:
+def _in_session(process: Stat, ledger: Ledger) -> bool:
     """Whether a process is in the POSIX session of one of the workers.
 
     The pid of a worker that has ended may be used again, by a new session too: so only who was there before its end
@@ -113,22 +115,22 @@ def _in_session(found: Stat, ledger: Ledger) -> bool:
     """
     for worker, ended in ledger.workers.items():
         # A worker of another boot has the pid 0, and 0 is the session of whoever never was given one.
-        if worker.pid and found.sid == worker.pid and found.start_time >= worker.start_time:
-            return found.start_time <= ended if ended is not None else proc.alive(worker)
+        if worker.pid and process.sid == worker.pid and process.start_time >= worker.start_time:
+            return process.start_time <= ended if ended is not None else proc.alive(worker)
     return False
 
 
-def _comes_of_us(marks: Marks, ledger: Ledger, found: Stat) -> bool:
+def _comes_of_us(marks: Marks, ledger: Ledger, process: Stat) -> bool:
     """Whether a process descends from one that is known, or from one of our user that carries the tag.
 
     Sessions and parents are handed on by the kernel, so they cannot be copied. Orphans of the run are children of its
     supervisor.
     """
-    todo, seen = [found], {found.pid}
+    todo, seen = [process], {process.pid}
     while todo:
         one = todo.pop()
-        known = one.identity in ledger.ours or _is_known(one, ledger) or _in_session(one, ledger)
-        if known or (marks.tagged(one.pid) and proc.owner(one.pid) == marks.uid):
+        of_us = one.identity in ledger.ours or _is_known(one, ledger) or _in_session(one, ledger)
+        if of_us or (marks.tagged(one.pid) and proc.owner(one.pid) == marks.uid):
             return True
         before = (proc.stat(pid) for pid in {one.ppid, one.sid} - seen - {0, 1})
         seen |= {one.ppid, one.sid}
@@ -142,7 +144,7 @@ def _aside(pids: list[int], question: Callable[[int], T]) -> tuple[dict[int, T],
 
     Some may be in neither, for lack of time.
     """
-    said: dict[int, T] = {}
+    looks: dict[int, T] = {}
     stuck: set[int] = set()
     deadline = time.monotonic() + _ALL_ASIDE_SECONDS
     while pids and time.monotonic() < deadline:
@@ -150,12 +152,12 @@ def _aside(pids: list[int], question: Callable[[int], T]) -> tuple[dict[int, T],
             answers = aside.ask(functools.partial(_ask_of_each, pids, question), _ASIDE_SECONDS)
         except OSError:
             # Not even a process is to be had: better to look here than not at all.
-            return {**said, **{pid: question(pid) for pid in pids}}, stuck
+            return {**looks, **{pid: question(pid) for pid in pids}}, stuck
         seen = [answer["seen"] for answer in answers if "seen" in answer]
-        said.update(zip(pids, seen))
+        looks.update(zip(pids, seen))
         stuck.update(pids[len(seen) : len(seen) + 1])
         pids = pids[len(seen) + 1 :]
-    return said, stuck
+    return looks, stuck
 
 
 def _ask_of_each(pids: list[int], question: Callable[[int], Any], out: Out) -> dict[str, Any]:
@@ -167,33 +169,38 @@ def _ask_of_each(pids: list[int], question: Callable[[int], Any], out: Out) -> d
 # --- ending
 
 
-def end_groups(found: list[Stat], signalled: set[int], ledger: Ledger) -> None:
+def end_groups(processes: list[Stat], signalled: set[int], ledger: Ledger) -> None:
     """Send SIGTERM and SIGCONT to the processes and their groups, to each group once.
 
     A stopped process acts on SIGTERM only once it is continued. Groups whose leader has ended are reached as well.
     """
     ours = _groups_of_ours(ledger)
-    targets = {one.pgid if one.pgid not in ours else -one.pid for one in found} - signalled
+    targets = {process.pgid if process.pgid not in ours else -process.pid for process in processes} - signalled
     for target in targets:
         signalled.add(target)
         for number in (signal.SIGTERM, signal.SIGCONT):
             _send(target, number)
 
 
-def kill(found: list[Stat], ledger: Ledger) -> None:
+def kill(processes: list[Stat], ledger: Ledger) -> None:
     """Send SIGKILL to the processes, their groups and their cgroup."""
     cgroup.kill(ledger.cgroup)
-    for group in {one.pgid for one in found} - _groups_of_ours(ledger):
+    for group in {process.pgid for process in processes} - _groups_of_ours(ledger):
         _send(group, signal.SIGKILL)
-    for one in found:
-        if proc.identify(one.pid) == one.identity:
-            _send(-one.pid, signal.SIGKILL)
+    for process in processes:
+        if proc.identify(process.pid) == process.identity:
+            _send(-process.pid, signal.SIGKILL)
 
 
 def _groups_of_ours(ledger: Ledger) -> set[int]:
     """Return the process groups that hold one of us, and those that are none: 0 would be our own, 1 everybody."""
-    here = (proc.stat(who.pid) for who in ledger.ours)
-    return {0, 1, os.getpgrp(), *(one.pgid for one in here if one is not None and one.identity in ledger.ours)}
+    guardians = (proc.stat(who.pid) for who in ledger.ours)
+    return {
+        0,
+        1,
+        os.getpgrp(),
+        *(guardian.pgid for guardian in guardians if guardian is not None and guardian.identity in ledger.ours),
+    }
 
 
 def _send(target: int, number: int) -> None:
@@ -205,29 +212,29 @@ def _send(target: int, number: int) -> None:
             os.killpg(target, number)
 
 
-def describe(found: list[Stat]) -> list[Survivor]:
+def describe(survivors: list[Stat]) -> list[Survivor]:
     """Return survivors and why they are still there: `{pid, start_time, command, why}` of each.
 
     Behind the first few hundred the name of the process stands for its command.
     """
-    commands, _ = _aside([one.pid for one in found[:_MOST_COMMANDS]], proc.command)
+    commands, _ = _aside([process.pid for process in survivors[:_MOST_COMMANDS]], proc.command)
     return [
         {
-            "pid": one.pid,
-            "start_time": one.start_time,
-            "command": commands.get(one.pid) or f"[{one.comm}]",
-            "why": _why(one),
+            "pid": process.pid,
+            "start_time": process.start_time,
+            "command": commands.get(process.pid) or f"[{process.comm}]",
+            "why": _why(process),
         }
-        for one in found
+        for process in survivors
     ]
 
 
-def _why(found: Stat) -> str:
-    now = proc.stat(found.pid) or found
+def _why(process: Stat) -> str:
+    now = proc.stat(process.pid) or process
     if now.state == "D":
-        place = proc.wchan(found.pid)
+        place = proc.wchan(process.pid)
         return "in an uninterruptible wait" + (f" in {place}" if place else "")
-    if proc.owner(found.pid) not in (os.getuid(), None) and os.getuid() != _ROOT:
+    if proc.owner(process.pid) not in (os.getuid(), None) and os.getuid() != _ROOT:
         return "belongs to another user"
     if proc.exiting(now):
         return "killed, the kernel has not finished ending it"

@@ -33,7 +33,8 @@ class Command(str, Enum):
     #   {payload, sent: taken by the peer's kernel, received, still: seconds since anything moved}
     MANIFEST = "manifest"  # {workdir, run, stream, size} then `size` bytes of `listing` -> {need: [number in it]}
     RECEIVE = "receive"  # {manifest: its stream, stream} then data of what it needed -> {written, hash}
-    FETCH = "fetch"  # {workdir, pattern, stream} -> data of each file, then {files: [[path, size, mode]]}
+    COPY = "copy"  # {folder, target, inside, stream, size} then a `listing` -> {need, folder}; RECEIVE takes the files
+    FETCH = "fetch"  # {workdir, pattern, links, stream} -> data of each file, then {files: [[path, size, mode]]}
     CHECKPOINTS = "checkpoints"  # {workdir, pattern} -> {found: [{path, mtime}]}, complete ones only
     CODE = "code"  # {workdir} -> {hash | null}: over what syncs brought, as it is now; null where none did
     #   {workdir, unsynced: true} -> {files: {path: hash}}: source files that nobody synced
@@ -74,7 +75,7 @@ class Command(str, Enum):
 #   {"push": "taken", "stream": n, "bytes": k}   so many more may be sent in that stream
 #   {"push": "stale", "run": r, "node": d}   another controller holds the run now
 # Streams that the agent announces have numbers >= AGENT_STREAMS; those below belong to the controller (EXEC, FETCH,
-# MANIFEST, RECEIVE, TERMINAL, TUNNEL). Only what FOLLOW sends is on credit; the files of a FETCH are sent one after
+# MANIFEST, COPY, RECEIVE, TERMINAL, TUNNEL). Only FOLLOW sends on credit; the files of a FETCH are sent one after
 # the other in the stream of its request, in the order of its answer, and the offsets run through. The answer of EXEC
 # and FETCH comes after their last Data. Data of a MANIFEST or a RECEIVE follows its request at once, with offsets that
 # run through, and its answer comes after that. In the stream of a TERMINAL or a TUNNEL bytes go both ways, on each side

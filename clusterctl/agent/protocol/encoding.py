@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import asdict, fields
+from functools import cache
 from typing import Any, TypeVar
 
 from clusterctl.agent.protocol.frames import FrameError
 
 T = TypeVar("T")
+
+
+@cache
+def _names(cls: type) -> frozenset[str]:
+    # Asked for each line of a journal.
+    return frozenset(f.name for f in fields(cls))
 
 
 def from_wire(cls: type[T], value: dict[str, Any]) -> T:
@@ -16,7 +23,7 @@ def from_wire(cls: type[T], value: dict[str, Any]) -> T:
     Raises:
         FrameError: A field that must be there is not.
     """
-    known = {f.name for f in fields(cls)}  # type: ignore[arg-type]
+    known = _names(cls)  # type: ignore[arg-type]
     try:
         return cls(**{k: v for k, v in value.items() if k in known})
     except TypeError as error:

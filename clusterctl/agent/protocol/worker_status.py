@@ -29,6 +29,7 @@ _TOLD = {
     "backend": maybe(text(200)),
     "timeout_s": maybe(real(0.0)),
 }
+_PACE = {"looks": COUNT, "held": COUNT}
 STATUS = record(
     {
         **_TOLD,
@@ -38,13 +39,15 @@ STATUS = record(
         "progress_time": _MOMENT,
         "main_time": _MOMENT,
         "phase": maybe(record({"name": text(200), "since": real(), "limit_s": real(0.0)})),
-    }
+    },
+    _PACE,
 )
 """The file, as the shim in a worker writes it."""
 INSIDE = record(
     {},
     {
         **_TOLD,
+        **_PACE,
         "age_s": _MOMENT,
         "progress_age_s": _MOMENT,
         "main_age_s": _MOMENT,

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import hashlib
 import os
 import stat
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+from clusterctl.agent.linux import syscalls
 from clusterctl.agent.protocol import refusals
 from clusterctl.agent.protocol.commands import ErrorKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from typing import Callable
+
+    Note = Callable[[list[list[Any]], dict[str, Any]], None]
+
+_CHUNK = 1 << 20
 
 
 def check_path(path: str) -> str:
@@ -80,8 +88,10 @@ def make_way(name: str, parent: int) -> None:
             os.rmdir(name, dir_fd=parent)
 
 
-def matching(workdir: str, pattern: str) -> Iterator[tuple[str, str]]:
+def matching(workdir: str, pattern: str, *, links: bool = False) -> Iterator[tuple[str, str]]:
     """Yield `(path as the pattern wrote it, absolute path)` of what is inside the workdir and matches.
+
+    With `links` also where a link leads elsewhere.
 
     Raises:
         RequestError: The pattern leads outside.
@@ -90,14 +100,17 @@ def matching(workdir: str, pattern: str) -> Iterator[tuple[str, str]]:
         raise refusals.RequestError(ErrorKind.BAD_REQUEST, f"not a pattern inside the workdir: {pattern!r}")
     top = os.path.realpath(workdir)
     for found in sorted(glob.glob(os.path.join(glob.escape(top), pattern), recursive=True)):
-        if os.path.realpath(found).startswith(top + "/"):
+        if links or os.path.realpath(found).startswith(top.rstrip("/") + "/"):
             yield os.path.relpath(found, top), found
 
 
-def files_matching(workdir: str, pattern: str) -> list[tuple[str, str]]:
-    """Return every regular file that a pattern means: matches, and all that lies in matching folders."""
+def files_matching(workdir: str, pattern: str, *, links: bool = False) -> list[tuple[str, str]]:
+    """Return every regular file that a pattern means: matches, and all that lies in matching folders.
+
+    With `links` also files that links lead to; links to folders are gone into where they match themselves.
+    """
     files: dict[str, str] = {}
-    for name, path in matching(workdir, pattern):
+    for name, path in matching(workdir, pattern, links=links):
         if os.path.isdir(path):
             for place, _, names in os.walk(path):
                 for inner in names:
@@ -105,11 +118,205 @@ def files_matching(workdir: str, pattern: str) -> list[tuple[str, str]]:
                     files[os.path.join(name, os.path.relpath(whole, path))] = whole
         else:
             files[name] = path
-    return [(name, path) for name, path in sorted(files.items()) if _is_plain(path)]
+    return [(name, path) for name, path in sorted(files.items()) if _is_plain(path, links=links)]
 
 
-def _is_plain(path: str) -> bool:
+def _is_plain(path: str, *, links: bool) -> bool:
     try:
-        return stat.S_ISREG(os.lstat(path).st_mode)
+        return stat.S_ISREG(os.stat(path, follow_symlinks=links).st_mode)
     except OSError:
         return False
+
+
+@dataclass
+class Tree:
+    """A folder and what lies in it.
+
+    Attributes:
+        folder: Where it is; links on the way there are followed, links in it are not.
+    """
+
+    folder: str
+
+    def open_parent(self, path: str, *, make: bool) -> tuple[int, str]:
+        """Return a descriptor of the folder that holds `path`, and its last name; no symbolic link is followed below.
+
+        Raises:
+            OSError: A folder on the way is missing or is a symbolic link.
+        """
+        *folders, name = path.split("/")
+        fd = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            for folder in folders:
+                inner = open_folder(folder, fd, make=make)
+                os.close(fd)
+                fd = inner
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd, name
+
+    def entry(
+        self, path: str, hashes: dict[str, Any], fresh: dict[str, Any], of_size: int | None = None
+    ) -> tuple[int, int, str] | None:
+        """Return size, mode and hash of a file as it is, or `None` where there is no such file.
+
+        Args:
+            path: Inside the folder.
+            hashes: Size, time, inode and hash of files when they were last read.
+            fresh: Takes the same, of this file now.
+            of_size: One of another size is not read, and has no hash.
+        """
+        try:
+            parent, name = self.open_parent(path, make=False)
+        except OSError:
+            return None
+        try:
+            fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=parent)
+        except OSError:
+            return None
+        finally:
+            os.close(parent)
+        try:
+            info = os.fstat(fd)
+            if not stat.S_ISREG(info.st_mode):
+                return None
+            if of_size is not None and info.st_size != of_size:
+                return info.st_size, stat.S_IMODE(info.st_mode), ""
+            key = [info.st_size, info.st_mtime_ns, info.st_ino]
+            known = hashes.get(path)
+            digest = known[3] if known is not None and known[:3] == key else _hash(fd)
+            fresh[path] = [*key, digest]
+            return info.st_size, stat.S_IMODE(info.st_mode), digest
+        finally:
+            os.close(fd)
+
+    def chmod(self, path: str, mode: int) -> None:
+        """Give a file these permissions."""
+        parent, name = self.open_parent(path, make=False)
+        try:
+            os.chmod(name, mode & 0o777, dir_fd=parent)
+        finally:
+            os.close(parent)
+
+    def put(self, path: str) -> tuple[int, int, str, str]:
+        """Open a new file beside where `path` will lie: its descriptor, the folder's, its name there, the last name."""
+        parent, name = self.open_parent(path, make=True)
+        temporary = f".{name[:100]}.{os.getpid()}.{os.urandom(4).hex()}"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+        try:
+            return os.open(temporary, flags, 0o600, dir_fd=parent), parent, temporary, name
+        except BaseException:
+            os.close(parent)
+            raise
+
+
+class Receiver:
+    """Takes bytes in and makes files of them, each put in place as a whole once its hash is right.
+
+    Args:
+        tree: Where they go.
+        files: Path, size, mode and hash of each, in the order in which they come; the paths have been looked at.
+        note: Called once all have come, with these files, and with size, time, inode and hash of each as it lies there.
+
+    Attributes:
+        done: Everything that was announced has come.
+        written: How many files are in place.
+    """
+
+    def __init__(self, tree: Tree, files: list[list[Any]], note: Note | None = None) -> None:
+        self._tree, self._files, self._note = tree, files, note
+        self._number = -1
+        self._left = 0
+        self._open: tuple[int, int, str, str] | None = None
+        self._digest = hashlib.sha256()
+        self._all = hashlib.sha256()
+        self._hashes: dict[str, Any] = {}
+        self.done = False
+        self.written = 0
+        self._next()
+
+    @property
+    def hash(self) -> str:
+        """One hash over the paths, modes and contents that came."""
+        return self._all.hexdigest()
+
+    def feed(self, data: bytes) -> None:
+        """Take in the next bytes.
+
+        Raises:
+            RequestError: More than was announced, or other content.
+            OSError: It cannot be written.
+        """
+        view = memoryview(data)
+        while view:
+            if self.done or self._open is None:
+                raise refusals.RequestError(ErrorKind.BAD_REQUEST, "more data than the files announced")
+            part = view[: self._left]
+            syscalls.write_all(self._open[0], bytes(part))
+            self._digest.update(part)
+            self._left -= len(part)
+            view = view[len(part) :]
+            if self._left == 0:
+                self._finish()
+                self._next()
+
+    def _next(self) -> None:
+        """Begin the next file; empty ones are finished at once."""
+        while True:
+            self._number += 1
+            if self._number >= len(self._files):
+                self.done = True
+                if self._note is not None:
+                    self._note(self._files, self._hashes)
+                return
+            path, size, _, _ = self._files[self._number]
+            self._open = self._tree.put(path)
+            self._digest = hashlib.sha256()
+            self._left = int(size)
+            if self._left:
+                return
+            self._finish()
+
+    def _finish(self) -> None:
+        path, _, mode, digest = self._files[self._number]
+        if self._open is None:
+            return
+        if self._digest.hexdigest() != digest:
+            self.abandon()
+            raise refusals.failed(f"`{path}` arrived with another content than announced")
+        (fd, parent, temporary, name), self._open = self._open, None
+        try:
+            try:
+                os.fchmod(fd, int(mode) & 0o777)
+                info = os.fstat(fd)
+            finally:
+                # Before it is put in place: a network file system may say only now that it has no space.
+                os.close(fd)
+            make_way(name, parent)
+            os.replace(temporary, name, src_dir_fd=parent, dst_dir_fd=parent)
+            self._hashes[path] = [info.st_size, info.st_mtime_ns, info.st_ino, digest]
+        except OSError as error:
+            unlink(temporary, parent)
+            raise refusals.failed(f"`{path}` cannot be put in place: {error.strerror}") from error
+        finally:
+            os.close(parent)
+        self._all.update(f"{path}\0{mode}\0{digest}\n".encode("utf-8", "surrogateescape"))
+        self.written += 1
+
+    def abandon(self) -> None:
+        """Leave nothing half-written behind."""
+        if self._open is not None:
+            (fd, parent, temporary, _), self._open = self._open, None
+            os.close(fd)
+            unlink(temporary, parent)
+            os.close(parent)
+
+
+def _hash(fd: int) -> str:
+    digest = hashlib.sha256()
+    while True:
+        data = os.read(fd, _CHUNK)
+        if not data:
+            return digest.hexdigest()
+        digest.update(data)

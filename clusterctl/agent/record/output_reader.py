@@ -85,10 +85,10 @@ def plain(path: str, name: str, offset: int, length: int) -> Piece:
     with open(path, "rb", buffering=0) as file:
         fd = file.fileno()
         size = os.fstat(fd).st_size
-        wanted = offset if offset >= 0 else max(0, size + offset)
+        start = offset if offset >= 0 else max(0, size + offset)
         while True:
             first = _first_of(name, fd, size)
-            begin = max(wanted, first)
+            begin = max(start, first)
             data = os.pread(fd, length, begin)
             size = os.fstat(fd).st_size
             # What of the samples is gone follows from the size, which grows before anything goes.

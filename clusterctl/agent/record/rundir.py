@@ -202,8 +202,8 @@ class RunDir:
         usual = memory_root()
         if usual is not None:
             return usual
-        known = read_bytes(self.file("memory")).decode("utf-8", "surrogateescape")
-        return known if known and not_private(known) is None else None
+        folder = read_bytes(self.file("memory")).decode("utf-8", "surrogateescape")
+        return folder if folder and not_private(folder) is None else None
 
     def make(self) -> None:
         """Make the directory of the run, and a folder in memory where somebody else has made the usual one."""
@@ -217,10 +217,10 @@ class RunDir:
 
     def unmake_memory(self) -> None:
         """Remove the folder that `make` made in memory, once nothing is left in it."""
-        known = read_bytes(self.file("memory")).decode("utf-8", "surrogateescape")
-        if known and not_private(known) is None:
+        folder = read_bytes(self.file("memory")).decode("utf-8", "surrogateescape")
+        if folder and not_private(folder) is None:
             with contextlib.suppress(OSError):
-                os.rmdir(known)
+                os.rmdir(folder)
 
 
 _IN_MEMORY = ("tmpfs", "ramfs")

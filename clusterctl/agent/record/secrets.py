@@ -41,16 +41,16 @@ def recall(run: RunDir, start: Start, tell: Callable[[str], None]) -> Start:
             if place is not None:
                 _keep(place, start.secrets, tell)
         return start
-    wanted = syscalls.read_json(run.file(_NAMES)) if start.keep_secrets else None
-    if wanted is None:
+    listed = syscalls.read_json(run.file(_NAMES)) if start.keep_secrets else None
+    if listed is None:
         return start
-    known = syscalls.read_json(place) if place is not None else None
-    if known is None:
+    secrets = syscalls.read_json(place) if place is not None else None
+    if secrets is None:
         raise refusals.refused(
-            f"the secrets of run {run.run} are not kept on this node: {', '.join(wanted['names'])}",
+            f"the secrets of run {run.run} are not kept on this node: {', '.join(listed['names'])}",
             "only the controller that was given them can restart it: start the run anew",
         )
-    return dataclasses.replace(start, secrets={str(k): str(v) for k, v in known.items()})
+    return dataclasses.replace(start, secrets={str(k): str(v) for k, v in secrets.items()})
 
 
 def _keep(place: str, secrets: dict[str, str], tell: Callable[[str], None]) -> None:

@@ -75,7 +75,7 @@ class Sampler:
         Returns:
             `{m, gpus, ranks: {"R": {...}}}`; per rank: alive, pid (the process
             that is the rank), state, wchan, procs, cpu_s, read, written, output (bytes, of the whole tree; `null` where
-            it cannot be read) and `inside` (see there).
+            it cannot be read), starved_s, faults and `inside` (see there).
         """
         now = time.monotonic() if now is None else now
         if self._scanned is None or now - self._scanned >= _SCAN_EVERY_S:
@@ -97,8 +97,8 @@ class Sampler:
         members = self._members(worker)
         root = next((process for process in members if process.pid == worker.pid), None)
         alive = root is not None and root.start_time == worker.start_time and root.state not in "ZX"
-        told = inside(self._status_dir, worker.rank, now)
-        subject = proc.stat(told["pid"]) if told else root
+        status = inside(self._status_dir, worker.rank, now)
+        subject = proc.stat(status["pid"]) if status else root
         transfers = [_transfers(process.pid) for process in members]
         return {
             "alive": alive,
@@ -110,7 +110,9 @@ class Sampler:
             "read": _total(transfer and transfer[0] for transfer in transfers),
             "written": self._without_dumps(worker.rank, _total(transfer and transfer[1] for transfer in transfers)),
             "output": _size(worker.output),
-            "inside": told,
+            "starved_s": _starved(subject.pid) if subject else None,
+            "faults": subject.faults if subject else None,
+            "inside": status,
         }
 
     def _without_dumps(self, rank: int, written: int | None) -> int | None:
@@ -119,13 +121,13 @@ class Sampler:
         return None if written is None else written - dumped
 
     def _members(self, worker: WorkerId) -> list[proc.Stat]:
-        known = self._trees.get(worker.rank) or [(worker.pid, worker.start_time)]
-        found = [(proc.stat(pid), start_time) for pid, start_time in known]
-        return [process for process, start_time in found if process and process.start_time == start_time]
+        identities = self._trees.get(worker.rank) or [(worker.pid, worker.start_time)]
+        processes = [(proc.stat(pid), start_time) for pid, start_time in identities]
+        return [process for process, start_time in processes if process and process.start_time == start_time]
 
     def _claimed(self, rank: int, now: float) -> samples.RankActivity:
-        told = inside(self._status_dir, rank, now)
-        process = proc.stat(told["pid"]) if told else None
+        status = inside(self._status_dir, rank, now)
+        process = proc.stat(status["pid"]) if status else None
         transfer = _transfers(process.pid) if process else None
         return {
             "alive": process is not None and process.state not in "ZX",
@@ -137,7 +139,9 @@ class Sampler:
             "read": transfer and transfer[0],
             "written": self._without_dumps(rank, transfer and transfer[1]),
             "output": None,
-            "inside": told,
+            "starved_s": _starved(process.pid) if process else None,
+            "faults": process.faults if process else None,
+            "inside": status,
         }
 
 
@@ -194,6 +198,12 @@ def _transfers(pid: int) -> tuple[int, int] | None:
         return None
     fields = dict(line.split(b": ", 1) for line in data.splitlines())
     return int(fields[b"rchar"]), int(fields[b"wchar"])
+
+
+def _starved(pid: int) -> float | None:
+    """Return for how many seconds the main thread of a process could run and had no CPU."""
+    words = read_bytes(f"/proc/{pid}/schedstat", 256).split()
+    return round(int(words[1]) / 1e9, 2) if len(words) == 3 else None
 
 
 def _size(path: str) -> int | None:

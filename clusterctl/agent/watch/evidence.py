@@ -17,7 +17,7 @@ from clusterctl.agent.inject.status import claimed_elsewhere, inside
 from clusterctl.agent.linux import proc
 from clusterctl.agent.linux.proc import all_processes, tree
 from clusterctl.agent.protocol.evidence import files
-from clusterctl.agent.watch import stacks
+from clusterctl.agent.watch import sockets, stacks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -49,7 +49,8 @@ def collect(
     Returns:
         `{took_s, ranks: {"R": E}}`. E: rank, pid, state, wchan, cpu (share of one core over a quarter of a second),
         threads, command, source (`signal`, `py-spy`, `proc`), why (what the rungs above said), stacks (text as
-        dumped), main_thread, inside, children [{pid, name, state, wchan, cpu, command}], tail [lines]. A rank that
+        dumped), main_thread, inside, children [{pid, name, state, wchan, cpu, command}], tail [lines], sockets
+        [connections]. A rank that
         gave nothing in time has `source: "proc"` and `error`. What is too much for one answer is cut, and says so in
         `why`; the files have all of it.
 
@@ -64,20 +65,20 @@ def collect(
     for rank, evidence in complete.items():
         _keep(out_dir, rank, evidence)
     limit = _MOST_ANSWER_BYTES // max(1, len(complete))
-    told = {rank: _cut(evidence, limit, out_dir) for rank, evidence in complete.items()}
-    return {"took_s": round(time.monotonic() - begun, 3), "ranks": told}
+    answer = {rank: _cut(evidence, limit, out_dir) for rank, evidence in complete.items()}
+    return {"took_s": round(time.monotonic() - begun, 3), "ranks": answer}
 
 
 def _look_at(workers: list[Subject], status_dir: str, deadline: float) -> dict[str, OfRank]:
     """Look at all workers at once, each in a thread that may hang; return the evidence of each by its rank."""
     processes = all_processes()
-    found: dict[str, OfRank] = {}
+    evidence: dict[str, OfRank] = {}
 
     def look(worker: Subject) -> None:
         try:
-            found[str(worker["rank"])] = _rank(worker, processes, status_dir, deadline)
+            evidence[str(worker["rank"])] = _rank(worker, processes, status_dir, deadline)
         except Exception as error:
-            found[str(worker["rank"])] = _nothing(worker, f"the look at it failed: {error!r}")
+            evidence[str(worker["rank"])] = _nothing(worker, f"the look at it failed: {error!r}")
 
     threads = [threading.Thread(target=look, args=(worker,), daemon=True) for worker in workers]
     for thread in threads:
@@ -85,8 +86,8 @@ def _look_at(workers: list[Subject], status_dir: str, deadline: float) -> dict[s
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
     for worker in workers:
-        found.setdefault(str(worker["rank"]), _nothing(worker, "no answer in time"))
-    return dict(found)
+        evidence.setdefault(str(worker["rank"]), _nothing(worker, "no answer in time"))
+    return dict(evidence)
 
 
 def _cut(evidence: OfRank, limit: int, out_dir: str) -> OfRank:
@@ -116,12 +117,14 @@ def _size(value: object) -> int:
 
 
 def _of_launchers(workers: list[Subject], status_dir: str) -> list[Subject]:
-    found: list[Subject] = []
+    subjects: list[Subject] = []
     for rank in claimed_elsewhere(status_dir, (worker["rank"] for worker in workers)):
-        said = status.ready(status_dir, rank)
-        if said is not None:
-            found.append({"rank": rank, "pid": said["pid"], "start_time": said["start_time"], "output": None})
-    return found
+        announced = status.ready(status_dir, rank)
+        if announced is not None:
+            subjects.append(
+                {"rank": rank, "pid": announced["pid"], "start_time": announced["start_time"], "output": None}
+            )
+    return subjects
 
 
 def _by_rank(item: tuple[str, object]) -> int:
@@ -177,13 +180,14 @@ def _rank(worker: Subject, processes: dict[int, proc.Stat], status_dir: str, dea
         "children": [_process(child, shares) for child in children],
         "tail": _tail(worker.get("output")),
         "recorded": status.recorded(status_dir, worker["rank"]),
+        "sockets": sockets.of_process(subject.pid),
     }
 
 
 def _subject(members: list[proc.Stat], status_dir: str, rank: int) -> proc.Stat:
     """The process that is the rank: the one that armed itself, else the first Python, else the worker as started."""
-    said = status.ready(status_dir, rank)
-    armed = [process for process in members if said and process.pid == said["pid"]]
+    announced = status.ready(status_dir, rank)
+    armed = [process for process in members if announced and process.pid == announced["pid"]]
     pythons = [process for process in members if _is_python(process.pid)]
     return (armed or pythons or members)[0]
 
@@ -196,8 +200,8 @@ def _is_python(pid: int) -> bool:
 
 
 def _ticks(members: list[proc.Stat]) -> dict[int, int]:
-    found = ((process, proc.stat(process.pid)) for process in members)
-    return {was.pid: now.ticks if now and now.start_time == was.start_time else was.ticks for was, now in found}
+    looks = ((process, proc.stat(process.pid)) for process in members)
+    return {was.pid: now.ticks if now and now.start_time == was.start_time else was.ticks for was, now in looks}
 
 
 def _process(process: proc.Stat, shares: dict[int, float]) -> ProcessFound:

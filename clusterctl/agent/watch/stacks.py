@@ -64,33 +64,33 @@ def take(pid: int, status_dir: str, rank: int, deadline: float) -> Stacks:
     return Stacks(by_py_spy.source, by_py_spy.text, why=by_signal.why + by_py_spy.why)
 
 
-def unarmed(said: Announced, stacks_path: str) -> str | None:
+def unarmed(announced: Announced, stacks_path: str) -> str | None:
     """Why the signal must not be sent, `None` if it may be.
 
     Args:
-        said: What `ready` returned.
+        announced: What `ready` returned.
         stacks_path: Our file for the dump.
     """
-    pid, number = said["pid"], said["signal"]
+    pid, number = announced["pid"], announced["signal"]
     if not _catches(pid, number):
         return f"signal {number} is not caught"
     try:
-        ours, theirs = os.stat(stacks_path), os.stat(f"/proc/{pid}/fd/{said['fd']}")
+        ours, theirs = os.stat(stacks_path), os.stat(f"/proc/{pid}/fd/{announced['fd']}")
     except OSError as error:
-        return f"descriptor {said['fd']}: {error.strerror}"
-    names = {(status.st_dev, status.st_ino) for status in (ours, theirs)} | {(said["dev"], said["ino"])}
+        return f"descriptor {announced['fd']}: {error.strerror}"
+    names = {(status.st_dev, status.st_ino) for status in (ours, theirs)} | {(announced["dev"], announced["ino"])}
     if len(names) != 1:
-        return f"descriptor {said['fd']} is another file now"
-    found = proc.stat(pid)
+        return f"descriptor {announced['fd']} is another file now"
+    process = proc.stat(pid)
     # Left pending, the signal would hit whatever the process executes next; a stopped one cannot answer anyway.
-    if found is None or found.state in "TtDZX":
-        return f"process is in state {found.state if found else 'gone'}"
+    if process is None or process.state in "TtDZX":
+        return f"process is in state {process.state if process else 'gone'}"
     return None
 
 
 def _by_signal(pid: int, status_dir: str, rank: int, deadline: float) -> Stacks:
-    said = ready(status_dir, rank)
-    if said is None or said["pid"] != pid:
+    announced = ready(status_dir, rank)
+    if announced is None or announced["pid"] != pid:
         return Stacks("proc", why=("signal: the process has not armed it",))
     path = os.path.join(status_dir, f"rank-{rank}.stacks")
     try:
@@ -99,11 +99,11 @@ def _by_signal(pid: int, status_dir: str, rank: int, deadline: float) -> Stacks:
         return Stacks("proc", why=(f"signal: {error.strerror}",))
     try:
         # Checked after the descriptor of the process is open: from here on the pid cannot become another's.
-        reason = unarmed(said, path) if ready(status_dir, rank) == said else "process is gone"
+        reason = unarmed(announced, path) if ready(status_dir, rank) == announced else "process is gone"
         if reason is not None:
             return Stacks("proc", why=(f"signal: {reason}",))
         before = os.stat(path).st_size
-        _send(handle, said, thread_of(said, status_dir, rank))
+        _send(handle, announced, thread_of(announced, status_dir, rank))
         text = _wait_for_dump(path, before, min(deadline, time.monotonic() + _DUMP_S))
     except OSError as error:
         return Stacks("proc", why=(f"signal: {error.strerror}",))
@@ -111,20 +111,20 @@ def _by_signal(pid: int, status_dir: str, rank: int, deadline: float) -> Stacks:
         os.close(handle)
     if not text:
         return Stacks("proc", why=("signal: no answer",))
-    return Stacks("signal", text, main_thread=said["main_thread"])
+    return Stacks("signal", text, main_thread=announced["main_thread"])
 
 
-def _send(handle: int, said: Announced, tid: int) -> None:
+def _send(handle: int, announced: Announced, tid: int) -> None:
     """Sends the signal to one thread, or to the process where that thread is not there (it pauses around a fork)."""
     number = _TGKILL.get(os.uname().machine)
     if tid and number is not None:
         # No process can have come by this pid since `handle` was opened and the process behind it was checked.
         libc = ctypes.CDLL(None, use_errno=True)
-        if libc.syscall(ctypes.c_long(number), said["pid"], tid, said["signal"]) == 0:
+        if libc.syscall(ctypes.c_long(number), announced["pid"], tid, announced["signal"]) == 0:
             return
         if ctypes.get_errno() != errno.ESRCH:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    syscalls.pidfd_send_signal(handle, said["signal"])
+    syscalls.pidfd_send_signal(handle, announced["signal"])
 
 
 def _wait_for_dump(path: str, before: int, deadline: float) -> str:
@@ -170,8 +170,8 @@ def _by_py_spy(pid: int, deadline: float) -> Stacks:
     except OSError as error:
         return Stacks("proc", why=(f"py-spy: {error.strerror}",))
     if done.returncode != 0 or not done.stdout:
-        said = done.stderr.decode("utf-8", "replace").strip().splitlines()
-        return Stacks("proc", why=(f"py-spy: {said[-1] if said else f'exit code {done.returncode}'}",))
+        complaint = done.stderr.decode("utf-8", "replace").strip().splitlines()
+        return Stacks("proc", why=(f"py-spy: {complaint[-1] if complaint else f'exit code {done.returncode}'}",))
     return Stacks("py-spy", done.stdout[:_MAX_BYTES].decode("utf-8", "replace"))
 
 

@@ -7,7 +7,7 @@ import time
 import click
 
 from clusterctl.cli import options
-from clusterctl.cli.lookup.runs import tell_unread, view_of
+from clusterctl.cli.lookup.runs import tell_unread, view_of, with_pace
 from clusterctl.cli.main import WithExamples
 from clusterctl.render.status import render_status
 from clusterctl.render.status_json import status_json
@@ -22,7 +22,8 @@ from clusterctl.run.record.find import find
 def command(reference: str | None, as_json: bool, verbose: bool, color: str, quiet: bool) -> int:
     """Show one run: its state, its nodes and workers, and what failed first."""
     console = options.console_of(color)
-    view = view_of(find(reference))
+    run = find(reference)
+    view = with_pace(run, view_of(run))
     tell_unread(view.state, console)
     if as_json:
         console.json(status_json(view))

@@ -12,14 +12,14 @@ from clusterctl.cli import options
 from clusterctl.cli.choices import FileChoices, together
 from clusterctl.cli.lookup.reach import sessions_of
 from clusterctl.cli.main import WithExamples
+from clusterctl.cli.words import parse_size
 from clusterctl.config.spec import TransportKind
-from clusterctl.config.units import size as bytes_of
 from clusterctl.errors import NotFoundError, RefusedError
 from clusterctl.plan.layout import workdir_of
 from clusterctl.render.ranks import count, fold_nodes
 from clusterctl.run.nodes import code, sensitive
 from clusterctl.run.nodes.fan_out import each, raise_first
-from clusterctl.run.nodes.transfer import MOST_BYTES, Parcel, pull, push
+from clusterctl.run.nodes.transfer import MOST_BYTES, Fetching, Parcel, pull, push
 from clusterctl.run.record.rundir import runs_root
 from clusterctl.wording import plural, size
 
@@ -73,16 +73,6 @@ def command(choices: SyncChoices) -> int:
     return 0
 
 
-def _bytes(text: str | None) -> int:
-    """Return how many bytes a size in words has."""
-    if text is None:
-        return MOST_BYTES
-    try:
-        return bytes_of(text)
-    except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="--max-size") from error
-
-
 def _push(spec: ClusterSpec, hosts: tuple[HostSpec, ...], console: Console, *, quiet: bool) -> None:
     if spec.sync is None:
         raise RefusedError("the file says `sync: none`", hint="set `sync.source`, or leave `sync` out")
@@ -112,7 +102,7 @@ def _push(spec: ClusterSpec, hosts: tuple[HostSpec, ...], console: Console, *, q
 
 
 def _pull(spec: ClusterSpec, hosts: tuple[HostSpec, ...], console: Console, choices: SyncChoices) -> None:
-    to, most = Path(choices.to or "pulled"), _bytes(choices.max_size)
+    to, most = Path(choices.to or "pulled"), parse_size(choices.max_size, "--max-size", MOST_BYTES)
     ours = not to.exists()
     with sessions_of(spec, hosts) as sessions:
         pulled, errors = each(
@@ -142,5 +132,5 @@ def _pull_all(
     found: dict[str, tuple[list[str], int]] = {}
     for pattern in patterns:
         left = most - sum(total for _, total in found.values())
-        found[pattern] = pull(session, workdir, pattern, target, most=left)
+        found[pattern] = pull(session, workdir, pattern, target, Fetching(most=left))
     return found

@@ -13,13 +13,14 @@ import click
 
 from clusterctl.cli import options
 from clusterctl.cli.follow.screen import Screen
+from clusterctl.cli.follow.watched_run import WatchedRun
 from clusterctl.cli.lookup import machines
 from clusterctl.cli.lookup.reach import reachable
-from clusterctl.cli.lookup.runs import view_from
 from clusterctl.cli.main import WithExamples
 from clusterctl.cli.words import parse_duration
-from clusterctl.render.top import SORTS, Order, Scene, render_top, rows_of
-from clusterctl.run.record.reader import StateReader
+from clusterctl.render.top.order import SORTS, Order
+from clusterctl.render.top.scene import Level, Scene
+from clusterctl.render.top.screen import level_of, render_top
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,29 +28,37 @@ if TYPE_CHECKING:
     from clusterctl.cli.lookup.machines import Subject
     from clusterctl.render.stats import NodeStats
     from clusterctl.render.terminal.console import Console, Terminal
-    from clusterctl.run.record.rundir import RunDir
 
 _LOOK_AGAIN = 2.0
+_TALLEST = 1 << 20
+_IN_A_PIPE = 46
+"""Lines of the one picture that is printed where nobody can scroll; where they are too few rows are folded."""
 
 
 @click.command("top", cls=WithExamples)
 @click.argument("reference", metavar="[RUN|FILE]", required=False, shell_complete=options.offer("runs"))
 @click.option("--interval", metavar="DURATION", default="1s", show_default=True, help="Time between two pictures.")
+@click.option(
+    "--fold",
+    type=click.Choice([level.value for level in Level]),
+    help="What a row stands for; by default the finest of which all rows have room.",
+)
 @click.option("--color", type=click.Choice(["auto", "always", "never"]), default="auto", help="Use colours.")
-def command(reference: str | None, interval: str, color: str) -> int:
+def command(reference: str | None, interval: str, fold: str | None, color: str) -> int:
     """Keep ranks, GPUs and nodes on the screen; `q` or Ctrl-C leaves, the run goes on.
 
-    A letter sorts (n node, r rank, u util, m memory, t temp, p power, c cpu, s step, o output), the same again turns
-    the order round; arrows and page keys scroll. Without an active run the nodes of the cluster file are shown. In a
-    pipe it prints one picture.
+    A letter sorts (n node, r rank, u util, m memory, t temp, p power, c cpu, s step, i it/s, o output), the same again
+    turns the order round; f folds: a row a rank, a node, or for all nodes that are alike; arrows and page keys scroll.
+    Without an active run the nodes of the cluster file are shown. In a pipe it prints one picture.
     """
     console = options.console_of(color)
     pause = parse_duration(interval, "--interval") or 1.0
+    order = Order(fold=None if fold is None else Level(fold))
     with _source(machines.subject_of(reference), console) as source:
         if not (sys.stdin.isatty() and console.out.live):
-            console.data(*_once(source, console))
+            console.data(*_once(source, order, console))
             return 0
-        _keep(source, console.out, pause)
+        _keep(source, order, console.out, pause)
     return 0
 
 
@@ -60,26 +69,30 @@ class Source(Protocol):
         """Return what there is to show now."""
 
 
-def _once(source: Source, console: Console) -> list[str]:
-    scene = source.scene()
-    rows = len(rows_of(scene))
-    lines, _ = render_top(scene, Order(), time.time(), console.out, height=rows + 20)
+def _once(source: Source, order: Order, console: Console) -> list[str]:
+    height = _IN_A_PIPE if order.fold is None else _TALLEST
+    scene, now = source.scene(), time.time()
+    level = level_of(scene, order, now, console.out, height)
+    lines, _ = render_top(scene, replace(order, fold=level), now, console.out, _TALLEST)
     return [line for line in lines[:-1] if line]
 
 
-def _keep(source: Source, terminal: Terminal, pause: float) -> None:
-    order = Order()
+def _keep(source: Source, order: Order, terminal: Terminal, pause: float) -> None:
     with Screen() as screen:
         scene = source.scene()
         while True:
-            height = screen.height
-            lines, order = render_top(scene, order, time.time(), terminal, height)
+            height, now = screen.height, time.time()
+            lines, order = render_top(scene, order, now, terminal, height)
             screen.draw(lines)
             key = screen.key(pause)
             if key in ("", "q", "Q", "\x03", "\x04"):
                 return
             if key is None:
                 scene = source.scene()
+            elif key == "f":
+                levels = [*Level]
+                place = levels.index(level_of(scene, order, now, terminal, height))
+                order = replace(order, fold=levels[(place + 1) % len(levels)], first=0)
             else:
                 order = _pressed(key, order, page=max(1, height - 6))
 
@@ -98,7 +111,7 @@ def _pressed(key: str, order: Order, page: int) -> Order:
 @contextlib.contextmanager
 def _source(subject: Subject, console: Console) -> Iterator[Source]:
     if subject.run is not None:
-        yield _OfRun(subject.run)
+        yield WatchedRun(subject.run)
         return
     spec = options.load_file(subject.path, (), (), console=console).spec
     with reachable(spec, spec.hosts) as (sessions, errors):
@@ -110,20 +123,6 @@ def _source(subject: Subject, console: Console) -> Iterator[Source]:
             return [seen[host.name] for host in spec.hosts]
 
         yield _OfFile(f"{subject.path}: no active run", look)
-
-
-class _OfRun:
-    """The files of a run."""
-
-    def __init__(self, run: RunDir) -> None:
-        self._run, self._reader = run, StateReader(run)
-        self._gpus = machines.gpus_of_run(run)
-
-    def scene(self) -> Scene:
-        self._reader.refresh()
-        state = self._reader.state
-        view = view_from(self._run, state, attended=self._run.attended)
-        return Scene(nodes=machines.stats_of_run(self._run, state), view=view, gpus_of=self._gpus)
 
 
 class _OfFile:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.cli import words
@@ -68,14 +68,15 @@ def subject_of(reference: str | None) -> Subject:
 def stats_of_run(run: RunDir, state: RunState) -> list[NodeStats]:
     """Return the newest samples of all nodes of a run, in order of node rank."""
     nodes = sorted(state.nodes.values(), key=lambda n: n.node_rank)
-    return [_newest(run, node.node) for node in nodes]
+    return [stats_of_sample(state, node.node, samples.latest_health(run, node.node)) for node in nodes]
 
 
-def _newest(run: RunDir, node: str) -> NodeStats:
-    sample = samples.latest_health(run, node)
+def stats_of_sample(state: RunState, node: str, sample: Health | None) -> NodeStats:
+    """Return a sample of a node as values, with its time by the clock of this head."""
     if sample is None:
         return NodeStats(node=node, time=None, status="unknown", reason="no sample yet")
-    return stats_from_sample(node, sample)
+    told = stats_from_sample(node, sample)
+    return replace(told, time=sample["t"] - state.ahead(node))
 
 
 def gpus_of_run(run: RunDir) -> dict[str, tuple[int, ...]]:

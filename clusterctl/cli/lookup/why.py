@@ -31,8 +31,12 @@ def verdict_of(run: RunDir, *, live: bool = True) -> Verdict:
         live: Look at ranks that may be alive, where nothing is kept of a stall that goes on.
     """
     state, _ = find.visible_state(run)
-    unseen = live and not state.over and state.stall is not None and verdict.evidence_of(run, state)[0] is None
-    return verdict.of(run, state, _now(run, state) if unseen else None)
+    if not live or state.over or verdict.evidence_of(run, state)[0] is not None:
+        return verdict.of(run, state)
+    told = None if state.stall is not None else verdict.of(run, state)
+    if told is not None and not verdict.calls_for_a_look(run, state, told):
+        return told
+    return verdict.of(run, state, _now(run, state))
 
 
 def _now(run: RunDir, state: RunState) -> dict[str, OfRank]:

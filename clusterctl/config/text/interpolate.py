@@ -49,7 +49,7 @@ def _warn_hidden_host(mark: Mark, key: str, path: Path, report: Report) -> None:
 
 def _filled(node: Node, environ: Mapping[str, str], report: Report, path: Path) -> Node:
     raw, used, before = node.raw or "", False, len(report.problems)
-    told = before + len(report.warnings)
+    reported = before + len(report.warnings)
     pieces: list[str] = []
     position = 0
     for found in _EXPANSION.finditer(raw):
@@ -61,7 +61,7 @@ def _filled(node: Node, environ: Mapping[str, str], report: Report, path: Path) 
         used = True
         mark = node.inside(found.start(), len(found[0]))
         pieces.append(_expanded(found[0], found[1], mark, environ, report, path))
-        if len(report.problems) + len(report.warnings) - told > _MOST_IN_A_VALUE:
+        if len(report.problems) + len(report.warnings) - reported > _MOST_IN_A_VALUE:
             break
     if len(report.problems) > before:
         return Node(None, node.mark)

@@ -19,13 +19,13 @@ def syntax_problem(document: Document, error: Exception, report: Report) -> None
     context = getattr(error, "context_mark", None)
     mark = _inside_text(Mark(document, place.line + 1, place.column + 1))
     opened = None if context is None else Mark(document, context.line + 1, context.column + 1)
-    said = str(getattr(error, "problem", "") or "")
+    problem = str(getattr(error, "problem", "") or "")
     for words, answer in _SYNTAX:
-        if words in said:
+        if words in problem:
             text, hint, at = answer(mark, opened)
             report.add(at, text, hint)
             return
-    report.add(mark, f"not YAML: {said}")
+    report.add(mark, f"not YAML: {problem}")
 
 
 def _inside_text(mark: Mark) -> Mark:

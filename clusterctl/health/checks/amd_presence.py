@@ -28,14 +28,14 @@ _REMEDIES: dict[Why, tuple[Action, str]] = {
 
 def driver(view: View) -> Iterator[Outcome]:
     """Judge whether the amdgpu driver is there and computes."""
-    told = view.group("amdgpu")
-    if told.status == "timeout":
+    group = view.group("amdgpu")
+    if group.status == "timeout":
         yield unknown("the amdgpu driver hangs (see `gpu.responsive`)")
-    elif told.status == "ok":
-        version = told.data.get("driver")
+    elif group.status == "ok":
+        version = group.data.get("driver")
         yield passed(f"amdgpu {version}" if version else "amdgpu of the kernel", value=version)
-    elif told.status != "absent":
-        yield unknown(f"could not ask the amdgpu driver: {told.reason or told.status}")
+    elif group.status != "absent":
+        yield unknown(f"could not ask the amdgpu driver: {group.reason or group.status}")
     else:
         say = failed if view.expected.count else warned
         loaded = "amdgpu" in (view.group("driver").data.get("modules") or [])
@@ -47,11 +47,11 @@ def driver(view: View) -> Iterator[Outcome]:
 
 def count(view: View) -> Iterator[Outcome]:
     """Judge how many GPUs the compute driver shows."""
-    told = view.group("amdgpu")
-    if told.status != "ok":
-        yield unknown(f"could not look: {told.reason or told.status}")
+    group = view.group("amdgpu")
+    if group.status != "ok":
+        yield unknown(f"could not look: {group.reason or group.status}")
         return
-    yield from counted(view, int(told.data.get("count") or 0), _unshown(view), _REMEDIES)
+    yield from counted(view, int(group.data.get("count") or 0), _unshown(view), _REMEDIES)
 
 
 def _unshown(view: View) -> list[Unshown]:

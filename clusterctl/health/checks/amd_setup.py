@@ -38,8 +38,8 @@ def slowdown(view: View) -> Iterable[Outcome]:
             return None
         return warned(f"{gpus.label(device)}: held down by {', '.join(value)}", gpu=device["index"], value=value)
 
-    told = [device for device in gpus.devices(view) if "slowdown" in device.get("v", {})]
-    if gpus.library_gate(view) is None and not told:
+    telling = [device for device in gpus.devices(view) if "slowdown" in device.get("v", {})]
+    if gpus.library_gate(view) is None and not telling:
         return [Outcome(status=Status.SKIP, message="not told by this GPU or driver")]
     return gpus.each(view, "slowdown", judge, "clocks of {n} GPUs are not held down")
 
@@ -121,8 +121,8 @@ def visible_env(view: View) -> Iterator[Outcome]:
 def _hiding(env: Mapping[str, str | None], least: int) -> str | None:
     """Return the variable that leaves fewer GPUs than that; HIP reads CUDA's only where its own is not set."""
     own = _HIP if _HIP in env else _CUDA
-    told = ((name, env.get(name)) for name in (_ROCR, own))
-    return next((name for name, value in told if value is not None and len(value.split(",")) < least), None)
+    settings = ((name, env.get(name)) for name in (_ROCR, own))
+    return next((name for name, value in settings if value is not None and len(value.split(",")) < least), None)
 
 
 def sign(gpu: int, causes: Sequence[str] | None, degrees: float | None, lasting: float) -> Sign | None:

@@ -133,10 +133,10 @@ def _of(event: Event, events: list[Event], kind: str) -> list[Event]:
 
 def _place(view: View, address: str) -> tuple[gpus.Device | None, int | None, bool]:
     """Return the GPU at an address, its index, and whether the run uses it; of one without address nobody knows."""
-    found = next((d for d in gpus.everyone(view) if gpus.value(d, "pci") == address), None)
-    if found is None:
+    device = next((d for d in gpus.everyone(view) if gpus.value(d, "pci") == address), None)
+    if device is None:
         return None, None, True
-    return found, found["index"], found in gpus.devices(view)
+    return device, device["index"], device in gpus.devices(view)
 
 
 def _label(index: int | None, address: str) -> str:
@@ -150,8 +150,8 @@ def _hint(view: View, device: gpus.Device | None, action: Action) -> str:
         return "A program may have caused it; if it comes again with others, have the hardware looked at"
     if action is Action.NONE:
         return "Nothing to do: the GPU has been reset; look at what came before it if it was not on purpose"
-    told = amd.hint(view, device or {"index": 0}, action)
-    return told or "Look at the lines of amdgpu around it in the kernel log (`dmesg -T`)"
+    remedy = amd.hint(view, device or {"index": 0}, action)
+    return remedy or "Look at the lines of amdgpu around it in the kernel log (`dmesg -T`)"
 
 
 CHECKS = (driver_log,)

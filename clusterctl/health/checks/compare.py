@@ -168,8 +168,8 @@ def gpu_outliers(view: ClusterView, field: str, unit: str) -> list[Outcome]:
     outcomes, judged = [], 0
     for members in boards(view, lambda device: gpus.value(device, field)).values():
         judged += len(members) if len(members) >= 4 else 0
-        found = outliers(members, lambda x, middle: x > middle + far and x > floor)
-        for key, value in list(found.items())[:MOST_OUTLIERS_SHOWN]:
+        odd = outliers(members, lambda x, middle: x > middle + far and x > floor)
+        for key, value in list(odd.items())[:MOST_OUTLIERS_SHOWN]:
             node, gpu = key.rsplit("/", 1)
             middle = median(members.values())
             message = f"GPU {gpu}: {value:.0f} {unit}, its like {middle:.0f} {unit}"
@@ -192,7 +192,7 @@ def boards(view: ClusterView, read: Callable[[gpus.Device], Any]) -> dict[str, d
 
     A board is a model as one maker sells it, told apart by the PCI subsystem: limits and firmware are the maker's.
     """
-    found: dict[str, dict[str, Any]] = {}
+    values: dict[str, dict[str, Any]] = {}
     for node in view.views:
         if gpus.gate(node) is not None:
             continue
@@ -201,8 +201,8 @@ def boards(view: ClusterView, read: Callable[[gpus.Device], Any]) -> dict[str, d
             if name and value is not None:
                 maker = gpus.value(device, "subsystem")
                 board = f"{name}, subsystem {maker}" if maker else name
-                found.setdefault(board, {})[f"{node.node}/{device['index']}"] = value
-    return found
+                values.setdefault(board, {})[f"{node.node}/{device['index']}"] = value
+    return values
 
 
 def slots(view: ClusterView, read: Callable[[View], Mapping[str, int]]) -> dict[str, dict[str, int]]:
@@ -216,19 +216,19 @@ def slots(view: ClusterView, read: Callable[[View], Mapping[str, int]]) -> dict[
         read: Returns a node's numbers, by index of the GPU (`"3"`) or pair of indices (`"0-1"`). The index ends the
             name of the slot, behind a blank.
     """
-    found: dict[str, dict[str, int]] = {}
+    numbers: dict[str, dict[str, int]] = {}
     for node in view.views:
         if gpus.gate(node) is None and all(gpus.value(device, "pci") for device in gpus.devices(node)):
             build = json.dumps([[gpus.value(d, "name"), gpus.value(d, "pci")] for d in gpus.devices(node)])
             for indices, number in read(node).items():
-                found.setdefault(f"{build} {indices}", {})[node.node] = number
-    return {place: values for place, values in found.items() if len(values) > 1}
+                numbers.setdefault(f"{build} {indices}", {})[node.node] = number
+    return {place: values for place, values in numbers.items() if len(values) > 1}
 
 
 def by_index(node: View, read: Callable[[gpus.Device], int | None]) -> dict[str, int]:
     """Return a number of each GPU of a node that has one, by index."""
-    told = {str(device["index"]): read(device) for device in gpus.devices(node)}
-    return {index: number for index, number in told.items() if number is not None}
+    numbers = {str(device["index"]): read(device) for device in gpus.devices(node)}
+    return {index: number for index, number in numbers.items() if number is not None}
 
 
 def expected(values: Mapping[str, int]) -> int:

@@ -58,9 +58,9 @@ def lost(view: View) -> Iterator[Outcome]:
 
 
 def _judge(view: View, device: gpus.Device) -> Outcome | None:
-    found = answers.gravest(device.get("err", {}))
-    if found is not None:
-        word, calls = found
+    gravest = answers.gravest(device.get("err", {}))
+    if gravest is not None:
+        word, calls = gravest
         action, text = answers.MEANINGS[word].action, answers.words(device, calls[0])
         looks = "" if answers.MEANINGS[word].at_once else f", {answers.LOOKS} looks in a row"
         message = f"{gpus.label(device)}: {text} ({answers.named(calls)}){looks}"
@@ -99,10 +99,10 @@ def sign(gpu: Mapping[str, Any], counted: Streaks) -> Sign | None:
         if word in answers.MEANINGS
         and (answers.MEANINGS[word].at_once or counted.get((index, call), 0) >= answers.LOOKS)
     }
-    found = answers.gravest(certain)
-    if found is None:
+    gravest = answers.gravest(certain)
+    if gravest is None:
         return None
-    word, calls = found
+    word, calls = gravest
     return Sign(
         gpu=index,
         check="gpu.lost",

@@ -141,17 +141,17 @@ def model(view: View) -> Iterator[Outcome]:
 )
 def responsive(view: View) -> Iterator[Outcome]:
     """The driver answers in time. Slow is not hung: without persistence mode every look first starts the GPUs."""
-    told, asked = gpus.library(view), gpus.source(view)
-    if told.status == "timeout":
-        yield failed(f"{asked} hangs: {told.reason}", value=told.ms)
-    elif told.status != "ok" or told.ms is None:
-        yield unknown(f"could not ask {asked}: {told.reason or told.status}")
-    elif told.data.get("init_error") is not None:
-        yield unknown(f"{asked} could not be used: {answers.nvml_name(told.data['init_error'])}")
-    elif told.ms > view.limit("warn") * 1000:
-        yield _slow(view, told.ms, told.data.get("init_ms"))
+    library, source = gpus.library(view), gpus.source(view)
+    if library.status == "timeout":
+        yield failed(f"{source} hangs: {library.reason}", value=library.ms)
+    elif library.status != "ok" or library.ms is None:
+        yield unknown(f"could not ask {source}: {library.reason or library.status}")
+    elif library.data.get("init_error") is not None:
+        yield unknown(f"{source} could not be used: {answers.nvml_name(library.data['init_error'])}")
+    elif library.ms > view.limit("warn") * 1000:
+        yield _slow(view, library.ms, library.data.get("init_ms"))
     else:
-        yield passed(f"{asked} answers", value=told.ms)
+        yield passed(f"{source} answers", value=library.ms)
 
 
 def _slow(view: View, took: float, opening: float | None) -> Outcome:

@@ -140,14 +140,14 @@ def sram_ecc(view: View) -> Iterable[Outcome]:
     return gpus.each(view, "sram", judge, "SRAM of {n} GPUs is within the limit")
 
 
-def sign(gpu: int, more: int, asked: int | None) -> Sign | None:
-    """Return what uncorrected errors say of a GPU in a run: `more` since its start, `asked` the recovery action.
+def sign(gpu: int, more: int, recovery: int | None) -> Sign | None:
+    """Return what uncorrected errors say of a GPU in a run: so many since its start, and the recovery action.
 
     Those that were not contained are told by their XIDs too.
     """
     if more <= 0:
         return None
-    spread = more > CONTAINED_AT_MOST or bool(asked)
+    spread = more > CONTAINED_AT_MOST or bool(recovery)
     return Sign(
         gpu=gpu,
         check="gpu.ecc_uncorrected",

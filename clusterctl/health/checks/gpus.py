@@ -25,13 +25,13 @@ _DISPLAY = "0x0300"
 
 def vendor(view: View) -> str:
     """Return whose GPUs the node has: NVIDIA's where nothing tells."""
-    told = {key: view.group(known.group) for key, known in VENDORS.items() if known.group}
+    groups = {key: view.group(known.group) for key, known in VENDORS.items() if known.group}
     of_cards = {card["vendor"] for card in cards(view)}
-    signs = [key for key, group in told.items() if group.data.get("devices")]
+    signs = [key for key, group in groups.items() if group.data.get("devices")]
     signs += [key for key in VENDORS if key in of_cards]
     # AMD's driver is asked only where there is one.
     versions = view.group("versions").data
-    if told[AMD].status == "timeout" or versions.get("torch_hip") or "+rocm" in str(versions.get("torch")):
+    if groups[AMD].status == "timeout" or versions.get("torch_hip") or "+rocm" in str(versions.get("torch")):
         signs.append(AMD)
     return next(iter(signs), NVIDIA)
 
@@ -90,13 +90,13 @@ def gate(view: View) -> Outcome | None:
 
 def library_gate(view: View) -> Outcome | None:
     """Return why the library's answers cannot be judged, or `None`; who is to blame is another check's business."""
-    told, asked = library(view), source(view)
-    if told.status != "ok":
-        return unknown(f"{asked} did not answer: {told.reason or told.status}")
-    if told.data.get("init_error") is not None:
-        return unknown(f"{asked} could not be used: {answers.nvml_name(told.data['init_error'])}")
+    group, name = library(view), source(view)
+    if group.status != "ok":
+        return unknown(f"{name} did not answer: {group.reason or group.status}")
+    if group.data.get("init_error") is not None:
+        return unknown(f"{name} could not be used: {answers.nvml_name(group.data['init_error'])}")
     if not devices(view):
-        return unknown(f"{asked} shows no GPU")
+        return unknown(f"{name} shows no GPU")
     return None
 
 
@@ -131,9 +131,9 @@ def each(
     for device in devices(view):
         if field in device.get("v", {}):
             judged += 1
-            said = judge(device, device["v"][field])
-            if said is not None:
-                outcomes.append(said)
+            outcome = judge(device, device["v"][field])
+            if outcome is not None:
+                outcomes.append(outcome)
             continue
         word = device.get("err", {}).get(field)
         if word != answers.UNSUPPORTED:

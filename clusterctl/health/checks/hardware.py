@@ -57,10 +57,10 @@ def _errors(link: dict[str, Any], uptime: float | None, rate: float) -> str:
     grave = {f"{kind} ({grade})": n for grade in ("fatal", "nonfatal") for kind, n in link[grade].items()}
     grave = {words: n for words, n in grave.items() if words.partition(" ")[0] not in _HARMLESS}
     corrected = sum(n for kind, n in link["correctable"].items() if kind in _LINK)
-    told = [f"{n} {words}" for words, n in grave.items()]
+    errors = [f"{n} {words}" for words, n in grave.items()]
     if uptime and corrected / max(uptime / 60, 1.0) > rate:
-        told.append(f"{corrected} corrected link errors, {corrected * 60 / uptime:.0f} a minute")
-    return ", ".join(told)
+        errors.append(f"{corrected} corrected link errors, {corrected * 60 / uptime:.0f} a minute")
+    return ", ".join(errors)
 
 
 @node_check(

@@ -164,15 +164,15 @@ def ib_mixed(view: ClusterView) -> Iterable[Outcome]:
     answered = _compared(view)
     if answered is not None:
         return answered
-    told: dict[str, bool] = {node.node: bool(used) for node in view.views if (used := _used(node)) is not None}
-    without = [node for node, uses in told.items() if not uses]
+    uses_rdma: dict[str, bool] = {node.node: bool(used) for node in view.views if (used := _used(node)) is not None}
+    without = [node for node, uses in uses_rdma.items() if not uses]
     if not without:
-        return [passed(f"all {len(told)} nodes use RDMA")]
+        return [passed(f"all {len(uses_rdma)} nodes use RDMA")]
     why = {node.node: rdma.selection(node).why_none for node in view.views}
-    if len(without) * 2 < len(told):
+    if len(without) * 2 < len(uses_rdma):
         return [failed(f"uses no RDMA, others do: {why[node]}", node=node, value=0) for node in without]
-    if len(without) * 2 > len(told):
-        using = [node for node, uses in told.items() if uses]
+    if len(without) * 2 > len(uses_rdma):
+        using = [node for node, uses in uses_rdma.items() if uses]
         return [failed("uses RDMA, others do not", node=node, value=1) for node in using]
     return [failed(f"half of the nodes use RDMA, not {', '.join(without)}: {why[without[0]]}", value=without)]
 

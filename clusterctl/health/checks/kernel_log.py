@@ -73,23 +73,23 @@ def _witness(view: View) -> Outcome | None:
 )
 def kernel_log(view: View) -> Iterator[Outcome]:
     """The kernel did not complain about disks, memory, lockups, file servers or power lately."""
-    found: dict[_Complaint, list[str]] = {}
+    complaints: dict[_Complaint, list[str]] = {}
     for line in view.group().data.get("lines") or []:
         text, age = str(line.get("text", "")), line.get("age_s")
         which = next((c for c in _COMPLAINTS if re.search(c.pattern, text)), None)
         if which is not None and (which.boot or age is None or age <= view.limit("lookback")):
-            found.setdefault(which, []).append(text)
+            complaints.setdefault(which, []).append(text)
     servers = _recovered(view)
     for which in _COMPLAINTS:
-        lines = found.get(which, [])
+        lines = complaints.get(which, [])
         if not lines or (_SERVER in which.pattern and servers):
             continue
         say = failed if which.fatal else warned
         times = f" ({len(lines)} times)" if len(lines) > 1 else ""
         yield say(f"{which.words}{times}: {lines[-1][:160]}", value=len(lines), action=which.action)
-    if not found:
+    if not complaints:
         yield passed("no complaint")
-    elif servers and all(_SERVER in which.pattern for which in found):
+    elif servers and all(_SERVER in which.pattern for which in complaints):
         yield passed("a file server that did not respond came back")
 
 
@@ -97,10 +97,10 @@ def _recovered(view: View) -> bool:
     """Tell whether every server that was silent answered again afterwards."""
     silent: set[str] = set()
     for line in view.group().data.get("lines") or []:
-        if found := re.search(r"server (\S+) not responding", str(line.get("text"))):
-            silent.add(found.group(1))
-        elif found := re.search(r"server (\S+) OK", str(line.get("text"))):
-            silent.discard(found.group(1))
+        if match := re.search(r"server (\S+) not responding", str(line.get("text"))):
+            silent.add(match.group(1))
+        elif match := re.search(r"server (\S+) OK", str(line.get("text"))):
+            silent.discard(match.group(1))
     return not silent
 
 

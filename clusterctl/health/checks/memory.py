@@ -86,8 +86,8 @@ def swap(view: View) -> Iterator[Outcome]:
 )
 def memory_total(view: ClusterView) -> Iterable[Outcome]:
     """All nodes have about the same amount of memory: one with less may have lost a module."""
-    known = {v.node: v.group("host").data.get("mem_total") for v in view.views}
-    numbers = {node: float(total) for node, total in known.items() if total}
+    totals = {v.node: v.group("host").data.get("mem_total") for v in view.views}
+    numbers = {node: float(total) for node, total in totals.items() if total}
     if not numbers:
         return [unknown("no node tells its memory")]
     if len(numbers) < 4:

@@ -111,8 +111,8 @@ def bad_env(view: View) -> Iterator[Outcome]:
     if env is None:
         yield unknown("the environment was not reported")
         return
-    found = sorted(name for name in _BAD_ENV if name in env)
-    yield warned(f"{', '.join(found)} set", value=found) if found else passed("no debugging variable set")
+    names = sorted(name for name in _BAD_ENV if name in env)
+    yield warned(f"{', '.join(names)} set", value=names) if names else passed("no debugging variable set")
 
 
 _BAD_ENV = (

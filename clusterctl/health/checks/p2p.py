@@ -35,8 +35,8 @@ Pairs = dict[str, list[int | None]]
 def _pairs(view: View) -> Pairs:
     """Return NVML's status over NVLink and for reading, by pair of GPUs that matter, where one was told."""
     mine = {d["index"] for d in gpus.devices(view)}
-    told = gpus.library(view).data.get("p2p") or []
-    pairs = {f"{i}-{j}": [nvlink, read] for i, j, nvlink, read in told if {i, j} <= mine}
+    statuses_of = gpus.library(view).data.get("p2p") or []
+    pairs = {f"{i}-{j}": [nvlink, read] for i, j, nvlink, read in statuses_of if {i, j} <= mine}
     return {pair: statuses for pair, statuses in pairs.items() if statuses != [None, None]}
 
 
@@ -103,8 +103,10 @@ def _words(pairs: Pairs) -> str:
 )
 def p2p_outlier(view: ClusterView) -> Iterable[Outcome]:
     """No pair of GPUs has lost an access that the same pair of other nodes has."""
-    reached = compare.slots(view, lambda node: {pair: int(_reach(told)) for pair, told in _pairs(node).items()})
-    linked = compare.slots(view, lambda node: {pair: int(told[0] == _WELL) for pair, told in _pairs(node).items()})
+    reached = compare.slots(view, lambda node: {pair: int(_reach(statuses)) for pair, statuses in _pairs(node).items()})
+    linked = compare.slots(
+        view, lambda node: {pair: int(statuses[0] == _WELL) for pair, statuses in _pairs(node).items()}
+    )
     if not reached:
         return [compare.nothing_odd(view, 0, "pairs of GPUs")]
     # A pair that has lost all access has lost its NVLink too: told once.

@@ -81,10 +81,10 @@ def _described(entry: dict[str, Any]) -> Unshown:
 )
 def count(view: View) -> Iterator[Outcome]:
     """Every declared GPU is there. A GPU that the PCI bus has and its driver has not is named by address, and why."""
-    told = view.group("nvml")
-    nvml = told.data
-    if told.status != "ok":
-        yield unknown(f"could not look: {told.reason or told.status}")
+    group = view.group("nvml")
+    nvml = group.data
+    if group.status != "ok":
+        yield unknown(f"could not look: {group.reason or group.status}")
     elif nvml.get("init_error") is not None:
         seen = len(view.group("smi").data.get("devices") or [])
         yield unknown(f"NVML could not be used: {answers.nvml_name(nvml['init_error'])}; nvidia-smi shows {seen}")

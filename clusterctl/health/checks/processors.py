@@ -112,12 +112,12 @@ def governor(view: View) -> Iterator[Outcome]:
 )
 def clocksource(view: View) -> Iterator[Outcome]:
     """Reading the clock is cheap."""
-    found = view.group().data.get("clocksource")
-    if not found:
+    source = view.group().data.get("clocksource")
+    if not source:
         yield unknown("the clock source cannot be read")
         return
-    say = warned if found in ("hpet", "acpi_pm", "jiffies") else passed
-    yield say(f"clock source {found}", value=found, expected="tsc")
+    say = warned if source in ("hpet", "acpi_pm", "jiffies") else passed
+    yield say(f"clock source {source}", value=source, expected="tsc")
 
 
 CHECKS = (load, cpus, governor, clocksource)

@@ -85,10 +85,10 @@ def changed_to(text: str) -> int | None:
     The number counts: it has stayed, while the words behind it change (driver 610 writes `0x2 (OS Reboot)` where others
     write `0x2 (Node Reboot Required)`).
     """
-    found = _CHANGED.search(text.strip())
-    if found is None:
+    match = _CHANGED.search(text.strip())
+    if match is None:
         return None
-    number, words = found.groups()
+    number, words = match.groups()
     return int(number, 16) if number else _WORDS.get((words or "").strip().lower())
 
 
@@ -111,15 +111,15 @@ def recovery_action(view: View) -> Iterable[Outcome]:
     def judge(device: gpus.Device, value: Any) -> Outcome | None:
         if value == NONE:
             return None
-        asked = meaning(value)
+        recommended = meaning(value)
         return Outcome(
-            status=asked.before,
-            message=f"{gpus.label(device)}: the driver asks for {asked.words}",
+            status=recommended.before,
+            message=f"{gpus.label(device)}: the driver asks for {recommended.words}",
             gpu=device["index"],
             value=value,
             expected=NONE,
-            action=asked.action,
-            hint=HINTS[asked.action],
+            action=recommended.action,
+            hint=HINTS[recommended.action],
         )
 
     return gpus.each(view, "recovery_action", judge, "no recovery action on {n} GPUs")
@@ -129,14 +129,14 @@ def sign(gpu: int, value: int | None) -> Sign | None:
     """Return what a sample's recovery action says of a GPU in a run."""
     if not value:
         return None
-    asked = meaning(value)
+    recommended = meaning(value)
     return Sign(
         gpu=gpu,
         check="gpu.recovery_action",
-        status=asked.during,
-        words=f"the driver asks for {asked.words}",
-        action=asked.action,
-        leave_out=asked.during is Status.WARN,
+        status=recommended.during,
+        words=f"the driver asks for {recommended.words}",
+        action=recommended.action,
+        leave_out=recommended.during is Status.WARN,
     )
 
 

@@ -62,9 +62,9 @@ def remap_failure(view: View) -> Iterable[Outcome]:
         if not value[3]:
             return None
         serial = device.get("v", {}).get("serial")
-        known = f", serial {serial}" if serial else ""
+        of_serial = f", serial {serial}" if serial else ""
         return failed(
-            f"{gpus.label(device)}: row remapping failed{known}", gpu=device["index"], value=value[3], expected=0
+            f"{gpus.label(device)}: row remapping failed{of_serial}", gpu=device["index"], value=value[3], expected=0
         )
 
     return gpus.each(view, "remapped", judge, "no row remapping failed on {n} GPUs")

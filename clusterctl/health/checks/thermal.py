@@ -41,16 +41,16 @@ def temperature(view: View) -> Iterable[Outcome]:
 
     def judge(device: gpus.Device, value: Any) -> Outcome | None:
         left = {"core": _core_left(device, value), "memory": _memory_left(device)}
-        known = {part: degrees for part, degrees in left.items() if degrees is not None}
-        if not known:
+        margins = {part: degrees for part, degrees in left.items() if degrees is not None}
+        if not margins:
             text = f"{gpus.label(device)}: {value} °C, and no limit that could be read"
             return unknown(text, gpu=device["index"], value=value)
-        part = min(known, key=lambda name: known[name])
-        if known[part] > margin:
+        part = min(margins, key=lambda name: margins[name])
+        if margins[part] > margin:
             return None
         degrees = value if part == "core" else gpus.value(device, "mem_temp")
-        say = failed if known[part] <= 0 else warned
-        limit = degrees + known[part]
+        say = failed if margins[part] <= 0 else warned
+        limit = degrees + margins[part]
         message = f"{gpus.label(device)}: {part} {degrees:.0f} °C, limit {limit:.0f} °C"
         return say(message, gpu=device["index"], value=degrees, expected=limit)
 

@@ -49,18 +49,20 @@ def judge_event(code: int, text: str = "", grade: str = "") -> Judgement | None:
             return None
         if value is None:
             return Judgement(False, Action.CONTACT_SUPPORT, f"recovery action changed: {text[:80]}")
-        asked = recovery.meaning(value)
-        return Judgement(asked.before is Status.FAIL, asked.action, f"the driver asks for {asked.words}")
+        recommended = recovery.meaning(value)
+        return Judgement(
+            recommended.before is Status.FAIL, recommended.action, f"the driver asks for {recommended.words}"
+        )
     if code in NVLINK5:
         fatal = grade == "fatal"
         action = Action.RESET_GPU if fatal else Action.NONE
         return Judgement(fatal, action, f"NVLink error, {'fatal' if fatal else 'not fatal'}")
-    known = CATALOGUE.get(code)
-    if known is None:
+    entry = CATALOGUE.get(code)
+    if entry is None:
         return Judgement(False, Action.CONTACT_SUPPORT, "not in the catalogue")
-    hard = known.weight is Weight.HARDWARE
-    meaning = known.meaning if hard else f"{known.meaning} ({known.weight.value})"
-    return Judgement(hard, known.action, meaning, known.confirmed)
+    hard = entry.weight is Weight.HARDWARE
+    meaning = entry.meaning if hard else f"{entry.meaning} ({entry.weight.value})"
+    return Judgement(hard, entry.action, meaning, entry.confirmed)
 
 
 def _witness(view: View) -> Outcome | None:
@@ -109,13 +111,13 @@ def gpus_with(view: View, codes: Collection[int]) -> set[int]:
 
 def _weigh(view: View, event: dict[str, Any], events: Sequence[dict[str, Any]]) -> Outcome | None:
     """Judge all events of one code on one GPU, by the newest of them."""
-    index, known = _gpu_of(view, event["device"])
-    said = judge_event(event["code"], event["text"], event["grade"])
-    if said is None or (known and index is None):
+    index, of_node = _gpu_of(view, event["device"])
+    judgement = judge_event(event["code"], event["text"], event["grade"])
+    if judgement is None or (of_node and index is None):
         return None  # all is well again, or it is a GPU of the node that this run does not use
     lookback = view.limit("lookback")
     age = event["last_age_s"]
-    hard, action = said.hard, said.action
+    hard, action = judgement.hard, judgement.action
     if event["code"] == _CONTAINED and sum(a <= lookback for a in event["ages"]) >= view.limit("fail_contained"):
         hard, action = True, Action.RESET_GPU
     mended = hard and _mended(view, index, event, events)
@@ -128,7 +130,7 @@ def _weigh(view: View, event: dict[str, Any], events: Sequence[dict[str, Any]]) 
     times = f", {event['count']} times" if event["count"] > 1 else ""
     when = f", {ago(age)}" if age is not None else ""
     return say(
-        f"{place}: XID {event['code']}, {said.meaning}{times}{when}{', since repaired' if mended else ''}",
+        f"{place}: XID {event['code']}, {judgement.meaning}{times}{when}{', since repaired' if mended else ''}",
         gpu=index,
         value={"xid": event["code"], "count": event["count"], "last_age_s": age, "text": event["text"]},
         action=Action.NONE if mended else action,
@@ -149,8 +151,8 @@ def _mended(view: View, index: int | None, event: dict[str, Any], events: Sequen
 
 def is_well(device: gpus.Device) -> bool:
     """Tell whether a GPU reads well in all that a fatal XID would leave behind."""
-    asked, uncorrected = gpus.value(device, "recovery_action"), gpus.value(device, "ecc_unc")
-    return asked == recovery.NONE and not uncorrected and devices.answers_well(device)
+    recommended, uncorrected = gpus.value(device, "recovery_action"), gpus.value(device, "ecc_unc")
+    return recommended == recovery.NONE and not uncorrected and devices.answers_well(device)
 
 
 _MENDED = "Nothing to do: the GPU has been reset since; if it comes again, have the hardware looked at"
@@ -189,28 +191,28 @@ def sign(gpu: int | None, code: int) -> Sign | None:
     """
     if code == RECOVERY_CHANGED:
         return None
-    said = judge_event(code)
-    if said is None:
+    judgement = judge_event(code)
+    if judgement is None:
         return None
-    hard = said.hard and not said.confirmed
-    meaning = "NVLink error" if code in NVLINK5 else said.meaning
+    hard = judgement.hard and not judgement.confirmed
+    meaning = "NVLink error" if code in NVLINK5 else judgement.meaning
     return Sign(
         gpu=gpu,
         check=f"gpu.xid {code}",
         status=Status.FAIL if hard else Status.WARN,
         words=f"XID {code}, {meaning}",
-        action=said.action,
+        action=judgement.action,
         event=True,
-        mends=hard and said.action in _RESETTING,
+        mends=hard and judgement.action in _RESETTING,
         rule=f"xid.{code}",
     )
 
 
 def reads_well(gpu: Mapping[str, Any]) -> bool:
     """Tell whether a GPU of a sample is well after an XID: what the driver asks for, its answers, memory and links."""
-    asked = gpu.get("recovery_action")
+    recommended = gpu.get("recovery_action")
     harmed = gpu.get("ecc_unc") or gpu.get("links_lost")
-    return asked == recovery.NONE and devices.answers_well(gpu) and not harmed
+    return recommended == recovery.NONE and devices.answers_well(gpu) and not harmed
 
 
 CHECKS = (xid,)

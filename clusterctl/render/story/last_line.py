@@ -56,8 +56,12 @@ class Pace:
         (began, first), (last, step) = self._steps[0], self._steps[-1]
         if last <= began or step == first:
             return [f"step {step}"]
-        speed = (step - first) / (last - began)
-        return [f"step {step}", f"{speed:.1f} it/s" if speed >= 0.1 else f"{1 / speed:.0f} s/it"]
+        return [f"step {step}", speed_text((step - first) / (last - began))]
+
+
+def speed_text(speed: float) -> str:
+    """Return steps a second (more than 0) as people say them: `3.1 it/s`, `20 s/it`."""
+    return f"{speed:.1f} it/s" if speed >= 0.1 else f"{1 / speed:.0f} s/it"
 
 
 def last_line(state: RunState, watched: Watched, pace: Pace, now: float, glyphs: Glyphs) -> str:

@@ -38,7 +38,13 @@ class ColorChoice(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Glyphs:
-    """Signs with a meaning; a word always stands beside them."""
+    """Signs with a meaning; a word or a number always stands beside them.
+
+    Attributes:
+        parts: What a column of a bar may be filled with, the least first and the whole last.
+        empty: A column of a bar that is not filled.
+        levels: Columns of a trend, the lowest first.
+    """
 
     ok: str
     warn: str
@@ -49,14 +55,19 @@ class Glyphs:
     dot: str
     arrow: str
     rule: str
+    parts: str
+    empty: str
+    levels: str
 
 
 UNICODE = Glyphs(
-    ok="✓", warn="!", fail="✗", running=tuple("⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"), bar="│", ellipsis="…", dot="·", arrow="→", rule="─"
+    ok="✓", warn="!", fail="✗", running=tuple("⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"), bar="│", ellipsis="…", dot="·", arrow="→", rule="─",
+    parts="▏▎▍▌▋▊▉█", empty=" ", levels="▁▂▃▄▅▆▇█",
 )  # fmt: skip
 ASCII = Glyphs(
-    ok="ok", warn="!", fail="x", running=tuple("|/-\\"), bar="|", ellipsis="...", dot="-", arrow="->", rule="-"
-)
+    ok="ok", warn="!", fail="x", running=tuple("|/-\\"), bar="|", ellipsis="...", dot="-", arrow="->", rule="-",
+    parts="#", empty=".", levels="_.:-=+*#",
+)  # fmt: skip
 
 
 _IN_ASCII = {

@@ -14,7 +14,7 @@ import select
 import sys
 from typing import TYPE_CHECKING, TextIO
 
-from typing_extensions import override
+from clusterctl.typed import override
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

@@ -17,8 +17,6 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from typing_extensions import override
-
 from clusterctl.agent.protocol import requests
 from clusterctl.agent.protocol.commands import Command
 from clusterctl.agent.protocol.frames import FrameError
@@ -45,6 +43,7 @@ from clusterctl.run.rules.stop_clock import Stopping
 from clusterctl.session.inbox import Inbox
 from clusterctl.session.limits import seconds_for
 from clusterctl.session.opening import open_all
+from clusterctl.typed import override
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import posixpath
-import shutil
 import tempfile
 import time
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, BinaryIO, TypeVar
@@ -18,7 +19,7 @@ from clusterctl.errors import AgentError, NodeError, RefusedError
 from clusterctl.wording import plural
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from concurrent.futures import Future
 
     from clusterctl.agent.protocol.frames import Data
@@ -67,27 +68,47 @@ def push(
     asked: arguments.Manifest = {"workdir": workdir, "run": run, "stream": manifest, "size": len(parcel.listing)}
     compared = session.call_async(Command.MANIFEST, asked)
     session.send_data(manifest, 0, parcel.listing)
-    need = [parcel.entries[number] for number in _answered(session.node, compared)["need"]]
+    need = [parcel.entries[number] for number in answered(session.node, compared)["need"]]
     if need:
         say(f"receiving {plural(len(need), 'file')}")
-        stream = session.new_stream()
-        answer = session.call_async(Command.RECEIVE, {"manifest": manifest, "stream": stream})
-        offset, deadline = 0, time.monotonic() + _SYNC_SECONDS
-        for chunk in _contents(parcel.store, [digest for *_, digest in need]):
-            if answer.done():
-                break  # with an error: more of it would help nobody
-            if time.monotonic() > deadline + offset / _LEAST_BYTES_A_SECOND:
-                raise AgentError(session.node, f"it has taken {offset} bytes of the code and is too slow")
-            session.send_data(stream, offset, chunk)
-            offset += len(chunk)
-        _answered(session.node, answer)
+        send_all(session, manifest, _contents(parcel.store, [digest for *_, digest in need]))
     return len(need), sum(size for _, size, _, _ in need)
+
+
+def send_all(session: Session, compared: int, chunks: Iterable[bytes]) -> None:
+    """Send the content of files that a node said it needs.
+
+    Args:
+        session: With the node.
+        compared: The stream of the listing that it compared.
+        chunks: All of the content, in the order of its answer.
+
+    Raises:
+        RefusedError: It must not take them.
+        NodeError: The node could not, was too slow, or was lost.
+    """
+    stream = session.new_stream()
+    answer = session.call_async(Command.RECEIVE, {"manifest": compared, "stream": stream})
+    offset, deadline = 0, time.monotonic() + _SYNC_SECONDS
+    for chunk in chunks:
+        if answer.done():
+            break  # with an error: more of it would help nobody
+        if time.monotonic() > deadline + offset / _LEAST_BYTES_A_SECOND:
+            raise AgentError(session.node, f"it has taken {offset} bytes and is too slow")
+        session.send_data(stream, offset, chunk)
+        offset += len(chunk)
+    answered(session.node, answer)
 
 
 T = TypeVar("T")
 
 
-def _answered(node: str, answer: Future[T]) -> T:
+def answered(node: str, answer: Future[T]) -> T:
+    """Wait for what a node says of files; it may have many to look at.
+
+    Raises:
+        ClusterctlError: It refused or failed, or did not answer.
+    """
     try:
         return answer.result(_SYNC_SECONDS)
     except FutureTimeoutError as error:
@@ -150,8 +171,25 @@ MOST_BYTES = 10 << 30
 """Of the files of one node, where nobody says otherwise."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetching:
+    """How files are fetched.
+
+    Attributes:
+        most: Bytes that all of them may have.
+        links: Links are followed to wherever they lead.
+        named: The new name of what the pattern names, where it has no wildcards.
+        told: Takes the bytes of each piece that has come, on the thread that reads the session.
+    """
+
+    most: int = MOST_BYTES
+    links: bool = False
+    named: str | None = None
+    told: Callable[[int], None] = lambda _count: None
+
+
 def pull(
-    session: Session, workdir: str, pattern: str, target: Path, *, most: int = MOST_BYTES
+    session: Session, workdir: str, pattern: str, target: Path, how: Fetching = Fetching()
 ) -> tuple[list[str], int]:
     """Fetch the files of a node that match; return their names, relative to `target`, and their bytes in all.
 
@@ -162,7 +200,7 @@ def pull(
         workdir: On the node; the pattern begins there.
         pattern: Such as `ckpt/**`.
         target: Folder on the head; made if there is anything to put into it.
-        most: Bytes that all of them may have.
+        how: More of it.
 
     Raises:
         RefusedError: The head cannot write them, or there are more.
@@ -171,18 +209,24 @@ def pull(
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=target.parent) as spool:
-            files = _fetch(session, workdir, pattern, spool, most)
+            files = _fetch(session, workdir, pattern, spool, how)
             for name, _, _ in files:
                 _refuse_unasked(session.node, pattern, name)
             spool.seek(0)
+            files = [(_named(name, how.named), size, mode) for name, size, mode in files]
             for name, size, mode in files:
                 _place(_inside(target, name), spool, size, mode)
     except OSError as error:
-        raise RefusedError(f"{target} cannot be written: {error.strerror or error}") from error
+        raise RefusedError(f"{error.filename or target} cannot be written: {error.strerror or error}") from error
     return [name for name, _, _ in files], sum(size for _, size, _ in files)
 
 
-def _fetch(session: Session, workdir: str, pattern: str, spool: BinaryIO, most: int) -> list[tuple[str, int, int]]:
+def _named(name: str, other: str | None) -> str:
+    """Return a path with another first part, where there is one."""
+    return name if other is None else "/".join([other, *PurePosixPath(name).parts[1:]])
+
+
+def _fetch(session: Session, workdir: str, pattern: str, spool: BinaryIO, how: Fetching) -> list[tuple[str, int, int]]:
     failed: list[OSError | RefusedError] = []
 
     def take(data: Data) -> None:
@@ -191,18 +235,19 @@ def _fetch(session: Session, workdir: str, pattern: str, spool: BinaryIO, most: 
             return
         if data.offset != spool.tell():
             raise FrameError(f"byte {data.offset} of the files comes where {spool.tell()} is due")
-        if data.offset + len(data.payload) > most:
-            text = f"{session.node}: what matches `{pattern}` has over {most} bytes"
+        if data.offset + len(data.payload) > how.most:
+            text = f"{session.node}: what matches `{pattern}` has over {how.most} bytes"
             failed.append(RefusedError(text, hint="`--max-size` allows more"))
             session.close()
             return
         try:
             spool.write(data.payload)
+            how.told(len(data.payload))
         except OSError as error:
             failed.append(error)
 
     stream = session.new_stream(take)
-    asked: arguments.Fetch = {"workdir": workdir, "pattern": pattern, "stream": stream}
+    asked: arguments.Fetch = {"workdir": workdir, "pattern": pattern, "stream": stream, "links": how.links}
     try:
         answer = session.call(Command.FETCH, asked, timeout=_FETCH_SECONDS)
     except NodeError:
@@ -236,11 +281,18 @@ def _inside(target: Path, name: str) -> Path:
 def _place(path: Path, spool: BinaryIO, size: int, mode: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".pull-", delete=False) as file:
-        left = size
-        while left and (chunk := spool.read(min(left, 1024 * 1024))):
-            file.write(chunk)
-            left -= len(chunk)
-    temporary = Path(file.name)
-    # The node does not decide who may change files of the head.
-    temporary.chmod(0o600 | (mode & 0o755))
-    shutil.move(temporary, path)
+        try:
+            left = size
+            while left and (chunk := spool.read(min(left, 1024 * 1024))):
+                file.write(chunk)
+                left -= len(chunk)
+            file.flush()
+            # The node does not decide who may change files of the head.
+            os.fchmod(file.fileno(), 0o600 | (mode & 0o755))
+            os.replace(file.name, path)
+        except OSError as error:
+            os.unlink(file.name)
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        except BaseException:
+            os.unlink(file.name)
+            raise

@@ -63,6 +63,6 @@ def make_private(folder: Path) -> None:
         OSError: It cannot be made.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = folder.stat()
-    if found.st_mode & 0o077 and found.st_uid == os.geteuid():
+    status = folder.stat()
+    if status.st_mode & 0o077 and status.st_uid == os.geteuid():
         folder.chmod(0o700)

@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from clusterctl.errors import NotFoundError, RefusedError
 from clusterctl.run.record import outline
-from clusterctl.run.record.reader import load_state
+from clusterctl.run.record.reader import load_state, load_told
 from clusterctl.run.record.rundir import RunDir, runs_root
 from clusterctl.run.rules.state import RunPhase, RunState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _MOST_NAMED = 8
 """Runs that are named where several could be meant: the newest."""
@@ -36,8 +40,11 @@ def find(reference: str | None, root: Path | None = None) -> RunDir:
         RefusedError: Several could be meant.
     """
     runs = all_runs(root)
+    if reference is None and len(runs) == 1:
+        # There is nothing to choose, so nothing to read.
+        return runs[0]
     if reference is None:
-        active = [r for r in runs if not listed(r).over]
+        active = [r for r in runs if not _told(r).over]
         candidates = active or runs[-1:]
         what = "no run yet"
     else:
@@ -56,7 +63,7 @@ def find(reference: str | None, root: Path | None = None) -> RunDir:
 def _by_name_or_file(runs: list[RunDir], reference: str) -> list[RunDir]:
     path = Path(reference)
     wanted = os.path.realpath(path) if path.is_file() else None
-    states = [(r, listed(r)) for r in runs]
+    states = [(r, _told(r)) for r in runs]
     matching = [(r, s) for r, s in states if s.name == reference or (wanted and os.path.realpath(s.path) == wanted)]
     active = [r for r, s in matching if not s.over]
     return active or [r for r, _ in matching][-1:]
@@ -64,6 +71,12 @@ def _by_name_or_file(runs: list[RunDir], reference: str) -> list[RunDir]:
 
 def _by_beginning(runs: list[RunDir], reference: str) -> list[RunDir]:
     return [r for r in runs if r.run.startswith(reference)] if reference else []
+
+
+def _told(run: RunDir) -> RunState:
+    """Return as much of a run's state as tells whether it is meant: its nodes' journals say nothing of that."""
+    known = outline.read(run.outline, run.events)
+    return _readable(run, load_told) if known is None else known.state
 
 
 def visible_state(run: RunDir) -> tuple[RunState, bool]:
@@ -87,10 +100,10 @@ def listed(run: RunDir) -> RunState:
     return _readable(run) if known is None else known.state
 
 
-def _readable(run: RunDir) -> RunState:
+def _readable(run: RunDir, load: Callable[[RunDir], RunState] = load_state) -> RunState:
     """Return the state of a run; of one whose files say nothing, just that."""
     try:
-        state = load_state(run)
+        state = load(run)
     except OSError as error:
         return RunState(run=run.run, phase=RunPhase.UNREADABLE, unread=(f"{run.events.name}: {error.strerror}",))
     if state.created is None and state.unread:

@@ -119,8 +119,8 @@ def _end_of_lines(file: BinaryIO, size: int) -> int:
     while end > 0:
         begin = max(0, end - _PIECE)
         file.seek(begin)
-        found = file.read(end - begin).rfind(b"\n")
-        if found >= 0:
-            return begin + found + 1
+        newline = file.read(end - begin).rfind(b"\n")
+        if newline >= 0:
+            return begin + newline + 1
         end = begin
     return 0

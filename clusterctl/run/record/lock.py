@@ -77,7 +77,7 @@ def is_held(path: Path) -> bool:
 def holder(path: Path) -> Holder | None:
     """Return who took the lock last; `None` where nobody has said so."""
     try:
-        told = json.loads(path.read_bytes())
-        return Holder(host=str(told["host"]), pid=int(told["pid"]))
+        written = json.loads(path.read_bytes())
+        return Holder(host=str(written["host"]), pid=int(written["pid"]))
     except (OSError, ValueError, LookupError, TypeError):
         return None

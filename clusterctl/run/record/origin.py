@@ -93,9 +93,9 @@ def remember_commit(run: RunDir, folder: str) -> None:
 
     def ask() -> None:
         with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):
-            found = commit_of(folder)
-            if found is not None:
-                write_atomically(run.path / _COMMIT_FILE, json.dumps(asdict(found)).encode())
+            commit = commit_of(folder)
+            if commit is not None:
+                write_atomically(run.path / _COMMIT_FILE, json.dumps(asdict(commit)).encode())
 
     threading.Thread(target=ask, name="git", daemon=True).start()
 
@@ -113,9 +113,9 @@ def commit_of(folder: str) -> Commit | None:
 
 
 def _git(folder: str, *arguments: str) -> str:
-    asked = [*_GIT, "-C", folder, *arguments]
+    argv = [*_GIT, "-C", folder, *arguments]
     done = subprocess.run(
-        asked,
+        argv,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -132,13 +132,13 @@ def read(run: RunDir) -> Origin | None:
     if value is None:
         return None
     texts = {key: str(value.get(key, "")) for key in ("user", "host", "file", "folder", "command")}
-    said = _json(run.path / _COMMIT_FILE)
+    written = _json(run.path / _COMMIT_FILE)
     commit = None
-    if said is not None and said.get("commit"):
-        changes = said.get("changes")
+    if written is not None and written.get("commit"):
+        changes = written.get("changes")
         commit = Commit(
-            commit=str(said["commit"]),
-            branch=str(said.get("branch", "")),
+            commit=str(written["commit"]),
+            branch=str(written.get("branch", "")),
             changes=changes if isinstance(changes, int) else None,
         )
     return Origin(**texts, commit=commit)

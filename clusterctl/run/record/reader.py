@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from clusterctl.agent.protocol import events, files
 from clusterctl.door import journal
 from clusterctl.run.rules import events as head
-from clusterctl.run.rules.fold import apply_head, apply_node
+from clusterctl.run.rules.fold import Folding, apply_head
 from clusterctl.run.rules.state import RunState
 
 if TYPE_CHECKING:
@@ -80,9 +80,28 @@ class StateReader:
         """Take in what is new, and hand each event on; nothing of it is kept but the state.
 
         The nodes' journals are taken in last, up to where they went before the controller's was read: an attempt is
-        always known before what happened in it.
+        always known before what happened in it. While an event is handed on, `state` is what it led to, for that long.
         """
         ends = self._ends()
+        unread: dict[str, Exception] = {}
+        self.take_in_head(head_news)
+        folding = Folding(self.state)
+        for node, end in ends.items():
+            for line in self._nodes[node].read(end):
+                try:
+                    told = journal.decode_line(line)
+                    if told is not None:
+                        folding.take(node, *told)
+                        self.state = folding.state
+                        node_news((node, *told))
+                except _UNREADABLE as error:
+                    unread.setdefault(f"nodes/{node}/{files.JOURNAL_FILE}", error)
+        self.state = folding.done()
+        for file, why in unread.items():
+            self._unread(file, why)
+
+    def take_in_head(self, head_news: Callable[[HeadNews], object]) -> None:
+        """Take in what the controller alone has told since the last look."""
         for line in self._head.read():
             try:
                 decoded = head.decode(line)
@@ -92,15 +111,6 @@ class StateReader:
                     head_news((time, event))
             except _UNREADABLE as error:
                 self._unread(self._run.events.name, error)
-        for node, end in ends.items():
-            for line in self._nodes[node].read(end):
-                try:
-                    told = journal.decode_line(line)
-                    if told is not None:
-                        self.state = apply_node(self.state, node, *told)
-                        node_news((node, *told))
-                except _UNREADABLE as error:
-                    self._unread(f"nodes/{node}/{files.JOURNAL_FILE}", error)
 
     def _unread(self, file: str, error: Exception) -> None:
         """Name the first line of a file that cannot be read."""
@@ -126,4 +136,11 @@ def load_state(run: RunDir) -> RunState:
     """Return the state of a run from its files alone."""
     reader = StateReader(run)
     reader.take_in()
+    return reader.state
+
+
+def load_told(run: RunDir) -> RunState:
+    """Return what the controller alone told of a run: name and file, who takes part, and whether it is over."""
+    reader = StateReader(run)
+    reader.take_in_head(lambda _: None)
     return reader.state

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
     from clusterctl.run.rules.state import RunState
 
 
+_LOOK_BACK = 256 * 1024
+_PIECE = 16 * 1024
+
+
 def latest_activity(run: RunDir, node: str) -> Activity | None:
     """Return the newest sample of its ranks that was replicated from a node."""
     return next(samples.readable(_newest_lines(run, node), "activity"), None)
@@ -28,14 +33,17 @@ def latest_health(run: RunDir, node: str) -> Health | None:
 
 
 def _newest_lines(run: RunDir, node: str) -> Iterator[bytes]:
-    path = run.node(node) / files.SAMPLES_FILE
-    try:
-        with path.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - 256 * 1024))
-            return reversed(file.read().splitlines())
-    except FileNotFoundError:
-        return iter(())
+    """Give the lines at the end of a node's samples, the newest first; mostly that is all that is looked at."""
+    with contextlib.suppress(FileNotFoundError), (run.node(node) / files.SAMPLES_FILE).open("rb") as file:
+        end = file.seek(0, os.SEEK_END)
+        least, torn = max(0, end - _LOOK_BACK), b""
+        while end > least:
+            begin = max(least, end - _PIECE)
+            file.seek(begin)
+            first, *lines = (file.read(end - begin) + torn).split(b"\n")
+            yield from reversed(lines)
+            end, torn = begin, first
+        yield torn
 
 
 def latest_step(run: RunDir, state: RunState) -> int | None:
@@ -47,8 +55,8 @@ def latest_step(run: RunDir, state: RunState) -> int | None:
         if s is not None and s.get("attempt") == state.attempt
         for r in (s.get("ranks") or {}).values()
     ]
-    told = [inside for rank in ranks if (inside := rank.get("inside")) is not None]
-    return min((step for inside in told if (step := inside.get("step")) is not None), default=None)
+    reports = [inside for rank in ranks if (inside := rank.get("inside")) is not None]
+    return min((step for inside in reports if (step := inside.get("step")) is not None), default=None)
 
 
 def last_lines(path: Path, most: int = 4 << 20) -> list[bytes]:

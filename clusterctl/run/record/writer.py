@@ -128,9 +128,9 @@ class Writer(Owned):
         base = self.run.node(node)
         tops = [p for p in base.iterdir() if not -1 < files.attempt_of(p.name) < whole] if base.is_dir() else []
         paths = [path for top in tops for path in (top, *top.rglob("*"))]
-        found = {p.relative_to(base).as_posix(): p.stat().st_size for p in paths if p.is_file()}
-        found.pop(files.JOURNAL_FILE, None)
-        return found
+        sizes = {p.relative_to(base).as_posix(): p.stat().st_size for p in paths if p.is_file()}
+        sizes.pop(files.JOURNAL_FILE, None)
+        return sizes
 
     def close_before(self, node: str, attempt: int) -> None:
         """Keep no file of a node open that is of an attempt before that one."""

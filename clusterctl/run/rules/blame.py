@@ -154,8 +154,8 @@ def left_early(failed: Sequence[Verdict], well: Sequence[Verdict], addresses: Ma
 
 
 def _peers(exit_: Exit) -> frozenset[str]:
-    found = _PLACE.finditer(_last_words(exit_))
-    return frozenset((match["in"] or match["plain"]).removeprefix("::ffff:") for match in found)
+    places = _PLACE.finditer(_last_words(exit_))
+    return frozenset((match["in"] or match["plain"]).removeprefix("::ffff:") for match in places)
 
 
 def is_secondary(exit_: Exit) -> bool:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.run.rules.stalls import stacks
 from clusterctl.run.rules.state import NodePhase, WorkerPhase
-from clusterctl.why.case import Call, Case, Child, End, Entry, Look, Node, Other, Rank, Reason
+from clusterctl.why.case import Call, Case, Child, Connection, End, Entry, Look, Node, Other, Pace, Rank, Reason
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -25,6 +25,8 @@ def case_of(
     seen_at: str | None = None,
     folder: str | None = None,
     stalled: bool = False,
+    paces: Mapping[int, Pace] | None = None,
+    unbegun: float | None = None,
 ) -> Case:
     """Return what is known of the newest attempt of a run.
 
@@ -34,6 +36,8 @@ def case_of(
         seen_at: Where that lies.
         folder: The run's own.
         stalled: Take what was seen as that of a stall, whether or not the rule says so now.
+        paces: What ranks did of late, where the run moves.
+        unbegun: For how many seconds it has not begun to.
     """
     looks = {stack.rank: _look(stack, evidence[str(stack.rank)]) for stack in stacks.from_evidence(evidence)}
     return Case(
@@ -48,6 +52,8 @@ def case_of(
         troubles=_troubles(state),
         seen_at=seen_at if looks else None,
         folder=folder,
+        paces=paces or {},
+        unbegun=unbegun,
     )
 
 
@@ -102,21 +108,21 @@ def _other(state: RunState) -> Other | None:
 
 def _reasons(error: Mapping[str, Any]) -> Iterator[Reason]:
     """Yield what an error that ended a start names (see `start_failure`)."""
-    for told in (*(error.get("findings") or ()), *(error.get("nodes") or ())):
-        node = told.get("node")
-        message = str(told.get("message") or "").removeprefix(f"{node}: ")
-        yield Reason(node=node, message=message, check=str(told.get("check") or ""), hint=str(told.get("hint") or ""))
+    for entry in (*(error.get("findings") or ()), *(error.get("nodes") or ())):
+        node = entry.get("node")
+        message = str(entry.get("message") or "").removeprefix(f"{node}: ")
+        yield Reason(node=node, message=message, check=str(entry.get("check") or ""), hint=str(entry.get("hint") or ""))
 
 
 def _troubles(state: RunState) -> dict[str, tuple[str, ...]]:
-    found: dict[str, tuple[str, ...]] = {}
+    messages: dict[str, tuple[str, ...]] = {}
     for (node, _, _), trouble in state.troubles.items():
-        found[node] = (*found.get(node, ()), trouble.message)
-    return found
+        messages[node] = (*messages.get(node, ()), trouble.message)
+    return messages
 
 
-def _look(stack: stacks.RankStack, told: OfRank) -> Look:
-    inside = told.get("inside")
+def _look(stack: stacks.RankStack, evidence: OfRank) -> Look:
+    inside = evidence.get("inside")
     seq = (inside.get("seq") or {}) if inside else {}
     frames = (
         None
@@ -127,7 +133,7 @@ def _look(stack: stacks.RankStack, told: OfRank) -> Look:
         source=stack.source,
         state=stack.state,
         wchan=stack.wchan,
-        cpu=told.get("cpu"),
+        cpu=evidence.get("cpu"),
         frames=frames,
         children=tuple(
             Child(
@@ -137,23 +143,38 @@ def _look(stack: stacks.RankStack, told: OfRank) -> Look:
                 wchan=child["wchan"],
                 cpu=child.get("cpu") or 0.0,
             )
-            for child in told["children"]
+            for child in evidence["children"]
         ),
         step=inside.get("step") if inside else None,
         status_age=inside.get("age_s") if inside and not inside.get("unseen") else None,
         seq={group: (numbers[0], numbers[1]) for group, numbers in seq.items()},
-        entries=_entries(told, seq),
-        error=told.get("error"),
+        entries=_entries(evidence, seq),
+        sockets=tuple(_connections(evidence)),
+        error=evidence.get("error"),
     )
 
 
-def _entries(told: OfRank, seq: Mapping[str, Any]) -> tuple[Entry, ...] | None:
+def _connections(evidence: OfRank) -> Iterator[Connection]:
+    for one in evidence.get("sockets") or ():
+        yield Connection(
+            address=one["address"],
+            port=one["port"],
+            peer=one["peer"],
+            peer_port=one["peer_port"],
+            unacked=one["unacked"],
+            unread=one["unread"],
+            lost=one["lost"],
+            awaited=one["awaited"],
+        )
+
+
+def _entries(evidence: OfRank, seq: Mapping[str, Any]) -> tuple[Entry, ...] | None:
     """Return what the shim wrote of the recorder, where it is of this standstill and not of an earlier one.
 
     It is written after some seconds without a collective: a rank that was stopped sooner still has what it wrote in a
     pause long before, and its counters have gone on since.
     """
-    recorded = told.get("recorded")
+    recorded = evidence.get("recorded")
     if recorded is None:
         return None
     newest: dict[str, int] = {}

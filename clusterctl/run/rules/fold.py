@@ -5,18 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from typing_extensions import assert_never
-
 from clusterctl.agent.protocol import events
 from clusterctl.run.rules import events as head
 from clusterctl.run.rules.attempts import PastAttempt, cause_of
 from clusterctl.run.rules.blame import Cause, Exit, verdict
 from clusterctl.run.rules.state import NodeState, RunPhase, RunState, StallView, WorkerPhase, WorkerState
+from clusterctl.typed import assert_never
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from clusterctl.agent.protocol.types.records import Remaining
+
+_PENDING = (WorkerPhase.PENDING, WorkerPhase.STARTING)
 
 
 def apply_node(state: RunState, node: str, stamp: events.Stamp, event: events.Event) -> RunState:
@@ -34,6 +35,44 @@ def apply_node(state: RunState, node: str, stamp: events.Stamp, event: events.Ev
     if attempt != state.attempt:
         return state
     return _apply_current(state, state.nodes[node], stamp, event)
+
+
+class Folding:
+    """Takes in events of nodes as `apply_node` does, one after the other, and copies the tables of a state only once.
+
+    A run of thousands of ranks has tens of thousands of events, and each would copy them.
+
+    Attributes:
+        state: What has come of it so far. Its tables go on changing until `done`.
+    """
+
+    def __init__(self, state: RunState) -> None:
+        self.state = replace(state, nodes=_OwnNodes(state.nodes), workers=_OwnWorkers(state.workers))
+
+    def take(self, node: str, stamp: events.Stamp, event: events.Event) -> None:
+        """Take in one event."""
+        self.state = apply_node(self.state, node, stamp, event)
+
+    def done(self) -> RunState:
+        """Return the state, for good."""
+        return replace(self.state, nodes=dict(self.state.nodes), workers=dict(self.state.workers))
+
+
+class _OwnNodes(dict[str, NodeState]):
+    """A table that nobody else has yet, so that it may be changed."""
+
+
+class _OwnWorkers(dict[int, WorkerState]):
+    """The same of ranks; how many of them were not started is counted, not looked for."""
+
+    def __init__(self, workers: Mapping[int, WorkerState]) -> None:
+        super().__init__(workers)
+        self.pending = sum(w.phase in _PENDING for w in workers.values())
+
+    def put(self, worker: WorkerState) -> None:
+        """Put another state of a rank in."""
+        self.pending += (worker.phase in _PENDING) - (self[worker.rank].phase in _PENDING)
+        self[worker.rank] = worker
 
 
 def _apply_retired(state: RunState, node: NodeState, stamp: events.Stamp, event: events.Event) -> RunState:
@@ -82,8 +121,7 @@ def _started(state: RunState, node: NodeState, event: events.Started) -> RunStat
         return state
     worker = replace(worker, phase=WorkerPhase.RUNNING, pid=event.pid, start_time=event.start_time)
     state = _with_worker(state, worker)
-    pending = (WorkerPhase.PENDING, WorkerPhase.STARTING)
-    if state.phase is RunPhase.STARTING and not any(w.phase in pending for w in state.workers.values()):
+    if state.phase is RunPhase.STARTING and not _are_pending(state.workers):
         stalled = state.stall is not None and state.stall.phase == "confirmed"
         return replace(state, phase=RunPhase.STALLED if stalled else RunPhase.RUNNING)
     return state
@@ -280,9 +318,21 @@ def _health(state: RunState, event: head.Health) -> RunState:
     return replace(state, troubles=others if event.status == "PASS" else {**others, key: event})
 
 
+def _are_pending(workers: Mapping[int, WorkerState]) -> bool:
+    if isinstance(workers, _OwnWorkers):
+        return workers.pending > 0
+    return any(w.phase in _PENDING for w in workers.values())
+
+
 def _with_node(state: RunState, node: NodeState) -> RunState:
+    if isinstance(state.nodes, _OwnNodes):
+        state.nodes[node.node] = node
+        return state
     return replace(state, nodes={**state.nodes, node.node: node})
 
 
 def _with_worker(state: RunState, worker: WorkerState) -> RunState:
+    if isinstance(state.workers, _OwnWorkers):
+        state.workers.put(worker)
+        return state
     return replace(state, workers={**state.workers, worker.rank: worker})

@@ -46,9 +46,11 @@ class HealthObserver:
         """
         self.feed(node, lines, now)
         present = {_key(change): change for change in during.troubled(self._watch(node))}
-        known = {(event.node, event.gpu, event.key): event for event in told}
-        new = [_event(change) for key, change in present.items() if key not in known]
-        over = [replace(event, status="PASS", message=_over(event)) for key, event in known.items() if self._ended(key)]
+        reported = {(event.node, event.gpu, event.key): event for event in told}
+        new = [_event(change) for key, change in present.items() if key not in reported]
+        over = [
+            replace(event, status="PASS", message=_over(event)) for key, event in reported.items() if self._ended(key)
+        ]
         return new + over
 
     def _ended(self, key: tuple[str, int | None, str]) -> bool:
@@ -63,9 +65,9 @@ class HealthObserver:
             watch = self._watch(node)
             # A replica that is sent again from its begin holds what was seen already.
             if watch.last is None or sample["m"] > watch.last:
-                self._watches[node], told = during.advance(watch, sample)
+                self._watches[node], news = during.advance(watch, sample)
                 self._heard[node] = now
-                changes += told
+                changes += news
         return [_event(change) for change in changes]
 
     def tick(self, connected: Collection[str], now: float) -> list[events.Health]:
@@ -80,8 +82,8 @@ class HealthObserver:
             if node not in connected or watch.last is None:
                 self._heard[node] = now
                 continue
-            self._watches[node], told = during.tick(watch, watch.last + now - self._heard[node])
-            changes += told
+            self._watches[node], news = during.tick(watch, watch.last + now - self._heard[node])
+            changes += news
         return [_event(change) for change in changes]
 
     def unhealthy(self, nodes: Iterable[str]) -> dict[str, str]:
@@ -93,14 +95,14 @@ class HealthObserver:
         return _reasons({node: during.doubted(self._watch(node)) for node in nodes})
 
     def _watch(self, node: str) -> during.Watch:
-        known = self._watches.get(node)
-        if known is not None:
-            return known
+        watch = self._watches.get(node)
+        if watch is not None:
+            return watch
         return during.Watch(node=node, limits=self._limits, context=self._context, gpus=self._gpus.get(node))
 
 
-def _reasons(told: dict[str, str | None]) -> dict[str, str]:
-    return {node: why.removeprefix(node).lstrip(": ") for node, why in told.items() if why}
+def _reasons(answers: dict[str, str | None]) -> dict[str, str]:
+    return {node: why.removeprefix(node).lstrip(": ") for node, why in answers.items() if why}
 
 
 def _gpus(host: HostSpec) -> frozenset[int] | None:

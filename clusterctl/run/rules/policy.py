@@ -268,8 +268,8 @@ def _pause(state: RunState, rules: RestartSpec, now: float) -> float:
 
 def unusable(state: RunState) -> dict[str, str]:
     """Return the nodes that cannot take part in another attempt, and why, in a word."""
-    found = {n.node: "dirty: processes of the run could not be ended" for n in state.nodes.values() if n.remaining}
-    return found | {n.node: "lost" for n in state.nodes.values() if n.link == "lost"}
+    reasons = {n.node: "dirty: processes of the run could not be ended" for n in state.nodes.values() if n.remaining}
+    return reasons | {n.node: "lost" for n in state.nodes.values() if n.link == "lost"}
 
 
 def left_out(state: RunState, sight: Sight) -> dict[str, str]:

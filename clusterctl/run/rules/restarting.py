@@ -35,14 +35,14 @@ def ending_of(state: RunState, *, checkpoints: bool, now: float) -> str:
         return state.reason or ""
     if cause.kind == "node_lost":
         return f"{cause.kind} {cause.node}"
-    said = _traceback(cause.traceback) if cause.traceback else _VARYING.sub("#", cause.message)
-    return f"{cause.kind} {cause.exit_code} {cause.signal} {said}"
+    error = _traceback(cause.traceback) if cause.traceback else _VARYING.sub("#", cause.message)
+    return f"{cause.kind} {cause.exit_code} {cause.signal} {error}"
 
 
 def _traceback(text: str) -> str:
     """Return the places of a traceback and the type of the exception; its message may differ each time."""
     lines = text.strip().splitlines()
-    places = [found[1] for line in lines if (found := _FRAME.match(line))]
+    places = [frame[1] for line in lines if (frame := _FRAME.match(line))]
     return "\n".join([*places, lines[-1].partition(":")[0] if lines else ""])
 
 
@@ -76,12 +76,12 @@ def next_nodes(
         without: Nodes that must not take part, and why.
         spares: At least as many.
     """
-    waiting, chosen, said = list(spares), [], []
+    waiting, chosen, replaced = list(spares), [], []
     for node in sorted(state.nodes.values(), key=lambda n: n.node_rank):
         if node.node not in without:
             chosen.append(node.node)
             continue
         spare = waiting.pop(0).name
         chosen.append(spare)
-        said.append(f"{spare} takes the place of {node.node}, which is {without[node.node]}")
-    return chosen, said
+        replaced.append(f"{spare} takes the place of {node.node}, which is {without[node.node]}")
+    return chosen, replaced

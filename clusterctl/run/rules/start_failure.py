@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def start_failed(error: ClusterctlError) -> events.StartFailed:
     """Return the event that says why a start has failed."""
-    told: dict[str, Any] = {
+    reason: dict[str, Any] = {
         "class": type(error).__name__,
         "message": str(error),
         "hint": error.hint,
@@ -21,9 +21,9 @@ def start_failed(error: ClusterctlError) -> events.StartFailed:
         "node": getattr(error, "node", None),
     }
     if isinstance(error, NodesError):
-        told["nodes"] = [
+        reason["nodes"] = [
             {"node": e.node, "message": str(e), "hint": e.hint, "class": type(e).__name__} for e in error.errors
         ]
     if isinstance(error, UnhealthyError):
-        told["findings"] = [f.to_json() for f in error.findings]
-    return events.StartFailed(error=told)
+        reason["findings"] = [f.to_json() for f in error.findings]
+    return events.StartFailed(error=reason)

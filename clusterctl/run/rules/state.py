@@ -253,8 +253,8 @@ class RunState:
 
     def ahead(self, node: str) -> float:
         """Return by how many seconds the wall clock of a node is ahead of the head's; 0 where that is not known."""
-        known = self.nodes.get(node) or self.retired.get(node)
-        return 0.0 if known is None else known.ahead
+        state = self.nodes.get(node) or self.retired.get(node)
+        return 0.0 if state is None else state.ahead
 
     def node_phase(self, node: str) -> NodePhase:
         """Return what a node is doing, in one word."""

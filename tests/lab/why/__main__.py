@@ -20,7 +20,9 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 from tests.lab.lab import Lab
-from tests.lab.why.kinds import CONTROLS, KINDS
+from tests.lab.spec import NodeSpec
+from tests.lab.why import frameworks, untraced
+from tests.lab.why.kinds import CONTROLS, KINDS, Place
 from tests.lab.why.play import PER_NODE, Told, play
 
 if TYPE_CHECKING:
@@ -39,6 +41,10 @@ def main() -> int:
     asked = _arguments()
     chance = random.Random(asked.seed)
     todo = [(kind, chance.randrange(NODES_EACH * PER_NODE)) for _ in range(asked.rounds) for kind in asked.kinds]
+    if not frameworks.there():
+        left = [kind for kind, _ in todo if _place(kind) is Place.FRAMEWORKS]
+        todo = [each for each in todo if each[0] not in left]
+        print(f"without CLUSTERCTL_HEAVY are left out: {', '.join(left) or 'none'}")
     print(f"seed {asked.seed}, {len(todo)} runs", flush=True)
     told = _play_all(todo, asked.jobs, asked.keep, asked.bundles)
     return _summed(told)
@@ -67,17 +73,16 @@ def _play_all(todo: Sequence[tuple[str, int]], jobs: int, keep: Path | None, bun
             bundles.mkdir(parents=True, exist_ok=True)
             bundles = bundles.resolve()
         env = lab.head_env(XDG_STATE_HOME=str(folder / "state"))
-        free: SimpleQueue[list[Node]] = SimpleQueue()
-        for _ in range(jobs):
-            free.put(lab.add(NODES_EACH))
+        free = _places(lab, [kind for kind, _ in todo], jobs)
 
         def one(number: int, kind: str, culprit: int) -> Told:
-            made = free.get()
+            mine = free[_place(kind)]
+            made = mine.get()
             try:
                 told = play(kind, culprit, folder / f"{number}" / kind, env, made, bundles)
             except Exception as error:
                 told = Told(kind, culprit, NODES_EACH * PER_NODE, {}, trouble=f"{type(error).__name__}: {error}")
-            free.put(made)
+            mine.put(made)
             print(told, flush=True)
             return told
 
@@ -86,6 +91,25 @@ def _play_all(todo: Sequence[tuple[str, int]], jobs: int, keep: Path | None, bun
             told = [future.result() for future in futures]
         lab.end_head_processes()
         return told
+
+
+def _place(kind: str) -> Place:
+    return KINDS[kind].place if kind in KINDS else Place.PLAIN
+
+
+def _places(lab: Lab, kinds: Sequence[str], jobs: int) -> dict[Place, SimpleQueue[list[Node]]]:
+    """Return nodes for each place that is needed; of the plain ones as many as there are jobs."""
+    specs = {
+        Place.PLAIN: NodeSpec(),
+        Place.FRAMEWORKS: NodeSpec(expose=(str(frameworks.FOLDER),)),
+        Place.UNTRACED: untraced.node(),
+    }
+    free: dict[Place, SimpleQueue[list[Node]]] = {}
+    for place in dict.fromkeys(map(_place, kinds)):
+        free[place] = SimpleQueue()
+        for _ in range(jobs if place is Place.PLAIN else 1):
+            free[place].put(lab.add([specs[place]] * NODES_EACH))
+    return free
 
 
 def _summed(told: Sequence[Told]) -> int:

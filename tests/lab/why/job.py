@@ -640,6 +640,55 @@ def peers_give_up(mine: bool) -> None:
     dist.all_reduce(torch.ones(8), group=group)
 
 
+# --- slow, though it goes on: one rank, in every step
+
+
+def spin(seconds: float) -> None:
+    end = time.process_time() + seconds
+    while time.process_time() < end:
+        pass
+
+
+def each_slow_computes(mine: bool) -> None:
+    spin(0.6 if mine else 0.02)
+
+
+def each_slow_sleeps(mine: bool) -> None:
+    time.sleep(0.8 if mine else 0)
+
+
+def each_slow_node(mine: bool) -> None:
+    time.sleep(0.8 if RANK // 2 == CULPRIT // 2 else 0)
+
+
+def each_slow_data(mine: bool) -> None:
+    """Its batches come through a pipe from a process that takes its time."""
+    if mine:
+        if "batches" not in globals():
+            code = "import sys, time\nwhile True: time.sleep(0.8); sys.stdout.write('x'); sys.stdout.flush()"
+            loader = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+            globals()["batches"] = loader.stdout
+        os.read(globals()["batches"].fileno(), 1)
+
+
+def each_slow_starved(mine: bool) -> None:
+    """It shares a CPU with others that go first."""
+    if mine:
+        if "rivals" not in globals():
+            os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+            code = "while True: pass"
+            globals()["rivals"] = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(4)]
+            os.nice(10)
+        spin(0.05)
+
+
+def slow_import_first(mine: bool) -> None:
+    if mine:
+        pathlib.Path(f"late_{RANK}.py").write_text("import time\ntime.sleep(100_000)\n")
+        sys.path.insert(0, os.getcwd())
+        __import__(f"late_{RANK}")
+
+
 # --- healthy, though it looks odd
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Final
 
@@ -19,6 +19,14 @@ class Who(Enum):
     NOBODY = "no rank"
 
 
+class Place(Enum):
+    """What the nodes of a kind are."""
+
+    PLAIN = "nodes of root, with the Python of the tests"
+    FRAMEWORKS = "the same with Accelerate and Lightning"
+    UNTRACED = "nodes of an ordinary user, on which nobody may trace a process"
+
+
 @dataclass(frozen=True)
 class Expected:
     """What is right to say.
@@ -28,12 +36,18 @@ class Expected:
         classes: Any of these.
         who: Whom to name.
         more: More of the cluster file.
+        command: The script, and what it is given before the number of the culprit; none: `job.py KIND`.
+        place: On which nodes it is played.
+        after: Ask so many seconds after the start; 0: as soon as it is called stalled or is over.
     """
 
     kind: str
     classes: tuple[str, ...]
     who: Who = Who.CULPRIT
     more: dict[str, Any] = field(default_factory=dict)
+    command: tuple[str, ...] = ()
+    place: Place = Place.PLAIN
+    after: float = 0.0
 
     def ranks(self, culprit: int, world: int, stopped: frozenset[int] = frozenset(), per_node: int = 2) -> set[int]:
         """Return the ranks that are to be named; of several, those that were not stopped before."""
@@ -61,6 +75,50 @@ def _refused(more: dict[str, Any]) -> Expected:
     return Expected("refused", ("REFUSED",), Who.NOBODY, more)
 
 
+def _slow(who: Who = Who.CULPRIT) -> Expected:
+    return Expected("slow", ("SLOW",), who, after=120.0)
+
+
+def _program(program: str, fault: str, expected: Expected, place: Place = Place.PLAIN) -> Expected:
+    return replace(expected, command=("programs.py", program, fault), place=place)
+
+
+def _job(kind: str, expected: Expected, *, inject: bool = True, place: Place = Place.PLAIN) -> Expected:
+    more = {} if inject else {"job": {"inject": False}}
+    return replace(expected, command=("job.py", kind), more=more, place=place)
+
+
+PROGRAMS: Final[dict[str, Expected]] = {
+    "plain_sleeps": _program("plain", "sleeps", _hang()),
+    "plain_spins": _program("plain", "spins", _hang()),
+    "plain_stops": _program("plain", "stops", _hang("STOPPED")),
+    "plain_raises": _program("plain", "raises", _crash("EXCEPTION")),
+    "plain_ends": _program("plain", "ends", _crash("EXITED_EARLY")),
+    "fsdp2_sleeps": _program("fsdp2", "sleeps", _hang()),
+    "fsdp2_raises": _program("fsdp2", "raises", _crash("EXCEPTION")),
+    "keras_sleeps": _program("keras_fit", "sleeps", _hang()),
+    "keras_raises": _program("keras_fit", "raises", _crash("EXCEPTION")),
+    "lightning_sleeps": _program("lightning_fit", "sleeps", _hang(), Place.FRAMEWORKS),
+    "lightning_raises": _program("lightning_fit", "raises", _crash("EXCEPTION"), Place.FRAMEWORKS),
+    "accelerate_sleeps": _program("accelerate_loop", "sleeps", _hang(), Place.FRAMEWORKS),
+    "accelerate_raises": _program("accelerate_loop", "raises", _crash("EXCEPTION"), Place.FRAMEWORKS),
+    "uninjected_sleeps": _job("sleeps", _hang(), inject=False),
+    "uninjected_lock": _job("lock_taken_twice", _hang(), inject=False),
+    "uninjected_stops": _job("stops_itself", _hang("STOPPED"), inject=False),
+    "uninjected_raises": _job("raises", _crash("EXCEPTION"), inject=False),
+    "untraced_sleeps": _job("sleeps", _hang(), place=Place.UNTRACED),
+    "untraced_skips_one": _job("skips_one", _hang("MISMATCH"), place=Place.UNTRACED),
+    "untraced_stops": _job("stops_itself", _hang("STOPPED"), place=Place.UNTRACED),
+    "untraced_uninjected_sleeps": _job("sleeps", _hang(), inject=False, place=Place.UNTRACED),
+}
+SLOW: Final[dict[str, Expected]] = {
+    "each_slow_computes": _slow(),
+    "each_slow_sleeps": _slow(),
+    "each_slow_data": _slow(),
+    "each_slow_starved": _slow(),
+    "each_slow_node": _slow(Who.NODE),
+    "slow_import_first": Expected("start", ("SLOW",), more={"stall": {"startup_timeout": "10m"}}, after=100.0),
+}
 KINDS: Final[dict[str, Expected]] = {
     "sleeps": _hang(),
     "spins": _hang(),
@@ -147,6 +205,8 @@ KINDS: Final[dict[str, Expected]] = {
     "python_is_missing": _refused({"defaults": {"python": "/no/such/python"}}),
     "another_torch_is_promised": _refused({"health": {"expect": {"torch": "99.*"}}}),
     "mount_is_missing": _refused({"health": {"expect": {"mounts": ["/no/such/mount"]}}}),
+    **PROGRAMS,
+    **SLOW,
 }
 CONTROLS: Final = (
     "control_validates",

@@ -6,6 +6,7 @@ import contextlib
 import json
 import shutil
 import threading
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -13,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 from tests.lab import hung_mount
 from tests.lab.head_cli import Head
 from tests.lab.waiting import wait_for
-from tests.lab.why.kinds import CONTROLS, KINDS, Expected, Who
+from tests.lab.why import frameworks
+from tests.lab.why.kinds import CONTROLS, KINDS, Expected, Place, Who
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -21,10 +23,12 @@ if TYPE_CHECKING:
     from tests.lab.node import Node
 
 JOB: Final = Path(__file__).with_name("job.py")
+PROGRAM: Final = JOB.with_name("programs.py")
 PER_NODE: Final = 2
 LIMIT_S: Final = 8.0
 WATCHED_S: Final = 45.0
 """For so long a healthy run is watched: several times what it takes from the last sign of life to a confirmed stall."""
+GIVEN_UP_S: Final = 300.0
 SURE: Final = ("certain", "likely")
 
 
@@ -100,15 +104,18 @@ def play(
     """Play one kind on nodes that nobody else needs meanwhile; keep its evidence in `bundles`."""
     folder.mkdir(parents=True)
     head = Head(folder, env)
-    shutil.copy(JOB, folder / "job.py")
+    for script in (JOB, PROGRAM):
+        shutil.copy(script, folder / script.name)
     expected = KINDS.get(kind)
     more = dict(expected.more) if expected else {}
-    played = kind if f"def {kind}(" in JOB.read_text() else "control_ends"
+    if expected is not None and expected.place is Place.FRAMEWORKS:
+        more["defaults"] = {"python": str(frameworks.python())}
+    script, *arguments = expected.command if expected and expected.command else ("job.py", _played(kind))
     head.write(
         {node.name: PER_NODE for node in made},
-        {"script": "job.py", "args": [played, str(culprit)], "grace": "1s", **more.pop("job", {})},
+        {"script": script, "args": [*arguments, str(culprit)], "grace": "1s", **more.pop("job", {})},
         name=_name(head),
-        stall={"timeout": f"{LIMIT_S:g}s", "startup_timeout": f"{LIMIT_S:g}s"},
+        stall={"timeout": f"{LIMIT_S:g}s", "startup_timeout": f"{LIMIT_S:g}s", **more.pop("stall", {})},
         **more,
     )
     world = PER_NODE * len(made)
@@ -137,6 +144,10 @@ def play(
         head.run("down", "--kill", run, timeout=120.0)
 
 
+def _played(kind: str) -> str:
+    return kind if f"def {kind}(" in JOB.read_text() else "control_ends"
+
+
 def _run_of(text: str) -> str:
     try:
         return str(json.loads(text)["run"])
@@ -163,9 +174,13 @@ def _watched(head: Head, run: str, kind: str, culprit: int, made: Sequence[Node]
         made[0].block(made[1])
     if kind.endswith("node_is_lost"):
         made[culprit // PER_NODE].cut()
-    stalled = _calls_for_a_look(head, run, seconds=WATCHED_S if kind in CONTROLS else 150.0)
+    after = KINDS[kind].after if kind in KINDS else WATCHED_S
+    stalled = _calls_for_a_look(head, run, seconds=after or GIVEN_UP_S)
+    if after and kind in KINDS:
+        told = _told(head, run, kind, culprit, world)
+        return told if stalled is None else replace(told, trouble=f"it is called {stalled}")
     if kind not in CONTROLS and stalled is None:
-        return Told(kind, culprit, world, {}, trouble="neither stalled nor over in 150 s", run=run)
+        return Told(kind, culprit, world, {}, trouble="neither stalled nor over in time", run=run)
     told = _told(head, run, kind, culprit, world, stalled=stalled == "stalled")
     if kind in CONTROLS:
         events = head.run("status", run, "--json").stdout
@@ -187,7 +202,8 @@ def _name(head: Head) -> str:
 def _calls_for_a_look(head: Head, run: str, seconds: float) -> str | None:
     """Wait until a run is called stalled or is over; return which, `None` where it goes on."""
     pause = threading.Event()
-    for _ in range(int(seconds)):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
         status = head.json("status", run)
         if status["state"] == "stalled":
             return "stalled"

@@ -46,7 +46,7 @@ def test_status_has_the_agreed_keys() -> None:
     assert value["nodes"][1] == {"node": "gpu02", "node_rank": 1, "address": "10.0.0.2", "state": "running"}
     assert value["workers"][3] == {
         "rank": 3, "local_rank": 1, "node": "gpu02", "pid": 103, "state": "running", "exit_code": None, "signal": None,
-        "stopped": False, "step": 13, "last_output_s": 0.5,
+        "stopped": False, "step": 13, "last_output_s": 0.5, "slow": None,
     }  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,10 +12,13 @@ from hypothesis import strategies as st
 from clusterctl.logs.clean import strip_colours
 from clusterctl.render.stats import GpuStats, NodeStats, remarks, stats_from_sample, stats_json
 from clusterctl.render.status import RunView, WorkerActivity
-from clusterctl.render.terminal.console import Terminal, cells
-from clusterctl.render.top import SORTS, Order, Scene, in_order, render_top, rows_of
+from clusterctl.render.terminal.console import ASCII, UNICODE, Terminal, cells
+from clusterctl.render.top.bars import bar, trend
+from clusterctl.render.top.order import SORTS, Order, in_order
+from clusterctl.render.top.scene import Level, Row, Scene, leaves_of, rows_at
+from clusterctl.render.top.screen import render_top
 from clusterctl.run.rules.events import Health
-from clusterctl.run.rules.state import NodeState, RunPhase, RunState, WorkerState
+from clusterctl.run.rules.state import NodeState, RunPhase, RunState, WorkerPhase, WorkerState
 
 if TYPE_CHECKING:
     from tests.unit.render.conftest import Screen
@@ -53,6 +57,10 @@ def scene(nodes: int = 2, gpus: int = 2, workers: int = 2, troubles: int = 0, na
     return Scene(nodes=stats, view=RunView(state=state, attended=True, activity=activity))
 
 
+def rows_of(shown: Scene, level: Level = Level.RANKS) -> list[Row]:
+    return rows_at(shown, leaves_of(shown), level, 10.0)
+
+
 def picture(shown: Scene, terminal: Terminal, height: int = 24, order: Order | None = None) -> list[str]:
     return render_top(shown, order or Order(), 10.0, terminal, height)[0]
 
@@ -61,53 +69,112 @@ def test_a_rank_stands_beside_its_gpu(narrow: Terminal) -> None:
     lines = picture(scene(), narrow)
     assert lines[0].startswith("r-1  running")
     assert [line.split() for line in lines[2:5]] == [
-        ["NODE", "CPU", "MEM", "GPU", "UTIL", "GPU", "MEM", "TEMP", "POWER", "RANK", "STATE", "STEP", "OUTPUT"],
-        ["gpu00", "0%", "5%", "0", "0%", "8/80G", "60", "C", "300", "W", "0", "pending", "100", "1.0s"],
-        ["gpu00", "0%", "5%", "1", "10%", "8/80G", "60", "C", "300", "W", "1", "pending", "101", "1.0s"],
+        ["NODE", "RANK", "STATE", "STEP", "IT/S", "GPU", "UTIL", "GPU", "MEM", "TEMP", "POWER", "CPU"],
+        ["gpu00", "0", "pending", "100", "-", "0", "0%", "8/80", "GiB", "60", "C", "300", "W", "0%"],
+        ["gpu00", "1", "pending", "101", "-", "1", "▍", "10%", "8/80", "GiB", "60", "C", "300", "W", "0%"],
     ]
-    assert lines[-1].startswith("q leave  sort: [node] rank")
+    assert lines[-1].startswith("q leave  f fold  sort: [node] rank")
+
+
+def test_what_a_rank_said_last_stands_beside_it_where_there_is_room(new_screen: type[Screen]) -> None:
+    shown = replace(scene(), last_line=lambda rank: f"loss 0.{rank}", paces={0: 3.14, 1: 0.052})
+    rows = [line.split() for line in picture(shown, new_screen(width=160).terminal)[3:5]]
+    assert [row[-2:] for row in rows] == [["loss", "0.0"], ["loss", "0.1"]]
+    assert [row[4] for row in rows] == ["3.1", "0.05"]
+
+
+def test_the_state_of_workers_has_a_column_only_where_one_does_not_run(narrow: Terminal) -> None:
+    shown = scene()
+    assert shown.view is not None
+    workers = {r: replace(w, phase=WorkerPhase.RUNNING) for r, w in shown.view.state.workers.items()}
+    view = replace(shown.view, state=replace(shown.view.state, workers=workers))
+    assert "STATE" not in picture(replace(shown, view=view), narrow)[2]
+
+
+def test_how_old_the_numbers_are_stands_above_them(narrow: Terminal) -> None:
+    assert picture(replace(scene(), ranks_at=6.0), narrow)[1] == "  ranks 4 s ago · machines 1 s ago"
+
+
+def test_how_the_whole_goes_stands_above_the_table(narrow: Terminal) -> None:
+    trends = {("gpu00", 0): [0.0, 50.0, 100.0], ("gpu00", 1): [100.0]}
+    shown = replace(scene(nodes=1), paces={0: 2.0, 1: 2.0}, trends=trends)
+    assert picture(shown, narrow)[1].startswith("  2.0 it/s · GPUs ▁▅█ 100% · ")
+
+
+def test_in_ascii_a_bar_is_a_bar(new_screen: type[Screen]) -> None:
+    lines = picture(scene(), new_screen(width=80, unicode=False).terminal)
+    assert all(line.isascii() for line in lines)
+    assert [bar(50, 4, ASCII), bar(None, 4, ASCII), bar(99, 4, UNICODE), bar(500, 2, ASCII)] == [
+        "##..",
+        "    ",
+        "████",
+        "##",
+    ]
+    assert trend([0, 50, 100], 2, ASCII) == "=#"
 
 
 def test_gpus_that_the_run_chose_are_given_to_its_ranks_in_order() -> None:
     shown = scene(nodes=1, gpus=4)
     rows = rows_of(Scene(nodes=shown.nodes, view=shown.view, gpus_of={"gpu00": (3, 1)}))
-    pairs = [(row.gpu.gpu if row.gpu else None, row.worker.rank if row.worker else None) for row in rows]
+    pairs = [(leaf.gpu and leaf.gpu.gpu, leaf.worker and leaf.worker.rank) for row in rows for leaf in row.leaves]
     assert pairs == [(3, 0), (1, 1), (0, None), (2, None)]
 
 
 def test_a_run_without_gpus_leaves_their_columns_out(narrow: Terminal) -> None:
     header = picture(scene(gpus=0), narrow)[2]
-    assert header.split() == ["NODE", "CPU", "MEM", "RANK", "STATE", "STEP", "OUTPUT"]
+    assert header.split() == ["NODE", "RANK", "STATE", "STEP", "IT/S", "CPU", "MEM", "OUTPUT"]
 
 
 def test_machines_without_a_run_are_shown_alone(narrow: Terminal) -> None:
     lines = picture(Scene(nodes=scene().nodes, title="cluster.yaml: no active run"), narrow)
     assert lines[0] == "cluster.yaml: no active run"
-    assert lines[2].split() == ["NODE", "CPU", "MEM", "GPU", "UTIL", "GPU", "MEM", "TEMP", "POWER"]
+    assert lines[2].split() == ["NODE", "GPU", "UTIL", "GPU", "MEM", "TEMP", "POWER", "CPU", "MEM"]
 
 
 @pytest.mark.parametrize("key", SORTS)
 def test_every_key_sorts_both_ways_and_what_is_unknown_comes_last(key: str) -> None:
-    shown = scene(nodes=3)
+    shown = replace(scene(nodes=3), paces={r: 1.0 + r for r in range(6)})
     blind = NodeStats(node="dead", time=None, status="unknown", reason="no answer")
-    rows = rows_of(Scene(nodes=[blind, *shown.nodes], view=shown.view))
+    rows = rows_of(replace(shown, nodes=[blind, *shown.nodes]))
     one = in_order(rows, Order(by=SORTS[key]))
     other = in_order(rows, Order(by=SORTS[key], turned=True))
     assert sorted(row.place for row in one) == sorted(row.place for row in other) == list(range(len(rows)))
     if key != "n":
-        assert one[-1].node.node == other[-1].node.node == "dead"
+        assert one[-1].nodes[0].node == other[-1].nodes[0].node == "dead"
 
 
 def test_the_busiest_gpu_comes_first() -> None:
     rows = in_order(rows_of(scene(nodes=3)), Order(by="util"))
-    assert [row.gpu.util for row in rows if row.gpu] == [12, 11, 10, 2, 1, 0]
+    assert [row.gpus[0].util for row in rows] == [12, 11, 10, 2, 1, 0]
 
 
 def test_rows_that_do_not_fit_are_scrolled_to(narrow: Terminal) -> None:
-    lines, order = render_top(scene(nodes=20), Order(first=1000), 10.0, narrow, 24)
+    lines, order = render_top(scene(nodes=20), Order(first=1000, fold=Level.RANKS), 10.0, narrow, 24)
     assert "gpu19" in lines[-2]
     assert lines[-1].startswith("21-40 of 40")
     assert order.first == 20
+
+
+def test_ranks_that_have_no_room_are_folded_by_node(narrow: Terminal) -> None:
+    lines = picture(scene(nodes=20), narrow)
+    assert lines[1] == "  machines 1 s ago · a row a node"
+    assert [line.split()[:4] for line in lines[3:5]] == [
+        ["gpu00", "0-1", "pending", "100-101"],
+        ["gpu01", "2-3", "pending", "102-103"],
+    ]
+
+
+def test_nodes_that_have_no_room_are_folded_where_they_are_alike(narrow: Terminal) -> None:
+    shown = scene(nodes=200, gpus=0)
+    lazy = [replace(n, time=-99.0) if n.node == "gpu07" else n for n in shown.nodes]
+    activity = {r: WorkerActivity(step=500 if r // 2 != 11 else 3) for r in range(400)}
+    assert shown.view is not None
+    lines = picture(replace(shown, nodes=lazy, view=replace(shown.view, activity=activity)), narrow)
+    assert [line.split()[:2] for line in lines[4:7]] == [
+        ["gpu07", "14-15"],
+        ["gpu11", "22-23"],
+        ["gpu[100-199,00-06,08-10,12-99]", "0-13,16-21,24-…"],
+    ]
 
 
 def test_many_troubles_leave_room_for_the_table(narrow: Terminal) -> None:
@@ -171,6 +238,12 @@ def test_what_is_missing_and_what_is_old_is_said() -> None:
         "c: no sample yet",
         "d: seen 1m31s ago",
     ]
+
+
+def test_what_is_said_of_many_nodes_is_said_once() -> None:
+    blind = [NodeStats(node=f"a{i}", time=None, status="unknown", reason="no sample yet") for i in range(3)]
+    old = [NodeStats(node=f"b{i}", time=10.0 - i) for i in range(4)]
+    assert remarks([*blind, *old], 101.0) == ["a[0-2]: no sample yet", "b[0-3]: seen 1m31s ago or longer"]
 
 
 def test_a_wide_screen_shows_everything(new_screen: type[Screen]) -> None:

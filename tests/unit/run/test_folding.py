@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from clusterctl.agent.protocol import events as node_events
 from clusterctl.agent.protocol.requests import StopReason
 from clusterctl.run.rules import events
-from clusterctl.run.rules.fold import apply_head, apply_node
+from clusterctl.run.rules.fold import Folding, apply_head, apply_node
 from clusterctl.run.rules.state import RunState
 from tests.work import calls, work
 
@@ -75,3 +79,36 @@ def test_ranks_that_we_stopped_are_to_blame_for_nothing() -> None:
 
     assert state.causes == ()
     assert [c.kind for c in exited(state, 1, 1.5, exit_code=0).causes] == ["exited_early"]
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 2),
+            st.sampled_from(
+                [
+                    lambda rank: node_events.Prepared(0, [1]),
+                    lambda rank: node_events.Started(0, rank, 0, 7, 8),
+                    lambda rank: node_events.Exited(0, rank, 1, tail="t"),
+                    lambda rank: node_events.Stopping(0, "cancelled", 1.0, []),
+                    lambda rank: node_events.Swept(0, 0, []),
+                    lambda rank: node_events.Started(1, rank, 0, 7, 8),
+                ]
+            ),
+        ),
+        max_size=20,
+    )
+)
+def test_many_events_lead_where_they_lead_one_by_one_and_change_no_state_that_was_there(
+    told: list[tuple[int, Callable[[int], node_events.Event]]],
+) -> None:
+    first = begun(2)
+    before = repr(first)
+    one_by_one, together = first, Folding(first)
+    for seq, (rank, make) in enumerate(told):
+        stamp, event = node_events.Stamp(seq, 0.0, 0.0, "b"), make(rank)
+        one_by_one = apply_node(one_by_one, f"n{rank}", stamp, event)
+        together.take(f"n{rank}", stamp, event)
+        assert repr(together.state.phase) == repr(one_by_one.phase)
+    assert together.done() == one_by_one
+    assert repr(first) == before

@@ -12,7 +12,7 @@ import pytest
 from clusterctl.agent.protocol.frames import FrameError
 from clusterctl.agent.record.folders import files_matching
 from clusterctl.errors import AgentError, ConnectError, RefusedError
-from clusterctl.run.nodes.transfer import asked_for, pull
+from clusterctl.run.nodes.transfer import Fetching, asked_for, pull
 from tests.work import calls
 
 FILES = [
@@ -97,7 +97,7 @@ def test_of_more_than_was_allowed_nothing_is_written_and_the_session_is_ended(tm
     node = Node(("ckpt/1.pt", 101, 0o644))
 
     with pytest.raises(RefusedError, match="over 100 bytes") as caught:
-        pull(node, "work", "ckpt/**", tmp_path / "gpu01", most=100)  # type: ignore[arg-type]
+        pull(node, "work", "ckpt/**", tmp_path / "gpu01", Fetching(most=100))  # type: ignore[arg-type]
 
     assert "--max-size" in str(caught.value.hint)
     assert node.closed

@@ -68,7 +68,8 @@ NOTHING_YET = {
 def worker(rank: int, **changes: Any) -> dict[str, Any]:
     return {
         "rank": rank, "local_rank": rank % 2, "node": f"n{rank // 2}", "pid": None, "state": "pending",
-        "exit_code": None, "signal": None, "stopped": False, "step": None, "last_output_s": None, **changes,
+        "exit_code": None, "signal": None, "stopped": False, "step": None, "last_output_s": None, "slow": None,
+        **changes,
     }  # fmt: skip
 
 

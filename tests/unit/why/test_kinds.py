@@ -8,6 +8,7 @@ import pytest
 
 from clusterctl.cli.lookup.why import opened, verdict_of
 from clusterctl.run.record import find
+from clusterctl.why.verdict import Class, Confidence
 from tests.lab.why.kinds import KINDS, Expected
 
 KEPT = sorted((Path(__file__).parent / "kinds").glob("*.tar.gz"))
@@ -30,6 +31,18 @@ def test_what_went_wrong_and_who_did_it_is_told(path: Path) -> None:
 
     assert verdict.cls.value in expected.classes, verdict.summary
     assert named == expected.ranks(culprit, world, stopped), verdict.summary
+
+
+HANGS_UNTOLD = [path for path in KEPT if "uninjected" in path.name and expected_of(path)[0].kind == "hang"]
+
+
+@pytest.mark.parametrize("path", HANGS_UNTOLD, ids=lambda path: path.name.removesuffix(".tar.gz"))
+def test_a_rank_that_is_missing_is_at_most_likely_where_no_rank_tells_of_itself_and_that_is_said(path: Path) -> None:
+    with opened(path) as run:
+        verdict = verdict_of(run, live=False)
+
+    assert any("`job.inject: false`" in text for text in verdict.missing)
+    assert verdict.confidence is not Confidence.CERTAIN or verdict.cls is Class.STOPPED
 
 
 def test_most_kinds_lie_here() -> None:

@@ -191,7 +191,8 @@ class Beat:
 
         pid, start_time (ticks since boot), tid (of the thread that writes this), rank, attempt, time; step, source
         (torch, keras, user), beats (rises with every sign of progress), progress_time; seq {group: [enqueued,
-        completed]}, backend, timeout_s of the default process group; main_time (when the main thread last ran Python);
+        completed]}, backend, timeout_s of the default process group; looks at it, of which held: its newest collective
+        was under way; main_time (when the main thread last ran Python);
         phase {name, since, limit_s}; facts; frameworks; degraded {part: reason}.
         """
         state, collectives, phase = self._state, self._collectives, self._state.phase()
@@ -209,6 +210,8 @@ class Beat:
             "seq": collectives.seq if collectives else {},
             "backend": collectives.backend if collectives else None,
             "timeout_s": collectives.timeout_s if collectives else None,
+            "looks": collectives.looks if collectives else 0,
+            "held": collectives.held if collectives else 0,
             "main_time": self._stamp.time if self._stamp else None,
             "phase": {"name": phase[0], "since": phase[1], "limit_s": phase[2]} if phase else None,
             "facts": dict(state.facts),

@@ -19,6 +19,7 @@ _DUMPS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
 STILL_LOOKS = 5
 _KEPT = 40
 _GROUPS = 32
+_DEFAULT = "0"
 
 
 class Collectives:
@@ -28,12 +29,14 @@ class Collectives:
         seq: Process group id -> (last enqueued, last completed) collective.
         backend: Backends of the default group, such as `gloo` or `cpu:gloo,cuda:nccl`.
         timeout_s: Its time limit in seconds.
+        looks, held: How often it was looked at the default group, and how often its newest collective was under way.
     """
 
     def __init__(self) -> None:
         self.seq: dict[str, tuple[int, int]] = {}
         self.backend: str | None = None
         self.timeout_s: float | None = None
+        self.looks = self.held = 0
         self._group: Any = None
         self._still = 0
 
@@ -53,6 +56,9 @@ class Collectives:
         moved = seq != self.seq
         self.seq = seq
         self._still = 0 if moved else self._still + 1
+        begun, ended = seq.get(_DEFAULT, (0, 0))
+        self.looks += 1
+        self.held += begun > ended
         return moved
 
     def recorded(self) -> list[dict[str, Any]] | None:

@@ -87,6 +87,13 @@ class Needed(TypedDict):
     need: list[int]
 
 
+class Lacking(Needed):
+    """The same of a listing that is copied into `folder`, with `name` as the first part of paths, where it is given."""
+
+    folder: str
+    name: str | None
+
+
 class Received(TypedDict, total=False):
     """What a node has written of the code, and the hash of all that is there now."""
 

@@ -73,19 +73,34 @@ class Manifest(TypedDict):
     size: int
 
 
+class Copy(TypedDict):
+    """Files of the listing of `size` bytes in `stream` go to `target`, which is relative to `folder`.
+
+    They go into it where it is a folder, or is to be one (`inside`); else it is the new name of the first part of
+    their paths.
+    """
+
+    folder: str
+    target: str
+    inside: bool
+    stream: int
+    size: int
+
+
 class Receive(TypedDict):
-    """Take in, from `stream`, the content of the files that the MANIFEST of that stream needed."""
+    """Take in, from `stream`, the content of the files that the MANIFEST or COPY of that stream needed."""
 
     manifest: int
     stream: int
 
 
 class Fetch(TypedDict):
-    """Send the files that match, in `stream`."""
+    """Send the files that match, in `stream`; `links`: also those that links lead to."""
 
     workdir: str
     pattern: str
     stream: int
+    links: NotRequired[bool]
 
 
 class Checkpoints(TypedDict):

@@ -42,6 +42,24 @@ class Recorded(TypedDict):
     p2p: bool
 
 
+class SocketFound(TypedDict):
+    """A TCP connection of a rank.
+
+    `unacked` and `unread` are bytes on their way out and in, `lost` how often the newest of them was sent again without
+    an answer; `awaited`: the main thread waits to read from it.
+    """
+
+    address: str
+    port: int
+    peer: str
+    peer_port: int
+    state: str
+    unacked: int
+    unread: int
+    lost: int
+    awaited: bool
+
+
 class OfRank(ProcessFound):
     """Evidence of one rank.
 
@@ -59,6 +77,7 @@ class OfRank(ProcessFound):
     children: list[ProcessFound]
     tail: list[str]
     recorded: NotRequired[list[Recorded] | None]
+    sockets: NotRequired[list[SocketFound]]
     error: NotRequired[str]
     node: NotRequired[str]
 

@@ -18,7 +18,11 @@ class Stamped(TypedDict, total=False):
 
 
 class RankActivity(TypedDict, total=False):
-    """A rank at one moment; bytes are of its whole tree of processes, `None` where they cannot be read."""
+    """A rank at one moment; bytes are of its whole tree of processes, `None` where they cannot be read.
+
+    Of the main thread of the process that is the rank: `starved_s`, for how long it could run and had no CPU, and
+    `faults`, how often it waited for memory that had to be read from a disk.
+    """
 
     alive: bool
     pid: int | None
@@ -29,6 +33,8 @@ class RankActivity(TypedDict, total=False):
     read: int | None
     written: int | None
     output: int | None
+    starved_s: float | None
+    faults: int | None
     inside: Inside | None
 
 

@@ -18,6 +18,8 @@ class _Told(TypedDict):
     frameworks: list[str]
     facts: dict[str, Any]
     degraded: dict[str, str]
+    looks: NotRequired[int]
+    held: NotRequired[int]
 
 
 class Phase(TypedDict):

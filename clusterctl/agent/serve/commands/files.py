@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import stat
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from clusterctl.agent.facts import checkpoint_files
 from clusterctl.agent.protocol import commands, frames, listing, refusals
 from clusterctl.agent.protocol.commands import Command
 from clusterctl.agent.record import folders, rundir, workspace
-from clusterctl.agent.serve import code_look
+from clusterctl.agent.serve import code_look, copies
 from clusterctl.agent.serve.summary import summary
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ def handlers(session: Session) -> dict[Command, Handler]:
     sync = _Sync(session)
     return {
         Command.MANIFEST: sync.manifest,
+        Command.COPY: sync.copy,
         Command.RECEIVE: sync.receive,
         Command.FETCH: sync.fetch,
         Command.CHECKPOINTS: sync.checkpoints,
@@ -53,11 +55,23 @@ def _user_of(folder: str, root: str, run: str | None) -> str | None:
     return None
 
 
+def _nothing(*_: object) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """Files that were compared and are to come: who takes them in, and what is done once they are there."""
+
+    begin: Callable[[], folders.Receiver]
+    settle: Callable[[], None] = _nothing
+
+
 class _Sync:
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._wanted: dict[int, tuple[workspace.Workspace, bytes, list[int]]] = {}
-        """By the stream of a manifest: its workdir, its listing, and the numbers of the files that are needed."""
+        self._wanted: dict[int, _Wanted] = {}
+        """By the stream of a listing: what is to come of it."""
 
     def manifest(self, identity: int, asked: arguments.Manifest, _epoch: int | None) -> None:
         place = workspace.Workspace(_folder(asked), self._session.root)
@@ -85,7 +99,9 @@ class _Sync:
                 self._session.answer_error(identity, outcome)
                 return
             if outcome["need"]:
-                self._wanted[stream] = (place, data, outcome["need"])
+                entries = listing.decode(data)
+                files = [entries[number] for number in outcome["need"]]
+                self._wanted[stream] = _Wanted(lambda: place.receive(files), lambda: self._session.holds.settle(place))
             else:
                 self._session.holds.settle(place)
             self._session.answer(identity, outcome)
@@ -107,15 +123,41 @@ class _Sync:
 
         self._session.data_handlers[stream] = take
 
+    def copy(self, identity: int, asked: arguments.Copy, _epoch: int | None) -> None:
+        stream = int(asked["stream"])
+
+        def look(data: bytes) -> None:
+            self._look(identity, asked, stream, data)
+
+        self._gather(identity, stream, int(asked["size"]), look)
+
+    def _look(self, identity: int, asked: arguments.Copy, stream: int, data: bytes) -> None:
+        """Answer a COPY, whose listing came in `stream`."""
+        root = self._session.root
+
+        def lacking(_out: Out) -> answers.Lacking:
+            return copies.lacking(asked, listing.decode(data), root)
+
+        def looked(outcome: Outcome) -> None:
+            if isinstance(outcome, Exception):
+                self._session.answer_error(identity, outcome)
+                return
+            if outcome["need"]:
+                entries = copies.named(listing.decode(data), outcome["name"])
+                files, tree = [entries[number] for number in outcome["need"]], folders.Tree(outcome["folder"])
+                self._wanted[stream] = _Wanted(lambda: folders.Receiver(tree, files))
+            self._session.answer(identity, outcome)
+
+        self._session.jobs.work(lacking, looked)
+
     def receive(self, identity: int, asked: arguments.Receive, _epoch: int | None) -> answers.Received | None:
         stream = int(asked["stream"])
         if asked["manifest"] not in self._wanted:
             raise refusals.RequestError(commands.ErrorKind.BAD_REQUEST, "these files were not compared")
-        place, data, need = self._wanted.pop(asked["manifest"])
-        entries = listing.decode(data)
-        receiver = place.receive([entries[number] for number in need])
+        wanted = self._wanted.pop(asked["manifest"])
+        receiver = wanted.begin()
         if receiver.done:
-            self._session.holds.settle(place)
+            wanted.settle()
             return {"written": receiver.written, "hash": receiver.hash}
 
         def take(data: frames.Data) -> None:
@@ -128,7 +170,7 @@ class _Sync:
                 self._session.answer_error(identity, error)
                 return
             if receiver.done:
-                self._session.holds.settle(place)
+                wanted.settle()
                 del self._session.data_handlers[stream]
                 self._session.answer(identity, {"written": receiver.written, "hash": receiver.hash})
 
@@ -142,7 +184,7 @@ class _Sync:
         def send(out: Out) -> answers.Fetched:
             files: list[tuple[str, int, int]] = []
             offset = 0
-            found = folders.files_matching(folder, pattern)
+            found = folders.files_matching(folder, pattern, links=bool(asked.get("links")))
             _must_fit([name for name, _ in found], pattern)
             for name, path in found:
                 size, mode = _send_file(out, stream, offset, path)

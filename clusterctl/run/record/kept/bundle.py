@@ -38,7 +38,8 @@ def save(run: RunDir, target: Path, *, hide: bool) -> int:
     Raises:
         OSError: It cannot be written.
     """
-    change: Callable[[bytes], bytes] = hidden if hide else bytes
+    known: dict[bytes, bytes] = {}
+    change: Callable[[bytes], bytes] = (lambda content: hidden(content, known)) if hide else bytes
     with tarfile.open(target, "w:gz") as archive:
         for path, end in _files(run):
             content = change(_content(path, end))
@@ -48,28 +49,33 @@ def save(run: RunDir, target: Path, *, hide: bool) -> int:
     return target.stat().st_size
 
 
-def hidden(content: bytes) -> bytes:
-    """Return a text without secrets, addresses and names of home folders; equal addresses stay equal."""
-    known: dict[bytes, bytes] = {}
+def hidden(content: bytes, stand_ins: dict[bytes, bytes] | None = None) -> bytes:
+    """Return a text without secrets, addresses and names of home folders; equal addresses stay equal.
 
-    def instead(found: re.Match[bytes]) -> bytes:
+    Args:
+        content: The text.
+        stand_ins: What stands for which address, in all texts that are given with it.
+    """
+    stand_ins = {} if stand_ins is None else stand_ins
+
+    def instead(match: re.Match[bytes]) -> bytes:
         try:
-            address = ipaddress.ip_address(found[0].decode())
+            address = ipaddress.ip_address(match[0].decode())
         except ValueError:
-            return found[0]
+            return match[0]
         if address.is_loopback or address.is_unspecified:
-            return found[0]
-        return known.setdefault(found[0], b"192.0.2.%d" % (len(known) % 254 + 1))
+            return match[0]
+        return stand_ins.setdefault(match[0], b"192.0.2.%d" % (len(stand_ins) % 254 + 1))
 
     content = _SECRET.sub(_masked, content)
     return _HOME.sub(b"/home/user", _ADDRESS.sub(instead, content))
 
 
-def _masked(found: re.Match[bytes]) -> bytes:
+def _masked(match: re.Match[bytes]) -> bytes:
     """Return a name with stars for its value, quoted as it was: what is JSON stays JSON."""
-    value = found[2]
+    value = match[2]
     quote = rb"\"" if value.startswith(rb"\"") else value[:1] if value[:1] in (b'"', b"'") else b""
-    return found[1] + quote + b"***" + quote
+    return match[1] + quote + b"***" + quote
 
 
 def _files(run: RunDir) -> Iterator[tuple[Path, int | None]]:

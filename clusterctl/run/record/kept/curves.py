@@ -55,8 +55,8 @@ def curves(run: RunDir, nodes: Mapping[str, float]) -> Curves:
         most = min(MOST_POINTS, max(_FEWEST, MOST_SAMPLES // len(nodes)))
         lines = _chosen(run.node(node) / files.SAMPLES_FILE, most, place / len(nodes))
         for activity in samples.readable(lines["activity"], "activity", "t", "ranks"):
-            for rank, known in activity["ranks"].items():
-                inside = known.get("inside")
+            for rank, sample in activity["ranks"].items():
+                inside = sample.get("inside")
                 step = None if inside is None else inside.get("step")
                 if step is not None:
                     steps.setdefault(int(rank), []).append((activity["t"] - ahead, float(step)))
@@ -112,13 +112,13 @@ def _chosen(path: Path, most: int, phase: float) -> dict[str, list[bytes]]:
             lines = file.read().split(b"\n")
             return {kind: _evenly([line for line in lines if mark in line], most) for kind, mark in _MARKS.items()}
         places = [int((index + phase) * (size - _PIECE) / (most - 1)) for index in range(most - 1)]
-        found: dict[str, list[bytes]] = {kind: [] for kind in _MARKS}
+        chosen: dict[str, list[bytes]] = {kind: [] for kind in _MARKS}
         for place in [*places, size - _PIECE]:
             file.seek(place)
             lines = file.read(_PIECE).split(b"\n")[1:-1]
             for kind, mark in _MARKS.items():
-                found[kind] += [line for line in lines if mark in line][-1:]
-        return found
+                chosen[kind] += [line for line in lines if mark in line][-1:]
+        return chosen
     return {kind: [] for kind in _MARKS}
 
 

@@ -28,11 +28,11 @@ def newest(run: RunDir) -> tuple[str | None, dict[str, OfRank]]:
 
 def of_folder(folder: Path) -> dict[str, OfRank]:
     """Return what a folder says of each rank."""
-    found: dict[str, OfRank] = {}
+    by_rank: dict[str, OfRank] = {}
     for path in sorted(folder.glob("rank-*.json")):
         try:
-            told = json.loads(path.read_bytes()[:_MOST_BYTES])
-            found[str(int(told["rank"]))] = answers.evidence_of_rank(told)
+            evidence = json.loads(path.read_bytes()[:_MOST_BYTES])
+            by_rank[str(int(evidence["rank"]))] = answers.evidence_of_rank(evidence)
         except (OSError, ValueError, KeyError, TypeError, RecursionError, FrameError):
             continue
-    return found
+    return by_rank

@@ -114,8 +114,8 @@ def _environment(run: RunDir, spec: dict[str, Any]) -> Iterator[tuple[Key, Said]
     """Give the environment of rank 0; where it was never planned, what the file says for all."""
     nodes = _list(_mapping(run.plan(0)).get("nodes"))
     workers = _list(_dict(nodes[0] if nodes else None).get("workers"))
-    known = _dict(_dict(workers[0] if workers else None).get("env")) or _dict(spec.get("env"))
-    for name, value in known.items():
+    environment = _dict(_dict(workers[0] if workers else None).get("env")) or _dict(spec.get("env"))
+    for name, value in environment.items():
         if not name.startswith(_OF_THE_RUN) and not name.endswith(_OF_ITS_PLACE):
             yield Key(Section.ENVIRONMENT, name), Said(str(value))
 
@@ -135,8 +135,13 @@ def _health(health: dict[str, Any]) -> Iterator[tuple[Key, Said]]:
         groups = _dict(_dict(facts).get("groups"))
         versions = _dict(_dict(groups.get("versions")).get("data"))
         host, library = (_dict(_dict(groups.get(group)).get("data")) for group in ("host", "nvml"))
-        told = {**versions, "kernel": host.get("kernel"), "distro": host.get("distro"), "driver": library.get("driver")}
-        for name, value in told.items():
+        software = {
+            **versions,
+            "kernel": host.get("kernel"),
+            "distro": host.get("distro"),
+            "driver": library.get("driver"),
+        }
+        for name, value in software.items():
             for what, leaf in _leaves(value, name):
                 yield Key(Section.VERSIONS, what.removeprefix("names."), node), Said(leaf)
     for finding in map(_dict, _list(health.get("findings"))):

@@ -3,26 +3,39 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
+from clusterctl.agent.protocol import files
+from clusterctl.door import samples as door
 from clusterctl.run.record.disk import write_atomically
 from clusterctl.run.record.kept import evidence as kept
+from clusterctl.run.record.samples import last_lines
 from clusterctl.run.rules.case import case_of
+from clusterctl.run.rules.stalls import paces
+from clusterctl.run.rules.state import RunPhase
 from clusterctl.why.judge import judge
+from clusterctl.why.slow import start
 from clusterctl.why.text import lines
+from clusterctl.why.verdict import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from clusterctl.agent.protocol.types.evidence import OfRank
     from clusterctl.run.record.rundir import RunDir
     from clusterctl.run.rules.state import RunState, StallView
+    from clusterctl.why.case import Pace
     from clusterctl.why.verdict import Verdict
 
 _JSON, _TEXT = "why.json", "why.txt"
 _MOST_BYTES = 1 << 20
 _LAST_WORDS_S = 30.0
 """Ranks that give up write that they do, which is a sign of life, and end."""
+
+
+class _Moving(TypedDict):
+    paces: Mapping[int, Pace]
+    unbegun: float | None
 
 
 def of(run: RunDir, state: RunState, now: Mapping[str, OfRank] | None = None) -> Verdict:
@@ -35,8 +48,42 @@ def of(run: RunDir, state: RunState, now: Mapping[str, OfRank] | None = None) ->
             seen_at=None if name is None else str(run.path / name),
             folder=str(run.path),
             stalled=_standstill(state) is not None,
+            **_pace(run, state),
         )
     )
+
+
+def _pace(run: RunDir, state: RunState) -> _Moving:
+    """Return what ranks did of late and for how long they have not begun; nothing of a run that stands or is over."""
+    if state.phase is not RunPhase.RUNNING or state.stall is not None:
+        return {"paces": {}, "unbegun": None}
+    lines = newest_samples(run, state)
+    since = time_unbegun(lines, state)
+    return {"paces": paces.paces_of(lines, state.attempt), "unbegun": since}
+
+
+def time_unbegun(lines: Mapping[str, Sequence[bytes]], state: RunState) -> float | None:
+    """Return for how many seconds the ranks of an attempt have run without any progress; `None` once there was one."""
+    if state.running_since is None or not paces.unbegun(lines, state.attempt):
+        return None
+    newest = [next(door.readable(reversed(own), "activity", "t"), None) for own in lines.values()]
+    return max(
+        (s["t"] - state.ahead(node) - state.running_since for node, s in zip(lines, newest, strict=True) if s),
+        default=0.0,
+    )
+
+
+def newest_samples(run: RunDir, state: RunState, most: int = 1 << 20) -> dict[str, list[bytes]]:
+    """Return the newest lines of each node's samples, so many bytes at most."""
+    return {node: last_lines(run.node(node) / files.SAMPLES_FILE, most) for node in state.nodes}
+
+
+def calls_for_a_look(run: RunDir, state: RunState, told: Verdict) -> bool:
+    """Return whether stacks would tell more of a run that moves slowly, or whose first step does not come."""
+    if told.kind is Kind.SLOW:
+        return True
+    since = time_unbegun(newest_samples(run, state), state) if state.phase is RunPhase.RUNNING else None
+    return since is not None and since >= start.LONG_S
 
 
 def evidence_of(run: RunDir, state: RunState) -> tuple[str | None, dict[str, OfRank]]:
@@ -72,7 +119,7 @@ def keep(run: RunDir, verdict: Verdict) -> None:
 def kept_json(run: RunDir) -> dict[str, Any] | None:
     """Return the verdict that is kept with a run, as JSON; `None` where there is none."""
     try:
-        told = json.loads((run.path / _JSON).read_bytes()[:_MOST_BYTES])
+        verdict = json.loads((run.path / _JSON).read_bytes()[:_MOST_BYTES])
     except (OSError, ValueError, RecursionError):
         return None
-    return told if isinstance(told, dict) else None
+    return verdict if isinstance(verdict, dict) else None

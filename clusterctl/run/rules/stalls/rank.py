@@ -73,8 +73,8 @@ def look(before: RankView | None, content: RankActivity, sample: Activity, node:
     return _with_main_thread(_with_moments(view, before, inside, now), before, inside, now)
 
 
-def _phase(said: PhaseNow | None, now: float) -> tuple[str, float, float] | None:
-    return None if said is None else (str(said["name"]), now - said["age_s"], float(said["limit_s"]))
+def _phase(phase: PhaseNow | None, now: float) -> tuple[str, float, float] | None:
+    return None if phase is None else (str(phase["name"]), now - phase["age_s"], float(phase["limit_s"]))
 
 
 def _with_moments(view: RankView, before: RankView | None, inside: Inside | None, now: float) -> RankView:

@@ -209,11 +209,11 @@ def _observe_rank(
     return replace(watch, ranks={**watch.ranks, rank: view})
 
 
-def _changed(one: tuple[str, float, float] | None, other: tuple[str, float, float] | None) -> bool:
+def _changed(before: tuple[str, float, float] | None, now: tuple[str, float, float] | None) -> bool:
     """Whether two looks show different phases; the begin of one and the same is only known to the sampling."""
-    if one is None or other is None:
-        return one is not other
-    return one[0] != other[0] or abs(one[1] - other[1]) > SAME_ADVANCE_S
+    if before is None or now is None:
+        return before is not now
+    return before[0] != now[0] or abs(before[1] - now[1]) > SAME_ADVANCE_S
 
 
 def _advance(watch: StallWatch, moment: float, before: RankView | None, now: float, blind: float) -> StallWatch:

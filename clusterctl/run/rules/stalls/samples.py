@@ -48,9 +48,9 @@ class StallObserver:
             replicas: Node to the lines of its replicated samples.
             now: The head's monotonic clock.
         """
-        known = {node: list(self._of_attempt(lines)) for node, lines in replicas.items()}
+        sampled = {node: list(self._of_attempt(lines)) for node, lines in replicas.items()}
         moments = [
-            (now - (lines[-1]["m"] - sample["m"]), node, sample) for node, lines in known.items() for sample in lines
+            (now - (lines[-1]["m"] - sample["m"]), node, sample) for node, lines in sampled.items() for sample in lines
         ]
         if not moments:
             return
@@ -79,11 +79,11 @@ class StallObserver:
 
     def news(self, stall: Stall, now: float) -> list[str]:
         """Return the warnings that were not said before: a limit that comes too late, ranks that fall behind."""
-        said: list[str] = []
+        warnings: list[str] = []
         warned = None if self._warned else warning(self._watch, self._limits)
         if warned is not None:
             self._warned = True
-            said.append(warned)
+            warnings.append(warned)
         if self._late_at is not None and now - self._late_at < stall.limit_s:
             # Steps that arrive late make the others look as if they had not moved since.
             self._behind = {}
@@ -92,12 +92,12 @@ class StallObserver:
             self._behind = {rank: self._behind.get(rank, now) for rank in stall.stragglers}
             late = frozenset(rank for rank, since in self._behind.items() if now - since >= STRAGGLES_FOR_S)
             new, self._told = late - self._told, late
-            said += [
+            warnings += [
                 f"straggler: rank {rank} on {self._watch.ranks[rank].node} has made no progress"
                 f" for over {span(stall.limit_s)} while others do"
                 for rank in sorted(new)
             ]
-        return said
+        return warnings
 
     def idle(self, nodes: Iterable[str]) -> float:
         """Return for how many seconds these nodes have said that nothing moves: no output, no CPU, no progress.
@@ -106,5 +106,5 @@ class StallObserver:
         """
         moved = [m for m in (self._watch.activity_at, self._watch.progress_at) if m is not None]
         spans = [self._heard.get(node, (0.0, 0.0)) for node in nodes]
-        told = min((last for _, last in spans), default=0.0)
-        return max(0.0, told - max([*moved, *(first for first, _ in spans)], default=told))
+        newest = min((last for _, last in spans), default=0.0)
+        return max(0.0, newest - max([*moved, *(first for first, _ in spans)], default=newest))

@@ -91,13 +91,13 @@ def parse_signal(text: str, main_thread: int | None = None) -> tuple[Thread, ...
 
 
 def _repeats(blocks: list[tuple[int, bool, list[Frame]]], ident: int) -> bool:
-    return any(known == ident for known, _, _ in blocks)
+    return any(other == ident for other, _, _ in blocks)
 
 
-def _main_of(blocks: list[tuple[int, bool, list[Frame]]], told: int | None) -> int | None:
+def _main_of(blocks: list[tuple[int, bool, list[Frame]]], main: int | None) -> int | None:
     idents = [ident for ident, _, _ in blocks]
-    if told in idents:
-        return told
+    if main in idents:
+        return main
     current = [ident for ident, is_current, _ in blocks if is_current]
     return next(iter(current), idents[-1] if idents else None)
 

@@ -1,0 +1,89 @@
+"""Files that are copied to wherever a person says: nothing else there is touched, and no sync is made to forget."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from clusterctl.agent.protocol import refusals
+from clusterctl.agent.record import folders, rundir, workspace
+from clusterctl.agent.serve.summary import summary
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from clusterctl.agent.protocol.types import answers, arguments
+
+
+def lacking(asked: arguments.Copy, entries: list[list[Any]], root: str) -> answers.Lacking:
+    """Return which files are not there already as they are to be; give modes to those that are.
+
+    They go into a folder, or under another name where there is no such folder. Folders on the way are made.
+
+    Raises:
+        RequestError: A folder would be where a file is, code of a live run would change, or there is no space.
+    """
+    for path, *_ in entries:
+        folders.check_path(path)
+    folder, name = _place(asked)
+    files = named(entries, name)
+    if name is not None and os.path.exists(f"{folder}/{name}") and any("/" in path for path, *_ in files):
+        raise refusals.refused(f"{folder}/{name} is a file, and a folder is to be copied there", "choose another name")
+    need = _differing(folders.Tree(folder), files)
+    _refuse_under_live_runs(root, {os.path.join(os.path.realpath(folder), files[number][0]) for number in need})
+    _refuse_without_space(folder, sum(files[number][1] for number in need))
+    return {"need": need, "folder": folder, "name": name}
+
+
+def named(entries: list[list[Any]], name: str | None) -> list[list[Any]]:
+    """Return entries with another name for the first part of their paths, where there is one."""
+    if name is None:
+        return entries
+    return [["/".join([name, *path.split("/")[1:]]), *rest] for path, *rest in entries]
+
+
+def _place(asked: arguments.Copy) -> tuple[str, str | None]:
+    """Return the folder that files go to, which is there then, and another name for them."""
+    base, target = os.path.expanduser(str(asked["folder"])), os.path.expanduser(str(asked["target"]))
+    place = os.path.abspath(os.path.join(base, target))
+    if not os.path.isabs(target):
+        folders.make_workdir(base)
+    folder, name = (place, None) if asked["inside"] or os.path.isdir(place) else os.path.split(place)
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+        raise refusals.refused(f"cannot make the folder {folder}: {error.strerror or error}") from error
+    return folder, name
+
+
+def _differing(tree: folders.Tree, files: list[list[Any]]) -> list[int]:
+    need = []
+    for number, (path, size, mode, digest) in enumerate(files):
+        found = tree.entry(path, {}, {}, of_size=size)
+        if found is None or (found[0], found[2]) != (size, digest):
+            need.append(number)
+        elif found[1] != mode & 0o777:
+            tree.chmod(path, mode)
+    return need
+
+
+def _refuse_under_live_runs(root: str, wanted: set[str]) -> None:
+    for run in rundir.runs(root) if wanted else ():
+        said = summary(run)
+        if not said["live"] or not said["workdir"]:
+            continue
+        folder = os.path.realpath(said["workdir"])
+        for path in workspace.Workspace(folder, root).brought():
+            if os.path.join(folder, path) in wanted:
+                hint = f"`clusterctl down {run.run}`, wait for it, or copy to another place"
+                raise refusals.refused(f"{folder}/{path} is code that run {run.run} was started with", hint)
+
+
+def _refuse_without_space(folder: str, size: int) -> None:
+    try:
+        disk = os.statvfs(folder)
+    except OSError:
+        return
+    free = disk.f_bavail * disk.f_frsize
+    if disk.f_blocks and size > free:
+        raise refusals.refused(f"{folder} has {free} bytes free, and {size} are to come")

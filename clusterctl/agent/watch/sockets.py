@@ -1,0 +1,94 @@
+"""The TCP connections of a process and how they are, from the kernel's own tables; whom a blocked call waits for."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import socket
+
+from clusterctl.agent.linux.syscalls import read_bytes
+
+# Not from `typing`, whose import would be a good part of an agent's start.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from clusterctl.agent.protocol.types.evidence import SocketFound
+
+_STATES = {1: "established", 2: "syn-sent", 3: "syn-recv", 4: "fin-wait", 5: "fin-wait", 8: "close-wait", 9: "last-ack"}
+_MOST_FDS, _MOST_LINES, _MOST = 4096, 65536, 128
+_SOCKET = re.compile(r"socket:\[(\d+)\]")
+_READS = {"x86_64": frozenset({0, 19, 45, 47}), "aarch64": frozenset({63, 65, 207, 212})}
+"""read, readv, recvfrom, recvmsg: calls whose first argument is the descriptor that they wait for."""
+
+
+def of_process(pid: int) -> list[SocketFound]:
+    """Return the connections of a process that are not closed and not to itself, the troubled ones first.
+
+    What the kernel does not show (descriptors of a process that we must not trace) is left out.
+    """
+    inodes = _inodes(pid)
+    if not inodes:
+        return []
+    waits = _reads(pid)
+    found: list[SocketFound] = []
+    for line in _lines(pid):
+        words = line.split()
+        fd, state = inodes.get(words[9]), _STATES.get(int(words[3], 16))
+        if fd is None or state is None:
+            continue
+        (address, port), (peer, peer_port) = _place(words[1]), _place(words[2])
+        unacked, unread = (int(part, 16) for part in words[4].split(":"))
+        found.append(
+            {
+                "address": address,
+                "port": port,
+                "peer": peer,
+                "peer_port": peer_port,
+                "state": state,
+                "unacked": unacked,
+                "unread": unread,
+                # Of the timer that runs now (1: a segment is not acknowledged), how often it ran out without an answer.
+                "lost": int(words[6], 16) if words[5].startswith("01") else 0,
+                "awaited": fd == waits,
+            }
+        )
+    return sorted(found, key=lambda one: (not one["awaited"], -one["lost"], -one["unacked"]))[:_MOST]
+
+
+def _inodes(pid: int) -> dict[str, int]:
+    found: dict[str, int] = {}
+    with contextlib.suppress(OSError):
+        for name in os.listdir(f"/proc/{pid}/fd")[:_MOST_FDS]:
+            with contextlib.suppress(OSError):
+                match = _SOCKET.fullmatch(os.readlink(f"/proc/{pid}/fd/{name}"))
+                if match:
+                    found[match[1]] = int(name)
+    return found
+
+
+def _lines(pid: int) -> Iterator[str]:
+    for table in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/net/{table}") as file:
+            next(file, None)
+            for _, line in zip(range(_MOST_LINES), file):
+                yield line
+
+
+def _place(text: str) -> tuple[str, int]:
+    """Return address and port as the kernel's table has them: words of four bytes in the machine's order."""
+    address, _, port = text.partition(":")
+    words = bytes.fromhex(address)
+    packed = b"".join(words[i : i + 4][::-1] for i in range(0, len(words), 4))
+    found = socket.inet_ntop(socket.AF_INET if len(packed) == 4 else socket.AF_INET6, packed)
+    return found[found.rfind(":") + 1 :] if found.startswith("::ffff:") and "." in found else found, int(port, 16)
+
+
+def _reads(pid: int) -> int | None:
+    """Return the descriptor that the main thread waits to read from; `None` where it is in no such call."""
+    words = read_bytes(f"/proc/{pid}/syscall", 256).split()
+    with contextlib.suppress(ValueError, IndexError):
+        if int(words[0]) in _READS.get(os.uname().machine, ()):
+            return int(words[1], 16)
+    return None

@@ -1,0 +1,102 @@
+"""`clusterctl cp`."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import click
+
+from clusterctl.cli import options
+from clusterctl.cli.choices import Choices, together
+from clusterctl.cli.copying import moving
+from clusterctl.cli.copying.words import There, asked_of, parse
+from clusterctl.cli.lookup.named import spec_of
+from clusterctl.cli.main import WithExamples
+from clusterctl.cli.words import DEFAULT_FILE, parse_size
+from clusterctl.errors import NotFoundError
+from clusterctl.run.nodes.transfer import MOST_BYTES
+
+if TYPE_CHECKING:
+    from clusterctl.config.spec import ClusterSpec, HostSpec
+    from clusterctl.render.terminal.console import Console
+
+_ALL = "all"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CpChoices(Choices):
+    """What a person chose of `cp`."""
+
+    words: tuple[str, ...]
+    files: tuple[str, ...]
+    sets: tuple[str, ...]
+    exclude: str | None
+    max_size: str | None
+
+
+@click.command("cp", cls=WithExamples)
+@click.argument("words", metavar="SRC... DST", nargs=-1, required=True, shell_complete=options.offer("files"))
+@options.file_options
+@options.exclude_option("Not these nodes.")
+@click.option("--max-size", metavar="SIZE", help="What is copied of or to a node at most; 10GiB by default.")
+@options.output_options
+@together(CpChoices)
+def command(choices: CpChoices) -> int:
+    """Copy files and folders to nodes, or from them; NODES:PATH is a path there, as in `gpu[01-04]:data`.
+
+    `all:` is every node of the cluster file. A relative path there begins in the code folder (without a cluster file:
+    in the home). To nodes, all of them get the same at once, and files that they have already are not sent. From
+    several nodes, each gets a folder in DST. A path there may have wildcards, in quotes. Files are replaced each at
+    once and whole; modes are kept. Code of a live run is not overwritten (6). Exits with 102 where a file is missing.
+    """
+    *sources, target = _parsed(choices.words)
+    if not sources:
+        raise click.UsageError("name what is to be copied, and where to, as in `clusterctl cp data.bin all:data/`")
+    there = [source for source in sources if isinstance(source, There)]
+    if there and len(there) < len(sources):
+        raise click.UsageError("either all that is copied is on nodes, or all of it on this machine")
+    if there and isinstance(target, There):
+        raise click.UsageError("from nodes to nodes takes two steps: copy to this machine first")
+    if not there and not isinstance(target, There):
+        raise click.UsageError(f"no node is named; write NODES:PATH, as in `all:{target}`")
+    console = choices.console()
+    named = [word for word in (*sources, target) if isinstance(word, There)]
+    most = parse_size(choices.max_size, "--max-size", MOST_BYTES)
+    of_file = _spec(choices, named, console)
+    spec = of_file or spec_of(",".join(one.nodes for one in named))
+    way = moving.Way(spec, console, choices.quiet, most, at_home=of_file is None)
+    if isinstance(target, There):
+        moving.to_nodes(way, [str(source) for source in sources], _hosts(spec, target, choices), target.path)
+    else:
+        moving.to_head(way, [(_hosts(spec, one, choices), one.path) for one in there], str(target))
+    return 0
+
+
+def _parsed(words: tuple[str, ...]) -> list[There | str]:
+    try:
+        parsed = [parse(word) for word in words]
+        for source in parsed[:-1]:
+            if isinstance(source, There):
+                asked_of(source.path)
+        return parsed
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+
+
+def _spec(choices: CpChoices, named: list[There], console: Console) -> ClusterSpec | None:
+    """Return what the cluster file says, or `None` where there is none: then hosts are those that ssh knows."""
+    if choices.files or choices.sets or os.path.isfile(DEFAULT_FILE):
+        return options.load_file(None, choices.files, choices.sets, console=console).spec
+    if choices.exclude or any(one.nodes == _ALL for one in named):
+        raise NotFoundError(
+            f"there is no {DEFAULT_FILE} here to say which nodes there are",
+            hint="`--file` names one; without any, hosts are named as ssh knows them",
+        )
+    return None
+
+
+def _hosts(spec: ClusterSpec, one: There, choices: CpChoices) -> tuple[HostSpec, ...]:
+    every = one.nodes == _ALL and all(host.name != _ALL for host in spec.hosts)
+    return options.chosen_hosts(spec, None if every else one.nodes, choices.exclude)

@@ -1,0 +1,190 @@
+"""What `top` shows: ranks, GPUs that no rank uses, nodes with neither; each alone, by node, or alike ones together."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from clusterctl.render.stats import HOT_C, STALE_S
+from clusterctl.render.status import RunView, WorkerActivity
+from clusterctl.render.words import worker_state
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Mapping, Sequence
+
+    from clusterctl.render.stats import GpuStats, NodeStats
+    from clusterctl.run.rules.state import WorkerState
+
+_ODD_PERCENT = 20.0
+"""A node whose GPUs are by so much less busy than most stands alone."""
+_BEHIND_S = 30.0
+"""Samples of two nodes may be that far apart: a rank that is behind by less is not behind."""
+
+
+class Level(Enum):
+    """What a row stands for."""
+
+    RANKS = "rank"
+    NODES = "node"
+    ALIKE = "alike"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leaf:
+    """A rank, a GPU that no rank uses, or a node with neither.
+
+    Attributes:
+        place: In the order of nodes and ranks.
+        pace: Steps a second, or `None`.
+        trend: How busy its GPU was, without one the node's processors: percent, the newest last.
+    """
+
+    place: int
+    node: NodeStats
+    gpu: GpuStats | None = None
+    worker: WorkerState | None = None
+    activity: WorkerActivity = field(default_factory=WorkerActivity)
+    pace: float | None = None
+    trend: Sequence[float] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One line of the table: one leaf or several."""
+
+    leaves: Sequence[Leaf]
+
+    @property
+    def place(self) -> int:
+        """Where its first leaf stands."""
+        return self.leaves[0].place
+
+    @property
+    def gpus(self) -> list[GpuStats]:
+        """The GPUs of its leaves."""
+        return [leaf.gpu for leaf in self.leaves if leaf.gpu is not None]
+
+    @property
+    def workers(self) -> list[WorkerState]:
+        """The workers of its leaves."""
+        return [leaf.worker for leaf in self.leaves if leaf.worker is not None]
+
+    @property
+    def nodes(self) -> list[NodeStats]:
+        """Its nodes, each once."""
+        return list({leaf.node.node: leaf.node for leaf in self.leaves}.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """What there is to show.
+
+    Attributes:
+        nodes: As their samples tell; times are of the head's clock.
+        title: Stands on top where there is no run.
+        gpus_of: Node to the GPUs that the run uses there, in order of local rank; a node that is absent uses all.
+        paces: Rank to its steps a second.
+        trends: Node and GPU (`None`: its processors) to how busy they were, the newest last.
+        ranks_at: When the node was looked at whose ranks were looked at longest ago; head's clock.
+        last_line: Gives the last line of a rank's output, "" where there is none.
+    """
+
+    nodes: Sequence[NodeStats]
+    view: RunView | None = None
+    title: str = ""
+    gpus_of: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    paces: Mapping[int, float] = field(default_factory=dict)
+    trends: Mapping[tuple[str, int | None], Sequence[float]] = field(default_factory=dict)
+    ranks_at: float | None = None
+    last_line: Callable[[int], str] = lambda _: ""
+
+
+def leaves_of(scene: Scene) -> list[Leaf]:
+    """Return all leaves, in order of node and rank."""
+    by_node: dict[str, list[WorkerState]] = {}
+    for worker in scene.view.state.workers.values() if scene.view else ():
+        by_node.setdefault(worker.node, []).append(worker)
+    found: list[Leaf] = []
+    for node in scene.nodes:
+        workers = sorted(by_node.get(node.node, ()), key=lambda w: w.local_rank)
+        found += _of_node(scene, node, workers, len(found))
+    return found
+
+
+def _of_node(scene: Scene, node: NodeStats, workers: Sequence[WorkerState], place: int) -> list[Leaf]:
+    by_index = {gpu.gpu: gpu for gpu in node.gpus}
+    used = [i for i in scene.gpus_of.get(node.node, tuple(by_index)) if i in by_index]
+    pairs: list[tuple[WorkerState | None, GpuStats | None]] = [
+        (worker, by_index[used[worker.local_rank % len(used)]] if used else None) for worker in workers
+    ]
+    shown = {gpu.gpu for _, gpu in pairs if gpu is not None}
+    pairs += [(None, gpu) for gpu in node.gpus if gpu.gpu not in shown]
+    activity = scene.view.activity if scene.view else {}
+    return [
+        Leaf(
+            place=place + number,
+            node=node,
+            gpu=gpu,
+            worker=worker,
+            activity=activity.get(worker.rank, WorkerActivity()) if worker else WorkerActivity(),
+            pace=scene.paces.get(worker.rank) if worker else None,
+            trend=scene.trends.get((node.node, None if gpu is None else gpu.gpu), ()),
+        )
+        for number, (worker, gpu) in enumerate(pairs or [(None, None)])
+    ]
+
+
+def rows_at(scene: Scene, leaves: Sequence[Leaf], level: Level, now: float) -> list[Row]:
+    """Return the rows of a level; of `ALIKE` those that are few come first."""
+    if level is Level.RANKS:
+        return [Row(leaves=[leaf]) for leaf in leaves]
+    nodes: dict[str, list[Leaf]] = {}
+    for leaf in leaves:
+        nodes.setdefault(leaf.node.node, []).append(leaf)
+    if level is Level.NODES:
+        return [Row(leaves=group) for group in nodes.values()]
+    usual = _Usual(scene, leaves)
+    alike: dict[Hashable, list[Leaf]] = {}
+    for group in nodes.values():
+        alike.setdefault(usual.looks_of(group, now), []).extend(group)
+    return sorted((Row(leaves=group) for group in alike.values()), key=lambda row: (len(row.nodes), row.place))
+
+
+def finest(leaves: Sequence[Leaf], room: int) -> Level:
+    """Return the finest level of which all rows have room."""
+    if len(leaves) <= room:
+        return Level.RANKS
+    return Level.NODES if len({leaf.node.node for leaf in leaves}) <= room else Level.ALIKE
+
+
+class _Usual:
+    """What most nodes do, against which each is held."""
+
+    def __init__(self, scene: Scene, leaves: Sequence[Leaf]) -> None:
+        busy = [leaf.gpu.util for leaf in leaves if leaf.gpu is not None and leaf.gpu.util is not None]
+        steps = [leaf.activity.step for leaf in leaves if leaf.activity.step is not None]
+        paces = [leaf.pace for leaf in leaves if leaf.pace is not None]
+        self._busy = statistics.median(busy) if busy else 0.0
+        self._step = statistics.median_low(steps) if steps else 0
+        self._behind = max(2.0, _BEHIND_S * statistics.median(paces)) if paces else 2.0
+        state = None if scene.view is None else scene.view.state
+        self._troubled = set() if state is None else {event.node for event in state.troubles.values()}
+        self._links = {} if state is None else {name: node.link for name, node in state.nodes.items()}
+
+    def looks_of(self, leaves: Sequence[Leaf], now: float) -> Hashable:
+        """Return what tells a node from others; equal for those that are alike."""
+        node = leaves[0].node
+        busy = [leaf.gpu.util for leaf in leaves if leaf.gpu is not None and leaf.gpu.util is not None]
+        steps = [leaf.activity.step for leaf in leaves if leaf.activity.step is not None]
+        return (
+            node.status,
+            node.time is None or now - node.time > STALE_S,
+            self._links.get(node.node, ""),
+            node.node in self._troubled,
+            tuple(sorted({worker_state(leaf.worker) for leaf in leaves if leaf.worker is not None})),
+            bool(busy) and min(busy) < self._busy - _ODD_PERCENT,
+            any(leaf.gpu is not None and (leaf.gpu.temp_c or 0.0) >= HOT_C for leaf in leaves),
+            not steps or min(steps) < self._step - self._behind,
+        )

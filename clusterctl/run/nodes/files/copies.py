@@ -1,0 +1,172 @@
+"""Files of the head that are copied to nodes: looked at once, sent to any number of them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from clusterctl.agent.protocol import listing
+from clusterctl.agent.protocol.commands import Command
+from clusterctl.errors import NotFoundError, RefusedError
+from clusterctl.run.nodes.transfer import answered, send_all
+from clusterctl.wording import size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from clusterctl.agent.protocol.types import arguments
+    from clusterctl.session.conversation import Session
+
+_CHUNK = 1 << 20
+
+
+@dataclass(slots=True)
+class Load:
+    """Files on their way.
+
+    Attributes:
+        entries: Name there, size, permission bits and SHA-256 of each; the first part of a name is that of its source.
+        paths: Where each lies here.
+        left_out: Links to folders, links that lead nowhere, and what is no file.
+        listing: All entries, as they travel.
+    """
+
+    entries: list[tuple[str, int, int, str]] = field(default_factory=list)
+    paths: list[Path] = field(default_factory=list)
+    left_out: list[Path] = field(default_factory=list)
+    listing: bytes = b""
+
+    @property
+    def size(self) -> int:
+        """Bytes in all."""
+        return sum(size for _, size, _, _ in self.entries)
+
+
+def load_of(sources: Sequence[str], most: int) -> Load:
+    """Return the files that these paths name, those in folders too.
+
+    Raises:
+        NotFoundError: There is no such path, or no file in it.
+        RefusedError: They have more than `most` bytes, or one cannot be read.
+    """
+    found = [(name, path) for source in sources for name, path in _files(source)]
+    load = Load(left_out=[path for _, path in found if not path.is_file()])
+    whole = [(name, path) for name, path in found if path.is_file()]
+    total = sum(path.stat().st_size for _, path in whole)
+    if total > most:
+        text = f"{', '.join(sources)}: {size(total)}, more than the {size(most)} that are copied"
+        raise RefusedError(text, hint="`--max-size` allows more")
+    for name, path in whole:
+        load.entries.append((name, *_look(path)))
+        load.paths.append(path)
+    if not load.entries:
+        raise NotFoundError(f"{', '.join(sources)}: no file is in there")
+    load.listing = listing.encode(load.entries)
+    return load
+
+
+def _files(source: str) -> Iterator[tuple[str, Path]]:
+    path = Path(source)
+    if not path.exists():
+        raise NotFoundError(f"{source}: no such file or folder")
+    name = path.resolve().name if path.name in ("", "..") else path.name
+    if not path.is_dir():
+        yield name, path
+        return
+    if not name:
+        raise RefusedError(f"{source} has no name under which it could be copied")
+    for place, folders, files in os.walk(path):
+        folders.sort()
+        below = Path(place)
+        links = [folder for folder in folders if (below / folder).is_symlink()]
+        yield from ((f"{name}/{(below / inner).relative_to(path)}", below / inner) for inner in sorted(files + links))
+
+
+def _look(path: Path) -> tuple[int, int, str]:
+    """Return size, permission bits and SHA-256 of a file."""
+    digest, length = hashlib.sha256(), 0
+    try:
+        with path.open("rb") as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            while chunk := file.read(_CHUNK):
+                digest.update(chunk)
+                length += len(chunk)
+    except OSError as error:
+        raise RefusedError(f"cannot read {path}: {error.strerror or error}") from error
+    return length, mode & 0o777, digest.hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where files go on a node.
+
+    Attributes:
+        folder: To which `target` is relative.
+        target: A folder, or the new name of the one source.
+        inside: It is, or is to be, a folder.
+    """
+
+    folder: str
+    target: str
+    inside: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What a node did not have yet, and where all of it is: a folder, or what was given another name."""
+
+    files: int
+    bytes: int
+    place: str
+
+
+def send(session: Session, place: Place, load: Load, told: Callable[[int], None]) -> Sent:
+    """Copy files to a node, each put in place at once and whole; those that are there already are not sent.
+
+    Args:
+        session: With the node.
+        place: Where they go.
+        load: The files.
+        told: Takes the bytes of each piece that was sent.
+
+    Raises:
+        RefusedError: The node must not put them there, or they have changed meanwhile.
+        NodeError: It could not, or was lost.
+    """
+    stream = session.new_stream()
+    asked: arguments.Copy = {
+        "folder": place.folder,
+        "target": place.target,
+        "inside": place.inside,
+        "stream": stream,
+        "size": len(load.listing),
+    }
+    compared = session.call_async(Command.COPY, asked)
+    session.send_data(stream, 0, load.listing)
+    answer = answered(session.node, compared)
+    need = answer["need"]
+    if need:
+        send_all(session, stream, _contents(load, need, told))
+    where = "/".join([answer["folder"].rstrip("/"), *filter(None, [answer["name"]])])
+    return Sent(len(need), sum(load.entries[number][1] for number in need), where)
+
+
+def _contents(load: Load, need: Sequence[int], told: Callable[[int], None]) -> Iterator[bytes]:
+    from clusterctl.agent.protocol.frames import CHUNK_BYTES
+
+    for number in need:
+        path, left = load.paths[number], load.entries[number][1]
+        try:
+            with path.open("rb") as file:
+                while left and (chunk := file.read(min(CHUNK_BYTES, left))):
+                    left -= len(chunk)
+                    told(len(chunk))
+                    yield chunk
+        except OSError as error:
+            raise RefusedError(f"cannot read {path}: {error.strerror or error}") from error
+        if left:
+            raise RefusedError(f"{path} has become shorter while it was copied")

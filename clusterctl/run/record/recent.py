@@ -1,0 +1,110 @@
+"""What a node told lately: how fast its ranks go, and how busy its GPUs and processors were."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from clusterctl.agent.protocol import files
+from clusterctl.door import samples
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from clusterctl.agent.protocol.types.samples import Activity, Health
+    from clusterctl.run.record.rundir import RunDir
+
+_TAIL = 96 << 10
+_PACE_S = 120.0
+"""Seconds over which a speed is told."""
+_TREND = 20
+"""Values of a trend: five minutes of samples that come every 15 s."""
+
+
+class Recent:
+    """The newest samples of one node, taken in as they come.
+
+    Args:
+        run: The run.
+        node: Its node.
+        first: How many samples of each kind are read of those that are there already: to judge one takes time.
+
+    Attributes:
+        activity: The newest sample of its ranks.
+        health: The newest sample of machine and GPUs.
+    """
+
+    def __init__(self, run: RunDir, node: str, first: int = _TREND) -> None:
+        self._path, self._first = run.node(node) / files.SAMPLES_FILE, max(2, first)
+        self._offset = 0
+        self._steps: dict[int, deque[tuple[float, int]]] = {}
+        self._uses: dict[int | None, deque[float]] = {}
+        self.activity: Activity | None = None
+        self.health: Health | None = None
+
+    def refresh(self) -> None:
+        """Take in what is new."""
+        begun, lines = self._offset > 0, self._new_lines()
+        for kind in ("activity", "health"):
+            found = [line for line in lines if f'"{kind}"'.encode() in line]
+            if not begun and len(found) > self._first:
+                last = len(found) - 1
+                found = [found[round(place * last / (self._first - 1))] for place in range(self._first)]
+            if kind == "activity":
+                for activity in samples.readable(found, "activity", "m", "ranks"):
+                    self._active(activity)
+            else:
+                for health in samples.readable(found, "health", "t"):
+                    self._measured(health)
+
+    def pace(self, rank: int) -> float | None:
+        """Return how many steps a second a rank made in the last minutes; `None` where that is not known."""
+        steps = self._steps.get(rank)
+        if not steps or steps[-1][0] <= steps[0][0]:
+            return None
+        (began, first), (last, step) = steps[0], steps[-1]
+        return (step - first) / (last - began)
+
+    def trend(self, gpu: int | None = None) -> Sequence[float]:
+        """Return how busy a GPU was, or without one the processors: percent, the newest last."""
+        return tuple(self._uses.get(gpu, ()))
+
+    def _new_lines(self) -> list[bytes]:
+        """Return whole lines that were not seen yet; of a file that was never looked at those at its end."""
+        try:
+            with self._path.open("rb") as file:
+                size = file.seek(0, 2)
+                begin = self._offset if self._offset else max(0, size - _TAIL)
+                file.seek(begin)
+                data = file.read(size - begin)
+        except OSError:
+            return []
+        whole = data.rfind(b"\n") + 1
+        torn = data.find(b"\n") + 1 if begin and not self._offset else 0
+        self._offset = begin + whole
+        return data[torn:whole].splitlines()
+
+    def _active(self, activity: Activity) -> None:
+        if self.activity is not None and self.activity.get("attempt") != activity.get("attempt"):
+            self._steps.clear()
+        self.activity = activity
+        for rank, known in activity["ranks"].items():
+            inside = known.get("inside")
+            step = None if inside is None else inside.get("step")
+            if step is not None:
+                self._stepped(int(rank), float(activity["m"]), step)
+
+    def _stepped(self, rank: int, moment: float, step: int) -> None:
+        steps = self._steps.setdefault(rank, deque())
+        if steps and (step < steps[-1][1] or moment < steps[-1][0]):
+            steps.clear()
+        steps.append((moment, step))
+        while len(steps) > 2 and moment - steps[0][0] > _PACE_S:
+            steps.popleft()
+
+    def _measured(self, health: Health) -> None:
+        self.health = health
+        values = {gpu["gpu"]: gpu.get("util") for gpu in health.get("gpus") or ()}
+        for which, value in (*values.items(), (None, health.get("cpu"))):
+            if value is not None:
+                self._uses.setdefault(which, deque(maxlen=_TREND)).append(float(value))

@@ -1,0 +1,142 @@
+"""What the ranks of a run that moves did with their time of late, from the nodes' samples."""
+
+from __future__ import annotations
+
+from collections import Counter
+from statistics import median
+from typing import TYPE_CHECKING, Literal
+
+from clusterctl.door import samples
+from clusterctl.why.case import Pace
+from clusterctl.why.places import words_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from clusterctl.agent.protocol.types.samples import Activity, RankActivity
+    from clusterctl.agent.protocol.types.worker_status import Inside
+
+WINDOW_S = 300.0
+_LOOKS = 20
+_STEPS = 3
+"""In each half of the time: fewer looks, or collectives, say nothing of a share."""
+_MARK = b'"activity"'
+
+
+def paces_of(lines: Mapping[str, Sequence[bytes]], attempt: int, *, most: int = 40) -> dict[int, Pace]:
+    """Return what each rank did of late; nothing of ranks that were seen too seldom, or that do not move.
+
+    Args:
+        lines: The newest samples of each node.
+        attempt: Which attempt.
+        most: How many of each node's are read: to judge one takes up to a millisecond.
+    """
+    found: dict[int, Pace] = {}
+    for own in lines.values():
+        known = _chosen([line for line in own if _MARK in line], most)
+        read = [s for s in samples.readable(known, "activity", "m", "ranks", "attempt") if s["attempt"] == attempt]
+        read = [sample for sample in read if read[-1]["m"] - sample["m"] <= WINDOW_S]
+        clock = _clock(own)
+        for rank in read[-1]["ranks"] if read else ():
+            pace = _pace(_of_rank(read, rank), clock)
+            if pace is not None:
+                found[int(rank)] = pace
+    return found
+
+
+def unbegun(lines: Mapping[str, Sequence[bytes]], attempt: int) -> bool:
+    """Return whether every node tells of its ranks, and no rank has made any progress yet."""
+    told: list[RankActivity] = []
+    for own in lines.values():
+        newest = next(
+            (s for s in samples.readable(reversed(own), "activity", "ranks", "attempt") if s["attempt"] == attempt),
+            None,
+        )
+        if newest is None:
+            return False
+        told += newest["ranks"].values()
+    return bool(told) and not any(inside and inside["progress_age_s"] is not None for inside in map(_inside, told))
+
+
+def _inside(own: RankActivity) -> Inside | None:
+    return own.get("inside")
+
+
+def _chosen(lines: list[bytes], most: int) -> list[bytes]:
+    """Return lines evenly over the time; what nodes write while all goes well is as far apart anyway."""
+    if len(lines) <= most:
+        return lines
+    return [lines[round(index * (len(lines) - 1) / (most - 1))] for index in range(most)]
+
+
+def _of_rank(read: Iterable[Activity], rank: str) -> list[tuple[float, RankActivity]]:
+    """Return the looks at one process of a rank, with their moments: those since it is the one that it is now."""
+    looks = [(sample["m"], own) for sample in read if (own := sample["ranks"].get(rank)) is not None]
+    return [each for each in looks if each[1].get("alive") and each[1].get("pid") == looks[-1][1].get("pid")]
+
+
+def _pace(looks: list[tuple[float, RankActivity]], clock: float | None) -> Pace | None:
+    if len(looks) < 3 or looks[-1][0] - looks[0][0] < 2 * _LOOKS:
+        return None
+    (begin, first), (end, last) = looks[0], looks[-1]
+    seconds = end - begin
+    middle = min(
+        (own for _, own in looks),
+        key=lambda own: abs(2 * _told(own, "looks") - _told(first, "looks") - _told(last, "looks")),
+    )
+    halves = _share(first, middle), _share(middle, last)
+    return Pace(
+        seconds=seconds,
+        waits=None if halves[0] is None or halves[1] is None else (halves[0], halves[1]),
+        cpu=_grown(first.get("cpu_s"), last.get("cpu_s")) / seconds,
+        starved=min(1.0, _grown(first.get("starved_s"), last.get("starved_s")) / seconds),
+        faults=_grown(first.get("faults"), last.get("faults")) / seconds,
+        clock=clock,
+        waits_for=_waits_for([own for _, own in looks]),
+    )
+
+
+def _told(own: RankActivity, what: Literal["looks", "held"]) -> int:
+    inside = _inside(own)
+    return 0 if inside is None else inside.get(what) or 0
+
+
+def _share(one: RankActivity, other: RankActivity) -> float | None:
+    looks = _told(other, "looks") - _told(one, "looks")
+    if looks < _LOOKS or _begun(other) - _begun(one) < _STEPS:
+        return None
+    return (_told(other, "held") - _told(one, "held")) / looks
+
+
+def _begun(own: RankActivity) -> int:
+    return max((begun for begun, _ in _seq(own)), default=0)
+
+
+def _seq(own: RankActivity) -> list[tuple[int, int]]:
+    inside = _inside(own)
+    return list(((inside and inside["seq"]) or {}).values())
+
+
+def _grown(one: float | None, other: float | None) -> float:
+    return max(0.0, other - one) if one is not None and other is not None else 0.0
+
+
+def _waits_for(looks: Sequence[RankActivity]) -> dict[str, float]:
+    """Return what the kernel says that the main thread waited for, where it was in no collective, by share of looks."""
+    counted = Counter(
+        said
+        for own in looks
+        if not any(begun > ended for begun, ended in _seq(own)) and (said := words_of(own.get("wchan")))
+    )
+    return {said: count / len(looks) for said, count in counted.items()}
+
+
+def _clock(lines: Sequence[bytes]) -> float | None:
+    """Return the usual clock, in MHz, of the slowest GPU of a node that is busy; `None` without any."""
+    clocks: list[float] = []
+    for sample in samples.readable(reversed(lines[-400:]), "health", "gpus"):
+        busy = [g["sm_clock"] for g in sample["gpus"] or () if g.get("sm_clock") and (g.get("util") or 0) >= 50]
+        clocks += [float(min(c for c in busy if c is not None))] if busy else []
+        if len(clocks) >= 5:
+            break
+    return median(clocks) if clocks else None

@@ -1,0 +1,52 @@
+"""What is seen of the connections of a process."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+
+from clusterctl.agent.watch import sockets
+
+
+def _until(found: object, seconds: float = 20.0) -> object:
+    end = time.monotonic() + seconds
+    while not (value := found()) and time.monotonic() < end:  # type: ignore[operator]
+        os.sched_yield()
+    return value
+
+
+def test_a_connection_that_is_read_from_is_awaited_and_named_by_both_ends() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        code = f"import socket; socket.create_connection(('127.0.0.1', {port})).recv(1)"
+        with subprocess.Popen([sys.executable, "-c", code]) as child:
+            accepted, (_, theirs) = listener.accept()
+            found = _until(lambda: [one for one in sockets.of_process(child.pid) if one["awaited"]])
+            accepted.sendall(b"x")
+            accepted.close()
+
+    (one,) = found  # type: ignore[misc]
+    assert (one["address"], one["port"], one["peer"], one["peer_port"]) == ("127.0.0.1", theirs, "127.0.0.1", port)
+    assert (one["state"], one["unacked"], one["lost"]) == ("established", 0, 0)
+
+
+def test_what_was_sent_and_not_read_shows_at_its_reader() -> None:
+    with socket.create_server(("::1", 0), family=socket.AF_INET6) as listener:
+        client = socket.create_connection(listener.getsockname()[:2])
+        accepted, _ = listener.accept()
+        client.sendall(b"12345")
+        found = _until(lambda: [one for one in sockets.of_process(os.getpid()) if one["unread"] == 5])
+        client.close()
+        accepted.close()
+
+    assert [(one["address"], one["peer"]) for one in found] == [("::1", "::1")]  # type: ignore[attr-defined]
+
+
+def test_a_process_that_is_gone_has_no_connections() -> None:
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+
+    assert sockets.of_process(child.pid) == []

@@ -1,0 +1,79 @@
+"""What is typed again and again imports nothing that only mistakes, or other commands, need."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from clusterctl.run.record import rundir
+from clusterctl.run.record.writer import Writer
+from clusterctl.run.rules.events import Created
+
+HEAVY = ("pydantic", "pydantic_core", "psutil", "importlib.metadata", "asyncio")
+CLUSTER = """\
+version: 1
+hosts:
+- {host: localhost, transport: local, python: %s}
+job: {script: train.py, args: [--epochs, 3]}
+stall: {timeout: 10m}
+"""
+PROGRAM = """\
+import json, sys
+from clusterctl.cli.main import run
+code = run(json.loads(sys.argv[1]))
+print(code, [name for name in json.loads(sys.argv[2]) if name in sys.modules], file=sys.stderr)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "cluster.yaml").write_text(CLUSTER % sys.executable)
+    return tmp_path
+
+
+def told(folder: Path, *arguments: str, heavy: tuple[str, ...] = HEAVY, **env: str) -> str:
+    """Return the exit code of a command, and which heavy modules it imported."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, json.dumps(arguments), json.dumps(heavy)],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=folder,
+        env={**os.environ, "XDG_STATE_HOME": str(folder / "state"), **env},
+    )
+    return done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    "arguments", [("--help",), ("exec", "--help"), ("ps", "-a"), ("config", "-q"), ("exec", "--", "true")]
+)
+def test_a_command_on_a_good_file_imports_nothing_that_judges_bad_ones(
+    folder: Path, arguments: tuple[str, ...]
+) -> None:
+    assert told(folder, *arguments) == "0 []"
+
+
+def test_help_of_the_program_imports_none_of_its_commands(folder: Path) -> None:
+    heavy = (*HEAVY, "clusterctl.cli.options", "clusterctl.config.spec", "clusterctl.run.record.rundir")
+    assert told(folder, "--help", heavy=heavy) == "0 []"
+
+
+@pytest.mark.parametrize("command", ["status", "ps"])
+def test_a_command_that_reads_a_run_imports_nothing_of_cluster_files(folder: Path, command: str) -> None:
+    runs = folder / "state" / "clusterctl" / "runs"
+    runs.mkdir(parents=True)
+    writer = Writer(rundir.create("demo", runs))
+    writer.append(Created(run="demo", name="demo", path=str(folder / "cluster.yaml")), 1.0)
+    writer.close()
+    assert told(folder, command, heavy=(*HEAVY, "yaml", "clusterctl.config.load", "paramiko")) == "0 []"
+
+
+def test_completion_of_nodes_reads_the_cluster_file_without_what_judges_it(folder: Path) -> None:
+    words = {"_CLUSTERCTL_COMPLETE": "bash_complete", "COMP_WORDS": "clusterctl exec --node ", "COMP_CWORD": "3"}
+    assert told(folder, **words) == "0 []"

@@ -1,0 +1,181 @@
+"""Who is slower than the others in a run that goes on, and why; healthy runs are never called slow."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from clusterctl.run.rules.stalls.paces import paces_of, unbegun
+from clusterctl.why.case import Call, Look, Pace
+from clusterctl.why.judge import judge
+from clusterctl.why.slow.pace import reason, slow_ranks
+from clusterctl.why.verdict import Class, Confidence, Kind, Verdict
+from tests.unit.why.cases import USER, case, elsewhere
+
+POLL = "it polls"
+IMPORTS = (
+    Call(function="_find_and_load", file="<frozen importlib._bootstrap>", line=1),
+    Call(function="<module>", file=USER, line=3),
+)
+SET_UP = (
+    Call(function="rendezvous", file="/lib/python3.11/site-packages/torch/distributed/rendezvous.py", line=2),
+    Call(function="main", file=USER, line=9),
+)
+
+
+def pace(first: float, second: float | None = None, **more: Any) -> Pace:
+    return Pace(seconds=100.0, waits=(first, first if second is None else second), **more)
+
+
+def of(*paces: Pace, looks: tuple[Look | None, ...] = (), **more: Any) -> Verdict:
+    return judge(case(*(looks or (None,) * len(paces)), paces=dict(enumerate(paces)), **more))
+
+
+def named(verdict: Verdict) -> list[int | None]:
+    return [culprit.rank for culprit in verdict.culprits]
+
+
+def test_the_rank_that_hardly_waits_while_all_others_do_is_slow() -> None:
+    verdict = of(pace(0.7), pace(0.68), pace(0.02), pace(0.72))
+
+    assert (verdict.kind, verdict.cls, verdict.confidence) == (Kind.SLOW, Class.SLOW, Confidence.LIKELY)
+    assert named(verdict) == [2]
+    assert "wait for it 70% of the time" in verdict.summary
+
+
+@pytest.mark.parametrize(
+    "paces",
+    [
+        pytest.param((pace(0.1), pace(0.12), pace(0.0), pace(0.1)), id="nobody waits much"),
+        pytest.param((pace(0.8), pace(0.82), pace(0.7), pace(0.8)), id="all wait alike"),
+        pytest.param((pace(0.7), pace(0.7), pace(0.02, 0.7), pace(0.7)), id="in one half only"),
+        pytest.param((pace(0.0), pace(0.0), pace(0.0), pace(0.7)), id="most of them"),
+        pytest.param((pace(0.7),), id="alone"),
+        pytest.param((pace(0.7), replace(pace(0.0), waits=None), pace(0.7)), id="not counted"),
+        pytest.param((pace(0.5), pace(0.5), pace(0.27), pace(0.5)), id="a little faster"),
+    ],
+)
+def test_a_healthy_run_has_no_slow_rank(paces: tuple[Pace, ...]) -> None:
+    assert slow_ranks(dict(enumerate(paces))) == ()
+    assert of(*paces).kind is Kind.NONE
+
+
+def test_a_node_all_of_whose_ranks_are_slow_is_likely_and_ranks_of_two_nodes_are_not() -> None:
+    node = of(pace(0.7), pace(0.7), pace(0.0), pace(0.0))
+    apart = of(pace(0.7), pace(0.0), pace(0.7), pace(0.0))
+
+    assert (named(node), node.confidence) == ([2, 3], Confidence.LIKELY)
+    assert (named(apart), apart.confidence) == ([1, 3], Confidence.AMBIGUOUS)
+
+
+@pytest.mark.parametrize(
+    ("own", "troubles", "words"),
+    [
+        pytest.param(pace(0.0, starved=0.5), (), "no CPU for 50%", id="starved"),
+        pytest.param(pace(0.0, faults=200.0), (), "memory that was read from a disk", id="swap"),
+        pytest.param(pace(0.0, clock=900.0), (), "900 MHz", id="clock"),
+        pytest.param(pace(0.0, waits_for={POLL: 0.6}), (), POLL, id="data"),
+        pytest.param(pace(0.0, cpu=1.0), (), "computes", id="work"),
+        pytest.param(pace(0.0, starved=0.5), ("GPU 3 is slowed down by heat",), "heat", id="what health says"),
+        pytest.param(pace(0.0), (), "", id="nothing known"),
+    ],
+)
+def test_why_a_rank_is_slow_is_told_by_what_differs(own: Pace, troubles: tuple[str, ...], words: str) -> None:
+    usual = pace(0.7, starved=0.05, faults=0.1, clock=1800.0)
+    said = reason({0: usual, 1: own, 2: usual}, 1, troubles)
+
+    assert words in said
+    assert bool(words) == bool(said)
+
+
+def test_where_all_ranks_lack_processors_nobody_is_named() -> None:
+    verdict = of(pace(0.1, starved=0.8), pace(0.1, starved=0.7))
+
+    assert (verdict.kind, verdict.confidence, verdict.culprits) == (Kind.SLOW, Confidence.AMBIGUOUS, ())
+
+
+def test_what_a_run_that_moves_spends_its_time_with_is_said() -> None:
+    verdict = of(pace(0.3, cpu=0.9), pace(0.3, cpu=1.1))
+
+    assert verdict.kind is Kind.NONE
+    assert "30% in collectives" in verdict.summary
+
+
+def starting(*frames: tuple[Call, ...], unbegun: float = 90.0) -> Verdict:
+    looks = [Look(source="signal", state="S", wchan="poll_schedule_timeout", cpu=0.0, frames=each) for each in frames]
+    return judge(case(*looks, unbegun=unbegun))
+
+
+def test_a_rank_that_still_imports_while_the_others_meet_is_named_with_its_line() -> None:
+    verdict = starting(SET_UP, SET_UP, IMPORTS, SET_UP)
+
+    assert (verdict.kind, verdict.cls, verdict.confidence) == (Kind.START, Class.SLOW, Confidence.LIKELY)
+    assert (named(verdict), verdict.culprits[0].where) == ([2], "train.py:3")
+    assert "imports modules" in verdict.summary
+
+
+def test_a_storm_of_imports_names_nobody() -> None:
+    verdict = starting(IMPORTS, IMPORTS)
+
+    assert (verdict.kind, verdict.cls, named(verdict)) == (Kind.START, Class.SLOW, [])
+
+
+@pytest.mark.parametrize(
+    ("frames", "unbegun"),
+    [
+        pytest.param((SET_UP, IMPORTS), 30.0, id="soon"),
+        pytest.param((SET_UP, SET_UP), 90.0, id="nobody is late"),
+        pytest.param((elsewhere().frames, elsewhere().frames), 90.0, id="all compute"),
+    ],
+)
+def test_a_start_that_is_only_long_is_not_called_slow(frames: tuple[Any, ...], unbegun: float) -> None:
+    assert starting(*frames, unbegun=unbegun).kind is Kind.NONE
+
+
+def sampled(m: float, looks: int, held: int, begun: int, **more: Any) -> bytes:
+    inside = {"pid": 7, "beats": 0, "looks": looks, "held": held, "seq": {"0": [begun, begun]}, "progress_age_s": 0.5}
+    rank = {"alive": True, "pid": 7, "cpu_s": m, "wchan": None, "inside": inside, **more}
+    return json.dumps({"kind": "activity", "t": m, "m": m, "attempt": 0, "ranks": {"3": rank}}).encode()
+
+
+def test_shares_are_those_of_both_halves_of_the_newest_samples() -> None:
+    lines = [sampled(100 + m, m, m // 2 if m <= 60 else 30, m, starved_s=m / 4) for m in range(0, 121, 10)]
+    found = paces_of({"gpu02": lines}, 0)[3]
+
+    assert found.waits == (0.5, 0.0)
+    assert (found.seconds, found.cpu, found.starved) == (120.0, 1.0, 0.25)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        pytest.param([sampled(0, 0, 0, 0), sampled(5, 5, 5, 5), sampled(10, 10, 10, 10)], id="seen for ten seconds"),
+        pytest.param([], id="no sample"),
+    ],
+)
+def test_of_too_few_looks_nothing_is_said(lines: list[bytes]) -> None:
+    assert paces_of({"gpu02": lines}, 0) == {}
+
+
+def test_a_rank_that_begins_no_collective_has_no_share() -> None:
+    lines = [sampled(m, m, m, 1) for m in range(0, 121, 10)]
+
+    assert paces_of({"gpu02": lines}, 0)[3].waits is None
+
+
+def test_samples_of_an_earlier_attempt_count_for_nothing() -> None:
+    lines = [sampled(m, m, 0, m) for m in range(0, 121, 10)]
+
+    assert paces_of({"gpu02": lines}, 1) == {}
+
+
+def test_a_run_has_begun_once_any_rank_has_shown_progress() -> None:
+    quiet = json.loads(sampled(5, 5, 0, 0))
+    quiet["ranks"]["3"]["inside"]["progress_age_s"] = None
+
+    assert unbegun({"gpu02": [json.dumps(quiet).encode()]}, 0)
+    assert not unbegun({"gpu02": [sampled(5, 5, 0, 0)]}, 0)
+    assert not unbegun({"gpu02": [json.dumps(quiet).encode()], "gpu03": []}, 0)
