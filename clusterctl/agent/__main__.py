@@ -1,4 +1,4 @@
-"""The agent's own command line: `serve`, `facts`, `sampler`, `holders`, `hosted`. People do not call it."""
+"""The agent's own command line: `serve`, `facts`, `sampler`, `holders`, `hosted`, `wait`. People do not call it."""
 
 from __future__ import annotations
 
@@ -25,11 +25,17 @@ def main(argv: list[str] | None = None) -> int:
         from clusterctl.agent.facts import holders
 
         return holders.main(arguments)
+    if command == "wait":
+        from clusterctl.agent.supervisor.forking import attending
+
+        attending.main(arguments)
     if command == "hosted":
         from clusterctl.agent.supervisor import torchrun
 
         torchrun.main(arguments)
-    sys.stderr.write("usage: serve | facts | sampler SECONDS | holders GPUS SECONDS RUN | hosted PREFIX ARGV...\n")
+    sys.stderr.write(
+        "usage: serve | facts | sampler SECONDS | holders GPUS SECONDS RUN | hosted PREFIX ARGV... | wait NUMBERS\n"
+    )
     return 2
 
 

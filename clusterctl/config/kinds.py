@@ -17,6 +17,22 @@ from clusterctl.config.wrong import WrongValueError, shown
 Check = Callable[[object], Any]
 
 
+class StartMethod(str, Enum):
+    """How the workers of a node come to be."""
+
+    SPAWN = "spawn"
+    FORK = "fork"
+    AUTO = "auto"
+
+
+class Resume(str, Enum):
+    """Which checkpoints an attempt may go on from."""
+
+    NEVER = "never"
+    THIS_RUN = "this run"
+    ANY = "any"
+
+
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Kind:
     """What a type alone does not say of how its values are written.

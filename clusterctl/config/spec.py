@@ -40,6 +40,7 @@ from clusterctl.config.kinds import (
     SshUser,
     SshWord,
     StallAction,
+    StartMethod,
     Texts,
     Weights,
     When,
@@ -216,6 +217,18 @@ class JobSpec:
     ] = None
     framework: Annotated[Framework, Key("Whose environment variables workers get.", "torch")] = Framework.AUTO
     launcher: Annotated[Launcher, Key("Who starts the workers of a node.", "direct")] = Launcher.DIRECT
+    start_method: Annotated[
+        StartMethod,
+        Key("How workers begin: each anew, by a `fork` of one process per node that has imported, or `auto`.", "fork"),
+    ] = StartMethod.SPAWN
+    preload: Annotated[
+        Texts | None,
+        Key(
+            "Modules that are imported once per node where workers are forked; never code of your own.",
+            ["torch", "keras"],
+            unset="the installed ones that the script begins with",
+        ),
+    ] = None
     inject: Annotated[bool, Key("Whether progress is watched from inside the workers.", False)] = True
     grace: Annotated[Duration, Key("Time between SIGTERM and SIGKILL.", "10s")] = 10.0
     finish_grace: Annotated[Duration, Key("Longest wait without activity once some ranks have ended.", "5m")] = 300.0

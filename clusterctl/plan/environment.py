@@ -96,6 +96,18 @@ def worker_environment(
     return env
 
 
+def shared_environment(
+    spec: ClusterSpec, identity: RunIdentity, entry: Layout, answer: NodeAnswer | None
+) -> Mapping[str, str]:
+    """Return the variables that all workers of a node will have, as far as they are known before any is planned."""
+    common = Common(
+        spec=spec, identity=identity, world=0, nodes=0, where=None, master_port=None, frameworks=_Frameworks()
+    )
+    env = _soft_environment(common, entry, answer)
+    env |= _framework_environment(common, entry, answer, 0, 0)
+    return env | spec.env | entry.host.env
+
+
 def _owned_environment(common: Common, entry: Layout, rank: int, local: int) -> dict[str, str]:
     identity = common.identity
     env = {

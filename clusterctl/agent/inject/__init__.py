@@ -2,6 +2,7 @@
 
     TARGET/sitecustomize.py       first on PYTHONPATH; arms the shim in the process that is the rank
     TARGET/_clusterctl_shim/      the shim (`shim/` here): counters, status file, stack dumps by signal
+    TARGET/_clusterctl_fork/      the zygote (`forked/` here), from which ranks are forked where that is asked for
     TARGET/lib/clusterctl/        `import clusterctl` for workers with nothing installed; last on `sys.path`
 
 Files in the status directory (a 0700 directory on tmpfs, one per run, node and attempt), R being the global rank:
@@ -21,10 +22,12 @@ import tempfile
 from typing import Optional
 
 _SHIM = ("__init__", "beat", "claim", "collectives", "dump", "encode", "hooks", "stamp", "state")
+_FORKED = ("__init__", "cannot", "image", "imports", "late", "rank", "serve", "state", "target", "threads")
 # Source package and module -> path below TARGET. `sync` and what it needs travel where they exist.
 _FILES = (
     ("clusterctl.agent.inject", "sitecustomize.py", "sitecustomize.py"),
     *(("clusterctl.agent.inject.shim", f"{name}.py", f"_clusterctl_shim/{name}.py") for name in _SHIM),
+    *(("clusterctl.agent.inject.forked", f"{name}.py", f"_clusterctl_fork/{name}.py") for name in _FORKED),
     ("clusterctl", "__init__.py", "lib/clusterctl/__init__.py"),
     ("clusterctl.agent", "__init__.py", "lib/clusterctl/agent/__init__.py"),
     ("clusterctl.agent.worker", "__init__.py", "lib/clusterctl/agent/worker/__init__.py"),

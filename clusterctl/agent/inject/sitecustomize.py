@@ -34,6 +34,8 @@ def _chain(here):
     """Runs the next sitecustomize on the path; its errors are its own and are reported by Python as ever."""
     # One that looks for the next by its path alone finds us again: each copy of ours hands on once.
     chain = sys.modules.setdefault("_clusterctl_chain", type(sys)("_clusterctl_chain"))
+    # A rank that is forked gets its number only now and then: it arms itself by this.
+    chain.arm = _arm
     copies = vars(chain).setdefault("copies", set())
     if here in copies:
         return

@@ -27,6 +27,7 @@ class Prepare:
         python_hint: A path to try first where the user named none (the head's own interpreter).
         sample_seconds: Interval of activity samples.
         health_seconds: Interval of GPU and host samples; 0 turns them off.
+        forked: Wire form of `Forked`; `None` where every worker starts anew.
     """
 
     run: str
@@ -47,6 +48,30 @@ class Prepare:
     health_seconds: float = 15.0
     watch: list[str] = field(default_factory=list)
     code_hash: str | None = None
+    forked: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Forked:
+    """How the ranks of a node are forked from one process that has imported once; see `job.start_method`.
+
+    Attributes:
+        argv: What each of them runs, the interpreter first.
+        env: What all of them have in their environment, but for what only a rank is told.
+        preload: Modules to import; `None` for those that the script begins with.
+        secrets: Names of variables whose values come with the start.
+        inject: Put our `sitecustomize` first on PYTHONPATH.
+        keep: It may be wanted again, for another attempt.
+        demanded: The user wants to know where it is not done.
+    """
+
+    argv: list[str]
+    env: dict[str, str]
+    preload: list[str] | None = None
+    secrets: list[str] = field(default_factory=list)
+    inject: bool = True
+    keep: bool = False
+    demanded: bool = True
 
 
 @dataclass(frozen=True)

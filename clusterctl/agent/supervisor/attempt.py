@@ -10,11 +10,12 @@ import time
 from typing import TYPE_CHECKING, Any, Callable
 
 from clusterctl.agent.linux import cgroup, ports, proc, syscalls
-from clusterctl.agent.members import guardians, sweep
+from clusterctl.agent.members import sweep
 from clusterctl.agent.protocol import encoding, events, refusals, requests
-from clusterctl.agent.record import rank_files, secrets
+from clusterctl.agent.record import rank_files
 from clusterctl.agent.supervisor import adoption, claims, ends, ladder, torchrun, waiter, workers
 from clusterctl.agent.supervisor.ending import Ending, Parts
+from clusterctl.agent.supervisor.forking import attending, starts
 from clusterctl.agent.supervisor.outputs import Outputs
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ class Attempt:
         self.claims, self.ports = claimed, held
         self.ledger = sweep.Ledger()
         self.started = False
+        self.begin_all: starts.BeginAll = starts.anew
         self.launcher: Worker | None = None
         self._places: list[list[int]] = []
         self._oom = ends.oom_counts()
@@ -134,19 +136,17 @@ class Attempt:
         known = {"workers": ranks, "cgroup": self.ledger.cgroup, "launcher": launcher.rank if launcher else None}
         syscalls.write_json(self._run.start(self.number), known)
         if launcher is not None and self.launcher is None:
-            report = self._begin(start, launcher, torchrun.FILES)
+            report = workers.begin(launcher.rank, self._post(start, launcher, torchrun.FILES))
             self.attend(workers.begun(launcher.rank, launcher.local_rank, report), ranks)
         wanted = [one for one in planned if one.rank not in self.workers and not one.hosts]
-        reports = [(one, self._begin(start, one)) for one in wanted]
-        for one, report in reports:
-            worker = workers.begun(one.rank, one.local_rank, report)
+        for worker in self.begin_all([(one, self._post(start, one)) for one in wanted]):
             self.take_in(worker)
             self._record_started(worker)
 
-    def _begin(self, start: requests.Start, one: requests.WorkerStart, files: str = "") -> int:
+    def _post(self, start: requests.Start, one: requests.WorkerStart, files: str = "") -> waiter.Post:
         if one.rank not in self.outputs:
             self.outputs.open(one.rank)
-        post = waiter.Post(
+        return waiter.Post(
             program=workers.program(self._run, self._marks, self.prepare, start, one, self.python),
             output=self.outputs.descriptor(one.rank),
             spawn_file=self._run.of_rank(self.number, one.rank, files + "spawn"),
@@ -157,15 +157,11 @@ class Attempt:
             enforce=self._enforce,
             cgroup=cgroup.procs(self.ledger.cgroup),
             title=f"{self._run.short} rank {one.rank}",
+            told=attending.told(self._run, self.number, self.prepare.grace, self.ledger.cgroup),
         )
-        return workers.begin(one.rank, post)
 
     def _enforce(self, _out: Out) -> dict[str, Any]:
-        """End everything of the run here; done aside by a waiter whose fence has expired."""
-        rank_files.begin_fence(self._run.fence(self.number))
-        self.ledger.ours |= guardians.of_run(self._run)
-        secrets.forget(self._run)
-        return {"left": ladder.end_all(self._marks, self.ledger, self.prepare.grace)}
+        return ladder.enforce(self._run, self._marks, self.number, self.ledger, self.prepare.grace)
 
     def _record_started(self, worker: Worker) -> None:
         who = worker.identity

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Callable
+from typing import TYPE_CHECKING, Any, Callable
 
 from clusterctl.agent.linux import proc
 from clusterctl.agent.linux.loop import Loop
-from clusterctl.agent.members import sweep
+from clusterctl.agent.members import guardians, sweep
+from clusterctl.agent.record import rank_files, secrets
 
 if TYPE_CHECKING:
     from clusterctl.agent.linux.loop import Timer
     from clusterctl.agent.linux.proc import Stat
     from clusterctl.agent.members.marks import Marks
     from clusterctl.agent.protocol.types.records import Survivor
+    from clusterctl.agent.record.rundir import RunDir
 
 _BOUND = 10.0
 """Seconds after the first SIGKILL when what is left is given up and named, unless the kernel is at work on its end."""
@@ -128,6 +130,14 @@ class Ladder:
                 self._said_slow = True
                 self._slow(found)
         return now - max(self._killing, self._moved) >= _BOUND or now - self._killing >= _LONGEST
+
+
+def enforce(run: RunDir, marks: Marks, attempt: int, ledger: sweep.Ledger, grace: float) -> dict[str, Any]:
+    """End everything of a run here; done aside by a waiter whose fence has expired."""
+    rank_files.begin_fence(run.fence(attempt))
+    ledger.ours |= guardians.of_run(run)
+    secrets.forget(run)
+    return {"left": end_all(marks, ledger, grace)}
 
 
 def end_all(marks: Marks, ledger: sweep.Ledger, grace: float) -> list[Survivor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import traceback
-from typing import TYPE_CHECKING, Any, Callable
+from typing import TYPE_CHECKING, Any, Callable, Union
 
 from clusterctl.agent.linux import syscalls
 from clusterctl.agent.linux.channel import Channel
@@ -16,6 +16,16 @@ if TYPE_CHECKING:
     from clusterctl.agent.linux.loop import Loop
 
 
+class Later:
+    """An answer that is not known yet."""
+
+    def __init__(self) -> None:
+        self.give: Callable[[Callable[[], dict[str, Any]]], None] = lambda _action: None
+
+
+Answer = Union[dict[str, Any], Later]
+
+
 class Peers:
     """The conversations. `do` answers a request.
 
@@ -23,7 +33,7 @@ class Peers:
         count: How many there are.
     """
 
-    def __init__(self, loop: Loop, do: Callable[[dict[str, Any]], dict[str, Any]], say: Callable[[str], None]) -> None:
+    def __init__(self, loop: Loop, do: Callable[[dict[str, Any]], Answer], say: Callable[[str], None]) -> None:
         self._loop, self._do, self._say = loop, do, say
         self.count = 0
 
@@ -51,15 +61,20 @@ class Peers:
     def _answer(self, channel: Channel, frame: frames.Frame) -> None:
         if not isinstance(frame, dict):
             return
-        identity = frame.get("id", 0)
+        self._give(channel, frame.get("id", 0), lambda: self._do(frame))
+
+    def _give(self, channel: Channel, identity: int, action: Callable[[], Answer]) -> None:
         try:
-            result = self._do(frame)
+            result = action()
         except Exception as error:
             # `serve` has read the request before: what is missing now may well be missed by a mistake of ours.
             if not isinstance(error, (refusals.RequestError, frames.FrameError, OSError)):
                 self._say(traceback.format_exc())
             message = refusals.refusal_of(error).answer(identity)
         else:
+            if isinstance(result, Later):
+                result.give = lambda action: self._give(channel, identity, action)
+                return
             message = commands.reply(identity, result)
         if identity:
             channel.send(message)

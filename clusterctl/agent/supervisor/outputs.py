@@ -13,7 +13,7 @@ import re
 import time
 from typing import TYPE_CHECKING, Callable
 
-from clusterctl.agent.protocol import events
+from clusterctl.agent.protocol import events, files
 from clusterctl.agent.record.tally import Tallies
 from clusterctl.agent.supervisor.output import BLOCK, TAIL, OpenOutput, Output
 
@@ -185,6 +185,15 @@ class Outputs:
         return freed
 
     # --- what is on the head, and the attempts before
+
+    def replicated_file(self, name: str, offset: int) -> None:
+        """Take note that the head has the beginning of a file, whatever it is."""
+        output = files.attempt_and_rank(name)
+        index = files.attempt_and_rank(name, files.index_file)
+        if output is not None:
+            self.replicated(*output, offset)
+        elif index is not None:
+            self.index_replicated(*index, offset)
 
     def replicated(self, attempt: int, rank: int, offset: int) -> None:
         """Take note of what is safe on the head; of an attempt that is over it is given up, where there is a limit."""

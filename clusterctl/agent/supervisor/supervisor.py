@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any
 from clusterctl.agent.linux import aside, ports, proc, relaunch
 from clusterctl.agent.linux.loop import Loop
 from clusterctl.agent.members import guardians, marks
-from clusterctl.agent.protocol import commands, encoding, events, files, refusals, requests
+from clusterctl.agent.protocol import commands, encoding, events, refusals, requests
 from clusterctl.agent.record import authority, durable, journal, keeping, rank_files, rundir, seat
 from clusterctl.agent.record import secrets as kept
 from clusterctl.agent.record.state import apply, fold
 from clusterctl.agent.supervisor import adoption, claims, listening, sampling, torchrun, workers
 from clusterctl.agent.supervisor.attempt import Attempt
+from clusterctl.agent.supervisor.forking import forking
 
 if TYPE_CHECKING:
     from clusterctl.agent.linux.aside import Out
@@ -60,6 +61,7 @@ class Supervisor:
         self._activity: sampling.Activity | None = None
         self._health: sampling.Health | None = None
         self._peers = listening.Peers(self._loop, self._do, self._say)
+        self._forking = forking.Forking(self._loop, run, self._marks, self._record)
         self._ending = False
         self._commands = {
             commands.Command.PREPARE: self._prepare,
@@ -99,6 +101,7 @@ class Supervisor:
         if isinstance(event, events.Stopping) and event.reason == requests.StopReason.FENCE.value:
             # Nobody may ever come back for them.
             kept.forget(self._run)
+            self._forking.close()
         apply(self._state, stamp, event)
         # Who follows has seen it already.
         self._syncer.soon(self._run.journal)
@@ -252,9 +255,7 @@ class Supervisor:
         if self._attempt is not None:
             self._attempt.reaped(ended)
 
-    # --- commands
-
-    def _do(self, frame: dict[str, Any]) -> dict[str, Any]:
+    def _do(self, frame: dict[str, Any]) -> listening.Answer:
         command, arguments = frame.get("cmd"), frame.get("args", {})
         authority.admit(self._run.epoch, int(frame.get("epoch") or 0))
         if command == commands.Command.REPLICATED.value:
@@ -285,6 +286,7 @@ class Supervisor:
         self._set_attempt(attempt)
         self._record(events.Prepared(prepare.attempt, list(attempt.ports.numbers)))
         self._name_squatter()
+        self._forking.prepare(attempt)
         return self._prepared(attempt)
 
     def _name_squatter(self) -> None:
@@ -298,22 +300,20 @@ class Supervisor:
     def _prepared(self, attempt: Attempt) -> dict[str, Any]:
         return {"ports": list(self._state.ports), "run_dir": self._run.path, "python": attempt.python}
 
-    def _start(self, arguments: dict[str, Any]) -> dict[str, Any]:
+    def _start(self, arguments: dict[str, Any]) -> listening.Answer:
         start = encoding.from_wire(requests.Start, arguments)
         attempt = self._attempt
         if attempt is None or attempt.number != start.attempt:
             raise refusals.refused(f"attempt {start.attempt} of run {self._run.run} is not prepared on this node")
         start = kept.recall(self._run, start, functools.partial(self._alarm, "memory"))
-        try:
-            attempt.start(start)
-        finally:
-            self._syncer.soon(self._run.start(attempt.number))
-        return {}
+        started = functools.partial(self._syncer.soon, self._run.start(attempt.number))
+        return self._forking.when_ready(functools.partial(attempt.start, start), started)
 
     def _stop(self, arguments: dict[str, Any]) -> dict[str, Any]:
         stop = encoding.from_wire(requests.Stop, arguments)
         if self._attempt is not None:
             self._attempt.ending.stop(stop.grace, stop.reason)
+            self._forking.let_go()
         return {}
 
     def _finish(self, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -325,6 +325,7 @@ class Supervisor:
                 raise refusals.refused(f"attempt {number} of run {self._run.run} has not ended on this node")
         if self._state.finished is None:
             self._record(events.Finished(str(arguments.get("state", "")), int(arguments.get("exit_code") or 0)))
+        self._forking.close()
         self._claims.release()
         self._ports.release()
         if self._activity is not None:
@@ -340,9 +341,4 @@ class Supervisor:
         if self._attempt is None:
             return
         for name, offset in offsets.items():
-            output = files.attempt_and_rank(name)
-            index = files.attempt_and_rank(name, files.index_file)
-            if output is not None:
-                self._attempt.outputs.replicated(*output, int(offset))
-            elif index is not None:
-                self._attempt.outputs.index_replicated(*index, int(offset))
+            self._attempt.outputs.replicated_file(name, int(offset))

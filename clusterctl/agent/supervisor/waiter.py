@@ -48,6 +48,7 @@ class Post:
         enforce: Ends everything of the run on this node; called in a fork when the fence has expired.
         cgroup: `cgroup.procs` to join, or `None`.
         title: What tells this waiter from others where everybody can see it.
+        told: What a waiter that is no fork of ours has to know to enforce a fence.
     """
 
     program: Program
@@ -60,6 +61,7 @@ class Post:
     enforce: Task | None = None
     cgroup: str | None = None
     title: str = ""
+    told: dict[str, Any] = field(default_factory=dict)
 
 
 def start(post: Post) -> tuple[int, int]:
@@ -81,8 +83,8 @@ def start(post: Post) -> tuple[int, int]:
     return pid, read
 
 
-def _wait_for_worker(post: Post, report: int, parent: int) -> NoReturn:
-    os.setsid()
+def _stand(post: Post) -> None:
+    """Be a waiter: small, deaf and called one."""
     gc.freeze()
     gc.disable()
     spawn.normal_signals()
@@ -91,6 +93,11 @@ def _wait_for_worker(post: Post, report: int, parent: int) -> NoReturn:
         signal.signal(number, signal.SIG_IGN)
     syscalls.set_name("clusterctl-wait")
     syscalls.set_title(f"clusterctl-agent wait {post.title}")
+
+
+def _wait_for_worker(post: Post, report: int, parent: int) -> NoReturn:
+    os.setsid()
+    _stand(post)
     keep = [*post.keep, *_hold_folders(post)]
     end = _Exit(post.exit_file)
     gate, go = os.pipe2(os.O_CLOEXEC)
@@ -98,6 +105,26 @@ def _wait_for_worker(post: Post, report: int, parent: int) -> NoReturn:
     if worker == 0:
         _work(post, gate, go)
     os.close(gate)
+    _see_through(post, worker, (report, go), parent, {*keep, end.fd}, end)
+
+
+def attend(post: Post, worker: int, ends: tuple[int, int], parent: int) -> NoReturn:
+    """Be the waiter of a child that somebody else has forked, and that waits at its gate.
+
+    Args:
+        post: Its program and output are not looked at.
+        worker: The child.
+        ends: Where to report, and what opens the gate.
+        parent: The supervisor.
+    """
+    _stand(post)
+    keep = [*post.keep, *_hold_folders(post)]
+    end = _Exit(post.exit_file)
+    _see_through(post, worker, ends, parent, {*keep, end.fd}, end)
+
+
+def _see_through(post: Post, worker: int, ends: tuple[int, int], parent: int, keep: set[int], end: _Exit) -> NoReturn:
+    report, go = ends
     # A waiter whose supervisor is gone already must not start anything: nobody would know of it.
     if os.getppid() != parent or not _claim(post.spawn_file, worker, report):
         # Without a word at its gate the worker ends. How it did is no news: the rank is another waiter's.
@@ -105,7 +132,7 @@ def _wait_for_worker(post: Post, report: int, parent: int) -> NoReturn:
         os._exit(0)
     os.write(go, b"g")
     os.close(go)
-    _forget_the_rest({*keep, end.fd})
+    _forget_the_rest(keep)
     fence = _Fence(post)
     end.write(_outcome(worker, fence))
     os.waitpid(worker, 0)

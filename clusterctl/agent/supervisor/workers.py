@@ -187,16 +187,16 @@ def begin(rank: int, post: waiter.Post) -> int:
         raise refusals.failed(f"cannot start rank {rank}: {error.strerror}") from error
 
 
-def begun(rank: int, local_rank: int, report: int) -> Worker:
+def begun(rank: int, local_rank: int, descriptor: int) -> Worker:
     """Return the worker that a waiter has started.
 
     Raises:
         RequestError: It could not be started, or another start of this rank was first.
     """
     try:
-        said = _report(report)
+        said = report(descriptor)
     finally:
-        os.close(report)
+        os.close(descriptor)
     if said is None:
         raise refusals.failed(f"cannot start rank {rank}: its waiter ended without a word")
     if "error" in said:
@@ -204,7 +204,8 @@ def begun(rank: int, local_rank: int, report: int) -> Worker:
     return from_spawn(rank, local_rank, cast("Spawn", said))
 
 
-def _report(fd: int) -> dict[str, Any] | None:
+def report(fd: int) -> dict[str, Any] | None:
+    """Return what a waiter says of its start; `None` where it ends without a word."""
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     line = os.read(fd, 4096) if poll.poll(_REPORT_SECONDS * 1000) else b""

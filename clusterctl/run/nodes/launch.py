@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 
 from clusterctl.agent.protocol import encoding, requests
 from clusterctl.agent.protocol.commands import Command
+from clusterctl.config.kinds import StartMethod
 from clusterctl.config.spec import ClusterSpec, HostSpec, TransportKind
 from clusterctl.errors import ClusterctlError
-from clusterctl.plan import environment, layout
+from clusterctl.plan import environment, forking, layout
 from clusterctl.plan import launch as planning
 from clusterctl.plan.layout import workdir_of
 from clusterctl.run.nodes import attempts, code, sensitive, unsynced
@@ -33,9 +34,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from clusterctl.agent.protocol.types.records import Remaining
+    from clusterctl.plan.meeting import NodeAnswer
     from clusterctl.run.record.rundir import RunDir
     from clusterctl.session.conversation import Session
 
+_IMPORTS = 150.0
+"""Seconds that a node may take for imports: it gives up after 120 s, and starts every worker anew."""
 _CHECKED_A_SECOND = 500
 """Files that a node sees to be unchanged in a second, at the least."""
 
@@ -132,7 +136,7 @@ class Launch:
     ) -> planning.LaunchPlan:
         answers = {n: answer_of(h, s.hello) for h, (n, s) in zip(hosts, self._on(hosts).items(), strict=True)}
         entries = layout.layout(hosts, {n: a.gpus for n, a in answers.items()})
-        ports = self._prepare(number, entries)
+        ports = self._prepare(number, entries, answers)
         where = meet(self._spec, entries, answers, self._on(hosts))
         resume_from, newest = self._resuming.choose(number, [h.name for h in hosts])
         identity = environment.RunIdentity(
@@ -221,11 +225,16 @@ class Launch:
 
     # --- prepare
 
-    def _prepare(self, number: int, entries: Sequence[layout.Layout]) -> dict[str, list[int]]:
+    def _prepare(
+        self, number: int, entries: Sequence[layout.Layout], answers: Mapping[str, NodeAnswer]
+    ) -> dict[str, list[int]]:
         with self._gate:
             self._check()
             self._untouched = False
         self._post(events.Traces(nodes=[e.host.name for e in entries]))
+        doubt = forking.note(layout.job_of(self._spec)) if number == 0 else None
+        if doubt:
+            self._post(events.Note(text=doubt, level="warn"))
         step = Progress("prepare", len(entries), self._post)
         by_name = {e.host.name: e for e in entries}
         code_hash = self._code.code_hash if self._code is not None else None
@@ -237,7 +246,7 @@ class Launch:
             self._prepared.append(node)
             answer = session.call(
                 Command.PREPARE,
-                prepare_request(self._spec, self._run.run, number, by_name[node], code_hash),
+                prepare_request(self._spec, self._run.run, number, by_name[node], code_hash, answers.get(node)),
                 timeout=patience,
             )
             step.through(node)
@@ -283,7 +292,7 @@ class Launch:
                 keep_secrets=spec.restart.max_restarts > 0,
                 inject=inject,
             )
-            session.call(Command.START, request)
+            session.call(Command.START, request, timeout=_patience(spec))
             step.through(node, len(ranks))
 
         _, errors = each(self._on(list(by_name)), start)
@@ -292,8 +301,19 @@ class Launch:
         raise_first(errors)
 
 
+def _patience(spec: ClusterSpec) -> float:
+    """Return how long a start may take; it waits for what is imported once for all ranks of its node."""
+    forks = layout.job_of(spec).start_method is not StartMethod.SPAWN
+    return seconds_for(Command.START) + (_IMPORTS if forks else 0.0)
+
+
 def prepare_request(
-    spec: ClusterSpec, run: str, number: int, entry: layout.Layout, code_hash: str | None
+    spec: ClusterSpec,
+    run: str,
+    number: int,
+    entry: layout.Layout,
+    code_hash: str | None,
+    answer: NodeAnswer | None = None,
 ) -> requests.Prepare:
     """Return what one node must make ready; `code_hash` is of what was synced to nodes other than this machine."""
     import sys
@@ -318,4 +338,5 @@ def prepare_request(
         health_seconds=spec.health.interval,
         watch=list(spec.stall.watch),
         code_hash=code_hash if host.transport is not TransportKind.LOCAL else None,
+        forked=forking.forked(spec, environment.RunIdentity(run=run, attempt=number), entry, answer),
     )

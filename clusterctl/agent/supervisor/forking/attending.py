@@ -1,0 +1,63 @@
+"""The waiter of a rank that was forked from a zygote: `wait TOLD REPORT GO WORKER KEEP...`, all of them numbers.
+
+The zygote has forked both, and this one has become a process of the agent since: the worker is its child, and it is the
+supervisor's, as everywhere else.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from clusterctl.agent.linux import spawn
+from clusterctl.agent.members import marks
+from clusterctl.agent.members.sweep import Ledger
+from clusterctl.agent.record.rundir import RunDir
+from clusterctl.agent.supervisor import ladder, waiter
+
+if TYPE_CHECKING:
+    from clusterctl.agent.linux.aside import Out
+
+
+def main(arguments: list[str]) -> NoReturn:
+    """Be a waiter."""
+    told, report, go, worker, *keep = map(int, arguments)
+    for fd in (told, report, go, *keep):
+        os.set_inheritable(fd, False)
+    with open(told, "rb") as file:
+        file.seek(0)
+        value = json.loads(file.read())
+    spawn.no_core()
+    try:
+        waiter.attend(_post(value, keep), worker, (report, go), value["supervisor"])
+    except OSError as error:
+        os.write(report, json.dumps({"error": error.strerror}).encode())
+    finally:
+        os._exit(1)
+
+
+def _post(value: dict[str, Any], keep: list[int]) -> waiter.Post:
+    def enforce(_out: Out) -> dict[str, Any]:
+        run = RunDir(value["root"], value["run"], value["node"])
+        return ladder.enforce(
+            run, marks.marks_of(run), value["attempt"], Ledger(cgroup=value["folder"]), value["grace"]
+        )
+
+    return waiter.Post(
+        program=spawn.Program([], {}),
+        output=-1,
+        spawn_file=value["spawn_file"],
+        exit_file=value["exit_file"],
+        keep=keep,
+        stop_after=value["stop_after"],
+        lease=value["lease"],
+        enforce=enforce,
+        title=value["title"],
+    )
+
+
+def told(run: RunDir, attempt: int, grace: float, folder: str | None) -> dict[str, Any]:
+    """Return what such a waiter has to know to enforce a fence."""
+    who = {"root": run.root, "run": run.run, "node": run.node}
+    return {**who, "attempt": attempt, "grace": grace, "folder": folder}

@@ -1,0 +1,75 @@
+"""Starting the workers of an attempt: each forked from the zygote where there is one that can, else anew."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Callable, cast
+
+from clusterctl.agent.protocol import refusals
+from clusterctl.agent.supervisor import workers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from clusterctl.agent.protocol import requests
+    from clusterctl.agent.protocol.types.records import Spawn
+    from clusterctl.agent.supervisor.forking.zygote import Zygote
+    from clusterctl.agent.supervisor.waiter import Post
+    from clusterctl.agent.supervisor.workers import Worker
+
+    Wanted = tuple[requests.WorkerStart, Post]
+    BeginAll = Callable[[Sequence[Wanted]], Iterator[Worker]]
+    Say = Callable[[str], None]
+
+
+def anew(wanted: Sequence[Wanted]) -> Iterator[Worker]:
+    """Start workers, none of them from a zygote; see `begin_all`."""
+    return begin_all(None, wanted, lambda _why: None)
+
+
+def begin_all(zygote: Zygote | None, wanted: Sequence[Wanted], say: Say) -> Iterator[Worker]:
+    """Start workers, all at once; yield each as it is there.
+
+    Args:
+        zygote: What they may be forked from.
+        wanted: What each is, and what its waiter is told.
+        say: Called with the reason where one is not forked, although there is a zygote.
+
+    Raises:
+        RequestError: One could not be started.
+    """
+    forks = [_fork(zygote, post, say) for _, post in wanted]
+    reports = [fork if fork is not None else workers.begin(one.rank, post) for fork, (one, post) in zip(forks, wanted)]
+    for (one, post), report, fork in zip(wanted, reports, forks):
+        found = None if fork is None else _forked(one, report, say)
+        if found is None:
+            again = report if fork is None else workers.begin(one.rank, post)
+            found = workers.begun(one.rank, one.local_rank, again)
+        yield found
+
+
+def _fork(zygote: Zygote | None, post: Post, say: Say) -> int | None:
+    if zygote is None:
+        return None
+    why = zygote.unfit(post.program.env)
+    if why is None:
+        return zygote.begin(post)
+    say(why)
+    return None
+
+
+def _forked(one: requests.WorkerStart, report: int, say: Say) -> Worker | None:
+    """Return the worker that was forked, or `None` where none was, and nothing was started."""
+    try:
+        said = workers.report(report)
+    finally:
+        os.close(report)
+    if said is None:
+        say(f"the fork of rank {one.rank} ended without a word")
+        return None
+    if "refused" in said:
+        say(str(said["refused"]))
+        return None
+    if "error" in said:
+        raise refusals.failed(f"cannot start rank {one.rank}: {said['error']}")
+    return workers.from_spawn(one.rank, one.local_rank, cast("Spawn", said))

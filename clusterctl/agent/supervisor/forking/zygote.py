@@ -1,0 +1,209 @@
+"""The supervisor's end of a zygote: a process of the workers' own Python that imports once and forks ranks.
+
+It ends with the supervisor: it reads the end of their connection, and the kernel kills it should it not read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Callable, NoReturn
+
+from clusterctl.agent.linux import proc, relaunch, spawn, syscalls
+from clusterctl.agent.supervisor.forking import rules
+
+if TYPE_CHECKING:
+    from clusterctl.agent.linux.loop import Loop
+    from clusterctl.agent.protocol.requests import Forked
+    from clusterctl.agent.supervisor.waiter import Post
+
+_START = "import os, sys; exec(os.pread(int(sys.argv[1]), 65536, 0)); run()"
+"""Names no run: others see it until the zygote has given itself a title."""
+_BOOT = """\
+import os, sys
+os.close(int(sys.argv[1]))
+sys.path.insert(0, {place!r})
+from _clusterctl_fork import serve
+sys.path.remove({place!r})
+run = serve.main({control})
+"""
+_PATIENCE_SECONDS = 120.0
+"""How long imports may take before the ranks start without it."""
+
+
+class Stage(Enum):
+    """How far it is."""
+
+    BUSY = "busy"
+    READY = "ready"
+    OVER = "over"
+
+
+class Zygote:
+    """One of them.
+
+    Attributes:
+        why: Why it cannot be used, where it is over.
+        stale: What it has imported is not what lies on the disk any more.
+        told: What it said of itself when it was ready.
+        identity: Who it is; it belongs to no attempt.
+    """
+
+    def __init__(
+        self, loop: Loop, asked: Forked, program: spawn.Program, place: str, title: str, settled: Callable[[], None]
+    ) -> None:
+        """Start it.
+
+        Args:
+            loop: Where it runs.
+            asked: What the head wants of it.
+            program: What a worker of the node would become.
+            place: Folder of its modules.
+            title: What tells it from others where everybody can see it.
+            settled: Called when it is ready, or over.
+
+        Raises:
+            OSError: No process or no descriptor is to be had.
+        """
+        self._loop, self._settled = loop, settled
+        self.asked, self.base, self._python = asked, dict(program.env), program.argv[0]
+        self.env = rules.environment(program.env)
+        self.stage, self.why, self.stale = Stage.BUSY, "", False
+        self.told: dict[str, Any] = {}
+        self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self.identity = self._start(theirs.fileno(), program, place)
+        watched = [*rules.LATE, *rules.THREADS, *asked.secrets]
+        spec = {"argv": _texts(program.argv), "preload": asked.preload, "late": watched, "title": title}
+        self._send(b"s", [_file(spec)])
+        loop.on_readable(self._sock.fileno(), self._read)
+        self._wait()
+
+    def serves(self, asked: Forked, program: spawn.Program) -> bool:
+        """Whether it would be started in the same way."""
+        return (asked, program.env, program.argv[0]) == (self.asked, self.base, self._python)
+
+    def _start(self, control: int, program: spawn.Program, place: str) -> proc.Identity:
+        boot = syscalls.memory_file("boot")
+        said = syscalls.memory_file("output")
+        parent = os.getpid()
+        try:
+            syscalls.write_all(boot, _BOOT.format(place=place, control=control).encode())
+            pid = os.fork()
+            if pid == 0:
+                argv = [self._python, b"-c", _START.encode(), str(boot).encode()]
+                _become(spawn.Program(argv, self.env, program.cwd, tag=program.tag), parent, said, {control, boot})
+        finally:
+            os.close(boot)
+            os.close(said)
+        return proc.identify(pid) or proc.Identity(pid, 0)
+
+    def _wait(self) -> None:
+        self._deadline = self._loop.after(_PATIENCE_SECONDS, self._overdue)
+
+    def _overdue(self) -> None:
+        self.close(f"the imports took longer than {_PATIENCE_SECONDS:.0f} s")
+
+    def _send(self, word: bytes, descriptors: list[int]) -> None:
+        try:
+            socket.send_fds(self._sock, [word], descriptors)
+        except OSError as error:
+            self.close(f"the process that was to fork the ranks is gone: {error.strerror}")
+
+    def _read(self) -> None:
+        data = self._sock.recv(1 << 16)
+        if not data:
+            self.close("the process that was to fork the ranks has ended")
+            return
+        said = json.loads(data)
+        if said.get("cannot"):
+            self.close(said["cannot"])
+        elif said.get("changed"):
+            self.stale = True
+            self.close(f"{said['changed']} has changed since it was imported")
+        else:
+            self.told = {**self.told, **said}
+            self._is(Stage.READY)
+
+    def _is(self, stage: Stage) -> None:
+        self.stage = stage
+        self._deadline.cancel()
+        self._settled()
+
+    def check(self) -> None:
+        """See whether what was imported is still what lies on the disk; it is busy meanwhile."""
+        self.stage = Stage.BUSY
+        self._wait()
+        self._send(b"?", [])
+
+    def unfit(self, env: dict[bytes, bytes]) -> str | None:
+        """Return why a rank with this environment cannot come of it, or `None`."""
+        if self.stage is not Stage.READY:
+            return self.why
+        names = rules.differing(self.env, env, self.asked.secrets)
+        return f"{', '.join(names[:4])} of the rank differs from what the imports have seen" if names else None
+
+    def begin(self, post: Post) -> int:
+        """Have a rank forked, and its waiter; return a descriptor for `workers.report`.
+
+        Raises:
+            OSError: No descriptor is to be had.
+        """
+        program = post.program
+        env = {_text(name): _text(value) for name, value in program.env.items()}
+        request = {"argv": _texts(program.argv), "env": env, "cwd": _text(program.cwd), "cgroup": post.cgroup}
+        told = {**post.told, "supervisor": os.getpid(), "stop_after": post.stop_after, "lease": post.lease}
+        told |= {"spawn_file": post.spawn_file, "exit_file": post.exit_file, "title": post.title}
+        read, write = os.pipe2(os.O_CLOEXEC)
+        files = [_file({**request, "waiter": relaunch.command("wait")}), _file(told)]
+        self._send(b"f", [*files, write, post.output, *post.keep])
+        for fd in (*files, write):
+            os.close(fd)
+        return read
+
+    def close(self, why: str) -> None:
+        """End it."""
+        if self.stage is Stage.OVER:
+            return
+        self.why = why
+        self._loop.forget(self._sock.fileno())
+        self._sock.close()
+        if proc.alive(self.identity):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.identity.pid, signal.SIGKILL)
+        self._is(Stage.OVER)
+
+
+def _become(program: spawn.Program, parent: int, said: int, keep: set[int]) -> NoReturn:
+    try:
+        os.setsid()
+        syscalls.die_with_parent(signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(0)
+        null = os.open(os.devnull, os.O_RDONLY)
+        for source, target in ((null, 0), (said, 1), (said, 2)):
+            os.dup2(source, target)
+        spawn.close_all(keep)
+        for fd in keep:
+            os.set_inheritable(fd, True)
+        spawn.become(program)
+    finally:
+        os._exit(spawn.NOT_EXECUTABLE)
+
+
+def _file(value: Any) -> int:
+    fd = syscalls.memory_file("request")
+    syscalls.write_all(fd, json.dumps(value).encode())
+    return fd
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "surrogateescape")
+
+
+def _texts(words: list[bytes]) -> list[str]:
+    return [_text(word) for word in words]
