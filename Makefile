@@ -7,6 +7,7 @@
 #   JOBS         how many files of tests run at once    (make test JOBS=1)
 #   CONTROL_ROUNDS  how often `make controls` plays all of them
 #   KILLER_WORLDS  where `make killer` plays, with `;` between the names (make killer KILLER_WORLDS='plain; network home')
+#   WAYS         over which ways to the nodes `make transports` plays its suites
 #   FUZZ_INPUTS  how many inputs `make fuzz` makes up in all
 #   MUTANTS      how many `make mutants` draws, by MUTANTS_SEED
 
@@ -26,10 +27,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SYSTEM_TESTS := openssh-server openssh-client iproute2 nftables libfaketime tcsh fish zsh tmux fuse3 gcc libc6-dev \
-                locales systemd libpam-oath oathtool
+                locales systemd libpam-oath oathtool slurm-wlm munge krb5-kdc krb5-admin-server krb5-user
+WAYS ?= builtin openssh command srun
+WAY_SUITES := $(addprefix tests/lab/test_,faults.py adoption.py up.py tail.py remaining.py srun.py)
 SYSTEM_BENCH := pdsh clustershell
 
-.PHONY: help up test check lock unit agent lab-tests e2e lab bench format dist clean killer controls heavy health-repeat docs mutants worlds fuzz soak why
+.PHONY: help up test check lock unit agent lab-tests e2e lab bench format dist clean killer controls heavy health-repeat docs mutants worlds fuzz soak why transports
 
 help:  ## Show what there is
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -91,6 +94,11 @@ why: $(VENV)/.dev $(VENV)/.system  ## Let runs go wrong in every way that we kno
 
 soak: $(VENV)/.dev $(VENV)/.system  ## Weeks and 1,000 restarts in minutes: what a run takes of disk, memory, descriptors and processor (SOAK_ARGS)
 	$(BIN)/python -m tests.soak $(SOAK_ARGS)
+
+transports: $(VENV)/.dev $(VENV)/.system  ## The suites of faults, adoption, start, output and remains over each way to the nodes (WAYS)
+	@failed=; for way in $(WAYS); do echo "over $$way:"; \
+	  LAB_WAY=$$way $(BIN)/python -m pytest $(WAY_SUITES) $(PYTEST_ARGS) || failed="$$failed $$way"; done; \
+	[ -z "$$failed" ] || { echo "failed over:$$failed"; exit 1; }
 
 worlds: $(VENV)/.dev $(VENV)/.system  ## Play runs in every world that machines may live in, for longer than a false alarm takes
 	CLUSTERCTL_LONG=1 $(BIN)/python -m pytest tests/lab/test_worlds.py $(PYTEST_ARGS)

@@ -140,6 +140,7 @@ ELSEWHERE: Final = {
     "clusterctl diff RUN1 RUN2": "tests/e2e/test_diff.py",
     "clusterctl report RUN -o run.html": "tests/e2e/test_report_page.py",
     "clusterctl export slurm cluster.yaml": "tests/lab/test_slurm.py",
+    "clusterctl trust --login": "tests/lab/test_typed_login.py",
     "clusterctl export k8s cluster.yaml": "tests/e2e/test_streams.py",
     "clusterctl bench": "tests/e2e/test_bench.py",
     "clusterctl bench --plot scaling.png": "tests/e2e/test_bench.py",

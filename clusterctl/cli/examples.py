@@ -41,7 +41,7 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
     "init": ("clusterctl init --template keras_ddp DIR",),
     "export": ("clusterctl export slurm cluster.yaml",),
     "templates": ("clusterctl templates",),
-    "trust": ("clusterctl trust",),
+    "trust": ("clusterctl trust", "clusterctl trust --login"),
     "clean": ("clusterctl clean",),
     "schema": ("clusterctl schema -o cluster.schema.json",),
     "completion": ('eval "$(clusterctl completion bash)"',),

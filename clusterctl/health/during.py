@@ -54,10 +54,10 @@ class Limits:
     @classmethod
     def of(cls, thresholds: Mapping[str, float], interval: float) -> Limits:
         """Return the limits of a cluster file: `health.thresholds: {during.slowdown: 60}`."""
-        told = {key: float(thresholds[name]) for key in LIMITS if (name := f"during.{key}") in thresholds}
+        chosen = {key: float(thresholds[name]) for key in LIMITS if (name := f"during.{key}") in thresholds}
         # Rare samples are no silence.
         slow = {"silence": max(_SILENT_SECONDS, _SAMPLES_MISSED * interval)}
-        return cls(**{**slow, **told})
+        return cls(**{**slow, **chosen})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,9 +8,9 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from clusterctl.logs.fold import FoldedLine, fold_history
-from clusterctl.logs.layout import Layout
 from clusterctl.logs.line import LogLine, LogQuery
 from clusterctl.logs.merge import history, matching, open_streams, read_lines
+from clusterctl.logs.output_files import OutputFiles
 
 if TYPE_CHECKING:
     import os
@@ -60,7 +60,7 @@ def _timed(run_dir: str | os.PathLike[str], lines: Ends, skew: Skew | None) -> E
     """Return lines with the time at which the last of them was written: the one that every view of it shows."""
     last = lines[-1]
     query = LogQuery(tail=1)
-    streams = open_streams([Layout(run_dir).expect(last.node, last.attempt, last.rank)], query, skew)
+    streams = open_streams([OutputFiles(run_dir).expect(last.node, last.attempt, last.rank)], query, skew)
     written = next(history(streams, query, flush=True), None)
     return lines if written is None else [line._replace(time=written.time) for line in lines]
 

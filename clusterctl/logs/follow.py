@@ -6,8 +6,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from clusterctl.logs.layout import Layout
 from clusterctl.logs.merge import by_time, history, matching, open_streams
+from clusterctl.logs.output_files import OutputFiles
 from clusterctl.logs.unreplicated import Ahead, first_line, lags
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Follower:
     ) -> None:
         self.more = False
         """Whether the last poll left something unread, because it was much; poll again at once."""
-        self._layout = Layout(run_dir)
+        self._files = OutputFiles(run_dir)
         self._query = query
         self._skew = skew
         self._clock = clock
@@ -78,7 +78,7 @@ class Follower:
 
     def _read_ahead(self, piece: Piece) -> None:
         """Let a stream begin at its file's end on the node, if its replica is far from that."""
-        file = self._layout.expect(piece.node, piece.attempt, piece.rank)
+        file = self._files.expect(piece.node, piece.attempt, piece.rank)
         if (
             self._ahead is None
             or not lags(file, piece)
@@ -130,7 +130,7 @@ class Follower:
         return [line for b in batches if self._query.wants_time(b.time) for line in matching(b.lines, self._query)]
 
     def _discover(self) -> None:
-        for stream in open_streams(self._layout.discover(), self._query, self._skew):
+        for stream in open_streams(self._files.discover(), self._query, self._skew):
             self._take_in(stream)
 
     def _take_in(self, stream: OutputStream) -> None:

@@ -10,14 +10,14 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from clusterctl.logs.clean import strip_colours
-from clusterctl.logs.layout import Layout
+from clusterctl.logs.output_files import OutputFiles
 from clusterctl.logs.stream import OutputStream, line_start, tail_start
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from clusterctl.logs.layout import OutputFile
     from clusterctl.logs.line import LogLine, LogQuery, Skew
+    from clusterctl.logs.output_files import OutputFile
     from clusterctl.logs.stream import Batch
 
 _WIDEN = 8
@@ -31,7 +31,7 @@ def read_lines(run_dir: str | os.PathLike[str], query: LogQuery, *, skew: Skew |
         query: Which lines.
         skew: How far clocks of nodes are ahead; `None` where all are in step.
     """
-    streams = open_streams(Layout(run_dir).discover(), query, skew)
+    streams = open_streams(OutputFiles(run_dir).discover(), query, skew)
     return history(streams, query, flush=True)
 
 

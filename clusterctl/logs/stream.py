@@ -13,8 +13,8 @@ from clusterctl.logs.line import LogLine
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from clusterctl.logs.layout import OutputFile
     from clusterctl.logs.line import Skew
+    from clusterctl.logs.output_files import OutputFile
 
 BLOCK = 256 * 1024
 _FRAME_LIMIT = LINE_LIMIT // 4

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from clusterctl.logs.layout import OutputFile
+    from clusterctl.logs.output_files import OutputFile
     from clusterctl.logs.stream import OutputStream
 
 WINDOW = 64 * 1024

@@ -255,6 +255,8 @@ class Session(Calls):
             self._take_beat(frame)
         elif "id" in frame:
             self._take_answer(frame)
+        elif "ended" in frame:
+            self._lose(self._ended())
 
     def _take_data(self, data: Data) -> None:
         if data.stream >= AGENT_STREAMS:
@@ -339,11 +341,10 @@ class Session(Calls):
             if self._error is not None:
                 return False
             self._error = error
-            pending = [future for _, future in self._pending.values()]
-            self._pending.clear()
+            pending, self._pending = self._pending, {}
         PULSE.remove(self)
         self._sender.close()
         self._channel.close()
-        for future in pending:
+        for _, future in pending.values():
             future.set_exception(error)
         return True

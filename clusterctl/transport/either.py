@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clusterctl.errors import NodeError
+from clusterctl.transport import sharing
 from clusterctl.transport.base import Progress, silent
 from clusterctl.transport.openssh import answers
 from clusterctl.transport.ssh.beyond import beyond
@@ -55,9 +56,10 @@ class EitherTransport:
 
     def turn(self, host: HostSpec, error: NodeError) -> bool:
         """Tell whether a shell that was of no use may be entered by `ssh` instead, which is tried from now on."""
-        if host.name in self._reasons or not _RESTRICTED.search(str(error)):
+        if not _RESTRICTED.search(str(error)):
             return False
-        self._reasons[host.name] = "enter a restricted shell"
+        # Another session with the host may have found the same out while this one was opened.
+        self._reasons.setdefault(host.name, "enter a restricted shell")
         return True
 
     def close(self) -> None:
@@ -66,9 +68,11 @@ class EitherTransport:
         self._openssh.close()
 
     def _beyond(self, host: HostSpec, error: NodeError) -> str | None:
-        options = self._approach.resolve(host.name, destination_of(host))
+        destination = destination_of(host)
+        options = self._approach.resolve(host.name, destination)
         path = options.other("controlpath")
-        return beyond(error, options, answers=answers(os.environ), shared=path is not None and _is_socket(path))
+        shared = _is_socket(path) if path is not None else sharing.is_there(destination)
+        return beyond(error, options, answers=answers(os.environ), shared=shared)
 
 
 def _is_socket(path: str) -> bool:

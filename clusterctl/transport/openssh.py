@@ -6,6 +6,7 @@ import contextlib
 import math
 import os
 import secrets
+import subprocess
 import tempfile
 import threading
 import time
@@ -13,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clusterctl import limits
-from clusterctl.errors import ConnectError, NodeError
+from clusterctl.errors import AuthError, ConnectError, NodeError
+from clusterctl.transport import sharing
 from clusterctl.transport.base import Progress, silent
 from clusterctl.transport.local import LocalChannel, started
 from clusterctl.transport.severing import sever
@@ -23,8 +25,7 @@ from clusterctl.transport.ssh.said import failure
 from clusterctl.typed import override
 
 if TYPE_CHECKING:
-    import subprocess
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from clusterctl.config.spec import HostSpec, SshSpec
     from clusterctl.transport.ssh.approach import Approach
@@ -109,19 +110,53 @@ class OpenSshTransport:
             log: File for what `ssh` has to say of itself.
         """
         batch = [] if answers(self._environment) else ["BatchMode=yes"]
-        said = [
-            *batch,
+        destination = destination_of(host)
+        # One connection a node, which ends with its process; one that is shared already is used.
+        shared = ["ControlMaster=no", "ControlPersist=no"]
+        if not options.other("controlpath") and sharing.is_there(destination):
+            shared.append(f"ControlPath={sharing.path_of(destination)}")
+        to = arguments(destination, self._approach.config_file)[1:]
+        said = _as_words([*batch, *shared, *self._said(options)])
+        return ["ssh", "-T", "-v", "-E", log, *said, *to, _SHELL]
+
+    def _said(self, options: SshOptions) -> list[str]:
+        return [
             f"ConnectTimeout={math.ceil(self._spec.connect_timeout)}",
-            # One connection a node, which ends with its process; one that is shared already is used.
-            *("ControlMaster=no", "ControlPersist=no"),
             *("PermitLocalCommand=no", "ClearAllForwardings=yes", "ForwardAgent=no", "ForwardX11=no", "Tunnel=no"),
             *("ServerAliveInterval=5", "ServerAliveCountMax=4"),
             f"StrictHostKeyChecking={_policy(self._spec, options)}",
             *_known_hosts(self._spec, options),
             *(f"{key}={_NEUTRAL[key]}" for key, _ in options.others if key in _NEUTRAL),
         ]
-        to = arguments(destination_of(host), self._approach.config_file)[1:]
-        return ["ssh", "-T", "-v", "-E", log, *(word for text in said for word in ("-o", text)), *to, _SHELL]
+
+    def log_in(self, host: HostSpec) -> None:
+        """Have `ssh` log in at this terminal, and keep the connection for others to share.
+
+        Raises:
+            NodeError: It did not.
+        """
+        destination = destination_of(host)
+        options = self._approach.resolve(host.name, destination)
+        try:
+            sharing.folder().mkdir(mode=0o700, exist_ok=True)
+            private = sharing.is_private(sharing.folder().lstat())
+        except OSError as error:
+            raise ConnectError(host.name, f"{sharing.folder()} cannot be made: {error.strerror}") from error
+        if not private:
+            hint = "remove it, or set XDG_RUNTIME_DIR to a folder of your own"
+            raise ConnectError(host.name, f"{sharing.folder()} is not this user's alone", hint=hint)
+        path = sharing.path_of(destination)
+        path.unlink(missing_ok=True)
+        shared = ["ControlMaster=yes", f"ControlPersist={sharing.IDLE_SECONDS}", f"ControlPath={path}"]
+        to = arguments(destination, self._approach.config_file)[1:]
+        argv = ["ssh", "-f", "-N", "-T", *_as_words([*shared, *self._said(options)]), *to]
+        environment = self._environment | {"SSH_ASKPASS_REQUIRE": "never"}
+        if subprocess.run(argv, env=environment, check=False).returncode != 0:
+            raise AuthError(host.name, "`ssh` could not log in", hint=f"`ssh -v {options.address} true` shows why")
+
+
+def _as_words(options: Iterable[str]) -> list[str]:
+    return [word for text in options for word in ("-o", text)]
 
 
 def answers(environment: Mapping[str, str]) -> bool:

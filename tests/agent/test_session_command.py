@@ -11,11 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from clusterctl.agent.protocol.commands import Command
+from clusterctl.config.sections import slurm
 from clusterctl.config.spec import HostSpec
 from clusterctl.errors import ConnectError, NodeError
+from clusterctl.session.items import Item, SessionLost
 from clusterctl.session.opening import Transports, open_session
 from clusterctl.transport.command import CommandTransport, argv_of
-from tests.contract_sessions import DEADLINE, Reach, SessionContract, standin_bundle
+from tests.contract_sessions import DEADLINE, Reach, SessionContract, next_of, standin_bundle
 from tests.lab.waiting import wait_for
 
 
@@ -49,6 +52,15 @@ class TestNamespace(SessionContract):
     @pytest.fixture
     def reach(self, tmp_path: Path) -> Reach:
         return CommandTransport(), host_of("nsenter", "-t", str(os.getpid()), "-m", "-n", *shell_in(tmp_path).transport)  # type: ignore[arg-type]
+
+
+def test_an_agent_that_ends_in_a_step_that_stays_is_missed_at_once() -> None:
+    *_, stay = slurm.transport(1)
+    inbox: queue.SimpleQueue[Item] = queue.SimpleQueue()
+    host = host_of("/bin/sh", "-c", f"{stay}; exec sleep 600")
+    session = open_session(CommandTransport(), host, inbox, bundle=standin_bundle())
+    session.post(Command.EVIDENCE)
+    assert "RuntimeError: something broke" in str(next_of(inbox, SessionLost).error)
 
 
 def test_hosts_with_a_command_are_reached_by_it(tmp_path: Path) -> None:

@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.lab import ways
 from tests.lab.lab import Lab
 from tests.lab.node import Node
+from tests.lab.slurm import Slurm
+from tests.lab.slurm_nodes import SlurmNodes, slurm_of
 from tests.lab.spec import NodeSpec
 
 if TYPE_CHECKING:
@@ -31,20 +34,38 @@ def lab() -> Iterator[Lab]:
         yield started
 
 
+@pytest.fixture(scope="session")
+def slurm_nodes(lab: Lab) -> Iterator[SlurmNodes]:
+    """A Slurm that nodes of the lab can be added to."""
+    reason = Slurm.unavailable()
+    if reason:
+        pytest.skip(reason)
+    with slurm_of(lab) as started:
+        yield started
+
+
 @pytest.fixture
-def nodes(lab: Lab) -> Iterator[NodeFactory]:
+def nodes(lab: Lab, request: pytest.FixtureRequest) -> Iterator[NodeFactory]:
     """Makes clean nodes: `nodes(4)`, `nodes(2, shell="/usr/bin/fish")`, `nodes([NodeSpec(...), NodeSpec()])`.
 
     Afterwards every node of the test is gone, and so is all that was started with the head's home.
     """
+    way = ways.chosen()
+    slurm = request.getfixturevalue("slurm_nodes") if way is not None and way.name == "srun" else None
 
     def make(wanted: int | Sequence[NodeSpec] = 1, **options: Any) -> list[Node]:
         specs = [NodeSpec()] * wanted if isinstance(wanted, int) else wanted
-        return lab.add([replace(spec, **options) for spec in specs])
+        made = lab.add([replace(spec, **options) for spec in specs])
+        if slurm is not None:
+            slurm.add(made)
+        return made
 
     yield make
     lab.restore_head()
-    lab.remove(list(lab.nodes))
+    made = list(lab.nodes)
+    lab.remove(made)
+    if slurm is not None:
+        slurm.remove(made)
     lab.end_head_processes()
     lab.forget_shared()
 

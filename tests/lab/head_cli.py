@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from clusterctl.config.workdir import default_workdir
+from tests.lab import ways
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -26,9 +27,16 @@ class Head:
     enter: Sequence[str] = ()
 
     def write(self, hosts: Mapping[str, int], job: Mapping[str, Any], *, gpus: Sequence[int] = (), **more: Any) -> Path:
-        """Write `cluster.yaml`: host to workers, and the GPUs of each host, which need not be there to be claimed."""
+        """Write `cluster.yaml`: host to workers, and the GPUs of each host, which need not be there to be claimed.
+
+        The nodes are reached as `ways.chosen` says.
+        """
         entries = [{"host": name, "gpus": list(gpus) or 0, "workers": count} for name, count in hosts.items()]
         document = {"version": 1, "name": "lab", "hosts": entries, "job": dict(job), **more}
+        way = ways.chosen()
+        if way is not None:
+            document = way.into(document)
+            way.accept(self.env)
         path = self.folder / "cluster.yaml"
         path.write_text(yaml.safe_dump(document, allow_unicode=True))
         return path

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+MACHINERY: Final = ("sshd", "slurmd", "slurmstepd")
 PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -74,8 +75,8 @@ class Inside:
         return [process for process in found if process is not None]
 
     def leftovers(self) -> list[Process]:
-        """The processes that are neither PID 1 nor sshd's: on a clean node there are none (a zombie is gone)."""
-        return [p for p in self.processes() if not p.comm.startswith("sshd") and p.state != "Z"]
+        """The processes that are neither PID 1 nor sshd's nor Slurm's: on a clean node there are none (a zombie is gone)."""
+        return [p for p in self.processes() if not p.comm.startswith(MACHINERY) and p.state != "Z"]
 
     def _process(self, pid: int) -> Process | None:
         try:

@@ -63,6 +63,7 @@ while True:
     time.sleep(pause)
 """
 GONE_WITHIN = 20.0
+PLAIN = next(world for world in WORLDS if world.name == "plain")
 
 
 class Killer:
@@ -73,10 +74,18 @@ class Killer:
         env: Environment of the head's commands; the state of runs is kept apart below its XDG_STATE_HOME.
         folder: For cluster files.
         seed: Tells every round's choices.
+        world: What its cluster files say besides, and how long an agent may stay; default: nothing special.
     """
 
-    def __init__(self, made: Sequence[Node], env: dict[str, str], folder: Path, seed: int) -> None:
-        self.made, self.env, self.folder, self.seed = made, env, folder, seed
+    def __init__(
+        self,
+        made: Sequence[Node],
+        env: dict[str, str],
+        folder: Path,
+        seed: int,
+        world: World = PLAIN,
+    ) -> None:
+        self.made, self.env, self.folder, self.seed, self._world = made, env, folder, seed, world
         self._decoys: list[subprocess.Popen[bytes]] = []
         self._watches: list[Watch] = []
         self._neighbour = self._head("neighbour", gpus=(0, 1))
@@ -171,9 +180,8 @@ class Killer:
         # What only has to be there takes no time from what is looked at.
         env = {} if neighbour else {"PAUSE": "0.003"}
         job = {"script": "count.py", "grace": "1s"}
-        head.write(
-            {node.name: 2 for node in self.made}, job, gpus=gpus, name=title, env=env, sync={"exclude": ["*.err"]}
-        )
+        more = {"env": env, "sync": {"exclude": ["*.err"]}, **self._world.file(title)}
+        head.write({node.name: 2 for node in self.made}, job, gpus=gpus, name=title, **more)
         return head
 
     @staticmethod
@@ -193,9 +201,10 @@ class Killer:
     # --- looking
 
     def _look(self, result: Round, head: Head, run: str | None) -> None:
+        gone_within = GONE_WITHIN + self._world.silent_s
         for watch in self._watches:
             try:
-                wait_for(lambda watch=watch: not watch.left(), GONE_WITHIN, what="the run to be gone", every=0.1)  # type: ignore[misc]
+                wait_for(lambda watch=watch: not watch.left(), gone_within, what="the run to be gone", every=0.1)  # type: ignore[misc]
             except TimeoutError:
                 result.problems += [(Wrong.LEFT, f"{watch.node.name}: {what}") for what in watch.left()]
             result.problems += [(Wrong.TOUCHED, f"{watch.node.name}: {what}") for what in watch.touched()]
@@ -231,7 +240,7 @@ def play(world: World, numbers: range, seed: int) -> list[Round]:
     """Play rounds in a world, and tell of each."""
     with tempfile.TemporaryDirectory(prefix="clusterctl-killer-") as folder, Lab() as lab, world.on(lab, 2) as scene:
         env = {**lab.head_env(XDG_STATE_HOME=f"{folder}/state"), **scene.env}
-        killer = Killer(scene.nodes, env, Path(folder), seed)
+        killer = Killer(scene.nodes, env, Path(folder), seed, world)
         killer.begin()
         played = []
         for number in numbers:

@@ -101,14 +101,26 @@ def passphrase(scene: Scene) -> Path:
 
 def agent(scene: Scene) -> None:
     """A key that only an ssh-agent holds."""
-    key, sock = scene.key(), scene.folder / "agent"
+    key = scene.key()
+    _into_agent(scene, key)
+    key.unlink()
+
+
+def unlocked(scene: Scene) -> None:
+    """A key with a passphrase, which was typed once into an ssh-agent."""
+    key = passphrase(scene)
+    answer = scene.script("answer", "echo secret")
+    _into_agent(scene, key, SSH_ASKPASS=str(answer), SSH_ASKPASS_REQUIRE="force")
+
+
+def _into_agent(scene: Scene, key: Path, **env: str) -> None:
+    sock = scene.folder / "agent"
     process = subprocess.Popen(["ssh-agent", "-D", "-a", sock], stdout=subprocess.DEVNULL)
     scene.ends.callback(process.wait)
     scene.ends.callback(process.kill)
     wait_for(sock.exists, what="the ssh-agent")
     scene.env["SSH_AUTH_SOCK"] = str(sock)
-    subprocess.run(["ssh-add", "-q", key], env=scene.env, check=True)
-    key.unlink()
+    subprocess.run(["ssh-add", "-q", key], env=scene.env | env, check=True, stdin=subprocess.DEVNULL)
 
 
 def certificate(scene: Scene, validity: str = "-1d:+1d") -> None:
@@ -220,6 +232,12 @@ def second_factor(scene: Scene) -> None:
     node.run(["mount", "--bind", "/run/pam", "/etc/pam.d/sshd"], check=True)
 
 
+def key_and_code(scene: Scene) -> None:
+    """A key, and then what PAM asks for."""
+    second_factor(scene)
+    scene.key()
+
+
 def shared(scene: Scene) -> None:
     """A connection that is open already, and no key that would make another."""
     scene.key()
@@ -262,12 +280,15 @@ def jumps(scene: Scene) -> None:
 
 _EMPTY = {".ssh/authorized_keys": ""}
 _NO_KEY = "PubkeyAuthentication no"
+_PAM = ("UsePAM yes", "KbdInteractiveAuthentication yes")
+_OATH = ("oathtool", "/lib/x86_64-linux-gnu/security/pam_oath.so")
 
 LOGINS: Final = {
     "ed25519": Login(prepare=Scene.key),
     "ecdsa": Login(prepare=lambda scene: scene.key("ecdsa")),
     "rsa": Login(prepare=lambda scene: scene.key("rsa")),
     "passphrase": Login(prepare=passphrase, works=False),
+    "passphrase, and an agent": Login(prepare=unlocked),
     "agent": Login(prepare=agent),
     "certificate": Login(specs=[NodeSpec(authorized=False, user_ca=True)], prepare=certificate),
     "expired certificate": Login(specs=[NodeSpec(authorized=False, user_ca=True)], prepare=expired, works=False),
@@ -298,18 +319,22 @@ LOGINS: Final = {
     ),
     "password": Login(specs=[NodeSpec(password="secret", sshd=(_NO_KEY,))], prepare=typed),
     "second factor": Login(
+        specs=[NodeSpec(user="bob", password="secret", sshd=(*_PAM, "AuthenticationMethods keyboard-interactive"))],
+        prepare=second_factor,
+        needs=_OATH,
+    ),
+    "key and second factor": Login(
         specs=[
             NodeSpec(
                 user="bob",
                 password="secret",
-                sshd=(
-                    *("UsePAM yes", "KbdInteractiveAuthentication yes"),
-                    "AuthenticationMethods keyboard-interactive",
-                ),
+                authorized=False,
+                files=_EMPTY,
+                sshd=(*_PAM, "AuthenticationMethods publickey,keyboard-interactive"),
             )
         ],
-        prepare=second_factor,
-        needs=("oathtool", "/lib/x86_64-linux-gnu/security/pam_oath.so"),
+        prepare=key_and_code,
+        needs=_OATH,
     ),
     "shared connection": Login(prepare=shared),
     "chain of jumps": Login(

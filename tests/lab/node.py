@@ -225,12 +225,12 @@ class Node(Inside):
         self.wait_for(lambda: not self.listens(self.spec.port), what="sshd to be gone")
 
     def stop_sshd(self, *, sessions: bool = True) -> None:
-        """SIGSTOP sshd: connects are accepted by the kernel and answered by nobody."""
-        self._signal_sshd(signal.SIGSTOP, sessions=sessions)
+        """SIGSTOP sshd and what Slurm has there for steps: connects are accepted by the kernel and answered by nobody."""
+        self._signal_sshd(signal.SIGSTOP, sessions=sessions, steps=sessions)
 
     def cont_sshd(self) -> None:
         """Undo `stop_sshd`."""
-        self._signal_sshd(signal.SIGCONT, sessions=True)
+        self._signal_sshd(signal.SIGCONT, sessions=True, steps=True)
 
     def restart_sshd(self) -> None:
         """End the listener if there is one, and start it with the present configuration; sessions live on."""
@@ -239,8 +239,11 @@ class Node(Inside):
         self.run(sshd_argv(self.spec), check=True)
         self.wait_for(lambda: self.listens(self.spec.port), what="sshd to listen")
 
-    def _signal_sshd(self, number: int, *, sessions: bool) -> None:
+    def _signal_sshd(self, number: int, *, sessions: bool, steps: bool = False) -> None:
         pids = self.sshd_pids() if sessions else [self.sshd_listener()]
+        if steps:
+            # Not slurmd: whoever has brought it into the node stands still with it, and is not told to go on.
+            pids += [p.pid for p in self.processes() if p.comm == "slurmstepd"]
         if pids:
             self.run(["/bin/kill", f"-{int(number)}", *map(str, pids)])
 

@@ -36,6 +36,14 @@ def state_root(node: Node) -> Path:
     return node.path(".local/state/clusterctl" if local else f"/var/tmp/clusterctl-{node.spec.uid}")
 
 
+STEP: Final = "/bin/sh -c trap '' TERM; /bin/sh; "
+
+
+def _is_step(process: Process) -> bool:
+    """Whether it is the task of a step of Slurm that leads to a node: it stays while others of the step are there."""
+    return process.command.startswith(STEP)
+
+
 class Watch:
     """A node, and how it was when nothing was there but a neighbour run and the decoys.
 
@@ -65,7 +73,7 @@ class Watch:
         found = [
             *strangers,
             *([f"{serving} agents too many"] if serving > 0 else []),
-            *([f"{connections} sshd processes too many"] if connections > 0 else []),
+            *([f"{connections} processes of sshd or steps of Slurm too many"] if connections > 0 else []),
             *(f"held: {name}" for name in sorted(self._claims() - self._held)),
             *(f"file: {path}" for path in sorted(set(self._paths()) - self._files)),
         ]
@@ -92,6 +100,7 @@ class Watch:
             while (parent := there.get(line[-1].ppid)) is not None:
                 line.append(parent)
             serves = any("agent serve" in p.command or p.comm.startswith("sshd") for p in line)
+            serves = serves or any(_is_step(p) for p in line[:2])
             neighbours = any(self._is_neighbours(p) for p in line)
             if not serves and not neighbours and (process.pid, process.command) not in self._decoys:
                 yield process.pid, process.command
@@ -102,7 +111,22 @@ class Watch:
         return re.match(guards, process.command) is not None or run == self._neighbour
 
     def _connections(self) -> int:
-        return len(self.node.sshd_pids())
+        return len(self.node.sshd_pids()) + sum(1 for _ in self._idle_steps())
+
+    def _idle_steps(self) -> Iterator[Process]:
+        """Yield the tasks of steps that stay for nobody: agents are counted elsewhere, and the neighbour may stay."""
+        there = self.node.leftovers()
+        for step in (p for p in there if _is_step(p)):
+            group = self._group(step)
+            members = [p for p in there if self._group(p) == group]
+            if not any("agent serve" in p.command or self._is_neighbours(p) for p in members):
+                yield step
+
+    def _group(self, process: Process) -> str:
+        try:
+            return self.node.path(f"/proc/{process.pid}/cgroup").read_text()
+        except OSError:
+            return ""
 
     # --- claims
 

@@ -1,7 +1,8 @@
-"""A Slurm of two nodes on this machine: munged, slurmctld and two slurmd on ports of their own."""
+"""A Slurm of four nodes on this machine: munged, slurmctld and four slurmd on ports of their own."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import socket
@@ -14,23 +15,24 @@ from typing import TYPE_CHECKING, Final
 from tests.lab.waiting import wait_for
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 NEEDED: Final = ("munged", "slurmctld", "slurmd", "sbatch", "setpriv")
-NODES: Final = ("s1", "s2")
+NODES: Final = ("s1", "s2", "s3", "s4")
+FREEZER: Final = Path("/sys/fs/cgroup/freezer")
 
 _CONF: Final = """\
 ClusterName=lab
-SlurmctldHost=localhost(127.0.0.1)
-SlurmctldPort={ports[0]}
+SlurmctldHost=localhost({head})
+SlurmctldPort={port}
 SlurmUser=root
 AuthType=auth/munge
 CredType=cred/munge
 AuthInfo=socket={root}/munge/socket,cred_expire=5
 StateSaveLocation={root}/state
-SlurmdSpoolDir={root}/spool-%n
+SlurmdSpoolDir={spool}
 SlurmctldPidFile={root}/ctld.pid
-SlurmdPidFile={root}/%n.pid
+SlurmdPidFile={spool}/pid
 SlurmctldLogFile={root}/ctld.log
 SlurmdLogFile={root}/%n.log
 ProctrackType=proctrack/cgroup
@@ -43,14 +45,26 @@ SelectTypeParameters=CR_CPU
 SlurmdParameters=config_overrides
 ReturnToService=2
 KillWait=20
-NodeName=s1 NodeHostname=localhost NodeAddr=127.0.0.1 Port={ports[1]} CPUs=4 RealMemory=1000
-NodeName=s2 NodeHostname=localhost NodeAddr=127.0.0.1 Port={ports[2]} CPUs=4 RealMemory=1000
-PartitionName=all Nodes=s[1-2] Default=YES MaxTime=60 State=UP
+{nodes}PartitionName=all Nodes={names} Default=YES MaxTime=60 State=UP
 """
-_CGROUP: Final = (
+CGROUP: Final = (
     "CgroupPlugin=cgroup/v1\nCgroupMountpoint=/sys/fs/cgroup\nCgroupAutomount=no\nConstrainCores=no\n"
     "ConstrainRAMSpace=no\n"
 )
+
+
+def conf(*, root: str, head: str, port: int, spool: str, nodes: str, names: str) -> str:
+    """Return a slurm.conf.
+
+    Args:
+        root: Folder of all files but the spool.
+        head: Address of slurmctld.
+        port: Its port.
+        spool: Folder of a slurmd; `%n` is the name of its node.
+        nodes: The lines of the nodes.
+        names: Their names.
+    """
+    return _CONF.format(root=root, head=head, port=port, spool=spool, nodes=nodes, names=names)
 
 
 class Slurm:
@@ -63,6 +77,7 @@ class Slurm:
         self.env |= {"SLURM_CONF": f"{self.root}/slurm.conf", "XDG_STATE_HOME": f"{self.root}/runs"}
         self.env["PATH"] = f"{Path(sys.executable).parent}:{self.env['PATH']}:/usr/sbin"
         self._daemons: list[subprocess.Popen[bytes]] = []
+        self._slurmd: dict[str, subprocess.Popen[bytes]] = {}
 
     @staticmethod
     def unavailable() -> str | None:
@@ -75,31 +90,55 @@ class Slurm:
         return None
 
     def start(self) -> None:
-        """Start the daemons; return when both nodes are idle."""
-        for name in ("state", "spool-s1", "spool-s2", "munge"):
+        """Start the daemons; return when all nodes are idle."""
+        for name in ("state", *(f"spool-{node}" for node in NODES)):
             (self.root / name).mkdir()
-        (self.root / "slurm.conf").write_text(_CONF.format(root=self.root, ports=_ports(3)))
-        (self.root / "cgroup.conf").write_text(_CGROUP)
-        munge = self.root / "munge"
-        (munge / "key").write_bytes(os.urandom(1024))
-        (munge / "key").chmod(0o400)
-        for path in (munge, munge / "key"):
-            shutil.chown(path, "munge", "munge")
-        self._daemon(
-            *("setpriv", "--reuid", "munge", "--regid", "munge", "--clear-groups", "munged", "--foreground"),
-            *(f"--{name}={munge}/{name}" for name in ("socket", "pid-file", "log-file", "seed-file")),
-            f"--key-file={munge}/key",
+        port, *ports = _ports(1 + len(NODES))
+        nodes = "".join(
+            f"NodeName={name} NodeHostname=localhost NodeAddr=127.0.0.1 Port={own} CPUs=4 RealMemory=1000\n"
+            for name, own in zip(NODES, ports, strict=True)
         )
-        wait_for((munge / "socket").exists, what="munged")
+        text = conf(
+            root=str(self.root), head="127.0.0.1", port=port, spool=f"{self.root}/spool-%n", nodes=nodes,
+            names=",".join(NODES),
+        )  # fmt: skip
+        (self.root / "slurm.conf").write_text(text)
+        (self.root / "cgroup.conf").write_text(CGROUP)
+        self.start_munged(self.root / "munge", self._daemon)
         self._daemon("slurmctld", "-D")
         for name in NODES:
-            self._daemon("slurmd", "-D", "-N", name)
-        wait_for(lambda: self.ask("sinfo", "-h", "-o", "%D %t") == "2 idle", what="two idle nodes")
+            self.start_slurmd(name)
+        wait_for(lambda: self.ask("sinfo", "-h", "-o", "%D %t") == f"{len(NODES)} idle", what="idle nodes")
 
-    def _daemon(self, *argv: str) -> None:
+    def start_slurmd(self, name: str) -> None:
+        """Start the daemon of a node."""
+        self._slurmd[name] = self._daemon("slurmd", "-D", "-N", name)
+
+    def kill_slurmd(self, name: str) -> None:
+        """SIGKILL the daemon of a node; steps and their processes stay."""
+        self._slurmd[name].kill()
+        self._slurmd[name].wait()
+
+    @staticmethod
+    def start_munged(folder: Path, start: Callable[..., object]) -> None:
+        """Start munged with a key of its own; return when it takes questions."""
+        folder.mkdir()
+        (folder / "key").write_bytes(os.urandom(1024))
+        (folder / "key").chmod(0o400)
+        for path in (folder, folder / "key"):
+            shutil.chown(path, "munge", "munge")
+        start(
+            *("setpriv", "--reuid", "munge", "--regid", "munge", "--clear-groups", "munged", "--foreground", "--force"),
+            *(f"--{name}={folder}/{name}" for name in ("socket", "pid-file", "log-file", "seed-file")),
+            f"--key-file={folder}/key",
+        )
+        wait_for((folder / "socket").exists, what="munged")
+
+    def _daemon(self, *argv: str) -> subprocess.Popen[bytes]:
         with (self.root / "daemons.log").open("ab") as log:
             streams = {"stdout": log, "stderr": log, "stdin": subprocess.DEVNULL}
             self._daemons.append(subprocess.Popen(argv, env=self.env, **streams))  # type: ignore[call-overload]
+        return self._daemons[-1]
 
     def ask(self, *argv: str) -> str:
         """Return what one of Slurm's programs says."""
@@ -130,15 +169,22 @@ class Slurm:
 
     def processes(self, *words: str) -> list[int]:
         """Pids of the programs of that name whose environment is of this Slurm."""
-        found = []
-        for entry in Path("/proc").iterdir():
-            try:
-                mine = f"SLURM_CONF={self.root}".encode() in (entry / "environ").read_bytes()
-                if entry.name.isdigit() and mine and (entry / "comm").read_text().strip() in words:
-                    found.append(int(entry.name))
-            except OSError:
-                continue
-        return sorted(found)
+        return sorted(pid for pid, comm in self._mine() if comm in words)
+
+    def _mine(self) -> Iterator[tuple[int, str]]:
+        for entry in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if f"SLURM_CONF={self.root}".encode() in (entry / "environ").read_bytes():
+                    yield int(entry.name), (entry / "comm").read_text().strip()
+
+    def left(self) -> list[str]:
+        """What jobs and steps there are, what is in their cgroups, and what else has our environment."""
+        queue = [*self.ask("squeue", "-h").splitlines(), *self.ask("squeue", "-h", "-s").splitlines()]
+        groups = [
+            pid for name in NODES for file in FREEZER.glob(f"slurm_{name}/**/cgroup.procs") for pid in _pids(file)
+        ]
+        mine = [pid for pid, comm in self._mine() if not comm.startswith(("slurm", "munged"))]
+        return [*queue, *(f"process {pid}" for pid in {*groups, *mine})]
 
     def end(self) -> None:
         """End all jobs and the daemons."""
@@ -149,6 +195,13 @@ class Slurm:
         for daemon in self._daemons:
             daemon.wait(30)
         shutil.rmtree(self.root)
+
+
+def _pids(file: Path) -> list[int]:
+    try:
+        return [int(word) for word in file.read_text().split()]
+    except OSError:
+        return []
 
 
 def _ports(count: int) -> Sequence[int]:

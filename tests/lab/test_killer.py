@@ -26,7 +26,7 @@ def test_whatever_process_is_killed_at_whatever_moment_nothing_is_left_and_nothi
     if reason:
         pytest.skip(reason)
     with world.on(lab) as scene:
-        killer = Killer(scene.nodes, lab.head_env(XDG_STATE_HOME=str(tmp_path / "state")), tmp_path, SEED)
+        killer = Killer(scene.nodes, lab.head_env(XDG_STATE_HOME=str(tmp_path / "state")), tmp_path, SEED, world)
         killer.begin()
 
         played = [*map(killer.round, range(rounds)), killer.end()]

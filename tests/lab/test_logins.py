@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from tests.lab.conftest import NodeFactory
     from tests.lab.lab import Lab
 
+PATIENCE = "60s"
+"""Who gets in is looked at here, not how soon: with other tests beside it a login has taken more than the usual 10 s."""
 _WITHOUT = ("SSH_AUTH_SOCK", "SSH_ASKPASS", "SSH_ASKPASS_REQUIRE", "DISPLAY")
 
 
@@ -43,7 +45,7 @@ def test_where_ssh_works_exec_works(
     with contextlib.ExitStack() as ends:
         login.prepare(Scene(lab, folder, node, env, ends))
         head = Head(folder, env)
-        head.write({node.name: 1}, {"command": ["true"]})
+        head.write({node.name: 1}, {"command": ["true"]}, ssh={"connect_timeout": PATIENCE})
 
         plain = subprocess.run(
             ["ssh", "-T", node.name, "sh"],

@@ -81,7 +81,7 @@ def test_habits_of_an_ssh_config_do_not_disturb_the_stream(lab: Lab, nodes: Node
             NodeSpec(password="x", sshd=("PubkeyAuthentication no",)),
             AuthError,
             r"\(tried: nothing; sshd takes: password\)",
-            "let one login be shared",
+            "`clusterctl trust --login` lets `ssh` ask once, at a terminal",
             id="password",
         ),
         pytest.param(NodeSpec(known=False), HostKeyError, "does not know its host key", "clusterctl trust", id="unknown"),

@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tests.lab.locks import lock_holder
@@ -14,7 +15,6 @@ from tests.lab.waiting import wait_for
 if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
     from tests.lab.node import Node
 
@@ -39,7 +39,10 @@ def kill(kind: str, dice: random.Random, made: Sequence[Node], run_dir: Path) ->
         return None
     if node is None:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+            if kind == "sshd":
+                os.killpg(os.getpgid(pid), signal.SIGKILL)
+            else:
+                os.kill(pid, signal.SIGKILL)
         return f"{pid} on the head", lambda: None
     listener = kind == "sshd" and pid == node.sshd_listener()
     node.signal(pid, signal.SIGKILL)
@@ -57,7 +60,9 @@ def of_kind(kind: str, made: Sequence[Node], run_dir: Path) -> list[tuple[Node |
         pid = lock_holder(run_dir / "lock")
         return [] if pid is None else [(None, pid)]
     if kind == "sshd":
-        return [(n, pid) for n in made for pid in n.sshd_pids()]
+        # Whoever carries the connection: where that is not sshd, an `srun` here.
+        steps: list[tuple[Node | None, int]] = [(None, pid) for pid in _sruns(lock_holder(run_dir / "lock"))]
+        return steps or [(n, pid) for n in made for pid in n.sshd_pids()]
     patterns = {
         "supervisor": "clusterctl-agent supervise {mark}",
         "waiter": "clusterctl-agent wait {mark} ",
@@ -68,3 +73,14 @@ def of_kind(kind: str, made: Sequence[Node], run_dir: Path) -> list[tuple[Node |
     return [
         (n, pid) for n in made for pid in n.pids_of(r"count\.py$") if n.environ(pid).get("CLUSTERCTL_RUN_ID") == run
     ]
+
+
+def _sruns(controller: int | None) -> list[int]:
+    """Return the children of a controller that lead to nodes by steps of Slurm."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            before, _, after = (entry / "stat").read_text().rpartition(")")
+            if before.endswith("(srun") and int(after.split()[1]) == controller:
+                found.append(int(entry.name))
+    return found

@@ -77,6 +77,7 @@ class World:
         packages: Debian's packages that it needs beyond those of every lab.
         file: What the cluster file of a run has to say there beyond the usual; takes the run's name.
         outcomes: How each run ends, by its name.
+        silent_s: For how long an agent stays whose connection died without a word to the node, in seconds.
         held_up_s: For how long what happens there holds up commands on the head, in seconds.
         refused: What `up` says where nothing can be started, as a regular expression; the exit code before it.
         unavailable: Says why it cannot be had here.
@@ -88,6 +89,7 @@ class World:
     packages: tuple[str, ...] = ()
     file: Callable[[str], Mapping[str, Any]] = lambda _: {}
     outcomes: Mapping[str, Outcome] = field(default_factory=lambda: OUTCOMES)
+    silent_s: float = 0.0
     held_up_s: float = 0.0
     refused: tuple[int, str] | None = None
     unavailable: Callable[[], str | None] = lambda: None

@@ -36,6 +36,9 @@ EVERYDAY: Final = frozenset(
         "few processes",
         "IPv6 only",
         "jump host",
+        "openssh",
+        "command",
+        "srun",
         "two heads",
     ]
 )

@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Final
 from tests.lab.agents import hung_agent
 from tests.lab.other_head import OtherHead
 from tests.lab.places import Network
+from tests.lab.slurm import Slurm
+from tests.lab.slurm_nodes import slurm_of
 from tests.lab.spec import NodeSpec
+from tests.lab.ways import WAYS
 from tests.lab.world import Maker, Scene, World, alike
 from tests.lab.worlds_places import CACHE_S, HANG_S, no_fuse
 
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
 
 RATE, DELAY = 500_000, 0.15
 OFF, SILENT = 2, 12
+FORSAKEN_S = 65.0
+"""A step keeps its standard input open when its `srun` is killed, and the agent leaves after 60 s without a frame."""
 
 
 def no_relay() -> str | None:
@@ -68,6 +73,20 @@ def state_on_server(network: Network, befall: Callable[[Mounted], object] | None
     return make
 
 
+def by_steps(lab: Lab, stack: ExitStack, count: int) -> Scene:
+    """Each node is held by a job of Slurm, whose steps are the way to it."""
+    slurm = stack.enter_context(slurm_of(lab))
+    nodes = lab.add(count)
+
+    def leave() -> None:
+        lab.remove(nodes)
+        slurm.remove(nodes)
+
+    stack.callback(leave)
+    slurm.add(nodes)
+    return Scene(nodes=nodes)
+
+
 def two_heads(lab: Lab, stack: ExitStack, count: int) -> Scene:
     """Two heads have mounted the same."""
     network = Network(export="state", cache_s=CACHE_S)
@@ -97,6 +116,26 @@ FAR: Final = [
         unavailable=no_relay,
     ),
     World(name="jump host", sentence=f"nodes are behind another one, and {OFF + SILENT} dead ones too", make=jump),
+    World(
+        name="openssh",
+        sentence="nodes are reached by the user's own `ssh` (`ssh.client: openssh`)",
+        make=alike(NodeSpec()),
+        file=lambda _: WAYS["openssh"].file,
+    ),
+    World(
+        name="command",
+        sentence="nodes are reached by a command of the cluster file",
+        make=alike(NodeSpec()),
+        file=lambda _: WAYS["command"].file,
+    ),
+    World(
+        name="srun",
+        sentence="nodes are reached by steps of Slurm, in an allocation",
+        make=by_steps,
+        file=lambda _: WAYS["srun"].file,
+        silent_s=FORSAKEN_S,
+        unavailable=Slurm.unavailable,
+    ),
     World(name="hung ssh-agent", sentence="the head's ssh-agent takes requests and never answers", make=hung),
     World(
         name="head's state on a server, no locks",

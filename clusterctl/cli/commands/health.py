@@ -20,6 +20,8 @@ from clusterctl.errors import ExitCode, RefusedError
 from clusterctl.health.context import Context
 from clusterctl.render import findings as render
 from clusterctl.render.findings import HealthView, NodeHealth
+from clusterctl.run.record.kept.findings import KnownFindings, sentences
+from clusterctl.run.record.rundir import runs_root
 from clusterctl.wording import plural
 
 if TYPE_CHECKING:
@@ -98,8 +100,19 @@ def command(choices: HealthChoices) -> int:
         if choices.record:
             _record(choices.record, spec, view, console)
         code = _show(view, console, choices)
+        if checks is None:
+            _say_what_is_new(spec, view, console, quiet=choices.quiet or choices.as_json or choices.form != "table")
         if pause is None or not console.out.has_reader(pause):
             return code
+
+
+def _say_what_is_new(spec: ClusterSpec, view: HealthView, console: Console, *, quiet: bool) -> None:
+    """Say which of what was found was not there at the last look, here or at the start of a run."""
+    known = KnownFindings(runs_root().parent, spec)
+    fresh = known.new(view.findings)
+    known.remember(view.findings, [node.node for node in view.nodes])
+    if not quiet and fresh is not None:
+        console.narrate(*sentences(fresh))
 
 
 def _list(names: list[str] | None, console: Console, *, as_json: bool) -> int:

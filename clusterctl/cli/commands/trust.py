@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from clusterctl.cli import options
+from clusterctl.cli.interactive import logins
 from clusterctl.cli.lookup import commands, listings
 from clusterctl.cli.main import WithExamples
 from clusterctl.config.spec import TransportKind
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence, Sized
 
     from clusterctl.config.sections.context import RunListing
-    from clusterctl.config.spec import HostSpec
+    from clusterctl.config.spec import ClusterSpec, HostSpec
     from clusterctl.render.terminal.console import Console
     from clusterctl.transport.ssh.trust import Candidate
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 @options.cluster_file
 @options.nodes_option
 @click.option("--yes", "-y", is_flag=True, help="Accept without asking; compare the fingerprints first.")
+@click.option("--login", is_flag=True, help="Then let `ssh` ask what a node wants to know; the login is shared.")
 @options.output_options
 def command(
     path: str | None,
@@ -35,20 +37,40 @@ def command(
     sets: tuple[str, ...],
     nodes: str | None,
     yes: bool,
+    login: bool,
     color: str,
     quiet: bool,
 ) -> int:
     """Show the host keys of the nodes and accept those that are new. Changed keys are never accepted.
 
     A command of the file that lists hosts or leads to them is shown and accepted first: it is run on this machine.
-    """
-    from clusterctl.transport.ssh.ssh import SshTransport
-    from clusterctl.transport.ssh.trust import accept, look
 
+    `--login` is for nodes that ask for a password or a code: `ssh` asks at this terminal, one node after the other, and
+    all commands and runs share the connections until an hour after their last use.
+    """
     console = options.console_of(color)
     spec = options.load_file(path, files, sets, console=console, run_listing=_listing(console, yes=yes)).spec
     hosts = options.chosen_hosts(spec, nodes)
     _trust_commands(commands.unknown(hosts), "to reach the hosts", console, yes=yes)
+    failed = _report(_trust_keys(spec, hosts, console, yes=yes), console)
+    if failed:
+        return int(ExitCode.NODE)
+    if not quiet:
+        console.narrate(_all_trusted(hosts))
+    if login:
+        logins.log_in(spec, hosts, console)
+    return 0
+
+
+def _trust_keys(spec: ClusterSpec, hosts: Sequence[HostSpec], console: Console, *, yes: bool) -> list[Candidate]:
+    """Accept the keys that are new, those of jump hosts first; return those that cannot be accepted.
+
+    Raises:
+        NodesError: Nodes that show none.
+    """
+    from clusterctl.transport.ssh.ssh import SshTransport
+    from clusterctl.transport.ssh.trust import accept, look
+
     transport = SshTransport(spec.ssh)
     for _ in range(len(hosts) + 1):
         candidates, errors = look(transport, hosts, parallel=spec.ssh.parallel)
@@ -61,13 +83,11 @@ def command(
         accept(new)
         console.narrate(f"accepted {len(new)} keys in {new[0].path}")
     else:
-        new, refused, errors = [], [], {}
-    failed = _report(refused, console)
+        refused, errors = [], {}
     if errors:
+        _report(refused, console)
         raise NodesError(list(errors.values()))
-    if not failed and not quiet:
-        console.narrate(_all_trusted(hosts))
-    return int(ExitCode.NODE) if failed else 0
+    return refused
 
 
 def _all_trusted(hosts: Sequence[HostSpec]) -> str:

@@ -18,7 +18,10 @@ _GPUS = re.compile(r"(?:[\w.-]+:)*([0-9]{1,4})")
 _STAY = (
     # A step ends with its task, and takes with it what left its session: supervisor and workers. scancel asks every
     # process to end at once; what is ours stays to end the run in order, until Slurm's KillWait is over.
-    "trap '' TERM; /bin/sh; me=$(cat /proc/self/cgroup); others() { for c in /proc/[0-9]*/cgroup; do p=${c%/cgroup}; "
+    # The stream goes on as long as the step: a frame tells that nobody is at its end any more. Not before what was
+    # said on the way, which has a stream of its own; and by a process of its own, as nobody may be at the other end.
+    """trap '' TERM; /bin/sh; sleep 1; (printf '\\000\\000\\000\\016\\000{"ended":true}'); """
+    "me=$(cat /proc/self/cgroup); others() { for c in /proc/[0-9]*/cgroup; do p=${c%/cgroup}; "
     'if [ "$p" != /proc/$$ ] && [ "$(cat "$c" 2>/dev/null)" = "$me" ] && '
     '[ "$(cat "$p/comm" 2>/dev/null)" != slurmstepd ]; then return 0; fi; done; return 1; }; '
     "case $me in *step_*) while others; do sleep 2; done ;; esac"
@@ -37,6 +40,7 @@ def transport(cpus: int) -> tuple[str, ...]:
             "srun",
             "--overlap",
             "--unbuffered",
+            "--quiet",
             "--nodes=1",
             "--ntasks=1",
             f"--cpus-per-task={cpus}",

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from clusterctl.agent.protocol.types import arguments
-    from clusterctl.logs.layout import OutputFile
     from clusterctl.logs.line import LogQuery
+    from clusterctl.logs.output_files import OutputFile
     from clusterctl.run.record.rundir import RunDir
     from clusterctl.run.rules.state import RunState
     from clusterctl.session.conversation import Session

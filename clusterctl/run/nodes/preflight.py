@@ -27,6 +27,7 @@ from clusterctl.run.nodes.ring import try_ring
 from clusterctl.run.record import reboots
 from clusterctl.run.record.disk import write_atomically
 from clusterctl.run.record.find import all_runs, listed_state
+from clusterctl.run.record.kept.findings import KnownFindings, sentences
 from clusterctl.run.rules.events import Note
 from clusterctl.session.refusals import GarbledError
 
@@ -91,11 +92,21 @@ class Preflight:
         if self._may_begin_without(failed):
             spares |= {f.node for f in failed if f.node is not None}
             failed = []
-        step.end(_summary(found), failed=bool(failed))
+        fresh = self._news(found)
+        step.end(_summary(found, fresh), failed=bool(failed))
         if all(f.node in lost for f in failed):
             raise_first({node: error for node, error in lost.items() if node not in spares})
         self._refuse(failed)
+        for line in sentences(fresh or ()):
+            post(Note(text=line, level="warn"))
         return self._left_out([f for f in bad if f.node in spares], post)
+
+    def _news(self, found: list[Finding]) -> list[Finding] | None:
+        """Return what deserves a look and was not there at the last look; `None` where this is the first."""
+        known = KnownFindings.beside(self._run, self._spec)
+        fresh = known.new(found)
+        known.remember(found, self._facts.keys())
+        return fresh
 
     def _may_begin_without(self, failed: Sequence[Finding]) -> bool:
         sick = [f.node for f in failed if f.node is not None]
@@ -304,6 +315,9 @@ def _fitting(node: str, told: dict[str, Any], context: Context, checks: Sequence
     return told
 
 
-def _summary(findings: list[Finding]) -> str:
+def _summary(findings: list[Finding], fresh: list[Finding] | None) -> str:
     counts = {s: sum(f.status is s for f in findings) for s in (Status.PASS, Status.WARN, Status.UNKNOWN, Status.FAIL)}
-    return " · ".join(f"{n} {s.value}" for s, n in counts.items() if n)
+    text = " · ".join(f"{n} {s.value}" for s, n in counts.items() if n)
+    if fresh is None or not (counts[Status.WARN] or counts[Status.UNKNOWN]):
+        return text
+    return f"{text}, {len(fresh)} new" if fresh else f"{text}, as last time"

@@ -63,11 +63,15 @@ def _reason(node: str, tried: Tried) -> tuple[str, str]:
     encrypted = [path for path, reason in tried.unusable.items() if reason == ENCRYPTED]
     if tried.wants_more and "publickey" not in tried.wants_more:
         text = f"accepted the key, but also asks for {' or '.join(tried.wants_more)} (two factors)"
-        hint = "let sshd accept a key alone for this user and host (`Match` with `AuthenticationMethods publickey`)"
-        return text, hint
+        alone = "(`Match` with `AuthenticationMethods publickey`)"
+        return (
+            text,
+            f"type what it asks for once, by `clusterctl trust --login`; or let sshd accept a key alone {alone}",
+        )
     if tried.methods and "publickey" not in tried.methods:
         text = f"sshd allows no login by key, only by {' or '.join(tried.methods)}"
-        return text, "set `PubkeyAuthentication yes` in its sshd_config and add your public key"
+        once = "type what it asks for once, by `clusterctl trust --login`"
+        return text, f"{once}; or set `PubkeyAuthentication yes` in its sshd_config and add your public key"
     if encrypted:
         text = f"the key {encrypted[0]} {ENCRYPTED} and no ssh-agent holds it"
         return text, f"run `ssh-add {encrypted[0]}`"

@@ -71,8 +71,8 @@ def _refused(node: str, lines: Iterable[str], last: str, address: str) -> AuthEr
 def _remedy(offers: tuple[str, ...], tried: dict[str, list[str]], address: str) -> str:
     if {"keyboard-interactive", "password"} & set(offers):
         return (
-            "it asks for something: let one login be shared (`ControlPath ~/.ssh/%C` in ssh_config, "
-            f"then `ssh -fNM {address}`), or answer by SSH_ASKPASS with SSH_ASKPASS_REQUIRE=force"
+            "it asks for something: `clusterctl trust --login` lets `ssh` ask once, at a terminal; "
+            "or answer by SSH_ASKPASS with SSH_ASKPASS_REQUIRE=force"
         )
     if "gssapi-with-mic" in offers:
         said = "get a ticket with `kinit`"

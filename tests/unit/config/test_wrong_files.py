@@ -250,6 +250,7 @@ WRONG = [
     pytest.param(
         "vesion: 1\nhosts: gpu01\n", 1, 1, "vesion: unknown key", "did you mean `version`?", id="version_misspelt"
     ),
+    pytest.param("version: 1\nhost: gpu01\n", 2, 1, "host: unknown key", "did you mean `hosts`?", id="hosts_misspelt"),
     pytest.param(
         "version: 2\nhosts: gpu01\n",
         1,

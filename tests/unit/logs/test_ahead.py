@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from conftest import RunDir
 
-    from clusterctl.logs.layout import OutputFile
     from clusterctl.logs.line import LogLine
+    from clusterctl.logs.output_files import OutputFile
 
 LINES = 100_000
 

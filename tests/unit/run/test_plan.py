@@ -92,6 +92,15 @@ def test_worker_count_is(host: HostSpec, found: int | None, count: int | None) -
     assert layout.worker_count(host, found) == count
 
 
+def test_a_host_that_declares_nothing_has_a_rank_for_each_gpu_that_was_found() -> None:
+    hosts = (HostSpec(name="a", host="a"), HostSpec(name="b", host="b"), HostSpec(name="c", host="c", gpus=2))
+
+    entries = layout.layout(hosts, {"a": 3, "b": None})
+
+    assert [entry.ranks for entry in entries] == [(0, 1, 2), (3,), (4, 5)]
+    assert [entry.gpus for entry in entries] == [(0, 1, 2), (), (0, 1)]
+
+
 def test_a_plain_count_leaves_cuda_visible_devices_alone() -> None:
     worker = plan_of(spec_of(HostSpec(name="a", host="a", gpus=2))).nodes[0].workers[0]
 

@@ -235,6 +235,13 @@ DIRTY = replace(FAILED, nodes={"a": replace(FAILED.nodes["a"], remaining=({"node
             id="within the window",
         ),
         pytest.param(
+            replace(FAILED, restarts=(50.0,)),
+            RestartSpec(max_restarts=1, window=50),
+            0,
+            None,
+            id="the window passes at this moment",
+        ),
+        pytest.param(
             FAILED,
             RestartSpec(max_restarts=1, never_codes=(3,)),
             0,

@@ -31,7 +31,7 @@ class OutputFile:
     index_path: str
 
 
-class Layout:
+class OutputFiles:
     """Finds output files; looks again only into folders that changed, so that asking often is cheap."""
 
     def __init__(self, run_dir: str | os.PathLike[str]) -> None:

@@ -1,0 +1,19 @@
+"""Which client enters a host, where it is found out more than once."""
+
+from __future__ import annotations
+
+from clusterctl.config.spec import HostSpec, SshSpec
+from clusterctl.errors import AgentError
+from clusterctl.transport.either import EitherTransport
+from clusterctl.transport.local import LocalTransport
+from clusterctl.transport.openssh import OpenSshTransport
+from clusterctl.transport.ssh.approach import Approach
+
+
+def test_every_session_that_met_a_restricted_shell_goes_by_ssh_whoever_met_it_first() -> None:
+    approach = Approach()
+    either = EitherTransport(LocalTransport(), OpenSshTransport(SshSpec(), approach), approach)
+    host = HostSpec(name="n1", host="n1")
+    error = AgentError("n1", "the connection broke; it said: 'rbash: /bin/sh: restricted'")
+    assert [either.turn(host, error), either.turn(host, error)] == [True, True]
+    assert not either.turn(host, AgentError("n1", "no Python found"))
