@@ -1,6 +1,6 @@
 """`python -m benchmarks.drawing RESULTS.json docs/scale.svg`: what `scale` measured, against the number of nodes.
 
-Four small panels, each from zero, so that a straight line through the corner is cost in proportion.
+A small panel for each figure, from zero, so that a straight line through the corner is cost in proportion.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ def picture(results: Sequence[Mapping[str, object]]) -> str:
         "text{font:10px sans-serif;fill:#555}.small{font-size:8px}.axis{fill:none;stroke:#999}"
         ".line{fill:none;stroke:#2b6cb0;stroke-width:1.5}circle{fill:#2b6cb0}"
     )
-    told = points(results)
-    body = [part for i, (name, title) in enumerate(PANELS.items()) for part in panel(title, told[name], i * WIDTH)]
-    width = WIDTH * len(PANELS)
+    measured = [(PANELS[name], told) for name, told in points(results).items() if told]
+    body = [part for i, (title, told) in enumerate(measured) for part in panel(title, told, i * WIDTH)]
+    width = WIDTH * len(measured)
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {HEIGHT}" role="img">'
     about = "<title>What the controller of a run needs, against the number of nodes</title>"
     return "\n".join([head, about, f"<style>{style}</style>", *body, "</svg>"]) + "\n"

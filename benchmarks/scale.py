@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from clusterctl.run.rules.state import RunState
 
 SIZES = (32, 128)
-SECONDS = 15.0
+SECONDS = 10.0
 LINES = 10_000
 PATIENCE = 900.0
 READERS = {"ps": ("ps",), "status": ("status",), "logs": ("logs", "--tail", "20", "--rank", "0"), "why": ("why",)}

@@ -20,13 +20,14 @@ import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import paramiko
 from typing_extensions import override
 
 from clusterctl.agent.protocol import commands, events, files, frames
 from clusterctl.agent.protocol.commands import Command
+from clusterctl.transport.ssh.wire import Wire
 
 LINE = b"step 1234567 loss 2.345678 lr 0.000123 tokens/s 123456 gpu 0 ok\n"
 """One line of output; where it stands in it follows from an offset, so that no node has to keep what it wrote."""
@@ -318,7 +319,8 @@ class World:
                 connection.close()
                 continue
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            node.transport = transport = paramiko.Transport(connection)
+            # The library would wake each connection ten times a second.
+            node.transport = transport = paramiko.Transport(cast("str", Wire(connection)))
             transport.banner_timeout = transport.handshake_timeout = transport.auth_timeout = 600
             transport.add_server_key(self._key)
             transport.start_server(threading.Event(), Server(node))

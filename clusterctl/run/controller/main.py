@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import traceback
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,13 @@ if TYPE_CHECKING:
     from clusterctl.session.items import Sink
 
 
+_TURN_SECONDS = 0.05
+"""How long a thread may keep the interpreter while others wait for it, each of which asks anew that often.
+
+With the default of 5 ms the thousands of threads of a large run took more of the processor for asking than for work.
+"""
+
+
 def dialer(spec: ClusterSpec) -> Callable[[Sink], Dial]:
     """Return what makes the controller's way to open a session to one host."""
     transports = Transports(spec.ssh)
@@ -36,6 +44,7 @@ def dialer(spec: ClusterSpec) -> Callable[[Sink], Dial]:
 
 def start_run(run: RunDir, spec: ClusterSpec, *, health: bool, strict: bool) -> int:
     """Run a new run to its end; return its exit code."""
+    sys.setswitchinterval(_TURN_SECONDS)
     preflight = None
     if health:
         from clusterctl.run.nodes.preflight import Preflight
@@ -79,6 +88,7 @@ def adopt_run(run: RunDir, *, cancel: bool = False, kill: bool = False) -> int:
     """Go on with a run that has no controller, or end it; return its exit code."""
     from clusterctl.config.stored import load_stored
 
+    sys.setswitchinterval(_TURN_SECONDS)
     spec = load_stored(run.spec.read_text())
     controller = Controller(run, spec, dialer(spec))
     if cancel:
