@@ -13,11 +13,12 @@ import os
 import pkgutil
 import sys
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import benchmarks
 from benchmarks.measures import Measure
 
-Measurement = Callable[[int], Iterable[Measure]]
+Measurement = Callable[..., Iterable[Measure]]
 
 
 def measurements() -> dict[str, Measurement]:
@@ -44,6 +45,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure clusterctl against its peers")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(sorted(known))}; default all")
     parser.add_argument("--rounds", type=int, default=5, help="samples of each number (default 5)")
+    parser.add_argument("--nodes", metavar="N,N", help="sizes of the simulated clusters of `scale`")
+    parser.add_argument("--files", type=int, metavar="N", help="open files that the head of `scale` may have")
     parser.add_argument("--json", action="store_true", help="print one JSON list")
     options = parser.parse_args()
     if unknown := sorted(set(options.names) - set(known)):
@@ -51,7 +54,11 @@ def main() -> int:
     found = []
     for name in options.names or sorted(known):
         print(f"{name} (load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores)", file=sys.stderr)
-        for measure in known[name](options.rounds):
+        more: dict[str, Any] = {}
+        if name == "scale":
+            more = {"files": options.files}
+            more |= {"sizes": [int(size) for size in options.nodes.split(",")]} if options.nodes else {}
+        for measure in known[name](options.rounds, **more):
             found.append({"measurement": name} | measure.as_json())
             print(line(measure), file=sys.stderr if options.json else sys.stdout, flush=True)
     if options.json:

@@ -174,6 +174,20 @@ STATUS: Final = an_object(
     remaining=REMAINING,
     started=or_null(TIME),
     ended=or_null(TIME),
+    start=or_null(
+        an_object(
+            seconds=SECONDS,
+            steps=a_list(
+                an_object(
+                    step=TEXT,
+                    seconds=SECONDS,
+                    slowest=or_null(TEXT),
+                    nodes=a_map(SECONDS),
+                    longest=a_map(an_object(what=TEXT, seconds=SECONDS)),
+                )
+            ),
+        )
+    ),
     origin=or_null(
         an_object(
             user=TEXT,

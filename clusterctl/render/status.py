@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from clusterctl.render.terminal.console import Terminal
+    from clusterctl.run.record.kept.timings import StartTimes
     from clusterctl.run.record.origin import Origin
     from clusterctl.run.rules.state import RunState, WorkerState
 
@@ -59,6 +60,7 @@ class RunView:
         verdict: What `why` said of a stall that goes on, as JSON, or `None`.
         origin: Where it comes from, or `None`.
         where: Where the ranks of a stalled run are, in a few lines.
+        start: Where the time of its start went; only looked for where it is shown.
         slow: Ranks for which the others wait again and again, and the likely reason of each, "" where it is not known.
     """
 
@@ -68,6 +70,7 @@ class RunView:
     verdict: Any = None
     origin: Origin | None = None
     where: Sequence[str] = ()
+    start: StartTimes | None = None
     slow: Mapping[int, str] = field(default_factory=dict)
 
     @property

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from clusterctl.render.status import RunView, WorkerActivity
 from clusterctl.render.story.attempts import attempts_json
 from clusterctl.render.story.book import origin_json, time_json
+from clusterctl.render.story.timings import timings_json
 from clusterctl.render.words import cause_json
 from clusterctl.run.rules.outcome import final_cause
 from clusterctl.wording import signal_name
@@ -66,6 +67,7 @@ def status_json(view: RunView) -> dict[str, Any]:
         "started": time_json(state.created),
         "ended": time_json(state.ended),
         "origin": origin_json(view.origin),
+        "start": timings_json(view.start),
         "attempts": attempts_json(state, view.step),
         "nodes": [
             {

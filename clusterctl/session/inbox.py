@@ -21,15 +21,22 @@ class Inbox:
 
     def __init__(self) -> None:
         self._items: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._lock = threading.Lock()
-        self._places: dict[tuple[type, str], threading.Semaphore] = {}
+        self._taken_any = threading.Condition()
+        self._there: dict[tuple[type, str], int] = {}
+        self._waiting = 0
         self._closed = False
 
     def put(self, item: Any) -> None:
         """Add an item; waits where too many of that node are there already."""
-        places = self._places_of(item)
-        while places is not None and not self._closed and not places.acquire(timeout=_LOOK_SECONDS):
-            pass
+        most = MOST.get(type(item))
+        if most is not None:
+            key = (type(item), item.node)
+            with self._taken_any:
+                while self._there.get(key, 0) >= most and not self._closed:
+                    self._waiting += 1
+                    self._taken_any.wait(_LOOK_SECONDS)
+                    self._waiting -= 1
+                self._there[key] = self._there.get(key, 0) + 1
         self._items.put(item)
 
     def get(self, timeout: float | None = None) -> Any:
@@ -53,18 +60,10 @@ class Inbox:
         self._closed = True
 
     def _taken(self, item: Any) -> Any:
-        places = self._places_of(item)
-        if places is not None:
-            places.release()
+        if type(item) in MOST:
+            with self._taken_any:
+                self._there[type(item), item.node] -= 1
+                # Hardly ever: a node that sends more than its share.
+                if self._waiting:
+                    self._taken_any.notify_all()
         return item
-
-    def _places_of(self, item: Any) -> threading.Semaphore | None:
-        most = MOST.get(type(item))
-        if most is None:
-            return None
-        key = (type(item), item.node)
-        with self._lock:
-            places = self._places.get(key)
-            if places is None:
-                places = self._places[key] = threading.Semaphore(most)
-            return places

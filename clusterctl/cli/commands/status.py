@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import click
 
@@ -26,7 +27,9 @@ def command(reference: str | None, as_json: bool, verbose: bool, color: str, qui
     view = with_pace(run, view_of(run))
     tell_unread(view.state, console)
     if as_json:
-        console.json(status_json(view))
+        from clusterctl.run.record.kept.timings import start_times
+
+        console.json(status_json(replace(view, start=start_times(run))))
     elif quiet:
         console.data(view.state.phase.value)
     else:

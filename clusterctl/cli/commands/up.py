@@ -46,6 +46,7 @@ class UpChoices(FileChoices):
     no_sync: bool
     everything: bool
     timestamps: bool
+    timings: bool
     as_json: bool
     progress: str
     verbose: bool
@@ -72,6 +73,7 @@ class UpChoices(FileChoices):
 @click.option("--no-sync", is_flag=True, help="Do not copy code to the nodes.")
 @click.option("--all", "everything", is_flag=True, help="Show the output of all ranks, not only of rank 0.")
 @click.option("--timestamps", "-t", is_flag=True, help="Show times before lines.")
+@click.option("--timings", is_flag=True, help="Show where the time of the start went, and which nodes were slow.")
 @options.json_option
 @options.progress_option
 @options.verbose_option("Name every node that is waited for, and tell what each one reports.")
@@ -176,6 +178,7 @@ def _follow(run: RunDir, console: Console, choices: UpChoices) -> int:
         verbose=choices.verbose,
         owns=True,
         until_started=choices.detach,
+        timings=choices.timings,
         output=not choices.detach,
     )
     screen = RunScreen(run, console, shown)

@@ -11,8 +11,10 @@ from clusterctl.cli import options
 from clusterctl.cli.lookup.why import opened, verdict_of
 from clusterctl.cli.main import WithExamples
 from clusterctl.errors import ClusterctlError, ExitCode
+from clusterctl.render.story.timings import slow_start
 from clusterctl.render.story.why import render_why
 from clusterctl.run.record import find
+from clusterctl.run.record.kept.timings import start_times
 from clusterctl.why.verdict import Confidence
 from clusterctl.wording import size
 
@@ -47,7 +49,10 @@ def command(
     run = find.find(reference)
     if save is not None:
         _save(console, run, save, hide=hide, quiet=quiet)
-    return _tell(console, verdict_of(run), as_json=as_json)
+    code = _tell(console, verdict_of(run), as_json=as_json)
+    if not as_json:
+        console.data(*slow_start(start_times(run)))
+    return code
 
 
 def _tell(console: Console, verdict: Verdict, *, as_json: bool) -> int:

@@ -55,6 +55,7 @@ class ViewOptions:
         everything: All ranks in full.
         owns: This is the `up` that started the run: Ctrl-C stops it.
         until_started: Leave once every rank has started (`up -d`).
+        timings: Show where the time of the start went, once it is over.
         output: Show output of workers at all.
         verbose: Name every node that is waited for, and tell what each one reports.
         heard: What of the run is old and not told of (`past.heard`); `None`: all that the first look sees is old, and
@@ -68,6 +69,7 @@ class ViewOptions:
     progress: ProgressMode = ProgressMode.AUTO
     owns: bool = False
     until_started: bool = False
+    timings: bool = False
     output: bool = True
     tail: int | None = None
     phases: bool = True
@@ -93,6 +95,7 @@ class RunScreen:
         self._joining = True
         self._past = Past()
         self._footer = Footer(run, console.out)
+        self._timed = not options.timings
         self._held: list[LogLine] = []
         self._patient_until = time.monotonic() + _PATIENCE
 
@@ -154,7 +157,7 @@ class RunScreen:
 
     def _all_started(self) -> bool:
         state = self.state
-        return state.attempt >= 0 and all(w.pid is not None for w in state.workers.values())
+        return state.attempt >= 0 and self._timed and all(w.pid is not None for w in state.workers.values())
 
     def _finish(self, wake: int) -> None:
         """Show what is unread of a run that has ended. There is nothing left to stop: a signal only cuts that short."""
@@ -204,9 +207,19 @@ class RunScreen:
     def _tell(self, moment: float, event: events.ControllerEvent) -> None:
         if isinstance(event, events.Phase) and self._options.phases:
             self._phases.update(phase_view(event), time.monotonic())
+            self._tell_timings(event)
         if isinstance(event, events.Restarting):
             self._show_ends()
         self._narrate(*self._news.of(moment, event, self.state))
+
+    def _tell_timings(self, event: events.Phase) -> None:
+        if not self._timed and event.ended and (event.name == "start" or event.failed):
+            from clusterctl.render.story.timings import render_timings
+            from clusterctl.run.record.kept.timings import start_times
+
+            self._timed = True
+            times = start_times(self._run)
+            self._narrate(*(() if times is None else render_timings(times, self._console.err)))
 
     def _show_ends(self) -> None:
         """Show the ends of ranks that failed: now, where the report will not."""

@@ -46,6 +46,9 @@ if TYPE_CHECKING:
 _TICK = 1.0
 _AT_ONCE = 512
 """How many items are taken in before the loop looks around again."""
+_LOOK_SECONDS = 0.25
+"""How often the loop looks around while only what nodes send all the time arrives: a look goes over all nodes."""
+_ALL_THE_TIME = (OutputReceived, WholeReceived, BeatReceived)
 
 
 class Controller:
@@ -75,6 +78,8 @@ class Controller:
         self._takeover = TakeOver(run, self._connections, self._beginning)
         self._succession = Succession(run, self._beginning)
         self._finishing = Finishing(run, self._replication)
+        self._news = True
+        self._look_at = 0.0
 
     def start(self, warnings: Sequence[str] = ()) -> int:
         """Start the run and see it to its end; return its exit code. `warnings` are said first."""
@@ -109,14 +114,24 @@ class Controller:
                 self._take_in()
                 if self._connections.superseded:
                     return int(ExitCode.UNATTENDED)
-                self._connections.look()
-                self._act()
-                self._replication.acknowledge()
+                if self._must_look():
+                    self._connections.look()
+                    self._act()
+                    self._replication.acknowledge()
             while not run.writer.flush():
                 time.sleep(_TICK)
             return run.state.exit_code or 0
         finally:
             run.close()
+
+    def _must_look(self) -> bool:
+        """Tell whether it is time to look at everything: at once after what may change something, else now and then."""
+        moment, run = time.monotonic(), self._run
+        waits = run.state.phase is RunPhase.RESTARTING or self._finishing.begun
+        if not (self._news or waits or moment >= self._look_at):
+            return False
+        self._news, self._look_at = False, moment + _LOOK_SECONDS
+        return True
 
     # --- what arrives
 
@@ -129,6 +144,7 @@ class Controller:
         try:
             first = run.inbox.get(timeout=wait)
         except queue.Empty:
+            self._news = True
             return
         self._handle(first)
         with contextlib.suppress(queue.Empty):
@@ -142,6 +158,7 @@ class Controller:
         Raises:
             OSError: The head itself cannot do its part, which is no node's fault: the run goes on without a controller.
         """
+        self._news = self._news or not isinstance(item, _ALL_THE_TIME)
         try:
             self._dispatch(item)
         except Exception as error:

@@ -23,7 +23,10 @@ class CancelledError(ClusterctlError):
 
 @dataclass
 class Progress:
-    """Posts how far a step is: at most every 100 ms while it goes on, and once when it is over."""
+    """Posts how far a step is: at most every 100 ms while it goes on, and once when it is over.
+
+    At the end it tells how long each node took, and with what most of that: what was waited for last counts until then.
+    """
 
     name: str
     total: int
@@ -31,19 +34,23 @@ class Progress:
     began: float = field(default_factory=time.monotonic)
     waiting: dict[str, tuple[str, float]] = field(default_factory=dict)
     done: int = 0
+    nodes: dict[str, float] = field(default_factory=dict)
+    parts: dict[str, dict[str, float]] = field(default_factory=dict)
     _last: float = 0.0
     _guard: threading.Lock = field(default_factory=threading.Lock)
 
     def at(self, node: str, what: str) -> None:
         """Say what a node is waited for."""
         with self._guard:
+            self._leave(node)
             self.waiting[node] = (what, time.monotonic())
             self._report()
 
     def through(self, node: str, count: int = 1) -> None:
         """Count a node as done."""
         with self._guard:
-            self.waiting.pop(node, None)
+            self._leave(node)
+            self.nodes[node] = time.monotonic() - self.began
             self.done += count
             self._report()
 
@@ -51,6 +58,17 @@ class Progress:
         """Close the step."""
         with self._guard:
             self._post(detail=detail, ended=True, failed=failed)
+
+    def _leave(self, node: str) -> None:
+        what, since = self.waiting.pop(node, ("", 0.0))
+        if what:
+            spent = self.parts.setdefault(node, {})
+            spent[what] = spent.get(what, 0.0) + time.monotonic() - since
+
+    def _longest(self) -> dict[str, tuple[str, float]]:
+        """Return what each node was waited for longest, where that was not one thing all the time."""
+        longest = {n: max(spent.items(), key=lambda part: part[1]) for n, spent in self.parts.items() if len(spent) > 1}
+        return {node: (what, round(seconds, 3)) for node, (what, seconds) in longest.items()}
 
     def _report(self) -> None:
         if time.monotonic() - self._last >= _REPORT_EVERY:
@@ -69,5 +87,7 @@ class Progress:
                 seconds=self._last - self.began,
                 ended=ended,
                 failed=failed,
+                nodes={node: round(seconds, 3) for node, seconds in self.nodes.items()} if ended else {},
+                parts=self._longest() if ended else {},
             )
         )

@@ -66,6 +66,7 @@ class Writer(Owned):
         self._seq = _last_seq(run.events)
         self._events = LineFile(run.events, _EVENTS_RESERVE)
         self._journals: dict[str, LineFile] = {}
+        self._waiting: dict[str, LineFile] = {}
         self._files = ReplicaFiles(self._replica)
 
     def append(self, event: head.ControllerEvent, now: float) -> None:
@@ -92,13 +93,14 @@ class Writer(Owned):
         line = (json.dumps(record, separators=(",", ":")) + "\n").encode()
         if len(line) > MOST_LINE or self._journals[node].size + len(line) > MOST_JOURNAL:
             raise frames.FrameError(f"an event of {len(line)} bytes, for which its journal has no room")
-        self._journals[node].append(line)
+        if not self._journals[node].append(line):
+            self._waiting[node] = self._journals[node]
 
     def flush(self) -> bool:
         """Write the lines that found no room before; return whether none waits any more."""
         # Nodes first: what the controller concluded from their lines must not be seen before them.
-        written = [file.flush() for file in (*self._journals.values(), self._events)]
-        return all(written)
+        self._waiting = {node: file for node, file in self._waiting.items() if not file.flush()}
+        return self._events.flush() and not self._waiting
 
     def replicate(self, node: str, file: str, offset: int, payload: bytes) -> int:
         """Write bytes of a node's file at their own offset; return the replica's new size, which is the cursor.

@@ -36,6 +36,8 @@ class Phase:
         seconds: Since the step began.
         ended: The step is over.
         failed: It is over because it failed.
+        nodes: Once it is over: seconds from its beginning until each node was through.
+        parts: What a node spent most of them with, and for how long, where it was waited for several things.
     """
 
     KIND: ClassVar[str] = "phase"
@@ -47,6 +49,8 @@ class Phase:
     seconds: float = 0.0
     ended: bool = False
     failed: bool = False
+    nodes: dict[str, float] = field(default_factory=dict)
+    parts: dict[str, tuple[str, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from clusterctl.health.context import Context
 from clusterctl.run.rules import events
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Iterable, Iterator
 
     from clusterctl.config.spec import ClusterSpec, HostSpec
 
@@ -88,11 +88,15 @@ class HealthObserver:
 
     def unhealthy(self, nodes: Iterable[str]) -> dict[str, str]:
         """Return which of these nodes a run should not go on with, and why."""
-        return _reasons({node: during.condemned(self._watch(node)) for node in nodes})
+        return _reasons({node: during.condemned(watch) for node, watch in self._known(nodes)})
 
     def doubtful(self, nodes: Iterable[str]) -> dict[str, str]:
         """Return which of these nodes the next attempt had better do without, though this one may go on, and why."""
-        return _reasons({node: during.doubted(self._watch(node)) for node in nodes})
+        return _reasons({node: during.doubted(watch) for node, watch in self._known(nodes)})
+
+    def _known(self, nodes: Iterable[str]) -> Iterator[tuple[str, during.Watch]]:
+        """Give the watches of nodes that have said anything."""
+        return ((node, watch) for node in nodes if (watch := self._watches.get(node)) is not None)
 
     def _watch(self, node: str) -> during.Watch:
         watch = self._watches.get(node)

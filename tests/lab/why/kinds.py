@@ -117,7 +117,9 @@ SLOW: Final[dict[str, Expected]] = {
     "each_slow_data": _slow(),
     "each_slow_starved": _slow(),
     "each_slow_node": _slow(Who.NODE),
-    "slow_import_first": Expected("start", ("SLOW",), more={"stall": {"startup_timeout": "10m"}}, after=100.0),
+    "slow_import_first": Expected(
+        "start", ("SLOW",), more={"stall": {"timeout": "10m", "startup_timeout": "10m"}}, after=100.0
+    ),
 }
 KINDS: Final[dict[str, Expected]] = {
     "sleeps": _hang(),
@@ -227,3 +229,5 @@ CONTROLS: Final = (
     "control_last_words",
     "control_child_dies",
 )
+STRAGGLES: Final = ("each_control_uneven", "each_control_pauses")
+"""Healthy runs in which one rank takes longer in every step: that it is slower may be said of it, and nothing else."""

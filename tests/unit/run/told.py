@@ -52,7 +52,7 @@ RUNNING = wrote(wrote(PREPARED, "n0", started(0), started(1)), "n1", started(2),
 def shown(state: RunState) -> dict[str, Any]:
     """What `status --json` says of it, but for its times, its origin, and its attempts (`attempts_of`)."""
     value = cast("dict[str, Any]", json.loads(json.dumps(status_json(RunView(state=state, attended=True)))))
-    return {key: said for key, said in value.items() if key not in ("attempts", "started", "ended", "origin")}
+    return {key: said for key, said in value.items() if key not in ("attempts", "started", "ended", "origin", "start")}
 
 
 def attempts_of(state: RunState) -> list[dict[str, Any]]:

@@ -88,19 +88,27 @@ def watch(
     seen: Callable[[str, float], bool] = lambda node, t: True,
     watched: Callable[[float], dict[str, list[int]]] = lambda t: {},
 ) -> Seen:
-    """Runs the rule over a job: one look of each node every two seconds, of which arrives what a node writes down."""
+    """Runs the rule over a job: one look of each node every two seconds, of which arrives what a node writes down.
+
+    Samples are taken in one by one, and all of two seconds at once: the rule says the same.
+    """
     limits = limits or rule.StallLimits()
     steadiness: dict[str, Steadiness] = defaultdict(Steadiness)
     state, said, t = rule.begin(0, ranks, 1000.0), Seen(), 0.0
+    together = state
     while t < until:
         t += SAMPLE_S
+        arrived = []
         for node in sorted({rank.node for rank in ranks.values()}):
             if seen(node, t):
                 members = {str(r): rank.sample(t) for r, rank in ranks.items() if rank.node == node}
                 sample = {"m": 50.0 + t, "gpus": gpus, "watched": watched(t), "ranks": members}
                 if not steadiness[node].leaves_out(sample):
                     state = rule.observe(state, sample, node=node, attempt=0, now=1000.0 + t)
+                    arrived.append((sample, node, 1000.0 + t))
         state, said.last = rule.judge(state, limits, 1000.0 + t)
+        together, same = rule.judge(rule.observe_all(together, arrived, attempt=0), limits, 1000.0 + t)
+        assert same == said.last
         said.all.append((t, said.last))
         if said.last.phase is not rule.StallPhase.NONE and said.suspected is None:
             said.suspected = t

@@ -134,6 +134,10 @@ def begin(attempt: int, ranks: Iterable[int], now: float) -> StallWatch:
 
 def observe(watch: StallWatch, sample: Activity, *, node: str, attempt: int, now: float) -> StallWatch:
     """Takes in one sample of one node (`agent.watch.activity.Sampler.sample`); another attempt's is ignored."""
+    return watch if attempt != watch.attempt else _activity_of_all(_observe(watch, sample, node, attempt, now))
+
+
+def _observe(watch: StallWatch, sample: Activity, node: str, attempt: int, now: float) -> StallWatch:
     if attempt != watch.attempt:
         return watch
     for rank, content in sample["ranks"].items():
@@ -143,7 +147,23 @@ def observe(watch: StallWatch, sample: Activity, *, node: str, attempt: int, now
         if watch.watched.get(node, watched) != watched:
             watch = replace(watch, activity_at=now)
         watch = replace(watch, watched={**watch.watched, node: watched})
-    return _activity_of_all(watch)
+    return watch
+
+
+def observe_all(watch: StallWatch, seen: Iterable[tuple[Activity, str, float]], *, attempt: int) -> StallWatch:
+    """Takes in samples, each with its node and when it came, as `observe` one after the other.
+
+    What all ranks together show is looked at once, behind the last: a run of thousands sends hundreds of samples a
+    second, and each would go over all of them.
+    """
+    watch = replace(watch, ranks=_OwnRanks(watch.ranks))
+    for sample, node, now in seen:
+        watch = _observe(watch, sample, node, attempt, now)
+    return _activity_of_all(replace(watch, ranks=dict(watch.ranks)))
+
+
+class _OwnRanks(dict[int, "RankView"]):
+    """A table that nobody else has yet, so that it may be changed."""
 
 
 def judge(watch: StallWatch, limits: StallLimits, now: float) -> tuple[StallWatch, Stall]:
@@ -206,6 +226,9 @@ def _observe_rank(
         watch = _advance(watch, view.progress_at, before, now, STEADY_S if sample.get("steady") else BLIND_S)
     if before is not None and active(before, view):
         watch = replace(watch, activity_at=now)
+    if isinstance(watch.ranks, _OwnRanks):
+        watch.ranks[rank] = view
+        return watch
     return replace(watch, ranks={**watch.ranks, rank: view})
 
 

@@ -5,7 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from clusterctl.door import samples
-from clusterctl.run.rules.stalls.rule import Stall, StallLimits, StallPhase, StallWatch, begin, judge, observe, warning
+from clusterctl.run.rules.stalls.rule import (
+    Stall,
+    StallLimits,
+    StallPhase,
+    StallWatch,
+    begin,
+    judge,
+    observe,
+    observe_all,
+    warning,
+)
 from clusterctl.wording import span
 
 if TYPE_CHECKING:
@@ -35,6 +45,7 @@ class StallObserver:
         self._attempt = attempt
         self._limits = StallLimits(timeout=spec.timeout, startup_timeout=spec.startup_timeout)
         self._watch: StallWatch = begin(attempt, ranks, now)
+        self._new: list[tuple[Activity, str, float]] = []
         self._heard: dict[str, tuple[float, float]] = {}
         self._late_at: float | None = None
         self._warned = False
@@ -65,7 +76,13 @@ class StallObserver:
             if node in self._heard and now - self._heard[node][1] > LATE_S:
                 self._late_at = now
             self._heard[node] = (self._heard.get(node, (now, now))[0], now)
-            self._watch = observe(self._watch, sample, node=node, attempt=self._attempt, now=now)
+            self._new.append((sample, node, now))
+
+    def _take_in(self) -> None:
+        """Fold what has come since the last look."""
+        if self._new:
+            new, self._new = self._new, []
+            self._watch = observe_all(self._watch, new, attempt=self._attempt)
 
     def _of_attempt(self, lines: Iterable[bytes]) -> Iterator[Activity]:
         yield from (
@@ -74,6 +91,7 @@ class StallObserver:
 
     def judge(self, now: float) -> Stall:
         """Return what the rule says now."""
+        self._take_in()
         self._watch, stall = judge(self._watch, self._limits, now)
         return stall
 
@@ -104,6 +122,7 @@ class StallObserver:
 
         A node that says nothing is not one where nothing moves: time alone makes nobody idle, nor does a single look.
         """
+        self._take_in()
         moved = [m for m in (self._watch.activity_at, self._watch.progress_at) if m is not None]
         spans = [self._heard.get(node, (0.0, 0.0)) for node in nodes]
         newest = min((last for _, last in spans), default=0.0)
