@@ -14,6 +14,7 @@ from tests.lab import hung_mount
 from tests.lab.faulty import add_spare, worker_pid
 from tests.lab.head_cli import Head
 from tests.lab.waiting import wait_for
+from tests.lab.ways import not_over
 
 if TYPE_CHECKING:
     from tests.lab.conftest import NodeFactory
@@ -31,6 +32,7 @@ def head(tmp_path: Path, head_env: dict[str, str]) -> Head:
     return Head(folder, head_env)
 
 
+@not_over("srun", reason="the steps of the lab's Slurm are root's")
 def test_a_process_beyond_reach_is_named_and_the_code_is_7(lab: Lab, nodes: NodeFactory, head: Head) -> None:
     (made,) = nodes(1, user="me")
     rooted = lab.shared / "rooted"
@@ -68,6 +70,7 @@ if attempt == "0":
 """
 
 
+@not_over("srun", reason="a step of the lab's Slurm does not see what its node mounts later")
 def test_a_node_with_a_process_that_nothing_can_end_is_named_and_a_spare_takes_its_place(
     nodes: NodeFactory, head: Head
 ) -> None:
@@ -124,6 +127,7 @@ SLOW_TO_GO = textwrap.dedent("""
 """)
 
 
+@not_over("srun", reason="a step of the lab's Slurm does not see what its node mounts later")
 def test_a_rank_whose_end_takes_long_in_the_kernel_is_still_the_first_to_have_failed(
     nodes: NodeFactory, head: Head
 ) -> None:

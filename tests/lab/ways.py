@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import pytest
+
 from tests.lab.spec import SHARED
 
 if TYPE_CHECKING:
@@ -69,6 +71,11 @@ WAYS: Final = {
         Way(name="srun", file=_by_command(STEP)),
     )
 }
+
+
+def not_over(*names: str, reason: str) -> pytest.MarkDecorator:
+    """Mark a test of what some ways do not have."""
+    return pytest.mark.skipif(os.environ.get(VARIABLE) in names, reason=reason)
 
 
 def chosen() -> Way | None:
