@@ -17,22 +17,6 @@ from clusterctl.config.wrong import WrongValueError, shown
 Check = Callable[[object], Any]
 
 
-class StartMethod(str, Enum):
-    """How the workers of a node come to be."""
-
-    SPAWN = "spawn"
-    FORK = "fork"
-    AUTO = "auto"
-
-
-class Resume(str, Enum):
-    """Which checkpoints an attempt may go on from."""
-
-    NEVER = "never"
-    THIS_RUN = "this run"
-    ANY = "any"
-
-
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Kind:
     """What a type alone does not say of how its values are written.
@@ -58,6 +42,14 @@ class Kind:
     limits: tuple[int, int] | None = None
     choices: tuple[str, ...] = ()
     as_written: bool = False
+
+
+class StartMethod(str, Enum):
+    """How the workers of a node come to be."""
+
+    SPAWN = "spawn"
+    FORK = "fork"
+    AUTO = "auto"
 
 
 class StallAction(str, Enum):
