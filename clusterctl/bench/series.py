@@ -129,7 +129,7 @@ def _cut(spec: ClusterSpec, share: Mapping[str, int]) -> ClusterSpec:
         for host in spec.workers
         if host.name in share
     )
-    return replace(spec, name=name, hosts=hosts, restart=RestartSpec())
+    return replace(spec, name=name, hosts=hosts, restart=RestartSpec(), results=None)
 
 
 def _smaller(host: HostSpec, workers: int) -> HostSpec:

@@ -38,7 +38,11 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
     "sync": ("clusterctl sync", "clusterctl sync --pull 'ckpt/**'"),
     "bench": ("clusterctl bench --plot scaling.png",),
     "config": ("clusterctl config --ranks", "clusterctl config --env 5"),
-    "init": ("clusterctl init --template keras_ddp DIR",),
+    "init": (
+        "clusterctl init gpu[01-08] --gpus 8 --script train.py",
+        "clusterctl init gpu[01-08] --template keras_ddp",
+        "clusterctl init --template keras_ddp DIR",
+    ),
     "export": ("clusterctl export slurm cluster.yaml",),
     "templates": ("clusterctl templates",),
     "trust": ("clusterctl trust", "clusterctl trust --login"),

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 from clusterctl.config.sections.declared import (
     CLUSTER_FILE,
     CONTROLLER_LOSS,
+    RESULTS,
     SECTIONS,
     SYNC,
     Section,
@@ -49,7 +50,7 @@ def paths() -> Iterator[tuple[str, Declared]]:
     yield from ((name, key) for name, key in CLUSTER_FILE.keys.items() if name == "defaults" or name not in SECTIONS)
     yield from _below("hosts[].", section_of(HostSpec))
     sections = {name: section for name, section in SECTIONS.items() if name != "defaults"}
-    for name, section in (sections | {"sync": SYNC, "on_controller_loss": CONTROLLER_LOSS}).items():
+    for name, section in (sections | {"sync": SYNC, "results": RESULTS, "on_controller_loss": CONTROLLER_LOSS}).items():
         yield from _below(f"{name}.", section)
 
 

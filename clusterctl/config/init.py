@@ -151,7 +151,7 @@ def _ssh_hosts(text: str, read_include: Callable[[str], Iterable[str]], depth: i
                     yield from _ssh_hosts(included, read_include, depth + 1)
 
 
-def from_slurm(expression: str) -> list[Machine]:
+def from_slurm(expression: str, source: str = "--from") -> list[Machine]:
     """Read a Slurm node list such as `gpu[01-04,07]` (of `SLURM_JOB_NODELIST` or `sinfo`).
 
     Raises:
@@ -160,7 +160,52 @@ def from_slurm(expression: str) -> list[Machine]:
     try:
         return [Machine(host) for host in dict.fromkeys(ranges.expand(expression))]
     except ranges.RangeError as error:
-        raise ConfigError([Problem("--from", 0, 0, f"`{expression}`: {error}", error.hint)]) from error
+        raise ConfigError([Problem(source, 0, 0, f"`{expression}`: {error}", error.hint)]) from error
+
+
+def from_words(text: str) -> list[Machine]:
+    """Read hosts as a person names them: `gpu[01-08]`, `a,b`, `ubuntu@gpu01`.
+
+    Raises:
+        ConfigError: It cannot be read.
+    """
+    found: dict[str, Machine] = {}
+    for machine in from_slurm(text, "HOSTS"):
+        user, at, host = machine.host.rpartition("@")
+        found[host] = Machine(host, user=user if at else None)
+    return list(found.values())
+
+
+def with_gpus(machine: Machine, gpus: int | None) -> Machine:
+    """Return a machine of which it is said how many GPUs it has, where nothing else did."""
+    return machine if machine.gpus is not None else replace(machine, gpus=gpus)
+
+
+def on_machines(template: str, machines: Sequence[Machine]) -> str:
+    """Return the cluster file of a template for these machines, instead of for this one.
+
+    With GPUs, what the template says for its CPU workers is left out: `env` and `args`.
+
+    Raises:
+        ValueError: It is for one machine alone.
+    """
+    lines = template.splitlines()
+    while lines and lines[0].startswith("#"):
+        del lines[0]
+    first = lines.index("hosts:")
+    after = next(at for at in range(first + 1, len(lines)) if not lines[at].startswith(" "))
+    entries = lines[first + 1 : after]
+    alone = len(entries) == 1
+    if alone and len(machines) > 1:
+        raise ValueError(f"this template runs on one machine, and {len(machines)} are named")
+    hosts = [f"  {_scalar(machines[0].host)}: {_entry(machines[0], workers=1)}"] if alone else _host_lines(machines)
+    own = [*lines[:first], "hosts:", *hosts, *lines[after:]]
+    if any(machine.gpus != 0 for machine in machines):
+        own = [line for line in own if not line.startswith(("env:", "  args:"))]
+    comments = next((at for at, line in enumerate(own) if line.startswith("#")), len(own))
+    # What else it says of real machines stays; that they are hosts is done.
+    kept = own if any(line.startswith("# job:") for line in own[comments:]) else own[:comments]
+    return "\n".join(kept).rstrip() + "\n"
 
 
 def starter(
@@ -191,8 +236,8 @@ def _host_lines(machines: Sequence[Machine]) -> list[str]:
     return [f"  {_scalar(ranges.fold(names))}: {_entry(machine)}" for machine, names in groups]
 
 
-def _entry(machine: Machine) -> str:
-    reached = {"address": machine.address, "user": machine.user, "port": machine.port}
+def _entry(machine: Machine, workers: int | None = None) -> str:
+    reached = {"workers": workers, "address": machine.address, "user": machine.user, "port": machine.port}
     told = [f"{key}: {_scalar(v) if isinstance(v, str) else v}" for key, v in reached.items() if v is not None]
     return f"{{{', '.join((f'gpus: {_gpus(machine.gpus)}', *told))}}}" if told else _gpus(machine.gpus)
 

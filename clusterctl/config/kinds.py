@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from enum import Enum
+from typing import Annotated, Any
 
 from clusterctl.config import units, words
 from clusterctl.config.words import COMMAND_HINT
 from clusterctl.config.wrong import WrongValueError, shown
-
-if TYPE_CHECKING:
-    from enum import Enum
 
 Check = Callable[[object], Any]
 
@@ -44,6 +42,29 @@ class Kind:
     limits: tuple[int, int] | None = None
     choices: tuple[str, ...] = ()
     as_written: bool = False
+
+
+class StallAction(str, Enum):
+    """What happens to a run that is confirmed as stalled."""
+
+    REPORT = "report"
+    STOP = "stop"
+    RESTART = "restart"
+
+
+class Resume(str, Enum):
+    """Which checkpoints an attempt may go on from."""
+
+    NEVER = "never"
+    THIS_RUN = "this run"
+    ANY = "any"
+
+
+class When(str, Enum):
+    """After which ends of a run something is done."""
+
+    SUCCESS = "success"
+    ALWAYS = "always"
 
 
 class Key:

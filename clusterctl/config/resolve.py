@@ -35,6 +35,7 @@ def resolved(spec: ClusterSpec) -> dict[str, Any]:
         "sync": "none" if spec.sync is None else _written(spec.sync),
         "env": dict(spec.env),
         "secrets": dict.fromkeys(spec.secrets, HIDDEN),
+        "results": None if spec.results is None else _written(spec.results),
         "job": None if spec.job is None else _written(spec.job),
         "restart": _written(spec.restart),
         "on_controller_loss": "keep" if spec.stop_after is None else CONTROLLER_LOSS.written(spec),

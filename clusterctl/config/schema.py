@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from clusterctl.config.sections.declared import CLUSTER_FILE, CONTROLLER_LOSS, DEFAULTS, HOST, SYNC
+from clusterctl.config.sections.declared import CLUSTER_FILE, CONTROLLER_LOSS, DEFAULTS, HOST, RESULTS, SYNC
 from clusterctl.config.sections.models import model_of
 
 _VARIABLE = {"type": "string", "pattern": r"\$\{"}
@@ -21,13 +21,15 @@ def schema() -> dict[str, Any]:
     # Importing this at the top would make every command that reads a cluster file pay for it.
     from pydantic import TypeAdapter
 
-    sections = (CLUSTER_FILE, DEFAULTS, HOST, SYNC, CONTROLLER_LOSS)
+    sections = (CLUSTER_FILE, DEFAULTS, HOST, SYNC, RESULTS, CONTROLLER_LOSS)
     made: dict[str, Any]
     _, made = TypeAdapter.json_schemas([(section.title, "validation", model_of(section)) for section in sections])
     definitions = {name: _converted(part) for name, part in made["$defs"].items()}
     root: dict[str, Any] = definitions.pop("ClusterFile")
     _describe(root["properties"], "hosts", _hosts())
     _describe(root["properties"], "sync", {"anyOf": [{"const": "none"}, _ref("SyncModel")]})
+    patterns = [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]
+    _describe(root["properties"], "results", {"anyOf": [*patterns, _ref("ResultsModel")]})
     loss = {"anyOf": [{"const": "keep"}, _ref("ControllerLossModel")]}
     _describe(root["properties"], "on_controller_loss", loss)
     head: dict[str, Any] = {"$schema": "http://json-schema.org/draft-07/schema#", "title": "clusterctl cluster file"}

@@ -30,6 +30,7 @@ from clusterctl.config.kinds import (
     PortOrAuto,
     PositiveDuration,
     Restarts,
+    Resume,
     Size,
     SizeOrNone,
     SizeOrZero,
@@ -38,8 +39,10 @@ from clusterctl.config.kinds import (
     SshHops,
     SshUser,
     SshWord,
+    StallAction,
     Texts,
     Weights,
+    When,
     Workers,
     reached,
 )
@@ -75,22 +78,6 @@ class Launcher(str, Enum):
 
     DIRECT = "direct"
     TORCHRUN = "torchrun"
-
-
-class StallAction(str, Enum):
-    """What happens to a run that is confirmed as stalled."""
-
-    REPORT = "report"
-    STOP = "stop"
-    RESTART = "restart"
-
-
-class Resume(str, Enum):
-    """Which checkpoints an attempt may go on from."""
-
-    NEVER = "never"
-    THIS_RUN = "this run"
-    ANY = "any"
 
 
 _SSH_SAYS = "what `ssh -G host` says"
@@ -302,6 +289,21 @@ class LogsSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ResultsSpec:
+    """What is fetched from the nodes at the end of a run. Here `to` is absolute."""
+
+    patterns: Annotated[Texts, Key("Files and folders, relative to the workdir.", ["ckpt/best*", "metrics.json"])]
+    to: Annotated[
+        str,
+        Key(
+            "Folder for a folder a run, relative to the cluster file.", "~/results", unset="`results`, beside the file"
+        ),
+    ]
+    when: Annotated[When, Key("After which ends.", "always")] = When.SUCCESS
+    max_size: Annotated[Size, Key("What a node may send at most.", "10GiB")] = 10 * 1024**3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSpec:
     """A whole cluster file.
 
@@ -328,6 +330,7 @@ class ClusterSpec:
     stall: StallSpec = field(default_factory=StallSpec)
     health: HealthSpec = field(default_factory=HealthSpec)
     logs: LogsSpec = field(default_factory=LogsSpec)
+    results: ResultsSpec | None = None
     stop_after: float | None = None
     min_nodes: int | None = None
 

@@ -29,7 +29,7 @@ def render_config_error(error: ConfigError, *, color: bool = False, width: int =
     count = len(error.problems)
     files = len({problem.path for problem in error.problems})
     where = f" in {files} files" if files > 1 else f" in {error.problems[0].path}"
-    blocks.append(f"{count} problem{'s' if count > 1 else ''}{where}; nothing was started")
+    blocks.append(f"{count} problem{'s' if count > 1 else ''}{where}; nothing was done")
     return "\n".join(blocks)
 
 

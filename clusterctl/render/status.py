@@ -11,7 +11,7 @@ from clusterctl.render.story.attempts import render_attempts, waits_for_restart
 from clusterctl.render.story.book import render_origin
 from clusterctl.render.terminal.console import BOLD, DIM, GREEN, RED, YELLOW, safe
 from clusterctl.render.terminal.table import Cell, Column, render_table
-from clusterctl.render.words import failure_line, health_news, stall_hints, stall_line, worker_state
+from clusterctl.render.words import failure_line, health_news, results_news, stall_hints, stall_line, worker_state
 from clusterctl.run.rules.state import RunPhase
 from clusterctl.wording import duration
 
@@ -129,6 +129,8 @@ def render_summary(view: RunView, now: float, terminal: Terminal) -> list[str]:
     if state.stall is not None:
         hints = [] if state.over else stall_hints(state.run, state.stall.phase)
         lines += [f"  {line}" for line in (stall_line(state.stall), *(f"  {line}" for line in view.where), *hints)]
+    if state.results is not None:
+        lines += [f"  {line}" for line in results_news(state.results)]
     if not state.over:
         lines += [f"  {health_news(event)}" for event in state.troubles.values()]
         lines += [f"  {line}" for line in _slow_lines(view)]

@@ -15,7 +15,7 @@ from clusterctl.wording import signal_name
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from clusterctl.run.rules.events import Health
+    from clusterctl.run.rules.events import Health, Results
     from clusterctl.run.rules.state import StallView, WorkerState
 
 
@@ -64,6 +64,7 @@ def status_json(view: RunView) -> dict[str, Any]:
         "stall": stall_json(state.stall, view.verdict),
         "health": [_trouble_json(event) for event in state.troubles.values()],
         "remaining": list(state.remaining),
+        "results": _results_json(state.results),
         "started": time_json(state.created),
         "ended": time_json(state.ended),
         "origin": origin_json(view.origin),
@@ -85,6 +86,12 @@ def status_json(view: RunView) -> dict[str, Any]:
 def _trouble_json(event: Health) -> dict[str, Any]:
     keys = ("node", "gpu", "check", "status", "message", "action")
     return {key: getattr(event, key) for key in keys}
+
+
+def _results_json(results: Results | None) -> dict[str, Any] | None:
+    if results is None:
+        return None
+    return {"to": results.to, "files": results.files, "bytes": results.bytes, "lacking": list(results.lacking)}
 
 
 def _worker_json(worker: WorkerState, view: RunView) -> dict[str, Any]:

@@ -10,14 +10,14 @@ from clusterctl.agent.protocol.requests import StopReason
 from clusterctl.render.ranks import fold_nodes, fold_ranks
 from clusterctl.render.terminal.console import BOLD, RED, safe
 from clusterctl.run.rules.state import NodeState
-from clusterctl.wording import plural, signal_name, span
+from clusterctl.wording import plural, signal_name, size, span
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from clusterctl.render.terminal.console import Terminal
     from clusterctl.run.rules.blame import Cause
-    from clusterctl.run.rules.events import Decided, Health, Link, StallSeen
+    from clusterctl.run.rules.events import Decided, Health, Link, Results, StallSeen
     from clusterctl.run.rules.state import RunState, StallView, WorkerState
 
 
@@ -29,8 +29,14 @@ def failure_line(cause: Cause, attempt: int, terminal: Terminal) -> str:
     place += [f"attempt {attempt}"] if attempt > 0 else []
     where = ", ".join(filter(None, [" ".join(place[:2]), *place[2:]]))
     message = f": {safe(cause.message)}" if cause.message and cause.message != how_it_ended(cause) else ""
-    parts = [part for part in (where, how_it_ended(cause)) if part]
+    parts = [part for part in (where, how_it_ended(cause) + _by_whom(cause)) if part]
     return f"{terminal.style(word, RED, BOLD)}: {', '.join(parts)}{message}"
+
+
+def _by_whom(cause: Cause) -> str:
+    """Return what is known of a SIGKILL, which says nothing of itself."""
+    unexplained = cause.kind == "signal" and cause.signal == "SIGKILL"
+    return " (not by clusterctl, and the kernel told of no lack of memory)" if unexplained else ""
 
 
 def alike_line(cause: Cause, ranks: Sequence[int], nodes: Sequence[str], attempt: int, terminal: Terminal) -> str:
@@ -38,7 +44,8 @@ def alike_line(cause: Cause, ranks: Sequence[int], nodes: Sequence[str], attempt
     place = f"ranks {fold_ranks(ranks)} on {fold_nodes(nodes)} failed alike"
     which = f", attempt {attempt}" if attempt > 0 else ""
     said = f": {safe(cause.message)}" if cause.message != how_it_ended(cause) else ""
-    return f"{terminal.style('first observed failure', RED, BOLD)}: {place}{which}, {how_it_ended(cause)}{said}"
+    how = how_it_ended(cause) + _by_whom(cause)
+    return f"{terminal.style('first observed failure', RED, BOLD)}: {place}{which}, {how}{said}"
 
 
 def cause_json(cause: Cause | None) -> dict[str, Any] | None:
@@ -220,3 +227,9 @@ def node_step(event: node_events.Event) -> str:
             return f"{left} of attempt {event.attempt}" + (f", {event.killed} killed" if event.killed else "")
         case _:
             return ""
+
+
+def results_news(results: Results) -> list[str]:
+    """Return what was fetched at the end of a run and where it is, and what did not come."""
+    came = f"results: {plural(results.files, 'file')}, {size(results.bytes)} in {safe(results.to)}"
+    return [*([came] if results.files else []), *(f"warn: results: {safe(text)}" for text in results.lacking)]

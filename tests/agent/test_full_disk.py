@@ -110,7 +110,9 @@ def test_what_is_on_the_head_of_an_earlier_attempt_gives_way_before_what_nobody_
     talk.wait_for("swept", 2)
 
     assert [event["exit_code"] for event in talk.of("exited")] == [0, 0]
-    assert [event["code"] for event in talk.of("alarm")] == ["disk_full"]
+    assert [(event["code"], event["message"]) for event in talk.of("alarm")] == [
+        ("disk_full", "the disk is full: the oldest output gives way, what is already on the head first")
+    ]
     assert {(event["attempt"], event["lost"]) for event in talk.of("dropped")} == {(0, 0)}
     status = (small_disk.folder / logs[1]).stat()
     assert status.st_blocks * 512 >= status.st_size == 22 * 500 * 1024

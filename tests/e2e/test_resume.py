@@ -124,7 +124,10 @@ def test_why_an_attempt_died_is_told_and_kept_though_another_follows(head: Local
     done = head.run("up", "--no-health")
 
     assert done.returncode == 0, done.stderr
-    told = "first observed failure: rank 1 on localhost.1, killed by SIGKILL\n"
+    told = (
+        "first observed failure: rank 1 on localhost.1, killed by SIGKILL"
+        " (not by clusterctl, and the kernel told of no lack of memory)\n"
+    )
     assert f"{told}restart 1 of 3 now (rank 1 on localhost.1: killed by SIGKILL)\n" in done.stderr
     status = head.json("status", head.json("ps", "-a")[-1]["run"])
     assert [(one["attempt"], (one["cause"] or {}).get("signal")) for one in status["attempts"]] == [

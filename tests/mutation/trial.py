@@ -86,15 +86,18 @@ def baseline(place: str, modules: Sequence[str]) -> tuple[float, reached.Lines]:
     """Run the tests of a place without a mutant; return how long they take, and which of them run which line.
 
     Raises:
-        RuntimeError: They do not pass.
+        RuntimeError: They do not pass, twice: an hour of trials is not to end with a test that a busy machine has failed.
     """
     data_file = _Place.folder / "coverage"
-    data_file.unlink(missing_ok=True)
     project = _Place.folder / "project"
     files = ",".join(str(project / "clusterctl" / f"{module}.py") for module in modules)
     watched = ["-m", "coverage", "run", f"--data-file={data_file}", f"--include={files}"]
-    code, seconds, output = _run_tests([place], 1800.0, watched, ["-p", "tests.mutation.reached"])
-    if code != 0:
+    for _ in range(2):
+        data_file.unlink(missing_ok=True)
+        code, seconds, output = _run_tests([place], 1800.0, watched, ["-p", "tests.mutation.reached"])
+        if code == 0:
+            break
+    else:
         raise RuntimeError(f"{place} does not pass without a mutant:\n{output}")
     return seconds, reached.lines_of(data_file, project, modules)
 

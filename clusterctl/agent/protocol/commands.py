@@ -34,7 +34,7 @@ class Command(str, Enum):
     MANIFEST = "manifest"  # {workdir, run, stream, size} then `size` bytes of `listing` -> {need: [number in it]}
     RECEIVE = "receive"  # {manifest: its stream, stream} then data of what it needed -> {written, hash}
     COPY = "copy"  # {folder, target, inside, stream, size} then a `listing` -> {need, folder}; RECEIVE takes the files
-    FETCH = "fetch"  # {workdir, pattern, links, stream} -> data of each file, then {files: [[path, size, mode]]}
+    FETCH = "fetch"  # {workdir, pattern, links, of, stream} -> data of each file, then {files: [[path, size, mode]]}
     CHECKPOINTS = "checkpoints"  # {workdir, pattern} -> {found: [{path, mtime}]}, complete ones only
     CODE = "code"  # {workdir} -> {hash | null}: over what syncs brought, as it is now; null where none did
     #   {workdir, unsynced: true} -> {files: {path: hash}}: source files that nobody synced

@@ -7,6 +7,8 @@ import glob
 import hashlib
 import os
 import stat
+import tempfile
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -119,6 +121,17 @@ def files_matching(workdir: str, pattern: str, *, links: bool = False) -> list[t
         else:
             files[name] = path
     return [(name, path) for name, path in sorted(files.items()) if _is_plain(path, links=links)]
+
+
+def changed_since(files: list[tuple[str, str]], moment: float, folder: str) -> list[tuple[str, str]]:
+    """Return the files that were written, moved here or given other permissions after a moment (wall clock, seconds).
+
+    The clock of a file system may be that of a server: it is looked at by a file of ours in `folder`.
+    """
+    ahead = 0.0
+    with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=folder) as probe:
+        ahead = os.fstat(probe.fileno()).st_ctime - time.time()
+    return [(name, path) for name, path in files if os.stat(path).st_ctime >= moment + ahead]
 
 
 def _is_plain(path: str, *, links: bool) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import click
@@ -26,9 +26,11 @@ from clusterctl.run.rules.state import RunPhase
 from clusterctl.wording import plural, size
 
 if TYPE_CHECKING:
+    from clusterctl.config.spec import ClusterSpec, HostSpec
     from clusterctl.render.terminal.console import Console
     from clusterctl.run.record.rundir import RunDir
     from clusterctl.run.rules.state import RunState
+    from clusterctl.session.conversation import Session
 
 _YOUNG = 3600.0
 """Content that was touched within so many seconds may belong to a run that is being started."""
@@ -90,13 +92,16 @@ def _runs_gone(chosen: list[tuple[RunDir, RunState]], console: Console, *, remov
     sizes = {run.run: _size(run) for run, _ in chosen}
     going: set[str] = set()
     header, *lines = render_ps(views, time.time(), console.out, sizes=sizes)
-    for view, line in zip(views, lines, strict=True):
-        run, state = ended[view.state.run]
-        tell_unread(state, console)
-        if remove and not _remove(run, state, console):
-            continue
-        console.data(*([] if going else [header]), line)
-        going.add(run.run)
+    told = {view.state.run: line for view, line in zip(views, lines, strict=True)}
+    groups = _reached_alike([ended[run] for run in told]) if remove else [[ended[run] for run in told]]
+    for group in groups:
+        left = _remove_on_nodes(group) if remove else {}
+        for run, state in group:
+            tell_unread(state, console)
+            if remove and not _remove(run, left[run.run], console):
+                continue
+            console.data(*([] if going else [header]), told[run.run])
+            going.add(run.run)
     return going, sum(sizes[run] for run in going)
 
 
@@ -130,28 +135,83 @@ def _size(run: RunDir) -> int:
     return sum(p.lstat().st_blocks * 512 for p in run.path.rglob("*"))
 
 
-def _remove(run: RunDir, state: RunState, console: Console) -> bool:
-    """Remove a run from its nodes, then from the head; where a node refuses, it stays here too."""
-    refused, unreached = _remove_on_nodes(run, state)
-    if refused:
-        console.narrate(*[f"error: {error}" for error in refused], f"{run.run} was kept")
+_Group = list[tuple["RunDir", "RunState"]]
+
+
+@dataclass(slots=True)
+class _Left:
+    """What of a run is still on nodes: why some would not remove it, and which could not be asked."""
+
+    refused: list[ClusterctlError] = field(default_factory=list)
+    unreached: list[str] = field(default_factory=list)
+
+
+def _reached_alike(chosen: _Group) -> list[_Group]:
+    """Put runs together whose hosts are reached in the same way: they share their connections."""
+    groups: dict[str, _Group] = {}
+    for run, state in chosen:
+        spec = _spec_of(run)
+        way = run.run if spec is None else repr((spec.ssh, [_way_of(host) for host in spec.hosts]))
+        groups.setdefault(way, []).append((run, state))
+    return list(groups.values())
+
+
+def _way_of(host: HostSpec) -> tuple[object, ...]:
+    reached = (host.name, host.host, host.address, host.user, host.port, host.identity_file, host.proxy_jump)
+    return (*reached, host.transport, host.python)
+
+
+def _spec_of(run: RunDir) -> ClusterSpec | None:
+    try:
+        return load_stored(run.spec.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _remove(run: RunDir, left: _Left, console: Console) -> bool:
+    """Remove a run from the head; where a node refused, it stays here too."""
+    if left.refused:
+        console.narrate(*[f"error: {error}" for error in left.refused], f"{run.run} was kept")
         return False
-    if unreached:
-        console.narrate(f"warning: {run.run} is still on {fold_nodes(unreached)}, which could not be reached")
+    if left.unreached:
+        console.narrate(f"warning: {run.run} is still on {fold_nodes(left.unreached)}, which could not be reached")
     shutil.rmtree(run.path)
     return True
 
 
-def _remove_on_nodes(run: RunDir, state: RunState) -> tuple[list[ClusterctlError], list[str]]:
-    try:
-        spec = load_stored(run.spec.read_text())
-    except (OSError, ValueError):
-        return [], list(state.traces)
+def _remove_on_nodes(group: _Group) -> dict[str, _Left]:
+    """Remove runs from their nodes, all nodes at once, and tell of each run what is left."""
+    spec = _spec_of(group[0][0])
+    if spec is None:
+        return {run.run: _Left(unreached=list(state.traces)) for run, state in group}
     # Of a run that cannot be read nobody knows where it was; a node on which something of it lives refuses.
-    hosts = [h for h in spec.hosts if h.name in state.traces or state.phase is RunPhase.UNREADABLE]
-    with reachable(spec, hosts, of_run=True) as (sessions, unreached):
-        _, errors = each(
-            sessions, lambda node, session: session.call(Command.CLEAN, {"run": run.run, "node": node}, timeout=600.0)
-        )
-    left = [e for e in errors.values() if not isinstance(e, (NotFoundError, NodeError))]
-    return left, [*unreached, *(n for n, e in errors.items() if isinstance(e, NodeError))]
+    on = {
+        host.name: [run.run for run, state in group if host.name in state.traces or state.phase is RunPhase.UNREADABLE]
+        for host in spec.hosts
+    }
+    left = {run.run: _Left() for run, _ in group}
+    with reachable(spec, [h for h in spec.hosts if on[h.name]], of_run=True) as (sessions, unreached):
+        failed, _ = each(sessions, lambda node, session: _remove_from(node, session, on[node]))
+    for node in unreached:
+        for run in on[node]:
+            left[run].unreached.append(node)
+    for node, errors in failed.items():
+        for run, error in errors.items():
+            if isinstance(error, NodeError):
+                left[run].unreached.append(node)
+            else:
+                left[run].refused.append(error)
+    return left
+
+
+def _remove_from(node: str, session: Session, runs: list[str]) -> dict[str, ClusterctlError]:
+    """Remove runs from one node; return why some could not be. One that is not there is removed."""
+    errors: dict[str, ClusterctlError] = {}
+    for run in runs:
+        try:
+            session.call(Command.CLEAN, {"run": run, "node": node}, timeout=600.0)
+        except NotFoundError:
+            continue
+        except ClusterctlError as error:
+            errors[run] = error
+    return errors

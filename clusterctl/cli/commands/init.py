@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from clusterctl.cli import options
+from clusterctl.cli import asking, options
 from clusterctl.cli.choices import Choices, together
 from clusterctl.cli.lookup.templates import find
 from clusterctl.cli.main import WithExamples
 from clusterctl.cli.words import DEFAULT_FILE, read, write
 from clusterctl.config import init
-from clusterctl.errors import RefusedError
+from clusterctl.errors import ConfigError, RefusedError
 from clusterctl.render.ranks import count
 
 if TYPE_CHECKING:
@@ -34,19 +34,21 @@ _SSH_HOST = re.compile(r"^\s*Host\s*[\s=]", re.IGNORECASE | re.MULTILINE)
 class InitChoices(Choices):
     """What a person chose of `init`."""
 
-    target: str | None
+    words: tuple[str, ...]
+    gpus: str | None
     source: str | None
     kind: str | None
     include: str
     exclude: str
-    script: str
+    script: str | None
     template: str | None
     schema: bool
     force: bool
 
 
 @click.command("init", cls=WithExamples)
-@click.argument("target", metavar="[PATH]", required=False)
+@click.argument("words", metavar="[HOSTS] [PATH]", nargs=-1)
+@click.option("--gpus", metavar="N", help="GPUs of each host, where nothing else says it; all there are by default.")
 @click.option("--from", "source", metavar="FILE|-", help="Take the machines from this file, of stdin with `-`.")
 @click.option("--hostfile", "kind", flag_value="hostfile", help="It is a hostfile of DeepSpeed or Open MPI.")
 @click.option("--ssh-config", "kind", flag_value="ssh-config", help="It is an ssh_config; ~/.ssh/config by itself.")
@@ -54,11 +56,11 @@ class InitChoices(Choices):
 @click.option("--slurm", "kind", flag_value="slurm", help="It is a Slurm node list; $SLURM_JOB_NODELIST by itself.")
 @click.option("--include", default="", metavar="FILTER", help="Of a hostfile, only these: worker-1:0,2@worker-2.")
 @click.option("--exclude", default="", metavar="FILTER", help="Of a hostfile, all but these.")
-@click.option("--script", default="train.py", show_default=True, metavar="FILE", help="What the job runs.")
+@click.option("--script", metavar="FILE", help="What the job runs; by default the one Python file of the folder.")
 @click.option(
     "--template",
     metavar="NAME",
-    help="Copy this ready-to-run job instead.",
+    help="Copy this ready-to-run job, for these hosts where any are named.",
     shell_complete=options.offer("templates"),
 )
 @click.option("--schema", is_flag=True, help="Write the JSON Schema beside it, and the line by which editors find it.")
@@ -66,37 +68,105 @@ class InitChoices(Choices):
 @options.output_options
 @together(InitChoices)
 def command(choices: InitChoices) -> int:
-    """Write a cluster file to start from: PATH, or ./cluster.yaml; with `--template` PATH is a folder.
+    """Write a cluster file: for HOSTS (`gpu[01-08]`, `a,b`) into PATH, or ./cluster.yaml.
 
-    What kind of file `--from` names is seen from its content where no option says it.
+    On a terminal, and without anything said, it asks for hosts, GPUs and script. With `--template` PATH is a folder.
+    A word is a path where it holds `/` or ends with .yaml or .yml, and beside `--template` where it is no range
+    or list. What kind of file `--from` names is seen from its content where no option says it.
     """
     console = choices.console()
+    place = _place(choices)
     if choices.template is None:
-        _write_starter(choices, console)
+        _write_starter(choices, place, console)
         return 0
-    if choices.source is not None or choices.kind is not None or choices.schema:
-        raise click.UsageError("`--template` cannot be used together with `--from` or `--schema`")
-    _copy(choices.template, Path(choices.target or "."), console, force=choices.force, quiet=choices.quiet)
+    if choices.schema or choices.script:
+        raise click.UsageError("`--template` cannot be used together with `--schema` or `--script`")
+    machines = _given(choices, place)
+    _copy(choices.template, Path(place.path or "."), machines, console, choices)
     return 0
 
 
-def _write_starter(choices: InitChoices, console: Console) -> None:
-    path = Path(choices.target or DEFAULT_FILE)
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """What the words of the command line name."""
+
+    hosts: str | None
+    path: str | None
+
+
+def _place(choices: InitChoices) -> _Place:
+    paths = [word for word in choices.words if _is_path(word, choices)]
+    hosts = [word for word in choices.words if word not in paths]
+    if len(hosts) == 2 and choices.template is not None:
+        hosts, paths = hosts[:1], hosts[1:]
+    if len(paths) > 1:
+        raise click.UsageError(f"`{paths[0]}` and `{paths[1]}` are two places; name one")
+    if len(hosts) > 1 and choices.template is None:
+        hosts = [",".join(hosts)]
+    if hosts and (choices.source is not None or choices.kind is not None):
+        raise click.UsageError(f"the hosts are `{hosts[0]}`, or those of `--from`: name one")
+    return _Place(hosts[0] if hosts else None, paths[0] if paths else None)
+
+
+def _is_path(word: str, choices: InitChoices) -> bool:
+    if "/" in word or word.endswith((".yaml", ".yml")) or word in (".", ".."):
+        return True
+    return choices.template is not None and len(choices.words) == 1 and not set(word) & set("[,@")
+
+
+def _given(choices: InitChoices, place: _Place) -> list[init.Machine]:
+    """Return the machines that are named, in whichever way."""
+    try:
+        gpus = None if choices.gpus is None else asking.gpus_of(choices.gpus)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--gpus") from error
+    if place.hosts is not None:
+        found = init.from_words(place.hosts)
+    elif choices.source or choices.kind:
+        found = _machines(choices)
+    elif choices.gpus is not None:
+        raise click.UsageError("`--gpus` needs hosts, as in `clusterctl init gpu[01-08] --gpus 8`")
+    else:
+        return []
+    return [init.with_gpus(machine, gpus) for machine in found]
+
+
+def _write_starter(choices: InitChoices, place: _Place, console: Console) -> None:
+    path = Path(place.path or DEFAULT_FILE)
     beside = path.with_name(_SCHEMA)
     _refuse_overwriting([path, *([beside] if choices.schema else [])], force=choices.force)
-    machines = _machines(choices) if choices.source or choices.kind else []
-    write(path, init.starter(machines, script=choices.script, schema=_SCHEMA if choices.schema else None))
+    machines, script = _given(choices, place), choices.script or asking.script_here(path.parent)
+    said = (choices.script, choices.source, choices.kind, choices.gpus, *choices.words)
+    if not any(said) and not choices.schema and not choices.quiet and asking.possible():
+        answers = asking.ask(script, console.narrate)
+        machines, script = answers.machines, answers.script
+    text = init.starter(machines, script=script or "train.py", schema=_SCHEMA if choices.schema else None)
+    write(path, text)
     if choices.schema:
         from clusterctl.config.schema import schema_text
 
         write(beside, schema_text())
-    if not choices.quiet:
-        hosts = f" with {count(len(machines), 'host')}" if machines else ": put your hosts into it"
+    hosts = f" with {count(len(machines), 'host')}" if machines else ": put your hosts into it"
+    wrote = f"wrote {path}{f' and {beside}' if choices.schema else ''}{hosts}"
+    _say_whether_it_checks(wrote, path, console, choices, told=bool(machines))
+    if machines and not choices.quiet and _is_foreign_ssh_config(choices):
+        console.narrate(f"hint: ssh finds these names by {choices.source} alone: `Include` it in ~/.ssh/config")
+
+
+def _say_whether_it_checks(wrote: str, path: Path, console: Console, choices: InitChoices, *, told: bool) -> None:
+    """Say what was written, and what it still lacks, which is said also where little is to be said."""
+    shown = "" if str(path) == DEFAULT_FILE else f" {path}"
+    try:
+        options.load_file(str(path), (), (), require_job=True)
+    except ConfigError as error:
+        lacks = [f"warning: it does not check yet: {problem.text}" for problem in error.problems]
         console.narrate(
-            f"wrote {path}{f' and {beside}' if choices.schema else ''}{hosts}", f"`clusterctl config {path}` checks it"
+            *([] if choices.quiet else [wrote]), *lacks, f"hint: `clusterctl config{shown}` checks it again"
         )
-        if machines and _is_foreign_ssh_config(choices):
-            console.narrate(f"hint: ssh finds these names by {choices.source} alone: `Include` it in ~/.ssh/config")
+    else:
+        if not choices.quiet:
+            then = f"`clusterctl up{shown}` runs it" if told else f"`clusterctl config{shown}` checks it"
+            console.narrate(wrote, then)
 
 
 def _refuse_overwriting(paths: list[Path], *, force: bool) -> None:
@@ -107,21 +177,28 @@ def _refuse_overwriting(paths: list[Path], *, force: bool) -> None:
         )
 
 
-def _copy(name: str, folder: Path, console: Console, *, force: bool, quiet: bool) -> None:
+def _copy(name: str, folder: Path, machines: list[init.Machine], console: Console, choices: InitChoices) -> None:
     template = find(name)
     files = list(template.files())
-    _refuse_overwriting([folder / file for file in files], force=force)
+    _refuse_overwriting([folder / file for file in files], force=choices.force)
+    text = (template.path / DEFAULT_FILE).read_text(encoding="utf-8")
+    try:
+        text = init.on_machines(text, machines) if machines else text
+    except ValueError as error:
+        raise RefusedError(f"{name}: {error}") from error
     try:
         for file in files:
             (folder / file).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(template.path / file, folder / file)
     except OSError as error:
         raise RefusedError(f"{folder} cannot be written: {error.strerror or error}") from error
-    if not quiet:
-        console.narrate(
-            f"wrote {', '.join(str(folder / file) for file in files)}",
-            f"`clusterctl up {folder / DEFAULT_FILE}` runs it",
-        )
+    path = folder / DEFAULT_FILE
+    write(path, text)
+    hosts = f"; {path} has {count(len(machines), 'host')}" if machines else ""
+    wrote = f"wrote {', '.join(str(folder / file) for file in files)}{hosts}"
+    _say_whether_it_checks(wrote, path, console, choices, told=True)
+    if machines and "\n#" in text and not choices.quiet:
+        console.narrate(f"hint: comments at the end of {path} say what else real machines need")
 
 
 def _machines(choices: InitChoices) -> list[init.Machine]:

@@ -19,6 +19,7 @@ from clusterctl.plan import environment, layout
 from clusterctl.plan import launch as planning
 from clusterctl.render.plan import render_plan
 from clusterctl.run.controller import process
+from clusterctl.run.nodes.files import neighbours
 from clusterctl.run.record import disk, origin, rundir
 from clusterctl.wording import plural
 
@@ -93,6 +94,8 @@ def command(context: click.Context, choices: UpChoices) -> int:
     if choices.dry_run:
         _print_plan(spec, console, as_json=choices.as_json)
         return 0
+    for warning in neighbours.in_the_same_folder(spec):
+        console.narrate(f"warning: {warning}")
     run = begin(spec, health=not choices.no_health, strict=choices.strict)
     return _follow(run, console, choices)
 

@@ -46,6 +46,8 @@ class News:
                 return restart_news(moment, event, self._terminal)
             case events.Health():
                 return [words.health_news(event)]
+            case events.Results():
+                return words.results_news(event)
             case events.StallSeen():
                 first, *hints = words.stall_news(event, self._run.run)
                 where = where_ranks_are(self._run, state) if event.phase == "confirmed" else []

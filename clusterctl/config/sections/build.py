@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.config.sections import cross, environment, listed, machines
 from clusterctl.config.sections.check import meant_key, unknown_key_hint, validate
-from clusterctl.config.sections.declared import CLUSTER_FILE, CONTROLLER_LOSS, SECTIONS, SYNC
+from clusterctl.config.sections.declared import CLUSTER_FILE, CONTROLLER_LOSS, RESULTS, SECTIONS, SYNC
 from clusterctl.config.spec import (
     ClusterSpec,
     HealthSpec,
@@ -18,11 +18,13 @@ from clusterctl.config.spec import (
     LogsSpec,
     NetworkSpec,
     RestartSpec,
+    ResultsSpec,
     SshSpec,
     StallSpec,
     SyncSpec,
     TransportKind,
 )
+from clusterctl.config.text.tree import Node
 from clusterctl.config.workdir import default_workdir
 from clusterctl.config.wrong import shown
 
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
 
     from clusterctl.config.sections.context import Context
     from clusterctl.config.sections.machines import Machine
-    from clusterctl.config.text.tree import Node, Report
+    from clusterctl.config.text.tree import Report
 
 
 _TARGETS = ("script", "module", "command")
@@ -64,6 +66,7 @@ def build(root: Node, context: Context) -> Built | None:
     if job is not None:
         cross.check_script(root, job, sync, hosts, context)
     stop_after = _stop_after(root, report)
+    results = _results(root, context)
     name = _name(root, context)
     if report.problems:
         return None
@@ -78,6 +81,7 @@ def build(root: Node, context: Context) -> Built | None:
         env=environ.env,
         secrets=environ.secrets,
         stop_after=stop_after,
+        results=results,
         **_parts(sections, context),
     )
     return Built(spec, root, hosts, environ.node)
@@ -180,6 +184,22 @@ def _sync(root: Node, context: Context) -> SyncSpec | None:
         context.report.add(place.mark, f"sync.source: there is no folder `{source}`")
         return None
     return SyncSpec(**{**values, "source": source})
+
+
+def _results(root: Node, context: Context) -> ResultsSpec | None:
+    node = root.child("results")
+    if node is None or node.value is None:
+        return None
+    if not isinstance(node.value, dict):
+        node = Node({"patterns": node}, node.mark, keys={"patterns": node.mark})
+    values = validate(RESULTS, node, ("results",), context.report)
+    if values is None:
+        return None
+    for pattern in values["patterns"]:
+        if not pattern or pattern.startswith(("/", "~")) or ".." in pattern.split("/"):
+            text = f"results: `{pattern}` does not lie in the workdir"
+            context.report.add(node.mark, text, "patterns are relative to it, as in `ckpt/best*`")
+    return ResultsSpec(**{**values, "to": context.resolve(values.get("to", "results"))})
 
 
 def _stop_after(root: Node, report: Report) -> float | None:

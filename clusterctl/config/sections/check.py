@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.config.sections import normal
 from clusterctl.config.sections.certain import certain
-from clusterctl.config.sections.declared import CLUSTER_FILE, HOST, SECTIONS, SYNC, Section
+from clusterctl.config.sections.declared import CLUSTER_FILE, HOST, RESULTS, SECTIONS, SYNC, Section
 from clusterctl.config.text.tree import Node, Path, Report, label
 from clusterctl.config.wrong import shown
 
@@ -152,6 +152,7 @@ _HOMES: dict[str, Section] = {
     "hosts[]": HOST,
     "defaults": SECTIONS["defaults"],
     "sync": SYNC,
+    "results": RESULTS,
     **{name: section for name, section in SECTIONS.items() if name not in ("job", "defaults")},
 }
 

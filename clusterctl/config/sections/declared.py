@@ -124,6 +124,7 @@ def _key(name: str, hint: Any, about: str, *examples: Any, unset: str = "", defa
 
 DEFAULTS, HOST = _host()
 SYNC = section_of(spec.SyncSpec)
+RESULTS = section_of(spec.ResultsSpec)
 
 SECRET = Section(
     "SecretModel",
@@ -185,6 +186,12 @@ _TOP = (
         {"HF_TOKEN": {"env": "HF_TOKEN"}, "KEY": {"file": "~/.key"}},
     ),
     _section("job", "What each worker runs.", {"script": "train.py", "args": ["--epochs", 3]}),
+    _key(
+        "results",
+        Annotated[Any, Kind(words="text, list of texts, or mapping")],
+        "What is fetched from the nodes at the end of a run.",
+        *(["ckpt/best*", "metrics.json"], {"patterns": ["ckpt/best*"], "when": "always"}),
+    ),
     _section("restart", "When a run is tried again.", {"max_restarts": 3}),
     _key(
         "on_controller_loss",

@@ -9,6 +9,7 @@ from clusterctl.agent.protocol import files as protocol_files
 from clusterctl.errors import NotFoundError, RefusedError
 from clusterctl.run.nodes import ending
 from clusterctl.run.nodes.fan_out import each, names, raise_first, read_all
+from clusterctl.run.nodes.files import results
 from clusterctl.run.rules import events
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ class Finishing:
         self._asked: dict[str, Session] = {}
         self._progress: dict[str, tuple[int, float]] = {}
         self._began = 0.0
+        self._gathering: results.Gathering | None = None
+        self._gathered, self._ended_before = False, False
         self._telling = False
 
     @property
@@ -66,9 +69,43 @@ class Finishing:
         awaited = [node for node, left in missing.items() if self._is_worth_waiting(node, left)]
         if awaited:
             return
-        if missing:
+        if missing and self._gathering is None:
             self._say_what_is_missing(missing)
-        self._tell(self._finish)
+        if self._results_are_here(self._finish):
+            self._tell(self._finish)
+
+    # --- results
+
+    def _results_are_here(self, finish: policy.Finish) -> bool:
+        """Whether nothing of `results` is awaited any more; begin to fetch them where there are any.
+
+        That is done before the nodes are let go: from then on another run may write to the same workdir.
+        """
+        run, wanted = self._run, results.wanted(self._run.spec, self._run.state, finish.phase)
+        if wanted is None or self._gathered:
+            return True
+        if self._gathering is None and not run.kill:
+            gathering = self._gathering = results.Gathering(run.spec, wanted, run.folder.run)
+            self._ended_before = run.cancelled.is_set()
+            sessions, nodes = run.sessions(), list(run.state.nodes)
+            run.aside(lambda: gathering.fetch(sessions, nodes), self._take_results, lambda _: self._give_up("failed"))
+        elif run.kill or (run.cancelled.is_set() and not self._ended_before):
+            self._give_up("not fetched: a person ended the run")
+        elif self._gathering is not None and self._gathering.stuck:
+            self._give_up("sent nothing for two minutes")
+        return self._gathered
+
+    def _give_up(self, why: str) -> None:
+        """Wait no longer: whatever became of results, the run ends as it does."""
+        if self._gathering is not None:
+            self._take_results(self._gathering.result(why))
+        self._gathered = True
+
+    def _take_results(self, found: events.Results) -> None:
+        if not self._gathered:
+            self._gathered = True
+            self._run.record(found)
+            self._run.control.wake()
 
     # --- what is missing
 

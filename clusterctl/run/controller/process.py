@@ -103,6 +103,7 @@ def _second_fork(run: RunDir, work: Callable[[], int], writer: int) -> None:
     code = 1
     try:
         _cut_loose(run, writer)
+        _be_called(f"clusterctl-controller {run.run}")
         _Detacher.fd = writer
         code = work()
     except ClusterctlError as error:
@@ -117,6 +118,29 @@ def _second_fork(run: RunDir, work: Callable[[], int], writer: int) -> None:
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(code)
+
+
+_ARGUMENTS_BEGIN = 48
+"""Which field of `/proc/self/stat` says where our words begin in our memory; the next one says where they end."""
+
+
+def _be_called(title: str) -> None:
+    """Have `ps` show a title instead of the command that made this process; it is cut to the room that one took.
+
+    Where the kernel does not let us, nothing changes.
+    """
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        with open("/proc/self/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+        begin, end = (int(field) for field in fields[_ARGUMENTS_BEGIN - 3 :][:2])
+        memory = os.open("/proc/self/mem", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            with open("/proc/self/cmdline", "rb") as file:
+                shown = file.read()
+            if shown and os.pread(memory, len(shown), begin) == shown and len(shown) == end - begin:
+                os.pwrite(memory, title.encode()[: len(shown) - 1].ljust(len(shown), b"\0"), begin)
+        finally:
+            os.close(memory)
 
 
 def _cut_loose(run: RunDir, keep: int) -> None:

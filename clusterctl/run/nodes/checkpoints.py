@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from clusterctl.agent.protocol.commands import Command
-from clusterctl.config.spec import CheckpointSpec, Resume
+from clusterctl.config.kinds import Resume
+from clusterctl.config.spec import CheckpointSpec
 from clusterctl.plan.layout import workdir_of
 from clusterctl.run.nodes.fan_out import each, names, raise_first, sessions_of
 from clusterctl.run.record.disk import write_atomically

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from clusterctl.agent.protocol.frames import Data
     from clusterctl.agent.protocol.types import arguments
+    from clusterctl.agent.protocol.types.arguments import OfRun
     from clusterctl.run.nodes.code import ContentStore, Manifest
     from clusterctl.session.conversation import Session
 
@@ -177,13 +178,17 @@ class Fetching:
 
     Attributes:
         most: Bytes that all of them may have.
+        limit: What allows more.
         links: Links are followed to wherever they lead.
+        of: A run; files that are older than it are left out.
         named: The new name of what the pattern names, where it has no wildcards.
         told: Takes the bytes of each piece that has come, on the thread that reads the session.
     """
 
     most: int = MOST_BYTES
+    limit: str = "--max-size"
     links: bool = False
+    of: OfRun | None = None
     named: str | None = None
     told: Callable[[int], None] = lambda _count: None
 
@@ -237,7 +242,7 @@ def _fetch(session: Session, workdir: str, pattern: str, spool: BinaryIO, how: F
             raise FrameError(f"byte {data.offset} of the files comes where {spool.tell()} is due")
         if data.offset + len(data.payload) > how.most:
             text = f"{session.node}: what matches `{pattern}` has over {how.most} bytes"
-            failed.append(RefusedError(text, hint="`--max-size` allows more"))
+            failed.append(RefusedError(text, hint=f"`{how.limit}` allows more"))
             session.close()
             return
         try:
@@ -248,6 +253,8 @@ def _fetch(session: Session, workdir: str, pattern: str, spool: BinaryIO, how: F
 
     stream = session.new_stream(take)
     asked: arguments.Fetch = {"workdir": workdir, "pattern": pattern, "stream": stream, "links": how.links}
+    if how.of is not None:
+        asked["of"] = how.of
     try:
         answer = session.call(Command.FETCH, asked, timeout=_FETCH_SECONDS)
     except NodeError:

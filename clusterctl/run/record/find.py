@@ -52,7 +52,8 @@ def find(reference: str | None, root: Path | None = None) -> RunDir:
         candidates = candidates or _by_beginning(runs, reference)
         what = f"no run `{reference}`"
     if not candidates:
-        raise NotFoundError(what, hint="`clusterctl ps -a` lists all runs of this head")
+        hint = _nearly(runs, reference) or "`clusterctl ps -a` lists all runs of this head"
+        raise NotFoundError(what, hint=hint)
     if len(candidates) > 1:
         names = ", ".join(r.run for r in candidates[-_MOST_NAMED:])
         names += f" and {len(candidates) - _MOST_NAMED} more" if len(candidates) > _MOST_NAMED else ""
@@ -67,6 +68,16 @@ def _by_name_or_file(runs: list[RunDir], reference: str) -> list[RunDir]:
     matching = [(r, s) for r, s in states if s.name == reference or (wanted and os.path.realpath(s.path) == wanted)]
     active = [r for r, s in matching if not s.over]
     return active or [r for r, _ in matching][-1:]
+
+
+def _nearly(runs: list[RunDir], reference: str | None) -> str | None:
+    """Return which run somebody may have meant who wrote something else."""
+    import difflib
+
+    known = [run.run for run in reversed(runs)]
+    known += dict.fromkeys(name.rpartition("-")[0] for name in known)
+    close = difflib.get_close_matches(reference or "", known, 1, 0.7)
+    return f"did you mean `{close[0]}`?" if close else None
 
 
 def _by_beginning(runs: list[RunDir], reference: str) -> list[RunDir]:

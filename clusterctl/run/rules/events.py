@@ -210,6 +210,24 @@ class StartFailed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Results:
+    """What came of `results` from the nodes at the end.
+
+    Attributes:
+        to: Folder on the head, with one a node in it.
+        files: How many came.
+        bytes: Of all of them.
+        lacking: Why something did not come, a sentence each.
+    """
+
+    KIND: ClassVar[str] = "results"
+    to: str
+    files: int = 0
+    bytes: int = 0
+    lacking: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
     """The run is over. `remaining` holds `{node, pid, start_time, command, why}`; `code` is the run's own exit code."""
 
@@ -232,6 +250,7 @@ ControllerEvent = (
     | Health
     | Note
     | StartFailed
+    | Results
     | Ended
 )
 _KINDS: dict[str, type[Any]] = {
@@ -249,6 +268,7 @@ _KINDS: dict[str, type[Any]] = {
         Health,
         Note,
         StartFailed,
+        Results,
         Ended,
     )
 }

@@ -175,9 +175,7 @@ def apply_head(state: RunState, time: float, event: head.ControllerEvent) -> Run
         case head.Attempt():
             return _attempt(state, time, event)
         case head.Decided():
-            if event.attempt != state.attempt or state.reason is not None:
-                return state
-            return replace(state, phase=RunPhase.STOPPING, reason=event.reason, reason_text=event.message)
+            return _decided(state, event)
         case head.Restarting():
             return _restarting(state, time, event)
         case head.StallSeen():
@@ -189,10 +187,18 @@ def apply_head(state: RunState, time: float, event: head.ControllerEvent) -> Run
             return replace(state, phase=phase, exit_code=event.exit_code, ended=time, remaining=tuple(event.remaining))
         case head.Health():
             return _health(state, event)
+        case head.Results():
+            return replace(state, results=event)
         case head.Phase() | head.Note():
             return state
         case _:
             assert_never(event)
+
+
+def _decided(state: RunState, event: head.Decided) -> RunState:
+    if event.attempt != state.attempt or state.reason is not None:
+        return state
+    return replace(state, phase=RunPhase.STOPPING, reason=event.reason, reason_text=event.message)
 
 
 def _restarting(state: RunState, time: float, event: head.Restarting) -> RunState:
@@ -249,7 +255,6 @@ def _link(state: RunState, event: head.Link) -> RunState:
 def _attempt(state: RunState, time: float, event: head.Attempt) -> RunState:
     nodes: dict[str, NodeState] = {}
     workers: dict[int, WorkerState] = {}
-    placed = list(state.placed)
     before = {**state.retired, **state.nodes}
     for entry in event.nodes:
         name, ranks = entry["node"], tuple(entry["ranks"])
@@ -258,7 +263,6 @@ def _attempt(state: RunState, time: float, event: head.Attempt) -> RunState:
         if old is not None:
             fresh = replace(fresh, link=old.link, clock=old.clock, ahead=old.ahead, seq=old.seq)
         nodes[name] = fresh
-        placed.append((event.attempt, name, ranks))
         workers |= {r: WorkerState(rank=r, local_rank=i, node=name) for i, r in enumerate(ranks)}
     return replace(
         state,
@@ -280,10 +284,11 @@ def _attempt(state: RunState, time: float, event: head.Attempt) -> RunState:
         restart_why="",
         next_nodes=(),
         retired={name: node for name, node in before.items() if name not in nodes},
-        placed=tuple(placed),
+        placed=(*state.placed, *((event.attempt, e["node"], tuple(e["ranks"])) for e in event.nodes)),
         traces=_joined(state.traces, nodes),
         newest=event.newest,
         resume_from=event.resume_from,
+        results=None,
         restarts=(*state.restarts, time) if event.attempt > 0 else state.restarts,
     )
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from clusterctl.agent.protocol.requests import StopReason
-from clusterctl.config.spec import RestartSpec, StallAction
+from clusterctl.config.kinds import StallAction
+from clusterctl.config.spec import RestartSpec
 from clusterctl.errors import ExitCode
 from clusterctl.run.rules import leftover
 from clusterctl.run.rules.outcome import outcome

@@ -178,6 +178,7 @@ class RunState:
         endings: How each attempt that was followed by another ended, and what was the newest checkpoint at its begin.
         next_nodes: Nodes of the attempt that a run in state restarting waits for, in order of node rank.
         restart_why: The word of `restart.on` for it.
+        results: What was fetched at the end, or `None`.
     """
 
     run: str = ""
@@ -214,6 +215,7 @@ class RunState:
     resume_from: str | None = None
     past: tuple[PastAttempt, ...] = ()
     unread: tuple[str, ...] = ()
+    results: head.Results | None = None
 
     @property
     def over(self) -> bool:

@@ -150,6 +150,18 @@ def test_a_limit_is_held_and_the_journal_hears_of_it_once(run: Run) -> None:
     assert dropped.first_valid == Tallies(run.dir.attempt(0)).of(0).first_valid
 
 
+def test_a_limit_is_held_in_pieces_of_a_mebibyte_and_not_at_each_look(run: Run) -> None:
+    outputs = run.attempt(max_size=4 * MEGABYTE)
+    first = []
+    for number in range(1, 41):
+        write(outputs, MEGABYTE // 4)
+        outputs.replicated(0, 0, number * MEGABYTE // 4)
+        outputs.look()
+        first.append(Tallies(run.dir.attempt(0)).of(0).first_valid)
+    assert len(set(first)) == 1 + 6
+    assert first[-1] >= 5 * MEGABYTE
+
+
 def test_under_a_flood_the_journal_hears_of_each_64_mib(run: Run) -> None:
     outputs = run.attempt(max_size=MEGABYTE)
     for number in range(1, 140):
@@ -230,7 +242,10 @@ def test_a_file_that_was_emptied_goes_on_behind_what_was_sent(run: Run, reserve:
     alarm = run.events[0]
     assert isinstance(alarm, Alarm)
     assert (alarm.attempt, alarm.code, alarm.rank) == (0, "output_emptied", 0)
-    assert alarm.message.startswith("rank 0 has emptied its own output")
+    assert alarm.message == (
+        "rank 0 has emptied its own output, as `> /dev/stderr` and `open('/dev/stdout', 'w')` do:"
+        " what had not been sent is lost; `>&2`, `>> /dev/stderr` and mode 'a' keep it"
+    )
     assert [type(event) for event in run.events] == [Alarm, Dropped]
 
 

@@ -125,6 +125,66 @@ def test_init_takes_machines_from_stdin(folder: Path, text: str, options: tuple[
     assert [h["host"] for h in json.loads(data("config", "new.yaml", "--json"))["hosts"]] == ["n1", "n2"]
 
 
+@pytest.mark.parametrize(
+    ("words", "hosts"),
+    [
+        pytest.param(["gpu[01-02]", "--gpus", "8"], [("gpu01", 8), ("gpu02", 8)], id="a range"),
+        pytest.param(["a", "b", "--gpus", "0"], [("a", 0), ("b", 0)], id="several words"),
+        pytest.param(["me@a"], [("a", "auto")], id="with a user"),
+        pytest.param(["--gpus", "4", "--from", "hosts"], [("n1", 2), ("n2", 4)], id="GPUs of those that say none"),
+    ],
+)
+def test_init_takes_all_on_one_line(folder: Path, words: list[str], hosts: list[tuple[str, object]]) -> None:
+    (folder / "hosts").write_text("n1 slots=2\nn2\n")
+    data("init", *words, "new.yaml")
+
+    said = json.loads(data("config", "new.yaml", "--json"))["hosts"]
+    assert [(host["host"], host["gpus"]) for host in said] == hosts
+
+
+def test_init_names_the_one_script_of_the_folder(folder: Path) -> None:
+    (folder / "train.py").rename(folder / "main.py")
+    (folder / "setup.py").touch()
+
+    result = call("init", "gpu01", "new.yaml")
+
+    assert json.loads(data("config", "new.yaml", "--json"))["job"]["script"] == "main.py"
+    assert "`clusterctl up new.yaml` runs it" in result.stderr
+
+
+def test_init_says_where_what_it_wrote_does_not_check(folder: Path) -> None:
+    result = call("init", "gpu01", "new.yaml", "--script", "gone.py", "-q")
+
+    assert result.exception is None
+    assert "warning: it does not check yet: job.script: there is no file" in result.stderr
+
+
+def test_init_takes_a_template_for_hosts_however_they_are_named(folder: Path) -> None:
+    (folder / "hosts").write_text("n1 slots=2\nn2 slots=2\n")
+    data("init", "gpu[01-02]", "a", "--template", "keras_ddp", "--gpus", "8")
+    data("init", "./b", "--from", "hosts", "--template", "keras_ddp")
+
+    for place, host, gpus in (("a", "gpu01", 8), ("b", "n1", 2)):
+        said = json.loads(data("config", f"{place}/cluster.yaml", "--json"))
+        assert (said["hosts"][0]["host"], said["hosts"][0]["gpus"], said["job"]["args"]) == (host, gpus, [])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        pytest.param(["a", "--from", "-"], "name one", id="hosts twice"),
+        pytest.param(["a.yaml", "b.yaml"], "are two places", id="two places"),
+        pytest.param(["--gpus", "4", "new.yaml"], "`--gpus` needs hosts", id="GPUs of nobody"),
+        pytest.param(["a", "--gpus", "x"], "no number of GPUs", id="no number"),
+        pytest.param(["a", "--template", "torch_ddp", "--script", "x"], "cannot be used together", id="two jobs"),
+    ],
+)
+def test_init_says_what_cannot_be_meant(folder: Path, words: list[str], said: str) -> None:
+    (folder / "cluster.yaml").unlink()
+
+    assert said in str(call("init", *words).exception)
+
+
 def test_every_listed_template_can_be_copied_and_checked(folder: Path) -> None:
     listed = json.loads(data("templates", "--json"))
     assert listed

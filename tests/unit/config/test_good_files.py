@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import jsonschema
 import pytest
 
+from clusterctl.config.kinds import StallAction
 from clusterctl.config.resolve import resolved, to_yaml
 from clusterctl.config.schema import schema, schema_text
-from clusterctl.config.spec import ClusterSpec, Framework, HostSpec, Launcher, Role, StallAction, TransportKind
+from clusterctl.config.spec import ClusterSpec, Framework, HostSpec, Launcher, Role, TransportKind
 from clusterctl.config.stored import dump, load_stored
 from clusterctl.config.text.tree import Document, Report
 from clusterctl.config.text.yaml_text import parse_text as read_tree
@@ -191,6 +192,16 @@ GOOD: list[Any] = [
         H + "sync: {source: src, exclude: data/, max_size: 10GB}\njob: {script: run.py}\n",
         lambda s: (s.sync.source, s.sync.exclude, s.sync.max_size) == ("/home/me/llm/src", ("data/",), 10**10),
         id="sync_of_a_subfolder",
+    ),
+    pytest.param(
+        H + "results: best*\n",
+        lambda s: (s.results.patterns, s.results.to, s.results.when) == (("best*",), "/home/me/llm/results", "success"),
+        id="results_of_one_pattern",
+    ),
+    pytest.param(
+        H + "results: {patterns: [a, b/**], to: ../kept, when: always}\n",
+        lambda s: (s.results.patterns, s.results.to, s.results.when) == (("a", "b/**"), "/home/me/kept", "always"),
+        id="results_with_all_keys",
     ),
     pytest.param(
         H + "env: {A: yes, B: 1e3, C: 0x10, D: 0123, E: '', F: True}\n",

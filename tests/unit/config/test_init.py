@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from clusterctl.config.init import Machine, from_hostfile, from_slurm, from_ssh_config, starter
+from clusterctl.config.init import Machine, from_hostfile, from_slurm, from_ssh_config, on_machines, starter
 from clusterctl.config.inventory import from_inventory, looks_like_one
 from clusterctl.errors import ConfigError
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
     from clusterctl.config.load import Loaded
 
+TEMPLATES = Path(__file__).resolve().parents[3] / "templates"
 HOSTFILE = (
     "# two racks\nworker-1 slots=8\nworker-2 slots=8  # new\nroot@worker-3 slots = 4\n\nmpi1 slots=2 max_slots=4\n"
 )
@@ -55,6 +57,28 @@ def _is_example(line: str) -> bool:
         and ":" in text
         and "gpu03" not in text
     )
+
+
+@pytest.mark.parametrize("name", [path.parent.name for path in sorted(TEMPLATES.glob("*/cluster.yaml"))])
+@pytest.mark.parametrize("gpus", [8, 0, None])
+def test_every_template_is_a_good_file_on_other_machines(
+    name: str, gpus: int | None, parse_text: Callable[..., Loaded]
+) -> None:
+    own = (TEMPLATES / name / "cluster.yaml").read_text()
+    alone = own.count("host: localhost") == 1
+    machines = [Machine(host, gpus) for host in (["gpu01"] if alone else ["gpu01", "gpu02"])]
+
+    spec = parse_text(on_machines(own, machines), require_job=True).spec
+
+    assert [Machine(host.host, host.gpus) for host in spec.hosts] == machines
+    assert bool((spec.job and spec.job.args) or spec.env) == (gpus == 0 and not alone)
+    assert "all on this machine" not in on_machines(own, machines)
+
+
+def test_a_template_for_one_machine_takes_no_more() -> None:
+    own = (TEMPLATES / "torch_dataparallel/cluster.yaml").read_text()
+    with pytest.raises(ValueError, match="runs on one machine, and 2 are named"):
+        on_machines(own, [Machine("a"), Machine("b")])
 
 
 def test_a_hostfile_gives_hosts_and_slots() -> None:

@@ -147,7 +147,7 @@ STORED = (
     '"restart":{"max_restarts":0,"on":["crash","stall","node_lost"],"backoff":10.0,"backoff_max":300.0,"window":null,'
     '"never_codes":[]},"stall":{"timeout":null,"startup_timeout":1500.0,"action":"report","watch":[]},'
     '"health":{"expect":{},"ignore":[],"severity":{},"required":[],"thresholds":{}},'
-    '"logs":{"max_size":null,"reserve":67108864},"stop_after":null,"min_nodes":null}'
+    '"logs":{"max_size":null,"reserve":67108864},"results":null,"stop_after":null,"min_nodes":null}'
 )
 
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from clusterctl.config.load import Loaded
 
 LONGER_THAN_A_CHARACTER = {
+    "results_outside": "../x",
     "colon_forgotten_above": "args",
     "transport_that_is_none": "lokal",
     "command_with_a_variable": "${TOKEN}",
@@ -28,6 +29,7 @@ LONGER_THAN_A_CHARACTER = {
     "nul_escape": '"\\0"',
     "text_at_top": "gpu01 gpu02",
     "version_misspelt": "vesion",
+    "hosts_misspelt": "host",
     "version_as_text": "'1'",
     "hosts_without_value": "hosts",
     "range_backwards": "04-01",

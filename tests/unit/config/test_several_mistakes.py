@@ -89,7 +89,7 @@ def test_the_text_shows_place_line_caret_hint_and_count(parse_text: Callable[...
         " 5 | stall: {action: resart}\n"
         "   |                 ^~~~~~\n"
         "  hint: did you mean `restart`?\n"
-        "2 problems in cluster.yaml; nothing was started"
+        "2 problems in cluster.yaml; nothing was done"
     )
 
 

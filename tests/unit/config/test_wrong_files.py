@@ -16,6 +16,22 @@ if TYPE_CHECKING:
 # text of the file · line · column · what the message says · hint
 WRONG = [
     pytest.param(
+        "version: 1\nhosts: gpu01\nresults: ../x\n",
+        3,
+        10,
+        "results: `../x` does not lie in the workdir",
+        "patterns are relative to it, as in `ckpt/best*`",
+        id="results_outside",
+    ),
+    pytest.param(
+        "version: 1\nhosts: gpu01\nresults: {to: x}\n",
+        3,
+        10,
+        "results: the key `patterns` is missing",
+        None,
+        id="results_of_nothing",
+    ),
+    pytest.param(
         "version: 1\nhosts:\n\tgpu01: 8\n",
         3,
         1,

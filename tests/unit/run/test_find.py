@@ -59,3 +59,20 @@ def test_what_begins_no_id_means_no_run(reference: str, tmp_path: Path) -> None:
 
     with pytest.raises(NotFoundError):
         find(reference, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("reference", "hint"),
+    [
+        pytest.param("crahs-gq4d", "did you mean `crash-gq4d`?", id="an id"),
+        pytest.param("digitz", "did you mean `digits`?", id="a name"),
+        pytest.param("nothing-like-it", "`clusterctl ps -a` lists all runs of this head", id="nothing like it"),
+    ],
+)
+def test_who_names_no_run_is_told_which_one_comes_near(reference: str, hint: str, tmp_path: Path) -> None:
+    begun(tmp_path, "digits-k3x9", "crash-gq4d")
+
+    with pytest.raises(NotFoundError) as caught:
+        find(reference, tmp_path)
+
+    assert caught.value.hint == hint

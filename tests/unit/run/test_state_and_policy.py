@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from clusterctl.agent.protocol import events as node_events
 from clusterctl.agent.protocol.requests import StopReason
-from clusterctl.config.spec import RestartSpec, StallAction
+from clusterctl.config.kinds import StallAction
+from clusterctl.config.spec import RestartSpec
 from clusterctl.run.rules import events, outcome, policy
 from clusterctl.run.rules.fold import apply_head, apply_node
 from clusterctl.run.rules.state import RunPhase, RunState, WorkerPhase

@@ -23,6 +23,7 @@ class Rank:
     output: Callable[[float], int] = lambda t: 0
     written: Callable[[float], int] = lambda t: 0
     cpu: Callable[[float], float] = lambda t: 0.0
+    starved: Callable[[float], float] | None = None
     main_age: Callable[[float], float] = lambda t: t
     phase: Callable[[float], tuple[str, float, float] | None] = lambda t: None
     alive: Callable[[float], bool] = lambda t: True
@@ -40,6 +41,7 @@ class Rank:
             "read": 0,
             "written": self.written(t),
             "cpu_s": self.cpu(t),
+            "starved_s": self.starved(t) if self.starved else None,
             "inside": self.inside(t) if self.injected else None,
         }
 

@@ -47,6 +47,24 @@ def test_one_rank_spinning_does_not_hide_that_the_others_wait():
     assert watch(ranks, FREEZE + 60).confirmed is not None
 
 
+def test_a_rank_that_could_run_and_gets_no_processor_is_not_one_that_waits():
+    def confirmed(starved: float) -> bool:
+        ranks = two(step=steps(0.5, FREEZE), cpu=busy(share=0.01), starved=busy(share=starved))
+        return watch(ranks, FREEZE + 60).confirmed is not None
+
+    assert [confirmed(starved) for starved in (0.95, 0.55, 0.45)] == [False, False, True]
+
+
+def test_on_a_crowded_machine_a_rank_that_polls_is_one_that_waits():
+    ranks = two(step=steps(0.5, FREEZE), cpu=busy(share=0.01), starved=busy(share=0.4))
+    assert watch(ranks, FREEZE + 60).confirmed is not None
+
+
+def test_a_rank_that_was_kept_from_a_processor_before_it_stood_still_hides_nothing():
+    ranks = two(step=steps(0.5, FREEZE), cpu=busy(FREEZE, share=0.01), starved=busy(FREEZE, share=0.95))
+    assert watch(ranks, FREEZE + 60).confirmed is not None
+
+
 def test_chatter_of_a_stalled_run_hides_it_only_until_the_ceiling():
     ranks = two(step=steps(0.5, FREEZE), output=int, backend="nccl")
     seen = watch(ranks, 700)

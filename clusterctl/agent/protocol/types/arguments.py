@@ -95,12 +95,16 @@ class Receive(TypedDict):
 
 
 class Fetch(TypedDict):
-    """Send the files that match, in `stream`; `links`: also those that links lead to."""
+    """Send the files that match, in `stream`; `links`: also those that links lead to.
+
+    `of` is a run: files that have not changed since it began here are left out.
+    """
 
     workdir: str
     pattern: str
     stream: int
     links: NotRequired[bool]
+    of: NotRequired[OfRun]
 
 
 class Checkpoints(TypedDict):

@@ -181,10 +181,15 @@ class _Sync:
     def fetch(self, identity: int, asked: arguments.Fetch, _epoch: int | None) -> None:
         folder, pattern, stream = _folder(asked), str(asked["pattern"]), int(asked["stream"])
 
+        of = asked.get("of")
+        began = None if of is None else self._session.states.of(self._session.known_run(of)).began
+
         def send(out: Out) -> answers.Fetched:
             files: list[tuple[str, int, int]] = []
             offset = 0
             found = folders.files_matching(folder, pattern, links=bool(asked.get("links")))
+            if began is not None:
+                found = folders.changed_since(found, began, folder)
             _must_fit([name for name, _ in found], pattern)
             for name, path in found:
                 size, mode = _send_file(out, stream, offset, path)

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 # Below these a waiting worker's own threads (heartbeats, the status file) would count as work.
 BUSY_CORES = 0.05
+# On a crowded machine a rank that computes gets less than that, but could run nearly all the time; one that polls not.
+RUNNABLE_SHARE = 0.5
 TRANSFER_BYTES_S = 16 * 1024
 # A main thread that comes back to Python this often, for that long, computes; one that polls every 5 s only waits.
 FRESH_S, FRESH_FOR_S = 2.5, 6.0
@@ -28,6 +30,7 @@ class RankView:
     output: int | None = None
     transferred: int | None = None
     cpu_s: float = 0.0
+    starved_s: float = 0.0
     beats: int = 0
     marker: object = None
     progress_at: float | None = None
@@ -62,6 +65,7 @@ def look(before: RankView | None, content: RankActivity, sample: Activity, node:
         output=content.get("output"),
         transferred=sum(transfers) if transfers else None,
         cpu_s=content.get("cpu_s") or 0.0,
+        starved_s=content.get("starved_s") or 0.0,
         beats=inside.get("beats") or 0 if inside else 0,
         marker=(inside.get("pid"), inside.get("beats"), inside.get("seq")) if inside else None,
         collectives=sum(begun for begun, _ in (inside.get("seq") or {}).values()) if inside else 0,
@@ -84,9 +88,16 @@ def _with_moments(view: RankView, before: RankView | None, inside: Inside | None
     if age is not None and (before is None or before.marker != view.marker):
         progress_at = max(now - age, progress_at or now - age)
     busy_at = before.busy_at if before else None
-    if before is not None and view.cpu_s - before.cpu_s >= BUSY_CORES * (view.sampled - before.sampled):
+    if before is not None and _busy(before, view):
         busy_at = now
     return replace(view, progress_at=progress_at, busy_at=busy_at)
+
+
+def _busy(before: RankView, view: RankView) -> bool:
+    """Whether a rank computed between two views, or would have if it had been given a processor."""
+    seconds = view.sampled - before.sampled
+    spent, starved = view.cpu_s - before.cpu_s, view.starved_s - before.starved_s
+    return spent >= BUSY_CORES * seconds or spent + starved >= RUNNABLE_SHARE * seconds
 
 
 def _with_main_thread(view: RankView, before: RankView | None, inside: Inside | None, now: float) -> RankView:

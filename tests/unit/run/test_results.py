@@ -1,0 +1,45 @@
+"""When results are fetched, and what is said of nodes from which they did not come."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from clusterctl.config.kinds import When
+from clusterctl.config.spec import ClusterSpec, ResultsSpec
+from clusterctl.run.nodes.files.results import Gathering, wanted
+from clusterctl.run.rules.state import RunPhase, RunState
+
+RESULTS = ResultsSpec(patterns=("best*",), to="/no/such/place")
+SPEC = ClusterSpec(name="r", path="/cluster.yaml", hosts=(), job=None, results=RESULTS)
+BEGUN = RunState(placed=((0, "n1", (0,)),))
+
+
+@pytest.mark.parametrize(
+    ("when", "phase", "fetched"),
+    [
+        (When.SUCCESS, RunPhase.SUCCEEDED, True),
+        (When.SUCCESS, RunPhase.FAILED, False),
+        (When.SUCCESS, RunPhase.CANCELLED, False),
+        (When.ALWAYS, RunPhase.FAILED, True),
+        (When.ALWAYS, RunPhase.CANCELLED, True),
+        (When.ALWAYS, RunPhase.LOST, True),
+    ],
+)
+def test_results_are_fetched_after(when: When, phase: RunPhase, fetched: bool) -> None:
+    spec = replace(SPEC, results=replace(RESULTS, when=when))
+
+    assert (wanted(spec, BEGUN, phase) is not None) == fetched
+
+
+def test_of_a_run_that_never_began_there_are_no_results() -> None:
+    assert wanted(replace(SPEC, results=replace(RESULTS, when=When.ALWAYS)), RunState(), RunPhase.FAILED) is None
+
+
+def test_a_node_that_is_not_connected_is_named_and_the_patterns_are_not() -> None:
+    found = Gathering(SPEC, RESULTS, "r-1").fetch({}, ["n1", "n2"])
+
+    assert found.lacking == ["n[1-2]: not connected"]
+    assert (found.files, Path(found.to)) == (0, Path("/no/such/place/r-1"))
