@@ -8,6 +8,7 @@
 #   CONTROL_ROUNDS  how often `make controls` plays all of them
 #   KILLER_WORLDS  where `make killer` plays, with `;` between the names (make killer KILLER_WORLDS='plain; network home')
 #   WAYS         over which ways to the nodes `make transports` plays its suites
+#   KILLER_START   how it starts its ranks              (make killer KILLER_START=fork)
 #   FUZZ_INPUTS  how many inputs `make fuzz` makes up in all
 #   MUTANTS      how many `make mutants` draws, by MUTANTS_SEED
 
@@ -85,7 +86,7 @@ health-repeat: $(VENV)/.dev $(VENV)/.system  ## Look at healthy lab nodes 50 tim
 mutants: $(VENV)/.mutation $(VENV)/.system  ## Break the deciding modules 200 times, and see whether a test minds (MUTANTS, MUTANTS_SEED)
 	$(BIN)/python -m tests.mutation --count $(MUTANTS) --seed $(MUTANTS_SEED) $(MUTANTS_ARGS)
 
-killer: $(VENV)/.dev $(VENV)/.system  ## Kill a random process of a run at a random moment, 200 times (KILLER_RUNS, KILLER_SEED, KILLER_WORLDS); cut a link for a minute
+killer: $(VENV)/.dev $(VENV)/.system  ## Kill a random process of a run at a random moment, 200 times (KILLER_RUNS, KILLER_SEED, KILLER_WORLDS, KILLER_START); cut a link for a minute
 	CLUSTERCTL_LONG=1 $(BIN)/python -m pytest tests/lab/test_faults.py -k minute $(PYTEST_ARGS)
 	$(BIN)/python -m tests.lab.killer
 

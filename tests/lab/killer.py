@@ -2,6 +2,7 @@
 
     KILLER_RUNS=200 KILLER_SEED=7 python -m tests.lab.killer
     python -m tests.lab.killer --world "network home" --world "IPv6 only"     # half of the rounds in each
+    KILLER_START=fork python -m tests.lab.killer                                # ranks are forked, and zygotes may die, too
     KILLER_FIRST=113 KILLER_RUNS=1 KILLER_SEED=7 python -m tests.lab.killer   # one round once more
 
 A round starts a run on two nodes, kills a process of a random kind (also while the run is still being started), waits a
@@ -31,7 +32,7 @@ from tests.lab.locks import lock_holder
 from tests.lab.remains import Watch, state_root
 from tests.lab.rounds import HEADLINE, NOBODY, Round, Wrong, row
 from tests.lab.spec import SHARED
-from tests.lab.victims import KINDS, kill
+from tests.lab.victims import KINDS, ZYGOTE, kill
 from tests.lab.waiting import wait_for
 from tests.lab.worlds import WORLDS, World
 
@@ -75,6 +76,7 @@ class Killer:
         folder: For cluster files.
         seed: Tells every round's choices.
         world: What its cluster files say besides, and how long an agent may stay; default: nothing special.
+        start: The start method of the ranks.
     """
 
     def __init__(
@@ -84,8 +86,11 @@ class Killer:
         folder: Path,
         seed: int,
         world: World = PLAIN,
+        start: str = "spawn",
     ) -> None:
         self.made, self.env, self.folder, self.seed, self._world = made, env, folder, seed, world
+        self._start = start
+        self._kinds = KINDS if start == "spawn" else (*KINDS, ZYGOTE)
         self._decoys: list[subprocess.Popen[bytes]] = []
         self._watches: list[Watch] = []
         self._neighbour = self._head("neighbour", gpus=(0, 1))
@@ -144,7 +149,7 @@ class Killer:
         run = wait_for(lambda: self._run_of(head), 60.0, what="the run's directory")
         appeared = time.monotonic()
         self._until(appeared + dice.uniform(0.0, 2.5))
-        result.kind = dice.choice(KINDS)
+        result.kind = dice.choice(self._kinds)
         victim, again = kill(result.kind, dice, self.made, self._run_dir(head, run)) or (NOBODY, lambda: None)
         result.victim = victim
         result.after = time.monotonic() - appeared
@@ -179,7 +184,7 @@ class Killer:
         title = name if neighbour else "victim"
         # What only has to be there takes no time from what is looked at.
         env = {} if neighbour else {"PAUSE": "0.003"}
-        job = {"script": "count.py", "grace": "1s"}
+        job = {"script": "count.py", "grace": "1s", "start_method": self._start}
         more = {"env": env, "sync": {"exclude": ["*.err"]}, **self._world.file(title)}
         head.write({node.name: 2 for node in self.made}, job, gpus=gpus, name=title, **more)
         return head
@@ -240,7 +245,7 @@ def play(world: World, numbers: range, seed: int) -> list[Round]:
     """Play rounds in a world, and tell of each."""
     with tempfile.TemporaryDirectory(prefix="clusterctl-killer-") as folder, Lab() as lab, world.on(lab, 2) as scene:
         env = {**lab.head_env(XDG_STATE_HOME=f"{folder}/state"), **scene.env}
-        killer = Killer(scene.nodes, env, Path(folder), seed, world)
+        killer = Killer(scene.nodes, env, Path(folder), seed, world, os.environ.get("KILLER_START", "spawn"))
         killer.begin()
         played = []
         for number in numbers:

@@ -17,16 +17,19 @@ SEED = 4
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize(("name", "rounds"), [("plain", 4), ("network home", 1)])
+@pytest.mark.parametrize(
+    ("name", "rounds", "start"), [("plain", 4, "spawn"), ("network home", 1, "spawn"), ("plain", 2, "fork")]
+)
 def test_whatever_process_is_killed_at_whatever_moment_nothing_is_left_and_nothing_lost(
-    lab: Lab, tmp_path: Path, name: str, rounds: int
+    lab: Lab, tmp_path: Path, name: str, rounds: int, start: str
 ) -> None:
     world = next(world for world in WORLDS if world.name == name)
     reason = world.unavailable()
     if reason:
         pytest.skip(reason)
     with world.on(lab) as scene:
-        killer = Killer(scene.nodes, lab.head_env(XDG_STATE_HOME=str(tmp_path / "state")), tmp_path, SEED, world)
+        env = lab.head_env(XDG_STATE_HOME=str(tmp_path / "state"))
+        killer = Killer(scene.nodes, env, tmp_path, SEED, world, start)
         killer.begin()
 
         played = [*map(killer.round, range(rounds)), killer.end()]

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from tests.lab.node import Node
 
 KINDS: Final = ("controller", "supervisor", "waiter", "serve", "worker", "sshd")
+ZYGOTE: Final = "zygote"
+"""Where ranks are forked there is one a node, until all of them are started."""
 THERE_WITHIN: Final = 20.0
 
 
@@ -67,6 +69,7 @@ def of_kind(kind: str, made: Sequence[Node], run_dir: Path) -> list[tuple[Node |
         "supervisor": "clusterctl-agent supervise {mark}",
         "waiter": "clusterctl-agent wait {mark} ",
         "serve": "agent serve",
+        ZYGOTE: "clusterctl-agent zygote {mark}",
     }
     if kind in patterns:
         return [(n, pid) for n in made for pid in n.pids_of(patterns[kind].format(mark=n.mark(run)))]
