@@ -79,7 +79,8 @@ class Bench:
     def _torchrun(self, arguments: list[str], *, crash: bool) -> None:
         argv = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
         argv += [f"--max-restarts={int(crash)}", "job.py", *arguments]
-        env = {**self.env, "OMP_NUM_THREADS": "1"}
+        # With the store that torchrun shares out, its second attempt finds the addresses of the first one and fails.
+        env = {**self.env, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
         subprocess.run(argv, cwd=self.folder / "project", env=env, check=True, capture_output=True)
 
     def _ours(self, way: str, arguments: list[str], *, crash: bool) -> None:
