@@ -103,8 +103,8 @@ def test_a_run_goes_on_when_the_connection_of_its_person_is_gone(
     far.node.kill_sshd()
     typed.communicate(timeout=30)
     far.node.restart_sshd()
-    # The controller has the same command line.
-    wait_for(lambda: len(far.node.pids_of("clusterctl up")) == 1, what="the command to be gone")
+    wait_for(lambda: not far.node.pids_of("clusterctl up"), what="the command to be gone")
+    assert len(far.node.pids_of("^clusterctl-controller away-")) == 1
     status = far.json("status")
     run = status["run"]
     watching = {name: far.login(*words) for name, words in WATCHING.items()}
