@@ -46,7 +46,8 @@ def joined(parts: Iterable[Html | str], between: str = "") -> Html:
 
 def block(lines: Iterable[str]) -> Html:
     """Return lines as they stand in a terminal; set in, so that none looks like ours where the page itself is read."""
-    return element("pre", joined((text(line) for line in lines), "\n "))
+    # A line break right after the tag is not shown, so that the first line is set in as the others are.
+    return element("pre", joined(("", *lines), "\n "))
 
 
 def table(titles: Sequence[str], rows: Iterable[Sequence[Html | str]]) -> Html:
