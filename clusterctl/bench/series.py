@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from clusterctl.config.spec import ClusterSpec, JobSpec, Launcher, RestartSpec, TransportKind
+from clusterctl.config.kinds import Launcher
+from clusterctl.config.spec import ClusterSpec, JobSpec, RestartSpec, TransportKind
 from clusterctl.config.workdir import renamed
 from clusterctl.errors import RefusedError
 from clusterctl.plan.layout import worker_count

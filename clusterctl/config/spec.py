@@ -1,12 +1,9 @@
 """What the user asked for, after parsing: every default that needs no node filled in, every range expanded.
 
 Each key of a section stands here and nowhere else: its kind, its default, and what is said of it. What checks a file
-(`clusterctl.config.sections.models`), `clusterctl config`, the JSON Schema and the tables of docs/cluster-file.md are
-made of that, so the annotations are data: they are evaluated. A field without a `Key` is none of the file's.
-
-The spec is plain data, durations in seconds, sizes in bytes. It is stored with the run as JSON
-(`pydantic.TypeAdapter(ClusterSpec)` reads it back), so an adopting controller knows exactly what the run was started
-with.
+(`clusterctl.config.sections`), `clusterctl config`, the JSON Schema and the tables of docs/cluster-file.md are made of
+that, so the annotations are data: they are evaluated. A field without a `Key` is none of the file's. Durations are in
+seconds, sizes in bytes. `clusterctl.config.stored` keeps it with the run, for whoever adopts it.
 """
 
 from dataclasses import dataclass, field
@@ -26,6 +23,7 @@ from clusterctl.config.kinds import (
     Gpus,
     Interface,
     Key,
+    Launcher,
     Port,
     PortOrAuto,
     PositiveDuration,
@@ -72,13 +70,6 @@ class Framework(str, Enum):
     TENSORFLOW = "tensorflow"
     JAX = "jax"
     NONE = "none"
-
-
-class Launcher(str, Enum):
-    """Who starts the workers on a node."""
-
-    DIRECT = "direct"
-    TORCHRUN = "torchrun"
 
 
 _SSH_SAYS = "what `ssh -G host` says"

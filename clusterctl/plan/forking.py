@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from clusterctl.agent.protocol import encoding, requests
-from clusterctl.config.kinds import StartMethod
-from clusterctl.config.spec import ClusterSpec, Framework, JobSpec, Launcher
+from clusterctl.config.kinds import Launcher, StartMethod
+from clusterctl.config.spec import ClusterSpec, Framework, JobSpec
 from clusterctl.plan.environment import RunIdentity, shared_environment
 from clusterctl.plan.launch import job_argv
 from clusterctl.plan.layout import job_of

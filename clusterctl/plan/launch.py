@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.config.spec import ClusterSpec, JobSpec, Launcher
+from clusterctl.config.kinds import Launcher
+from clusterctl.config.spec import ClusterSpec, JobSpec
 from clusterctl.plan.environment import TORCHRUN_SETS, Common, RunIdentity, framework_values, worker_environment
 from clusterctl.plan.layout import PYTHON, Layout, job_of
 

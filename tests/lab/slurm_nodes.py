@@ -53,6 +53,8 @@ class SlurmNodes:
     def start(self) -> None:
         """Start what is on the head."""
         root = Path(ROOT)
+        # What the daemons of an earlier one wrote while they ended is nothing to go on from.
+        shutil.rmtree(root, ignore_errors=True)
         (root / "state").mkdir(parents=True)
         nodes = (
             f"NodeName=n[1-{MOST}] NodeHostname=n[1-{MOST}] NodeAddr={NETWORK}.[1-{MOST}] CPUs={CPUS} RealMemory=1000\n"

@@ -37,8 +37,6 @@ EVERYDAY: Final = frozenset(
         "IPv6 only",
         "jump host",
         "openssh",
-        "command",
-        "srun",
         "two heads",
     ]
 )

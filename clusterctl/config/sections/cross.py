@@ -7,10 +7,10 @@ import re
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.config.kinds import StallAction
+from clusterctl.config.kinds import Launcher, StallAction
 from clusterctl.config.sections.environment import check_names
 from clusterctl.config.sections.machines import suggestion
-from clusterctl.config.spec import Framework, Launcher, Role, TransportKind
+from clusterctl.config.spec import Framework, Role, TransportKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

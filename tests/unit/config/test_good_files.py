@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import jsonschema
 import pytest
 
-from clusterctl.config.kinds import StallAction
+from clusterctl.config.kinds import Launcher, StallAction
 from clusterctl.config.resolve import resolved, to_yaml
 from clusterctl.config.schema import schema, schema_text
-from clusterctl.config.spec import ClusterSpec, Framework, HostSpec, Launcher, Role, TransportKind
+from clusterctl.config.spec import ClusterSpec, Framework, HostSpec, Role, TransportKind
 from clusterctl.config.stored import dump, load_stored
 from clusterctl.config.text.tree import Document, Report
 from clusterctl.config.text.yaml_text import parse_text as read_tree

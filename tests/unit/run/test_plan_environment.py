@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from clusterctl.config.spec import ClusterSpec, Framework, HostSpec, JobSpec, Launcher, NetworkSpec
+from clusterctl.config.kinds import Launcher
+from clusterctl.config.spec import ClusterSpec, Framework, HostSpec, JobSpec, NetworkSpec
 from clusterctl.errors import RefusedError
 from clusterctl.plan import environment, layout, meeting
 from clusterctl.plan import launch as planning

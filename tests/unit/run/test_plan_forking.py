@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 
 from clusterctl.agent.supervisor.forking import rules
-from clusterctl.config.kinds import StartMethod
-from clusterctl.config.spec import Framework, HostSpec, JobSpec, Launcher, RestartSpec
+from clusterctl.config.kinds import Launcher, StartMethod
+from clusterctl.config.spec import Framework, HostSpec, JobSpec, RestartSpec
 from clusterctl.plan import forking, layout
 from tests.unit.run.test_plan_environment import ANSWERS, RUN, envs, plan_of, spec_of
 

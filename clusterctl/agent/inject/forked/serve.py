@@ -113,6 +113,7 @@ def _fork(descriptors: list[int]) -> bool:
     """Fork a rank and its waiter; true in the rank."""
     try:
         cannot.check_now()
+        settled, settling = os.pipe()
         between = os.fork()
     except CannotForkError as error:
         os.write(descriptors[2], json.dumps({"refused": str(error)}).encode())
@@ -121,12 +122,18 @@ def _fork(descriptors: list[int]) -> bool:
         os.write(descriptors[2], json.dumps({"refused": error.strerror}).encode())
         return False
     if between:
+        os.close(settled)
         os.waitpid(between, 0)
+        os.close(settling)
         return False
     try:
         if os.fork():
             # Whoever remains has the supervisor for a parent, which takes in all orphans.
             os._exit(0)
+        os.close(settling)
+        # Nobody is an orphan before its parent has been waited for, however late that is.
+        os.read(settled, 1)
+        os.close(settled)
         return _part(descriptors)
     except BaseException:
         os._exit(1)

@@ -48,7 +48,7 @@ class Zygote:
 
     Attributes:
         why: Why it cannot be used, where it is over.
-        stale: What it has imported is not what lies on the disk any more.
+        stale: What it has imported is not what lies on the disk any more, or nobody can tell: it may be replaced.
         told: What it said of itself when it was ready.
         identity: Who it is; it belongs to no attempt.
     """
@@ -123,10 +123,9 @@ class Zygote:
         if said.get("cannot"):
             self.close(said["cannot"])
         elif said.get("changed"):
-            self.stale = True
             self.close(f"{said['changed']} has changed since it was imported")
         else:
-            self.told = {**self.told, **said}
+            self.told, self.stale = {**self.told, **said}, False
             self._is(Stage.READY)
 
     def _is(self, stage: Stage) -> None:
@@ -136,7 +135,7 @@ class Zygote:
 
     def check(self) -> None:
         """See whether what was imported is still what lies on the disk; it is busy meanwhile."""
-        self.stage = Stage.BUSY
+        self.stage, self.stale = Stage.BUSY, True
         self._wait()
         self._send(b"?", [])
 
