@@ -186,6 +186,9 @@ class Killer:
         env = {} if neighbour else {"PAUSE": "0.003"}
         job = {"script": "count.py", "grace": "1s", "start_method": self._start}
         more = {"env": env, "sync": {"exclude": ["*.err"]}, **self._world.file(title)}
+        if self._start == "fork":
+            # A zygote is kept where a restart may follow; none does here.
+            more["restart"] = {"max_restarts": 1, "on": ["stall"]}
         head.write({node.name: 2 for node in self.made}, job, gpus=gpus, name=title, **more)
         return head
 
