@@ -83,7 +83,7 @@ TESTS: Final[dict[str, tuple[str, ...]]] = {
         f"{_NODE}full_disk.py",
     ),
     **dict.fromkeys(
-        ("agent/supervisor/outputs", "agent/supervisor/output"),
+        ("agent/supervisor/output_space", "agent/supervisor/output"),
         (
             f"{_AGENT}/test_outputs.py",
             _AGENT,

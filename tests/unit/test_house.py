@@ -20,6 +20,15 @@ MOST_FILES = 16
 MOST_LINES = 350
 MOST_LINES_OF_A_FUNCTION = 40
 MANY_OF_A_KIND = ("agent/facts", "cli/commands", "health/checks")
+STARTED_EACH_TIME = (
+    "clusterctl.agent.__main__",
+    "clusterctl.agent.serve.main",
+    "clusterctl.agent.serve.commands.node",
+    "clusterctl.agent.facts",
+    "clusterctl.agent.inject",
+    "clusterctl.agent.worker",
+)
+"""What begins anew at every look at a node and in every worker: what ADR 10 is about."""
 
 
 def module_of(path: Path) -> str:
@@ -42,6 +51,35 @@ def imported_by(module: str) -> Iterator[str]:
             for name in node.names:
                 inside = f"{source}.{name.name}"
                 yield from [inside] if inside in MODULES else [source] if source in MODULES else []
+
+
+def loaded_with(*modules: str) -> set[str]:
+    """Every file of ours that is imported with some, outside of functions and not for types alone."""
+    waiting, loaded = list(modules), set[str]()
+    while waiting:
+        module = waiting.pop()
+        if module in loaded:
+            continue
+        loaded.add(module)
+        waiting += imported_at_once(ast.parse(MODULES[module].read_text()).body)
+        waiting += [parent for parent in [module.rpartition(".")[0]] if parent in MODULES]
+    return loaded
+
+
+def imported_at_once(body: list[ast.stmt]) -> Iterator[str]:
+    for node in body:
+        if isinstance(node, ast.ImportFrom):
+            names = [node.module or "", *(f"{node.module}.{name.name}" for name in node.names)]
+            yield from (name for name in names if name in MODULES)
+        elif isinstance(node, ast.If) and ast.unparse(node.test) != "TYPE_CHECKING":
+            yield from imported_at_once([*node.body, *node.orelse])
+
+
+def test_only_what_starts_each_time_saves_the_import_of_typing() -> None:
+    begun = [name for name in MODULES if name.startswith(STARTED_EACH_TIME)]
+    saving = {name for name, path in MODULES.items() if "\nTYPE_CHECKING = False\n" in path.read_text()}
+
+    assert saving <= loaded_with(*begun)
 
 
 def test_no_files_import_each_other_in_a_circle() -> None:

@@ -9,9 +9,8 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+from typing import TYPE_CHECKING
 
-# Not from `typing`, whose import would be a good part of an agent's start.
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 

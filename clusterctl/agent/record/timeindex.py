@@ -6,11 +6,10 @@ What is given up reads as zeros, and no record is all zeros: so the file itself 
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 from clusterctl.agent.protocol import files
 
-# Not from `typing`, whose import would be a good part of an agent's start.
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Callable
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 from clusterctl.agent.protocol.commands import WINDOW_BYTES
 from clusterctl.agent.protocol.frames import CHUNK_BYTES, FrameError
 
-# Not from `typing`, whose import would be a good part of an agent's start.
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Callable
 

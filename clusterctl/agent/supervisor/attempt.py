@@ -16,7 +16,7 @@ from clusterctl.agent.record import rank_files
 from clusterctl.agent.supervisor import adoption, claims, ends, ladder, torchrun, waiter, workers
 from clusterctl.agent.supervisor.ending import Ending, Parts
 from clusterctl.agent.supervisor.forking import attending, starts
-from clusterctl.agent.supervisor.outputs import Outputs
+from clusterctl.agent.supervisor.output_space import Outputs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -6,11 +6,10 @@ import contextlib
 import os
 import re
 import socket
+from typing import TYPE_CHECKING
 
 from clusterctl.agent.linux.syscalls import read_bytes
 
-# Not from `typing`, whose import would be a good part of an agent's start.
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 

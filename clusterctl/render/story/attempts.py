@@ -10,7 +10,7 @@ from clusterctl.render.ranks import fold_nodes
 from clusterctl.render.terminal.console import safe
 from clusterctl.render.terminal.table import Cell, Column, render_table
 from clusterctl.render.words import cause_json, failure_line, how_it_ended
-from clusterctl.run.rules.attempts import cause_of
+from clusterctl.run.rules.ended_attempts import cause_of
 from clusterctl.run.rules.outcome import final_cause
 from clusterctl.wording import duration, span
 

@@ -21,10 +21,10 @@ from clusterctl.run.controller.connections import SHOWN_SILENT_AFTER, Connection
 from clusterctl.run.controller.control import ControlRequest
 from clusterctl.run.controller.finishing import Finishing
 from clusterctl.run.controller.health import HealthWatch
+from clusterctl.run.controller.next_attempt import NextAttempt
 from clusterctl.run.controller.replication import Replication
 from clusterctl.run.controller.run import ControlledRun, Then
 from clusterctl.run.controller.stalls import StallGuard
-from clusterctl.run.controller.succession import Succession
 from clusterctl.run.controller.takeover import TakeOver
 from clusterctl.run.nodes.links import Redialed
 from clusterctl.run.record.clock import now
@@ -76,7 +76,7 @@ class Controller:
         self._replication = Replication(run, self._feed)
         self._beginning = Beginning(run, self._connections, preflight)
         self._takeover = TakeOver(run, self._connections, self._beginning)
-        self._succession = Succession(run, self._beginning)
+        self._next_attempt = NextAttempt(run, self._beginning)
         self._finishing = Finishing(run, self._replication)
         self._news = True
         self._look_at = 0.0
@@ -208,7 +208,7 @@ class Controller:
             # Nobody wants to know any more how a run is that is to end, and nothing of it may stand in the way.
             self._stalls.judge()
             self._look_at_health()
-        if self._succession.must_look_for_checkpoints():
+        if self._next_attempt.must_look_for_checkpoints():
             return
         sight = self._sight()
         action = policy.decide(run.state, run.limits, sight, now())
@@ -223,7 +223,7 @@ class Controller:
                 run.links.broken(run.hosts[action.node])
                 self._tell_of_fence(action.node)
             case policy.Restart():
-                self._succession.announce(action, sight)
+                self._next_attempt.announce(action, sight)
                 self._go_on_with_restart()
             case policy.Finish():
                 self._finishing.begin(action)
@@ -243,7 +243,7 @@ class Controller:
         if run.cancelled.is_set():
             self._finishing.begin(policy.cancelled(run.state))
         else:
-            self._succession.begin_when_due()
+            self._next_attempt.begin_when_due()
 
     def _feed(self, item: OutputReceived) -> None:
         """Hand what is safe here to those who watch, where it is samples."""
@@ -274,11 +274,11 @@ class Controller:
             idle=self._stalls.idle(),
             cancelled=run.cancelled.is_set(),
             gathering=self._stalls.gathering,
-            alike=self._succession.alike(),
-            spares=len(self._succession.free_spares()),
+            alike=self._next_attempt.alike(),
+            spares=len(self._next_attempt.free_spares()),
             unhealthy=self._health.unhealthy(run.state),
             doubtful=self._health.doubtful(run.state),
-            dirty=self._succession.dirty_for(),
+            dirty=self._next_attempt.dirty_for(),
         )
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from clusterctl.agent.protocol.commands import Command
 from clusterctl.errors import ClusterctlError, ConnectError, ExitCode, RunFailed
 from clusterctl.run.controller.beginning import UNHEARD
-from clusterctl.run.nodes import attempts, ending
+from clusterctl.run.nodes import attempt_begin, ending
 from clusterctl.run.nodes.fan_out import each, names
 from clusterctl.run.nodes.launch import NotBegun
 from clusterctl.run.nodes.links import Redialed
@@ -139,7 +139,7 @@ class TakeOver:
         run = self._run
         begun = [told["attempt"] for told in self._told.values() if told and told["state"] not in _NOT_BEGUN]
         number = max(begun, default=-1)
-        attempt = attempts.stored(run.folder, number) if number > run.state.attempt else None
+        attempt = attempt_begin.stored(run.folder, number) if number > run.state.attempt else None
         if attempt is not None:
             run.note(f"the head had lost the begin of attempt {number}, which its nodes know of")
             run.record(attempt)

@@ -19,7 +19,7 @@ from clusterctl.errors import ClusterctlError
 from clusterctl.plan import environment, forking, layout
 from clusterctl.plan import launch as planning
 from clusterctl.plan.layout import workdir_of
-from clusterctl.run.nodes import attempts, code, sensitive, unsynced
+from clusterctl.run.nodes import attempt_begin, code, sensitive, unsynced
 from clusterctl.run.nodes.checkpoints import Resuming
 from clusterctl.run.nodes.fan_out import each, names, raise_first, sessions_of
 from clusterctl.run.nodes.meeting import answer_of, meet
@@ -150,7 +150,7 @@ class Launch:
         with room_not_needed() if number else contextlib.nullcontext():
             write_atomically(self._run.plan(number), json.dumps(shown, indent=1).encode(), durable=True)
         self._check()
-        self._post(attempts.from_plan(plan, why, resume_from, newest))
+        self._post(attempt_begin.from_plan(plan, why, resume_from, newest))
         follow([host.name for host in hosts])
         self._start(plan)
         return plan

@@ -10,7 +10,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from clusterctl.run.rules.attempts import cause_of, cause_record
+from clusterctl.run.rules.ended_attempts import cause_of, cause_record
 from clusterctl.run.rules.outcome import final_cause
 from clusterctl.run.rules.state import NodeState, RunPhase, RunState
 

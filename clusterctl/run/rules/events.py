@@ -132,7 +132,7 @@ class Restarting:
     Attributes:
         ended: How the attempt before it ended, in words that are equal for attempts that end alike.
         newest: What was the newest checkpoint when that one began.
-        cause: Why that one ended: the first observed failure, as `rules.attempts.cause_record` gives it.
+        cause: Why that one ended: the first observed failure, as `rules.ended_attempts.cause_record` gives it.
         step: Which step its slowest rank had reached.
         number: Which restart this is of those that count.
         budget: How many may count.

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.protocol import events
 from clusterctl.run.rules import events as head
-from clusterctl.run.rules.attempts import PastAttempt, cause_of
 from clusterctl.run.rules.blame import Cause, Exit, verdict
+from clusterctl.run.rules.ended_attempts import PastAttempt, cause_of
 from clusterctl.run.rules.state import NodeState, RunPhase, RunState, StallView, WorkerPhase, WorkerState
 from clusterctl.typed import assert_never
 

@@ -17,7 +17,7 @@ from clusterctl.wording import span
 if TYPE_CHECKING:
     from clusterctl.agent.protocol.types.records import Remaining
     from clusterctl.run.rules import events as head
-    from clusterctl.run.rules.attempts import PastAttempt
+    from clusterctl.run.rules.ended_attempts import PastAttempt
 
 
 class RunPhase(str, Enum):

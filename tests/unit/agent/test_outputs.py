@@ -14,7 +14,7 @@ from clusterctl.agent.record.rundir import RunDir
 from clusterctl.agent.record.state import NodeState, apply
 from clusterctl.agent.record.tally import Tallies
 from clusterctl.agent.supervisor.output import OpenOutput
-from clusterctl.agent.supervisor.outputs import Outputs
+from clusterctl.agent.supervisor.output_space import Outputs
 
 MEGABYTE = 1 << 20
 

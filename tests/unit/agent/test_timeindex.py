@@ -12,7 +12,7 @@ from clusterctl.agent.protocol.files import INDEX_RECORD
 from clusterctl.agent.record import output_reader
 from clusterctl.agent.record.rundir import RunDir
 from clusterctl.agent.record.state import NodeState
-from clusterctl.agent.supervisor.outputs import Outputs
+from clusterctl.agent.supervisor.output_space import Outputs
 
 BLOCK = 4096
 TAIL = 64 * 1024

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from clusterctl.render.story.attempts import render_attempts, restart_news
-from clusterctl.run.rules.attempts import PastAttempt
 from clusterctl.run.rules.blame import Cause
+from clusterctl.run.rules.ended_attempts import PastAttempt
 from clusterctl.run.rules.events import Restarting
 from clusterctl.run.rules.state import RunPhase, RunState
 

@@ -8,8 +8,8 @@ import pytest
 
 from clusterctl.logs.line import LogLine
 from clusterctl.render.story.marks import Marks
-from clusterctl.run.rules.attempts import PastAttempt
 from clusterctl.run.rules.blame import Cause
+from clusterctl.run.rules.ended_attempts import PastAttempt
 from clusterctl.run.rules.state import RunState
 
 if TYPE_CHECKING:

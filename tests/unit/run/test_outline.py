@@ -14,7 +14,7 @@ from clusterctl.run.record import find, rundir
 from clusterctl.run.record.reader import load_state
 from clusterctl.run.record.writer import Writer
 from clusterctl.run.rules import events
-from clusterctl.run.rules.attempts import cause_record
+from clusterctl.run.rules.ended_attempts import cause_record
 from clusterctl.run.rules.outcome import final_cause
 from tests.work import work
 

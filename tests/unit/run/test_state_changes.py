@@ -8,8 +8,8 @@ import pytest
 
 from clusterctl.agent.protocol import events as node_events
 from clusterctl.run.rules import events, leftover
-from clusterctl.run.rules.attempts import cause_record
 from clusterctl.run.rules.blame import Cause
+from clusterctl.run.rules.ended_attempts import cause_record
 from clusterctl.run.rules.fold import apply_node
 from clusterctl.run.rules.state import RunPhase, RunState
 from tests.unit.run.told import (

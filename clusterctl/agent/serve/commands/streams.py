@@ -11,6 +11,7 @@ import pwd
 import socket
 import struct
 import termios
+from typing import TYPE_CHECKING
 
 from clusterctl.agent.linux import addresses, proc, spawn
 from clusterctl.agent.protocol.commands import Command, ErrorKind
@@ -19,8 +20,6 @@ from clusterctl.agent.serve import jobs
 from clusterctl.agent.serve.commands.node import folder_of, program_of
 from clusterctl.agent.serve.duplex import Duplex
 
-# Not from `typing`, whose import would be a good part of an agent's start.
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Callable
 

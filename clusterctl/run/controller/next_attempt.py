@@ -12,7 +12,7 @@ from clusterctl.run.nodes.launch import Begun, NotBegun
 from clusterctl.run.record.clock import now
 from clusterctl.run.record.samples import latest_step
 from clusterctl.run.rules import events, policy, restarting
-from clusterctl.run.rules.attempts import cause_record
+from clusterctl.run.rules.ended_attempts import cause_record
 from clusterctl.run.rules.outcome import final_cause
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from clusterctl.run.controller.run import ControlledRun
 
 
-class Succession:
+class NextAttempt:
     """Lets one attempt follow another."""
 
     def __init__(self, run: ControlledRun, beginning: Beginning) -> None:
