@@ -128,11 +128,11 @@ def _spans(body: str, offset: int) -> list[_Span]:
 
 
 def _span(piece: str, offset: int) -> _Span:
-    found = _RANGE.fullmatch(piece)
-    if found is None:
+    match = _RANGE.fullmatch(piece)
+    if match is None:
         hint = "write numbers, as in `gpu[01-04,07]`"
         raise RangeError(f"`{piece}` is not a range of numbers", offset, len(piece), hint)
-    first, last = found[1], found[2] or found[1]
+    first, last = match[1], match[2] or match[1]
     if max(len(first), len(last)) > _MAX_DIGITS:
         raise RangeError(f"a number of more than {_MAX_DIGITS} digits", offset, len(piece))
     if int(last) < int(first):
@@ -172,13 +172,13 @@ def _fold_last_number(items: list[tuple[str, str]]) -> list[tuple[str, str]]:
     """Fold the last number of each head; the head keeps what stands before it, the tail takes the rest."""
     groups: dict[tuple[str, str | None], list[str]] = {}
     for head, tail in items:
-        found = _LAST_NUMBER.fullmatch(head)
-        if found is None:
+        match = _LAST_NUMBER.fullmatch(head)
+        if match is None:
             groups.setdefault((head + tail, None), [])
-        elif len(found[2]) > _MAX_DIGITS:
-            groups.setdefault((found[1] + "\0", found[2] + found[3] + tail), [])
+        elif len(match[2]) > _MAX_DIGITS:
+            groups.setdefault((match[1] + "\0", match[2] + match[3] + tail), [])
         else:
-            groups.setdefault((found[1], found[3] + tail), []).append(found[2])
+            groups.setdefault((match[1], match[3] + tail), []).append(match[2])
     return [_folded_item(prefix, rest, digits) for (prefix, rest), digits in groups.items()]
 
 

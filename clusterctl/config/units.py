@@ -79,10 +79,10 @@ def _byte_count(value: object) -> int:
         return value
     if not isinstance(value, str) or len(value) > 64:
         raise wrong
-    found = _SIZE.fullmatch(value.strip())
-    if found is None:
+    match = _SIZE.fullmatch(value.strip())
+    if match is None:
         raise wrong
-    number, unit = found[1], found[2].lower()
+    number, unit = match[1], match[2].lower()
     if unit in {"k", "m", "g", "t", "p"}:
         hint = f"write `{number}{unit.upper()}B` (powers of 1000) or `{number}{unit.upper()}iB` (powers of 1024)"
         raise UnitError(f"`{value}` does not say which unit it is", hint)

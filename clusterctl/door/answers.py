@@ -264,7 +264,7 @@ def place_of(file: str) -> tuple[int, int] | None:
     """
     if file == SAMPLES_FILE:
         return None
-    found = _FILE.fullmatch(file)
-    if found is None:
+    match = _FILE.fullmatch(file)
+    if match is None:
         raise FrameError(f"it names a file that no run has: {file[:80]!a}")
-    return int(found[1]), int(found[2])
+    return int(match[1]), int(match[2])

@@ -36,9 +36,9 @@ def collect(root: str) -> shapes.Driver:
     modules = [line.split()[0] for line in (paths.text(root, "/proc/modules") or "").splitlines() if line]
     gpus, switches = _pci(root)
     proc = paths.text(root, "/proc/driver/nvidia/version")
-    found = re.search(r"Module\s+(\S+)\s", (proc or "") + " ")
+    match = re.search(r"Module\s+(\S+)\s", (proc or "") + " ")
     return {
-        "module": paths.text(root, "/sys/module/nvidia/version") or (found.group(1) if found else None),
+        "module": paths.text(root, "/sys/module/nvidia/version") or (match.group(1) if match else None),
         "proc_version": proc.splitlines()[0] if proc else None,
         "nouveau": "nouveau" in modules,
         "modules": [name for name in modules if name.startswith(("nvidia", "amdgpu"))],

@@ -53,10 +53,10 @@ class KernelEvents:
             return self._take_xid(text, age)
         if "amdgpu" in text:
             return self._take_amdgpu(text, age)
-        found = _SXID.search(text) if "SXid" in text else None
-        if found is None:
+        match = _SXID.search(text) if "SXid" in text else None
+        if match is None:
             return False
-        device, code, word, detail = found.groups()
+        device, code, word, detail = match.groups()
         grade = "" if word is None else "fatal" if word == "Fatal" else "nonfatal"
         self._count(("sxid", device.lower(), int(code), grade), detail, age)
         return True
@@ -66,8 +66,8 @@ class KernelEvents:
         return sorted(self._entries.values(), key=lambda entry: int(entry["order"]))
 
     def _take_xid(self, text: str, age: float | None) -> bool:
-        if found := _XID.search(text):
-            device, code, detail = found.group(1).lower(), int(found.group(2)), found.group(3)
+        if match := _XID.search(text):
+            device, code, detail = match.group(1).lower(), int(match.group(2)), match.group(3)
             self._count(("xid", device, code, _grade(detail) if code in _GRADED else ""), detail, age)
             return True
         device = self._off_the_bus(text)
@@ -88,10 +88,10 @@ class KernelEvents:
 
     def _off_the_bus(self, text: str) -> str | None:
         """Return the address of a GPU that this line, maybe with those before it, calls gone."""
-        if found := _OFF_BUS.search(text):
-            return found.group(1).lower()
-        if found := _OFF_BUS_BEGINS.search(text):
-            self._dying = (found.group(1).lower(), self._lines)
+        if match := _OFF_BUS.search(text):
+            return match.group(1).lower()
+        if match := _OFF_BUS_BEGINS.search(text):
+            self._dying = (match.group(1).lower(), self._lines)
         if _OFF_BUS_ENDS in text and self._dying is not None:
             device, line = self._dying
             self._dying = None
@@ -114,8 +114,8 @@ class KernelEvents:
 
 
 def _grade(text: str) -> str:
-    found = _GRADE.search(text)
-    return "" if found is None else "nonfatal" if found.group(1) else "fatal"
+    match = _GRADE.search(text)
+    return "" if match is None else "nonfatal" if match.group(1) else "fatal"
 
 
 def _bus(address: str) -> str:

@@ -111,10 +111,10 @@ def _this_boot(root: str, name: str, uptime: float) -> str | None:
     kept: list[str] = []
     last = 0.0
     for line in tail.splitlines():
-        found = _FILE.match(line)
-        if not found:
+        match = _FILE.match(line)
+        if not match:
             continue
-        stamp = float(found.group(1))
+        stamp = float(match.group(1))
         if stamp < last - 1.0:
             kept.clear()
         last = stamp
@@ -130,11 +130,11 @@ def read(output: str, pattern: re.Pattern[str] = _STAMP, uptime: float = 0.0) ->
     since: float | None = None
     age: float | None = None
     for line in output.splitlines():
-        found = pattern.match(line)
+        match = pattern.match(line)
         # What has no stamp of its own goes on from the line before it.
-        age = age if found is None else round(max(0.0, uptime - float(found.group(1))), 1)
+        age = age if match is None else round(max(0.0, uptime - float(match.group(1))), 1)
         since = age if since is None else since
-        text = line if found is None else found.group(2)
+        text = line if match is None else match.group(2)
         if not events.take(text, age) and _RELEVANT.search(text):
             kept.append({"age_s": age, "text": text[:400]})
     return {

@@ -108,8 +108,8 @@ def _number(path: str) -> int | None:
 
 
 def _counter(folder: str, name: str) -> int:
-    found = re.search(rb"^%s (\d+)$" % name.encode(), read_bytes(f"{folder}/memory.stat"), re.MULTILINE)
-    return int(found[1]) if found else 0
+    match = re.search(rb"^%s (\d+)$" % name.encode(), read_bytes(f"{folder}/memory.stat"), re.MULTILINE)
+    return int(match[1]) if match else 0
 
 
 def make(name: str) -> str | None:
@@ -160,9 +160,9 @@ def remove(folder: str | None) -> None:
 def oom_kills() -> int | None:
     """Return how many processes the kernel killed for memory in our memory cgroup; `None` where that is not told."""
     for path in _oom_files():
-        found = re.search(rb"^oom_kill (\d+)$", read_bytes(path), re.MULTILINE)
-        if found:
-            return int(found[1])
+        match = re.search(rb"^oom_kill (\d+)$", read_bytes(path), re.MULTILINE)
+        if match:
+            return int(match[1])
     return None
 
 

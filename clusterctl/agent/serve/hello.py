@@ -77,8 +77,8 @@ def _version() -> str:
 
 
 def _memory() -> int:
-    found = re.search(rb"^MemTotal:\s+(\d+) kB", read_bytes("/proc/meminfo"), re.MULTILINE)
-    return int(found[1]) * 1024 if found else 0
+    match = re.search(rb"^MemTotal:\s+(\d+) kB", read_bytes("/proc/meminfo"), re.MULTILINE)
+    return int(match[1]) * 1024 if match else 0
 
 
 def _cores() -> int:

@@ -81,8 +81,8 @@ def _from_status(worker: Worker) -> Exit:
 
 
 def _host_kills() -> int | None:
-    found = re.search(rb"^oom_kill (\d+)$", read_bytes("/proc/vmstat"), re.MULTILINE)
-    return int(found[1]) if found else None
+    match = re.search(rb"^oom_kill (\d+)$", read_bytes("/proc/vmstat"), re.MULTILINE)
+    return int(match[1]) if match else None
 
 
 @dataclass(frozen=True)

@@ -166,12 +166,12 @@ def _env_file(document: Document, report: Report) -> Node:
             continue
         column = line.index(text) + 1
         mark = Mark(document, number, column, len(text))
-        found = _LINE.fullmatch(text)
-        if found is None or _has_nul(text):
+        match = _LINE.fullmatch(text)
+        if match is None or _has_nul(text):
             report.add(mark, "this line is not `NAME=value`", "begin comments with `#`")
             continue
-        value = _unquoted(found[2], mark, report)
-        entries[found[1]], keys[found[1]] = Node(value, mark, raw=value), mark
+        value = _unquoted(match[2], mark, report)
+        entries[match[1]], keys[match[1]] = Node(value, mark, raw=value), mark
     node = Node(entries, Mark(document, 1, 1), keys=keys)
     check_names(node, ("env_file",), report)
     return node

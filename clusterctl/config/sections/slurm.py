@@ -86,15 +86,15 @@ def allocation(environ: Mapping[str, str]) -> list[Listed]:
 def _counts(text: str) -> Iterable[int]:
     """Read what Slurm writes for all nodes in turn: `24(x2),16`."""
     for part in text.split(","):
-        if found := _COUNT.fullmatch(part.strip()):
-            yield from [int(found[1])] * min(int(found[2] or 1), ranges.MAX_HOSTS)
+        if match := _COUNT.fullmatch(part.strip()):
+            yield from [int(match[1])] * min(int(match[2] or 1), ranges.MAX_HOSTS)
 
 
 def _gpus(environ: Mapping[str, str]) -> int | None:
     """Return the GPUs of each node, `None` for those that a step turns out to have."""
-    found = _GPUS.fullmatch(environ.get("SLURM_GPUS_PER_NODE", ""))
-    if found:
-        return int(found[1])
+    match = _GPUS.fullmatch(environ.get("SLURM_GPUS_PER_NODE", ""))
+    if match:
+        return int(match[1])
     if environ.get("SLURM_GPUS"):
         # Of all nodes together; Slurm alone knows which has how many.
         return None

@@ -72,12 +72,12 @@ def _filled(node: Node, environ: Mapping[str, str], report: Report, path: Path) 
 
 
 def _expanded(whole: str, body: str | None, mark: Mark, environ: Mapping[str, str], report: Report, path: Path) -> str:
-    found = None if body is None else _BODY.fullmatch(body)
-    if found is None:
+    match = None if body is None else _BODY.fullmatch(body)
+    if match is None:
         hint = "there are `${VAR}`, `${VAR:-default}`, `${VAR:?message}`; write `$${` where a shell shall see `${`"
         report.add(mark, f"{label(path)}: `{whole}` cannot be filled in", hint)
         return ""
-    name, operator, rest = found[1], found[2], found[3]
+    name, operator, rest = match[1], match[2], match[3]
     if _is_literal(path) and not (path[-1] == "user" and name in _OF_THE_USER):
         is_file = "identity_file" in path or "known_hosts" in path
         hint = "`~` is the home" if is_file else f"write the value itself, or give it as `--set {label(path)}=VALUE`"

@@ -69,9 +69,9 @@ def parse_document(path: str, content: bytes | str, report: Report) -> Node | No
 
 def parse_text(document: Document, report: Report) -> Node | None:
     """Read one document whose text is known to be text."""
-    found = _UNPRINTABLE.search(document.text)
-    if found is not None:
-        report.add(_mark_at(document, found.start()), f"a control character (U+{ord(found[0]):04X})")
+    match = _UNPRINTABLE.search(document.text)
+    if match is not None:
+        report.add(_mark_at(document, match.start()), f"a control character (U+{ord(match[0]):04X})")
         return None
     builder = _Builder(document, report)
     try:

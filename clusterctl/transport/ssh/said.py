@@ -54,12 +54,12 @@ def _refused(node: str, lines: Iterable[str], last: str, address: str) -> AuthEr
     tried: dict[str, list[str]] = {}
     offers: tuple[str, ...] = ()
     for line in lines:
-        if found := _METHOD.match(line):
-            tried.setdefault(found[1], [])
-        elif found := _KEY.match(line):
-            tried.setdefault("publickey", []).append(f"{found[1]} ({found[2]})" if found[2] else found[1])
-        elif found := _OFFERS.match(line):
-            offers = tuple(found[1].split(","))
+        if match := _METHOD.match(line):
+            tried.setdefault(match[1], [])
+        elif match := _KEY.match(line):
+            tried.setdefault("publickey", []).append(f"{match[1]} ({match[2]})" if match[2] else match[1])
+        elif match := _OFFERS.match(line):
+            offers = tuple(match[1].split(","))
     shown = ", ".join(f"{name} {' and '.join(keys)}" if keys else name for name, keys in tried.items()) or "nothing"
     takes = ", ".join(offers) or "nothing more"
     text = f"`ssh` could not log in (tried: {shown}; sshd takes: {takes})"

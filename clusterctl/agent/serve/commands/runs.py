@@ -51,8 +51,8 @@ class _Runs:
     def read(self, _identity: int, asked: arguments.Read, _epoch: int | None) -> answers.Piece:
         run = self._session.known_run(asked)
         name = str(asked["file"])
-        found = _FILES.fullmatch(name)
-        if found is None and name not in (files.JOURNAL_FILE, files.SAMPLES_FILE):
+        match = _FILES.fullmatch(name)
+        if match is None and name not in (files.JOURNAL_FILE, files.SAMPLES_FILE):
             raise refusals.RequestError(ErrorKind.BAD_REQUEST, f"no file of a run: `{name}`")
         offset, length = int(asked["offset"]), max(0, min(int(asked["length"]), _MAX_READ))
         try:
