@@ -63,13 +63,13 @@ def steps_of_job(samples: Iterable[Mapping[str, Any]], rank: int) -> list[tuple[
 
     A sample tells how old the newest step was, so the times are those of the steps and not of the samples.
     """
-    found: dict[int, float] = {}
+    seconds: dict[int, float] = {}
     for sample in samples:
         inside = (sample.get("ranks", {}).get(str(rank)) or {}).get("inside") or {}
         step, age = inside.get("step"), inside.get("progress_age_s")
         if step is not None and age is not None:
-            found[step] = sample["m"] - age
-    return [(time, step) for step, time in sorted(found.items())]
+            seconds[step] = sample["m"] - age
+    return [(time, step) for step, time in sorted(seconds.items())]
 
 
 def epoch_of_job(steps: Sequence[tuple[float, int]], started: float, exited: float, epochs: int) -> float:

@@ -169,11 +169,11 @@ def from_words(text: str) -> list[Machine]:
     Raises:
         ConfigError: It cannot be read.
     """
-    found: dict[str, Machine] = {}
+    machines: dict[str, Machine] = {}
     for machine in from_slurm(text, "HOSTS"):
         user, at, host = machine.host.rpartition("@")
-        found[host] = Machine(host, user=user if at else None)
-    return list(found.values())
+        machines[host] = Machine(host, user=user if at else None)
+    return list(machines.values())
 
 
 def with_gpus(machine: Machine, gpus: int | None) -> Machine:

@@ -164,24 +164,24 @@ def _command(value: object) -> str | tuple[str, ...]:
 
 def reached(of: type[Enum]) -> Kind:
     """Make the kind of a transport: a word of `of`, or a command as a list of its words."""
-    known = {word.value: word for word in of}
+    by_word = {word.value: word for word in of}
 
     def parse(value: object) -> Any:
-        if isinstance(value, str) and value in known:
-            return known[value]
+        if isinstance(value, str) and value in by_word:
+            return by_word[value]
         if isinstance(value, dict) and [*value] == ["command"]:
             return words.command(value["command"])
         raise WrongValueError(
-            f"must be {', '.join(f'`{word}`' for word in known)} or a mapping with the key `command`", COMMAND_HINT
+            f"must be {', '.join(f'`{word}`' for word in by_word)} or a mapping with the key `command`", COMMAND_HINT
         )
 
     argv = {"type": "array", "minItems": 1, "items": {"type": "string"}}
     keyed = {"type": "object", "properties": {"command": argv}, "required": ["command"], "additionalProperties": False}
     return Kind(
-        words=", ".join(f"`{word}`" for word in known) + " or `command:` with a list",
+        words=", ".join(f"`{word}`" for word in by_word) + " or `command:` with a list",
         parse=parse,
         show=lambda value: {"command": [*value]} if isinstance(value, tuple) else value.value,
-        schema={"anyOf": [{"enum": [*known]}, keyed]},
+        schema={"anyOf": [{"enum": [*by_word]}, keyed]},
     )
 
 

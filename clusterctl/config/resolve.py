@@ -91,7 +91,7 @@ def leaves(document: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
 
 def origins(spec: ClusterSpec, built: Built) -> dict[str, str]:
     """Say for each leaf of `resolved(spec)` where it came from."""
-    found: dict[str, str] = {}
+    places: dict[str, str] = {}
     for path, _ in leaves(resolved(spec)):
         if path[0] == "hosts" and len(path) > 1:
             node = _host_node(path, built.machines, built.root)
@@ -99,8 +99,8 @@ def origins(spec: ClusterSpec, built: Built) -> dict[str, str]:
             node = built.env.child(path[1])
         else:
             node = _descend(built.root, path)
-        found[label(path)] = node.mark.place if node is not None else "default"
-    return found
+        places[label(path)] = node.mark.place if node is not None else "default"
+    return places
 
 
 def _host_node(path: Path, machines: Sequence[Machine], root: Node) -> Node | None:

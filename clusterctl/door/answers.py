@@ -223,8 +223,8 @@ def result(command: Command, value: Any) -> dict[str, Any]:
         RESULTS[command](value)
     except MisfitError as error:
         raise FrameError(f"its answer to `{command.value}`: {error}") from None
-    found: dict[str, Any] = value
-    return found
+    answer: dict[str, Any] = value
+    return answer
 
 
 def evidence_of_rank(value: Any) -> OfRank:
@@ -237,8 +237,8 @@ def evidence_of_rank(value: Any) -> OfRank:
         _EVIDENCE(value)
     except MisfitError as error:
         raise FrameError(f"evidence of a rank: {error}") from None
-    found: OfRank = value
-    return found
+    evidence: OfRank = value
+    return evidence
 
 
 def refusal(command: Command, value: Any) -> dict[str, Any]:

@@ -43,8 +43,8 @@ class View:
     @property
     def controller(self) -> dict[str, Any]:
         """What the controller knows about this node."""
-        known = self.facts.get("controller")
-        return known if isinstance(known, dict) else {}
+        told = self.facts.get("controller")
+        return told if isinstance(told, dict) else {}
 
     def group(self, name: str | None = None) -> Group:
         """Return a group of facts; one that was not asked for is `absent`."""

@@ -170,9 +170,9 @@ class Disguise:
 
 def _pattern(names: Iterable[str], left_out: Iterable[str]) -> re.Pattern[str]:
     parts = [f"(?P<{kind}>{form})" for kind, form in _PATTERNS.items() if kind not in left_out]
-    known = sorted((re.escape(name) for name in names if len(name) >= _LEAST), key=len, reverse=True)
-    if known:
-        parts.append(rf"(?P<name>(?<![\w.-])(?:{'|'.join(known)}){_DOMAIN}(?![\w-]))")
+    patterns = sorted((re.escape(name) for name in names if len(name) >= _LEAST), key=len, reverse=True)
+    if patterns:
+        parts.append(rf"(?P<name>(?<![\w.-])(?:{'|'.join(patterns)}){_DOMAIN}(?![\w-]))")
     return re.compile("|".join(parts))
 
 

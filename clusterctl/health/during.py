@@ -218,8 +218,8 @@ _SILENCE = Sign(gpu=None, check="host.sampler", status=Status.WARN, words="sampl
 def _signs(watch: Watch, sample: Health) -> Iterator[Sign]:
     for sign in _all_signs(watch, sample):
         check = sign.check.split(" ")[0]
-        found = Finding(check=check, status=sign.status, message="", node=watch.node, gpu=sign.gpu, key=sign.rule)
-        weighed = weigh(found, watch.context)
+        finding = Finding(check=check, status=sign.status, message="", node=watch.node, gpu=sign.gpu, key=sign.rule)
+        weighed = weigh(finding, watch.context)
         if not weighed.ignored:
             yield replace(sign, status=weighed.status)
 

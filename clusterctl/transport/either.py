@@ -50,8 +50,8 @@ class EitherTransport:
                     raise
                 self._reasons[host.name] = reason
         channel = self._openssh.open(host, progress=progress)
-        said = f"the built-in SSH client cannot {self._reasons[host.name]}, so `ssh` itself is used (`ssh.client`)"
-        channel.warnings = (*channel.warnings, said)
+        notice = f"the built-in SSH client cannot {self._reasons[host.name]}, so `ssh` itself is used (`ssh.client`)"
+        channel.warnings = (*channel.warnings, notice)
         return channel
 
     def turn(self, host: HostSpec, error: NodeError) -> bool:

@@ -116,8 +116,8 @@ class OpenSshTransport:
         if not options.other("controlpath") and sharing.is_there(destination):
             shared.append(f"ControlPath={sharing.path_of(destination)}")
         to = arguments(destination, self._approach.config_file)[1:]
-        said = _as_words([*batch, *shared, *self._said(options)])
-        return ["ssh", "-T", "-v", "-E", log, *said, *to, _SHELL]
+        settings = _as_words([*batch, *shared, *self._said(options)])
+        return ["ssh", "-T", "-v", "-E", log, *settings, *to, _SHELL]
 
     def _said(self, options: SshOptions) -> list[str]:
         return [
@@ -161,8 +161,8 @@ def _as_words(options: Iterable[str]) -> list[str]:
 
 def answers(environment: Mapping[str, str]) -> bool:
     """Tell whether a program answers what `ssh` asks; there is no terminal to ask at."""
-    asked = environment.get("SSH_ASKPASS_REQUIRE") in ("force", "prefer")
-    return asked and bool(environment.get("SSH_ASKPASS"))
+    required = environment.get("SSH_ASKPASS_REQUIRE") in ("force", "prefer")
+    return required and bool(environment.get("SSH_ASKPASS"))
 
 
 def _policy(spec: SshSpec, options: SshOptions) -> str:
@@ -211,13 +211,13 @@ def _no_shell(
     """Say why no shell answered: `ssh` did not get there, or what it started is none."""
     with contextlib.suppress(Exception):
         process.wait(_LAST_WORDS_SECONDS)
-    said, address = log.read_text("utf-8", "replace"), options.address
+    output, address = log.read_text("utf-8", "replace"), options.address
     if isinstance(error, TimeoutError):
-        entered = "debug1: Entering interactive session" in said
+        entered = "debug1: Entering interactive session" in output
         text = "`ssh` logged in, but no shell answered in time" if entered else "`ssh` did not log in in time"
         return ConnectError(node, text, hint=f"`ssh -v {address} true` shows where it waits")
     if process.returncode == _LOST:
-        return failure(node, said, address)
+        return failure(node, output, address)
     quoted = " ".join(f"{error} {channel.stderr_tail()}".split())[-_QUOTED:]
     hint = f"a login script or a forced command may be in the way: see what `ssh {address} sh` prints"
     return ConnectError(

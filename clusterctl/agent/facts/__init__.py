@@ -167,10 +167,10 @@ def _nvml_failed(result: Group | None) -> bool:
 def _of(module: str, *arguments: Any, call: str = "collect") -> Task:
     def look() -> Mapping[str, object]:
         # Imported in the child: what one group needs costs the others nothing.
-        found: Mapping[str, object] = getattr(importlib.import_module(f"clusterctl.agent.facts.{module}"), call)(
+        facts: Mapping[str, object] = getattr(importlib.import_module(f"clusterctl.agent.facts.{module}"), call)(
             *arguments
         )
-        return found
+        return facts
 
     return look
 

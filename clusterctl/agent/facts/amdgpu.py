@@ -104,13 +104,13 @@ class Session:
 
     def holders(self, indices: list[int]) -> list[dict[str, Any]]:
         """Return memory and processes of some GPUs; those that do not answer are left out: they hold nothing usable."""
-        found = []
+        holding = []
         for gpu in self.gpus:
             if gpu["index"] in indices:
                 memory = Look(self._root, gpu).memory()
                 if memory is not None:
-                    found.append({"gpu": gpu["index"], **memory, "procs": self.holders_of(gpu)})
-        return found
+                    holding.append({"gpu": gpu["index"], **memory, "procs": self.holders_of(gpu)})
+        return holding
 
     def holders_of(self, gpu: dict[str, Any]) -> list[dict[str, Any]]:
         """Return who has memory of a GPU."""

@@ -60,8 +60,8 @@ def _links(data: bytes, offset: int | None) -> list[int] | None:
     if offset is None:
         return None
     states = [_at(data, "<H", offset + 2 * i) for i in range(_MOST_LINKS)]
-    known = [int(state == 1) for state in states if state is not None and state != _ABSENT_16]
-    return known or None
+    up = [int(state == 1) for state in states if state is not None and state != _ABSENT_16]
+    return up or None
 
 
 def _at(data: bytes, form: str, offset: int) -> int | None:

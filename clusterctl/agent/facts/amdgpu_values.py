@@ -109,12 +109,12 @@ class Files:
 
     def _labels(self) -> dict[str, str]:
         """Return what each temperature is of, to the beginning of its files' names."""
-        found = {}
+        labels = {}
         for name in _names(self._hwmon) if self._hwmon else []:
             if name.startswith("temp") and name.endswith("_label"):
                 label = (paths.content(f"{self._hwmon}/{name}") or b"").decode().strip()
-                found[label] = name[: -len("_label")]
-        return found
+                labels[label] = name[: -len("_label")]
+        return labels
 
     def _core(self) -> str:
         """Return the hottest place of the chip that there is a sensor for."""
@@ -141,8 +141,8 @@ class Files:
         names = [name for name in _names(f"{self.place}/ras") if name.endswith("_err_count") or name.startswith("aca_")]
         texts = {name: paths.read(f"{self.place}/ras/{name}").decode() for name in names}
         counts = {name.replace("_err_count", "").replace("aca_", ""): _counts(text) for name, text in texts.items()}
-        known: dict[str, list[int]] = _known({block: pair for block, pair in counts.items() if pair is not None})
-        return known
+        counted: dict[str, list[int]] = _known({block: pair for block, pair in counts.items() if pair is not None})
+        return counted
 
     def _bad_pages(self) -> dict[str, int]:
         """Return pages of memory: out of use, about to be, and those that could not be taken out of use."""

@@ -25,7 +25,7 @@ def complete(workdir: str, pattern: str) -> list[CheckpointFound]:
     A file is, once it has its final name; a folder of torch.distributed.checkpoint, once it holds `.metadata`, which is
     written last.
     """
-    found: list[CheckpointFound] = []
+    checkpoints: list[CheckpointFound] = []
     for path in _named(workdir, pattern):
         name = os.path.basename(path.rstrip("/"))
         if name.startswith(".") or name.endswith(_UNFINISHED):
@@ -33,8 +33,8 @@ def complete(workdir: str, pattern: str) -> list[CheckpointFound]:
         version = _completed(path)
         if version is not None:
             shown = path if os.path.isabs(os.path.expanduser(pattern)) else os.path.relpath(path, workdir)
-            found.append({"path": shown, "mtime": version[0], "size": version[1]})
-    return sorted(found, key=lambda one: one["mtime"], reverse=True)[:_MOST]
+            checkpoints.append({"path": shown, "mtime": version[0], "size": version[1]})
+    return sorted(checkpoints, key=lambda one: one["mtime"], reverse=True)[:_MOST]
 
 
 def versions(workdir: str, pattern: str) -> list[tuple[float, int]]:

@@ -61,13 +61,13 @@ def _is_plain(name: str, value: str) -> bool:
 def _conf(root: str) -> dict[str, str]:
     """Return what the files of NCCL say; that of the user, or the one that the environment names, has the last word."""
     own = os.environ.get("NCCL_CONF_FILE") or os.path.expanduser("~/.nccl.conf")
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for path in (paths.under(root, "/etc/nccl.conf"), own):
         for line in (paths.content(path) or b"").decode("utf-8", "replace").splitlines():
             name, equals, value = line.strip().partition("=")
             if equals and name.startswith("NCCL_"):
-                found[name] = value.strip()
-    return found
+                values[name] = value.strip()
+    return values
 
 
 def _hash(salt: str, name: str, value: str) -> str:

@@ -42,13 +42,13 @@ def _gpus(root: str) -> list[tuple[str, str]]:
 
 
 def _network(root: str) -> list[tuple[str, str]]:
-    found: dict[str, str] = {}
+    versions: dict[str, str] = {}
     for base in _CARDS:
         for name in paths.names(root, base):
             place = os.path.realpath(paths.under(root, f"{base}/{name}/device"))
             if pci.is_device(place):
-                found.setdefault(place, name)
-    return list(found.items())
+                versions.setdefault(place, name)
+    return list(versions.items())
 
 
 def _way(place: str) -> list[str]:

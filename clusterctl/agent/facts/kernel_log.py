@@ -68,10 +68,10 @@ def collect(root: str) -> shapes.KernelLog:
         written = _this_boot(root, name, uptime)
         if written:
             return {"source": name, "uptime": uptime, **read(written, _FILE, uptime)}
-    said = [reason for reason in reasons if reason]
-    if not said:
+    stated = [reason for reason in reasons if reason]
+    if not stated:
         raise AbsentError("neither `dmesg` nor `journalctl` is there")
-    raise DeniedError("; ".join(said))
+    raise DeniedError("; ".join(stated))
 
 
 def _ask(argv: list[str], seconds: float | None) -> tuple[str | None, str]:

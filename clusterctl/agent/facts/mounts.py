@@ -23,9 +23,9 @@ def collect(root: str, wanted: list[str], deadline: float) -> shapes.Mounts:
     table = filesystems.mounts(root)
     # Of two at one place the later one is seen.
     kinds = {mount.point: mount.kind for mount in table}
-    found = [os.path.expanduser(path) for path in wanted]
-    found += [place for place, kind in kinds.items() if filesystems.may_hang(kind) and place not in found]
-    tasks = {path: _listing(path) for path in found[:MOST]}
+    folders = [os.path.expanduser(path) for path in wanted]
+    folders += [place for place, kind in kinds.items() if filesystems.may_hang(kind) and place not in folders]
+    tasks = {path: _listing(path) for path in folders[:MOST]}
     results = children.run(tasks, deadline - 0.4 if deadline - time.monotonic() > 0.8 else deadline - 0.15)
     entries: list[shapes.Mount] = []
     for path, result in results.items():
@@ -35,7 +35,7 @@ def collect(root: str, wanted: list[str], deadline: float) -> shapes.Mounts:
             {"path": path, "fs": kind, "device": device, "status": result.get("status"), "reason": result.get("reason"),
              "ms": result.get("ms"), "state": result.get("state"), "wchan": result.get("wchan")}
         )  # fmt: skip
-    return {"paths": entries, "left_out": max(0, len(found) - MOST)}
+    return {"paths": entries, "left_out": max(0, len(folders) - MOST)}
 
 
 def _listing(path: str) -> children.Task:

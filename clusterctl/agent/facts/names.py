@@ -37,7 +37,7 @@ def resolve(name: str, port: int | None, kind: int) -> list[Any]:
 
 def _resolve(name: str) -> tuple[list[str], str | None]:
     try:
-        found = resolve(name, None, _socket.SOCK_STREAM)
+        entries = resolve(name, None, _socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         return [], getattr(error, "strerror", None) or str(error)
-    return sorted({str(entry[4][0]) for entry in found}), None
+    return sorted({str(entry[4][0]) for entry in entries}), None

@@ -141,15 +141,15 @@ class Session:
 
     def holders(self, indices: list[int]) -> list[dict[str, Any]]:
         """Return memory and processes of some GPUs; those that do not answer are left out: they hold nothing usable."""
-        found = []
+        holding = []
         for index in indices:
             if index >= len(self.handles) or self.handles[index][0] is None:
                 continue
             memory = attempt(self._nvml, nvml_values.memory, self._nvml, self.handles[index][0])[0]
             if memory is not None:
                 procs = Look(self._nvml, index, self.handles[index]).holders()
-                found.append({"gpu": index, **memory, "procs": procs})
-        return found
+                holding.append({"gpu": index, **memory, "procs": procs})
+        return holding
 
     @staticmethod
     def p2p(looks: list[Look]) -> list[list[int | None]]:

@@ -15,13 +15,13 @@ _PREFERENCES = 16
 
 def collect(root: str) -> shapes.Processors:
     """Return the processors' part of the group `host`."""
-    found = [name for name in paths.names(root, _BASE) if name.startswith("cpu") and name[3:].isdigit()]
-    first = f"{_BASE}/{found[0]}/cpufreq" if found else ""
+    processors = [name for name in paths.names(root, _BASE) if name.startswith("cpu") and name[3:].isdigit()]
+    first = f"{_BASE}/{processors[0]}/cpufreq" if processors else ""
     return {
         "load1": first_number(paths.text(root, "/proc/loadavg")),
-        "governors": _count(root, found, "scaling_governor"),
+        "governors": _count(root, processors, "scaling_governor"),
         "frequency_driver": paths.text(root, f"{first}/scaling_driver") if first else None,
-        "preferences": _count(root, found[:_PREFERENCES], "energy_performance_preference"),
+        "preferences": _count(root, processors[:_PREFERENCES], "energy_performance_preference"),
         "clocksource": paths.text(root, "/sys/devices/system/clocksource/clocksource0/current_clocksource"),
         "clock_error": syscalls.clock_error() if root == "/" else None,
     }

@@ -101,8 +101,8 @@ def own_namespace(root: str) -> bool:
 def run_of(root: str, pid: str | int) -> str | None:
     """Return the run that a process carries in its environment, or `None` (also where we may not look)."""
     environ = paths.content(paths.under(root, f"/proc/{pid}/environ")) or b""
-    _, found, rest = (b"\0" + environ).partition(b"\0" + MARKER)
-    return proc.shown(rest.partition(b"\0")[0].decode(errors="replace")) if found else None
+    _, marker, rest = (b"\0" + environ).partition(b"\0" + MARKER)
+    return proc.shown(rest.partition(b"\0")[0].decode(errors="replace")) if marker else None
 
 
 def _is_ancestor(root: str, pid: int) -> bool:

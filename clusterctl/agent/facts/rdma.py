@@ -20,14 +20,14 @@ _MOST_GIDS = 16
 
 def ports(root: str) -> list[shapes.RdmaPort]:
     """Return every port of every RDMA device."""
-    found: list[shapes.RdmaPort] = []
+    every: list[shapes.RdmaPort] = []
     for device in paths.names(root, BASE):
         shared = _device(root, f"{BASE}/{device}")
-        found += [
+        every += [
             {"device": device, **_port(root, f"{BASE}/{device}/ports/{port}", port), **shared}
             for port in paths.names(root, f"{BASE}/{device}/ports")
         ]
-    return found
+    return every
 
 
 def _device(root: str, base: str) -> shapes.RdmaDevice:

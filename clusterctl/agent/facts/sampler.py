@@ -261,10 +261,10 @@ class Links:
     """Counts the links of GPUs against how many there were: NVLinks once an error of one was reported, XGMI always."""
 
     def __init__(self, session: Any) -> None:
-        known = not isinstance(session, str) and session.init_error is None
+        readable = not isinstance(session, str) and session.init_error is None
         self._session = session
-        self._first = {index: session.links(index) for index in session.indices} if known else {}
-        self._watched = set(self._first) if known and session.vendor == "amd" else set[int]()
+        self._first = {index: session.links(index) for index in session.indices} if readable else {}
+        self._watched = set(self._first) if readable and session.vendor == "amd" else set[int]()
 
     def add(self, sample: samples.Gpus) -> None:
         """Complete a sample: the links that each watched GPU has lost."""

@@ -39,16 +39,16 @@ class Xids:
 
     def take(self) -> list[dict[str, Any]]:
         """Return what was reported since the last call: `[{"gpu": index or None, "xid": code}]`."""
-        found: list[dict[str, Any]] = []
-        while self._set is not None and len(found) < _MOST:
+        errors: list[dict[str, Any]] = []
+        while self._set is not None and len(errors) < _MOST:
             try:
                 event = self._nvml.nvmlEventSetWait_v2(self._set, 0)
             except self._nvml.NVMLError:
                 # A timeout: there is no more.
                 break
             if event.eventType == self._nvml.nvmlEventTypeXidCriticalError:
-                found.append({"gpu": self._indices.get(_address(event.device)), "xid": int(event.eventData)})
-        return found
+                errors.append({"gpu": self._indices.get(_address(event.device)), "xid": int(event.eventData)})
+        return errors
 
 
 def _address(handle: Any) -> int | None:

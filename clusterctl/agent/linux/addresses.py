@@ -56,7 +56,7 @@ def addresses() -> list[Address]:
     first = ctypes.POINTER(_Ifaddrs)()
     if _LIBC.getifaddrs(ctypes.byref(first)) != 0:
         return []
-    found: list[Address] = []
+    every: list[Address] = []
     try:
         entry = first
         while ctypes.cast(entry, ctypes.c_void_p).value is not None:
@@ -66,13 +66,13 @@ def addresses() -> list[Address]:
                 flags = int(one.flags)
                 up, loopback = bool(flags & _IFF_UP), bool(flags & _IFF_LOOPBACK)
                 name = one.name.decode("utf-8", "surrogateescape")
-                found.append(
+                every.append(
                     {"interface": name, "address": address[1], "family": address[0], "up": up, "loopback": loopback}
                 )
             entry = one.next
     finally:
         _LIBC.freeifaddrs(first)
-    return found
+    return every
 
 
 def route(target: str, known: list[Address]) -> Way | None:

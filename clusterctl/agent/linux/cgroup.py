@@ -135,11 +135,11 @@ def procs(folder: str | None) -> str | None:
 
 def members(folder: str | None) -> set[int]:
     """Return the pids in a cgroup and below it."""
-    found: set[int] = set()
+    pids: set[int] = set()
     if folder is not None:
         for place, _, _ in os.walk(folder):
-            found.update(int(pid) for pid in read_bytes(os.path.join(place, "cgroup.procs")).split())
-    return found - {0}
+            pids.update(int(pid) for pid in read_bytes(os.path.join(place, "cgroup.procs")).split())
+    return pids - {0}
 
 
 def kill(folder: str | None) -> None:

@@ -25,12 +25,12 @@ def _information(root: str) -> list[dict[str, str]]:
         slots = sorted(os.listdir(base))
     except OSError:
         return []
-    found = []
+    paths = []
     for slot in slots:
         text = read_bytes(f"{base}/{slot}/information").decode("utf-8", "replace")
         pairs = (line.partition(":") for line in text.splitlines())
-        found.append({key.strip(): value.strip() for key, _, value in pairs})
-    return found
+        paths.append({key.strip(): value.strip() for key, _, value in pairs})
+    return paths
 
 
 def _of_amd(root: str) -> list[dict[str, Any]]:
@@ -49,11 +49,11 @@ def count(root: str = "") -> Gpus:
         root: Prefix of /dev, /proc and /sys.
     """
     devices = sum(bool(re.fullmatch(r"nvidia\d+", name)) for name in os.listdir(f"{root}/dev"))
-    known = len(_information(root))
+    listed = len(_information(root))
     # A container sees all devices in /proc but only its own in /dev.
-    number = min(known, devices) if known and devices else known or devices
+    number = min(listed, devices) if listed and devices else listed or devices
     if number:
-        source = "proc" if number == known else "dev"
+        source = "proc" if number == listed else "dev"
         return {"count": number, "indices": list(range(number)), "source": source, "vendor": "nvidia"}
     others = [gpu["index"] for gpu in _of_amd(root)]
     source, vendor = ("kfd", "amd") if others else ("none", None)
@@ -62,13 +62,13 @@ def count(root: str = "") -> Gpus:
 
 def lock_names(root: str = "") -> dict[int, str]:
     """Return a name for each device that stays the same for every container of the machine, by index."""
-    found = {}
+    names = {}
     for index, device in enumerate(_information(root)):
         uuid = device.get("GPU UUID", "")
         if re.fullmatch(r"GPU-[0-9a-fA-F-]+", uuid):
-            found[index] = uuid
-    if found:
-        return found
+            names[index] = uuid
+    if names:
+        return names
     # Not every AMD GPU has a number of its own; its place in the machine is as good.
     return {gpu["index"]: gpu["uuid"] or f"pci-{gpu['pci']}-{gpu['partition']}" for gpu in _of_amd(root)}
 
@@ -79,7 +79,7 @@ def lock_places(root: str = "") -> dict[int, str]:
     Where containers are given single GPUs, NVIDIA's folder of a device is mounted into them: it is one for all.
     """
     base = root + _DRIVER
-    known = len(_information(root))
-    if known:
-        return dict(enumerate(f"{base}/{slot}" for slot in sorted(os.listdir(base))[:known]))
+    listed = len(_information(root))
+    if listed:
+        return dict(enumerate(f"{base}/{slot}" for slot in sorted(os.listdir(base))[:listed]))
     return {gpu["index"]: f"{root}{_KFD}/{gpu['node']}" for gpu in _of_amd(root)}

@@ -34,7 +34,7 @@ def gpus(root: str) -> tuple[list[dict[str, Any]], int]:
     Each is `{index, node, gpu_id, uuid, pci, partition, render, device, gfx, hive}`; the index is HIP's, which counts
     the nodes of the topology in their order (`rocminfo` shows it), not addresses of the PCI bus.
     """
-    found: list[dict[str, Any]] = []
+    devices: list[dict[str, Any]] = []
     hidden = index = 0
     for node in sorted(int(name) for name in paths.names(root, _NODES) if name.isdigit()):
         try:
@@ -45,14 +45,14 @@ def gpus(root: str) -> tuple[list[dict[str, Any]], int]:
             continue
         if gpu_id:
             if not 0 < _memory(root, node, properties) < _LEAST:
-                found.append({"index": index, "node": node, "gpu_id": gpu_id, **_described(properties)})
+                devices.append({"index": index, "node": node, "gpu_id": gpu_id, **_described(properties)})
             index += 1
-    return found, hidden
+    return devices, hidden
 
 
 def links(root: str, gpu: dict[str, Any], by_node: dict[int, int]) -> dict[str, list[int]]:
     """Return the GPUs that one reaches over XGMI: index to `[weight, most MB/s]`; 15 of weight are one hop."""
-    found = {}
+    by_gpu = {}
     base = f"{_NODES}/{gpu['node']}/io_links"
     for name in paths.names(root, base):
         try:
@@ -61,18 +61,18 @@ def links(root: str, gpu: dict[str, Any], by_node: dict[int, int]) -> dict[str, 
             continue
         peer = by_node.get(told.get("node_to", -1))
         if told.get("type") == _XGMI and peer is not None:
-            found[str(peer)] = [told.get("weight", 0), told.get("max_bandwidth", 0)]
-    return found
+            by_gpu[str(peer)] = [told.get("weight", 0), told.get("max_bandwidth", 0)]
+    return by_gpu
 
 
 def holders(root: str, gpu_id: int) -> dict[int, int]:
     """Return who has memory of a GPU: process to bytes. A process is numbered as the machine does it."""
-    found = {}
+    holding = {}
     for name in paths.names(root, _PROCESSES):
         used = paths.number(root, f"{_PROCESSES}/{name}/vram_{gpu_id}") if name.isdigit() else None
         if used:
-            found[int(name)] = used
-    return found
+            holding[int(name)] = used
+    return holding
 
 
 def _properties(root: str, place: str) -> dict[str, int]:

@@ -71,15 +71,15 @@ class Loop:
 
     def _set(self, fd: int, read: Action | None, write: Action | None) -> None:
         events = (select.EPOLLIN if read else 0) | (select.EPOLLOUT if write else 0)
-        known = fd in self._interest
+        registered = fd in self._interest
         self._resting.pop(fd, None)
         if not events:
-            if known:
+            if registered:
                 del self._interest[fd]
                 self._poll.unregister(fd)
             return
         self._interest[fd] = (read, write)
-        if known:
+        if registered:
             self._poll.modify(fd, events)
         else:
             self._poll.register(fd, events)

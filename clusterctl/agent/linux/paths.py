@@ -43,17 +43,17 @@ def read(path: str) -> bytes:
 
 def text(root: str, path: str) -> str | None:
     """Return a file's text without the white space around it, or `None` where it cannot be read."""
-    found = content(under(root, path))
-    return None if found is None else found.decode("utf-8", "replace").strip()
+    data = content(under(root, path))
+    return None if data is None else data.decode("utf-8", "replace").strip()
 
 
 def number(root: str, path: str) -> int | None:
     """Return a file's leading integer (decimal or 0x), or `None`."""
-    found = text(root, path)
-    if not found:
+    digits = text(root, path)
+    if not digits:
         return None
     try:
-        return int(found.split()[0], 0)
+        return int(digits.split()[0], 0)
     except ValueError:
         return None
 

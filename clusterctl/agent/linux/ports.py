@@ -232,9 +232,9 @@ class PortWatch:
         Root is nobody's intruder: it may do as it likes anyway, and starts containers for others.
         """
         self._next = now + (now - (now if self._since is None else self._since)) / _SHARE
-        found = [(port, uid) for port, uid in listeners(self._root) if port in self._open]
-        self._open -= {port for port, uid in found if uid == os.getuid()}
-        others = [(port, uid) for port, uid in found if uid not in (os.getuid(), _ROOT)]
+        listening = [(port, uid) for port, uid in listeners(self._root) if port in self._open]
+        self._open -= {port for port, uid in listening if uid == os.getuid()}
+        others = [(port, uid) for port, uid in listening if uid not in (os.getuid(), _ROOT)]
         if not others:
             return None
         ours = self._ours()

@@ -136,14 +136,14 @@ def stat(pid: int, root: str = "") -> Stat | None:
 
 def identify(pid: int) -> Identity | None:
     """Return who has that pid now."""
-    found = stat(pid)
-    return None if found is None else found.identity
+    process = stat(pid)
+    return None if process is None else process.identity
 
 
 def alive(who: Identity) -> bool:
     """Whether that very process still runs."""
-    found = stat(who.pid)
-    return found is not None and found.start_time == who.start_time and not found.gone
+    process = stat(who.pid)
+    return process is not None and process.start_time == who.start_time and not process.gone
 
 
 def pids() -> Iterator[int]:
@@ -176,8 +176,8 @@ def command(pid: int) -> str:
     """Return the command line for a person to read, at most 200 characters."""
     line = read_bytes(f"/proc/{pid}/cmdline", 4096).rstrip(b"\0").replace(b"\0", b" ")
     if not line:
-        found = stat(pid)
-        return "" if found is None else f"[{found.comm}]"
+        process = stat(pid)
+        return "" if process is None else f"[{process.comm}]"
     return shown(line.decode("utf-8", "replace"))
 
 
@@ -190,12 +190,12 @@ def wchan(pid: int, root: str = "") -> str:
 def open_files(pid: int) -> set[str]:
     """Return what a process has open, as `/proc/PID/fd` names it; nothing where that may not be seen."""
     base = f"/proc/{pid}/fd"
-    found = set()
+    files = set()
     with contextlib.suppress(OSError):
         for name in os.listdir(base):
             with contextlib.suppress(OSError):
-                found.add(os.readlink(f"{base}/{name}"))
-    return found
+                files.add(os.readlink(f"{base}/{name}"))
+    return files
 
 
 def writes_output(pid: int, folder: str) -> bool:
@@ -259,8 +259,8 @@ def leaving(who: Identity) -> bool:
 
 
 def _thread_leaves(path: str) -> bool:
-    found = parse_stat(read_bytes(f"{path}/stat"))
-    if found is None or found.state in "ZX" or exiting(found):
+    thread = parse_stat(read_bytes(f"{path}/stat"))
+    if thread is None or thread.state in "ZX" or exiting(thread):
         return True
     for line in read_bytes(f"{path}/status").splitlines():
         if line.startswith(b"SigPnd:"):
@@ -286,16 +286,16 @@ def tree(root: int, processes: dict[int, Stat]) -> list[Stat]:
         children.setdefault(process.ppid, []).append(process)
     starts = [processes[root]] if root in processes else []
     starts += [process for process in processes.values() if process.sid == root and process.pid != root]
-    found: dict[int, Stat] = {}
+    members: dict[int, Stat] = {}
     while starts:
         process = starts.pop(0)
-        if process.pid not in found:
-            found[process.pid] = process
+        if process.pid not in members:
+            members[process.pid] = process
             starts.extend(children.get(process.pid, ()))
-    return list(found.values())
+    return list(members.values())
 
 
 def all_processes() -> dict[int, Stat]:
     """Every process that `/proc` shows now."""
-    found = (stat(pid) for pid in pids())
-    return {process.pid: process for process in found if process is not None}
+    processes = (stat(pid) for pid in pids())
+    return {process.pid: process for process in processes if process is not None}

@@ -23,9 +23,9 @@ def from_wire(cls: type[T], value: dict[str, Any]) -> T:
     Raises:
         FrameError: A field that must be there is not.
     """
-    known = _names(cls)  # type: ignore[arg-type]
+    names = _names(cls)  # type: ignore[arg-type]
     try:
-        return cls(**{k: v for k, v in value.items() if k in known})
+        return cls(**{k: v for k, v in value.items() if k in names})
     except TypeError as error:
         raise FrameError(f"{cls.__name__}: {error}") from error
 

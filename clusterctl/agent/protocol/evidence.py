@@ -17,10 +17,10 @@ _STALL = re.compile(r"stall-([1-9]\d*)")
 def of_stalls(folder: str) -> list[str]:
     """Return the names of the folders in `folder` with the evidence of stalls, in their order."""
     try:
-        found = [match for match in map(_STALL.fullmatch, os.listdir(folder)) if match]
+        matches = [match for match in map(_STALL.fullmatch, os.listdir(folder)) if match]
     except OSError:
         return []
-    return [match[0] for match in sorted(found, key=lambda match: int(match[1]))]
+    return [match[0] for match in sorted(matches, key=lambda match: int(match[1]))]
 
 
 def files(evidence: OfRank) -> dict[str, str]:

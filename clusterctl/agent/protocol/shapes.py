@@ -163,7 +163,7 @@ def table(key: Shape, shape: Shape, most: int) -> Shape:
 
 def record(needed: Mapping[str, Shape], optional: Mapping[str, Shape] | None = None) -> Shape:
     """An object with these fields; others are ignored, so that either side can gain some."""
-    known = {**needed, **(optional or {})}
+    allowed = {**needed, **(optional or {})}
 
     def check(value: Any) -> None:
         if not isinstance(value, dict):
@@ -171,7 +171,7 @@ def record(needed: Mapping[str, Shape], optional: Mapping[str, Shape] | None = N
         for name in needed:
             if name not in value:
                 raise MisfitError(f"an object with `{name}`", value)
-        for name, shape in known.items():
+        for name, shape in allowed.items():
             if name in value:
                 try:
                     shape(value[name])

@@ -101,9 +101,9 @@ def matching(workdir: str, pattern: str, *, links: bool = False) -> Iterator[tup
     if os.path.isabs(pattern) or ".." in pattern.split("/"):
         raise refusals.RequestError(ErrorKind.BAD_REQUEST, f"not a pattern inside the workdir: {pattern!r}")
     top = os.path.realpath(workdir)
-    for found in sorted(glob.glob(os.path.join(glob.escape(top), pattern), recursive=True)):
-        if links or os.path.realpath(found).startswith(top.rstrip("/") + "/"):
-            yield os.path.relpath(found, top), found
+    for path in sorted(glob.glob(os.path.join(glob.escape(top), pattern), recursive=True)):
+        if links or os.path.realpath(path).startswith(top.rstrip("/") + "/"):
+            yield os.path.relpath(path, top), path
 
 
 def files_matching(workdir: str, pattern: str, *, links: bool = False) -> list[tuple[str, str]]:
@@ -197,8 +197,8 @@ class Tree:
             if of_size is not None and info.st_size != of_size:
                 return info.st_size, stat.S_IMODE(info.st_mode), ""
             key = [info.st_size, info.st_mtime_ns, info.st_ino]
-            known = hashes.get(path)
-            digest = known[3] if known is not None and known[:3] == key else _hash(fd)
+            cached = hashes.get(path)
+            digest = cached[3] if cached is not None and cached[:3] == key else _hash(fd)
             fresh[path] = [*key, digest]
             return info.st_size, stat.S_IMODE(info.st_mode), digest
         finally:

@@ -45,8 +45,8 @@ class Workspace(Tree):
         self.lock_file = os.path.join(place, f"{name}.lock")
 
     def _known(self) -> dict[str, Any]:
-        known = syscalls.read_json(self._file) or {}
-        return {"workdir": self.folder, "files": known.get("files", {}), "hashes": known.get("hashes", {})}
+        remembered = syscalls.read_json(self._file) or {}
+        return {"workdir": self.folder, "files": remembered.get("files", {}), "hashes": remembered.get("hashes", {})}
 
     def brought(self) -> list[str]:
         """Return the files that the last sync left here."""
@@ -67,16 +67,16 @@ class Workspace(Tree):
         for path in files:
             check_path(path)
         make_workdir(self.folder)
-        known = self._known()
+        remembered = self._known()
         fresh: dict[str, Any] = {}
         need, modes = [], []
         for path, (size, mode, digest) in files.items():
-            entry = self.entry(path, known["hashes"], fresh)
+            entry = self.entry(path, remembered["hashes"], fresh)
             if entry is None or (entry[0], entry[2]) != (size, digest):
                 need.append(path)
             elif entry[1] != mode:
                 modes.append((path, mode))
-        gone = [path for path in known["files"] if path not in files and self._unchanged(path, known, fresh)]
+        gone = [path for path in remembered["files"] if path not in files and self._unchanged(path, remembered, fresh)]
         changed = [*need, *gone, *(path for path, _ in modes)]
         if changed and live is not None:
             raise refusals.refused(
@@ -96,12 +96,12 @@ class Workspace(Tree):
 
         Permissions do not count: there are file systems that keep none.
         """
-        known = self._known()
-        files = {check_path(path): entry for path, entry in known["files"].items()}
+        remembered = self._known()
+        files = {check_path(path): entry for path, entry in remembered["files"].items()}
         if _listing_hash((path, mode, digest) for path, (_, mode, digest) in files.items()) != code_hash:
             return "another sync has been there"
         for path, (_, _, digest) in files.items():
-            entry = self.entry(path, known["hashes"], {})
+            entry = self.entry(path, remembered["hashes"], {})
             if entry is None or entry[2] != digest:
                 return f"`{path}` {'is gone' if entry is None else 'has changed'}"
         return None
@@ -111,12 +111,12 @@ class Workspace(Tree):
 
         It is the hash of the manifest that was synced where nothing has changed since.
         """
-        known = self._known()
-        if not known["files"]:
+        remembered = self._known()
+        if not remembered["files"]:
             return None
         listing = []
-        for path in known["files"]:
-            _, mode, digest = self.entry(check_path(path), known["hashes"], {}) or (None, None, None)
+        for path in remembered["files"]:
+            _, mode, digest = self.entry(check_path(path), remembered["hashes"], {}) or (None, None, None)
             listing.append((path, mode, digest))
         return _listing_hash(listing)
 
@@ -151,9 +151,9 @@ class Workspace(Tree):
 
     def _received(self, files: list[list[Any]], hashes: dict[str, Any]) -> None:
         """Write down what a sync has brought, and the hashes of those files as they lie there now."""
-        known = self._known()
-        known["files"].update({path: rest for path, *rest in files})
-        self._save(known["files"], {**known["hashes"], **hashes})
+        remembered = self._known()
+        remembered["files"].update({path: rest for path, *rest in files})
+        self._save(remembered["files"], {**remembered["hashes"], **hashes})
 
 
 def _listing_hash(listing: Iterable[tuple[str, Any, Any]]) -> str:

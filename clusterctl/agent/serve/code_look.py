@@ -17,16 +17,16 @@ def hashes(folder: str) -> dict[str, str]:
 
     Folders of virtual environments, caches and hidden ones are left out, as is all beyond the first 2000 files.
     """
-    found: dict[str, str] = {}
+    by_path: dict[str, str] = {}
     for place, folders, files in os.walk(folder):
         folders[:] = sorted(name for name in folders if _is_code(os.path.join(place, name)))
         for name in sorted(files):
             if name.endswith(_SOURCES) and not name.startswith("."):
-                if len(found) >= _MOST_FILES:
-                    return found
+                if len(by_path) >= _MOST_FILES:
+                    return by_path
                 path = os.path.join(place, name)
-                found[os.path.relpath(path, folder)] = hashlib.sha256(read_bytes(path, _MOST_BYTES)).hexdigest()
-    return found
+                by_path[os.path.relpath(path, folder)] = hashlib.sha256(read_bytes(path, _MOST_BYTES)).hexdigest()
+    return by_path
 
 
 def _is_code(folder: str) -> bool:

@@ -59,20 +59,20 @@ def _place(asked: arguments.Copy) -> tuple[str, str | None]:
 def _differing(tree: folders.Tree, files: list[list[Any]]) -> list[int]:
     need = []
     for number, (path, size, mode, digest) in enumerate(files):
-        found = tree.entry(path, {}, {}, of_size=size)
-        if found is None or (found[0], found[2]) != (size, digest):
+        entry = tree.entry(path, {}, {}, of_size=size)
+        if entry is None or (entry[0], entry[2]) != (size, digest):
             need.append(number)
-        elif found[1] != mode & 0o777:
+        elif entry[1] != mode & 0o777:
             tree.chmod(path, mode)
     return need
 
 
 def _refuse_under_live_runs(root: str, wanted: set[str]) -> None:
     for run in rundir.runs(root) if wanted else ():
-        said = summary(run)
-        if not said["live"] or not said["workdir"]:
+        other_run = summary(run)
+        if not other_run["live"] or not other_run["workdir"]:
             continue
-        folder = os.path.realpath(said["workdir"])
+        folder = os.path.realpath(other_run["workdir"])
         for path in workspace.Workspace(folder, root).brought():
             if os.path.join(folder, path) in wanted:
                 hint = f"`clusterctl down {run.run}`, wait for it, or copy to another place"

@@ -31,13 +31,13 @@ def supervised(run: RunDir) -> bool:
 
 def workers_of(run: RunDir, state: NodeState) -> list[WorkerFound]:
     """Return the workers of the newest attempt, those too that nobody wrote down in the journal."""
-    known = adoption.started(run, state)
-    found: list[WorkerFound] = []
-    for rank, local_rank in known.places if known is not None else []:
+    begun = adoption.started(run, state)
+    workers: list[WorkerFound] = []
+    for rank, local_rank in begun.places if begun is not None else []:
         worker = adoption.worker(run, state, rank, local_rank)
         if worker is not None:
             who = worker.identity
-            found.append(
+            workers.append(
                 {
                     "rank": rank,
                     "local_rank": local_rank,
@@ -46,7 +46,7 @@ def workers_of(run: RunDir, state: NodeState) -> list[WorkerFound]:
                     "alive": proc.alive(who),
                 }
             )
-    return found
+    return workers
 
 
 def remaining(run: RunDir, state: NodeState) -> list[proc.Stat]:
@@ -58,8 +58,8 @@ def remaining(run: RunDir, state: NodeState) -> list[proc.Stat]:
 
 def ledger_of(run: RunDir, state: NodeState) -> sweep.Ledger:
     """Return who is known to belong to the newest attempt of a run, and who guards it."""
-    known = adoption.started(run, state)
-    group = None if known is None else known.cgroup
+    begun = adoption.started(run, state)
+    group = None if begun is None else begun.cgroup
     ledger = sweep.Ledger(ours=guardians.of_run(run), cgroup=group if cgroup.members(group) else None)
     for worker in workers_of(run, state):
         # Of one that has ended nobody knows when: only who was there with it at its start counts as of its session.

@@ -59,11 +59,11 @@ def started(run: RunDir, state: NodeState) -> Started | None:
 
 def worker(run: RunDir, state: NodeState, rank: int, local_rank: int) -> Worker | None:
     """Return a worker as its waiter described it, or else as the journal does; `None` where it was never started."""
-    said = rank_files.read_spawn(run.of_rank(state.attempt, rank, "spawn"))
+    spawned = rank_files.read_spawn(run.of_rank(state.attempt, rank, "spawn"))
     event = state.started.get(rank)
-    if said is None and event is not None:
-        said = {"pid": event.pid, "start_time": event.start_time, "boot": state.started_in[rank]}
-    return None if said is None else workers.from_spawn(rank, local_rank, said)
+    if spawned is None and event is not None:
+        spawned = {"pid": event.pid, "start_time": event.start_time, "boot": state.started_in[rank]}
+    return None if spawned is None else workers.from_spawn(rank, local_rank, spawned)
 
 
 def store(run: RunDir, prepare: requests.Prepare, interpreter: str) -> None:

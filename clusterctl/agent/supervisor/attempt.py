@@ -133,8 +133,8 @@ class Attempt:
             self.ledger.cgroup = cgroup.make(f"{self._run.key[:16]}-{self.number}")
         ranks = [place for one in planned for place in torchrun.places(one)]
         launcher = next((one for one in planned if one.hosts), None)
-        known = {"workers": ranks, "cgroup": self.ledger.cgroup, "launcher": launcher.rank if launcher else None}
-        syscalls.write_json(self._run.start(self.number), known)
+        begun = {"workers": ranks, "cgroup": self.ledger.cgroup, "launcher": launcher.rank if launcher else None}
+        syscalls.write_json(self._run.start(self.number), begun)
         if launcher is not None and self.launcher is None:
             report = workers.begin(launcher.rank, self._post(start, launcher, torchrun.FILES))
             self.attend(workers.begun(launcher.rank, launcher.local_rank, report), ranks)
@@ -232,9 +232,9 @@ class Attempt:
         self._look_at_launcher()
         before = len(self.living)
         for worker in self.living:
-            said = self._end_of(worker)
-            if said is not None and not self.ending.swept:
-                self._exited(worker, said)
+            end = self._end_of(worker)
+            if end is not None and not self.ending.swept:
+                self._exited(worker, end)
         if self.ending.begun:
             if len(self.living) < before:
                 self.ending.poke()
@@ -244,10 +244,10 @@ class Attempt:
     def _end_of(self, worker: Worker) -> Exit | None:
         """Return how a worker ended, or `None` while it lives."""
         path = self._run.of_rank(self.number, worker.rank, worker.files + "exit")
-        said = ends.end_of(worker, path, lambda: self.outputs.make_way(worker.rank))
-        if said is None and worker.watched is not None and not proc.alive(worker.watched):
+        end = ends.end_of(worker, path, lambda: self.outputs.make_way(worker.rank))
+        if end is None and worker.watched is not None and not proc.alive(worker.watched):
             self._watch(worker)
-        return said
+        return end
 
     def _exited(self, worker: Worker, said: Exit) -> None:
         if (since := rank_files.fenced_since(self._run.fence(self.number), said)) is not None:
@@ -289,8 +289,8 @@ class Attempt:
         )
 
     def _killed_for_memory(self, worker: Worker) -> str | None:
-        found, self._oom = ends.oom_evidence(self._oom, worker.identity.pid)
-        return found
+        evidence, self._oom = ends.oom_evidence(self._oom, worker.identity.pid)
+        return evidence
 
     # --- a launcher of the node, and the workers that it starts
 
@@ -308,7 +308,7 @@ class Attempt:
         if launcher is None or self.ending.swept:
             return
         # Asked first: what it had started when it ended is then seen for certain.
-        said = None if launcher.exited else self._end_of(launcher)
+        end = None if launcher.exited else self._end_of(launcher)
         for rank, local_rank in self._places:
             path = self._run.of_rank(self.number, rank, "spawn")
             spawned = None if rank in self.workers else rank_files.read_spawn(path)
@@ -316,8 +316,8 @@ class Attempt:
                 worker = workers.from_spawn(rank, local_rank, spawned)
                 self.take_in(worker)
                 self._record_started(worker)
-        if said is not None:
-            self._launcher_ended(launcher, said)
+        if end is not None:
+            self._launcher_ended(launcher, end)
 
     def _launcher_ended(self, launcher: Worker, said: Exit) -> None:
         self._let_go(launcher)

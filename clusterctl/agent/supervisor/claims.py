@@ -91,20 +91,20 @@ class Claims:
 
     def _claim(self, name: str, index: int, place: str | None) -> int:
         """Return a descriptor that holds a device."""
-        known = None if place is None else _locked(place)
+        holder = None if place is None else _locked(place)
         try:
-            record = _open(self._place, name, common=known is None)
+            record = _open(self._place, name, common=holder is None)
         except ClaimError:
-            if known is None:
+            if holder is None:
                 raise
             record = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-        fd, free = known or (record, _lock(record))
+        fd, free = holder or (record, _lock(record))
         try:
             if free:
                 with contextlib.suppress(OSError):
                     os.ftruncate(record, 0)
-                    said = {"run": self._run, "node": self._node, "user": os.getuid(), "pid": os.getpid()}
-                    os.pwrite(record, json.dumps(said).encode(), 0)
+                    claim = {"run": self._run, "node": self._node, "user": os.getuid(), "pid": os.getpid()}
+                    os.pwrite(record, json.dumps(claim).encode(), 0)
                 return os.dup(fd)
             if any(_has(pid, fd) for pid in self._guards()):
                 # After a restart of the supervisor the waiters of this very run still hold the lock.

@@ -39,19 +39,19 @@ def end_of(worker: Worker, path: str, make_way: Callable[[], None]) -> Exit | No
     """
     if proc.alive(worker.waiter):
         # Between the file and the end of the waiter lies nothing that could go wrong.
-        said = rank_files.read_exit(path)
-        if said is None and not proc.alive(worker.identity):
+        end = rank_files.read_exit(path)
+        if end is None and not proc.alive(worker.identity):
             _wake(worker.waiter)
             make_way()
-        return said
+        return end
     if worker.status is None and proc.alive(worker.identity):
         worker.seen = time.monotonic()
         return None
-    said = rank_files.read_exit(path)
-    if said is None and not worker.waiter.pid and time.monotonic() - worker.seen < _UNKNOWN_WAITER_SECONDS:
+    end = rank_files.read_exit(path)
+    if end is None and not worker.waiter.pid and time.monotonic() - worker.seen < _UNKNOWN_WAITER_SECONDS:
         return None
     _take_status(worker)
-    return said or _from_status(worker)
+    return end or _from_status(worker)
 
 
 def _wake(who: Identity) -> None:
@@ -71,13 +71,13 @@ def _take_status(worker: Worker) -> None:
 def _from_status(worker: Worker) -> Exit:
     """Return how a worker ended whose waiter was gone: by its status where it became our child, else nobody knows."""
     now = time.monotonic()
-    said: Exit = {"exit_code": None, "signal": None, "earliest": worker.seen, "mono": now}
+    end: Exit = {"exit_code": None, "signal": None, "earliest": worker.seen, "mono": now}
     if worker.status is not None:
         if os.WIFSIGNALED(worker.status):
-            said["signal"] = os.WTERMSIG(worker.status)
+            end["signal"] = os.WTERMSIG(worker.status)
         else:
-            said["exit_code"] = os.WEXITSTATUS(worker.status)
-    return said
+            end["exit_code"] = os.WEXITSTATUS(worker.status)
+    return end
 
 
 def _host_kills() -> int | None:

@@ -93,32 +93,32 @@ class Ladder:
 
     def _climb(self) -> float:
         """Signal what is left, or find that this is the end; return the seconds until the next step."""
-        found = self._look()
+        living = self._look()
         now = time.monotonic()
-        if self._empty >= 2 or (found and self._given_up(found, now)):
-            self._left = sweep.describe(found)
+        if self._empty >= 2 or (living and self._given_up(living, now)):
+            self._left = sweep.describe(living)
             return _FASTEST
-        if found and now >= self._kill_at:
+        if living and now >= self._kill_at:
             self._killing = now if self._killing is None else self._killing
-            sweep.kill(found, self._ledger)
-        elif found:
-            sweep.end_groups(found, self._signalled, self._ledger)
-        self._pause = min(self._pause * 1.5, _SLOWEST) if found or self._ledger.unasked else _FASTEST
+            sweep.kill(living, self._ledger)
+        elif living:
+            sweep.end_groups(living, self._signalled, self._ledger)
+        self._pause = min(self._pause * 1.5, _SLOWEST) if living or self._ledger.unasked else _FASTEST
         return self._pause if self._killing is not None else min(self._pause, max(self._kill_at - now, 0.0))
 
     def _look(self) -> list[Stat]:
         """Return what is left: of those that are known, and, where there are none or it is time, of all processes."""
         began = time.monotonic()
-        known = sweep.living(self._ledger)
-        if known and began < self._scan_at:
+        living = sweep.living(self._ledger)
+        if living and began < self._scan_at:
             self._empty = 0
-            return known
-        found = sweep.find(self._marks, self._ledger)
+            return living
+        members = sweep.find(self._marks, self._ledger)
         now = time.monotonic()
         pause = _SCAN_SECONDS if self._killing is None else self._pause
         self._scan_at = now + max(pause, _SHARE * (now - began))
-        self._empty = 0 if found or self._ledger.unasked else self._empty + 1
-        return found
+        self._empty = 0 if members or self._ledger.unasked else self._empty + 1
+        return members
 
     def _given_up(self, found: list[Stat], now: float) -> bool:
         """Whether what is left will not go: nothing has moved for long."""

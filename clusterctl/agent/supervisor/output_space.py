@@ -210,10 +210,10 @@ class Outputs:
         (open_one or self._of_past(attempt, rank)).index_replicated(offset)
 
     def _of_past(self, attempt: int, rank: int) -> Output:
-        known = self._past.get((attempt, rank))
-        if known is None:
-            known = self._past[attempt, rank] = Output(self._run, attempt, rank)
-        return known
+        past = self._past.get((attempt, rank))
+        if past is None:
+            past = self._past[attempt, rank] = Output(self._run, attempt, rank)
+        return past
 
     def _before(self) -> list[Output]:
         """Return the output of the attempts before, the oldest first, as far as there is anything to be had of it."""
@@ -252,4 +252,4 @@ def _ranks_in(folder: str) -> list[int]:
         names = os.listdir(folder)
     except OSError:
         return []
-    return sorted(int(found[1]) for found in map(_LOG.fullmatch, names) if found)
+    return sorted(int(match[1]) for match in map(_LOG.fullmatch, names) if match)

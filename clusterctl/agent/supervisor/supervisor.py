@@ -149,17 +149,17 @@ class Supervisor:
         attempt.look()
 
     def _adopt_workers(self, attempt: Attempt) -> None:
-        known = adoption.started(self._run, self._state)
-        if known is None:
+        begun = adoption.started(self._run, self._state)
+        if begun is None:
             return
         attempt.started = True
         attempt.watch_ports(self._state.ports)
-        attempt.ledger.cgroup = known.cgroup
-        if known.launcher is not None:
-            said = rank_files.read_spawn(self._run.of_rank(attempt.number, known.launcher, torchrun.FILES + "spawn"))
-            if said is not None:
-                attempt.attend(workers.from_spawn(known.launcher, 0, said), known.places)
-        for rank, local_rank in known.places:
+        attempt.ledger.cgroup = begun.cgroup
+        if begun.launcher is not None:
+            spawned = rank_files.read_spawn(self._run.of_rank(attempt.number, begun.launcher, torchrun.FILES + "spawn"))
+            if spawned is not None:
+                attempt.attend(workers.from_spawn(begun.launcher, 0, spawned), begun.places)
+        for rank, local_rank in begun.places:
             worker = adoption.worker(self._run, self._state, rank, local_rank)
             if worker is not None:
                 attempt.adopt(worker, self._state)
@@ -261,8 +261,8 @@ class Supervisor:
         if command == commands.Command.REPLICATED.value:
             self._replicated(arguments.get("offsets", {}))
             return {}
-        for known, action in self._commands.items():
-            if command == known.value:
+        for name, action in self._commands.items():
+            if command == name.value:
                 return action(arguments)
         raise refusals.RequestError(commands.ErrorKind.BAD_REQUEST, f"the supervisor knows no command {command!r}")
 

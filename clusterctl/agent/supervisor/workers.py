@@ -194,14 +194,14 @@ def begun(rank: int, local_rank: int, descriptor: int) -> Worker:
         RequestError: It could not be started, or another start of this rank was first.
     """
     try:
-        said = report(descriptor)
+        answer = report(descriptor)
     finally:
         os.close(descriptor)
-    if said is None:
+    if answer is None:
         raise refusals.failed(f"cannot start rank {rank}: its waiter ended without a word")
-    if "error" in said:
-        raise refusals.failed(f"cannot start rank {rank}: {said['error']}")
-    return from_spawn(rank, local_rank, cast("Spawn", said))
+    if "error" in answer:
+        raise refusals.failed(f"cannot start rank {rank}: {answer['error']}")
+    return from_spawn(rank, local_rank, cast("Spawn", answer))
 
 
 def report(fd: int) -> dict[str, Any] | None:

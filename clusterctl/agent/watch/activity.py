@@ -187,8 +187,8 @@ class Watch:
 
 
 def _total(values: Iterable[int | None]) -> int | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
+    numbers = [value for value in values if value is not None]
+    return sum(numbers) if numbers else None
 
 
 def _transfers(pid: int) -> tuple[int, int] | None:

@@ -31,7 +31,7 @@ def of_process(pid: int) -> list[SocketFound]:
     if not inodes:
         return []
     waits = _reads(pid)
-    found: list[SocketFound] = []
+    sockets: list[SocketFound] = []
     for line in _lines(pid):
         words = line.split()
         fd, state = inodes.get(words[9]), _STATES.get(int(words[3], 16))
@@ -39,7 +39,7 @@ def of_process(pid: int) -> list[SocketFound]:
             continue
         (address, port), (peer, peer_port) = _place(words[1]), _place(words[2])
         unacked, unread = (int(part, 16) for part in words[4].split(":"))
-        found.append(
+        sockets.append(
             {
                 "address": address,
                 "port": port,
@@ -53,18 +53,18 @@ def of_process(pid: int) -> list[SocketFound]:
                 "awaited": fd == waits,
             }
         )
-    return sorted(found, key=lambda one: (not one["awaited"], -one["lost"], -one["unacked"]))[:_MOST]
+    return sorted(sockets, key=lambda one: (not one["awaited"], -one["lost"], -one["unacked"]))[:_MOST]
 
 
 def _inodes(pid: int) -> dict[str, int]:
-    found: dict[str, int] = {}
+    inodes: dict[str, int] = {}
     with contextlib.suppress(OSError):
         for name in os.listdir(f"/proc/{pid}/fd")[:_MOST_FDS]:
             with contextlib.suppress(OSError):
                 match = _SOCKET.fullmatch(os.readlink(f"/proc/{pid}/fd/{name}"))
                 if match:
-                    found[match[1]] = int(name)
-    return found
+                    inodes[match[1]] = int(name)
+    return inodes
 
 
 def _lines(pid: int) -> Iterator[str]:

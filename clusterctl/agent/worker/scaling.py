@@ -225,9 +225,9 @@ def main(words: Sequence[str] | None = None) -> None:
     if options.batch % int(os.environ.get("WORLD_SIZE", "1")):
         sys.exit(f"error: a batch of {options.batch} cannot be split over {os.environ['WORLD_SIZE']} workers")
     bench = _Bench(torch, options)
-    for found in bench.measure(options.modes.split(",")):
+    for measured in bench.measure(options.modes.split(",")):
         if bench.rank == 0:
-            print(MARK + json.dumps(found), flush=True)  # noqa: T201  (this is what the head reads)
+            print(MARK + json.dumps(measured), flush=True)  # noqa: T201  (this is what the head reads)
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 

@@ -96,8 +96,8 @@ def _with_workdir(host: HostSpec, local: str, remote: str) -> HostSpec:
 def _meant_at_top(root: Node) -> set[str | None]:
     """Keys that are there after all, misspelt or outside of their section."""
     unknown = [key for key in root.value if key not in CLUSTER_FILE.keys]
-    found = {meant_key(key, CLUSTER_FILE.keys) for key in unknown}
-    return found | ({"job"} if any(key in _TARGETS for key in unknown) else set())
+    meant = {meant_key(key, CLUSTER_FILE.keys) for key in unknown}
+    return meant | ({"job"} if any(key in _TARGETS for key in unknown) else set())
 
 
 def _check_top(root: Node, report: Report) -> None:
@@ -124,13 +124,13 @@ def _version_hint(version: Node) -> str | None:
 
 def _sections(root: Node, report: Report) -> dict[str, dict[str, Any]]:
     """Give what the sections say, but for those that are wrong."""
-    found = {}
+    sections = {}
     for name, section in SECTIONS.items():
         node = root.child(name)
         values = {} if node is None or node.value is None else validate(section, node, (name,), report)
         if values is not None:
-            found[name] = values
-    return found
+            sections[name] = values
+    return sections
 
 
 def _with_key(machine: Machine, context: Context) -> Machine:

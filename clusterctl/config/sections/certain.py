@@ -82,7 +82,7 @@ def _plain(of: Any, value: Any) -> Any:
 
 
 def _one_of(choices: tuple[Any, ...], value: object) -> Any:
-    found = next((word for word in choices if type(word) is type(value) and word == value), None)
-    if found is None:
+    choice = next((word for word in choices if type(word) is type(value) and word == value), None)
+    if choice is None:
         raise UncertainError
-    return found
+    return choice

@@ -53,8 +53,8 @@ def validate(section: Section, node: Node, path: Path, report: Report) -> dict[s
     """Give what a section says, as the spec holds it; problems go to `report`, and then it is `None`."""
     shaped = normal.section(node, section)
     plain = shaped.plain()
-    found = certain(section, plain)
-    return _asked(section, shaped, plain, path, report) if found is None else found
+    mistakes = certain(section, plain)
+    return _asked(section, shaped, plain, path, report) if mistakes is None else mistakes
 
 
 def _asked(section: Section, shaped: Node, plain: Any, path: Path, report: Report) -> dict[str, Any] | None:
@@ -112,16 +112,16 @@ def _find(root: Node, loc: tuple[int | str, ...]) -> tuple[Node, Node, Path]:
 
 def _fields_at(section: Section, loc: tuple[int | str, ...]) -> Iterable[str]:
     for part in loc:
-        known = section.keys.get(str(part))
-        if known is not None and isinstance(known.type, Section):
-            section = known.type
+        kind = section.keys.get(str(part))
+        if kind is not None and isinstance(kind.type, Section):
+            section = kind.type
     return section.keys
 
 
 def unknown_key_hint(key: str, fields: Iterable[str]) -> str | None:
     """Guess what an unknown key was meant to be."""
-    known = list(fields)
-    meant = meant_key(key, known)
+    names = list(fields)
+    meant = meant_key(key, names)
     if meant is not None:
         return f"did you mean `{meant}`?"
     homes = [name for name, home in _HOMES.items() if key in home.keys]
@@ -129,21 +129,21 @@ def unknown_key_hint(key: str, fields: Iterable[str]) -> str | None:
         return f"`{key}` belongs to {' or '.join(f'`{home}`' for home in homes[:2])}"
     if key in CLUSTER_FILE.keys:
         return f"`{key}` belongs to the top level, without indentation"
-    return f"there are: {', '.join(known)}" if len(known) <= 16 else None
+    return f"there are: {', '.join(names)}" if len(names) <= 16 else None
 
 
 def meant_key(key: str, fields: Iterable[str]) -> str | None:
     """The known key that an unknown one comes close to."""
     import difflib
 
-    known, word = list(fields), key.lower().replace("-", "_")
+    names, word = list(fields), key.lower().replace("-", "_")
     alias = _ALIASES.get(word)
-    if alias in known:
+    if alias in names:
         return alias
-    begun = [name for name in known if len(word) >= 3 and name.startswith(word)]
+    begun = [name for name in names if len(word) >= 3 and name.startswith(word)]
     if len(begun) == 1:
         return begun[0]
-    close = difflib.get_close_matches(word, known, 1, 0.65)
+    close = difflib.get_close_matches(word, names, 1, 0.65)
     return close[0] if close else None
 
 

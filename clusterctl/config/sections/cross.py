@@ -90,10 +90,10 @@ def _workers(host: HostSpec) -> int | None:
 
 def _equal_workers(root: Node, hosts: Sequence[HostSpec], report: Report) -> None:
     """Refuse unequal nodes under torchrun, which takes every node's count for its own."""
-    known = [(host.name, count) for host in hosts if (count := _workers(host)) is not None]
-    other = next((pair for pair in known if pair[1] != known[0][1]), None)
+    counts = [(host.name, count) for host in hosts if (count := _workers(host)) is not None]
+    other = next((pair for pair in counts if pair[1] != counts[0][1]), None)
     if other is not None:
-        text = f"job.launcher: torchrun needs as many workers on each node; {known[0][0]} has {known[0][1]}"
+        text = f"job.launcher: torchrun needs as many workers on each node; {counts[0][0]} has {counts[0][1]}"
         hint = "`launcher: direct` runs nodes that differ"
         report.add(_at(root, "job", "launcher"), f"{text}, {other[0]} has {other[1]}", hint)
 

@@ -74,15 +74,15 @@ def _warn_of_secrets(root: Node, keys: dict[str, Mark], report: Report) -> None:
     items = (
         [hosts.child(i) for i in range(len(hosts.value))] if hosts is not None and isinstance(hosts.value, list) else []
     )
-    found = dict(keys)
+    unique = dict(keys)
     for place in (root.child("defaults"), *entries, *items):
         env = place.child("env") if place is not None else None
         if env is not None and isinstance(env.value, dict):
-            found |= {name: env.key_mark(name) for name in env.value}
-    names = [name for name in found if _LIKE_A_SECRET.search(name.upper())]
+            unique |= {name: env.key_mark(name) for name in env.value}
+    names = [name for name in unique if _LIKE_A_SECRET.search(name.upper())]
     if names:
         text = f"env: {', '.join(f'`{name}`' for name in names[:3])} looks like a secret: `env` is stored and shown"
-        report.warn(found[names[0]], text, f"write `secrets: {{{names[0]}: {{env: {names[0]}}}}}`")
+        report.warn(unique[names[0]], text, f"write `secrets: {{{names[0]}: {{env: {names[0]}}}}}`")
 
 
 def check_names(node: Node | None, path: Path, report: Report) -> None:

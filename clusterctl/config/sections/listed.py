@@ -27,13 +27,13 @@ def filled(root: Node, context: Context) -> Node:
         context.report.add(hosts.key_mark(other), "hosts: nothing may stand beside `from`", "put it below `defaults`")
         return _with_hosts(root, [], hosts)
     try:
-        found = _found(source, context)
+        listed = _found(source, context)
     except ListingError as error:
         context.report.add(source.mark, f"hosts.from: {error}", error.hint)
-        found = []
+        listed = []
     way = root.child("defaults")
     own_way = way is not None and way.child("transport") is not None
-    return _with_hosts(root, [_entry(one, source, own_way=own_way) for one in found], hosts)
+    return _with_hosts(root, [_entry(one, source, own_way=own_way) for one in listed], hosts)
 
 
 def _is_source(node: Node | None) -> bool:

@@ -42,22 +42,24 @@ def hosts_of(text: str) -> list[Listed]:
     Raises:
         ListingError: A line cannot be read, or there is none.
     """
-    found: dict[str, Listed] = {}
+    by_host: dict[str, Listed] = {}
     lines: dict[str, int] = {}
     for number, line in enumerate(text.splitlines(), 1):
         words = line.partition("#")[0].replace(" = ", "=").split()
         for one in _line(number, words) if words else ():
-            known = found.get(one.host, one)
+            earlier = by_host.get(one.host, one)
             lines[one.host] = lines.get(one.host, 0) + (one.workers or 1)
-            found[one.host] = replace(known, gpus=known.gpus if one.gpus is None else one.gpus)
-        if len(found) > ranges.MAX_HOSTS:
+            by_host[one.host] = replace(earlier, gpus=earlier.gpus if one.gpus is None else one.gpus)
+        if len(by_host) > ranges.MAX_HOSTS:
             raise ListingError(f"it has more than {ranges.MAX_HOSTS} hosts")
-    if not found:
+    if not by_host:
         raise ListingError("it names no host", "it must have a host a line")
     crowded = next((host for host, count in lines.items() if count > _MAX), None)
     if crowded is not None:
         raise ListingError(f"it gives `{crowded}` more than {_MAX} workers")
-    return [replace(one, workers=lines[host]) if one.workers or lines[host] > 1 else one for host, one in found.items()]
+    return [
+        replace(one, workers=lines[host]) if one.workers or lines[host] > 1 else one for host, one in by_host.items()
+    ]
 
 
 def _line(number: int, words: list[str]) -> list[Listed]:

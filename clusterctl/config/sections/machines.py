@@ -57,12 +57,12 @@ def _expanded(values: dict[str, Any], entry: HostEntry, report: Report) -> list[
     names = _names(node, f"{label(entry.path)}", report)
     addresses = _spread(values.pop("address", None), len(names), "address", entry, report)
     internal = _spread(values.pop("internal_ip", None), len(names), "internal_ip", entry, report)
-    found = []
+    machines = []
     for name, address, internal_ip in zip(names, addresses, internal, strict=True):
         if _usable(name, node, label(entry.path), report):
             spec = HostSpec(name=name, host=name, address=address, internal_ip=internal_ip, **values)
-            found.append(Machine(spec, entry, node.mark))
-    return found
+            machines.append(Machine(spec, entry, node.mark))
+    return machines
 
 
 def _names(node: Node, where: str, report: Report) -> list[str]:

@@ -90,12 +90,12 @@ def section(node: Node, shape: Section) -> Node:
         return node
     entries: dict[str, Node] = {}
     for key, child in node.value.items():
-        known = shape.keys.get(key)
-        if known is None:
+        kind = shape.keys.get(key)
+        if kind is None:
             entries[key] = child
         elif child.value is not None:
-            below = section(child, known.type) if isinstance(known.type, Section) else child
-            entries[key] = texts(child) if known.kind.as_written else below
+            below = section(child, kind.type) if isinstance(kind.type, Section) else child
+            entries[key] = texts(child) if kind.kind.as_written else below
     return node.with_entries(entries)
 
 

@@ -53,8 +53,8 @@ def transport(cpus: int) -> tuple[str, ...]:
 
 def is_ours(argv: tuple[str, ...]) -> bool:
     """Tell whether a command is the one that is made here, and not of a file."""
-    found = next((re.fullmatch(r"--cpus-per-task=([0-9]{1,6})", word) for word in argv if "cpus" in word), None)
-    return found is not None and argv == transport(int(found[1]))
+    match = next((re.fullmatch(r"--cpus-per-task=([0-9]{1,6})", word) for word in argv if "cpus" in word), None)
+    return match is not None and argv == transport(int(match[1]))
 
 
 def allocation(environ: Mapping[str, str]) -> list[Listed]:

@@ -52,15 +52,15 @@ def _filled(node: Node, environ: Mapping[str, str], report: Report, path: Path) 
     reported = before + len(report.warnings)
     pieces: list[str] = []
     position = 0
-    for found in _EXPANSION.finditer(raw):
-        pieces.append(raw[position : found.start()])
-        position = found.end()
-        if found[0] == "$$":
+    for match in _EXPANSION.finditer(raw):
+        pieces.append(raw[position : match.start()])
+        position = match.end()
+        if match[0] == "$$":
             pieces.append("$")
             continue
         used = True
-        mark = node.inside(found.start(), len(found[0]))
-        pieces.append(_expanded(found[0], found[1], mark, environ, report, path))
+        mark = node.inside(match.start(), len(match[0]))
+        pieces.append(_expanded(match[0], match[1], mark, environ, report, path))
         if len(report.problems) + len(report.warnings) - reported > _MOST_IN_A_VALUE:
             break
     if len(report.problems) > before:

@@ -86,8 +86,8 @@ class Node:
     def child(self, key: str | int) -> Node | None:
         """The entry or item, or `None` where there is none."""
         if isinstance(self.value, dict):
-            found = self.value.get(key)
-            return found if isinstance(found, Node) else None
+            node = self.value.get(key)
+            return node if isinstance(node, Node) else None
         if isinstance(self.value, list) and isinstance(key, int) and 0 <= key < len(self.value):
             item: Node = self.value[key]
             return item
@@ -95,8 +95,8 @@ class Node:
 
     def key_mark(self, key: str | int) -> Mark:
         """Where the key stands, or the value where keys have no place."""
-        found = self.keys.get(str(key))
-        return found if found is not None else self.mark
+        mark = self.keys.get(str(key))
+        return mark if mark is not None else self.mark
 
     def with_entries(self, entries: dict[str, Node], keys: dict[str, Mark] | None = None) -> Node:
         """The same mapping with other entries."""

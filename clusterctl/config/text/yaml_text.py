@@ -185,9 +185,9 @@ class _Builder:
         return Node(core_scalar(text) if plain else text, mark, raw=text, quoted=quoted or not plain)
 
     def _alias(self, event: Any) -> Node:
-        found = self._anchors.get(event.anchor)
-        if found is not None:
-            return found
+        anchored = self._anchors.get(event.anchor)
+        if anchored is not None:
+            return anchored
         if event.anchor in self._anchors:
             raise _Unbounded(self._mark(event), f"`*{event.anchor}` stands inside of what it repeats")
         raise _Unbounded(self._mark(event), f"no anchor `&{event.anchor}` before this place")

@@ -61,13 +61,13 @@ def _unshown(view: View) -> list[Unshown]:
     taken = [card["address"] for card in absent if card.get("driver") == "amdgpu"]
     kept = len(taken) <= int(view.group("amdgpu").data.get("hidden") or 0)
     why, words = (Why.KEPT, "kept away by the device cgroup") if kept else (Why.FAULT, "KFD leaves it out")
-    found = [Unshown(address, why, words) for address in taken]
+    unshown = [Unshown(address, why, words) for address in taken]
     for card in absent:
         if card.get("driver") is None:
-            found.append(Unshown(card["address"], Why.FAULT, "no driver has taken it"))
+            unshown.append(Unshown(card["address"], Why.FAULT, "no driver has taken it"))
         elif card["address"] not in taken:
-            found.append(Unshown(card["address"], Why.UNBOUND, f"bound to {card['driver']}"))
-    return found
+            unshown.append(Unshown(card["address"], Why.UNBOUND, f"bound to {card['driver']}"))
+    return unshown
 
 
 def device_access(view: View) -> Iterator[Outcome]:

@@ -54,8 +54,8 @@ def reset_since(view: View, device: gpus.Device, kind: str) -> bool:
 
 
 def _events(view: View) -> list[Event]:
-    found = view.group("kernel_log").data.get("events") or []
-    return [event for event in found if event.get("vendor") == AMD]
+    events = view.group("kernel_log").data.get("events") or []
+    return [event for event in events if event.get("vendor") == AMD]
 
 
 def _witness(view: View) -> Outcome | None:

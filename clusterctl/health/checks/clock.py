@@ -33,15 +33,15 @@ def clock_skew(view: ClusterView) -> Iterator[Outcome]:
     Logs do not: clusterctl never orders events by them.
     """
     clocks = {n.node: n.controller.get("clock") or {} for n in view.views}
-    known = {node: clock for node, clock in clocks.items() if clock.get("offset") is not None}
-    if not known:
+    asked_in_time = {node: clock for node, clock in clocks.items() if clock.get("offset") is not None}
+    if not asked_in_time:
         yield unknown("no clock was measured")
         return
-    offsets = [clock["offset"] for clock in known.values()]
+    offsets = [clock["offset"] for clock in asked_in_time.values()]
     # The head votes too, so that one of two nodes can be told to be the odd one.
     reference = 0.0 if len(offsets) == 1 else median([*offsets, 0.0])
     odd = False
-    for node, clock in known.items():
+    for node, clock in asked_in_time.items():
         apart = clock["offset"] - reference
         sure = abs(apart) - (clock.get("error") or 0.0)
         if sure > view.limit("warn"):
@@ -50,7 +50,7 @@ def clock_skew(view: ClusterView) -> Iterator[Outcome]:
             side = "ahead" if apart > 0 else "behind"
             yield say(f"clock {abs(apart):.1f} s {side}", node=node, value=round(apart, 3), expected=view.limit("warn"))
     if not odd:
-        yield passed(f"{len(known)} clocks agree within {max(abs(x - reference) for x in offsets):.3f} s")
+        yield passed(f"{len(asked_in_time)} clocks agree within {max(abs(x - reference) for x in offsets):.3f} s")
 
 
 @node_check(

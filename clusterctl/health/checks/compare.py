@@ -96,16 +96,16 @@ def node_categories(
         absent: A node without the value differs from one with it; else such nodes are left out.
     """
     answers = {node.node: read(node) for node in view.views}
-    known = {name: value for name, value in answers.items() if value is not None}
-    if not known:
+    given = {name: value for name, value in answers.items() if value is not None}
+    if not given:
         return [skipped(f"no node has a {what}") if absent else unknown(f"no node tells its {what}")]
     if len(answers) < 2:
         return [skipped("only one node to look at")]
     if absent:
-        known = {name: ABSENT if value is None else value for name, value in answers.items()}
-    elif len(known) < 2:
-        return [unknown(f"only {next(iter(known))} tells its {what}")]
-    return _judged(known, what, say)
+        given = {name: ABSENT if value is None else value for name, value in answers.items()}
+    elif len(given) < 2:
+        return [unknown(f"only {next(iter(given))} tells its {what}")]
+    return _judged(given, what, say)
 
 
 def _judged(known: Mapping[str, Any], what: str, say: Callable[..., Outcome]) -> list[Outcome]:
@@ -145,11 +145,11 @@ def gpu_categories(
         at_least_nodes: On how many nodes there have to be such GPUs for anything to be said.
     """
     outcomes, judged = [], 0
-    for board, known in boards(view, read).items():
-        if len(known) < 2 or len({key.rsplit("/", 1)[0] for key in known}) < at_least_nodes:
+    for board, values in boards(view, read).items():
+        if len(values) < 2 or len({key.rsplit("/", 1)[0] for key in values}) < at_least_nodes:
             continue
-        judged += len(known)
-        result = vote(known)
+        judged += len(values)
+        result = vote(values)
         if result.agreed:
             continue
         if result.majority is None:
@@ -157,8 +157,8 @@ def gpu_categories(
             continue
         for key in result.odd:
             node, gpu = key.rsplit("/", 1)
-            message = f"GPU {gpu}: {what} {show(known[key])}, {show(result.majority)} on its like"
-            outcomes.append(say(message, node=node, gpu=int(gpu), value=known[key], expected=result.majority))
+            message = f"GPU {gpu}: {what} {show(values[key])}, {show(result.majority)} on its like"
+            outcomes.append(say(message, node=node, gpu=int(gpu), value=values[key], expected=result.majority))
     return outcomes or [nothing_odd(view, judged, what)]
 
 

@@ -59,8 +59,8 @@ def _hashes(node: View) -> dict[str, str] | None:
     group = node.group("host")
     if group.status != "ok":
         return None
-    known: dict[str, str] = group.data.get("env_hashes") or {}
-    return {n: h for n, h in known.items() if n.startswith(_COMPARED) and n not in _OWN and not n.endswith("_FILE")}
+    hashes: dict[str, str] = group.data.get("env_hashes") or {}
+    return {n: h for n, h in hashes.items() if n.startswith(_COMPARED) and n not in _OWN and not n.endswith("_FILE")}
 
 
 def _shown(env: dict[str, Any], name: str) -> str:

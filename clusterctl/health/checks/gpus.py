@@ -25,7 +25,7 @@ _DISPLAY = "0x0300"
 
 def vendor(view: View) -> str:
     """Return whose GPUs the node has: NVIDIA's where nothing tells."""
-    groups = {key: view.group(known.group) for key, known in VENDORS.items() if known.group}
+    groups = {key: view.group(entry.group) for key, entry in VENDORS.items() if entry.group}
     of_cards = {card["vendor"] for card in cards(view)}
     signs = [key for key, group in groups.items() if group.data.get("devices")]
     signs += [key for key in VENDORS if key in of_cards]

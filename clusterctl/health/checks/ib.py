@@ -33,19 +33,19 @@ _LIKE = 3
 )
 def ib_port(view: View) -> Iterator[Outcome]:
     """RDMA ports that NCCL would use are up."""
-    found, wanted = rdma.ports(view), view.context.expect.get("ib_ports")
-    up = [port for port in found if rdma.active(port)]
+    ports, wanted = rdma.ports(view), view.context.expect.get("ib_ports")
+    up = [port for port in ports if rdma.active(port)]
     if wanted is not None and len(up) < wanted:
-        down = "; ".join(rdma.state(port) for port in found if not rdma.active(port))
+        down = "; ".join(rdma.state(port) for port in ports if not rdma.active(port))
         message = f"{len(up)} of {wanted} RDMA ports active{': ' + down if down else ''}"
         yield failed(message, value=len(up), expected=wanted)
         return
-    blocked = rdma.gate(view) if found else None
+    blocked = rdma.gate(view) if ports else None
     if blocked is not None:
         yield blocked
         return
     chosen = rdma.selection(view)
-    yield from _trouble(found, chosen) or [_well(found, chosen)]
+    yield from _trouble(ports, chosen) or [_well(ports, chosen)]
 
 
 def _trouble(found: list[rdma.Port], chosen: rdma.Selection) -> list[Outcome]:

@@ -139,14 +139,14 @@ def nproc(view: View) -> Iterator[Outcome]:
         return
     needed = view.limit("warn") * ranks.of(view)
     bounds = {"the limit of this user": data["nproc"], "the control group": data.get("pids_free")}
-    known = {what: number for what, number in bounds.items() if number is not None}
-    if not known:
+    given = {what: number for what, number in bounds.items() if number is not None}
+    if not given:
         yield passed("unlimited")
         return
-    what = min(known, key=known.__getitem__)
-    say = warned if known[what] < needed else passed
-    message = f"{known[what]} processes for {ranks.counted(view)} by {what}"
-    yield say(message, value=known[what], expected=needed if say is warned else None)
+    what = min(given, key=given.__getitem__)
+    say = warned if given[what] < needed else passed
+    message = f"{given[what]} processes for {ranks.counted(view)} by {what}"
+    yield say(message, value=given[what], expected=needed if say is warned else None)
 
 
 CHECKS = (shm, memlock, nofile, nproc)

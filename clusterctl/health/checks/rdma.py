@@ -57,15 +57,15 @@ def selection(view: View) -> Selection:
     env: dict[str, str] = {k: v for k, v in (view.group("host").data.get("env") or {}).items() if v}
     versions = view.group("versions").data
     wanted = env.get("NCCL_NET", "").lower()
-    found = ports(view)
-    if not found:
+    every = ports(view)
+    if not every:
         return Selection(why_none="there are no RDMA ports")
     if not ranks.with_gpus(view):
         return Selection(why_none="no GPU takes part, so NCCL does not either")
     if wanted == _SOCKETS:
         return Selection(why_none="NCCL_NET=Socket")
-    efa = [port for port in found if port.get("link_layer") not in _LINKS]
-    verbs = [port for port in found if port not in efa]
+    efa = [port for port in every if port.get("link_layer") not in _LINKS]
+    verbs = [port for port in every if port not in efa]
     hca = env.get("NCCL_IB_HCA", "")
     named = tuple(port for port in verbs if _is_named(port, hca))
     by_plugin = tuple(filter(active, efa)) if versions.get("net_plugin") and wanted != "ib" else ()

@@ -41,21 +41,21 @@ def _promised(view: View) -> dict[str, Any]:
 )
 def expected(view: View) -> Iterator[Outcome]:
     """The node has the versions that the cluster file promises."""
-    found = _promised(view)
-    wanted = {key: str(view.context.expect[key]) for key in found if view.context.expect.get(key) is not None}
+    promised = _promised(view)
+    wanted = {key: str(view.context.expect[key]) for key in promised if view.context.expect.get(key) is not None}
     bad = 0
     for key, pattern in wanted.items():
-        if found[key] is None:
+        if promised[key] is None:
             bad += 1
             say = unknown if key == "driver" else failed
             yield say(f"{key} is absent, expected {pattern}", expected=pattern)
-        elif not fnmatch.fnmatchcase(str(found[key]), pattern):
+        elif not fnmatch.fnmatchcase(str(promised[key]), pattern):
             bad += 1
-            yield failed(f"{key} {found[key]}, expected {pattern}", value=found[key], expected=pattern)
+            yield failed(f"{key} {promised[key]}, expected {pattern}", value=promised[key], expected=pattern)
     if not wanted:
         yield skipped("nothing promised")
     elif not bad:
-        yield passed(", ".join(f"{key} {found[key]}" for key in wanted))
+        yield passed(", ".join(f"{key} {promised[key]}" for key in wanted))
 
 
 def _alike(

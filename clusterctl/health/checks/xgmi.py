@@ -135,14 +135,14 @@ def _pairs(node: View, which: int) -> dict[str, int]:
 
 
 def _odd(places: Mapping[str, Mapping[str, int]], how: str) -> Iterator[Outcome]:
-    found: dict[tuple[str, bool], list[str]] = {}
+    by_state: dict[tuple[str, bool], list[str]] = {}
     for place, values in places.items():
         needed, pair = compare.expected(values), place.rsplit(" ", 1)[1]
         certain = compare.vote(values).majority is not None
         for node, has in values.items():
             if has < needed:
-                found.setdefault((node, certain), []).append(pair)
-    for (node, certain), pairs in found.items():
+                by_state.setdefault((node, certain), []).append(pair)
+    for (node, certain), pairs in by_state.items():
         say = failed if certain else warned
         yield say(f"GPUs {', '.join(pairs[:8])} are {how} on other nodes", node=node, value=pairs)
 

@@ -99,14 +99,14 @@ def xid(view: View) -> Iterator[Outcome]:
 
 
 def _events(view: View) -> list[dict[str, Any]]:
-    found = view.group("kernel_log").data.get("events") or []
-    return [event for event in found if event["kind"] == "xid"]
+    events = view.group("kernel_log").data.get("events") or []
+    return [event for event in events if event["kind"] == "xid"]
 
 
 def gpus_with(view: View, codes: Collection[int]) -> set[int]:
     """Return the indices of the run's GPUs of which the kernel log has one of these XIDs."""
-    found = {_gpu_of(view, event["device"])[0] for event in _events(view) if event["code"] in codes}
-    return {index for index in found if index is not None}
+    gpus = {_gpu_of(view, event["device"])[0] for event in _events(view) if event["code"] in codes}
+    return {index for index in gpus if index is not None}
 
 
 def _weigh(view: View, event: dict[str, Any], events: Sequence[dict[str, Any]]) -> Outcome | None:

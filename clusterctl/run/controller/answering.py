@@ -51,7 +51,7 @@ def _evidence(run: ControlledRun, item: ControlRequest) -> None:
     unseen = {n: "not connected" for n in run.state.nodes if n not in sessions}
 
     def collect() -> None:
-        found = ask(run.folder.run, "stacks", sessions, ranks)
-        item.reply({"ranks": found.ranks, "errors": {**found.errors, **unseen}})
+        collected = ask(run.folder.run, "stacks", sessions, ranks)
+        item.reply({"ranks": collected.ranks, "errors": {**collected.errors, **unseen}})
 
     threading.Thread(target=collect, daemon=True).start()

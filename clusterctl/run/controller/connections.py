@@ -96,9 +96,9 @@ class Connections:
             self._claims.add(node)
             session = self._run.links.sessions.get(node)
             run, epoch = self._run, self._run.epoch
-            known = set(run.all_nodes()) or set(run.hosts)
-            witnesses = {n: s for n, s in run.links.sessions.items() if n in known - {node}}
-            if known == {node} and session is not None:
+            expected = set(run.all_nodes()) or set(run.hosts)
+            witnesses = {n: s for n, s in run.links.sessions.items() if n in expected - {node}}
+            if expected == {node} and session is not None:
                 witnesses = {node: session}
             run.aside(
                 lambda: succeeded(run.folder.run, witnesses, epoch),
@@ -135,11 +135,11 @@ class Connections:
         self.missing(host, AgentError(node, f"it said what cannot be: {text[:_QUOTED]}"))
 
     def _count(self, node: str, text: str) -> None:
-        run, known = self._run, self._run.state.nodes.get(node)
+        run, node_state = self._run, self._run.state.nodes.get(node)
         if self._misfits.is_news(node, text):
             run.note(f"{node} said what cannot be, so its session is ended: {text}")
         over = self._misfits.again(node, time.monotonic())
-        if over and known is not None and known.link != "lost" and not known.swept:
+        if over and node_state is not None and node_state.link != "lost" and not node_state.swept:
             run.record(events.Link(node=node, link="lost", why=f"it says what cannot be: {text}"))
 
     # --- broken
@@ -203,8 +203,8 @@ class Connections:
             # A supervisor may have lost its files and not its workers: whatever is there is ended.
             return _Forgotten(left=ending.end_on_node(session, run.folder.run, name, run.grace))
         pending = any(state.workers[r].phase is WorkerPhase.PENDING for r in node.ranks if r in state.workers)
-        asked: arguments.OfRun = {"run": run.folder.run, "node": name}
-        return _Resumed(status=session.call(Command.STATUS, asked) if pending else None)
+        request: arguments.OfRun = {"run": run.folder.run, "node": name}
+        return _Resumed(status=session.call(Command.STATUS, request) if pending else None)
 
     def _from_cursors(self, node: str, session: Session, differing: list[str]) -> requests.Follow:
         """Return what to ask a node for; what differs is asked for from its beginning."""
@@ -219,8 +219,8 @@ class Connections:
 
     def _resumed(self, node: str, session: Session, outcome: _Resumed | _Forgotten) -> None:
         """Repeat what a node may have missed."""
-        run, known = self._run, self._run.known(node)
-        if run.links.sessions.get(node) is not session or known is None or known.swept:
+        run, node_state = self._run, self._run.known(node)
+        if run.links.sessions.get(node) is not session or node_state is None or node_state.swept:
             return
         if isinstance(outcome, _Forgotten):
             self._forgotten(node, session, outcome.left)

@@ -118,12 +118,12 @@ class Finishing:
 
     def _ask(self, node: str, session: Session, files: list[str]) -> None:
         run = self._run
-        asked: dict[str, arguments.Read] = {
+        reads: dict[str, arguments.Read] = {
             f: {"run": run.folder.run, "node": node, "file": f, "offset": 0, "length": 0} for f in files
         }
 
         def measure() -> _Sizes:
-            answers, errors = read_all(session, asked)
+            answers, errors = read_all(session, reads)
             raise_first({f: error for f, error in errors.items() if not isinstance(error, NotFoundError)})
             return {file: answer["size"] for file, answer in answers.items()}
 
@@ -145,9 +145,9 @@ class Finishing:
     def _is_worth_waiting(self, node: str, missing: list[tuple[str, int]]) -> bool:
         run, now = self._run, time.monotonic()
         left = sum(count for _, count in missing)
-        known, since = self._progress[node]
+        progress, since = self._progress[node]
         if node in run.links.sessions:
-            moved = known < 0 or left > known or known - left >= _LEAST_PROGRESS
+            moved = progress < 0 or left > progress or progress - left >= _LEAST_PROGRESS
             if moved:
                 self._progress[node] = (left, now)
             if run.cancelled.is_set() and now - self._began >= (_AFTER_KILL if run.kill else _AFTER_CANCEL):
@@ -178,8 +178,8 @@ class Finishing:
         run = self._run
         self._telling = True
         self._replication.tell_what_is_safe()
-        known = set(run.all_nodes())
-        sessions = {n: s for n, s in run.links.sessions.items() if n in known}
+        expected = set(run.all_nodes())
+        sessions = {n: s for n, s in run.links.sessions.items() if n in expected}
         ended = events.Ended(state=finish.phase.value, exit_code=finish.exit_code, remaining=list(finish.remaining))
 
         def close(_: object) -> None:

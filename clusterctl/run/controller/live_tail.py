@@ -50,7 +50,7 @@ def read_on_nodes(
         by_node.setdefault(str(place[0]), []).append(place)
 
     def ask(node: str, session: Session) -> list[list[Any]]:
-        return [found for place in by_node[node] if (found := _read(run, session, place, length))]
+        return [lines for place in by_node[node] if (lines := _read(run, session, place, length))]
 
     found, _ = each({n: s for n, s in sessions.items() if n in by_node}, ask)
     return {"pieces": [piece for pieces in found.values() for piece in pieces]}
@@ -59,9 +59,9 @@ def read_on_nodes(
 def _read(run: str, session: Session, place: Sequence[Any], length: int) -> list[Any] | None:
     node, attempt, rank, offset = place
     file = output_file(attempt, rank)
-    asked: arguments.Read = {"run": run, "node": node, "file": file, "offset": offset, "length": length}
+    request: arguments.Read = {"run": run, "node": node, "file": file, "offset": offset, "length": length}
     try:
-        answer = session.call(Command.READ, asked, timeout=_PATIENCE)
+        answer = session.call(Command.READ, request, timeout=_PATIENCE)
     except ClusterctlError:
         return None
     return [node, attempt, rank, answer["offset"], answer["size"], answer["data"]]

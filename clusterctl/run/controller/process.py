@@ -61,9 +61,9 @@ def detach(run: RunDir, work: Callable[[], int]) -> None:
     os.close(writer)
     os.waitpid(child, 0)
     with os.fdopen(reader, "rb") as pipe:
-        said = pipe.read()
-    if said != _READY:
-        raise _ended_early(run, said)
+        report = pipe.read()
+    if report != _READY:
+        raise _ended_early(run, report)
 
 
 def _ended_early(run: RunDir, said: bytes) -> ClusterctlError:

@@ -200,11 +200,11 @@ def differing(run: RunDir, node: str, session: Session, attempt: int, *, earlier
         ClusterctlError: The node did not answer.
     """
     ends = _ends(run.node(node), os.path.dirname(files.output_file(attempt, 0)), earlier=earlier)
-    asked: dict[str, arguments.Read] = {
+    reads: dict[str, arguments.Read] = {
         file: {"run": run.run, "node": node, "file": file, "offset": start, "length": size - start}
         for file, (start, size) in ends.items()
     }
-    answers, errors = read_all(session, asked, _ALL_SECONDS)
+    answers, errors = read_all(session, reads, _ALL_SECONDS)
     raise_first({file: error for file, error in errors.items() if not isinstance(error, NotFoundError)})
     return [file for file, answer in answers.items() if _differs(run.node(node) / file, ends[file], answer)]
 
@@ -214,13 +214,13 @@ def _ends(base: Path, growing: str, *, earlier: bool) -> dict[str, tuple[int, in
 
     `growing` is the folder of the attempt that goes on; what lies in no such folder grows too.
     """
-    found: dict[str, tuple[int, int]] = {}
+    ends: dict[str, tuple[int, int]] = {}
     for path in base.rglob("*") if base.is_dir() else ():
         file, size = path.relative_to(base).as_posix(), path.stat().st_size
         ended = os.path.dirname(file) not in ("", growing)
         if size and path.is_file() and file != files.JOURNAL_FILE and (earlier or not ended):
-            found[file] = (max(0, size - (_COMPARED_OF_EARLIER if ended else _COMPARED_BYTES)), size)
-    return found
+            ends[file] = (max(0, size - (_COMPARED_OF_EARLIER if ended else _COMPARED_BYTES)), size)
+    return ends
 
 
 def _differs(path: Path, part: tuple[int, int], answer: Piece) -> bool:

@@ -183,11 +183,11 @@ class ControlledRun(OwnedState):
 
     def take(self, item: EventReceived) -> None:
         """Replicate an event of a node's journal, and take it into the state; nothing where it was seen before."""
-        known = self.known(item.node)
-        if known is None or item.stamp.seq <= known.seq:
+        node_state = self.known(item.node)
+        if node_state is None or item.stamp.seq <= node_state.seq:
             return
         self._must_be_its_own(item)
-        match self._gaps.judge(item.node, known.seq, item.stamp.seq, self.links.sessions.get(item.node)):
+        match self._gaps.judge(item.node, node_state.seq, item.stamp.seq, self.links.sessions.get(item.node)):
             case Step.ASK_AGAIN:
                 self._ask_again(item.node)
                 return
@@ -197,7 +197,7 @@ class ControlledRun(OwnedState):
                 self.links.broken(self.hosts[item.node])
                 return
             case Step.PASS_OVER:
-                self.note(f"{item.node}: its journal lacks what came behind number {known.seq}")
+                self.note(f"{item.node}: its journal lacks what came behind number {node_state.seq}")
             case Step.TAKE:
                 pass
         # Folded first: what cannot be folded must not stand where every reader finds it.

@@ -40,8 +40,8 @@ class StallGuard:
         """Tell the rule what it knew before: how long steps take, and when the last one was."""
         observer = self._watch()
         if observer is not None:
-            known = {n: last_lines(self._run.folder.node(n) / files.SAMPLES_FILE) for n in self._run.state.nodes}
-            observer.replay(known, time.monotonic())
+            samples = {n: last_lines(self._run.folder.node(n) / files.SAMPLES_FILE) for n in self._run.state.nodes}
+            observer.replay(samples, time.monotonic())
 
     def feed(self, node: str, lines: Sequence[bytes]) -> None:
         """Take in lines of a node's samples."""

@@ -89,7 +89,9 @@ class TakeOver:
         if unheard:
             run.post(events.Note(text=UNHEARD.format(names(unheard)), level="warn"))
         error = RunFailed("its controller ended during the start", exit_code=ExitCode.FAILED)
-        return NotBegun(error=error, prepared=(), remaining=tuple(entry for found in left.values() for entry in found))
+        return NotBegun(
+            error=error, prepared=(), remaining=tuple(entry for remaining in left.values() for entry in remaining)
+        )
 
     # --- in the loop
 

@@ -64,17 +64,17 @@ def of_this_run(seen: Mapping[str, Mapping[str, Version]], before: Mapping[str, 
             was reached later, counts only where it shows the very file that another node vouches for.
     """
     old = {version for versions in before.values() for version in versions}
-    fresh = {node: {p: v for p, v in found.items() if v not in old} for node, found in seen.items()}
-    vouched = {item for node, found in fresh.items() if node in before for item in found.items()}
+    fresh = {node: {p: v for p, v in checkpoints.items() if v not in old} for node, checkpoints in seen.items()}
+    vouched = {item for node, checkpoints in fresh.items() if node in before for item in checkpoints.items()}
     return {
-        node: found if node in before else dict(item for item in found.items() if item in vouched)
-        for node, found in fresh.items()
+        node: checkpoints if node in before else dict(item for item in checkpoints.items() if item in vouched)
+        for node, checkpoints in fresh.items()
     }
 
 
 def newest_of(first: str, seen: Mapping[str, Mapping[str, Version]]) -> Checkpoint | None:
     """Return the newest of what all nodes see, by the times of the node `first`."""
-    common = [path for path in seen[first] if all(path in found for found in seen.values())]
+    common = [path for path in seen[first] if all(path in checkpoints for checkpoints in seen.values())]
     best = max(common, key=lambda path: (seen[first][path][0], path), default=None)
     return None if best is None else Checkpoint(best, seen[first][best])
 
@@ -148,11 +148,11 @@ class Resuming:
         pattern = self._checkpoint.pattern
         if pattern is None or not self._restarts:
             return
-        found, errors = each(self._sessions(), lambda node, session: self._ask(node, session, versions=True))
+        answers, errors = each(self._sessions(), lambda node, session: self._ask(node, session, versions=True))
         raise_first({node: errors[node] for node in nodes if node in errors})
-        before = {node: answer["versions"] for node, answer in found.items()}
+        before = {node: answer["versions"] for node, answer in answers.items()}
         write_atomically(self._file, json.dumps(before).encode())
-        older = {entry["path"] for answer in found.values() for entry in answer["found"]}
+        older = {entry["path"] for answer in answers.values() for entry in answer["found"]}
         if older and self._checkpoint.resume is Resume.THIS_RUN:
             self._post(events.Note(text=sentence_of_older(len(older), pattern)))
 
@@ -169,9 +169,9 @@ class Resuming:
         before = self._before() if self._checkpoint.resume is not Resume.ANY else None
         first, until = nodes[0], time.monotonic() + (_SHOWN_LATE if self._checkpoint.shared else 0.0)
         while True:
-            found, errors = each(sessions_of(self._sessions(), nodes), self._ask)
+            answers, errors = each(sessions_of(self._sessions(), nodes), self._ask)
             raise_first(errors)
-            seen = {node: _versions(answer) for node, answer in found.items()}
+            seen = {node: _versions(answer) for node, answer in answers.items()}
             seen = seen if before is None else of_this_run(seen, before)
             chosen, newest = newest_of(first, seen), newest_of(first, {first: seen[first]})
             # A shared file system shows new files on other machines only after a while.
@@ -184,12 +184,12 @@ class Resuming:
         return chosen
 
     def _ask(self, node: str, session: Session, *, versions: bool = False) -> Checkpoints:
-        asked: arguments.Checkpoints = {
+        request: arguments.Checkpoints = {
             "workdir": self._workdirs[node],
             "pattern": self._checkpoint.pattern,
             "versions": versions,
         }
-        return session.call(Command.CHECKPOINTS, asked)
+        return session.call(Command.CHECKPOINTS, request)
 
     def _before(self) -> dict[str, set[Version]]:
         """Return what each node showed when the run began; nothing where that was never written down."""

@@ -103,12 +103,12 @@ class ContentStore:
             used: Hashes of what runs need.
             before: Wall clock in seconds; what was taken or used later may belong to a start that goes on now.
         """
-        found = []
+        patterns = []
         for path in self.root.glob("??/*"):
             status = path.stat()
             if path.name not in used and status.st_mtime < before:
-                found.append((path, status.st_size))
-        return found
+                patterns.append((path, status.st_size))
+        return patterns
 
 
 def store_of_head(runs: Path) -> ContentStore | None:
@@ -136,7 +136,7 @@ def collect(sync: SyncSpec, store: ContentStore, *, most_files: int = MOST_FILES
     source = Path(sync.source)
     if not source.is_dir():
         raise ConfigError([Problem(sync.source, 0, 0, "`sync.source` is not a folder")])
-    known = _Known(store.root / "known.json", sync.source)
+    hashed = _Known(store.root / "known.json", sync.source)
     files: dict[str, tuple[int, int, str]] = {}
     total, largest = 0, list[tuple[int, str]]()
     for relative, status in walk(source, sync.exclude):
@@ -146,10 +146,10 @@ def collect(sync: SyncSpec, store: ContentStore, *, most_files: int = MOST_FILES
             raise _too_large(sync, total, largest)
         if len(files) == most_files:
             raise _too_many(sync, files)
-        entry = known.entry(source / relative, status, store)
+        entry = hashed.entry(source / relative, status, store)
         if entry is not None:
             files[relative] = entry
-    known.save()
+    hashed.save()
     return Manifest(files=files)
 
 
@@ -275,11 +275,11 @@ def _means(pattern: Any, path: str) -> bool:
 
     `GitIgnoreSpec.check_file` makes no such difference: after `*`, `!*/` lets no folder in.
     """
-    found = pattern.match_file(path) if pattern.include is not None else None
-    if found is None:
+    decided = pattern.match_file(path) if pattern.include is not None else None
+    if decided is None:
         return False
     # The group in which pathspec (0.12 and later) keeps the slash of a folder that was matched.
-    above = found.match.groupdict().get("ps_d") is not None and found.match.end("ps_d") < len(path)
+    above = decided.match.groupdict().get("ps_d") is not None and decided.match.end("ps_d") < len(path)
     # For `a/**/` that folder is `a`, though every folder below it is meant.
     return not above or (path.endswith("/") and str(pattern.pattern).endswith("**/"))
 

@@ -44,22 +44,22 @@ def end_on_node(session: Session, run: str, node: str, grace: float) -> list[Rem
     Raises:
         ClusterctlError: The node did not answer, or not in time.
     """
-    asked: arguments.OfRun = {"run": run, "node": node}
+    request: arguments.OfRun = {"run": run, "node": node}
     stop = requests.Stop(run=run, node=node, grace=grace, reason=StopReason.CANCELLED.value)
     deadline = time.monotonic() + grace + _BEYOND_GRACE
     pause = _FIRST_PAUSE
     session.call(Command.STOP, stop)
-    status = session.call(Command.STATUS, asked)
+    status = session.call(Command.STATUS, request)
     while not _ended(status) and time.monotonic() < deadline:
         # One whose files were removed takes its seat anew in a while; until then it has heard of no stop.
         if not status["supervisor"] or status["state"] == "new":
             session.call(Command.STOP, stop)
         time.sleep(pause)
         pause = min(pause * 2, _LONGEST_PAUSE)
-        status = session.call(Command.STATUS, asked)
+        status = session.call(Command.STATUS, request)
     # Refused where something of the attempt has still not ended, which is then what remains.
     with contextlib.suppress(RefusedError):
-        session.call(Command.FINISH, {**asked, "state": "cancelled", "exit_code": int(ExitCode.CANCELLED)})
+        session.call(Command.FINISH, {**request, "state": "cancelled", "exit_code": int(ExitCode.CANCELLED)})
     return [{**one, "node": node} for one in status["remaining"]] or _unended(node, status)
 
 
@@ -89,13 +89,13 @@ def fetch(session: Session, writer: Writer, run: str, node: str, files: Iterable
         ClusterctlError: The node did not answer.
         OSError: The head has no space for it.
     """
-    known = writer.cursors(node)
+    cursors = writer.cursors(node)
     for file in files:
-        offset = known.get(file, 0)
+        offset = cursors.get(file, 0)
         with contextlib.suppress(NotFoundError):
             while True:
-                asked: arguments.Read = {"run": run, "node": node, "file": file, "offset": offset, "length": _PIECE}
-                answer = session.call(Command.READ, asked)
+                request: arguments.Read = {"run": run, "node": node, "file": file, "offset": offset, "length": _PIECE}
+                answer = session.call(Command.READ, request)
                 data = base64.b64decode(answer["data"])
                 if not data:
                     break
@@ -154,8 +154,8 @@ def _not_looked_at(state: RunState, errors: Mapping[str, ClusterctlError]) -> li
     """Return what may be left on nodes that did not answer: what was known to be, or that nobody knows."""
     remaining: list[Remaining] = []
     for node, error in errors.items():
-        known = [entry for entry in state.remaining if entry["node"] == node]
-        remaining += known or [_unsure(node, error)]
+        earlier = [entry for entry in state.remaining if entry["node"] == node]
+        remaining += earlier or [_unsure(node, error)]
     return remaining
 
 

@@ -23,12 +23,12 @@ def succeeded(run: str, witnesses: Mapping[str, Session], epoch: int) -> bool:
     """Return whether one of these nodes, by their names in the run, knows a controller after that of `epoch`."""
     until = time.monotonic() + _PATIENCE
     while witnesses:
-        found, errors = each(dict(witnesses), lambda n, s: _epoch_of(run, n, s))
-        if any(seen > epoch for seen in found.values()):
+        epochs, errors = each(dict(witnesses), lambda n, s: _epoch_of(run, n, s))
+        if any(seen > epoch for seen in epochs.values()):
             return True
         if any(isinstance(error, StaleEpochError) for error in errors.values()):
             return True
-        if not found or time.monotonic() > until:
+        if not epochs or time.monotonic() > until:
             return False
         time.sleep(_PAUSE)
     return False

@@ -49,8 +49,8 @@ def ask(run: str, name: str, sessions: Mapping[str, Session], ranks: Collection[
 
     def one(node: str, session: Session) -> types.Evidence:
         wanted = None if ranks is None else sorted(ranks)
-        asked: arguments.Evidence = {"run": run, "node": node, "name": name, "ranks": wanted, "deadline": _DEADLINE}
-        return session.call(Command.EVIDENCE, asked)
+        request: arguments.Evidence = {"run": run, "node": node, "name": name, "ranks": wanted, "deadline": _DEADLINE}
+        return session.call(Command.EVIDENCE, request)
 
     found, errors = each(dict(sessions), one)
     known: dict[str, types.OfRank] = {}

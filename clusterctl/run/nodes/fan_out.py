@@ -68,7 +68,7 @@ def read_all(
     """
     timeout = seconds_for(Command.READ) if timeout is None else timeout
     deadline = time.monotonic() + timeout
-    under_way = {key: session.call_async(Command.READ, asked) for key, asked in questions.items()}
+    under_way = {key: session.call_async(Command.READ, question) for key, question in questions.items()}
     answers: dict[K, Piece] = {}
     errors: dict[K, ClusterctlError] = {}
     for key, future in under_way.items():
@@ -91,9 +91,9 @@ def raise_first(errors: Mapping[str, ClusterctlError]) -> None:
 
     if not errors:
         return
-    found = list(errors.values())
-    nodes = [e for e in found if isinstance(e, NodeError)]
-    others = [e for e in found if not isinstance(e, NodeError)]
+    every = list(errors.values())
+    nodes = [e for e in every if isinstance(e, NodeError)]
+    others = [e for e in every if not isinstance(e, NodeError)]
     if others:
         raise others[0]
     raise nodes[0] if len(nodes) == 1 else NodesError(nodes)

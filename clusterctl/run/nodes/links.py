@@ -99,8 +99,8 @@ class Links(Owned):
         if host.name not in self._dialing:
             self._dialing.add(host.name)
             self._pauses[host.name] = self._pause_after(host.name)
-            asked = (host, self._hurries)
-            threading.Thread(target=self._redial, args=asked, name=f"dial {host.name}", daemon=True).start()
+            dialed = (host, self._hurries)
+            threading.Thread(target=self._redial, args=dialed, name=f"dial {host.name}", daemon=True).start()
 
     def has_lost(self, node: str) -> bool:
         """Return whether a node's connection is what broke: not where it has a new one, or none was ever taken in."""

@@ -121,9 +121,9 @@ def ask_routes(
             t: meeting.Route(source=r["source"], interface=r["interface"]) if r else None for t, r in answer.items()
         }
 
-    found, errors = each({node: sessions[node] for node in targets}, ask)
+    answered, errors = each({node: sessions[node] for node in targets}, ask)
     raise_first(errors)
-    return found
+    return answered
 
 
 def meeting_addresses(spec: ClusterSpec, sessions: Mapping[str, Session]) -> dict[str, str]:
@@ -132,8 +132,8 @@ def meeting_addresses(spec: ClusterSpec, sessions: Mapping[str, Session]) -> dic
     answers = {h.name: answer_of(h, sessions[h.name].hello) for h in hosts}
     if answers and meeting.share_loopback(list(answers.values())):
         return dict.fromkeys(answers, "127.0.0.1")
-    found = {h.name: _address(spec, h, answers[h.name]) for h in hosts}
-    return {node: address for node, address in found.items() if address}
+    addresses = {h.name: _address(spec, h, answers[h.name]) for h in hosts}
+    return {node: address for node, address in addresses.items() if address}
 
 
 def _address(spec: ClusterSpec, host: HostSpec, answer: meeting.NodeAnswer) -> str | None:
@@ -160,8 +160,8 @@ def try_port(spec: ClusterSpec, sessions: Mapping[str, Session]) -> dict[str, di
     try:
         together = meeting.share_loopback(list(answers.values()))
         tried["address"] = "127.0.0.1" if together else _seen_from_others(spec, ordered, answers, sessions)
-        asked: arguments.Listen = {"port": port, "nonce": nonce, "seconds": CONNECT_SECONDS + _MARGIN}
-        tried["port"] = sessions[first].call(Command.LISTEN, asked)["port"]
+        request: arguments.Listen = {"port": port, "nonce": nonce, "seconds": CONNECT_SECONDS + _MARGIN}
+        tried["port"] = sessions[first].call(Command.LISTEN, request)["port"]
     except ClusterctlError as error:
         return {first: {**tried, "error": str(error)}}
     others = _connect(first, tried, {h.name: sessions[h.name] for h in ordered[1:]}, nonce)
@@ -185,7 +185,7 @@ def _seen_from_others(
 def _connect(
     first: str, tried: Mapping[str, Any], sessions: Mapping[str, Session], nonce: str
 ) -> dict[str, dict[str, Any]]:
-    asked: arguments.Connect = {
+    request: arguments.Connect = {
         "address": tried["address"],
         "port": tried["port"],
         "nonce": nonce,
@@ -193,9 +193,9 @@ def _connect(
     }
 
     def connect(_node: str, session: Session) -> Reached:
-        return session.call(Command.CONNECT, asked, timeout=CONNECT_SECONDS + _MARGIN)
+        return session.call(Command.CONNECT, request, timeout=CONNECT_SECONDS + _MARGIN)
 
-    found, errors = each(sessions, connect)
-    seen = found | {node: {"ok": False, "ms": None, "error": str(error)} for node, error in errors.items()}
+    answers, errors = each(sessions, connect)
+    seen = answers | {node: {"ok": False, "ms": None, "error": str(error)} for node, error in errors.items()}
     shared = {"address": tried["address"], "port": tried["port"], "role": "connect", "listener": first}
     return {node: {**shared, **seen[node]} for node in sessions}

@@ -83,17 +83,17 @@ class Preflight:
         """
         step = Progress("health", len(sessions), post)
         self._facts = probe_all(self._spec, sessions, step, own_run=self._run.run)
-        found = judge_all(self._spec, self._facts, [name for name in CHECKS if name not in AFTER_SYNC])
+        findings = judge_all(self._spec, self._facts, [name for name in CHECKS if name not in AFTER_SYNC])
         spares = {h.name for h in self._spec.spares}
         gone = {n: ConnectError(n, str(f["unreachable"])) for n, f in self._facts.items() if "unreachable" in f}
         lost = {n: error for n, error in gone.items() if n not in spares and not sessions[n].alive}
-        bad = [f for f in self._weigh(found) if not lost or f.node in lost or f.check not in _BETWEEN]
+        bad = [f for f in self._weigh(findings) if not lost or f.node in lost or f.check not in _BETWEEN]
         failed = [f for f in bad if f.node not in spares]
         if self._may_begin_without(failed):
             spares |= {f.node for f in failed if f.node is not None}
             failed = []
-        fresh = self._news(found)
-        step.end(_summary(found, fresh), failed=bool(failed))
+        fresh = self._news(findings)
+        step.end(_summary(findings, fresh), failed=bool(failed))
         if all(f.node in lost for f in failed):
             raise_first({node: error for node, error in lost.items() if node not in spares})
         self._refuse(failed)
@@ -103,9 +103,9 @@ class Preflight:
 
     def _news(self, found: list[Finding]) -> list[Finding] | None:
         """Return what deserves a look and was not there at the last look; `None` where this is the first."""
-        known = KnownFindings.beside(self._run, self._spec)
-        fresh = known.new(found)
-        known.remember(found, self._facts.keys())
+        earlier = KnownFindings.beside(self._run, self._spec)
+        fresh = earlier.new(found)
+        earlier.remember(found, self._facts.keys())
         return fresh
 
     def _may_begin_without(self, failed: Sequence[Finding]) -> bool:
@@ -176,12 +176,12 @@ def probe_all(
         early = None if spec.network.master_port else beside.submit(_ways, spec, sessions)
         facts = _probe(spec, sessions, step, own_run)
         tried = _ways(spec, sessions) if early is None else early.result()
-    told = {node: known for node, known in facts.items() if "groups" in known}
+    told = {node: facts_of_node for node, facts_of_node in facts.items() if "groups" in facts_of_node}
     fallen = _fallen(told)
-    for node, known in told.items():
+    for node, facts_of_node in told.items():
         more = {"code_hash": hashes.result().get(node), "rebooted_under": fallen.get(node)}
         seen = {**tried.get(node, {}), **{key: value for key, value in more.items() if value is not None}}
-        known["controller"] = {**_controller_facts(sessions[node], known, own_run), **seen}
+        facts_of_node["controller"] = {**_controller_facts(sessions[node], facts_of_node, own_run), **seen}
     return facts
 
 
@@ -195,7 +195,9 @@ def _ways(spec: ClusterSpec, sessions: Mapping[str, Session]) -> dict[str, dict[
 
 def _fallen(facts: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     """Return the nodes that have just booted because they went down under a run of this head, and which."""
-    hosts = {node: (known["groups"].get("host") or {}).get("data") or {} for node, known in facts.items()}
+    hosts = {
+        node: (facts_of_node["groups"].get("host") or {}).get("data") or {} for node, facts_of_node in facts.items()
+    }
     young = {n: host for n, host in hosts.items() if host.get("uptime") is not None and host["uptime"] < YOUNG}
     if not young:
         return {}
@@ -241,21 +243,21 @@ def _without_facts(node: str, session: Session, error: BaseException) -> dict[st
     """Return what stands for the facts of a node that gave none: it answered that it cannot, or did not answer."""
     if not session.alive or isinstance(error, (ConnectError, GarbledError)):
         return {"unreachable": str(error)}
-    known = _controller_facts(session, {}, None)
+    told = _controller_facts(session, {}, None)
     there = f"{session.hello['python']} ({session.hello['python_version']})"
-    return {"unprobed": str(error).removeprefix(f"{node}: "), "there": there, "controller": known}
+    return {"unprobed": str(error).removeprefix(f"{node}: "), "there": there, "controller": told}
 
 
 def _controller_facts(session: Session, facts: Mapping[str, Any], own_run: str | None) -> dict[str, Any]:
     """Return what only the head can tell of a node; `health.context.Context` has the keys."""
-    known: dict[str, Any] = _runs(session, facts, own_run)
+    told: dict[str, Any] = _runs(session, facts, own_run)
     if own_run:
-        known["own_run"] = own_run
+        told["own_run"] = own_run
     if session.clock is not None:
-        known["clock"] = {"offset": round(session.clock[0], 4), "error": round(session.clock[1], 4)}
+        told["clock"] = {"offset": round(session.clock[0], 4), "error": round(session.clock[1], 4)}
     if session.connect_s is not None:
-        known["connect_ms"] = round(session.connect_s * 1000, 1)
-    return known
+        told["connect_ms"] = round(session.connect_s * 1000, 1)
+    return told
 
 
 def _runs(session: Session, facts: Mapping[str, Any], own_run: str | None) -> dict[str, Any]:

@@ -77,10 +77,10 @@ def try_ring(
             return {"ok": None, "error": f"{peer} was not heard: {deaf[peer]}"}
         return _connect(session, at[peer], ports[peer], nonce)
 
-    found, errors = each({key: sessions[way.origin] for key, way in by_key.items()}, connect)
+    answers, errors = each({key: sessions[way.origin] for key, way in by_key.items()}, connect)
     seen: dict[str, list[dict[str, Any]]] = {}
     for key, way in by_key.items():
-        told = found.get(key) or {"ok": None, "error": str(errors[key])}
+        told = answers.get(key) or {"ok": None, "error": str(errors[key])}
         entry = {"from": way.origin, "to": way.peer, "address": at[way.peer], "port": ports.get(way.peer), **told}
         seen.setdefault(way.blamed, []).append(entry)
     return seen
@@ -89,20 +89,20 @@ def try_ring(
 def _listen(session: Session, nonce: str, peers: int) -> int:
     """Have a node wait for so many peers; return the port."""
     seconds = SECONDS + _MARGIN
-    asked: arguments.Listen = {"port": 0, "nonce": nonce, "seconds": seconds, "payload": PAYLOAD, "enough": peers}
-    return session.call(Command.LISTEN, asked)["port"]
+    request: arguments.Listen = {"port": 0, "nonce": nonce, "seconds": seconds, "payload": PAYLOAD, "enough": peers}
+    return session.call(Command.LISTEN, request)["port"]
 
 
 def _connect(session: Session, address: str, port: int, nonce: str) -> Reached:
     """Have a node reach a peer, and send as much as shows what the way is good for."""
-    asked: arguments.Connect = {
+    request: arguments.Connect = {
         "address": address,
         "port": port,
         "nonce": nonce,
         "timeout": SECONDS,
         "payload": PAYLOAD,
     }
-    return session.call(Command.CONNECT, asked, timeout=SECONDS + _MARGIN)
+    return session.call(Command.CONNECT, request, timeout=SECONDS + _MARGIN)
 
 
 def _addresses(spec: ClusterSpec, rendezvous: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:

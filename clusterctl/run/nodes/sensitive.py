@@ -24,11 +24,11 @@ _PUBLIC = ("*.pub", ".env.example", "*.py")
 
 def sentence(paths: Iterable[str]) -> str | None:
     """Return what to say of files that look like secrets, or `None` where there are none."""
-    found = sorted(path for path in paths if _looks_secret(path.rpartition("/")[2]))
-    if not found:
+    secret = sorted(path for path in paths if _looks_secret(path.rpartition("/")[2]))
+    if not secret:
         return None
-    more = f" and {len(found) - 3} more" if len(found) > 3 else ""
-    named = ", ".join(f"`{path}`" for path in found[:3])
+    more = f" and {len(secret) - 3} more" if len(secret) > 3 else ""
+    named = ", ".join(f"`{path}`" for path in secret[:3])
     return f"{named}{more} may hold secrets and are sent to the nodes: add them to `sync.exclude` or .gitignore"
 
 

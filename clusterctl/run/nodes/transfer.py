@@ -66,8 +66,8 @@ def push(
     """
     say("comparing files")
     manifest = session.new_stream()
-    asked: arguments.Manifest = {"workdir": workdir, "run": run, "stream": manifest, "size": len(parcel.listing)}
-    compared = session.call_async(Command.MANIFEST, asked)
+    request: arguments.Manifest = {"workdir": workdir, "run": run, "stream": manifest, "size": len(parcel.listing)}
+    compared = session.call_async(Command.MANIFEST, request)
     session.send_data(manifest, 0, parcel.listing)
     need = [parcel.entries[number] for number in answered(session.node, compared)["need"]]
     if need:
@@ -158,11 +158,11 @@ def _steps(wanted: str, part: str) -> tuple[int, ...]:
 
 def _passing(wanted: list[str], reached: set[int]) -> set[int]:
     """Add what is reached where `**` stands for no folder at all."""
-    found = set(reached)
+    resolved = set(reached)
     for at, part in enumerate(wanted):
-        if at in found and part == _ANY_DEPTH:
-            found.add(at + 1)
-    return found
+        if at in resolved and part == _ANY_DEPTH:
+            resolved.add(at + 1)
+    return resolved
 
 
 # Only a bound: a node that goes silent ends the session long before.
@@ -252,11 +252,11 @@ def _fetch(session: Session, workdir: str, pattern: str, spool: BinaryIO, how: F
             failed.append(error)
 
     stream = session.new_stream(take)
-    asked: arguments.Fetch = {"workdir": workdir, "pattern": pattern, "stream": stream, "links": how.links}
+    request: arguments.Fetch = {"workdir": workdir, "pattern": pattern, "stream": stream, "links": how.links}
     if how.of is not None:
-        asked["of"] = how.of
+        request["of"] = how.of
     try:
-        answer = session.call(Command.FETCH, asked, timeout=_FETCH_SECONDS)
+        answer = session.call(Command.FETCH, request, timeout=_FETCH_SECONDS)
     except NodeError:
         if failed:
             raise failed[0] from None

@@ -40,20 +40,20 @@ def remember(run: RunDir, seen: Mapping[str, Mapping[str, str]]) -> None:
 def remembered(run: RunDir) -> dict[str, dict[str, str]]:
     """Return what the nodes had at the start of the run."""
     try:
-        found: dict[str, dict[str, str]] = json.loads((run.path / _FILE).read_text())
+        hashes: dict[str, dict[str, str]] = json.loads((run.path / _FILE).read_text())
     except (OSError, ValueError):
         return {}
-    return found
+    return hashes
 
 
 def changes(before: Mapping[str, Mapping[str, str]], now: Mapping[str, Mapping[str, str]]) -> dict[str, list[str]]:
     """Return the files that differ, are new or are gone, by node; a node that was not there before has none."""
-    found = {}
+    changed = {}
     for node, files in now.items():
         old = before.get(node)
         if old is not None and (differing := sorted(p for p in {*old, *files} if old.get(p) != files.get(p))):
-            found[node] = differing
-    return found
+            changed[node] = differing
+    return changed
 
 
 def sentence(files: list[str], nodes: str) -> str:

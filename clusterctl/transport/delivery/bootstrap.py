@@ -168,8 +168,8 @@ def _await_preamble(channel: Channel, parser: PreambleParser, timeout: float) ->
         data = channel.recv(65536, timeout=max(0.001, deadline - time.monotonic()))
         if not data:
             raise ConnectionError("end of stream")
-        if found := parser.feed(data):
-            return found
+        if preamble := parser.feed(data):
+            return preamble
 
 
 def _hear_out(channel: Channel, parser: PreambleParser) -> None:
@@ -184,15 +184,15 @@ def _refusal(node: str, word: str, text: str, channel: Channel, parser: Preamble
     if word == "fail":
         return _failure(node, text, channel, parser)
     tried = [part for part in text.split("|") if part and "status 77" not in part and "status 78" not in part]
-    found = "; ".join([*parser.rejected, *tried])
+    reasons = "; ".join([*parser.rejected, *tried])
     hint = f"install Python {MINIMUM_PYTHON} or later there, or name one by `python:` in the cluster file"
-    if found:
-        return AgentError(node, f"no usable Python: {found}", hint=hint)
+    if reasons:
+        return AgentError(node, f"no usable Python: {reasons}", hint=hint)
     return AgentError(node, "no Python found", hint=hint)
 
 
 def _failure(node: str, text: str, channel: Channel, parser: PreambleParser) -> AgentError:
-    said = " ".join((parser.noise + "\n" + channel.stderr_tail()).split())
-    quoted = f"; it said: {said[-_QUOTED_BYTES:]!r}" if said else ""
+    output = " ".join((parser.noise + "\n" + channel.stderr_tail()).split())
+    quoted = f"; it said: {output[-_QUOTED_BYTES:]!r}" if output else ""
     hint = "a login script or a forced command may be in the way: see what `ssh HOST /bin/sh`, or its command, prints"
     return AgentError(node, f"{text}{quoted}", hint=hint)

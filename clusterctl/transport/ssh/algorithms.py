@@ -28,15 +28,15 @@ def allowed(node: str, options: SshOptions, option: str, offered: Sequence[str])
         ConnectError: None is left.
     """
     key = option.lower()
-    said = dict(options.algorithms).get(key, "")
+    listed = dict(options.algorithms).get(key, "")
     # An ssh from before 8.5 may print what is added or taken away rather than what is left.
-    if said[:1] in ("", *"+-^"):
+    if listed[:1] in ("", *"+-^"):
         return tuple(offered)
     with _ONE_ASKS:
         built_in = _built_in()
-    if said == built_in.get(key):
+    if listed == built_in.get(key):
         return tuple(offered)
-    names = set(said.split(","))
+    names = set(listed.split(","))
     left = tuple(name for name in offered if name in names or name.removesuffix("@libssh.org") in names)
     if not left:
         hint = f"there are: {', '.join(offered)}"

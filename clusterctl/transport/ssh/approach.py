@@ -64,10 +64,10 @@ class Approach:
         Raises:
             ConnectError: The config is broken, or the host's name cannot be one.
         """
-        found = self._options.pop((node, destination), None)
-        if isinstance(found, NodeError):
-            raise found
-        return found or resolve(node, destination, config_file=self.config_file)
+        options = self._options.pop((node, destination), None)
+        if isinstance(options, NodeError):
+            raise options
+        return options or resolve(node, destination, config_file=self.config_file)
 
     def own_known_hosts(self, node: str, destination: Destination) -> tuple[str, ...]:
         """Return the known-hosts files that ssh_config names for a host, whatever the cluster file says of it.
@@ -81,10 +81,10 @@ class Approach:
     def wire(self, node: str, options: SshOptions, deadline: float) -> Wire:
         """Return a stream to the SSH port that `options` name (see `open_wire`)."""
         with self._lock:
-            found = self._wires.pop((node, options), None)
-        if isinstance(found, NodeError):
-            raise found
-        return found or open_wire(node, options, deadline)
+            held = self._wires.pop((node, options), None)
+        if isinstance(held, NodeError):
+            raise held
+        return held or open_wire(node, options, deadline)
 
     def close(self) -> None:
         """Close connections that nobody asked for."""
@@ -92,8 +92,8 @@ class Approach:
             self._closed = True
             left = list(self._wires.values())
             self._wires.clear()
-        for found in left:
-            _close(found)
+        for held in left:
+            _close(held)
 
 
 def _dial(node: str, options: SshOptions, deadline: float) -> Wire | NodeError:

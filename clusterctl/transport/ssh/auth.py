@@ -229,11 +229,11 @@ def blob_type(blob: bytes) -> str:
 
 
 def _identities(reader: _Reader) -> list[AgentIdentity]:
-    found = []
+    identities = []
     for _ in range(reader.number()):
         blob, comment = reader.string(), reader.string()
-        found.append(AgentIdentity(blob_type(blob), blob, comment.decode("utf-8", "replace")))
-    return found
+        identities.append(AgentIdentity(blob_type(blob), blob, comment.decode("utf-8", "replace")))
+    return identities
 
 
 def _string(value: bytes) -> bytes:

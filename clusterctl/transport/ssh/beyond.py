@@ -30,15 +30,15 @@ def beyond(error: NodeError, options: SshOptions, *, answers: bool, shared: bool
         answers: Whether a program answers the questions of `ssh` (SSH_ASKPASS).
         shared: Whether a connection is open already that `ssh` would share.
     """
-    found: BaseException | None = error
-    while found is not None:
-        if isinstance(found, HostKeyRefusal):
-            return _trust(found.verdict, options)
-        if isinstance(found, LoginRefusal):
-            return _login(found.tried, options, answers=answers, shared=shared)
-        if isinstance(found, NoCommonAlgorithmError):
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, HostKeyRefusal):
+            return _trust(cause.verdict, options)
+        if isinstance(cause, LoginRefusal):
+            return _login(cause.tried, options, answers=answers, shared=shared)
+        if isinstance(cause, NoCommonAlgorithmError):
             return "speak an algorithm that the server asks for"
-        found = found.__cause__
+        cause = cause.__cause__
     way = next((key for key in ("bindinterface", "proxyusefdpass") if options.other(key)), None)
     return "follow `BindInterface` or `ProxyUseFdpass` of ssh_config" if way else None
 

@@ -178,9 +178,9 @@ def resolve(node: str, destination: Destination, *, config_file: str | None = No
         hint = "a `Match exec` in ~/.ssh/config may be waiting for something"
         raise ConnectError(node, f"`ssh -G {destination.host}` does not end", hint=hint) from error
     if done.returncode:
-        said = done.stderr.decode("utf-8", "replace").strip().splitlines() or ["no reason given"]
+        lines = done.stderr.decode("utf-8", "replace").strip().splitlines() or ["no reason given"]
         hint = f"`ssh -G {destination.host}` shows the same; mend ~/.ssh/config"
-        raise ConnectError(node, f"ssh cannot read its configuration: {said[-1]}", hint=hint)
+        raise ConnectError(node, f"ssh cannot read its configuration: {lines[-1]}", hint=hint)
     return parse(node, done.stdout.decode("utf-8", "surrogateescape"), destination)
 
 

@@ -129,8 +129,8 @@ class HostKeys:
             return []
         version = (state.st_ino, state.st_mtime_ns, state.st_size)
         with self._lock:
-            found, entries = self._files.get(path, (None, []))
-            if found != version:
+            stamp, entries = self._files.get(path, (None, []))
+            if stamp != version:
                 entries = known_hosts.load([path])
                 self._files[path] = (version, entries)
             return entries

@@ -68,8 +68,8 @@ class Shared(Generic[C]):
         """Close every connection; no more can be made."""
         with self._lock:
             self._closed = True
-            found = list(self._found.values())
-        for future in found:
+            hops = list(self._found.values())
+        for future in hops:
             if future.done() and _usable(future):
                 future.result().close()
 

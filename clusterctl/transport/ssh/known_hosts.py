@@ -57,14 +57,14 @@ class Entry:
         """Tell whether this line is about `name` (`host`, `[host]:port` or an alias)."""
         if self.names[0].startswith("|"):
             return _hidden_matches(self.names[0], name)
-        lowered, found = name.lower(), False
+        lowered, matched = name.lower(), False
         for pattern in self.names:
             excluded = pattern.startswith("!")
             if _pattern_matches(pattern[excluded:], lowered):
                 if excluded:
                     return False
-                found = True
-        return found
+                matched = True
+        return matched
 
 
 class Verdict(Enum):

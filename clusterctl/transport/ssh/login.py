@@ -70,9 +70,9 @@ class Keys:
         """Return the private key that an offer names, as it is on disk now, or why it cannot be used."""
         with self._lock:
             version = _version(offer.path or "")
-            known = self._loaded.get(offer)
-            if known is not None and known[0] == version:
-                return known[1]
+            loaded = self._loaded.get(offer)
+            if loaded is not None and loaded[0] == version:
+                return loaded[1]
             key = _load(offer)
             if version is not None and not isinstance(key, str):
                 self._loaded[offer] = (version, key)

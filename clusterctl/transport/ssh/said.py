@@ -26,10 +26,10 @@ def failure(node: str, log: str, address: str) -> NodeError:
         address: What `ssh` is given to get there by hand.
     """
     lines = [line.strip("\r") for line in log.split("\n")]
-    said = [" ".join(line.split()) for line in lines if line.strip() and not _DEBUG.match(line)]
-    last = (said[-1] if said else "it gave no reason")[-_QUOTED:]
+    lines_said = [" ".join(line.split()) for line in lines if line.strip() and not _DEBUG.match(line)]
+    last = (lines_said[-1] if lines_said else "it gave no reason")[-_QUOTED:]
     if "Host key verification failed" in last:
-        return _untrusted(node, said, address)
+        return _untrusted(node, lines_said, address)
     if "Permission denied" in last or "Too many authentication failures" in log:
         return _refused(node, lines, last, address)
     text = re.sub(r"^ssh: (connect to host \S+ port \d+: )?", "", last)
@@ -75,6 +75,6 @@ def _remedy(offers: tuple[str, ...], tried: dict[str, list[str]], address: str) 
             "or answer by SSH_ASKPASS with SSH_ASKPASS_REQUIRE=force"
         )
     if "gssapi-with-mic" in offers:
-        said = "get a ticket with `kinit`"
-        return said if "gssapi-with-mic" in tried else f"{said}, and set `GSSAPIAuthentication yes` in ssh_config"
+        remedy = "get a ticket with `kinit`"
+        return remedy if "gssapi-with-mic" in tried else f"{remedy}, and set `GSSAPIAuthentication yes` in ssh_config"
     return f"`ssh -v {address} true` shows the same; add a key to the machine: `ssh-copy-id {address}`"

@@ -91,9 +91,11 @@ def _ask(source: KeySource, host: HostSpec) -> Candidate | NodeError:
 
 def _merge(candidates: Iterable[Candidate]) -> list[Candidate]:
     merged: dict[tuple[str, bytes], Candidate] = {}
-    for found in candidates:
-        identity = (found.name, found.key.blob)
-        known = merged.get(identity)
-        nodes = (*known.nodes, *found.nodes) if known else found.nodes
-        merged[identity] = Candidate(nodes, found.name, found.key, found.verdict, found.path, found.hashed)
+    for candidate in candidates:
+        identity = (candidate.name, candidate.key.blob)
+        earlier = merged.get(identity)
+        nodes = (*earlier.nodes, *candidate.nodes) if earlier else candidate.nodes
+        merged[identity] = Candidate(
+            nodes, candidate.name, candidate.key, candidate.verdict, candidate.path, candidate.hashed
+        )
     return list(merged.values())

@@ -49,8 +49,8 @@ def _user_of(folder: str, root: str, run: str | None) -> str | None:
     for other in rundir.runs(root):
         if other.run == run:
             continue
-        said = summary(other)
-        if said["live"] and said["workdir"] and os.path.realpath(said["workdir"]) == folder:
+        other_run = summary(other)
+        if other_run["live"] and other_run["workdir"] and os.path.realpath(other_run["workdir"]) == folder:
             return other.run
     return None
 
@@ -187,11 +187,11 @@ class _Sync:
         def send(out: Out) -> answers.Fetched:
             files: list[tuple[str, int, int]] = []
             offset = 0
-            found = folders.files_matching(folder, pattern, links=bool(asked.get("links")))
+            matching = folders.files_matching(folder, pattern, links=bool(asked.get("links")))
             if began is not None:
-                found = folders.changed_since(found, began, folder)
-            _must_fit([name for name, _ in found], pattern)
-            for name, path in found:
+                matching = folders.changed_since(matching, began, folder)
+            _must_fit([name for name, _ in matching], pattern)
+            for name, path in matching:
                 size, mode = _send_file(out, stream, offset, path)
                 offset += size
                 files.append((name, size, mode))
@@ -203,10 +203,10 @@ class _Sync:
         folder, pattern = _folder(asked), str(asked["pattern"])
 
         def look(_out: Out) -> answers.Checkpoints:
-            found: answers.Checkpoints = {"found": checkpoint_files.complete(folder, pattern)}
+            answer: answers.Checkpoints = {"found": checkpoint_files.complete(folder, pattern)}
             if asked.get("versions"):
-                found["versions"] = checkpoint_files.versions(folder, pattern)
-            return found
+                answer["versions"] = checkpoint_files.versions(folder, pattern)
+            return answer
 
         self._session.work(identity, look)
 

@@ -57,8 +57,8 @@ class _Node:
         targets = [str(target) for target in asked["targets"]]
 
         def find() -> answers.Routes:
-            known = addresses.addresses()
-            return {"routes": {target: addresses.route(target, known) for target in targets}}
+            local = addresses.addresses()
+            return {"routes": {target: addresses.route(target, local) for target in targets}}
 
         if all(addresses.is_literal(target) for target in targets):
             return find()
@@ -97,10 +97,10 @@ class _Node:
         self._session.answer(identity, {"port": port})
 
     def unlisten(self, identity: int, asked: arguments.Unlisten, _epoch: int | None) -> arguments.Nothing | None:
-        known = self._listening.get(str(asked["nonce"]))
-        if known is None:
+        listener = self._listening.get(str(asked["nonce"]))
+        if listener is None:
             return {}
-        task, waiting = known
+        task, waiting = listener
         waiting.append(identity)
         self._session.jobs.end(task)
         return None
@@ -133,14 +133,14 @@ class _Node:
 
     def _probe(self, identity: int, asked: arguments.Probe, workdir: str, python: str) -> None:
         program = program_of(asked, relaunch.command("facts", python=python, isolated=False), workdir)
-        said: dict[int, bytearray] = {1: bytearray(), 2: bytearray()}
+        output: dict[int, bytearray] = {1: bytearray(), 2: bytearray()}
 
         def take(number: int, data: bytes) -> None:
-            said[number] += data[: max(0, _MAX_ANSWER - len(said[number]))]
+            output[number] += data[: max(0, _MAX_ANSWER - len(output[number]))]
 
         def end(status: int) -> None:
             try:
-                self._session.answer(identity, _facts(bytes(said[1]), bytes(said[2]), status, python))
+                self._session.answer(identity, _facts(bytes(output[1]), bytes(output[2]), status, python))
             except refusals.RequestError as error:
                 self._session.answer_error(identity, error)
 

@@ -90,9 +90,9 @@ class _Runs:
         return None
 
     def runs(self, identity: int, _asked: arguments.Nothing, _epoch: int | None) -> None:
-        found = [(run, self._session.states.of(run)) for run in rundir.runs(self._session.root)]
+        states = [(run, self._session.states.of(run)) for run in rundir.runs(self._session.root)]
         # Of a run that nobody guards all processes of the machine have to be looked at.
-        self._session.work(identity, lambda _out: {"runs": [summary(*each) for each in found]})
+        self._session.work(identity, lambda _out: {"runs": [summary(*each) for each in states]})
 
     def evidence(self, identity: int, asked: arguments.Evidence, _epoch: int | None) -> None:
         run = self._session.known_run(asked)
@@ -117,9 +117,9 @@ class _Runs:
             from clusterctl.agent.watch import evidence
 
             end = time.monotonic() + seconds
-            found = evidence.collect(workers, run.status_dir(state.attempt), folder, end, chosen=wanted is not None)
+            collected = evidence.collect(workers, run.status_dir(state.attempt), folder, end, chosen=wanted is not None)
             evidence_module.forget_some(run.file("evidence"))
-            return found
+            return collected
 
         self._session.work(identity, collect)
 

@@ -107,9 +107,11 @@ class _Streams:
         who = None if started is None else proc.identify(started.pid)
         if started is None or who is None or who.start_time != started.start_time:
             raise RequestError(ErrorKind.NOT_FOUND, f"rank {rank} of run {run.run} is not running here")
-        found = proc.environ(who.pid)
-        env = {name: value for name, value in found.items() if name not in _NOT_INHERITED}
-        others = [entry for entry in found.get(b"PYTHONPATH", b"").split(b":") if entry != spawn.encode(run.inject)]
+        environment = proc.environ(who.pid)
+        env = {name: value for name, value in environment.items() if name not in _NOT_INHERITED}
+        others = [
+            entry for entry in environment.get(b"PYTHONPATH", b"").split(b":") if entry != spawn.encode(run.inject)
+        ]
         if any(others):
             env[b"PYTHONPATH"] = b":".join(others)
         try:

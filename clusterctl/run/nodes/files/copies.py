@@ -53,9 +53,9 @@ def load_of(sources: Sequence[str], most: int) -> Load:
         NotFoundError: There is no such path, or no file in it.
         RefusedError: They have more than `most` bytes, or one cannot be read.
     """
-    found = [(name, path) for source in sources for name, path in _files(source)]
-    load = Load(left_out=[path for _, path in found if not path.is_file()])
-    whole = [(name, path) for name, path in found if path.is_file()]
+    files = [(name, path) for source in sources for name, path in _files(source)]
+    load = Load(left_out=[path for _, path in files if not path.is_file()])
+    whole = [(name, path) for name, path in files if path.is_file()]
     total = sum(path.stat().st_size for _, path in whole)
     if total > most:
         text = f"{', '.join(sources)}: {size(total)}, more than the {size(most)} that are copied"
@@ -138,14 +138,14 @@ def send(session: Session, place: Place, load: Load, told: Callable[[int], None]
         NodeError: It could not, or was lost.
     """
     stream = session.new_stream()
-    asked: arguments.Copy = {
+    request: arguments.Copy = {
         "folder": place.folder,
         "target": place.target,
         "inside": place.inside,
         "stream": stream,
         "size": len(load.listing),
     }
-    compared = session.call_async(Command.COPY, asked)
+    compared = session.call_async(Command.COPY, request)
     session.send_data(stream, 0, load.listing)
     answer = answered(session.node, compared)
     need = answer["need"]

@@ -85,19 +85,19 @@ class Gathering:
         return events.Results(to=str(self._folder), files=files, bytes=sum(size for _, size in came), lacking=lacking)
 
     def _fetch(self, node: str, session: Session) -> None:
-        found: dict[str, tuple[int, int]] = {}
+        sizes: dict[str, tuple[int, int]] = {}
         # What an earlier run left in the workdir is none of this one's.
         of: OfRun = {"run": self._run, "node": node}
         try:
             for pattern in self._results.patterns:
-                left = self._results.max_size - sum(size for _, size in found.values())
+                left = self._results.max_size - sum(size for _, size in sizes.values())
                 how = Fetching(most=left, limit="results.max_size", of=of, told=self._told)
                 files, size = pull(session, workdir_of(self._spec, node), pattern, self._folder / node, how)
-                found[pattern] = (len(files), size)
+                sizes[pattern] = (len(files), size)
         except ClusterctlError as error:
             self._failed[node] = str(error).removeprefix(f"{node}: ")
         else:
-            self._came[node] = found
+            self._came[node] = sizes
 
     def _told(self, _count: int) -> None:
         self._moved = time.monotonic()

@@ -31,17 +31,17 @@ def paces_of(lines: Mapping[str, Sequence[bytes]], attempt: int, *, most: int = 
         attempt: Which attempt.
         most: How many of each node's are read: to judge one takes up to a millisecond.
     """
-    found: dict[int, Pace] = {}
+    paces: dict[int, Pace] = {}
     for own in lines.values():
-        known = _chosen([line for line in own if _MARK in line], most)
-        read = [s for s in samples.readable(known, "activity", "m", "ranks", "attempt") if s["attempt"] == attempt]
+        chosen = _chosen([line for line in own if _MARK in line], most)
+        read = [s for s in samples.readable(chosen, "activity", "m", "ranks", "attempt") if s["attempt"] == attempt]
         read = [sample for sample in read if read[-1]["m"] - sample["m"] <= WINDOW_S]
         clock = _clock(own)
         for rank in read[-1]["ranks"] if read else ():
             pace = _pace(_of_rank(read, rank), clock)
             if pace is not None:
-                found[int(rank)] = pace
-    return found
+                paces[int(rank)] = pace
+    return paces
 
 
 def unbegun(lines: Mapping[str, Sequence[bytes]], attempt: int) -> bool:
@@ -124,11 +124,11 @@ def _grown(one: float | None, other: float | None) -> float:
 def _waits_for(looks: Sequence[RankActivity]) -> dict[str, float]:
     """Return what the kernel says that the main thread waited for, where it was in no collective, by share of looks."""
     counted = Counter(
-        said
+        name
         for own in looks
-        if not any(begun > ended for begun, ended in _seq(own)) and (said := words_of(own.get("wchan")))
+        if not any(begun > ended for begun, ended in _seq(own)) and (name := words_of(own.get("wchan")))
     )
-    return {said: count / len(looks) for said, count in counted.items()}
+    return {name: count / len(looks) for name, count in counted.items()}
 
 
 def _clock(lines: Sequence[bytes]) -> float | None:

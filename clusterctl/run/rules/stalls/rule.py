@@ -260,10 +260,10 @@ def _activity_of_all(watch: StallWatch) -> StallWatch:
     live = list(watch.live.values())
     gpus = any(view.gpus for view in live)
     moments = [view.fresh_at if gpus else view.busy_at for view in live]
-    known = [moment for moment in moments if moment is not None]
-    if not live or len(known) < len(live) or (gpus and watch.progress_at is None):
+    seen = [moment for moment in moments if moment is not None]
+    if not live or len(seen) < len(live) or (gpus and watch.progress_at is None):
         return watch
-    return replace(watch, activity_at=max(min(known), watch.activity_at or watch.begun))
+    return replace(watch, activity_at=max(min(seen), watch.activity_at or watch.begun))
 
 
 def _started(watch: StallWatch) -> bool:
