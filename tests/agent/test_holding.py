@@ -307,3 +307,17 @@ def test_what_a_claim_says_of_itself_cannot_steer_a_terminal(tmp_path: Path) -> 
     with pytest.raises(ClaimError, match=r"held by run fir\?\]52;c;eA==\?st"):
         Claims("second", "n1", str(tmp_path)).take([990])
     first.release()
+
+
+def test_a_lock_whose_process_has_left_it_to_a_child_names_nobody(tmp_path: Path, machine: Path) -> None:
+    place = machine / "proc/driver/nvidia/gpus/0000:01:00.0"
+    heir = ["flock", place, "sh", "-c", "sleep 1000 & echo"]
+    with subprocess.Popen(heir, stdout=-1, start_new_session=True) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        other.wait()
+        try:
+            with pytest.raises(ClaimError, match="^GPU 0 is locked, and no run says that it holds it$"):
+                Claims("run", "n1", str(tmp_path / "locks"), root=str(machine)).take([0])
+        finally:
+            os.killpg(other.pid, signal.SIGKILL)

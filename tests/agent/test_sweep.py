@@ -11,6 +11,7 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 
 from clusterctl.agent.linux import proc, spawn
@@ -216,6 +217,39 @@ def test_a_tag_of_another_user_counts_only_where_he_comes_of_the_run(
     finally:
         resource.setrlimit(10, before)
     assert (who in found, who in ledger.forged) == (comes_of != "nobody", comes_of == "nobody")
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")
+def test_a_tag_of_another_user_counts_where_its_parent_is_in_the_session_of_a_worker(tmp_path: Path) -> None:
+    argv = [sys.executable, "-c", MARKED, "tag of another user", str(TAG), str(tmp_path / "log")]
+    # The worker starts a shell in its session, and that one somebody in a session of his own.
+    worker = ["sh", "-c", 'sh -c \'"$0" "$@"; :\' "$0" "$@"; :', *argv]
+    env = {"PYTHONPATH": str(REPOSITORY), "PATH": os.environ["PATH"]}
+    with subprocess.Popen(worker, env=env, stdout=subprocess.PIPE, start_new_session=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"ready\n"
+            leader = proc.identify(process.pid)
+            assert leader is not None
+            ledger = sweep.Ledger()
+            ledger.workers[leader] = None
+            found = {one.pid for one in sweep.find(Marks(b"run", b"node", TAG, "/none", os.getuid()), ledger)}
+            others = [who for who in (proc.stat(pid) for pid in found) if who is not None and who.sid != process.pid]
+            assert len(others) == 1
+            assert others[0].identity not in ledger.forged
+        finally:
+            for each in [*psutil.Process(process.pid).children(recursive=True), process]:
+                each.kill()
+
+
+def test_who_is_killed_at_last_is_killed_with_the_cgroup(tmp_path: Path) -> None:
+    (tmp_path / "cgroup.kill").write_text("")
+    ledger = sweep.Ledger()
+    ledger.cgroup = str(tmp_path)
+
+    sweep.kill([], ledger)
+
+    assert (tmp_path / "cgroup.kill").read_text() == "1"
 
 
 def test_workers_of_another_boot_claim_no_process_of_this_one() -> None:

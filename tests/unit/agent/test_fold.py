@@ -29,6 +29,12 @@ def test_where_a_node_is(events: list[Event], state: str) -> None:
     assert fold((Stamp(seq, 0.0, 0.0, "b"), event) for seq, event in enumerate(events, 1)).state == state
 
 
+def test_a_run_began_when_it_was_prepared_first() -> None:
+    prepared = [(Stamp(1, 50.0, 0.0, "b"), Prepared(0)), (Stamp(2, 90.0, 0.0, "b"), Prepared(1))]
+
+    assert fold(prepared).began == 50.0
+
+
 def test_what_was_given_up_adds_up_for_each_attempt_and_rank() -> None:
     dropped = [Dropped(0, 0, 100, 10, ""), Dropped(0, 0, 300, 5, ""), Dropped(1, 0, 50, 1, "")]
     state = fold((Stamp(seq, 0.0, 0.0, "b"), event) for seq, event in enumerate(dropped, 1))

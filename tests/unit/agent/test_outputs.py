@@ -129,6 +129,16 @@ def test_the_reserve_of_the_index_is_given_back_in_the_end(run: Run) -> None:
     assert run.index() == [10]
 
 
+def test_an_index_has_space_ahead_however_long_it_gets(run: Run) -> None:
+    outputs = run.attempt(reserve=MEGABYTE)
+    index = Path(run.dir.of_rank(0, 0, "idx"))
+    for _ in range(2 * 64 * 1024 // INDEX_RECORD.size):
+        write(outputs, 4096)
+        outputs.look()
+    assert index.stat().st_size >= 2 * 64 * 1024
+    assert index.stat().st_blocks * 512 >= index.stat().st_size + 16 * 1024
+
+
 def test_the_reserve_is_given_back_in_the_end(run: Run) -> None:
     outputs = run.attempt(reserve=MEGABYTE)
     write(outputs, 10)

@@ -107,6 +107,19 @@ def test_the_frames_before_the_noise_were_given_out() -> None:
         next(feed)
 
 
+@pytest.mark.parametrize("more", [0, 1], ids=["as many as may be", "one more"])
+def test_a_message_of_millions_of_values_is_refused_before_they_are_made(more: int) -> None:
+    # An object, a list, and what is in it: one mark for each.
+    body = b'{"a":[' + b",".join([b"0"] * (frames_module.MOST_VALUES - 1 + more)) + b"]}"
+    stream = struct.pack(">IB", len(body), 0) + body
+    if more:
+        with pytest.raises(FrameError, match=r"^a message with over 2097152 values$"):
+            frames(stream)
+    else:
+        (message,) = frames(stream)
+        assert len(message["a"]) == frames_module.MOST_VALUES - 1  # type: ignore[index]
+
+
 def test_the_largest_frame_is_waited_for() -> None:
     assert frames(struct.pack(">IB", 16 * MIB, 1)) == []
 

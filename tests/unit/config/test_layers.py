@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 BASE = "version: 1\nhosts: {a: 8, b: 8}\nenv: {A: 1, B: 1}\njob: {script: train.py, args: [-v]}\n"
 
 
+def test_a_file_with_settings_of_a_job_and_nothing_to_run_has_none(parse_text: Callable[..., Loaded]) -> None:
+    assert parse_text("version: 1\nhosts: a\njob: {args: [--fast]}\n").spec.job is None
+
+
 def test_later_files_merge_mappings_and_replace_lists(parse_text: Callable[..., Loaded]) -> None:
     spec = parse_text(BASE, "env: {B: 2}\nhosts: {b: 4, c: 1}\njob: {args: [-q]}\n").spec
     assert spec.env == {"A": "1", "B": "2"}

@@ -159,6 +159,13 @@ SIZE_HINT = "write bytes, or `500MiB`, `10GB`"
             "write `5MB` (powers of 1000) or `5MiB` (powers of 1024)",
             id="which unit",
         ),
+        pytest.param(
+            size,
+            "2K",
+            "`2K` does not say which unit it is",
+            "write `2KB` (powers of 1000) or `2KiB` (powers of 1024)",
+            id="thousands, or not quite",
+        ),
         pytest.param(size, -1, "a size cannot be negative", None, id="a negative size"),
         pytest.param(size, 2**60, "larger than any disk", None, id="larger than any disk"),
     ],

@@ -24,6 +24,14 @@ WRONG = [
         id="results_outside",
     ),
     pytest.param(
+        "version: 1\nhosts: gpu01\nresults: ~/x\n",
+        3,
+        10,
+        "results: `~/x` does not lie in the workdir",
+        "patterns are relative to it, as in `ckpt/best*`",
+        id="results_at_home",
+    ),
+    pytest.param(
         "version: 1\nhosts: gpu01\nresults: {to: x}\n",
         3,
         10,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from clusterctl.health.context import Context, Expectation
 from clusterctl.health.during import Change, Watch, advance, condemned, doubted, tick, troubled
 from clusterctl.health.judge import judge_node
-from clusterctl.health.model import Finding, Status
+from clusterctl.health.model import Action, Finding, Status
 from tests.unit.health.healthy import changed, facts
 
 GIB = 1024**3
@@ -78,6 +78,14 @@ def test_a_slowdown_that_lasts_is_told_once_with_its_length_and_heat() -> None:
     changes = fold("gpu03", during(600, throttle=0x48, temp_c=84))
     assert told(changes) == [("WARN", "gpu03 GPU 5: hardware thermal slowdown for 3 min, 84 °C")]
     assert (changes[0].time, changes[0].began, changes[0].gpu) == (180.0, 0.0, 5)
+
+
+def test_a_gpu_that_stays_at_its_limit_of_heat_is_told_with_what_to_do() -> None:
+    (change,) = fold("gpu03", during(600, vendor="amd", temp_c=90, temp_limit_c=90))
+    assert (change.message, change.action) == (
+        "gpu03 GPU 5: core at its limit of 90 °C for 3 min, 90 °C",
+        Action.CHECK_POWER_COOLING,
+    )
 
 
 def test_a_slowdown_of_a_minute_is_not_worth_a_word() -> None:

@@ -179,6 +179,10 @@ def test_application_errors_and_notes_never_fail_the_node(code: int) -> None:
     assert "not in the catalogue" not in judged(xid(code))[0].message
 
 
+def test_an_error_of_the_users_program_asks_for_no_repair() -> None:
+    assert judged(xid(13))[0].hint == "An error of the program that used the GPU; nothing to repair"
+
+
 @pytest.mark.parametrize("code", [56, 57, 58, 65, 73, 81, 122, 125])
 def test_codes_that_the_catalogue_does_not_use_only_warn(code: int) -> None:
     found = judged(xid(code))
@@ -314,6 +318,21 @@ def test_a_closed_log_is_unknown_where_nothing_speaks_in_its_stead() -> None:
     told = changed(facts(), kernel_log="denied", nvml="timeout")
     found = judge_node("n0", told, Context(nodes={"n0": Expectation(gpus=8)}), ["gpu.xid"])
     assert [f.status for f in found] == [Status.UNKNOWN]
+
+
+APART = {"state": 1, "status": 0, "health": 0}
+
+
+def test_a_closed_log_says_that_the_fabric_speaks_for_its_switches_where_it_does() -> None:
+    told = changed(facts(), kernel_log="denied")
+    (finding,) = judge_node("n0", told, Context(nodes={"n0": Expectation(gpus=8)}), ["gpu.sxid"])
+    assert "the fabric state of the GPUs speaks for its switches" in finding.message
+
+
+def test_a_fabric_in_trouble_speaks_for_no_switch() -> None:
+    told = changed(facts(), kernel_log="denied", gpu1__fabric=APART)
+    (finding,) = judge_node("n0", told, Context(nodes={"n0": Expectation(gpus=8)}), ["gpu.sxid"])
+    assert finding.status is Status.UNKNOWN
 
 
 def test_a_closed_log_fails_a_node_that_is_required_to_show_it() -> None:

@@ -208,6 +208,16 @@ def test_a_lost_node_ends_the_attempt_and_is_named() -> None:
     )
 
 
+def test_a_stranger_at_a_port_of_the_workers_ends_the_attempt_and_is_named() -> None:
+    state = journal(
+        running(), "n1", node_events.Alarm(attempt=0, code=node_events.PORT_TAKEN, message="pid 7 is on 29500")
+    )
+
+    assert policy.decide(state, policy.Limits(), NOTHING, NOW) == policy.EndAttempt(
+        reason=StopReason.PORT_TAKEN, message="n1: pid 7 is on 29500"
+    )
+
+
 def test_a_node_that_stopped_for_want_of_a_controller_ends_the_attempt_and_is_named() -> None:
     state = journal(running(), "n1", node_events.Stopping(attempt=0, reason=StopReason.FENCE.value, grace=30.0))
 

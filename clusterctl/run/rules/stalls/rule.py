@@ -134,7 +134,7 @@ def begin(attempt: int, ranks: Iterable[int], now: float) -> StallWatch:
 
 def observe(watch: StallWatch, sample: Activity, *, node: str, attempt: int, now: float) -> StallWatch:
     """Takes in one sample of one node (`agent.watch.activity.Sampler.sample`); another attempt's is ignored."""
-    return watch if attempt != watch.attempt else _activity_of_all(_observe(watch, sample, node, attempt, now))
+    return _activity_of_all(_observe(watch, sample, node, attempt, now))
 
 
 def _observe(watch: StallWatch, sample: Activity, node: str, attempt: int, now: float) -> StallWatch:
