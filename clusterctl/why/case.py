@@ -77,7 +77,7 @@ class End:
         on_node_clock: The same two on the clock of its node, by which ranks of one node are compared.
         oom: What tells that the kernel killed it for memory.
         secondary: Its last words are those of a rank whose peer was lost.
-        stopped: We asked for it: it says nothing.
+        stopped: We asked for it: how it ended says nothing, and its words are what it had said before.
     """
 
     exit_code: int | None
@@ -152,14 +152,34 @@ class Pace:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """A rank of a run that nobody calls stalled.
+
+    Attributes:
+        seconds: For how long it has made no progress.
+        waits: It has begun a collective that has not ended.
+        does: What it spends its time with, in words; "" where that does not show.
+    """
+
+    seconds: float
+    waits: bool
+    does: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rank:
-    """One rank of the newest attempt: `end` once it has ended, `look` where somebody saw it before."""
+    """One rank of the newest attempt: `end` once it has ended, `look` where somebody saw it before.
+
+    Attributes:
+        counted: Last collective begun, and ended, by process group, shortly before the first rank ended.
+    """
 
     rank: int
     node: str
     started: bool = True
     end: End | None = None
     look: Look | None = None
+    counted: Mapping[str, tuple[int, int]] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,6 +230,7 @@ class Case:
         limit: After how many seconds (of the rule).
         troubles: What health says of nodes now, in words, by node.
         paces: What ranks of a run that moves did with their time, by rank.
+        standing: For how long its ranks have made no progress and what they do meanwhile, by rank.
         unbegun: For how many seconds its ranks have run without any sign of progress; `None` once there was one.
         seen_at: The folder in which the evidence lies; `None` where nobody looked.
         folder: The run's folder, for people.
@@ -225,6 +246,7 @@ class Case:
     other: Other | None = None
     troubles: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     paces: Mapping[int, Pace] = field(default_factory=dict)
+    standing: Mapping[int, Standing] = field(default_factory=dict)
     unbegun: float | None = None
     seen_at: str | None = None
     folder: str | None = None

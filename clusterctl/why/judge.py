@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from clusterctl.config.hosts import fold
 from clusterctl.why import crash, hang, left
-from clusterctl.why.slow import pace, start
+from clusterctl.why.slow import held, pace, start
 from clusterctl.why.verdict import Class, Confidence, Culprit, Kind, Verdict
 from clusterctl.wording import fold_ranks
 
@@ -55,7 +55,7 @@ def _judged(case: Case) -> Verdict:
     if case.other is not None:
         return _of_other(case, case.other)
     missing = hang.missing_ranks(case)
-    return missing or start.judge(case) or pace.judge(case) or _nothing(case)
+    return missing or start.judge(case) or held.judge(case) or pace.judge(case) or _nothing(case)
 
 
 def _killed_in_standstill(case: Case) -> Verdict | None:
@@ -147,7 +147,9 @@ def _nothing(case: Case) -> Verdict:
         f"nothing is wrong: ranks make progress{f'; {spent}' if spent else ', or may still be at their first step'}"
     )
     summary = "it ended well" if case.over else moving
-    return Verdict(kind=Kind.NONE, cls=Class.NONE, confidence=Confidence.CERTAIN, summary=summary)
+    # Nobody has measured anything of a run of which no rank tells.
+    known = Confidence.CERTAIN if case.over or spent else Confidence.LIKELY
+    return Verdict(kind=Kind.NONE, cls=Class.NONE, confidence=known, summary=summary)
 
 
 def _unseen(rank: Rank) -> str:

@@ -39,14 +39,18 @@ def view_of(run: RunDir) -> RunView:
 
 def with_pace(run: RunDir, view: RunView) -> RunView:
     """Return a view that names the ranks for which the others wait again and again, with the likely reason."""
-    from clusterctl.run.record.kept.verdict import newest_samples
-    from clusterctl.run.rules.stalls import paces
-    from clusterctl.why.slow import pace
+    from clusterctl.run.record.samples import newest_lines
+    from clusterctl.run.rules.stalls import counted, paces
+    from clusterctl.why.slow import held, pace
 
     state = view.state
     if state.phase is not RunPhase.RUNNING:
         return view
-    known = paces.paces_of(newest_samples(run, state, _RECENT_BYTES), state.attempt, most=_FEW)
+    lines = newest_lines(run, state, _RECENT_BYTES)
+    standing = counted.standing(lines, state.attempt)
+    if found := held.holding(standing, len(state.workers)):
+        return replace(view, slow={rank: standing[rank].does for rank in found})
+    known = paces.paces_of(lines, state.attempt, most=_FEW)
     slow = pace.slow_ranks(known)
     troubles = {node: tuple(t.message for (n, _, _), t in state.troubles.items() if n == node) for node in state.nodes}
     return replace(view, slow={rank: pace.reason(known, rank, troubles[state.workers[rank].node]) for rank in slow})

@@ -59,6 +59,11 @@ def latest_step(run: RunDir, state: RunState) -> int | None:
     return min((step for inside in reports if (step := inside.get("step")) is not None), default=None)
 
 
+def newest_lines(run: RunDir, state: RunState, most: int = 1 << 20) -> dict[str, list[bytes]]:
+    """Return the newest lines of each node's samples, so many bytes at most."""
+    return {node: last_lines(run.node(node) / files.SAMPLES_FILE, most) for node in state.nodes}
+
+
 def last_lines(path: Path, most: int = 4 << 20) -> list[bytes]:
     """Return the whole lines at the end of a file; none where there is no such file."""
     try:

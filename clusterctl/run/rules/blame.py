@@ -41,6 +41,8 @@ _PEER_LOSS = re.compile(
 _PLACE = re.compile(r"(?:\[(?P<in>[0-9a-fA-F.:%\w]+)\]|(?P<plain>\d+\.\d+\.\d+\.\d+)):\d+")
 _WARNING = re.compile(r"\[[IW]\d{4} ")
 """What runtimes in C++ print of no consequence, in the form of glog: no reason for an end."""
+_PREFIX = re.compile(r"^\[?rank\d+\]?:? ?")
+"""What torch sets before each line of a traceback."""
 _TRACEBACK = re.compile(r"^(?:\[?rank\d+\]?:? ?)?Traceback \(most recent call last\):", re.MULTILINE)
 
 
@@ -153,6 +155,38 @@ def left_early(failed: Sequence[Verdict], well: Sequence[Verdict], addresses: Ma
     return replace(could[0].cause, message=message, traceback=None, certain=not first.may_precede(could[0]))
 
 
+def said_before_its_stop(rank: int, node: str, output: str) -> Cause | None:
+    """Return what a rank says of itself that was stopped, by the traceback with which its output ends; else `None`.
+
+    After one that was caught the output goes on: that one says nothing. `output` is the end of what the rank wrote
+    before anybody asked for its end.
+    """
+    starts = [match.start() for match in _TRACEBACK.finditer(output)]
+    lines = output[starts[-1] :].splitlines() if starts else []
+    prefix = _unprefixed_length(lines[0]) if lines else 0
+    last = next((i for i, line in enumerate(lines) if i and re.match(r"\S", _unprefixed(line))), None)
+    if last is None or not all(_goes_with(line, lines[0][:prefix].strip()) for line in lines[last + 1 :]):
+        return None
+    return _cause(
+        Exit(
+            rank=rank,
+            node=node,
+            exit_code=1,
+            signal=None,
+            oom=None,
+            error=None,
+            tail=output,
+            earliest=0.0,
+            latest=0.0,
+        )
+    )
+
+
+def _goes_with(line: str, prefix: str) -> bool:
+    """Return whether a line below an exception belongs to it: torch marks all of them, other lines are warnings."""
+    return not line.strip() or bool(prefix and line.startswith(prefix)) or bool(_WARNING.match(line))
+
+
 def _peers(exit_: Exit) -> frozenset[str]:
     places = _PLACE.finditer(_last_words(exit_))
     return frozenset((match["in"] or match["plain"]).removeprefix("::ffff:") for match in places)
@@ -245,4 +279,10 @@ def _traceback(exit_: Exit) -> str | None:
 
 
 def _unprefixed(line: str) -> str:
-    return re.sub(r"^\[?rank\d+\]?:? ?", "", line)
+    return line[_unprefixed_length(line) :]
+
+
+def _unprefixed_length(line: str) -> int:
+    """Return how long what torch sets before a line is."""
+    match = _PREFIX.match(line)
+    return 0 if match is None else match.end()

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from clusterctl.run.rules.blame import said_before_its_stop
 from clusterctl.run.rules.stalls import stacks
 from clusterctl.run.rules.state import NodePhase, WorkerPhase
-from clusterctl.why.case import Call, Case, Child, Connection, End, Entry, Look, Node, Other, Pace, Rank, Reason
+from clusterctl.why.case import (
+    Call,
+    Case,
+    Child,
+    Connection,
+    End,
+    Entry,
+    Look,
+    Node,
+    Other,
+    Rank,
+    Reason,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -25,8 +39,8 @@ def case_of(
     seen_at: str | None = None,
     folder: str | None = None,
     stalled: bool = False,
-    paces: Mapping[int, Pace] | None = None,
-    unbegun: float | None = None,
+    outputs: Mapping[int, str] | None = None,
+    counted: Mapping[int, Mapping[str, tuple[int, int]]] | None = None,
 ) -> Case:
     """Return what is known of the newest attempt of a run.
 
@@ -36,15 +50,19 @@ def case_of(
         seen_at: Where that lies.
         folder: The run's own.
         stalled: Take what was seen as that of a stall, whether or not the rule says so now.
-        paces: What ranks did of late, where the run moves.
-        unbegun: For how many seconds it has not begun to.
+        outputs: The ends of what ranks wrote before they were stopped.
+        counted: What ranks had begun and ended before the first of them ended.
     """
+    counted, outputs = counted or {}, outputs or {}
     looks = {stack.rank: _look(stack, evidence[str(stack.rank)]) for stack in stacks.from_evidence(evidence)}
     return Case(
         run=state.run,
         over=state.over,
         reason=state.reason,
-        ranks=tuple(_rank(worker, looks.get(rank)) for rank, worker in sorted(state.workers.items())),
+        ranks=tuple(
+            replace(_rank(worker, looks.get(rank), outputs.get(rank, "")), counted=counted.get(rank))
+            for rank, worker in sorted(state.workers.items())
+        ),
         nodes={name: _node(node) for name, node in state.nodes.items()},
         stalled=stalled or (state.stall is not None and state.stall.phase == "confirmed"),
         limit=None if state.stall is None else state.stall.limit_s,
@@ -52,22 +70,22 @@ def case_of(
         troubles=_troubles(state),
         seen_at=seen_at if looks else None,
         folder=folder,
-        paces=paces or {},
-        unbegun=unbegun,
     )
 
 
-def _rank(worker: WorkerState, look: Look | None) -> Rank:
+def _rank(worker: WorkerState, look: Look | None, output: str) -> Rank:
     started = worker.phase not in (WorkerPhase.PENDING, WorkerPhase.STARTING)
-    end = _end(worker) if worker.phase is WorkerPhase.EXITED else None
+    end = _end(worker, output) if worker.phase is WorkerPhase.EXITED else None
     return Rank(rank=worker.rank, node=worker.node, started=started, end=end, look=look)
 
 
-def _end(worker: WorkerState) -> End:
+def _end(worker: WorkerState, output: str) -> End:
     verdict = worker.verdict
     cause = verdict.cause if verdict is not None else None
+    if worker.stopped and output:
+        cause = said_before_its_stop(worker.rank, worker.node, output)
     return End(
-        exit_code=worker.exit_code,
+        exit_code=cause.exit_code if cause is not None else worker.exit_code,
         signal=cause.signal if cause is not None else None,
         earliest=verdict.earliest if verdict is not None else 0.0,
         latest=verdict.latest if verdict is not None else 0.0,
@@ -75,7 +93,7 @@ def _end(worker: WorkerState) -> End:
         oom=worker.oom,
         message=cause.message if cause is not None else "",
         traceback=cause.traceback if cause is not None else None,
-        tail=worker.tail,
+        tail=worker.tail or output,
         secondary=cause is not None and cause.secondary,
         stopped=worker.stopped,
     )

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from clusterctl.agent.protocol import files
 from clusterctl.door import samples as door
 from clusterctl.run.record.disk import write_atomically
 from clusterctl.run.record.kept import evidence as kept
-from clusterctl.run.record.samples import last_lines
+from clusterctl.run.record.kept import last_words
+from clusterctl.run.record.samples import newest_lines
 from clusterctl.run.rules.case import case_of
-from clusterctl.run.rules.stalls import paces
+from clusterctl.run.rules.stalls import counted, paces
 from clusterctl.run.rules.state import RunPhase
 from clusterctl.why.judge import judge
 from clusterctl.why.slow import start
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from clusterctl.agent.protocol.types.evidence import OfRank
     from clusterctl.run.record.rundir import RunDir
     from clusterctl.run.rules.state import RunState, StallView
-    from clusterctl.why.case import Pace
+    from clusterctl.why.case import Pace, Standing
     from clusterctl.why.verdict import Verdict
 
 _JSON, _TEXT = "why.json", "why.txt"
@@ -35,31 +36,35 @@ _LAST_WORDS_S = 30.0
 
 class _Moving(TypedDict):
     paces: Mapping[int, Pace]
+    standing: Mapping[int, Standing]
     unbegun: float | None
 
 
 def of(run: RunDir, state: RunState, now: Mapping[str, OfRank] | None = None) -> Verdict:
     """Return what went wrong with a run; `now` is evidence that was just taken, where none is kept."""
     name, evidence = evidence_of(run, state)
-    return judge(
-        case_of(
-            state,
-            evidence or now or {},
-            seen_at=None if name is None else str(run.path / name),
-            folder=str(run.path),
-            stalled=_standstill(state) is not None,
-            **_pace(run, state),
-        )
+    case = case_of(
+        state,
+        evidence or now or {},
+        seen_at=None if name is None else str(run.path / name),
+        folder=str(run.path),
+        stalled=_standstill(state) is not None,
+        outputs=last_words.outputs(run, state),
+        counted=last_words.counters(run, state),
     )
+    return judge(replace(case, **_pace(run, state)))
 
 
 def _pace(run: RunDir, state: RunState) -> _Moving:
     """Return what ranks did of late and for how long they have not begun; nothing of a run that stands or is over."""
     if state.phase is not RunPhase.RUNNING or state.stall is not None:
-        return {"paces": {}, "unbegun": None}
-    lines = newest_samples(run, state)
-    since = time_unbegun(lines, state)
-    return {"paces": paces.paces_of(lines, state.attempt), "unbegun": since}
+        return {"paces": {}, "standing": {}, "unbegun": None}
+    lines = newest_lines(run, state)
+    return {
+        "paces": paces.paces_of(lines, state.attempt),
+        "standing": counted.standing(lines, state.attempt),
+        "unbegun": time_unbegun(lines, state),
+    }
 
 
 def time_unbegun(lines: Mapping[str, Sequence[bytes]], state: RunState) -> float | None:
@@ -73,16 +78,11 @@ def time_unbegun(lines: Mapping[str, Sequence[bytes]], state: RunState) -> float
     )
 
 
-def newest_samples(run: RunDir, state: RunState, most: int = 1 << 20) -> dict[str, list[bytes]]:
-    """Return the newest lines of each node's samples, so many bytes at most."""
-    return {node: last_lines(run.node(node) / files.SAMPLES_FILE, most) for node in state.nodes}
-
-
 def calls_for_a_look(run: RunDir, state: RunState, told: Verdict) -> bool:
     """Return whether stacks would tell more of a run that moves slowly, or whose first step does not come."""
     if told.kind is Kind.SLOW:
         return True
-    since = time_unbegun(newest_samples(run, state), state) if state.phase is RunPhase.RUNNING else None
+    since = time_unbegun(newest_lines(run, state), state) if state.phase is RunPhase.RUNNING else None
     return since is not None and since >= start.LONG_S
 
 

@@ -1,0 +1,151 @@
+"""Where all that failed say they died of a peer: whom they missed, what that one said itself, what was counted."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from clusterctl.why import causes
+from clusterctl.why.ended import MOST_NAMED, called, culprits_of, plain, that_lost_a_peer
+from clusterctl.why.verdict import Class, Confidence, Culprit, Kind, Verdict
+from clusterctl.wording import fold_ranks
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from clusterctl.why.case import Case, End, Rank
+
+_ABSENT = re.compile(r"Ranks? ([\d, ]+) failed to pass monitoredBarrier")
+_GAVE_UP = re.compile(r"timed out|timeout", re.IGNORECASE)
+
+
+def judge(case: Case, failed: Sequence[tuple[Rank, End]]) -> Verdict:
+    """Return whom ranks lost that all say that they lost a peer.
+
+    That one may have been stopped with them before it could end by itself: then its own last words tell, or whom the
+    others missed, or who had begun nothing while the others waited; else the node whose address they name.
+    """
+    unended = [(rank, rank.end) for rank in case.ranks if rank.end is not None and rank.end.stopped]
+    own = [(rank, end) for rank, end in unended if _has_a_reason(end)]
+    if own:
+        return _stopped_before_it_ended(case, own, failed)
+    gave_up = [*failed, *((rank, end) for rank, end in unended if end.secondary)]
+    missed = _missed(case, gave_up)
+    return _not_joined(case, missed, gave_up) if missed else _lost(case, failed)
+
+
+def _has_a_reason(end: End) -> bool:
+    """Whether what a rank had written before it was stopped is the end of a rank that fails by itself."""
+    return bool(end.traceback) and not end.secondary and causes.class_of(end) is not Class.PEER_LOST
+
+
+def _stopped_before_it_ended(
+    case: Case, own: Sequence[tuple[Rank, End]], failed: Sequence[tuple[Rank, End]]
+) -> Verdict:
+    """Ranks that had said why they fail, and whose peers noticed before they were gone."""
+    first, end = own[0]
+    alike = all(plain(other.message) == plain(end.message) for _, other in own)
+    return Verdict(
+        kind=Kind.CRASH,
+        cls=causes.class_of(end),
+        confidence=Confidence.LIKELY if alike else Confidence.AMBIGUOUS,
+        summary=f"{called([rank for rank, _ in own])} failed: {causes.said(end)}; "
+        f"{'it was' if len(own) == 1 else 'they were'} stopped with its peers, which lost it, before it was gone",
+        culprits=culprits_of(own),
+        waiting=that_lost_a_peer([rank for rank, _ in failed]),
+        next=causes.advice(causes.class_of(end), case.run, first.rank, first.node),
+    )
+
+
+def _missed(case: Case, gave_up: Sequence[tuple[Rank, End]]) -> list[Rank]:
+    """Return for whom the others waited until they gave up.
+
+    Whom they name; else who did not give up as well; else who, when last counted, was in no collective while all the
+    others were.
+    """
+    texts = [f"{end.message}\n{end.tail}" for _, end in gave_up]
+    heard = [*texts, *(rank.end.tail for rank in case.ranks if rank.end is not None and rank.end.stopped)]
+    numbers = {int(number) for text in heard for found in _ABSENT.findall(text) for number in re.findall(r"\d+", found)}
+    named = [rank for rank in case.ranks if rank.rank in numbers]
+    if named or not all(map(_GAVE_UP.search, texts)):
+        return named
+    others = [rank for rank in case.ranks if rank.rank not in {r.rank for r, _ in gave_up}]
+    return others if len(others) < len(gave_up) else _idle(case, {r.rank for r, _ in gave_up})
+
+
+def _idle(case: Case, gave_up: set[int]) -> list[Rank]:
+    """Return the ranks that were in no collective while most, and all that gave up, were; none without all counters."""
+    if any(rank.counted is None for rank in case.ranks):
+        return []
+    idle = [rank for rank in case.ranks if all(ended >= begun for begun, ended in (rank.counted or {}).values())]
+    return idle if 2 * len(idle) < len(case.ranks) and gave_up.isdisjoint(rank.rank for rank in idle) else []
+
+
+def _not_joined(case: Case, missed: Sequence[Rank], gave_up: Sequence[tuple[Rank, End]]) -> Verdict:
+    numbers = fold_ranks([rank.rank for rank, _ in gave_up])
+    return Verdict(
+        kind=Kind.CRASH,
+        cls=Class.NOT_JOINED,
+        confidence=Confidence.LIKELY if len(missed) == 1 else Confidence.AMBIGUOUS,
+        summary=f"{called(missed)} did not join a collective, and "
+        f"rank{'s' if len(gave_up) > 1 else ''} {numbers} gave up waiting",
+        culprits=tuple(
+            Culprit(rank=rank.rank, node=rank.node, evidence="its peers waited for it in vain") for rank in missed
+        ),
+        waiting=that_lost_a_peer([rank for rank, _ in gave_up]),
+        next=causes.advice(Class.NOT_JOINED, case.run, missed[0].rank, missed[0].node),
+    )
+
+
+def _lost(case: Case, failed: Sequence[tuple[Rank, End]]) -> Verdict:
+    """Nothing tells whom they lost, but perhaps where it was."""
+    accused = _accused(case, failed)
+    first, end = min(failed, key=lambda each: (each[1].latest, each[0].rank))
+    if accused is not None:
+        return Verdict(
+            kind=Kind.CRASH,
+            cls=Class.PEER_LOST,
+            confidence=Confidence.AMBIGUOUS,
+            summary=f"all ranks lost a peer; they name {accused}, and nobody there says why",
+            culprits=_all_on(case, accused),
+            waiting=that_lost_a_peer([r for r, _ in failed if r.node != accused]),
+            next=causes.advice(Class.NODE_LOST, case.run, None, accused),
+        )
+    # A victim is never named alone: whom it lost may have been stopped by us before it ended by itself.
+    named = failed if len(failed) > 1 else []
+    return Verdict(
+        kind=Kind.CRASH,
+        cls=Class.PEER_LOST,
+        confidence=Confidence.AMBIGUOUS,
+        summary=f"{called([first])} was the first to lose a peer: {causes.said(end)}",
+        culprits=culprits_of(named),
+        waiting=() if named else that_lost_a_peer([first]),
+        next=causes.advice(Class.PEER_LOST, case.run, first.rank, first.node),
+    )
+
+
+def _all_on(case: Case, node: str) -> tuple[Culprit, ...]:
+    """Return all ranks of a node, also those that we stopped before they could say a word; the node where it is one."""
+    there = [rank for rank in case.ranks if rank.node == node]
+    if len(there) < 2:
+        return (Culprit(rank=None, node=node, evidence="its peers lost it"),)
+    return tuple(
+        Culprit(
+            rank=rank.rank,
+            node=node,
+            evidence="its peers lost its node"
+            if rank.end is None or rank.end.stopped or rank.end.well
+            else causes.said(rank.end),
+        )
+        for rank in there[:MOST_NAMED]
+    )
+
+
+def _accused(case: Case, failed: Sequence[tuple[Rank, End]]) -> str | None:
+    """Return the one node of which ranks of other nodes say that they lost it."""
+    by_address = {address: node.node for node in case.nodes.values() for address in node.addresses}
+    named: set[str] = set()
+    for rank, end in failed:
+        text = f"{end.message}\n{end.tail}"
+        named |= {node for address, node in by_address.items() if node != rank.node and f"[{address}]" in text}
+    return named.pop() if len(named) == 1 else None

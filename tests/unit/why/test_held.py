@@ -1,0 +1,114 @@
+"""Whom the others have waited for since long, in a run that shows signs of life and so is never called stalled."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from clusterctl.run.rules.stalls.counted import before, standing
+from clusterctl.why.case import Standing
+from clusterctl.why.judge import judge
+from clusterctl.why.verdict import Class, Confidence, Kind, Verdict
+from tests.unit.why.cases import case, elsewhere, waiting
+
+IN, OUT = Standing(seconds=90.0, waits=True), Standing(seconds=91.0, waits=False, does="it writes 12 MiB a second")
+
+
+def of(*each: Standing, looks: tuple[Any, ...] = (), **more: Any) -> Verdict:
+    return judge(case(*(looks or (None,) * len(each)), standing=dict(enumerate(each)), **more))
+
+
+def named(verdict: Verdict) -> list[int | None]:
+    return [culprit.rank for culprit in verdict.culprits]
+
+
+def test_the_rank_that_goes_on_with_something_while_all_others_wait_is_named_with_what_it_does() -> None:
+    verdict = of(OUT, IN, IN, IN)
+
+    assert (verdict.kind, verdict.cls, verdict.confidence) == (Kind.SLOW, Class.SLOW, Confidence.LIKELY)
+    assert named(verdict) == [0]
+    assert verdict.summary == (
+        "ranks 1-3 have waited in a collective for 90 s for rank 0 on gpu01: it writes 12 MiB a second"
+    )
+
+
+def test_its_line_is_told_where_somebody_looked_and_found_it_elsewhere() -> None:
+    assert of(IN, OUT, IN, looks=(waiting(), elsewhere(), waiting())).culprits[0].where == "train.py:21"
+    assert of(IN, OUT, IN, looks=(waiting(), waiting(), waiting())).culprits[0].where is None
+
+
+def test_all_ranks_of_one_node_are_likely_and_ranks_of_two_are_not() -> None:
+    assert of(OUT, OUT, IN, IN).confidence is Confidence.LIKELY
+    assert of(OUT, IN, OUT, IN, IN, IN).confidence is Confidence.AMBIGUOUS
+
+
+@pytest.mark.parametrize(
+    "each",
+    [
+        pytest.param((OUT, Standing(seconds=30.0, waits=True), IN, IN), id="for a short time"),
+        pytest.param((IN, IN, IN, IN), id="all wait"),
+        pytest.param((OUT, OUT, OUT, IN), id="most do not wait"),
+        pytest.param((OUT, OUT, OUT, OUT), id="nobody waits"),
+    ],
+)
+def test_otherwise_nobody_is_named(each: tuple[Standing, ...]) -> None:
+    assert of(*each).kind is Kind.NONE
+
+
+def test_where_one_is_not_counted_nobody_is_named() -> None:
+    assert judge(case(None, None, None, standing={0: OUT, 1: IN})).kind is Kind.NONE
+
+
+def seen(m: float, begun: int, ended: int, since: float | None = 90.0, **more: Any) -> bytes:
+    inside = {"pid": 7, "beats": 0, "seq": {"0": [begun, ended]}, "progress_age_s": since}
+    rank = {"alive": True, "pid": 7, "cpu_s": 0.0, "wchan": None, "inside": inside, **more}
+    return json.dumps({"kind": "activity", "t": 1000 + m, "m": m, "attempt": 0, "ranks": {"3": rank}}).encode()
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "does"),
+    [
+        pytest.param({"written": 0}, {"written": 40 << 20}, "it writes 4.0 MiB a second", id="writes"),
+        pytest.param({"read": 0}, {"read": 40 << 20, "written": 900}, "it reads 4.0 MiB a second", id="reads"),
+        pytest.param({}, {"cpu_s": 9.0}, "it computes", id="computes"),
+        pytest.param({}, {"written": 900, "wchan": "hrtimer_nanosleep"}, "it sleeps", id="sleeps"),
+        pytest.param({}, {"pid": 8, "written": 40 << 20}, "", id="another process"),
+    ],
+)
+def test_what_a_rank_does_meanwhile_is_told_by_two_looks(
+    first: dict[str, Any], last: dict[str, Any], does: str
+) -> None:
+    lines = {"gpu02": [seen(0, 60, 60, **first), seen(10, 60, 60, **last)]}
+
+    assert standing(lines, 0) == {3: Standing(seconds=90.0, waits=False, does=does)}
+
+
+def test_a_rank_that_has_begun_what_has_not_ended_waits() -> None:
+    assert standing({"gpu02": [seen(0, 61, 60)]}, 0)[3].waits
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        pytest.param(seen(0, 61, 60, None), id="it has not made any progress yet"),
+        pytest.param(seen(0, 61, 60, alive=False), id="it is gone"),
+        pytest.param(seen(0, 61, 60, inside=None), id="it tells nothing of itself"),
+    ],
+)
+def test_what_is_not_counted_is_left_out(line: bytes) -> None:
+    assert standing({"gpu02": [line]}, 0) == {}
+
+
+def test_samples_of_another_attempt_count_for_nothing() -> None:
+    assert standing({"gpu02": [seen(0, 61, 60)]}, 1) == {}
+    assert before({"gpu02": [seen(0, 61, 60)]}, 1, {"gpu02": 1001.0}) == {}
+
+
+def test_the_counters_are_those_of_the_newest_look_before_the_moment_and_not_of_long_ago() -> None:
+    lines = {"gpu02": [seen(0, 60, 59), seen(2, 61, 60), seen(4, 61, 61)]}
+
+    assert before(lines, 0, {"gpu02": 1003.0}) == {3: {"0": (61, 60)}}
+    assert before(lines, 0, {"gpu02": 1030.0}) == {}
+    assert before(lines, 0, {"gpu02": 999.0}) == {}
