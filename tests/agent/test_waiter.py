@@ -59,9 +59,9 @@ def start(folder: Path, then: str, *argv: str) -> str:
 SAY = "print(os.read(report, 4096).decode()); os.waitpid(pid, 0)"
 
 
-def test_a_waiter_of_a_rank_that_another_one_has_says_nothing_of_its_end(tmp_path: Path) -> None:
+def test_a_waiter_of_a_rank_that_another_one_has_says_so_and_nothing_of_its_end(tmp_path: Path) -> None:
     (tmp_path / "rank-0.spawn").write_text("{}")
-    assert start(tmp_path, SAY, "touch", "ran").strip() == ""
+    assert json.loads(start(tmp_path, SAY, "touch", "ran")) == {"refused": "another waiter has this rank already"}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["log", "rank-0.spawn"]
 
 

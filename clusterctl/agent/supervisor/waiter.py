@@ -76,7 +76,7 @@ def start(post: Post) -> tuple[int, int]:
         try:
             _wait_for_worker(post, write, parent)
         except OSError as error:
-            os.write(write, json.dumps({"error": error.strerror}).encode())
+            os.write(write, json.dumps({"error": error.strerror}).encode() + b"\n")
         finally:
             os._exit(1)
     os.close(write)
@@ -126,9 +126,12 @@ def attend(post: Post, worker: int, ends: tuple[int, int], parent: int) -> NoRet
 def _see_through(post: Post, worker: int, ends: tuple[int, int], parent: int, keep: set[int], end: _Exit) -> NoReturn:
     report, go = ends
     # A waiter whose supervisor is gone already must not start anything: nobody would know of it.
-    if os.getppid() != parent or not _claim(post.spawn_file, worker, report):
+    why = _claim(post.spawn_file, worker, report) if os.getppid() == parent else "its supervisor is not its parent"
+    if why is not None:
         # Without a word at its gate the worker ends. How it did is no news: the rank is another waiter's.
         end.forget()
+        with contextlib.suppress(OSError):
+            os.write(report, json.dumps({"refused": why}).encode() + b"\n")
         os._exit(0)
     os.write(go, b"g")
     os.close(go)
@@ -159,7 +162,7 @@ def stand_in(post: Post) -> int:
         _work(post, gate, go, new_session=False)
     os.close(gate)
     report = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
-    claimed = _claim(post.spawn_file, worker, report)
+    claimed = _claim(post.spawn_file, worker, report) is None
     if claimed:
         os.write(go, b"g")
     os.close(go)
@@ -241,11 +244,11 @@ class _Exit:
             os.unlink(self._temporary)
 
 
-def _claim(path: str, worker: int, report: int) -> bool:
-    """Write the identities down; false where another waiter has this rank already."""
+def _claim(path: str, worker: int, report: int) -> str | None:
+    """Write the identities down; return why the rank is not ours: another waiter may have it already."""
     who, us = proc.identify(worker), proc.identify(os.getpid())
     if who is None or us is None:
-        return False
+        return "its process is not to be seen"
     record = {
         "pid": who.pid,
         "start_time": who.start_time,
@@ -260,12 +263,12 @@ def _claim(path: str, worker: int, report: int) -> bool:
         syscalls.write_whole(temporary, line)
         os.link(temporary, path)
     except FileExistsError:
-        return False
+        return "another waiter has this rank already"
     finally:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
     os.write(report, line)
-    return True
+    return None
 
 
 def _forget_the_rest(keep: set[int]) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import select
 import shutil
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -199,17 +200,38 @@ def begun(rank: int, local_rank: int, descriptor: int) -> Worker:
         os.close(descriptor)
     if answer is None:
         raise refusals.failed(f"cannot start rank {rank}: its waiter ended without a word")
-    if "error" in answer:
-        raise refusals.failed(f"cannot start rank {rank}: {answer['error']}")
+    why = answer.get("error") or answer.get("refused")
+    if why is not None:
+        raise refusals.failed(f"cannot start rank {rank}: {why}")
     return from_spawn(rank, local_rank, cast("Spawn", answer))
 
 
 def report(fd: int) -> dict[str, Any] | None:
-    """Return what a waiter says of its start; `None` where it ends without a word."""
-    poll = select.poll()
+    """Return what a waiter says of its start; `None` where it ends without a word.
+
+    The first line counts, and where it is none of ours, such as what a Python says that cannot start, the last one.
+    """
+    poll, said, until = select.poll(), b"", time.monotonic() + _REPORT_SECONDS
     poll.register(fd, select.POLLIN)
-    line = os.read(fd, 4096) if poll.poll(_REPORT_SECONDS * 1000) else b""
-    return json.loads(line) if line else None
+    while poll.poll(max(0.0, until - time.monotonic()) * 1000):
+        data = os.read(fd, 4096)
+        said += data
+        line, ended, _ = said.partition(b"\n")
+        found = _parsed(line) if ended or not data else None
+        if found is not None:
+            return found
+        if not data:
+            last = said.decode("utf-8", "replace").strip().rpartition("\n")[2]
+            return {"refused": last} if last else None
+    return {"refused": f"nothing was heard of it for {_REPORT_SECONDS:.0f} s"}
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    try:
+        value = json.loads(line)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def from_spawn(rank: int, local_rank: int, spawn_record: Spawn) -> Worker:

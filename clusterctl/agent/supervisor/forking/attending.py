@@ -1,4 +1,4 @@
-"""The waiter of a rank that was forked from a zygote: `wait TOLD REPORT GO WORKER KEEP...`, all of them numbers.
+"""The waiter of a rank that was forked from a zygote: `wait TOLD REPORT GO READY WORKER KEEP...`, all of them numbers.
 
 The zygote has forked both, and this one has become a process of the agent since: the worker is its child, and it is the
 supervisor's, as everywhere else.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from clusterctl.agent.linux import spawn
@@ -20,21 +21,33 @@ if TYPE_CHECKING:
     from clusterctl.agent.linux.aside import Out
 
 
+_READY_SECONDS = 5.0
+"""How long a rank may take to become what it shall be, before its waiter lets it start however it is."""
+
+
 def main(arguments: list[str]) -> NoReturn:
     """Be a waiter."""
-    told, report, go, worker, *keep = map(int, arguments)
-    for fd in (told, report, go, *keep):
-        os.set_inheritable(fd, False)
-    with open(told, "rb") as file:
-        file.seek(0)
-        value = json.loads(file.read())
-    spawn.no_core()
+    told, report, go, ready, worker, *keep = map(int, arguments)
     try:
-        waiter.attend(_post(value, keep), worker, (report, go), value["supervisor"])
+        for fd in (told, report, go, ready, *keep):
+            os.set_inheritable(fd, False)
+        value = json.loads(os.pread(told, os.fstat(told).st_size, 0))
+        spawn.no_core()
+        if _is_ready(ready):
+            waiter.attend(_post(value, keep), worker, (report, go), value["supervisor"])
     except OSError as error:
-        os.write(report, json.dumps({"error": error.strerror}).encode())
+        os.write(report, json.dumps({"error": error.strerror}).encode() + b"\n")
+    except BaseException as error:
+        os.write(report, json.dumps({"refused": f"its waiter failed: {error!r}"}).encode() + b"\n")
     finally:
         os._exit(1)
+
+
+def _is_ready(ready: int) -> bool:
+    """Whether the rank waits at its gate. One that cannot be what it shall be has said so itself, and is gone."""
+    poll = select.poll()
+    poll.register(ready, select.POLLIN)
+    return not poll.poll(_READY_SECONDS * 1000) or bool(os.read(ready, 1))
 
 
 def _post(value: dict[str, Any], keep: list[int]) -> waiter.Post:

@@ -41,7 +41,7 @@ def begin_all(zygote: Zygote | None, wanted: Sequence[Wanted], say: Say) -> Iter
     forks = [_fork(zygote, post, say) for _, post in wanted]
     reports = [fork if fork is not None else workers.begin(one.rank, post) for fork, (one, post) in zip(forks, wanted)]
     for (one, post), report, fork in zip(wanted, reports, forks):
-        found = None if fork is None else _forked(one, report, say)
+        found = None if fork is None or zygote is None else _forked(zygote, one, report, say)
         if found is None:
             again = report if fork is None else workers.begin(one.rank, post)
             found = workers.begun(one.rank, one.local_rank, again)
@@ -53,22 +53,25 @@ def _fork(zygote: Zygote | None, post: Post, say: Say) -> int | None:
         return None
     why = zygote.unfit(post.program.env)
     if why is None:
-        return zygote.begin(post)
+        try:
+            return zygote.begin(post)
+        except OSError as error:
+            why = f"what a fork needs is not to be had: {error.strerror}"
     say(why)
     return None
 
 
-def _forked(one: requests.WorkerStart, report: int, say: Say) -> Worker | None:
+def _forked(zygote: Zygote, one: requests.WorkerStart, report: int, say: Say) -> Worker | None:
     """Return the worker that was forked, or `None` where none was, and nothing was started."""
     try:
         said = workers.report(report)
     finally:
         os.close(report)
     if said is None:
-        say(f"the fork of rank {one.rank} ended without a word")
+        say(zygote.last_word() or f"rank {one.rank} was killed while it was forked, or its waiter was")
         return None
     if "refused" in said:
-        say(str(said["refused"]))
+        say(f"rank {one.rank} could not be forked: {said['refused']}")
         return None
     if "error" in said:
         raise refusals.failed(f"cannot start rank {one.rank}: {said['error']}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import signal
 import socket
 from enum import Enum
@@ -33,6 +34,7 @@ run = serve.main({control})
 """
 _PATIENCE_SECONDS = 120.0
 """How long imports may take before the ranks start without it."""
+_MOST_LINE = 500
 
 
 class Stage(Enum):
@@ -74,14 +76,16 @@ class Zygote:
         self.env = rules.environment(program.env)
         self.stage, self.why, self.stale = Stage.BUSY, "", False
         self.told: dict[str, Any] = {}
+        self._said = syscalls.memory_file("output")
         self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self.identity = self._start(theirs.fileno(), program, place)
-        watched = [*rules.LATE, *rules.THREADS, *asked.secrets]
-        spec = {"argv": _texts(program.argv), "preload": asked.preload, "late": watched, "title": title}
-        self._send(b"s", [_file(spec)])
         loop.on_readable(self._sock.fileno(), self._read)
         self._wait()
+        watched = [*rules.LATE, *rules.THREADS, *asked.secrets]
+        spec = _file({"argv": _texts(program.argv), "preload": asked.preload, "late": watched, "title": title})
+        self._send(b"s", [spec])
+        os.close(spec)
 
     def serves(self, asked: Forked, program: spawn.Program) -> bool:
         """Whether it would be started in the same way."""
@@ -89,17 +93,17 @@ class Zygote:
 
     def _start(self, control: int, program: spawn.Program, place: str) -> proc.Identity:
         boot = syscalls.memory_file("boot")
-        said = syscalls.memory_file("output")
         parent = os.getpid()
         try:
             syscalls.write_all(boot, _BOOT.format(place=place, control=control).encode())
             pid = os.fork()
             if pid == 0:
                 argv = [self._python, b"-c", _START.encode(), str(boot).encode()]
-                _become(spawn.Program(argv, self.env, program.cwd, tag=program.tag), parent, said, {control, boot})
+                _become(
+                    spawn.Program(argv, self.env, program.cwd, tag=program.tag), parent, self._said, {control, boot}
+                )
         finally:
             os.close(boot)
-            os.close(said)
         return proc.identify(pid) or proc.Identity(pid, 0)
 
     def _wait(self) -> None:
@@ -115,9 +119,14 @@ class Zygote:
             self.close(f"the process that was to fork the ranks is gone: {error.strerror}")
 
     def _read(self) -> None:
-        data = self._sock.recv(1 << 16)
+        try:
+            data = self._sock.recv(1 << 16)
+        except OSError:
+            # It ended with requests unread.
+            data = b""
         if not data:
-            self.close("the process that was to fork the ranks has ended")
+            last = self._last_line()
+            self.close("the process that was to fork the ranks has ended" + (f", last saying: {last}" if last else ""))
             return
         said = json.loads(data)
         if said.get("cannot"):
@@ -127,6 +136,24 @@ class Zygote:
         else:
             self.told, self.stale = {**self.told, **said}, False
             self._is(Stage.READY)
+
+    def _last_line(self) -> str:
+        """Return the end of what it has printed, where a library may say why it ends the process."""
+        try:
+            size = os.fstat(self._said).st_size
+            data = os.pread(self._said, _MOST_LINE, max(0, size - _MOST_LINE))
+        except OSError:
+            return ""
+        return data.decode("utf-8", "replace").strip().rpartition("\n")[2]
+
+    def last_word(self) -> str:
+        """Return why it is over, although nobody may have looked yet; nothing where it is not."""
+        if self.stage is not Stage.OVER:
+            poll = select.poll()
+            poll.register(self._sock, select.POLLIN)
+            if poll.poll(0):
+                self._read()
+        return self.why if self.stage is Stage.OVER else ""
 
     def _is(self, stage: Stage) -> None:
         self.stage = stage
@@ -171,6 +198,7 @@ class Zygote:
         self.why = why
         self._loop.forget(self._sock.fileno())
         self._sock.close()
+        os.close(self._said)
         if proc.alive(self.identity):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.identity.pid, signal.SIGKILL)
