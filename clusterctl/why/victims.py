@@ -29,9 +29,9 @@ def judge(case: Case, failed: Sequence[tuple[Rank, End]]) -> Verdict:
     own = [(rank, end) for rank, end in unended if _has_a_reason(end)]
     if own:
         return _stopped_before_it_ended(case, own, failed)
-    gave_up = [*failed, *((rank, end) for rank, end in unended if end.secondary)]
-    missed = _missed(case, gave_up)
-    return _not_joined(case, missed, gave_up) if missed else _lost(case, failed)
+    bereft = [*failed, *((rank, end) for rank, end in unended if end.secondary)]
+    missed = _missed(case, bereft)
+    return _not_joined(case, missed, bereft) if missed else _lost(case, failed)
 
 
 def _has_a_reason(end: End) -> bool:
@@ -57,42 +57,42 @@ def _stopped_before_it_ended(
     )
 
 
-def _missed(case: Case, gave_up: Sequence[tuple[Rank, End]]) -> list[Rank]:
-    """Return for whom the others waited until they gave up.
+def _missed(case: Case, bereft: Sequence[tuple[Rank, End]]) -> list[Rank]:
+    """Return for whom ranks waited until the first of them gave up, and thereby ended the others.
 
-    Whom they name; else who did not give up as well; else who, when last counted, was in no collective while all the
-    others were.
+    Whom they name; else who has lost nobody; else who, when last counted, was in no collective while the others were.
     """
-    texts = [f"{end.message}\n{end.tail}" for _, end in gave_up]
+    texts = [f"{end.message}\n{end.tail}" for _, end in bereft]
     heard = [*texts, *(rank.end.tail for rank in case.ranks if rank.end is not None and rank.end.stopped)]
     numbers = {int(number) for text in heard for found in _ABSENT.findall(text) for number in re.findall(r"\d+", found)}
     named = [rank for rank in case.ranks if rank.rank in numbers]
-    if named or not all(map(_GAVE_UP.search, texts)):
+    if named or not any(map(_GAVE_UP.search, texts)):
         return named
-    others = [rank for rank in case.ranks if rank.rank not in {r.rank for r, _ in gave_up}]
-    return others if len(others) < len(gave_up) else _idle(case, {r.rank for r, _ in gave_up})
+    known = {rank.rank for rank, _ in bereft}
+    others = [rank for rank in case.ranks if rank.rank not in known]
+    return others if len(others) < len(known) else _idle(case, known)
 
 
-def _idle(case: Case, gave_up: set[int]) -> list[Rank]:
-    """Return the ranks that were in no collective while most, and all that gave up, were; none without all counters."""
+def _idle(case: Case, bereft: set[int]) -> list[Rank]:
+    """Return the ranks that were in no collective while most, and all that lost one, were; none without all counters."""
     if any(rank.counted is None for rank in case.ranks):
         return []
     idle = [rank for rank in case.ranks if all(ended >= begun for begun, ended in (rank.counted or {}).values())]
-    return idle if 2 * len(idle) < len(case.ranks) and gave_up.isdisjoint(rank.rank for rank in idle) else []
+    return idle if 2 * len(idle) < len(case.ranks) and bereft.isdisjoint(rank.rank for rank in idle) else []
 
 
-def _not_joined(case: Case, missed: Sequence[Rank], gave_up: Sequence[tuple[Rank, End]]) -> Verdict:
-    numbers = fold_ranks([rank.rank for rank, _ in gave_up])
+def _not_joined(case: Case, missed: Sequence[Rank], bereft: Sequence[tuple[Rank, End]]) -> Verdict:
+    numbers = fold_ranks([rank.rank for rank, _ in bereft])
     return Verdict(
         kind=Kind.CRASH,
         cls=Class.NOT_JOINED,
         confidence=Confidence.LIKELY if len(missed) == 1 else Confidence.AMBIGUOUS,
         summary=f"{called(missed)} did not join a collective, and "
-        f"rank{'s' if len(gave_up) > 1 else ''} {numbers} gave up waiting",
+        f"rank{'s' if len(bereft) > 1 else ''} {numbers} gave up waiting",
         culprits=tuple(
             Culprit(rank=rank.rank, node=rank.node, evidence="its peers waited for it in vain") for rank in missed
         ),
-        waiting=that_lost_a_peer([rank for rank, _ in gave_up]),
+        waiting=that_lost_a_peer([rank for rank, _ in bereft]),
         next=causes.advice(Class.NOT_JOINED, case.run, missed[0].rank, missed[0].node),
     )
 

@@ -84,6 +84,13 @@ def test_ranks_that_were_stopped_while_they_gave_up_count_as_such() -> None:
     assert (verdict.cls, verdict.confidence, named(verdict)) == (Class.NOT_JOINED, Confidence.LIKELY, [2])
 
 
+def test_the_one_that_neither_gave_up_nor_lost_those_that_did_is_for_whom_they_waited() -> None:
+    also = replace(gave_up(), stopped=True)
+    verdict = judge(case(lost_peer(11.0), gave_up(), STOPPED, also))
+
+    assert (verdict.cls, verdict.confidence, named(verdict)) == (Class.NOT_JOINED, Confidence.LIKELY, [2])
+
+
 def test_where_one_alone_gave_up_the_rank_that_waited_in_no_collective_meanwhile_is_to_blame() -> None:
     verdict = judge(counting(WAITS, WAITS, THROUGH, WAITS))
 
@@ -158,7 +165,7 @@ def test_outputs_are_not_read_where_a_failure_tells_for_itself() -> None:
 
 def test_of_peers_that_give_up_the_first_alone_is_enough() -> None:
     with opened(KINDS / "peers_give_up-2.tar.gz") as run:
-        as_if_stopped(run, 1, 3)
+        as_if_stopped(run, 0, 3)
         verdict = verdict_of(run, live=False)
 
     assert (verdict.cls, verdict.confidence, named(verdict)) == (Class.NOT_JOINED, Confidence.LIKELY, [2])
