@@ -123,6 +123,7 @@ ELSEWHERE: Final = {
     "clusterctl exec --stream": "tests/e2e/test_streams.py",
     "clusterctl version --check": "tests/e2e/test_version.py",
     "pip install .": "tests/e2e/test_wheel.py",
+    "python -m tests.lab.why.compare": "tests/agent/test_torchs_analyser.py",
     "python -m benchmarks NAME --rounds 5": "tests/e2e/test_bench.py",
     "python -m benchmarks.beside CHECKOUT": "tests/e2e/test_bench.py",
     "clusterctl up --exclude NODE": "tests/e2e/test_taking_part.py",

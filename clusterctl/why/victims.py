@@ -74,7 +74,7 @@ def _missed(case: Case, bereft: Sequence[tuple[Rank, End]]) -> list[Rank]:
 
 
 def _idle(case: Case, bereft: set[int]) -> list[Rank]:
-    """Return the ranks that were in no collective while most, and all that lost one, were; none without all counters."""
+    """Return who was in no collective while most were, and all that lost somebody; nobody where not all are counted."""
     if any(rank.counted is None for rank in case.ranks):
         return []
     idle = [rank for rank in case.ranks if all(ended >= begun for begun, ended in (rank.counted or {}).values())]
