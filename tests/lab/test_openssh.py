@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import signal
@@ -9,6 +10,7 @@ import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 
 from clusterctl.config.spec import HostSpec, SshSpec
@@ -120,16 +122,13 @@ def test_a_changed_host_key_is_refused_even_where_ssh_config_checks_nothing(
 
 
 def pid_of(node: Node) -> int:
-    """The `ssh` that leads to a node."""
-
-    def leads(entry: Path) -> bool:
-        try:
-            words = (entry / "cmdline").read_bytes().split(b"\0")
-        except OSError:
-            return False
-        return words[0] == b"ssh" and node.name.encode() in words
-
-    return next(int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit() and leads(entry))
+    """The `ssh` of ours that leads to a node: another suite beside us has nodes of the same names."""
+    for process in psutil.Process().children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            words = process.cmdline()
+            if words and words[0] == "ssh" and node.name in words:
+                return process.pid
+    raise AssertionError(f"no `ssh` of ours leads to {node.name}")
 
 
 def stop(pid: int) -> None:
