@@ -170,8 +170,8 @@ def test_only_what_a_script_begins_with_is_looked_for(node: Node, text: str) -> 
 # --- how long it lives
 
 
-def attempt(job: Job, talk: Talk, number: int) -> None:
-    job.prepare(talk, attempt=number, keep=True)
+def attempt(job: Job, talk: Talk, number: int, *, keep: bool = True) -> None:
+    job.prepare(talk, attempt=number, keep=keep)
     if number == 0:
         job.node.follow(talk)
     job.begin(talk, attempt=number, inject=job.forked["inject"])
@@ -187,6 +187,16 @@ def test_it_is_kept_for_the_next_attempt_and_goes_with_the_run(node: Node) -> No
     assert len(before) == 1
     assert zygotes(node) == before, talk.events
     talk.ask(Command.FINISH, **node.where, state="finished", exit_code=0)
+    wait_for(lambda: not zygotes(node), what="the end of the zygote")
+
+
+def test_the_last_attempt_that_may_be_imports_nothing_anew(node: Node) -> None:
+    installed(node, "special", "import os\nos.write(os.open('imported', os.O_CREAT | os.O_WRONLY | os.O_APPEND), b'once ')\n")
+    job, talk = job_of(node, "print('ran')\n", env=path_of(node), preload=["special"]), node.talk()
+    attempt(job, talk, 0)
+    attempt(job, talk, 1, keep=False)
+    assert [alarm["code"] for alarm in talk.of("alarm")] == ["forked", "forked"]
+    assert (node.home / "work/imported").read_text() == "once "
     wait_for(lambda: not zygotes(node), what="the end of the zygote")
 
 

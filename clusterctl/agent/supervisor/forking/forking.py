@@ -50,7 +50,7 @@ class Forking:
         program, old = self._program(attempt, self._asked), self._zygote
         if old is not None and old.stage is Stage.READY and old.serves(self._asked, program):
             attempt.ledger.ours.add(old.identity)
-            old.check()
+            old.check(self._asked)
         else:
             self.close()
             self._start(attempt, self._asked, program)

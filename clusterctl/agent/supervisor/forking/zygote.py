@@ -6,6 +6,7 @@ It ends with the supervisor: it reads the end of their connection, and the kerne
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import select
@@ -88,8 +89,9 @@ class Zygote:
         os.close(spec)
 
     def serves(self, asked: Forked, program: spawn.Program) -> bool:
-        """Whether it would be started in the same way."""
-        return (asked, program.env, program.argv[0]) == (self.asked, self.base, self._python)
+        """Whether it would be started in the same way, whatever is to become of it after this start."""
+        same = dataclasses.replace(asked, keep=self.asked.keep, demanded=self.asked.demanded) == self.asked
+        return same and (program.env, program.argv[0]) == (self.base, self._python)
 
     def _start(self, control: int, program: spawn.Program, place: str) -> proc.Identity:
         boot = syscalls.memory_file("boot")
@@ -160,8 +162,9 @@ class Zygote:
         self._deadline.cancel()
         self._settled()
 
-    def check(self) -> None:
-        """See whether what was imported is still what lies on the disk; it is busy meanwhile."""
+    def check(self, asked: Forked) -> None:
+        """Serve another attempt, if what was imported is still what lies on the disk; it is busy meanwhile."""
+        self.asked = asked
         self.stage, self.stale = Stage.BUSY, True
         self._wait()
         self._send(b"?", [])
