@@ -40,6 +40,7 @@ class Job:
         **options: Any,
     ) -> None:
         self.node, self.method, self.argv = node, method, [PYTHON, *argv]
+        self.python = sys.executable
         self.env = {"PYTHONUNBUFFERED": "1", **(env or {})}
         self.options = options
         self.forked = {"argv": self.argv, "env": self.env, "preload": preload, "inject": False, "keep": False}
@@ -53,7 +54,7 @@ class Job:
 
     def prepare(self, talk: Talk, ranks: int = 1, attempt: int = 0, **more: Any) -> None:
         wanted = {"forked": {**self.forked, **more}} if self.method == "fork" else {}
-        self.node.prepare(talk, ranks, attempt, python=sys.executable, **self.options, **wanted)
+        self.node.prepare(talk, ranks, attempt, python=self.python, **self.options, **wanted)
 
     def begin(
         self, talk: Talk, ranks: int = 1, attempt: int = 0, *, inject: bool = False, late: dict[str, str] | None = None

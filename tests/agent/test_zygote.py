@@ -191,7 +191,9 @@ def test_it_is_kept_for_the_next_attempt_and_goes_with_the_run(node: Node) -> No
 
 
 def test_the_last_attempt_that_may_be_imports_nothing_anew(node: Node) -> None:
-    installed(node, "special", "import os\nos.write(os.open('imported', os.O_CREAT | os.O_WRONLY | os.O_APPEND), b'once ')\n")
+    installed(
+        node, "special", "import os\nos.write(os.open('imported', os.O_CREAT | os.O_WRONLY | os.O_APPEND), b'once ')\n"
+    )
     job, talk = job_of(node, "print('ran')\n", env=path_of(node), preload=["special"]), node.talk()
     attempt(job, talk, 0)
     attempt(job, talk, 1, keep=False)

@@ -22,7 +22,20 @@ import tempfile
 from typing import Optional
 
 _SHIM = ("__init__", "beat", "claim", "collectives", "dump", "encode", "hooks", "stamp", "state")
-_FORKED = ("__init__", "cannot", "forks", "image", "imports", "late", "rank", "serve", "state", "target", "threads")
+_FORKED = (
+    "__init__",
+    "beginning",
+    "cannot",
+    "forks",
+    "image",
+    "imports",
+    "late",
+    "rank",
+    "serve",
+    "state",
+    "target",
+    "threads",
+)
 # Source package and module -> path below TARGET. `sync` and what it needs travel where they exist.
 _FILES = (
     ("clusterctl.agent.inject", "sitecustomize.py", "sitecustomize.py"),

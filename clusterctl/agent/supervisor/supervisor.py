@@ -64,6 +64,7 @@ class Supervisor:
         self._forking = forking.Forking(self._loop, run, self._marks, self._record)
         self._ending = False
         self._commands = {
+            commands.Command.IMPORT: self._import,
             commands.Command.PREPARE: self._prepare,
             commands.Command.START: self._start,
             commands.Command.STOP: self._stop,
@@ -268,6 +269,11 @@ class Supervisor:
 
     # --- commands
 
+    def _import(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        if self._state.seq == 0:
+            self._forking.begin_early(encoding.from_wire(requests.Prepare, arguments))
+        return {}
+
     def _prepare(self, arguments: dict[str, Any]) -> dict[str, Any]:
         prepare = encoding.from_wire(requests.Prepare, arguments)
         if self._state.finished is not None:
@@ -323,7 +329,7 @@ class Supervisor:
             if not self._attempt.ending.swept:
                 number = self._attempt.number
                 raise refusals.refused(f"attempt {number} of run {self._run.run} has not ended on this node")
-        if self._state.finished is None:
+        if self._state.finished is None and not self._forking.early:
             self._record(events.Finished(str(arguments.get("state", "")), int(arguments.get("exit_code") or 0)))
         self._forking.close()
         self._claims.release()

@@ -17,8 +17,9 @@ from clusterctl.config.spec import TransportKind
 from clusterctl.errors import NotFoundError, RefusedError
 from clusterctl.plan.layout import workdir_of
 from clusterctl.render.ranks import count, fold_nodes
-from clusterctl.run.nodes import code, sensitive
+from clusterctl.run.nodes import code
 from clusterctl.run.nodes.fan_out import each, raise_first
+from clusterctl.run.nodes.files import sensitive
 from clusterctl.run.nodes.transfer import MOST_BYTES, Fetching, Parcel, pull, push
 from clusterctl.run.record.rundir import runs_root
 from clusterctl.wording import plural, size

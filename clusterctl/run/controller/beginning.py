@@ -9,6 +9,7 @@ from clusterctl.agent.protocol.requests import StopReason
 from clusterctl.config.spec import Role
 from clusterctl.errors import ClusterctlError, ExitCode, NodeError, NodesError, RefusedError
 from clusterctl.plan.fewer import without
+from clusterctl.run.nodes.early import Early
 from clusterctl.run.nodes.fan_out import each, names, raise_first, sessions_of
 from clusterctl.run.nodes.launch import Begun, NotBegun
 from clusterctl.run.nodes.progress import CancelledError, Progress
@@ -56,6 +57,7 @@ class Beginning:
     def __init__(self, run: ControlledRun, connections: Connections, preflight: Preflight | None) -> None:
         self._run, self._connections, self._preflight = run, connections, preflight
         self._failing = self._hurried = False
+        self._early = Early(run.cancelled)
 
     @property
     def undecided(self) -> bool:
@@ -111,6 +113,7 @@ class Beginning:
         run = self._run
         sessions = self._connect(run.spec.hosts)
         unfit = self._refuse_harm(sessions)
+        self._early.begin(run.folder.run, run.spec, sessions)
         if self._preflight is not None:
             unfit |= self._preflight(sessions, run.post)
             self._begin_without([h.name for h in run.spec.workers if h.name in unfit])
@@ -223,7 +226,7 @@ class Beginning:
         if not cancelled and run.state.attempt >= 0:
             lost = isinstance(result.error, (NodeError, NodesError))
             phase, code = (RunPhase.LOST, ExitCode.LOST) if lost else (RunPhase.FAILED, ExitCode.FAILED)
-        concerned = tuple(dict.fromkeys([*run.all_nodes(), *result.prepared]))
+        concerned = tuple(dict.fromkeys([*run.all_nodes(), *result.prepared, *self._early.nodes]))
         left = [*leftover.remaining(run.state), *result.remaining]
         ended = events.Ended(state=phase.value, exit_code=int(code), remaining=left)
         run.aside(

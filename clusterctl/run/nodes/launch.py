@@ -19,9 +19,10 @@ from clusterctl.errors import ClusterctlError
 from clusterctl.plan import environment, forking, layout
 from clusterctl.plan import launch as planning
 from clusterctl.plan.layout import workdir_of
-from clusterctl.run.nodes import attempt_begin, code, sensitive, unsynced
+from clusterctl.run.nodes import attempt_begin, code, unsynced
 from clusterctl.run.nodes.checkpoints import Resuming
 from clusterctl.run.nodes.fan_out import each, names, raise_first, sessions_of
+from clusterctl.run.nodes.files import sensitive
 from clusterctl.run.nodes.meeting import answer_of, meet
 from clusterctl.run.nodes.progress import CancelledError, Progress
 from clusterctl.run.nodes.transfer import Parcel, push

@@ -12,7 +12,7 @@ import pytest
 from clusterctl.agent.record.folders import make_workdir
 from clusterctl.cli import main
 from clusterctl.run.nodes.code import ContentStore
-from clusterctl.run.nodes.sensitive import sentence
+from clusterctl.run.nodes.files.sensitive import sentence
 from clusterctl.run.record import rundir
 
 

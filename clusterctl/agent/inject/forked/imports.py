@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import gc
 import importlib
 import importlib.machinery
 import os
@@ -18,7 +19,7 @@ from .cannot import CannotForkError, standard_folders
 # Not from `typing`: in a Python that is to be like a worker's, less is better.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     Wanted = tuple[str, tuple[str, ...]]
 _MOST_FILES = 200
@@ -32,8 +33,10 @@ class _StopError(Exception):
 class Reader:
     """Reads a script, and the user's own modules that it imports, for what is installed."""
 
-    def __init__(self) -> None:
+    def __init__(self, variables: Collection[str]) -> None:
+        """Begin; `variables` are those that the environment has."""
         self.wanted: list[Wanted] = []
+        self._variables = variables
         self._seen: set[str] = set()
         self._standard = standard_folders()
 
@@ -69,8 +72,16 @@ class Reader:
             self._module(name, tuple(alias.name for alias in statement.names), guarded=guarded)
         elif isinstance(statement, ast.Try) and not statement.finalbody and not statement.orelse:
             self._body(statement.body, package, guarded=True)
-        elif not _does_nothing(statement):
+        elif not (_does_nothing(statement) or self._says_what_holds(statement)):
             raise _StopError
+
+    def _says_what_holds(self, statement: ast.stmt) -> bool:
+        """Whether it is `os.environ.setdefault` of a variable that is set."""
+        node = statement.value if isinstance(statement, ast.Expr) else None
+        if not isinstance(node, ast.Call) or ast.unparse(node.func) != "os.environ.setdefault" or not node.args:
+            return False
+        name = node.args[0]
+        return isinstance(name, ast.Constant) and name.value in self._variables
 
     def _module(self, name: str, attributes: tuple[str, ...], *, guarded: bool) -> None:
         top = name.partition(".")[0]
@@ -127,7 +138,7 @@ def _does_nothing(statement: ast.stmt) -> bool:
         plain = all(isinstance(target, ast.Name) for target in targets)
         return plain and (statement.value is None or _is_literal(statement.value))
     if isinstance(statement, ast.Expr):
-        return _is_literal(statement.value) or _says_what_holds(statement.value)
+        return _is_literal(statement.value)
     if isinstance(statement, ast.If):
         test = statement.test
         name = test.id if isinstance(test, ast.Name) else test.attr if isinstance(test, ast.Attribute) else ""
@@ -143,14 +154,6 @@ def _is_literal(node: ast.expr) -> bool:
     return True
 
 
-def _says_what_holds(node: ast.expr) -> bool:
-    """Whether it is `os.environ.setdefault` of a variable that is set."""
-    if not isinstance(node, ast.Call) or ast.unparse(node.func) != "os.environ.setdefault" or not node.args:
-        return False
-    name = node.args[0]
-    return isinstance(name, ast.Constant) and name.value in os.environ
-
-
 # --- what is found
 
 
@@ -160,6 +163,17 @@ def bring(wanted: Sequence[Wanted]) -> None:
     Raises:
         CannotForkError: One cannot be imported.
     """
+    usual, few = gc.get_threshold(), (1 << 20, 1 << 10, 1 << 10)
+    # What imports make stays: to look for garbage again and again is a tenth of their time.
+    gc.set_threshold(*few)
+    try:
+        _bring(wanted)
+    finally:
+        if gc.get_threshold() == few:
+            gc.set_threshold(*usual)
+
+
+def _bring(wanted: Sequence[Wanted]) -> None:
     for name, attributes in wanted:
         try:
             module = importlib.import_module(name)

@@ -12,8 +12,8 @@ import sys
 import time
 
 from . import cannot, forks, image, imports, late, rank, state
+from .beginning import Beginning
 from .cannot import CannotForkError
-from .target import Target
 
 # Not from `typing`: in a Python that is to be like a worker's, less is better.
 TYPE_CHECKING = False
@@ -36,18 +36,19 @@ def main(control: int) -> Callable[[], None]:
 
 
 def _serve(sock: socket.socket) -> Callable[[], None]:
-    (told,) = _receive(sock)[1]
-    spec = forks.content(told)
-    os.close(told)
+    (asked,) = _receive(sock)[1]
+    spec = forks.content(asked)
+    os.close(asked)
     image.name(b"clusterctl-zygote"[:15])
-    _say(sock, _import(spec))
-    files = cannot.imported_files()
+    beginning, told = _import(spec)
+    _say(sock, told)
+    beginning.remember()
     while True:
         word, descriptors = _receive(sock)
         if not word:
             os._exit(0)
         if word == b"?":
-            _say(sock, {"changed": _changed(files)})
+            _say(sock, {"changed": beginning.changed()})
         elif forks.fork(descriptors):
             sock.detach()
             return forks.become(descriptors)
@@ -66,24 +67,17 @@ def _say(sock: socket.socket, message: dict[str, Any]) -> None:
     sock.sendall(json.dumps(message).encode())
 
 
-def _import(spec: dict[str, Any]) -> dict[str, Any]:
+def _import(spec: dict[str, Any]) -> tuple[Beginning, dict[str, Any]]:
     began = time.monotonic()
     cannot.check_python()
     if not getattr(sys.flags, "safe_path", False) and sys.path[:1] == [""]:
         del sys.path[0]
-    target = Target(spec["argv"])
-    target.enter()
-    target.enter_path()
+    beginning = Beginning(spec)
     # Tried now: a kernel that does not allow it is no surprise to a rank then.
     image.show([b"clusterctl-agent zygote " + os.fsencode(spec["title"])], dict(os.environb))
     before = dict(os.environb)
     watched = late.watch(spec["late"])
-    names = spec["preload"]
-    if names is None and target.script is None:
-        raise CannotForkError("what a module imports is not looked for: name it in `job.preload`")
-    wanted = imports.Reader().script(target.script or "") if names is None else list(imports.named(names))
-    if not wanted:
-        raise CannotForkError("the script begins with nothing that could be imported once for all ranks")
+    wanted = beginning.look()
     imports.bring(wanted)
     late.end(watched)
     state.changes = late.changes(before)
@@ -92,7 +86,7 @@ def _import(spec: dict[str, Any]) -> dict[str, Any]:
     sys.stderr.flush()
     rank.settle_memory()
     modules = sorted({name.partition(".")[0] for name, _ in wanted})
-    return {"modules": modules, "seconds": time.monotonic() - began, "kilobytes": _memory()}
+    return beginning, {"modules": modules, "seconds": time.monotonic() - began, "kilobytes": _memory()}
 
 
 def _memory() -> int:
@@ -102,8 +96,3 @@ def _memory() -> int:
             if line.startswith("RssAnon:"):
                 return int(line.split()[1])
     return 0
-
-
-def _changed(files: dict[str, tuple[int, int]]) -> str | None:
-    now = cannot.imported_files()
-    return next((file for file, known in files.items() if now.get(file) != known), None)

@@ -66,12 +66,14 @@ class Target:
             # By this name `multiprocessing` finds it.
             sys.modules["__mp_main__"] = main
 
+    def folder(self) -> str:
+        """Return the folder from which its own modules come."""
+        return os.getcwd() if self.script is None else os.path.dirname(os.path.realpath(self.script))
+
     def enter_path(self) -> None:
-        """Put the folder first on `sys.path` from which its own modules come."""
-        if getattr(sys.flags, "safe_path", False):
-            return
-        folder = os.getcwd() if self.script is None else os.path.dirname(os.path.realpath(self.script))
-        sys.path.insert(0, folder)
+        """Put that folder first on `sys.path`."""
+        if not getattr(sys.flags, "safe_path", False):
+            sys.path.insert(0, self.folder())
 
     def run(self) -> None:
         """Run it; what it raises is told without a word of ours."""

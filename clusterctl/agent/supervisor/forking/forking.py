@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any, Callable
 
-from clusterctl.agent.protocol import encoding, events, requests
+from clusterctl.agent.protocol import encoding, events, refusals, requests
 from clusterctl.agent.supervisor import workers
 from clusterctl.agent.supervisor.forking import starts
 from clusterctl.agent.supervisor.forking.zygote import Stage, Zygote
@@ -24,12 +25,21 @@ if TYPE_CHECKING:
     Action = Callable[[], None]
 
 
+_EARLY_SECONDS = 300.0
+"""How long what was imported early waits for an attempt: a node may be left out, and become a spare."""
+
+
 class Forking:
-    """Has a zygote where the head asks for one, and lets starts wait until it is ready."""
+    """Has a zygote where the head asks for one, and lets starts wait until it is ready.
+
+    Attributes:
+        early: Imports are all that this node was asked for so far: there is nothing to write down of their end.
+    """
 
     def __init__(self, loop: Loop, run: RunDir, marks: Marks, record: Callable[[events.Event], object]) -> None:
         """Begin without one."""
         self._loop, self._run, self._marks, self._record = loop, run, marks, record
+        self.early = False
         self._zygote: Zygote | None = None
         self._attempt: Attempt | None = None
         self._asked: requests.Forked | None = None
@@ -38,30 +48,47 @@ class Forking:
 
     # --- the zygote
 
+    def begin_early(self, prepare: requests.Prepare) -> None:
+        """Begin with the imports of an attempt that is still to be prepared; what does not come of it is no news."""
+        if self._zygote is not None or prepare.forked is None:
+            return
+        self.early = True
+        with contextlib.suppress(refusals.RequestError):
+            python = workers.look_for_python(prepare)
+            if python is not None:
+                asked = encoding.from_wire(requests.Forked, prepare.forked)
+                self._start(asked, self._program(prepare, python, asked))
+                self._loop.after(_EARLY_SECONDS, self._forget)
+
+    def _forget(self) -> None:
+        """End what was begun early, and never asked for."""
+        if self._attempt is None:
+            self.close()
+
     def prepare(self, attempt: Attempt) -> None:
         """Have a zygote for an attempt, if it wants one: that of the attempt before, if it is still good."""
-        wanted = attempt.prepare.forked
+        wanted, self.early = attempt.prepare.forked, False
         self._attempt, self._said = attempt, set()
         self._asked = None if wanted is None else encoding.from_wire(requests.Forked, wanted)
         if self._asked is None:
             self.close()
             return
         attempt.begin_all = self._begin_all
-        program, old = self._program(attempt, self._asked), self._zygote
-        if old is not None and old.stage is Stage.READY and old.serves(self._asked, program):
+        program, old = self._program(attempt.prepare, attempt.python, self._asked), self._zygote
+        if old is not None and old.stage is not Stage.OVER and old.serves(self._asked, program):
             attempt.ledger.ours.add(old.identity)
             old.check(self._asked)
         else:
             self.close()
-            self._start(attempt, self._asked, program)
+            self._start(self._asked, program)
 
-    def _program(self, attempt: Attempt, asked: requests.Forked) -> spawn.Program:
+    def _program(self, prepare: requests.Prepare, python: str, asked: requests.Forked) -> spawn.Program:
         one = requests.WorkerStart(rank=0, local_rank=0, argv=asked.argv, env=asked.env)
         # Of the first attempt, whichever it is: what is of one attempt alone is left out all the same.
         start = requests.Start(self._run.run, self._run.node, 0, [], inject=asked.inject)
-        return workers.program(self._run, self._marks, attempt.prepare, start, one, attempt.python)
+        return workers.program(self._run, self._marks, prepare, start, one, python)
 
-    def _start(self, attempt: Attempt, asked: requests.Forked, program: spawn.Program) -> None:
+    def _start(self, asked: requests.Forked, program: spawn.Program) -> None:
         try:
             if not workers.install_shim(self._run):
                 raise OSError(0, "its modules cannot be written")
@@ -69,7 +96,8 @@ class Forking:
         except OSError as error:
             self._say(f"no process can be had to fork them: {error.strerror}")
             return
-        attempt.ledger.ours.add(zygote.identity)
+        if self._attempt is not None:
+            self._attempt.ledger.ours.add(zygote.identity)
         self._zygote = zygote
 
     def _settled(self) -> None:
@@ -78,7 +106,8 @@ class Forking:
         if zygote is not None and zygote.stage is Stage.OVER:
             self._zygote = None
             if zygote.stale and self._attempt is not None and self._asked is not None:
-                self._start(self._attempt, self._asked, self._program(self._attempt, self._asked))
+                again = self._program(self._attempt.prepare, self._attempt.python, self._asked)
+                self._start(self._asked, again)
                 return
             self._say(zygote.why)
         self.let_go()

@@ -19,7 +19,7 @@ from clusterctl.agent.linux import proc, relaunch, spawn, syscalls
 from clusterctl.agent.supervisor.forking import rules
 
 if TYPE_CHECKING:
-    from clusterctl.agent.linux.loop import Loop
+    from clusterctl.agent.linux.loop import Loop, Timer
     from clusterctl.agent.protocol.requests import Forked
     from clusterctl.agent.supervisor.waiter import Post
 
@@ -77,6 +77,8 @@ class Zygote:
         self.env = rules.environment(program.env)
         self.stage, self.why, self.stale = Stage.BUSY, "", False
         self.told: dict[str, Any] = {}
+        self._owed = 1
+        self._deadline: Timer | None = None
         self._said = syscalls.memory_file("output")
         self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
@@ -109,6 +111,8 @@ class Zygote:
         return proc.identify(pid) or proc.Identity(pid, 0)
 
     def _wait(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
         self._deadline = self._loop.after(_PATIENCE_SECONDS, self._overdue)
 
     def _overdue(self) -> None:
@@ -131,13 +135,17 @@ class Zygote:
             self.close("the process that was to fork the ranks has ended" + (f", last saying: {last}" if last else ""))
             return
         said = json.loads(data)
+        self._owed -= 1
         if said.get("cannot"):
+            self.stale = False
             self.close(said["cannot"])
         elif said.get("changed"):
             self.close(f"{said['changed']} has changed since it was imported")
         else:
-            self.told, self.stale = {**self.told, **said}, False
-            self._is(Stage.READY)
+            self.told |= said
+            if not self._owed:
+                self.stale = False
+                self._is(Stage.READY)
 
     def _last_line(self) -> str:
         """Return the end of what it has printed, where a library may say why it ends the process."""
@@ -159,12 +167,14 @@ class Zygote:
 
     def _is(self, stage: Stage) -> None:
         self.stage = stage
-        self._deadline.cancel()
+        if self._deadline is not None:
+            self._deadline.cancel()
         self._settled()
 
     def check(self, asked: Forked) -> None:
-        """Serve another attempt, if what was imported is still what lies on the disk; it is busy meanwhile."""
+        """Serve this attempt, if what was imported is still what lies on the disk; it is busy meanwhile."""
         self.asked = asked
+        self._owed += 1
         self.stage, self.stale = Stage.BUSY, True
         self._wait()
         self._send(b"?", [])
