@@ -123,6 +123,7 @@ ELSEWHERE: Final = {
     "clusterctl exec --stream": "tests/e2e/test_streams.py",
     "clusterctl version --check": "tests/e2e/test_version.py",
     "pip install .": "tests/e2e/test_wheel.py",
+    "clusterctl status --json": "tests/e2e/test_why_live.py",
     "python -m tests.lab.why.compare": "tests/agent/test_torchs_analyser.py",
     "python -m benchmarks NAME --rounds 5": "tests/e2e/test_bench.py",
     "python -m benchmarks.beside CHECKOUT": "tests/e2e/test_bench.py",

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from clusterctl.why.verdict import Kind
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from clusterctl.why.verdict import Culprit, Verdict, Waiting
 
 HEAD = ""
-_MOST, _MOST_UNSEEN = 6, 3
+_MOST, _MOST_UNSEEN, _MOST_BRIEF = 6, 3, 3
 
 
 def lines(verdict: Verdict) -> Iterator[tuple[str, str]]:
@@ -28,6 +30,31 @@ def lines(verdict: Verdict) -> Iterator[tuple[str, str]]:
         yield "next", command
     if verdict.bundle:
         yield "seen", verdict.bundle
+
+
+def brief(verdict: Verdict, run: str, *, steps: bool = True) -> list[str]:
+    """Return the short form, five lines at most, for whoever watches a run; nothing where nothing went wrong.
+
+    Args:
+        verdict: What went wrong.
+        run: Its id.
+        steps: Tell what to type next; else that stands beside it.
+    """
+    if verdict.kind is Kind.NONE:
+        return []
+    by_label: dict[str, list[str]] = {}
+    for label, text in lines(verdict):
+        by_label.setdefault(label, []).append(text)
+    shown = [label for label in ("who", "waits", "unseen", "next") if label in by_label and (steps or label != "next")]
+    return [
+        f"why: {by_label[HEAD][0]}",
+        *(f"  {label:6} {_first(by_label[label])}" for label in shown[:_MOST_BRIEF]),
+        f"  `clusterctl why {run}` tells more",
+    ]
+
+
+def _first(texts: list[str]) -> str:
+    return texts[0] + (f"; and {len(texts) - 1} more" if len(texts) > 1 else "")
 
 
 def _culprit(culprit: Culprit, summary: str) -> str:

@@ -47,7 +47,7 @@ def conclude(
             beside = Beside(log_path=str(run.path / "nodes"), folders=_folders(run, state), seen=seen)
             lines = render_report(state, console.err, beside)
             if not (quiet and state.phase.value == "succeeded"):
-                console.narrate(*lines)
+                console.narrate(*lines, *_why(run, state))
             return exit_code_of(state)
         case Leave.DETACHED:
             console.narrate(f"detached: {run.run} goes on", *_next_commands(run))
@@ -60,6 +60,22 @@ def conclude(
                 f"hint: `clusterctl attach --adopt {run.run}` takes over, `clusterctl down {run.run}` ends it",
             )
             return int(ExitCode.UNATTENDED)
+
+
+def _why(run: RunDir, state: RunState) -> list[str]:
+    """Return what went wrong, in short; nothing where the report of the end tells all that there is."""
+    if state.phase.value != "failed" or state.error is not None:
+        return []
+    from clusterctl.run.record.kept import verdict
+    from clusterctl.why.text import brief
+    from clusterctl.why.verdict import Kind
+
+    # Whatever goes wrong with it: the run has ended, and with this code.
+    try:
+        told = verdict.of(run, state)
+    except Exception as error:
+        return [f"why: it cannot be told: {type(error).__name__}: {error}"]
+    return brief(told, run.run, steps=False) if told.kind in (Kind.CRASH, Kind.HANG, Kind.START) else []
 
 
 def _folders(run: RunDir, state: RunState) -> frozenset[str]:

@@ -81,15 +81,13 @@ class StallGuard:
         """Say what the evidence of a stall tells, and keep it. In a thread; the state is that of the files."""
         from clusterctl.run.record.kept import verdict
         from clusterctl.run.record.reader import load_state
-        from clusterctl.why.verdict import Kind
+        from clusterctl.why.text import brief
 
         run = self._run
         told = verdict.of(run.folder, load_state(run.folder))
         verdict.keep(run.folder, told)
-        if told.kind is Kind.HANG:
-            run.post(
-                events.Note(text=f"why: {told.summary}; `clusterctl why {run.folder.run}` tells more", level="warn")
-            )
+        for number, line in enumerate(brief(told, run.folder.run)):
+            run.post(events.Note(text=line, level="info" if number else "warn"))
 
     def idle(self) -> float:
         """Return for how many seconds no unfinished node of the attempt has shown any activity."""

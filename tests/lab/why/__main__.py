@@ -3,8 +3,10 @@
     python -m tests.lab.why --seed 7                        # every kind and every control once
     python -m tests.lab.why --kinds sleeps,raises --rounds 5
     python -m tests.lab.why --kinds controls --rounds 20
+    python -m tests.lab.why --seed 7 --jobs 2 --ledger /tmp/why.jsonl   # once more, and it goes on where it was
 
-Each run has two nodes of its own with two ranks each, and a rank drawn at random that does it.
+Each run has two nodes of its own with two ranks each, and a rank drawn at random that does it. After `--minutes` no
+further run is begun; one takes a quarter of an hour at the very most.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ import random
 import signal
 import sys
 import tempfile
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
@@ -23,6 +27,7 @@ from tests.lab.lab import Lab
 from tests.lab.spec import NodeSpec
 from tests.lab.why import frameworks, untraced
 from tests.lab.why.kinds import CONTROLS, KINDS, Place
+from tests.lab.why.ledger import Entry, Ledger, entry_of, reached, sums
 from tests.lab.why.play import PER_NODE, Told, play
 
 if TYPE_CHECKING:
@@ -31,7 +36,8 @@ if TYPE_CHECKING:
     from tests.lab.node import Node
 
 NODES_EACH = 2
-GOALS = (("named exactly", 95.0), ("class right", 90.0))
+Run = tuple[int, str, int]
+"""Its place among the runs of a seed, its kind, and the rank that does it."""
 
 
 def main() -> int:
@@ -39,15 +45,30 @@ def main() -> int:
     # A plain `kill` of this process tears down as Ctrl-C does.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     asked = _arguments()
-    chance = random.Random(asked.seed)
-    todo = [(kind, chance.randrange(NODES_EACH * PER_NODE)) for _ in range(asked.rounds) for kind in asked.kinds]
-    if not frameworks.there():
-        left = [kind for kind, _ in todo if _place(kind) is Place.FRAMEWORKS]
-        todo = [each for each in todo if each[0] not in left]
-        print(f"without CLUSTERCTL_HEAVY are left out: {', '.join(left) or 'none'}")
-    print(f"seed {asked.seed}, {len(todo)} runs", flush=True)
-    told = _play_all(todo, asked.jobs, asked.keep, asked.bundles)
-    return _summed(told)
+    todo = _drawn(asked.seed, asked.rounds, asked.kinds)
+    ledger = Ledger(asked.ledger)
+    wanted, known = {(asked.seed, *run) for run in todo}, ledger.known()
+    left = [run for run in todo if (asked.seed, *run) not in known]
+    print(f"seed {asked.seed}, {len(todo)} runs, of which {len(todo) - len(left)} are known", flush=True)
+    if left:
+        _play_all(left, asked, ledger)
+    mine = [entry for entry in ledger.entries if entry.key in wanted]
+    print("", *sums(mine), sep="\n")
+    if len(mine) < len(todo):
+        print(f"{len(todo) - len(mine)} runs were not begun within {asked.minutes:g} minutes: the same again goes on")
+    return 0 if reached(mine) and len(mine) >= len(todo) else 1
+
+
+def _drawn(seed: int, rounds: int, kinds: Sequence[str]) -> list[Run]:
+    """Return what is to be played; kinds that cannot be played here are drawn too, so that others stay as they are."""
+    chance = random.Random(seed)
+    every = [(kind, chance.randrange(NODES_EACH * PER_NODE)) for _ in range(rounds) for kind in kinds]
+    todo = [(number, *each) for number, each in enumerate(every)]
+    if frameworks.there():
+        return todo
+    out = dict.fromkeys(kind for _, kind, _ in todo if _place(kind) is Place.FRAMEWORKS)
+    print(f"without CLUSTERCTL_HEAVY are left out: {', '.join(out) or 'none'}")
+    return [run for run in todo if run[1] not in out]
 
 
 def _arguments() -> argparse.Namespace:
@@ -56,6 +77,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=3, help="how many runs at once")
+    parser.add_argument("--ledger", type=Path, help="a line a run is written there, and a table beside it (.md)")
+    parser.add_argument("--minutes", type=float, default=240.0, help="begin no run after that")
     parser.add_argument("--keep", type=Path, help="keep the state of the head there")
     parser.add_argument("--bundles", type=Path, help="save what is known of each fault there, to judge it again")
     asked = parser.parse_args()
@@ -66,31 +89,52 @@ def _arguments() -> argparse.Namespace:
     return asked
 
 
-def _play_all(todo: Sequence[tuple[str, int]], jobs: int, keep: Path | None, bundles: Path | None) -> list[Told]:
+def _play_all(todo: Sequence[Run], asked: argparse.Namespace, ledger: Ledger) -> None:
     with tempfile.TemporaryDirectory(prefix="clusterctl-why-") as temporary, Lab() as lab:
-        folder = keep or Path(temporary)
-        if bundles is not None:
-            bundles.mkdir(parents=True, exist_ok=True)
-            bundles = bundles.resolve()
+        folder = asked.keep or Path(temporary)
+        if asked.bundles is not None:
+            asked.bundles.mkdir(parents=True, exist_ok=True)
+            asked.bundles = asked.bundles.resolve()
         env = lab.head_env(XDG_STATE_HOME=str(folder / "state"))
-        free = _places(lab, [kind for kind, _ in todo], jobs)
+        free = _places(lab, [kind for _, kind, _ in todo], asked.jobs)
+        progress = _Progress(len(todo), ledger)
+        end = time.monotonic() + 60.0 * asked.minutes
 
-        def one(number: int, kind: str, culprit: int) -> Told:
+        def one(number: int, kind: str, culprit: int) -> None:
             mine = free[_place(kind)]
             made = mine.get()
-            try:
-                told = play(kind, culprit, folder / f"{number}" / kind, env, made, bundles)
-            except Exception as error:
-                told = Told(kind, culprit, NODES_EACH * PER_NODE, {}, trouble=f"{type(error).__name__}: {error}")
+            began = time.monotonic()
+            if began < end:
+                try:
+                    told = play(kind, culprit, folder / f"{number}" / kind, env, made, asked.bundles)
+                except Exception as error:
+                    told = Told(kind, culprit, NODES_EACH * PER_NODE, {}, trouble=f"{type(error).__name__}: {error}")
+                progress.ended(told, entry_of(told, asked.seed, number, time.monotonic() - began))
             mine.put(made)
-            print(told, flush=True)
-            return told
 
-        with ThreadPoolExecutor(jobs) as pool:
-            futures = [pool.submit(one, number, *each) for number, each in enumerate(todo)]
-            told = [future.result() for future in futures]
+        with ThreadPoolExecutor(asked.jobs) as pool:
+            for future in [pool.submit(one, *each) for each in todo]:
+                future.result()
         lab.end_head_processes()
-        return told
+
+
+class _Progress:
+    """Prints a line for each run as it ends, with how many there are and for how long they may take still."""
+
+    def __init__(self, count: int, ledger: Ledger) -> None:
+        self._count, self._ledger = count, ledger
+        self._done = 0
+        self._began = time.monotonic()
+        self._lock = threading.Lock()
+
+    def ended(self, told: Told, entry: Entry) -> None:
+        """Print and write down one run."""
+        with self._lock:
+            self._done += 1
+            self._ledger.add(entry)
+            each = (time.monotonic() - self._began) / self._done
+            left = each * (self._count - self._done) / 60.0
+            print(f"[{self._done:>3}/{self._count}, {left:3.0f} min left] {told}", flush=True)
 
 
 def _place(kind: str) -> Place:
@@ -110,22 +154,6 @@ def _places(lab: Lab, kinds: Sequence[str], jobs: int) -> dict[Place, SimpleQueu
         for _ in range(jobs if place is Place.PLAIN else 1):
             free[place].put(lab.add([specs[place]] * NODES_EACH))
     return free
-
-
-def _summed(told: Sequence[Told]) -> int:
-    faults, controls = [t for t in told if t.kind in KINDS], [t for t in told if t.kind in CONTROLS]
-    shares = [
-        100.0 * sum(values) / (len(faults) or 1) for values in ([t.exact for t in faults], [t.classed for t in faults])
-    ]
-    wrong, alarms = [t for t in faults if t.wrong_at_certain], [t for t in controls if not t.calm]
-    print(f"\n{len(faults)} faults of {len({t.kind for t in faults})} kinds")
-    good = True
-    for (name, goal), share in zip(GOALS, shares, strict=True):
-        print(f"  {name:<16} {share:5.1f} %  (goal {goal:g} %)")
-        good = good and (share >= goal or not faults)
-    print(f"  wrong at certain {len(wrong)}: {', '.join(t.kind for t in wrong)}")
-    print(f"{len(controls)} controls, alarms {len(alarms)}: {', '.join(t.kind for t in alarms)}")
-    return 0 if good and not wrong and not alarms else 1
 
 
 if __name__ == "__main__":

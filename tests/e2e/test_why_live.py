@@ -1,0 +1,136 @@
+"""What whoever watches is told of a run that hangs, and of one that fails: the short form of `why`, as it happens."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.documented import typed
+from tests.lab.waiting import wait_for
+
+if TYPE_CHECKING:
+    from subprocess import CompletedProcess
+
+    from tests.e2e.conftest import LocalHead, MakeHead
+
+pytestmark = pytest.mark.timeout(240)
+
+HANGS = """
+import os, threading, time
+
+def load():
+    time.sleep(100_000)
+
+def meet():
+    threading.Event().wait()
+
+print("begun", flush=True)
+load() if os.environ["RANK"] == "1" else meet()
+"""
+FAILS = """
+import os, time
+if os.environ["RANK"] == "1":
+    raise FileNotFoundError("no shard of this name")
+time.sleep(600)
+"""
+LIMIT = {"timeout": "8s", "startup_timeout": "8s"}
+
+
+@dataclass(frozen=True)
+class Hung:
+    """A run that hung and was ended for it, followed to its end; and one that was let alone, as `status` saw it."""
+
+    head: LocalHead
+    followed: CompletedProcess[str]
+    run: str
+    status: dict[str, Any]
+    why: CompletedProcess[str]
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.head.env["XDG_STATE_HOME"]) / "clusterctl" / "runs" / self.run
+
+
+def begin(make_head: MakeHead, script: str, **stall: str) -> LocalHead:
+    head = make_head()
+    (head.folder / "job.py").write_text(script)
+    head.write_local({"script": "job.py", "grace": "1s"}, workers=(2, 1), stall={**LIMIT, **stall})
+    return head
+
+
+@pytest.fixture(scope="module")
+def hung(make_head: MakeHead) -> Hung:
+    left = begin(make_head, HANGS)
+    run = left.start()
+    followed = begin(make_head, HANGS, action="stop").run("up", "--no-health", timeout=150.0)
+
+    def status() -> dict[str, Any]:
+        told: dict[str, Any] = json.loads(left.run(*typed("clusterctl status --json")).stdout)
+        return told
+
+    wait_for(lambda: bool((status()["stall"] or {}).get("verdict")), 90.0, "the verdict of a stall", every=1.0)
+    return Hung(left, followed, run, status(), left.run("why", run, "--json"))
+
+
+def short_form(text: str) -> list[str]:
+    """The short form as it stands in what is shown: its first line, and those that are set in below it."""
+    lines = [line.strip() for line in text.splitlines()]
+    first = next(number for number, line in enumerate(lines) if "why: " in line)
+    last = next(number for number, line in enumerate(lines) if number >= first and "tells more" in line)
+    return lines[first : last + 1]
+
+
+def test_the_live_view_tells_a_confirmed_stall_in_five_lines(hung: Hung) -> None:
+    first, who, waits, then, more = short_form(hung.followed.stderr)
+
+    assert hung.followed.returncode == 104
+    assert first.startswith("warn: why: hang NOT_JOINED, likely: rank 1 on localhost.0 (job.py:5)")
+    assert who.startswith("who    rank 1 localhost.0  job.py:5 in load")
+    assert waits == "waits  ranks 0,2  job.py:8 meet"
+    assert then.startswith("next   clusterctl stacks")
+    assert more.startswith("`clusterctl why")
+
+
+def test_status_tells_the_verdict_while_it_hangs(hung: Hung) -> None:
+    verdict = hung.status["stall"]["verdict"]
+
+    assert (verdict["kind"], verdict["class"], verdict["confidence"]) == ("hang", "NOT_JOINED", "likely")
+    assert [(one["rank"], one["node"], one["where"]) for one in verdict["culprits"]] == [(1, "localhost.0", "job.py:5")]
+
+
+def test_the_command_says_the_same_and_found_an_answer(hung: Hung) -> None:
+    assert hung.why.returncode == 0
+    assert json.loads(hung.why.stdout) == hung.status["stall"]["verdict"]
+
+
+def test_it_is_kept_with_the_run_for_programs_and_for_people(hung: Hung) -> None:
+    kept = json.loads((hung.folder / "why.json").read_text())
+
+    assert kept == hung.status["stall"]["verdict"]
+    assert (hung.folder / "why.txt").read_text().startswith("hang NOT_JOINED, likely: rank 1 on localhost.0")
+    assert "who    rank 1 localhost.0  job.py:5 in load\n" in (hung.folder / "why.txt").read_text()
+
+
+def test_a_failure_is_told_in_short_below_the_report_of_the_end_and_kept(make_head: MakeHead) -> None:
+    head = begin(make_head, FAILS)
+    ended = head.run("up", "--no-health", timeout=100.0)
+    (folder,) = (Path(head.env["XDG_STATE_HOME"]) / "clusterctl" / "runs").iterdir()
+    told = short_form(ended.stderr)
+
+    assert ended.returncode == 100
+    assert told[0] == (
+        "why: crash MISSING_FILE, certain: rank 1 on localhost.0 failed first: FileNotFoundError: no shard of this name"
+    )
+    assert told[1:] == ["who    rank 1 localhost.0  job.py:4 in <module>", f"`clusterctl why {folder.name}` tells more"]
+    assert json.loads((folder / "why.json").read_text())["class"] == "MISSING_FILE"
+
+
+def test_a_run_that_ends_well_is_told_nothing_of_it(make_head: MakeHead) -> None:
+    ended = begin(make_head, "print('done')").run("up", "--no-health", timeout=100.0)
+
+    assert ended.returncode == 0
+    assert "why" not in ended.stderr

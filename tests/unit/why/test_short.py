@@ -1,0 +1,61 @@
+"""The short form of a verdict: what whoever watches a run is told, in five lines at most."""
+
+from __future__ import annotations
+
+import pytest
+
+from clusterctl.why.case import Case
+from clusterctl.why.judge import judge
+from clusterctl.why.text import brief
+from tests.unit.why.cases import case, elsewhere, ended, entry, lost_peer, raised, waiting
+
+BEGUN = {"0": (12, 11)}
+HUNG = case(
+    waiting(entries=(entry(12),)),
+    elsewhere(entries=(entry(11, done=True),)),
+    waiting(entries=(entry(12),)),
+    stalled=True,
+)
+
+SUMMARY = "rank 1 on gpu01 (train.py:21) did not join all_reduce, in which ranks 0,2 wait: it sleeps"
+
+
+def test_a_hang_is_told_with_who_where_the_others_wait_and_what_to_type() -> None:
+    assert brief(judge(HUNG), "demo-abcd") == [
+        f"why: hang NOT_JOINED, certain: {SUMMARY}",
+        "  who    rank 1 gpu01  train.py:21 in load",
+        "  waits  ranks 0,2  train.py:26 all_reduce",
+        "  next   clusterctl stacks demo-abcd; and 1 more",
+        "  `clusterctl why demo-abcd` tells more",
+    ]
+
+
+def test_beside_the_report_of_an_end_it_does_not_say_again_what_to_type() -> None:
+    told = brief(judge(case(lost_peer(), raised("ValueError: bad batch"), over=True)), "demo-abcd", steps=False)
+
+    assert told == [
+        "why: crash EXCEPTION, certain: rank 1 on gpu01 failed first: ValueError: bad batch",
+        "  who    rank 1 gpu01  train.py:7 in load",
+        "  waits  rank 0  lost a peer",
+        "  `clusterctl why demo-abcd` tells more",
+    ]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        pytest.param(HUNG, id="a hang"),
+        pytest.param(case(waiting(seq=BEGUN), None, None, elsewhere(), stalled=True), id="some were not seen"),
+        pytest.param(case(*(raised(f"ValueError: {n}") for n in range(12))), id="many fail alike"),
+        pytest.param(case(*(elsewhere(line=n) for n in range(20, 40)), stalled=True), id="all are elsewhere"),
+    ],
+)
+def test_it_never_has_more_than_five_lines(given: Case) -> None:
+    told = brief(judge(given), "demo-abcd")
+
+    assert 2 <= len(told) <= 5
+    assert told[-1] == "  `clusterctl why demo-abcd` tells more"
+
+
+def test_where_nothing_went_wrong_there_is_none() -> None:
+    assert brief(judge(case(ended(0), ended(0), over=True)), "demo-abcd") == []
