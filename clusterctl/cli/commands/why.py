@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from clusterctl.cli import options
-from clusterctl.cli.lookup.why import opened, verdict_of
+from clusterctl.cli.lookup.why import opened, verdict_and_look, verdict_of
 from clusterctl.cli.main import WithExamples
 from clusterctl.errors import ClusterctlError, ExitCode
 from clusterctl.render.story.timings import slow_start
@@ -19,6 +19,9 @@ from clusterctl.why.verdict import Confidence
 from clusterctl.wording import size
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from clusterctl.agent.protocol.types.evidence import OfRank
     from clusterctl.render.terminal.console import Console
     from clusterctl.run.record.rundir import RunDir
     from clusterctl.why.verdict import Verdict
@@ -47,9 +50,10 @@ def command(
         with opened(bundle) as run:
             return _tell(console, verdict_of(run, live=False), as_json=as_json)
     run = find.find(reference)
+    told, look = verdict_and_look(run)
     if save is not None:
-        _save(console, run, save, hide=hide, quiet=quiet)
-    code = _tell(console, verdict_of(run), as_json=as_json)
+        _save(console, run, save, look, hide=hide, quiet=quiet)
+    code = _tell(console, told, as_json=as_json)
     if not as_json:
         console.data(*slow_start(start_times(run)))
     return code
@@ -63,11 +67,11 @@ def _tell(console: Console, verdict: Verdict, *, as_json: bool) -> int:
     return int(ExitCode.FAILED if verdict.confidence is Confidence.UNKNOWN else ExitCode.OK)
 
 
-def _save(console: Console, run: RunDir, target: Path, *, hide: bool, quiet: bool) -> None:
+def _save(console: Console, run: RunDir, target: Path, look: Mapping[str, OfRank], *, hide: bool, quiet: bool) -> None:
     from clusterctl.run.record.kept import bundle
 
     try:
-        written = bundle.save(run, target, hide=hide)
+        written = bundle.save(run, target, look, hide=hide)
     except OSError as error:
         raise ClusterctlError(f"{target} cannot be written: {error.strerror}") from error
     if not quiet:

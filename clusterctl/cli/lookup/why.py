@@ -30,13 +30,24 @@ def verdict_of(run: RunDir, *, live: bool = True) -> Verdict:
         run: Which.
         live: Look at ranks that may be alive, where nothing is kept of a stall that goes on.
     """
+    return verdict_and_look(run, live=live)[0]
+
+
+def verdict_and_look(run: RunDir, *, live: bool = True) -> tuple[Verdict, dict[str, OfRank]]:
+    """Return what went wrong with a run, and what was seen of its ranks to tell that; nothing where nobody looked.
+
+    Args:
+        run: Which.
+        live: Look at ranks that may be alive, where nothing is kept of a stall that goes on.
+    """
     state, _ = find.visible_state(run)
     if not live or state.over or verdict.evidence_of(run, state)[0] is not None:
-        return verdict.of(run, state)
+        return verdict.of(run, state), {}
     told = None if state.stall is not None else verdict.of(run, state)
     if told is not None and not verdict.calls_for_a_look(run, state, told):
-        return told
-    return verdict.of(run, state, _now(run, state))
+        return told, {}
+    seen = _now(run, state)
+    return verdict.of(run, state, seen), seen
 
 
 def _now(run: RunDir, state: RunState) -> dict[str, OfRank]:

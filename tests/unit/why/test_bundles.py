@@ -10,6 +10,7 @@ import pytest
 from clusterctl.cli.lookup.why import opened, verdict_of
 from clusterctl.errors import NotFoundError
 from clusterctl.run.record import find
+from clusterctl.run.record.kept import bundle
 from clusterctl.run.record.kept import evidence as kept
 from clusterctl.run.rules.case import case_of
 from clusterctl.why.verdict import Confidence
@@ -64,3 +65,18 @@ def test_what_is_no_bundle_is_refused_in_words(tmp_path: Path, content: bytes) -
 
     with pytest.raises(NotFoundError, match="is no bundle|holds no run"), opened(path):
         pass
+
+
+def test_what_was_seen_of_a_run_that_nobody_calls_stalled_is_in_its_bundle(tmp_path: Path) -> None:
+    kinds = BUNDLES.with_name("kinds")
+    with opened(kinds / "sleeps-0.tar.gz") as other:
+        _, seen = kept.newest(other)
+    with opened(kinds / "rank_0_saves_for_ever-0.tar.gz") as run:
+        before = verdict_of(run, live=False)
+        bundle.save(run, tmp_path / "bundle.tar.gz", seen, hide=True)
+    with opened(tmp_path / "bundle.tar.gz") as run:
+        after = verdict_of(run, live=False)
+
+    assert [culprit.where for culprit in before.culprits] == [None]
+    assert [culprit.where for culprit in after.culprits] == ["job.py:69"]
+    assert (after.kind, after.cls, after.confidence) == (before.kind, before.cls, before.confidence)

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import io
 import ipaddress
+import json
 import re
 import tarfile
+import time
 from typing import TYPE_CHECKING
 
 from clusterctl.agent.protocol import files
 from clusterctl.agent.protocol.evidence import of_stalls
+from clusterctl.run.record.kept.evidence import LOOK
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
+    from clusterctl.agent.protocol.types.evidence import OfRank
     from clusterctl.run.record.rundir import RunDir
 
 _END_BYTES = 256 * 1024
@@ -27,12 +31,13 @@ _SECRET = re.compile(
 """A name that tells of a secret, and its value: in quotes, in quotes within a JSON string, or bare."""
 
 
-def save(run: RunDir, target: Path, *, hide: bool) -> int:
+def save(run: RunDir, target: Path, look: Mapping[str, OfRank], *, hide: bool) -> int:
     """Write the bundle of a run (tar, gzip); return its size in bytes.
 
     Args:
         run: Which.
         target: The file to make.
+        look: What was just seen of ranks, by rank, where nothing is kept of them.
         hide: Leave out values that look like secrets, addresses and names of home folders.
 
     Raises:
@@ -43,10 +48,17 @@ def save(run: RunDir, target: Path, *, hide: bool) -> int:
     with tarfile.open(target, "w:gz") as archive:
         for path, end in _files(run):
             content = change(_content(path, end))
-            info = tarfile.TarInfo(f"{run.run}/{path.relative_to(run.path)}")
-            info.size, info.mode, info.mtime = len(content), 0o600, int(path.stat().st_mtime)
-            archive.addfile(info, io.BytesIO(content))
+            _add(archive, f"{run.run}/{path.relative_to(run.path)}", content, path.stat().st_mtime)
+        for rank, seen in look.items():
+            content = change(json.dumps({**seen, "rank": int(rank)}).encode())
+            _add(archive, f"{run.run}/{LOOK}/rank-{rank}.json", content, time.time())
     return target.stat().st_size
+
+
+def _add(archive: tarfile.TarFile, name: str, content: bytes, time_: float) -> None:
+    info = tarfile.TarInfo(name)
+    info.size, info.mode, info.mtime = len(content), 0o600, int(time_)
+    archive.addfile(info, io.BytesIO(content))
 
 
 def hidden(content: bytes, stand_ins: dict[bytes, bytes] | None = None) -> bytes:

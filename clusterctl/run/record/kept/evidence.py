@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from clusterctl.agent.protocol.types.evidence import OfRank
     from clusterctl.run.record.rundir import RunDir
 
+LOOK = "look"
+"""The folder of a bundle with what was seen of a run that nobody called stalled when it was made."""
 _MOST_BYTES = 16 << 20
 
 

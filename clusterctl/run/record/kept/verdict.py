@@ -45,7 +45,7 @@ def of(run: RunDir, state: RunState, now: Mapping[str, OfRank] | None = None) ->
     name, evidence = evidence_of(run, state)
     case = case_of(
         state,
-        evidence or now or {},
+        evidence or now or kept.of_folder(run.path / kept.LOOK),
         seen_at=None if name is None else str(run.path / name),
         folder=str(run.path),
         stalled=_standstill(state) is not None,
