@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 from clusterctl.door import samples
 from clusterctl.why.case import Standing
 from clusterctl.why.places import words_of
+from clusterctl.why.slow.held import LONG_S
 from clusterctl.wording import size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from clusterctl.agent.protocol.types.samples import Activity, RankActivity
 
@@ -53,16 +54,37 @@ def standing(lines: Mapping[str, Sequence[bytes]], attempt: int) -> dict[int, St
     """
     found: dict[int, Standing] = {}
     for own in lines.values():
-        seen = list(islice(_newest_first(own, attempt), _OLDER + 1))
-        for rank, now in seen[0]["ranks"].items() if seen else ():
-            inside = now.get("inside")
-            if now.get("alive") and inside and inside["seq"] and inside["progress_age_s"] is not None:
-                found[int(rank)] = Standing(
-                    seconds=inside["progress_age_s"],
-                    waits=any(begun > ended for begun, ended in inside["seq"].values()),
-                    does=_does(now, seen[-1]["ranks"].get(rank), seen[0]["m"] - seen[-1]["m"]),
-                )
+        looks = _newest_first(own, attempt)
+        newest = next(looks, None)
+        if newest is not None:
+            found |= _of_node(newest, looks)
     return found
+
+
+def _of_node(newest: Activity, before: Iterator[Activity]) -> dict[int, Standing]:
+    ages = {rank: age for rank, seen in newest["ranks"].items() if (age := _still_s(seen)) is not None}
+    # To read a line takes up to a millisecond: no further one where ranks move.
+    moves = any(age < LONG_S for age in ages.values())
+    older = [newest, *(() if moves else islice(before, _OLDER))][-1]
+    return {
+        int(rank): Standing(
+            seconds=age,
+            waits=any(begun > ended for begun, ended in _counters(newest["ranks"][rank])),
+            does=_does(newest["ranks"][rank], older["ranks"].get(rank), newest["m"] - older["m"]),
+        )
+        for rank, age in ages.items()
+    }
+
+
+def _counters(seen: RankActivity) -> Iterable[tuple[int, int]]:
+    inside = seen.get("inside")
+    return ((inside and inside["seq"]) or {}).values()
+
+
+def _still_s(seen: RankActivity) -> float | None:
+    """Return for how many seconds a rank has made no progress; `None` of one that is gone, or that is not counted."""
+    inside = seen.get("inside")
+    return inside["progress_age_s"] if seen.get("alive") and inside and inside["seq"] else None
 
 
 def _newest_first(lines: Sequence[bytes], attempt: int) -> Iterator[Activity]:
