@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from clusterctl.cli.lookup.runs import view_of, with_pace
+from clusterctl.cli.lookup.why import opened
 from clusterctl.run.rules.stalls.counted import before, standing
 from clusterctl.why.case import Standing
 from clusterctl.why.judge import judge
 from clusterctl.why.verdict import Class, Confidence, Kind, Verdict
 from tests.unit.why.cases import case, elsewhere, waiting
 
+KINDS = Path(__file__).parent / "kinds"
 IN, OUT = Standing(seconds=90.0, waits=True), Standing(seconds=91.0, waits=False, does="it writes 12 MiB a second")
 
 
@@ -112,3 +116,11 @@ def test_the_counters_are_those_of_the_newest_look_before_the_moment_and_not_of_
     assert before(lines, 0, {"gpu02": 1003.0}) == {3: {"0": (61, 60)}}
     assert before(lines, 0, {"gpu02": 1030.0}) == {}
     assert before(lines, 0, {"gpu02": 999.0}) == {}
+
+
+def test_status_marks_it_with_what_it_does() -> None:
+    with opened(KINDS / "rank_0_saves_for_ever-0.tar.gz") as run:
+        view = with_pace(run, view_of(run))
+
+    assert list(view.slow) == [0]
+    assert view.slow[0].startswith("it writes ")
