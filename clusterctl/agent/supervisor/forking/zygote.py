@@ -35,6 +35,7 @@ run = serve.main({control})
 """
 _PATIENCE_SECONDS = 120.0
 """How long imports may take before the ranks start without it."""
+_LAST_WORD_MS = 1000
 _MOST_LINE = 500
 
 
@@ -78,6 +79,7 @@ class Zygote:
         self.stage, self.why, self.stale = Stage.BUSY, "", False
         self.told: dict[str, Any] = {}
         self._owed = 1
+        self._last_word_ms = _LAST_WORD_MS
         self._deadline: Timer | None = None
         self._said = syscalls.memory_file("output")
         self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -121,8 +123,10 @@ class Zygote:
     def _send(self, word: bytes, descriptors: list[int]) -> None:
         try:
             socket.send_fds(self._sock, [word], descriptors)
+        except ConnectionError:
+            self._ended()
         except OSError as error:
-            self.close(f"the process that was to fork the ranks is gone: {error.strerror}")
+            self.close(f"the process that was to fork the ranks cannot be asked: {error.strerror}")
 
     def _read(self) -> None:
         try:
@@ -131,8 +135,7 @@ class Zygote:
             # It ended with requests unread.
             data = b""
         if not data:
-            last = self._last_line()
-            self.close("the process that was to fork the ranks has ended" + (f", last saying: {last}" if last else ""))
+            self._ended()
             return
         said = json.loads(data)
         self._owed -= 1
@@ -147,6 +150,10 @@ class Zygote:
                 self.stale = False
                 self._is(Stage.READY)
 
+    def _ended(self) -> None:
+        last = self._last_line()
+        self.close("the process that was to fork the ranks has ended" + (f", last saying: {last}" if last else ""))
+
     def _last_line(self) -> str:
         """Return the end of what it has printed, where a library may say why it ends the process."""
         try:
@@ -157,12 +164,16 @@ class Zygote:
         return data.decode("utf-8", "replace").strip().rpartition("\n")[2]
 
     def last_word(self) -> str:
-        """Return why it is over, although nobody may have looked yet; nothing where it is not."""
+        """Return why it is over, although nobody may have looked yet; nothing where it is not.
+
+        Where a fork has ended without a word, that of the zygote may be under way: it is waited for, once.
+        """
         if self.stage is not Stage.OVER:
             poll = select.poll()
             poll.register(self._sock, select.POLLIN)
-            if poll.poll(0):
+            if poll.poll(self._last_word_ms):
                 self._read()
+            self._last_word_ms = 0
         return self.why if self.stage is Stage.OVER else ""
 
     def _is(self, stage: Stage) -> None:
