@@ -41,7 +41,7 @@ def verdict_and_look(run: RunDir, *, live: bool = True) -> tuple[Verdict, dict[s
         live: Look at ranks that may be alive, where nothing is kept of a stall that goes on.
     """
     state, _ = find.visible_state(run)
-    if not live or state.over or verdict.evidence_of(run, state)[0] is not None:
+    if not live or state.over or verdict.place_of_evidence(state) is not None:
         return verdict.of(run, state), {}
     told = None if state.stall is not None else verdict.of(run, state)
     if told is not None and not verdict.calls_for_a_look(run, state, told):

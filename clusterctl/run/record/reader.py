@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from clusterctl.agent.protocol import events, files
 from clusterctl.door import journal
 from clusterctl.run.rules import events as head
-from clusterctl.run.rules.fold import Folding, apply_head
+from clusterctl.run.rules.fold import Folding
 from clusterctl.run.rules.state import RunState
 
 if TYPE_CHECKING:
@@ -80,7 +80,8 @@ class StateReader:
         """Take in what is new, and hand each event on; nothing of it is kept but the state.
 
         The nodes' journals are taken in last, up to where they went before the controller's was read: an attempt is
-        always known before what happened in it. While an event is handed on, `state` is what it led to, for that long.
+        always known before what happened in it. While an event is handed on, `state` is what it led to, for that long:
+        its tables go on changing.
         """
         ends = self._ends()
         unread: dict[str, Exception] = {}
@@ -102,15 +103,21 @@ class StateReader:
 
     def take_in_head(self, head_news: Callable[[HeadNews], object]) -> None:
         """Take in what the controller alone has told since the last look."""
+        folding = Folding(self.state)
+        unread: Exception | None = None
         for line in self._head.read():
             try:
                 decoded = head.decode(line)
                 if decoded is not None:
                     _, time, event = decoded
-                    self.state = apply_head(self.state, time, event)
+                    folding.hear(time, event)
+                    self.state = folding.state
                     head_news((time, event))
             except _UNREADABLE as error:
-                self._unread(self._run.events.name, error)
+                unread = unread or error
+        self.state = folding.done()
+        if unread is not None:
+            self._unread(self._run.events.name, unread)
 
     def _unread(self, file: str, error: Exception) -> None:
         """Name the first line of a file that cannot be read."""
