@@ -31,8 +31,12 @@ class MisfitError(FrameError):
     """
 
     def __init__(self, wanted: str, value: object, place: str = "") -> None:
-        super().__init__(f"{place or 'it'} is {_shown(value)}, and must be {wanted}")
+        super().__init__(wanted, value, place)
         self.place, self._wanted, self._value = place, wanted, value
+
+    def __str__(self) -> str:  # type: ignore[explicit-override]  # the mark would have to be imported
+        # Where one of several shapes may fit, most are raised for nothing.
+        return f"{self.place or 'it'} is {_shown(self._value)}, and must be {self._wanted}"
 
     def below(self, name: object) -> MisfitError:
         """Return the same for what holds the value under `name`."""

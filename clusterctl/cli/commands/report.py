@@ -80,7 +80,7 @@ def _failure(run: RunDir, state: RunState, terminal: Terminal) -> list[str]:
     if well:
         return []
     ended = render_report(state, terminal) if state.over else []
-    return [*ended, "", *render_why(verdict_of(run, live=False), terminal)]
+    return [*ended, "", *render_why(verdict_of(run, state, live=False), terminal)]
 
 
 def _findings(run: RunDir) -> list[Found]:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.protocol.files import SAMPLES_FILE, index_file, output_file
+from clusterctl.changed import changed
 from clusterctl.render.status import RunView, WorkerActivity, activity_from_sample
 from clusterctl.run.record import find, origin, outline, samples
 from clusterctl.run.rules.state import RunPhase
@@ -82,13 +83,18 @@ def _reasons(view: RunView, slow: Sequence[int], ends: Mapping[str, bytes]) -> d
     }
 
 
+def brief_view_of(run: RunDir) -> RunView:
+    """Return of a run what `view_of` does, but not where it comes from, what its ranks write, and where they stand."""
+    state, attended = find.visible_state(run)
+    seen = _sampled(state, samples.newest_activity(run, state), time.time())
+    return RunView(state=_with_stall_age(state), attended=attended, activity=seen, verdict=_verdict(run, state))
+
+
 def listed_view_of(run: RunDir) -> RunView:
     """Return what lists show of a run now; of one that has ended only its outline is read, where there is one."""
     end = outline.read(run.outline, run.events)
     if end is None:
-        state, attended = find.visible_state(run)
-        seen = _sampled(state, samples.newest_activity(run, state), time.time())
-        return RunView(state=_with_stall_age(state), attended=attended, activity=seen, verdict=_verdict(run, state))
+        return brief_view_of(run)
     return RunView(state=end.state, attended=run.attended, activity={0: WorkerActivity(step=end.step)})
 
 
@@ -157,7 +163,7 @@ def _with_output_age(
     activity = sampled or WorkerActivity()
     names = () if folder is None else (output_file(attempt, rank), index_file(attempt, rank))
     written = max((_written(f"{folder}/{name}") for name in names), default=0.0)
-    return replace(activity, last_output_s=max(0.0, now - written)) if written else activity
+    return changed(activity, last_output_s=max(0.0, now - written)) if written else activity
 
 
 def _written(path: str) -> float:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from clusterctl.agent.protocol import events, files
 from clusterctl.door import journal
 from clusterctl.run.rules import events as head
-from clusterctl.run.rules.fold import Folding
+from clusterctl.run.rules.fold import Folding, apply_head
 from clusterctl.run.rules.state import RunState
 
 if TYPE_CHECKING:
@@ -144,6 +144,17 @@ def load_state(run: RunDir) -> RunState:
     reader = StateReader(run)
     reader.take_in()
     return reader.state
+
+
+def load_created(run: RunDir) -> RunState:
+    """Return of a run only its id, its name and its file: what its first line tells."""
+    for line in LineTail(run.events).read():
+        with contextlib.suppress(*_UNREADABLE):
+            told = head.decode(line)
+            if told is not None and isinstance(told[2], head.Created):
+                return apply_head(RunState(), told[1], told[2])
+        break
+    return load_told(run)
 
 
 def load_told(run: RunDir) -> RunState:

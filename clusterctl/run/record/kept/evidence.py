@@ -29,6 +29,15 @@ def _names(folder: Path) -> list[str]:
         return []
 
 
+def _content(path: str) -> bytes:
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        # Room is made for all that is asked for.
+        return os.read(file, min(_MOST_BYTES, os.fstat(file).st_size))
+    finally:
+        os.close(file)
+
+
 def newest(run: RunDir) -> tuple[str | None, dict[str, OfRank]]:
     """Return the name of the folder with the newest evidence, and what it says of each rank; a bad file is left out."""
     names = of_stalls(str(run.path))
@@ -42,8 +51,7 @@ def of_folder(folder: Path) -> dict[str, OfRank]:
     by_rank: dict[str, OfRank] = {}
     for name in sorted(_names(folder)):
         try:
-            with open(f"{folder}/{name}", "rb", buffering=0) as file:
-                evidence = json.loads(file.read(_MOST_BYTES))
+            evidence = json.loads(_content(f"{folder}/{name}"))
             by_rank[str(int(evidence["rank"]))] = answers.evidence_of_rank(evidence)
         except (OSError, ValueError, KeyError, TypeError, RecursionError, FrameError):
             continue
