@@ -244,7 +244,7 @@ def _completed(*, known: bool) -> int:
     if known:
         return int(ExitCode.OK)
     click.echo("error: `_CLUSTERCTL_COMPLETE` asks for nothing that completion knows", err=True)
-    click.echo("\nhint: `clusterctl completion bash` prints what sets it; `unset _CLUSTERCTL_COMPLETE`", err=True)
+    click.echo("hint: `clusterctl completion bash` prints what sets it; `unset _CLUSTERCTL_COMPLETE`", err=True)
     return int(ExitCode.USAGE)
 
 

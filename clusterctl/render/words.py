@@ -159,6 +159,8 @@ _DECISIONS = {
 def decision_news(event: Decided, state: RunState) -> str:
     """Return what the controller does now, and why; of the attempt that goes on, which worker has failed."""
     text = _DECISIONS.get(event.reason, f"{event.reason}: stopping every worker")
+    if event.reason == StopReason.PEER_FAILED.value and len(state.workers) == 1:
+        text = "the worker failed"
     cause = state.cause if event.attempt == state.attempt else None
     if event.reason == StopReason.PEER_FAILED.value and not event.message and cause is not None:
         return f"{text} (rank {cause.rank} on {safe(cause.node)}: {how_it_ended(cause)})"
