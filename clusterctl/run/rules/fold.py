@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from clusterctl.agent.protocol import events
 from clusterctl.changed import changed
@@ -47,7 +47,7 @@ class Folding:
     """
 
     def __init__(self, state: RunState) -> None:
-        self.state = _with_own_tables(state)
+        self.state = changed(state, nodes=_OwnNodes(state.nodes), workers=_OwnWorkers(state.workers))
 
     def take(self, node: str, stamp: events.Stamp, event: events.Event) -> None:
         """Take in an event of a node's journal."""
@@ -55,10 +55,9 @@ class Folding:
 
     def hear(self, time: float, event: head.ControllerEvent) -> None:
         """Take in an event of the controller's journal, which may bring other tables."""
-        state = self.state
-        self.state = apply_head(state, time, event)
-        if self.state.nodes is not state.nodes or self.state.workers is not state.workers:
-            self.state = _with_own_tables(self.state)
+        before, self.state = self.state, apply_head(self.state, time, event)
+        if self.state.nodes is not before.nodes or self.state.workers is not before.workers:
+            self.state = Folding(self.state).state
 
     def done(self) -> RunState:
         """Return the state, for good."""
@@ -66,7 +65,7 @@ class Folding:
 
 
 class _OwnNodes(dict[str, NodeState]):
-    """A table that nobody else has yet, so that it may be changed."""
+    """A table that nobody else has yet."""
 
 
 class _OwnWorkers(dict[int, WorkerState]):
@@ -80,10 +79,6 @@ class _OwnWorkers(dict[int, WorkerState]):
         """Put another state of a rank in."""
         self.pending += (worker.phase in _PENDING) - (self[worker.rank].phase in _PENDING)
         self[worker.rank] = worker
-
-
-def _with_own_tables(state: RunState) -> RunState:
-    return changed(state, nodes=_OwnNodes(state.nodes), workers=_OwnWorkers(state.workers))
 
 
 def _apply_retired(state: RunState, node: NodeState, stamp: events.Stamp, event: events.Event) -> RunState:
@@ -192,7 +187,9 @@ def apply_head(state: RunState, time: float, event: head.ControllerEvent) -> Run
         case head.StallSeen():
             return _stall(state, time, event)
         case head.StartFailed():
-            return changed(state, error=event.error, no_exit=_start_cause(event.error))
+            why, node = str(event.error.get("message", "")), event.error.get("node")
+            cause = Cause(kind="start_failed", node=node, message=why, certain=True)
+            return changed(state, error=event.error, no_exit=cause)
         case head.Ended():
             phase = RunPhase(event.state)
             return changed(state, phase=phase, exit_code=event.exit_code, ended=time, remaining=tuple(event.remaining))
@@ -231,10 +228,6 @@ def _restarting(state: RunState, time: float, event: head.Restarting) -> RunStat
         endings=(*state.endings, (event.ended, event.newest)),
         past=(*state.past, over),
     )
-
-
-def _start_cause(error: dict[str, Any]) -> Cause:
-    return Cause(kind="start_failed", node=error.get("node"), message=str(error.get("message", "")), certain=True)
 
 
 def _clock(state: RunState, event: head.Clock) -> RunState:
