@@ -195,7 +195,7 @@ class _Story:
         age = max(0.1, second - step * STEP_S)
         inside = {
             "pid": 4000 + rank, "step": step, "source": "torch.optim", "beats": step, "seq": {"0": [step, step]},
-            "backend": "nccl", "timeout_s": 600.0, "frameworks": ["torch"], "facts": {}, "degraded": {},
+            "backend": "nccl", "timeout_s": 600.0, "looks": 4 * second, "held": second, "frameworks": ["torch"], "facts": {}, "degraded": {},
             "age_s": 0.2, "progress_age_s": round(age, 3), "main_age_s": 0.2, "phase": None,
         }  # fmt: skip
         return {

@@ -86,7 +86,7 @@ class SessionContract:
     def test_whoever_waits_is_told_each_stage(self, opened: Open) -> None:
         stages: list[str] = []
         opened(progress=stages.append)
-        assert stages[-4:] == ["connected, no Python answer", "sending the agent", "agent started", "joined"]
+        assert stages[-4:] == ["connected, looking for Python", "sending the agent", "agent started", "joined"]
 
     def test_every_request_carries_the_epoch_of_the_session(self, opened: Open) -> None:
         session = opened(epoch=3)

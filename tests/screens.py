@@ -95,7 +95,7 @@ def main() -> None:
         for end in End:
             stack.enter_context(made(big, end, name=end.value))
         env = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "SHELL": "/bin/sh"}
-        env |= {"PYTHONIOENCODING": "ascii", "LC_ALL": "C", "NO_COLOR": "1"} if asked.plain else {"LC_ALL": "C.UTF-8"}
+        env |= {"LC_ALL": "C", "NO_COLOR": "1"} if asked.plain else {"LC_ALL": "C.UTF-8"}
         for name, typed in SCREENS.items():
             state = big if name.endswith("-200") else Path(temporary) / "state"
             shown = capture(typed, work, {**env, "XDG_STATE_HOME": str(state)}, asked.columns)

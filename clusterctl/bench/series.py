@@ -10,6 +10,7 @@ from clusterctl.config.spec import ClusterSpec, JobSpec, RestartSpec, TransportK
 from clusterctl.config.workdir import renamed
 from clusterctl.errors import RefusedError
 from clusterctl.plan.layout import worker_count
+from clusterctl.wording import plural
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -47,7 +48,10 @@ def counts(total: int, asked: Sequence[int] = ()) -> tuple[int, ...]:
     if asked:
         wanted = tuple(sorted(set(asked)))
         if wanted[0] < 1 or wanted[-1] > total:
-            raise RefusedError(f"{wanted[-1]} workers are not to be had", hint=f"the file has room for 1 to {total}")
+            refused = wanted[-1] if wanted[-1] > total else wanted[0]
+            raise RefusedError(
+                f"{plural(refused, 'worker')} cannot be measured", hint=f"the file has room for 1 to {total}"
+            )
         return wanted
     powers = [1 << n for n in range(total.bit_length()) if 1 << n <= total]
     return tuple(sorted({*powers, total}))

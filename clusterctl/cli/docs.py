@@ -27,7 +27,8 @@ nodes (`gpu[01-04,07]`) or ranks (`0-3,7`). A DURATION is `90`, `90s`, `10m`, `1
 
 Data goes to stdout, everything said about it to stderr. Colours and lines that are rewritten in place appear on a
 terminal only; `NO_COLOR`, `FORCE_COLOR` and `TERM=dumb` are honoured, and `--color` wins. What goes into a pipe
-is never cut to a width. Where the output's encoding is not UTF-8, plain ASCII signs are used.
+is never cut to a width. Where the output's encoding is not UTF-8, or with `LC_ALL=C`,
+plain ASCII signs are used.
 
 """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import os
 import sys
@@ -53,6 +54,8 @@ COMMANDS: dict[str, str] = {
 }
 """Every command with its line of help, so that `--help` imports none of them."""
 
+_VALUES = 200_000
+"""How many more there may be before they are looked through."""
 OTHER_NAMES = {"diagnose": "why"}
 """What people may type as well."""
 
@@ -197,6 +200,9 @@ def cli(ctx: click.Context) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit."""
+    # To look through all values for circles, each time that there are some hundreds more, is a tenth of what it takes
+    # to show a large run; there are next to none.
+    gc.set_threshold(_VALUES)
     streams.install()
     code = run(arguments)
     _flush()
@@ -238,7 +244,7 @@ def _completed(*, known: bool) -> int:
     if known:
         return int(ExitCode.OK)
     click.echo("error: `_CLUSTERCTL_COMPLETE` asks for nothing that completion knows", err=True)
-    click.echo("\nhint: `clusterctl completion bash` prints what sets it; `unset _CLUSTERCTL_COMPLETE`", err=True)
+    click.echo("hint: `clusterctl completion bash` prints what sets it; `unset _CLUSTERCTL_COMPLETE`", err=True)
     return int(ExitCode.USAGE)
 
 

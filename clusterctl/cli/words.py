@@ -139,6 +139,6 @@ def parse_ranks(text: str | None) -> frozenset[int] | None:
         match = _ITEM.fullmatch(item.strip())
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if first > last or last > _MOST:
-            raise click.BadParameter(f"`{text}` is no set of ranks; write e.g. `0-3,7`", param_hint="--rank")
+            raise click.BadParameter(f"`{text}` does not name ranks; write e.g. `0-3,7`", param_hint="--rank")
         ranks |= set(range(first, last + 1))
     return frozenset(ranks)

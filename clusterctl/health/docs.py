@@ -31,7 +31,7 @@ A check says one of
 | PASS | looked at, and well |
 | WARN | deserves a look; a run may start |
 | FAIL | a run should not start here; `up` exits with 5 |
-| SKIP | does not apply here (no such hardware, nothing promised), or ignored by the cluster file, which is said |
+| SKIP | does not apply here (no such hardware, nothing expected), or ignored by the cluster file, which is said |
 | UNKNOWN | applies, but could not be looked at (no permission, no tool, no answer); never a pass |
 
 The verdict of a node is its worst finding, in the order FAIL, WARN, UNKNOWN, PASS. With `--strict`, WARN and UNKNOWN

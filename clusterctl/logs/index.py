@@ -35,7 +35,7 @@ class TimeIndex:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._block: list[Mark] = []
+        self._block = b""
         self._block_start = 0
 
     def last(self) -> Mark | None:
@@ -61,11 +61,11 @@ class TimeIndex:
 
     def get(self, position: int) -> Mark | None:
         """Return a record by its number, or `None` where there is none yet."""
-        start = self._block_start
-        if start <= position < start + len(self._block):
-            return self._block[position - start]
-        self._load(position)
-        return self._block[0] if self._block else None
+        mark = self._held(position)
+        if mark is None:
+            self._load(position)
+            mark = self._held(position)
+        return mark
 
     def _record(self, position: int) -> Mark:
         mark = self.get(position)
@@ -82,11 +82,20 @@ class TimeIndex:
         return low
 
     def _peek(self, position: int) -> Mark:
-        start = self._block_start
-        if start <= position < start + len(self._block):
-            return self._block[position - start]
-        self._load(max(0, position - _BLOCK_RECORDS // 2))
-        return self._record(position)
+        mark = self._held(position)
+        if mark is None:
+            self._load(max(0, position - _BLOCK_RECORDS // 2))
+            return self._record(position)
+        return mark
+
+    def _held(self, position: int) -> Mark | None:
+        """Return a record of the block; records are taken apart when they are asked for, for mostly few are."""
+        place = (position - self._block_start) * INDEX_RECORD.size
+        if not 0 <= place <= len(self._block) - INDEX_RECORD.size:
+            return None
+        size, time = INDEX_RECORD.unpack_from(self._block, place)
+        # A node may have written anything: what is no moment is before all others.
+        return Mark(size, time if abs(time) < _LATEST else 0.0)
 
     def _count(self) -> int:
         try:
@@ -95,13 +104,9 @@ class TimeIndex:
             return 0
 
     def _load(self, position: int) -> None:
-        self._block, self._block_start = [], position
+        self._block, self._block_start = b"", position
         try:
             with open(self._path, "rb", buffering=0) as file:
-                data = os.pread(file.fileno(), _BLOCK_RECORDS * INDEX_RECORD.size, position * INDEX_RECORD.size)
+                self._block = os.pread(file.fileno(), _BLOCK_RECORDS * INDEX_RECORD.size, position * INDEX_RECORD.size)
         except FileNotFoundError:
             return
-        whole = len(data) - len(data) % INDEX_RECORD.size
-        records = INDEX_RECORD.iter_unpack(memoryview(data)[:whole])
-        # A node may have written anything: what is no moment is before all others.
-        self._block = [Mark(size, time if abs(time) < _LATEST else 0.0) for size, time in records]

@@ -6,6 +6,7 @@ import heapq
 import os
 import time
 from collections import deque
+from itertools import chain
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from clusterctl.logs.stream import Batch
 
 _WIDEN = 8
+_FEW = 4
+"""Lines that are read of each of many streams, of which each has a few of the last ones."""
 
 
 def read_lines(run_dir: str | os.PathLike[str], query: LogQuery, *, skew: Skew | None = None) -> Iterator[LogLine]:
@@ -57,6 +60,9 @@ def history(streams: Sequence[OutputStream], query: LogQuery, *, flush: bool) ->
     if query.tail is None:
         yield from _merged(streams, starts, ends, query, flush=flush)
         return
+    if query.grep is None and query.tail:
+        yield from _last_lines(streams, starts, ends, query, query.tail, flush=flush)
+        return
     window = query.tail
     while True:
         moved = [
@@ -69,6 +75,42 @@ def history(streams: Sequence[OutputStream], query: LogQuery, *, flush: bool) ->
             yield from last
             return
         window = max(window, 1) * _WIDEN
+
+
+def _last_lines(
+    streams: Sequence[OutputStream],
+    starts: Sequence[int],
+    ends: Sequence[int],
+    query: LogQuery,
+    tail: int,
+    *,
+    flush: bool,
+) -> list[LogLine]:
+    """Return the last lines of all streams together; of each it reads few, and more where those may not be all."""
+    window = min(tail, max(_FEW, 2 * tail // max(1, len(streams))))
+    read: list[list[Batch]] = [[]] * len(streams)
+    begun = [0] * len(streams)
+    unsure = [number for number, end in enumerate(ends) if end]
+    while True:
+        for number in unsure:
+            stream, end = streams[number], ends[number]
+            begun[number] = max(starts[number], stream.floor, tail_start(stream.file.path, end, window))
+            stream.restart(begun[number])
+            read[number] = list(_batches(stream, end, flush=flush))
+        batches = sorted(chain.from_iterable(read), key=attrgetter("time"))
+        wanted = (line for batch in batches if query.wants_time(batch.time) for line in batch.lines)
+        last = list(deque(wanted, maxlen=tail))
+        oldest = last[0].time if len(last) == tail else float("-inf")
+        # What was not read of a stream is no later than the first line that was.
+        unsure = [
+            number
+            for number in unsure
+            if begun[number] > max(starts[number], streams[number].floor)
+            and (not read[number] or read[number][0].time >= oldest)
+        ]
+        if not unsure or window >= tail:
+            return last
+        window = min(tail, window * _WIDEN)
 
 
 def matching(lines: list[LogLine], query: LogQuery) -> list[LogLine]:

@@ -98,7 +98,7 @@ def phase_line(view: PhaseView, glyphs: Glyphs, *, width: int | None = None, spi
 
 
 def waiting_text(view: PhaseView, most: int | None = SLOWEST) -> str:
-    """Return what a phase waits for in one sentence: `2 of 4 nodes, waiting for gpu03: no Python answer for 4 s`.
+    """Return what a phase waits for in one sentence: `2 of 4 nodes, waiting for gpu03: looking for Python for 4 s`.
 
     The slowest `most` are named; all, where it is `None`.
     """

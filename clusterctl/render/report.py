@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from clusterctl.agent.protocol.requests import StopReason
+from clusterctl.agent.protocol.reasons import StopReason
 from clusterctl.logs.clean import clean_block
 from clusterctl.logs.select import end_lines
 from clusterctl.render.errors import remaining_lines, start_failed_lines

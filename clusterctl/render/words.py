@@ -6,7 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.protocol import events as node_events
-from clusterctl.agent.protocol.requests import StopReason
+from clusterctl.agent.protocol.reasons import StopReason
 from clusterctl.render.ranks import fold_nodes, fold_ranks
 from clusterctl.render.terminal.console import BOLD, RED, safe
 from clusterctl.run.rules.state import NodeState
@@ -159,6 +159,8 @@ _DECISIONS = {
 def decision_news(event: Decided, state: RunState) -> str:
     """Return what the controller does now, and why; of the attempt that goes on, which worker has failed."""
     text = _DECISIONS.get(event.reason, f"{event.reason}: stopping every worker")
+    if event.reason == StopReason.PEER_FAILED.value and len(state.workers) == 1:
+        text = "the worker failed"
     cause = state.cause if event.attempt == state.attempt else None
     if event.reason == StopReason.PEER_FAILED.value and not event.message and cause is not None:
         return f"{text} (rank {cause.rank} on {safe(cause.node)}: {how_it_ended(cause)})"

@@ -39,7 +39,7 @@ ANSWER_SECONDS = 20.0
 
 
 class Progress(Protocol):
-    """Called, on any thread, with a node and the stage that it is in ("connected, no Python answer")."""
+    """Called, on any thread, with a node and the stage that it is in ("connected, looking for Python")."""
 
     def __call__(self, node: str, stage: str) -> None:
         """Take note that `node` is in `stage` now."""

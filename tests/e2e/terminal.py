@@ -29,6 +29,7 @@ class Terminal:
 
     Args:
         arguments: Of clusterctl.
+        program: Another program of Python's, whose arguments they are then.
         folder: Working directory.
         env: Environment.
         columns, rows: Size of the screen.
@@ -43,6 +44,7 @@ class Terminal:
         columns: int = 100,
         rows: int = 30,
         ignoring: Iterable[int] = (),
+        program: tuple[str, str] = ("-m", "clusterctl"),
     ) -> None:
         self._master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
@@ -52,7 +54,7 @@ class Terminal:
             f"for number in {list(map(int, ignoring))}: signal.signal(number, signal.SIG_IGN)\n"
             "os.execv(sys.argv[1], sys.argv[1:])"
         )
-        argv = [sys.executable, "-c", become, sys.executable, "-m", "clusterctl", *arguments]
+        argv = [sys.executable, "-c", become, sys.executable, *program, *arguments]
         self._process = subprocess.Popen(
             argv, cwd=folder, env={**env, "TERM": "xterm-256color"}, stdin=slave, stdout=slave, stderr=slave,
             start_new_session=True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -67,6 +68,12 @@ def page(head: LocalHead, run: str) -> str:
 )
 def test_the_page_tells_what_the_run_was_and_how_it_ended(page: str, said: str) -> None:
     assert said in page
+
+
+def test_files_of_the_code_stand_in_a_traceback_as_in_their_folder(page: str, head: LocalHead) -> None:
+    wrong = page.partition("<h2>What went wrong</h2>")[2].partition("<h2>")[0]
+    assert "Traceback" in wrong
+    assert f"{head.folder}/" not in html.unescape(wrong), wrong
 
 
 def test_the_page_of_a_run_holds_nothing_but_itself(page: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any
 
 from clusterctl.agent.protocol.frames import CREDIT_BYTES
@@ -138,18 +137,3 @@ class Follow:
     cursors: dict[str, int] = field(default_factory=dict)
     credit: int = CREDIT_BYTES
     whole: int = 0
-
-
-class StopReason(str, Enum):
-    """Who or what asked for the end of an attempt."""
-
-    PEER_FAILED = "peer_failed"
-    CANCELLED = "cancelled"
-    STALLED = "stalled"
-    TIME_LIMIT = "time_limit"
-    FENCE = "fence"
-    NODE_LOST = "node_lost"
-    START_FAILED = "start_failed"
-    RESTART = "restart"
-    UNHEALTHY = "unhealthy"
-    PORT_TAKEN = "port_taken"

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 MOST_EXACT = 1 << 53
 """The first whole number that other readers of JSON may take for another one."""
 _SHOWN = 40
+_WITHOUT_NULL: dict[Shape, Shape] = {}
+"""What `maybe` was made of, for records, which see to null themselves: most fields of a sample may be null."""
 
 
 class MisfitError(FrameError):
@@ -29,8 +31,12 @@ class MisfitError(FrameError):
     """
 
     def __init__(self, wanted: str, value: object, place: str = "") -> None:
-        super().__init__(f"{place or 'it'} is {_shown(value)}, and must be {wanted}")
+        super().__init__(wanted, value, place)
         self.place, self._wanted, self._value = place, wanted, value
+
+    def __str__(self) -> str:  # type: ignore[explicit-override]  # the mark would have to be imported
+        # Where one of several shapes may fit, most are raised for nothing.
+        return f"{self.place or 'it'} is {_shown(self._value)}, and must be {self._wanted}"
 
     def below(self, name: object) -> MisfitError:
         """Return the same for what holds the value under `name`."""
@@ -94,6 +100,7 @@ def maybe(shape: Shape) -> Shape:
         if value is not None:
             shape(value)
 
+    _WITHOUT_NULL[check] = shape
     return check
 
 
@@ -164,6 +171,8 @@ def table(key: Shape, shape: Shape, most: int) -> Shape:
 def record(needed: Mapping[str, Shape], optional: Mapping[str, Shape] | None = None) -> Shape:
     """An object with these fields; others are ignored, so that either side can gain some."""
     allowed = {**needed, **(optional or {})}
+    may_be_null = frozenset(name for name, shape in allowed.items() if shape in _WITHOUT_NULL)
+    shape_of = {name: _WITHOUT_NULL.get(shape, shape) for name, shape in allowed.items()}.get
 
     def check(value: Any) -> None:
         if not isinstance(value, dict):
@@ -171,12 +180,14 @@ def record(needed: Mapping[str, Shape], optional: Mapping[str, Shape] | None = N
         for name in needed:
             if name not in value:
                 raise MisfitError(f"an object with `{name}`", value)
-        for name, shape in allowed.items():
-            if name in value:
-                try:
-                    shape(value[name])
-                except MisfitError as error:
-                    raise error.below(name) from None
+        for name, item in value.items():
+            shape = shape_of(name)
+            if shape is None or (item is None and name in may_be_null):
+                continue
+            try:
+                shape(item)
+            except MisfitError as error:
+                raise error.below(name) from None
 
     return check
 

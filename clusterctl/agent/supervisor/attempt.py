@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Callable
 
 from clusterctl.agent.linux import cgroup, ports, proc, syscalls
 from clusterctl.agent.members import sweep
-from clusterctl.agent.protocol import encoding, events, refusals, requests
+from clusterctl.agent.protocol import encoding, events, reasons, refusals, requests
 from clusterctl.agent.record import rank_files
 from clusterctl.agent.supervisor import adoption, claims, ends, ladder, torchrun, waiter, workers
 from clusterctl.agent.supervisor.ending import Ending, Parts
@@ -205,7 +205,7 @@ class Attempt:
         intruder = self._watched_ports.look(now)
         if intruder is not None:
             self._alarm(events.PORT_TAKEN, intruder)
-            self.ending.stop(self.prepare.grace, requests.StopReason.PORT_TAKEN.value)
+            self.ending.stop(self.prepare.grace, reasons.StopReason.PORT_TAKEN.value)
 
     def _users(self) -> set[int | None]:
         seen = dataclasses.replace(self.ledger, found=set(self.ledger.found))
@@ -251,7 +251,7 @@ class Attempt:
 
     def _exited(self, worker: Worker, said: Exit) -> None:
         if (since := rank_files.fenced_since(self._run.fence(self.number), said)) is not None:
-            self.ending.fenced(since, requests.StopReason.FENCE.value, self.prepare.grace)
+            self.ending.fenced(since, reasons.StopReason.FENCE.value, self.prepare.grace)
         self._let_go(worker)
         event = self._exit_event(worker, said)
         self._record(event)
@@ -259,7 +259,7 @@ class Attempt:
             # First: one that finds its port taken has only the name of the error.
             self.look_at_ports()
         if not event.stopped and event.exit_code != 0 and self.living and self.ending.since is None:
-            self.ending.stop(self.prepare.grace, requests.StopReason.PEER_FAILED.value)
+            self.ending.stop(self.prepare.grace, reasons.StopReason.PEER_FAILED.value)
 
     def _let_go(self, worker: Worker) -> None:
         """Watch no longer over a worker that has ended."""
@@ -330,7 +330,7 @@ class Attempt:
                 self._record(dataclasses.replace(event, rank=rank, stopped=event.stopped or rank != launcher.rank))
         if self.living and self.ending.since is None:
             self._alarm("launcher", "the launcher of this node has ended before its workers")
-            self.ending.stop(self.prepare.grace, requests.StopReason.PEER_FAILED.value)
+            self.ending.stop(self.prepare.grace, reasons.StopReason.PEER_FAILED.value)
 
     # --- the end
 

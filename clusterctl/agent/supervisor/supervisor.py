@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from clusterctl.agent.linux import aside, ports, proc, relaunch
 from clusterctl.agent.linux.loop import Loop
 from clusterctl.agent.members import guardians, marks
-from clusterctl.agent.protocol import commands, encoding, events, refusals, requests
+from clusterctl.agent.protocol import commands, encoding, events, reasons, refusals, requests
 from clusterctl.agent.record import authority, durable, journal, keeping, rank_files, rundir, seat
 from clusterctl.agent.record import secrets as kept
 from clusterctl.agent.record.state import apply, fold
@@ -99,7 +99,7 @@ class Supervisor:
 
     def _record(self, event: events.Event) -> events.Stamp:
         stamp = self._journal.append(event)
-        if isinstance(event, events.Stopping) and event.reason == requests.StopReason.FENCE.value:
+        if isinstance(event, events.Stopping) and event.reason == reasons.StopReason.FENCE.value:
             # Nobody may ever come back for them.
             kept.forget(self._run)
             self._forking.close()
@@ -210,7 +210,7 @@ class Supervisor:
         if attempt is not None and not attempt.ending.swept:
             limit = attempt.prepare.stop_after
             if limit is not None and age > limit and attempt.ending.since is None:
-                attempt.ending.stop(attempt.prepare.grace, requests.StopReason.FENCE.value)
+                attempt.ending.stop(attempt.prepare.grace, reasons.StopReason.FENCE.value)
         busy = attempt is not None and attempt.started and not attempt.ending.swept
         # Without an attempt there is nothing to lose: who asked for one has left, or was refused.
         if not busy and self._peers.count == 0 and (self._ending or attempt is None or age > _UNATTENDED_SECONDS):

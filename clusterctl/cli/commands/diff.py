@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from clusterctl.cli import options
-from clusterctl.cli.lookup.runs import tell_unread, view_of
+from clusterctl.cli.lookup.runs import brief_view_of, tell_unread
 from clusterctl.cli.main import WithExamples
 from clusterctl.render.story.attempts import cause_words
 from clusterctl.render.story.differences import differences, differences_json, render_differences
@@ -44,7 +44,7 @@ def command(first: str, second: str, as_json: bool, color: str, quiet: bool) -> 
 
 def _portrait(reference: str, console: Console) -> Portrait:
     run = find(reference)
-    view = view_of(run)
+    view = brief_view_of(run)
     tell_unread(view.state, console)
     return portrait(run, _outcome(view))
 

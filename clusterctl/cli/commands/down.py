@@ -213,7 +213,7 @@ def end_orphans(path: str, console: Console, *, as_json: bool) -> int:
     if as_json:
         console.json([{"run": r, "state": "cancelled", "remaining": [x for x in left if x["run"] == r]} for r in runs])
     else:
-        console.narrate(f"ended {', '.join(runs)}" if runs else "no run here that this head does not know")
+        console.narrate(f"ended {', '.join(runs)}" if runs else "this head knows every run on these nodes")
         console.narrate(*remaining_lines(left, console.err))
     if errors:
         raise NodesError(list(errors.values()))

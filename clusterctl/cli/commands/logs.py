@@ -28,7 +28,7 @@ from clusterctl.logs.select import FailingEnds
 from clusterctl.render.log import LogWriter, Timestamps, json_line, raw_bytes
 from clusterctl.render.story.marks import Marks
 from clusterctl.run.record.find import all_runs, find
-from clusterctl.run.record.reader import StateReader, load_state
+from clusterctl.run.record.reader import StateReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from clusterctl.logs.fold import FoldedLine
     from clusterctl.logs.line import LogLine
     from clusterctl.render.terminal.console import Console
-    from clusterctl.run.record.rundir import RunDir
+    from clusterctl.run.record.reader import NodeNews
     from clusterctl.run.rules.state import RunState
 
 
@@ -107,7 +107,9 @@ def command(choices: LogsChoices) -> int:
     are those of this head: what the clock of a node was last measured to be ahead or behind is taken off.
     """
     run = find(choices.reference)
-    state = load_state(run)
+    reader, exited = StateReader(run), _Exits()
+    reader.take_in(node_news=exited.hear)
+    state = reader.state
     query = _query(choices, state)
     console = choices.console()
     if choices.reference is None and console.err.live and len(all_runs()) > 1:
@@ -119,7 +121,7 @@ def command(choices: LogsChoices) -> int:
 
         return follow(run, query, shown, console, default=choices.default)
     if choices.output == "text":
-        exits = _exits(run, state) if choices.default else []
+        exits = exited.on_clock_of_head(state) if choices.default else []
         ends = ends_of(run.path, query, exits, FailingEnds(query.ranks), skew=state.ahead)
         shown.past(last_folded(run.path, query, ends, skew=state.ahead))
     else:
@@ -226,6 +228,18 @@ class _Output:
             sys.stdout.buffer.flush()
 
 
-def _exits(run: RunDir, state: RunState) -> list[tuple[str, float, Exited]]:
-    _, news = StateReader(run).refresh()
-    return [(node, stamp.wall - state.ahead(node), event) for node, stamp, event in news if isinstance(event, Exited)]
+class _Exits:
+    """How workers ended, as their nodes tell it."""
+
+    def __init__(self) -> None:
+        self._told: list[tuple[str, float, Exited]] = []
+
+    def hear(self, news: NodeNews) -> None:
+        """Take note of an end."""
+        node, stamp, event = news
+        if isinstance(event, Exited):
+            self._told.append((node, stamp.wall, event))
+
+    def on_clock_of_head(self, state: RunState) -> list[tuple[str, float, Exited]]:
+        """Return them with the head's wall clock."""
+        return [(node, wall - state.ahead(node), event) for node, wall, event in self._told]

@@ -11,6 +11,7 @@ import click
 
 from clusterctl.agent.protocol.files import output_file
 from clusterctl.cli import options
+from clusterctl.cli.follow.following import code_folders
 from clusterctl.cli.follow.told import happened
 from clusterctl.cli.lookup.runs import tell_unread, view_of
 from clusterctl.cli.lookup.why import verdict_of
@@ -18,7 +19,7 @@ from clusterctl.cli.main import WithExamples
 from clusterctl.cli.words import write
 from clusterctl.logs.clean import clean_block
 from clusterctl.render.page.story import Found, Told, story
-from clusterctl.render.report import render_report
+from clusterctl.render.report import Beside, render_report
 from clusterctl.render.story.why import render_why
 from clusterctl.render.terminal.console import Terminal
 from clusterctl.run.record.find import find
@@ -79,8 +80,8 @@ def _failure(run: RunDir, state: RunState, terminal: Terminal) -> list[str]:
     well = state.phase is RunPhase.SUCCEEDED or (not state.over and state.stall is None)
     if well:
         return []
-    ended = render_report(state, terminal) if state.over else []
-    return [*ended, "", *render_why(verdict_of(run, live=False), terminal)]
+    ended = render_report(state, terminal, Beside(folders=code_folders(run, state))) if state.over else []
+    return [*ended, "", *render_why(verdict_of(run, state, live=False), terminal)]
 
 
 def _findings(run: RunDir) -> list[Found]:

@@ -9,7 +9,6 @@ import click
 
 from clusterctl.cli import options
 from clusterctl.cli.lookup import machines
-from clusterctl.cli.lookup.reach import reachable
 from clusterctl.cli.main import WithExamples
 from clusterctl.cli.words import parse_duration
 from clusterctl.config.hosts import select
@@ -57,6 +56,8 @@ def command(
 
 def _stats(subject: Subject, chosen: str | None, console: Console) -> list[NodeStats]:
     if subject.run is None:
+        from clusterctl.cli.lookup.reach import reachable
+
         spec = options.load_file(subject.path, (), (), console=console).spec
         hosts = options.chosen_hosts(spec, chosen)
         with reachable(spec, hosts) as (sessions, errors):

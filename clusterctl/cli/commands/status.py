@@ -8,11 +8,12 @@ from dataclasses import replace
 import click
 
 from clusterctl.cli import options
-from clusterctl.cli.lookup.runs import tell_unread, view_of, with_pace
+from clusterctl.cli.lookup.runs import tell_unread, view_from, with_pace
 from clusterctl.cli.main import WithExamples
 from clusterctl.render.status import render_status
 from clusterctl.render.status_json import status_json
-from clusterctl.run.record.find import find
+from clusterctl.run.record.find import find, visible_state
+from clusterctl.run.record.samples import newest_activity
 
 
 @click.command("status", cls=WithExamples)
@@ -24,7 +25,9 @@ def command(reference: str | None, as_json: bool, verbose: bool, color: str, qui
     """Show one run: its state, its nodes and workers, and what failed first."""
     console = options.console_of(color)
     run = find(reference)
-    view = with_pace(run, view_of(run))
+    state, attended = visible_state(run)
+    newest = newest_activity(run, state)
+    view = with_pace(run, view_from(run, state, attended=attended, newest=newest), newest)
     tell_unread(view.state, console)
     if as_json:
         from clusterctl.run.record.kept.timings import start_times

@@ -15,7 +15,6 @@ from clusterctl.cli import options
 from clusterctl.cli.follow.screen import Screen
 from clusterctl.cli.follow.watched_run import WatchedRun
 from clusterctl.cli.lookup import machines
-from clusterctl.cli.lookup.reach import reachable
 from clusterctl.cli.main import WithExamples
 from clusterctl.cli.words import parse_duration
 from clusterctl.render.top.order import SORTS, Order
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from clusterctl.render.terminal.console import Console, Terminal
 
 _LOOK_AGAIN = 2.0
-_TALLEST = 1 << 20
+_TALLEST = 1 << 16
 _IN_A_PIPE = 46
 """Lines of the one picture that is printed where nobody can scroll; where they are too few rows are folded."""
 
@@ -113,6 +112,8 @@ def _source(subject: Subject, console: Console) -> Iterator[Source]:
     if subject.run is not None:
         yield WatchedRun(subject.run)
         return
+    from clusterctl.cli.lookup.reach import reachable
+
     spec = options.load_file(subject.path, (), (), console=console).spec
     with reachable(spec, spec.hosts) as (sessions, errors):
         joined = [host for host in spec.hosts if host.name in sessions]

@@ -117,7 +117,7 @@ def _ask(new: Sized, what: str, before: str, *, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise RefusedError("nobody to ask here", hint=f"{before}, then add `--yes`")
+        raise RefusedError("stdin is no terminal, so nobody can be asked", hint=f"{before}, then add `--yes`")
     if not click.confirm(f"accept {f'this {what}' if len(new) == 1 else f'these {len(new)} {what}s'}?", err=True):
         raise RefusedError("nothing was accepted")
 

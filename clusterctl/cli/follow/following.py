@@ -7,6 +7,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from clusterctl.errors import ClusterctlError, ExitCode
+from clusterctl.render.errors import error_line, hint_lines
 from clusterctl.render.report import Beside, render_report
 from clusterctl.run.rules import leftover
 
@@ -44,7 +45,7 @@ def conclude(
     """Say how it ended, and return the exit code of the command; `seen` are ranks whose output the screen shows."""
     match leave:
         case Leave.ENDED:
-            beside = Beside(log_path=str(run.path / "nodes"), folders=_folders(run, state), seen=seen)
+            beside = Beside(log_path=str(run.path / "nodes"), folders=code_folders(run, state), seen=seen)
             lines = render_report(state, console.err, beside)
             if not (quiet and state.phase.value == "succeeded"):
                 console.narrate(*lines, *_why(run, state))
@@ -56,8 +57,11 @@ def conclude(
             return int(ExitCode.OK)
         case Leave.UNATTENDED:
             console.narrate(
-                f"error: {run.run} goes on without a controller",
-                f"hint: `clusterctl attach --adopt {run.run}` takes over, `clusterctl down {run.run}` ends it",
+                error_line(f"{run.run} goes on without a controller", console.err),
+                *hint_lines(
+                    f"`clusterctl attach --adopt {run.run}` takes over, `clusterctl down {run.run}` ends it",
+                    console.err,
+                ),
             )
             return int(ExitCode.UNATTENDED)
 
@@ -78,7 +82,7 @@ def _why(run: RunDir, state: RunState) -> list[str]:
     return brief(told, run.run, steps=False) if told.kind in (Kind.CRASH, Kind.HANG, Kind.START) else []
 
 
-def _folders(run: RunDir, state: RunState) -> frozenset[str]:
+def code_folders(run: RunDir, state: RunState) -> frozenset[str]:
     """Return where the code of a run that failed lies on its nodes; nothing where nobody knows."""
     if state.cause is None or not state.cause.traceback:
         return frozenset()

@@ -14,6 +14,7 @@ from clusterctl.logs.ends import ends_of, in_place
 from clusterctl.logs.follow import Follower
 from clusterctl.logs.merge import matching
 from clusterctl.logs.select import FailingEnds
+from clusterctl.render.errors import error_line, hint_lines
 from clusterctl.run.controller.live_tail import ControllerSource, NotYetError
 
 if TYPE_CHECKING:
@@ -74,7 +75,8 @@ def _follow(watching: Watching, query: LogQuery, shown: Output, console: Console
         if over or not console.out.has_reader():
             return int(ExitCode.OK)
     console.narrate(
-        f"error: {watching.run.run} goes on without a controller", "hint: `clusterctl attach --adopt` takes over"
+        error_line(f"{watching.run.run} goes on without a controller", console.err),
+        *hint_lines(f"`clusterctl attach --adopt {watching.run.run}` takes over", console.err),
     )
     return int(ExitCode.UNATTENDED)
 

@@ -206,6 +206,8 @@ class RunScreen:
 
     def _tell(self, moment: float, event: events.ControllerEvent) -> None:
         if isinstance(event, events.Phase) and self._options.phases:
+            # A step of a later attempt finds our own last line there, or a bar of a worker's.
+            self._console.out.clear()
             self._phases.update(phase_view(event), time.monotonic())
             self._tell_timings(event)
         if isinstance(event, events.Restarting):

@@ -53,7 +53,7 @@ def subject_of(reference: str | None) -> Subject:
         if not is_file:
             raise
         return Subject(path=path)
-    over = find.listed_state(run)[0].over
+    over = find.is_over(run)
     if over and reference is None and not is_file:
         raise NotFoundError(
             f"no run is active, and there is no {words.DEFAULT_FILE} here",

@@ -7,13 +7,14 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.agent.protocol.files import index_file, output_file
+from clusterctl.agent.protocol.files import SAMPLES_FILE, index_file, output_file
+from clusterctl.changed import changed
 from clusterctl.render.status import RunView, WorkerActivity, activity_from_sample
 from clusterctl.run.record import find, origin, outline, samples
 from clusterctl.run.rules.state import RunPhase
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from clusterctl.agent.protocol.types.samples import Activity
     from clusterctl.render.terminal.console import Console
@@ -37,30 +38,63 @@ def view_of(run: RunDir) -> RunView:
     return view_from(run, state, attended=attended)
 
 
-def with_pace(run: RunDir, view: RunView) -> RunView:
-    """Return a view that names the ranks for which the others wait again and again, with the likely reason."""
-    from clusterctl.run.record.samples import newest_lines
-    from clusterctl.run.rules.stalls import counted, paces
-    from clusterctl.why.slow import held, pace
+def with_pace(run: RunDir, view: RunView, newest: Mapping[str, Activity]) -> RunView:
+    """Return a view that names the ranks for which the others wait again and again, with the likely reason.
+
+    Args:
+        run: Which.
+        view: What else is known of it.
+        newest: The newest samples of ranks, by node.
+    """
+    from clusterctl.run.rules.stalls import waits
+    from clusterctl.why.slow.apart import LONG_S, slow_among
 
     state = view.state
     if state.phase is not RunPhase.RUNNING:
         return view
-    lines = newest_lines(run, state, _RECENT_BYTES)
-    standing = counted.standing(lines, state.attempt)
-    if found := held.holding(standing, len(state.workers)):
-        return replace(view, slow={rank: standing[rank].does for rank in found})
-    known = paces.paces_of(lines, state.attempt, most=_FEW)
-    slow = pace.slow_ranks(known)
+    if not waits.moves(newest.values(), state.attempt, LONG_S) and (slow := _held(run, state)):
+        return replace(view, slow=slow)
+    if not waits.counted(newest.values()):
+        return view
+    ends = {node: samples.last_bytes(run.node(node) / SAMPLES_FILE, _RECENT_BYTES) for node in newest}
+    among = slow_among(waits.waits_of(ends, newest, state.attempt))
+    return replace(view, slow=_reasons(view, among, ends)) if among else view
+
+
+def _held(run: RunDir, state: RunState) -> dict[int, str]:
+    """Return for whom all others have waited since long, and what it does."""
+    from clusterctl.run.rules.stalls import counted
+    from clusterctl.why.slow import held
+
+    standing = counted.standing(samples.newest_lines(run, state, _RECENT_BYTES), state.attempt)
+    return {rank: standing[rank].does for rank in held.holding(standing, len(state.workers))}
+
+
+def _reasons(view: RunView, slow: Sequence[int], ends: Mapping[str, bytes]) -> dict[int, str]:
+    from clusterctl.run.rules.stalls import paces
+    from clusterctl.why.slow import pace
+
+    state = view.state
+    known = paces.paces_of({node: end.split(b"\n")[:-1] for node, end in ends.items()}, state.attempt, most=_FEW)
     troubles = {node: tuple(t.message for (n, _, _), t in state.troubles.items() if n == node) for node in state.nodes}
-    return replace(view, slow={rank: pace.reason(known, rank, troubles[state.workers[rank].node]) for rank in slow})
+    return {
+        rank: pace.reason(known, rank, troubles[state.workers[rank].node]) if {rank} < known.keys() else ""
+        for rank in slow
+    }
+
+
+def brief_view_of(run: RunDir) -> RunView:
+    """Return of a run what `view_of` does, but not where it comes from, what its ranks write, and where they stand."""
+    state, attended = find.visible_state(run)
+    seen = _sampled(state, samples.newest_activity(run, state), time.time())
+    return RunView(state=_with_stall_age(state), attended=attended, activity=seen, verdict=_verdict(run, state))
 
 
 def listed_view_of(run: RunDir) -> RunView:
     """Return what lists show of a run now; of one that has ended only its outline is read, where there is one."""
     end = outline.read(run.outline, run.events)
     if end is None:
-        return view_of(run)
+        return brief_view_of(run)
     return RunView(state=end.state, attended=run.attended, activity={0: WorkerActivity(step=end.step)})
 
 
@@ -92,7 +126,7 @@ def _verdict(run: RunDir, state: RunState) -> dict[str, Any] | None:
     """Return what the evidence of a stall that goes on told."""
     if state.stall is None or state.stall.phase != "confirmed":
         return None
-    from clusterctl.run.record.kept.verdict import kept_json
+    from clusterctl.run.record.kept.told import kept_json
 
     return kept_json(run)
 
@@ -107,16 +141,20 @@ def _with_stall_age(state: RunState) -> RunState:
 
 def _activity(run: RunDir, state: RunState, newest: Mapping[str, Activity] | None) -> dict[int, WorkerActivity]:
     now = time.time()
-    sampled: dict[int, WorkerActivity] = {}
-    for node in state.nodes:
-        sample = samples.latest_activity(run, node) if newest is None else newest.get(node)
-        if sample is not None and sample.get("attempt") == state.attempt:
-            sampled |= activity_from_sample(sample, max(0.0, now - float(sample.get("t") or now)))
+    sampled = _sampled(state, samples.newest_activity(run, state) if newest is None else newest, now)
     folders = {node: str(run.node(node)) for node in state.nodes}
     return {
         rank: _with_output_age(folders.get(worker.node), state.attempt, rank, sampled.get(rank), now)
         for rank, worker in state.workers.items()
     }
+
+
+def _sampled(state: RunState, newest: Mapping[str, Activity], now: float) -> dict[int, WorkerActivity]:
+    found: dict[int, WorkerActivity] = {}
+    for sample in newest.values():
+        if sample.get("attempt") == state.attempt:
+            found |= activity_from_sample(sample, max(0.0, now - float(sample.get("t") or now)))
+    return found
 
 
 def _with_output_age(
@@ -125,7 +163,7 @@ def _with_output_age(
     activity = sampled or WorkerActivity()
     names = () if folder is None else (output_file(attempt, rank), index_file(attempt, rank))
     written = max((_written(f"{folder}/{name}") for name in names), default=0.0)
-    return replace(activity, last_output_s=max(0.0, now - written)) if written else activity
+    return changed(activity, last_output_s=max(0.0, now - written)) if written else activity
 
 
 def _written(path: str) -> float:

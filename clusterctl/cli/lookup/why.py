@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import tarfile
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,25 +21,30 @@ if TYPE_CHECKING:
 _LONGEST_MEMBER = 64 << 20
 
 
-def verdict_of(run: RunDir, *, live: bool = True) -> Verdict:
+def verdict_of(run: RunDir, state: RunState | None = None, *, live: bool = True) -> Verdict:
     """Return what went wrong with a run.
 
     Args:
         run: Which.
+        state: Its own, where that was read already.
         live: Look at ranks that may be alive, where nothing is kept of a stall that goes on.
     """
-    return verdict_and_look(run, live=live)[0]
+    return verdict_and_look(run, state, live=live)[0]
 
 
-def verdict_and_look(run: RunDir, *, live: bool = True) -> tuple[Verdict, dict[str, OfRank]]:
+def verdict_and_look(
+    run: RunDir, state: RunState | None = None, *, live: bool = True
+) -> tuple[Verdict, dict[str, OfRank]]:
     """Return what went wrong with a run, and what was seen of its ranks to tell that; nothing where nobody looked.
 
     Args:
         run: Which.
+        state: Its own, where that was read already.
         live: Look at ranks that may be alive, where nothing is kept of a stall that goes on.
     """
-    state, _ = find.visible_state(run)
-    if not live or state.over or verdict.evidence_of(run, state)[0] is not None:
+    if state is None:
+        state, _ = find.visible_state(run)
+    if not live or state.over or verdict.place_of_evidence(state) is not None:
         return verdict.of(run, state), {}
     told = None if state.stall is not None else verdict.of(run, state)
     if told is not None and not verdict.calls_for_a_look(run, state, told):
@@ -68,6 +71,8 @@ def opened(bundle: Path) -> Iterator[RunDir]:
     with contextlib.ExitStack() as stack:
         folder = bundle
         if bundle.is_file():
+            import tempfile
+
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="clusterctl-why-")))
             _unpack(bundle, folder)
         found = [path.parent for path in (folder / "events.jsonl", *folder.glob("*/events.jsonl")) if path.is_file()]
@@ -78,6 +83,8 @@ def opened(bundle: Path) -> Iterator[RunDir]:
 
 def _unpack(bundle: Path, folder: Path) -> None:
     """Write the plain files of a bundle below a folder; whatever else it holds is left out."""
+    import tarfile
+
     try:
         with tarfile.open(bundle) as archive:
             for member in archive:

@@ -53,7 +53,7 @@ def expected(view: View) -> Iterator[Outcome]:
             bad += 1
             yield failed(f"{key} {promised[key]}, expected {pattern}", value=promised[key], expected=pattern)
     if not wanted:
-        yield skipped("nothing promised")
+        yield skipped("`health.expect` names no versions")
     elif not bad:
         yield passed(", ".join(f"{key} {promised[key]}" for key in wanted))
 

@@ -74,7 +74,7 @@ _IN_ASCII = {
     ord(sign): plain
     for sign, plain in (("✓", "ok"), ("✗", "x"), ("│", "|"), ("…", "..."), ("·", "-"), ("→", "->"), ("─", "-"))
 }
-"""How our signs are written where the stream's encoding has none of them, whoever wrote them."""
+"""How our signs are written where the stream can show none of them, whoever wrote them."""
 
 
 def wants_colour(choice: ColorChoice, env: Mapping[str, str], *, isatty: bool) -> bool:
@@ -87,6 +87,15 @@ def wants_colour(choice: ColorChoice, env: Mapping[str, str], *, isatty: bool) -
     if forced:
         return forced != "0"
     return isatty and env.get("TERM") != "dumb"
+
+
+def wants_ascii(env: Mapping[str, str]) -> bool:
+    """Return whether the user has asked for the signs of ASCII alone, by the locale that rules out all others.
+
+    Python writes UTF-8 in it nevertheless, unless it was told what to write. That stays so for what others wrote.
+    """
+    told = env.get("PYTHONIOENCODING") or env.get("PYTHONUTF8") == "1"
+    return env.get("LC_ALL") in ("C", "POSIX") and not told
 
 
 class Terminal:
@@ -115,7 +124,7 @@ class Terminal:
             stream,
             colour=wants_colour(color, env, isatty=isatty),
             live=isatty and env.get("TERM") not in (None, "", "dumb"),
-            unicode=encoding == "utf8",
+            unicode=encoding == "utf8" and not wants_ascii(env),
             width=None if isatty else 0,
         )
 
@@ -185,11 +194,12 @@ class Terminal:
         return _ERASE if shown else ""
 
     def _put(self, text: str) -> None:
+        if self.glyphs is ASCII:
+            text = text.translate(_IN_ASCII)
         try:
             self.stream.write(text)
         except UnicodeEncodeError:
             encoding = self.stream.encoding or "ascii"
-            text = text.translate(_IN_ASCII)
             self.stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
         self.stream.flush()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Protocol
 
-from clusterctl.agent.protocol.requests import StopReason
+from clusterctl.agent.protocol.reasons import StopReason
 from clusterctl.config.spec import Role
 from clusterctl.errors import ClusterctlError, ExitCode, NodeError, NodesError, RefusedError
 from clusterctl.plan.fewer import without

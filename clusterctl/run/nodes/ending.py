@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from clusterctl.agent.protocol import files as protocol_files
 from clusterctl.agent.protocol import requests
 from clusterctl.agent.protocol.commands import Command
-from clusterctl.agent.protocol.requests import StopReason
+from clusterctl.agent.protocol.reasons import StopReason
 from clusterctl.errors import ClusterctlError, ExitCode, NotFoundError, RefusedError
 from clusterctl.run.nodes.epochs import highest_epoch
 from clusterctl.run.nodes.fan_out import each

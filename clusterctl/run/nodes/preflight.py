@@ -26,7 +26,7 @@ from clusterctl.run.nodes.progress import Progress
 from clusterctl.run.nodes.ring import try_ring
 from clusterctl.run.record import reboots
 from clusterctl.run.record.disk import write_atomically
-from clusterctl.run.record.find import all_runs, listed_state
+from clusterctl.run.record.find import all_runs, is_over
 from clusterctl.run.record.kept.findings import KnownFindings, sentences
 from clusterctl.run.rules.events import Note
 from clusterctl.session.refusals import GarbledError
@@ -276,7 +276,7 @@ def _runs(session: Session, facts: Mapping[str, Any], own_run: str | None) -> di
         there = {entry["run"]: entry["live"] for entry in session.call(Command.RUNS)["runs"]}
     except ClusterctlError:
         return {}
-    here = {run.run: listed_state(run)[0].over for run in all_runs() if run.run in seen}
+    here = {run.run: is_over(run) for run in all_runs() if run.run in seen}
     live = [run for run in sorted(seen) if there.get(run) and not here.get(run)]
     return {"live_runs": live, "strange_runs": sorted(seen - set(there) - set(here))}
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from clusterctl.errors import NotFoundError, RefusedError
 from clusterctl.run.record import outline
-from clusterctl.run.record.reader import load_state, load_told
+from clusterctl.run.record.reader import load_created, load_state, load_told
 from clusterctl.run.record.rundir import RunDir, runs_root
 from clusterctl.run.rules.state import RunPhase, RunState
 
@@ -64,10 +64,10 @@ def find(reference: str | None, root: Path | None = None) -> RunDir:
 def _by_name_or_file(runs: list[RunDir], reference: str) -> list[RunDir]:
     path = Path(reference)
     wanted = os.path.realpath(path) if path.is_file() else None
-    states = [(r, _told(r)) for r in runs]
-    matching = [(r, s) for r, s in states if s.name == reference or (wanted and os.path.realpath(s.path) == wanted)]
-    active = [r for r, s in matching if not s.over]
-    return active or [r for r, _ in matching][-1:]
+    states = [(r, _readable(r, load_created)) for r in runs]
+    matching = [r for r, s in states if s.name == reference or (wanted and os.path.realpath(s.path) == wanted)]
+    active = [r for r in matching if not _told(r).over] if len(matching) > 1 else []
+    return active or matching[-1:]
 
 
 def _nearly(runs: list[RunDir], reference: str | None) -> str | None:
@@ -88,6 +88,11 @@ def _told(run: RunDir) -> RunState:
     """Return as much of a run's state as tells whether it is meant: its nodes' journals say nothing of that."""
     known = outline.read(run.outline, run.events)
     return _readable(run, load_told) if known is None else known.state
+
+
+def is_over(run: RunDir) -> bool:
+    """Return whether a run has ended, or never began: the controller's journal alone tells."""
+    return _visible(_told(run), attended=run.attended).over
 
 
 def visible_state(run: RunDir) -> tuple[RunState, bool]:

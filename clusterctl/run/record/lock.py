@@ -6,7 +6,6 @@ import errno
 import fcntl
 import json
 import os
-import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -52,7 +51,7 @@ def take(path: Path) -> int:
             ) from error
         raise
     os.ftruncate(fd, 0)
-    os.pwrite(fd, json.dumps({"host": socket.gethostname(), "pid": os.getpid()}).encode(), 0)
+    os.pwrite(fd, json.dumps({"host": os.uname().nodename, "pid": os.getpid()}).encode(), 0)
     return fd
 
 

@@ -9,7 +9,6 @@ import contextlib
 import getpass
 import json
 import os
-import socket
 import subprocess
 import threading
 from dataclasses import asdict, dataclass
@@ -63,7 +62,7 @@ def remember(run: RunDir, spec: ClusterSpec) -> None:
     with contextlib.suppress(OSError, KeyError, ImportError):
         origin = Origin(
             user=getpass.getuser(),
-            host=socket.gethostname(),
+            host=os.uname().nodename,
             file=spec.path,
             folder=os.getcwd(),
             command="" if spec.job is None else command_of(spec.job),

@@ -80,7 +80,8 @@ class StateReader:
         """Take in what is new, and hand each event on; nothing of it is kept but the state.
 
         The nodes' journals are taken in last, up to where they went before the controller's was read: an attempt is
-        always known before what happened in it. While an event is handed on, `state` is what it led to, for that long.
+        always known before what happened in it. While an event is handed on, `state` is what it led to, for that long:
+        its tables go on changing.
         """
         ends = self._ends()
         unread: dict[str, Exception] = {}
@@ -102,15 +103,21 @@ class StateReader:
 
     def take_in_head(self, head_news: Callable[[HeadNews], object]) -> None:
         """Take in what the controller alone has told since the last look."""
+        folding = Folding(self.state)
+        unread: Exception | None = None
         for line in self._head.read():
             try:
                 decoded = head.decode(line)
                 if decoded is not None:
                     _, time, event = decoded
-                    self.state = apply_head(self.state, time, event)
+                    folding.hear(time, event)
+                    self.state = folding.state
                     head_news((time, event))
             except _UNREADABLE as error:
-                self._unread(self._run.events.name, error)
+                unread = unread or error
+        self.state = folding.done()
+        if unread is not None:
+            self._unread(self._run.events.name, unread)
 
     def _unread(self, file: str, error: Exception) -> None:
         """Name the first line of a file that cannot be read."""
@@ -137,6 +144,17 @@ def load_state(run: RunDir) -> RunState:
     reader = StateReader(run)
     reader.take_in()
     return reader.state
+
+
+def load_created(run: RunDir) -> RunState:
+    """Return of a run only its id, its name and its file: what its first line tells."""
+    for line in LineTail(run.events).read():
+        with contextlib.suppress(*_UNREADABLE):
+            told = head.decode(line)
+            if told is not None and isinstance(told[2], head.Created):
+                return apply_head(RunState(), told[1], told[2])
+        break
+    return load_told(run)
 
 
 def load_told(run: RunDir) -> RunState:

@@ -46,7 +46,8 @@ class Recent:
         """Take in what is new."""
         begun, lines = self._offset > 0, self._new_lines()
         for kind in ("activity", "health"):
-            found = [line for line in lines if f'"{kind}"'.encode() in line]
+            mark = f'"{kind}"'.encode()
+            found = [line for line in lines if mark in line]
             if not begun and len(found) > self._first:
                 last = len(found) - 1
                 found = [found[round(place * last / (self._first - 1))] for place in range(self._first)]
@@ -82,7 +83,7 @@ class Recent:
         whole = data.rfind(b"\n") + 1
         torn = data.find(b"\n") + 1 if begin and not self._offset else 0
         self._offset = begin + whole
-        return data[torn:whole].splitlines()
+        return data[torn:whole].split(b"\n")[:-1]
 
     def _active(self, activity: Activity) -> None:
         if self.activity is not None and self.activity.get("attempt") != activity.get("attempt"):

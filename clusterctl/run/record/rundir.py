@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import re
-import secrets
+import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-import platformdirs
+from pathlib import Path
 
 from clusterctl.run.record import lock as locking
 from clusterctl.run.record.disk import is_short, make_private, write_atomically
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"
 
 
 def runs_root() -> Path:
     """Return where all runs of this user lie on this head."""
-    return platformdirs.user_state_path("clusterctl") / "runs"
+    if sys.platform != "linux":
+        import platformdirs
+
+        return platformdirs.user_state_path("clusterctl") / "runs"
+    # As platformdirs has it; to import that takes as long as to read the journals of ten nodes.
+    home = os.environ.get("XDG_STATE_HOME", "")
+    return Path(home if home.strip() else os.path.expanduser("~/.local/state")) / "clusterctl" / "runs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +97,8 @@ class RunDir:
         except OSError:
             word = ""
         if not re.fullmatch("[0-9a-f]{32}", word):
+            import hashlib
+
             word = hashlib.sha256(os.fsencode(self.path.resolve())).hexdigest()[:24]
         return f"\0clusterctl-{os.getuid()}-{word}"
 
@@ -105,6 +107,8 @@ class RunDir:
 
         Where there is no room for that, it is the one that everybody can work out, and can take.
         """
+        import secrets
+
         try:
             write_atomically(self.control, secrets.token_hex(16).encode())
         except OSError as error:
@@ -130,6 +134,8 @@ def create(name: str, root: Path | None = None) -> RunDir:
     base = root or runs_root()
     make_private(base if root else base.parent)
     base.mkdir(mode=0o700, exist_ok=True)
+    import secrets
+
     stem = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:40] or "run"
     while True:
         path = base / f"{stem}-{''.join(secrets.choice(_ALPHABET) for _ in range(4))}"

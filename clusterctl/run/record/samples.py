@@ -66,12 +66,23 @@ def newest_lines(run: RunDir, state: RunState, most: int = 1 << 20) -> dict[str,
 
 def last_lines(path: Path, most: int = 4 << 20) -> list[bytes]:
     """Return the whole lines at the end of a file; none where there is no such file."""
+    return last_bytes(path, most).split(b"\n")[:-1]
+
+
+def last_bytes(path: Path, most: int = 4 << 20) -> bytes:
+    """Return the end of a file, of whole lines; nothing where there is no such file."""
     try:
-        with path.open("rb") as file:
+        with path.open("rb", buffering=0) as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - most))
             data = file.read()
     except FileNotFoundError:
-        return []
-    _, *lines = (b"\n" + data).split(b"\n") if size <= most else data.split(b"\n")
-    return lines[:-1]
+        return b""
+    begin = data.find(b"\n") + 1 if size > most else 0
+    return data[begin : data.rfind(b"\n") + 1]
+
+
+def newest_activity(run: RunDir, state: RunState) -> dict[str, Activity]:
+    """Return the newest sample of ranks of each node that has told one."""
+    found = {node: latest_activity(run, node) for node in state.nodes}
+    return {node: sample for node, sample in found.items() if sample is not None}

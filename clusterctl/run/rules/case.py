@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.run.rules.blame import said_before_its_stop
@@ -202,14 +203,11 @@ def _entries(evidence: OfRank, seq: Mapping[str, Any]) -> tuple[Entry, ...] | No
     if any(group in seq and 0 < number < seq[group][0] for group, number in newest.items()):
         return None
     return tuple(
-        Entry(
-            group=entry["group"],
-            number=entry["number"],
-            op=entry["op"],
-            sizes=entry["sizes"],
-            dtypes=entry["dtypes"],
-            done=entry["done"],
-            p2p=entry["p2p"],
-        )
-        for entry in recorded
+        _entry(e["group"], e["number"], e["op"], e["sizes"], e["dtypes"], e["done"], e["p2p"]) for e in recorded
     )
+
+
+@lru_cache(maxsize=4096)
+def _entry(group: str, number: int, op: str, sizes: str, dtypes: str, done: bool, p2p: bool) -> Entry:
+    """Return a collective; thousands of ranks are in the same."""
+    return Entry(group=group, number=number, op=op, sizes=sizes, dtypes=dtypes, done=done, p2p=p2p)

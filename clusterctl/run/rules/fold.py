@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from clusterctl.agent.protocol import events
+from clusterctl.changed import changed
 from clusterctl.run.rules import events as head
 from clusterctl.run.rules.blame import Cause, Exit, verdict
 from clusterctl.run.rules.ended_attempts import PastAttempt, cause_of
@@ -30,7 +30,7 @@ def apply_node(state: RunState, node: str, stamp: events.Stamp, event: events.Ev
     seen = state.nodes.get(node)
     if seen is None or stamp.seq <= seen.seq:
         return state
-    state = _with_node(state, replace(seen, seq=stamp.seq))
+    state = _with_node(state, changed(seen, seq=stamp.seq))
     attempt = getattr(event, "attempt", state.attempt)
     if attempt != state.attempt:
         return state
@@ -38,7 +38,7 @@ def apply_node(state: RunState, node: str, stamp: events.Stamp, event: events.Ev
 
 
 class Folding:
-    """Takes in events of nodes as `apply_node` does, one after the other, and copies the tables of a state only once.
+    """Takes in events as `apply_head` and `apply_node` do, one after the other, and copies the tables of a state once.
 
     A run of thousands of ranks has tens of thousands of events, and each would copy them.
 
@@ -47,19 +47,25 @@ class Folding:
     """
 
     def __init__(self, state: RunState) -> None:
-        self.state = replace(state, nodes=_OwnNodes(state.nodes), workers=_OwnWorkers(state.workers))
+        self.state = changed(state, nodes=_OwnNodes(state.nodes), workers=_OwnWorkers(state.workers))
 
     def take(self, node: str, stamp: events.Stamp, event: events.Event) -> None:
-        """Take in one event."""
+        """Take in an event of a node's journal."""
         self.state = apply_node(self.state, node, stamp, event)
+
+    def hear(self, time: float, event: head.ControllerEvent) -> None:
+        """Take in an event of the controller's journal, which may bring other tables."""
+        before, self.state = self.state, apply_head(self.state, time, event)
+        if self.state.nodes is not before.nodes or self.state.workers is not before.workers:
+            self.state = Folding(self.state).state
 
     def done(self) -> RunState:
         """Return the state, for good."""
-        return replace(self.state, nodes=dict(self.state.nodes), workers=dict(self.state.workers))
+        return changed(self.state, nodes=dict(self.state.nodes), workers=dict(self.state.workers))
 
 
 class _OwnNodes(dict[str, NodeState]):
-    """A table that nobody else has yet, so that it may be changed."""
+    """A table that nobody else has yet."""
 
 
 class _OwnWorkers(dict[int, WorkerState]):
@@ -78,12 +84,12 @@ class _OwnWorkers(dict[int, WorkerState]):
 def _apply_retired(state: RunState, node: NodeState, stamp: events.Stamp, event: events.Event) -> RunState:
     if stamp.seq <= node.seq:
         return state
-    node = replace(node, seq=stamp.seq)
+    node = changed(node, seq=stamp.seq)
     if isinstance(event, events.Swept):
-        node = replace(node, swept=True, remaining=_remaining(node, event))
+        node = changed(node, swept=True, remaining=_remaining(node, event))
     elif isinstance(event, events.Finished):
-        node = replace(node, finished=True)
-    return replace(state, retired={**state.retired, node.node: node})
+        node = changed(node, finished=True)
+    return changed(state, retired={**state.retired, node.node: node})
 
 
 def _remaining(node: NodeState, event: events.Swept) -> tuple[Remaining, ...]:
@@ -93,22 +99,22 @@ def _remaining(node: NodeState, event: events.Swept) -> tuple[Remaining, ...]:
 def _apply_current(state: RunState, node: NodeState, stamp: events.Stamp, event: events.Event) -> RunState:
     match event:
         case events.Prepared():
-            return _with_node(state, replace(node, prepared=True, boot=stamp.boot))
+            return _with_node(state, changed(node, prepared=True, boot=stamp.boot))
         case events.Started():
             return _started(state, node, event)
         case events.Exited():
             return _exited(state, node, event)
         case events.Stopping():
-            return _with_node(state, replace(node, stop_reason=event.reason))
+            return _with_node(state, changed(node, stop_reason=event.reason))
         case events.Swept():
-            return _with_node(state, replace(node, swept=True, remaining=_remaining(node, event)))
+            return _with_node(state, changed(node, swept=True, remaining=_remaining(node, event)))
         case events.Finished():
-            return _with_node(state, replace(node, finished=True))
+            return _with_node(state, changed(node, finished=True))
         case events.Alarm() if event.code == events.GPU_MEMORY:
             where = f"GPU {event.gpu}: " if event.gpu is not None else ""
-            return _with_node(state, replace(node, held=f"{where}{event.message}"))
+            return _with_node(state, changed(node, held=f"{where}{event.message}"))
         case events.Alarm() if event.code == events.PORT_TAKEN:
-            return _with_node(state, replace(node, intruder=event.message))
+            return _with_node(state, changed(node, intruder=event.message))
         case events.Adopted() | events.Alarm() | events.Dropped():
             return state
         case _:
@@ -119,11 +125,11 @@ def _started(state: RunState, node: NodeState, event: events.Started) -> RunStat
     worker = state.workers.get(event.rank)
     if worker is None or worker.phase is WorkerPhase.EXITED or worker.node != node.node:
         return state
-    worker = replace(worker, phase=WorkerPhase.RUNNING, pid=event.pid, start_time=event.start_time)
+    worker = changed(worker, phase=WorkerPhase.RUNNING, pid=event.pid, start_time=event.start_time)
     state = _with_worker(state, worker)
     if state.phase is RunPhase.STARTING and not _are_pending(state.workers):
         stalled = state.stall is not None and state.stall.phase == "confirmed"
-        return replace(state, phase=RunPhase.STALLED if stalled else RunPhase.RUNNING)
+        return changed(state, phase=RunPhase.STALLED if stalled else RunPhase.RUNNING)
     return state
 
 
@@ -132,7 +138,7 @@ def _exited(state: RunState, node: NodeState, event: events.Exited) -> RunState:
     # A node knows of its own ranks alone.
     if worker is None or worker.node != node.node:
         return state
-    worker = replace(
+    worker = changed(
         worker,
         phase=WorkerPhase.EXITED,
         exit_code=event.exit_code,
@@ -165,13 +171,13 @@ def apply_head(state: RunState, time: float, event: head.ControllerEvent) -> Run
     """Return `state` after an event of the controller's journal; `time` is when it was written (head, seconds)."""
     match event:
         case head.Created():
-            return replace(state, run=event.run, name=event.name, path=event.path, created=time)
+            return changed(state, run=event.run, name=event.name, path=event.path, created=time)
         case head.Link():
             return _link(state, event)
         case head.Clock():
             return _clock(state, event)
         case head.Traces():
-            return replace(state, traces=_joined(state.traces, event.nodes))
+            return changed(state, traces=_joined(state.traces, event.nodes))
         case head.Attempt():
             return _attempt(state, time, event)
         case head.Decided():
@@ -181,14 +187,16 @@ def apply_head(state: RunState, time: float, event: head.ControllerEvent) -> Run
         case head.StallSeen():
             return _stall(state, time, event)
         case head.StartFailed():
-            return replace(state, error=event.error, no_exit=_start_cause(event.error))
+            why, node = str(event.error.get("message", "")), event.error.get("node")
+            cause = Cause(kind="start_failed", node=node, message=why, certain=True)
+            return changed(state, error=event.error, no_exit=cause)
         case head.Ended():
             phase = RunPhase(event.state)
-            return replace(state, phase=phase, exit_code=event.exit_code, ended=time, remaining=tuple(event.remaining))
+            return changed(state, phase=phase, exit_code=event.exit_code, ended=time, remaining=tuple(event.remaining))
         case head.Health():
             return _health(state, event)
         case head.Results():
-            return replace(state, results=event)
+            return changed(state, results=event)
         case head.Phase() | head.Note():
             return state
         case _:
@@ -198,7 +206,7 @@ def apply_head(state: RunState, time: float, event: head.ControllerEvent) -> Run
 def _decided(state: RunState, event: head.Decided) -> RunState:
     if event.attempt != state.attempt or state.reason is not None:
         return state
-    return replace(state, phase=RunPhase.STOPPING, reason=event.reason, reason_text=event.message)
+    return changed(state, phase=RunPhase.STOPPING, reason=event.reason, reason_text=event.message)
 
 
 def _restarting(state: RunState, time: float, event: head.Restarting) -> RunState:
@@ -211,7 +219,7 @@ def _restarting(state: RunState, time: float, event: head.Restarting) -> RunStat
         step=event.step,
         resume_from=state.resume_from,
     )
-    return replace(
+    return changed(
         state,
         phase=RunPhase.RESTARTING,
         restart_at=event.at,
@@ -222,15 +230,11 @@ def _restarting(state: RunState, time: float, event: head.Restarting) -> RunStat
     )
 
 
-def _start_cause(error: dict[str, Any]) -> Cause:
-    return Cause(kind="start_failed", node=error.get("node"), message=str(error.get("message", "")), certain=True)
-
-
 def _clock(state: RunState, event: head.Clock) -> RunState:
     node = state.nodes.get(event.node)
     if node is None:
         return state
-    return _with_node(state, replace(node, clock=(event.offset, event.error), ahead=event.ahead))
+    return _with_node(state, changed(node, clock=(event.offset, event.error), ahead=event.ahead))
 
 
 def _link(state: RunState, event: head.Link) -> RunState:
@@ -238,18 +242,18 @@ def _link(state: RunState, event: head.Link) -> RunState:
     if node is None:
         return state
     swept = node.swept or event.rebooted
-    state = _with_node(state, replace(node, link=event.link, link_why=event.why, swept=swept))
+    state = _with_node(state, changed(node, link=event.link, link_why=event.why, swept=swept))
     if event.link != "lost":
         return state
     left = [r for r in node.ranks if state.workers[r].phase is not WorkerPhase.EXITED]
     unseen = [r for r in node.ranks if state.workers[r].phase is WorkerPhase.EXITED and state.workers[r].unseen]
-    lost = {r: replace(state.workers[r], phase=WorkerPhase.LOST) for r in left}
-    state = replace(state, workers={**state.workers, **lost})
+    lost = {r: changed(state.workers[r], phase=WorkerPhase.LOST) for r in left}
+    state = changed(state, workers={**state.workers, **lost})
     if state.no_exit is not None or not (left or unseen):
         return state
     message = f"node lost: {event.why or 'no answer'}"
     cause = Cause(kind="node_lost", node=event.node, rank=min(left or unseen), message=message, certain=True)
-    return replace(state, no_exit=cause)
+    return changed(state, no_exit=cause)
 
 
 def _attempt(state: RunState, time: float, event: head.Attempt) -> RunState:
@@ -261,10 +265,10 @@ def _attempt(state: RunState, time: float, event: head.Attempt) -> RunState:
         old = before.get(name)
         fresh = NodeState(node=name, node_rank=entry["node_rank"], address=entry.get("address"), ranks=ranks)
         if old is not None:
-            fresh = replace(fresh, link=old.link, clock=old.clock, ahead=old.ahead, seq=old.seq)
+            fresh = changed(fresh, link=old.link, clock=old.clock, ahead=old.ahead, seq=old.seq)
         nodes[name] = fresh
         workers |= {r: WorkerState(rank=r, local_rank=i, node=name) for i, r in enumerate(ranks)}
-    return replace(
+    return changed(
         state,
         attempt=event.attempt,
         phase=RunPhase.STARTING,
@@ -302,8 +306,8 @@ def _stall(state: RunState, time: float, event: head.StallSeen) -> RunState:
         return state
     if event.phase == "none":
         phase = RunPhase.RUNNING if state.phase is RunPhase.STALLED else state.phase
-        stood = state.stood if state.stall is None else replace(state.stall, until=time)
-        return replace(state, stall=None, stood=stood, phase=phase)
+        stood = state.stood if state.stall is None else changed(state.stall, until=time)
+        return changed(state, stall=None, stood=stood, phase=phase)
     stall = StallView(
         phase=event.phase,
         since_s=event.since_s,
@@ -313,14 +317,14 @@ def _stall(state: RunState, time: float, event: head.StallSeen) -> RunState:
         evidence=event.evidence,
     )
     if state.phase in (RunPhase.RUNNING, RunPhase.STALLED):
-        state = replace(state, phase=RunPhase.STALLED if event.phase == "confirmed" else RunPhase.RUNNING)
-    return replace(state, stall=stall)
+        state = changed(state, phase=RunPhase.STALLED if event.phase == "confirmed" else RunPhase.RUNNING)
+    return changed(state, stall=stall)
 
 
 def _health(state: RunState, event: head.Health) -> RunState:
     key = (event.node, event.gpu, event.key)
     others = {k: v for k, v in state.troubles.items() if k != key}
-    return replace(state, troubles=others if event.status == "PASS" else {**others, key: event})
+    return changed(state, troubles=others if event.status == "PASS" else {**others, key: event})
 
 
 def _are_pending(workers: Mapping[int, WorkerState]) -> bool:
@@ -333,11 +337,11 @@ def _with_node(state: RunState, node: NodeState) -> RunState:
     if isinstance(state.nodes, _OwnNodes):
         state.nodes[node.node] = node
         return state
-    return replace(state, nodes={**state.nodes, node.node: node})
+    return changed(state, nodes={**state.nodes, node.node: node})
 
 
 def _with_worker(state: RunState, worker: WorkerState) -> RunState:
     if isinstance(state.workers, _OwnWorkers):
         state.workers.put(worker)
         return state
-    return replace(state, workers={**state.workers, worker.rank: worker})
+    return changed(state, workers={**state.workers, worker.rank: worker})

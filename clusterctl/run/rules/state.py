@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.agent.protocol import requests
+from clusterctl.agent.protocol.reasons import StopReason
 from clusterctl.run.rules.blame import Cause, Verdict, first_failure, left_early
 from clusterctl.wording import span
 
@@ -236,7 +236,7 @@ class RunState:
             addresses = {node.node: node.address for node in self.nodes.values()}
             early = left_early(failed, well, addresses)
             return first_failure(failed) if early is None else (early, *first_failure(failed))
-        if well and self.reason == requests.StopReason.PEER_FAILED.value:
+        if well and self.reason == StopReason.PEER_FAILED.value:
             return first_failure(well)
         return () if self.no_exit is None else (self.no_exit,)
 

@@ -126,7 +126,7 @@ def start_agent(
     """
     nonce = secrets.token_hex(8)
     parser = PreambleParser(nonce)
-    progress("connected, no Python answer")
+    progress("connected, looking for Python")
     with _failures(node, channel, parser, timeout):
         channel.send(script(nonce, bundle, pythons, first=first), timeout=timeout)
         word, text, rest = _await_preamble(channel, parser, timeout)

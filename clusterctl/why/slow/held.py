@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from clusterctl.why.places import place_of
 from clusterctl.why.seen import WAITS
+from clusterctl.why.slow.apart import LONG_S
 from clusterctl.why.verdict import Class, Confidence, Culprit, Kind, Verdict, Waiting
 from clusterctl.wording import fold_ranks, span
 
@@ -14,8 +15,6 @@ if TYPE_CHECKING:
 
     from clusterctl.why.case import Case, Standing
 
-LONG_S = 60.0
-"""What takes less long is nobody's question."""
 _MOST_NAMED = 8
 
 

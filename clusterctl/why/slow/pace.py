@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from clusterctl.why.places import place_of
 from clusterctl.why.seen import WAITS
+from clusterctl.why.slow.apart import slow_among
 from clusterctl.why.verdict import Class, Confidence, Culprit, Kind, Verdict, Waiting
 from clusterctl.wording import fold_ranks
 
@@ -15,9 +16,6 @@ if TYPE_CHECKING:
 
     from clusterctl.why.case import Case, Pace
 
-_APART = 0.25
-"""By so much less of its time than others does a slow rank wait for its peers: no chance in both halves of 40 looks."""
-_SHARE = 1 / 3
 _SHORT_OF_CPU = 0.2
 _ALL_SHORT_OF_CPU = 0.6
 _FAULTS_S = 20.0
@@ -33,20 +31,8 @@ _SLOWLY = {
 
 
 def slow_ranks(paces: Mapping[int, Pace]) -> tuple[int, ...]:
-    """Return the ranks that others wait for again and again: they wait much less for their peers than most do.
-
-    Both halves of the time must say so. Where nobody waits much, or all alike, nobody is slow.
-    """
-    if len(paces) < 2 or any(pace.waits is None for pace in paces.values()):
-        return ()
-    halves = [_apart({rank: pace.waits[half] for rank, pace in paces.items() if pace.waits}) for half in (0, 1)]
-    found = halves[0] & halves[1]
-    return tuple(sorted(found)) if 2 * len(found) <= len(paces) else ()
-
-
-def _apart(shares: Mapping[int, float]) -> set[int]:
-    usual = median(sorted(shares.values(), reverse=True)[: max(1, len(shares) // 2)])
-    return {rank for rank, share in shares.items() if usual - share >= _APART and share <= _SHARE * usual}
+    """Return the ranks that others wait for again and again, as `slow_among` tells them."""
+    return slow_among({rank: pace.waits for rank, pace in paces.items()})
 
 
 def judge(case: Case) -> Verdict | None:

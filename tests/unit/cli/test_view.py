@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -16,9 +18,11 @@ from clusterctl.agent.protocol.files import output_file
 from clusterctl.run.record import rundir
 from clusterctl.run.record.writer import Writer
 from clusterctl.run.rules import events
+from tests.e2e.terminal import Terminal
 
 VIEW = """
 import sys
+import time
 from pathlib import Path
 from clusterctl.cli.follow.view import RunScreen, ViewOptions
 from clusterctl.render.terminal.console import Console
@@ -80,8 +84,30 @@ def test_a_new_supervisor_is_told_with_what_it_means_for_the_workers(
     assert untold not in done.stderr
 
 
+def test_a_step_of_a_new_attempt_takes_the_place_of_the_last_line(tmp_path: Path) -> None:
+    run = rundir.create("demo", tmp_path)
+    writer = Writer(run)
+    nodes = [{"node": "gpu01", "node_rank": 0, "address": None, "ranks": [0]}]
+    began = time.time()
+    writer.append(events.Created(run=run.run, name="demo", path=""), began)
+    attempt = events.Attempt(attempt=0, world_size=1, master_addr=None, master_port=None, nodes=nodes)
+    writer.append(attempt, began)
+    with Terminal(str(run.path), folder=tmp_path, env=os.environ, program=("-c", VIEW)) as person:
+        person.expect("d detach")
+        writer.append(events.Phase(name="prepare", total=1), began)
+        person.expect("prepare")
+        person.press("d")
+        person.wait()
+    writer.close()
+
+    rows = [re.split(r"\x1b\[[JK]", row)[-1] for row in person.written.split("\n")]
+    assert [row for row in rows if "prepare" in row]
+    assert not [row for row in rows if "prepare" in row and "detach" in row]
+
+
 STEPS = """
 import sys
+import time
 from pathlib import Path
 from clusterctl.cli.follow.past import Heard
 from clusterctl.cli.follow.view import RunScreen, ViewOptions

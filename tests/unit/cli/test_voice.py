@@ -8,12 +8,29 @@ from pathlib import Path
 import pytest
 
 from clusterctl.cli.commands.templates import _listing
+from clusterctl.cli.follow.following import Leave, conclude
 from clusterctl.cli.lookup.templates import Template
 from clusterctl.cli.main import run
+from clusterctl.logs.clean import strip_colours
 from clusterctl.render.exec import Answer, diff_lines, folded_output
-from clusterctl.render.terminal.console import Terminal
+from clusterctl.render.terminal.console import Console, Terminal
+from clusterctl.run.record.rundir import RunDir
+from clusterctl.run.rules.state import RunState
 
 PLAIN = Terminal(io.StringIO(), colour=False, live=False, unicode=True, width=0)
+
+
+@pytest.mark.parametrize("colour", [False, True])
+def test_a_run_that_lost_its_controller_is_an_error_with_its_hint_right_below(tmp_path: Path, colour: bool) -> None:
+    said = io.StringIO()
+    terminal = Terminal(said, colour=colour, live=False, unicode=True, width=0)
+    code = conclude(RunDir(tmp_path / "demo-x"), Leave.UNATTENDED, RunState(), Console(PLAIN, terminal))
+    error, hint = said.getvalue().splitlines()
+
+    assert code == 101
+    assert strip_colours(error) == "error: demo-x goes on without a controller"
+    assert strip_colours(hint).startswith("hint: `clusterctl attach --adopt demo-x` takes over")
+    assert (error != strip_colours(error)) is colour
 
 
 def answers(**outputs: str) -> dict[str, Answer]:

@@ -56,6 +56,25 @@ def test_an_encoding_that_lacks_signs_gets_words() -> None:
     assert raw.getvalue() == b"gr\\xf6\\xdfe \\udcff\n"
 
 
+@pytest.mark.parametrize(
+    ("env", "shown"),
+    [
+        pytest.param({"LC_ALL": "C"}, "größe - 3 ok\n", id="C"),
+        pytest.param({"LC_ALL": "POSIX"}, "größe - 3 ok\n", id="POSIX"),
+        pytest.param({"LC_ALL": "C.UTF-8"}, "größe · 3 ✓\n", id="C.UTF-8"),
+        pytest.param({"LC_ALL": "C", "PYTHONUTF8": "1"}, "größe · 3 ✓\n", id="C, but UTF-8 of Python"),
+        pytest.param({"LANG": "C", "LC_ALL": ""}, "größe · 3 ✓\n", id="C unless something else is said"),
+    ],
+)
+def test_the_locale_c_has_plain_signs_and_leaves_the_words_of_others_as_they_are(
+    env: dict[str, str], shown: str
+) -> None:
+    raw = io.BytesIO()
+    terminal = Terminal.of(io.TextIOWrapper(raw, encoding="utf-8"), env=env)
+    terminal.line(f"größe · 3 {terminal.glyphs.ok}")
+    assert raw.getvalue().decode() == shown
+
+
 def test_output_takes_the_transient_line_of_either_stream_away(new_screen: type[Screen]) -> None:
     out, err = new_screen(live=True), new_screen(live=True)
     console = Console(out.terminal, err.terminal)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 CONNECTED = PhaseView(name="connect", done=4, total=4, detail="gpu[01-04]", seconds=0.62, end=PhaseEnd.OK)
 WAITING = PhaseView(
     name="connect", done=2, total=4, seconds=4.0,
-    waiting=(("gpu03", "connected, no Python answer for 4 s"), ("gpu10", "no answer to TCP for 2 s")),
+    waiting=(("gpu03", "connected, looking for Python for 4 s"), ("gpu10", "no answer to TCP for 2 s")),
 )  # fmt: skip
 
 
@@ -45,7 +45,7 @@ def test_a_pipe_gets_the_whole_detail() -> None:
 
 def test_says_what_it_waits_for() -> None:
     assert waiting_text(WAITING) == (
-        "2 of 4 nodes, waiting for gpu03: connected, no Python answer for 4 s; gpu10: no answer to TCP for 2 s"
+        "2 of 4 nodes, waiting for gpu03: connected, looking for Python for 4 s; gpu10: no answer to TCP for 2 s"
     )
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterctl.agent.protocol import events as node_events
-from clusterctl.agent.protocol.requests import StopReason
+from clusterctl.agent.protocol.reasons import StopReason
 from clusterctl.run.rules import events
 from clusterctl.run.rules.fold import Folding, apply_head, apply_node
 from clusterctl.run.rules.state import RunState
@@ -111,4 +112,45 @@ def test_many_events_lead_where_they_lead_one_by_one_and_change_no_state_that_wa
         together.take(f"n{rank}", stamp, event)
         assert repr(together.state.phase) == repr(one_by_one.phase)
     assert together.done() == one_by_one
+    assert repr(first) == before
+
+
+@given(
+    st.lists(
+        st.sampled_from(
+            [
+                events.Link(node="n0", link="unreachable"),
+                events.Link(node="n1", link="lost", why="no answer"),
+                events.Clock(node="n1", offset=1.0, error=0.1),
+                events.Decided(attempt=0, reason="cancelled"),
+                events.Attempt(
+                    attempt=1,
+                    world_size=1,
+                    master_addr=None,
+                    master_port=None,
+                    nodes=[{"node": "n1", "node_rank": 0, "ranks": [0]}],
+                ),
+                node_events.Started(0, 1, 0, 7, 8),
+                node_events.Started(1, 0, 0, 7, 8),
+                node_events.Exited(1, 0, 1, tail="t"),
+            ]
+        ),
+        max_size=20,
+    )
+)
+def test_events_of_the_controller_among_them_lead_there_too(
+    told: list[Any],
+) -> None:
+    first = begun(2)
+    before = repr(first)
+    one_by_one, together = first, Folding(first)
+    for seq, event in enumerate(told):
+        if isinstance(event, (node_events.Started, node_events.Exited)):
+            stamp = node_events.Stamp(seq, 0.0, 0.0, "b")
+            one_by_one = apply_node(one_by_one, "n1", stamp, event)
+            together.take("n1", stamp, event)
+        else:
+            one_by_one = apply_head(one_by_one, float(seq), event)
+            together.hear(float(seq), event)
+        assert together.done() == one_by_one
     assert repr(first) == before

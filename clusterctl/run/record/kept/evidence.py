@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import TYPE_CHECKING
 
 from clusterctl.agent.protocol.evidence import of_stalls
@@ -20,6 +21,23 @@ LOOK = "look"
 _MOST_BYTES = 16 << 20
 
 
+def _names(folder: Path) -> list[str]:
+    """Return which files say something of a rank. There may be thousands: no paths are made of them."""
+    try:
+        return [name for name in os.listdir(folder) if name.startswith("rank-") and name.endswith(".json")]
+    except OSError:
+        return []
+
+
+def _content(path: str) -> bytes:
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        # Room is made for all that is asked for.
+        return os.read(file, min(_MOST_BYTES, os.fstat(file).st_size))
+    finally:
+        os.close(file)
+
+
 def newest(run: RunDir) -> tuple[str | None, dict[str, OfRank]]:
     """Return the name of the folder with the newest evidence, and what it says of each rank; a bad file is left out."""
     names = of_stalls(str(run.path))
@@ -31,9 +49,9 @@ def newest(run: RunDir) -> tuple[str | None, dict[str, OfRank]]:
 def of_folder(folder: Path) -> dict[str, OfRank]:
     """Return what a folder says of each rank."""
     by_rank: dict[str, OfRank] = {}
-    for path in sorted(folder.glob("rank-*.json")):
+    for name in sorted(_names(folder)):
         try:
-            evidence = json.loads(path.read_bytes()[:_MOST_BYTES])
+            evidence = json.loads(_content(f"{folder}/{name}"))
             by_rank[str(int(evidence["rank"]))] = answers.evidence_of_rank(evidence)
         except (OSError, ValueError, KeyError, TypeError, RecursionError, FrameError):
             continue

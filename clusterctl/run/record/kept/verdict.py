@@ -1,15 +1,16 @@
-"""The verdict on a run, from what is kept of it, and kept with it: `why.json`, `why.txt`."""
+"""The verdict on a run, from what is kept of it, and kept with it."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 from clusterctl.door import samples as door
 from clusterctl.run.record.disk import write_atomically
 from clusterctl.run.record.kept import evidence as kept
 from clusterctl.run.record.kept import last_words
+from clusterctl.run.record.kept.told import VERDICT_JSON, VERDICT_TEXT
 from clusterctl.run.record.samples import newest_lines
 from clusterctl.run.rules.case import case_of
 from clusterctl.run.rules.stalls import counted, paces
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
     from clusterctl.why.case import Pace, Standing
     from clusterctl.why.verdict import Verdict
 
-_JSON, _TEXT = "why.json", "why.txt"
-_MOST_BYTES = 1 << 20
 _LAST_WORDS_S = 30.0
 """Ranks that give up write that they do, which is a sign of life, and end."""
 
@@ -91,10 +90,14 @@ def evidence_of(run: RunDir, state: RunState) -> tuple[str | None, dict[str, OfR
 
     What was seen in an earlier standstill, or attempt, says nothing of this one.
     """
+    name = place_of_evidence(state)
+    return (None, {}) if name is None else (name, kept.of_folder(run.path / name))
+
+
+def place_of_evidence(state: RunState) -> str | None:
+    """Return the folder in which that evidence is; `None` without."""
     stall = _standstill(state)
-    if stall is None or stall.evidence is None:
-        return None, {}
-    return stall.evidence, kept.of_folder(run.path / stall.evidence)
+    return None if stall is None else stall.evidence
 
 
 def _standstill(state: RunState) -> StallView | None:
@@ -112,14 +115,5 @@ def keep(run: RunDir, verdict: Verdict) -> None:
         OSError: It cannot be written.
     """
     text = "".join(f"{label:6} {words}\n" if label else f"{words}\n" for label, words in lines(verdict))
-    write_atomically(run.path / _JSON, (json.dumps(verdict.as_json(), indent=1) + "\n").encode())
-    write_atomically(run.path / _TEXT, text.encode())
-
-
-def kept_json(run: RunDir) -> dict[str, Any] | None:
-    """Return the verdict that is kept with a run, as JSON; `None` where there is none."""
-    try:
-        verdict = json.loads((run.path / _JSON).read_bytes()[:_MOST_BYTES])
-    except (OSError, ValueError, RecursionError):
-        return None
-    return verdict if isinstance(verdict, dict) else None
+    write_atomically(run.path / VERDICT_JSON, (json.dumps(verdict.as_json(), indent=1) + "\n").encode())
+    write_atomically(run.path / VERDICT_TEXT, text.encode())

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from clusterctl.door import samples
 from clusterctl.why.case import Standing
 from clusterctl.why.places import words_of
-from clusterctl.why.slow.held import LONG_S
+from clusterctl.why.slow.apart import LONG_S
 from clusterctl.wording import size
 
 if TYPE_CHECKING:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from statistics import median
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from clusterctl.door import samples
+from clusterctl.run.rules.stalls.waits import LEAST_S, MARK, WINDOW_S, halves, inside, seq
 from clusterctl.why.case import Pace
 from clusterctl.why.places import words_of
 
@@ -14,13 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from clusterctl.agent.protocol.types.samples import Activity, RankActivity
-    from clusterctl.agent.protocol.types.worker_status import Inside
-
-WINDOW_S = 300.0
-_LOOKS = 20
-_STEPS = 3
-"""In each half of the time: fewer looks, or collectives, say nothing of a share."""
-_MARK = b'"activity"'
 
 
 def paces_of(lines: Mapping[str, Sequence[bytes]], attempt: int, *, most: int = 40) -> dict[int, Pace]:
@@ -33,7 +27,7 @@ def paces_of(lines: Mapping[str, Sequence[bytes]], attempt: int, *, most: int = 
     """
     paces: dict[int, Pace] = {}
     for own in lines.values():
-        chosen = _chosen([line for line in own if _MARK in line], most)
+        chosen = _chosen([line for line in own if MARK in line], most)
         read = [s for s in samples.readable(chosen, "activity", "m", "ranks", "attempt") if s["attempt"] == attempt]
         read = [sample for sample in read if read[-1]["m"] - sample["m"] <= WINDOW_S]
         clock = _clock(own)
@@ -55,11 +49,7 @@ def unbegun(lines: Mapping[str, Sequence[bytes]], attempt: int) -> bool:
         if newest is None:
             return False
         told += newest["ranks"].values()
-    return bool(told) and not any(inside and inside["progress_age_s"] is not None for inside in map(_inside, told))
-
-
-def _inside(own: RankActivity) -> Inside | None:
-    return own.get("inside")
+    return bool(told) and not any(known and known.get("progress_age_s") is not None for known in map(inside, told))
 
 
 def _chosen(lines: list[bytes], most: int) -> list[bytes]:
@@ -76,45 +66,19 @@ def _of_rank(read: Iterable[Activity], rank: str) -> list[tuple[float, RankActiv
 
 
 def _pace(looks: list[tuple[float, RankActivity]], clock: float | None) -> Pace | None:
-    if len(looks) < 3 or looks[-1][0] - looks[0][0] < 2 * _LOOKS:
+    if len(looks) < 3 or looks[-1][0] - looks[0][0] < LEAST_S:
         return None
     (begin, first), (end, last) = looks[0], looks[-1]
     seconds = end - begin
-    middle = min(
-        (own for _, own in looks),
-        key=lambda own: abs(2 * _told(own, "looks") - _told(first, "looks") - _told(last, "looks")),
-    )
-    halves = _share(first, middle), _share(middle, last)
     return Pace(
         seconds=seconds,
-        waits=None if halves[0] is None or halves[1] is None else (halves[0], halves[1]),
+        waits=halves([own for _, own in looks]),
         cpu=_grown(first.get("cpu_s"), last.get("cpu_s")) / seconds,
         starved=min(1.0, _grown(first.get("starved_s"), last.get("starved_s")) / seconds),
         faults=_grown(first.get("faults"), last.get("faults")) / seconds,
         clock=clock,
         waits_for=_waits_for([own for _, own in looks]),
     )
-
-
-def _told(own: RankActivity, what: Literal["looks", "held"]) -> int:
-    inside = _inside(own)
-    return 0 if inside is None else inside.get(what) or 0
-
-
-def _share(one: RankActivity, other: RankActivity) -> float | None:
-    looks = _told(other, "looks") - _told(one, "looks")
-    if looks < _LOOKS or _begun(other) - _begun(one) < _STEPS:
-        return None
-    return (_told(other, "held") - _told(one, "held")) / looks
-
-
-def _begun(own: RankActivity) -> int:
-    return max((begun for begun, _ in _seq(own)), default=0)
-
-
-def _seq(own: RankActivity) -> list[tuple[int, int]]:
-    inside = _inside(own)
-    return list(((inside and inside["seq"]) or {}).values())
 
 
 def _grown(one: float | None, other: float | None) -> float:
@@ -126,7 +90,7 @@ def _waits_for(looks: Sequence[RankActivity]) -> dict[str, float]:
     counted = Counter(
         name
         for own in looks
-        if not any(begun > ended for begun, ended in _seq(own)) and (name := words_of(own.get("wchan")))
+        if not any(begun > ended for begun, ended in seq(own)) and (name := words_of(own.get("wchan")))
     )
     return {name: count / len(looks) for name, count in counted.items()}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.wording import fold_ranks
@@ -79,15 +80,23 @@ def parse_signal(text: str, main_thread: int | None = None) -> tuple[Thread, ...
             if any(current for _, current, _ in blocks) and _repeats(blocks, int(head["id"], 16)):
                 blocks = []
             blocks.append((int(head["id"], 16), head["current"].startswith("Current"), []))
-        elif blocks and (frame := _FRAME.match(line)):
-            number = int(frame["line"]) if frame["line"].isdigit() else 0
-            blocks[-1][2].append(Frame(frame["function"], frame["file"], number))
+        elif blocks and (frame := _frame(line)) is not None:
+            blocks[-1][2].append(frame)
     main = _main_of(blocks, main_thread)
     return tuple(
         Thread(ident=ident, main=ident == main, frames=tuple(frames))
         for ident, _, frames in blocks
         if not any(_OURS in frame.file for frame in frames)
     )
+
+
+@lru_cache(maxsize=4096)
+def _frame(line: str) -> Frame | None:
+    """Return the call that a line of a dump is; thousands of ranks stand at the same lines."""
+    frame = _FRAME.match(line)
+    if frame is None:
+        return None
+    return Frame(frame["function"], frame["file"], int(frame["line"]) if frame["line"].isdigit() else 0)
 
 
 def _repeats(blocks: list[tuple[int, bool, list[Frame]]], ident: int) -> bool:

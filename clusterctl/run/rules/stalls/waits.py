@@ -1,0 +1,147 @@
+"""By which part of its time each rank of a run that moves waited for its peers, from a few of the nodes' samples.
+
+`status` asks it of every run that it shows, so only three samples of each node are read: the first of the last minutes,
+the one in their middle, the newest.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Literal
+
+from clusterctl.door import samples
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from clusterctl.agent.protocol.types.samples import Activity, RankActivity
+    from clusterctl.agent.protocol.types.worker_status import Inside
+
+WINDOW_S = 300.0
+LEAST_LOOKS = 20
+LEAST_S = 2.0 * LEAST_LOOKS
+MARK = b'"activity"'
+_STEPS = 3
+"""In each half of the time: fewer looks, or collectives, say nothing of a share."""
+_NEAR = 4096
+"""Bytes between which lines are looked at one by one."""
+_MOMENT = re.compile(rb'"m":\s*([0-9.]+)')
+_ATTEMPT = re.compile(rb'"attempt":\s*([0-9]+)')
+
+Waits = tuple[float, float]
+"""The share of each half of the time."""
+
+
+def waits_of(ends: Mapping[str, bytes], newest: Mapping[str, Activity], attempt: int) -> dict[int, Waits | None]:
+    """Return what each rank waited for its peers; `None` of one that was not counted. Those not seen are left out.
+
+    Args:
+        ends: What stands at the end of each node's samples.
+        newest: The newest sample of each node.
+        attempt: Which attempt.
+    """
+    found: dict[int, Waits | None] = {}
+    for node, last in newest.items():
+        if not {"m", "ranks"} <= last.keys() or last.get("attempt") != attempt:
+            continue
+        looks = [*_earlier(ends.get(node, b""), last), last]
+        for rank, own in last["ranks"].items():
+            seen = [(look["m"], one) for look in looks if (one := look["ranks"].get(rank)) is not None]
+            seen = [each for each in seen if each[1].get("alive") and each[1].get("pid") == own.get("pid")]
+            if len(seen) == 3 and seen[-1][0] - seen[0][0] >= LEAST_S:
+                found[int(rank)] = halves([one for _, one in seen])
+    return found
+
+
+def moves(newest: Iterable[Activity], attempt: int, seconds: float) -> bool:
+    """Return whether any rank has made progress so lately: then none is waited for since long."""
+    ranks = [
+        own for sample in newest if sample.get("attempt") == attempt for own in (sample.get("ranks") or {}).values()
+    ]
+    told = [inside(own) for own in ranks if own.get("alive") and seq(own)]
+    ages = [age for known in told if known is not None and (age := known.get("progress_age_s")) is not None]
+    return any(age < seconds for age in ages)
+
+
+def counted(newest: Iterable[Activity]) -> bool:
+    """Return whether all ranks tell how often they were looked at; where one does not, nobody can be compared."""
+    return all(told(own, "looks") for sample in newest for own in (sample.get("ranks") or {}).values())
+
+
+def _earlier(data: bytes, last: Activity) -> list[Activity]:
+    """Return the first sample of the last minutes and one in the middle, of the same attempt; none where few are."""
+    end = data.rfind(b"\n") + 1
+    low, high = 0, end
+    while high - low > _NEAR:
+        middle = (low + high) // 2
+        line = _line_from(data, middle, end)
+        if line is None or _belongs(line[1], last):
+            high = middle
+        else:
+            low = line[0] + len(line[1]) + 1
+    first = _line_from(data, low, end)
+    while first is not None and not _belongs(first[1], last):
+        first = _line_from(data, first[0] + len(first[1]) + 1, end)
+    between = None if first is None else _line_from(data, (first[0] + end) // 2, end)
+    lines = [] if first is None or between is None else [first[1], between[1]]
+    return [one for one in samples.readable(lines, "activity", "m", "ranks", "attempt") if _is_before(one, last)]
+
+
+def _line_from(data: bytes, place: int, end: int) -> tuple[int, bytes] | None:
+    """Return the first whole line with activity that begins at `place` or behind it, and where it begins."""
+    begin = place and data.find(b"\n", place - 1, end) + 1
+    mark = data.find(MARK, begin, end) if begin or not place else -1
+    if mark < 0:
+        return None
+    begin = max(begin, data.rfind(b"\n", begin, mark) + 1)
+    return begin, data[begin : data.find(b"\n", mark)]
+
+
+def _belongs(line: bytes, last: Activity) -> bool:
+    moment, attempt = _MOMENT.search(line), _ATTEMPT.search(line)
+    if moment is None or attempt is None:
+        return False
+    return int(attempt[1]) == last["attempt"] and float(moment[1]) >= last["m"] - WINDOW_S
+
+
+def _is_before(one: Activity, last: Activity) -> bool:
+    return one["attempt"] == last["attempt"] and 0 < last["m"] - one["m"] <= WINDOW_S
+
+
+# --- of a rank
+
+
+def halves(looks: list[RankActivity]) -> Waits | None:
+    """Return the shares of both halves of a few looks at a rank; `None` where too little was counted."""
+    first, last = looks[0], looks[-1]
+    middle = min(looks, key=lambda own: abs(2 * told(own, "looks") - told(first, "looks") - told(last, "looks")))
+    one, other = _share(first, middle), _share(middle, last)
+    return None if one is None or other is None else (one, other)
+
+
+def told(own: RankActivity, what: Literal["looks", "held"]) -> int:
+    """Return a count of a rank's; 0 where it tells none."""
+    known = inside(own)
+    return 0 if known is None else known.get(what) or 0
+
+
+def inside(own: RankActivity) -> Inside | None:
+    """Return what a rank tells of itself."""
+    return own.get("inside")
+
+
+def seq(own: RankActivity) -> list[tuple[int, int]]:
+    """Return how many collectives a rank has begun and ended in each of its groups."""
+    known = inside(own)
+    return list(((known and known.get("seq")) or {}).values())
+
+
+def _share(one: RankActivity, other: RankActivity) -> float | None:
+    looks = told(other, "looks") - told(one, "looks")
+    if looks < LEAST_LOOKS or _begun(other) - _begun(one) < _STEPS:
+        return None
+    return (told(other, "held") - told(one, "held")) / looks
+
+
+def _begun(own: RankActivity) -> int:
+    return max((begun for begun, _ in seq(own)), default=0)
