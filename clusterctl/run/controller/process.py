@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import signal
@@ -120,6 +121,8 @@ def _second_fork(run: RunDir, work: Callable[[], int], writer: int) -> None:
         os._exit(code)
 
 
+_OFTEN = 700, 10, 10
+"""When Python looks for circles of values, where nothing else was said (`gc.get_threshold` of 3.11)."""
 _ARGUMENTS_BEGIN = 48
 """Which field of `/proc/self/stat` says where our words begin in our memory; the next one says where they end."""
 
@@ -144,6 +147,8 @@ def _be_called(title: str) -> None:
 
 
 def _cut_loose(run: RunDir, keep: int) -> None:
+    # A command is over soon, and looks for circles of values seldom. This process lives for months.
+    gc.set_threshold(*_OFTEN)
     os.chdir("/")
     os.umask(0o077)
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
