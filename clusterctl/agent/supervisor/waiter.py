@@ -12,13 +12,15 @@ import json
 import os
 import signal
 import time
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from clusterctl.agent.linux import aside, proc, spawn, syscalls
+from clusterctl.agent.protocol.values import value
 from clusterctl.agent.record import authority, keeping
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from clusterctl.agent.linux.aside import Task
     from clusterctl.agent.linux.spawn import Program
 
@@ -33,7 +35,7 @@ _ENDED = os.WEXITED | os.WNOWAIT
 supervisor takes it."""
 
 
-@dataclass(frozen=True)
+@value(frozen=True)
 class Post:
     """What one waiter is told.
 
@@ -55,13 +57,13 @@ class Post:
     output: int
     spawn_file: str
     exit_file: str
-    keep: list[int] = field(default_factory=list)
+    keep: Sequence[int] = ()
     stop_after: float | None = None
     lease: str = ""
     enforce: Task | None = None
     cgroup: str | None = None
     title: str = ""
-    told: dict[str, Any] = field(default_factory=dict)
+    told: Mapping[str, Any] | None = None
 
 
 def start(post: Post) -> tuple[int, int]:
@@ -260,7 +262,12 @@ def _claim(path: str, worker: int, report: int) -> str | None:
     line = json.dumps(record).encode() + b"\n"
     temporary = f"{path}.{us.pid}"
     try:
-        syscalls.write_whole(temporary, line)
+        # Nobody looks there: what counts is the link.
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            syscalls.write_all(fd, line)
+        finally:
+            os.close(fd)
         os.link(temporary, path)
     except FileExistsError:
         return "another waiter has this rank already"
