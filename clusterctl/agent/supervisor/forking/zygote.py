@@ -118,6 +118,8 @@ class Zygote:
         self._deadline = self._loop.after(_PATIENCE_SECONDS, self._overdue)
 
     def _overdue(self) -> None:
+        # Another one would take as long.
+        self.stale = False
         self.close(f"the imports took longer than {_PATIENCE_SECONDS:.0f} s")
 
     def _send(self, word: bytes, descriptors: list[int]) -> None:
