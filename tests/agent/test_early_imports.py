@@ -3,22 +3,46 @@
 from __future__ import annotations
 
 import os
+import sys
+import traceback
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from clusterctl.agent import inject
+from clusterctl.agent.linux.loop import Loop, Timer
+from clusterctl.agent.linux.spawn import Program
 from clusterctl.agent.protocol.commands import Command
+from clusterctl.agent.protocol.requests import Forked
+from clusterctl.agent.supervisor.forking.zygote import Stage, Zygote
 from tests.agent.started import Job, Ran
 from tests.agent.test_start_methods import installed, path_of
 from tests.agent.test_zygote import zygotes
 from tests.lab.waiting import wait_for
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
     from tests.agent.conftest import Node
     from tests.agent.talk import Talk
 
 COUNTED = "import os\nos.write(os.open('imported', os.O_CREAT | os.O_WRONLY | os.O_APPEND), b'once ')\n"
 SLOW = COUNTED + "import time\nwhile not os.path.exists('go'):\n    time.sleep(0.01)\n"
+
+
+class Impatient(Loop):
+    """A loop in which long times are over when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__(traceback.print_exc)
+        self.long: list[Callable[[], None]] = []
+
+    def after(self, seconds: float, action: Callable[[], None]) -> Timer:
+        if seconds < 60:
+            return super().after(seconds, action)
+        self.long.append(action)
+        return Timer(action)
 
 
 def job_of(node: Node, special: str = COUNTED, *, named: bool = True) -> Job:
@@ -143,3 +167,15 @@ def test_a_run_that_was_prepared_imports_nothing_early(node: Node) -> None:
     begin_early(job, talk)
     talk.ask(Command.STATUS, **node.where)
     assert imported(job) == before
+
+
+def test_imports_that_take_too_long_are_not_begun_again(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    python, env = sys.executable.encode(), {b"PATH": b"/bin"}
+    loop, asked = Impatient(), Forked(argv=[sys.executable, "train.py"], env={}, preload=["decimal"])
+    program = Program([python, b"train.py"], env, str(tmp_path).encode())
+    zygote = Zygote(loop, asked, program, inject.install(str(tmp_path / "inject")), "a0b1c2", lambda: None)
+    zygote.check(asked)
+    loop.long[-1]()
+    assert (zygote.stage, zygote.stale) == (Stage.OVER, False)
+    assert zygote.why == "the imports took longer than 120 s"

@@ -124,3 +124,10 @@ def test_why_a_waiter_could_not_start_its_worker_is_told(node: Node) -> None:
     resource.prlimit(supervisor, resource.RLIMIT_NOFILE, (highest + 4, highest + 4))
     with pytest.raises(Refused, match="cannot start rank 0: Too many open files"):
         node.start(talk, ["sleep", "1000"])
+
+
+def test_a_waiter_for_which_a_rank_waits_loads_little() -> None:
+    program = "import sys; sys.path.insert(0, sys.argv[1]); import clusterctl.agent.supervisor.forking.attending\n"
+    program += "print({'dataclasses', 'inspect', 'shutil', 'socket', 'tempfile', 'hashlib'} & set(sys.modules))"
+    argv = [sys.executable, "-I", "-S", "-c", program, str(REPOSITORY)]
+    assert subprocess.run(argv, check=True, capture_output=True, text=True).stdout == "set()\n"

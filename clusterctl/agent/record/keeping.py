@@ -40,3 +40,9 @@ def touch(paths: Iterable[str]) -> None:
 def _touch(path: str) -> None:
     with contextlib.suppress(OSError):
         os.utime(path, follow_symlinks=False)
+
+
+def hold_above(path: str) -> list[int]:
+    """Keep the folders of attempt and run, where a file of a rank is to be written, from who tidies up."""
+    attempt = os.path.dirname(path)
+    return [*hold(attempt), *hold(os.path.dirname(attempt))]

@@ -12,13 +12,15 @@ import json
 import os
 import signal
 import time
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from clusterctl.agent.linux import aside, proc, spawn, syscalls
+from clusterctl.agent.protocol.values import value
 from clusterctl.agent.record import authority, keeping
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from clusterctl.agent.linux.aside import Task
     from clusterctl.agent.linux.spawn import Program
 
@@ -33,7 +35,7 @@ _ENDED = os.WEXITED | os.WNOWAIT
 supervisor takes it."""
 
 
-@dataclass(frozen=True)
+@value(frozen=True)
 class Post:
     """What one waiter is told.
 
@@ -55,13 +57,13 @@ class Post:
     output: int
     spawn_file: str
     exit_file: str
-    keep: list[int] = field(default_factory=list)
+    keep: Sequence[int] = ()
     stop_after: float | None = None
     lease: str = ""
     enforce: Task | None = None
     cgroup: str | None = None
     title: str = ""
-    told: dict[str, Any] = field(default_factory=dict)
+    told: Mapping[str, Any] | None = None
 
 
 def start(post: Post) -> tuple[int, int]:
@@ -98,7 +100,7 @@ def _stand(post: Post) -> None:
 def _wait_for_worker(post: Post, report: int, parent: int) -> NoReturn:
     os.setsid()
     _stand(post)
-    keep = [*post.keep, *_hold_folders(post)]
+    keep = [*post.keep, *keeping.hold_above(post.exit_file)]
     end = _Exit(post.exit_file)
     gate, go = os.pipe2(os.O_CLOEXEC)
     worker = os.fork()
@@ -118,7 +120,7 @@ def attend(post: Post, worker: int, ends: tuple[int, int], parent: int) -> NoRet
         parent: The supervisor.
     """
     _stand(post)
-    keep = [*post.keep, *_hold_folders(post)]
+    keep = [*post.keep, *keeping.hold_above(post.exit_file)]
     end = _Exit(post.exit_file)
     _see_through(post, worker, ends, parent, {*keep, end.fd}, end)
 
@@ -143,18 +145,12 @@ def _see_through(post: Post, worker: int, ends: tuple[int, int], parent: int, ke
     os._exit(0)
 
 
-def _hold_folders(post: Post) -> list[int]:
-    """Keep the folders of attempt and run, where the exit is to be written, from who tidies up."""
-    attempt = os.path.dirname(post.exit_file)
-    return [*keeping.hold(attempt), *keeping.hold(os.path.dirname(attempt))]
-
-
 def stand_in(post: Post) -> int:
     """Be the waiter of a worker that another launcher starts; return the worker's wait status.
 
     The worker stays in the group of this process, which is the one that the launcher knows and signals.
     """
-    _hold_folders(post)
+    keeping.hold_above(post.exit_file)
     end = _Exit(post.exit_file)
     gate, go = os.pipe2(os.O_CLOEXEC)
     worker = os.fork()
@@ -260,7 +256,11 @@ def _claim(path: str, worker: int, report: int) -> str | None:
     line = json.dumps(record).encode() + b"\n"
     temporary = f"{path}.{us.pid}"
     try:
-        syscalls.write_whole(temporary, line)
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            syscalls.write_all(fd, line)
+        finally:
+            os.close(fd)
         os.link(temporary, path)
     except FileExistsError:
         return "another waiter has this rank already"

@@ -12,13 +12,11 @@ import select
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from clusterctl.agent.linux import spawn
-from clusterctl.agent.members import marks
-from clusterctl.agent.members.sweep import Ledger
-from clusterctl.agent.record.rundir import RunDir
-from clusterctl.agent.supervisor import ladder, waiter
+from clusterctl.agent.supervisor import waiter
 
 if TYPE_CHECKING:
-    from clusterctl.agent.linux.aside import Out
+    from clusterctl.agent.linux.aside import Out, Task
+    from clusterctl.agent.record.rundir import RunDir
 
 
 _READY_SECONDS = 5.0
@@ -50,13 +48,24 @@ def _is_ready(ready: int) -> bool:
     return not poll.poll(_READY_SECONDS * 1000) or bool(os.read(ready, 1))
 
 
-def _post(value: dict[str, Any], keep: list[int]) -> waiter.Post:
+def _enforcing(value: dict[str, Any]) -> Task:
+    """Return what ends everything of the run here; all that it needs is loaded now, while it is there."""
+    from clusterctl.agent.members import marks
+    from clusterctl.agent.members.sweep import Ledger
+    from clusterctl.agent.record.rundir import RunDir
+    from clusterctl.agent.supervisor import ladder
+
     def enforce(_out: Out) -> dict[str, Any]:
         run = RunDir(value["root"], value["run"], value["node"])
         return ladder.enforce(
             run, marks.marks_of(run), value["attempt"], Ledger(cgroup=value["folder"]), value["grace"]
         )
 
+    return enforce
+
+
+def _post(value: dict[str, Any], keep: list[int]) -> waiter.Post:
+    # Most runs have no fence, and a start need not wait for it.
     return waiter.Post(
         program=spawn.Program([], {}),
         output=-1,
@@ -65,7 +74,7 @@ def _post(value: dict[str, Any], keep: list[int]) -> waiter.Post:
         keep=keep,
         stop_after=value["stop_after"],
         lease=value["lease"],
-        enforce=enforce,
+        enforce=None if value["stop_after"] is None else _enforcing(value),
         title=value["title"],
     )
 

@@ -118,6 +118,8 @@ class Zygote:
         self._deadline = self._loop.after(_PATIENCE_SECONDS, self._overdue)
 
     def _overdue(self) -> None:
+        # Another one would take as long.
+        self.stale = False
         self.close(f"the imports took longer than {_PATIENCE_SECONDS:.0f} s")
 
     def _send(self, word: bytes, descriptors: list[int]) -> None:
@@ -206,7 +208,7 @@ class Zygote:
         program = post.program
         env = {_text(name): _text(value) for name, value in program.env.items()}
         request = {"argv": _texts(program.argv), "env": env, "cwd": _text(program.cwd), "cgroup": post.cgroup}
-        told = {**post.told, "supervisor": os.getpid(), "stop_after": post.stop_after, "lease": post.lease}
+        told = {**(post.told or {}), "supervisor": os.getpid(), "stop_after": post.stop_after, "lease": post.lease}
         told |= {"spawn_file": post.spawn_file, "exit_file": post.exit_file, "title": post.title}
         read, write = os.pipe2(os.O_CLOEXEC)
         files = [_file({**request, "waiter": relaunch.command("wait")}), _file(told)]
