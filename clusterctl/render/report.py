@@ -14,7 +14,7 @@ from clusterctl.render.ranks import count, fold_nodes, fold_ranks
 from clusterctl.render.story.trace import folded_trace
 from clusterctl.render.terminal.console import DIM, GREEN, RED, YELLOW, safe
 from clusterctl.render.words import alike_line, failure_line, stall_line, summary, worker_state
-from clusterctl.wording import duration
+from clusterctl.wording import duration, span
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,11 +37,13 @@ class Beside:
         log_path: Where the output of all ranks lies, if that is to be told.
         folders: Where the code lies on the nodes.
         seen: Ranks whose output stands in full above the report.
+        memory: How full the memory of the node was, percent, and how many seconds before a rank was killed there.
     """
 
     log_path: str | None = None
     folders: frozenset[str] = frozenset()
     seen: frozenset[int] = frozenset()
+    memory: tuple[float, float] | None = None
 
 
 _NOTHING = Beside()
@@ -95,6 +97,9 @@ def _first_failure(state: RunState, cause: Cause, terminal: Terminal, beside: Be
         lines = [alike_line(cause, same, [state.workers[rank].node for rank in same], state.attempt, terminal)]
     else:
         lines = [failure_line(cause, state.attempt, terminal)]
+    if beside.memory is not None:
+        full, age = beside.memory
+        lines.append(f"  memory of {safe(cause.node)} was {full:.0f}% full {span(age)} before")
     worker = state.workers.get(cause.rank) if cause.rank is not None else None
     if cause.rank not in beside.seen or not cause.traceback:
         lines += _evidence(cause, worker, terminal, beside)

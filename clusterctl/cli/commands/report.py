@@ -24,6 +24,7 @@ from clusterctl.render.story.why import render_why
 from clusterctl.render.terminal.console import Terminal
 from clusterctl.run.record.find import find
 from clusterctl.run.record.kept.curves import curves
+from clusterctl.run.record.kept.memory import before_the_kill
 from clusterctl.run.rules.state import RunPhase
 from clusterctl.wording import size
 
@@ -80,7 +81,8 @@ def _failure(run: RunDir, state: RunState, terminal: Terminal) -> list[str]:
     well = state.phase is RunPhase.SUCCEEDED or (not state.over and state.stall is None)
     if well:
         return []
-    ended = render_report(state, terminal, Beside(folders=code_folders(run, state))) if state.over else []
+    beside = Beside(folders=code_folders(run, state), memory=before_the_kill(run, state))
+    ended = render_report(state, terminal, beside) if state.over else []
     return [*ended, "", *render_why(verdict_of(run, state, live=False), terminal)]
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from clusterctl.errors import ClusterctlError, ExitCode
 from clusterctl.render.errors import error_line, hint_lines
 from clusterctl.render.report import Beside, render_report
+from clusterctl.run.record.kept.memory import before_the_kill
 from clusterctl.run.rules import leftover
 
 if TYPE_CHECKING:
@@ -45,7 +46,9 @@ def conclude(
     """Say how it ended, and return the exit code of the command; `seen` are ranks whose output the screen shows."""
     match leave:
         case Leave.ENDED:
-            beside = Beside(log_path=str(run.path / "nodes"), folders=code_folders(run, state), seen=seen)
+            memory = before_the_kill(run, state)
+            folders = code_folders(run, state)
+            beside = Beside(log_path=str(run.path / "nodes"), folders=folders, seen=seen, memory=memory)
             lines = render_report(state, console.err, beside)
             if not (quiet and state.phase.value == "succeeded"):
                 console.narrate(*lines, *_why(run, state))
