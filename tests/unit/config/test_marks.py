@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 LONGER_THAN_A_CHARACTER = {
     "results_outside": "../x",
+    "results_at_home": "~/x",
     "colon_forgotten_above": "args",
     "transport_that_is_none": "lokal",
     "command_with_a_variable": "${TOKEN}",
