@@ -137,18 +137,18 @@ def render_summary(view: RunView, now: float, terminal: Terminal) -> list[str]:
         lines += [f"  {line}" for line in results_news(state.results)]
     if not state.over:
         lines += [f"  {health_news(event)}" for event in state.troubles.values()]
-        lines += [f"  {line}" for line in _slow_lines(view)]
+        lines += [f"  {line}" for line in slow_lines(state, view.slow)]
     if state.remaining:
         lines.append("  may still be there:")
         lines += [f"  {line}" for line in remaining_lines(state.remaining, terminal)]
     return lines
 
 
-def _slow_lines(view: RunView) -> list[str]:
-    """Return who is slower than the others, those with one reason on one node in a line."""
+def slow_lines(state: RunState, slow: Mapping[int, str]) -> list[str]:
+    """Return who is slower than the others (rank to reason), those with one reason on one node in a line."""
     alike: dict[tuple[str, str], list[int]] = {}
-    for rank, reason in view.slow.items():
-        alike.setdefault((view.state.workers[rank].node, reason), []).append(rank)
+    for rank, reason in slow.items():
+        alike.setdefault((state.workers[rank].node, reason), []).append(rank)
     return [
         f"slow: {'rank' if len(ranks) == 1 else 'ranks'} {fold_ranks(ranks)} on {safe(node)}, for which the others wait"
         + (f": {safe(reason)}" if reason else "")

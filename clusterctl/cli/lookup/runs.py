@@ -55,7 +55,7 @@ def with_pace(run: RunDir, view: RunView, newest: Mapping[str, Activity]) -> Run
     state = view.state
     if state.phase is not RunPhase.RUNNING:
         return view
-    if not waits.moves(newest.values(), state.attempt, LONG_S) and (slow := _held(run, state)):
+    if not waits.moves(newest.values(), state.attempt, LONG_S) and (slow := held_in(run, state)):
         return replace(view, slow=slow)
     if not waits.counted(newest.values()):
         return view
@@ -64,7 +64,7 @@ def with_pace(run: RunDir, view: RunView, newest: Mapping[str, Activity]) -> Run
     return replace(view, slow=_reasons(view, among, ends)) if among else view
 
 
-def _held(run: RunDir, state: RunState) -> dict[int, str]:
+def held_in(run: RunDir, state: RunState) -> dict[int, str]:
     """Return for whom all others have waited since long, and what it does."""
     from clusterctl.run.rules.stalls import counted
     from clusterctl.why.slow import held
