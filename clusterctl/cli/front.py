@@ -62,7 +62,7 @@ def _active(terminal: Terminal) -> list[str]:
     import time
 
     from clusterctl.cli.lookup.runs import listed_view_of
-    from clusterctl.render.story.listing import newest_first, render_ps
+    from clusterctl.render.story.listing import adoption_hints, newest_first, render_ps
 
     views = [view for run in going if not (view := listed_view_of(run)).state.over]
-    return render_ps(newest_first(views), time.time(), terminal)
+    return [*render_ps(newest_first(views), time.time(), terminal), *adoption_hints(views)]

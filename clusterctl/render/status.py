@@ -9,6 +9,7 @@ from clusterctl.render.errors import remaining_lines
 from clusterctl.render.ranks import count, fold_nodes, fold_ranks
 from clusterctl.render.story.attempts import render_attempts, waits_for_restart
 from clusterctl.render.story.book import render_origin
+from clusterctl.render.story.unattended import Unattended
 from clusterctl.render.terminal.console import BOLD, DIM, GREEN, RED, YELLOW, safe
 from clusterctl.render.terminal.table import Cell, Column, render_table
 from clusterctl.render.words import failure_line, health_news, results_news, stall_hints, stall_line, worker_state
@@ -62,6 +63,7 @@ class RunView:
         origin: Where it comes from, or `None`.
         where: Where the ranks of a stalled run are, in a few lines.
         start: Where the time of its start went; only looked for where it is shown.
+        unattended: What becomes of it while no controller is alive.
         slow: Ranks for which the others wait again and again, and the likely reason of each, "" where it is not known.
     """
 
@@ -73,6 +75,7 @@ class RunView:
     where: Sequence[str] = ()
     start: StartTimes | None = None
     slow: Mapping[int, str] = field(default_factory=dict)
+    unattended: Unattended = field(default_factory=Unattended)
 
     @property
     def step(self) -> int | None:
@@ -121,7 +124,8 @@ def render_summary(view: RunView, now: float, terminal: Terminal) -> list[str]:
     state = view.state
     lines = [_headline(view, now, terminal)]
     if not view.attended and not state.over:
-        lines.append(f"  no controller is alive; the run goes on. hint: clusterctl attach --adopt {state.run}")
+        lines.append(f"  no controller is alive; {view.unattended.told}")
+        lines.append(f"  hint: clusterctl attach --adopt {state.run}")
     if state.phase is RunPhase.RESTARTING and state.restart_at is not None:
         lines.append(f"  {waits_for_restart(state, now)}")
     if state.cause is not None:
@@ -133,18 +137,18 @@ def render_summary(view: RunView, now: float, terminal: Terminal) -> list[str]:
         lines += [f"  {line}" for line in results_news(state.results)]
     if not state.over:
         lines += [f"  {health_news(event)}" for event in state.troubles.values()]
-        lines += [f"  {line}" for line in _slow_lines(view)]
+        lines += [f"  {line}" for line in slow_lines(state, view.slow)]
     if state.remaining:
         lines.append("  may still be there:")
         lines += [f"  {line}" for line in remaining_lines(state.remaining, terminal)]
     return lines
 
 
-def _slow_lines(view: RunView) -> list[str]:
-    """Return who is slower than the others, those with one reason on one node in a line."""
+def slow_lines(state: RunState, slow: Mapping[int, str]) -> list[str]:
+    """Return who is slower than the others (rank to reason), those with one reason on one node in a line."""
     alike: dict[tuple[str, str], list[int]] = {}
-    for rank, reason in view.slow.items():
-        alike.setdefault((view.state.workers[rank].node, reason), []).append(rank)
+    for rank, reason in slow.items():
+        alike.setdefault((state.workers[rank].node, reason), []).append(rank)
     return [
         f"slow: {'rank' if len(ranks) == 1 else 'ranks'} {fold_ranks(ranks)} on {safe(node)}, for which the others wait"
         + (f": {safe(reason)}" if reason else "")

@@ -38,7 +38,7 @@ def brief(verdict: Verdict, run: str, *, steps: bool = True) -> list[str]:
     Args:
         verdict: What went wrong.
         run: Its id.
-        steps: Tell what to type next; else that stands beside it.
+        steps: Tell what to type next; else that stands beside it, and the first line says what begins here.
     """
     if verdict.kind is Kind.NONE:
         return []
@@ -47,7 +47,7 @@ def brief(verdict: Verdict, run: str, *, steps: bool = True) -> list[str]:
         by_label.setdefault(label, []).append(text)
     shown = [label for label in ("who", "waits", "unseen", "next") if label in by_label and (steps or label != "next")]
     return [
-        f"why: {by_label[HEAD][0]}",
+        by_label[HEAD][0] if steps else f"why: {by_label[HEAD][0]}",
         *(f"  {label:6} {_first(by_label[label])}" for label in shown[:_MOST_BRIEF]),
         f"  `clusterctl why {run}` tells more",
     ]

@@ -79,7 +79,7 @@ def hung(make_head: MakeHead) -> Hung:
 def short_form(text: str) -> list[str]:
     """The short form as it stands in what is shown: its first line, and those that are set in below it."""
     lines = [line.strip() for line in text.splitlines()]
-    first = next(number for number, line in enumerate(lines) if "why: " in line)
+    first = next(number for number, line in enumerate(lines) if line.startswith(("why: ", "warn: hang ")))
     last = next(number for number, line in enumerate(lines) if number >= first and "tells more" in line)
     return lines[first : last + 1]
 
@@ -88,7 +88,7 @@ def test_the_live_view_tells_a_confirmed_stall_in_five_lines(hung: Hung) -> None
     first, who, waits, then, more = short_form(hung.followed.stderr)
 
     assert hung.followed.returncode == 104
-    assert first.startswith("warn: why: hang NOT_JOINED, likely: rank 1 on localhost.0 (job.py:5)")
+    assert first.startswith("warn: hang NOT_JOINED, likely: rank 1 on localhost.0 (job.py:5)")
     assert who.startswith("who    rank 1 localhost.0  job.py:5 in load")
     assert waits == "waits  ranks 0,2  job.py:8 meet"
     assert then.startswith("next   clusterctl stacks")

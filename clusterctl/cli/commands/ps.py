@@ -10,7 +10,7 @@ from clusterctl.cli import options
 from clusterctl.cli.lookup.runs import listed_view_of, tell_unread
 from clusterctl.cli.main import WithExamples
 from clusterctl.render.status_json import ps_json
-from clusterctl.render.story.listing import newest_first, render_ps
+from clusterctl.render.story.listing import adoption_hints, newest_first, render_ps
 from clusterctl.run.record.find import all_runs
 from clusterctl.run.rules.state import RunPhase
 
@@ -35,6 +35,7 @@ def command(everything: bool, as_json: bool, color: str, quiet: bool) -> int:
         console.data(*[v.state.run for v in shown])
     elif shown:
         console.data(*render_ps(newest_first(shown), time.time(), console.out))
+        console.narrate(*adoption_hints(shown))
     else:
         console.narrate("no active run" if views else "no run yet")
         if views and not everything:

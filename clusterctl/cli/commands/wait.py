@@ -13,9 +13,11 @@ import click
 from clusterctl.cli import options
 from clusterctl.cli.follow.following import exit_code_of
 from clusterctl.cli.follow.watching import Course, Watching
+from clusterctl.cli.lookup.runs import unattended_of
 from clusterctl.cli.main import WithExamples
 from clusterctl.cli.words import parse_duration
 from clusterctl.errors import ExitCode
+from clusterctl.render.story.unattended import Fate
 from clusterctl.run.record.find import find
 
 if TYPE_CHECKING:
@@ -42,14 +44,18 @@ def command(reference: str | None, timeout: str | None, as_json: bool, color: st
     if as_json:
         console.data(json.dumps({"run": run.run, "state": state.phase.value, "exit_code": state.exit_code}))
     elif not quiet:
-        console.narrate(f"{run.run}: {state.phase.value}" + (_why(code)))
+        console.narrate(f"{run.run}: {state.phase.value}" + _why(run, state, code))
     return code
 
 
-def _why(code: int) -> str:
+def _why(run: RunDir, state: RunState, code: int) -> str:
     if code == ExitCode.WAIT_TIMED_OUT:
         return "; gave up waiting"
-    return " without a controller; `clusterctl attach --adopt` takes over" if code == ExitCode.UNATTENDED else ""
+    if code != ExitCode.UNATTENDED:
+        return ""
+    alone = unattended_of(run, state)
+    told = "" if alone.fate is Fate.GOES_ON else f"; {alone.told}"
+    return f" without a controller{told}; `clusterctl attach --adopt` takes over"
 
 
 def _wait(run: RunDir, end: float) -> tuple[RunState, int | None]:

@@ -6,6 +6,7 @@ import contextlib
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from clusterctl.cli.lookup.runs import unattended_of
 from clusterctl.errors import ClusterctlError, ExitCode
 from clusterctl.render.errors import error_line, hint_lines
 from clusterctl.render.report import Beside, render_report
@@ -60,7 +61,7 @@ def conclude(
             return int(ExitCode.OK)
         case Leave.UNATTENDED:
             console.narrate(
-                error_line(f"{run.run} goes on without a controller", console.err),
+                error_line(unattended_of(run, state).error(run.run), console.err),
                 *hint_lines(
                     f"`clusterctl attach --adopt {run.run}` takes over, `clusterctl down {run.run}` ends it",
                     console.err,

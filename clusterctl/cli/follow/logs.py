@@ -9,6 +9,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
 from clusterctl.cli.follow.watching import Course, Watching
+from clusterctl.cli.lookup.runs import unattended_of
 from clusterctl.errors import ExitCode
 from clusterctl.logs.ends import ends_of, in_place
 from clusterctl.logs.follow import Follower
@@ -75,7 +76,7 @@ def _follow(watching: Watching, query: LogQuery, shown: Output, console: Console
         if over or not console.out.has_reader():
             return int(ExitCode.OK)
     console.narrate(
-        error_line(f"{watching.run.run} goes on without a controller", console.err),
+        error_line(unattended_of(watching.run, watching.state).error(watching.run.run), console.err),
         *hint_lines(f"`clusterctl attach --adopt {watching.run.run}` takes over", console.err),
     )
     return int(ExitCode.UNATTENDED)

@@ -16,6 +16,7 @@ from clusterctl.cli.follow.footer import Footer
 from clusterctl.cli.follow.keys import keys, signals, typed
 from clusterctl.cli.follow.news import News
 from clusterctl.cli.follow.past import Past, present
+from clusterctl.cli.follow.waited import WaitedFor
 from clusterctl.cli.follow.watching import Course, Watching
 from clusterctl.logs.fold import Folder, fold_history
 from clusterctl.logs.follow import Follower
@@ -91,6 +92,7 @@ class RunScreen:
         self._interrupts = 0
         self._leave: Leave | None = None
         self._news = News(run, console.err)
+        self._waited = WaitedFor(run)
         self._deaf = False
         self._joining = True
         self._past = Past()
@@ -122,6 +124,7 @@ class RunScreen:
             while self._leave is None:
                 self._show(self._watching.look(), wake)
                 if self._leave is None:
+                    self._narrate(*self._waited.news(self.state, time.monotonic()))
                     self._wait(keyboard, wake)
                     self._phases.tick(time.monotonic())
                     self._draw_footer(keys=keyboard is not None and not self._deaf)

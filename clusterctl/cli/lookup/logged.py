@@ -39,8 +39,8 @@ def attempt_asked(state: RunState, attempt: int | None) -> int | None:
         NotFoundError: The run has had none of that number.
     """
     if attempt is not None and 0 <= state.attempt < attempt:
-        had = "0" if not state.attempt else f"0 to {state.attempt}"
-        raise NotFoundError(f"no attempt {attempt} in {state.run}", hint=f"it has had {had}")
+        there = f"its attempts are 0-{state.attempt}" if state.attempt else "its only attempt is 0"
+        raise NotFoundError(f"no attempt {attempt} in {state.run}", hint=there)
     return attempt
 
 

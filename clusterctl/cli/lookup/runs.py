@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from dataclasses import replace
@@ -9,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.protocol.files import SAMPLES_FILE, index_file, output_file
 from clusterctl.changed import changed
+from clusterctl.errors import ClusterctlError
 from clusterctl.render.status import RunView, WorkerActivity, activity_from_sample
+from clusterctl.render.story.unattended import Unattended, fate_of
 from clusterctl.run.record import find, origin, outline, samples
 from clusterctl.run.rules.state import RunPhase
 
@@ -52,7 +55,7 @@ def with_pace(run: RunDir, view: RunView, newest: Mapping[str, Activity]) -> Run
     state = view.state
     if state.phase is not RunPhase.RUNNING:
         return view
-    if not waits.moves(newest.values(), state.attempt, LONG_S) and (slow := _held(run, state)):
+    if not waits.moves(newest.values(), state.attempt, LONG_S) and (slow := held_in(run, state)):
         return replace(view, slow=slow)
     if not waits.counted(newest.values()):
         return view
@@ -61,7 +64,7 @@ def with_pace(run: RunDir, view: RunView, newest: Mapping[str, Activity]) -> Run
     return replace(view, slow=_reasons(view, among, ends)) if among else view
 
 
-def _held(run: RunDir, state: RunState) -> dict[int, str]:
+def held_in(run: RunDir, state: RunState) -> dict[int, str]:
     """Return for whom all others have waited since long, and what it does."""
     from clusterctl.run.rules.stalls import counted
     from clusterctl.why.slow import held
@@ -87,7 +90,13 @@ def brief_view_of(run: RunDir) -> RunView:
     """Return of a run what `view_of` does, but not where it comes from, what its ranks write, and where they stand."""
     state, attended = find.visible_state(run)
     seen = _sampled(state, samples.newest_activity(run, state), time.time())
-    return RunView(state=_with_stall_age(state), attended=attended, activity=seen, verdict=_verdict(run, state))
+    return RunView(
+        state=_with_stall_age(state),
+        attended=attended,
+        activity=seen,
+        verdict=_verdict(run, state),
+        unattended=unattended_of(run, state, attended=attended),
+    )
 
 
 def listed_view_of(run: RunDir) -> RunView:
@@ -119,7 +128,22 @@ def view_from(run: RunDir, state: RunState, *, attended: bool, newest: Mapping[s
         verdict=_verdict(run, state),
         origin=origin.read(run),
         where=where,
+        unattended=unattended_of(run, state, attended=attended),
     )
+
+
+def unattended_of(run: RunDir, state: RunState, *, attended: bool = False) -> Unattended:
+    """Return what becomes of a run that no controller follows, from its file and the last sign of one."""
+    if attended or state.over:
+        return Unattended()
+    from clusterctl.config.stored import load_stored
+    from clusterctl.run.rules.policy import limits_of
+
+    # Without its file nobody knows.
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AssertionError, ClusterctlError):
+        limits, last = limits_of(load_stored(run.spec.read_text())), run.last_sign()
+        return fate_of(state.phase, time.time() - (last or 0.0), limits.stop_after, limits.fence)
+    return Unattended()
 
 
 def _verdict(run: RunDir, state: RunState) -> dict[str, Any] | None:

@@ -238,6 +238,8 @@ def expected(values: Mapping[str, int]) -> int:
 
 
 def _show(value: Any) -> str:
+    if isinstance(value, list) and value and not any(isinstance(part, (list, dict)) for part in value):
+        return " and ".join(map(_show, value))
     return value if isinstance(value, str) else json.dumps(value)
 
 

@@ -9,6 +9,7 @@ from clusterctl.config.interfaces import VIRTUAL
 from clusterctl.health.check import ClusterView, View, cluster_check, node_check
 from clusterctl.health.checks import compare
 from clusterctl.health.model import Action, Outcome, failed, passed, skipped, unknown, warned
+from clusterctl.wording import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -92,7 +93,7 @@ def resolve(view: View) -> Iterator[Outcome]:
     if not peers:
         yield skipped("no peers") if not view.context.multi_node else unknown("peers were not looked up")
     elif not bad:
-        yield passed(f"{len(peers)} peers resolve")
+        yield passed("1 peer resolves" if len(peers) == 1 else f"{len(peers)} peers resolve")
 
 
 @node_check(
@@ -122,7 +123,7 @@ def interface(view: View) -> Iterator[Outcome]:
         yield skipped("no peers") if not view.context.multi_node else unknown("routes were not looked up")
     elif not problems:
         names = sorted({str(route.get("interface")) for route in routes.values()})
-        yield passed(f"{len(routes)} peers by {', '.join(names)}", value=names)
+        yield passed(f"{plural(len(routes), 'peer')} by {', '.join(names)}", value=names)
 
 
 def _route_problem(route: dict[str, Any], states: dict[str, dict[str, Any]]) -> str | None:

@@ -131,8 +131,8 @@ _METADATA = "package metadata in the job's Python (nothing is imported)"
     threshold="is there, and runs",
     severity="FAIL",
     remedy=(
-        "Mend `job.prologue`, or set `python` of the host to one that is there: "
-        "`clusterctl exec -- sh -c 'command -v python3'` names one"
+        "Set `python` of the host to one that is there (`clusterctl exec -- sh -c 'command -v python3'` names one), "
+        "or mend `job.prologue` where the file has one"
     ),
     action=Action.FIX_CONFIG,
 )

@@ -24,6 +24,7 @@ _WORDS = {
     "stalled": "stalled",
     "time_limit": "the time limit was reached",
     "unhealthy": "a node was unhealthy",
+    "fence": "no controller was heard",
     "port_taken": "a port of the run was taken",
 }
 

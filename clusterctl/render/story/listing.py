@@ -72,6 +72,12 @@ def render_ps(
     return render_table(columns, [[row[c.title] for c in columns] for row in rows], terminal, header=header)
 
 
+def adoption_hints(views: Sequence[RunView]) -> list[str]:
+    """Return what to type for runs without a controller; no table cuts it."""
+    alone = [view.state.run for view in views if not view.attended and not view.state.over]
+    return [f"hint: `clusterctl attach --adopt {alone[0] if len(alone) == 1 else 'RUN'}` takes over"] if alone else []
+
+
 _COLUMNS = (
     Column(title="RUN", shrink=True),
     Column(title="STATE"),
@@ -130,7 +136,7 @@ def _remark(view: RunView) -> str:
         # Without its phase: the column of states already says whether the stall is certain.
         return stall_line(replace(state.stall, phase=""))
     if not view.attended:
-        return f"unattended: clusterctl attach --adopt {state.run}"
+        return view.unattended.short
     if away := [node.node for node in state.nodes.values() if node.link == "unreachable" and not node.swept]:
         return f"unreachable: {fold_nodes(away)}"
     return f"attempt {state.attempt}" if state.attempt > 0 else ""

@@ -9,9 +9,11 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from clusterctl.agent.protocol.files import JOURNAL_FILE, SAMPLES_FILE
 from clusterctl.run.record import lock as locking
 from clusterctl.run.record.disk import is_short, make_private, write_atomically
 
+_REPLICAS = (JOURNAL_FILE, SAMPLES_FILE)
 _ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"
 
 
@@ -122,6 +124,15 @@ class RunDir:
     def attended(self) -> bool:
         """A controller is alive."""
         return locking.is_held(self.lock)
+
+    def last_sign(self) -> float | None:
+        """Return when a controller was last seen to live: when it wrote something, on the head's wall clock."""
+        replicas = (folder / name for folder in self.path.glob("nodes/*") for name in _REPLICAS)
+        times = []
+        for path in (self.events, *replicas):
+            with contextlib.suppress(OSError):
+                times.append(path.stat().st_mtime)
+        return max(times, default=None)
 
     @property
     def controller(self) -> locking.Holder | None:

@@ -31,7 +31,12 @@ def outcome(state: RunState) -> tuple[RunPhase, ExitCode]:
     return (RunPhase.SUCCEEDED, ExitCode.OK) if done else (RunPhase.FAILED, ExitCode.FAILED)
 
 
-_ENDED_BY_RULE = (StopReason.STALLED.value, StopReason.TIME_LIMIT.value, StopReason.UNHEALTHY.value)
+_ENDED_BY_RULE = (
+    StopReason.STALLED.value,
+    StopReason.TIME_LIMIT.value,
+    StopReason.UNHEALTHY.value,
+    StopReason.FENCE.value,
+)
 
 
 def final_cause(state: RunState) -> Cause | None:

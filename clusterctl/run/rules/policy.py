@@ -176,15 +176,17 @@ def _reason_to_end(state: RunState, limits: Limits, sight: Sight, now: float) ->
         return None
     if limits.stall_action is StallAction.REPORT:
         return None
-    return EndAttempt(reason=StopReason.STALLED, message=_stall_message(state.stall))
+    return EndAttempt(reason=StopReason.STALLED, message=_stall_message(state.stall, now))
 
 
 def _unhealthy_message(unhealthy: Mapping[str, str]) -> str:
     return "; ".join(f"{node}: {why}" for node, why in sorted(unhealthy.items()))
 
 
-def _stall_message(stall: StallView) -> str:
-    return f"{stall.reason or 'no progress'} for {span(stall.since_s)} (limit {span(stall.limit_s)})"
+def _stall_message(stall: StallView, now: float) -> str:
+    # Kept for good: for how long it was when the run was ended, not when the rule changed its mind.
+    since = stall.since_s + max(0.0, now - stall.at)
+    return f"{stall.reason or 'no progress'} for {span(since)} (limit {span(stall.limit_s)})"
 
 
 def _left_alone(state: RunState) -> bool:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -46,7 +47,10 @@ def test_an_attempt_that_never_was_is_not_met_with_silence() -> None:
     assert attempt_asked(STATE, 1) == 1
     with pytest.raises(NotFoundError, match="no attempt 2 in r-1") as caught:
         attempt_asked(STATE, 2)
-    assert caught.value.hint == "it has had 0 to 1"
+    assert caught.value.hint == "its attempts are 0-1"
+    with pytest.raises(NotFoundError) as caught:
+        attempt_asked(replace(STATE, attempt=0), 2)
+    assert caught.value.hint == "its only attempt is 0"
 
 
 @pytest.mark.parametrize(

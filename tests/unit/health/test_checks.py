@@ -93,8 +93,8 @@ CASES: dict[str, Case] = {
     ),
     "net.ib_mixed": Case({"net__ib": []}, FAIL, "uses no RDMA, others do: there are no RDMA ports", {"net": "error"}),
     "net.ib_rate": Case({"net__ib__0__rate": "200 Gb/sec"}, WARN, "200 Gb/sec", {"net": "error"}),
-    "net.mtu": Case({"net__interfaces__1__mtu": 1500}, WARN, "MTU [1500], [9000] elsewhere", {"net": "error"}),
-    "net.link_speed": Case({"net__interfaces__1__speed": 10000}, WARN, "link speed [10000]", {"net": "error"}),
+    "net.mtu": Case({"net__interfaces__1__mtu": 1500}, WARN, "MTU 1500, 9000 elsewhere", {"net": "error"}),
+    "net.link_speed": Case({"net__interfaces__1__speed": 10000}, WARN, "link speed 10000, ", {"net": "error"}),
     "gpu.driver": Case(
         {"nvml": "ok", "nvml__init_error": 9, "nvml__devices": []}, FAIL, "driver not loaded", {"nvml": "timeout"}
     ),
@@ -379,7 +379,10 @@ CASES: dict[str, Case] = {
     "version.driver": Case({"nvml__driver": "535.183.01"}, WARN, "535, 570 elsewhere", {"nvml": "timeout"}),
     "version.driver_minor": Case({"nvml__driver": "570.86.10"}, WARN, "570.86.10, 570.86.15", {"nvml": "timeout"}),
     "version.gpu_model": Case(
-        {f"gpu{i}__name": "NVIDIA A100" for i in range(8)}, WARN, '["NVIDIA A100"], ["NVIDIA H100', {"nvml": "timeout"}
+        {f"gpu{i}__name": "NVIDIA A100" for i in range(8)},
+        WARN,
+        "GPU model NVIDIA A100, NVIDIA H100",
+        {"nvml": "timeout"},
     ),
     "version.kernel": Case({"host__kernel": "5.15.0"}, WARN, "kernel 5.15.0, 6.8.0", {"host": "error"}),
     "version.arch": Case({"host__arch": "aarch64"}, WARN, "aarch64, x86_64", {"host": "error"}),
@@ -466,6 +469,13 @@ def test_a_route_to_a_peer_by_an_interface_that_workers_never_choose_is_told(nam
     (found, *_) = judged("net.interface", {"net__routes__other__interface": name}, {})
 
     assert (found.status, found.message) == (WARN, f"to other: by the container interface {name}")
+
+
+@pytest.mark.parametrize(("name", "told"), [("net.resolve", "1 peer resolves"), ("net.interface", "1 peer by ")])
+def test_one_peer_is_told_as_one(name: str, told: str) -> None:
+    (found,) = judged(name, {}, {})
+
+    assert (found.status, found.message[: len(told)]) == (Status.PASS, told)
 
 
 def test_every_check_of_the_registry_has_its_three_cases() -> None:

@@ -45,6 +45,7 @@ UNSAID = " (not by clusterctl, and the kernel told of no lack of memory)"
             ],
             id="a node, at once",
         ),
+        pytest.param({"kind": "fence"}, 2.0, ["restart 1 of 3 in 2 s (no controller was heard)"], id="no controller"),
         pytest.param({"kind": "stalled"}, 10.0, ["restart 1 of 3 in 10 s (stalled)"], id="no rank is to blame"),
         pytest.param(None, 10.0, ["restart 1 of 3 in 10 s (crash)"], id="a cause that nobody wrote down"),
     ],

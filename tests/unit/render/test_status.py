@@ -139,7 +139,10 @@ def test_many_workers_have_a_row_each_for_who_wants_that(narrow: Terminal) -> No
 
 def test_a_run_without_controller_names_the_way_to_adopt_it(narrow: Terminal) -> None:
     lines = render_status(replace(running(), attended=False), 1192.0, narrow)
-    assert lines[1].endswith("clusterctl attach --adopt digits-k3x9")
+    assert lines[1:3] == [
+        "  no controller is alive; the run goes on",
+        "  hint: clusterctl attach --adopt digits-k3x9",
+    ]
 
 
 def test_activity_comes_from_samples() -> None:

@@ -357,6 +357,22 @@ def test_a_stall_is_only_reported_unless_asked_otherwise() -> None:
     assert policy.decide(state, policy.Limits().stopping_stalled(), NOTHING, NOW) is not None
 
 
+def test_the_reason_that_is_kept_tells_for_how_long_nothing_had_moved_when_the_run_was_ended() -> None:
+    state = apply_head(running(), NOW, events.StallSeen(attempt=0, phase="confirmed", since_s=38, limit_s=20))
+    ended = policy.decide(state, policy.Limits().stopping_stalled(), NOTHING, NOW + 29)
+
+    assert isinstance(ended, policy.EndAttempt)
+    assert ended.message == "no progress for 67 s (limit 20 s)"
+
+
+def test_nodes_that_heard_no_controller_are_what_ended_an_attempt() -> None:
+    heard_none = events.Decided(attempt=0, reason="fence", message="n1 heard no controller and stopped")
+    cause = outcome.final_cause(apply_head(running(), NOW, heard_none))
+
+    assert cause is not None
+    assert (cause.kind, cause.message) == ("fence", "n1 heard no controller and stopped")
+
+
 def test_progress_brings_a_stalled_run_back() -> None:
     state = apply_head(running(), NOW, events.StallSeen(attempt=0, phase="confirmed"))
 

@@ -22,7 +22,7 @@ SUMMARY = "rank 1 on gpu01 (train.py:21) did not join all_reduce, in which ranks
 
 def test_a_hang_is_told_with_who_where_the_others_wait_and_what_to_type() -> None:
     assert brief(judge(HUNG), "demo-abcd") == [
-        f"why: hang NOT_JOINED, certain: {SUMMARY}",
+        f"hang NOT_JOINED, certain: {SUMMARY}",
         "  who    rank 1 gpu01  train.py:21 in load",
         "  waits  ranks 0,2  train.py:26 all_reduce",
         "  next   clusterctl stacks demo-abcd; and 1 more",
