@@ -228,6 +228,10 @@ def _values(text: str) -> dict[str, list[str]]:
     return values
 
 
+def _first(values: dict[str, list[str]], key: str) -> str | None:
+    return next((value for value in values.get(key, [])[:1] if value.lower() != "none"), None)
+
+
 def parse(node: str, text: str, destination: Destination) -> SshOptions:
     """Return the options that `ssh -G` printed as `text`.
 
@@ -239,11 +243,7 @@ def parse(node: str, text: str, destination: Destination) -> SshOptions:
     for token, (what, is_one) in _NAMES.items():
         _check(node, what, is_one, tokens[token] or None)
     _check(node, "a port", _is_port, tokens["p"])
-
-    def first(key: str) -> str | None:
-        value = values.get(key, ["none"])[0]
-        return None if value.lower() == "none" else value
-
+    first = functools.partial(_first, values)
     jump = first("proxyjump")
     for hop in jump.split(",") if jump else ():
         _check(node, "a jump host", words.is_hop, hop)
