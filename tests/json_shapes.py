@@ -143,6 +143,7 @@ PS: Final = a_list(
         exit_code=or_null(COUNT),
         cause=CAUSE,
         file=or_null(TEXT),
+        not_started=FLAG,
     )
 )
 DIFF: Final = an_object(

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
 _SLOTS = re.compile(r"(?:max[_-])?slots", re.IGNORECASE)
+# As much of a list of nodes as an error shows: what cannot be read may be any file.
+_SHOWN = 60
 # Names that stand in many people's ssh_config and are no training machines.
 _FORGES = ("github.com", "gitlab.com", "bitbucket.org", "codeberg.org", "ssh.dev.azure.com")
 
@@ -81,6 +83,11 @@ def _hostfile_line(mark: Mark, line: str, problems: list[Problem]) -> Machine | 
     if colon and not slots.isdigit():
         host, slots = host + colon + slots, ""  # an address of IPv6
     machine = Machine(host, int(slots) if slots else None)
+    try:
+        ranges.expand(host)
+    except ranges.RangeError as error:
+        problems.append(mark.problem(f"`{words[0]}` is no host: {error}", error.hint))
+        return None
     for word in words[1:]:
         key, equals, value = word.partition("=")
         if not equals or (_SLOTS.fullmatch(key) and not value.isdigit()):
@@ -160,7 +167,8 @@ def from_slurm(expression: str, source: str = "--from") -> list[Machine]:
     try:
         return [Machine(host) for host in dict.fromkeys(ranges.expand(expression))]
     except ranges.RangeError as error:
-        raise ConfigError([Problem(source, 0, 0, f"`{expression}`: {error}", error.hint)]) from error
+        shown = expression if len(expression) <= _SHOWN else f"{expression[:_SHOWN]}…"
+        raise ConfigError([Problem(source, 0, 0, f"`{shown}`: {error}", error.hint)]) from error
 
 
 def from_words(text: str) -> list[Machine]:

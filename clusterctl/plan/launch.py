@@ -39,12 +39,17 @@ class WorkerPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodePlan:
-    """One node's part of an attempt."""
+    """One node's part of an attempt.
+
+    Attributes:
+        python: The interpreter that the cluster file names for it; `None` where the node finds one.
+    """
 
     node: str
     node_rank: int
     address: str | None
     workers: tuple[WorkerPlan, ...]
+    python: str | None = None
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -126,7 +131,7 @@ def _node_plan(common: Common, entry: Layout, answer: NodeAnswer | None) -> Node
         )
     name = entry.host.name
     address = common.where.addresses[name] if common.where else entry.host.internal_ip
-    return NodePlan(node=name, node_rank=entry.node_rank, address=address, workers=workers)
+    return NodePlan(node=name, node_rank=entry.node_rank, address=address, workers=workers, python=entry.host.python)
 
 
 def job_argv(job: JobSpec) -> tuple[str, ...]:
@@ -184,7 +189,7 @@ def plan_json(plan: LaunchPlan, secrets: Mapping[str, str]) -> dict[str, Any]:
                     {
                         "rank": w.rank,
                         "local_rank": w.local_rank,
-                        "argv": [None if a == PYTHON else a for a in (*w.argv, *w.hosted)],
+                        "argv": [node.python if a == PYTHON else a for a in (*w.argv, *w.hosted)],
                         "env": {**w.env, **hidden},
                     }
                     for w in node.workers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.errors import (
@@ -18,6 +19,8 @@ from clusterctl.render.terminal.console import BOLD, CYAN, PEER_LIMIT, RED, Cons
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+_ADDRESS = re.compile(r"(?:-p \d+ )?[\w.\\-]+@[\w.:%@\[\]-]+")
+"""What a hint gives to ssh to reach its node (`SshOptions.address`): the one thing in which those of nodes differ."""
 _MOST_REMAINING = 20
 _MOST_LINES = 60
 """Most lines shown of a message, as many as of a traceback."""
@@ -95,16 +98,24 @@ def _remaining(entry: Mapping[str, Any], terminal: Terminal) -> str:
 
 def _nodes(errors: Sequence[tuple[str, str, str | None]], terminal: Terminal) -> list[str]:
     """Fold equal messages of many nodes, in the order of their first node; each hint once, below what it belongs to."""
-    groups: dict[tuple[str, str | None], list[str]] = {}
+    groups: dict[tuple[str, str | None], list[tuple[str, str | None]]] = {}
     for node, message, hint in errors:
-        groups.setdefault((_without(node, message), hint), []).append(node)
+        alike = _ADDRESS.sub("", hint) if hint else None
+        groups.setdefault((_without(node, message), alike), []).append((node, hint))
     lines: list[str] = []
-    hints = [hint for _, hint in groups]
-    for number, ((message, hint), nodes) in enumerate(groups.items()):
-        lines.append(error_line(f"{fold_nodes(nodes)}: {message}", terminal))
+    hints = [_shared([hint for _, hint in same]) for same in groups.values()]
+    for number, ((message, _), same) in enumerate(groups.items()):
+        lines.append(error_line(f"{fold_nodes(node for node, _ in same)}: {message}", terminal))
+        hint = hints[number]
         if hint not in hints[number + 1 :]:
             lines += hint_lines(hint, terminal)
     return lines
+
+
+def _shared(hints: Sequence[str | None]) -> str | None:
+    """Return one hint for nodes whose hints differ in the address alone, if at all."""
+    first, different = hints[0], len(set(hints))
+    return first if different == 1 else f"{first}; likewise for the other {different - 1}"
 
 
 def _without(node: str, message: str) -> str:

@@ -54,7 +54,7 @@ def _rows(nodes: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
 
 
 def _command(workers: Sequence[Mapping[str, Any]]) -> str:
-    # The interpreter is found on the node.
+    # Where nothing names the interpreter, it is found on the node.
     return shlex.join("python" if word is None else word for word in workers[0]["argv"]) if workers else ""
 
 

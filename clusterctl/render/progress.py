@@ -185,7 +185,10 @@ class PhaseWriter:
     def note(self, *lines: str) -> None:
         """Write lines of narration, whatever they tell of, above the phase that is being drawn."""
         self._erase()
-        self._terminal.lines(map(safe, lines))
+        if self._mode is ProgressMode.JSON:
+            self._terminal.lines(json_line({"note": safe(line)}) for line in lines)
+        else:
+            self._terminal.lines(map(safe, lines))
 
     def close(self) -> None:
         """Take away the line of a phase that has not ended."""

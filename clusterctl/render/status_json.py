@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from clusterctl.render.status import RunView, WorkerActivity
 from clusterctl.render.story.attempts import attempts_json
 from clusterctl.render.story.book import origin_json, time_json
+from clusterctl.render.story.listing import not_started
 from clusterctl.render.story.timings import timings_json
 from clusterctl.render.words import cause_json
 from clusterctl.run.rules.outcome import final_cause
@@ -45,6 +46,7 @@ def ps_json(views: Sequence[RunView]) -> list[dict[str, Any]]:
             "exit_code": view.state.exit_code,
             "cause": cause_json(final_cause(view.state)),
             "file": view.state.path or None,
+            "not_started": not_started(view.state),
         }
         for view in views
     ]

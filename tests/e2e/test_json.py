@@ -140,3 +140,16 @@ def test_down_lists_what_it_ended(head: LocalHead, failed: str) -> None:
     found = head.json("down", run, failed)
     shapes.check(shapes.DOWN, found)
     assert {(r["run"], r["state"]) for r in found} == {(run, "cancelled"), (failed, "failed")}
+
+
+def test_all_that_up_tells_by_progress_json_is_json_to_the_last_line(make_head: MakeHead) -> None:
+    head = make_head()
+    (head.folder / "job.py").write_text("raise ValueError('no such batch')\n")
+    head.write_local({"script": "job.py"})
+
+    done = head.run("up", "--no-health", "--progress", "json", "--color", "always")
+
+    told = [json.loads(line) for line in done.stderr.splitlines()]
+    assert {"phase", "state"} <= told[0].keys()
+    assert (done.returncode, told[-1]["state"], told[-1]["exit_code"]) == (100, "failed", 100)
+    assert "no such batch" in "\n".join(told[-1]["report"])

@@ -27,6 +27,12 @@ if TYPE_CHECKING:
     from clusterctl.render.terminal.console import Console
 
 _SCHEMA = "cluster.schema.json"
+_KINDS = {
+    "hostfile": "a hostfile",
+    "ssh-config": "an ssh_config",
+    "ansible": "an Ansible inventory",
+    "slurm": "a Slurm node list",
+}
 _SSH_HOST = re.compile(r"^\s*Host\s*[\s=]", re.IGNORECASE | re.MULTILINE)
 
 
@@ -211,11 +217,13 @@ def _machines(choices: InitChoices) -> list[init.Machine]:
             raise click.UsageError(f"`--{kind}` needs `--from FILE`")
         source = "~/.ssh/config"
     text = read(source)
+    if kind is not None:
+        _refuse_another_kind(source, text, kind)
     match kind or _kind_of(text):
         case "ssh-config":
             return init.from_ssh_config(text, _read_include)
         case "slurm":
-            return init.from_slurm(",".join(text.split()))
+            return init.from_slurm(",".join(text.split()), source)
         case "ansible":
             from clusterctl.config.inventory import from_inventory
 
@@ -242,13 +250,32 @@ def _node_list(source: str | None) -> str:
 
 
 def _kind_of(text: str) -> str:
-    if _SSH_HOST.search(text):
-        return "ssh-config"
-    from clusterctl.config.inventory import looks_like_one
+    looks = _looks(text)
+    return next((kind for kind in ("ssh-config", "ansible") if kind in looks), "slurm" if "[" in text else "hostfile")
 
-    if looks_like_one(text):
-        return "ansible"
-    return "slurm" if "[" in text else "hostfile"
+
+def _looks(text: str) -> list[str]:
+    """Return the kinds of file that a text may be by what it shows; none where it shows nothing."""
+    from clusterctl.config.hosts import RangeError, expand
+    from clusterctl.config.inventory import looks_like_one
+    from clusterctl.config.sections.foreign import is_hostfile
+
+    found = ["ssh-config"] if _SSH_HOST.search(text) else []
+    found += ["ansible"] if looks_like_one(text) else []
+    found += ["hostfile"] if is_hostfile(text) else []
+    try:
+        expand(",".join(line for line in text.splitlines() if line.strip()))
+    except RangeError:
+        return found
+    return [*found, "slurm"]
+
+
+def _refuse_another_kind(source: str, text: str, kind: str) -> None:
+    """Refuse an option that calls a file what it clearly is not: read so, each of its lines would be a mistake."""
+    looks = [found for found in _looks(text) if found != "slurm" or kind == "slurm"]
+    if looks and kind not in looks:
+        shown = "what stdin gives" if source == "-" else f"`{source}`"
+        raise click.UsageError(f"{shown} looks like {_KINDS[looks[0]]}, not {_KINDS[kind]}: leave out `--{kind}`")
 
 
 def _read_include(pattern: str) -> Iterator[str]:

@@ -187,7 +187,15 @@ def _follow(run: RunDir, console: Console, choices: UpChoices) -> int:
     screen = RunScreen(run, console, shown)
     leave = screen.follow()
     if not (choices.detach and leave is Leave.STARTED):
-        return conclude(run, leave, screen.state, console, quiet=choices.quiet, seen=screen.seen)
+        return conclude(
+            run,
+            leave,
+            screen.state,
+            console,
+            as_json=shown.progress is ProgressMode.JSON,
+            quiet=choices.quiet,
+            seen=screen.seen,
+        )
     console.data(json.dumps({"run": run.run}) if choices.as_json else run.run)
     if not choices.quiet and console.err.live:
         console.narrate(f"`clusterctl logs -f {run.run}` follows it, `clusterctl down {run.run}` ends it")

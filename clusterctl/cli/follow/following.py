@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING
 
 from clusterctl.cli.lookup.runs import unattended_of
 from clusterctl.errors import ClusterctlError, ExitCode
+from clusterctl.logs.clean import strip_colours
 from clusterctl.render.errors import error_line, hint_lines
 from clusterctl.render.report import Beside, render_report
+from clusterctl.render.terminal.machine import json_line
 from clusterctl.run.record.kept.memory import before_the_kill
 from clusterctl.run.rules import leftover
 
 if TYPE_CHECKING:
-    from clusterctl.render.terminal.console import Console
+    from clusterctl.render.terminal.console import Console, Terminal
     from clusterctl.run.record.rundir import RunDir
     from clusterctl.run.rules.state import RunState
 
@@ -42,32 +44,44 @@ def conclude(
     console: Console,
     *,
     quiet: bool = False,
+    as_json: bool = False,
     seen: frozenset[int] = frozenset(),
 ) -> int:
-    """Say how it ended, and return the exit code of the command; `seen` are ranks whose output the screen shows."""
+    """Say how it ended, and return the exit code of the command; `seen` are ranks whose output the screen shows.
+
+    With `as_json` it is said in one object, as the phases before it were.
+    """
+    quiet = quiet and not as_json
+    lines, code = _ending(run, leave, state, console.err, quiet=quiet, seen=seen)
+    if as_json:
+        ended = code if leave is Leave.ENDED else None
+        told = {"run": run.run, "state": state.phase.value, "exit_code": ended}
+        lines = [json_line({**told, "report": [strip_colours(line) for line in lines]})]
+    if lines:
+        console.narrate(*lines)
+    return code
+
+
+def _ending(
+    run: RunDir, leave: Leave, state: RunState, terminal: Terminal, *, quiet: bool, seen: frozenset[int]
+) -> tuple[list[str], int]:
+    """Return what is to be said, and the exit code."""
     match leave:
         case Leave.ENDED:
+            if quiet and state.phase.value == "succeeded":
+                return [], exit_code_of(state)
             memory = before_the_kill(run, state)
             folders = code_folders(run, state)
             beside = Beside(log_path=str(run.path / "nodes"), folders=folders, seen=seen, memory=memory)
-            lines = render_report(state, console.err, beside)
-            if not (quiet and state.phase.value == "succeeded"):
-                console.narrate(*lines, *_why(run, state))
-            return exit_code_of(state)
+            return [*render_report(state, terminal, beside), *_why(run, state)], exit_code_of(state)
         case Leave.DETACHED:
-            console.narrate(f"detached: {run.run} goes on", *_next_commands(run))
-            return int(ExitCode.OK)
+            return [f"detached: {run.run} goes on", *_next_commands(run)], int(ExitCode.OK)
         case Leave.STARTED:
-            return int(ExitCode.OK)
+            return [], int(ExitCode.OK)
         case Leave.UNATTENDED:
-            console.narrate(
-                error_line(unattended_of(run, state).error(run.run), console.err),
-                *hint_lines(
-                    f"`clusterctl attach --adopt {run.run}` takes over, `clusterctl down {run.run}` ends it",
-                    console.err,
-                ),
-            )
-            return int(ExitCode.UNATTENDED)
+            hint = f"`clusterctl attach --adopt {run.run}` takes over, `clusterctl down {run.run}` ends it"
+            error = error_line(unattended_of(run, state).error(run.run), terminal)
+            return [error, *hint_lines(hint, terminal)], int(ExitCode.UNATTENDED)
 
 
 def _why(run: RunDir, state: RunState) -> list[str]:

@@ -61,6 +61,7 @@ def build(root: Node, context: Context) -> Built | None:
     sync = _sync(root, context)
     job = _job(root, sections.get("job"), context)
     cross.check(root, hosts, sections, context)
+    cross.check_keys(root, hosts, context)
     if "health" in sections:
         cross.check_health(root, HealthSpec(**sections["health"]), hosts, context)
     if job is not None:

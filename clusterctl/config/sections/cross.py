@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import re
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from clusterctl.config.kinds import Launcher, StallAction
 from clusterctl.config.sections.environment import check_names
 from clusterctl.config.sections.machines import suggestion
 from clusterctl.config.spec import Framework, Role, TransportKind
+from clusterctl.config.text.tree import label
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -113,6 +115,37 @@ def _restarts(root: Node, restart: Values, stall: Values, report: Report) -> Non
         if loss is None or not isinstance(loss.value, dict):
             hint = "set `on_controller_loss: {stop_after: 10m}`, so that a lost node is known to have stopped"
             report.warn(_at(root, "restart", "on"), "restart.on: `node_lost` has no effect", hint)
+
+
+def check_keys(root: Node, machines: Sequence[Machine], context: Context) -> None:
+    """Doubt private keys that are not there: ssh passes them over, and logs in by another key or by none."""
+    for machine in machines:
+        path = machine.spec.identity_file
+        if path is None or machine.spec.transport is not TransportKind.SSH or not _is_plain(path):
+            continue
+        path = _in_home(path)
+        if context.files.is_file(path) or context.files.is_file(f"{path}.pub"):
+            continue
+        own = machine.entry.node.child("identity_file")
+        mark = own.mark if own is not None else _at(root, "defaults", "identity_file")
+        where = label(machine.entry.path) if own is not None else "defaults"
+        hint = "logins try other keys instead, as ssh does"
+        context.report.warn(mark, f"{where}.identity_file: there is no file `{path}`", hint)
+
+
+def _is_plain(path: str) -> bool:
+    """Whether a path says by itself which file it is: tokens and variables are ssh's to fill in."""
+    return path.lower() != "none" and path.startswith(("/", "~/")) and "%" not in path and "${" not in path
+
+
+def _in_home(path: str) -> str:
+    # ssh goes by the password database, not by $HOME.
+    if not path.startswith("~"):
+        return path
+    try:
+        return pwd.getpwuid(os.getuid()).pw_dir + path[1:]
+    except KeyError:
+        return os.path.expanduser(path)
 
 
 def check_script(

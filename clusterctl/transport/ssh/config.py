@@ -61,6 +61,7 @@ class SshOptions:
     Attributes:
         hostname: Address to connect to.
         identity_files: Private keys in the order in which they are tried; some may not exist.
+        named_key: The private key that the cluster file names, which `ssh -G` leaves out where it does not exist.
         certificate_files: User certificates beside those named `<key>-cert.pub`.
         identities_only: Offer no key of the ssh-agent that is not one of the files.
         identity_agent: Socket of the ssh-agent, or `None` for no agent.
@@ -82,6 +83,7 @@ class SshOptions:
     port: int
     user: str
     identity_files: tuple[str, ...] = ()
+    named_key: str | None = None
     certificate_files: tuple[str, ...] = ()
     identities_only: bool = False
     identity_agent: str | None = None
@@ -226,6 +228,10 @@ def _values(text: str) -> dict[str, list[str]]:
     return values
 
 
+def _first(values: dict[str, list[str]], key: str) -> str | None:
+    return next((value for value in values.get(key, [])[:1] if value.lower() != "none"), None)
+
+
 def parse(node: str, text: str, destination: Destination) -> SshOptions:
     """Return the options that `ssh -G` printed as `text`.
 
@@ -237,11 +243,7 @@ def parse(node: str, text: str, destination: Destination) -> SshOptions:
     for token, (what, is_one) in _NAMES.items():
         _check(node, what, is_one, tokens[token] or None)
     _check(node, "a port", _is_port, tokens["p"])
-
-    def first(key: str) -> str | None:
-        value = values.get(key, ["none"])[0]
-        return None if value.lower() == "none" else value
-
+    first = functools.partial(_first, values)
     jump = first("proxyjump")
     for hop in jump.split(",") if jump else ():
         _check(node, "a jump host", words.is_hop, hop)
@@ -250,6 +252,7 @@ def parse(node: str, text: str, destination: Destination) -> SshOptions:
         port=int(tokens["p"]),
         user=tokens["r"],
         identity_files=tuple(_path(v, tokens) for v in values.get("identityfile", ()) if v.lower() != "none"),
+        named_key=_path(key, tokens) if (key := destination.identity_file) and key.lower() != "none" else None,
         certificate_files=tuple(_path(v, tokens) for v in values.get("certificatefile", ()) if v.lower() != "none"),
         identities_only=first("identitiesonly") == "yes",
         identity_agent=_agent(values.get("identityagent", [None])[0], tokens),
@@ -294,15 +297,14 @@ def _home() -> str:
 
 
 def _tokens(destination: Destination, values: dict[str, list[str]]) -> dict[str, str]:
-    local = socket.gethostname()
     return {
         "%": "%",
         "d": _home(),
         "h": values.get("hostname", [destination.host])[0],
         "i": str(os.getuid()),
         "k": values.get("hostkeyalias", [destination.host])[0],
-        "L": local.partition(".")[0],
-        "l": local,
+        "L": socket.gethostname().partition(".")[0],
+        "l": socket.gethostname(),
         "n": destination.host,
         "p": values.get("port", ["22"])[0],
         "r": values.get("user", [destination.user or ""])[0],

@@ -142,7 +142,9 @@ class _Login:
 
     def __init__(self, transport: paramiko.Transport, options: SshOptions, keys: Keys) -> None:
         self.tried = refused.Tried(
-            options.user, missing=refused.missing(options.identity_files), address=options.address
+            options.user,
+            missing=refused.missing(options.identity_files, options.named_key),
+            address=options.address,
         )
         self.note: str | None = None
         self._transport = transport

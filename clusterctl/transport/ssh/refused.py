@@ -56,6 +56,10 @@ class LoginRefusal(AuthError):  # noqa: N818 - it is one, with what is needed to
 def failure(node: str, tried: Tried) -> AuthError:
     """Return the error for a login that failed: the likeliest reason and its remedy."""
     text, hint = _reason(node, tried)
+    gone = next((path for path in tried.missing if path not in text), None)
+    if gone is not None:
+        # ssh, too, passes it over without an error, and then it is the last thing that one thinks of.
+        hint = f"{gone} does not exist: name another by `identity_file:`; or {hint}"
     return LoginRefusal(node, f"{text}, and {tried.agent}" if tried.agent else text, hint=hint, tried=tried)
 
 
@@ -96,7 +100,14 @@ def _reason(node: str, tried: Tried) -> tuple[str, str]:
     return text, "make one with `ssh-keygen`, load one with `ssh-add`, or name yours by `identity_file:`"
 
 
-def missing(files: Sequence[str]) -> tuple[str, ...]:
-    """Return the keys that somebody named and that are not there: not those that ssh tries unasked."""
+def missing(files: Sequence[str], named: str | None = None) -> tuple[str, ...]:
+    """Return the keys that somebody named and that are not there: not those that ssh tries unasked.
+
+    Args:
+        files: What ssh would try.
+        named: The key of the cluster file, which is meant whatever it is called.
+    """
     default = re.compile(r"id_(rsa|dsa|ecdsa|ecdsa_sk|ed25519|ed25519_sk|xmss)")
-    return tuple(path for path in files if not default.fullmatch(Path(path).name) and not os.path.exists(path))
+    meant = [named] if named is not None else []
+    meant += [path for path in files if path != named and not default.fullmatch(Path(path).name)]
+    return tuple(path for path in meant if not os.path.exists(path))

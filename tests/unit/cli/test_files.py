@@ -8,6 +8,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
@@ -123,6 +124,38 @@ def test_init_takes_machines_from_stdin(folder: Path, text: str, options: tuple[
     result = call("init", "new.yaml", "--from", "-", *options, stdin=text)
     assert result.exception is None
     assert [h["host"] for h in json.loads(data("config", "new.yaml", "--json"))["hosts"]] == ["n1", "n2"]
+
+
+@pytest.mark.parametrize(
+    ("text", "option", "said"),
+    [
+        pytest.param(
+            "[gpu]\nn1\n", "--hostfile", "an Ansible inventory, not a hostfile", id="inventory for a hostfile"
+        ),
+        pytest.param("Host n1\n  User me\n", "--hostfile", "an ssh_config, not a hostfile", id="ssh_config for one"),
+        pytest.param("[gpu]\nn1\n", "--slurm", "an Ansible inventory, not a Slurm node list", id="for a node list"),
+        pytest.param("n1 slots=2\n", "--slurm", "a hostfile, not a Slurm node list", id="hostfile for a node list"),
+        pytest.param("[gpu]\nn1\n", "--ssh-config", "an Ansible inventory, not an ssh_config", id="for ssh_config"),
+    ],
+)
+def test_init_says_once_what_kind_of_file_it_was_given(folder: Path, text: str, option: str, said: str) -> None:
+    (folder / "inv.ini").write_text(text)
+    error = call("init", "new.yaml", option, "--from", "inv.ini").exception
+    assert isinstance(error, click.UsageError)
+    assert str(error) == f"`inv.ini` looks like {said}: leave out `{option}`"
+
+
+@pytest.mark.parametrize(
+    ("text", "option"),
+    [
+        pytest.param("host slots=2\n", "--hostfile", id="a machine named host"),
+        pytest.param("host ansible_user=me\n[gpu]\nhost\n", "--ansible", id="in an inventory"),
+        pytest.param("Include more\n", "--ssh-config", id="nothing but what is elsewhere"),
+    ],
+)
+def test_init_believes_an_option_that_the_file_does_not_belie(folder: Path, text: str, option: str) -> None:
+    (folder / "machines").write_text(text)
+    assert call("init", "new.yaml", option, "--from", "machines").exception is None
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from clusterctl.logs.clean import strip_colours
 from clusterctl.render.exec import Answer, diff_lines, folded_output
 from clusterctl.render.terminal.console import Console, Terminal
 from clusterctl.run.record.rundir import RunDir
-from clusterctl.run.rules.state import RunState
+from clusterctl.run.rules.state import RunPhase, RunState
 
 PLAIN = Terminal(io.StringIO(), colour=False, live=False, unicode=True, width=0)
 
@@ -31,6 +32,31 @@ def test_a_run_that_lost_its_controller_is_an_error_with_its_hint_right_below(tm
     assert strip_colours(error) == "error: demo-x goes on without a controller"
     assert strip_colours(hint).startswith("hint: `clusterctl attach --adopt demo-x` takes over")
     assert (error != strip_colours(error)) is colour
+
+
+@pytest.mark.parametrize("colour", [False, True])
+@pytest.mark.parametrize(
+    ("leave", "told"),
+    [
+        pytest.param(Leave.ENDED, {"state": "failed", "exit_code": 100}, id="ended"),
+        pytest.param(Leave.DETACHED, {"state": "failed", "exit_code": None}, id="detached"),
+        pytest.param(Leave.UNATTENDED, {"state": "failed", "exit_code": None}, id="unattended"),
+    ],
+)
+def test_after_phases_in_json_the_end_is_one_line_of_json(
+    tmp_path: Path, leave: Leave, told: dict[str, object], colour: bool
+) -> None:
+    said = io.StringIO()
+    terminal = Terminal(said, colour=colour, live=False, unicode=True, width=0)
+    state = RunState(run="demo-x", phase=RunPhase.FAILED, exit_code=100, error={"message": "no"})
+
+    conclude(RunDir(tmp_path / "demo-x"), leave, state, Console(PLAIN, terminal), as_json=True, quiet=True)
+
+    (line,) = said.getvalue().splitlines()
+    record = json.loads(line)
+    assert record["run"] == "demo-x"
+    assert record["report"] == [strip_colours(text) for text in record["report"] if text]
+    assert {key: record[key] for key in told} == told
 
 
 def answers(**outputs: str) -> dict[str, Answer]:

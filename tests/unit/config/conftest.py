@@ -48,6 +48,8 @@ SHELF = Shelf(
         f"{FOLDER}/bad.env": b"A=1\nRANK=1\nno equals sign\n",
         f"{FOLDER}/latin.env": b"A=\xe4\n",
         "/home/me/.token": b"s3cret\n",
+        "/keys/there": b"",
+        "/keys/public.pub": b"",
     }
 )
 

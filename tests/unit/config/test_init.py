@@ -109,6 +109,8 @@ def test_filters_of_deepspeed_choose_hosts_and_slots(include: str, exclude: str,
         pytest.param("a slots=x\n", ("hf", 1), id="slots"),
         pytest.param("a\na\n", ("hf", 2), id="twice"),
         pytest.param("#\n", ("hf", 0), id="none"),
+        pytest.param("a\n[x\n", ("hf", 2), id="bracket"),
+        pytest.param("gpu[x] slots=2\n", ("hf", 1), id="no range"),
     ],
 )
 def test_a_bad_hostfile_is_refused_at_its_line(text: str, place: tuple[str, int]) -> None:
@@ -135,6 +137,12 @@ def test_a_slurm_expression_gives_its_hosts() -> None:
     assert [m.host for m in from_slurm("gpu[08-10],head")] == ["gpu08", "gpu09", "gpu10", "head"]
     with pytest.raises(ConfigError):
         from_slurm("gpu[08-")
+
+
+def test_a_file_that_is_no_slurm_expression_is_not_shown_whole() -> None:
+    with pytest.raises(ConfigError) as caught:
+        from_slurm("some word\n" * 1000)
+    assert len(str(caught.value)) < 200
 
 
 def test_the_modeline_is_written_where_a_schema_is_given() -> None:
@@ -184,8 +192,8 @@ all:
             AS_YAML,
             [
                 Machine("node1", address="10.98.0.2", user="ubuntu"),
-                Machine("gpu03", port=2222),
-                Machine("gpu04", port=2222),
+                Machine("gpu03", user="ubuntu", port=2222),
+                Machine("gpu04", user="ubuntu", port=2222),
             ],
             id="yaml",
         ),
@@ -194,6 +202,48 @@ all:
 def test_an_inventory_of_ansible_is_known_and_read(text: str, machines: list[Machine]) -> None:
     assert looks_like_one(text)
     assert from_inventory("inv", text) == machines
+
+
+SHARED_BY_GROUPS = """\
+[racks:vars]
+ansible_port = 2222
+ansible_user=rack
+[all:vars]
+ansible_user='root'   # of everybody
+ansible_port=22
+[gpu]
+node1
+node2 ansible_user=me
+[gpu:vars]
+ansible_ssh_user=older
+ansible_user=gpu
+[racks:children]
+gpu
+[other]
+node3 ansible_host=10.0.0.3
+"""
+SHARED_BY_GROUPS_IN_YAML = """\
+all:
+  vars: {ansible_user: root, ansible_port: 22}
+  children:
+    racks:
+      vars: {ansible_port: 2222, ansible_user: rack}
+      children:
+        gpu:
+          vars: {ansible_user: gpu}
+          hosts: {node1: , node2: {ansible_user: me}}
+    other:
+      hosts: {node3: {ansible_host: 10.0.0.3}}
+"""
+
+
+@pytest.mark.parametrize("text", [SHARED_BY_GROUPS, SHARED_BY_GROUPS_IN_YAML], ids=["ini", "yaml"])
+def test_variables_of_groups_reach_their_hosts_and_the_inner_ones_win(text: str) -> None:
+    assert from_inventory("inv", text) == [
+        Machine("node1", user="gpu", port=2222),
+        Machine("node2", user="me", port=2222),
+        Machine("node3", address="10.0.0.3", user="root", port=22),
+    ]
 
 
 def test_machines_keep_how_they_are_reached(parse_text: Callable[..., Loaded]) -> None:

@@ -132,6 +132,33 @@ def test_what_is_probably_not_meant_gives_a_warning(text: str, words: str, parse
     assert words in warning.text
 
 
+def test_a_private_key_that_is_not_there_is_named_once_where_it_is_said(parse_text: Callable[..., Loaded]) -> None:
+    text = "version: 1\nhosts:\n  gpu[1-9]: 8\n  b: {identity_file: /nope/b}\ndefaults: {identity_file: /nope/id}\n"
+
+    said = [(warning.line, warning.text) for warning in parse_text(text).warnings]
+
+    assert said == [
+        (5, "defaults.identity_file: there is no file `/nope/id`"),
+        (4, "hosts.b.identity_file: there is no file `/nope/b`"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        pytest.param("{transport: local, identity_file: /nope/id}", id="nobody-logs-in"),
+        pytest.param("{identity_file: none}", id="none"),
+        pytest.param("{identity_file: '%d/.ssh/id'}", id="tokens-of-ssh"),
+        pytest.param("{identity_file: /keys/there}", id="it-is-there"),
+        pytest.param("{identity_file: /keys/public}", id="its-public-half-for-an-agent"),
+    ],
+)
+def test_a_private_key_is_doubted_only_where_a_login_would_miss_it(
+    host: str, parse_text: Callable[..., Loaded]
+) -> None:
+    assert parse_text(f"version: 1\nhosts: {{a: {host}}}\n").warnings == ()
+
+
 def test_a_host_hidden_by_its_name_gives_a_warning(parse_text: Callable[..., Loaded]) -> None:
     loaded = parse_text("version: 1\nhosts: {a: 8, x-1: 8}\n")
     assert [w.column for w in loaded.warnings] == [15]

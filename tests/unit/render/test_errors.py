@@ -40,6 +40,21 @@ def test_the_same_failure_of_many_nodes_is_one(pipe: Terminal) -> None:
     ]
 
 
+def test_hints_that_differ_in_the_address_of_the_node_alone_are_told_once(pipe: Terminal) -> None:
+    def refused(number: int, user: str, way: str = "") -> AuthError:
+        hint = f"add one to the machine: `ssh-copy-id {way}{user}@198.18.0.{number}`"
+        return AuthError(f"n{number}", f"no key was accepted for user `{user}`", hint=hint)
+
+    errors = [refused(number, "nobody", "-p 2222 " if number == 5 else "") for number in range(1, 65)]
+
+    assert render_error(NodesError([*errors, refused(99, "me")]), pipe) == [
+        "error: n[1-64]: no key was accepted for user `nobody`",
+        "hint: add one to the machine: `ssh-copy-id nobody@198.18.0.1`; likewise for the other 63",
+        "error: n99: no key was accepted for user `me`",
+        "hint: add one to the machine: `ssh-copy-id me@198.18.0.99`",
+    ]
+
+
 def test_remote_text_does_not_steer_the_terminal(pipe: Terminal) -> None:
     assert render_error(RefusedError("a\x1b[2Jb\nc"), pipe) == ["error: ab\nc"]
 

@@ -101,6 +101,12 @@ def test_json_is_one_object_a_change(new_screen: type[Screen]) -> None:
     assert json.loads(screen.text)["state"] == "ok"
 
 
+def test_among_json_narration_is_json_as_well(new_screen: type[Screen]) -> None:
+    screen = new_screen(colour=True)
+    PhaseWriter(screen.terminal, mode=ProgressMode.JSON).note("warn: gpu03: full", "\x1b[31mred\x1b[0m")
+    assert [json.loads(line) for line in screen.text.splitlines()] == [{"note": "warn: gpu03: full"}, {"note": "red"}]
+
+
 def test_quiet_shows_failures_only(new_screen: type[Screen]) -> None:
     screen = new_screen()
     writer = PhaseWriter(screen.terminal, mode=ProgressMode.QUIET)

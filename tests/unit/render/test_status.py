@@ -95,7 +95,7 @@ def test_ps_has_the_agreed_keys() -> None:
         {
             "run": "digits-k3x9", "name": "digits", "state": "running", "stall": None, "attended": True, "attempt": 0,
             "nodes": 2, "world_size": 4, "started": "1970-01-01T00:16:40.000Z", "ended": None, "step": 10,
-            "last_progress_s": 2.0, "exit_code": None, "cause": None, "file": None,
+            "last_progress_s": 2.0, "exit_code": None, "cause": None, "file": None, "not_started": False,
         }
     ]  # fmt: skip
 
@@ -107,6 +107,14 @@ def test_ps_says_when_and_of_what_a_run_ended_and_what_file_it_came_from() -> No
 
     assert (row["ended"], row["file"]) == ("1970-01-01T00:17:40.000Z", "/c.yaml")
     assert (row["cause"]["kind"], row["cause"]["node"]) == ("node_lost", "gpu02")
+
+
+def test_ps_tells_a_start_that_failed_from_a_run_that_did_as_its_table_does(pipe: Terminal) -> None:
+    begun = replace(running().state, phase=RunPhase.FAILED, ended=1060.0, exit_code=100)
+    views = [replace(running(), state=state) for state in (begun, replace(begun, attempt=-1))]
+
+    assert [(row["state"], row["not_started"]) for row in ps_json(views)] == [("failed", False), ("failed", True)]
+    assert ["not started" in line for line in render_ps(views, 1192.0, pipe)[1:]] == [False, True]
 
 
 def test_status_shows_run_nodes_and_workers(narrow: Terminal) -> None:

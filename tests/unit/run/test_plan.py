@@ -352,6 +352,19 @@ def test_a_dry_run_leaves_open_what_only_a_node_can_tell() -> None:
     assert shown["nodes"][0]["workers"][0]["argv"] == [None, "train.py"]
 
 
+def test_a_dry_run_shows_the_interpreter_that_the_file_names() -> None:
+    named = HostSpec(name="a", host="a", gpus=1, python=".venv/bin/python")
+    spec = spec_of(named, HostSpec(name="b", host="b", gpus=1), job=JobSpec(module="t", launcher=Launcher.TORCHRUN))
+    entries = layout.known_entries(spec)
+    assert entries is not None
+
+    shown = planning.plan_json(planning.plan_launch(spec, IDENTITY, entries, {}, None, {}), {})
+
+    first, second = (node["workers"][0]["argv"] for node in shown["nodes"])
+    assert (first[0], first[-3:]) == (".venv/bin/python", [".venv/bin/python", "-m", "t"])
+    assert (second[0], second[-3:]) == (None, [None, "-m", "t"])
+
+
 def test_the_restart_count_is_the_same_on_all_ranks() -> None:
     spec = spec_of(*[HostSpec(name=n, host=n, gpus=2) for n in "abc"], network=NetworkSpec(master_port=None))
 

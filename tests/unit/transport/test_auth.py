@@ -74,6 +74,12 @@ def test_an_encrypted_key_alone_still_tells_its_public_half(tmp_path: Path) -> N
         (Tried("u", refused=["k"], address="-p 22022 u@10.0.0.1"), "no key was", "`ssh-copy-id -p 22022 u@10.0.0.1`"),
         (Tried("u", missing=("/nope/id",)), "the key /nope/id does not exist", "identity_file"),
         (Tried("u", missing=("/nope/id",), refused=["k"]), "no key was accepted", "ssh-copy-id"),
+        (
+            Tried("u", missing=("/nope/id",), refused=["k"]),
+            "no key was accepted",
+            "/nope/id does not exist: name another",
+        ),
+        (Tried("u", missing=("/nope/id",), unusable={"/k": ENCRYPTED}), "/k is protected", "/nope/id does not exist"),
         (Tried("u", agent="the ssh-agent hangs"), "there is no key .*, and the ssh-agent hangs$", "ssh-keygen"),
     ],
 )
@@ -92,3 +98,5 @@ def test_a_key_is_missed_only_where_somebody_named_it(tmp_path: Path) -> None:
     files = [str(there), str(tmp_path / "gone"), str(tmp_path / ".ssh" / "id_ed25519")]
 
     assert missing(files) == (str(tmp_path / "gone"),)
+    assert missing(files, files[2]) == (files[2], files[1]), "the key of the cluster file is meant, whatever its name"
+    assert missing(files, files[0]) == (files[1],)

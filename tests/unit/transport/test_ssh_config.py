@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import pwd
+from pathlib import Path
 
 import pytest
 
@@ -97,6 +98,13 @@ def test_the_cluster_file_overrides_the_config_through_ssh_itself() -> None:
     assert arguments(wanted, "/f") == [
         *("-G", "-F", "/f", "-o", "HostName=1.2.3.4", "-l", "u", "-p", "23", "-i", "/k", "-J", "j", "--", "h")
     ]
+
+
+def test_the_key_of_the_cluster_file_is_remembered_where_ssh_passes_it_over(tmp_path: Path) -> None:
+    (tmp_path / "config").touch()
+    gone = str(tmp_path / "gone")
+    options = resolve("n", Destination(host="h", identity_file=gone), config_file=str(tmp_path / "config"))
+    assert (gone in options.identity_files, options.named_key) == (False, gone)
 
 
 @pytest.mark.parametrize(
