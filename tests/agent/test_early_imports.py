@@ -136,6 +136,21 @@ def test_what_is_still_to_come_is_waited_for_in_silence(node: Node, what: str) -
     assert (ran.forked, len(talk.of("alarm"))) == (True, 1)
 
 
+def test_what_could_not_be_imported_early_is_tried_again_where_that_is_heard_only_after_the_node_is_prepared(
+    node: Node,
+) -> None:
+    job, talk = job_of(node, SLOW + "raise ImportError('half of it is here')\n"), node.talk()
+    begin_early(job, talk)
+    wait_for((job.work / "imported").exists, what="the imports")
+    installed(node, "special", COUNTED)
+    job.prepare(talk)
+    (job.work / "go").touch()
+    node.follow(talk)
+    job.begin(talk)
+    talk.wait_for("swept")
+    assert (Ran(talk, node.folder).forked, imported(job)) == (True, 2)
+
+
 def test_a_start_of_which_nothing_comes_leaves_nothing(node: Node) -> None:
     job, talk = job_of(node, SLOW), node.talk()
     begin_early(job, talk)

@@ -80,7 +80,8 @@ class Ending:
             self._leaving = {worker.rank for worker in self._parts.living() if proc.leaving(worker.identity)}
             self.since = now
             self._parts.record(events.Stopping(self._number, reason, grace, sorted(self._leaving)))
-        self.sweep(now + grace)
+        # Writing that down has taken its time, and the grace is whole.
+        self.sweep(time.monotonic() + grace)
 
     def fenced(self, since: float, reason: str, grace: float) -> None:
         """Take note that waiters have ended the attempt, since no supervisor was there."""

@@ -142,7 +142,8 @@ class Zygote:
         said = json.loads(data)
         self._owed -= 1
         if said.get("cannot"):
-            self.stale = False
+            # Asked again meanwhile, it speaks of how things lay when it began: another one looks anew.
+            self.stale = self._owed > 0
             self.close(said["cannot"])
         elif said.get("changed"):
             self.close(f"{said['changed']} has changed since it was imported")
