@@ -5,13 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import sys
 from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
+
+import platformdirs
 
 from clusterctl.agent.protocol.files import JOURNAL_FILE, SAMPLES_FILE
 from clusterctl.run.record import lock as locking
 from clusterctl.run.record.disk import is_short, make_private, write_atomically
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _REPLICAS = (JOURNAL_FILE, SAMPLES_FILE)
 _ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"
@@ -19,13 +23,7 @@ _ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"
 
 def runs_root() -> Path:
     """Return where all runs of this user lie on this head."""
-    if sys.platform != "linux":
-        import platformdirs
-
-        return platformdirs.user_state_path("clusterctl") / "runs"
-    # As platformdirs has it; to import that takes as long as to read the journals of ten nodes.
-    home = os.environ.get("XDG_STATE_HOME", "")
-    return Path(home if home.strip() else os.path.expanduser("~/.local/state")) / "clusterctl" / "runs"
+    return platformdirs.user_state_path("clusterctl") / "runs"
 
 
 @dataclass(frozen=True, slots=True)
