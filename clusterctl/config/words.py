@@ -6,7 +6,10 @@ own ssh_config, as shell text. So each word is held to what it may be made of, a
 
 from __future__ import annotations
 
+import os
+import pwd
 import re
+from pathlib import Path
 
 from clusterctl.config.wrong import WrongValueError, shown
 
@@ -147,3 +150,11 @@ def placeholders(word: str) -> list[str]:
 def filled(word: str, values: dict[str, str]) -> str:
     """Fill a word of a command in; what a value holds is never filled in again."""
     return _FILLED_IN.sub(lambda found: values[found[1]], word)
+
+
+def home() -> str:
+    """Return the folder that `~` is for ssh: it goes by the password database, not by $HOME."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_dir
+    except KeyError:
+        return str(Path.home())

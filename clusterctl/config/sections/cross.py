@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import pwd
 import re
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
+from clusterctl.config import words
 from clusterctl.config.kinds import Launcher, StallAction
 from clusterctl.config.sections.environment import check_names
 from clusterctl.config.sections.machines import suggestion
@@ -123,7 +123,7 @@ def check_keys(root: Node, machines: Sequence[Machine], context: Context) -> Non
         path = machine.spec.identity_file
         if path is None or machine.spec.transport is not TransportKind.SSH or not _is_plain(path):
             continue
-        path = _in_home(path)
+        path = words.home() + path[1:] if path.startswith("~") else path
         if context.files.is_file(path) or context.files.is_file(f"{path}.pub"):
             continue
         own = machine.entry.node.child("identity_file")
@@ -136,16 +136,6 @@ def check_keys(root: Node, machines: Sequence[Machine], context: Context) -> Non
 def _is_plain(path: str) -> bool:
     """Whether a path says by itself which file it is: tokens and variables are ssh's to fill in."""
     return path.lower() != "none" and path.startswith(("/", "~/")) and "%" not in path and "${" not in path
-
-
-def _in_home(path: str) -> str:
-    # ssh goes by the password database, not by $HOME.
-    if not path.startswith("~"):
-        return path
-    try:
-        return pwd.getpwuid(os.getuid()).pw_dir + path[1:]
-    except KeyError:
-        return os.path.expanduser(path)
 
 
 def check_script(

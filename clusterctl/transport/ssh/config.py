@@ -16,7 +16,6 @@ import shutil
 import socket
 import subprocess
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clusterctl.config import words
@@ -272,7 +271,7 @@ def parse(node: str, text: str, destination: Destination) -> SshOptions:
 
 
 def _defaults(node: str, destination: Destination) -> SshOptions:
-    home = _home()
+    home = words.home()
     lines = [f"hostname {destination.address or destination.host}"]
     lines += [f"user {destination.user or getpass.getuser()}", f"port {destination.port or 22}"]
     keys = [destination.identity_file] if destination.identity_file else [f"{home}/.ssh/{k}" for k in _DEFAULT_KEYS]
@@ -288,18 +287,10 @@ def _program() -> str | None:
     return shutil.which("ssh")
 
 
-def _home() -> str:
-    # ssh goes by the password database, not by $HOME; its files are where it looks for them.
-    try:
-        return pwd.getpwuid(os.getuid()).pw_dir
-    except KeyError:
-        return str(Path.home())
-
-
 def _tokens(destination: Destination, values: dict[str, list[str]]) -> dict[str, str]:
     return {
         "%": "%",
-        "d": _home(),
+        "d": words.home(),
         "h": values.get("hostname", [destination.host])[0],
         "i": str(os.getuid()),
         "k": values.get("hostkeyalias", [destination.host])[0],
