@@ -31,6 +31,11 @@ def obstacle(job: JobSpec) -> str | None:
     return None
 
 
+def may_fork(job: JobSpec) -> bool:
+    """Return whether nodes are asked to fork the ranks of a job."""
+    return job.start_method is not StartMethod.SPAWN and obstacle(job) is None
+
+
 def note(job: JobSpec) -> str | None:
     """Return what a person is told who asks for a fork that cannot be."""
     why = obstacle(job) if job.start_method is StartMethod.FORK else None
@@ -40,7 +45,7 @@ def note(job: JobSpec) -> str | None:
 def forked(spec: ClusterSpec, identity: RunIdentity, entry: Layout, answer: NodeAnswer | None) -> dict[str, Any] | None:
     """Return the wire form of `requests.Forked` for a node, or `None` where every worker starts anew."""
     job = job_of(spec)
-    if job.start_method is StartMethod.SPAWN or obstacle(job) is not None:
+    if not may_fork(job):
         return None
     return encoding.to_wire(
         requests.Forked(

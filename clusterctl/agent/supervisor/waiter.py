@@ -254,7 +254,7 @@ def _claim(path: str, worker: int, report: int) -> str | None:
         "pid_ns": proc.pid_namespace(),
     }
     line = json.dumps(record).encode() + b"\n"
-    temporary = f"{path}.{us.pid}"
+    temporary = f"{path}.{us.pid}"  # `write_whole` would import much before the gate opens
     try:
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:

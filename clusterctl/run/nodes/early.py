@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from clusterctl.agent.protocol.commands import Command
 from clusterctl.errors import ClusterctlError
-from clusterctl.plan import layout
+from clusterctl.plan import forking, layout
 from clusterctl.run.nodes.fan_out import each, sessions_of
 from clusterctl.run.nodes.launch import prepare_request
 from clusterctl.run.nodes.meeting import answer_of
@@ -37,6 +37,8 @@ class Early:
 
     def begin(self, run: str, spec: ClusterSpec, sessions: Mapping[str, Session]) -> None:
         """Ask all nodes at once. What goes wrong is no news: whoever prepares them will hear of it."""
+        if not forking.may_fork(layout.job_of(spec)):
+            return
         with contextlib.suppress(ClusterctlError):
             asked = _requests(run, spec, spec.workers, sessions)
             with self._gate:
@@ -49,9 +51,8 @@ class Early:
 def _requests(
     run: str, spec: ClusterSpec, hosts: Sequence[HostSpec], sessions: Mapping[str, Session]
 ) -> dict[str, Prepare]:
-    """Return what the nodes are asked that shall fork."""
+    """Return what each node is asked."""
     reached = sessions_of(sessions, [host.name for host in hosts])
     answers = {host.name: answer_of(host, reached[host.name].hello) for host in hosts}
     entries = layout.layout(hosts, {node: answer.gpus for node, answer in answers.items()})
-    asked = {e.host.name: prepare_request(spec, run, 0, e, None, answers[e.host.name]) for e in entries}
-    return {node: request for node, request in asked.items() if request.forked is not None}
+    return {e.host.name: prepare_request(spec, run, 0, e, None, answers[e.host.name]) for e in entries}
