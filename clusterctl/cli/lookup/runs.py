@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.protocol.files import SAMPLES_FILE, index_file, output_file
 from clusterctl.changed import changed
-from clusterctl.errors import ClusterctlError
 from clusterctl.render.status import RunView, WorkerActivity, activity_from_sample
 from clusterctl.render.story.unattended import Unattended, fate_of
 from clusterctl.run.record import find, origin, outline, samples
@@ -140,7 +139,7 @@ def unattended_of(run: RunDir, state: RunState, *, attended: bool = False) -> Un
     from clusterctl.run.rules.policy import limits_of
 
     # Without its file nobody knows.
-    with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AssertionError, ClusterctlError):
+    with contextlib.suppress(OSError, ValueError):
         limits, last = limits_of(load_stored(run.spec.read_text())), run.last_sign()
         return fate_of(state.phase, time.time() - (last or 0.0), limits.stop_after, limits.fence)
     return Unattended()
