@@ -153,6 +153,12 @@ class OpenSshTransport:
         environment = self._environment | {"SSH_ASKPASS_REQUIRE": "never"}
         if subprocess.run(argv, env=environment, check=False).returncode != 0:
             raise AuthError(host.name, "`ssh` could not log in", hint=f"`ssh -v {options.address} true` shows why")
+        # It leaves this terminal only after it has told us so, and would end with a terminal that is closed before; it
+        # answers once it has.
+        argv = ["ssh", "-O", "check", *_as_words([f"ControlPath={path}"]), *to]
+        if subprocess.run(argv, env=environment, check=False, capture_output=True).returncode != 0:
+            text = "`ssh` logged in, but keeps no connection that others could share"
+            raise ConnectError(host.name, text, hint=f"`ssh -v {options.address} true` may show why")
 
 
 def _as_words(options: Iterable[str]) -> list[str]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.compiled import compiled
 from tests.documented import typed
 from tests.e2e.terminal import Terminal
 from tests.lab.head_cli import Head
@@ -16,7 +18,6 @@ from tests.lab.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from tests.lab.conftest import NodeFactory
     from tests.lab.lab import Lab
@@ -65,9 +66,9 @@ def test_without_a_terminal_one_error_names_all_nodes_and_the_way(head: Head) ->
     assert "clusterctl trust --login" in asked.stderr
 
 
-def test_what_a_node_asks_for_is_typed_once_at_a_terminal_for_all_that_follows(scene: Scene, head: Head) -> None:
+def log_in(scene: Scene, head: Head, env: dict[str, str]) -> None:
     first, second = scene.lab.nodes
-    with Terminal(*typed("clusterctl trust --login"), folder=head.folder, env=head.env) as terminal:
+    with Terminal(*typed("clusterctl trust --login"), folder=head.folder, env=env) as terminal:
         for node in (first, second):
             terminal.expect(f"{node.name}: `ssh` asks now")
             wait_for(
@@ -81,6 +82,9 @@ def test_what_a_node_asks_for_is_typed_once_at_a_terminal_for_all_that_follows(s
             terminal.expect(f"{node.name}: logged in")
         assert terminal.wait() == 0, terminal.shown
 
+
+def test_what_a_node_asks_for_is_typed_once_at_a_terminal_for_all_that_follows(scene: Scene, head: Head) -> None:
+    log_in(scene, head, head.env)
     for arguments in (("exec", "--", "true"), ("exec", "--set", "ssh.client=openssh", "--", "true")):
         done = head.run(*arguments)
         assert done.returncode == 0, done.stderr
@@ -88,3 +92,11 @@ def test_what_a_node_asks_for_is_typed_once_at_a_terminal_for_all_that_follows(s
     assert done.returncode == 0, done.stderr
     for node in scene.lab.nodes:
         assert node.sshd_log().count("Accepted keyboard-interactive") == 1
+
+
+def test_a_login_outlives_the_terminal_also_where_it_leaves_it_late(scene: Scene, head: Head) -> None:
+    library = "libslow_daemon.so"
+    folder = compiled(Path(__file__).with_name("slow_daemon.c"), library, "-shared", "-fPIC")
+    log_in(scene, head, {**head.env, "LD_PRELOAD": str(folder / library)})
+    done = head.run("exec", "--", "true")
+    assert done.returncode == 0, done.stderr
