@@ -48,6 +48,9 @@ class LocalChannel:
         self._stderr = stderr
         self._tail = ""
         self._reading = threading.Lock()
+        # A descriptor that is closed while somebody is about to wait for it may be another file's by then.
+        self._sending = threading.Lock()
+        self._receiving = threading.Lock()
         self._closing = threading.Lock()
 
     @property
@@ -57,18 +60,20 @@ class LocalChannel:
 
     def send(self, data: bytes, *, timeout: float | None = None) -> None:
         """Send all of `data` (see `Channel.send`)."""
-        self._sender.settimeout(_FOREVER_SECONDS if timeout is None else timeout)
-        self._sender.sendall(data)
+        with self._sending:
+            self._sender.settimeout(_FOREVER_SECONDS if timeout is None else timeout)
+            self._sender.sendall(data)
 
     def recv(self, limit: int, *, timeout: float | None = None) -> bytes:
         """Return what has come (see `Channel.recv`)."""
-        self._sock.settimeout(_FOREVER_SECONDS if timeout is None else timeout)
-        try:
-            return self._sock.recv(limit)
-        except TimeoutError:
-            raise
-        except OSError:
-            return b""
+        with self._receiving:
+            try:
+                self._sock.settimeout(_FOREVER_SECONDS if timeout is None else timeout)
+                return self._sock.recv(limit)
+            except TimeoutError:
+                raise
+            except OSError:
+                return b""
 
     def close(self) -> None:
         """End the stream; see to the child in the background."""
@@ -90,8 +95,10 @@ class LocalChannel:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
-        self._sock.close()
-        self._sender.close()
+        with self._receiving:
+            self._sock.close()
+        with self._sending:
+            self._sender.close()
         self._keep_tail()
 
     def stderr_tail(self) -> str:
