@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import resource
 
 _ENOUGH = 65536
@@ -22,6 +23,13 @@ def raise_limit() -> None:
     if soft not in (resource.RLIM_INFINITY, wanted) and soft < wanted:
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def remedy(error: OSError) -> str | None:
+    """Return what helps where an error says that too many files are open; `None` for any other."""
+    if error.errno not in (errno.EMFILE, errno.ENFILE):
+        return None
+    return "raise the limit of open files (`ulimit -n`); `clusterctl version --check` tells how many nodes it allows"
 
 
 def leave_no_core() -> None:

@@ -171,7 +171,8 @@ def started(
     except OSError as error:
         ours.close()
         stderr.close()
-        raise ConnectError(node, f"`{argv[0]}` cannot be started: {error.strerror}") from error
+        text = f"`{argv[0]}` cannot be started: {error.strerror}"
+        raise ConnectError(node, text, hint=limits.remedy(error)) from error
     finally:
         theirs.close()
     return process, ours, stderr
