@@ -38,6 +38,7 @@ def test_a_run_that_is_named_is_removed_alone_however_young(head: LocalHead) -> 
     cleaned = head.run("clean", gone, "--yes")
 
     assert cleaned.returncode == 0, cleaned.stderr
+    assert " on localhost" in cleaned.stderr
     assert [run["run"] for run in head.json("ps", "-a")] == [kept]
     assert gone not in on_nodes(head)
 

@@ -40,6 +40,9 @@ def check_path(path: str) -> str:
 _OURS = "~/.local/share/clusterctl"
 """Below it lies the code of files that name no `workdir`: what was synced is for its user alone."""
 
+DEFAULT_WORKDIRS = f"{_OURS}/work"
+"""The folder of the workdirs that nobody chose."""
+
 
 def make_workdir(folder: str) -> None:
     """Make the folder that the code goes to, where it is not there.

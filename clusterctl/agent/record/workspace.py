@@ -52,6 +52,27 @@ class Workspace(Tree):
         """Return the files that the last sync left here."""
         return list(self._known()["files"])
 
+    def brought_at(self) -> float | None:
+        """Return when a sync was here last (wall clock in seconds), or `None` where none was."""
+        with contextlib.suppress(FileNotFoundError):
+            return os.stat(self._file).st_mtime
+        return None
+
+    def forget(self) -> int:
+        """Remove what syncs brought and nobody has changed, and the workdir if nothing else is there; return bytes."""
+        remembered = self._known()
+        fresh: dict[str, Any] = {}
+        ours = [path for path in remembered["files"] if self._unchanged(path, remembered, fresh)]
+        for path in ours:
+            for made in self._bytecode_of(path):
+                self._remove(made)
+            self._remove(path)
+        with contextlib.suppress(OSError):
+            os.rmdir(self.folder)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._file)
+        return sum(remembered["files"][path][0] for path in ours)
+
     # --- looking
 
     def compare(self, files: dict[str, list[Any]], live: str | None) -> list[str]:
@@ -125,6 +146,22 @@ class Workspace(Tree):
         entry = self.entry(check_path(path), known["hashes"], fresh)
         fresh.pop(path, None)
         return entry is not None and entry[2] == known["files"][path][2]
+
+    def _bytecode_of(self, path: str) -> list[str]:
+        """Return the files beside one of Python that Python makes of it."""
+        folder, _, name = path.rpartition("/")
+        if not name.endswith(".py"):
+            return []
+        place = f"{folder}/__pycache__" if folder else "__pycache__"
+        try:
+            parent, _ = self.open_parent(f"{place}/any", make=False)
+        except OSError:
+            return []
+        try:
+            found = os.listdir(parent)
+        finally:
+            os.close(parent)
+        return [f"{place}/{one}" for one in found if one.startswith(name[:-2]) and one.endswith(".pyc")]
 
     def _remove(self, path: str) -> None:
         with contextlib.suppress(OSError):

@@ -43,6 +43,13 @@ class Hold:
         # A node of this very run on the same machine brings the same code.
         return None if other == self.run else other or "that is being started"
 
+    def alone(self) -> bool:
+        """Return whether nobody else holds the workdir: then it is held alone now."""
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        return False
+
     def settle(self) -> None:
         """Rely on the workdir as it is now, together with others; a sync without a run relies on nothing any more."""
         if self.run is None:

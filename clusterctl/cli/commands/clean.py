@@ -52,6 +52,10 @@ def command(
 
     Runs that are named are meant however old they are, and no others. Active runs are never
     touched. Nodes that cannot be reached keep their part, and are named.
+
+    With the last run that a node has of a work folder goes the code that was brought there;
+    what the job wrote stays (checkpoints), and so does a folder that you chose by `workdir`
+    or that lies on a network file system. On this head code that came within the last hour stays.
     """
     console = options.console_of(color)
     before = time.time() - (parse_duration(older_than, "--older-than") or 0.0)
@@ -60,7 +64,7 @@ def command(
             "runs that are named are removed however old they are: leave out --older-than and --keep"
         )
     chosen = _named(references) if references else _chosen(before, keep)
-    going, total = _runs_gone(chosen, console, remove=yes)
+    going, total, freed = _runs_gone(chosen, console, remove=yes)
     failed = len(going) < len(chosen)
     files, count = _clean_content(going, remove=yes)
     total += count
@@ -69,8 +73,11 @@ def command(
     if not quiet and not chosen and not files:
         console.narrate("nothing to clean")
     elif not quiet:
-        done = f"removed {size(total)} on this head" if yes else f"`--yes` removes these: {size(total)} on this head"
-        console.narrate(done)
+        there = f", {size(sum(freed.values()))} on {fold_nodes(list(freed))}" if freed else ""
+        done = f"removed {size(total)} on this head{there}" if yes else None
+        console.narrate(
+            done or f"`--yes` removes these: {size(total)} on this head, and what of them is on their nodes"
+        )
     return int(ExitCode.TEARDOWN_INCOMPLETE) if failed else 0
 
 
@@ -83,26 +90,33 @@ def _chosen(before: float, keep: int) -> list[tuple[RunDir, RunState]]:
     return [*unreadable, *((run, state) for run, state in kept if _ended(run, state) <= before)]
 
 
-def _runs_gone(chosen: list[tuple[RunDir, RunState]], console: Console, *, remove: bool) -> tuple[set[str], int]:
-    """Show runs in a table, a line each as it is removed (or would be); return which are gone, and bytes."""
+def _runs_gone(
+    chosen: list[tuple[RunDir, RunState]], console: Console, *, remove: bool
+) -> tuple[set[str], int, dict[str, int]]:
+    """Show runs in a table, a line each as it is removed (or would be).
+
+    Returns:
+        Which are gone, bytes on this head, bytes by node.
+    """
     ended = {run.run: (run, state) for run, state in chosen}
     listed = [listed_view_of(run) for run, _ in chosen]
     # Files that were tampered with may give a run another name than its folder's, which is what is removed.
     views = newest_first([replace(v, state=replace(v.state, run=run)) for run, v in zip(ended, listed, strict=True)])
     sizes = {run.run: _size(run) for run, _ in chosen}
     going: set[str] = set()
+    freed: dict[str, int] = {}
     header, *lines = render_ps(views, time.time(), console.out, sizes=sizes)
     told = {view.state.run: line for view, line in zip(views, lines, strict=True)}
     groups = _reached_alike([ended[run] for run in told]) if remove else [[ended[run] for run in told]]
     for group in groups:
-        left = _remove_on_nodes(group) if remove else {}
+        left = _remove_on_nodes(group, freed) if remove else {}
         for run, state in group:
             tell_unread(state, console)
             if remove and not _remove(run, left[run.run], console):
                 continue
             console.data(*([] if going else [header]), told[run.run])
             going.add(run.run)
-    return going, sum(sizes[run] for run in going)
+    return going, sum(sizes[run] for run in going), freed
 
 
 def _named(references: tuple[str, ...]) -> list[tuple[RunDir, RunState]]:
@@ -179,8 +193,8 @@ def _remove(run: RunDir, left: _Left, console: Console) -> bool:
     return True
 
 
-def _remove_on_nodes(group: _Group) -> dict[str, _Left]:
-    """Remove runs from their nodes, all nodes at once, and tell of each run what is left."""
+def _remove_on_nodes(group: _Group, freed: dict[str, int]) -> dict[str, _Left]:
+    """Remove runs from their nodes, all nodes at once; add bytes to `freed`, and tell what of each is left."""
     spec = _spec_of(group[0][0])
     if spec is None:
         return {run.run: _Left(unreached=list(state.traces)) for run, state in group}
@@ -191,11 +205,14 @@ def _remove_on_nodes(group: _Group) -> dict[str, _Left]:
     }
     left = {run.run: _Left() for run, _ in group}
     with reachable(spec, [h for h in spec.hosts if on[h.name]], of_run=True) as (sessions, unreached):
-        failed, _ = each(sessions, lambda node, session: _remove_from(node, session, on[node]))
+        answers, _ = each(sessions, lambda node, session: _remove_from(node, session, on[node]))
+    for node, (count, _) in answers.items():
+        if count:
+            freed[node] = freed.get(node, 0) + count
     for node in unreached:
         for run in on[node]:
             left[run].unreached.append(node)
-    for node, errors in failed.items():
+    for node, (_, errors) in answers.items():
         for run, error in errors.items():
             if isinstance(error, NodeError):
                 left[run].unreached.append(node)
@@ -204,14 +221,15 @@ def _remove_on_nodes(group: _Group) -> dict[str, _Left]:
     return left
 
 
-def _remove_from(node: str, session: Session, runs: list[str]) -> dict[str, ClusterctlError]:
-    """Remove runs from one node; return why some could not be. One that is not there is removed."""
-    errors: dict[str, ClusterctlError] = {}
-    for run in runs:
+def _remove_from(node: str, session: Session, runs: list[str]) -> tuple[int, dict[str, ClusterctlError]]:
+    """Remove runs from one node; return bytes, and why some could not be. One that is not there is removed."""
+    count, errors = 0, dict[str, ClusterctlError]()
+    # The oldest first: with the last one that has it a node gives up the code.
+    for run in reversed(runs):
         try:
-            session.call(Command.CLEAN, {"run": run, "node": node}, timeout=600.0)
+            count += session.call(Command.CLEAN, {"run": run, "node": node}, timeout=600.0)["bytes"]
         except NotFoundError:
             continue
         except ClusterctlError as error:
             errors[run] = error
-    return errors
+    return count, errors

@@ -15,6 +15,7 @@ from clusterctl.agent.protocol import files, refusals
 from clusterctl.agent.protocol.commands import Command, ErrorKind
 from clusterctl.agent.record import authority, output_reader, rundir, secrets
 from clusterctl.agent.record.tally import Tallies
+from clusterctl.agent.serve import unneeded
 from clusterctl.agent.serve.summary import remaining, summary, supervised, survivors_of, workers_of
 
 if TYPE_CHECKING:
@@ -148,7 +149,7 @@ def _output_piece(
 
 
 def _clean(run: RunDir, state: NodeState) -> int:
-    """Remove the directory of a run; return how many bytes that frees.
+    """Remove the directory of a run, and its code where no other run needs it; return how many bytes that frees.
 
     Raises:
         RequestError: Something of the run still lives.
@@ -166,7 +167,8 @@ def _clean(run: RunDir, state: NodeState) -> int:
     for attempt in range(state.attempt + 1):
         secrets.remove_folder(run.status_dir(attempt))
     run.unmake_memory()
-    size = 0
+    code = unneeded.code_of(run)
+    size = 0 if code is None else unneeded.remove(code)
     for place, _, inside in os.walk(run.path):
         for name in inside:
             with contextlib.suppress(FileNotFoundError):
