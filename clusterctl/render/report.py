@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from clusterctl.agent.protocol.reasons import StopReason
@@ -11,6 +11,7 @@ from clusterctl.logs.clean import clean_block
 from clusterctl.logs.select import end_lines
 from clusterctl.render.errors import remaining_lines, start_failed_lines
 from clusterctl.render.ranks import count, fold_nodes, fold_ranks
+from clusterctl.render.story.shown import Shown
 from clusterctl.render.story.trace import folded_trace
 from clusterctl.render.terminal.console import DIM, GREEN, RED, YELLOW, safe
 from clusterctl.render.words import alike_line, failure_line, stall_line, summary, worker_state
@@ -36,13 +37,13 @@ class Beside:
     Attributes:
         log_path: Where the output of all ranks lies, if that is to be told.
         folders: Where the code lies on the nodes.
-        seen: Ranks whose output stands in full above the report.
+        shown: Output that stands above the report.
         memory: How full the memory of the node was, percent, and how many seconds before a rank was killed there.
     """
 
     log_path: str | None = None
     folders: frozenset[str] = frozenset()
-    seen: frozenset[int] = frozenset()
+    shown: Shown = field(default_factory=Shown)
     memory: tuple[float, float] | None = None
 
 
@@ -101,8 +102,11 @@ def _first_failure(state: RunState, cause: Cause, terminal: Terminal, beside: Be
         full, age = beside.memory
         lines.append(f"  memory of {safe(cause.node)} was {full:.0f}% full {span(age)} before")
     worker = state.workers.get(cause.rank) if cause.rank is not None else None
-    if cause.rank not in beside.seen or not cause.traceback:
+    above = beside.shown.traceback_of(cause) if cause.traceback else None
+    if above is None:
         lines += _evidence(cause, worker, terminal, beside)
+    elif above != cause.rank:
+        lines.append(terminal.style(f"  its traceback ends as that of rank {above} above", DIM))
     others = [
         w for rank in sorted(state.workers) if (w := state.workers[rank]).phase.value in ("exited", "lost")
         and rank not in same and rank != cause.rank

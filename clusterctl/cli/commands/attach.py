@@ -74,7 +74,7 @@ def command(choices: AttachChoices) -> int:
         raise RefusedError("no active run to attach to", hint=f"`clusterctl logs {run.run}` shows the last one")
     screen = RunScreen(run, console, _view_options(choices))
     leave = screen.follow()
-    return conclude(run, leave, screen.state, console, quiet=choices.quiet, seen=screen.seen)
+    return conclude(run, leave, screen.state, console, quiet=choices.quiet, shown=screen.shown)
 
 
 def _view_options(choices: AttachChoices) -> ViewOptions:

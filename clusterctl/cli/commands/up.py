@@ -194,7 +194,7 @@ def _follow(run: RunDir, console: Console, choices: UpChoices) -> int:
             console,
             as_json=shown.progress is ProgressMode.JSON,
             quiet=choices.quiet,
-            seen=screen.seen,
+            shown=screen.shown,
         )
     console.data(json.dumps({"run": run.run}) if choices.as_json else run.run)
     if not choices.quiet and console.err.live:

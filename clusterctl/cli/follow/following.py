@@ -11,6 +11,7 @@ from clusterctl.errors import ClusterctlError, ExitCode
 from clusterctl.logs.clean import strip_colours
 from clusterctl.render.errors import error_line, hint_lines
 from clusterctl.render.report import Beside, render_report
+from clusterctl.render.story.shown import Shown
 from clusterctl.render.terminal.machine import json_line
 from clusterctl.run.record.kept.memory import before_the_kill
 from clusterctl.run.rules import leftover
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from clusterctl.render.terminal.console import Console, Terminal
     from clusterctl.run.record.rundir import RunDir
     from clusterctl.run.rules.state import RunState
+
+
+_NOTHING = Shown()
 
 
 class Leave(str, Enum):
@@ -45,14 +49,14 @@ def conclude(
     *,
     quiet: bool = False,
     as_json: bool = False,
-    seen: frozenset[int] = frozenset(),
+    shown: Shown = _NOTHING,
 ) -> int:
-    """Say how it ended, and return the exit code of the command; `seen` are ranks whose output the screen shows.
+    """Say how it ended, and return the exit code of the command; `shown` is output that stands on the screen.
 
     With `as_json` it is said in one object, as the phases before it were.
     """
     quiet = quiet and not as_json
-    lines, code = _ending(run, leave, state, console.err, quiet=quiet, seen=seen)
+    lines, code = _ending(run, leave, state, console.err, quiet=quiet, shown=shown)
     if as_json:
         ended = code if leave is Leave.ENDED else None
         told = {"run": run.run, "state": state.phase.value, "exit_code": ended}
@@ -63,7 +67,7 @@ def conclude(
 
 
 def _ending(
-    run: RunDir, leave: Leave, state: RunState, terminal: Terminal, *, quiet: bool, seen: frozenset[int]
+    run: RunDir, leave: Leave, state: RunState, terminal: Terminal, *, quiet: bool, shown: Shown
 ) -> tuple[list[str], int]:
     """Return what is to be said, and the exit code."""
     match leave:
@@ -72,7 +76,7 @@ def _ending(
                 return [], exit_code_of(state)
             memory = before_the_kill(run, state)
             folders = code_folders(run, state)
-            beside = Beside(log_path=str(run.path / "nodes"), folders=folders, seen=seen, memory=memory)
+            beside = Beside(log_path=str(run.path / "nodes"), folders=folders, shown=shown, memory=memory)
             return [*render_report(state, terminal, beside), *_why(run, state)], exit_code_of(state)
         case Leave.DETACHED:
             return [f"detached: {run.run} goes on", *_next_commands(run)], int(ExitCode.OK)

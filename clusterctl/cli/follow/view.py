@@ -26,6 +26,7 @@ from clusterctl.render import words
 from clusterctl.render.log import LogWriter, Timestamps
 from clusterctl.render.progress import PhaseWriter, ProgressMode, phase_view
 from clusterctl.render.story.marks import rule
+from clusterctl.render.story.shown import LastLines, Shown
 from clusterctl.run.controller import control
 from clusterctl.run.controller.live_tail import ControllerSource, NotYetError
 from clusterctl.run.rules import events
@@ -86,6 +87,7 @@ class RunScreen:
         self._watching = Watching(run)
         self._phases = PhaseWriter(console.err, mode=options.progress, every=options.verbose)
         self._log = LogWriter(console.out, timestamps=options.timestamps)
+        self._last = LastLines()
         self._follower: Follower | None = None
         self._folder = Folder()
         self._ends = FailingEnds(self._shown_ranks())
@@ -107,11 +109,14 @@ class RunScreen:
         return self._watching.state
 
     @property
-    def seen(self) -> frozenset[int]:
-        """Ranks whose output stands in full on the screen on which the report will stand."""
+    def shown(self) -> Shown:
+        """The output that stands on the screen on which the report will stand."""
+        if not self._is_watched or not self._options.output:
+            return Shown()
         ranks = self._shown_ranks()
-        shown = self._is_watched and self._options.output
-        return frozenset() if not shown else frozenset(self.state.workers) if ranks is None else ranks
+        return Shown(
+            ranks=frozenset(self.state.workers) if ranks is None else ranks, lines=self._last.of(self.state.attempt)
+        )
 
     @property
     def _is_watched(self) -> bool:
@@ -280,6 +285,7 @@ class RunScreen:
         if lines:
             self._phases.close()
             self._log.write(lines)
+            self._last.add(lines)
             self._footer.wrote(bar=lines[-1].partial)
 
     def _draw_footer(self, *, keys: bool) -> None:

@@ -36,6 +36,20 @@ def folded_trace(lines: Sequence[str], folders: Collection[str] = (), *, ellipsi
     return [relative(line, folders) for line in _folded(list(_parts(plain)), ellipsis)]
 
 
+def raised(lines: Sequence[str]) -> tuple[str, ...] | None:
+    """Return where the last traceback among lines was raised, and with what; `None` where there is none.
+
+    That is its last frame, and all that follows of the same output as far as it is part of a traceback.
+    """
+    plain = [_RANK.sub("", line) for line in lines]
+    last = next((n for n in reversed(range(len(plain))) if _FRAME.match(plain[n])), None)
+    if last is None:
+        return None
+    # The error: the first line after the frame that is no longer indented.
+    end = next((n for n in range(last + 1, len(plain)) if not plain[n].startswith(" ")), None)
+    return None if end is None else (plain[last].strip(), plain[end].strip())
+
+
 def relative(line: str, folders: Collection[str]) -> str:
     """Return a line with the files of the code folder by their place in it."""
     for folder in folders:

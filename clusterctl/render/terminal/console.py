@@ -72,7 +72,16 @@ ASCII = Glyphs(
 
 _IN_ASCII = {
     ord(sign): plain
-    for sign, plain in (("✓", "ok"), ("✗", "x"), ("│", "|"), ("…", "..."), ("·", "-"), ("→", "->"), ("─", "-"))
+    for sign, plain in (
+        ("✓", "ok"),
+        ("✗", "x"),
+        ("│", "|"),
+        ("…", "..."),
+        ("·", "-"),
+        ("→", "->"),
+        ("─", "-"),
+        ("°", ""),
+    )
 }
 """How our signs are written where the stream can show none of them, whoever wrote them."""
 

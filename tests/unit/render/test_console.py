@@ -105,6 +105,6 @@ def test_our_signs_are_plain_where_the_stream_has_no_others() -> None:
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding="ascii", write_through=True)
 
-    Terminal.of(stream, env={}).line("master 10.0.0.1 · attempt 0 → é")
+    Terminal.of(stream, env={}).line("master 10.0.0.1 · attempt 0 → é, 83 °C")
 
-    assert raw.getvalue() == b"master 10.0.0.1 - attempt 0 -> \\xe9\n"
+    assert raw.getvalue() == b"master 10.0.0.1 - attempt 0 -> \\xe9, 83 C\n"

@@ -3,7 +3,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import pytest
+
 from clusterctl.render.report import Beside, render_report
+from clusterctl.render.story.shown import Shown
 from clusterctl.render.words import failure_line
 from clusterctl.run.rules.blame import Cause, Verdict
 from clusterctl.run.rules.state import NodeState, RunPhase, RunState, WorkerPhase, WorkerState
@@ -148,10 +151,32 @@ def test_peers_that_lost_each_other_are_one_group_whatever_ports_they_name(pipe:
 
 
 def test_a_traceback_that_stands_above_on_the_screen_is_not_repeated(pipe: Terminal) -> None:
-    lines = render_report(failed_run(), pipe, Beside(seen=frozenset({5})))
+    lines = render_report(failed_run(), pipe, Beside(shown=Shown(ranks=frozenset({5}))))
 
     assert lines[0].startswith("first observed failure: rank 5")
     assert not any("Traceback" in line for line in lines)
+
+
+OF_RANK_0 = [((0,), f"[rank0]: {line}") for line in TRACE.splitlines()]
+
+
+def test_a_traceback_that_another_rank_wrote_above_is_not_repeated(pipe: Terminal) -> None:
+    mixed = [line for pair in zip(OF_RANK_0, [((1,), "[W1125 closing")] * 9, strict=False) for line in pair]
+    lines = render_report(failed_run(), pipe, Beside(shown=Shown(ranks=frozenset({0}), lines=tuple(mixed))))
+
+    assert lines[:2] == [
+        "first observed failure: rank 5 on gpu02, exit code 1: ValueError: bad batch",
+        "  its traceback ends as that of rank 0 above",
+    ]
+    assert not any("Traceback" in line for line in lines)
+
+
+@pytest.mark.parametrize("other", ["line 88", "bad batch"])
+def test_a_traceback_that_differs_from_those_above_is_shown(pipe: Terminal, other: str) -> None:
+    lines = tuple((ranks, text.replace(other, "another")) for ranks, text in OF_RANK_0)
+    told = render_report(failed_run(), pipe, Beside(shown=Shown(ranks=frozenset({0}), lines=lines)))
+
+    assert any("Traceback" in line for line in told)
 
 
 def test_files_of_the_code_are_named_by_their_place(pipe: Terminal) -> None:
