@@ -109,7 +109,7 @@ def _runs_gone(
     told = {view.state.run: line for view, line in zip(views, lines, strict=True)}
     groups = _reached_alike([ended[run] for run in told]) if remove else [[ended[run] for run in told]]
     for group in groups:
-        left = _remove_on_nodes(group, freed) if remove else {}
+        left = _remove_on_nodes(group, freed, console) if remove else {}
         for run, state in group:
             tell_unread(state, console)
             if remove and not _remove(run, left[run.run], console):
@@ -193,7 +193,7 @@ def _remove(run: RunDir, left: _Left, console: Console) -> bool:
     return True
 
 
-def _remove_on_nodes(group: _Group, freed: dict[str, int]) -> dict[str, _Left]:
+def _remove_on_nodes(group: _Group, freed: dict[str, int], console: Console) -> dict[str, _Left]:
     """Remove runs from their nodes, all nodes at once; add bytes to `freed`, and tell what of each is left."""
     spec = _spec_of(group[0][0])
     if spec is None:
@@ -204,7 +204,8 @@ def _remove_on_nodes(group: _Group, freed: dict[str, int]) -> dict[str, _Left]:
         for host in spec.hosts
     }
     left = {run.run: _Left() for run, _ in group}
-    with reachable(spec, [h for h in spec.hosts if on[h.name]], of_run=True) as (sessions, unreached):
+    concerned = [host for host in spec.hosts if on[host.name]]
+    with reachable(spec, concerned, of_run=True, tell=console.err) as (sessions, unreached):
         answers, _ = each(sessions, lambda node, session: _remove_from(node, session, on[node]))
     for node, (count, _) in answers.items():
         if count:

@@ -152,7 +152,7 @@ def _end(run: RunDir, console: Console, before: Heard, choices: DownChoices) -> 
     shown = ViewOptions(output=False, phases=False, verbose=choices.verbose, heard=before)
     state = load_state(run)
     if state.over and state.remaining:
-        state = _end_on_nodes(run, state, kill=choices.kill)
+        state = _end_on_nodes(run, state, console, kill=choices.kill)
     for more in (2, 1, 0):
         if state.over:
             break
@@ -167,7 +167,7 @@ def _end(run: RunDir, console: Console, before: Heard, choices: DownChoices) -> 
             console.narrate(
                 f"{run.run}: its controllers end by themselves; its nodes are asked without one ({run.log})"
             )
-        state = _end_on_nodes(run, state, kill=choices.kill)
+        state = _end_on_nodes(run, state, console, kill=choices.kill)
     if not state.over:
         raise TeardownError(f"nobody knows what is left of {run.run}", (), hint=f"{run.log} may say why")
     if not choices.silent:
@@ -176,13 +176,13 @@ def _end(run: RunDir, console: Console, before: Heard, choices: DownChoices) -> 
     return state
 
 
-def _end_on_nodes(run: RunDir, state: RunState, *, kill: bool) -> RunState:
+def _end_on_nodes(run: RunDir, state: RunState, console: Console, *, kill: bool) -> RunState:
     """End on the nodes themselves what is left there, or may be: what could not be ended or reached before, or all."""
     spec = load_stored(run.spec.read_text())
     concerned = {entry["node"] for entry in state.remaining} if state.over else {*state.traces}
     hosts = [host for host in spec.hosts if host.name in concerned or not (state.over or concerned)]
     grace = 0.0 if kill or spec.job is None else spec.job.grace
-    with reachable(spec, hosts, of_run=True) as (sessions, errors):
+    with reachable(spec, hosts, of_run=True, tell=console.err) as (sessions, errors):
         return end_without_controller(run, state, sessions, errors, grace)
 
 
@@ -202,7 +202,7 @@ def end_orphans(path: str, console: Console, *, as_json: bool) -> int:
     """End every live run on the nodes of a cluster file that no run directory of this head stands for."""
     spec = options.load_file(path, (), (), console=console).spec
     own = {run.run for run in find.all_runs()}
-    with reachable(spec, spec.hosts) as (sessions, errors):
+    with reachable(spec, spec.hosts, tell=console.err) as (sessions, errors):
         listed, _ = each(sessions, lambda _, s: s.call(Command.RUNS, {})["runs"])
         orphans = {n: [r for r in runs if _left(r) and r["run"] not in own] for n, runs in listed.items()}
         concerned = {node: sessions[node] for node, runs in orphans.items() if runs}

@@ -89,8 +89,10 @@ def command(context: click.Context, choices: ExecChoices) -> int:
         program["stdin"] = given.decode("utf-8", "surrogateescape")
     around = {host.name: of_job(spec, host.name) for host in hosts} if choices.in_job else {}
     remote = Remote(program, seconds, choices.parallel or len(hosts), console if choices.stream else None, around)
+    # Lines of nodes that are there come in between where they are shown as they come.
+    tell = None if choices.quiet or choices.stream else console.err
     try:
-        with reachable(spec, hosts, remote.begin) as (sessions, unreached):
+        with reachable(spec, hosts, remote.begin, tell=tell) as (sessions, unreached):
             answers, lost = remote.ends(sessions)
     except UnreadError:
         return int(ExitCode.OK)

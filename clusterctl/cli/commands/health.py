@@ -27,7 +27,7 @@ from clusterctl.wording import plural
 if TYPE_CHECKING:
     from clusterctl.config.spec import ClusterSpec, HostSpec
     from clusterctl.health.model import Finding
-    from clusterctl.render.terminal.console import Console
+    from clusterctl.render.terminal.console import Console, Terminal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +96,7 @@ def command(choices: HealthChoices) -> int:
     pause = parse_duration(choices.watch, "--watch")
     _say_what_is_run(spec, hosts, console)
     while True:
-        view = _look(spec, hosts, checks, strict=choices.strict)
+        view = _look(spec, hosts, checks, None if choices.quiet else console.err, strict=choices.strict)
         if choices.record:
             _record(choices.record, spec, view, console)
         code = _show(view, console, choices)
@@ -176,11 +176,13 @@ def _named(text: str, option: str) -> set[str]:
     return names
 
 
-def _look(spec: ClusterSpec, hosts: tuple[HostSpec, ...], checks: list[str] | None, *, strict: bool) -> HealthView:
+def _look(
+    spec: ClusterSpec, hosts: tuple[HostSpec, ...], checks: list[str] | None, tell: Terminal | None, *, strict: bool
+) -> HealthView:
     from clusterctl.run.nodes.preflight import judge_all, probe_all
     from clusterctl.run.nodes.progress import Progress
 
-    with reachable(spec, hosts) as (sessions, errors):
+    with reachable(spec, hosts, tell=tell) as (sessions, errors):
         step = Progress("health", len(hosts), lambda _: None)
         facts: dict[str, dict[str, Any]] = probe_all(spec, sessions, step, code=True)
     facts |= {node: {"unreachable": str(error)} for node, error in errors.items()}

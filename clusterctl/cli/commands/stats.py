@@ -60,7 +60,7 @@ def _stats(subject: Subject, chosen: str | None, console: Console) -> list[NodeS
 
         spec = options.load_file(subject.path, (), (), console=console).spec
         hosts = options.chosen_hosts(spec, chosen)
-        with reachable(spec, hosts) as (sessions, errors):
+        with reachable(spec, hosts, tell=console.err) as (sessions, errors):
             joined = [host for host in hosts if host.name in sessions]
             seen = {n.node: n for n in [*machines.look_at(joined, sessions), *machines.unreachable(errors)]}
         return [seen[host.name] for host in hosts]

@@ -88,7 +88,7 @@ def _push(spec: ClusterSpec, hosts: tuple[HostSpec, ...], console: Console, *, q
     if doubt:
         console.narrate(f"warning: {doubt}")
     parcel = Parcel(manifest, store)
-    with sessions_of(spec, remote) as sessions:
+    with sessions_of(spec, remote, tell=None if quiet else console.err) as sessions:
         sent, errors = each(
             sessions,
             lambda node, session: push(session, workdir_of(spec, node), parcel, run=None, say=lambda _what: None),
@@ -105,7 +105,7 @@ def _push(spec: ClusterSpec, hosts: tuple[HostSpec, ...], console: Console, *, q
 def _pull(spec: ClusterSpec, hosts: tuple[HostSpec, ...], console: Console, choices: SyncChoices) -> None:
     to, most = Path(choices.to or "pulled"), parse_size(choices.max_size, "--max-size", MOST_BYTES)
     ours = not to.exists()
-    with sessions_of(spec, hosts) as sessions:
+    with sessions_of(spec, hosts, tell=None if choices.quiet else console.err) as sessions:
         pulled, errors = each(
             sessions, lambda node, session: _pull_all(session, workdir_of(spec, node), choices.pull, to / node, most)
         )

@@ -81,7 +81,7 @@ def to_nodes(way: Way, sources: Sequence[str], hosts: Sequence[HostSpec], target
     for path in [] if way.quiet else load.left_out:
         way.console.narrate(f"left out: {path} is no file, and no link to one")
     inside = len(sources) > 1 or target.endswith("/") or target in ("", ".", "~")
-    with sessions_of(way.spec, hosts) as sessions:
+    with sessions_of(way.spec, hosts, tell=None if way.quiet else way.console.err) as sessions:
         told = _Counter(way, load.size * len(sessions))
 
         def one(node: str, session: Session) -> copies.Sent:
@@ -121,7 +121,7 @@ def to_head(way: Way, sources: Sequence[tuple[Sequence[HostSpec], str]], target:
             way, session, wanted[node], lambda path: into or _into(target, path, alone=len(sources) == 1), told
         )
 
-    with sessions_of(way.spec, list(hosts.values())) as sessions:
+    with sessions_of(way.spec, list(hosts.values()), tell=None if way.quiet else way.console.err) as sessions:
         got, errors = each(sessions, lambda node, session: _by_node(node, lambda: one(node, session)))
     some = {node: found for node, found in got.items() if any(names for names, _ in found.values())}
     if ours and here.is_dir():

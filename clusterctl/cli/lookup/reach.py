@@ -7,6 +7,7 @@ import queue
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.cli.lookup import commands
+from clusterctl.render.waiting import Waiting
 from clusterctl.run.nodes.fan_out import raise_first
 
 if TYPE_CHECKING:
@@ -14,17 +15,20 @@ if TYPE_CHECKING:
 
     from clusterctl.config.spec import ClusterSpec, HostSpec
     from clusterctl.errors import NodeError
+    from clusterctl.render.terminal.console import Terminal
     from clusterctl.session.conversation import Session
 
 
 @contextlib.contextmanager
-def sessions_of(spec: ClusterSpec, hosts: Sequence[HostSpec]) -> Iterator[dict[str, Session]]:
-    """Give a session with every host.
+def sessions_of(
+    spec: ClusterSpec, hosts: Sequence[HostSpec], *, tell: Terminal | None = None
+) -> Iterator[dict[str, Session]]:
+    """Give a session with every host; `tell` is where it is said for whom is waited.
 
     Raises:
         NodeError, NodesError: Some cannot be had.
     """
-    with reachable(spec, hosts) as (sessions, errors):
+    with reachable(spec, hosts, tell=tell) as (sessions, errors):
         raise_first(errors)
         yield sessions
 
@@ -36,11 +40,13 @@ def reachable(
     joined: Callable[[Session], None] = lambda _: None,
     *,
     of_run: bool = False,
+    tell: Terminal | None = None,
 ) -> Iterator[tuple[dict[str, Session], dict[str, NodeError]]]:
     """Give a session with every host that can be reached, and the errors of the others.
 
     Each session is given to `joined` as soon as it is there, in a thread of its own. What a run was started with
     (`of_run`) was run here before; the commands of a file are run if they were accepted.
+    `tell` is where it is said for whom is waited.
 
     Raises:
         RefusedError: A command of the file was not.
@@ -51,7 +57,10 @@ def reachable(
 
     transports = Transports(spec.ssh)
     inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    sessions, errors = open_sessions(transports, hosts, inbox, parallel=spec.ssh.parallel, joined=joined)
+    with Waiting([host.name for host in hosts], spec.ssh.connect_timeout, tell) as waiting:
+        sessions, errors = open_sessions(
+            transports, hosts, inbox, parallel=spec.ssh.parallel, joined=joined, progress=waiting.at
+        )
     try:
         yield sessions, errors
     finally:
