@@ -194,3 +194,26 @@ def test_imports_that_take_too_long_are_not_begun_again(tmp_path: Path) -> None:
     loop.long[-1]()
     assert (zygote.stage, zygote.stale) == (Stage.OVER, False)
     assert zygote.why == "the imports took longer than 120 s"
+
+
+OPTIONAL = "try:\n    import helper\nexcept ImportError:\n    helper = None\n"
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["in its place", "not there before"])
+@pytest.mark.parametrize("named", [True, False])
+def test_a_file_of_the_users_that_came_after_the_imports_and_that_they_would_have_taken_decides(
+    node: Node, named: bool, before: bool
+) -> None:
+    if before:
+        installed(node, "helper", "WHO = 'installed'\n")
+    job, talk = job_of(node, OPTIONAL + COUNTED, named=named), node.talk()
+    job.write("train.py", "import special\nprint(special.helper.WHO)\n")
+    begin_early(job, talk)
+    wait_for(lambda: (job.work / "imported").exists() and zygotes(node), what="the imports")
+    job.write("helper.py", "WHO = 'own'\n")
+    job.prepare(talk)
+    job.node.follow(talk)
+    job.begin(talk)
+    talk.wait_for("swept")
+    ran = Ran(talk, job.node.folder)
+    assert (ran.forked, ran.said()) == (False, "own\n")

@@ -30,6 +30,7 @@ _FORKED = (
     "image",
     "imports",
     "late",
+    "origins",
     "rank",
     "serve",
     "state",

@@ -6,13 +6,14 @@ import importlib
 import os
 import time
 
-from . import cannot, imports
+from . import cannot, imports, origins
 from .cannot import CannotForkError
 from .target import Target
 
 # Not from `typing`: in a Python that is to be like a worker's, less is better.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from typing import Any
 
 
@@ -38,6 +39,7 @@ class Beginning:
         self._target.enter_path()
         self.wanted: list[imports.Wanted] = []
         self._files: dict[str, tuple[int, int]] = {}
+        self._origins: dict[str, origins.Origin] = {}
 
     def look(self) -> list[imports.Wanted]:
         """Return what is to be imported, as things lie now.
@@ -55,8 +57,12 @@ class Beginning:
             raise CannotForkError("the script begins with nothing that could be imported once for all ranks")
         return self.wanted
 
-    def remember(self) -> None:
-        """Take note of what was imported. A file that was written meanwhile may have been read before."""
+    def remember(self, missed: Iterable[str]) -> None:
+        """Take note of what was imported, and of the modules that were looked for and `missed`.
+
+        A file that was written meanwhile may have been read before, or have come too late.
+        """
+        self._origins = origins.now(missed, since=self._began)
         now = time.time_ns()
         for file, (time_ns, size) in cannot.imported_files().items():
             self._files[file] = (-1 if self._began <= time_ns <= now else time_ns, size)
@@ -72,4 +78,5 @@ class Beginning:
             # Another zygote will say so.
             return self._target.script or self._folder
         now = cannot.imported_files()
-        return next((file for file, known in self._files.items() if now.get(file) != known), None)
+        changed = next((file for file, known in self._files.items() if now.get(file) != known), None)
+        return changed or origins.changed(self._origins)

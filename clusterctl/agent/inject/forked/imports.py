@@ -15,6 +15,7 @@ import os
 import sys
 
 from .cannot import CannotForkError, standard_folders
+from .origins import Missed
 
 # Not from `typing`: in a Python that is to be like a worker's, less is better.
 TYPE_CHECKING = False
@@ -157,8 +158,8 @@ def _is_literal(node: ast.expr) -> bool:
 # --- what is found
 
 
-def bring(wanted: Sequence[Wanted]) -> None:
-    """Import modules, and those submodules among the names taken from them.
+def bring(wanted: Sequence[Wanted]) -> set[str]:
+    """Import modules, and those submodules among the names taken from them; return the names looked for in vain.
 
     Raises:
         CannotForkError: One cannot be imported.
@@ -166,11 +167,16 @@ def bring(wanted: Sequence[Wanted]) -> None:
     usual, few = gc.get_threshold(), (1 << 20, 1 << 10, 1 << 10)
     # What imports make stays: to look for garbage again and again is a tenth of their time.
     gc.set_threshold(*few)
+    missed = Missed()
+    sys.meta_path.append(missed)
     try:
         _bring(wanted)
     finally:
+        with contextlib.suppress(ValueError):
+            sys.meta_path.remove(missed)
         if gc.get_threshold() == few:
             gc.set_threshold(*usual)
+    return missed.names
 
 
 def _bring(wanted: Sequence[Wanted]) -> None:

@@ -40,9 +40,9 @@ def _serve(sock: socket.socket) -> Callable[[], None]:
     spec = forks.content(asked)
     os.close(asked)
     image.name(b"clusterctl-zygote"[:15])
-    beginning, told = _import(spec)
+    beginning, missed, told = _import(spec)
     _say(sock, told)
-    beginning.remember()
+    beginning.remember(missed)
     while True:
         word, descriptors = _receive(sock)
         if not word:
@@ -67,7 +67,7 @@ def _say(sock: socket.socket, message: dict[str, Any]) -> None:
     sock.sendall(json.dumps(message).encode())
 
 
-def _import(spec: dict[str, Any]) -> tuple[Beginning, dict[str, Any]]:
+def _import(spec: dict[str, Any]) -> tuple[Beginning, set[str], dict[str, Any]]:
     began = time.monotonic()
     cannot.check_python()
     if not getattr(sys.flags, "safe_path", False) and sys.path[:1] == [""]:
@@ -78,7 +78,7 @@ def _import(spec: dict[str, Any]) -> tuple[Beginning, dict[str, Any]]:
     before = dict(os.environb)
     watched = late.watch(spec["late"])
     wanted = beginning.look()
-    imports.bring(wanted)
+    missed = imports.bring(wanted)
     late.end(watched)
     state.changes = late.changes(before)
     cannot.check(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -86,7 +86,7 @@ def _import(spec: dict[str, Any]) -> tuple[Beginning, dict[str, Any]]:
     sys.stderr.flush()
     rank.settle_memory()
     modules = sorted({name.partition(".")[0] for name, _ in wanted})
-    return beginning, {"modules": modules, "seconds": time.monotonic() - began, "kilobytes": _memory()}
+    return beginning, missed, {"modules": modules, "seconds": time.monotonic() - began, "kilobytes": _memory()}
 
 
 def _memory() -> int:
