@@ -217,3 +217,12 @@ def test_a_file_of_the_users_that_came_after_the_imports_and_that_they_would_hav
     talk.wait_for("swept")
     ran = Ran(talk, job.node.folder)
     assert (ran.forked, ran.said()) == (False, "own\n")
+
+
+@pytest.mark.parametrize("module", ["struct", "json", "time", "fcntl"])
+def test_a_file_of_the_users_is_no_part_of_a_zygote_whatever_it_is_called(node: Node, module: str) -> None:
+    job, talk = job_of(node), node.talk()
+    job.write(f"{module}.py", "open('run-in-the-zygote', 'w').close()\nraise RuntimeError\n")
+    begin_early(job, talk)
+    wait_for(lambda: (job.work / "imported").exists() and zygotes(node), what="the imports")
+    assert not (job.work / "run-in-the-zygote").exists()

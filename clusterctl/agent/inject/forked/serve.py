@@ -70,8 +70,6 @@ def _say(sock: socket.socket, message: dict[str, Any]) -> None:
 def _import(spec: dict[str, Any]) -> tuple[Beginning, set[str], dict[str, Any]]:
     began = time.monotonic()
     cannot.check_python()
-    if not getattr(sys.flags, "safe_path", False) and sys.path[:1] == [""]:
-        del sys.path[0]
     beginning = Beginning(spec)
     # Tried now: a kernel that does not allow it is no surprise to a rank then.
     image.show([b"clusterctl-agent zygote " + os.fsencode(spec["title"])], dict(os.environb))

@@ -28,6 +28,8 @@ _START = "import os, sys; exec(os.pread(int(sys.argv[1]), 65536, 0)); run()"
 _BOOT = """\
 import os, sys
 os.close(int(sys.argv[1]))
+if not getattr(sys.flags, "safe_path", False) and sys.path[:1] == [""]:
+    del sys.path[0]  # `-c` has put the folder of the user's files there
 sys.path.insert(0, {place!r})
 from _clusterctl_fork import serve
 sys.path.remove({place!r})
