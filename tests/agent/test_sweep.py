@@ -314,6 +314,30 @@ WATCHED_LADDER = """
 """
 
 
+def test_who_has_a_grace_is_asked_first_however_late_the_first_look_is_over() -> None:
+    said = script("""
+    import os, subprocess, time
+    from clusterctl.agent.linux import loop, proc
+    from clusterctl.agent.members import marks, sweep
+    from clusterctl.agent.supervisor import ladder
+    polite = ["sh", "-c", "trap 'echo asked; exit' TERM; echo; while :; do sleep 0.1; done"]
+    worker = subprocess.Popen(polite, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    worker.stdout.readline()
+    events, began = loop.Loop(), time.monotonic()
+    ledger = sweep.Ledger(workers={proc.identify(worker.pid): None}, ours={proc.identify(os.getpid())})
+    ladder.Ladder(
+        events, marks.Marks(b"run", b"node", 1 << 60, "/none", os.getuid()), ledger, began + 0.5,
+        lambda left: events.stop() or True, lambda left: None,
+    )
+    events.on_children(worker.poll)
+    while time.monotonic() < began + 1.0:
+        pass
+    events.run()
+    print(worker.stdout.read(), end="")
+    """)
+    assert said == "asked\n"
+
+
 def test_the_wait_for_the_grace_looks_at_all_processes_once_a_second_and_no_more() -> None:
     said = script(WATCHED_LADDER + "    print(seen.count('os.listdir /proc'), time.monotonic() - began < 5)")
     scans, soon = said.split()

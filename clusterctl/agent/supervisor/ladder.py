@@ -48,12 +48,15 @@ class Ladder:
             loop: Where it runs.
             marks: Whom to end.
             ledger: Whom to end, and whom not.
-            kill_at: Monotonic time of the first SIGKILL.
+            kill_at: Monotonic time of the first SIGKILL. If that is ahead, SIGTERM comes first and the time until then
+                is counted from there: to look at all processes may take longer than the grace.
             done: Called with what is left, again until it says that this was the end.
             slow: Called once with what the kernel has not taken apart in the time in which it should be gone.
         """
         self._loop, self._marks, self._ledger, self._done, self._slow = loop, marks, ledger, done, slow
         self._kill_at = kill_at
+        now = time.monotonic()
+        self._unasked_since = now if kill_at > now else None
         self._killing: float | None = None
         self._moved = 0.0
         self._said_slow = False
@@ -68,7 +71,7 @@ class Ladder:
     def shorten(self, kill_at: float) -> None:
         """Kill at that time, if it is before the one that was set."""
         if kill_at < self._kill_at:
-            self._kill_at = kill_at
+            self._kill_at, self._unasked_since = kill_at, None
             self.poke()
 
     def poke(self) -> None:
@@ -98,6 +101,9 @@ class Ladder:
         if self._empty >= 2 or (living and self._given_up(living, now)):
             self._left = sweep.describe(living)
             return _FASTEST
+        if living and self._unasked_since is not None:
+            self._kill_at += now - self._unasked_since
+            self._unasked_since = None
         if living and now >= self._kill_at:
             self._killing = now if self._killing is None else self._killing
             sweep.kill(living, self._ledger)
