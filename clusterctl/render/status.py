@@ -12,7 +12,15 @@ from clusterctl.render.story.book import render_origin
 from clusterctl.render.story.unattended import Unattended
 from clusterctl.render.terminal.console import BOLD, DIM, GREEN, RED, YELLOW, safe
 from clusterctl.render.terminal.table import Cell, Column, render_table
-from clusterctl.render.words import failure_line, health_news, results_news, stall_hints, stall_line, worker_state
+from clusterctl.render.words import (
+    failure_line,
+    health_news,
+    results_news,
+    stall_hints,
+    stall_line,
+    step_of,
+    worker_state,
+)
 from clusterctl.run.rules.state import RunPhase
 from clusterctl.wording import duration
 
@@ -162,12 +170,12 @@ def _headline(view: RunView, now: float, terminal: Terminal) -> str:
     parts = [_styled_state(state.phase.value, terminal)]
     if state.exit_code is not None:
         parts[0] += f" ({state.exit_code})"
-    if state.attempt > 0:
+    if state.attempt > 0 and view.step is None:
         parts.append(f"attempt {state.attempt}")
     if state.nodes:
         parts.append(f"{count(len(state.nodes), 'node')}, {count(len(state.workers), 'rank')}")
     if view.step is not None:
-        parts.append(f"step {view.step}")
+        parts.append(f"step {step_of(view.step, state.attempt)}")
     if state.created is not None:
         parts.append(f"{duration((now if state.ended is None else state.ended) - state.created)}")
     return f"{terminal.style(state.run, BOLD)}  {dot.join(parts)}"

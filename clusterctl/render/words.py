@@ -207,6 +207,11 @@ def _adoption(node: str, stamp: node_events.Stamp, state: RunState) -> str:
     return "a new supervisor has taken over; workers went on"
 
 
+def step_of(step: int, attempt: int) -> str:
+    """Return `120`, or `120 of attempt 2`: each attempt counts its own, wherever its checkpoint was."""
+    return str(step) if attempt <= 0 else f"{step} of attempt {attempt}"
+
+
 def node_step(event: node_events.Event) -> str:
     """Return what a step of a node's journal says to somebody who wants to see each of them; mostly nothing."""
     match event:

@@ -49,11 +49,11 @@ def idle(make_head: MakeHead) -> LocalHead:
         pytest.param(
             5, ("up", "--set", "health.expect={python: '2.7'}"), "expected 2.7", id="5-up-with-a-failing-check"
         ),
-        pytest.param(6, ("attach",), "no active run", id="6-attach-without-an-active-run"),
         pytest.param(7, ("exec", "--", "sh", "-c", "exit 7"), "exit code 7", id="exec-has-the-code-of-the-command"),
         pytest.param(100, (*UP, "--command", "exit 3"), "exit code 3", id="100-a-worker-fails"),
         pytest.param(100, (*UP, "--command", "kill -9 $$"), "SIGKILL", id="100-a-worker-is-killed"),
         pytest.param(102, ("status", "nobody"), "nobody", id="102-status-of-an-unknown-run"),
+        pytest.param(102, ("attach",), "no active run", id="102-attach-without-an-active-run"),
         pytest.param(102, ("attach", "nobody"), "nobody", id="102-attach-to-an-unknown-run"),
         pytest.param(102, ("wait", "nobody"), "nobody", id="102-wait-for-an-unknown-run"),
         pytest.param(102, ("logs", "nobody"), "nobody", id="102-logs-of-an-unknown-run"),

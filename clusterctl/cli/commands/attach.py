@@ -14,7 +14,7 @@ from clusterctl.cli.follow.view import RunScreen, ViewOptions
 from clusterctl.cli.lookup.runs import tell_unread
 from clusterctl.cli.main import WithExamples
 from clusterctl.cli.words import parse_ranks
-from clusterctl.errors import RefusedError
+from clusterctl.errors import NotFoundError
 from clusterctl.render.log import Timestamps
 from clusterctl.run.controller import process
 from clusterctl.run.record import find
@@ -71,7 +71,10 @@ def command(choices: AttachChoices) -> int:
         else:
             _adopt(run)
     elif state.over and choices.reference is None:
-        raise RefusedError("no active run to attach to", hint=f"`clusterctl logs {run.run}` shows the last one")
+        raise NotFoundError(
+            f"no active run to attach to: {run.run}, the last one, has ended ({state.phase.value})",
+            hint=f"`clusterctl status {run.run}` tells how, `clusterctl logs {run.run}` shows its output",
+        )
     screen = RunScreen(run, console, _view_options(choices))
     leave = screen.follow()
     return conclude(run, leave, screen.state, console, quiet=choices.quiet, shown=screen.shown)

@@ -13,6 +13,7 @@ from clusterctl.render.page.svg import Bar, Span, Tick, chart, timeline
 from clusterctl.render.ranks import fold_nodes
 from clusterctl.render.story.attempts import attempt_spans, cause_words
 from clusterctl.render.story.book import commit_words
+from clusterctl.render.words import step_of
 from clusterctl.run.rules.outcome import final_cause
 from clusterctl.wording import duration, plural
 
@@ -104,7 +105,7 @@ def _head(view: RunView, ended: float) -> Html:
         "exit code": "" if state.exit_code is None else str(state.exit_code),
         "size": f"{plural(len(state.workers), 'rank')} on {plural(len(state.nodes), 'node')}",
         "nodes": fold_nodes(state.nodes),
-        "step": "" if view.step is None else str(view.step),
+        "step": "" if view.step is None else step_of(view.step, state.attempt),
     }
     if origin is not None:
         values |= {

@@ -127,7 +127,7 @@ def render_attempts(state: RunState, step: int | None, now: float, terminal: Ter
     columns = [
         Column(title="ATTEMPT", right=True),
         Column(title="TOOK", right=True),
-        Column(title="STEP", right=True),
+        Column(title="STEPS", right=True),
         Column(title="FROM", shrink=True),
         Column(title="END", shrink=True),
     ]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from clusterctl.render.ranks import count, fold_ranks
+from clusterctl.render.words import step_of
 from clusterctl.wording import duration
 
 if TYPE_CHECKING:
@@ -49,14 +50,14 @@ class Pace:
         while len(self._steps) > 2 and moment - self._steps[0][0] > _WINDOW:
             self._steps.popleft()
 
-    def texts(self) -> list[str]:
-        """Return `step 412` and `3.1 it/s`, as far as they are known."""
+    def texts(self, attempt: int = 0) -> list[str]:
+        """Return `step 412` (of an attempt) and `3.1 it/s`, as far as they are known."""
         if not self._steps:
             return []
         (began, first), (last, step) = self._steps[0], self._steps[-1]
         if last <= began or step == first:
-            return [f"step {step}"]
-        return [f"step {step}", speed_text((step - first) / (last - began))]
+            return [f"step {step_of(step, attempt)}"]
+        return [f"step {step_of(step, attempt)}", speed_text((step - first) / (last - began))]
 
 
 def speed_text(speed: float) -> str:
@@ -82,7 +83,8 @@ def last_line(state: RunState, watched: Watched, pace: Pace, now: float, glyphs:
     elif state.phase.value in ("running", "stalled"):
         which = sorted(state.workers if watched.ranks is None else watched.ranks)
         shown = "all" if watched.ranks is None else f"{'rank' if len(which) == 1 else 'ranks'} {fold_ranks(which)} of"
-        parts = [f"following {shown} {len(state.workers)}" + (" ranks" if watched.ranks is None else ""), *pace.texts()]
+        whom = f"{shown} {len(state.workers)}" + (" ranks" if watched.ranks is None else "")
+        parts = [f"following {whom}", *pace.texts(state.attempt)]
     else:
         parts = [state.phase.value]
     if state.created is not None:

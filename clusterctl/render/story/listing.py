@@ -10,7 +10,7 @@ from clusterctl.render.ranks import fold_nodes
 from clusterctl.render.status import state_cell
 from clusterctl.render.story.attempts import cause_words
 from clusterctl.render.terminal.table import Column, render_table
-from clusterctl.render.words import stall_line
+from clusterctl.render.words import stall_line, step_of
 from clusterctl.run.rules.outcome import final_cause
 from clusterctl.run.rules.state import RunPhase
 from clusterctl.wording import duration, plural, size
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 _NOT_STARTED = "not started"
 _LEAST_WIDTH = {"NODES": 100, "RANKS": 72, "STEP": 72, "PROGRESS": 72, "STARTED": 50}
 """On a narrower terminal a column makes room for the ids of runs and for why they ended."""
+
+_WIDE = 100
+"""From so many columns on there is room for which attempt a step is of."""
 
 
 def not_started(state: RunState) -> bool:
@@ -60,7 +63,8 @@ def render_ps(
         sizes: Bytes on this head by run, where they are to be told.
         header: Begin with a line of titles.
     """
-    rows = [_row(view, now) for view in views]
+    wide = terminal.width is None or terminal.width >= _WIDE
+    rows = [_row(view, now, wide=wide) for view in views]
     left_out = {title for title, least in _LEAST_WIDTH.items() if terminal.width is not None and terminal.width < least}
     if all(view.state.over for view in views):
         left_out.add("PROGRESS")
@@ -92,7 +96,7 @@ _COLUMNS = (
 )
 
 
-def _row(view: RunView, now: float) -> dict[str, Cell | str]:
+def _row(view: RunView, now: float, *, wide: bool) -> dict[str, Cell | str]:
     state = view.state
     end = now if state.ended is None else state.ended
     progress = view.last_progress_s
@@ -103,7 +107,7 @@ def _row(view: RunView, now: float) -> dict[str, Cell | str]:
         "TOOK": "-" if state.created is None else duration(end - state.created),
         "NODES": str(len(state.nodes)) if state.nodes else "-",
         "RANKS": str(state.world_size or "-"),
-        "STEP": "-" if view.step is None else str(view.step),
+        "STEP": "-" if view.step is None else step_of(view.step, state.attempt if wide else 0),
         "PROGRESS": "-" if progress is None or state.over or state.stall is not None else f"{duration(progress)} ago",
         "WHY": _why_it_ended(state) if state.over else _remark(view),
     }

@@ -79,12 +79,40 @@ def newest_of(first: str, seen: Mapping[str, Mapping[str, Version]]) -> Checkpoi
     return None if best is None else Checkpoint(best, seen[first][best])
 
 
-def sentence(number: int, mode: Resume, pattern: str, chosen: Checkpoint | None) -> str:
-    """Return what a person should know of an attempt: which checkpoint it takes, or that there is none."""
+def newest_somewhere(nodes: Sequence[str], seen: Mapping[str, Mapping[str, Version]]) -> Checkpoint | None:
+    """Return the newest of what the first node sees that sees any: times of several nodes are not compared."""
+    first = next((node for node in nodes if seen[node]), None)
+    return None if first is None else newest_of(first, {first: seen[first]})
+
+
+def sentence(
+    number: int, checkpoint: CheckpointSpec, chosen: Checkpoint | None, newest: Checkpoint | None = None
+) -> str:
+    """Return what a person should know of an attempt: which checkpoint it takes, or why none.
+
+    Args:
+        number: The attempt.
+        checkpoint: What the file says of them.
+        chosen: What it takes.
+        newest: What some of its nodes see.
+    """
     if chosen is not None:
         return f"attempt {number} goes on from `{chosen.path}`"
-    whose = "" if mode is Resume.ANY else " of this run"
-    return f"attempt {number} begins anew: no checkpoint{whose} matches `{pattern}`"
+    whose = "" if checkpoint.resume is Resume.ANY else " of this run"
+    why = f"matches `{checkpoint.pattern}`" if newest is None else "is whole on all its nodes"
+    return f"attempt {number} begins anew: no checkpoint{whose} {why}"
+
+
+def sentence_of_lacking(newest: Checkpoint, seen: Mapping[str, Mapping[str, Version]], *, shared: bool) -> str:
+    """Return on which nodes a checkpoint is and on which it is not, with what to do."""
+    lacking = [node for node, shown in seen.items() if newest.path not in shown]
+    there = names(node for node in seen if node not in lacking)
+    advice = (
+        "`job.checkpoint.shared` says that all nodes see the same files"
+        if shared
+        else "write to a folder that all nodes share (`job.checkpoint.shared`)"
+    )
+    return f"checkpoint `{newest.path}` is whole on {there}, not on {names(lacking)}: {advice}"
 
 
 def sentence_of_older(count: int, pattern: str) -> str:
@@ -137,11 +165,15 @@ class Resuming:
         if pattern is None or (number == 0 and mode is not Resume.ANY):
             self._take_note(nodes)
             return None, None
-        newest = self.newest(nodes, tell=True)
+        chosen, seen = self._look(nodes)
+        newest = newest_somewhere(nodes, seen)
+        if newest is not None and newest != chosen:
+            text = sentence_of_lacking(newest, seen, shared=self._checkpoint.shared)
+            self._post(events.Note(text=text, level="warn"))
         if mode is Resume.NEVER:
-            return None, newest
-        self._post(events.Note(text=sentence(number, mode, pattern, newest)))
-        return newest.path if newest is not None else None, newest
+            return None, chosen
+        self._post(events.Note(text=sentence(number, self._checkpoint, chosen, newest)))
+        return chosen.path if chosen is not None else None, chosen
 
     def _take_note(self, nodes: Sequence[str]) -> None:
         """Keep with the run what is there before it has written anything, on its spares too."""
@@ -156,16 +188,16 @@ class Resuming:
         if older and self._checkpoint.resume is Resume.THIS_RUN:
             self._post(events.Note(text=sentence_of_older(len(older), pattern)))
 
-    def newest(self, nodes: Sequence[str], *, tell: bool = False) -> Checkpoint | None:
+    def newest(self, nodes: Sequence[str]) -> Checkpoint | None:
         """Return the newest checkpoint that counts for the run and that all nodes see complete.
-
-        With `tell`, a newer one that some nodes cannot see is said.
 
         Raises:
             NodeError: A node cannot be asked.
         """
-        if self._checkpoint.pattern is None:
-            return None
+        return None if self._checkpoint.pattern is None else self._look(nodes)[0]
+
+    def _look(self, nodes: Sequence[str]) -> tuple[Checkpoint | None, Seen]:
+        """Return the newest checkpoint that all nodes see complete, and what counts of each node's."""
         before = self._before() if self._checkpoint.resume is not Resume.ANY else None
         first, until = nodes[0], time.monotonic() + (_SHOWN_LATE if self._checkpoint.shared else 0.0)
         while True:
@@ -173,15 +205,11 @@ class Resuming:
             raise_first(errors)
             seen = {node: _versions(answer) for node, answer in answers.items()}
             seen = seen if before is None else of_this_run(seen, before)
-            chosen, newest = newest_of(first, seen), newest_of(first, {first: seen[first]})
+            chosen = newest_of(first, seen)
             # A shared file system shows new files on other machines only after a while.
-            if chosen == newest or time.monotonic() > until:
-                break
+            if chosen == newest_somewhere(nodes, seen) or time.monotonic() > until:
+                return chosen, seen
             self._cancelled.wait(_LOOK_AGAIN)
-        if tell and newest is not None and newest != chosen:
-            blind = names(node for node, shown in seen.items() if newest.path not in shown)
-            self._post(events.Note(text=f"{blind} cannot see `{newest.path}`", level="warn"))
-        return chosen
 
     def _ask(self, node: str, session: Session, *, versions: bool = False) -> Checkpoints:
         request: arguments.Checkpoints = {

@@ -16,7 +16,7 @@ from clusterctl.config.spec import RestartSpec
 from clusterctl.errors import ExitCode
 from clusterctl.run.rules import leftover
 from clusterctl.run.rules.outcome import outcome
-from clusterctl.run.rules.restarting import recent
+from clusterctl.run.rules.restarting import recent, why_enough
 from clusterctl.run.rules.state import NodeState, RunPhase, RunState, StallView, WorkerPhase
 from clusterctl.wording import span
 
@@ -316,7 +316,7 @@ def why_not_again(state: RunState, limits: Limits, sight: Sight, kind: str, now:
         within = "" if rules.window is None else f" within {rules.window:g} s"
         return f"all {rules.max_restarts} restarts{within} are used up"
     if sight.alike >= 2:
-        return f"{sight.alike + 1} attempts failed alike, without a newer checkpoint between"
+        return why_enough(sight.alike + 1, state.cause)
     if state.cause is not None and state.cause.exit_code in rules.never_codes:
         return f"exit code {state.cause.exit_code} is one of `restart.never_codes`"
     overdue = [n.node for n in state.nodes.values() if _overdue(state, n, limits, sight)]

@@ -9,10 +9,14 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from clusterctl.config.spec import ClusterSpec, HostSpec, RestartSpec
+    from clusterctl.run.rules.blame import Cause
     from clusterctl.run.rules.state import RunState
 
 LONG_ATTEMPT = 600.0
 """Seconds after which an attempt has got somewhere, where no checkpoint pattern could show it."""
+
+_USAGE = 2
+"""What argparse ends with."""
 
 _FRAME = re.compile(r'^\s*(?:\[?rank\d+\]?:?)?\s*(File ".*", line \d+.*)$')
 _VARYING = re.compile(r"0x[0-9a-fA-F]+|\d+")
@@ -59,6 +63,17 @@ def alike(state: RunState, ending: str) -> int:
             break
         count += 1
     return count
+
+
+def why_enough(count: int, cause: Cause | None) -> str:
+    """Return why no attempt follows so many that ended alike, and what would have spared them.
+
+    That a code is one of usage is no proof by itself: other programs end with it by other faults.
+    """
+    told = f"{count} attempts failed alike, without a newer checkpoint between"
+    if cause is None or cause.exit_code != _USAGE:
+        return told
+    return f"{told}; if it refuses its arguments, `restart.never_codes: [{_USAGE}]` spares the restarts"
 
 
 def free_spares(spec: ClusterSpec, state: RunState, usable: Collection[str]) -> list[HostSpec]:

@@ -63,9 +63,9 @@ def test_attempts_are_a_table_once_there_was_more_than_one(pipe: Terminal) -> No
     state = RunState(phase=RunPhase.RUNNING, attempt=1, running_since=302.0, resume_from="ckpt/step-400", past=(past,))
 
     assert render_attempts(state, 450, 364.0, pipe) == [
-        "ATTEMPT   TOOK  STEP  FROM           END",
-        "      0  3m12s   412  -              rank 1 on gpu02: exit code 1: ValueError: bad",
-        "      1  1m02s   450  ckpt/step-400  running",
+        "ATTEMPT   TOOK  STEPS  FROM           END",
+        "      0  3m12s    412  -              rank 1 on gpu02: exit code 1: ValueError: bad",
+        "      1  1m02s    450  ckpt/step-400  running",
     ]
 
 

@@ -6,7 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterctl.run.nodes.checkpoints import Seen, Version, newest_of, of_this_run
+from clusterctl.config.spec import CheckpointSpec
+from clusterctl.run.nodes.checkpoints import (
+    Seen,
+    Version,
+    newest_of,
+    newest_somewhere,
+    of_this_run,
+    sentence,
+    sentence_of_lacking,
+)
 
 OLD, NEW, NEWER = (1.0, 10), (5.0, 10), (6.0, 10)
 
@@ -24,6 +33,29 @@ def test_the_checkpoint_to_go_on_from(seen: Seen, chosen: str | None) -> None:
     found = newest_of("a", seen)
 
     assert (found.path if found is not None else None) == chosen
+
+
+@pytest.mark.parametrize("nodes", ["n1 n2 n4", "n4 n1 n2"])
+def test_a_checkpoint_that_one_node_lacks_is_told_with_the_nodes_and_what_to_do(nodes: str) -> None:
+    seen: Seen = {node: {} if node == "n4" else {"ckpt/step-60": NEW} for node in nodes.split()}
+    newest = newest_somewhere(nodes.split(), seen)
+    assert newest is not None
+
+    assert newest_of(nodes[:2], seen) is None
+    assert sentence(1, CheckpointSpec(pattern="ckpt/step-*"), None, newest) == (
+        "attempt 1 begins anew: no checkpoint of this run is whole on all its nodes"
+    )
+    assert sentence_of_lacking(newest, seen, shared=False) == (
+        "checkpoint `ckpt/step-60` is whole on n[1-2], not on n4: "
+        "write to a folder that all nodes share (`job.checkpoint.shared`)"
+    )
+
+
+def test_where_no_node_has_a_checkpoint_none_matches() -> None:
+    assert newest_somewhere(["a", "b"], {"a": {}, "b": {}}) is None
+    assert sentence(1, CheckpointSpec(pattern="ckpt/step-*"), None) == (
+        "attempt 1 begins anew: no checkpoint of this run matches `ckpt/step-*`"
+    )
 
 
 @pytest.mark.parametrize(

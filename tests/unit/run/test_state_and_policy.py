@@ -305,6 +305,18 @@ def test_a_crash_restarts(rules: RestartSpec, sight: policy.Sight, restarts: boo
     assert isinstance(action, policy.Restart) is restarts
 
 
+@pytest.mark.parametrize(("code", "spared"), [(2, True), (3, False)])
+def test_who_ended_alike_by_a_mistake_of_usage_is_told_what_spares_the_restarts(code: int, spared: bool) -> None:
+    limits = policy.Limits(restart=RestartSpec(max_restarts=9))
+    state = ended(exited(running(), 2, code), StopReason.PEER_FAILED)
+
+    finish = policy.decide(state, limits, replace(NOTHING, alike=2), NOW)
+
+    assert isinstance(finish, policy.Finish)
+    assert finish.why_no_restart.startswith("3 attempts failed alike")
+    assert ("`restart.never_codes: [2]`" in finish.why_no_restart) is spared
+
+
 @given(st.integers(0, 6))
 def test_the_pause_doubles_up_to_its_limit(attempt: int) -> None:
     limits = policy.Limits(restart=RestartSpec(max_restarts=99, backoff=10, backoff_max=60))
