@@ -9,7 +9,6 @@ import click
 from clusterctl.cli import options
 from clusterctl.cli.lookup.runs import listed_view_of, tell_unread
 from clusterctl.cli.main import WithExamples
-from clusterctl.render.status_json import ps_json
 from clusterctl.render.story.listing import adoption_hints, newest_first, render_ps
 from clusterctl.run.record.find import all_runs
 from clusterctl.run.rules.state import RunPhase
@@ -30,6 +29,8 @@ def command(everything: bool, as_json: bool, color: str, quiet: bool) -> int:
     for view in views:
         tell_unread(view.state, console)
     if as_json:
+        from clusterctl.render.status_json import ps_json
+
         console.json(ps_json(shown))
     elif quiet:
         console.data(*[v.state.run for v in shown])

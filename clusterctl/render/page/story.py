@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import statistics
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from clusterctl.middle import median
 from clusterctl.render.page.html import Html, block, element, page, pairs, section, table
 from clusterctl.render.page.svg import Bar, Span, Tick, chart, timeline
 from clusterctl.render.ranks import fold_nodes
@@ -166,7 +166,7 @@ def _stragglers(state: RunState, speeds: Mapping[int, float | None]) -> Html:
     known = {rank: value for rank, value in speeds.items() if value is not None}
     if len(known) < 2:
         return Html()
-    middle = statistics.median(known.values())
+    middle = median(known.values())
     slow = sorted((value, rank) for rank, value in known.items() if value < _SLOW * middle)[:_MOST_RANKS]
     rows = [
         [str(rank), state.workers[rank].node if rank in state.workers else "", f"{value:.2f}", f"{value / middle:.0%}"]

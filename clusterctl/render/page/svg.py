@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from clusterctl.middle import median
 from clusterctl.render.page.html import Html, element, joined
 
 Points = Sequence[tuple[float, float]]
@@ -91,7 +91,7 @@ def few(series: Mapping[str, Points], span: Span) -> dict[str, Points]:
             bins.setdefault(min(_BINS, max(0, int((time - span.begin) / width))), []).append(value)
     return {
         f"{name} of {len(known)}": [(span.begin + (place + 0.5) * width, pick(bins[place])) for place in sorted(bins)]
-        for name, pick in (("lowest", min), ("middle", statistics.median), ("highest", max))
+        for name, pick in (("lowest", min), ("middle", median), ("highest", max))
     }
 
 

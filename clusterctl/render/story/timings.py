@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import statistics
 from typing import TYPE_CHECKING, Any
 
+from clusterctl.middle import median
 from clusterctl.render.terminal.console import safe
 from clusterctl.render.terminal.table import Column, render_table
 from clusterctl.wording import span
@@ -62,7 +62,7 @@ def _seconds(seconds: float) -> str:
 
 
 def _median(step: StepTime) -> str:
-    return _seconds(statistics.median(step.nodes.values())) if step.nodes else ""
+    return _seconds(median(step.nodes.values())) if step.nodes else ""
 
 
 def _slowest(step: StepTime) -> str:

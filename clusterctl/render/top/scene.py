@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import statistics
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from clusterctl.middle import median, median_low
 from clusterctl.render.stats import HOT_C, STALE_S
 from clusterctl.render.status import RunView, WorkerActivity
 from clusterctl.render.words import worker_state
@@ -166,9 +166,9 @@ class _Usual:
         busy = [leaf.gpu.util for leaf in leaves if leaf.gpu is not None and leaf.gpu.util is not None]
         steps = [leaf.activity.step for leaf in leaves if leaf.activity.step is not None]
         paces = [leaf.pace for leaf in leaves if leaf.pace is not None]
-        self._busy = statistics.median(busy) if busy else 0.0
-        self._step = statistics.median_low(steps) if steps else 0
-        self._behind = max(2.0, _BEHIND_S * statistics.median(paces)) if paces else 2.0
+        self._busy = median(busy) if busy else 0.0
+        self._step = median_low(steps) if steps else 0
+        self._behind = max(2.0, _BEHIND_S * median(paces)) if paces else 2.0
         state = None if scene.view is None else scene.view.state
         self._troubled = set() if state is None else {event.node for event in state.troubles.values()}
         self._links = {} if state is None else {name: node.link for name, node in state.nodes.items()}

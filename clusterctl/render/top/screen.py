@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import statistics
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from clusterctl.logs.clean import strip_colours
+from clusterctl.middle import median
 from clusterctl.render.stats import STALE_S, remarks
 from clusterctl.render.status import render_summary
 from clusterctl.render.story.last_line import speed_text
@@ -100,7 +100,7 @@ def _ages(scene: Scene, now: float) -> list[str]:
 
 def _whole(scene: Scene, leaves: Sequence[Leaf], terminal: Terminal) -> list[str]:
     paces = [leaf.pace for leaf in leaves if leaf.pace]
-    parts = [speed_text(statistics.median(paces))] if paces else []
+    parts = [speed_text(median(paces))] if paces else []
     of_gpus = any(leaf.gpu is not None for leaf in leaves)
     busy = mean_trend([leaf.trend for leaf in leaves if (leaf.gpu is not None) == of_gpus])
     if busy:

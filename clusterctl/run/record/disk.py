@@ -1,14 +1,14 @@
-"""Room on a disk: asked for before it is needed, given back, and what it looks like when there is none."""
+"""Room on a disk: asked for before it is needed, given back, and what it looks like when there is none.
+
+Whoever only reads a run imports this too, so libc is taken where it is called.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import os
 from typing import TYPE_CHECKING
-
-from clusterctl.agent.linux.syscalls import write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,12 +17,16 @@ if TYPE_CHECKING:
 
 def reserve(fd: int, offset: int, length: int) -> bool:
     """Have blocks ready for `length` bytes from `offset` on; return False where there are none to be had."""
+    import ctypes
+
     libc = ctypes.CDLL(None, use_errno=True)
     return bool(libc.fallocate(fd, _KEEP_SIZE, ctypes.c_int64(offset), ctypes.c_int64(length)) == 0)
 
 
 def punch(fd: int, length: int) -> None:
     """Give the first `length` bytes of a file back to the file system, if it can do that; they read as zeros then."""
+    import ctypes
+
     libc = ctypes.CDLL(None, use_errno=True)
     libc.fallocate(fd, _KEEP_SIZE | _PUNCH_HOLE, ctypes.c_int64(0), ctypes.c_int64(length))
 
@@ -49,6 +53,8 @@ def room_not_needed() -> Iterator[None]:
 
 def write_atomically(path: Path, data: bytes, *, durable: bool = False) -> None:
     """Put a whole file in place: readers see the old one or the new one, never a part; `durable`: after a crash too."""
+    from clusterctl.agent.linux.syscalls import write_whole
+
     write_whole(str(path), data, durable=durable)
 
 

@@ -1,16 +1,14 @@
 """Where a run comes from: who began it, where, from which file and commit. Taken once, at its start.
 
-None of it is needed to run anything: what cannot be had is left out, and nobody waits for it.
+None of it is needed to run anything: what cannot be had is left out, and nobody waits for it. Every screen reads it, so
+what only the start needs is imported there.
 """
 
 from __future__ import annotations
 
 import contextlib
-import getpass
 import json
 import os
-import subprocess
-import threading
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +57,8 @@ class Origin:
 
 def remember(run: RunDir, spec: ClusterSpec) -> None:
     """Write down who begins a run, and with what."""
+    import getpass
+
     with contextlib.suppress(OSError, KeyError, ImportError):
         origin = Origin(
             user=getpass.getuser(),
@@ -89,6 +89,8 @@ def command_of(job: JobSpec) -> str:
 
 def remember_commit(run: RunDir, folder: str) -> None:
     """Have git asked beside the start, which does not wait for it."""
+    import subprocess
+    import threading
 
     def ask() -> None:
         with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):
@@ -101,6 +103,8 @@ def remember_commit(run: RunDir, folder: str) -> None:
 
 def commit_of(folder: str) -> Commit | None:
     """Return what git says of a folder; `None` where it is in no repository that has a commit."""
+    import subprocess
+
     head = _git(folder, "rev-parse", "--verify", "--quiet", "HEAD^{commit}").strip()
     if not head:
         return None
@@ -112,6 +116,8 @@ def commit_of(folder: str) -> Commit | None:
 
 
 def _git(folder: str, *arguments: str) -> str:
+    import subprocess
+
     argv = [*_GIT, "-C", folder, *arguments]
     done = subprocess.run(
         argv,

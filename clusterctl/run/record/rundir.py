@@ -6,16 +6,11 @@ import contextlib
 import os
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-import platformdirs
+from pathlib import Path
 
 from clusterctl.agent.protocol.files import JOURNAL_FILE, SAMPLES_FILE
 from clusterctl.run.record import lock as locking
 from clusterctl.run.record.disk import is_short, make_private, write_atomically
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _REPLICAS = (JOURNAL_FILE, SAMPLES_FILE)
 _ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"
@@ -23,7 +18,19 @@ _ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"
 
 def runs_root() -> Path:
     """Return where all runs of this user lie on this head."""
-    return platformdirs.user_state_path("clusterctl") / "runs"
+    return _state_home() / "clusterctl" / "runs"
+
+
+def _state_home() -> Path:
+    # What `platformdirs` says, where it is that simple: with what it imports it is a good part of what `ps` takes.
+    base, home = os.environ.get("XDG_STATE_HOME", ""), os.environ.get("HOME", "")
+    if os.path.isabs(base):
+        return Path(base)
+    if os.path.isabs(home):
+        return Path(home) / ".local" / "state"
+    import platformdirs
+
+    return platformdirs.user_state_path()
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from statistics import median
 from typing import TYPE_CHECKING
+
+from clusterctl.middle import median
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

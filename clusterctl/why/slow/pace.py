@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from statistics import median
 from typing import TYPE_CHECKING
 
+from clusterctl.middle import median
 from clusterctl.why.places import place_of
 from clusterctl.why.seen import WAITS
 from clusterctl.why.slow.apart import slow_among
