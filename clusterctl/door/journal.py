@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from clusterctl.agent.protocol import events, frames
+from clusterctl.agent.protocol.encoding import from_wire
 from clusterctl.agent.protocol.shapes import MisfitError, flag, many, maybe, real, record, text, whole
 from clusterctl.agent.protocol.worker_status import PID
 
@@ -55,6 +56,7 @@ EVENTS: dict[str, Shape] = {
     ),
 }
 """By the kind of event; one that is not here is from a newer agent, and says nothing to us."""
+_CLASSES: dict[str, type[Any]] = {cls.KIND: cls for cls in get_args(events.Event)}
 
 
 def decode_line(line: bytes) -> tuple[events.Stamp, events.Event] | None:
@@ -84,7 +86,8 @@ def decode_record(value: Any) -> tuple[events.Stamp, events.Event] | None:
         shape(value)
     except MisfitError as error:
         raise frames.FrameError(f"its event `{value['kind']}`: {error}") from None
-    return events.decode_record(value)
+    stamp = events.Stamp(seq=value["seq"], wall=value["wall"], mono=value["mono"], boot=value["boot"])
+    return stamp, from_wire(_CLASSES[value["kind"]], value)
 
 
 def ranks_of(event: events.Event) -> tuple[int, ...]:

@@ -30,14 +30,14 @@ _QUOTED = 200
 class LineTail:
     """The whole lines that a file has gained since the last look; a torn last line waits for its end."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path | str) -> None:
         self._path = path
         self._offset = 0
 
     def end(self) -> int:
         """Return how long the file is now."""
         try:
-            return self._path.stat().st_size
+            return os.stat(self._path).st_size
         except FileNotFoundError:
             return 0
 
@@ -46,7 +46,7 @@ class LineTail:
         limit = self.end() if end is None else end
         if limit <= self._offset:
             return
-        with contextlib.suppress(FileNotFoundError), self._path.open("rb") as file:
+        with contextlib.suppress(FileNotFoundError), open(self._path, "rb") as file:
             file.seek(self._offset)
             for line in file:
                 if self._offset >= limit or not line.endswith(b"\n"):
@@ -126,13 +126,14 @@ class StateReader:
             self.state = replace(self.state, unread=(*self.state.unread, f"{file}: {str(error)[:_QUOTED]}"))
 
     def _ends(self) -> dict[str, int]:
-        for node in _names(self._run.path / "nodes"):
+        folder = f"{self._run.path}/nodes"
+        for node in _names(folder):
             if node not in self._nodes:
-                self._nodes[node] = LineTail(self._run.node(node) / files.JOURNAL_FILE)
+                self._nodes[node] = LineTail(f"{folder}/{node}/{files.JOURNAL_FILE}")
         return {node: tail.end() for node, tail in self._nodes.items()}
 
 
-def _names(folder: Path) -> list[str]:
+def _names(folder: str) -> list[str]:
     try:
         return sorted(os.listdir(folder))
     except FileNotFoundError:

@@ -9,15 +9,22 @@ from clusterctl.changed import changed
 from clusterctl.run.rules import events as head
 from clusterctl.run.rules.blame import Cause, Exit, verdict
 from clusterctl.run.rules.ended_attempts import PastAttempt, cause_of
-from clusterctl.run.rules.state import NodeState, RunPhase, RunState, StallView, WorkerPhase, WorkerState
+from clusterctl.run.rules.state import (
+    NodeState,
+    OwnNodes,
+    OwnWorkers,
+    RunPhase,
+    RunState,
+    StallView,
+    WorkerPhase,
+    WorkerState,
+)
 from clusterctl.typed import assert_never
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     from clusterctl.agent.protocol.types.records import Remaining
-
-_PENDING = (WorkerPhase.PENDING, WorkerPhase.STARTING)
 
 
 def apply_node(state: RunState, node: str, stamp: events.Stamp, event: events.Event) -> RunState:
@@ -28,9 +35,9 @@ def apply_node(state: RunState, node: str, stamp: events.Stamp, event: events.Ev
     if node in state.retired:
         return _apply_retired(state, state.retired[node], stamp, event)
     seen = state.nodes.get(node)
-    if seen is None or stamp.seq <= seen.seq:
+    if seen is None or stamp.seq <= _cursor(state, seen):
         return state
-    state = _with_node(state, changed(seen, seq=stamp.seq))
+    state = _with_cursor(state, seen, stamp.seq)
     attempt = getattr(event, "attempt", state.attempt)
     if attempt != state.attempt:
         return state
@@ -47,7 +54,7 @@ class Folding:
     """
 
     def __init__(self, state: RunState) -> None:
-        self.state = changed(state, nodes=_OwnNodes(state.nodes), workers=_OwnWorkers(state.workers))
+        self.state = changed(state, nodes=OwnNodes(state.nodes), workers=OwnWorkers(state.workers))
 
     def take(self, node: str, stamp: events.Stamp, event: events.Event) -> None:
         """Take in an event of a node's journal."""
@@ -55,30 +62,16 @@ class Folding:
 
     def hear(self, time: float, event: head.ControllerEvent) -> None:
         """Take in an event of the controller's journal, which may bring other tables."""
+        if _cursors(self.state):
+            self.state = Folding(self.done()).state
         before, self.state = self.state, apply_head(self.state, time, event)
         if self.state.nodes is not before.nodes or self.state.workers is not before.workers:
             self.state = Folding(self.state).state
 
     def done(self) -> RunState:
         """Return the state, for good."""
-        return changed(self.state, nodes=dict(self.state.nodes), workers=dict(self.state.workers))
-
-
-class _OwnNodes(dict[str, NodeState]):
-    """A table that nobody else has yet."""
-
-
-class _OwnWorkers(dict[int, WorkerState]):
-    """The same of ranks; how many of them were not started is counted, not looked for."""
-
-    def __init__(self, workers: Mapping[int, WorkerState]) -> None:
-        super().__init__(workers)
-        self.pending = sum(w.phase in _PENDING for w in workers.values())
-
-    def put(self, worker: WorkerState) -> None:
-        """Put another state of a rank in."""
-        self.pending += (worker.phase in _PENDING) - (self[worker.rank].phase in _PENDING)
-        self[worker.rank] = worker
+        moved = {name: changed(self.state.nodes[name], seq=seq) for name, seq in _cursors(self.state).items()}
+        return changed(self.state, nodes={**self.state.nodes, **moved}, workers=dict(self.state.workers))
 
 
 def _apply_retired(state: RunState, node: NodeState, stamp: events.Stamp, event: events.Event) -> RunState:
@@ -127,7 +120,7 @@ def _started(state: RunState, node: NodeState, event: events.Started) -> RunStat
         return state
     worker = changed(worker, phase=WorkerPhase.RUNNING, pid=event.pid, start_time=event.start_time)
     state = _with_worker(state, worker)
-    if state.phase is RunPhase.STARTING and not _are_pending(state.workers):
+    if state.phase is RunPhase.STARTING and not OwnWorkers.are_pending(state.workers):
         stalled = state.stall is not None and state.stall.phase == "confirmed"
         return changed(state, phase=RunPhase.STALLED if stalled else RunPhase.RUNNING)
     return state
@@ -327,21 +320,30 @@ def _health(state: RunState, event: head.Health) -> RunState:
     return changed(state, troubles=others if event.status == "PASS" else {**others, key: event})
 
 
-def _are_pending(workers: Mapping[int, WorkerState]) -> bool:
-    if isinstance(workers, _OwnWorkers):
-        return workers.pending > 0
-    return any(w.phase in _PENDING for w in workers.values())
+def _cursors(state: RunState) -> dict[str, int]:
+    return state.nodes.cursors if isinstance(state.nodes, OwnNodes) else {}
+
+
+def _cursor(state: RunState, seen: NodeState) -> int:
+    return _cursors(state).get(seen.node, seen.seq)
+
+
+def _with_cursor(state: RunState, seen: NodeState, seq: int) -> RunState:
+    if isinstance(state.nodes, OwnNodes):
+        state.nodes.cursors[seen.node] = seq
+        return state
+    return _with_node(state, changed(seen, seq=seq))
 
 
 def _with_node(state: RunState, node: NodeState) -> RunState:
-    if isinstance(state.nodes, _OwnNodes):
+    if isinstance(state.nodes, OwnNodes):
         state.nodes[node.node] = node
         return state
     return changed(state, nodes={**state.nodes, node.node: node})
 
 
 def _with_worker(state: RunState, worker: WorkerState) -> RunState:
-    if isinstance(state.workers, _OwnWorkers):
+    if isinstance(state.workers, OwnWorkers):
         state.workers.put(worker)
         return state
     return changed(state, workers={**state.workers, worker.rank: worker})

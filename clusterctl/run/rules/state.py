@@ -15,6 +15,8 @@ from clusterctl.run.rules.blame import Cause, Verdict, first_failure, left_early
 from clusterctl.wording import span
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from clusterctl.agent.protocol.types.records import Remaining
     from clusterctl.run.rules import events as head
     from clusterctl.run.rules.ended_attempts import PastAttempt
@@ -49,6 +51,9 @@ class WorkerPhase(str, Enum):
     RUNNING = "running"
     EXITED = "exited"
     LOST = "lost"
+
+
+_PENDING = (WorkerPhase.PENDING, WorkerPhase.STARTING)
 
 
 class NodePhase(str, Enum):
@@ -136,6 +141,36 @@ class NodeState:
         time = "" if not seconds else f" for {span(seconds)}"
         silent = not self.link_why or self.link_why == "no answer" or "no sign of life" in self.link_why
         return f"no answer{time}" + ("" if silent else f" ({self.link_why.removeprefix(f'{self.node}: ')})")
+
+
+class OwnNodes(dict[str, NodeState]):
+    """A table of nodes that nobody else has yet, so that events may change it: see `Folding`.
+
+    Attributes:
+        cursors: How far the journals were taken in: each event would change a node for its number alone.
+    """
+
+    def __init__(self, nodes: Mapping[str, NodeState]) -> None:
+        super().__init__(nodes)
+        self.cursors: dict[str, int] = {}
+
+
+class OwnWorkers(dict[int, WorkerState]):
+    """The same of ranks; how many of them were not started is counted, not looked for."""
+
+    def __init__(self, workers: Mapping[int, WorkerState]) -> None:
+        super().__init__(workers)
+        self.pending = sum(w.phase in _PENDING for w in workers.values())
+
+    def put(self, worker: WorkerState) -> None:
+        """Put another state of a rank in."""
+        self.pending += (worker.phase in _PENDING) - (self[worker.rank].phase in _PENDING)
+        self[worker.rank] = worker
+
+    @classmethod
+    def are_pending(cls, workers: Mapping[int, WorkerState]) -> bool:
+        """Return whether any rank of a table, of this kind or another, was not started yet."""
+        return workers.pending > 0 if isinstance(workers, cls) else cls(workers).pending > 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -154,3 +154,22 @@ def test_events_of_the_controller_among_them_lead_there_too(
             together.hear(float(seq), event)
         assert together.done() == one_by_one
     assert repr(first) == before
+
+
+def test_what_a_fold_has_taken_in_counts_before_the_controllers_next_word_too() -> None:
+    stamp = node_events.Stamp(3, 2.0, 2.0, "b")
+    started = node_events.Started(attempt=0, rank=1, local_rank=0, pid=7, start_time=9)
+    again = events.Attempt(
+        attempt=1,
+        world_size=1,
+        master_addr=None,
+        master_port=None,
+        nodes=[{"node": "n1", "node_rank": 0, "ranks": [0]}],
+    )
+    folding = Folding(begun(2))
+    folding.take("n1", stamp, started)
+    folding.take("n1", stamp, node_events.Stopping(attempt=0, reason="cancelled", grace=1.0))
+    folding.hear(3.0, again)
+
+    assert folding.done() == apply_head(apply_node(begun(2), "n1", stamp, started), 3.0, again)
+    assert folding.done().nodes["n1"].seq == 3
