@@ -49,6 +49,15 @@ _RANK = record(
         "inside": maybe(INSIDE),
     },
 )
+_COUNT_OR_WORD = either(COUNT, text(200))
+
+
+def _setting(value: Any) -> None:
+    """True or false, a count, or a word; flags are no misfits first, of which each GPU would raise some."""
+    if not isinstance(value, bool):
+        _COUNT_OR_WORD(value)
+
+
 _STAMPS = {"t": real(), "m": real(), "attempt": ATTEMPT}
 _GPU = record(
     {"gpu": _INDEX},
@@ -58,7 +67,7 @@ _GPU = record(
         **dict.fromkeys(("util", "mem_used", "mem_total", "temp_c", "mem_temp_c", "power_w", "sm_clock"), _NUMBER),
         **dict.fromkeys(("temp_limit_c", "mem_temp_limit_c"), _NUMBER),
         **dict.fromkeys(("throttle", "ecc_unc", "links_lost"), maybe(COUNT)),
-        **dict.fromkeys(("remap_pending", "remap_failure", "recovery_action"), maybe(either(flag, COUNT, text(200)))),
+        **dict.fromkeys(("remap_pending", "remap_failure", "recovery_action"), maybe(_setting)),
         "slowdown": maybe(many(text(200), 64)),
         "err": maybe(table(text(200), text(200), 256)),
         "codes": maybe(table(text(200), maybe(COUNT), 256)),
@@ -113,17 +122,29 @@ def decode(line: bytes) -> dict[str, Any]:
 def readable(lines: Iterable[bytes], kind: Literal["activity"], *needed: str) -> Iterator[Activity]: ...
 @overload
 def readable(lines: Iterable[bytes], kind: Literal["health"], *needed: str) -> Iterator[Health]: ...
-def readable(lines: Iterable[bytes], kind: str, *needed: str) -> Iterator[Any]:
+def readable(lines: Iterable[bytes], kind: Literal["activity", "health"], *needed: str) -> Iterator[Any]:
     """Yield the samples of one kind that have these fields; lines that are none of ours are left out."""
-    mark = f'"{kind}"'.encode()
     for line in lines:
-        if mark in line:
+        if may_be(line, kind):
             try:
                 sample = decode(line)
             except FrameError:
                 continue
             if sample["kind"] == kind and all(name in sample for name in needed):
                 yield sample
+
+
+def may_be(line: bytes, kind: Literal["activity", "health"]) -> bool:
+    """Return whether a line may hold a sample of this kind, without taking it apart.
+
+    Nodes write the kind last, so the end of nearly all lines tells; of others all is looked through.
+    """
+    mark, end, ends = _MARKS[kind]
+    return line.endswith(end) or (not line.endswith(ends) and mark in line)
+
+
+_ENDS = {kind: f'"kind":"{kind}"}}'.encode() for kind in _KINDS}
+_MARKS = {kind: (f'"{kind}"'.encode(), end, tuple(_ENDS.values())) for kind, end in _ENDS.items()}
 
 
 class SampleLines:

@@ -217,10 +217,15 @@ def _folded_nodes(view: RunView, terminal: Terminal) -> list[str]:
     return render_table(columns, rows, terminal)
 
 
+def lists_ranks(state: RunState, *, every: bool) -> bool:
+    """Return whether each rank has a row, which tells when it wrote something last; many are folded."""
+    return every or len(state.workers) <= _MOST_WORKERS
+
+
 def _worker_table(view: RunView, terminal: Terminal, *, every: bool) -> list[str]:
     """One row per rank; where they are many, one row for those that do the same."""
     workers = [view.state.workers[rank] for rank in sorted(view.state.workers)]
-    if len(workers) > _MOST_WORKERS and not every:
+    if not lists_ranks(view.state, every=every):
         return _folded_workers(workers, view, terminal)
     columns = [
         Column(title="RANK", right=True),

@@ -13,7 +13,7 @@ from clusterctl.agent.protocol.files import output_file
 from clusterctl.cli import options
 from clusterctl.cli.follow.following import code_folders
 from clusterctl.cli.follow.told import happened
-from clusterctl.cli.lookup.runs import tell_unread, view_of
+from clusterctl.cli.lookup.runs import tell_unread, view_from
 from clusterctl.cli.lookup.why import verdict_of
 from clusterctl.cli.main import WithExamples
 from clusterctl.cli.words import write
@@ -22,7 +22,7 @@ from clusterctl.render.page.story import Found, Told, story
 from clusterctl.render.report import Beside, render_report
 from clusterctl.render.story.why import render_why
 from clusterctl.render.terminal.console import Terminal
-from clusterctl.run.record.find import find
+from clusterctl.run.record.find import find, visible_state
 from clusterctl.run.record.kept.curves import curves
 from clusterctl.run.record.kept.memory import before_the_kill
 from clusterctl.run.rules.state import RunPhase
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from clusterctl.render.page.svg import Tick
+    from clusterctl.render.status import RunView
     from clusterctl.run.record.rundir import RunDir
     from clusterctl.run.rules.state import RunState
 
@@ -50,16 +52,16 @@ def command(reference: str | None, output: str | None, color: str, quiet: bool) 
     """
     console = options.console_of(color)
     run = find(reference)
-    view = view_of(run)
+    terminal = Terminal(io.StringIO(), colour=False, live=False, unicode=True)
+    view, events = _view_and_events(run, terminal)
     tell_unread(view.state, console)
     state = view.state
     nodes = {node: state.ahead(node) for node in dict.fromkeys(node for _, node, _ in state.placed)}
-    terminal = Terminal(io.StringIO(), colour=False, live=False, unicode=True)
     text = story(
         Told(
             view=view,
             now=time.time(),
-            events=happened(run, terminal),
+            events=events,
             curves=curves(run, nodes),
             findings=_findings(run),
             failure=_failure(run, state, terminal),
@@ -74,6 +76,19 @@ def command(reference: str | None, output: str | None, color: str, quiet: bool) 
     if not quiet:
         console.narrate(f"{target}: {size(len(text.encode()))}")
     return 0
+
+
+def _view_and_events(run: RunDir, terminal: Terminal) -> tuple[RunView, list[Tick]]:
+    """Return the run and what happened in it; both come from its journals, which are read once."""
+    events: list[Tick] = []
+
+    def load(run: RunDir) -> RunState:
+        state, told = happened(run, terminal)
+        events.extend(told)
+        return state
+
+    state, attended = visible_state(run, load)
+    return view_from(run, state, attended=attended, outputs=False), events
 
 
 def _failure(run: RunDir, state: RunState, terminal: Terminal) -> list[str]:

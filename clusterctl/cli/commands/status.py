@@ -10,8 +10,7 @@ import click
 from clusterctl.cli import options
 from clusterctl.cli.lookup.runs import tell_unread, view_from, with_pace
 from clusterctl.cli.main import WithExamples
-from clusterctl.render.status import render_status
-from clusterctl.render.status_json import status_json
+from clusterctl.render.status import lists_ranks, render_status
 from clusterctl.run.record.find import find, visible_state
 from clusterctl.run.record.samples import newest_activity
 
@@ -27,9 +26,11 @@ def command(reference: str | None, as_json: bool, verbose: bool, color: str, qui
     run = find(reference)
     state, attended = visible_state(run)
     newest = newest_activity(run, state)
-    view = with_pace(run, view_from(run, state, attended=attended, newest=newest), newest)
+    outputs = as_json or lists_ranks(state, every=verbose)
+    view = with_pace(run, view_from(run, state, attended=attended, newest=newest, outputs=outputs), newest)
     tell_unread(view.state, console)
     if as_json:
+        from clusterctl.render.status_json import status_json
         from clusterctl.run.record.kept.timings import start_times
 
         console.json(status_json(replace(view, start=start_times(run))))

@@ -15,13 +15,14 @@ if TYPE_CHECKING:
     from clusterctl.render.terminal.console import Terminal
     from clusterctl.run.record.reader import HeadNews, NodeNews
     from clusterctl.run.record.rundir import RunDir
+    from clusterctl.run.rules.state import RunState
 
 _BAD = (events.StartFailed, events.StallSeen, events.Decided)
 _WORN = ("warn:", "warning:", "unhealthy:", "lost")
 
 
-def happened(run: RunDir, terminal: Terminal) -> list[Tick]:
-    """Return what happened, in the order of time."""
+def happened(run: RunDir, terminal: Terminal) -> tuple[RunState, list[Tick]]:
+    """Return the state of a run, and what happened in it, in the order of time."""
     reader, news, found = StateReader(run), News(run, terminal), list[Tick]()
 
     def of_head(heard: HeadNews) -> None:
@@ -46,4 +47,4 @@ def happened(run: RunDir, terminal: Terminal) -> list[Tick]:
         found.extend(Tick(time=moment, label=line, tone="warn") for line in lines[:1])
 
     reader.take_in(of_head, of_node)
-    return sorted(found, key=lambda tick: tick.time)
+    return reader.state, sorted(found, key=lambda tick: tick.time)

@@ -26,18 +26,13 @@ if TYPE_CHECKING:
 
 _RECENT_BYTES, _FEW = 256 << 10, 8
 """Of each node's samples: `status` is asked often, and a run may have many nodes."""
+_NOTHING_SEEN = WorkerActivity()
 
 
 def tell_unread(state: RunState, console: Console) -> None:
     """Name the first line of each file of a run that could not be read; what else there is was read."""
     for line in state.unread:
         console.narrate(f"warning: {state.run}: {line}; what cannot be read is left out")
-
-
-def view_of(run: RunDir) -> RunView:
-    """Return what is known of a run now."""
-    state, attended = find.visible_state(run)
-    return view_from(run, state, attended=attended)
 
 
 def with_pace(run: RunDir, view: RunView, newest: Mapping[str, Activity]) -> RunView:
@@ -58,9 +53,14 @@ def with_pace(run: RunDir, view: RunView, newest: Mapping[str, Activity]) -> Run
         return replace(view, slow=slow)
     if not waits.counted(newest.values()):
         return view
-    ends = {node: samples.last_bytes(run.node(node) / SAMPLES_FILE, _RECENT_BYTES) for node in newest}
-    among = slow_among(waits.waits_of(ends, newest, state.attempt))
-    return replace(view, slow=_reasons(view, among, ends)) if among else view
+    # One after the other: the ends of all of them together are tens of megabytes.
+    ends = ((last, _end(run, node)) for node, last in newest.items())
+    among = slow_among(waits.waits_of(ends, state.attempt))
+    return replace(view, slow=_reasons(view, among, {n: _end(run, n) for n in newest})) if among else view
+
+
+def _end(run: RunDir, node: str) -> bytes:
+    return samples.last_bytes(run.node(node) / SAMPLES_FILE, _RECENT_BYTES)
 
 
 def held_in(run: RunDir, state: RunState) -> dict[int, str]:
@@ -86,7 +86,7 @@ def _reasons(view: RunView, slow: Sequence[int], ends: Mapping[str, bytes]) -> d
 
 
 def brief_view_of(run: RunDir) -> RunView:
-    """Return of a run what `view_of` does, but not where it comes from, what its ranks write, and where they stand."""
+    """Return what `view_from` does, but not where a run comes from, what its ranks write, and where they stand."""
     state, attended = find.visible_state(run)
     seen = _sampled(state, samples.newest_activity(run, state), time.time())
     return RunView(
@@ -106,7 +106,9 @@ def listed_view_of(run: RunDir) -> RunView:
     return RunView(state=end.state, attended=run.attended, activity={0: WorkerActivity(step=end.step)})
 
 
-def view_from(run: RunDir, state: RunState, *, attended: bool, newest: Mapping[str, Activity] | None = None) -> RunView:
+def view_from(
+    run: RunDir, state: RunState, *, attended: bool, newest: Mapping[str, Activity] | None = None, outputs: bool = True
+) -> RunView:
     """Return what is known of a run whose state has been read already.
 
     Args:
@@ -114,6 +116,7 @@ def view_from(run: RunDir, state: RunState, *, attended: bool, newest: Mapping[s
         state: As it was read.
         attended: A controller is alive.
         newest: The newest samples of ranks, by node, where they have been read already.
+        outputs: Look when each rank wrote something last: there are two files of each.
     """
     where: list[str] = []
     if state.stall is not None and state.stall.phase == "confirmed":
@@ -123,7 +126,7 @@ def view_from(run: RunDir, state: RunState, *, attended: bool, newest: Mapping[s
     return RunView(
         state=_with_stall_age(state),
         attended=attended,
-        activity=_activity(run, state, newest),
+        activity=_activity(run, state, newest, outputs=outputs),
         verdict=_verdict(run, state),
         origin=origin.read(run),
         where=where,
@@ -162,9 +165,13 @@ def _with_stall_age(state: RunState) -> RunState:
     return replace(state, stall=replace(state.stall, since_s=round(state.stall.since_s + grown, 1)))
 
 
-def _activity(run: RunDir, state: RunState, newest: Mapping[str, Activity] | None) -> dict[int, WorkerActivity]:
+def _activity(
+    run: RunDir, state: RunState, newest: Mapping[str, Activity] | None, *, outputs: bool
+) -> dict[int, WorkerActivity]:
     now = time.time()
     sampled = _sampled(state, samples.newest_activity(run, state) if newest is None else newest, now)
+    if not outputs:
+        return {rank: sampled.get(rank, _NOTHING_SEEN) for rank in state.workers}
     folders = {node: str(run.node(node)) for node in state.nodes}
     return {
         rank: _with_output_age(folders.get(worker.node), state.attempt, rank, sampled.get(rank), now)
@@ -183,7 +190,7 @@ def _sampled(state: RunState, newest: Mapping[str, Activity], now: float) -> dic
 def _with_output_age(
     folder: str | None, attempt: int, rank: int, sampled: WorkerActivity | None, now: float
 ) -> WorkerActivity:
-    activity = sampled or WorkerActivity()
+    activity = sampled or _NOTHING_SEEN
     names = () if folder is None else (output_file(attempt, rank), index_file(attempt, rank))
     written = max((_written(f"{folder}/{name}") for name in names), default=0.0)
     return changed(activity, last_output_s=max(0.0, now - written)) if written else activity

@@ -95,13 +95,17 @@ def is_over(run: RunDir) -> bool:
     return _visible(_told(run), attended=run.attended).over
 
 
-def visible_state(run: RunDir) -> tuple[RunState, bool]:
+def visible_state(run: RunDir, load: Callable[[RunDir], RunState] = load_state) -> tuple[RunState, bool]:
     """Return the state of a run and whether it is attended.
 
     A start whose controller died before any attempt began left nothing to adopt: it has failed.
+
+    Args:
+        run: Which.
+        load: Reads the state, for somebody who wants more of the same files.
     """
     attended = run.attended
-    return _visible(_readable(run), attended=attended), attended
+    return _visible(_readable(run, load), attended=attended), attended
 
 
 def listed_state(run: RunDir) -> tuple[RunState, bool]:

@@ -45,18 +45,17 @@ class Recent:
     def refresh(self) -> None:
         """Take in what is new."""
         begun, lines = self._offset > 0, self._new_lines()
-        for kind in ("activity", "health"):
-            mark = f'"{kind}"'.encode()
-            found = [line for line in lines if mark in line]
-            if not begun and len(found) > self._first:
-                last = len(found) - 1
-                found = [found[round(place * last / (self._first - 1))] for place in range(self._first)]
-            if kind == "activity":
-                for activity in samples.readable(found, "activity", "m", "ranks"):
-                    self._active(activity)
-            else:
-                for health in samples.readable(found, "health", "t"):
-                    self._measured(health)
+        active, measured = ([line for line in lines if samples.may_be(line, kind)] for kind in ("activity", "health"))
+        for activity in samples.readable(active if begun else self._few(active), "activity", "m", "ranks"):
+            self._active(activity)
+        for health in samples.readable(measured if begun else self._few(measured), "health", "t"):
+            self._measured(health)
+
+    def _few(self, lines: list[bytes]) -> list[bytes]:
+        if len(lines) <= self._first:
+            return lines
+        last = len(lines) - 1
+        return [lines[round(place * last / (self._first - 1))] for place in range(self._first)]
 
     def pace(self, rank: int) -> float | None:
         """Return how many steps a second a rank made in the last minutes; `None` where that is not known."""

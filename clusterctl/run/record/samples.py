@@ -34,16 +34,29 @@ def latest_health(run: RunDir, node: str) -> Health | None:
 
 def _newest_lines(run: RunDir, node: str) -> Iterator[bytes]:
     """Give the lines at the end of a node's samples, the newest first; mostly that is all that is looked at."""
-    with contextlib.suppress(FileNotFoundError), (run.node(node) / files.SAMPLES_FILE).open("rb") as file:
-        end = file.seek(0, os.SEEK_END)
+    with _opened(run.node(node) / files.SAMPLES_FILE) as fd:
+        end = 0 if fd is None else os.fstat(fd).st_size
         least, torn = max(0, end - _LOOK_BACK), b""
-        while end > least:
+        while fd is not None and end > least:
             begin = max(least, end - _PIECE)
-            file.seek(begin)
-            first, *lines = (file.read(end - begin) + torn).split(b"\n")
+            first, *lines = (os.pread(fd, end - begin, begin) + torn).split(b"\n")
             yield from reversed(lines)
             end, torn = begin, first
         yield torn
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[int | None]:
+    """Give a file to read from: of a run there are hundreds, and what `open` does more is of no use here."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        yield None
+        return
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 def latest_step(run: RunDir, state: RunState) -> int | None:
@@ -71,13 +84,9 @@ def last_lines(path: Path, most: int = 4 << 20) -> list[bytes]:
 
 def last_bytes(path: Path, most: int = 4 << 20) -> bytes:
     """Return the end of a file, of whole lines; nothing where there is no such file."""
-    try:
-        with path.open("rb", buffering=0) as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - most))
-            data = file.read()
-    except FileNotFoundError:
-        return b""
+    with _opened(path) as fd:
+        size = 0 if fd is None else os.fstat(fd).st_size
+        data = b"" if fd is None else os.pread(fd, min(size, most), max(0, size - most))
     begin = data.find(b"\n") + 1 if size > most else 0
     return data[begin : data.rfind(b"\n") + 1]
 

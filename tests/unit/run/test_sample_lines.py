@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterctl.door.samples import MOST_LINE, SampleLines
+from clusterctl.door.samples import MOST_LINE, SampleLines, may_be, readable
 
 
 @given(st.lists(st.binary(max_size=30).filter(lambda line: b"\n" not in line), max_size=8), st.data())
@@ -30,3 +30,16 @@ def test_of_a_line_longer_than_any_may_be_nothing_is_held(size: int, kept: bool)
     taker = SampleLines()
     taker.take("a", b"x" * size)
     assert taker.take("a", b"\n") == [b"x" * size if kept else b""]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        pytest.param(b'{"t":1.0,"attempt":0,"kind":"health"}', id="as nodes write it"),
+        pytest.param(b'{"kind": "health", "t": 1.0, "attempt": 0}', id="in another order"),
+        pytest.param(b'{"kind":"health","phase":"activity","t":1.0}', id="with the name of another kind in it"),
+    ],
+)
+def test_a_sample_is_of_the_kind_that_it_says_wherever_it_says_so(line: bytes) -> None:
+    assert may_be(line, "health")
+    assert not list(readable([line], "activity"))

@@ -24,7 +24,7 @@ def written(*samples: dict[str, Any]) -> bytes:
 
 
 def waits(*samples: dict[str, Any], attempt: int = 0) -> dict[int, tuple[float, float] | None]:
-    return waits_of({"gpu02": written(*samples)}, {"gpu02": samples[-1]}, attempt)
+    return waits_of([(samples[-1], written(*samples))], attempt)
 
 
 @pytest.mark.parametrize("seconds", [60, 290, 2000])
@@ -66,5 +66,5 @@ def test_what_stands_there_besides_samples_is_passed_over() -> None:
     samples = [sampled(100 + m) for m in range(0, 200, 5)]
     torn = b'no sample\n{"kind": "activity", "attempt": 0}\n' + written(*samples) + b'{"kind": "activity"'
 
-    assert waits_of({"gpu02": torn}, {"gpu02": samples[-1]}, 0)[3] == pytest.approx((0.5, 0.5))
-    assert waits_of({"gpu02": torn}, {"gpu02": {"kind": "activity"}}, 0) == {}
+    assert waits_of([(samples[-1], torn)], 0)[3] == pytest.approx((0.5, 0.5))
+    assert waits_of([({"kind": "activity"}, torn)], 0) == {}

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from clusterctl.cli.lookup.runs import view_of, with_pace
+from clusterctl.cli.lookup.runs import view_from, with_pace
 from clusterctl.cli.lookup.why import opened
+from clusterctl.run.record.find import visible_state
 from clusterctl.run.record.samples import newest_activity
 from clusterctl.run.rules.stalls.counted import before, standing
 from clusterctl.why.case import Standing
@@ -121,8 +122,8 @@ def test_the_counters_are_those_of_the_newest_look_before_the_moment_and_not_of_
 
 def test_status_marks_it_with_what_it_does() -> None:
     with opened(KINDS / "rank_0_saves_for_ever-0.tar.gz") as run:
-        view = view_of(run)
-        view = with_pace(run, view, newest_activity(run, view.state))
+        state, attended = visible_state(run)
+        view = with_pace(run, view_from(run, state, attended=attended), newest_activity(run, state))
 
     assert list(view.slow) == [0]
     assert view.slow[0].startswith("it writes ")

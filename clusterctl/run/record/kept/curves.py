@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from clusterctl.agent.protocol import files
 from clusterctl.door import samples
@@ -26,7 +26,7 @@ MOST_SAMPLES = 2000
 MOST_POINTS = 200
 _FEWEST = 8
 _PIECE = 16 << 10
-_MARKS = {"activity": b'"activity"', "health": b'"health"'}
+_KINDS: tuple[Literal["activity", "health"], ...] = ("activity", "health")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,11 +55,12 @@ def curves(run: RunDir, nodes: Mapping[str, float]) -> Curves:
         most = min(MOST_POINTS, max(_FEWEST, MOST_SAMPLES // len(nodes)))
         lines = _chosen(run.node(node) / files.SAMPLES_FILE, most, place / len(nodes))
         for activity in samples.readable(lines["activity"], "activity", "t", "ranks"):
+            moment = activity["t"] - ahead
             for rank, sample in activity["ranks"].items():
                 inside = sample.get("inside")
                 step = None if inside is None else inside.get("step")
                 if step is not None:
-                    steps.setdefault(int(rank), []).append((activity["t"] - ahead, float(step)))
+                    steps.setdefault(int(rank), []).append((moment, float(step)))
         for health in samples.readable(lines["health"], "health", "t"):
             for what, value in _measured(health):
                 machines.setdefault(what, {}).setdefault(node, []).append((health["t"] - ahead, value))
@@ -110,16 +111,16 @@ def _chosen(path: Path, most: int, phase: float) -> dict[str, list[bytes]]:
         if size <= most * _PIECE:
             file.seek(0)
             lines = file.read().split(b"\n")
-            return {kind: _evenly([line for line in lines if mark in line], most) for kind, mark in _MARKS.items()}
+            return {kind: _evenly([line for line in lines if samples.may_be(line, kind)], most) for kind in _KINDS}
         places = [int((index + phase) * (size - _PIECE) / (most - 1)) for index in range(most - 1)]
-        chosen: dict[str, list[bytes]] = {kind: [] for kind in _MARKS}
+        chosen: dict[str, list[bytes]] = {kind: [] for kind in _KINDS}
         for place in [*places, size - _PIECE]:
             file.seek(place)
             lines = file.read(_PIECE).split(b"\n")[1:-1]
-            for kind, mark in _MARKS.items():
-                chosen[kind] += [line for line in lines if mark in line][-1:]
+            for kind in _KINDS:
+                chosen[kind] += [line for line in lines if samples.may_be(line, kind)][-1:]
         return chosen
-    return {kind: [] for kind in _MARKS}
+    return {kind: [] for kind in _KINDS}
 
 
 def _evenly(things: Sequence[T], most: int) -> list[T]:

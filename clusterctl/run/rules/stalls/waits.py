@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 from clusterctl.door import samples
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     from clusterctl.agent.protocol.types.samples import Activity, RankActivity
     from clusterctl.agent.protocol.types.worker_status import Inside
@@ -32,19 +32,18 @@ Waits = tuple[float, float]
 """The share of each half of the time."""
 
 
-def waits_of(ends: Mapping[str, bytes], newest: Mapping[str, Activity], attempt: int) -> dict[int, Waits | None]:
+def waits_of(nodes: Iterable[tuple[Activity, bytes]], attempt: int) -> dict[int, Waits | None]:
     """Return what each rank waited for its peers; `None` of one that was not counted. Those not seen are left out.
 
     Args:
-        ends: What stands at the end of each node's samples.
-        newest: The newest sample of each node.
+        nodes: The newest sample of each node, and what stands at the end of its samples.
         attempt: Which attempt.
     """
     found: dict[int, Waits | None] = {}
-    for node, last in newest.items():
+    for last, end in nodes:
         if not {"m", "ranks"} <= last.keys() or last.get("attempt") != attempt:
             continue
-        looks = [*_earlier(ends.get(node, b""), last), last]
+        looks = [*_earlier(end, last), last]
         for rank, own in last["ranks"].items():
             seen = [(look["m"], one) for look in looks if (one := look["ranks"].get(rank)) is not None]
             seen = [each for each in seen if each[1].get("alive") and each[1].get("pid") == own.get("pid")]
@@ -113,10 +112,21 @@ def _is_before(one: Activity, last: Activity) -> bool:
 
 def halves(looks: list[RankActivity]) -> Waits | None:
     """Return the shares of both halves of a few looks at a rank; `None` where too little was counted."""
-    first, last = looks[0], looks[-1]
-    middle = min(looks, key=lambda own: abs(2 * told(own, "looks") - told(first, "looks") - told(last, "looks")))
+    seen = [_counts(own) for own in looks]
+    first, last = seen[0], seen[-1]
+    wanted = first[0] + last[0]
+    middle = min(seen, key=lambda counts: abs(2 * counts[0] - wanted))
     one, other = _share(first, middle), _share(middle, last)
     return None if one is None or other is None else (one, other)
+
+
+def _counts(own: RankActivity) -> tuple[int, int, int]:
+    """Return how often a rank was looked at, how often it waited then, and how many collectives it has begun."""
+    known = own.get("inside")
+    if known is None:
+        return 0, 0, 0
+    begun = max((begun for begun, _ in (known.get("seq") or {}).values()), default=0)
+    return known.get("looks") or 0, known.get("held") or 0, begun
 
 
 def told(own: RankActivity, what: Literal["looks", "held"]) -> int:
@@ -136,12 +146,6 @@ def seq(own: RankActivity) -> list[tuple[int, int]]:
     return list(((known and known.get("seq")) or {}).values())
 
 
-def _share(one: RankActivity, other: RankActivity) -> float | None:
-    looks = told(other, "looks") - told(one, "looks")
-    if looks < LEAST_LOOKS or _begun(other) - _begun(one) < _STEPS:
-        return None
-    return (told(other, "held") - told(one, "held")) / looks
-
-
-def _begun(own: RankActivity) -> int:
-    return max((begun for begun, _ in seq(own)), default=0)
+def _share(one: tuple[int, int, int], other: tuple[int, int, int]) -> float | None:
+    looks, held, begun = other[0] - one[0], other[1] - one[1], other[2] - one[2]
+    return None if looks < LEAST_LOOKS or begun < _STEPS else held / looks
