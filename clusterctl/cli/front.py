@@ -26,7 +26,7 @@ def show() -> None:
 
     console = Console.standard()
     here = Path("cluster.yaml").is_file()
-    console.data(*page(__version__, _active(console.out), console.out, has_file=here))
+    console.tell(*page(__version__, _active(console.out), console.out, has_file=here))
 
 
 def page(version: str, active: Sequence[str], terminal: Terminal, *, has_file: bool) -> list[str]:

@@ -158,7 +158,7 @@ def _say_error(text: str, hint: str | None = None) -> None:
     from clusterctl.render.terminal.console import Console
 
     terminal = Console.standard().err
-    terminal.lines([error_line(text, terminal), *hint_lines(hint, terminal)])
+    terminal.prose([error_line(text, terminal), *hint_lines(hint, terminal)])
 
 
 def _print_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:

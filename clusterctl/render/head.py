@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from clusterctl.health.model import Finding, Status
 from clusterctl.render.findings import STYLES, sign
-from clusterctl.render.terminal.console import CYAN, cells, pad, safe
+from clusterctl.render.terminal.console import CYAN, pad, safe
+from clusterctl.render.terminal.wrapping import cells
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,7 +10,8 @@ from clusterctl.logs.clean import RESET, strip_colours
 from clusterctl.logs.fold import FoldedLine
 from clusterctl.render.ranks import fold_ranks
 from clusterctl.render.terminal import machine
-from clusterctl.render.terminal.console import DIM, cells
+from clusterctl.render.terminal.console import DIM
+from clusterctl.render.terminal.wrapping import cells
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

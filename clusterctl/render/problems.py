@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from clusterctl.render.terminal.console import BOLD, CYAN, RED, YELLOW, cells
+from clusterctl.render.terminal.console import BOLD, CYAN, RED, YELLOW
 from clusterctl.render.terminal.door import styled
+from clusterctl.render.terminal.wrapping import cells
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

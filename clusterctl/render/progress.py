@@ -6,8 +6,9 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from clusterctl.render.terminal.console import CYAN, DIM, GREEN, RED, YELLOW, cells, fit, pad, safe
+from clusterctl.render.terminal.console import CYAN, DIM, GREEN, RED, YELLOW, fit, pad, safe
 from clusterctl.render.terminal.machine import json_line
+from clusterctl.render.terminal.wrapping import cells
 from clusterctl.wording import duration
 
 if TYPE_CHECKING:
@@ -188,7 +189,7 @@ class PhaseWriter:
         if self._mode is ProgressMode.JSON:
             self._terminal.lines(json_line({"note": safe(line)}) for line in lines)
         else:
-            self._terminal.lines(map(safe, lines))
+            self._terminal.prose(map(safe, lines))
 
     def close(self) -> None:
         """Take away the line of a phase that has not ended."""

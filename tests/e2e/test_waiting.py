@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 
 import yaml
 
+from tests.e2e.terminal import Terminal
+
 if TYPE_CHECKING:
     from tests.e2e.conftest import LocalHead
 
 
-def test_a_dead_node_is_named_while_it_is_waited_for(head: LocalHead) -> None:
+def test_a_dead_node_is_named_while_it_is_waited_for_unless_somebody_may_be_asked_there(head: LocalHead) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         dead = {"host": "dead", "address": "127.0.0.1", "port": port, "user": "root"}
@@ -22,6 +24,11 @@ def test_a_dead_node_is_named_while_it_is_waited_for(head: LocalHead) -> None:
         with head.terminal("exec", "--", "echo", "here") as terminal:
             terminal.expect("waiting for dead: ")
             assert terminal.wait() == 4
+
+        asking = {**head.env, "SSH_ASKPASS": "/bin/false", "SSH_ASKPASS_REQUIRE": "force"}
+        with Terminal("exec", "--", "echo", "here", folder=head.folder, env=asking) as terminal:
+            assert terminal.wait() == 4
+        assert "waiting" not in terminal.shown
 
         piped = head.run("exec", "--", "echo", "here")
     assert "waiting" not in piped.stderr

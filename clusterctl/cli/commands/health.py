@@ -242,7 +242,7 @@ def _show(view: HealthView, console: Console, choices: HealthChoices) -> int:
         case "prometheus":
             console.data(*render.health_prometheus(view))
         case _ if not choices.quiet:
-            console.data(*render.render_health(view, console.out, verbose=choices.verbose))
+            console.tell(*render.render_health(view, console.out, verbose=choices.verbose))
         case _:
             pass
     return int(ExitCode.UNHEALTHY) if _failed(view, strict=choices.strict) else 0

@@ -37,5 +37,5 @@ def command(reference: str | None, as_json: bool, verbose: bool, color: str, qui
     elif quiet:
         console.data(view.state.phase.value)
     else:
-        console.data(*render_status(view, time.time(), console.out, every=verbose))
+        console.tell(*render_status(view, time.time(), console.out, every=verbose))
     return 0

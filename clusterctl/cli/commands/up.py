@@ -213,4 +213,4 @@ def _print_plan(spec: ClusterSpec, console: Console, *, as_json: bool) -> None:
     if as_json:
         console.json(shown)
     else:
-        console.data(*render_plan(shown, console.out))
+        console.tell(*render_plan(shown, console.out))

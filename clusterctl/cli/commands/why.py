@@ -55,7 +55,7 @@ def command(
         _save(console, run, save, look, hide=hide, quiet=quiet)
     code = _tell(console, told, as_json=as_json)
     if not as_json:
-        console.data(*slow_start(start_times(run)))
+        console.tell(*slow_start(start_times(run)))
     return code
 
 
@@ -63,7 +63,7 @@ def _tell(console: Console, verdict: Verdict, *, as_json: bool) -> int:
     if as_json:
         console.json(verdict.as_json())
     else:
-        console.data(*render_why(verdict, console.out))
+        console.tell(*render_why(verdict, console.out))
     return int(ExitCode.FAILED if verdict.confidence is Confidence.UNKNOWN else ExitCode.OK)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +55,10 @@ def reachable(
     if not of_run:
         commands.refuse_unknown(hosts)
     from clusterctl.session.opening import Transports, open_sessions
+    from clusterctl.transport.openssh import answers
+
+    # A program that answers for `ssh` may ask on this very terminal, and takes as long as a person does.
+    tell = None if answers(os.environ) else tell
 
     transports = Transports(spec.ssh)
     inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()

@@ -45,6 +45,9 @@ def cause_words(cause: Cause | None, why: str = "", *, message: bool = False) ->
     if cause.kind in _WORDS:
         return _WORDS[cause.kind] + said
     place = f"rank {cause.rank} on {safe(cause.node)}: " if cause.rank is not None else ""
+    if said and cause.kind == "exit":
+        # What was said tells more than the code, and a narrow table cuts the end.
+        return f"{place}{safe(cause.message)} ({how_it_ended(cause)})"
     return f"{place}{how_it_ended(cause)}{said}"
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import unicodedata
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, TextIO
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from clusterctl.logs.clean import clean_text, strip_colours
 from clusterctl.render.terminal import streams
 from clusterctl.render.terminal.door import lines_through_door, styled, through_door, with_own_colours
+from clusterctl.render.terminal.wrapping import cells, wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -186,6 +186,11 @@ class Terminal:
         if text:
             self._put(self._erased() + text)
 
+    def prose(self, lines: Iterable[str]) -> None:
+        """Write lines of sentences, each broken between words where the terminal is narrower."""
+        width = self.width
+        self.lines(lines if width is None else [part for line in lines for part in wrapped(line, width)])
+
     def transient(self, text: str) -> None:
         """Show one line that the next output replaces; nothing where lines cannot be rewritten."""
         if self.live:
@@ -232,6 +237,11 @@ class Console:
         self.err.clear()
         self.out.lines(lines)
 
+    def tell(self, *lines: str) -> None:
+        """Write lines of data that are sentences to stdout."""
+        self.err.clear()
+        self.out.prose(lines)
+
     def document(self, text: str) -> None:
         """Write a text of our own with several lines to stdout."""
         self.data(*text.rstrip("\n").split("\n"))
@@ -243,17 +253,10 @@ class Console:
     def narrate(self, *lines: str) -> None:
         """Write lines of narration to stderr."""
         self.out.clear()
-        self.err.lines(lines)
+        self.err.prose(lines)
 
 
 # --- text
-
-
-def cells(text: str) -> int:
-    """Return how many columns a text without colours takes."""
-    if text.isascii():
-        return len(text)
-    return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
 
 
 def pad(text: str, width: int, *, right: bool = False) -> str:

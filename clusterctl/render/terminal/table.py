@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from clusterctl.logs.clean import strip_colours
-from clusterctl.render.terminal.console import BOLD, cells, fit, pad, safe
+from clusterctl.render.terminal.console import BOLD, fit, pad, safe
+from clusterctl.render.terminal.wrapping import cells
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,7 +10,8 @@ from clusterctl.middle import median
 from clusterctl.render.stats import STALE_S, remarks
 from clusterctl.render.status import render_summary
 from clusterctl.render.story.last_line import speed_text
-from clusterctl.render.terminal.console import BOLD, DIM, cells, fit
+from clusterctl.render.terminal.console import BOLD, DIM, fit
+from clusterctl.render.terminal.wrapping import cells
 from clusterctl.render.top.order import SORTS, in_order
 from clusterctl.render.top.scene import Level, finest, leaves_of, rows_at
 from clusterctl.render.top.table import busy_text, mean_trend, table

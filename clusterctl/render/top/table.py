@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from clusterctl.render.ranks import fold_nodes, fold_ranks
 from clusterctl.render.stats import GIB, HOT_C, percent, util_style
 from clusterctl.render.status import worker_cell
-from clusterctl.render.terminal.console import BOLD, DIM, RED, Glyphs, cells
+from clusterctl.render.terminal.console import BOLD, DIM, RED, Glyphs
 from clusterctl.render.terminal.table import Cell, Column, render_table
+from clusterctl.render.terminal.wrapping import cells
 from clusterctl.render.top.bars import bar, trend
 from clusterctl.render.words import summary, worker_state
 from clusterctl.wording import duration

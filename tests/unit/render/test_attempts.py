@@ -64,7 +64,7 @@ def test_attempts_are_a_table_once_there_was_more_than_one(pipe: Terminal) -> No
 
     assert render_attempts(state, 450, 364.0, pipe) == [
         "ATTEMPT   TOOK  STEPS  FROM           END",
-        "      0  3m12s    412  -              rank 1 on gpu02: exit code 1: ValueError: bad",
+        "      0  3m12s    412  -              rank 1 on gpu02: ValueError: bad (exit code 1)",
         "      1  1m02s    450  ckpt/step-400  running",
     ]
 

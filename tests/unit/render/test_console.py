@@ -12,11 +12,11 @@ from clusterctl.render.terminal.console import (
     ColorChoice,
     Console,
     Terminal,
-    cells,
     fit,
     safe,
     wants_colour,
 )
+from clusterctl.render.terminal.wrapping import cells
 
 if TYPE_CHECKING:
     from conftest import Screen

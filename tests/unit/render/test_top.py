@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from clusterctl.logs.clean import strip_colours
 from clusterctl.render.stats import GpuStats, NodeStats, remarks, stats_from_sample, stats_json
 from clusterctl.render.status import RunView, WorkerActivity
-from clusterctl.render.terminal.console import ASCII, UNICODE, Terminal, cells
+from clusterctl.render.terminal.console import ASCII, UNICODE, Terminal
+from clusterctl.render.terminal.wrapping import cells
 from clusterctl.render.top.bars import bar, trend
 from clusterctl.render.top.order import SORTS, Order, in_order
 from clusterctl.render.top.scene import Level, Row, Scene, leaves_of, rows_at
