@@ -133,8 +133,8 @@ class Pace:
 
     Attributes:
         seconds: How long it was watched.
-        waits: Share of looks at which it was in a collective, in the first half of that time and in the second; `None`
-            where that is not counted.
+        waits: Share of looks at which it was in a collective, in each part of that time; `None` where that is not
+            counted.
         cpu: Cores that it and its children used.
         starved: Share of the time in which its main thread could run and had no CPU.
         faults: How often a second its main thread waited for memory that was read from a disk.
@@ -143,7 +143,7 @@ class Pace:
     """
 
     seconds: float
-    waits: tuple[float, float] | None
+    waits: tuple[float, ...] | None
     cpu: float = 0.0
     starved: float = 0.0
     faults: float = 0.0

@@ -7,27 +7,29 @@ from typing import TYPE_CHECKING
 from clusterctl.middle import median
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 LONG_S = 60.0
 """What takes less long is nobody's question."""
 _APART = 0.25
-"""By so much less of its time than others does a slow rank wait for its peers: no chance in both halves of 40 looks."""
+"""By so much less of its time than others does a slow rank wait for its peers: no chance in three times 13 looks."""
 _SHARE = 1 / 3
 
 
-def slow_among(waits: Mapping[int, tuple[float, float] | None]) -> tuple[int, ...]:
+def slow_among(waits: Mapping[int, Sequence[float] | None]) -> tuple[int, ...]:
     """Return the ranks that others wait for again and again: they wait much less for their peers than most do.
 
-    Both halves of the time must say so. Where nobody waits much, or all alike, nobody is slow.
+    Each part of the time must say so: one pause, however long it was, is not again and again. Where nobody waits much,
+    or all alike, nobody is slow.
 
     Args:
-        waits: By rank, the share of each half; `None` where it was not counted.
+        waits: By rank, the share of each part; `None` where it was not counted.
     """
-    if len(waits) < 2 or any(each is None for each in waits.values()):
+    counted = {rank: each for rank, each in waits.items() if each is not None}
+    if len(waits) < 2 or len(counted) < len(waits):
         return ()
-    halves = [_apart({rank: each[half] for rank, each in waits.items() if each}) for half in (0, 1)]
-    found = halves[0] & halves[1]
+    parts = [_apart(dict(zip(counted, part, strict=True))) for part in zip(*counted.values(), strict=True)]
+    found = set.intersection(*parts)
     return tuple(sorted(found)) if 2 * len(found) <= len(waits) else ()
 
 

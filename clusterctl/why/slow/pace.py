@@ -124,4 +124,4 @@ def words(paces: Mapping[int, Pace]) -> str:
 
 
 def _mean(pace: Pace) -> float:
-    return sum(pace.waits) / 2 if pace.waits else 0.0
+    return sum(pace.waits) / len(pace.waits) if pace.waits else 0.0

@@ -26,8 +26,9 @@ SET_UP = (
 )
 
 
-def pace(first: float, second: float | None = None, **more: Any) -> Pace:
-    return Pace(seconds=100.0, waits=(first, first if second is None else second), **more)
+def pace(*shares: float, **more: Any) -> Pace:
+    """One that waited so in each part of the time, or always alike."""
+    return Pace(seconds=100.0, waits=shares if len(shares) > 1 else shares * 3, **more)
 
 
 def of(*paces: Pace, looks: tuple[Look | None, ...] = (), **more: Any) -> Verdict:
@@ -51,7 +52,8 @@ def test_the_rank_that_hardly_waits_while_all_others_do_is_slow() -> None:
     [
         pytest.param((pace(0.1), pace(0.12), pace(0.0), pace(0.1)), id="nobody waits much"),
         pytest.param((pace(0.8), pace(0.82), pace(0.7), pace(0.8)), id="all wait alike"),
-        pytest.param((pace(0.7), pace(0.7), pace(0.02, 0.7), pace(0.7)), id="in one half only"),
+        pytest.param((pace(0.7), pace(0.7), pace(0.02, 0.7, 0.7), pace(0.7)), id="in one part only"),
+        pytest.param((pace(0.6), pace(0.6), pace(0.1, 0.0, 0.5), pace(0.6)), id="one pause over two parts"),
         pytest.param((pace(0.0), pace(0.0), pace(0.0), pace(0.7)), id="most of them"),
         pytest.param((pace(0.7),), id="alone"),
         pytest.param((pace(0.7), replace(pace(0.0), waits=None), pace(0.7)), id="not counted"),
@@ -141,11 +143,11 @@ def sampled(m: float, looks: int, held: int, begun: int, **more: Any) -> bytes:
     return json.dumps({"kind": "activity", "t": m, "m": m, "attempt": 0, "ranks": {"3": rank}}).encode()
 
 
-def test_shares_are_those_of_both_halves_of_the_newest_samples() -> None:
+def test_shares_are_those_of_each_third_of_the_newest_samples() -> None:
     lines = [sampled(100 + m, m, m // 2 if m <= 60 else 30, m, starved_s=m / 4) for m in range(0, 121, 10)]
     found = paces_of({"gpu02": lines}, 0)[3]
 
-    assert found.waits == (0.5, 0.0)
+    assert found.waits == (0.5, 0.25, 0.0)
     assert (found.seconds, found.cpu, found.starved) == (120.0, 1.0, 0.25)
 
 

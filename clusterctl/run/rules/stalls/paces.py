@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from clusterctl.door import samples
 from clusterctl.middle import median
-from clusterctl.run.rules.stalls.waits import LEAST_S, MARK, WINDOW_S, halves, inside, seq
+from clusterctl.run.rules.stalls.waits import LEAST_S, MARK, PARTS, WINDOW_S, inside, seq, shares
 from clusterctl.why.case import Pace
 from clusterctl.why.places import words_of
 
@@ -66,13 +66,13 @@ def _of_rank(read: Iterable[Activity], rank: str) -> list[tuple[float, RankActiv
 
 
 def _pace(looks: list[tuple[float, RankActivity]], clock: float | None) -> Pace | None:
-    if len(looks) < 3 or looks[-1][0] - looks[0][0] < LEAST_S:
+    if len(looks) <= PARTS or looks[-1][0] - looks[0][0] < LEAST_S:
         return None
     (begin, first), (end, last) = looks[0], looks[-1]
     seconds = end - begin
     return Pace(
         seconds=seconds,
-        waits=halves([own for _, own in looks]),
+        waits=shares([own for _, own in looks]),
         cpu=_grown(first.get("cpu_s"), last.get("cpu_s")) / seconds,
         starved=min(1.0, _grown(first.get("starved_s"), last.get("starved_s")) / seconds),
         faults=_grown(first.get("faults"), last.get("faults")) / seconds,

@@ -1,12 +1,13 @@
 """By which part of its time each rank of a run that moves waited for its peers, from a few of the nodes' samples.
 
-`status` asks it of every run that it shows, so only three samples of each node are read: the first of the last minutes,
-the one in their middle, the newest.
+`status` asks it of every run that it shows, so only four samples of each node are read: the first of the last minutes,
+two between, the newest.
 """
 
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
 from clusterctl.door import samples
@@ -18,18 +19,19 @@ if TYPE_CHECKING:
     from clusterctl.agent.protocol.types.worker_status import Inside
 
 WINDOW_S = 300.0
-LEAST_LOOKS = 20
-LEAST_S = 2.0 * LEAST_LOOKS
+LEAST_S = 40.0
+PARTS = 3
+"""Into so many parts the time is cut: who is slow is so in each of them, who was late once is not."""
 MARK = b'"activity"'
-_STEPS = 3
-"""In each half of the time: fewer looks, or collectives, say nothing of a share."""
+_LOOKS, _STEPS = 13, 2
+"""In each part of the time: fewer looks, or collectives, say nothing of a share."""
 _NEAR = 4096
 """Bytes between which lines are looked at one by one."""
 _MOMENT = re.compile(rb'"m":\s*([0-9.]+)')
 _ATTEMPT = re.compile(rb'"attempt":\s*([0-9]+)')
 
-Waits = tuple[float, float]
-"""The share of each half of the time."""
+Waits = tuple[float, ...]
+"""The share of each part of the time."""
 
 
 def waits_of(nodes: Iterable[tuple[Activity, bytes]], attempt: int) -> dict[int, Waits | None]:
@@ -47,8 +49,8 @@ def waits_of(nodes: Iterable[tuple[Activity, bytes]], attempt: int) -> dict[int,
         for rank, own in last["ranks"].items():
             seen = [(look["m"], one) for look in looks if (one := look["ranks"].get(rank)) is not None]
             seen = [each for each in seen if each[1].get("alive") and each[1].get("pid") == own.get("pid")]
-            if len(seen) == 3 and seen[-1][0] - seen[0][0] >= LEAST_S:
-                found[int(rank)] = halves([one for _, one in seen])
+            if len(seen) == PARTS + 1 and seen[-1][0] - seen[0][0] >= LEAST_S:
+                found[int(rank)] = shares([one for _, one in seen])
     return found
 
 
@@ -68,7 +70,7 @@ def counted(newest: Iterable[Activity]) -> bool:
 
 
 def _earlier(data: bytes, last: Activity) -> list[Activity]:
-    """Return the first sample of the last minutes and one in the middle, of the same attempt; none where few are."""
+    """Return the first sample of the last minutes and those between, of the same attempt; none where few are."""
     end = data.rfind(b"\n") + 1
     low, high = 0, end
     while high - low > _NEAR:
@@ -81,8 +83,10 @@ def _earlier(data: bytes, last: Activity) -> list[Activity]:
     first = _line_from(data, low, end)
     while first is not None and not _belongs(first[1], last):
         first = _line_from(data, first[0] + len(first[1]) + 1, end)
-    between = None if first is None else _line_from(data, (first[0] + end) // 2, end)
-    lines = [] if first is None or between is None else [first[1], between[1]]
+    if first is None:
+        return []
+    cuts = [first[0] + part * (end - first[0]) // PARTS for part in range(1, PARTS)]
+    lines = [first[1], *(found[1] for cut in cuts if (found := _line_from(data, cut, end)) is not None)]
     return [one for one in samples.readable(lines, "activity", "m", "ranks", "attempt") if _is_before(one, last)]
 
 
@@ -110,14 +114,15 @@ def _is_before(one: Activity, last: Activity) -> bool:
 # --- of a rank
 
 
-def halves(looks: list[RankActivity]) -> Waits | None:
-    """Return the shares of both halves of a few looks at a rank; `None` where too little was counted."""
+def shares(looks: list[RankActivity]) -> Waits | None:
+    """Return the shares of all parts of the time in which a rank was looked at; `None` where too little was counted."""
     seen = [_counts(own) for own in looks]
     first, last = seen[0], seen[-1]
-    wanted = first[0] + last[0]
-    middle = min(seen, key=lambda counts: abs(2 * counts[0] - wanted))
-    one, other = _share(first, middle), _share(middle, last)
-    return None if one is None or other is None else (one, other)
+    wanted = [first[0] + part * (last[0] - first[0]) / PARTS for part in range(1, PARTS)]
+    cuts = [min(seen, key=lambda counts: abs(counts[0] - at)) for at in wanted]
+    parts = [_share(one, other) for one, other in pairwise([first, *cuts, last])]
+    known = tuple(part for part in parts if part is not None)
+    return known if len(known) == PARTS else None
 
 
 def _counts(own: RankActivity) -> tuple[int, int, int]:
@@ -148,4 +153,4 @@ def seq(own: RankActivity) -> list[tuple[int, int]]:
 
 def _share(one: tuple[int, int, int], other: tuple[int, int, int]) -> float | None:
     looks, held, begun = other[0] - one[0], other[1] - one[1], other[2] - one[2]
-    return None if looks < LEAST_LOOKS or begun < _STEPS else held / looks
+    return None if looks < _LOOKS or begun < _STEPS else held / looks
