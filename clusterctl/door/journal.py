@@ -79,15 +79,16 @@ def decode_record(value: Any) -> tuple[events.Stamp, events.Event] | None:
     if not isinstance(value, dict) or not isinstance(value.get("kind"), str):
         raise frames.FrameError("not an event: it has no kind")
     STAMP(value)
-    shape = EVENTS.get(value["kind"])
+    kind = value["kind"]
+    shape = EVENTS.get(kind)
     if shape is None:
         return None
     try:
         shape(value)
     except MisfitError as error:
-        raise frames.FrameError(f"its event `{value['kind']}`: {error}") from None
+        raise frames.FrameError(f"its event `{kind}`: {error}") from None
     stamp = events.Stamp(seq=value["seq"], wall=value["wall"], mono=value["mono"], boot=value["boot"])
-    return stamp, from_wire(_CLASSES[value["kind"]], value)
+    return stamp, from_wire(_CLASSES[kind], value)
 
 
 def ranks_of(event: events.Event) -> tuple[int, ...]:

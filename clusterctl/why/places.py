@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -56,8 +57,12 @@ NOWHERE = Place(doing=Doing.UNKNOWN, where=None, op=None)
 def place_of(look: Look | None) -> Place:
     """Return where the main thread of a rank is."""
     frames = look.frames if look is not None else None
-    if not frames:
-        return NOWHERE
+    return _place_in(frames) if frames else NOWHERE
+
+
+@lru_cache(maxsize=1024)
+def _place_in(frames: tuple[Call, ...]) -> Place:
+    """Return where a thread with these calls is; thousands of ranks are at the same place."""
     own = next((frame for frame in frames if is_own(frame.file)), None)
     shown = own or frames[0]
     where = f"{short(shown.file)}:{shown.line}"

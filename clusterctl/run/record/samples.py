@@ -34,7 +34,7 @@ def latest_health(run: RunDir, node: str) -> Health | None:
 
 def _newest_lines(run: RunDir, node: str) -> Iterator[bytes]:
     """Give the lines at the end of a node's samples, the newest first; mostly that is all that is looked at."""
-    with _opened(run.node(node) / files.SAMPLES_FILE) as fd:
+    with _opened(f"{run.path}/nodes/{node}/{files.SAMPLES_FILE}") as fd:
         end = 0 if fd is None else os.fstat(fd).st_size
         least, torn = max(0, end - _LOOK_BACK), b""
         while fd is not None and end > least:
@@ -46,7 +46,7 @@ def _newest_lines(run: RunDir, node: str) -> Iterator[bytes]:
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[int | None]:
+def _opened(path: Path | str) -> Iterator[int | None]:
     """Give a file to read from: of a run there are hundreds, and what `open` does more is of no use here."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -61,7 +60,7 @@ def case_of(
         over=state.over,
         reason=state.reason,
         ranks=tuple(
-            replace(_rank(worker, looks.get(rank), outputs.get(rank, "")), counted=counted.get(rank))
+            _rank(worker, looks.get(rank), outputs.get(rank, ""), counted.get(rank))
             for rank, worker in sorted(state.workers.items())
         ),
         nodes={name: _node(node) for name, node in state.nodes.items()},
@@ -74,10 +73,10 @@ def case_of(
     )
 
 
-def _rank(worker: WorkerState, look: Look | None, output: str) -> Rank:
+def _rank(worker: WorkerState, look: Look | None, output: str, counted: Mapping[str, tuple[int, int]] | None) -> Rank:
     started = worker.phase not in (WorkerPhase.PENDING, WorkerPhase.STARTING)
     end = _end(worker, output) if worker.phase is WorkerPhase.EXITED else None
-    return Rank(rank=worker.rank, node=worker.node, started=started, end=end, look=look)
+    return Rank(rank=worker.rank, node=worker.node, started=started, end=end, look=look, counted=counted)
 
 
 def _end(worker: WorkerState, output: str) -> End:
@@ -143,17 +142,13 @@ def _troubles(state: RunState) -> dict[str, tuple[str, ...]]:
 def _look(stack: stacks.RankStack, evidence: OfRank) -> Look:
     inside = evidence.get("inside")
     seq = (inside.get("seq") or {}) if inside else {}
-    frames = (
-        None
-        if stack.frames is None
-        else tuple(Call(function=f.function, file=f.file, line=f.line) for f in stack.frames)
-    )
+    frames = stack.frames
     return Look(
         source=stack.source,
         state=stack.state,
         wchan=stack.wchan,
         cpu=evidence.get("cpu"),
-        frames=frames,
+        frames=None if frames is None else _calls(frames),
         children=tuple(
             Child(
                 pid=child["pid"],
@@ -171,6 +166,12 @@ def _look(stack: stacks.RankStack, evidence: OfRank) -> Look:
         sockets=tuple(_connections(evidence)),
         error=evidence.get("error"),
     )
+
+
+@lru_cache(maxsize=1024)
+def _calls(frames: tuple[stacks.Frame, ...]) -> tuple[Call, ...]:
+    """Return a stack; thousands of ranks have the same."""
+    return tuple(Call(function=f.function, file=f.file, line=f.line) for f in frames)
 
 
 def _connections(evidence: OfRank) -> Iterator[Connection]:
