@@ -28,11 +28,18 @@ REMAINING = many(
     record({"pid": PID, "start_time": _TICKS, "command": _WORDS, "why": _WORDS}),
     MOST_REMAINING,
 )
-STAMP = record({"seq": SEQ, "wall": real(), "mono": real(), "boot": text(200)})
+_STAMP = {"seq": SEQ, "wall": real(), "mono": real(), "boot": text(200)}
+STAMP = record(_STAMP)
+
+
+def _event(needed: dict[str, Shape], optional: dict[str, Shape] | None = None) -> Shape:
+    return record({**_STAMP, **needed}, optional)
+
+
 EVENTS: dict[str, Shape] = {
-    "prepared": record({"attempt": ATTEMPT}, {"ports": many(whole(0, 65535), 1024)}),
-    "started": record({"attempt": ATTEMPT, "rank": RANK, "local_rank": RANK, "pid": PID, "start_time": _TICKS}),
-    "exited": record(
+    "prepared": _event({"attempt": ATTEMPT}, {"ports": many(whole(0, 65535), 1024)}),
+    "started": _event({"attempt": ATTEMPT, "rank": RANK, "local_rank": RANK, "pid": PID, "start_time": _TICKS}),
+    "exited": _event(
         {"attempt": ATTEMPT, "rank": RANK},
         {
             "exit_code": maybe(whole(-(1 << 31), (1 << 31) - 1)),
@@ -45,17 +52,17 @@ EVENTS: dict[str, Shape] = {
             "tail": text(8192),
         },
     ),
-    "stopping": record({"attempt": ATTEMPT, "reason": _WORD, "grace": real(0.0)}, {"leaving": many(RANK, 4096)}),
-    "swept": record({"attempt": ATTEMPT}, {"killed": whole(), "remaining": REMAINING}),
-    "finished": record({"state": _WORD, "exit_code": whole(-(1 << 31), (1 << 31) - 1)}),
-    "adopted": record({"attempt": ATTEMPT, "pid": PID}),
-    "dropped": record({"attempt": ATTEMPT, "rank": RANK, "first_valid": BYTES, "lost": BYTES, "why": _WORDS}),
-    "alarm": record(
+    "stopping": _event({"attempt": ATTEMPT, "reason": _WORD, "grace": real(0.0)}, {"leaving": many(RANK, 4096)}),
+    "swept": _event({"attempt": ATTEMPT}, {"killed": whole(), "remaining": REMAINING}),
+    "finished": _event({"state": _WORD, "exit_code": whole(-(1 << 31), (1 << 31) - 1)}),
+    "adopted": _event({"attempt": ATTEMPT, "pid": PID}),
+    "dropped": _event({"attempt": ATTEMPT, "rank": RANK, "first_valid": BYTES, "lost": BYTES, "why": _WORDS}),
+    "alarm": _event(
         {"attempt": ATTEMPT, "code": _WORD, "message": _WORDS},
         {"severity": _WORD, "gpu": maybe(whole(0, 1023)), "rank": maybe(RANK)},
     ),
 }
-"""By the kind of event; one that is not here is from a newer agent, and says nothing to us."""
+"""By the kind of event, with its stamp; one that is not here is from a newer agent, and says nothing to us."""
 _CLASSES: dict[str, type[Any]] = {cls.KIND: cls for cls in get_args(events.Event)}
 
 
@@ -78,14 +85,15 @@ def decode_record(value: Any) -> tuple[events.Stamp, events.Event] | None:
     """Return what the object of a line says; as `decode_line`."""
     if not isinstance(value, dict) or not isinstance(value.get("kind"), str):
         raise frames.FrameError("not an event: it has no kind")
-    STAMP(value)
     kind = value["kind"]
     shape = EVENTS.get(kind)
     if shape is None:
+        STAMP(value)
         return None
     try:
         shape(value)
     except MisfitError as error:
+        STAMP(value)  # what is wrong with that is no matter of the event
         raise frames.FrameError(f"its event `{kind}`: {error}") from None
     stamp = events.Stamp(seq=value["seq"], wall=value["wall"], mono=value["mono"], boot=value["boot"])
     return stamp, from_wire(_CLASSES[kind], value)
