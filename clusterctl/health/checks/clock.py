@@ -50,7 +50,8 @@ def clock_skew(view: ClusterView) -> Iterator[Outcome]:
             side = "ahead" if apart > 0 else "behind"
             yield say(f"clock {abs(apart):.1f} s {side}", node=node, value=round(apart, 3), expected=view.limit("warn"))
     if not odd:
-        yield passed(f"{len(asked_in_time)} clocks agree within {max(abs(x - reference) for x in offsets):.3f} s")
+        which = "its clock agrees" if len(asked_in_time) == 1 else f"{len(asked_in_time)} clocks agree"
+        yield passed(f"{which} within {max(abs(x - reference) for x in offsets):.3f} s")
 
 
 @node_check(

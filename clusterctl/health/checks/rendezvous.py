@@ -148,7 +148,7 @@ def hostnames(view: ClusterView) -> Iterator[Outcome]:
     if not names:
         yield unknown("no node tells its name")
     elif not shared:
-        yield passed(f"{len(names)} names")
+        yield passed(plural(len(names), "name"))
 
 
 CHECKS = (port_free, rendezvous, unique, hostnames)
