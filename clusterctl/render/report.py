@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 _MOST_TRACEBACK = 40
 _MOST_LAST_LINES = 10
+_AS_TOLD = (None, 0, 128 + signal.SIGTERM)
+"""Exit codes of a worker that SIGTERM has ended; `None` stands for the signal itself."""
 _MOST_GROUPS = 8
 _VARYING = re.compile(r"0x[0-9a-fA-F]+|\d+")
 
@@ -163,11 +166,20 @@ def _others(others: Sequence[WorkerState], state: RunState, terminal: Terminal) 
         rest = [w for _, group in list(groups.values())[_MOST_GROUPS:] for w in group]
         lines.append(f"  and ranks {fold_ranks(w.rank for w in rest)} in other ways: {summary(rest)}")
     lines = [line.replace("then ranks", "then rank", 1) if _single(line) else line for line in lines]
-    if stopped := [w for w in others if w.stopped]:
-        lines.append(terminal.style(f"  stopped by clusterctl: {_named(stopped)}", DIM))
+    lines += [terminal.style(f"  {line}", DIM) for line in _stopped_lines([w for w in others if w.stopped])]
     if well := [w for w in others if w.exit_code == 0 and not w.stopped]:
         lines.append(terminal.style(f"  ended well: {_named(well)}", DIM))
     return lines
+
+
+def _stopped_lines(stopped: Sequence[WorkerState]) -> list[str]:
+    """Tell those that ended as they were told from those that may have ended of the same as the first."""
+    groups: dict[str, list[WorkerState]] = {}
+    for worker in stopped:
+        code = worker.exit_code
+        how = "stopped by clusterctl" if code in _AS_TOLD else f"exit code {code} while being stopped"
+        groups.setdefault(how, []).append(worker)
+    return [f"{how}: {_named(group)}" for how, group in groups.items()]
 
 
 def _single(line: str) -> bool:

@@ -55,6 +55,15 @@ def failed_run() -> RunState:
     )  # fmt: skip
 
 
+def test_who_had_an_end_of_its_own_while_it_was_stopped_is_not_called_stopped(pipe: Terminal) -> None:
+    run = failed_run()
+    run.workers[0] = replace(run.workers[0], exit_code=1, signal=None)
+    run.workers[1] = replace(run.workers[1], exit_code=143, signal=None)
+    lines = render_report(run, pipe)
+    assert "  exit code 1 while being stopped: rank 0" in lines
+    assert "  stopped by clusterctl: ranks 1-4" in lines
+
+
 def test_begins_with_the_first_observed_failure_then_folds_the_others(pipe: Terminal) -> None:
     assert render_report(failed_run(), pipe) == [
         "first observed failure: rank 5 on gpu02, exit code 1: ValueError: bad batch",
