@@ -138,3 +138,17 @@ def test_a_command_that_lists_hosts_is_not_run_before_its_user_has_accepted_it(
     done = head.run(*command)
     assert done.returncode == 0, done.stderr
     assert traces(head.folder) == {"list"}
+
+
+def test_a_dry_run_tells_what_would_be_copied_and_where(make_head: MakeHead) -> None:
+    head = make_head()
+    (head.folder / "code" / "data").mkdir(parents=True)
+    for name, content in (("train.py", "x" * 1000), ("data/words", "y" * 1000), ("old.log", "z")):
+        (head.folder / "code" / name).write_text(content)
+    sync = {"source": "code", "exclude": ["*.log"]}
+    head.write_local({"command": "true"}, sync=sync)
+    alone = head.run("up", "--dry-run")
+    there = head.run("up", "--dry-run", "--set", "hosts=gpu[01-03]")
+
+    assert "copied" not in alone.stdout
+    assert f"2 files of {head.folder}/code, 2 KiB, to gpu[01-03]" in there.stdout, there.stderr

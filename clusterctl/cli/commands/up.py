@@ -18,10 +18,11 @@ from clusterctl.errors import ClusterctlError, ExitCode, RefusedError
 from clusterctl.plan import environment, layout
 from clusterctl.plan import launch as planning
 from clusterctl.render.plan import render_plan
+from clusterctl.render.ranks import fold_nodes
 from clusterctl.run.controller import process
 from clusterctl.run.nodes.files import neighbours
 from clusterctl.run.record import disk, origin, rundir
-from clusterctl.wording import plural
+from clusterctl.wording import plural, size
 
 if TYPE_CHECKING:
     from clusterctl.config.spec import ClusterSpec
@@ -213,4 +214,17 @@ def _print_plan(spec: ClusterSpec, console: Console, *, as_json: bool) -> None:
     if as_json:
         console.json(shown)
     else:
-        console.tell(*render_plan(shown, console.out))
+        console.tell(*render_plan(shown, console.out), *_copied(spec))
+
+
+def _copied(spec: ClusterSpec) -> list[str]:
+    """Say what of the code folder goes to which nodes."""
+    from clusterctl.config.spec import TransportKind
+    from clusterctl.run.nodes import code
+
+    remote = [host.name for host in spec.hosts if host.transport is not TransportKind.LOCAL]
+    if spec.sync is None or not remote:
+        return []
+    sizes = [status.st_size for _, status in code.files_of(spec.sync)]
+    what = f"{plural(len(sizes), 'file')} of {spec.sync.source}, {size(sum(sizes))}"
+    return ["", f"copied  {what}, to {fold_nodes(remote)}: what they do not have yet"]

@@ -134,10 +134,26 @@ def collect(sync: SyncSpec, store: ContentStore, *, most_files: int = MOST_FILES
             read.
     """
     source = Path(sync.source)
-    if not source.is_dir():
-        raise ConfigError([Problem(sync.source, 0, 0, "`sync.source` is not a folder")])
     hashed = _Known(store.root / "known.json", sync.source)
     files: dict[str, tuple[int, int, str]] = {}
+    for relative, status in files_of(sync, most_files=most_files):
+        entry = hashed.entry(source / relative, status, store)
+        if entry is not None:
+            files[relative] = entry
+    hashed.save()
+    return Manifest(files=files)
+
+
+def files_of(sync: SyncSpec, *, most_files: int = MOST_FILES) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield what a sync would copy, without reading any of it.
+
+    Raises:
+        ConfigError, RefusedError: As `collect`.
+    """
+    source = Path(sync.source)
+    if not source.is_dir():
+        raise ConfigError([Problem(sync.source, 0, 0, "`sync.source` is not a folder")])
+    files: list[str] = []
     total, largest = 0, list[tuple[int, str]]()
     for relative, status in walk(source, sync.exclude):
         total += status.st_size
@@ -146,11 +162,8 @@ def collect(sync: SyncSpec, store: ContentStore, *, most_files: int = MOST_FILES
             raise _too_large(sync, total, largest)
         if len(files) == most_files:
             raise _too_many(sync, files)
-        entry = hashed.entry(source / relative, status, store)
-        if entry is not None:
-            files[relative] = entry
-    hashed.save()
-    return Manifest(files=files)
+        files.append(relative)
+        yield relative, status
 
 
 def _too_large(sync: SyncSpec, total: int, largest: list[tuple[int, str]]) -> RefusedError:
