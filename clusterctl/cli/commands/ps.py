@@ -21,7 +21,7 @@ from clusterctl.run.rules.state import RunPhase
 def command(everything: bool, as_json: bool, color: str, quiet: bool) -> int:
     """List runs, the newest first: the active ones, or all of this head with `-a`. With `-q` only their ids.
 
-    Starts that failed before any worker ran stand last.
+    Starts that failed before any worker ran stand last. For programs (`--json`, `-q`) the newest run is the last one.
     """
     console = options.console_of(color)
     views = [listed_view_of(run) for run in all_runs()]
