@@ -113,7 +113,8 @@ def test_code_stays_where_a_run_cannot_say_what_it_needs(place: Place) -> None:
 
 
 def test_a_live_run_keeps_its_code(place: Place) -> None:
-    run = place.run()
-    place.run(over=False)
+    run, live = place.run(), place.run(over=False)
     place.clean(run)
-    assert place.left() == sorted(FILES)
+    left = place.left()
+    place.talk.ask(Command.FINISH, **live, state="cancelled", exit_code=103)
+    assert left == sorted(FILES)

@@ -113,8 +113,12 @@ def _play_all(todo: Sequence[Run], asked: argparse.Namespace, ledger: Ledger) ->
             mine.put(made)
 
         with ThreadPoolExecutor(asked.jobs) as pool:
-            for future in [pool.submit(one, *each) for each in todo]:
-                future.result()
+            try:
+                for future in [pool.submit(one, *each) for each in todo]:
+                    future.result()
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
         lab.end_head_processes()
 
 
