@@ -99,3 +99,19 @@ def test_a_run_does_not_begin_with_fewer_than_were_asked_for(head: LocalHead) ->
 
     assert done.returncode == 4, done.stderr
     assert "gone" in done.stderr
+
+
+def test_a_start_that_a_node_prevents_says_how_to_begin_without_it(head: LocalHead) -> None:
+    write(head, GONE)
+    done = head.run("up", "--no-health")
+    assert done.returncode == 4
+    assert "`--exclude gone` begins with 2 of 3 nodes" in done.stderr
+
+    assert head.run("up", "--no-health", "--exclude", "gone").returncode == 0
+
+
+def test_where_no_node_is_left_nobody_is_told_to_begin_without_it(head: LocalHead) -> None:
+    head.write_local({"command": "true"})
+    done = head.run("up", "--no-health", "--set", "hosts=[{host: gone, address: 127.0.0.1, port: 1}]")
+    assert done.returncode == 4
+    assert "--exclude" not in done.stderr

@@ -140,6 +140,10 @@ class Beginning:
         missing = {h.name: errors.pop(h.name) for h in hosts if h.role is Role.SPARE and h.name in errors}
         if errors and not self._begin_without(errors):
             each(opened, lambda _, session: session.close())
+            left = sum(host.name in opened for host in run.spec.workers)
+            if left:
+                text = f"`--exclude {names(errors)}` begins with {left} of {len(run.spec.workers)} nodes"
+                run.post(events.Note(text=text))
             raise_first(errors)
         missing |= errors
         run.hand_over(lambda: self._connected(opened, missing))
