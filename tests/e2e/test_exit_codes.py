@@ -151,3 +151,18 @@ def test_a_worker_whose_end_nobody_saw_makes_the_run_lost(head: LocalHead) -> No
 
     assert waited.returncode == 105, head.run("status", run).stdout
     assert head.json("status", run)["workers"][0]["exit_code"] is None
+
+
+def test_where_no_rank_runs_any_more_stacks_say_so_and_how_to_close_the_run(head: LocalHead) -> None:
+    head.write_local(FOREVER)
+    run = head.start()
+    worker = int(head.json("status", run)["workers"][0]["pid"])
+    os.kill(controller_pid(head, run), signal.SIGKILL)
+    os.kill(worker, signal.SIGKILL)
+    wait_for(lambda: not Path(f"/proc/{worker}").exists(), what="the worker to be gone")
+
+    done = head.run("stacks", run)
+
+    assert (done.returncode, done.stdout) == (102, "")
+    assert f"{run}: no rank runs any more" in done.stderr
+    assert f"`clusterctl attach --adopt {run}`" in done.stderr

@@ -47,9 +47,13 @@ def command(reference: str | None, ranks: str | None, as_json: bool, color: str,
     console = options.console_of(color)
     chosen = parse_ranks(ranks)
     run = find.find(reference)
-    state, _ = find.visible_state(run)
+    state, attended = find.visible_state(run)
     _check(run, state, chosen)
     evidence = look(run, state, chosen)
+    if not evidence.ranks and not evidence.errors:
+        # Without a controller nobody has taken in how they ended.
+        hint = None if attended else f"`clusterctl attach --adopt {run.run}` takes in how they ended"
+        raise NotFoundError(f"{run.run}: {'none of these ranks' if chosen else 'no rank'} runs any more", hint=hint)
     folded = stacks.fold(stacks.from_evidence(evidence.ranks))
     if as_json:
         console.json(folded)
