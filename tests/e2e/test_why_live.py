@@ -136,3 +136,15 @@ def test_a_run_that_ends_well_is_told_nothing_of_it(make_head: MakeHead) -> None
 
     assert ended.returncode == 0
     assert "why" not in ended.stderr
+
+
+def test_where_nobody_could_look_when_the_stall_was_sure_somebody_looks_now(hung: Hung) -> None:
+    kept = [path for path in (hung.folder / "stall-1").rglob("*") if path.is_file()]
+    assert kept
+    for path in kept:
+        path.unlink()
+
+    verdict = json.loads(hung.head.run("why", hung.run, "--json").stdout)
+
+    assert (verdict["class"], verdict["confidence"]) == ("NOT_JOINED", "likely")
+    assert [one["rank"] for one in verdict["culprits"]] == [1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
@@ -38,7 +39,7 @@ def told(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[st
 
 @pytest.mark.parametrize("kind", PLAYED)
 def test_who_did_it_and_what_it_was_is_said(told: dict[str, Told], kind: str) -> None:
-    assert told[kind].exact and told[kind].classed, told[kind]  # noqa: PT018 - one line tells both
+    assert told[kind].exact and told[kind].classed, json.dumps(told[kind].verdict)  # noqa: PT018 - one line tells both
     assert told[kind].confidence == "certain"
 
 

@@ -10,6 +10,7 @@ from clusterctl.errors import ClusterctlError, NotFoundError
 from clusterctl.run.record import find
 from clusterctl.run.record.kept import verdict
 from clusterctl.run.record.rundir import RunDir
+from clusterctl.why.verdict import Confidence
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,11 +45,17 @@ def verdict_and_look(
     """
     if state is None:
         state, _ = find.visible_state(run)
-    if not live or state.over or verdict.place_of_evidence(state) is not None:
+    if not live or state.over:
         return verdict.of(run, state), {}
-    told = None if state.stall is not None else verdict.of(run, state)
-    if told is not None and not verdict.calls_for_a_look(run, state, told):
-        return told, {}
+    if verdict.place_of_evidence(state) is not None:
+        told = verdict.of(run, state)
+        # Where nobody could look then, somebody may now: a node may have been too busy.
+        if told.confidence is not Confidence.UNKNOWN:
+            return told, {}
+    elif state.stall is None:
+        told = verdict.of(run, state)
+        if not verdict.calls_for_a_look(run, state, told):
+            return told, {}
     seen = _now(run, state)
     return verdict.of(run, state, seen), seen
 

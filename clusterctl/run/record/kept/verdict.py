@@ -40,11 +40,11 @@ class _Moving(TypedDict):
 
 
 def of(run: RunDir, state: RunState, now: Mapping[str, OfRank] | None = None) -> Verdict:
-    """Return what went wrong with a run; `now` is evidence that was just taken, where none is kept."""
+    """Return what went wrong with a run; `now` is evidence that was just taken, where what is kept says nothing."""
     name, evidence = evidence_of(run, state)
     case = case_of(
         state,
-        evidence or now or kept.of_folder(run.path / kept.LOOK),
+        now or evidence or kept.of_folder(run.path / kept.LOOK),
         seen_at=None if name is None else str(run.path / name),
         folder=str(run.path),
         stalled=_standstill(state) is not None,
