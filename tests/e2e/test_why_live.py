@@ -139,12 +139,13 @@ def test_a_run_that_ends_well_is_told_nothing_of_it(make_head: MakeHead) -> None
 
 
 def test_where_nobody_could_look_when_the_stall_was_sure_somebody_looks_now(hung: Hung) -> None:
-    kept = [path for path in (hung.folder / "stall-1").rglob("*") if path.is_file()]
+    folder = Path(hung.head.env["XDG_STATE_HOME"]) / "clusterctl" / "runs" / str(hung.head.json("ps")[0]["run"])
+    kept = [path for path in folder.glob("stall-*/*") if path.is_file()]
     assert kept
     for path in kept:
         path.unlink()
 
-    verdict = json.loads(hung.head.run("why", hung.run, "--json").stdout)
+    verdict = json.loads(hung.head.run("why", folder.name, "--json").stdout)
 
     assert (verdict["class"], verdict["confidence"]) == ("NOT_JOINED", "likely")
     assert [one["rank"] for one in verdict["culprits"]] == [1]

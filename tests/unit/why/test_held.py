@@ -127,3 +127,13 @@ def test_status_marks_it_with_what_it_does() -> None:
 
     assert list(view.slow) == [0]
     assert view.slow[0].startswith("it writes ")
+
+
+@pytest.mark.parametrize("inside", [None, {}, {"step": 7}, {"seq": None}, {"seq": {"0": [3, 2]}}], ids=str)
+def test_of_a_rank_that_tells_little_of_itself_nothing_is_said(inside: dict[str, Any] | None) -> None:
+    rank = {"alive": True, "pid": 7, "inside": inside}
+    line = json.dumps({"kind": "activity", "t": 9.0, "m": 9.0, "attempt": 0, "ranks": {"3": rank}}).encode()
+
+    assert standing({"gpu02": [line]}, 0) == {}
+    told = before({"gpu02": [line]}, 0, {"gpu02": 9.0})
+    assert told == ({3: {"0": (3, 2)}} if inside and inside.get("seq") else {})

@@ -12,7 +12,7 @@ from clusterctl.why.slow.apart import LONG_S
 from clusterctl.wording import size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from clusterctl.agent.protocol.types.samples import Activity, RankActivity
 
@@ -39,9 +39,9 @@ def before(
         newest = next((s for s in _newest_first(own, attempt) if s["t"] <= moments[node]), None)
         if newest is not None and moments[node] - newest["t"] <= _LATELY_S:
             for rank, seen in newest["ranks"].items():
-                inside = seen.get("inside")
-                if seen.get("alive") and inside and inside["seq"]:
-                    found[int(rank)] = {group: (numbers[0], numbers[1]) for group, numbers in inside["seq"].items()}
+                numbers = _numbers(seen)
+                if seen.get("alive") and numbers:
+                    found[int(rank)] = {group: (begun, ended) for group, (begun, ended) in numbers.items()}
     return found
 
 
@@ -69,22 +69,23 @@ def _of_node(newest: Activity, before: Iterator[Activity]) -> dict[int, Standing
     return {
         int(rank): Standing(
             seconds=age,
-            waits=any(begun > ended for begun, ended in _counters(newest["ranks"][rank])),
+            waits=any(begun > ended for begun, ended in _numbers(newest["ranks"][rank]).values()),
             does=_does(newest["ranks"][rank], older["ranks"].get(rank), newest["m"] - older["m"]),
         )
         for rank, age in ages.items()
     }
 
 
-def _counters(seen: RankActivity) -> Iterable[tuple[int, int]]:
+def _numbers(seen: RankActivity) -> Mapping[str, tuple[int, int]]:
+    """Return what a rank has begun and ended last, by group; nothing where it does not tell, as older agents do not."""
     inside = seen.get("inside")
-    return ((inside and inside["seq"]) or {}).values()
+    return (inside and inside.get("seq")) or {}
 
 
 def _still_s(seen: RankActivity) -> float | None:
     """Return for how many seconds a rank has made no progress; `None` of one that is gone, or that is not counted."""
     inside = seen.get("inside")
-    return inside["progress_age_s"] if seen.get("alive") and inside and inside["seq"] else None
+    return inside.get("progress_age_s") if seen.get("alive") and inside and _numbers(seen) else None
 
 
 def _newest_first(lines: Sequence[bytes], attempt: int) -> Iterator[Activity]:
