@@ -57,6 +57,9 @@ def verdict_and_look(
         if not verdict.calls_for_a_look(run, state, told):
             return told, {}
     seen = _now(run, state)
+    if not seen:
+        # The controller looks as well, and may be through by now.
+        state, _ = find.visible_state(run)
     return verdict.of(run, state, seen), seen
 
 
