@@ -6,11 +6,16 @@ import contextlib
 import os
 import re
 from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
+
+import platformdirs
 
 from clusterctl.agent.protocol.files import JOURNAL_FILE, SAMPLES_FILE
 from clusterctl.run.record import lock as locking
 from clusterctl.run.record.disk import is_short, make_private, write_atomically
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _REPLICAS = (JOURNAL_FILE, SAMPLES_FILE)
 _ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"
@@ -18,19 +23,7 @@ _ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"
 
 def runs_root() -> Path:
     """Return where all runs of this user lie on this head."""
-    return _state_home() / "clusterctl" / "runs"
-
-
-def _state_home() -> Path:
-    # What `platformdirs` says, where it is that simple: with what it imports it is a good part of what `ps` takes.
-    base, home = os.environ.get("XDG_STATE_HOME", ""), os.environ.get("HOME", "")
-    if os.path.isabs(base):
-        return Path(base)
-    if os.path.isabs(home):
-        return Path(home) / ".local" / "state"
-    import platformdirs
-
-    return platformdirs.user_state_path()
+    return platformdirs.user_state_path("clusterctl") / "runs"
 
 
 @dataclass(frozen=True, slots=True)

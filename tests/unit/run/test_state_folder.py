@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import platformdirs
 import pytest
 
 from clusterctl.run.record.rundir import runs_root
@@ -27,16 +26,3 @@ def test_runs_lie_in_the_state_folder_of_the_user(
         monkeypatch.setenv("XDG_STATE_HOME", state_home)
 
     assert runs_root() == Path(place)
-
-
-@pytest.mark.parametrize("state_home", [None, "", "/scratch//state/", "state", "~/state"])
-@pytest.mark.parametrize("home", [None, "", "/home/ann", "/home/ann/", "//home", "ann"])
-def test_that_folder_is_the_one_that_other_programs_use(
-    monkeypatch: pytest.MonkeyPatch, state_home: str | None, home: str | None
-) -> None:
-    for name, value in (("XDG_STATE_HOME", state_home), ("HOME", home)):
-        monkeypatch.delenv(name, raising=False)
-        if value is not None:
-            monkeypatch.setenv(name, value)
-
-    assert runs_root() == platformdirs.user_state_path("clusterctl") / "runs"
