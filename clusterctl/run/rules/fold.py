@@ -62,16 +62,19 @@ class Folding:
 
     def hear(self, time: float, event: head.ControllerEvent) -> None:
         """Take in an event of the controller's journal, which may bring other tables."""
-        if _cursors(self.state):
-            self.state = Folding(self.done()).state
+        self._settle()
         before, self.state = self.state, apply_head(self.state, time, event)
         if self.state.nodes is not before.nodes or self.state.workers is not before.workers:
             self.state = Folding(self.state).state
 
     def done(self) -> RunState:
         """Return the state, for good."""
-        moved = {name: changed(self.state.nodes[name], seq=seq) for name, seq in _cursors(self.state).items()}
-        return changed(self.state, nodes={**self.state.nodes, **moved}, workers=dict(self.state.workers))
+        self._settle()
+        return changed(self.state, nodes=dict(self.state.nodes), workers=dict(self.state.workers))
+
+    def _settle(self) -> None:
+        if isinstance(self.state.nodes, OwnNodes):
+            self.state.nodes.settle()
 
 
 def _apply_retired(state: RunState, node: NodeState, stamp: events.Stamp, event: events.Event) -> RunState:
@@ -320,12 +323,8 @@ def _health(state: RunState, event: head.Health) -> RunState:
     return changed(state, troubles=others if event.status == "PASS" else {**others, key: event})
 
 
-def _cursors(state: RunState) -> dict[str, int]:
-    return state.nodes.cursors if isinstance(state.nodes, OwnNodes) else {}
-
-
 def _cursor(state: RunState, seen: NodeState) -> int:
-    return _cursors(state).get(seen.node, seen.seq)
+    return state.nodes.cursors.get(seen.node, seen.seq) if isinstance(state.nodes, OwnNodes) else seen.seq
 
 
 def _with_cursor(state: RunState, seen: NodeState, seq: int) -> RunState:

@@ -11,6 +11,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.protocol.reasons import StopReason
+from clusterctl.changed import changed
 from clusterctl.run.rules.blame import Cause, Verdict, first_failure, left_early
 from clusterctl.wording import span
 
@@ -154,6 +155,11 @@ class OwnNodes(dict[str, NodeState]):
         super().__init__(nodes)
         self.cursors: dict[str, int] = {}
 
+    def settle(self) -> None:
+        """Let the nodes themselves say how far their journals were taken in."""
+        self.update({name: changed(self[name], seq=seq) for name, seq in self.cursors.items()})
+        self.cursors.clear()
+
 
 class OwnWorkers(dict[int, WorkerState]):
     """The same of ranks; how many of them were not started is counted, not looked for."""
@@ -170,7 +176,9 @@ class OwnWorkers(dict[int, WorkerState]):
     @classmethod
     def are_pending(cls, workers: Mapping[int, WorkerState]) -> bool:
         """Return whether any rank of a table, of this kind or another, was not started yet."""
-        return workers.pending > 0 if isinstance(workers, cls) else cls(workers).pending > 0
+        if isinstance(workers, cls):
+            return workers.pending > 0
+        return any(w.phase in _PENDING for w in workers.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
