@@ -97,6 +97,8 @@ _KINDS = {
         },
     ),
 }
+_ENDS = {kind: f'"kind":"{kind}"}}'.encode() for kind in _KINDS}
+_MARKS = {kind: (f'"{kind}"'.encode(), end, tuple(_ENDS.values())) for kind, end in _ENDS.items()}
 _ANY = loose(8, 4096, 65536)
 
 
@@ -141,10 +143,6 @@ def may_be(line: bytes, kind: Literal["activity", "health"]) -> bool:
     """
     mark, end, ends = _MARKS[kind]
     return line.endswith(end) or (not line.endswith(ends) and mark in line)
-
-
-_ENDS = {kind: f'"kind":"{kind}"}}'.encode() for kind in _KINDS}
-_MARKS = {kind: (f'"{kind}"'.encode(), end, tuple(_ENDS.values())) for kind, end in _ENDS.items()}
 
 
 class SampleLines:

@@ -50,6 +50,6 @@ class WaitedFor:
         from clusterctl.run.rules.stalls import waits
         from clusterctl.why.slow.apart import LONG_S
 
-        counted = any(waits.seq(rank) for rank in (sample.get("ranks") or {}).values())
+        counted = any(waits.numbers(rank) for rank in (sample.get("ranks") or {}).values())
         still = counted and not waits.moves([sample], state.attempt, LONG_S)
         return held_in(self._run, state) if still else {}

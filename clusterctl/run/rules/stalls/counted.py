@@ -6,6 +6,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from clusterctl.door import samples
+from clusterctl.run.rules.stalls.waits import inside, numbers
 from clusterctl.why.case import Standing
 from clusterctl.why.places import words_of
 from clusterctl.why.slow.apart import LONG_S
@@ -39,9 +40,8 @@ def before(
         newest = next((s for s in _newest_first(own, attempt) if s["t"] <= moments[node]), None)
         if newest is not None and moments[node] - newest["t"] <= _LATELY_S:
             for rank, seen in newest["ranks"].items():
-                numbers = _numbers(seen)
-                if seen.get("alive") and numbers:
-                    found[int(rank)] = {group: (begun, ended) for group, (begun, ended) in numbers.items()}
+                if seen.get("alive") and (known := numbers(seen)):
+                    found[int(rank)] = {group: (begun, ended) for group, (begun, ended) in known.items()}
     return found
 
 
@@ -69,23 +69,17 @@ def _of_node(newest: Activity, before: Iterator[Activity]) -> dict[int, Standing
     return {
         int(rank): Standing(
             seconds=age,
-            waits=any(begun > ended for begun, ended in _numbers(newest["ranks"][rank]).values()),
+            waits=any(begun > ended for begun, ended in numbers(newest["ranks"][rank]).values()),
             does=_does(newest["ranks"][rank], older["ranks"].get(rank), newest["m"] - older["m"]),
         )
         for rank, age in ages.items()
     }
 
 
-def _numbers(seen: RankActivity) -> Mapping[str, tuple[int, int]]:
-    """Return what a rank has begun and ended last, by group; nothing where it does not tell, as older agents do not."""
-    inside = seen.get("inside")
-    return (inside and inside.get("seq")) or {}
-
-
 def _still_s(seen: RankActivity) -> float | None:
     """Return for how many seconds a rank has made no progress; `None` of one that is gone, or that is not counted."""
-    inside = seen.get("inside")
-    return inside.get("progress_age_s") if seen.get("alive") and inside and _numbers(seen) else None
+    known = inside(seen)
+    return known.get("progress_age_s") if seen.get("alive") and known and numbers(seen) else None
 
 
 def _newest_first(lines: Sequence[bytes], attempt: int) -> Iterator[Activity]:

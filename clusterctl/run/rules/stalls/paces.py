@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from clusterctl.door import samples
 from clusterctl.middle import median
-from clusterctl.run.rules.stalls.waits import LEAST_S, MARK, PARTS, WINDOW_S, inside, seq, shares
+from clusterctl.run.rules.stalls.waits import LEAST_S, PARTS, WINDOW_S, inside, numbers, shares
 from clusterctl.why.case import Pace
 from clusterctl.why.places import words_of
 
@@ -27,7 +27,7 @@ def paces_of(lines: Mapping[str, Sequence[bytes]], attempt: int, *, most: int = 
     """
     paces: dict[int, Pace] = {}
     for own in lines.values():
-        chosen = _chosen([line for line in own if MARK in line], most)
+        chosen = _chosen([line for line in own if samples.may_be(line, "activity")], most)
         read = [s for s in samples.readable(chosen, "activity", "m", "ranks", "attempt") if s["attempt"] == attempt]
         read = [sample for sample in read if read[-1]["m"] - sample["m"] <= WINDOW_S]
         clock = _clock(own)
@@ -90,7 +90,7 @@ def _waits_for(looks: Sequence[RankActivity]) -> dict[str, float]:
     counted = Counter(
         name
         for own in looks
-        if not any(begun > ended for begun, ended in seq(own)) and (name := words_of(own.get("wchan")))
+        if not any(begun > ended for begun, ended in numbers(own).values()) and (name := words_of(own.get("wchan")))
     )
     return {name: count / len(looks) for name, count in counted.items()}
 

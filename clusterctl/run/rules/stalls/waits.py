@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 from clusterctl.door import samples
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from clusterctl.agent.protocol.types.samples import Activity, RankActivity
     from clusterctl.agent.protocol.types.worker_status import Inside
@@ -22,7 +22,7 @@ WINDOW_S = 300.0
 LEAST_S = 40.0
 PARTS = 3
 """Into so many parts the time is cut: who is slow is so in each of them, who was late once is not."""
-MARK = b'"activity"'
+_MARK = b'"activity"'
 _LOOKS, _STEPS = 13, 2
 """In each part of the time: fewer looks, or collectives, say nothing of a share."""
 _NEAR = 4096
@@ -59,7 +59,7 @@ def moves(newest: Iterable[Activity], attempt: int, seconds: float) -> bool:
     ranks = [
         own for sample in newest if sample.get("attempt") == attempt for own in (sample.get("ranks") or {}).values()
     ]
-    told = [inside(own) for own in ranks if own.get("alive") and seq(own)]
+    told = [inside(own) for own in ranks if own.get("alive") and numbers(own)]
     ages = [age for known in told if known is not None and (age := known.get("progress_age_s")) is not None]
     return any(age < seconds for age in ages)
 
@@ -93,7 +93,7 @@ def _earlier(data: bytes, last: Activity) -> list[Activity]:
 def _line_from(data: bytes, place: int, end: int) -> tuple[int, bytes] | None:
     """Return the first whole line with activity that begins at `place` or behind it, and where it begins."""
     begin = place and data.find(b"\n", place - 1, end) + 1
-    mark = data.find(MARK, begin, end) if begin or not place else -1
+    mark = data.find(_MARK, begin, end) if begin or not place else -1
     if mark < 0:
         return None
     begin = max(begin, data.rfind(b"\n", begin, mark) + 1)
@@ -127,11 +127,8 @@ def shares(looks: list[RankActivity]) -> Waits | None:
 
 def _counts(own: RankActivity) -> tuple[int, int, int]:
     """Return how often a rank was looked at, how often it waited then, and how many collectives it has begun."""
-    known = own.get("inside")
-    if known is None:
-        return 0, 0, 0
-    begun = max((begun for begun, _ in (known.get("seq") or {}).values()), default=0)
-    return known.get("looks") or 0, known.get("held") or 0, begun
+    begun = max((begun for begun, _ in numbers(own).values()), default=0)
+    return told(own, "looks"), told(own, "held"), begun
 
 
 def told(own: RankActivity, what: Literal["looks", "held"]) -> int:
@@ -145,10 +142,10 @@ def inside(own: RankActivity) -> Inside | None:
     return own.get("inside")
 
 
-def seq(own: RankActivity) -> list[tuple[int, int]]:
-    """Return how many collectives a rank has begun and ended in each of its groups."""
+def numbers(own: RankActivity) -> Mapping[str, tuple[int, int]]:
+    """Return what a rank has begun and ended last, by group; nothing where it does not tell, as older agents do not."""
     known = inside(own)
-    return list(((known and known.get("seq")) or {}).values())
+    return (known and known.get("seq")) or {}
 
 
 def _share(one: tuple[int, int, int], other: tuple[int, int, int]) -> float | None:
