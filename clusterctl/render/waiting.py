@@ -11,7 +11,6 @@ from clusterctl.render.terminal.console import DIM, fit
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-    from types import TracebackType
 
     from clusterctl.render.terminal.console import Terminal
 
@@ -64,7 +63,7 @@ class Waiting:
             self._thread.start()
         return self
 
-    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._over.set()
         if self._thread is not None and self._terminal is not None:
             self._thread.join()

@@ -27,8 +27,6 @@ _SCAN_SECONDS = 1.0
 _SHARE = 4
 """A look at all processes is followed by a pause of at least this many times what it took."""
 
-"""What could not be ended, as `sweep.describe` tells it."""
-
 
 class Ladder:
     """One climb, for all processes of a run on this node."""

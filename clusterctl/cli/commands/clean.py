@@ -74,9 +74,9 @@ def command(
         console.narrate("nothing to clean")
     elif not quiet:
         there = f", {size(sum(freed.values()))} on {fold_nodes(list(freed))}" if freed else ""
-        done = f"removed {size(total)} on this head{there}" if yes else None
+        here = f"{size(total)} on this head"
         console.narrate(
-            done or f"`--yes` removes these: {size(total)} on this head, and what of them is on their nodes"
+            f"removed {here}{there}" if yes else f"`--yes` removes these: {here}, and what of them is on their nodes"
         )
     return int(ExitCode.TEARDOWN_INCOMPLETE) if failed else 0
 
