@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from clusterctl.agent.protocol.types.samples import Activity, Health
 
+Kind = Literal["activity", "health"]
 MOST_LINE = 1 << 20
 _NUMBER = maybe(real(-1e20, 1e20))
 _WORDS = maybe(text(8192))
@@ -124,7 +125,7 @@ def decode(line: bytes) -> dict[str, Any]:
 def readable(lines: Iterable[bytes], kind: Literal["activity"], *needed: str) -> Iterator[Activity]: ...
 @overload
 def readable(lines: Iterable[bytes], kind: Literal["health"], *needed: str) -> Iterator[Health]: ...
-def readable(lines: Iterable[bytes], kind: Literal["activity", "health"], *needed: str) -> Iterator[Any]:
+def readable(lines: Iterable[bytes], kind: Kind, *needed: str) -> Iterator[Any]:
     """Yield the samples of one kind that have these fields; lines that are none of ours are left out."""
     for line in lines:
         if may_be(line, kind):
@@ -136,13 +137,18 @@ def readable(lines: Iterable[bytes], kind: Literal["activity", "health"], *neede
                 yield sample
 
 
-def may_be(line: bytes, kind: Literal["activity", "health"]) -> bool:
+def may_be(line: bytes, kind: Kind) -> bool:
     """Return whether a line may hold a sample of this kind, without taking it apart.
 
     Nodes write the kind last, so the end of nearly all lines tells; of others all is looked through.
     """
     mark, end, ends = _MARKS[kind]
     return line.endswith(end) or (not line.endswith(ends) and mark in line)
+
+
+def ends_as(line: bytes, kind: Kind) -> bool:
+    """Return whether a line ends as nodes end those of this kind."""
+    return line.endswith(_ENDS[kind])
 
 
 class SampleLines:

@@ -28,7 +28,7 @@ from clusterctl.agent.protocol import events as node_events
 from clusterctl.agent.protocol.commands import Command
 from clusterctl.agent.protocol.frames import Decoder, FrameError
 from clusterctl.config.spec import ClusterSpec, HostSpec, StallSpec
-from clusterctl.door import answers, journal, samples
+from clusterctl.door import answers, drawn, journal, samples
 from clusterctl.errors import ClusterctlError, ConfigError
 from clusterctl.logs.index import TimeIndex
 from clusterctl.render.status import activity_from_sample
@@ -321,6 +321,10 @@ def raw(body: bytes) -> bytes:
     return struct.pack(">IB", len(body), 0) + body
 
 
+def pictured(line: bytes) -> object:
+    return drawn.steps(line), drawn.machine(line)
+
+
 READERS: dict[str, Reader] = {
     "frames": Reader(FRAMES, frames, (FrameError,), 10),
     "a line of a journal": Reader(
@@ -330,6 +334,7 @@ READERS: dict[str, Reader] = {
     "a line of samples": Reader(
         mutated(SAMPLES).map(line_of) | st.binary(max_size=200), samples.decode, (FrameError,), 8
     ),
+    "what pictures take": Reader(mutated(SAMPLES).map(line_of) | st.binary(max_size=200), pictured, (), 8),
     "the rules over samples": Reader(st.lists(mutated(SAMPLES), max_size=4), sampled, (), 10),
     "a status file": Reader(mutated(STATUS), status_file, (FrameError,), 10),
     "an answer": Reader(
@@ -398,6 +403,10 @@ LARGE: dict[str, tuple[str, Any]] = {
     ),
     "a tail of peers": ("the fold of a journal", [{**EVENTS[2], "error": None, "tail": ("peer " * 2000)[:8192]}] * 6),
     "a tail of blanks": ("the fold of a journal", [{**EVENTS[2], "error": None, "tail": " " * 8192}] * 6),
+    "pictures of a rank without an end": (
+        "what pictures take",
+        b'{"t":1.0,' + b'"1":{"alive":true,' * (LONG // 40) + b'"' * (LONG // 2) + b'"kind":"activity"}',
+    ),
     "samples of lists": ("a line of samples", b'{"kind":"health","gpus":' + b"[" * LONG),
     "a sample of ranks": (
         "the rules over samples",

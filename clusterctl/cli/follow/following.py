@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from enum import Enum
 from typing import TYPE_CHECKING
 
 from clusterctl.cli.lookup.runs import unattended_of
-from clusterctl.errors import ClusterctlError, ExitCode
+from clusterctl.errors import ExitCode
 from clusterctl.logs.clean import strip_colours
 from clusterctl.render.errors import error_line, hint_lines
 from clusterctl.render.report import Beside, render_report
@@ -108,10 +109,10 @@ def code_folders(run: RunDir, state: RunState) -> frozenset[str]:
     """Return where the code of a run that failed lies on its nodes; nothing where nobody knows."""
     if state.cause is None or not state.cause.traceback:
         return frozenset()
-    from clusterctl.config.stored import load_stored
-
-    with contextlib.suppress(OSError, ValueError, LookupError, TypeError, ClusterctlError):
-        return frozenset(host.workdir for host in load_stored(run.spec.read_text()).hosts if host.workdir)
+    # The folders alone: to make a spec of it takes longer than most of a report.
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        folders = [host.get("workdir") for host in json.loads(run.spec.read_bytes())["hosts"]]
+        return frozenset(folder for folder in folders if isinstance(folder, str) and folder)
     return frozenset()
 
 

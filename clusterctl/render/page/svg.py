@@ -76,7 +76,7 @@ def chart(title: str, unit: str, series: Mapping[str, Points], span: Span) -> Ht
 
 def finite(points: Points) -> Points:
     """Return the points that can be drawn."""
-    return [(time, value) for time, value in points if math.isfinite(time) and math.isfinite(value) and value >= 0.0]
+    return [point for point in points if -math.inf < point[0] < math.inf and 0.0 <= point[1] < math.inf]
 
 
 def few(series: Mapping[str, Points], span: Span) -> dict[str, Points]:
@@ -84,13 +84,15 @@ def few(series: Mapping[str, Points], span: Span) -> dict[str, Points]:
     known = {name: points for name, points in series.items() if points}
     if len(known) <= MOST_LINES:
         return known
-    bins: dict[int, list[float]] = {}
-    width = max((span.end - span.begin) / _BINS, 1e-9)
+    bins: list[list[float]] = [[] for _ in range(_BINS + 1)]
+    begin, width = span.begin, max((span.end - span.begin) / _BINS, 1e-9)
+    last = begin + _BINS * width
     for points in known.values():
         for time, value in points:
-            bins.setdefault(min(_BINS, max(0, int((time - span.begin) / width))), []).append(value)
+            bins[0 if time <= begin else _BINS if time >= last else int((time - begin) / width)].append(value)
+    full = [(begin + (place + 0.5) * width, values) for place, values in enumerate(bins) if values]
     return {
-        f"{name} of {len(known)}": [(span.begin + (place + 0.5) * width, pick(bins[place])) for place in sorted(bins)]
+        f"{name} of {len(known)}": [(time, pick(values)) for time, values in full]
         for name, pick in (("lowest", min), ("middle", median), ("highest", max))
     }
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from clusterctl.door import drawn
 from clusterctl.run.record.kept.curves import Curves, curves, thinned
 from clusterctl.run.record.rundir import RunDir
 
@@ -75,3 +76,49 @@ def test_thinned_points_keep_the_first_and_the_last() -> None:
     found = thinned([(float(n), 0.0) for n in range(1000, 0, -1)], 10)
 
     assert (len(found), found[0][0], found[-1][0]) == (10, 1.0, 1000.0)
+
+
+def sampled(**changes: Any) -> dict[str, Any]:
+    """A sample of two ranks, as nodes write it; `changes` go into what the first one's worker says."""
+    told = {"pid": 7, "step": 3, "source": "torch", "beats": 3, "seq": {"0": [3, 3]}, "facts": {}, **changes}
+    rank = {"alive": True, "pid": 7, "state": "S", "wchan": "futex_do_wait", "inside": told}
+    ranks = {"8": rank, "9": {**rank, "inside": None}, "10": {**rank, "alive": False, "inside": {**told, "step": 4}}}
+    return {"t": 12.25, "m": 1.5, "gpus": True, "ranks": ranks, "attempt": 0, "kind": "activity"}
+
+
+@pytest.mark.parametrize("separators", [(",", ":"), (", ", ": ")], ids=["as nodes write", "otherwise"])
+@pytest.mark.parametrize(
+    ("changes", "reached"),
+    [
+        ({}, [(8, 3.0), (10, 4.0)]),
+        ({"step": None}, [(10, 4.0)]),
+        ({"step": -1}, [(8, -1.0), (10, 4.0)]),
+        ({"source": '"9":{"alive":true,"inside":{"pid":1,"step":5,'}, [(8, 3.0), (10, 4.0)]),
+        ({"facts": {"inside": {"pid": 1}}}, [(8, 3.0), (10, 4.0)]),
+    ],
+    ids=["a step", "none yet", "below zero", "a text that looks like a rank", "a fact of that name"],
+)
+def test_steps_are_found_however_a_line_is_written(
+    separators: tuple[str, str], changes: dict[str, Any], reached: list[tuple[int, float]]
+) -> None:
+    line = json.dumps(sampled(**changes), separators=separators).encode()
+
+    assert drawn.steps(line) == (12.25, reached)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"t": "x"},
+        {"t": True, "cpu": []},
+        {"t": float("nan")},
+        {"t": 1.0, "gpus": 3},
+        {"t": 1.0, "gpus": [{"util": "much"}]},
+        {"t": 1.0, "gpus": [{"mem_used": 1, "mem_total": [2]}]},
+        {"t": 1.0, "cpu": 10**400},
+        {"cpu": 1.0},
+    ],
+    ids=ascii,
+)
+def test_a_sample_of_a_machine_with_what_is_no_number_is_left_out(values: dict[str, Any]) -> None:
+    assert drawn.machine(json.dumps({**values, "kind": "health"}).encode()) is None

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from clusterctl.agent.protocol import files
-from clusterctl.door import samples
+from clusterctl.door import drawn, samples
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from clusterctl.run.record.rundir import RunDir
@@ -26,7 +26,7 @@ MOST_SAMPLES = 2000
 MOST_POINTS = 200
 _FEWEST = 8
 _PIECE = 16 << 10
-_KINDS: tuple[Literal["activity", "health"], ...] = ("activity", "health")
+_KINDS: tuple[samples.Kind, ...] = ("activity", "health")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,16 +54,12 @@ def curves(run: RunDir, nodes: Mapping[str, float]) -> Curves:
     for place, (node, ahead) in enumerate(nodes.items()):
         most = min(MOST_POINTS, max(_FEWEST, MOST_SAMPLES // len(nodes)))
         lines = _chosen(run.node(node) / files.SAMPLES_FILE, most, place / len(nodes))
-        for activity in samples.readable(lines["activity"], "activity", "t", "ranks"):
-            moment = activity["t"] - ahead
-            for rank, sample in activity["ranks"].items():
-                inside = sample.get("inside")
-                step = None if inside is None else inside.get("step")
-                if step is not None:
-                    steps.setdefault(int(rank), []).append((moment, float(step)))
-        for health in samples.readable(lines["health"], "health", "t"):
-            for what, value in _measured(health):
-                machines.setdefault(what, {}).setdefault(node, []).append((health["t"] - ahead, value))
+        for moment, reached in filter(None, map(drawn.steps, lines["activity"])):
+            for rank, step in reached:
+                steps.setdefault(rank, []).append((moment - ahead, step))
+        for moment, measured in filter(None, map(drawn.machine, lines["health"])):
+            for what, value in measured.items():
+                machines.setdefault(what, {}).setdefault(node, []).append((moment - ahead, value))
     return Curves(
         steps={rank: thinned(steps[rank]) for rank in sorted(steps)},
         machines={what: {node: thinned(points) for node, points in by.items()} for what, by in machines.items()},
@@ -73,28 +69,6 @@ def curves(run: RunDir, nodes: Mapping[str, float]) -> Curves:
 def thinned(points: Iterable[Point], most: int = MOST_POINTS) -> list[Point]:
     """Return at most so many of the points, in the order of time, evenly chosen; the last one is among them."""
     return _evenly(sorted(points), most)
-
-
-def _measured(health: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Give what a sample says of a machine: of its GPUs the mean use, the fullest, the hottest, all their power."""
-    gpus = health.get("gpus") or ()
-    full = [
-        100.0 * g["mem_used"] / g["mem_total"] for g in gpus if g.get("mem_total") and g.get("mem_used") is not None
-    ]
-    busy, hot, watts = (
-        [float(g[key]) for g in gpus if g.get(key) is not None] for key in ("util", "temp_c", "power_w")
-    )
-    if busy:
-        yield "gpu", sum(busy) / len(busy)
-    if full:
-        yield "gpu memory", max(full)
-    if hot:
-        yield "temperature", max(hot)
-    if watts:
-        yield "power", sum(watts)
-    for what, key in (("cpu", "cpu"), ("memory", "mem")):
-        if health.get(key) is not None:
-            yield what, float(health[key])
 
 
 def _chosen(path: Path, most: int, phase: float) -> dict[str, list[bytes]]:
