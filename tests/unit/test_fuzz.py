@@ -330,11 +330,11 @@ READERS: dict[str, Reader] = {
     "a line of a journal": Reader(
         mutated(EVENTS).map(line_of) | st.binary(max_size=200), journal.decode_line, (FrameError,), 10
     ),
-    "the fold of a journal": Reader(st.lists(mutated(EVENTS), max_size=6), folded, (), 12),
+    "the fold of a journal": Reader(st.lists(mutated(EVENTS), max_size=6), folded, (), 11),
     "a line of samples": Reader(
-        mutated(SAMPLES).map(line_of) | st.binary(max_size=200), samples.decode, (FrameError,), 8
+        mutated(SAMPLES).map(line_of) | st.binary(max_size=200), samples.decode, (FrameError,), 6
     ),
-    "what pictures take": Reader(mutated(SAMPLES).map(line_of) | st.binary(max_size=200), pictured, (), 8),
+    "what pictures take": Reader(mutated(SAMPLES).map(line_of) | st.binary(max_size=200), pictured, (), 3),
     "the rules over samples": Reader(st.lists(mutated(SAMPLES), max_size=4), sampled, (), 10),
     "a status file": Reader(mutated(STATUS), status_file, (FrameError,), 10),
     "an answer": Reader(
