@@ -47,7 +47,13 @@ def standin_bundle(salt: bytes = b"") -> Bundle:
             "clusterctl/agent/__init__.py": b"",
             **{
                 f"clusterctl/agent/{name}.py": (package / "agent" / f"{name}.py").read_bytes()
-                for name in ("protocol/__init__", "protocol/commands", "protocol/frames", "protocol/values")
+                for name in (
+                    "protocol/__init__",
+                    "protocol/commands",
+                    "protocol/frames",
+                    "protocol/quick",
+                    "protocol/values",
+                )
             },
         }
     )

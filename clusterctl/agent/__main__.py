@@ -11,7 +11,7 @@ def main(argv: list[str] | None = None) -> int:
     if command == "serve":
         from clusterctl.agent.serve import main as serve
 
-        return serve.main(arguments)
+        serve.main(arguments)
     if command == "facts":
         from clusterctl.agent import facts
 

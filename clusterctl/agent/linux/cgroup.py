@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 
 from clusterctl.agent.linux.filesystems import mounts
 from clusterctl.agent.linux.syscalls import read_bytes
@@ -108,8 +107,13 @@ def _number(path: str) -> int | None:
 
 
 def _counter(folder: str, name: str) -> int:
-    match = re.search(rb"^%s (\d+)$" % name.encode(), read_bytes(f"{folder}/memory.stat"), re.MULTILINE)
-    return int(match[1]) if match else 0
+    return _told(f"{folder}/memory.stat", name) or 0
+
+
+def _told(path: str, name: str) -> int | None:
+    """Return what a file says of a name: lines of a name, a blank and a number."""
+    pairs = (line.split(b" ") for line in read_bytes(path).splitlines())
+    return next((int(pair[1]) for pair in pairs if pair[0] == name.encode() and pair[1:] and pair[1].isdigit()), None)
 
 
 def make(name: str) -> str | None:
@@ -160,9 +164,9 @@ def remove(folder: str | None) -> None:
 def oom_kills() -> int | None:
     """Return how many processes the kernel killed for memory in our memory cgroup; `None` where that is not told."""
     for path in _oom_files():
-        match = re.search(rb"^oom_kill (\d+)$", read_bytes(path), re.MULTILINE)
-        if match:
-            return int(match[1])
+        killed = _told(path, "oom_kill")
+        if killed is not None:
+            return killed
     return None
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
 
 from clusterctl.agent.linux.syscalls import read_bytes
 from clusterctl.agent.protocol.values import value
@@ -14,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _MOST_BYTES = 4 << 20
-_OCTAL = re.compile(rb"\\([0-3][0-7]{2})")
+_OCTAL = rb"\\([0-3][0-7]{2})"
 
 
 @value(frozen=True)
@@ -54,8 +53,11 @@ def _parsed(table: bytes) -> tuple[Mount, ...]:
 
 def _plain(word: bytes) -> str:
     """Return a word of the table as text; the kernel writes blanks, line ends and backslashes as octal numbers."""
-    plain = _OCTAL.sub(lambda found: bytes([int(found[1], 8)]), word) if b"\\" in word else word
-    return plain.decode("utf-8", "surrogateescape")
+    if b"\\" in word:
+        import re
+
+        word = re.sub(_OCTAL, lambda found: bytes([int(found[1], 8)]), word)
+    return word.decode("utf-8", "surrogateescape")
 
 
 def holder(path: str, table: Iterable[Mount]) -> Mount | None:

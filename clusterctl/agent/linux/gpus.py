@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 
 from clusterctl.agent.linux.syscalls import read_bytes
 
@@ -15,6 +14,7 @@ if TYPE_CHECKING:
     from clusterctl.agent.protocol.types.machine import Gpus
 
 _DRIVER = "/proc/driver/nvidia/gpus"
+_UUID = frozenset("0123456789abcdefABCDEF-")
 _KFD = "/sys/class/kfd/kfd/topology/nodes"
 
 
@@ -48,7 +48,8 @@ def count(root: str = "") -> Gpus:
     Args:
         root: Prefix of /dev, /proc and /sys.
     """
-    devices = sum(bool(re.fullmatch(r"nvidia\d+", name)) for name in os.listdir(f"{root}/dev"))
+    names = os.listdir(f"{root}/dev")
+    devices = sum(name.startswith("nvidia") and name[len("nvidia") :].isdecimal() for name in names)
     listed = len(_information(root))
     # A container sees all devices in /proc but only its own in /dev.
     number = min(listed, devices) if listed and devices else listed or devices
@@ -65,7 +66,8 @@ def lock_names(root: str = "") -> dict[int, str]:
     names = {}
     for index, device in enumerate(_information(root)):
         uuid = device.get("GPU UUID", "")
-        if re.fullmatch(r"GPU-[0-9a-fA-F-]+", uuid):
+        digits = uuid.removeprefix("GPU-")
+        if digits != uuid and digits and not set(digits) - _UUID:
             names[index] = uuid
     if names:
         return names

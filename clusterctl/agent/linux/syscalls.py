@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import json
 import os
 import select
 import struct
 import time
+
+from clusterctl.agent.protocol import quick
 
 # Not from `typing`, whose import would be a good part of an agent's start.
 TYPE_CHECKING = False
@@ -219,14 +220,14 @@ def write_whole(path: str, data: bytes, mode: int = 0o600, *, durable: bool = Fa
 
 def write_json(path: str, value: Any) -> None:
     """Put a JSON file in place as a whole."""
-    write_whole(path, (json.dumps(value, separators=(",", ":")) + "\n").encode())
+    write_whole(path, (quick.dumps(value) + "\n").encode())
 
 
 def read_json(path: str, limit: int = 16 << 20) -> dict[str, Any] | None:
     """Return the object in a file, or `None` where there is none that can be read, or it has over `limit` bytes."""
     try:
         with open(path, "rb") as file:
-            value = json.loads(file.read(limit))
+            value = quick.loads(file.read(limit))
     except (OSError, ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None

@@ -6,9 +6,9 @@ number, an offset and raw bytes.
 
 from __future__ import annotations
 
-import json
 import struct
 
+from clusterctl.agent.protocol import quick
 from clusterctl.agent.protocol.values import value
 
 # Not from `typing`, whose import would be a good part of an agent's start.
@@ -63,7 +63,7 @@ def encode_message(message: Mapping[str, object]) -> bytes:
     Raises:
         TooLargeError: Its body would be over `MAX_FRAME`.
     """
-    body = json.dumps(message, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "surrogateescape")
+    body = quick.dumps(message, ascii_only=False).encode("utf-8", "surrogateescape")
     if len(body) > MAX_FRAME:
         raise TooLargeError(f"the message has {len(body) / 2**20:.1f} MiB and may have at most {MAX_FRAME >> 20} MiB")
     return _HEADER.pack(len(body), _MESSAGE_KIND) + body
@@ -122,7 +122,7 @@ def _decode(kind: int, body: bytes) -> Frame:
     if len(body) > MOST_VALUES and sum(body.count(mark) for mark in (b",", b"[", b"{")) > MOST_VALUES:
         raise FrameError(f"a message with over {MOST_VALUES} values")
     try:
-        message = json.loads(body.decode("utf-8", "surrogateescape"))
+        message = quick.loads(body.decode("utf-8", "surrogateescape"))
     except (ValueError, RecursionError) as error:
         raise FrameError(f"not a message: {body[:80]!r}") from error
     if not isinstance(message, dict):

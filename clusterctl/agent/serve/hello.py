@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pwd
-import re
 import sys
 import time
 
@@ -77,8 +76,9 @@ def _version() -> str:
 
 
 def _memory() -> int:
-    match = re.search(rb"^MemTotal:\s+(\d+) kB", read_bytes("/proc/meminfo"), re.MULTILINE)
-    return int(match[1]) * 1024 if match else 0
+    # Not by `re`, whose import and expressions take longer than all the rest of a greeting.
+    lines = (line.split() for line in read_bytes("/proc/meminfo").splitlines())
+    return next((int(line[1]) * 1024 for line in lines if line[:1] == [b"MemTotal:"] and line[2:] == [b"kB"]), 0)
 
 
 def _cores() -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 from clusterctl.agent.linux import spawn, syscalls
 from clusterctl.agent.protocol import commands
@@ -12,11 +13,13 @@ from clusterctl.agent.serve.session import Session
 # Not from `typing`, whose import would be a good part of an agent's start.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import NoReturn
+
     from clusterctl.agent.serve.session import Handlers
 
 
-def main(arguments: list[str]) -> int:
-    """Serve on stdin and stdout. `--idle SECONDS` changes how long silence is borne."""
+def main(arguments: list[str]) -> NoReturn:
+    """Serve on stdin and stdout, and end. `--idle SECONDS` changes how long silence is borne."""
     idle = float(arguments[1]) if arguments[:1] == ["--idle"] else commands.IDLE_SECONDS
     read, write = os.dup(0), os.dup(1)
     null = os.open(os.devnull, os.O_RDWR)
@@ -28,7 +31,9 @@ def main(arguments: list[str]) -> int:
     # For the supervisors that are forked here, too.
     spawn.allow_many_files()
     Session(read, write, idle, (node.handlers, _of_runs_and_files, _of_streams)).loop.run()
-    return 0
+    sys.stderr.flush()
+    # Nothing is left to do, and taking all modules apart would be a part of what a short look at a node costs.
+    os._exit(0)
 
 
 def _of_runs_and_files(session: Session) -> Handlers:

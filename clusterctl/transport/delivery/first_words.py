@@ -38,8 +38,11 @@ if sys.version_info < (3, 9):
     say("old", version + " " + me)
     os._exit(77)
 try:
-    import _ctypes, fcntl, json, resource, select, signal, struct, zipimport, zlib
+    import _ctypes, fcntl, resource, select, signal, struct, zipimport, zlib
     select.epoll
+    # It has to be there, but to import it is a tenth of a start.
+    if not any(finder.find_spec("json", None) for finder in sys.meta_path):
+        raise ImportError("No module named json")
 except (ImportError, AttributeError) as error:
     say("broken", me + ": " + str(error))
     os._exit(78)
@@ -189,7 +192,11 @@ for folder in folders():
     data = load(folder, digest + ".pyz")
     if data:
         break
-say("have" if data else "need", json.dumps({"python": python, "version": version}))
+try:
+    from _json import encode_basestring_ascii as quoted
+except ImportError:
+    from json.encoder import encode_basestring_ascii as quoted
+say("have" if data else "need", "{\"python\": %s, \"version\": %s}" % (quoted(python), quoted(version)))
 if not data:
     data = receive()
     folder = store(data)

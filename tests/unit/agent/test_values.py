@@ -11,7 +11,18 @@ import pytest
 import clusterctl
 from clusterctl.agent.protocol.values import value
 
-_COSTLY = {"dataclasses", "inspect", "selectors", "shutil", "socket", "tempfile", "typing", "urllib.parse"}
+_COSTLY = {
+    "dataclasses",
+    "inspect",
+    "json",
+    "re",
+    "selectors",
+    "shutil",
+    "socket",
+    "tempfile",
+    "typing",
+    "urllib.parse",
+}
 
 
 @value(frozen=True)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import os
 
 from clusterctl.agent.linux import addresses, relaunch, spawn
 from clusterctl.agent.linux.spawn import encode
-from clusterctl.agent.protocol import refusals
+from clusterctl.agent.protocol import quick, refusals
 from clusterctl.agent.protocol.commands import Command
 from clusterctl.agent.serve import hello, jobs
 
@@ -145,7 +144,7 @@ class _Node:
                 self._session.answer_error(identity, error)
 
         request: facts.Request = asked.get("request") or {}
-        running = self._session.jobs.run(program, json.dumps(request).encode(), take, end)
+        running = self._session.jobs.run(program, quick.dumps(request).encode(), take, end)
         deadlines = [float(request.get("deadline") or _PROBE_SECONDS), *(request.get("deadlines") or {}).values()]
         limit = max(deadlines) + _PROBE_SLACK
         self._session.loop.after(limit, lambda: None if running.ended else self._session.jobs.cancel(running))
@@ -220,7 +219,7 @@ def _facts(output: bytes, errors: bytes, status: int, python: str) -> facts.Fact
     """Return what the probe said: its last line, since a prologue may have written before."""
     lines = [line for line in output.splitlines() if line.strip()]
     with contextlib.suppress(ValueError, IndexError):
-        value = json.loads(lines[-1])
+        value = quick.loads(lines[-1])
         if isinstance(value, dict):
             told: facts.Facts = value  # type: ignore[assignment]
             return told
