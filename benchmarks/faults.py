@@ -48,7 +48,7 @@ def measure(rounds: int) -> Iterable[Measure]:
         restart = {"max_restarts": attempts - 1, "backoff": 0}
         bench.head.write(dict.fromkeys(bench.names, 2), job, restart=restart)
         done = bench.head.run("up", "--no-health", timeout=60.0 + 10 * attempts)
-        run = bench.head.json("ps", "-a")[-1]["run"]
+        run = bench.head.newest()
         if done.returncode != 100:
             raise RuntimeError(f"the run ended with {done.returncode}: {done.stderr}")
         folder = _folder(bench.env["XDG_STATE_HOME"], run)

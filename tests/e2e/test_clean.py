@@ -20,7 +20,7 @@ def test_nothing_is_left_of_a_run_whose_start_failed_when_it_was_prepared(head: 
         head.write_local({"command": ["true"]}, network={"master_port": port})
         refused = head.run("up", "--no-health")
     assert refused.returncode == 6, refused.stderr
-    assert on_nodes(head) == [head.json("ps", "-a")[-1]["run"]]
+    assert on_nodes(head) == [head.newest()]
 
     cleaned = head.run("clean", "--older-than", "0s", "--yes")
 
@@ -29,11 +29,29 @@ def test_nothing_is_left_of_a_run_whose_start_failed_when_it_was_prepared(head: 
     assert head.json("ps", "-a") == []
 
 
+def test_people_and_programs_get_runs_in_one_order(head: LocalHead) -> None:
+    head.write_local({"command": ["true"]})
+    for _ in range(2):
+        assert head.run("up", "--no-health").returncode == 0
+    with socket.create_server(("", 0)) as taken:
+        head.write_local({"command": ["true"]}, network={"master_port": taken.getsockname()[1]})
+        assert head.run("up", "--no-health").returncode == 6
+
+    _, *table = head.run("ps", "-a").stdout.splitlines()
+
+    ordered = [line.split()[0] for line in table]
+    assert head.run("ps", "-a", "-q").stdout.split() == ordered
+    listed = head.json("ps", "-a")
+    assert [entry["run"] for entry in listed] == ordered
+    assert listed[-1]["not_started"]
+    assert listed[0]["started"] > listed[1]["started"]
+
+
 def test_a_run_that_is_named_is_removed_alone_however_young(head: LocalHead) -> None:
     head.write_local({"command": ["true"]})
     for _ in range(2):
         assert head.run("up", "--no-health").returncode == 0
-    kept, gone = (run["run"] for run in head.json("ps", "-a"))
+    gone, kept = (run["run"] for run in head.json("ps", "-a"))
 
     cleaned = head.run("clean", gone, "--yes")
 

@@ -39,7 +39,7 @@ def prepare(head: LocalHead, *writes: str, restarts: int = 2, backoff: Any = 0, 
 
 def taken(head: LocalHead) -> list[str]:
     """What each attempt was told to go on from."""
-    run = head.json("ps", "-a")[-1]["run"]
+    run = head.newest()
     lines = head.run("logs", run, "-o", "json").stdout.splitlines()
     found = {(entry := json.loads(line))["attempt"]: entry["text"] for line in lines}
     return [found[attempt].removeprefix("resumes from ") for attempt in sorted(found)]
@@ -129,7 +129,7 @@ def test_why_an_attempt_died_is_told_and_kept_though_another_follows(head: Local
         " (not by clusterctl, and the kernel told of no lack of memory)\n"
     )
     assert f"{told}restart 1 of 3 now (rank 1 on localhost.1: killed by SIGKILL)\n" in done.stderr
-    status = head.json("status", head.json("ps", "-a")[-1]["run"])
+    status = head.json("status", head.newest())
     assert [(one["attempt"], (one["cause"] or {}).get("signal")) for one in status["attempts"]] == [
         (0, "SIGKILL"),
         (1, None),

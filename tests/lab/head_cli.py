@@ -70,6 +70,10 @@ class Head:
             stderr=subprocess.PIPE,
         )
 
+    def newest(self) -> str:
+        """Return the run that was begun last, whatever became of it."""
+        return str(max(self.json("ps", "-a"), key=lambda entry: entry["started"] or "")["run"])
+
     def json(self, *arguments: str, timeout: float = 60.0) -> Any:
         """Return what a command prints as JSON."""
         done = self.run(*arguments, "--json", timeout=timeout)

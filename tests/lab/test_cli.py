@@ -108,7 +108,7 @@ class Reader:
         return wrong
 
     def newest(self) -> str:
-        return str(self.folders["short"].json("ps", "-a")[-1]["run"])
+        return self.folders["short"].newest()
 
     @staticmethod
     def judge(row: Row, code: int, said: str) -> str:

@@ -70,7 +70,7 @@ def test_the_ranks_of_a_run_meet_on_ipv6(made: list[Node], head: Head) -> None:
     done = head.run("up", "-q", "--all", *at, timeout=200.0)
 
     assert done.returncode == 0, done.stderr
-    run = head.json("ps", "-a")[-1]["run"]
+    run = head.newest()
     texts = [json.loads(line)["text"] for line in head.run("logs", run, "--all", "-o", "json").stdout.splitlines()]
     said = [json.loads(text) for text in texts if text.startswith("{")]  # torch warns of names that it cannot look up
     assert [one["total"] for one in said] == [10.0] * 4

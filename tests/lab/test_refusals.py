@@ -130,7 +130,7 @@ def test_nodes_of_one_host_name_and_home_and_a_head_that_is_a_node_never_collide
     done = head.run("up", "--no-health", "--all")
 
     assert done.returncode == 0, done.stderr
-    run = head.json("ps", "-a")[-1]["run"]
+    run = head.newest()
     found = {(entry["node"], entry["text"]) for entry in said(head, run)}
     here = os.uname().nodename
     expected = {

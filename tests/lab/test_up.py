@@ -44,7 +44,7 @@ def said(head: Head, run: str) -> list[dict[str, object]]:
 
 
 def newest(head: Head) -> str:
-    return str(head.json("ps", "-a")[-1]["run"])
+    return head.newest()
 
 
 def nothing_left(made: Sequence[Node]) -> None:

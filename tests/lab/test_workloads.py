@@ -281,7 +281,7 @@ def test_torchrun_on_each_node_runs_ranks_that_are_seen_one_by_one(nodes: NodeFa
     assert all(f"rank {rank} local {rank % 2} sees 6\n" in said[rank] for rank in range(4)), said
     differs = "weights are not the same on all ranks at step 7: rank 3 differs from the other 3, first in `bias`"
     assert all(differs in text for text in said.values())
-    status = head.json("status", head.json("ps", "-a")[-1]["run"])
+    status = head.json("status", head.newest())
     assert [(w["rank"], w["local_rank"], w["node"], w["exit_code"]) for w in status["workers"]] == [
         (0, 0, made[0].name, 0),
         (1, 1, made[0].name, 0),
@@ -302,7 +302,7 @@ def test_a_rank_that_fails_under_torchrun_is_named_with_its_traceback(nodes: Nod
     assert done.returncode == 100, done.stdout + done.stderr
     said = f"first observed failure: rank 3 on {made[1].name}, exit code 1: ValueError: no such shard"
     assert said in done.stderr, done.stderr
-    cause = head.json("status", head.json("ps", "-a")[-1]["run"])["cause"]
+    cause = head.json("status", head.newest())["cause"]
     assert 'raise ValueError("no such shard")' in cause["traceback"]
     workloads.nothing_left(made)
 
@@ -350,7 +350,7 @@ def begin(head: Head, hosts: Sequence[dict[str, object]], directory: str) -> str
     )
     done = head.run("up", "-d", "--no-health", "--json", "--", *STEPS, "--directory", directory, timeout=workloads.LONG)
     assert done.returncode == 0, done.stderr
-    return str(head.json("ps", "-a")[-1]["run"])
+    return head.newest()
 
 
 def output(head: Head, run: str) -> str:

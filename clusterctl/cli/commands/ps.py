@@ -21,11 +21,11 @@ from clusterctl.run.rules.state import RunPhase
 def command(everything: bool, as_json: bool, color: str, quiet: bool) -> int:
     """List runs, the newest first: the active ones, or all of this head with `-a`. With `-q` only their ids.
 
-    Starts that failed before any worker ran stand last. For programs (`--json`, `-q`) the newest run is the last one.
+    Starts that failed before any worker ran stand last. `--json` and `-q` have the order of the table.
     """
     console = options.console_of(color)
     views = [listed_view_of(run) for run in all_runs()]
-    shown = [v for v in views if everything or not v.state.over or v.state.phase is RunPhase.UNREADABLE]
+    shown = newest_first([v for v in views if everything or not v.state.over or v.state.phase is RunPhase.UNREADABLE])
     for view in views:
         tell_unread(view.state, console)
     if as_json:
@@ -35,7 +35,7 @@ def command(everything: bool, as_json: bool, color: str, quiet: bool) -> int:
     elif quiet:
         console.data(*[v.state.run for v in shown])
     elif shown:
-        console.data(*render_ps(newest_first(shown), time.time(), console.out))
+        console.data(*render_ps(shown, time.time(), console.out))
         console.narrate(*adoption_hints(shown))
     else:
         console.narrate("no active run" if views else "no run yet")
