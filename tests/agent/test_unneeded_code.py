@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from clusterctl.agent.protocol.commands import Command
+from tests.agent.talk import Refused
 from tests.agent.test_node_commands import Code
 
 if TYPE_CHECKING:
@@ -85,11 +85,38 @@ def test_code_in_a_folder_that_a_person_chose_stays(place: Place) -> None:
 
 def test_code_that_was_synced_since_for_no_run_stays(place: Place) -> None:
     run = place.run()
-    prepared = place.node.home / "state/clusterctl/nodes" / run["run"] / "n/prepare.json"
-    os.utime(prepared, (1.0, 1.0))
     place.sync()
     place.clean(run)
     assert place.left() == sorted(FILES)
+
+
+@pytest.mark.parametrize("last", [0, 1])
+def test_in_whichever_order_its_runs_go_the_code_goes_with_the_last(place: Place, last: int) -> None:
+    runs = [place.run(), place.run()]
+    place.clean(runs[1 - last])
+    assert place.left() == sorted(FILES)
+    place.clean(runs[last])
+    assert place.left() == []
+
+
+def test_code_of_a_start_that_failed_before_it_was_prepared_goes_with_it(place: Place) -> None:
+    place.sync("early")
+    place.talk.close()
+    place.talk = place.node.talk(env={"HOME": str(place.node.home)})
+    place.clean({"run": "early", "node": "n"})
+    assert not place.folder.exists()
+
+
+def test_a_start_that_failed_before_it_was_prepared_takes_no_code_of_another_run_along(place: Place) -> None:
+    other = place.run()
+    place.sync("early")
+    place.talk.close()
+    place.talk = place.node.talk(env={"HOME": str(place.node.home)})
+    with pytest.raises(Refused, match="no run early"):
+        place.clean({"run": "early", "node": "n"})
+    assert place.left() == sorted(FILES)
+    place.clean(other)
+    assert place.left() == []
 
 
 def test_code_of_a_run_that_is_being_started_stays(place: Place, node: Node) -> None:
@@ -98,8 +125,6 @@ def test_code_of_a_run_that_is_being_started_stays(place: Place, node: Node) -> 
     code = Code(node, other)
     code.workdir, code.run = place.folder, "next"
     code.send(FILES)
-    prepared = node.home / "state/clusterctl/nodes" / run["run"] / "n/prepare.json"
-    os.utime(prepared, None)
     place.clean(run)
     assert place.left() == sorted(FILES)
 

@@ -46,17 +46,21 @@ class Workspace(Tree):
 
     def _known(self) -> dict[str, Any]:
         remembered = syscalls.read_json(self._file) or {}
-        return {"workdir": self.folder, "files": remembered.get("files", {}), "hashes": remembered.get("hashes", {})}
+        return {
+            "workdir": self.folder,
+            "run": remembered.get("run"),
+            "files": remembered.get("files", {}),
+            "hashes": remembered.get("hashes", {}),
+        }
 
     def brought(self) -> list[str]:
         """Return the files that the last sync left here."""
         return list(self._known()["files"])
 
-    def brought_at(self) -> float | None:
-        """Return when a sync was here last (wall clock in seconds), or `None` where none was."""
-        with contextlib.suppress(FileNotFoundError):
-            return os.stat(self._file).st_mtime
-        return None
+    def brought_for(self) -> str | None:
+        """Return the run for which a sync was here last; `None` where none was, or where it was for no run."""
+        run = self._known()["run"]
+        return run if isinstance(run, str) else None
 
     def forget(self) -> int:
         """Remove what syncs brought and nobody has changed, and the workdir if nothing else is there; return bytes."""
@@ -75,12 +79,13 @@ class Workspace(Tree):
 
     # --- looking
 
-    def compare(self, files: dict[str, list[Any]], live: str | None) -> list[str]:
+    def compare(self, files: dict[str, list[Any]], live: str | None, run: str | None = None) -> list[str]:
         """Return which files have to be sent, after removing what an earlier sync brought and this one does not have.
 
         Args:
             files: Path to size, mode and hash.
             live: Another run that uses this workdir now, or `None`.
+            run: The one for which they are brought, if any.
 
         Raises:
             RequestError: A path leads outside, or something would change under that run.
@@ -109,7 +114,7 @@ class Workspace(Tree):
         for path in gone:
             self._remove(path)
         lacking = set(need)
-        self._save({path: entry for path, entry in files.items() if path not in lacking}, fresh)
+        self._save({path: entry for path, entry in files.items() if path not in lacking}, fresh, run)
         return need
 
     def difference(self, code_hash: str) -> str | None:
@@ -179,8 +184,8 @@ class Workspace(Tree):
                 finally:
                     os.close(parent)
 
-    def _save(self, files: dict[str, Any], hashes: dict[str, Any]) -> None:
-        syscalls.write_json(self._file, {"workdir": self.folder, "files": files, "hashes": hashes})
+    def _save(self, files: dict[str, Any], hashes: dict[str, Any], run: str | None) -> None:
+        syscalls.write_json(self._file, {"workdir": self.folder, "run": run, "files": files, "hashes": hashes})
 
     def receive(self, files: list[list[Any]]) -> Receiver:
         """Return what takes the content of files in, in that order; `compare` has looked at their paths."""
@@ -190,7 +195,17 @@ class Workspace(Tree):
         """Write down what a sync has brought, and the hashes of those files as they lie there now."""
         remembered = self._known()
         remembered["files"].update({path: rest for path, *rest in files})
-        self._save(remembered["files"], {**remembered["hashes"], **hashes})
+        self._save(remembered["files"], {**remembered["hashes"], **hashes}, remembered["run"])
+
+
+def brought_for(run: str, root: str) -> Workspace | None:
+    """Return the workdir that was last synced for a run, if there is one."""
+    folder = os.path.join(root, "sync")
+    for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
+        known = syscalls.read_json(os.path.join(folder, name)) if name.endswith(".json") else None
+        if known and known.get("run") == run and isinstance(known.get("workdir"), str):
+            return Workspace(known["workdir"], root)
+    return None
 
 
 def _listing_hash(listing: Iterable[tuple[str, Any, Any]]) -> str:

@@ -193,6 +193,7 @@ class Launch:
                 return
             manifest = kept
         self._code = manifest
+        self._post(events.Traces(nodes=[h.name for h in remote]))
         step = Progress("sync", len(remote), self._post)
         parcel = Parcel(manifest, store)
         sent, errors = each(self._on(remote), lambda node, session: self._sync_node(node, session, parcel, step))

@@ -90,7 +90,7 @@ class _Sync:
             starting = hold.wait()
             entries = listing.decode(data)
             user = _user_of(place.folder, place.root, run) or starting
-            need = set(place.compare({path: entry for path, *entry in entries}, user))
+            need = set(place.compare({path: entry for path, *entry in entries}, user, run))
             return {"need": [number for number, (path, *_) in enumerate(entries) if path in need]}
 
         def compared(outcome: Outcome) -> None:

@@ -125,6 +125,11 @@ class _Runs:
         self._session.work(identity, collect)
 
     def clean(self, identity: int, asked: arguments.OfRun, epoch: int | None) -> None:
+        run = self._session.run_of(asked)
+        if not os.path.isdir(run.path) and (code := unneeded.code_of(run)) is not None:
+            # Its start failed between the sync and the first step on this node.
+            self._session.work(identity, lambda _out: {"bytes": unneeded.remove(code)})
+            return
         run = self._session.known_run(asked)
         self._session.admit(run, epoch)
         state = self._session.states.of(run)
