@@ -86,10 +86,11 @@ def said(end: End) -> str:
         return "it ended, and nobody saw how"
     if end.well:
         return "it ended with 0 while others went on"
-    return _cut(end.message) or f"exit {end.exit_code} without a word"
+    return cut(end.message) or f"exit {end.exit_code} without a word"
 
 
-def _cut(text: str) -> str:
+def cut(text: str) -> str:
+    """Return what a rank said, no longer than a line of a verdict has room for."""
     return text if len(text) <= _MOST_SAID else text[: _MOST_SAID - 1] + "…"
 
 

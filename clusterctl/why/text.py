@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from clusterctl.why.causes import cut
 from clusterctl.why.verdict import Kind
 
 if TYPE_CHECKING:
@@ -32,22 +33,24 @@ def lines(verdict: Verdict) -> Iterator[tuple[str, str]]:
         yield "seen", verdict.bundle
 
 
-def brief(verdict: Verdict, run: str, *, steps: bool = True) -> list[str]:
+def brief(verdict: Verdict, run: str, *, steps: bool = True, said: str = "") -> list[str]:
     """Return the short form, five lines at most, for whoever watches a run; nothing where nothing went wrong.
 
     Args:
         verdict: What went wrong.
         run: Its id.
         steps: Tell what to type next; else that stands beside it, and the first line says what begins here.
+        said: The error that stands beside it, and is not said again.
     """
     if verdict.kind is Kind.NONE:
         return []
     by_label: dict[str, list[str]] = {}
     for label, text in lines(verdict):
         by_label.setdefault(label, []).append(text)
+    head = by_label[HEAD][0].removesuffix(f": {cut(said)}")
     shown = [label for label in ("who", "waits", "unseen", "next") if label in by_label and (steps or label != "next")]
     return [
-        by_label[HEAD][0] if steps else f"why: {by_label[HEAD][0]}",
+        head if steps else f"why: {head}",
         *(f"  {label:6} {_first(by_label[label])}" for label in shown[:_MOST_BRIEF]),
         f"  `clusterctl why {run}` tells more",
     ]

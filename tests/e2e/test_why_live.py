@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -122,13 +122,29 @@ def test_a_failure_is_told_in_short_below_the_report_of_the_end_and_kept(make_he
     told = short_form(ended.stderr)
 
     assert ended.returncode == 100
-    assert told[0] == (
-        "why: crash MISSING_FILE, certain: rank 1 on localhost.0 failed first: FileNotFoundError: no shard of this name"
-    )
+    assert told[0] == "why: crash MISSING_FILE, certain: rank 1 on localhost.0 failed first"
     assert told[1:] == ["who    rank 1 localhost.0  job.py:4 in <module>", f"`clusterctl why {folder.name}` tells more"]
     # The controller keeps it once the run has ended, which is when `up` ends.
     wait_for((folder / "why.json").exists, what="the verdict to be kept")
     assert json.loads((folder / "why.json").read_text())["class"] == "MISSING_FILE"
+
+
+@pytest.mark.parametrize("where", ["a terminal", "one pipe"])
+def test_who_reads_output_and_report_in_one_place_reads_an_error_and_its_traceback_once(
+    make_head: MakeHead, where: str
+) -> None:
+    head = begin(make_head, FAILS)
+    if where == "a terminal":
+        with head.terminal("up", "--no-health") as screen:
+            assert screen.wait(100.0) == 100
+            told = screen.shown
+    else:
+        both = replace(head, enter=("/bin/sh", "-c", 'exec "$@" 2>&1', "sh"))
+        told = both.run("up", "--no-health", timeout=100.0).stdout
+
+    assert told.count("Traceback (most recent call last)") == 1
+    # By the traceback, and on top of the report.
+    assert " ".join(told.split()).count("FileNotFoundError: no shard of this name") == 2
 
 
 def test_a_run_that_ends_well_is_told_nothing_of_it(make_head: MakeHead) -> None:

@@ -102,7 +102,9 @@ def _why(run: RunDir, state: RunState) -> list[str]:
         told = verdict.of(run, state)
     except Exception as error:
         return [f"why: it cannot be told: {type(error).__name__}: {error}"]
-    return brief(told, run.run, steps=False) if told.kind in (Kind.CRASH, Kind.HANG, Kind.START) else []
+    if told.kind not in (Kind.CRASH, Kind.HANG, Kind.START):
+        return []
+    return brief(told, run.run, steps=False, said="" if state.cause is None else state.cause.message)
 
 
 def code_folders(run: RunDir, state: RunState) -> frozenset[str]:

@@ -137,6 +137,15 @@ class Terminal:
             width=None if isatty else 0,
         )
 
+    @property
+    def place(self) -> tuple[int, int] | None:
+        """The file, pipe or terminal that is written, as the system numbers it; `None` where it is none."""
+        try:
+            found = os.fstat(self.stream.fileno())
+        except (OSError, ValueError):
+            return None
+        return found.st_dev, found.st_ino
+
     def has_reader(self, seconds: float = 0.0) -> bool:
         """Return whether this stream still has a reader; wait at most so long for the reader to go."""
         try:
@@ -231,6 +240,11 @@ class Console:
         return cls(
             Terminal.of(sys.stdout, color=color, env=os.environ), Terminal.of(sys.stderr, color=color, env=os.environ)
         )
+
+    @property
+    def in_one_place(self) -> bool:
+        """Whether who reads stderr reads stdout above it: one terminal, one file or one pipe."""
+        return self.out.place is not None and self.out.place == self.err.place
 
     def data(self, *lines: str) -> None:
         """Write lines of data to stdout."""

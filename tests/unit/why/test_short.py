@@ -41,6 +41,13 @@ def test_beside_the_report_of_an_end_it_does_not_say_again_what_to_type() -> Non
     ]
 
 
+@pytest.mark.parametrize("error", ["ValueError: bad batch", "ValueError: " + "bad " * 99])
+def test_an_error_that_stands_beside_it_is_not_said_again(error: str) -> None:
+    failed = case(lost_peer(), raised(error), over=True)
+
+    assert brief(judge(failed), "demo-abcd", said=error)[0] == "crash EXCEPTION, certain: rank 1 on gpu01 failed first"
+
+
 @pytest.mark.parametrize(
     "given",
     [
