@@ -10,7 +10,7 @@ from clusterctl.render.ranks import fold_nodes
 from clusterctl.render.terminal.console import DIM, fit
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from clusterctl.render.terminal.console import Terminal
 
@@ -42,11 +42,21 @@ class Waiting:
         nodes: Who is to come.
         limit: Seconds after which one is given up that cannot be connected to.
         terminal: Where to; `None` for nowhere.
+        stage: What they are at now.
+        meanwhile: Called before each time that it is said: whatever it writes stands above.
     """
 
-    def __init__(self, nodes: Iterable[str], limit: float, terminal: Terminal | None) -> None:
-        self._stages = dict.fromkeys(nodes, _CONNECTING)
-        self._limit, self._terminal = limit, terminal
+    def __init__(
+        self,
+        nodes: Iterable[str],
+        limit: float,
+        terminal: Terminal | None,
+        *,
+        stage: str = _CONNECTING,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._stages = dict.fromkeys(nodes, stage)
+        self._limit, self._terminal, self._meanwhile = limit, terminal, meanwhile
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -74,6 +84,7 @@ class Waiting:
         pause = _SILENT_SECONDS
         while not self._over.wait(pause):
             pause = _TICK
+            self._meanwhile()
             stages = dict(self._stages)
             if stages:
                 text = waiting_line(stages, time.monotonic() - began, self._limit)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from clusterctl.errors import ExitCode, NodesError
 from clusterctl.plan.surroundings import of_job
 from clusterctl.render.errors import render_error
 from clusterctl.render.exec import diff_lines, end_lines, exit_code_of, folded_errors, folded_output
+from clusterctl.render.waiting import Waiting
 
 if TYPE_CHECKING:
     from clusterctl.agent.protocol.types.arguments import Program
@@ -26,6 +28,10 @@ if TYPE_CHECKING:
     from clusterctl.errors import NodeError
     from clusterctl.render.exec import Answer
     from clusterctl.render.terminal.console import Console
+
+
+_QUIET_SECONDS = 1.0
+"""Once no node has answered for so long, what others said is shown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +77,8 @@ class ExecChoices(FileChoices):
 def command(context: click.Context, choices: ExecChoices) -> int:
     """Run a command on all nodes at once, in the user's home (or `--in-job`); equal output is shown once.
 
+    On a terminal what nodes said is shown once no other has answered for a second; late ones follow.
+
     What stands after `--` is executed as it is, without a shell. What is piped in is given to each node, whole (at most
     2 MiB). Ctrl-C ends it everywhere. Exits with the largest exit code of the nodes, or with 4 if any node could not be
     reached.
@@ -91,16 +99,20 @@ def command(context: click.Context, choices: ExecChoices) -> int:
     remote = Remote(program, seconds, choices.parallel or len(hosts), console if choices.stream else None, around)
     # Lines of nodes that are there come in between where they are shown as they come.
     tell = None if choices.quiet or choices.stream else console.err
+    early = _Early([host.name for host in hosts], remote, console, folds=not (choices.diff or choices.as_json))
     try:
-        with reachable(spec, hosts, remote.begin, tell=tell) as (sessions, unreached):
-            answers, lost = remote.ends(sessions)
+        with (
+            reachable(spec, hosts, remote.begin, tell=tell, meanwhile=early.look) as (sessions, unreached),
+            Waiting(sessions, 0.0, tell, stage="running", meanwhile=early.look) as waiting,
+        ):
+            answers, lost = remote.ends(sessions, waiting)
     except UnreadError:
         return int(ExitCode.OK)
     errors = unreached | lost
     if choices.as_json:
         console.json([_entry(host.name, answers.get(host.name), errors.get(host.name)) for host in hosts])
     else:
-        _show(answers, errors, console, choices)
+        _show(answers, early.shown, errors, console, choices)
     return int(ExitCode.NODE) if errors else max(map(exit_code_of, answers.values()), default=0)
 
 
@@ -131,10 +143,47 @@ def _entry(node: str, answer: Answer | None, error: NodeError | None) -> dict[st
     }
 
 
-def _show(answers: dict[str, Answer], errors: dict[str, NodeError], console: Console, choices: ExecChoices) -> None:
-    if not choices.stream:
-        console.data(*(diff_lines if choices.diff else folded_output)(answers, console.out))
+class _Early:
+    """Shows a person what nodes have said once nobody else has said anything for a while; the late ones follow.
+
+    What is read by a program is folded as a whole, at the end.
+
+    Attributes:
+        shown: Nodes whose answers were shown.
+    """
+
+    def __init__(self, nodes: list[str], remote: Remote, console: Console, *, folds: bool) -> None:
+        self.shown: set[str] = set()
+        self._nodes, self._remote, self._console = nodes, remote, console
+        self._wanted = folds and console.out.live and console.err.live
+
+    def look(self) -> None:
+        """Show what is to be shown by now."""
+        if not self._wanted or time.monotonic() - self._remote.last < _QUIET_SECONDS:
+            return
+        answers = self._remote.answered()
+        fresh = {node: answers[node] for node in self._nodes if node in answers and node not in self.shown}
+        self.shown.update(fresh)
+        _say(fresh, self._console)
+
+
+def _say(answers: dict[str, Answer], console: Console) -> None:
+    console.data(*folded_output(answers, console.out))
+    console.narrate(*folded_errors(answers, console.err))
+
+
+def _show(
+    answers: dict[str, Answer],
+    shown: set[str],
+    errors: dict[str, NodeError],
+    console: Console,
+    choices: ExecChoices,
+) -> None:
+    if choices.diff:
+        console.data(*diff_lines(answers, console.out))
         console.narrate(*folded_errors(answers, console.err))
+    elif not choices.stream:
+        _say({node: answer for node, answer in answers.items() if node not in shown}, console)
     if not choices.quiet:
         console.narrate(*end_lines(answers, every=choices.verbose))
     if errors:

@@ -110,7 +110,7 @@ class RunScreen:
 
     @property
     def shown(self) -> Shown:
-        """The output that stands where the report will stand, below it: on one screen, or in one file (`2>&1 | tee`)."""
+        """The output that stands where the report will stand: on one screen, or in one file (`2>&1 | tee`)."""
         if not self._console.in_one_place or not self._options.output:
             return Shown()
         ranks = self._shown_ranks()

@@ -42,12 +42,13 @@ def reachable(
     *,
     of_run: bool = False,
     tell: Terminal | None = None,
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> Iterator[tuple[dict[str, Session], dict[str, NodeError]]]:
     """Give a session with every host that can be reached, and the errors of the others.
 
     Each session is given to `joined` as soon as it is there, in a thread of its own. What a run was started with
     (`of_run`) was run here before; the commands of a file are run if they were accepted.
-    `tell` is where it is said for whom is waited.
+    `tell` is where it is said for whom is waited; `meanwhile` is called before each time that it is.
 
     Raises:
         RefusedError: A command of the file was not.
@@ -62,7 +63,8 @@ def reachable(
 
     transports = Transports(spec.ssh)
     inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    with Waiting([host.name for host in hosts], spec.ssh.connect_timeout, tell) as waiting:
+    names, limit = [host.name for host in hosts], spec.ssh.connect_timeout
+    with Waiting(names, limit, tell, meanwhile=meanwhile) as waiting:
         sessions, errors = open_sessions(
             transports, hosts, inbox, parallel=spec.ssh.parallel, joined=joined, progress=waiting.at
         )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+import time
 from concurrent import futures
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING
 
 from clusterctl.agent.protocol.commands import Command
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from clusterctl.agent.protocol.types import arguments
     from clusterctl.agent.protocol.types.answers import ProgramEnd
     from clusterctl.render.terminal.console import Console
+    from clusterctl.render.waiting import Waiting
     from clusterctl.session.conversation import Session
 
 _SLACK_SECONDS = 30.0
@@ -74,6 +77,9 @@ class Remote:
         parallel: On how many nodes at once.
         console: Where lines are shown as they come, or `None`.
         around: What the program finds around it, by node; by default what a login has.
+
+    Attributes:
+        last: When a node was through last, by the monotonic clock.
     """
 
     def __init__(
@@ -90,11 +96,16 @@ class Remote:
         self._pool = ThreadPoolExecutor(max(1, parallel), thread_name_prefix="exec")
         self._collectors: dict[str, Collector] = {}
         self._running: dict[str, Future[ProgramEnd]] = {}
+        self.last = time.monotonic()
 
     def begin(self, session: Session) -> None:
         """Run it on a node, as soon as another node is through where only so many may run it at once."""
         collector = self._collectors[session.node] = Collector(session.node, self._console, self._guard)
-        self._running[session.node] = self._pool.submit(self._run, session, collector)
+        running = self._running[session.node] = self._pool.submit(self._run, session, collector)
+        running.add_done_callback(self._is_through)
+
+    def _is_through(self, _running: Future[ProgramEnd]) -> None:
+        self.last = time.monotonic()
 
     def _run(self, session: Session, collector: Collector) -> ProgramEnd:
         collector.first_stream = session.new_stream(collector.take, count=2)
@@ -103,30 +114,41 @@ class Remote:
         limit = None if self._seconds is None else self._seconds + _SLACK_SECONDS
         return session.call_async(Command.EXEC, asked).result(limit)
 
-    def ends(self, nodes: Iterable[str]) -> tuple[dict[str, Answer], dict[str, NodeError]]:
+    def ends(self, nodes: Iterable[str], waiting: Waiting) -> tuple[dict[str, Answer], dict[str, NodeError]]:
         """Wait for the nodes; return how it ended on each, and which were lost meanwhile.
 
         Raises:
             UnreadError: Nobody reads the lines that are shown as they come.
         """
-        answers: dict[str, Answer] = {}
-        lost: dict[str, NodeError] = {}
+        nodes = list(nodes)
         for node in nodes:
-            collector = self._collectors[node]
-            try:
-                result = self._result(self._running[node])
-            except futures.TimeoutError:
-                lost[node] = AgentError(node, "it did not end the command in time")
-            except AgentError as error:
-                out, err = collector.finish()
-                answers[node] = Answer(exit_code=int(ExitCode.FAILED), stdout=out, stderr=err, error=str(error))
-            except NodeError as error:
-                lost[node] = error
-            except ClusterctlError as error:
-                answers[node] = Answer(exit_code=int(ExitCode.REFUSED), error=str(error))
-            else:
-                answers[node] = answer_of(result, *collector.finish(), self._seconds)
-        return answers, lost
+            self._running[node].add_done_callback(partial(_is_there, waiting, node))
+        ends = {node: self._end(node) for node in nodes}
+        return (
+            {node: end for node, end in ends.items() if isinstance(end, Answer)},
+            {node: end for node, end in ends.items() if isinstance(end, NodeError)},
+        )
+
+    def answered(self) -> dict[str, Answer]:
+        """Return how it ended on the nodes that have ended it by now; lines that are shown as they come aside."""
+        through = [node for node, running in list(self._running.items()) if running.done()]
+        return {node: end for node in through if isinstance(end := self._end(node), Answer)}
+
+    def _end(self, node: str) -> Answer | NodeError:
+        """Wait for a node; return how it ended there, or why nobody knows."""
+        collector = self._collectors[node]
+        try:
+            result = self._result(self._running[node])
+        except futures.TimeoutError:
+            return AgentError(node, "it did not end the command in time")
+        except AgentError as error:
+            out, err = collector.finish()
+            return Answer(exit_code=int(ExitCode.FAILED), stdout=out, stderr=err, error=str(error))
+        except NodeError as error:
+            return error
+        except ClusterctlError as error:
+            return Answer(exit_code=int(ExitCode.REFUSED), error=str(error))
+        return answer_of(result, *collector.finish(), self._seconds)
 
     def _result(self, running: Future[ProgramEnd]) -> ProgramEnd:
         while self._console is not None and not running.done():
@@ -134,3 +156,7 @@ class Remote:
                 raise UnreadError
             futures.wait([running], _LOOK_SECONDS)
         return running.result()
+
+
+def _is_there(waiting: Waiting, node: str, _running: Future[ProgramEnd]) -> None:
+    waiting.at(node, "joined")
