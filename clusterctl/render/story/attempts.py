@@ -51,6 +51,20 @@ def cause_words(cause: Cause | None, why: str = "", *, message: bool = False) ->
     return f"{place}{how_it_ended(cause)}{said}"
 
 
+def cause_in_short(cause: Cause) -> str:
+    """Return the same for a column that may be cut at its end: what went wrong first, and then where."""
+    if cause.rank is None or cause.kind in (*_WORDS, "node_lost"):
+        return cause_words(cause, message=True)
+    match cause.kind:
+        case "oom":
+            how = "out of memory"
+        case "signal" if cause.signal:
+            how = cause.signal
+        case _:
+            how = safe(cause.message) or how_it_ended(cause)
+    return f"{how} (rank {cause.rank} on {safe(cause.node)})"
+
+
 def restart_news(time: float, event: Restarting, terminal: Terminal) -> list[str]:
     """Return what the live view says when another attempt is announced: why this one ended, and what comes when."""
     cause = cause_of(event.cause)

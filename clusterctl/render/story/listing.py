@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 from clusterctl.render.ranks import fold_nodes
 from clusterctl.render.status import state_cell
-from clusterctl.render.story.attempts import cause_words
-from clusterctl.render.terminal.table import Column, render_table
+from clusterctl.render.story.attempts import cause_in_short, cause_words
+from clusterctl.render.terminal.table import GAP, Column, render_table, text_of
+from clusterctl.render.terminal.wrapping import cells
 from clusterctl.render.words import stall_line, step_of
 from clusterctl.run.rules.outcome import final_cause
 from clusterctl.run.rules.state import RunPhase
@@ -23,9 +24,14 @@ if TYPE_CHECKING:
     from clusterctl.render.terminal.table import Cell
     from clusterctl.run.rules.state import RunState
 
+    _Row = dict[str, Cell | str]
+
 _NOT_STARTED = "not started"
-_LEAST_WIDTH = {"NODES": 100, "RANKS": 72, "STEP": 72, "PROGRESS": 72, "STARTED": 50}
-"""On a narrower terminal a column makes room for the ids of runs and for why they ended."""
+_GIVEN_UP = ("NODES", "RANKS", "PROGRESS", "STEP", "STARTED", "TOOK")
+"""On a narrow terminal these make room, in this order, for the ids of runs and for why they ended."""
+
+_ENOUGH = 26
+"""So much of why a run ended is worth those columns."""
 
 _WIDE = 100
 """From so many columns on there is room for which attempt a step is of."""
@@ -65,15 +71,32 @@ def render_ps(
     """
     wide = terminal.width is None or terminal.width >= _WIDE
     rows = [_row(view, now, wide=wide) for view in views]
-    left_out = {title for title, least in _LEAST_WIDTH.items() if terminal.width is not None and terminal.width < least}
-    if all(view.state.over for view in views):
-        left_out.add("PROGRESS")
-    if sizes is None:
-        left_out.add("SIZE")
-    else:
+    if sizes is not None:
         rows = [row | {"SIZE": size(sizes[view.state.run])} for row, view in zip(rows, views, strict=True)]
-    columns = [column for column in _COLUMNS if column.title not in left_out]
+    left_out = {"PROGRESS"} if all(view.state.over for view in views) else set[str]()
+    columns = [c for c in _COLUMNS if c.title not in left_out and (c.title != "SIZE" or sizes is not None)]
+    if terminal.width is not None:
+        columns = _fitting(columns, rows, terminal.width)
+        if _needed(columns, rows) > terminal.width:
+            rows = [row | {"WHY": _why(view, short=True)} for row, view in zip(rows, views, strict=True)]
     return render_table(columns, [[row[c.title] for c in columns] for row in rows], terminal, header=header)
+
+
+def _fitting(columns: list[Column], rows: Sequence[_Row], width: int) -> list[Column]:
+    """Return the columns for which there is room; the reason needs no more of it than tells what it is."""
+    for title in _GIVEN_UP:
+        if _needed(columns, rows, most=_ENOUGH) <= width:
+            break
+        columns = [column for column in columns if column.title != title]
+    return columns
+
+
+def _needed(columns: Sequence[Column], rows: Sequence[_Row], most: int | None = None) -> int:
+    """Return how many cells a table needs of which nothing is cut, but reasons that are longer than `most`."""
+    widest = {c.title: max((cells(text_of(row[c.title])) for row in rows), default=0) for c in columns}
+    if most is not None:
+        widest["WHY"] = min(widest["WHY"], most)
+    return sum(max(cells(title), taken) for title, taken in widest.items()) + GAP * (len(columns) - 1)
 
 
 def adoption_hints(views: Sequence[RunView]) -> list[str]:
@@ -96,7 +119,7 @@ _COLUMNS = (
 )
 
 
-def _row(view: RunView, now: float, *, wide: bool) -> dict[str, Cell | str]:
+def _row(view: RunView, now: float, *, wide: bool) -> _Row:
     state = view.state
     end = now if state.ended is None else state.ended
     progress = view.last_progress_s
@@ -109,8 +132,12 @@ def _row(view: RunView, now: float, *, wide: bool) -> dict[str, Cell | str]:
         "RANKS": str(state.world_size or "-"),
         "STEP": "-" if view.step is None else step_of(view.step, state.attempt if wide else 0),
         "PROGRESS": "-" if progress is None or state.over or state.stall is not None else f"{duration(progress)} ago",
-        "WHY": _why_it_ended(state) if state.over else _remark(view),
+        "WHY": _why(view),
     }
+
+
+def _why(view: RunView, *, short: bool = False) -> str:
+    return _why_it_ended(view.state, short=short) if view.state.over else _remark(view)
 
 
 def _when(time: float, now: float) -> str:
@@ -121,16 +148,17 @@ def _when(time: float, now: float) -> str:
     return f"{began:%m-%d %H:%M}" if began.year == today.year else f"{began:%Y-%m-%d}"
 
 
-def _why_it_ended(state: RunState) -> str:
+def _why_it_ended(state: RunState, *, short: bool) -> str:
     if state.phase is RunPhase.UNREADABLE:
         return "cannot be read: `clusterctl clean` removes it"
     if state.phase is RunPhase.SUCCEEDED:
         return f"after {plural(state.attempt, 'restart')}" if state.attempt > 0 else ""
     cause = final_cause(state)
     if cause is not None and cause.kind == "start_failed":
-        return cause.message
+        # The column of states already says that nothing was started.
+        return cause.message.removesuffix("; nothing was started")
     if cause is not None:
-        return cause_words(cause, message=True)
+        return cause_in_short(cause) if short else cause_words(cause, message=True)
     return "" if state.phase is RunPhase.CANCELLED or state.exit_code is None else f"exit {state.exit_code}"
 
 

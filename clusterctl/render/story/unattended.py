@@ -50,7 +50,7 @@ class Unattended:
 
     @property
     def short(self) -> str:
-        """What becomes of it, for a column."""
+        """What becomes of it, for a column: no longer than there is room for on a narrow terminal."""
         match self.fate:
             case Fate.GOES_ON:
                 return "unattended"
@@ -59,9 +59,9 @@ class Unattended:
             case Fate.STOPPING:
                 return "unattended: stops now"
             case Fate.STOPPED:
-                return "unattended: workers stopped"
+                return "unattended: stopped"
             case Fate.WAITS:
-                return "unattended: no worker runs"
+                return "unattended: waits"
 
     def error(self, run: str) -> str:
         """Return what ends a command that followed the run."""

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
     from clusterctl.render.terminal.console import Terminal
 
-_GAP = "  "
+GAP = 2
+"""Blanks between columns."""
+
 _NARROWEST = 6
 
 
@@ -40,6 +42,11 @@ class Cell:
     style: tuple[str, ...] = ()
 
 
+def text_of(cell: Cell | str) -> str:
+    """Return the text that a cell will show."""
+    return safe(cell.text if isinstance(cell, Cell) else cell)
+
+
 def render_table(
     columns: Sequence[Column], rows: Sequence[Sequence[Cell | str]], terminal: Terminal, *, header: bool = True
 ) -> list[str]:
@@ -56,7 +63,7 @@ def render_table(
 def _shrink(widths: list[int], columns: Sequence[Column], limit: int | None) -> None:
     if limit is None:
         return
-    excess = sum(widths) + len(_GAP) * (len(widths) - 1) - limit
+    excess = sum(widths) + GAP * (len(widths) - 1) - limit
     for index in sorted(range(len(columns)), key=lambda i: (columns[i].shrink, i), reverse=True):
         if excess <= 0 or not columns[index].shrink:
             return
@@ -70,7 +77,7 @@ def _line(row: Sequence[Cell], columns: Sequence[Column], widths: Sequence[int],
     for cell, column, width in zip(row, columns, widths, strict=True):
         text = fit(cell.text, width, terminal.glyphs)
         texts.append(pad(terminal.style(text, *cell.style), width, right=column.right))
-    return fit_end(_GAP.join(texts))
+    return fit_end((" " * GAP).join(texts))
 
 
 def fit_end(line: str) -> str:

@@ -107,6 +107,47 @@ def test_on_no_terminal_an_id_or_a_reason_is_left_out(width: int) -> None:
     assert max(map(len, lines)) <= width
 
 
+ALIKE = [
+    pytest.param({"kind": "signal", "signal": "SIGKILL"}, "SIGKILL (rank 1 on", id="a signal"),
+    pytest.param({"kind": "oom", "signal": "SIGKILL"}, "out of memory (rank 1", id="memory"),
+    pytest.param({"kind": "exit", "exit_code": 1, "message": "ValueError: bad"}, "ValueError: bad", id="an error"),
+    pytest.param({"kind": "exit", "exit_code": 3}, "exit code 3 (rank 1", id="a code"),
+    pytest.param({"kind": "node_lost"}, "gpu-node-07 was lost", id="a node"),
+    pytest.param({"kind": "time_limit"}, "the time limit was reached", id="a limit"),
+]
+
+
+@pytest.mark.parametrize("width", [60, 80])
+@pytest.mark.parametrize(("cause", "told"), ALIKE)
+def test_on_a_narrow_terminal_what_went_wrong_stands_before_where(
+    width: int, cause: dict[str, object], told: str
+) -> None:
+    why = Cause(node="gpu-node-07", rank=1, **cause)  # type: ignore[arg-type]
+    long = view(ENDED, run="resnet-q2w3", no_exit=replace(KILLED, node="a-node-whose-name-fills-a-line.example"))
+
+    _, row = render_ps([long, view(ENDED, no_exit=why)], NOW, terminal(width), header=False)
+
+    assert told in row
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100])
+def test_columns_make_room_for_ids_and_reasons_only_where_there_is_none(width: int) -> None:
+    error = Cause(kind="exit", node="gpu02", rank=1, exit_code=1, message="FileNotFoundError: " + "no such file " * 9)
+    long = view(ENDED, run="resnet50-sweep-q2w3", no_exit=error)
+    header, row = render_ps([long], NOW, terminal(width))
+
+    assert row.startswith("resnet50-sweep-q2w3  failed")
+    assert "FileN" in row
+    assert ("STARTED" in header, "STEP" in header) == (width >= 80, width >= 80)
+    assert "RANKS" in render_ps([view(RUNNING)], NOW, terminal(80))[0]
+
+
+def test_nobody_is_told_twice_that_nothing_was_started() -> None:
+    failed = Cause(kind="start_failed", message="4 checks failed; nothing was started")
+
+    assert last_column(ENDED, no_exit=failed) == "4 checks failed"
+
+
 def test_sizes_are_shown_where_they_are_known() -> None:
     header, row = render_ps([view(ENDED)], NOW, terminal(), sizes={"crash-gq4d": 229376})
 
