@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from clusterctl.why import causes, collectives, hang
 from clusterctl.why.places import place_of
-from clusterctl.why.seen import WAITS, computes
+from clusterctl.why.seen import WAITS, computes, ranks_named, wait_of
 from clusterctl.why.verdict import Class, Confidence, Culprit, Kind, Verdict, Waiting
 from clusterctl.wording import fold_ranks
 
@@ -41,7 +41,7 @@ def judge(case: Case) -> Verdict | None:
         kind=Kind.HANG,
         cls=Class.EXITED_EARLY,
         confidence=_confidence(left, waiting, alive) if surely else Confidence.LIKELY,
-        summary=f"{_ended(left)} while ranks {fold_ranks([rank.rank for rank in waiting])} wait for their peers",
+        summary=f"{_ended(left)} while {wait_of([rank.rank for rank in waiting])} for their peers",
         culprits=_culprits(left) if len(left) <= len(waiting) else (*_culprits(left), *_culprits(waiting)),
         waiting=(Waiting(ranks=fold_ranks([rank.rank for rank in waiting]), where=None, op="wait for their peers"),),
         next=causes.advice(Class.EXITED_EARLY, case.run, left[0].rank, None),
@@ -50,12 +50,12 @@ def judge(case: Case) -> Verdict | None:
 
 def _perhaps(left: list[Rank], waiting: list[Rank]) -> Verdict:
     """A look at one moment of a run that moves: those that are through may belong to no group that is still used."""
-    numbers = fold_ranks([rank.rank for rank in waiting])
+    numbers = ranks_named([rank.rank for rank in waiting])
     return Verdict(
         kind=Kind.HANG,
         cls=Class.EXITED_EARLY,
         confidence=Confidence.AMBIGUOUS,
-        summary=f"{_ended(left)}, and ranks {numbers} may wait for their peers",
+        summary=f"{_ended(left)}, and {numbers} may wait for their peers",
         culprits=(*_culprits(left), *_culprits(waiting)),
     )
 

@@ -86,8 +86,7 @@ def _through_others(seen: Seen, found: Sequence[Behind], held: Collection[int]) 
         return seen.verdict(
             how_absent(seen, free),
             Confidence.LIKELY if len(free) == 1 else Confidence.AMBIGUOUS,
-            f"{seen.called(free)} waits in no process group, and {ranks_named(sorted(held))} wait"
-            + because(seen, free),
+            f"{seen.called(free)} waits in no process group, and {wait_of(sorted(held))}" + because(seen, free),
             free,
             lambda rank: why_absent(seen, rank),
         )
@@ -101,7 +100,7 @@ def _through_others(seen: Seen, found: Sequence[Behind], held: Collection[int]) 
             [alone],
             lambda rank: f"in {collectives.op_of(seen.looks[rank])}, and no other rank is in a message",
         )
-    return seen.nobody(f"{ranks_named(sorted(held))} wait, and none of those that could be seen is missing")
+    return seen.nobody(f"{wait_of(sorted(held))}, and none of those that could be seen is missing")
 
 
 def _with_a_message(seen: Seen, found: Sequence[Behind]) -> int | None:

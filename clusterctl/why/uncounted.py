@@ -9,7 +9,6 @@ from clusterctl.why import collectives, links
 from clusterctl.why.places import Doing, at_network, waits_for
 from clusterctl.why.seen import WAITS, because, computes, how_absent, ranks_named, wait_of, why_absent
 from clusterctl.why.verdict import Class, Confidence
-from clusterctl.wording import fold_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -68,7 +67,7 @@ def odd_one(seen: Seen) -> Verdict | None:
         return seen.verdict(
             cls,
             Confidence.LIKELY if len(others) == 1 or 2 * len(others) < len(waits) else Confidence.AMBIGUOUS,
-            f"{seen.called(others)} is where no other rank is; ranks {fold_ranks(waits)} wait" + because(seen, others),
+            f"{seen.called(others)} is where no other rank is; {wait_of(waits)}" + because(seen, others),
             others,
             lambda rank: why_absent(seen, rank),
         )

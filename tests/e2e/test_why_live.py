@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,6 +50,7 @@ class Hung:
     run: str
     status: dict[str, Any]
     why: CompletedProcess[str]
+    ended: LocalHead
 
     @property
     def folder(self) -> Path:
@@ -66,14 +68,15 @@ def begin(make_head: MakeHead, script: str, **stall: str) -> LocalHead:
 def hung(make_head: MakeHead) -> Hung:
     left = begin(make_head, HANGS)
     run = left.start()
-    followed = begin(make_head, HANGS, action="stop").run("up", "--no-health", timeout=150.0)
+    ended = begin(make_head, HANGS, action="stop")
+    followed = ended.run("up", "--no-health", timeout=150.0)
 
     def status() -> dict[str, Any]:
         told: dict[str, Any] = json.loads(left.run(*typed("clusterctl status --json")).stdout)
         return told
 
     wait_for(lambda: bool((status()["stall"] or {}).get("verdict")), 90.0, "the verdict of a stall", every=1.0)
-    return Hung(left, followed, run, status(), left.run("why", run, "--json"))
+    return Hung(left, followed, run, status(), left.run("why", run, "--json"), ended)
 
 
 def short_form(text: str) -> list[str]:
@@ -113,6 +116,14 @@ def test_it_is_kept_with_the_run_for_programs_and_for_people(hung: Hung) -> None
     assert kept == hung.status["stall"]["verdict"]
     assert (hung.folder / "why.txt").read_text().startswith("hang NOT_JOINED, likely: rank 1 on localhost.0")
     assert "who    rank 1 localhost.0  job.py:5 in load\n" in (hung.folder / "why.txt").read_text()
+
+
+def test_whoever_asks_for_how_long_a_stall_had_lasted_when_it_was_ended_hears_one_length(hung: Hung) -> None:
+    """The rule is sure only a while after it begins to suspect, and the run is ended a while after that."""
+    told = "".join(hung.ended.run(*words).stdout for words in (("status",), ("ps", "-a")))
+    report = hung.followed.stderr.partition("stopping every worker")[2]
+
+    assert len(set(re.findall(r"for (\d+) s \(limit", told + report))) == 1
 
 
 def test_a_failure_is_told_in_short_below_the_report_of_the_end_and_kept(make_head: MakeHead) -> None:

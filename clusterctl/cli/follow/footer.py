@@ -48,11 +48,10 @@ class Footer:
             self._looked = now
             self._look(state)
         watched = Watched(ranks=ranks, written=self._written, owns=owns, keys=keys)
-        line = last_line(state, watched, self._pace, time.time(), self._terminal.glyphs)
+        width = None if self._terminal.width is None else self._terminal.width - 1
+        line = last_line(state, watched, self._pace, time.time(), self._terminal.glyphs, width)
         if line:
-            width = self._terminal.width
-            shown = fit(line, None if width is None else width - 1, self._terminal.glyphs)
-            self._terminal.transient(self._terminal.style(shown, DIM))
+            self._terminal.transient(self._terminal.style(fit(line, width, self._terminal.glyphs), DIM))
 
     def _look(self, state: RunState) -> None:
         """See how far the first rank is."""

@@ -83,12 +83,13 @@ def dated(moment: float, text: str, now: float) -> str:
     return f"{day}{then:%H:%M:%S} {text}"
 
 
-def present(state: RunState) -> list[str]:
-    """Return what is wrong with a run now, for whoever has just come."""
+def present(state: RunState, now: float) -> list[str]:
+    """Return what is wrong with a run now (head's wall clock), for whoever has just come."""
     if state.over:
         return []
     away = [words.away_now(node) for node in state.nodes.values() if node.link == "unreachable"]
     troubles = [words.health_news(event) for event in state.troubles.values()]
-    stall = state.stall
+    # Of a run that is being ended it is known for how long nothing had moved then.
+    stall = state.stall if state.stall is None or state.reason is not None else state.stall.grown(now)
     hints = [] if stall is None else [words.stall_line(stall), *words.stall_hints(state.run, stall.phase)]
     return [*away, *troubles, *hints]

@@ -210,7 +210,7 @@ class RunScreen:
                 self._console.narrate(rule(piece, self._console.err))
             else:
                 self._write(self._folder.feed(piece, time.monotonic()))
-        self._narrate(*present(self.state))
+        self._narrate(*present(self.state, time.time()))
 
     def _tell(self, moment: float, event: events.ControllerEvent) -> None:
         if isinstance(event, events.Phase) and self._options.phases:

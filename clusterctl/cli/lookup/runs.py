@@ -159,10 +159,10 @@ def _verdict(run: RunDir, state: RunState) -> dict[str, Any] | None:
 
 def _with_stall_age(state: RunState) -> RunState:
     """Let the age of a stall grow: the journal holds what it was when the rule changed its mind."""
-    if state.stall is None or state.over:
+    if state.stall is None or state.reason is not None or state.over:
         return state
-    grown = max(0.0, time.time() - state.stall.at)
-    return replace(state, stall=replace(state.stall, since_s=round(state.stall.since_s + grown, 1)))
+    grown = state.stall.grown(time.time())
+    return replace(state, stall=replace(grown, since_s=round(grown.since_s, 1)))
 
 
 def _activity(

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from clusterctl.render.ranks import count, fold_ranks
+from clusterctl.render.terminal.console import fit
+from clusterctl.render.terminal.wrapping import cells
 from clusterctl.render.words import step_of
 from clusterctl.wording import duration
 
@@ -65,8 +67,10 @@ def speed_text(speed: float) -> str:
     return f"{speed:.1f} it/s" if speed >= 0.1 else f"{1 / speed:.0f} s/it"
 
 
-def last_line(state: RunState, watched: Watched, pace: Pace, now: float, glyphs: Glyphs) -> str:
-    """Return the line; "" where there is nothing to tell.
+def last_line(
+    state: RunState, watched: Watched, pace: Pace, now: float, glyphs: Glyphs, width: int | None = None
+) -> str:
+    """Return the line; "" where there is nothing to tell. Where it is too long the keys stay.
 
     Args:
         state: The run.
@@ -74,6 +78,7 @@ def last_line(state: RunState, watched: Watched, pace: Pace, now: float, glyphs:
         pace: How far it is.
         now: The head's wall clock.
         glyphs: The signs that the terminal can show.
+        width: Columns that it may take.
     """
     if state.attempt < 0 or state.over:
         return ""
@@ -89,6 +94,16 @@ def last_line(state: RunState, watched: Watched, pace: Pace, now: float, glyphs:
         parts = [state.phase.value]
     if state.created is not None:
         parts.append(duration(now - state.created))
-    if watched.keys:
-        parts += ["d detach", "^C stop" if watched.owns else "^C leave"]
-    return f" {glyphs.dot} ".join(parts)
+    keys = ["d detach", "^C stop" if watched.owns else "^C leave"] if watched.keys else []
+    return _joined(parts, keys, glyphs, width)
+
+
+def _joined(parts: list[str], keys: list[str], glyphs: Glyphs, width: int | None) -> str:
+    """Leave out what tells least, which stands last, as long as there is no room for it before the keys."""
+    dot = f" {glyphs.dot} "
+    while width is not None and len(parts) > 1 and cells(dot.join([*parts, *keys])) > width:
+        parts = parts[:-1]
+    if width is not None:
+        room = width - cells(dot.join(["", *keys]))
+        parts = [fit(dot.join(parts), room, glyphs)] if room > 0 else []
+    return dot.join([*parts, *keys])

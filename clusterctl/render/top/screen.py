@@ -11,7 +11,7 @@ from clusterctl.render.stats import STALE_S, remarks
 from clusterctl.render.status import render_summary
 from clusterctl.render.story.last_line import speed_text
 from clusterctl.render.terminal.console import BOLD, DIM, fit
-from clusterctl.render.terminal.wrapping import cells
+from clusterctl.render.terminal.wrapping import cells, wrapped
 from clusterctl.render.top.order import SORTS, in_order
 from clusterctl.render.top.scene import Level, finest, leaves_of, rows_at
 from clusterctl.render.top.table import busy_text, mean_trend, table
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from clusterctl.render.top.scene import Leaf, Scene
 
 _MOST_NEWS = 4
+_MOST_OF_ONE = 3
 _WIDE = 10_000
 _FOLDED = {Level.RANKS: "", Level.NODES: "a row a node", Level.ALIKE: "nodes that are alike in one row"}
 
@@ -69,10 +70,14 @@ def _head(scene: Scene, now: float, terminal: Terminal, width: int) -> list[str]
     news = lines[1:] + [f"  {line}" for line in remarks(scene.nodes, now)]
     if len(news) > _MOST_NEWS:
         news = [*news[: _MOST_NEWS - 1], f"  {len(news) - _MOST_NEWS + 1} more: `clusterctl status`"]
-    # The first line carries colours, unless it has to be cut; the others are plain.
-    bare = strip_colours(lines[0])
-    first = lines[0] if cells(bare) <= width else fit(bare, width, terminal.glyphs)
-    return [first] + [fit(line, width, terminal.glyphs) for line in news]
+    news = [part for line in news for part in wrapped(line, width)[:_MOST_OF_ONE]]
+    return [_within(line, width, terminal) for line in (lines[0], *news)]
+
+
+def _within(line: str, width: int, terminal: Terminal) -> str:
+    """Return a line as it is, and without its colours where it has to be cut."""
+    bare = strip_colours(line)
+    return line if cells(bare) <= width else fit(bare, width, terminal.glyphs)
 
 
 def _as_of(scene: Scene, leaves: Sequence[Leaf], level: Level, now: float, terminal: Terminal) -> str:
@@ -110,7 +115,12 @@ def _whole(scene: Scene, leaves: Sequence[Leaf], terminal: Terminal) -> list[str
 
 
 def _foot(order: Order, first: int, room: int, total: int, terminal: Terminal) -> str:
-    marks = ((key, f"[{word}]" if word == order.by else word) for key, word in SORTS.items())
-    keys = " ".join(word if word.strip("[]").startswith(key) else f"{key}:{word}" for key, word in marks)
     shown = f"{first + 1}-{min(first + room, total)} of {total}  " if total > room else ""
-    return terminal.style(fit(f"{shown}q leave  f fold  sort: {keys}", terminal.width, terminal.glyphs), DIM)
+    words = [(f"[{word}]" if word == order.by else word, key) for key, word in SORTS.items()]
+    keys = " ".join(word if word.strip("[]").startswith(key) else f"{key}:{word}" for word, key in words)
+    foot = f"{shown}q leave  f fold  sort: {keys}"
+    if terminal.width is not None and cells(foot) > terminal.width:
+        # The keys alone: a word that is cut is none.
+        keys = " ".join(f"[{word}]" if word == order.by else key for key, word in SORTS.items())
+        foot = f"{shown}q leave  f fold  sort: {keys}"
+    return terminal.style(fit(foot, terminal.width, terminal.glyphs), DIM)

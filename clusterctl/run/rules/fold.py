@@ -177,7 +177,7 @@ def apply_head(state: RunState, time: float, event: head.ControllerEvent) -> Run
         case head.Attempt():
             return _attempt(state, time, event)
         case head.Decided():
-            return _decided(state, event)
+            return _decided(state, time, event)
         case head.Restarting():
             return _restarting(state, time, event)
         case head.StallSeen():
@@ -199,10 +199,11 @@ def apply_head(state: RunState, time: float, event: head.ControllerEvent) -> Run
             assert_never(event)
 
 
-def _decided(state: RunState, event: head.Decided) -> RunState:
+def _decided(state: RunState, time: float, event: head.Decided) -> RunState:
     if event.attempt != state.attempt or state.reason is not None:
         return state
-    return changed(state, phase=RunPhase.STOPPING, reason=event.reason, reason_text=event.message)
+    stall = None if state.stall is None else state.stall.grown(time)
+    return changed(state, phase=RunPhase.STOPPING, reason=event.reason, reason_text=event.message, stall=stall)
 
 
 def _restarting(state: RunState, time: float, event: head.Restarting) -> RunState:

@@ -185,8 +185,7 @@ def _unhealthy_message(unhealthy: Mapping[str, str]) -> str:
 
 def _stall_message(stall: StallView, now: float) -> str:
     # Kept for good: for how long it was when the run was ended, not when the rule changed its mind.
-    since = stall.since_s + max(0.0, now - stall.at)
-    return f"{stall.reason or 'no progress'} for {span(since)} (limit {span(stall.limit_s)})"
+    return f"{stall.reason or 'no progress'} for {span(stall.grown(now).since_s)} (limit {span(stall.limit_s)})"
 
 
 def _left_alone(state: RunState) -> bool:

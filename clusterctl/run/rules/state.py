@@ -197,6 +197,10 @@ class StallView:
     evidence: str | None = None
     until: float | None = None
 
+    def grown(self, now: float) -> StallView:
+        """Return it as it is at a moment (head's wall clock): its length grows, and its event tells that of then."""
+        return changed(self, since_s=self.since_s + max(0.0, now - self.at))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunState:

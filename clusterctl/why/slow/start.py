@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from clusterctl.why.places import at_storage, place_of, waits_for
-from clusterctl.why.seen import WAITS, computes
+from clusterctl.why.seen import WAITS, computes, wait_of
 from clusterctl.why.verdict import Class, Confidence, Culprit, Kind, Verdict, Waiting
 from clusterctl.wording import fold_ranks
 
@@ -43,7 +43,7 @@ def judge(case: Case) -> Verdict | None:
         cls=Class.SLOW,
         confidence=Confidence.LIKELY if len(late) == 1 or whole else Confidence.AMBIGUOUS,
         summary=f"{named} {_does(looks[late[0]])} {case.unbegun:.0f} s after the start; "
-        f"ranks {fold_ranks(waiting)} wait for their peers",
+        f"{wait_of(waiting)} for their peers",
         culprits=tuple(_culprit(rank, nodes[rank], looks[rank]) for rank in late[:_MOST_NAMED]),
         waiting=(Waiting(ranks=fold_ranks(waiting), where=place_of(looks[waiting[0]]).where, op=None),),
         next=(f"clusterctl stacks {case.run} --rank {fold_ranks(late)}", f"clusterctl logs {case.run}"),

@@ -46,6 +46,24 @@ def test_the_line_says_what_is_followed_and_how_to_leave(
     assert line == expected
 
 
+@pytest.mark.parametrize(
+    ("width", "watched", "expected"),
+    [
+        pytest.param(59, {}, "following rank 0 of 8 · step 412 · d detach · ^C stop", id="speed and age go first"),
+        pytest.param(50, {}, "following rank 0 of 8 · d detach · ^C stop", id="then the step"),
+        pytest.param(35, {}, "following ran… · d detach · ^C stop", id="then whom"),
+        pytest.param(
+            59, {"written": False}, "importing… (8 of 8 workers up, no out… · d detach · ^C stop", id="importing"
+        ),
+        pytest.param(20, {}, "d detach · ^C stop", id="nothing but keys"),
+    ],
+)
+def test_however_narrow_the_terminal_the_keys_stay(width: int, watched: dict[str, Any], expected: str) -> None:
+    seen = pace((0.0, 381), (10.0, 412))
+
+    assert last_line(RUNNING, replace(WATCHED, **watched), seen, 1720.0, UNICODE, width) == expected
+
+
 def test_a_step_is_told_with_its_attempt_once_there_are_several() -> None:
     line = last_line(replace(RUNNING, attempt=2), WATCHED, pace((1715.0, 118), (1719.0, 120)), 1720.0, UNICODE)
 

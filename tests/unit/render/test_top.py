@@ -18,6 +18,7 @@ from clusterctl.render.top.bars import bar, trend
 from clusterctl.render.top.order import SORTS, Order, in_order
 from clusterctl.render.top.scene import Level, Row, Scene, leaves_of, rows_at
 from clusterctl.render.top.screen import render_top
+from clusterctl.run.rules.blame import Cause
 from clusterctl.run.rules.events import Health
 from clusterctl.run.rules.state import NodeState, RunPhase, RunState, WorkerPhase, WorkerState
 
@@ -75,6 +76,25 @@ def test_a_rank_stands_beside_its_gpu(narrow: Terminal) -> None:
         ["gpu00", "1", "pending", "101", "-", "1", "▍", "10%", "8/80", "GiB", "60", "C", "300", "W", "0%"],
     ]
     assert lines[-1].startswith("q leave  f fold  sort: [node] rank")
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_on_a_narrow_screen_a_failure_goes_on_in_the_next_line_and_every_key_is_named(
+    new_screen: type[Screen], width: int
+) -> None:
+    failed = Cause(
+        kind="exit", node="gpu02", rank=1, exit_code=1, message="ValueError: no rows in batch 20", certain=True
+    )
+    shown = scene()
+    assert shown.view is not None
+    over = replace(shown.view.state, phase=RunPhase.FAILED, no_exit=failed, exit_code=100)
+    lines = picture(replace(shown, view=replace(shown.view, state=over)), new_screen(width=width).terminal)
+
+    told = " ".join(" ".join(lines[:4]).split())
+    assert "rank 1 on gpu02, exit code 1: ValueError" in told
+    assert "no rows in batch 20" in told
+    assert max(map(len, (*lines[:4], lines[-1]))) <= width
+    assert set(SORTS) <= set(lines[-1].partition("sort: ")[2])
 
 
 def test_what_a_rank_said_last_stands_beside_it_where_there_is_room(new_screen: type[Screen]) -> None:
