@@ -298,11 +298,8 @@ class Launch:
             step.through(node, len(ranks))
 
         _, errors = each(self._on(list(by_name)), start)
-        # The address alone says enough of the first attempt; another one is named.
-        detail = f"master {plan.master_addr}:{plan.master_port}" + (
-            f" · attempt {plan.attempt}" if plan.attempt else ""
-        )
-        step.end(detail, failed=bool(errors))
+        again = f" · attempt {plan.attempt}" if plan.attempt else ""
+        step.end(f"master {plan.master_addr}:{plan.master_port}{again}", failed=bool(errors))
         raise_first(errors)
 
 
