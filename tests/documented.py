@@ -80,6 +80,7 @@ STORY: Final = [
     Row("clusterctl up"),
     Row("clusterctl up -- --epochs 3"),
     Row("clusterctl up --timings"),
+    Row("clusterctl sync --dry-run"),
     Row("clusterctl sync"),
     Row("clusterctl sync --pull 'ckpt/**'"),
     Row("clusterctl up -d", folder="long"),

@@ -35,7 +35,7 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
         "clusterctl cp NODE:out/log.txt .",
         "clusterctl cp 'all:out/*.txt' results/",
     ),
-    "sync": ("clusterctl sync", "clusterctl sync --pull 'ckpt/**'"),
+    "sync": ("clusterctl sync", "clusterctl sync --dry-run", "clusterctl sync --pull 'ckpt/**'"),
     "bench": ("clusterctl bench --plot scaling.png",),
     "config": ("clusterctl config --ranks", "clusterctl config --env 5"),
     "init": (

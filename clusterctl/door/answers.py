@@ -180,7 +180,10 @@ RESULTS: dict[Command, Shape] = {
             "still": maybe(real()),
         },
     ),
-    Command.MANIFEST: record({"need": many(whole(0, 1 << 32), 1 << 22)}),
+    Command.MANIFEST: record(
+        {"need": many(whole(0, 1 << 32), 1 << 22)},
+        {"going": whole(), "gone": many(_PATH, 100), "user": maybe(_NAME)},
+    ),
     Command.COPY: record({"need": many(whole(0, 1 << 32), 1 << 22), "folder": _PATH, "name": maybe(_PATH)}),
     Command.RECEIVE: record({}, {"written": whole(), "hash": maybe(_DIGEST)}),
     Command.FETCH: record({"files": many(row(_PATH, BYTES, whole(0, 1 << 16)), 1 << 20)}),

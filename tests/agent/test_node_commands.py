@@ -246,6 +246,16 @@ class Code:
     def compare(self, files: dict[str, list[Any]], run: str | None = "") -> list[str]:
         return self.compared(self.ask_to_compare(files, run))
 
+    def look(self, files: dict[str, list[Any]], run: str | None = None) -> dict[str, Any]:
+        """Ask what a sync of these files would do."""
+        data = listing.encode((path, *entry) for path, entry in files.items())
+        stream, names = next(self._streams), list(files)
+        whose = {"workdir": str(self.workdir), "run": run, "look": True}
+        number = self.talk.post(Command.MANIFEST, **whose, stream=stream, size=len(data))
+        self._send_data(stream, data)
+        answer = self.talk.answer(number)
+        return {**answer, "need": [names[index] for index in answer["need"]]}
+
     def bring(self, content: bytes) -> dict[str, Any]:
         """Send what was needed when files were compared last."""
         stream = next(self._streams)

@@ -32,6 +32,7 @@ class Command(str, Enum):
     CONNECT = "connect"  # {address, port, nonce, timeout, payload} -> {ok, ms, error, source}, of a payload also
     #   {payload, sent: taken by the peer's kernel, received, still: seconds since anything moved}
     MANIFEST = "manifest"  # {workdir, run, stream, size} then `size` bytes of `listing` -> {need: [number in it]}
+    #   {look: true} changes nothing -> {need, going: to be removed, gone: [first paths], user: a live run there}
     RECEIVE = "receive"  # {manifest: its stream, stream} then data of what it needed -> {written, hash}
     COPY = "copy"  # {folder, target, inside, stream, size} then a `listing` -> {need, folder}; RECEIVE takes the files
     FETCH = "fetch"  # {workdir, pattern, links, of, stream} -> data of each file, then {files: [[path, size, mode]]}

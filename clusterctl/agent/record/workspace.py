@@ -25,6 +25,28 @@ Entry = "tuple[int, int, str]"
 _PRIVATE = 0o700
 
 
+@dataclass(frozen=True)
+class Differences:
+    """What a sync has to do to a workdir.
+
+    Attributes:
+        need: Files whose content has to come.
+        modes: Files that have other permissions, and those that they are to have.
+        gone: What an earlier sync brought and this one does not have.
+        hashes: Size, time, inode and hash of the files that were read.
+    """
+
+    need: list[str]
+    modes: list[tuple[str, int]]
+    gone: list[str]
+    hashes: dict[str, Any]
+
+    @property
+    def changed(self) -> list[str]:
+        """All files that will be another."""
+        return [*self.need, *self.gone, *(path for path, _ in self.modes)]
+
+
 @dataclass
 class Workspace(Tree):
     """One workdir and what is known of it.
@@ -40,9 +62,12 @@ class Workspace(Tree):
     def __post_init__(self) -> None:
         name = hashlib.sha256(os.fsencode(os.path.realpath(self.folder))).hexdigest()[:32]
         place = os.path.join(self.root, "sync")
-        os.makedirs(place, mode=_PRIVATE, exist_ok=True)
         self._file = os.path.join(place, f"{name}.json")
         self.lock_file = os.path.join(place, f"{name}.lock")
+
+    def keep(self) -> None:
+        """Make the folder in which it is written down what is known of workdirs."""
+        os.makedirs(os.path.dirname(self._file), mode=_PRIVATE, exist_ok=True)
 
     def _known(self) -> dict[str, Any]:
         remembered = syscalls.read_json(self._file) or {}
@@ -79,6 +104,29 @@ class Workspace(Tree):
 
     # --- looking
 
+    def differences(self, files: dict[str, list[Any]]) -> Differences:
+        """Return what a sync of files would do; nothing is changed.
+
+        Args:
+            files: Path to size, mode and hash.
+
+        Raises:
+            RequestError: A path leads outside.
+        """
+        for path in files:
+            check_path(path)
+        remembered = self._known()
+        fresh: dict[str, Any] = {}
+        need, modes = [], []
+        for path, (size, mode, digest) in files.items():
+            entry = self.entry(path, remembered["hashes"], fresh)
+            if entry is None or (entry[0], entry[2]) != (size, digest):
+                need.append(path)
+            elif entry[1] != mode:
+                modes.append((path, mode))
+        gone = [path for path in remembered["files"] if path not in files and self._unchanged(path, remembered, fresh)]
+        return Differences(need=need, modes=modes, gone=gone, hashes=fresh)
+
     def compare(self, files: dict[str, list[Any]], live: str | None, run: str | None = None) -> list[str]:
         """Return which files have to be sent, after removing what an earlier sync brought and this one does not have.
 
@@ -93,29 +141,20 @@ class Workspace(Tree):
         for path in files:
             check_path(path)
         make_workdir(self.folder)
-        remembered = self._known()
-        fresh: dict[str, Any] = {}
-        need, modes = [], []
-        for path, (size, mode, digest) in files.items():
-            entry = self.entry(path, remembered["hashes"], fresh)
-            if entry is None or (entry[0], entry[2]) != (size, digest):
-                need.append(path)
-            elif entry[1] != mode:
-                modes.append((path, mode))
-        gone = [path for path in remembered["files"] if path not in files and self._unchanged(path, remembered, fresh)]
-        changed = [*need, *gone, *(path for path, _ in modes)]
+        found = self.differences(files)
+        changed = found.changed
         if changed and live is not None:
             raise refusals.refused(
                 f"run {live} uses {self.folder}, and {len(changed)} files would change under it, `{changed[0]}` first",
                 f"wait for it, `clusterctl down {live}`, or set another `workdir`",
             )
-        for path, mode in modes:
+        for path, mode in found.modes:
             self.chmod(path, mode)
-        for path in gone:
+        for path in found.gone:
             self._remove(path)
-        lacking = set(need)
-        self._save({path: entry for path, entry in files.items() if path not in lacking}, fresh, run)
-        return need
+        lacking = set(found.need)
+        self._save({path: entry for path, entry in files.items() if path not in lacking}, found.hashes, run)
+        return found.need
 
     def difference(self, code_hash: str) -> str | None:
         """Return in what the workdir differs from the manifest with this hash, in words, or `None` where it does not.
@@ -185,6 +224,7 @@ class Workspace(Tree):
                     os.close(parent)
 
     def _save(self, files: dict[str, Any], hashes: dict[str, Any], run: str | None) -> None:
+        self.keep()
         syscalls.write_json(self._file, {"workdir": self.folder, "run": run, "files": files, "hashes": hashes})
 
     def receive(self, files: list[list[Any]]) -> Receiver:

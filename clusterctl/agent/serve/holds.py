@@ -26,6 +26,7 @@ class Hold:
 
     def __init__(self, place: workspace.Workspace, run: str | None) -> None:
         self.run = run
+        place.keep()
         self.fd = os.open(place.lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def wait(self) -> str | None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
 from clusterctl.cli import options
 from clusterctl.cli.choices import FileChoices, together
+from clusterctl.cli.copying.differs import differs_lines
 from clusterctl.cli.lookup.reach import sessions_of
 from clusterctl.cli.main import WithExamples
 from clusterctl.cli.words import parse_size
@@ -20,14 +21,18 @@ from clusterctl.render.ranks import count, fold_nodes
 from clusterctl.run.nodes import code
 from clusterctl.run.nodes.fan_out import each, raise_first
 from clusterctl.run.nodes.files import sensitive
-from clusterctl.run.nodes.transfer import MOST_BYTES, Fetching, Parcel, pull, push
+from clusterctl.run.nodes.transfer import MOST_BYTES, Fetching, Parcel, differs, pull, push
 from clusterctl.run.record.rundir import runs_root
 from clusterctl.wording import plural, size
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from clusterctl.config.spec import ClusterSpec, HostSpec
     from clusterctl.render.terminal.console import Console
     from clusterctl.session.conversation import Session
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +44,7 @@ class SyncChoices(FileChoices):
     pull: tuple[str, ...]
     to: str | None
     max_size: str | None
+    dry_run: bool
 
 
 @click.command("sync", cls=WithExamples)
@@ -53,6 +59,7 @@ class SyncChoices(FileChoices):
 )
 @click.option("--to", metavar="DIR", help="Where pulled files go, a folder a node; ./pulled by default.")
 @click.option("--max-size", metavar="SIZE", help="What the files of a node may have in all; 10GiB by default.")
+@click.option("--dry-run", is_flag=True, help="Only show what would be sent and removed.")
 @options.output_options
 @together(SyncChoices)
 def command(choices: SyncChoices) -> int:
@@ -64,22 +71,24 @@ def command(choices: SyncChoices) -> int:
     for option, value in (("--to", choices.to), ("--max-size", choices.max_size)):
         if value is not None and not choices.pull:
             raise click.UsageError(f"`{option}` needs `--pull`")
+    if choices.dry_run and choices.pull:
+        raise click.UsageError("`--dry-run` shows what would be pushed: leave out `--pull`")
     console = choices.console()
     spec = options.load_file(choices.path, choices.files, choices.sets, console=console).spec
     hosts = options.chosen_hosts(spec, choices.nodes, choices.exclude)
     if choices.pull:
         _pull(spec, hosts, console, choices)
     else:
-        _push(spec, hosts, console, quiet=choices.quiet)
+        _push(spec, hosts, console, choices)
     return 0
 
 
-def _push(spec: ClusterSpec, hosts: tuple[HostSpec, ...], console: Console, *, quiet: bool) -> None:
+def _push(spec: ClusterSpec, hosts: tuple[HostSpec, ...], console: Console, choices: SyncChoices) -> None:
     if spec.sync is None:
         raise RefusedError("the file says `sync: none`", hint="set `sync.source`, or leave `sync` out")
     remote = [h for h in hosts if h.transport is not TransportKind.LOCAL]
     if not remote:
-        if not quiet:
+        if not choices.quiet:
             console.narrate(f"nothing to push: local nodes use {spec.sync.source} itself")
         return
     store = code.ContentStore(runs_root().parent / "content")
@@ -88,18 +97,31 @@ def _push(spec: ClusterSpec, hosts: tuple[HostSpec, ...], console: Console, *, q
     if doubt:
         console.narrate(f"warning: {doubt}")
     parcel = Parcel(manifest, store)
-    with sessions_of(spec, remote, tell=None if quiet else console.err) as sessions:
+    with sessions_of(spec, remote, tell=None if choices.quiet else console.err) as sessions:
+        if choices.dry_run:
+            seen, errors = each(sessions, lambda node, session: differs(session, workdir_of(spec, node), parcel))
+            console.data(
+                *(line for found, nodes in _alike(seen) for line in differs_lines(nodes, found, len(manifest.files)))
+            )
+            raise_first(errors)
+            return
         sent, errors = each(
             sessions,
             lambda node, session: push(session, workdir_of(spec, node), parcel, run=None, say=lambda _what: None),
         )
-    alike: dict[str, list[str]] = {}
-    for node, (number, total) in sent.items():
-        text = f"{number} of {plural(len(manifest.files), 'file')} sent, {size(total)}"
-        alike.setdefault(text, []).append(node)
-    if not quiet:
-        console.narrate(*(f"{fold_nodes(nodes)}: {text}" for text, nodes in alike.items()))
+    if not choices.quiet:
+        of_all = plural(len(manifest.files), "file")
+        for (number, total), nodes in _alike(sent):
+            console.narrate(f"{fold_nodes(nodes)}: {number} of {of_all} sent, {size(total)}")
     raise_first(errors)
+
+
+def _alike(answers: Mapping[str, T]) -> list[tuple[T, list[str]]]:
+    """Return what nodes answered, each with the nodes that did."""
+    alike: dict[T, list[str]] = {}
+    for node, answer in answers.items():
+        alike.setdefault(answer, []).append(node)
+    return list(alike.items())
 
 
 def _pull(spec: ClusterSpec, hosts: tuple[HostSpec, ...], console: Console, choices: SyncChoices) -> None:
@@ -112,14 +134,16 @@ def _pull(spec: ClusterSpec, hosts: tuple[HostSpec, ...], console: Console, choi
     if ours and to.is_dir():
         # What was fetched is no code: the next start must not send it to every node.
         (to / ".gitignore").write_text("*\n")
+    told: dict[str, str] = {}
     for node, found in pulled.items():
         names = list(dict.fromkeys(name for files, _ in found.values() for name in files))
         console.data(*[str(to / node / name) for name in names])
-        if not choices.quiet:
-            none = [f"nothing matches `{pattern}`" for pattern, (files, _) in found.items() if not files]
-            total = sum(length for _, length in found.values())
-            what = [f"{count(len(names), 'file')}, {size(total)}"] if names else []
-            console.narrate(f"{node}: {'; '.join([*what, *none])}")
+        none = [f"nothing matches `{pattern}`" for pattern, (files, _) in found.items() if not files]
+        total = sum(length for _, length in found.values())
+        what = [f"{count(len(names), 'file')}, {size(total)}"] if names else []
+        told[node] = "; ".join([*what, *none])
+    if not choices.quiet:
+        console.narrate(*(f"{fold_nodes(nodes)}: {text}" for text, nodes in _alike(told)))
     raise_first(errors)
     if not any(files for found in pulled.values() for files, _ in found.values()):
         patterns = ", ".join(f"`{pattern}`" for pattern in choices.pull)

@@ -76,6 +76,38 @@ def push(
     return len(need), sum(size for _, size, _, _ in need)
 
 
+@dataclass(frozen=True, slots=True)
+class Differs:
+    """What a push would do to a node's workdir.
+
+    Attributes:
+        needed: Files that would be sent: path and size.
+        going: How many files would be removed.
+        gone: The first of them.
+        user: A live run that uses the workdir, so that nothing would be changed; `None` where there is none.
+    """
+
+    needed: tuple[tuple[str, int], ...]
+    going: int
+    gone: tuple[str, ...]
+    user: str | None
+
+
+def differs(session: Session, workdir: str, parcel: Parcel) -> Differs:
+    """Return what `push` would do; nothing is changed.
+
+    Raises:
+        NodeError: The node could not tell, or was lost.
+    """
+    stream, size = session.new_stream(), len(parcel.listing)
+    asked: arguments.Manifest = {"workdir": workdir, "run": None, "stream": stream, "size": size, "look": True}
+    told = session.call_async(Command.MANIFEST, asked)
+    session.send_data(stream, 0, parcel.listing)
+    found = answered(session.node, told)
+    needed = tuple((path, size) for path, size, *_ in (parcel.entries[number] for number in found["need"]))
+    return Differs(needed, found.get("going", 0), tuple(found.get("gone", ())), found.get("user"))
+
+
 def send_all(session: Session, compared: int, chunks: Iterable[bytes]) -> None:
     """Send the content of files that a node said it needs.
 

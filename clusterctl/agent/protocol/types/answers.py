@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypedDict
 
+from typing_extensions import NotRequired
+
 if TYPE_CHECKING:
     from clusterctl.agent.protocol.types.machine import Way
     from clusterctl.agent.protocol.types.records import Survivor
@@ -82,9 +84,16 @@ class Reached(TypedDict, total=False):
 
 
 class Needed(TypedDict):
-    """Numbers, in the manifest, of the files whose content a node lacks."""
+    """Numbers, in the manifest, of the files whose content a node lacks.
+
+    Where it only looked, also how many files a sync would remove (`going`), the first of them (`gone`), and the live
+    run under which all that would change.
+    """
 
     need: list[int]
+    going: NotRequired[int]
+    gone: NotRequired[list[str]]
+    user: NotRequired[str | None]
 
 
 class Lacking(Needed):

@@ -65,12 +65,13 @@ class Connect(TypedDict):
 
 
 class Manifest(TypedDict):
-    """Compare a workdir with the listing of `size` bytes that comes in `stream`."""
+    """Compare a workdir with the listing of `size` bytes that comes in `stream`; with `look` nothing is changed."""
 
     workdir: str
     run: str | None
     stream: int
     size: int
+    look: NotRequired[bool]
 
 
 class Copy(TypedDict):

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 
 _MOST_BYTES = 1 << 62
+_MOST_GONE = 100
 """No file is larger, and no number of a request."""
 
 
@@ -59,6 +60,19 @@ def _nothing(*_: object) -> None:
     pass
 
 
+def _differences(place: workspace.Workspace, run: str | None, data: bytes) -> answers.Needed:
+    """Return what a sync would do, and under which live run."""
+    entries = listing.decode(data)
+    found = place.differences({path: entry for path, *entry in entries})
+    need = set(found.need)
+    return {
+        "need": [number for number, (path, *_) in enumerate(entries) if path in need],
+        "going": len(found.gone),
+        "gone": found.gone[:_MOST_GONE],
+        "user": _user_of(place.folder, place.root, run) if found.changed else None,
+    }
+
+
 @dataclass(frozen=True)
 class _Wanted:
     """Files that were compared and are to come: who takes them in, and what is done once they are there."""
@@ -78,7 +92,10 @@ class _Sync:
         run, stream = asked.get("run"), int(asked["stream"])
 
         def compare(data: bytes) -> None:
-            self._compare(identity, place, run, stream, data)
+            if asked.get("look"):
+                self._session.work(identity, lambda _out: _differences(place, run, data))
+            else:
+                self._compare(identity, place, run, stream, data)
 
         self._gather(identity, stream, int(asked["size"]), compare)
 
