@@ -187,7 +187,9 @@ RESULTS: dict[Command, Shape] = {
     Command.COPY: record({"need": many(whole(0, 1 << 32), 1 << 22), "folder": _PATH, "name": maybe(_PATH)}),
     Command.RECEIVE: record({}, {"written": whole(), "hash": maybe(_DIGEST)}),
     Command.FETCH: record({"files": many(row(_PATH, BYTES, whole(0, 1 << 16)), 1 << 20)}),
-    Command.CHECKPOINTS: record({"found": many(_CHECKPOINT, 5000)}, {"versions": many(_VERSION, 1 << 20)}),
+    Command.CHECKPOINTS: record(
+        {"found": many(_CHECKPOINT, 5000)}, {"versions": many(_VERSION, 1 << 20), "network": flag}
+    ),
     Command.CODE: record({}, {"hash": maybe(_DIGEST), "files": table(_PATH, _DIGEST, 1 << 18)}),
     Command.IMPORT: _NOTHING,
     Command.PREPARE: record({"ports": many(_PORT, 1024)}, {"run_dir": _PATH, "python": maybe(_PATH)}),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import itertools
 import os
 from typing import TYPE_CHECKING
 
@@ -35,6 +36,13 @@ def complete(workdir: str, pattern: str) -> list[CheckpointFound]:
             shown = path if os.path.isabs(os.path.expanduser(pattern)) else os.path.relpath(path, workdir)
             checkpoints.append({"path": shown, "mtime": version[0], "size": version[1]})
     return sorted(checkpoints, key=lambda one: one["mtime"], reverse=True)[:_MOST]
+
+
+def place(workdir: str, pattern: str) -> str:
+    """Return the folder below which checkpoints lie: what a pattern names before its first wildcard."""
+    *folders, _ = os.path.join(workdir, os.path.expanduser(pattern)).split("/")
+    fixed = itertools.takewhile(lambda name: not glob.has_magic(name), folders)
+    return os.path.realpath("/".join(fixed) or "/")
 
 
 def versions(workdir: str, pattern: str) -> list[tuple[float, int]]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from clusterctl.agent.protocol.commands import Command
 from clusterctl.config.kinds import Resume
-from clusterctl.config.spec import CheckpointSpec
+from clusterctl.config.spec import CheckpointSpec, TransportKind
 from clusterctl.plan.layout import workdir_of
 from clusterctl.run.nodes.fan_out import each, names, raise_first, sessions_of
 from clusterctl.run.record.disk import write_atomically
@@ -21,7 +21,8 @@ from clusterctl.run.rules import events
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from clusterctl.agent.protocol.types import arguments
     from clusterctl.agent.protocol.types.answers import Checkpoints
@@ -124,6 +125,15 @@ def sentence_of_older(count: int, pattern: str) -> str:
     )
 
 
+def sentence_of_disks(pattern: str, *, shared: bool) -> str:
+    """Return what a person should know where each node keeps checkpoints for itself."""
+    if shared:
+        return (
+            f"`job.checkpoint.shared` says that all nodes see the same files, but `{pattern}` is on disks of their own"
+        )
+    return f"`{pattern}` is on disks of the nodes' own: a restart goes on from a checkpoint that every node has written"
+
+
 # --- doing
 
 
@@ -147,6 +157,8 @@ class Resuming:
         cancelled: threading.Event,
     ) -> None:
         self._file, self._sessions, self._post, self._cancelled = run.path / _FILE, sessions, post, cancelled
+        self._name = spec.name
+        self._here = {host.name for host in spec.hosts if host.transport is TransportKind.LOCAL}
         self._workdirs = {host.name: workdir_of(spec, host.name) for host in spec.hosts}
         self._checkpoint = spec.job.checkpoint if spec.job is not None else CheckpointSpec()
         self._restarts = spec.restart.max_restarts > 0
@@ -184,9 +196,24 @@ class Resuming:
         raise_first({node: errors[node] for node in nodes if node in errors})
         before = {node: answer["versions"] for node, answer in answers.items()}
         write_atomically(self._file, json.dumps(before).encode())
+        if self._checkpoint.resume is Resume.NEVER:
+            return
+        # Who has read it once at a start of this job knows it; what each restart takes is told anyway.
+        earlier = list(self._of_earlier_runs())
         older = {entry["path"] for answer in answers.values() for entry in answer["found"]}
-        if older and self._checkpoint.resume is Resume.THIS_RUN:
+        if older and self._checkpoint.resume is Resume.THIS_RUN and not any(map(_shows_any, earlier)):
             self._post(events.Note(text=sentence_of_older(len(older), pattern)))
+        if _on_disks_of_their_own({node: answers[node] for node in nodes}, self._here):
+            shared = self._checkpoint.shared
+            if shared or not earlier:
+                text = sentence_of_disks(pattern, shared=shared)
+                self._post(events.Note(text=text, level="warn" if shared else "info"))
+
+    def _of_earlier_runs(self) -> Iterator[Path]:
+        """Yield what was noted at earlier starts of the job, as far as their runs are still there."""
+        for path in self._file.parent.parent.glob(f"*/{_FILE}"):
+            if path != self._file and path.parent.name.rpartition("-")[0] == self._name:
+                yield path
 
     def newest(self, nodes: Sequence[str]) -> Checkpoint | None:
         """Return the newest checkpoint that counts for the run and that all nodes see complete.
@@ -226,6 +253,20 @@ class Resuming:
         except (OSError, ValueError):
             return {}
         return {node: {(mtime, size) for mtime, size in versions} for node, versions in kept.items()}
+
+
+def _shows_any(noted: Path) -> bool:
+    """Return whether some node had a file of a checkpoint when this was noted."""
+    try:
+        return any(json.loads(noted.read_text()).values())
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def _on_disks_of_their_own(answers: Mapping[str, Checkpoints], here: Collection[str]) -> bool:
+    """Return whether no node sees what another writes. Local nodes (`here`) are one machine."""
+    machines = len(answers) - max(0, sum(node in here for node in answers) - 1)
+    return machines > 1 and not any(answer.get("network", True) for answer in answers.values())
 
 
 def _versions(answer: Checkpoints) -> dict[str, Version]:

@@ -125,10 +125,14 @@ class CheckpointFound(TypedDict):
 
 
 class Checkpoints(TypedDict, total=False):
-    """Checkpoints that are complete, the newest first; time and size of every file, where that was asked for."""
+    """Checkpoints that are complete, the newest first; where that was asked for time and size of every file.
+
+    With these also whether other machines may see the files, by the kind of the file system (`network`).
+    """
 
     found: list[CheckpointFound]
     versions: list[tuple[float, int]]
+    network: bool
 
 
 class Code(TypedDict, total=False):

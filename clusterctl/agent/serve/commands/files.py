@@ -223,6 +223,7 @@ class _Sync:
             answer: answers.Checkpoints = {"found": checkpoint_files.complete(folder, pattern)}
             if asked.get("versions"):
                 answer["versions"] = checkpoint_files.versions(folder, pattern)
+                answer["network"] = rundir.is_network(checkpoint_files.place(folder, pattern))
             return answer
 
         self._session.work(identity, look)
