@@ -84,7 +84,8 @@ def render_ps(
 
 def _fitting(columns: list[Column], rows: Sequence[_Row], width: int) -> list[Column]:
     """Return the columns for which there is room; the reason needs no more of it than tells what it is."""
-    for title in _GIVEN_UP:
+    empty = {title for title in _GIVEN_UP if all(row[title] == "-" for row in rows)}
+    for title in sorted(_GIVEN_UP, key=lambda title: title not in empty):
         if _needed(columns, rows, most=_ENOUGH) <= width:
             break
         columns = [column for column in columns if column.title != title]

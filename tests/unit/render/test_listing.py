@@ -142,6 +142,16 @@ def test_columns_make_room_for_ids_and_reasons_only_where_there_is_none(width: i
     assert "RANKS" in render_ps([view(RUNNING)], NOW, terminal(80))[0]
 
 
+def test_columns_with_nothing_in_them_make_room_first() -> None:
+    error = Cause(kind="exit", node="gpu02", rank=1, exit_code=1, message="FileNotFoundError: no such file")
+    without = RunView(state=replace(ENDED, no_exit=error), attended=False)
+
+    header, _ = render_ps([without], NOW, terminal(72))
+
+    assert "STEP" not in header
+    assert "RANKS" in header
+
+
 def test_nobody_is_told_twice_that_nothing_was_started() -> None:
     failed = Cause(kind="start_failed", message="4 checks failed; nothing was started")
 
