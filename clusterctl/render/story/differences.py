@@ -7,12 +7,15 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.render.ranks import fold_nodes
-from clusterctl.render.terminal.console import BOLD
-from clusterctl.render.terminal.table import Cell, Column, render_table
+from clusterctl.render.terminal.console import BOLD, safe
+from clusterctl.render.terminal.table import GAP, Cell, Column, render_table
+from clusterctl.render.terminal.wrapping import cells, wrapped
 from clusterctl.run.record.kept.portrait import Section
 from clusterctl.wording import plural
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from clusterctl.render.terminal.console import Terminal
     from clusterctl.run.record.kept.portrait import Portrait
 
@@ -59,22 +62,71 @@ def differences(left: Portrait, right: Portrait) -> list[Difference]:
 
 
 def render_differences(left: Portrait, right: Portrait, terminal: Terminal) -> list[str]:
-    """Return a table with a part for each section in which the runs differ."""
-    columns = [
-        Column(title="", shrink=True),
-        Column(title=left.run, shrink=True),
-        Column(title=right.run, shrink=True),
-    ]
-    rows: list[list[Cell | str]] = []
-    for section, group in groupby(differences(left, right), key=lambda row: row.section):
-        found = list(group)
-        rows.append([Cell(section.value, (BOLD,)), "", ""])
-        rows += [[f"  {_name(row)}", row.left or _ABSENT, row.right or _ABSENT] for row in found[:_MOST_ROWS]]
-        if len(found) > _MOST_ROWS:
-            rows.append([f"  and {len(found) - _MOST_ROWS} more (--json)", "", ""])
-    if not rows:
+    """Return a table with a part for each section in which the runs differ.
+
+    Two values for which there is no room beside each other stand one below the other: what would be cut may be the
+    difference.
+    """
+    shown = _shown(differences(left, right))
+    if not shown:
         return [f"{left.run} and {right.run} do not differ in anything that is known of them"]
-    return [line.rstrip() for line in render_table(columns, rows, terminal)]
+    names = (left.run, right.run)
+    below = _too_wide(shown, names, terminal.width)
+    columns = [Column(title="", shrink=True), *(Column(title=name, shrink=True) for name in names)]
+    rows: list[list[Cell | str]] = [
+        [Cell(row.title, (BOLD,)) if row.heads else row.title, *(("", "") if n in below else row.values)]
+        for n, row in enumerate(shown)
+    ]
+    header, *body = render_table(columns, rows, terminal)
+    lines = [header.rstrip()]
+    for number, (row, line) in enumerate(zip(shown, body, strict=True)):
+        lines.append(line.rstrip())
+        if number in below:
+            wide = max(map(len, names))
+            lines += [f"    {name:{wide}}  {safe(value)}" for name, value in zip(names, row.values, strict=True)]
+    return [part for line in lines for part in wrapped(line, terminal.width)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shown:
+    """A row; `heads`: it is the title of those that follow."""
+
+    title: str
+    values: tuple[str, str] = ("", "")
+    heads: bool = False
+
+
+def _shown(found: Sequence[Difference]) -> list[_Shown]:
+    rows: list[_Shown] = []
+    for section, group in groupby(found, key=lambda row: row.section):
+        of_section = list(group)
+        rows.append(_Shown(title=section.value, heads=True))
+        rows += [
+            _Shown(title=f"  {_name(row)}", values=(row.left or _ABSENT, row.right or _ABSENT))
+            for row in of_section[:_MOST_ROWS]
+        ]
+        if len(of_section) > _MOST_ROWS:
+            rows.append(_Shown(title=f"  and {len(of_section) - _MOST_ROWS} more (--json)"))
+    return rows
+
+
+def _too_wide(shown: Sequence[_Shown], names: tuple[str, str], width: int | None) -> set[int]:
+    """Return the numbers of the rows without which the others have room, the widest first."""
+    below: set[int] = set()
+    title = max(cells(safe(row.title)) for row in shown)
+    left = dict(enumerate(shown))
+    while width is not None and left:
+        taken = [
+            max(cells(safe(text)) for text in (name, *(row.values[i] for row in left.values())))
+            for i, name in enumerate(names)
+        ]
+        if title + sum(taken) + 2 * GAP <= width:
+            break
+        widest = max(left, key=lambda n: sum(cells(safe(value)) for value in left[n].values))
+        if not any(left.pop(widest).values):
+            break
+        below.add(widest)
+    return below
 
 
 def _name(row: Difference) -> str:

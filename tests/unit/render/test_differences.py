@@ -11,6 +11,7 @@ from clusterctl.run.record.kept.portrait import Key, Portrait, Said, Section
 
 if TYPE_CHECKING:
     from clusterctl.render.terminal.console import Terminal
+    from tests.unit.render.conftest import Screen
 
 LR = Key(Section.ENVIRONMENT, "LR")
 TORCH = [Key(Section.VERSIONS, "torch", f"gpu{number:02}") for number in range(1, 5)]
@@ -88,6 +89,22 @@ def test_a_table_of_many_nodes_fits_80_columns(narrow: Terminal) -> None:
 
     assert max(map(len, lines)) <= 80
     assert "takes part on 200 nodes" in lines[2]
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_values_without_room_beside_each_other_stand_whole_one_below_the_other(
+    new_screen: type[Screen], width: int
+) -> None:
+    command = Key(Section.COMMAND, "runs")
+    long = "train.py " + "--option value " * 8
+    left, right = of({command: Said(f"{long}--lr 0.1"), LR: Said("1")}), of({command: Said(f"{long}--lr 0.2")}, "b")
+
+    lines = render_differences(left, right, new_screen(width=width).terminal)
+
+    told = " ".join(" ".join(lines).split())
+    assert f"runs a {long}--lr 0.1 b {long}--lr 0.2" in told
+    assert ["LR", "1", "-"] in [line.split() for line in lines]
+    assert max(map(len, lines)) <= width
 
 
 def test_runs_that_do_not_differ_are_called_so(pipe: Terminal) -> None:
