@@ -14,9 +14,8 @@ Anything else that reaches the door is a bug of ours (exit code 1) and keeps its
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,8 +58,8 @@ class ClusterctlError(Exception):
         self.hint = hint
 
 
-@dataclass(frozen=True)
-class Problem:
+# No dataclass: the help of every command would wait for those to be imported.
+class Problem(NamedTuple):
     """One mistake in a cluster file.
 
     Attributes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def show() -> None:
     from clusterctl.render.terminal.console import Console
 
     console = Console.standard()
-    here = Path("cluster.yaml").is_file()
+    here = os.path.isfile("cluster.yaml")
     console.tell(*page(__version__, _active(console.out), console.out, has_file=here))
 
 
