@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any, get_args
 
-from clusterctl.agent.protocol import events, frames
+from clusterctl.agent.protocol import events, frames, quick
 from clusterctl.agent.protocol.encoding import from_wire
 from clusterctl.agent.protocol.shapes import MisfitError, flag, many, maybe, real, record, text, whole
 from clusterctl.agent.protocol.worker_status import PID
@@ -75,7 +74,7 @@ def decode_line(line: bytes) -> tuple[events.Stamp, events.Event] | None:
     if len(line) > MOST_LINE:
         raise frames.FrameError(f"a line of {len(line)} bytes, and {MOST_LINE} are the most")
     try:
-        value = json.loads(line)
+        value = quick.loads(line)
     except (ValueError, RecursionError) as error:
         raise frames.FrameError(f"not an event: {line[:80]!r}") from error
     return decode_record(value)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any, Literal, overload
 
+from clusterctl.agent.protocol import quick
 from clusterctl.agent.protocol.frames import FrameError
 from clusterctl.agent.protocol.shapes import (
     either,
@@ -112,7 +112,7 @@ def decode(line: bytes) -> dict[str, Any]:
     if len(line) > MOST_LINE:
         raise FrameError(f"a sample of {len(line)} bytes, and {MOST_LINE} are the most")
     try:
-        value = json.loads(line)
+        value = quick.loads(line)
     except (ValueError, RecursionError) as error:
         raise FrameError(f"not a sample: {line[:80]!r}") from error
     if not isinstance(value, dict) or not isinstance(value.get("kind"), str):

@@ -25,7 +25,7 @@ def from_wire(cls: type[T], value: dict[str, Any]) -> T:
     """
     names = _names(cls)  # type: ignore[arg-type]
     try:
-        return cls(**{k: v for k, v in value.items() if k in names})
+        return cls(**{name: value[name] for name in names if name in value})
     except TypeError as error:
         raise FrameError(f"{cls.__name__}: {error}") from error
 

@@ -13,7 +13,7 @@ from clusterctl.agent.protocol.files import output_file
 from clusterctl.cli import options
 from clusterctl.cli.follow.following import code_folders
 from clusterctl.cli.follow.told import happened
-from clusterctl.cli.lookup.runs import tell_unread, view_from
+from clusterctl.cli.lookup.runs import tell_unread, told_view_of
 from clusterctl.cli.lookup.why import verdict_of
 from clusterctl.cli.main import WithExamples
 from clusterctl.cli.words import write
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from clusterctl.render.page.svg import Tick
-    from clusterctl.render.status import RunView
     from clusterctl.run.record.rundir import RunDir
     from clusterctl.run.rules.state import RunState
 
@@ -53,16 +52,17 @@ def command(reference: str | None, output: str | None, color: str, quiet: bool) 
     console = options.console_of(color)
     run = find(reference)
     terminal = Terminal(io.StringIO(), colour=False, live=False, unicode=True)
-    view, events = _view_and_events(run, terminal)
-    tell_unread(view.state, console)
+    state, attended, events = _state_and_events(run, terminal)
+    tell_unread(state, console)
+    drawn = curves(run, {node: state.ahead(node) for node in dict.fromkeys(node for _, node, _ in state.placed)})
+    view = told_view_of(run, state, attended=attended, step=drawn.slowest_since(state.running_since))
     state = view.state
-    nodes = {node: state.ahead(node) for node in dict.fromkeys(node for _, node, _ in state.placed)}
     text = story(
         Told(
             view=view,
             now=time.time(),
             events=events,
-            curves=curves(run, nodes),
+            curves=drawn,
             findings=_findings(run),
             failure=_failure(run, state, terminal),
             ends=list(_ends(run, state)),
@@ -78,8 +78,8 @@ def command(reference: str | None, output: str | None, color: str, quiet: bool) 
     return 0
 
 
-def _view_and_events(run: RunDir, terminal: Terminal) -> tuple[RunView, list[Tick]]:
-    """Return the run and what happened in it; both come from its journals, which are read once."""
+def _state_and_events(run: RunDir, terminal: Terminal) -> tuple[RunState, bool, list[Tick]]:
+    """Return the run, whether it is attended, and what happened in it; its journals are read once for both."""
     events: list[Tick] = []
 
     def load(run: RunDir) -> RunState:
@@ -88,7 +88,7 @@ def _view_and_events(run: RunDir, terminal: Terminal) -> tuple[RunView, list[Tic
         return state
 
     state, attended = visible_state(run, load)
-    return view_from(run, state, attended=attended, outputs=False), events
+    return state, attended, events
 
 
 def _failure(run: RunDir, state: RunState, terminal: Terminal) -> list[str]:

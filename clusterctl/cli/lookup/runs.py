@@ -134,6 +134,16 @@ def view_from(
     )
 
 
+def told_view_of(run: RunDir, state: RunState, *, attended: bool, step: int | None) -> RunView:
+    """Return what a page tells of a run: nothing of what its ranks do now but the step that the slowest has reached."""
+    return RunView(
+        state=_with_stall_age(state),
+        attended=attended,
+        activity={0: WorkerActivity(step=step)},
+        origin=origin.read(run),
+    )
+
+
 def unattended_of(run: RunDir, state: RunState, *, attended: bool = False) -> Unattended:
     """Return what becomes of a run that no controller follows, from its file and the last sign of one."""
     if attended or state.over:

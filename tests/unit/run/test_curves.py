@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from clusterctl.door import drawn
-from clusterctl.run.record.kept.curves import Curves, curves, thinned
+from clusterctl.render.page import svg
+from clusterctl.run.record.kept.curves import MANY_NODES, Curves, curves, thinned
 from clusterctl.run.record.rundir import RunDir
 
 GPUS = [
@@ -66,6 +67,27 @@ def test_of_long_samples_pieces_of_all_their_time_are_read(tmp_path: Path) -> No
     assert points[0][0] < 200.0
     assert points[-1][0] == 39_999.0
     assert max(later - earlier for (earlier, _), (later, _) in pairwise(points)) < 250.0
+
+
+def test_of_many_nodes_fewer_samples_are_read_over_all_their_time(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "run-aaaa")
+    nodes = [f"gpu{number}" for number in range(MANY_NODES + 1)]
+    for node in nodes:
+        run.node(node).mkdir(parents=True)
+        lines = [json.dumps(activity(float(t), r0=t)) for t in range(1000)]
+        (run.node(node) / "samples.jsonl").write_text("".join(f"{line}\n" for line in lines))
+
+    few, many = (curves(run, dict.fromkeys(some, 0.0)).steps[0] for some in (nodes[:1], nodes))
+
+    assert (len(few), few[-1][0]) == (200, 999.0)
+    assert (many[0][0], many[-1][0]) == (0.0, 999.0)
+    assert MANY_NODES == svg.MOST_LINES, "of so many a picture shows the lowest, the middle and the highest"
+
+
+def test_the_slowest_rank_is_the_one_that_was_behind_when_it_was_last_seen(tmp_path: Path) -> None:
+    found = read(tmp_path, [activity(1.0, r0=90, r1=80), activity(5.0, r0=3, r1=4), activity(6.0, r1=7)])
+
+    assert [found.slowest_since(began) for began in (None, 4.0, 5.5, 7.0)] == [3, 3, 7, None]
 
 
 def test_a_node_without_samples_has_no_curves(tmp_path: Path) -> None:

@@ -22,9 +22,12 @@ Point = tuple[float, float]
 """A wall clock time of the head, and a value."""
 
 MOST_SAMPLES = 2000
-"""Samples of each kind that are read of a run, of all its nodes together: to judge one takes up to a millisecond."""
+"""Samples of each kind that are read of a run, of all its nodes together."""
+_MOST_OF_MANY = 1000
+"""The same where there are so many nodes that a picture shows the lowest, the middle and the highest of them alone."""
+MANY_NODES = 16
 MOST_POINTS = 200
-_FEWEST = 8
+_FEWEST = 6
 _PIECE = 16 << 10
 _KINDS: tuple[samples.Kind, ...] = ("activity", "health")
 
@@ -41,6 +44,11 @@ class Curves:
     steps: Mapping[int, Sequence[Point]] = field(default_factory=dict)
     machines: Mapping[str, Mapping[str, Sequence[Point]]] = field(default_factory=dict)
 
+    def slowest_since(self, began: float | None) -> int | None:
+        """Return the least step that ranks had reached when they were last seen, of those that were seen since then."""
+        last = (points[-1] for points in self.steps.values())
+        return min((int(step) for moment, step in last if began is None or moment >= began), default=None)
+
 
 def curves(run: RunDir, nodes: Mapping[str, float]) -> Curves:
     """Return the curves of a run.
@@ -51,8 +59,9 @@ def curves(run: RunDir, nodes: Mapping[str, float]) -> Curves:
     """
     steps: dict[int, list[Point]] = {}
     machines: dict[str, dict[str, list[Point]]] = {}
+    budget = MOST_SAMPLES if len(nodes) <= MANY_NODES else _MOST_OF_MANY
+    most = min(MOST_POINTS, max(_FEWEST, budget // max(1, len(nodes))))
     for place, (node, ahead) in enumerate(nodes.items()):
-        most = min(MOST_POINTS, max(_FEWEST, MOST_SAMPLES // len(nodes)))
         lines = _chosen(run.node(node) / files.SAMPLES_FILE, most, place / len(nodes))
         for moment, reached in filter(None, map(drawn.steps, lines["activity"])):
             for rank, step in reached:
