@@ -406,7 +406,7 @@ def test_of_two_starts_at_once_the_second_is_refused_and_nothing_of_its_code_run
     code.compare(entries_of(FIRST))
     number = second.ask_to_compare(entries_of(SECOND), "second")
     code.bring(b"first")
-    with pytest.raises(Refused, match=f"run {node.run} uses .*, and 1 files would change under it, `train.py` first"):
+    with pytest.raises(Refused, match=f"run {node.run} uses .*, and 1 file would change under it, `train.py` first"):
         second.talk.answer(number)
     node.prepare(code.talk, workdir=str(code.workdir), code_hash=hash_of(FIRST))
     with pytest.raises(Refused, match=f"run {node.run} uses"):

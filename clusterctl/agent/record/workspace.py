@@ -144,8 +144,9 @@ class Workspace(Tree):
         found = self.differences(files)
         changed = found.changed
         if changed and live is not None:
+            many = f"{len(changed)} files" if len(changed) > 1 else "1 file"
             raise refusals.refused(
-                f"run {live} uses {self.folder}, and {len(changed)} files would change under it, `{changed[0]}` first",
+                f"run {live} uses {self.folder}, and {many} would change under it, `{changed[0]}` first",
                 f"wait for it, `clusterctl down {live}`, or set another `workdir`",
             )
         for path, mode in found.modes:

@@ -88,9 +88,8 @@ class Attempt:
                 raise refusals.refused(str(error)) from error
             except OSError as error:
                 if syscalls.is_full(error):
-                    raise refusals.refused(
-                        f"no space left for the output of {len(self.prepare.ranks)} workers"
-                    ) from error
+                    whose = "1 worker" if len(self.prepare.ranks) == 1 else f"{len(self.prepare.ranks)} workers"
+                    raise refusals.refused(f"no space left for the output of {whose}") from error
                 raise refusals.refusal_of(error) from error
             undo.pop_all()
         self.ports.release_others()

@@ -10,6 +10,7 @@ from clusterctl.health.check import View, node_check
 from clusterctl.health.checks import amd_presence, gpus
 from clusterctl.health.model import Action, Outcome, failed, passed, skipped, unknown, warned
 from clusterctl.health.vendors import AMD, JUDGED, VENDORS
+from clusterctl.wording import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -201,7 +202,8 @@ def vendor(view: View) -> Iterator[Outcome]:
     if whose in JUDGED:
         yield passed(f"GPUs of {VENDORS[whose].name}") if there else skipped("no GPU on the PCI bus")
     else:
-        yield warned(f"{there} GPUs of {VENDORS[whose].name}, which are not judged", value=there)
+        which = "which is" if there == 1 else "which are"
+        yield warned(f"{plural(there, 'GPU')} of {VENDORS[whose].name}, {which} not judged", value=there)
 
 
 CHECKS = (driver, lib_mismatch, model, responsive, nouveau, vendor)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from clusterctl.health.check import ClusterView, View, cluster_check
 from clusterctl.health.checks import compare
 from clusterctl.health.model import Action, Outcome, passed, skipped, unknown, warned
+from clusterctl.wording import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -52,7 +53,7 @@ def environment(view: ClusterView) -> Iterable[Outcome]:
             warned(f"{name} is {_shown(values[node], name)}, unlike elsewhere", node=node, value=name)
             for node in result.odd
         ]
-    return odd[:_MOST] or [passed(f"{len(names)} settings alike on {len(told)} nodes")]
+    return odd[:_MOST] or [passed(f"{plural(len(names), 'setting')} alike on {len(told)} nodes")]
 
 
 def _hashes(node: View) -> dict[str, str] | None:

@@ -120,7 +120,7 @@ def each(
         view: The node.
         field: Name of the value.
         judge: Says what is wrong with a value; `None` for nothing.
-        healthy: What to say when nothing is wrong; `{n}` is filled with the number of GPUs judged.
+        healthy: What to say when nothing is wrong; `{n} GPUs` (or `{n} GPUs are`) is filled with how many were judged.
         absent: What to say where no GPU has the value.
     """
     blocked = library_gate(view)
@@ -144,6 +144,8 @@ def each(
         outcomes.append(say(f"{numbers(indices)}: {why}", value=indices))
     if outcomes:
         return outcomes
+    if judged == 1:
+        healthy = healthy.replace("{n} GPUs are", "{n} GPU is").replace("{n} GPUs", "{n} GPU")
     return [passed(healthy.format(n=judged))] if judged else [skipped(absent or "not supported by this GPU or driver")]
 
 

@@ -414,7 +414,7 @@ CASES |= {
     "gpu.vendor": Case(
         {"nvml__devices": [], "driver__pci": [{**pci(0x10), "vendor": "ascend", "class": "0x1200"}]},
         WARN,
-        "1 GPUs of Huawei Ascend",
+        "1 GPU of Huawei Ascend",
         {"driver": "timeout"},
     ),
     "gpu.driver_log": Case(

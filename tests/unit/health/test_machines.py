@@ -320,7 +320,7 @@ def test_checks_that_do_not_know_a_vendor_leave_its_gpus_alone() -> None:
     told["groups"]["driver"]["data"]["pci"] = [{**healthy.pci(0x10), "vendor": "ascend", "class": "0x1200"}]
     found = judge_node("n", told, Context(nodes={"n": Expectation(gpus=1)}))
     assert {f.status for f in found if f.check.startswith("gpu.") and f.check != "gpu.vendor"} == {SKIP}
-    assert [f.message for f in found if f.check == "gpu.vendor"] == ["1 GPUs of Huawei Ascend, which are not judged"]
+    assert [f.message for f in found if f.check == "gpu.vendor"] == ["1 GPU of Huawei Ascend, which is not judged"]
 
 
 def test_insufficient_power_is_answered_with_cables_and_not_with_a_reboot() -> None:
