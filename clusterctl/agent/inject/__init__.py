@@ -1,5 +1,7 @@
 """Puts a small shim into the workers, through the environment alone and without touching user code.
 
+TARGET is STATE_ROOT/inject/CONTENT, the same for all runs that have the same shim, so that PYTHONPATH is the same, too.
+
     TARGET/sitecustomize.py       first on PYTHONPATH; arms the shim in the process that is the rank
     TARGET/_clusterctl_shim/      the shim (`shim/` here): counters, status file, stack dumps by signal
     TARGET/_clusterctl_fork/      the zygote (`forked/` here), from which ranks are forked where that is asked for
@@ -16,8 +18,11 @@ Files in the status directory (a 0700 directory on tmpfs, one per run, node and 
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import os
 import pkgutil
+import shutil
 import tempfile
 from typing import Optional
 
@@ -30,6 +35,7 @@ _FORKED = (
     "image",
     "imports",
     "late",
+    "marks",
     "origins",
     "rank",
     "serve",
@@ -50,11 +56,37 @@ _FILES = (
 )
 
 
+def folder(root: str) -> str:
+    """Where the shim of this content lies in a state root."""
+    return os.path.join(root, "inject", _content())
+
+
+def is_ours(path: bytes) -> bool:
+    """Whether an entry of PYTHONPATH is a folder of the shim, of whichever content."""
+    return os.path.basename(os.path.dirname(path)) == b"inject" and os.path.isdir(
+        os.path.join(path, b"_clusterctl_shim")
+    )
+
+
+def remove(root: str) -> None:
+    """Removes the shim of every content from a state root; to be called where no run has a directory any more."""
+    shutil.rmtree(os.path.join(root, "inject"), ignore_errors=True)
+
+
+@functools.lru_cache(maxsize=1)
+def _content() -> str:
+    digest = hashlib.sha256()
+    for package, name, destination in _FILES:
+        data = _read(package, name)
+        digest.update(b"%s %d " % (destination.encode(), -1 if data is None else len(data)) + (data or b""))
+    return digest.hexdigest()[:12]
+
+
 def install(target_dir: str) -> str:
     """Writes the shim out as real files, since an interpreter starting up can import nothing else.
 
-    Works from a zip as well as from a directory; each file is replaced atomically, so it may be called again while
-    workers run.
+    Works from a zip as well as from a directory; a file that is not as it shall be is replaced atomically, so it may be
+    called again while workers run.
 
     Args:
         target_dir: Where to; created with mode 0700 if missing.
@@ -69,8 +101,9 @@ def install(target_dir: str) -> str:
     os.makedirs(target, mode=0o700, exist_ok=True)
     for package, name, destination in _FILES:
         data = _read(package, name)
-        if data is not None:
-            _write(os.path.join(target, destination), data)
+        path = os.path.join(target, destination)
+        if data is not None and not _holds(path, data):
+            _write(path, data)
     return target
 
 
@@ -92,6 +125,14 @@ def _read(package: str, name: str) -> Optional[bytes]:  # noqa: UP045  (Python 3
         return pkgutil.get_data(package, name)
     except OSError:
         return None  # a bundle built without this file: the name it would give raises ImportError when used
+
+
+def _holds(path: str, data: bytes) -> bool:
+    try:
+        with open(path, "rb") as file:
+            return file.read(len(data) + 1) == data
+    except OSError:
+        return False
 
 
 def _write(path: str, data: bytes) -> None:

@@ -16,6 +16,7 @@ from clusterctl.agent.protocol import quick
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Iterator
     from typing import Any
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -148,6 +149,20 @@ def set_title(title: str) -> None:
         ctypes.memmove(
             start, title.encode("utf-8", "surrogateescape")[: end - start - 1].ljust(end - start, b"\0"), end - start
         )
+
+
+@contextlib.contextmanager
+def short_path(folder: str, name: str) -> Iterator[str]:
+    """Yield a short name of a socket in a folder: an address has room for 107 bytes, whatever a path has.
+
+    Raises:
+        OSError: There is no such folder.
+    """
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{fd}/{name}"
+    finally:
+        os.close(fd)
 
 
 def _fallocate(fd: int, mode: int, offset: int, length: int) -> None:

@@ -153,6 +153,8 @@ GPU_MEMORY = "gpu_memory"
 """Code of the alarm that memory of a GPU is not free after the attempt that used it."""
 FORKED, NOT_FORKED = "forked", "not_forked"
 """Codes of what is said where ranks should be forked: that they were, and what that saves, or why they were not."""
+KEPT = "kept"
+"""Code of what is said at the end of a run whose imports are kept for the next one, or could not be."""
 PORT_TAKEN = "port_taken"
 """Code of the alarm that somebody else listens on a port of the workers'; it ends the attempt."""
 

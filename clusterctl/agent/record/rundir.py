@@ -1,5 +1,6 @@
 """Where things lie on a node: the state root, the directory of a run, and each file in it.
 
+STATE_ROOT/inject/CONTENT/  warm/NODE/RUN
 STATE_ROOT/nodes/RUN/NODE/
   journal.jsonl  samples.jsonl  epoch  lease  prepare.json  supervisor.log  lock  socket
   attempt-N/  start.json  tallies  sent/  rank-R.log  rank-R.idx  rank-R.spawn  rank-R.exit  rank-R.error.json
@@ -138,6 +139,11 @@ class RunDir:
         return self.file("lock")
 
     @property
+    def warm(self) -> tuple[str, str]:
+        """Folder and name of the socket where what it leaves for the next run of its node is asked for."""
+        return os.path.join(self.root, "warm", _safe(self.node)), _safe(self.run)
+
+    @property
     def journal(self) -> str:
         """The journal."""
         return self.file(files.JOURNAL_FILE)
@@ -166,11 +172,6 @@ class RunDir:
     def log(self) -> str:
         """What the supervisor itself has to say."""
         return self.file("supervisor.log")
-
-    @property
-    def inject(self) -> str:
-        """What is put into workers through PYTHONPATH."""
-        return self.file("inject")
 
     def attempt(self, attempt: int) -> str:
         """Return the directory of an attempt."""

@@ -13,8 +13,10 @@ import socket
 import struct
 from typing import TYPE_CHECKING
 
+from clusterctl.agent.linux import syscalls
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from contextlib import AbstractContextManager
 
     from clusterctl.agent.record.rundir import RunDir
 
@@ -65,10 +67,12 @@ class Seat:
         return replaced
 
     def leave(self) -> None:
-        """Take the socket away; the lock ends with the process."""
+        """Take the socket away, and give the lock back."""
         if _place(self._run.socket) == self._socket:
             with contextlib.suppress(OSError):
                 os.unlink(self._run.socket)
+        self.listener.close()
+        os.close(self._lock)
 
 
 def connect(run: RunDir) -> socket.socket:
@@ -133,14 +137,8 @@ def _listen(run: RunDir) -> tuple[socket.socket, tuple[int, int] | None]:
     return listener, _place(run.socket)
 
 
-@contextlib.contextmanager
-def _short(run: RunDir) -> Iterator[str]:
-    """Yield a name of the socket that is short enough: an address has room for 107 bytes, whatever a path has."""
-    folder = os.open(run.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield f"/proc/self/fd/{folder}/{os.path.basename(run.socket)}"
-    finally:
-        os.close(folder)
+def _short(run: RunDir) -> AbstractContextManager[str]:
+    return syscalls.short_path(run.path, os.path.basename(run.socket))
 
 
 def _of(info: os.stat_result) -> tuple[int, int]:

@@ -13,6 +13,7 @@ import time
 import traceback
 from typing import TYPE_CHECKING, Any
 
+from clusterctl.agent import inject
 from clusterctl.agent.linux import aside, ports, proc, relaunch
 from clusterctl.agent.linux.loop import Loop
 from clusterctl.agent.members import guardians, marks
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from clusterctl.agent.linux.aside import Out
     from clusterctl.agent.protocol.types.samples import Health
     from clusterctl.agent.record.rundir import RunDir
+    from clusterctl.agent.supervisor.forking.zygote import Zygote
 
 TICK_SECONDS = 0.25
 _UNATTENDED_SECONDS = 600.0
@@ -41,10 +43,15 @@ _STEPS = 10
 
 
 class Supervisor:
-    """Everything of one run on this node."""
+    """Everything of one run on this node.
 
-    def __init__(self, run: RunDir, place: seat.Seat) -> None:
-        """Go on from what the run directory says."""
+    Attributes:
+        kept: The zygote that is to be kept for another run, once this one has ended.
+    """
+
+    def __init__(self, run: RunDir, place: seat.Seat, warm: Zygote | None = None) -> None:
+        """Go on from what the run directory says, with the zygote that another run has left."""
+        self.kept: Zygote | None = None
         self._run, self._seat = run, place
         self._loop = Loop(self._failed)
         self._said = ("", 0.0)
@@ -61,7 +68,7 @@ class Supervisor:
         self._activity: sampling.Activity | None = None
         self._health: sampling.Health | None = None
         self._peers = listening.Peers(self._loop, self._do, self._say)
-        self._forking = forking.Forking(self._loop, run, self._marks, self._record)
+        self._forking = forking.Forking(self._loop, run, self._marks, self._record, warm)
         self._ending = False
         self._commands = {
             commands.Command.IMPORT: self._import,
@@ -235,7 +242,8 @@ class Supervisor:
     def _touch(self) -> None:
         """Touch everything that the run will need, so that who tidies up does not take it for forgotten."""
         archive = relaunch.root()
-        paths = [self._run.path, *self._claims.paths, *([archive] if os.path.isfile(archive) else [])]
+        paths = [self._run.path, inject.folder(self._run.root), *self._claims.paths]
+        paths += [archive] if os.path.isfile(archive) else []
 
         def work(_out: Out) -> dict[str, Any]:
             keeping.touch(paths)
@@ -322,13 +330,25 @@ class Supervisor:
             self._forking.let_go()
         return {}
 
-    def _finish(self, arguments: dict[str, Any]) -> dict[str, Any]:
+    def _finish(self, arguments: dict[str, Any]) -> listening.Answer:
         if self._attempt is not None:
             # Where nothing was started there is nothing to wait for: a start that failed elsewhere is undone like this.
             self._attempt.abandon()
             if not self._attempt.ending.swept:
                 number = self._attempt.number
                 raise refusals.refused(f"attempt {number} of run {self._run.run} has not ended on this node")
+        later = listening.Later()
+        left = self._attempt is None or bool(self._attempt.ending.remaining)
+        if (
+            arguments.get("keep")
+            and not left
+            and self._forking.rest(lambda zygote: later.give(lambda: self._finished(arguments, zygote)))
+        ):
+            return later
+        return self._finished(arguments, None)
+
+    def _finished(self, arguments: dict[str, Any], warm: Zygote | None) -> dict[str, Any]:
+        self.kept = warm
         if self._state.finished is None and not self._forking.early:
             self._record(events.Finished(str(arguments.get("state", "")), int(arguments.get("exit_code") or 0)))
         self._forking.close()
@@ -341,7 +361,9 @@ class Supervisor:
             kept.remove_folder(self._run.status_dir(number))
         self._run.unmake_memory()
         self._loop.after(0.05, self._loop.stop)
-        return {}
+        return (
+            {} if warm is None else {"kept": {"bytes": warm.told["kilobytes"] * 1024, "seconds": warm.asked.keep_warm}}
+        )
 
     def _replicated(self, offsets: dict[str, int]) -> None:
         if self._attempt is None:

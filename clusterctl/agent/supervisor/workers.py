@@ -177,11 +177,11 @@ def _environment(
 
 def install_shim(run: RunDir) -> bool:
     """Put the shim for workers in place. A worker without it trains as well; only less can be told about it."""
-    if os.pathsep in run.inject:
-        # The state root itself holds a colon: on PYTHONPATH it would be two folders, neither of them ours.
+    if os.pathsep in run.root:
+        # On PYTHONPATH it would be two folders, neither of them ours.
         return False
     try:
-        inject.install(run.inject)
+        inject.install(inject.folder(run.root))
     except OSError:
         return False
     return True
@@ -189,7 +189,7 @@ def install_shim(run: RunDir) -> bool:
 
 def _injected(run: RunDir, status_dir: str, pythonpath: bytes | None) -> dict[bytes, bytes]:
     existing = None if pythonpath is None else pythonpath.decode("utf-8", "surrogateescape")
-    added = inject.environment(run.inject, status_dir, existing)
+    added = inject.environment(inject.folder(run.root), status_dir, existing)
     return {encode(name): encode(value) for name, value in added.items()}
 
 

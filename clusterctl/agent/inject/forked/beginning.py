@@ -40,6 +40,7 @@ class Beginning:
         self.wanted: list[imports.Wanted] = []
         self._files: dict[str, tuple[int, int]] = {}
         self._origins: dict[str, origins.Origin] = {}
+        self._folders: dict[str, int] = {}
 
     def look(self) -> list[imports.Wanted]:
         """Return what is to be imported, as things lie now.
@@ -63,6 +64,7 @@ class Beginning:
         A file that was written meanwhile may have been read before, or have come too late.
         """
         self._origins = origins.now(missed, since=self._began)
+        self._folders = origins.folders()
         now = time.time_ns()
         for file, (time_ns, size) in cannot.imported_files().items():
             self._files[file] = (-1 if self._began <= time_ns <= now else time_ns, size)
@@ -79,4 +81,9 @@ class Beginning:
             return self._target.script or self._folder
         now = cannot.imported_files()
         changed = next((file for file, known in self._files.items() if now.get(file) != known), None)
-        return changed or origins.changed(self._origins)
+        return changed or origins.changed(self._origins) or self._folder_changed()
+
+    def _folder_changed(self) -> str | None:
+        """Return a folder in which something was installed or removed: its metadata, too, may have been asked for."""
+        now = origins.folders()
+        return next((folder for folder, known in self._folders.items() if now.get(folder) != known), None)

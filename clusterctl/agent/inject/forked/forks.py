@@ -11,7 +11,7 @@ import contextlib
 import json
 import os
 
-from . import cannot, rank, state
+from . import cannot, marks, rank, state
 from .cannot import CannotForkError
 from .target import Target
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, NoReturn
 
-_RLIMIT_LOCKS = 10
 _MOST_REASON = 1000
 
 
@@ -95,11 +94,9 @@ def _part(descriptors: list[int]) -> bool:
 
 def _wait(descriptors: list[int], go: int, ready: int, worker: int) -> NoReturn:
     """Become the agent's waiter: a small process that knows nothing of all this."""
-    import resource
-
     request, told, report, _, *keep = descriptors
     argv = content(request)["waiter"]
-    resource.setrlimit(_RLIMIT_LOCKS, (resource.getrlimit(_RLIMIT_LOCKS)[1],) * 2)
+    marks.untag()
     null = os.open(os.devnull, os.O_RDWR)
     # A Python that cannot start says why on its stderr.
     for source, target in ((null, 0), (null, 1), (report, 2)):

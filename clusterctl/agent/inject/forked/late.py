@@ -35,16 +35,20 @@ def watch(names: Iterable[str]) -> _Watched:
     return watched
 
 
-def end(watched: _Watched) -> None:
-    """Note no longer.
+def end(watched: _Watched, changes: Iterable[str]) -> list[str]:
+    """Note no longer; return which of `changes` somebody has asked for: in another run the answer would be another.
 
     Raises:
-        CannotForkError: Somebody has asked: in a rank the answer would have been another.
+        CannotForkError: Somebody has asked for another: in a rank the answer would have been another.
     """
     _put(dict(watched))
-    if watched.asked:
-        names = ", ".join(sorted({os.fsdecode(name) for name in watched.asked}))
-        raise CannotForkError(f"what was imported has read {names}, whose value each rank gets at its start")
+    asked = {os.fsdecode(name) for name in watched.asked}
+    of_a_rank = sorted(asked.difference(changes))
+    if of_a_rank:
+        raise CannotForkError(
+            f"what was imported has read {', '.join(of_a_rank)}, whose value each rank gets at its start"
+        )
+    return sorted(asked)
 
 
 def _put(values: dict[bytes, bytes]) -> None:
@@ -52,7 +56,7 @@ def _put(values: dict[bytes, bytes]) -> None:
         setattr(environ, "_data", values)  # noqa: B010 - typeshed knows nothing of it
 
 
-def changes(before: dict[bytes, bytes]) -> dict[bytes, bytes]:
+def set_since(before: dict[bytes, bytes]) -> dict[bytes, bytes]:
     """Return what was set since then."""
     return {name: value for name, value in os.environb.items() if before.get(name) != value}
 

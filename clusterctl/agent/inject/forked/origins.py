@@ -50,6 +50,18 @@ def changed(known: dict[str, Origin]) -> str | None:
     return next((name for name, origin in known.items() if _origin(name) != origin), None)
 
 
+def folders() -> dict[str, int]:
+    """Return when something was last installed in, or removed from, each folder of installed modules."""
+    found = {}
+    for path in sys.path:
+        if os.path.basename(path) in ("site-packages", "dist-packages"):
+            try:
+                found[path] = os.stat(path).st_mtime_ns
+            except OSError:
+                continue
+    return found
+
+
 def _origin(name: str) -> Origin:
     """Return the file of a module, and the folders of a package; nothing where there is no such module."""
     above = name.rpartition(".")[0]

@@ -1,6 +1,7 @@
 """The zygote's own work: import what is asked for, say so, and fork a rank at each request until the supervisor ends.
 
-A request is one byte with descriptors: see `forks`.
+A request is one byte with descriptors: `f` asks for a fork (see `forks`), `k` to be kept for another run, and `?`
+whether it can still serve, as a process of the run that is described.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import socket
 import sys
 import time
 
-from . import cannot, forks, image, imports, late, rank, state
+from . import cannot, forks, image, imports, late, marks, rank, state
 from .beginning import Beginning
 from .cannot import CannotForkError
 
@@ -48,7 +49,11 @@ def _serve(sock: socket.socket) -> Callable[[], None]:
         if not word:
             os._exit(0)
         if word == b"?":
+            marks.put_on(forks.content(descriptors[0]))
             _say(sock, {"changed": beginning.changed()})
+        elif word == b"k":
+            marks.take_off()
+            _say(sock, {"kept": True})
         elif forks.fork(descriptors):
             sock.detach()
             return forks.become(descriptors)
@@ -72,19 +77,20 @@ def _import(spec: dict[str, Any]) -> tuple[Beginning, set[str], dict[str, Any]]:
     cannot.check_python()
     beginning = Beginning(spec)
     # Tried now: a kernel that does not allow it is no surprise to a rank then.
-    image.show([b"clusterctl-agent zygote " + os.fsencode(spec["title"])], dict(os.environb))
+    image.show(marks.title(spec["title"]), dict(os.environb))
     before = dict(os.environb)
-    watched = late.watch(spec["late"])
+    watched = late.watch([*spec["late"], *spec["changes"]])
     wanted = beginning.look()
     missed = imports.bring(wanted)
-    late.end(watched)
-    state.changes = late.changes(before)
+    read = late.end(watched, spec["changes"])
+    state.changes = late.set_since(before)
     cannot.check(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     sys.stdout.flush()
     sys.stderr.flush()
     rank.settle_memory()
     modules = sorted({name.partition(".")[0] for name, _ in wanted})
-    return beginning, missed, {"modules": modules, "seconds": time.monotonic() - began, "kilobytes": _memory()}
+    told = {"modules": modules, "seconds": time.monotonic() - began, "kilobytes": _memory(), "read": read}
+    return beginning, missed, told
 
 
 def _memory() -> int:

@@ -10,6 +10,7 @@ import shutil
 import time
 from typing import TYPE_CHECKING, Any
 
+from clusterctl.agent import inject
 from clusterctl.agent.members import sweep
 from clusterctl.agent.protocol import files, refusals
 from clusterctl.agent.protocol.commands import Command, ErrorKind
@@ -17,6 +18,7 @@ from clusterctl.agent.record import authority, output_reader, rundir, secrets
 from clusterctl.agent.record.tally import Tallies
 from clusterctl.agent.serve import unneeded
 from clusterctl.agent.serve.summary import remaining, summary, supervised, survivors_of, workers_of
+from clusterctl.agent.supervisor.forking import kept
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -167,6 +169,7 @@ def _clean(run: RunDir, state: NodeState) -> int:
         raise refusals.refused(
             f"processes of run {run.run} still live on this node: {names}", "`clusterctl down` ends them"
         )
+    kept.end(run)
     # What a run that was never told its end has left on the tmpfs; its directory says where that is.
     secrets.forget(run)
     for attempt in range(state.attempt + 1):
@@ -182,6 +185,11 @@ def _clean(run: RunDir, state: NodeState) -> int:
     # Another node of the same run may lie beside it.
     with contextlib.suppress(OSError):
         os.rmdir(os.path.dirname(run.path))
+        os.rmdir(os.path.dirname(os.path.dirname(run.path)))
+        # It was the last one.
+        inject.remove(run.root)
+        os.rmdir(run.warm[0])
+        os.rmdir(os.path.dirname(run.warm[0]))
     return size
 
 

@@ -13,6 +13,7 @@ import struct
 import termios
 from typing import TYPE_CHECKING
 
+from clusterctl.agent import inject
 from clusterctl.agent.linux import addresses, proc, spawn
 from clusterctl.agent.protocol.commands import Command, ErrorKind
 from clusterctl.agent.protocol.refusals import RequestError
@@ -109,9 +110,7 @@ class _Streams:
             raise RequestError(ErrorKind.NOT_FOUND, f"rank {rank} of run {run.run} is not running here")
         environment = proc.environ(who.pid)
         env = {name: value for name, value in environment.items() if name not in _NOT_INHERITED}
-        others = [
-            entry for entry in environment.get(b"PYTHONPATH", b"").split(b":") if entry != spawn.encode(run.inject)
-        ]
+        others = [entry for entry in environment.get(b"PYTHONPATH", b"").split(b":") if not inject.is_ours(entry)]
         if any(others):
             env[b"PYTHONPATH"] = b":".join(others)
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any, Callable
 
+from clusterctl.agent import inject
 from clusterctl.agent.protocol import encoding, events, refusals, requests
 from clusterctl.agent.supervisor import workers
 from clusterctl.agent.supervisor.forking import starts
@@ -36,11 +37,22 @@ class Forking:
         early: Imports are all that this node was asked for so far: there is nothing to write down of their end.
     """
 
-    def __init__(self, loop: Loop, run: RunDir, marks: Marks, record: Callable[[events.Event], object]) -> None:
-        """Begin without one."""
+    def __init__(
+        self,
+        loop: Loop,
+        run: RunDir,
+        marks: Marks,
+        record: Callable[[events.Event], object],
+        warm: Zygote | None = None,
+    ) -> None:
+        """Begin with the one that another run has left, or none."""
         self._loop, self._run, self._marks, self._record = loop, run, marks, record
         self.early = False
-        self._zygote: Zygote | None = None
+        self._zygote = warm
+        self._warm = warm is not None
+        if warm is not None:
+            warm.move(loop, self._settled)
+            loop.after(_EARLY_SECONDS, self._forget)
         self._attempt: Attempt | None = None
         self._asked: requests.Forked | None = None
         self._waiting: list[tuple[Action, Action, Later]] = []
@@ -50,14 +62,19 @@ class Forking:
 
     def begin_early(self, prepare: requests.Prepare) -> None:
         """Begin with the imports of an attempt that is still to be prepared; what does not come of it is no news."""
-        if self._zygote is not None or prepare.forked is None:
+        if prepare.forked is None or (self._zygote is not None and not self._warm):
             return
         self.early = True
         with contextlib.suppress(refusals.RequestError):
             python = workers.look_for_python(prepare)
             if python is not None:
                 asked = encoding.from_wire(requests.Forked, prepare.forked)
-                self._start(asked, self._program(prepare, python, asked))
+                program = self._program(prepare, python, asked)
+                if self._zygote is not None and self._zygote.serves(asked, program):
+                    # What it has imported is looked at once the code is there.
+                    return
+                self.close()
+                self._start(asked, program)
                 self._loop.after(_EARLY_SECONDS, self._forget)
 
     def _forget(self) -> None:
@@ -77,7 +94,7 @@ class Forking:
         program, old = self._program(attempt.prepare, attempt.python, self._asked), self._zygote
         if old is not None and old.stage is not Stage.OVER and old.serves(self._asked, program):
             attempt.ledger.ours.add(old.identity)
-            old.check(self._asked)
+            old.check(self._asked, program, self._run.short)
         else:
             self.close()
             self._start(self._asked, program)
@@ -88,17 +105,38 @@ class Forking:
         start = requests.Start(self._run.run, self._run.node, 0, [], inject=asked.inject)
         return workers.program(self._run, self._marks, prepare, start, one, python)
 
+    def rest(self, then: Callable[[Zygote | None], None]) -> bool:
+        """Have the zygote be no run's, for the next one; false where there is none that could serve another.
+
+        Args:
+            then: Called with the zygote once it rests, or with `None` where it is over.
+        """
+        zygote = self._zygote
+        if zygote is None or zygote.stage is not Stage.READY or not zygote.asked.keep_warm:
+            return False
+        if zygote.told["read"]:
+            names = ", ".join(zygote.told["read"])
+            self._tell(events.KEPT, f"what was imported is not kept: it has read {names}, which differs in each run")
+            return False
+        self._zygote = None
+
+        def settled() -> None:
+            self._loop.after(0.0, lambda: then(zygote if zygote.stage is Stage.READY else None))
+
+        zygote.rest(settled)
+        return True
+
     def _start(self, asked: requests.Forked, program: spawn.Program) -> None:
         try:
             if not workers.install_shim(self._run):
                 raise OSError(0, "its modules cannot be written")
-            zygote = Zygote(self._loop, asked, program, self._run.inject, self._run.short, self._settled)
+            zygote = Zygote(self._loop, asked, program, inject.folder(self._run.root), self._run.short, self._settled)
         except OSError as error:
             self._say(f"no process can be had to fork them: {error.strerror}")
             return
         if self._attempt is not None:
             self._attempt.ledger.ours.add(zygote.identity)
-        self._zygote = zygote
+        self._zygote, self._warm = zygote, False
 
     def _settled(self) -> None:
         """It is ready, or over."""
@@ -139,7 +177,7 @@ class Forking:
             start()
         finally:
             started()
-            if self._zygote is not None and self._zygote.stage is Stage.READY and not self._zygote.asked.keep:
+            if self._zygote is not None and self._zygote.stage is Stage.READY and not self._zygote.wanted_again:
                 self.close()
         return {}
 
@@ -147,7 +185,11 @@ class Forking:
         zygote, anew = self._zygote, len(self._said)
         yield from starts.begin_all(zygote, wanted, self._say)
         if zygote is not None and len(self._said) == anew and wanted and self._attempt is not None:
-            self._record(events.Alarm(self._attempt.number, events.FORKED, _gain(zygote.told, len(wanted)), "info"))
+            self._tell(events.FORKED, _gain(zygote.told, len(wanted), warm=self._warm))
+
+    def _tell(self, code: str, text: str) -> None:
+        if self._attempt is not None:
+            self._record(events.Alarm(self._attempt.number, code, text, "info"))
 
     def _say(self, why: str) -> None:
         """Say once in an attempt why ranks are not forked."""
@@ -159,9 +201,10 @@ class Forking:
         self._record(events.Alarm(self._attempt.number, events.NOT_FORKED, text, severity))
 
 
-def _gain(told: dict[str, Any], ranks: int) -> str:
+def _gain(told: dict[str, Any], ranks: int, *, warm: bool) -> str:
     """Say what it is worth."""
     names = told["modules"]
     what = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
     memory = f"{told['kilobytes'] / 1024:.0f} MiB once instead of {ranks} times"
-    return f"{ranks} forked from one process that took {told['seconds']:.1f} s to import {what}: {memory}"
+    kept = "was kept warm, and " if warm else ""
+    return f"{ranks} forked from one process that {kept}took {told['seconds']:.1f} s to import {what}: {memory}"

@@ -20,6 +20,11 @@ THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "MKL_N
 """How many threads libraries take when they are loaded: one in a zygote, since a fork loses all but one."""
 NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
 """Has torch count GPUs without the CUDA driver, after which no fork of the process could use CUDA."""
+CHANGES = (
+    *("CLUSTERCTL_RUN_ID", "CLUSTERCTL_NODE"),
+    *("SSH_CLIENT", "SSH_CONNECTION", "SSH_TTY", "XDG_SESSION_ID"),
+)
+"""What is of one run or of one login. A zygote in which an import has read one of these serves its own run alone."""
 _OF_A_RANK = (b"CLUSTERCTL_STATUS_DIR", b"TORCHELASTIC_ERROR_FILE")
 
 
@@ -30,8 +35,14 @@ def environment(of_workers: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
     return {**env, NVML.encode(): b"1"}
 
 
+def lasting(of_workers: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
+    """Return what is the same in the next run, if that is the same job."""
+    free = {*(name.encode() for name in CHANGES), *_OF_A_RANK}
+    return {name: value for name, value in of_workers.items() if name not in free}
+
+
 def differing(zygote: Mapping[bytes, bytes], rank: Mapping[bytes, bytes], secrets: Iterable[str]) -> list[str]:
     """Return the variables whose value what was imported may have read, and a rank has another."""
-    free = {name.encode() for name in (*LATE, *THREADS, NVML, *secrets)}
+    free = {name.encode() for name in (*LATE, *THREADS, *CHANGES, NVML, *secrets)}
     names = (zygote.keys() | rank.keys()) - free
     return sorted(name.decode("utf-8", "replace") for name in names if zygote.get(name) != rank.get(name))

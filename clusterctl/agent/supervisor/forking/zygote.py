@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import select
@@ -37,6 +38,8 @@ run = serve.main({control})
 """
 _PATIENCE_SECONDS = 120.0
 """How long imports may take before the ranks start without it."""
+_REST_SECONDS = 2.0
+"""How long it may take to leave a run that has ended, whose end waits for it."""
 _LAST_WORD_MS = 1000
 _MOST_LINE = 500
 
@@ -75,8 +78,8 @@ class Zygote:
         Raises:
             OSError: No process or no descriptor is to be had.
         """
-        self._loop, self._settled = loop, settled
-        self.asked, self.base, self._python = asked, dict(program.env), program.argv[0]
+        self._loop, self._settled, self._title = loop, settled, title
+        self.asked, self._program = asked, program
         self.env = rules.environment(program.env)
         self.stage, self.why, self.stale = Stage.BUSY, "", False
         self.told: dict[str, Any] = {}
@@ -89,15 +92,15 @@ class Zygote:
             self.identity = self._start(theirs.fileno(), program, place)
         loop.on_readable(self._sock.fileno(), self._read)
         self._wait()
-        watched = [*rules.LATE, *rules.THREADS, *asked.secrets]
-        spec = _file({"argv": _texts(program.argv), "preload": asked.preload, "late": watched, "title": title})
-        self._send(b"s", [spec])
-        os.close(spec)
+        late = [*rules.LATE, *rules.THREADS, *asked.secrets]
+        spec = {"argv": _texts(program.argv), "preload": asked.preload, "title": title}
+        self._ask(b"s", {**spec, "late": late, "changes": rules.CHANGES})
 
     def serves(self, asked: Forked, program: spawn.Program) -> bool:
         """Whether it would be started in the same way, whatever is to become of it after this start."""
-        same = dataclasses.replace(asked, keep=self.asked.keep, demanded=self.asked.demanded) == self.asked
-        return same and (program.env, program.argv[0]) == (self.base, self._python)
+        ours = self.asked
+        same = dataclasses.replace(asked, keep=ours.keep, keep_warm=ours.keep_warm, demanded=ours.demanded) == ours
+        return same and _lasting(program) == _lasting(self._program)
 
     def _start(self, control: int, program: spawn.Program, place: str) -> proc.Identity:
         boot = syscalls.memory_file("boot")
@@ -106,7 +109,7 @@ class Zygote:
             syscalls.write_all(boot, _BOOT.format(place=place, control=control).encode())
             pid = os.fork()
             if pid == 0:
-                argv = [self._python, b"-c", _START.encode(), str(boot).encode()]
+                argv = [program.argv[0], b"-c", _START.encode(), str(boot).encode()]
                 _become(
                     spawn.Program(argv, self.env, program.cwd, tag=program.tag), parent, self._said, {control, boot}
                 )
@@ -114,15 +117,20 @@ class Zygote:
             os.close(boot)
         return proc.identify(pid) or proc.Identity(pid, 0)
 
-    def _wait(self) -> None:
+    def _wait(self, seconds: float = _PATIENCE_SECONDS) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
-        self._deadline = self._loop.after(_PATIENCE_SECONDS, self._overdue)
+        self._deadline = self._loop.after(seconds, functools.partial(self._overdue, seconds))
 
-    def _overdue(self) -> None:
+    def _overdue(self, seconds: float) -> None:
         # Another one would take as long.
         self.stale = False
-        self.close(f"the imports took longer than {_PATIENCE_SECONDS:.0f} s")
+        self.close(f"the imports took longer than {seconds:.0f} s")
+
+    def _ask(self, word: bytes, value: Any) -> None:
+        file = _file(value)
+        self._send(word, [file])
+        os.close(file)
 
     def _send(self, word: bytes, descriptors: list[int]) -> None:
         try:
@@ -187,13 +195,40 @@ class Zygote:
             self._deadline.cancel()
         self._settled()
 
-    def check(self, asked: Forked) -> None:
+    def check(self, asked: Forked, program: spawn.Program, title: str) -> None:
         """Serve this attempt, if what was imported is still what lies on the disk; it is busy meanwhile."""
-        self.asked = asked
+        self.asked, self._program, self.stale = asked, program, True
+        self.env, self._title = rules.environment(program.env), title
+        env = {_text(name): _text(value) for name, value in self.env.items()}
+        self._busy()
+        self._ask(b"?", {"tag": program.tag, "cwd": _text(program.cwd), "title": title, "env": env})
+
+    def rest(self, settled: Callable[[], None]) -> None:
+        """Be no run's, until another one asks; `settled` is called when it is so, or it is over."""
+        self._settled, self.stale = settled, False
+        self._busy(_REST_SECONDS)
+        self._send(b"k", [])
+
+    def move(self, loop: Loop, settled: Callable[[], None]) -> None:
+        """Go on in another loop."""
+        self._loop.forget(self._sock.fileno())
+        self._loop, self._settled = loop, settled
+        loop.on_readable(self._sock.fileno(), self._read)
+
+    @property
+    def wanted_again(self) -> bool:
+        """Whether another attempt may want it, or another run."""
+        return self.asked.keep or bool(self.asked.keep_warm)
+
+    @property
+    def descriptors(self) -> set[int]:
+        """What it needs on this side."""
+        return {self._sock.fileno(), self._said}
+
+    def _busy(self, seconds: float = _PATIENCE_SECONDS) -> None:
         self._owed += 1
-        self.stage, self.stale = Stage.BUSY, True
-        self._wait()
-        self._send(b"?", [])
+        self.stage = Stage.BUSY
+        self._wait(seconds)
 
     def unfit(self, env: dict[bytes, bytes]) -> str | None:
         """Return why a rank with this environment cannot come of it, or `None`."""
@@ -249,6 +284,10 @@ def _become(program: spawn.Program, parent: int, said: int, keep: set[int]) -> N
         spawn.become(program)
     finally:
         os._exit(spawn.NOT_EXECUTABLE)
+
+
+def _lasting(program: spawn.Program) -> tuple[dict[bytes, bytes], bytes, bytes]:
+    return rules.lasting(program.env), program.argv[0], program.cwd
 
 
 def _file(value: Any) -> int:
