@@ -77,3 +77,22 @@ def test_what_was_imported_early_goes_where_a_check_fails(head: LocalHead) -> No
     assert done.returncode == 5, done.stderr
     (pid,) = map(int, (head.folder / "imported").read_text().split())
     wait_for(lambda: gone(pid), what="the end of the zygote")
+
+
+def test_the_next_up_starts_from_what_the_last_one_imported_and_down_ends_it(head: LocalHead) -> None:
+    packages = head.folder / "site-packages"
+    packages.mkdir()
+    (packages / "special.py").write_text(IMPORTED)
+    (head.folder / "train.py").write_text("import special\nprint('ran')\n")
+    job = {"script": "train.py", "start_method": "fork", "keep_warm": "10m"}
+    head.write_local(job, (2,), env={"PYTHONPATH": str(packages)})
+
+    first, second = head.run("up", "--no-health", timeout=110), head.run("up", "--no-health", timeout=110)
+
+    assert [first.returncode, second.returncode] == [0, 0], first.stderr + second.stderr
+    assert "what was imported is kept on 1 node for 10 min" in first.stderr
+    assert "2 forked from one process that was kept warm" in second.stderr
+    (pid,) = map(int, (head.folder / "imported").read_text().split())
+    assert not gone(pid)
+    assert head.run("down", *head.run("ps", "-a", "-q").stdout.split()).returncode == 0
+    wait_for(lambda: gone(pid), what="the end of what was kept")

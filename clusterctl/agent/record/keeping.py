@@ -11,8 +11,13 @@ import fcntl
 import os
 from typing import TYPE_CHECKING
 
+from clusterctl.agent.linux import aside
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from typing import Any
+
+    from clusterctl.agent.linux.aside import Out
 
 
 def hold(folder: str) -> list[int]:
@@ -35,6 +40,17 @@ def touch(paths: Iterable[str]) -> None:
         for place, folders, files in os.walk(path):
             for name in (*folders, *files):
                 _touch(os.path.join(place, name))
+
+
+def touch_aside(paths: Iterable[str]) -> None:
+    """Do so in a process of its own: it takes its time."""
+
+    def work(_out: Out) -> dict[str, Any]:
+        touch(paths)
+        return {}
+
+    with contextlib.suppress(OSError):
+        os.close(aside.fork(work)[1])
 
 
 def _touch(path: str) -> None:

@@ -206,6 +206,14 @@ class RunDir:
         folder = read_bytes(self.file("memory")).decode("utf-8", "surrogateescape")
         return folder if folder and not_private(folder) is None else None
 
+    def squatted(self) -> str | None:
+        """Say who has made the usual folder in memory, and what follows from that; `None` where nobody else has."""
+        why = not_private(usual_memory())
+        if why is None or memory_root() is not None:
+            return None
+        place = self.memory()
+        return f"{why}: {f'{place} is used instead' if place else NOT_KEPT}"
+
     def make(self) -> None:
         """Make the directory of the run, and a folder in memory where somebody else has made the usual one."""
         os.makedirs(self.path, mode=0o700, exist_ok=True)

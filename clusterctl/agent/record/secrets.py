@@ -71,6 +71,14 @@ def forget(run: RunDir) -> None:
             os.unlink(place)
 
 
+def leave_memory(run: RunDir, attempts: int) -> None:
+    """Remove all that a run has on the tmpfs, where it had so many attempts."""
+    forget(run)
+    for number in range(attempts):
+        remove_folder(run.status_dir(number))
+    run.unmake_memory()
+
+
 def remove_folder(path: str) -> None:
     """Remove what workers left on the tmpfs."""
     shutil.rmtree(path, ignore_errors=True)

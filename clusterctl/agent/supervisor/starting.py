@@ -49,21 +49,21 @@ def _supervise(run: RunDir, report: int) -> None:
     try:
         mine = standing.of_self()
         _detach(run, {report})
-        warm = _serve(run, report, None)
-        while warm is not None:
-            claim = keeper.keep(run, warm, mine)
+        left = _serve(run, report, None)
+        while left is not None:
+            claim = keeper.keep(run, left, mine)
             if claim is None:
                 return
             run, report = claim.run, claim.report
             _attach(run)
-            warm = _serve(run, report, warm)
+            left = _serve(run, report, left.zygote)
     except BaseException:
         traceback.print_exc()
         raise
 
 
-def _serve(run: RunDir, report: int, warm: Zygote | None) -> Zygote | None:
-    """Be the supervisor of a run; return the zygote that is to be kept for another one."""
+def _serve(run: RunDir, report: int, warm: Zygote | None) -> keeper.Kept | None:
+    """Be the supervisor of a run; return what is to be kept of it for another one."""
     try:
         place = seat.Seat(run)
     except BlockingIOError:

@@ -14,19 +14,18 @@ import traceback
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent import inject
-from clusterctl.agent.linux import aside, ports, proc, relaunch
+from clusterctl.agent.linux import ports, proc, relaunch
 from clusterctl.agent.linux.loop import Loop
 from clusterctl.agent.members import guardians, marks
 from clusterctl.agent.protocol import commands, encoding, events, reasons, refusals, requests
-from clusterctl.agent.record import authority, durable, journal, keeping, rank_files, rundir, seat
+from clusterctl.agent.record import authority, durable, journal, keeping, rank_files, seat
 from clusterctl.agent.record import secrets as kept
 from clusterctl.agent.record.state import apply, fold
 from clusterctl.agent.supervisor import adoption, claims, listening, sampling, torchrun, workers
 from clusterctl.agent.supervisor.attempt import Attempt
-from clusterctl.agent.supervisor.forking import forking
+from clusterctl.agent.supervisor.forking import forking, keeper
 
 if TYPE_CHECKING:
-    from clusterctl.agent.linux.aside import Out
     from clusterctl.agent.protocol.types.samples import Health
     from clusterctl.agent.record.rundir import RunDir
     from clusterctl.agent.supervisor.forking.zygote import Zygote
@@ -35,7 +34,7 @@ TICK_SECONDS = 0.25
 _UNATTENDED_SECONDS = 600.0
 """After so long without a controller, a supervisor with nothing to watch ends; the next command starts another."""
 _SLOW_SECONDS = 1.0
-_LAST_SYNC_SECONDS = 2.0
+_LAST_SYNC_SECONDS, _KEPT_SYNC_SECONDS = 2.0, 0.2
 _TOUCH_SECONDS = 86400.0
 _SAY_AGAIN_SECONDS = 60.0
 _STEPS = 10
@@ -46,12 +45,12 @@ class Supervisor:
     """Everything of one run on this node.
 
     Attributes:
-        kept: The zygote that is to be kept for another run, once this one has ended.
+        kept: What is to be kept for another run, once this one has ended.
     """
 
     def __init__(self, run: RunDir, place: seat.Seat, warm: Zygote | None = None) -> None:
         """Go on from what the run directory says, with the zygote that another run has left."""
-        self.kept: Zygote | None = None
+        self.kept: keeper.Kept | None = None
         self._run, self._seat = run, place
         self._loop = Loop(self._failed)
         self._said = ("", 0.0)
@@ -96,7 +95,8 @@ class Supervisor:
         for sampler in (self._health, self._activity):
             if sampler is not None:
                 sampler.stop()
-        self._syncer.finish(_LAST_SYNC_SECONDS)
+        # Whoever is kept lives on, and so does what writes for it; the next run does not wait.
+        self._syncer.finish(_LAST_SYNC_SECONDS if self.kept is None else _KEPT_SYNC_SECONDS)
 
     def _end_soon(self) -> None:
         """End when nothing is left to watch: the machine goes down, or somebody wants us gone."""
@@ -243,14 +243,7 @@ class Supervisor:
         """Touch everything that the run will need, so that who tidies up does not take it for forgotten."""
         archive = relaunch.root()
         paths = [self._run.path, inject.folder(self._run.root), *self._claims.paths]
-        paths += [archive] if os.path.isfile(archive) else []
-
-        def work(_out: Out) -> dict[str, Any]:
-            keeping.touch(paths)
-            return {}
-
-        with contextlib.suppress(OSError):
-            os.close(aside.fork(work)[1])
+        keeping.touch_aside([*paths, archive] if os.path.isfile(archive) else paths)
 
     def _reap(self) -> None:
         """Take in the ends of all children: waiters, orphans of the run, and helpers."""
@@ -299,17 +292,11 @@ class Supervisor:
         authority.touch_lease(self._run.lease)
         self._set_attempt(attempt)
         self._record(events.Prepared(prepare.attempt, list(attempt.ports.numbers)))
-        self._name_squatter()
+        squatted = self._run.squatted()
+        if squatted is not None:
+            self._alarm("memory", squatted)
         self._forking.prepare(attempt)
         return self._prepared(attempt)
-
-    def _name_squatter(self) -> None:
-        """Say who has made our usual folder in memory, and what follows from that."""
-        why = rundir.not_private(rundir.usual_memory())
-        if why is not None and rundir.memory_root() is None:
-            place = self._run.memory()
-            what = f"{place} is used instead" if place else rundir.NOT_KEPT
-            self._alarm("memory", f"{why}: {what}")
 
     def _prepared(self, attempt: Attempt) -> dict[str, Any]:
         return {"ports": list(self._state.ports), "run_dir": self._run.path, "python": attempt.python}
@@ -337,18 +324,12 @@ class Supervisor:
             if not self._attempt.ending.swept:
                 number = self._attempt.number
                 raise refusals.refused(f"attempt {number} of run {self._run.run} has not ended on this node")
-        later = listening.Later()
-        left = self._attempt is None or bool(self._attempt.ending.remaining)
-        if (
-            arguments.get("keep")
-            and not left
-            and self._forking.rest(lambda zygote: later.give(lambda: self._finished(arguments, zygote)))
-        ):
-            return later
-        return self._finished(arguments, None)
+        keep = arguments.get("keep") and self._attempt is not None and not self._attempt.ending.remaining
+        return self._forking.part(functools.partial(self._finished, arguments), keep=bool(keep))
 
     def _finished(self, arguments: dict[str, Any], warm: Zygote | None) -> dict[str, Any]:
-        self.kept = warm
+        if warm is not None:
+            self.kept = keeper.leave(self._run, warm)
         if self._state.finished is None and not self._forking.early:
             self._record(events.Finished(str(arguments.get("state", "")), int(arguments.get("exit_code") or 0)))
         self._forking.close()
@@ -356,14 +337,9 @@ class Supervisor:
         self._ports.release()
         if self._activity is not None:
             self._activity.stop()
-        kept.forget(self._run)
-        for number in range(self._state.attempt + 1):
-            kept.remove_folder(self._run.status_dir(number))
-        self._run.unmake_memory()
+        kept.leave_memory(self._run, self._state.attempt + 1)
         self._loop.after(0.05, self._loop.stop)
-        return (
-            {} if warm is None else {"kept": {"bytes": warm.told["kilobytes"] * 1024, "seconds": warm.asked.keep_warm}}
-        )
+        return {} if self.kept is None else {"kept": self.kept.zygote.worth}
 
     def _replicated(self, offsets: dict[str, int]) -> None:
         if self._attempt is None:

@@ -48,6 +48,7 @@ from clusterctl.typed import override
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from clusterctl.agent.protocol.types import answers, arguments
     from clusterctl.config.spec import ClusterSpec, HostSpec
     from clusterctl.run.record.rundir import RunDir
     from clusterctl.run.rules.state import NodeState
@@ -83,6 +84,7 @@ class ControlledRun(OwnedState):
         launching: A launch thread is at work.
         cancelled: Set when a person has ended the run.
         kill: No grace any more.
+        gone: Nothing of it is to be kept for another run.
         unfit: Spares that must not be used, and why, in a word.
         epoch: What this controller's commands carry; 0 before it has one, and no session is joined before.
         following: What nodes are asked to tell.
@@ -101,7 +103,7 @@ class ControlledRun(OwnedState):
         self.epoch = 0
         self.launching = False
         self.cancelled = threading.Event()
-        self.kill = False
+        self.kill = self.gone = False
         self._gaps = Gaps()
         self._places = Places()
         self.following = Following(folder.run, self.links, self.writer, self.known, self.hand_over)
@@ -322,17 +324,17 @@ class ControlledRun(OwnedState):
 
         self.aside(tell, lambda _: None, failed)
 
-    def tell_finished(self, sessions: Mapping[str, Session], state: str, code: int) -> dict[str, ClusterctlError]:
-        """Tell nodes that the run has ended; return why some did not hear it. For any thread."""
-        run, timeout = self.folder.run, _HURRIED_SECONDS if self.kill else None
+    def tell_finished(
+        self, sessions: Mapping[str, Session], state: str, code: int, *, keep: bool = False
+    ) -> tuple[dict[str, answers.Closed], dict[str, ClusterctlError]]:
+        """Tell nodes that the run has ended; return their answers, and why some did not hear it. For any thread."""
+        timeout = _HURRIED_SECONDS if self.kill else None
+        what: arguments.Finish = {"run": self.folder.run, "node": "", "state": state, "exit_code": code, "keep": keep}
+        return each(sessions, lambda n, s: s.call(Command.FINISH, {**what, "node": n}, timeout=timeout))
 
-        def tell(node: str, session: Session) -> None:
-            session.call(Command.FINISH, {"run": run, "node": node, "state": state, "exit_code": code}, timeout=timeout)
-
-        return each(sessions, tell)[1]
-
-    def cancel(self, *, kill: bool) -> None:
+    def cancel(self, *, kill: bool, gone: bool = True) -> None:
         """End the run: gracefully, or at once."""
+        self.gone |= gone
         self.cancelled.set()
         self.links.hurry()
         if kill:

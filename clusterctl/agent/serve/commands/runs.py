@@ -171,10 +171,7 @@ def _clean(run: RunDir, state: NodeState) -> int:
         )
     kept.end(run)
     # What a run that was never told its end has left on the tmpfs; its directory says where that is.
-    secrets.forget(run)
-    for attempt in range(state.attempt + 1):
-        secrets.remove_folder(run.status_dir(attempt))
-    run.unmake_memory()
+    secrets.leave_memory(run, state.attempt + 1)
     code = unneeded.code_of(run)
     size = 0 if code is None else unneeded.remove(code)
     for place, _, inside in os.walk(run.path):

@@ -105,26 +105,29 @@ class Forking:
         start = requests.Start(self._run.run, self._run.node, 0, [], inject=asked.inject)
         return workers.program(self._run, self._marks, prepare, start, one, python)
 
-    def rest(self, then: Callable[[Zygote | None], None]) -> bool:
-        """Have the zygote be no run's, for the next one; false where there is none that could serve another.
+    def part(self, finish: Callable[[Zygote | None], Answer], *, keep: bool) -> Answer | Later:
+        """Have the run's end answered by `finish`, which gets the zygote where that is kept, and rests.
 
         Args:
-            then: Called with the zygote once it rests, or with `None` where it is over.
+            finish: Ends the run.
+            keep: The run may leave it for the next one.
         """
         zygote = self._zygote
-        if zygote is None or zygote.stage is not Stage.READY or not zygote.asked.keep_warm:
-            return False
+        if not keep or zygote is None or zygote.stage is not Stage.READY or not zygote.asked.keep_warm:
+            return finish(None)
         if zygote.told["read"]:
             names = ", ".join(zygote.told["read"])
             self._tell(events.KEPT, f"what was imported is not kept: it has read {names}, which differs in each run")
-            return False
-        self._zygote = None
+            return finish(None)
+        self._zygote, later = None, Later()
 
         def settled() -> None:
-            self._loop.after(0.0, lambda: then(zygote if zygote.stage is Stage.READY else None))
+            rests = zygote if zygote.stage is Stage.READY else None
+            # Not before who asked has heard that the answer comes later.
+            self._loop.after(0.0, lambda: later.give(lambda: finish(rests)))
 
         zygote.rest(settled)
-        return True
+        return later
 
     def _start(self, asked: requests.Forked, program: spawn.Program) -> None:
         try:

@@ -6,7 +6,6 @@ While it waits it is nobody's. It ends when its time is over, when memory gets s
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import json
 import os
@@ -40,13 +39,28 @@ class Claim:
     report: int
 
 
-def keep(run: RunDir, zygote: Zygote, standing: dict[str, Any]) -> Claim | None:
-    """Keep a zygote until a run asks for it; `None` where none has."""
+@dataclass(frozen=True)
+class Kept:
+    """What a run leaves for the next one. Who asks while its supervisor still ends is answered by the keeper."""
+
+    zygote: Zygote
+    place: kept.Place
+
+
+def leave(run: RunDir, zygote: Zygote) -> Kept | None:
+    """Return what is kept of a run from now on; `None` where there is no place for it."""
+    try:
+        return Kept(zygote, kept.Place(run))
+    except OSError:
+        zygote.close("")
+        return None
+
+
+def keep(run: RunDir, left: Kept, standing: dict[str, Any]) -> Claim | None:
+    """Keep it until a run asks for it; `None` where none has."""
     loop = Loop()
-    _leave(zygote, loop)
-    with contextlib.suppress(OSError):
-        return _Keeper(run, zygote, loop, standing).wait()
-    return None
+    _let_go(left, loop)
+    return _Keeper(run, left, loop, standing).wait()
 
 
 def enough(total: int, available: int, size: int) -> bool:
@@ -54,27 +68,27 @@ def enough(total: int, available: int, size: int) -> bool:
     return available >= max(total // _SPARE_PART, _SPARE_TIMES * size)
 
 
-def _leave(zygote: Zygote, loop: Loop) -> None:
+def _let_go(left: Kept, loop: Loop) -> None:
     """Hold nothing of the run that has ended."""
     spawn.normal_signals()
-    zygote.move(loop, loop.stop)
+    left.zygote.move(loop, loop.stop)
     # What closes its descriptor when it goes does so now, not when another one has that number.
     gc.collect()
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 2)
-    spawn.close_all({*zygote.descriptors, loop.descriptor})
+    spawn.close_all({*left.zygote.descriptors, left.place.listener.fileno(), loop.descriptor})
     syscalls.set_name("clusterctl-keep")
     syscalls.set_title("clusterctl-agent keep")
 
 
 class _Keeper:
-    def __init__(self, run: RunDir, zygote: Zygote, loop: Loop, standing: dict[str, Any]) -> None:
-        self._run, self._zygote, self._loop, self._standing = run, zygote, loop, standing
+    def __init__(self, run: RunDir, left: Kept, loop: Loop, standing: dict[str, Any]) -> None:
+        self._run, self._loop, self._standing = run, loop, standing
+        self._zygote, self._place = left.zygote, left.place
         self._claim: Claim | None = None
-        self._until = authority.clock() + zygote.asked.keep_warm
-        self._place = kept.Place(run)
+        self._until = authority.clock() + left.zygote.asked.keep_warm
 
     def wait(self) -> Claim | None:
         """Wait for a run, or the end."""
@@ -98,7 +112,7 @@ class _Keeper:
             sizes[name] = int(value.split()[0]) * 1024
         ours = cgroup.memory() or (sizes[b"MemTotal"], sizes[b"MemAvailable"])
         total, available = min(ours[0], sizes[b"MemTotal"]), min(ours[1], sizes[b"MemAvailable"])
-        return enough(total, available, self._zygote.told["kilobytes"] * 1024)
+        return enough(total, available, int(self._zygote.worth["bytes"]))
 
     # --- whoever comes
 

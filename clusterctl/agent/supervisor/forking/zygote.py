@@ -221,6 +221,11 @@ class Zygote:
         return self.asked.keep or bool(self.asked.keep_warm)
 
     @property
+    def worth(self) -> dict[str, float]:
+        """What it takes to keep it, in bytes, and for how many seconds that was asked for."""
+        return {"bytes": self.told["kilobytes"] * 1024, "seconds": self.asked.keep_warm}
+
+    @property
     def descriptors(self) -> set[int]:
         """What it needs on this side."""
         return {self._sock.fileno(), self._said}
