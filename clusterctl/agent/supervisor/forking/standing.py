@@ -50,10 +50,10 @@ def of_self() -> dict[str, Any]:
 
 
 def _agent() -> list[Any]:
-    """Return which agent this is: an archive, or modules that can be replaced where they lie."""
+    """Return which agent this is: an archive, named for its content, or modules that can be replaced where they lie."""
     place = relaunch.root()
-    file = place if os.path.isfile(place) else os.path.join(clusterctl.agent.__path__[0], "__init__.py")
-    return [place, _or_nothing(lambda: os.stat(file).st_mtime_ns)]
+    modules = os.path.join(clusterctl.agent.__path__[0], "__init__.py")
+    return [place, _or_nothing(lambda: os.stat(modules).st_mtime_ns)]
 
 
 def _text(path: str) -> str:
