@@ -51,7 +51,7 @@ class Finishing:
         return self._finish is not None
 
     def begin(self, finish: policy.Finish) -> None:
-        """Find out what is missing here of the files of the nodes, now that nobody writes to them any more."""
+        """Begin to find out what is missing here of the files of the nodes: nobody writes to them any more."""
         if finish.why_no_restart:
             self._run.note(f"no restart: {finish.why_no_restart}")
         self._finish, self._began = finish, time.monotonic()
@@ -60,6 +60,8 @@ class Finishing:
                 files = [protocol_files.output_file(attempt, rank), protocol_files.index_file(attempt, rank)]
                 self._files.setdefault(node, []).extend(files)
         self._progress = dict.fromkeys(self._files, (-1, self._began))
+        # Where all nodes are quiet by now, nothing would have the loop look again before its next tick.
+        self.go_on()
 
     def go_on(self) -> None:
         """Close the run once all output is here, or no more of it comes."""
