@@ -190,7 +190,7 @@ def test_imports_that_take_too_long_are_not_begun_again(tmp_path: Path) -> None:
     loop, asked = Impatient(), Forked(argv=[sys.executable, "train.py"], env={}, preload=["decimal"])
     program = Program([python, b"train.py"], env, str(tmp_path).encode())
     zygote = Zygote(loop, asked, program, inject.install(str(tmp_path / "inject")), "a0b1c2", lambda: None)
-    zygote.check(asked)
+    zygote.check(asked, program, "a0b1c2")
     loop.long[-1]()
     assert (zygote.stage, zygote.stale) == (Stage.OVER, False)
     assert zygote.why == "the imports took longer than 120 s"

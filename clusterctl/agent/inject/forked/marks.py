@@ -41,7 +41,7 @@ def untag() -> None:
 def put_on(asked: dict[str, Any]) -> None:
     """Be of a run: `tag`, `cwd`, `title` and `env` are what a process has that is started for it."""
     untag()
-    for limit in _LIMITS:
+    for limit in _LIMITS if asked["tag"] is not None else ():
         try:
             resource.setrlimit(limit, (asked["tag"], resource.getrlimit(limit)[1]))
         except (OSError, ValueError):
