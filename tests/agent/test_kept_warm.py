@@ -164,6 +164,16 @@ def test_a_changed_script_runs_as_it_is_now(node: Node) -> None:
     assert imported(job) == 1
 
 
+def test_a_run_with_other_arguments_has_these(node: Node) -> None:
+    job = job_of(node)
+    run(job)
+    wait_for(lambda: kept(node), what="the zygote that is kept")
+    anew(job).write("train.py", SAYS + "import sys\nopen('seen', 'w').write(' '.join(sys.argv))\n")
+    job.argv.append("--lr=1")
+    assert warm(run(job)[0])
+    assert (job.work / "seen").read_text() == "train.py --lr=1"
+
+
 def test_nothing_of_the_last_login_is_in_its_ranks(node: Node) -> None:
     job = job_of(node)
     run(job, node.talk(env={"SSH_CONNECTION": "::1 1 ::1 22"}))
@@ -238,8 +248,17 @@ def test_another_variable_of_the_login_means_other_imports(node: Node, job: Job)
     not_used(job, node.talk(env={"LD_DEBUG_OUTPUT": "/dev/null"}))
 
 
-def test_other_arguments_mean_other_imports(job: Job) -> None:
-    job.argv.append("--lr=1")
+def test_other_arguments_mean_other_imports_where_these_have_looked_at_them(node: Node) -> None:
+    job = job_of(node, special=COUNTED + "import sys\nFAST = '--fast' in sys.argv\n")
+    run(job)
+    wait_for(lambda: kept(node), what="the zygote that is kept")
+    anew(job).argv.append("--fast")
+    not_used(job)
+
+
+def test_another_script_means_other_imports(job: Job) -> None:
+    job.write("other.py", SAYS)
+    job.argv[1] = "other.py"
     not_used(job)
 
 

@@ -1,8 +1,9 @@
-"""The environment while modules are imported: who reads a variable whose value only the rank has is found out."""
+"""Environment and arguments while modules are imported: who reads what only the rank has is found out."""
 
 from __future__ import annotations
 
 import os
+import sys
 
 from .cannot import CannotForkError
 
@@ -25,6 +26,42 @@ class _Watched(dict):  # type: ignore[type-arg]
         if name in self.names:
             self.asked.append(name)
         return super().__getitem__(name)  # type: ignore[no-any-return]
+
+
+class _Words(list):  # type: ignore[type-arg]
+    """The arguments in `sys.argv`; notes whether they are looked at."""
+
+    seen = False
+
+    def __getitem__(self, place: Any) -> Any:  # type: ignore[explicit-override]
+        self.seen = True
+        return super().__getitem__(place)
+
+    def __iter__(self) -> Any:  # type: ignore[explicit-override]
+        self.seen = True
+        return super().__iter__()
+
+    def __len__(self) -> int:  # type: ignore[explicit-override]
+        self.seen = True
+        return super().__len__()
+
+    def __contains__(self, word: object) -> bool:  # type: ignore[explicit-override]
+        self.seen = True
+        return super().__contains__(word)
+
+
+def watch_arguments() -> _Words:
+    """Note from now on whether somebody looks at the arguments."""
+    words = _Words(sys.argv)
+    sys.argv = words
+    return words
+
+
+def end_arguments(words: _Words) -> bool:
+    """Note no longer; return whether anybody has looked at them, or put others in their place."""
+    seen, changed = words.seen, sys.argv is not words
+    sys.argv = list(sys.argv)
+    return seen or changed
 
 
 def watch(names: Iterable[str]) -> _Watched:

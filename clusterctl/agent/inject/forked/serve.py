@@ -81,7 +81,9 @@ def _import(spec: dict[str, Any]) -> tuple[Beginning, set[str], dict[str, Any]]:
     before = dict(os.environb)
     watched = late.watch([*spec["late"], *spec["changes"]])
     wanted = beginning.look()
+    words = late.watch_arguments()
     missed = imports.bring(wanted)
+    arguments = late.end_arguments(words)
     read = late.end(watched, spec["changes"])
     state.changes = late.set_since(before)
     cannot.check(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -89,7 +91,8 @@ def _import(spec: dict[str, Any]) -> tuple[Beginning, set[str], dict[str, Any]]:
     sys.stderr.flush()
     rank.settle_memory()
     modules = sorted({name.partition(".")[0] for name, _ in wanted})
-    told = {"modules": modules, "seconds": time.monotonic() - began, "kilobytes": _memory(), "read": read}
+    told = {"modules": modules, "seconds": time.monotonic() - began, "kilobytes": _memory()}
+    told |= {"read": read, "arguments": arguments}
     return beginning, missed, told
 
 

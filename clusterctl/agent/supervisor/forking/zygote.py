@@ -99,8 +99,16 @@ class Zygote:
     def serves(self, asked: Forked, program: spawn.Program) -> bool:
         """Whether it would be started in the same way, whatever is to become of it after this start."""
         ours = self.asked
-        same = dataclasses.replace(asked, keep=ours.keep, keep_warm=ours.keep_warm, demanded=ours.demanded) == ours
-        return same and _lasting(program) == _lasting(self._program)
+        same = dataclasses.replace(ours, argv=asked.argv, keep=asked.keep, keep_warm=asked.keep_warm) == (
+            dataclasses.replace(asked, demanded=ours.demanded)
+        )
+        return same and self._may_run(asked.argv) and _lasting(program) == _lasting(self._program)
+
+    def _may_run(self, argv: list[str]) -> bool:
+        """Whether the imports would be the same for this command line: of arguments they have seen nothing, mostly."""
+        ours = self.asked.argv
+        unread = self.stage is Stage.READY and not self.told["arguments"]
+        return argv == ours or (unread and _target(argv) == _target(ours))
 
     def _start(self, control: int, program: spawn.Program, place: str) -> proc.Identity:
         boot = syscalls.memory_file("boot")
@@ -293,6 +301,11 @@ def _become(program: spawn.Program, parent: int, said: int, keep: set[int]) -> N
 
 def _lasting(program: spawn.Program) -> tuple[dict[bytes, bytes], bytes, bytes]:
     return rules.lasting(program.env), program.argv[0], program.cwd
+
+
+def _target(argv: list[str]) -> list[str]:
+    """Return what of a command line tells what is run."""
+    return argv[: 3 if argv[1:2] == ["-m"] else 2]
 
 
 def _file(value: Any) -> int:
