@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from clusterctl.agent.protocol import events as node_events
 from clusterctl.cli.lookup.stalled import where_ranks_are
 from clusterctl.render import words
 from clusterctl.render.story.attempts import restart_news
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class News:
-    """Puts events into words; a node that does not answer is told once.
+    """Puts events into words; a node that does not answer is told once, and so is what all nodes say alike.
 
     Args:
         run: The run.
@@ -28,6 +29,7 @@ class News:
     def __init__(self, run: RunDir, terminal: Terminal) -> None:
         self._run, self._terminal = run, terminal
         self._unreachable: set[str] = set()
+        self._forked: set[int] = set()
 
     def join(self, state: RunState) -> None:
         """Take note of what somebody who comes now is told of a run as it is."""
@@ -54,6 +56,16 @@ class News:
                 return [first, *(f"  {line}" for line in where), *hints]
             case _:
                 return []
+
+    def of_node(self, node: str, stamp: node_events.Stamp, event: node_events.Event, state: RunState) -> Sequence[str]:
+        """Return what an event of a node says to whoever follows the run."""
+        lines = words.node_news(node, stamp, event, state)
+        if not isinstance(event, node_events.Alarm) or event.code != node_events.FORKED or len(state.nodes) == 1:
+            return lines
+        if event.attempt in self._forked:
+            return []
+        self._forked.add(event.attempt)
+        return [f"{line} (the first of {len(state.nodes)} nodes)" for line in lines]
 
     def old(self, moment: float, event: events.ControllerEvent, state: RunState) -> Sequence[str]:
         """Return what was told of an event, but for what is still so (`past.present`)."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from clusterctl.cli.follow.news import News
-from clusterctl.render import words
 from clusterctl.render.page.svg import Tick
 from clusterctl.run.record.reader import StateReader
 from clusterctl.run.rules import events
@@ -42,7 +41,7 @@ def happened(run: RunDir, terminal: Terminal) -> tuple[RunState, list[Tick]]:
 
     def of_node(heard: NodeNews) -> None:
         node, stamp, event = heard
-        lines = words.node_news(node, stamp, event, reader.state)
+        lines = news.of_node(node, stamp, event, reader.state)
         moment = stamp.wall - reader.state.ahead(node)
         found.extend(Tick(time=moment, label=line, tone="warn") for line in lines[:1])
 

@@ -153,7 +153,7 @@ class RunScreen:
         for node, stamp, told in look.nodes:
             if self._options.verbose and (step := words.node_step(told)):
                 self._narrate(f"{node}: {step}")
-            self._narrate(*words.node_news(node, stamp, told, self.state))
+            self._narrate(*self._news.of_node(node, stamp, told, self.state))
         if look.course is Course.OVER:
             self._finish(wake)
         elif self._options.until_started and self._all_started():
@@ -193,7 +193,7 @@ class RunScreen:
             for text in self._news.old(moment, event, state):
                 self._past.add(moment, text)
         for node, stamp, told in look.nodes:
-            for text in words.node_news(node, stamp, told, state):
+            for text in self._news.of_node(node, stamp, told, state):
                 self._past.add(stamp.wall - state.ahead(node), text)
         ends = self._ends.lines(look.exits) if self._options.output else []
         self._past.add_ends([line for line in ends if line.attempt < state.attempt])
