@@ -84,7 +84,7 @@ class ControlledRun(OwnedState):
         launching: A launch thread is at work.
         cancelled: Set when a person has ended the run.
         kill: No grace any more.
-        gone: Nothing of it is to be kept for another run.
+        gone: Set when nothing of it is to be kept for another run.
         unfit: Spares that must not be used, and why, in a word.
         epoch: What this controller's commands carry; 0 before it has one, and no session is joined before.
         following: What nodes are asked to tell.
@@ -102,8 +102,8 @@ class ControlledRun(OwnedState):
         self.state = load_state(folder)
         self.epoch = 0
         self.launching = False
-        self.cancelled = threading.Event()
-        self.kill = self.gone = False
+        self.cancelled, self.gone = threading.Event(), threading.Event()
+        self.kill = False
         self._gaps = Gaps()
         self._places = Places()
         self.following = Following(folder.run, self.links, self.writer, self.known, self.hand_over)
@@ -334,8 +334,8 @@ class ControlledRun(OwnedState):
 
     def cancel(self, *, kill: bool, gone: bool = True) -> None:
         """End the run: gracefully, or at once."""
-        self.gone |= gone
-        self.cancelled.set()
+        for event in (self.gone, self.cancelled) if gone else (self.cancelled,):
+            event.set()
         self.links.hurry()
         if kill:
             self.do_soon(self.end_at_once)
