@@ -40,7 +40,7 @@ def measure(rounds: int) -> Iterable[Measure]:
         name=f"head's CPU per node, connect to hello ({NODES} nodes)",
         value=1000 * statistics.median(cpu),
         unit="ms",
-        goal=15,
+        goal=10,
         detail=f"{spread(cpu)}; beside it `ssh -G` {1000 * statistics.median(children):.1f} ms",
     )
     yield Measure(

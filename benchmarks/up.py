@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 NODES, WORKERS = 4, 2
 _GOALS = (
-    ("up", "ssh", "bare parallel ssh", 1.15),
+    ("up", "ssh", "bare parallel ssh", 1.05),
     ("up", "torchrun", "pdsh + torchrun", 0.85),
     ("forked", "ssh", "bare parallel ssh", 0.70),
     ("forked", "torchrun", "pdsh + torchrun", 0.50),
