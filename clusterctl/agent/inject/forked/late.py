@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import weakref
 
 from .cannot import CannotForkError
 
@@ -29,39 +30,47 @@ class _Watched(dict):  # type: ignore[type-arg]
 
 
 class _Words(list):  # type: ignore[type-arg]
-    """The arguments in `sys.argv`; notes whether they are looked at."""
+    """Arguments; notes whether they are looked at, in whatever way."""
 
     seen = False
 
-    def __getitem__(self, place: Any) -> Any:  # type: ignore[explicit-override]
+
+def _noting(name: str) -> Any:
+    usual = getattr(list, name)
+
+    def noting(self: _Words, *arguments: Any, **more: Any) -> Any:
         self.seen = True
-        return super().__getitem__(place)
+        return usual(self, *arguments, **more)
 
-    def __iter__(self) -> Any:  # type: ignore[explicit-override]
-        self.seen = True
-        return super().__iter__()
-
-    def __len__(self) -> int:  # type: ignore[explicit-override]
-        self.seen = True
-        return super().__len__()
-
-    def __contains__(self, word: object) -> bool:  # type: ignore[explicit-override]
-        self.seen = True
-        return super().__contains__(word)
+    return noting
 
 
-def watch_arguments() -> _Words:
+for _name, _usual in vars(list).items():
+    # All that a list can do, less what it takes to make one, and what Python itself asks of any object.
+    if callable(_usual) and _name not in ("__new__", "__init__", "__getattribute__", "__class_getitem__"):
+        setattr(_Words, _name, _noting(_name))
+
+_LISTS = tuple(name for name in ("argv", "orig_argv") if hasattr(sys, name))
+
+
+def watch_arguments() -> list[weakref.ref[_Words]]:
     """Note from now on whether somebody looks at the arguments."""
-    words = _Words(sys.argv)
-    sys.argv = words
-    return words
+    for name in _LISTS:
+        setattr(sys, name, _Words(getattr(sys, name)))
+    return [weakref.ref(getattr(sys, name)) for name in _LISTS]
 
 
-def end_arguments(words: _Words) -> bool:
-    """Note no longer; return whether anybody has looked at them, or put others in their place."""
-    seen, changed = words.seen, sys.argv is not words
-    sys.argv = list(sys.argv)
-    return seen or changed
+def end_arguments(watched: Iterable[weakref.ref[_Words]]) -> bool:
+    """Note no longer; return whether anybody has looked at them, keeps them, or has put others in their place."""
+    seen = False
+    for name, watch in zip(_LISTS, watched):
+        words = watch()
+        seen |= words is None or words.seen or getattr(sys, name) is not words
+        setattr(sys, name, list(getattr(sys, name)))
+        del words
+        # Whoever still has them looks later: `from sys import argv`.
+        seen |= watch() is not None
+    return seen
 
 
 def watch(names: Iterable[str]) -> _Watched:
