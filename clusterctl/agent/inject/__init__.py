@@ -38,6 +38,7 @@ _FORKED = (
     "marks",
     "origins",
     "rank",
+    "reads",
     "serve",
     "state",
     "target",

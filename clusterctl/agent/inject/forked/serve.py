@@ -12,7 +12,7 @@ import socket
 import sys
 import time
 
-from . import cannot, forks, image, imports, late, marks, rank, state
+from . import cannot, forks, image, late, marks, rank, state
 from .beginning import Beginning
 from .cannot import CannotForkError
 
@@ -82,7 +82,7 @@ def _import(spec: dict[str, Any]) -> tuple[Beginning, set[str], dict[str, Any]]:
     watched = late.watch([*spec["late"], *spec["changes"]])
     wanted = beginning.look()
     words = late.watch_arguments()
-    missed = imports.bring(wanted)
+    missed = beginning.bring()
     arguments = late.end_arguments(words)
     read = late.end(watched, spec["changes"])
     state.changes = late.set_since(before)

@@ -94,7 +94,7 @@ class Zygote:
         self._wait()
         late = [*rules.LATE, *rules.THREADS, *asked.secrets]
         spec = {"argv": _texts(program.argv), "preload": asked.preload, "title": title}
-        self._ask(b"s", {**spec, "late": late, "changes": rules.CHANGES})
+        self._ask(b"s", {**spec, "late": late, "changes": rules.CHANGES, "kept": bool(asked.keep_warm)})
 
     def serves(self, asked: Forked, program: spawn.Program) -> bool:
         """Whether it would be started in the same way, whatever is to become of it after this start."""
