@@ -13,6 +13,8 @@ _PRIVATE_ANONYMOUS, _READ_WRITE = 0x22, 3
 _UNCHANGED = 0xFFFFFFFF
 _START_CODE, _END_CODE, _START_STACK, _START_DATA, _END_DATA, _START_BRK = 26, 27, 28, 45, 46, 47
 """Fields of /proc/PID/stat (proc(5))."""
+_shown: list[tuple[int, int]] = []
+"""Where what is shown lies, and its size, unless the kernel itself has put it there."""
 
 
 def show(argv: list[bytes], env: dict[bytes, bytes]) -> None:
@@ -25,8 +27,8 @@ def show(argv: list[bytes], env: dict[bytes, bytes]) -> None:
     variables = b"".join(name + b"=" + value + b"\0" for name, value in env.items())
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = libc.sbrk.restype = ctypes.c_void_p
-    size = ctypes.c_size_t(max(1, len(words) + len(variables)))
-    start = libc.mmap(None, size, _READ_WRITE, _PRIVATE_ANONYMOUS, -1, ctypes.c_long(0))
+    size = max(1, len(words) + len(variables))
+    start = libc.mmap(None, ctypes.c_size_t(size), _READ_WRITE, _PRIVATE_ANONYMOUS, -1, ctypes.c_long(0))
     if start in (None, ctypes.c_void_p(-1).value):
         raise CannotForkError("there is no memory left")
     ctypes.memmove(start, words + variables, len(words) + len(variables))
@@ -40,6 +42,10 @@ def show(argv: list[bytes], env: dict[bytes, bytes]) -> None:
     if libc.prctl(_PR_SET_MM, _PR_SET_MM_MAP, address, ctypes.c_ulong(len(image)), ctypes.c_ulong(0)) != 0:
         why = os.strerror(ctypes.get_errno())
         raise CannotForkError(f"this kernel does not let a fork show its own command line and environment: {why}")
+    while _shown:
+        place, length = _shown.pop()
+        libc.munmap(ctypes.c_void_p(place), ctypes.c_size_t(length))
+    _shown.append((start, size))
 
 
 def _fields() -> list[int]:
