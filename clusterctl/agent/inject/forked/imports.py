@@ -13,6 +13,7 @@ import importlib
 import importlib.machinery
 import os
 import sys
+import warnings
 
 from .cannot import CannotForkError, standard_folders
 from .origins import Missed
@@ -54,7 +55,9 @@ class Reader:
         try:
             if len(self._seen) > _MOST_FILES or os.path.getsize(path) > _MOST_BYTES:
                 raise _StopError
-            with open(path, "rb") as file:
+            with open(path, "rb") as file, warnings.catch_warnings():
+                # Each rank compiles it, and says so itself.
+                warnings.simplefilter("ignore")
                 tree = ast.parse(file.read())
         except (OSError, SyntaxError, ValueError, RecursionError):
             raise _StopError from None
