@@ -7,6 +7,7 @@ import importlib
 import os
 import sys
 import threading
+import time
 
 from . import image, late, state, threads
 
@@ -49,13 +50,17 @@ def _know_our_thread() -> None:
 
 
 def _draw_anew() -> None:
-    """Draw again what a fresh start draws by chance; `random` does so by itself."""
+    """Draw again what a fresh start draws by chance or of the clock; `random` does so by itself."""
     numpy: Any = sys.modules.get("numpy.random")
     if numpy is not None:
         numpy.seed()
     torch: Any = sys.modules.get("torch")
     if torch is not None and torch.initial_seed() != _SEED_OF_OLD_TORCH:
         torch.default_generator.seed()
+    logging: Any = sys.modules.get("logging")
+    if logging is not None:
+        # `relativeCreated` counts from here: what is kept may have been imported an hour ago.
+        logging._startTime = time.time_ns() if isinstance(logging._startTime, int) else time.time()  # noqa: SLF001
     process: Any = sys.modules.get("multiprocessing.process")
     if process is not None:
         process.current_process().authkey = os.urandom(32)
