@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from typing import TYPE_CHECKING, Any, Callable
 
 from clusterctl.agent import inject
@@ -50,6 +51,7 @@ class Forking:
         self.early = False
         self._zygote = warm
         self._warm = warm is not None
+        self._parting: Zygote | None = None
         if warm is not None:
             warm.move(loop, self._settled)
             loop.after(_EARLY_SECONDS, self._forget)
@@ -112,6 +114,9 @@ class Forking:
             finish: Ends the run.
             keep: The run may leave it for the next one.
         """
+        if not keep and self._parting is not None:
+            # Who comes second wants it ended, which may be about to be kept.
+            self._parting.close("")
         zygote = self._zygote
         if not keep or zygote is None or zygote.stage is not Stage.READY or not zygote.asked.keep_warm:
             return finish(None)
@@ -119,12 +124,13 @@ class Forking:
             names = ", ".join(zygote.told["read"])
             self._tell(events.KEPT, f"what was imported is not kept: it has read {names}, which differs in each run")
             return finish(None)
-        self._zygote, later = None, Later()
+        self._zygote, self._parting, later, asked = None, zygote, Later(), [finish]
 
         def settled() -> None:
             rests = zygote if zygote.stage is Stage.READY else None
-            # Not before who asked has heard that the answer comes later.
-            self._loop.after(0.0, lambda: later.give(lambda: finish(rests)))
+            # Once, although it may be over later; not before who asked has heard that the answer comes later.
+            if asked:
+                self._loop.after(0.0, functools.partial(later.give, functools.partial(asked.pop(), rests)))
 
         zygote.rest(settled)
         return later

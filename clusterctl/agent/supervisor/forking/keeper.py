@@ -48,7 +48,9 @@ class Kept:
 
 
 def leave(run: RunDir, zygote: Zygote) -> Kept | None:
-    """Return what is kept of a run from now on; `None` where there is no place for it."""
+    """Return what is kept of a run from now on; `None` where there is no place for it, or it is over by now."""
+    if zygote.stage is not Stage.READY:
+        return None
     try:
         return Kept(zygote, kept.Place(run))
     except OSError:
@@ -58,6 +60,10 @@ def leave(run: RunDir, zygote: Zygote) -> Kept | None:
 
 def keep(run: RunDir, left: Kept, standing: dict[str, Any]) -> Claim | None:
     """Keep it until a run asks for it; `None` where none has."""
+    if left.zygote.stage is not Stage.READY:
+        # Somebody has killed it since, or wanted it ended.
+        left.place.leave()
+        return None
     loop = Loop()
     _let_go(left, loop)
     return _Keeper(run, left, loop, standing).wait()
