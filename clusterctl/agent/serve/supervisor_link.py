@@ -212,11 +212,12 @@ class Link:
         else:
             timer.cancel()
             with contextlib.suppress(OSError):
-                if os.read(asked.answer, 64) == starting.READY and self._connect():
-                    os.close(asked.answer)
+                if os.read(asked.answer, 64) == starting.READY:
                     self._starting = False
-                    return
         os.close(asked.answer)
+        if not self._starting and self._connect():
+            return
+        self._starting = True
         self._start_anew()
 
     def _start_anew(self) -> None:
