@@ -1,0 +1,173 @@
+"""What comes of a zygote that was kept is what a fresh start would be: what was read at import is looked at again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+import venv
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from clusterctl.agent.linux import proc
+from clusterctl.agent.protocol.commands import Command
+from tests.agent.test_early_imports import COUNTED, imported
+from tests.agent.test_kept_warm import SAYS, anew, job_of, keepers, kept, run, warm
+from tests.lab.waiting import wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.agent.conftest import Node
+    from tests.agent.started import Job
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays(node: Node) -> Iterator[None]:
+    yield
+    for pid in keepers(node):
+        os.kill(pid, signal.SIGKILL)
+
+
+def kept_job(node: Node, special: str = COUNTED) -> Job:
+    """A job whose imports are kept already; what follows is another run of it."""
+    job = job_of(node, special=special)
+    run(job)
+    wait_for(lambda: kept(node), what="the zygote that is kept")
+    return anew(job)
+
+
+# --- what was read at import
+
+
+READS = {
+    "open": "TEXT = open(os.environ['PLACE']).read()\n",
+    "a path": "import pathlib\nTEXT = pathlib.Path(os.environ['PLACE']).read_text()\n",
+    "in vain": "try:\n    TEXT = open(os.environ['PLACE']).read()\nexcept OSError:\n    pass\n",
+}
+
+
+@pytest.mark.parametrize("how", READS)
+def test_a_file_that_was_read_at_import_and_has_changed_means_other_imports(node: Node, how: str) -> None:
+    place = node.home / "settings.json"
+    if how != "in vain":
+        place.write_text("first")
+    job = job_of(node, special=COUNTED + READS[how], PLACE=str(place))
+    run(job)
+    wait_for(lambda: kept(node), what="the zygote that is kept")
+    place.write_text("other")
+    assert not warm(run(anew(job))[0])
+    assert imported(job) == 2
+    assert warm(run(anew(job))[0])
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        "from sys import argv",
+        "import sys\nWORDS = sys.argv",
+        "import sys\nFAST = sys.argv.count('--fast')",
+        "import sys\nTEXT = f'{sys.argv}'",
+        "import sys\nNONE = sys.argv == ['train.py']",
+        "import sys\nTWICE = sys.argv + sys.argv",
+        "import sys\nWORDS = sys.orig_argv[1:]",
+    ],
+)
+def test_whoever_has_the_arguments_of_the_last_run_is_not_used_for_others(node: Node, look: str) -> None:
+    job = kept_job(node, COUNTED + look + "\n")
+    job.argv.append("--fast")
+    assert not warm(run(job)[0])
+    assert imported(job) == 2
+
+
+@pytest.mark.parametrize("changed", ["a .pth", "pyvenv.cfg", "the interpreter"])
+def test_a_python_that_has_changed_means_other_imports(node: Node, changed: str) -> None:
+    place = node.home / "venv"
+    venv.create(place, with_pip=False, symlinks=True)
+    (folder,) = place.glob("lib/*/site-packages")
+    pth = folder / "more.pth"
+    pth.write_text("\n")
+    job = job_of(node)
+    job.python = str(place / "bin/python")
+    run(job)
+    wait_for(lambda: kept(node), what="the zygote that is kept")
+    if changed == "the interpreter":
+        link = place / "bin/python"
+        whole = link.resolve().read_bytes()
+        link.unlink()
+        link.write_bytes(whole)
+        link.chmod(0o755)
+    else:
+        with (pth if changed == "a .pth" else place / "pyvenv.cfg").open("a") as file:
+            file.write("# another\n")
+    assert not warm(run(anew(job))[0])
+    assert imported(job) == 2
+
+
+def test_what_the_compiler_says_of_a_script_is_said_by_its_ranks_alone(node: Node) -> None:
+    job = job_of(node, SAYS, PYTHONWARNINGS="always::DeprecationWarning:<unknown>")
+    job.forked["preload"] = None
+    job.write("train.py", SAYS + "import re\nre.compile('\\d')\n")
+    for _ in range(2):
+        run(anew(job))
+        wait_for(lambda: kept(node), what="the zygote that is kept")
+
+
+def test_a_log_counts_from_the_start_of_its_run(node: Node) -> None:
+    begun = "begun = time.time() - logging.makeLogRecord({}).relativeCreated / 1e3\n"
+    says = "import special, logging, time\n" + begun + "assert begun > float(open('before').read())\n" + SAYS
+    job = job_of(node, says, special=COUNTED + "import logging\n")
+    for number in range(2):
+        (job.work / "before").write_text(f"{time.time()}")
+        assert warm(run(anew(job))[0]) is bool(number)
+        wait_for(lambda: kept(node), what="the zygote that is kept")
+
+
+# --- what is left
+
+
+def test_a_keeper_has_one_child_and_none_that_has_ended(node: Node) -> None:
+    kept_job(node)
+    (holder,) = keepers(node)
+    found = [process for pid in proc.pids() if (process := proc.stat(pid)) is not None and process.ppid == holder]
+    assert [process.pid for process in found] == kept(node)
+
+
+def test_whoever_ends_a_run_while_it_is_about_to_be_kept_ends_what_would_be(node: Node) -> None:
+    job = job_of(node)
+    talk = node.talk()
+    job.prepare(talk)
+    node.follow(talk)
+    job.begin(talk, inject=True)
+    talk.wait_for("swept")
+    first = talk.post(Command.FINISH, **node.where, state="finished", exit_code=0, keep=True)
+    second = talk.post(Command.FINISH, **node.where, state="cancelled", exit_code=103)
+    assert [talk.answer(number) for number in (first, second)] == [{}, {}]
+    wait_for(lambda: not node.supervised(), what="the end of the supervisor")
+    wait_for(lambda: not kept(node), what="the end of what would be kept")
+
+
+def grown(node: Node) -> dict[str, int]:
+    """What a keeper and its zygote have."""
+    (holder,), (zygote,) = keepers(node), kept(node)
+    children = [process for pid in proc.pids() if (process := proc.stat(pid)) is not None and process.ppid == holder]
+    areas = {pid: Path(f"/proc/{pid}/maps").read_text().count("\n") for pid in (holder, zygote)}
+    return {
+        "descriptors of the keeper": len(os.listdir(f"/proc/{holder}/fd")),
+        "descriptors of the zygote": len(os.listdir(f"/proc/{zygote}/fd")),
+        "areas of the zygote": areas[zygote],
+        "children": len(children),
+    }
+
+
+def test_run_after_run_nothing_grows(node: Node) -> None:
+    job = job_of(node)
+    seen = []
+    for number in range(5):
+        ran, _ = run(anew(job))
+        assert warm(ran) is bool(number)
+        wait_for(lambda: kept(node), what="the zygote that is kept")
+        seen.append(grown(node))
+    assert seen[-1] == seen[1], seen
