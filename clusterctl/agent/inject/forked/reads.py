@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from typing import Any
 
     Look = tuple[int, ...]
-_NOT_FILES = ("/proc/", "/sys/", "/dev/")
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_NOT_FILES = (_OURS + "/", "/proc/", "/sys/", "/dev/")
+"""Our own are touched by each run; what the kernel serves has no time of its own."""
 _TOO_LATE = (-1,)
 """What was written while imports went on: nobody knows which content they have seen."""
 
