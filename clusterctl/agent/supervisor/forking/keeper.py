@@ -6,6 +6,7 @@ While it waits it is nobody's. It ends when its time is over, when memory gets s
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -80,8 +81,12 @@ def _let_go(left: Kept, loop: Loop) -> None:
     left.zygote.move(loop, loop.stop)
     # What closes its descriptor when it goes does so now, not when another one has that number.
     gc.collect()
-    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
+    # Children too: what still wrote for the run ends by itself, and nobody here would take it in.
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE, signal.SIGCHLD):
         signal.signal(number, signal.SIG_IGN)
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 2)
     spawn.close_all({*left.zygote.descriptors, left.place.listener.fileno(), loop.descriptor})
