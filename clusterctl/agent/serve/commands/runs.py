@@ -185,8 +185,7 @@ def _clean(run: RunDir, state: NodeState) -> int:
         os.rmdir(os.path.dirname(os.path.dirname(run.path)))
         # It was the last one.
         inject.remove(run.root)
-        os.rmdir(run.warm[0])
-        os.rmdir(os.path.dirname(run.warm[0]))
+        shutil.rmtree(os.path.dirname(run.warm[0]), ignore_errors=True)
     return size
 
 
