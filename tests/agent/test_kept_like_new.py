@@ -13,8 +13,10 @@ import pytest
 
 from clusterctl.agent.linux import proc
 from clusterctl.agent.protocol.commands import Command
+from tests.agent.conftest import gone
 from tests.agent.test_early_imports import COUNTED, imported
-from tests.agent.test_kept_warm import SAYS, anew, job_of, keepers, kept, run, warm
+from tests.agent.test_kept_warm import SAYS, anew, finish, job_of, keepers, kept, run, warm
+from tests.agent.test_zygote import zygotes
 from tests.lab.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -128,11 +130,57 @@ def test_a_log_counts_from_the_start_of_its_run(node: Node) -> None:
 # --- what is left
 
 
+def children(holder: int) -> list[int]:
+    """All of a process, those that have ended and were not taken in, too."""
+    found = [process for pid in proc.pids() if (process := proc.stat(pid)) is not None]
+    return [process.pid for process in found if process.ppid == holder]
+
+
 def test_a_keeper_has_one_child_and_none_that_has_ended(node: Node) -> None:
     kept_job(node)
     (holder,) = keepers(node)
-    found = [process for pid in proc.pids() if (process := proc.stat(pid)) is not None and process.ppid == holder]
-    assert [process.pid for process in found] == kept(node)
+    wait_for(lambda: children(holder) == kept(node), what="the zygote alone")
+
+
+def test_a_run_whose_supervisor_was_a_keeper_is_adopted_when_that_is_killed(node: Node) -> None:
+    job = kept_job(node)
+    job.write("train.py", "import special, signal\nsignal.pause()\n")
+    talk = node.talk()
+    job.prepare(talk)
+    node.follow(talk)
+    job.begin(talk, inject=True)
+    talk.wait_for("started")
+    (pid,) = [event["pid"] for event in talk.of("started")]
+    (zygote,), before = zygotes(node), node.supervisor()
+    os.kill(before, signal.SIGKILL)
+    talk.wait_for("adopted")
+    assert node.supervisor() != before
+    wait_for(lambda: gone(zygote), what="the end of the zygote")
+    assert not gone(pid)
+    node.stop(talk)
+    talk.wait_for("swept")
+    assert gone(pid)
+    assert finish(job, talk) == {}
+    assert not kept(node)
+
+
+def test_to_tell_the_end_once_more_leaves_what_is_kept(node: Node) -> None:
+    kept_job(node)
+    (holder,) = keepers(node)
+    node.talk().ask(Command.FINISH, **node.where, state="finished", exit_code=0, keep=True)
+    assert keepers(node) == [holder]
+
+
+def test_with_the_last_run_goes_every_folder_in_which_something_was_kept(node: Node) -> None:
+    job, places = job_of(node), []
+    for name in ("one", "other"):
+        node.node = name
+        run(anew(job))
+        wait_for(lambda: kept(node), what="the zygote that is kept")
+        places.append(dict(node.where))
+    for where in places:
+        node.talk().ask(Command.CLEAN, **where)
+    wait_for(lambda: not (node.home / "state/clusterctl/warm").exists(), what="nothing left")
 
 
 def test_whoever_ends_a_run_while_it_is_about_to_be_kept_ends_what_would_be(node: Node) -> None:
@@ -150,15 +198,14 @@ def test_whoever_ends_a_run_while_it_is_about_to_be_kept_ends_what_would_be(node
 
 
 def grown(node: Node) -> dict[str, int]:
-    """What a keeper and its zygote have."""
+    """What a keeper and its zygote have, beside what each run may add a little to: their memory."""
     (holder,), (zygote,) = keepers(node), kept(node)
-    children = [process for pid in proc.pids() if (process := proc.stat(pid)) is not None and process.ppid == holder]
-    areas = {pid: Path(f"/proc/{pid}/maps").read_text().count("\n") for pid in (holder, zygote)}
+    wait_for(lambda: children(holder) == [zygote], what="the zygote alone")
     return {
         "descriptors of the keeper": len(os.listdir(f"/proc/{holder}/fd")),
         "descriptors of the zygote": len(os.listdir(f"/proc/{zygote}/fd")),
-        "areas of the zygote": areas[zygote],
-        "children": len(children),
+        "areas of the keeper": Path(f"/proc/{holder}/maps").read_text().count("\n"),
+        "areas of the zygote": Path(f"/proc/{zygote}/maps").read_text().count("\n"),
     }
 
 
