@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import time
 import venv
@@ -13,6 +14,8 @@ import pytest
 
 from clusterctl.agent.linux import proc
 from clusterctl.agent.protocol.commands import Command
+from clusterctl.agent.record.rundir import RunDir
+from clusterctl.agent.supervisor.forking.kept import ask
 from tests.agent.conftest import gone
 from tests.agent.test_early_imports import COUNTED, imported
 from tests.agent.test_kept_warm import SAYS, anew, finish, job_of, keepers, kept, run, warm
@@ -195,6 +198,19 @@ def test_whoever_ends_a_run_while_it_is_about_to_be_kept_ends_what_would_be(node
     assert [talk.answer(number) for number in (first, second)] == [{}, {}]
     wait_for(lambda: not node.supervised(), what="the end of the supervisor")
     wait_for(lambda: not kept(node), what="the end of what would be kept")
+
+
+def test_who_has_no_descriptor_left_to_ask_for_what_is_kept_finds_nothing(node: Node) -> None:
+    kept_job(node)
+    free = os.dup(0)
+    os.close(free)
+    usual = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free + 1, usual[1]))
+    try:
+        asked = ask(RunDir(str(node.home / "state/clusterctl"), "another", node.node))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, usual)
+    assert asked is None
 
 
 def grown(node: Node) -> dict[str, int]:

@@ -207,20 +207,20 @@ class Link:
 
     def _answered(self, asked: kept.Asked, timer: Timer | None) -> None:
         self._loop.forget(asked.answer)
+        word = b""
         if timer is None:
             asked.end()
         else:
             timer.cancel()
             with contextlib.suppress(OSError):
-                if os.read(asked.answer, 64) == starting.READY:
-                    self._starting = False
+                word = os.read(asked.answer, 64)
         os.close(asked.answer)
-        if not self._starting and self._connect():
-            return
-        self._starting = True
-        self._start_anew()
+        self._starting = False
+        if word != starting.READY or not self._connect():
+            self._start_anew()
 
     def _start_anew(self) -> None:
+        self._starting = True
         try:
             _, fd = starting.start(self._run)
         except OSError as error:

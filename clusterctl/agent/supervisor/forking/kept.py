@@ -96,7 +96,11 @@ def ask(run: RunDir) -> Asked | None:
     for other in _others(run):
         env = {os.fsdecode(name): os.fsdecode(value) for name, value in os.environb.items()}
         request = {"run": run.run, "node": run.node, "standing": standing.of_self(), "env": env}
-        asked = _ask(run, other, CLAIM, json.dumps(request).encode())
+        try:
+            asked = _ask(run, other, CLAIM, json.dumps(request).encode())
+        except OSError:
+            # There is no descriptor to ask with. To start anew takes some, too, and says so.
+            return None
         if asked is not None:
             return asked
     return None
