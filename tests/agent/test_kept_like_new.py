@@ -200,17 +200,21 @@ def test_whoever_ends_a_run_while_it_is_about_to_be_kept_ends_what_would_be(node
     wait_for(lambda: not kept(node), what="the end of what would be kept")
 
 
-def test_who_has_no_descriptor_left_to_ask_for_what_is_kept_finds_nothing(node: Node) -> None:
+@pytest.mark.parametrize("left", [1, 2, 3])
+def test_who_has_no_descriptor_left_to_ask_for_what_is_kept_finds_nothing_and_harms_nothing(
+    node: Node, left: int
+) -> None:
     kept_job(node)
     free = os.dup(0)
     os.close(free)
     usual = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (free + 1, usual[1]))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free + left, usual[1]))
     try:
         asked = ask(RunDir(str(node.home / "state/clusterctl"), "another", node.node))
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, usual)
     assert asked is None
+    assert len(keepers(node)) == 1
 
 
 def grown(node: Node) -> dict[str, int]:

@@ -122,24 +122,23 @@ def _others(run: RunDir) -> list[str]:
 
 def _ask(run: RunDir, name: str, word: bytes, value: bytes = b"") -> Asked | None:
     """Connect to a keeper and say something; one that hears nothing ends."""
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
-    file = syscalls.memory_file("claim")
-    try:
-        with syscalls.short_path(run.warm[0], name) as short:
-            sock.connect(short)
-        pid, uid = syscalls.peer(sock)
-        if uid != os.getuid():
-            return None
-        who = proc.identify(pid)
-        if word:
-            syscalls.write_all(file, value)
-            socket.send_fds(sock, [word], [file])
+    kind = socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
+    with socket.socket(socket.AF_UNIX, kind) as sock, open(syscalls.memory_file("claim"), "wb", buffering=0) as file:
+        try:
+            with syscalls.short_path(run.warm[0], name) as short:
+                sock.connect(short)
+            pid, uid = syscalls.peer(sock)
+            if uid != os.getuid() or not word:
+                return None
+            who = proc.identify(pid)
+            syscalls.write_all(file.fileno(), value)
+            socket.send_fds(sock, [word], [file.fileno()])
             return Asked(sock.detach(), who)
-    except OSError:
-        # Left by one that was killed.
-        with contextlib.suppress(OSError):
-            os.unlink(os.path.join(run.warm[0], name))
-    finally:
-        os.close(file)
-        sock.close()
+        except ConnectionRefusedError:
+            # Left by one that was killed.
+            with contextlib.suppress(OSError):
+                os.unlink(os.path.join(run.warm[0], name))
+        except OSError:
+            # It is asked by others, or has just left; or we have no descriptor.
+            pass
     return None
