@@ -74,6 +74,10 @@ class Waiting:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Say no more, and take the line away."""
         self._over.set()
         if self._thread is not None and self._terminal is not None:
             self._thread.join()

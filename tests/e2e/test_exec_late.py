@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.e2e.terminal import CTRL_C
 from tests.lab.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -50,6 +51,17 @@ def test_on_a_terminal_answers_are_shown_while_another_node_is_waited_for(head: 
 
         assert screen.wait() == 0
         assert screen.shown.endswith("late  here\n")
+
+
+def test_who_does_not_wait_for_the_last_gets_what_the_others_said_and_how_it_ended_there(head: LocalHead) -> None:
+    words = [*command(head, "runs")[:-1], f"{command(head, 'runs')[-1]}; exit 3"]
+    with head.terminal(*words) as screen:
+        screen.expect("waiting for late: running")
+        screen.press(CTRL_C)
+
+        assert screen.wait() == 130
+        assert screen.shown.count("  here") in (1, 2)
+        assert "gpu[01-02] (2 nodes): exit code 3" in screen.shown
 
 
 def test_for_a_program_equal_answers_are_one_however_late_some_are(head: LocalHead) -> None:

@@ -23,11 +23,14 @@ from clusterctl.render.exec import diff_lines, end_lines, exit_code_of, folded_e
 from clusterctl.render.waiting import Waiting
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from clusterctl.agent.protocol.types.arguments import Program
     from clusterctl.config.spec import ClusterSpec
     from clusterctl.errors import NodeError
     from clusterctl.render.exec import Answer
     from clusterctl.render.terminal.console import Console
+    from clusterctl.session.conversation import Session
 
 
 _QUIET_SECONDS = 1.0
@@ -105,7 +108,7 @@ def command(context: click.Context, choices: ExecChoices) -> int:
             reachable(spec, hosts, remote.begin, tell=tell, meanwhile=early.look) as (sessions, unreached),
             Waiting(sessions, 0.0, tell, stage="running", meanwhile=early.look) as waiting,
         ):
-            answers, lost = remote.ends(sessions, waiting)
+            answers, lost = _ends(remote, sessions, waiting, early, choices)
     except UnreadError:
         return int(ExitCode.OK)
     errors = unreached | lost
@@ -114,6 +117,19 @@ def command(context: click.Context, choices: ExecChoices) -> int:
     else:
         _show(answers, early.shown, errors, console, choices)
     return int(ExitCode.NODE) if errors else max(map(exit_code_of, answers.values()), default=0)
+
+
+def _ends(
+    remote: Remote, sessions: Mapping[str, Session], waiting: Waiting, early: _Early, choices: ExecChoices
+) -> tuple[dict[str, Answer], dict[str, NodeError]]:
+    """Wait for all; who is tired of it gets what is there, as far as it is for people to read."""
+    try:
+        return remote.ends(sessions, waiting)
+    except KeyboardInterrupt:
+        if not choices.as_json:
+            waiting.stop()
+            _show(remote.answered(), early.shown, {}, early.console, choices)
+        raise
 
 
 def _spec(choices: ExecChoices, console: Console) -> ClusterSpec:
@@ -149,12 +165,13 @@ class _Early:
     What is read by a program is folded as a whole, at the end.
 
     Attributes:
+        console: Where.
         shown: Nodes whose answers were shown.
     """
 
     def __init__(self, nodes: list[str], remote: Remote, console: Console, *, folds: bool) -> None:
         self.shown: set[str] = set()
-        self._nodes, self._remote, self._console = nodes, remote, console
+        self._nodes, self._remote, self.console = nodes, remote, console
         self._wanted = folds and console.out.live and console.err.live
 
     def look(self) -> None:
@@ -164,7 +181,7 @@ class _Early:
         answers = self._remote.answered()
         fresh = {node: answers[node] for node in self._nodes if node in answers and node not in self.shown}
         self.shown.update(fresh)
-        _say(fresh, self._console)
+        _say(fresh, self.console)
 
 
 def _say(answers: dict[str, Answer], console: Console) -> None:
