@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -84,11 +85,13 @@ def _reason(node: str, tried: Tried) -> tuple[str, str]:
         return "its sshd is too old to accept RSA keys other than with SHA-1", hint
     if tried.closed and tried.refused:
         hint = "name the right one by `identity_file:`, with `IdentitiesOnly yes` in ~/.ssh/config"
-        return f"sshd hung up after {len(tried.refused)} keys were offered", hint
+        offered = "1 key was" if len(tried.refused) == 1 else f"{len(tried.refused)} keys were"
+        return f"sshd hung up after {offered} offered", hint
     if tried.refused:
         takes = f"; sshd takes: {', '.join(tried.methods)}" if tried.methods else ""
         text = f"no key was accepted for user `{tried.user}` (offered: {', '.join(tried.refused)}{takes})"
-        return text, f"add one to the machine: `ssh-copy-id {tried.address or f'{tried.user}@{node}'}`"
+        to = tried.address or f"{tried.user}@{node}"
+        return text, f"add one to the machine: `ssh-copy-id {_named(tried.refused)}{to}`"
     if tried.unusable:
         path, reason = next(iter(tried.unusable.items()))
         if reason in (HARDWARE, UNSUPPORTED):
@@ -100,6 +103,15 @@ def _reason(node: str, tried: Tried) -> tuple[str, str]:
     return text, "make one with `ssh-keygen`, load one with `ssh-add`, or name yours by `identity_file:`"
 
 
+_DEFAULT = re.compile(r"id_(rsa|dsa|ecdsa|ecdsa_sk|ed25519|ed25519_sk|xmss)")
+
+
+def _named(keys: Sequence[str]) -> str:
+    """Return how `ssh-copy-id` is told which key, where all that were offered are files that it does not think of."""
+    others = [key for key in keys if os.path.isabs(key) and not _DEFAULT.fullmatch(Path(key).name)]
+    return f"-i {shlex.quote(others[0])} " if others and len(others) == len(keys) else ""
+
+
 def missing(files: Sequence[str], named: str | None = None) -> tuple[str, ...]:
     """Return the keys that somebody named and that are not there: not those that ssh tries unasked.
 
@@ -107,7 +119,6 @@ def missing(files: Sequence[str], named: str | None = None) -> tuple[str, ...]:
         files: What ssh would try.
         named: The key of the cluster file, which is meant whatever it is called.
     """
-    default = re.compile(r"id_(rsa|dsa|ecdsa|ecdsa_sk|ed25519|ed25519_sk|xmss)")
     meant = [named] if named is not None else []
-    meant += [path for path in files if path != named and not default.fullmatch(Path(path).name)]
+    meant += [path for path in files if path != named and not _DEFAULT.fullmatch(Path(path).name)]
     return tuple(path for path in meant if not os.path.exists(path))
