@@ -146,7 +146,7 @@ def render_attempts(state: RunState, step: int | None, now: float, terminal: Ter
         Column(title="TOOK", right=True),
         Column(title="STEPS", right=True),
         Column(title="FROM", shrink=True),
-        Column(title="END", shrink=True),
+        Column(title="END", shrink=True, wraps=True),
     ]
     rows: list[list[Cell | str]] = [
         [

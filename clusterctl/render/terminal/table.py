@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from clusterctl.logs.clean import strip_colours
 from clusterctl.render.terminal.console import BOLD, fit, pad, safe
-from clusterctl.render.terminal.wrapping import cells
+from clusterctl.render.terminal.wrapping import cells, wrapped
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from clusterctl.render.terminal.console import Terminal
 
@@ -27,11 +27,13 @@ class Column:
     Attributes:
         right: Numbers stand at the right.
         shrink: May be cut where the terminal is narrow; the last such column is cut first.
+        wraps: Is not cut but goes on in further lines; for the last column.
     """
 
     title: str
     right: bool = False
     shrink: bool = False
+    wraps: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,7 @@ def render_table(
         body.insert(0, [Cell(column.title, (BOLD,)) for column in columns])
     widths = [max((cells(row[i].text) for row in body), default=0) for i in range(len(columns))]
     _shrink(widths, columns, terminal.width)
-    return [_line(row, columns, widths, terminal) for row in body]
+    return [line for row in body for line in _lines(row, columns, widths, terminal)]
 
 
 def _shrink(widths: list[int], columns: Sequence[Column], limit: int | None) -> None:
@@ -72,12 +74,26 @@ def _shrink(widths: list[int], columns: Sequence[Column], limit: int | None) -> 
         excess -= cut
 
 
-def _line(row: Sequence[Cell], columns: Sequence[Column], widths: Sequence[int], terminal: Terminal) -> str:
-    texts = []
+def _lines(row: Sequence[Cell], columns: Sequence[Column], widths: Sequence[int], terminal: Terminal) -> Iterator[str]:
+    texts, further = [], list[str]()
     for cell, column, width in zip(row, columns, widths, strict=True):
-        text = fit(cell.text, width, terminal.glyphs)
+        text, *more = _broken(cell.text, width) if column.wraps else [fit(cell.text, width, terminal.glyphs)]
+        further += more
         texts.append(pad(terminal.style(text, *cell.style), width, right=column.right))
-    return fit_end((" " * GAP).join(texts))
+    yield fit_end((" " * GAP).join(texts))
+    indent = " " * (sum(widths[:-1]) + GAP * (len(widths) - 1))
+    yield from (indent + text for text in further)
+
+
+def _broken(text: str, width: int) -> Iterator[str]:
+    """Yield a text in lines, broken between words as far as these have room."""
+    for line in wrapped(text, width):
+        rest = line
+        while cells(rest) > width > 1:
+            end = next(n for n in range(width, 0, -1) if cells(rest[:n]) <= width)
+            yield rest[:end]
+            rest = rest[end:]
+        yield rest
 
 
 def fit_end(line: str) -> str:

@@ -298,8 +298,8 @@ class Launch:
             step.through(node, len(ranks))
 
         _, errors = each(self._on(list(by_name)), start)
-        again = f" · attempt {plan.attempt}" if plan.attempt else ""
-        step.end(f"master {plan.master_addr}:{plan.master_port}{again}", failed=bool(errors))
+        again = f"attempt {plan.attempt} · " if plan.attempt else ""
+        step.end(f"{again}master {plan.master_addr}:{plan.master_port}", failed=bool(errors))
         raise_first(errors)
 
 

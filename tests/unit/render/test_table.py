@@ -26,6 +26,20 @@ def test_a_terminal_gets_what_fits(new_screen: type[Screen]) -> None:
     assert lines[1].endswith("x…")
 
 
+def test_a_column_that_wraps_goes_on_in_further_lines_below_itself(new_screen: type[Screen]) -> None:
+    columns = [Column(title="N", right=True), Column(title="END", shrink=True, wraps=True)]
+    rows = [["0", "rank 3 on n2: no such file /a/path/that/is/long"], ["10", "succeeded"]]
+
+    assert render_table(columns, rows, new_screen(width=20).terminal) == [
+        " N  END",
+        " 0  rank 3 on n2: no",
+        "      such file /a/p",
+        "    ath/that/is/long",
+        "10  succeeded",
+    ]
+    assert len(render_table(columns, rows, new_screen().terminal)) == 3
+
+
 def test_colours_do_not_count_as_width(new_screen: type[Screen]) -> None:
     plain = render_table(COLUMNS, ROWS, new_screen().terminal, header=False)
     screen = new_screen(colour=True)
