@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from clusterctl.agent.protocol.reasons import StopReason
-from clusterctl.logs.clean import clean_block
+from clusterctl.logs.clean import clean_block, strip_colours
 from clusterctl.logs.select import end_lines
 from clusterctl.render.errors import remaining_lines, start_failed_lines
 from clusterctl.render.ranks import count, fold_nodes, fold_ranks
@@ -135,6 +135,8 @@ def _evidence(cause: Cause, worker: WorkerState | None, terminal: Terminal, besi
         folded = folded_trace(trace, beside.folders, ellipsis=terminal.glyphs.ellipsis)
         return [bar + terminal.coloured(line) for line in _middle_cut(folded, terminal)]
     tail = end_lines(worker.tail)[-_MOST_LAST_LINES:] if worker is not None and worker.tail else []
+    if worker is not None and beside.shown.says(worker.rank, [strip_colours(line) for line in tail]):
+        return []
     return [bar + terminal.coloured(line) for line in tail]
 
 

@@ -65,3 +65,8 @@ class Shown:
             if wanted == raised([strip_colours(text) for ranks, text in self.lines if rank in ranks]):
                 return rank
         return None
+
+    def says(self, rank: int, lines: Sequence[str]) -> bool:
+        """Return whether the last of these lines of a rank stands there as its own, and so what it said before."""
+        own = [strip_colours(text) for ranks, text in self.lines if rank in ranks]
+        return rank in self.ranks and bool(lines) and lines[-1] in own

@@ -99,6 +99,20 @@ def test_without_a_traceback_the_last_lines_are_shown(pipe: Terminal) -> None:
     assert lines[1:3] == ["  │ loss nan", "  │ giving up"]
 
 
+@pytest.mark.parametrize(("on_screen", "repeated"), [((5,), False), ((0,), True)])
+def test_last_lines_that_stand_above_on_the_screen_are_not_repeated(
+    pipe: Terminal, on_screen: tuple[int, ...], repeated: bool
+) -> None:
+    state = failed_run()
+    verdict = said(replace(CAUSE, traceback=None, message="giving up"))
+    ended = replace(state.workers[5], tail="loss nan\n\x1b[31mgiving up\x1b[0m\n", verdict=verdict)
+    above = Shown(ranks=frozenset(on_screen), lines=((on_screen, "loss nan"), (on_screen, "giving up")))
+
+    lines = render_report(replace(state, workers={**state.workers, 5: ended}), pipe, Beside(shown=above))
+
+    assert any(line.startswith("  │") for line in lines) == repeated
+
+
 def test_success_is_one_line(pipe: Terminal) -> None:
     state = replace(failed_run(), phase=RunPhase.SUCCEEDED, exit_code=0, workers=stopped(), attempt=1)
     assert render_report(state, pipe) == ["✓ digits-k3x9 succeeded: 8 ranks on 2 nodes, 2 attempts, 3m12s"]
