@@ -163,10 +163,14 @@ def _lies_on(device: int, path: str) -> bool:
 
 
 def may_stay(node: Node) -> re.Pattern[str]:
-    """Match what stays: until `clean` what happened in a run and the code that was brought for it; the agent and names of locks."""
+    """Match what stays.
+
+    Until `clean`: what happened in a run, the code that was brought for it, and the shim that all runs share, which goes
+    with the last of them. Besides: the agent, and names of locks.
+    """
     state = re.escape("/" + str(state_root(node).relative_to(node.path("/"))))
     home = re.escape(node.spec.home)
     return re.compile(
-        rf"{home}/{WORK}/victim-[0-9a-f]+|{state}/nodes/[^/]+|{state}/sync/[0-9a-f]+\.(json|lock)"
+        rf"{home}/{WORK}/victim-[0-9a-f]+|{state}/nodes/[^/]+|{state}/inject/[0-9a-f]{{12}}|{state}/sync/[0-9a-f]+\.(json|lock)"
         rf"|{LOCKS}/[^/]+|({home}/\.cache/clusterctl|/var/tmp/clusterctl-{node.spec.uid})/agents/[0-9a-f]{{64}}\.([a-z0-9-]+\.)?pyz(\.d)?"
     )
