@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import os
 import queue
 import shutil
@@ -9,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import zipfile
 import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +24,7 @@ from clusterctl.config.spec import HostSpec, TransportKind
 from clusterctl.errors import AgentError
 from clusterctl.session.opening import Transports, open_session, open_sessions
 from clusterctl.transport.delivery.bootstrap import Preamble, PreambleParser, start_agent
+from clusterctl.transport.delivery.bundle import Bundle, agent_bundle
 from clusterctl.transport.delivery.first_words import script
 from clusterctl.transport.local import LocalTransport
 from clusterctl.transport.ssh.auth import SshAgent
@@ -31,7 +35,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from clusterctl.transport.base import Channel
-    from clusterctl.transport.delivery.bundle import Bundle
 
 HOST = HostSpec(name="here", host="here", transport=TransportKind.LOCAL)
 
@@ -299,12 +302,21 @@ def _with_crc(data: bytes, wanted: int) -> bytes:
     return data + bytes(more)
 
 
+def agent_of_this_test() -> Bundle:
+    """The agent, in an archive that nobody else has brought to this machine, where the home was of no use."""
+    data = io.BytesIO(agent_bundle().data)
+    with zipfile.ZipFile(data, "a") as archive:
+        archive.writestr("whose.py", f"# {os.urandom(8).hex()}\n")
+    return Bundle(data.getvalue(), hashlib.sha256(data.getvalue()).hexdigest())
+
+
 def test_the_agent_itself_is_compiled_and_says_hello_from_there(home: Path) -> None:
     env = {"HOME": str(home), "XDG_CACHE_HOME": str(home / ".cache"), "PATH": "/usr/bin:/bin"}
-    open_session(LocalTransport(env), HOST, queue.SimpleQueue()).close()
+    bundle = agent_of_this_test()
+    open_session(LocalTransport(env), HOST, queue.SimpleQueue(), bundle=bundle).close()
     (compiled,) = (p for p in (home / ".cache/clusterctl/agents").iterdir() if p.name.count(".") > 1)
     made = compiled.stat().st_mtime_ns
-    open_session(LocalTransport(env), HOST, queue.SimpleQueue()).close()
+    open_session(LocalTransport(env), HOST, queue.SimpleQueue(), bundle=bundle).close()
     assert compiled.stat().st_mtime_ns == made
 
 

@@ -65,8 +65,9 @@ def shared_out_mb(pids: list[int]) -> float:
     """
     found = 0
     for pid in pids:
+        # One that has just ended holds nothing, and says nothing.
         fields = dict(line.split()[:2] for line in _about(pid, "smaps_rollup").splitlines()[1:])
-        own = [fields[name] for name in ("Pss_Anon:", "Pss_Shmem:") if name in fields] or [fields["Pss:"]]
+        own = [fields[name] for name in ("Pss_Anon:", "Pss_Shmem:") if name in fields] or [fields.get("Pss:", 0)]
         found += sum(map(int, own))
     return found / 1024
 
