@@ -40,7 +40,6 @@ _WORDS = (
 )
 _CHAINED = "The above exception was the direct cause of the following exception:"
 _MOST_SAID = 160
-_PATTERNS = tuple((cls, re.compile(pattern, re.MULTILINE)) for cls, pattern in _WORDS)
 _FRAME = re.compile(
     r'^\s*(?:\[?rank\d+\]?:?\s*)?File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>.+)$', re.M
 )
@@ -116,7 +115,7 @@ def advice(cls: Class, run: str, rank: int | None, node: str | None) -> tuple[st
 
 
 def _by_words(text: str) -> Class | None:
-    return next((cls for cls, pattern in _PATTERNS if pattern.search(text)), None)
+    return next((cls for cls, pattern in _WORDS if re.search(pattern, text, re.MULTILINE)), None)
 
 
 def _first_of_chain(end: End) -> str:

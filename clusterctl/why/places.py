@@ -105,22 +105,23 @@ def _op(doing: Doing, below: tuple[Call, ...], shown: Call) -> str:
 
 
 _WAITS = (
-    (re.compile(r"^hrtimer_nanosleep|^do_nanosleep"), "it sleeps"),
-    (re.compile(r"^(?:anon_)?pipe_(?:read|wait_readable)"), "it reads a pipe that nobody writes to"),
-    (re.compile(r"^(?:anon_)?pipe_(?:write|wait_writable)"), "it writes to a pipe that nobody reads"),
-    (re.compile(r"^wait_for_partner|^fifo_open"), "it opens a FIFO that nobody has open"),
-    (re.compile(r"^unix_stream_(?:read|data_wait)|^unix_wait_for_peer"), "it waits for a local socket"),
-    (re.compile(r"^(?:sk_wait_data|inet_|tcp_|wait_woken|__skb_wait)"), NETWORK := "it waits for a network socket"),
-    (re.compile(r"^(?:do_wait|kernel_wait4|wait_consider_task)"), "it waits for a process that it started"),
-    (re.compile(r"^(?:locks_lock|flock_lock|posix_lock|fcntl_setlk|do_lock_file)"), "it waits for the lock of a file"),
-    (re.compile(r"^(?:poll_schedule_timeout|do_poll|ep_poll|do_epoll|do_select)"), "it polls"),
+    (r"^hrtimer_nanosleep|^do_nanosleep", "it sleeps"),
+    (r"^(?:anon_)?pipe_(?:read|wait_readable)", "it reads a pipe that nobody writes to"),
+    (r"^(?:anon_)?pipe_(?:write|wait_writable)", "it writes to a pipe that nobody reads"),
+    (r"^wait_for_partner|^fifo_open", "it opens a FIFO that nobody has open"),
+    (r"^unix_stream_(?:read|data_wait)|^unix_wait_for_peer", "it waits for a local socket"),
+    (r"^(?:sk_wait_data|inet_|tcp_|wait_woken|__skb_wait)", NETWORK := "it waits for a network socket"),
+    (r"^(?:do_wait|kernel_wait4|wait_consider_task)", "it waits for a process that it started"),
+    (r"^(?:locks_lock|flock_lock|posix_lock|fcntl_setlk|do_lock_file)", "it waits for the lock of a file"),
+    (r"^(?:poll_schedule_timeout|do_poll|ep_poll|do_epoll|do_select)", "it polls"),
     (
-        re.compile(r"^(?:rpc_|nfs|request_wait_answer|fuse_|ceph|lustre|ll_|cl_sync|folio_wait|io_schedule)"),
+        r"^(?:rpc_|nfs|request_wait_answer|fuse_|ceph|lustre|ll_|cl_sync|folio_wait|io_schedule)",
         STORAGE := "it waits for a file system",
     ),
-    (re.compile(r"^futex"), "it waits for a lock"),
-    (re.compile(r"^(?:do_signal_stop|ptrace_stop)"), "it is stopped"),
+    (r"^futex", "it waits for a lock"),
+    (r"^(?:do_signal_stop|ptrace_stop)", "it is stopped"),
 )
+"""Places in the kernel, and what they mean. Compiled when one is asked for: most commands ask for none."""
 
 
 def waits_for(look: Look) -> str:
@@ -130,7 +131,7 @@ def waits_for(look: Look) -> str:
 
 def words_of(wchan: str | None) -> str:
     """Return in words what the place in the kernel at which a process waits says; "" where it says nothing."""
-    return next((words for pattern, words in _WAITS if pattern.match(wchan or "")), "")
+    return next((words for pattern, words in _WAITS if re.match(pattern, wchan or "")), "")
 
 
 def at_network(look: Look) -> bool:

@@ -27,7 +27,7 @@ _MOST_OF_MANY = 1000
 """The same where there are so many nodes that a picture shows the lowest, the middle and the highest of them alone."""
 MANY_NODES = 16
 MOST_POINTS = 200
-_FEWEST = 6
+_FEWEST = 5
 _PIECE = 16 << 10
 _KINDS: tuple[samples.Kind, ...] = ("activity", "health")
 
