@@ -395,3 +395,22 @@ def test_all_nodes_are_asked_to_tell_their_journal_at_once(make_run: MakeRun, tm
         if event["kind"] == "attempt" or (event["kind"] == "phase" and event["name"] == "start"):
             times.setdefault(event["kind"], event["time"])
     assert times["phase"] - times["attempt"] < len(names) * delay / 2
+
+
+# --- the start
+
+
+def test_the_node_of_rank_0_has_started_before_others_are_asked_so_that_it_listens(
+    make_run: MakeRun, tmp_path: Path
+) -> None:
+    run = make_run(UNTIL_GO, "a", "b")
+    # What the node says is heard so much later.
+    run.nodes.wires["a"]["delay"] = delay = 0.3
+    run.start()
+    run.reaches(all_running, what="all ranks to run")
+    go(tmp_path)
+
+    assert run.ended() == 0
+    told = {n: [json.loads(line) for line in (run.on(n) / "journal.jsonl").read_text().splitlines()] for n in "ab"}
+    started = {n: next(line["wall"] for line in lines if line["kind"] == "started") for n, lines in told.items()}
+    assert started["b"] - started["a"] >= delay

@@ -297,7 +297,12 @@ class Launch:
             session.call(Command.START, request, timeout=_patience(spec))
             step.through(node, len(ranks))
 
-        _, errors = each(self._on(list(by_name)), start)
+        sessions = self._on(list(by_name))
+        first = {plan.nodes[0].node: sessions.pop(plan.nodes[0].node)}
+        # Rank 0 listens for all others: one that asks before is refused, and torch lets it try again after 0.5 s.
+        _, errors = each(first, start)
+        if not errors:
+            _, errors = each(sessions, start)
         again = f"attempt {plan.attempt} · " if plan.attempt else ""
         step.end(f"{again}master {plan.master_addr}:{plan.master_port}", failed=bool(errors))
         raise_first(errors)
