@@ -269,20 +269,7 @@ class Launch:
         by_name = {n.node: n for n in plan.nodes}
 
         def start(node: str, session: Session) -> None:
-            workers = [
-                encoding.to_wire(
-                    requests.WorkerStart(
-                        rank=w.rank,
-                        local_rank=w.local_rank,
-                        argv=list(w.argv),
-                        env=dict(w.env),
-                        prologue=prologue,
-                        hosts=list(w.hosts),
-                        hosted=list(w.hosted),
-                    )
-                )
-                for w in by_name[node].workers
-            ]
+            workers = [_wire(w, prologue) for w in by_name[node].workers]
             ranks = by_name[node].ranks
             step.at(node, f"starting {plural(len(ranks), 'worker')}")
             request = requests.Start(
@@ -306,6 +293,11 @@ class Launch:
         again = f"attempt {plan.attempt} · " if plan.attempt else ""
         step.end(f"{again}master {plan.master_addr}:{plan.master_port}", failed=bool(errors))
         raise_first(errors)
+
+
+def _wire(w: planning.WorkerPlan, prologue: str | None) -> dict[str, object]:
+    given = (w.rank, w.local_rank, list(w.argv), dict(w.env), prologue, list(w.hosts), list(w.hosted))
+    return encoding.to_wire(requests.WorkerStart(*given))
 
 
 def _patience(spec: ClusterSpec) -> float:
