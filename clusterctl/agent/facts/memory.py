@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from clusterctl.agent.linux import paths, syscalls
+from clusterctl.agent.linux import paths, proc, syscalls
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ _PAUSE = 0.2
 
 def collect(root: str) -> shapes.Memory:
     """Return the memory's part of the group `host`."""
-    sizes = _meminfo(root)
+    sizes = proc.meminfo(root)
     total, free = sizes.get("SwapTotal"), sizes.get("SwapFree")
     used = None if total is None or free is None else total - free
     return {
@@ -27,17 +27,6 @@ def collect(root: str) -> shapes.Memory:
         # Nobody waits where nothing is swapped out.
         "swap_rate": _swapping(root) if used else 0.0 if used == 0 else None,
     }
-
-
-def _meminfo(root: str) -> dict[str, int]:
-    """Return sizes of /proc/meminfo in bytes."""
-    sizes = {}
-    for line in (paths.text(root, "/proc/meminfo") or "").splitlines():
-        name, _, value = line.partition(":")
-        words = value.split()
-        if words and words[0].isdigit():
-            sizes[name] = int(words[0]) * 1024
-    return sizes
 
 
 def _swapping(root: str) -> float | None:

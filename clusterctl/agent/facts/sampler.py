@@ -34,7 +34,7 @@ import time
 from clusterctl.agent import facts
 from clusterctl.agent.facts import bindings, children
 from clusterctl.agent.facts.answers import TROUBLE
-from clusterctl.agent.linux import paths, syscalls
+from clusterctl.agent.linux import paths, proc, syscalls
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -100,10 +100,7 @@ class _Machine:
         self._before: tuple[float, float] | None = None
 
     def read(self) -> samples.Machine:
-        sizes = {}
-        for line in (paths.text("/", "/proc/meminfo") or "").splitlines()[:3]:
-            name, _, value = line.partition(":")
-            sizes[name] = int(value.split()[0]) * 1024
+        sizes = proc.meminfo()
         total, available = sizes.get("MemTotal", 0), sizes.get("MemAvailable", 0)
         load = (paths.text("/", "/proc/loadavg") or "").split()
         return {

@@ -167,6 +167,14 @@ def environ(pid: int) -> dict[bytes, bytes]:
     return {name: value for name, equals, value in pairs if equals}
 
 
+def meminfo(root: str = "") -> dict[str, int]:
+    """Return the sizes of /proc/meminfo in bytes, by their names; `root` is the prefix of /proc."""
+    lines = (
+        line.split() for line in read_bytes(f"{root.rstrip('/')}/proc/meminfo").decode("ascii", "replace").splitlines()
+    )
+    return {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines if words[1:] and words[1].isdigit()}
+
+
 def has_limit(pid: int, value: int) -> bool:
     """Whether one of the resource limits of a process is that very value."""
     return b"%d" % value in read_bytes(f"/proc/{pid}/limits").split()

@@ -9,7 +9,6 @@ import time
 
 from clusterctl.agent.linux import addresses, cgroup, gpus, proc
 from clusterctl.agent.linux.logind import logind
-from clusterctl.agent.linux.syscalls import read_bytes
 from clusterctl.agent.protocol import commands
 from clusterctl.agent.record import rundir
 
@@ -40,7 +39,7 @@ def hello(root: str) -> Hello:
         "mono": time.monotonic(),
         "wall": time.time(),
         "cores": _cores(),
-        "memory": _memory(),
+        "memory": proc.meminfo().get("MemTotal", 0),
         "machine": os.uname().machine,
         "kernel": os.uname().release,
         "gpus": gpus.count(),
@@ -73,12 +72,6 @@ def _version() -> str:
         return str(_version.__version__)
     except ImportError:
         return ""
-
-
-def _memory() -> int:
-    # Not by `re`, whose import and expressions take longer than all the rest of a greeting.
-    lines = (line.split() for line in read_bytes("/proc/meminfo").splitlines())
-    return next((int(line[1]) * 1024 for line in lines if line[:1] == [b"MemTotal:"] and line[2:] == [b"kB"]), 0)
 
 
 def _cores() -> int:

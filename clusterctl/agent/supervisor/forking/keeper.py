@@ -15,7 +15,7 @@ import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.agent.linux import cgroup, spawn, syscalls
+from clusterctl.agent.linux import cgroup, proc, spawn, syscalls
 from clusterctl.agent.linux.loop import Loop
 from clusterctl.agent.record import authority
 from clusterctl.agent.record.rundir import RunDir
@@ -117,12 +117,9 @@ class _Keeper:
             self._loop.after(min(left, _LOOK_SECONDS), self._look)
 
     def _spared(self) -> bool:
-        sizes = {}
-        for line in syscalls.read_bytes("/proc/meminfo").splitlines():
-            name, _, value = line.partition(b":")
-            sizes[name] = int(value.split()[0]) * 1024
-        ours = cgroup.memory() or (sizes[b"MemTotal"], sizes[b"MemAvailable"])
-        total, available = min(ours[0], sizes[b"MemTotal"]), min(ours[1], sizes[b"MemAvailable"])
+        sizes = proc.meminfo()
+        ours = cgroup.memory() or (sizes["MemTotal"], sizes["MemAvailable"])
+        total, available = min(ours[0], sizes["MemTotal"]), min(ours[1], sizes["MemAvailable"])
         return enough(total, available, int(self._zygote.worth["bytes"]))
 
     # --- whoever comes
