@@ -11,7 +11,7 @@ import contextlib
 import json
 import os
 
-from . import cannot, marks, rank, state
+from . import cannot, late, marks, rank, state
 from .cannot import CannotForkError
 from .target import Target
 
@@ -124,8 +124,7 @@ def become(descriptors: list[int]) -> Callable[[], None]:
             _join(asked["cgroup"])
         target = Target(asked["argv"])
         target.enter()
-        env = {_bytes(name): _bytes(value) for name, value in asked["env"].items()}
-        rank.prepare(target, env, asked["cwd"])
+        rank.prepare(target, late.of_text(asked["env"]), asked["cwd"])
     except BaseException as error:
         if not _refuse(descriptors, error) and os.read(gate, 1):
             # The waiter did not wait for us so long: this is a rank that has started.
@@ -165,7 +164,3 @@ def _join(procs: str) -> None:
             file.write("0")
     except OSError:
         return
-
-
-def _bytes(text: str) -> bytes:
-    return text.encode("utf-8", "surrogateescape")

@@ -107,6 +107,12 @@ def set_since(before: dict[bytes, bytes]) -> dict[bytes, bytes]:
     return {name: value for name, value in os.environb.items() if before.get(name) != value}
 
 
+def of_text(values: dict[str, str]) -> dict[bytes, bytes]:
+    """Return variables of a request as the kernel has them, whatever encoding the user's Python goes by."""
+    how = ("utf-8", "surrogateescape")
+    return {name.encode(*how): value.encode(*how) for name, value in values.items()}
+
+
 def replace(values: dict[bytes, bytes]) -> None:
     """Set the whole environment of this process, that of its C libraries too."""
     os.environb.clear()

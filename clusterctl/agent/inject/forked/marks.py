@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import resource
 
-from . import image
+from . import image, late
 
 # Not from `typing`: in a Python that is to be like a worker's, less is better.
 TYPE_CHECKING = False
@@ -48,9 +48,4 @@ def put_on(asked: dict[str, Any]) -> None:
             continue
         break
     os.chdir(asked["cwd"])
-    env = {_bytes(name): _bytes(value) for name, value in asked["env"].items()}
-    image.show(title(asked["title"]), env)
-
-
-def _bytes(text: str) -> bytes:
-    return text.encode("utf-8", "surrogateescape")
+    image.show(title(asked["title"]), late.of_text(asked["env"]))

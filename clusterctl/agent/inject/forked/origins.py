@@ -50,16 +50,15 @@ def changed(known: dict[str, Origin]) -> str | None:
     return next((name for name, origin in known.items() if _origin(name) != origin), None)
 
 
+def installed() -> list[str]:
+    """Return the folders of installed modules on the path."""
+    names = ("site-packages", "dist-packages")
+    return [path for path in sys.path if os.path.basename(path) in names and os.path.isdir(path)]
+
+
 def folders() -> dict[str, int]:
-    """Return when something was last installed in, or removed from, each folder of installed modules."""
-    found = {}
-    for path in sys.path:
-        if os.path.basename(path) in ("site-packages", "dist-packages"):
-            try:
-                found[path] = os.stat(path).st_mtime_ns
-            except OSError:
-                continue
-    return found
+    """Return when something was last installed in, or removed from, each of them."""
+    return {path: os.stat(path).st_mtime_ns for path in installed()}
 
 
 def _origin(name: str) -> Origin:

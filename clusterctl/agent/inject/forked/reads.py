@@ -9,6 +9,8 @@ import os
 import stat
 import sys
 
+from . import origins
+
 # Not from `typing`: in a Python that is to be like a worker's, less is better.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -67,12 +69,8 @@ def _of_python() -> Iterator[str]:
     """Yield what Python is, and what tells it at its start where modules are."""
     yield sys.executable
     yield os.path.join(sys.prefix, "pyvenv.cfg")
-    for folder in sys.path:
-        if os.path.basename(folder) in ("site-packages", "dist-packages"):
-            try:
-                yield from (os.path.join(folder, name) for name in os.listdir(folder) if name.endswith(".pth"))
-            except OSError:
-                continue
+    for folder in origins.installed():
+        yield from (os.path.join(folder, name) for name in os.listdir(folder) if name.endswith(".pth"))
 
 
 def _libraries() -> Iterable[str]:

@@ -78,7 +78,7 @@ class Zygote:
         Raises:
             OSError: No process or no descriptor is to be had.
         """
-        self._loop, self._settled, self._title = loop, settled, title
+        self._loop, self._settled = loop, settled
         self.asked, self._program = asked, program
         self.env = rules.environment(program.env)
         self.stage, self.why, self.stale = Stage.BUSY, "", False
@@ -206,10 +206,9 @@ class Zygote:
     def check(self, asked: Forked, program: spawn.Program, title: str) -> None:
         """Serve this attempt, if what was imported is still what lies on the disk; it is busy meanwhile."""
         self.asked, self._program, self.stale = asked, program, True
-        self.env, self._title = rules.environment(program.env), title
-        env = {_text(name): _text(value) for name, value in self.env.items()}
+        self.env = rules.environment(program.env)
         self._busy()
-        self._ask(b"?", {"tag": program.tag, "cwd": _text(program.cwd), "title": title, "env": env})
+        self._ask(b"?", {"tag": program.tag, "cwd": _text(program.cwd), "title": title, "env": _as_text(self.env)})
 
     def rest(self, settled: Callable[[], None]) -> None:
         """Be no run's, until another one asks; `settled` is called when it is so, or it is over."""
@@ -257,8 +256,12 @@ class Zygote:
             OSError: No descriptor is to be had.
         """
         program = post.program
-        env = {_text(name): _text(value) for name, value in program.env.items()}
-        request = {"argv": _texts(program.argv), "env": env, "cwd": _text(program.cwd), "cgroup": post.cgroup}
+        request = {
+            "argv": _texts(program.argv),
+            "env": _as_text(program.env),
+            "cwd": _text(program.cwd),
+            "cgroup": post.cgroup,
+        }
         told = {**(post.told or {}), "supervisor": os.getpid(), "stop_after": post.stop_after, "lease": post.lease}
         told |= {"spawn_file": post.spawn_file, "exit_file": post.exit_file, "title": post.title}
         read, write = os.pipe2(os.O_CLOEXEC)
@@ -320,3 +323,7 @@ def _text(data: bytes) -> str:
 
 def _texts(words: list[bytes]) -> list[str]:
     return [_text(word) for word in words]
+
+
+def _as_text(env: dict[bytes, bytes]) -> dict[str, str]:
+    return {_text(name): _text(value) for name, value in env.items()}
