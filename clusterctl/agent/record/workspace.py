@@ -138,9 +138,6 @@ class Workspace(Tree):
         Raises:
             RequestError: A path leads outside, or something would change under that run.
         """
-        for path in files:
-            check_path(path)
-        make_workdir(self.folder)
         found = self.differences(files)
         changed = found.changed
         if changed and live is not None:
@@ -149,6 +146,7 @@ class Workspace(Tree):
                 f"run {live} uses {self.folder}, and {many} would change under it, `{changed[0]}` first",
                 f"wait for it, `clusterctl down {live}`, or set another `workdir`",
             )
+        make_workdir(self.folder)
         for path, mode in found.modes:
             self.chmod(path, mode)
         for path in found.gone:

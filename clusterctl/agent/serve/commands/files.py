@@ -15,6 +15,7 @@ from clusterctl.agent.serve import code_look, copies
 from clusterctl.agent.serve.summary import summary
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
     from typing import Callable
 
     from clusterctl.agent.linux.aside import Out, Outcome
@@ -23,8 +24,9 @@ if TYPE_CHECKING:
 
 
 _MOST_BYTES = 1 << 62
-_MOST_GONE = 100
 """No file is larger, and no number of a request."""
+_MOST_GONE = 100
+"""Of so many files that a sync would remove the names are told."""
 
 
 def handlers(session: Session) -> dict[Command, Handler]:
@@ -60,13 +62,18 @@ def _nothing(*_: object) -> None:
     pass
 
 
+def _needed(entries: Sequence[Sequence[object]], need: Iterable[str]) -> answers.Needed:
+    """Return the numbers of files in a listing."""
+    lacking = set(need)
+    return {"need": [number for number, (path, *_) in enumerate(entries) if path in lacking]}
+
+
 def _differences(place: workspace.Workspace, run: str | None, data: bytes) -> answers.Needed:
     """Return what a sync would do, and under which live run."""
     entries = listing.decode(data)
     found = place.differences({path: entry for path, *entry in entries})
-    need = set(found.need)
     return {
-        "need": [number for number, (path, *_) in enumerate(entries) if path in need],
+        **_needed(entries, found.need),
         "going": len(found.gone),
         "gone": found.gone[:_MOST_GONE],
         "user": _user_of(place.folder, place.root, run) if found.changed else None,
@@ -107,8 +114,7 @@ class _Sync:
             starting = hold.wait()
             entries = listing.decode(data)
             user = _user_of(place.folder, place.root, run) or starting
-            need = set(place.compare({path: entry for path, *entry in entries}, user, run))
-            return {"need": [number for number, (path, *_) in enumerate(entries) if path in need]}
+            return _needed(entries, place.compare({path: entry for path, *entry in entries}, user, run))
 
         def compared(outcome: Outcome) -> None:
             if isinstance(outcome, Exception):
