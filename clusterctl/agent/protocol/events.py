@@ -154,7 +154,7 @@ GPU_MEMORY = "gpu_memory"
 FORKED, NOT_FORKED = "forked", "not_forked"
 """Codes of what is said where ranks should be forked: that they were, and what that saves, or why they were not."""
 KEPT = "kept"
-"""Code of what is said at the end of a run whose imports are kept for the next one, or could not be."""
+"""Code of why what was imported is not kept for the next run, although that was asked for."""
 PORT_TAKEN = "port_taken"
 """Code of the alarm that somebody else listens on a port of the workers'; it ends the attempt."""
 

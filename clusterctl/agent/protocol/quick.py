@@ -1,6 +1,6 @@
 """JSON for a start that is quick: what `json` says, by its parts in C alone.
 
-`json` imports `re` and compiles expressions: a tenth of an agent's start. What is no JSON raises `json`'s own error.
+`json` imports `re` and compiles expressions: a tenth of an agent's start. Where these parts are not there, it does it.
 """
 
 from __future__ import annotations
