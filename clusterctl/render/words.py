@@ -185,6 +185,10 @@ def away_now(node: NodeState) -> str:
     return f"{node.node}: {node.unheard()}"
 
 
+SILENT = (node_events.Prepared, node_events.Started, node_events.Exited, node_events.Swept)
+"""Nearly all that nodes tell, and of which `node_news` says nothing."""
+
+
 def node_news(node: str, stamp: node_events.Stamp, event: node_events.Event, state: RunState) -> list[str]:
     """Return what a node's event says to everybody who follows the run; mostly nothing."""
     match event:

@@ -75,11 +75,16 @@ def remove(root: str) -> None:
 
 
 @functools.lru_cache(maxsize=1)
+def _files() -> dict[str, bytes]:
+    found = {destination: _read(package, name) for package, name, destination in _FILES}
+    return {destination: data for destination, data in found.items() if data is not None}
+
+
+@functools.lru_cache(maxsize=1)
 def _content() -> str:
     digest = hashlib.sha256()
-    for package, name, destination in _FILES:
-        data = _read(package, name)
-        digest.update(b"%s %d " % (destination.encode(), -1 if data is None else len(data)) + (data or b""))
+    for destination, data in _files().items():
+        digest.update(b"%s %d " % (destination.encode(), len(data)) + data)
     return digest.hexdigest()[:12]
 
 
@@ -100,10 +105,9 @@ def install(target_dir: str) -> str:
     """
     target = os.path.abspath(target_dir)
     os.makedirs(target, mode=0o700, exist_ok=True)
-    for package, name, destination in _FILES:
-        data = _read(package, name)
+    for destination, data in _files().items():
         path = os.path.join(target, destination)
-        if data is not None and not _holds(path, data):
+        if not _holds(path, data):
             _write(path, data)
     return target
 

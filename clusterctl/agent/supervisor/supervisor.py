@@ -18,8 +18,7 @@ from clusterctl.agent.linux import ports, proc, relaunch
 from clusterctl.agent.linux.loop import Loop
 from clusterctl.agent.members import guardians, marks
 from clusterctl.agent.protocol import commands, encoding, events, reasons, refusals, requests
-from clusterctl.agent.record import authority, durable, journal, keeping, rank_files, seat
-from clusterctl.agent.record import secrets as kept
+from clusterctl.agent.record import authority, durable, journal, keeping, rank_files, seat, secrets
 from clusterctl.agent.record.state import apply, fold
 from clusterctl.agent.supervisor import adoption, claims, listening, sampling, torchrun, workers
 from clusterctl.agent.supervisor.attempt import Attempt
@@ -108,7 +107,7 @@ class Supervisor:
         stamp = self._journal.append(event)
         if isinstance(event, events.Stopping) and event.reason == reasons.StopReason.FENCE.value:
             # Nobody may ever come back for them.
-            kept.forget(self._run)
+            secrets.forget(self._run)
             self._forking.close()
         apply(self._state, stamp, event)
         # Who follows has seen it already.
@@ -306,7 +305,7 @@ class Supervisor:
         attempt = self._attempt
         if attempt is None or attempt.number != start.attempt:
             raise refusals.refused(f"attempt {start.attempt} of run {self._run.run} is not prepared on this node")
-        start = kept.recall(self._run, start, functools.partial(self._alarm, "memory"))
+        start = secrets.recall(self._run, start, functools.partial(self._alarm, "memory"))
         started = functools.partial(self._syncer.soon, self._run.start(attempt.number))
         return self._forking.when_ready(functools.partial(attempt.start, start), started)
 
@@ -337,7 +336,7 @@ class Supervisor:
         self._ports.release()
         if self._activity is not None:
             self._activity.stop()
-        kept.leave_memory(self._run, self._state.attempt + 1)
+        secrets.leave_memory(self._run, self._state.attempt + 1)
         self._loop.after(0.05, self._loop.stop)
         return {} if self.kept is None else {"kept": self.kept.zygote.worth}
 

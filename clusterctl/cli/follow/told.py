@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from clusterctl.agent.protocol import events as node_events
 from clusterctl.cli.follow.news import News
+from clusterctl.render import words
 from clusterctl.render.page.svg import Tick
 from clusterctl.run.record.reader import StateReader
 from clusterctl.run.rules import events
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from clusterctl.run.record.rundir import RunDir
     from clusterctl.run.rules.state import RunState
 
-_NO_NEWS = (node_events.Prepared, node_events.Started, node_events.Exited, node_events.Swept)
-"""Nearly all that nodes say, and nothing that `words.node_news` would tell."""
 _BAD = (events.StartFailed, events.StallSeen, events.Decided)
 _WORN = ("warn:", "warning:", "unhealthy:", "lost")
 
@@ -44,7 +42,7 @@ def happened(run: RunDir, terminal: Terminal) -> tuple[RunState, list[Tick]]:
 
     def of_node(heard: NodeNews) -> None:
         node, stamp, event = heard
-        if isinstance(event, _NO_NEWS):
+        if isinstance(event, words.SILENT):
             return
         lines = news.of_node(node, stamp, event, reader.state)
         moment = stamp.wall - reader.state.ahead(node)

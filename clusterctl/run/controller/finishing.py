@@ -199,7 +199,7 @@ class Finishing:
         One that was rebooted and came back at the last moment has no workers, but still has to close its attempt.
         """
         run = self._run
-        keep = bool(layout.job_of(run.spec).keep_warm) and not run.gone.is_set()
+        keep = bool(layout.job_of(run.spec).keep_warm) and not run.let_go.is_set()
         told, errors = run.tell_finished(sessions, ended.state, ended.exit_code, keep=keep)
         refused = {n: sessions[n] for n, error in errors.items() if isinstance(error, RefusedError)}
         late = {n: s for n, s in refused.items() if (node := run.known(n)) is not None and node.swept}

@@ -84,7 +84,7 @@ class ControlledRun(OwnedState):
         launching: A launch thread is at work.
         cancelled: Set when a person has ended the run.
         kill: No grace any more.
-        gone: Set when nothing of it is to be kept for another run.
+        let_go: Set when a person wants nothing of it kept for another run.
         unfit: Spares that must not be used, and why, in a word.
         epoch: What this controller's commands carry; 0 before it has one, and no session is joined before.
         following: What nodes are asked to tell.
@@ -101,9 +101,8 @@ class ControlledRun(OwnedState):
         self.limits = limits_of(spec)
         self.state = load_state(folder)
         self.epoch = 0
-        self.launching = False
-        self.cancelled, self.gone = threading.Event(), threading.Event()
-        self.kill = False
+        self.launching = self.kill = False
+        self.cancelled, self.let_go = threading.Event(), threading.Event()
         self._gaps = Gaps()
         self._places = Places()
         self.following = Following(folder.run, self.links, self.writer, self.known, self.hand_over)
@@ -332,10 +331,11 @@ class ControlledRun(OwnedState):
         what: arguments.Finish = {"run": self.folder.run, "node": "", "state": state, "exit_code": code, "keep": keep}
         return each(sessions, lambda n, s: s.call(Command.FINISH, {**what, "node": n}, timeout=timeout))
 
-    def cancel(self, *, kill: bool, gone: bool = True) -> None:
-        """End the run: gracefully, or at once."""
-        for event in (self.gone, self.cancelled) if gone else (self.cancelled,):
-            event.set()
+    def cancel(self, *, kill: bool, keep: bool = False) -> None:
+        """End the run: gracefully, or at once; `keep` what may be of use to the next one."""
+        if not keep:
+            self.let_go.set()
+        self.cancelled.set()
         self.links.hurry()
         if kill:
             self.do_soon(self.end_at_once)

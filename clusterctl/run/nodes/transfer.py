@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from clusterctl.agent.protocol.frames import Data
-    from clusterctl.agent.protocol.types import arguments
+    from clusterctl.agent.protocol.types import answers, arguments
     from clusterctl.agent.protocol.types.arguments import OfRun
     from clusterctl.run.nodes.code import ContentStore, Manifest
     from clusterctl.session.conversation import Session
@@ -66,10 +66,10 @@ def push(
     """
     say("comparing files")
     manifest = session.new_stream()
-    request: arguments.Manifest = {"workdir": workdir, "run": run, "stream": manifest, "size": len(parcel.listing)}
-    compared = session.call_async(Command.MANIFEST, request)
-    session.send_data(manifest, 0, parcel.listing)
-    need = [parcel.entries[number] for number in answered(session.node, compared)["need"]]
+    found = _compared(
+        session, parcel, {"workdir": workdir, "run": run, "stream": manifest, "size": len(parcel.listing)}
+    )
+    need = [parcel.entries[number] for number in found["need"]]
     if need:
         say(f"receiving {plural(len(need), 'file')}")
         send_all(session, manifest, _contents(parcel.store, [digest for *_, digest in need]))
@@ -99,13 +99,18 @@ def differs(session: Session, workdir: str, parcel: Parcel) -> Differs:
     Raises:
         NodeError: The node could not tell, or was lost.
     """
-    stream, size = session.new_stream(), len(parcel.listing)
-    asked: arguments.Manifest = {"workdir": workdir, "run": None, "stream": stream, "size": size, "look": True}
-    told = session.call_async(Command.MANIFEST, asked)
-    session.send_data(stream, 0, parcel.listing)
-    found = answered(session.node, told)
+    stream, length = session.new_stream(), len(parcel.listing)
+    asked: arguments.Manifest = {"workdir": workdir, "run": None, "stream": stream, "size": length, "look": True}
+    found = _compared(session, parcel, asked)
     needed = tuple((path, size) for path, size, *_ in (parcel.entries[number] for number in found["need"]))
     return Differs(needed, found.get("going", 0), tuple(found.get("gone", ())), found.get("user"))
+
+
+def _compared(session: Session, parcel: Parcel, asked: arguments.Manifest) -> answers.Needed:
+    """Have a node compare its workdir with a parcel."""
+    told = session.call_async(Command.MANIFEST, asked)
+    session.send_data(asked["stream"], 0, parcel.listing)
+    return answered(session.node, told)
 
 
 def send_all(session: Session, compared: int, chunks: Iterable[bytes]) -> None:
