@@ -232,3 +232,15 @@ def test_what_decides_over_a_run_is_on_the_disk_before_anything_follows_from_it(
     assert journal == ends
     assert {path.name.split(".")[1] for path, _ in written if path.name.startswith(".plan-")} == {"plan-0", "plan-1"}
     assert any(path.name.startswith(".spec.json") for path, _ in written)
+
+
+def test_a_run_that_is_over_needs_no_file_to_be_ended_again(head: LocalHead) -> None:
+    head.write_local({"command": "true"})
+    assert head.run("up", "--no-health").returncode == 0
+    (spec,) = Path(head.env["XDG_STATE_HOME"]).glob("clusterctl/runs/*/spec.json")
+    spec.unlink()
+
+    done = head.run("down", spec.parent.name)
+
+    assert done.returncode == 0, done.stderr
+    assert "nothing is left" in done.stderr

@@ -191,7 +191,11 @@ def _end_on_nodes(run: RunDir, state: RunState, console: Console, *, kill: bool)
 
 def _end_what_is_kept(run: RunDir, state: RunState, console: Console) -> None:
     """End what a run that is over has left on its nodes for the next one, where its file asked for that."""
-    spec = load_stored(run.spec.read_text())
+    try:
+        spec = load_stored(run.spec.read_text())
+    except (OSError, ValueError):
+        # It is over, and nobody knows that it has left anything.
+        return
     if spec.job is None or not spec.job.keep_warm or (state.ended or 0.0) + spec.job.keep_warm < now():
         return
     hosts = [host for host in spec.hosts if host.name in state.nodes]
