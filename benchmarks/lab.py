@@ -12,12 +12,13 @@ import contextlib
 import shlex
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.lab.head_cli import Head
 from tests.lab.lab import Lab
+from tests.lab.places import HOME, Place
 from tests.lab.spec import NodeSpec
 
 if TYPE_CHECKING:
@@ -86,6 +87,9 @@ class BenchLab:
 def lab(count: int, spec: NodeSpec | None = None) -> Iterator[BenchLab]:
     """Start a lab of `count` nodes, plain ones unless `spec` says more; this process is its head while it is up.
 
+    Their homes lie on this machine's disk, where those of real nodes lie: on a tmpfs, what is reserved for output is
+    memory that the kernel clears first.
+
     Raises:
         RuntimeError: No lab can run here.
     """
@@ -94,11 +98,15 @@ def lab(count: int, spec: NodeSpec | None = None) -> Iterator[BenchLab]:
     # As `pip install` does, whatever the environment says of bytecode: peers are installed, too.
     compileall.compile_dir(_repository() / "clusterctl", quiet=1)
     with Lab() as made:
-        nodes = made.add([spec or NodeSpec()] * count)
+        nodes = made.add([_on_disk(spec or NodeSpec(), n) for n in range(count)])
         folder = made.root / "bench"
         folder.mkdir()
         env = made.head_env(PATH=f"{Path(sys.executable).parent}:{_path()}", PYTHONPATH=str(_repository()))
         yield BenchLab(lab=made, nodes=nodes, head=Head(folder, env), env=env)
+
+
+def _on_disk(spec: NodeSpec, number: int) -> NodeSpec:
+    return replace(spec, places={HOME: Place(shared=f"disk{number}"), **spec.places})
 
 
 def _path() -> str:

@@ -77,6 +77,8 @@ def _go_to_the_end(stream: Any) -> None:
 
 
 def settle_memory() -> None:
-    """Have collections leave alone what all ranks share, so that it stays shared."""
-    gc.collect()
+    """Have collections leave alone what all ranks share, so that it stays shared.
+
+    What is garbage by now stays as well: to look for it would take longer than all that a fork does.
+    """
     gc.freeze()
