@@ -50,6 +50,8 @@ class Followed:
     streams: dict[str, int] = field(default_factory=dict)
     sent: dict[str, int] = field(default_factory=dict)
     seq: int = 0
+    pace: float = 0.0
+    due: float = 0.0
 
 
 class Node:
@@ -177,7 +179,9 @@ class Node:
         return b"", 0
 
     def _follow(self, asked: dict[str, Any], send: Any) -> dict[str, Any]:
-        self.followed = Followed(send, asked["run"], asked["credit"], sent=dict(asked["cursors"]), seq=asked["seq"])
+        self.followed = Followed(
+            send, asked["run"], asked["credit"], sent=dict(asked["cursors"]), seq=asked["seq"], pace=asked["pace"]
+        )
         return {}
 
     def _credit(self, asked: dict[str, Any], _: Any) -> dict[str, Any]:
@@ -226,6 +230,9 @@ class Node:
         for record in self.journal[followed.seq :]:
             followed.send(frames.encode_message({"push": "event", **where, "event": record}))
         followed.seq = max(followed.seq, len(self.journal))
+        if time.monotonic() < followed.due:
+            # The next tick sends it, as an agent does once its pace allows.
+            return
         for file in (files.SAMPLES_FILE, *(files.output_file(0, rank) for rank in self.ranks)):
             offset = followed.sent.get(file, 0)
             data, _ = self._content(file, offset, min(followed.credit, frames.CHUNK_BYTES))
@@ -238,6 +245,7 @@ class Node:
             followed.send(frames.encode_data(followed.streams[file], offset, data))
             followed.sent[file] = offset + len(data)
             followed.credit -= len(data)
+            followed.due = time.monotonic() + followed.pace
 
 
 class Server(paramiko.ServerInterface):
@@ -326,10 +334,11 @@ class World:
             transport.start_server(threading.Event(), Server(node))
 
     def _tick(self) -> None:
-        owed = 0.0
+        owed, last = 0.0, time.monotonic()
         while True:
             began = time.monotonic()
-            owed += self.rate * TICK / len(self.nodes)
+            # What a round takes longer than a tick is owed, too.
+            owed, last = owed + self.rate * (began - last) / len(self.nodes), began
             lines, owed = int(owed), owed % 1
             for node in self.nodes:
                 node.tick(began, lines)

@@ -8,6 +8,8 @@ import subprocess
 import sys
 import time
 
+import pytest
+
 from clusterctl.agent.protocol import files, frames
 from clusterctl.agent.protocol.commands import Command
 from tests.agent.conftest import BIN, Node
@@ -22,9 +24,13 @@ def flood(megabytes: int) -> bytes:
     return out.stdout
 
 
-def test_a_flood_arrives_byte_for_byte(node: Node) -> None:
+@pytest.mark.parametrize("pace", [0.0, 0.25], ids=["at once", "at a pace"])
+def test_a_flood_arrives_byte_for_byte(node: Node, pace: float) -> None:
     expected = flood(MEGABYTES)
-    talk = node.launch([sys.executable, str(BIN / "flood.py"), str(MEGABYTES)])
+    talk = node.talk()
+    node.prepare(talk, 1)
+    node.follow(talk, pace=pace)
+    node.start(talk, [sys.executable, str(BIN / "flood.py"), str(MEGABYTES)])
     talk.wait_for("swept")
     talk.until(lambda: len(talk.files.get(LOG, b"")) >= len(expected), 60)
     assert bytes(talk.files[LOG]) == expected
@@ -40,6 +46,21 @@ def test_no_more_than_the_credit_is_sent_and_events_pass_it(node: Node) -> None:
     assert talk.received == frames.CREDIT_BYTES
     talk.post(Command.CREDIT, bytes=1000)
     talk.until(lambda: talk.received == frames.CREDIT_BYTES + 1000)
+
+
+def test_little_output_waits_for_the_pace_that_was_asked_for_and_events_pass_it(node: Node) -> None:
+    go, talk = node.home / "go", node.talk()
+    node.prepare(talk, 1)
+    node.follow(talk, pace=3600.0)
+    node.start(talk, ["/bin/sh", "-c", f"echo one; until [ -e {go} ]; do sleep 0.05; done; echo two"])
+    talk.until(lambda: talk.files)
+    go.touch()
+    talk.wait_for("swept")
+    talk.beat(1)
+    talk.until(lambda: talk.beats)
+    assert b"two" not in talk.files.get(LOG, b"")
+    node.follow(talk, seq=talk.events[-1]["seq"], cursors={name: len(held) for name, held in talk.files.items()})
+    talk.until(lambda: talk.files.get(LOG) == b"one\ntwo\n")
 
 
 def test_the_index_tells_when_each_byte_was_written(node: Node) -> None:

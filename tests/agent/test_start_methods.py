@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -253,6 +254,16 @@ def test_a_module_of_the_users_is_loaded_by_each_worker(job: Make) -> None:
     made.write("friend.py", "import numpy\nimport os\nRANK = os.environ['RANK']\n")
     ran = made.run(2)
     assert [ran.said(n) for n in (0, 1)] == ["0\n", "1\n"]
+
+
+def test_nobody_looks_for_garbage_among_what_all_workers_share(node: Node) -> None:
+    # A fork alone shares it: a fresh start has nothing in common with others.
+    text = "import gc\nlooked_at = []\n"
+    text += "gc.callbacks.append(lambda phase, told: looked_at.append(told['generation']))\n"
+    installed(node, "watching", text + "held = [[] for _ in range(100000)]\n")
+    one = Job(node, "fork", "job.py", env=path_of(node), preload=["watching"])
+    one.write("job.py", "import gc, watching\nprint(2 in watching.looked_at, gc.get_threshold(), gc.isenabled())\n")
+    assert one.run().said() == f"False {gc.get_threshold()} True\n"
 
 
 def test_the_shim_is_armed_in_each(node: Node, job: Make) -> None:

@@ -130,7 +130,8 @@ class Stop:
 class Follow:
     """Send the journal after `seq`, and each file of the run from its cursor (bytes; 0 where none is named).
 
-    Of attempts before number `whole` everything was received: nothing of their files is sent.
+    Of attempts before number `whole` everything was received: nothing of their files is sent. Where little is new of
+    files, it may wait until `pace` seconds after what was sent before it: one message instead of many.
     """
 
     run: str
@@ -139,3 +140,4 @@ class Follow:
     cursors: dict[str, int] = field(default_factory=dict)
     credit: int = CREDIT_BYTES
     whole: int = 0
+    pace: float = 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 
@@ -30,7 +31,11 @@ def main(arguments: list[str]) -> NoReturn:
     syscalls.set_title("clusterctl-agent serve")
     # For the supervisors that are forked here, too.
     spawn.allow_many_files()
-    Session(read, write, idle, (node.handlers, _of_runs_and_files, _of_streams)).loop.run()
+    session = Session(read, write, idle, (node.handlers, _of_runs_and_files, _of_streams))
+    # All that is there by now stays, and is shared with every fork.
+    gc.freeze()
+    gc.enable()
+    session.loop.run()
     sys.stderr.flush()
     # Nothing is left to do, and taking all modules apart would be a part of what a short look at a node costs.
     os._exit(0)

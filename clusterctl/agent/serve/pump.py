@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from clusterctl.agent.linux.notify import Notifier
 from clusterctl.agent.protocol import commands
 
@@ -9,7 +11,7 @@ from clusterctl.agent.protocol import commands
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from clusterctl.agent.linux.channel import Channel
-    from clusterctl.agent.linux.loop import Loop
+    from clusterctl.agent.linux.loop import Loop, Timer
     from clusterctl.agent.protocol.requests import Follow
     from clusterctl.agent.record.rundir import RunDir
     from clusterctl.agent.serve.follow import Follower
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
 _QUEUE_LIMIT = 256 * 1024
 """Bytes that may wait for a slow connection before nothing more is added."""
 _RETRY_SECONDS = 1.0
+_LITTLE = 16 * 1024
+"""Bytes at a time that are a trickle still, which keeps a pace; whoever writes more is not held up."""
 
 
 class Pump:
@@ -29,6 +33,8 @@ class Pump:
         self._credit = 0
         self._stream = commands.AGENT_STREAMS
         self._dirty = False
+        self._pace = self._next = 0.0
+        self._then: Timer | None = None
         loop.before_waiting(self._pump)
 
     def __contains__(self, key: tuple[str, str]) -> bool:
@@ -43,8 +49,8 @@ class Pump:
         self.leave(key)
         send, send_data = self._channel.send, self._channel.send_data
         self._followers[key] = Follower(run, follow, send, send_data, self._new_stream, self._notifier)
-        self._credit = follow.credit
-        self.wake()
+        self._credit, self._pace = follow.credit, follow.pace
+        self._in_time()
 
     def leave(self, key: tuple[str, str]) -> None:
         """Send no more of a run."""
@@ -75,6 +81,9 @@ class Pump:
         # A journal that is told from its beginning waits on the disk, not in memory.
         if not all(follower.pump_events(self._room) for follower in self._followers.values()):
             return
+        if self._before_time():
+            return
+        before = self._credit
         while self._credit > 0 and self._room():
             sent = 0
             for follower in list(self._followers.values()):
@@ -87,7 +96,26 @@ class Pump:
                     break
             if not sent:
                 self._dirty = False
+                if 0 < before - self._credit < _LITTLE:
+                    self._next = time.monotonic() + self._pace
                 return
             self._credit -= sent
         # Credit or the connection holds us up; both wake the loop when they go on.
         self._dirty = self._credit > 0
+
+    def _before_time(self) -> bool:
+        """Whether what is new has to wait for the pace; it is looked for again then."""
+        left = self._next - time.monotonic()
+        if left <= 0.0:
+            return False
+        self._dirty = False
+        if self._then is None:
+            self._then = self._loop.after(left, self._in_time)
+        return True
+
+    def _in_time(self) -> None:
+        """Look for what is new now, whatever the pace."""
+        if self._then is not None:
+            self._then.cancel()
+        self._then, self._next = None, 0.0
+        self.wake()

@@ -17,11 +17,23 @@ if TYPE_CHECKING:
     from clusterctl.session.conversation import Session
 
 
+_PIECES = 4000.0
+"""So many pieces of output a second may come from all nodes together: each costs the head 0.1 ms, however small."""
+_LEAST_PACE, _MOST_PACE = 0.02, 0.25
+
+
+def pace(nodes: int) -> float:
+    """Return how long, in seconds, each of so many nodes may keep a little output for more to come."""
+    seconds = min(_MOST_PACE, nodes / _PIECES)
+    return seconds if seconds >= _LEAST_PACE else 0.0
+
+
 class Following:
     """Which sessions tell all of their nodes, and what of them need not be told again.
 
     Args:
         run: Id of the run.
+        nodes: How many it has.
         known: What is known of a node.
         hand_over: Has the loop do something, and returns what that gave.
     """
@@ -29,6 +41,7 @@ class Following:
     def __init__(
         self,
         run: str,
+        nodes: int,
         links: Links,
         writer: Writer,
         known: Callable[[str], NodeState | None],
@@ -36,6 +49,7 @@ class Following:
     ) -> None:
         self._run, self._links, self._writer = run, links, writer
         self._known, self._hand_over = known, hand_over
+        self._pace = pace(nodes)
         self._by: dict[str, Session] = {}
         self._whole: dict[str, int] = {}
 
@@ -44,7 +58,7 @@ class Following:
         whole = self._whole.get(node, 0)
         known, cursors = self._known(node), self._writer.cursors(node, whole)
         seq = known.seq if known else 0
-        return Follow(run=self._run, node=node, seq=seq, cursors=cursors, whole=whole)
+        return Follow(run=self._run, node=node, seq=seq, cursors=cursors, whole=whole, pace=self._pace)
 
     def follow(self, nodes: Iterable[str]) -> None:
         """Ask nodes for everything after the cursors, all at once, unless their sessions tell it already.

@@ -22,11 +22,18 @@ if TYPE_CHECKING:
     from clusterctl.session.items import Sink
 
 
-_TURN_SECONDS = 0.05
+_LEAST_TURN = 0.05
 """How long a thread may keep the interpreter while others wait for it, each of which asks anew that often.
 
 With the default of 5 ms the thousands of threads of a large run took more of the processor for asking than for work.
 """
+_ASKED_EACH_SECOND = 4000
+"""What asks for it, of all nodes together, where every one of them has something to say at once."""
+
+
+def turn_of(nodes: int) -> float:
+    """Return how long a thread may keep the interpreter in a run of so many nodes, in seconds."""
+    return max(_LEAST_TURN, nodes / _ASKED_EACH_SECOND)
 
 
 def dialer(spec: ClusterSpec) -> Callable[[Sink], Dial]:
@@ -44,7 +51,7 @@ def dialer(spec: ClusterSpec) -> Callable[[Sink], Dial]:
 
 def start_run(run: RunDir, spec: ClusterSpec, *, health: bool, strict: bool) -> int:
     """Run a new run to its end; return its exit code."""
-    sys.setswitchinterval(_TURN_SECONDS)
+    sys.setswitchinterval(turn_of(len(spec.hosts)))
     preflight = None
     if health:
         from clusterctl.run.nodes.preflight import Preflight
@@ -88,8 +95,8 @@ def adopt_run(run: RunDir, *, cancel: bool = False, kill: bool = False) -> int:
     """Go on with a run that has no controller, or end it; return its exit code."""
     from clusterctl.config.stored import load_stored
 
-    sys.setswitchinterval(_TURN_SECONDS)
     spec = load_stored(run.spec.read_text())
+    sys.setswitchinterval(turn_of(len(spec.hosts)))
     controller = Controller(run, spec, dialer(spec))
     if cancel:
         controller.cancel(kill=kill)

@@ -100,9 +100,11 @@ class Replication:
             session.credit(count)
 
     def acknowledge(self) -> None:
-        """Let nodes send on, and tell them now and then what is safe here, so that a full disk there costs nothing."""
+        """Tell nodes now and then what is safe here, so that a full disk there costs nothing.
+
+        What little each may send again goes with that: whoever sends much has had the rest of it at once.
+        """
         self._intake.retry()
-        self._give_credit()
         self._run.writer.flush()
         pause = _ACKNOWLEDGE_EVERY if self._unacknowledged < _ACKNOWLEDGE_BYTES else _ACKNOWLEDGE_EVERY / 10
         if time.monotonic() - self._acknowledged >= pause:
@@ -111,7 +113,8 @@ class Replication:
             self.tell_what_is_safe()
 
     def tell_what_is_safe(self) -> None:
-        """Tell every node up to where the replicas of its files go."""
+        """Tell every node up to where the replicas of its files go, and let it send as much again."""
+        self._give_credit()
         by_node: dict[str, dict[str, int]] = {}
         for (node, file), size in self._sizes.items():
             by_node.setdefault(node, {})[file] = size

@@ -105,7 +105,7 @@ class ControlledRun(OwnedState):
         self.cancelled, self.let_go = threading.Event(), threading.Event()
         self._gaps = Gaps()
         self._places = Places()
-        self.following = Following(folder.run, self.links, self.writer, self.known, self.hand_over)
+        self.following = Following(folder.run, len(spec.hosts), self.links, self.writer, self.known, self.hand_over)
         self.unfit: dict[str, str] = {}
         self.stopping = Stopping()
         self.launch = Launch(folder, spec, lambda: self.links.sessions, self.post, self.cancelled)

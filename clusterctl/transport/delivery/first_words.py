@@ -27,7 +27,9 @@ _CANDIDATES_OF_CONDA = (
 _STAGE = r"""
 import sys
 sys.path[:] = [p for p in sys.path if p]
-import os
+import gc, os
+# What a start imports stays: to look for garbage in it is a twentieth of the start. The agent enables it again.
+gc.disable()
 nonce, digest, size, shell, me = sys.argv[1:6]
 size = int(size)
 version = "%d.%d.%d" % tuple(sys.version_info[:3])
