@@ -139,6 +139,16 @@ def test_without_a_controller_the_fence_ends_the_run(node: Node, guard: str) -> 
     assert late.exits()[0]["stopped"]
 
 
+def test_a_supervisor_keeps_the_fence_although_the_file_that_tells_of_the_controller_was_removed(node: Node) -> None:
+    talk = node.launch(["sleep", "1000"], stop_after=2.0, grace=0.3)
+    worker = talk.wait_for("started")[0]["pid"]
+    os.kill(node.waiter(0), signal.SIGKILL)
+    talk.kill()
+    (node.folder / "lease").unlink()
+    again = node.talk(epoch=None)
+    again.eventually(lambda: gone(worker), 15)
+
+
 def test_a_worker_that_the_fence_of_another_ended_was_stopped(node: Node) -> None:
     talk = node.launch(["sleep", "1000"], ["sleep", "1000"], stop_after=2.0, grace=0.3)
     talk.until(lambda: len(talk.of("started")) == 2)

@@ -67,7 +67,7 @@ class Supervisor:
         self._health: sampling.Health | None = None
         self._peers = listening.Peers(self._loop, self._do, self._say)
         self._forking = forking.Forking(self._loop, run, self._marks, self._record, warm)
-        self._ending = False
+        self._ending, self._heard = False, authority.clock()
         self._commands = {
             commands.Command.IMPORT: self._import,
             commands.Command.PREPARE: self._prepare,
@@ -211,8 +211,9 @@ class Supervisor:
             self._keep_seat()
         if attempt is not None and attempt.ending.remaining:
             attempt.ending.look_at_remaining()
-        heard = authority.lease(self._run.lease)
-        age = authority.clock() - heard if heard is not None else 0.0
+        # Where somebody has removed the file: since it was last there.
+        self._heard = authority.lease(self._run.lease) or self._heard
+        age = authority.clock() - self._heard
         if attempt is not None and not attempt.ending.swept:
             limit = attempt.prepare.stop_after
             if limit is not None and age > limit and attempt.ending.since is None:
