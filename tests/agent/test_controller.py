@@ -56,6 +56,10 @@ def all_running(state: RunState) -> bool:
     return bool(state.workers) and all(w.phase is WorkerPhase.RUNNING for w in state.workers.values())
 
 
+def unreachable(_dialed: int) -> None:
+    raise ConnectError("it", "no route to host")
+
+
 def pid_of(run: Run, rank: int) -> int:
     pid = run.state.workers[rank].pid
     assert pid is not None
@@ -244,6 +248,24 @@ def test_a_node_that_comes_back_without_a_trace_of_the_run_is_lost_and_nothing_i
     assert run.state.cause is not None
     assert run.state.cause.message == "node lost: it has no trace of the run any more"
     assert run.state.remaining == ()
+
+
+def test_nodes_that_are_lost_together_are_given_up_together(make_run: MakeRun) -> None:
+    lost = ("b", "c", "d", "e", "f")
+    run = make_run(UNTIL_GO, "a", *lost, network=NetworkSpec(node_lost_after=3.0))
+    run.start()
+    run.reaches(all_running)
+    for node in lost:
+        run.nodes.before[node] = unreachable
+        run.nodes.cut(node)
+
+    assert run.ended() == 105
+
+    said = [json.loads(line) for line in run.dir.events.read_text().splitlines()]
+    given_up = {line["node"]: line["time"] for line in said if line["kind"] == "link" and line["link"] == "lost"}
+    assert sorted(given_up) == sorted(lost)
+    # One at each look were a second: it looks four times in one.
+    assert max(given_up.values()) - min(given_up.values()) < 0.8
 
 
 def test_workers_of_a_node_that_lost_its_files_alone_are_ended_all_the_same(make_run: MakeRun) -> None:

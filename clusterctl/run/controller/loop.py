@@ -211,22 +211,27 @@ class Controller:
         if self._next_attempt.must_look_for_checkpoints():
             return
         sight = self._sight()
-        action = policy.decide(run.state, run.limits, sight, now())
+        while isinstance(action := policy.decide(run.state, run.limits, sight, now()), policy.GiveUpNode):
+            # All of a rack at once: one at each look would keep the others waiting for as many looks as it has nodes.
+            self._give_up(action)
+            sight = self._sight()
         match action:
             case None:
                 self._go_on_with_restart()
             case policy.EndAttempt():
                 run.end_attempt(action.reason, action.message)
-            case policy.GiveUpNode():
-                run.record(events.Link(node=action.node, link="lost", why=action.why))
-                # Its fence counts from here: nothing that we send may reach it any more but a new connection.
-                run.links.broken(run.hosts[action.node])
-                self._tell_of_fence(action.node)
             case policy.Restart():
                 self._next_attempt.announce(action, sight)
                 self._go_on_with_restart()
             case policy.Finish():
                 self._finishing.begin(action)
+
+    def _give_up(self, action: policy.GiveUpNode) -> None:
+        run = self._run
+        run.record(events.Link(node=action.node, link="lost", why=action.why))
+        # Its fence counts from here: nothing that we send may reach it any more but a new connection.
+        run.links.broken(run.hosts[action.node])
+        self._tell_of_fence(action.node)
 
     def _tell_of_fence(self, node: str) -> None:
         """Say for how long nothing can follow: a node that cannot be heard may still be at work until then."""
