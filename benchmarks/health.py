@@ -66,7 +66,7 @@ class _Machine:
 
 def _machine(folder: Path, node: Node) -> _Machine:
     fake_nvml.program(folder / "bin", "dmesg", output="[    1.000000] Linux version 6.8.0\n")
-    (kept,) = node.path(f"/var/tmp/clusterctl-{node.spec.uid}/agents").glob(f"*.{sys.implementation.cache_tag}.pyz")
+    (kept,) = node.path(f"{node.spec.home}/.cache/clusterctl/agents").glob(f"*.{sys.implementation.cache_tag}.pyz")
     archive = folder / kept.name
     archive.write_bytes(kept.read_bytes())
     scene = fake_nvml.Scenario(folder / "scene.json", GPUS)
