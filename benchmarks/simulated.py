@@ -287,7 +287,7 @@ def _shell(node: Node, channel: paramiko.Channel) -> None:
         with guard:
             try:
                 channel.sendall(frame)
-            except OSError:
+            except (OSError, EOFError):
                 channel.close()
 
     told = json.dumps({"python": "/usr/bin/python3", "version": "3.11.2"})
