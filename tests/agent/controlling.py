@@ -10,6 +10,7 @@ import contextlib
 import os
 import queue
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -238,6 +239,14 @@ class Run:
                 env={**os.environ, "XDG_STATE_HOME": str(self.home)},
             )
         )
+
+    def pause_controller(self, until: Callable[[], object], what: str) -> None:
+        """Have the controller that is a process of its own stand still until something has happened."""
+        self._processes[-1].send_signal(signal.SIGSTOP)
+        try:
+            wait_for(until, what=what)
+        finally:
+            self._processes[-1].send_signal(signal.SIGCONT)
 
     def kill_controller(self) -> None:
         """Kill the controller that is a process of its own."""

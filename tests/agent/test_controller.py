@@ -84,7 +84,11 @@ def replica_of(run: Run, node: str, rank: int) -> Path:
 def die_with_half_of_the_output(run: Run) -> None:
     """Kill the controller of a run all of whose ranks have ended, while it fetches what they have written."""
     run.start_process()
-    run.reaches(lambda s: s.nodes and all(n.swept for n in s.nodes.values()), what="all to be swept")
+    run.reaches(lambda s: s.workers and all(w.pid for w in s.workers.values()), what="both workers")
+    journals = [run.on(node) / "journal.jsonl" for node in ("a", "b")]
+    # Else a fast one has fetched all of it by the time it hears that a rank has ended.
+    run.pause_controller(lambda: all(b'"swept"' in journal.read_bytes() for journal in journals), "all to be swept")
+    run.reaches(lambda s: s.nodes and all(n.swept for n in s.nodes.values()), what="all to be known as swept")
     run.kill_controller()
     sizes = [replica_of(run, node, rank).stat().st_size for rank, node in enumerate(("a", "b"))]
     assert max(sizes) < SIZE, "the controller was too fast for this test"

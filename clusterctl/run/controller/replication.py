@@ -14,6 +14,7 @@ from clusterctl.agent.protocol.frames import CREDIT_BYTES, FrameError
 from clusterctl.door.answers import place_of
 from clusterctl.door.bounds import MOST_FILE
 from clusterctl.errors import NotFoundError
+from clusterctl.run.controller.following import pace
 from clusterctl.run.nodes.fan_out import raise_first, read_all
 from clusterctl.run.record.disk import is_full, is_short
 
@@ -55,6 +56,7 @@ class Replication:
         self._acknowledged = 0.0
         self._unacknowledged = 0
         self._owed: dict[Session, int] = {}
+        self._few = not pace(len(run.spec.hosts))
 
     @property
     def paused(self) -> bool:
@@ -100,11 +102,14 @@ class Replication:
             session.credit(count)
 
     def acknowledge(self) -> None:
-        """Tell nodes now and then what is safe here, so that a full disk there costs nothing.
+        """Let nodes send on, and tell them now and then what is safe here, so that a full disk there costs nothing.
 
-        What little each may send again goes with that: whoever sends much has had the rest of it at once.
+        To many nodes what little each may send again goes with that: whoever sends much has had most of it at once.
+        To few it goes now, which also finds out about a machine that has started anew and knows no such connection.
         """
         self._intake.retry()
+        if self._few:
+            self._give_credit()
         self._run.writer.flush()
         pause = _ACKNOWLEDGE_EVERY if self._unacknowledged < _ACKNOWLEDGE_BYTES else _ACKNOWLEDGE_EVERY / 10
         if time.monotonic() - self._acknowledged >= pause:
