@@ -21,7 +21,8 @@ from tests.agent.conftest import Node
 from tests.soak import processes
 
 OUTPUT = b"a rank has hardly begun when it fails\n"
-FAILS = ["/bin/sh", "-c", f"echo {OUTPUT.decode().strip()}; exit 1"]
+FAILS = f"echo {OUTPUT.decode().strip()}; until [ -e %s ]; do sleep 0.02; done; exit 1"
+"""Not before all have written: the first that fails has its peers stopped."""
 NODE = "node.0"
 
 
@@ -48,7 +49,8 @@ class Restarted:
 
 def on_node(folder: Path, ranks: int, restarts: int) -> dict[str, Restarted]:
     """Let all ranks of a node fail again and again, and return what that costs its supervisor and its agent."""
-    node = Node(folder)
+    node, go = Node(folder), folder / "go"
+    fails = ["/bin/sh", "-c", FAILS % go]
     try:
         talk = node.talk()
         found: dict[str, Restarted] = {}
@@ -61,10 +63,12 @@ def on_node(folder: Path, ranks: int, restarts: int) -> dict[str, Restarted]:
             node.prepare(talk, ranks, attempt, max_size=64 << 20, reserve=1 << 16)
             if attempt == 0:
                 node.follow(talk)
-            node.start(talk, *([FAILS] * ranks), attempt=attempt)
-            talk.wait_for("swept", attempt + 1, 120)
+            node.start(talk, *([fails] * ranks), attempt=attempt)
             files = [protocol_files.output_file(attempt, rank) for rank in range(ranks)]
             talk.until(lambda files=files: all(talk.files.get(file) == OUTPUT for file in files))
+            go.touch()
+            talk.wait_for("swept", attempt + 1, 120)
+            go.unlink()
             talk.post(Command.REPLICATED, **node.where, offsets=dict.fromkeys(files, len(OUTPUT)))
         after = _held(_who(node, talk.process.pid))
         each = (_disk(node.folder) - disk) / restarts
