@@ -141,6 +141,9 @@ class _Player:
         self._befall()
         befell = time.monotonic()
         self._sign(FAILS, f"fail.{FAILING}")
+        if self._world.outcomes[ENDED].cause.get("kind") == "node_lost":
+            # It ends as what the head hears of first: without this, a matter of luck.
+            wait_for(lambda: any(event.get("link") == "lost" for event in self._events(ENDED)), what="a lost node")
         seen.down = self._run(self._heads[ENDED], "down", seen.runs[ENDED], "--json")
         seen.waited[ENDED] = self._wait(ENDED)
         seen.survivors = self._left(seen.runs[ENDED])
