@@ -36,6 +36,9 @@ class Following:
         nodes: How many it has.
         known: What is known of a node.
         hand_over: Has the loop do something, and returns what that gave.
+
+    Attributes:
+        pace: What nodes are asked for by how many they are.
     """
 
     def __init__(
@@ -49,7 +52,7 @@ class Following:
     ) -> None:
         self._run, self._links, self._writer = run, links, writer
         self._known, self._hand_over = known, hand_over
-        self._pace = pace(nodes)
+        self.pace = pace(nodes)
         self._by: dict[str, Session] = {}
         self._whole: dict[str, int] = {}
 
@@ -58,7 +61,7 @@ class Following:
         whole = self._whole.get(node, 0)
         known, cursors = self._known(node), self._writer.cursors(node, whole)
         seq = known.seq if known else 0
-        return Follow(run=self._run, node=node, seq=seq, cursors=cursors, whole=whole, pace=self._pace)
+        return Follow(run=self._run, node=node, seq=seq, cursors=cursors, whole=whole, pace=self.pace)
 
     def follow(self, nodes: Iterable[str]) -> None:
         """Ask nodes for everything after the cursors, all at once, unless their sessions tell it already.

@@ -14,7 +14,6 @@ from clusterctl.agent.protocol.frames import CREDIT_BYTES, FrameError
 from clusterctl.door.answers import place_of
 from clusterctl.door.bounds import MOST_FILE
 from clusterctl.errors import NotFoundError
-from clusterctl.run.controller.following import pace
 from clusterctl.run.nodes.fan_out import raise_first, read_all
 from clusterctl.run.record.disk import is_full, is_short
 
@@ -56,7 +55,6 @@ class Replication:
         self._acknowledged = 0.0
         self._unacknowledged = 0
         self._owed: dict[Session, int] = {}
-        self._few = not pace(len(run.spec.hosts))
 
     @property
     def paused(self) -> bool:
@@ -108,7 +106,7 @@ class Replication:
         To few it goes now, which also finds out about a machine that has started anew and knows no such connection.
         """
         self._intake.retry()
-        if self._few:
+        if not self._run.following.pace:
             self._give_credit()
         self._run.writer.flush()
         pause = _ACKNOWLEDGE_EVERY if self._unacknowledged < _ACKNOWLEDGE_BYTES else _ACKNOWLEDGE_EVERY / 10

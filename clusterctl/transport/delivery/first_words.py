@@ -28,7 +28,7 @@ _STAGE = r"""
 import sys
 sys.path[:] = [p for p in sys.path if p]
 import gc, os
-# What a start imports stays: to look for garbage in it is a twentieth of the start. The agent enables it again.
+# What a start imports stays: to look for garbage in it is a twelfth of the start. The agent enables it again.
 gc.disable()
 nonce, digest, size, shell, me = sys.argv[1:6]
 size = int(size)

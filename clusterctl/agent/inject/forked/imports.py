@@ -168,7 +168,7 @@ def bring(wanted: Sequence[Wanted]) -> set[str]:
         CannotForkError: One cannot be imported.
     """
     usual, few = gc.get_threshold(), (1 << 20, 1 << 10, 1 << 10)
-    # What imports make stays: to look for garbage among it takes a fifth of their time.
+    # What imports make stays: to look for garbage among it takes an eighth of their time.
     gc.set_threshold(*few)
     missed = Missed()
     sys.meta_path.append(missed)
@@ -177,7 +177,8 @@ def bring(wanted: Sequence[Wanted]) -> set[str]:
     finally:
         with contextlib.suppress(ValueError):
             sys.meta_path.remove(missed)
-        # Before there is a usual collection again: the first would look at all of it.
+        # All ranks share it, garbage included: collections leave it alone, so that it stays shared. Before there is a
+        # usual one again: the first would look at all of it.
         gc.freeze()
         if gc.get_threshold() == few:
             gc.set_threshold(*usual)

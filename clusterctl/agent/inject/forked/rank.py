@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import importlib
 import os
 import sys
@@ -74,11 +73,3 @@ def _go_to_the_end(stream: Any) -> None:
             stream.seek(0, os.SEEK_END)
     except (OSError, ValueError, AttributeError):
         return
-
-
-def settle_memory() -> None:
-    """Have collections leave alone what all ranks share, so that it stays shared.
-
-    What is garbage by now stays as well: to look for it would take longer than all that a fork does.
-    """
-    gc.freeze()

@@ -12,7 +12,7 @@ import socket
 import sys
 import time
 
-from . import cannot, forks, image, late, marks, rank, state
+from . import cannot, forks, image, late, marks, state
 from .beginning import Beginning
 from .cannot import CannotForkError
 
@@ -89,7 +89,6 @@ def _import(spec: dict[str, Any]) -> tuple[Beginning, set[str], dict[str, Any]]:
     cannot.check(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     sys.stdout.flush()
     sys.stderr.flush()
-    rank.settle_memory()
     modules = sorted({name.partition(".")[0] for name, _ in wanted})
     told = {"modules": modules, "seconds": time.monotonic() - began, "kilobytes": _memory()}
     told |= {"read": read, "arguments": arguments}
