@@ -25,7 +25,7 @@ _CONTROLS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\r")
 
 
 class Terminal:
-    """`clusterctl ARGUMENTS` on a pty, which is its controlling terminal.
+    """`clusterctl ARGUMENTS` on a pty, which is its controlling terminal unless told otherwise.
 
     Args:
         arguments: Of clusterctl.
@@ -34,6 +34,8 @@ class Terminal:
         env: Environment.
         columns, rows: Size of the screen.
         ignoring: Signals that the command ignores from the start.
+        is_controlling: The pty is the controlling terminal of the command, as under a shell; it is not under `setsid`,
+            `su -c` and in containers.
     """
 
     def __init__(
@@ -45,12 +47,14 @@ class Terminal:
         rows: int = 30,
         ignoring: Iterable[int] = (),
         program: tuple[str, str] = ("-m", "clusterctl"),
+        is_controlling: bool = True,
     ) -> None:
         self._master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
         # The program that makes the terminal its own and then becomes the command: without it keys send no signals.
         become = (
-            "import fcntl, os, signal, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"
+            "import fcntl, os, signal, sys, termios\n"
+            f"{is_controlling} and fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"
             f"for number in {list(map(int, ignoring))}: signal.signal(number, signal.SIG_IGN)\n"
             "os.execv(sys.argv[1], sys.argv[1:])"
         )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -73,6 +75,45 @@ def test_a_key_leaves_what_watches_and_the_run_goes_on(
 
         assert screen.wait() == code, screen.shown
     assert head.json("status", run)["state"] == "running"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        pytest.param(("attach",), "following rank 0 of 1", id="attach"),
+        pytest.param(("logs", "-f"), READY, id="logs"),
+        pytest.param(("top",), "RANK", id="top"),
+        pytest.param(("wait",), "to end", id="wait"),
+    ],
+)
+def test_a_terminal_that_is_not_the_controlling_one_is_no_error(
+    head: LocalHead, run: str, arguments: tuple[str, ...], shown: str
+) -> None:
+    with head.terminal(*arguments, is_controlling=False) as screen:
+        screen.expect(shown)
+
+        assert "bug" not in screen.shown
+
+
+def test_up_on_a_terminal_that_is_not_the_controlling_one_follows_the_run_to_its_end(make_head: MakeHead) -> None:
+    head = make_head()
+    head.write_local({"command": f"echo {READY}"})
+    with head.terminal("up", "--no-health", is_controlling=False) as screen:
+        assert screen.wait() == 0, screen.shown
+        assert READY in screen.shown
+
+
+def test_up_whose_output_cannot_be_shown_names_the_run_that_goes_on(make_head: MakeHead) -> None:
+    head = make_head()
+    head.write_local({"command": f"echo {READY}; exec sleep 600"})
+    with open("/dev/full", "w") as full:
+        up = subprocess.run(
+            [sys.executable, "-m", "clusterctl", "up", "--no-health"],
+            cwd=head.folder, env=dict(head.env), stdout=full, stderr=subprocess.PIPE, text=True, timeout=60,
+        )  # fmt: skip
+
+    (found,) = head.json("ps")
+    assert f"clusterctl down {found['run']}" in up.stderr
 
 
 def test_wait_gives_up_after_its_timeout(head: LocalHead, run: str) -> None:

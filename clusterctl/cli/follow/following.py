@@ -80,7 +80,7 @@ def _ending(
             beside = Beside(log_path=str(run.path / "nodes"), folders=folders, shown=shown, memory=memory)
             return [*render_report(state, terminal, beside), *_why(run, state)], exit_code_of(state)
         case Leave.DETACHED:
-            return [f"detached: {run.run} goes on", *_next_commands(run)], int(ExitCode.OK)
+            return [f"detached: {run.run} goes on", *next_commands(run)], int(ExitCode.OK)
         case Leave.STARTED:
             return [], int(ExitCode.OK)
         case Leave.UNATTENDED:
@@ -118,7 +118,8 @@ def code_folders(run: RunDir, state: RunState) -> frozenset[str]:
     return frozenset()
 
 
-def _next_commands(run: RunDir) -> list[str]:
+def next_commands(run: RunDir) -> list[str]:
+    """Return what to type to deal with a run that goes on."""
     return [
         f"  clusterctl attach {run.run}   follow it again",
         f"  clusterctl status {run.run}   see how it is",

@@ -17,26 +17,33 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def keys(*, enabled: bool) -> Iterator[int | None]:
-    """Give single key presses, not echoed; Ctrl-C stays a signal."""
-    if not enabled:
+    """Give single key presses, not echoed; Ctrl-C stays a signal. `None` where no keys can be read."""
+    if not enabled or not _in_foreground(fd := sys.stdin.fileno()):
         yield None
         return
     import termios
 
-    fd = sys.stdin.fileno()
     before = termios.tcgetattr(fd)
     mode = termios.tcgetattr(fd)
     mode[3] &= ~(termios.ICANON | termios.ECHO)
     try:
-        # In the background the terminal is not ours to change.
-        if os.tcgetpgrp(fd) != os.getpgrp():
-            yield None
-            return
         termios.tcsetattr(fd, termios.TCSANOW, mode)
         yield fd
     finally:
         with contextlib.suppress(termios.error, OSError):
             termios.tcsetattr(fd, termios.TCSANOW, before)
+
+
+def _in_foreground(fd: int) -> bool:
+    """Return whether this process may change the terminal.
+
+    It may not in the background of a shell. Under `setsid`, `su -c` and in containers the terminal may be the
+    controlling one of another session, or of none: the kernel then answers with ENOTTY.
+    """
+    try:
+        return os.tcgetpgrp(fd) == os.getpgrp()
+    except OSError:
+        return False
 
 
 def typed(fd: int) -> bytes:

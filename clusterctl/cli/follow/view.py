@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from clusterctl.cli.follow.following import Leave
+from clusterctl.cli.follow.following import Leave, next_commands
 from clusterctl.cli.follow.footer import Footer
 from clusterctl.cli.follow.keys import keys, signals, typed
 from clusterctl.cli.follow.news import News
@@ -125,20 +125,28 @@ class RunScreen:
 
     def follow(self) -> Leave:
         """Show the run; return why the view ended."""
-        with keys(enabled=sys.stdin.isatty() and sys.stderr.isatty()) as keyboard, signals() as wake:
-            while self._leave is None:
-                self._show(self._watching.look(), wake)
-                if self._leave is None:
-                    self._narrate(*self._waited.news(self.state, time.monotonic()))
-                    self._wait(keyboard, wake)
-                    self._phases.tick(time.monotonic())
-                    self._draw_footer(keys=keyboard is not None and not self._deaf)
+        try:
+            with keys(enabled=sys.stdin.isatty() and sys.stderr.isatty()) as keyboard, signals() as wake:
+                self._follow(keyboard, wake)
+        except Exception:
+            # Nobody has been told of the run yet, and it goes on whatever is wrong with showing it.
+            self._narrate(*next_commands(self._run))
+            raise
         self._console.out.clear()
         if self._leave is not Leave.ENDED or not self._is_watched:
             self._show_ends()
         self._phases.close()
         self._watching.close()
-        return self._leave
+        return self._leave or Leave.DETACHED
+
+    def _follow(self, keyboard: int | None, wake: int) -> None:
+        while self._leave is None:
+            self._show(self._watching.look(), wake)
+            if self._leave is None:
+                self._narrate(*self._waited.news(self.state, time.monotonic()))
+                self._wait(keyboard, wake)
+                self._phases.tick(time.monotonic())
+                self._draw_footer(keys=keyboard is not None and not self._deaf)
 
     # --- looking
 
