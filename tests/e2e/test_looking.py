@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
+
+from clusterctl.cli.main import COMMANDS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -60,36 +64,100 @@ def test_health_says_what_of_the_file_it_runs_here_before_it_does(head: LocalHea
     assert {"prologue", "python"} <= traces(head.folder)
 
 
+def on_a_terminal(head: LocalHead, command: str) -> subprocess.CompletedProcess[str]:
+    """Run a command that refuses to work without a terminal."""
+    with head.terminal(command) as screen:
+        return subprocess.CompletedProcess(command, screen.wait(), "", screen.shown)
+
+
+READS_NO_FILE = (
+    "ps", "status", "logs", "attach", "wait", "why", "diff", "report", "stacks", "init", "templates", "clean", "schema",
+    "completion",
+)  # fmt: skip
+"""Commands that know runs, which carry a spec of their own, or nothing."""
+
+READS_A_FILE: dict[str, tuple[str, ...]] = {
+    "up": ("--dry-run",),
+    "down": ("cluster.yaml", "--orphans"),
+    "health": (),
+    "stats": ("cluster.yaml",),
+    "top": ("cluster.yaml",),
+    "exec": ("--", "true"),
+    "shell": (),
+    "forward": ("8080",),
+    "cp": ("box:/etc/hostname", "."),
+    "sync": (),
+    "bench": ("--workers", "1"),
+    "config": (),
+    "export": ("slurm",),
+    "trust": (),
+    "version": ("--nodes",),
+}
+"""The other commands, as they take part in `cluster.yaml`."""
+
+CONNECTS_TO_NOTHING = {"up", "config", "export"}
+
+
+def test_every_command_is_walked() -> None:
+    assert {*READS_NO_FILE, *READS_A_FILE} == set(COMMANDS)
+
+
 @pytest.fixture(scope="module")
 def boxed(make_head: MakeHead) -> LocalHead:
     """A head whose cluster file reaches its node by a command that leaves a trace on this machine."""
     head = make_head()
     enter = f"touch {head.folder}/traces.command; exec /bin/sh"
     (head.folder / "cluster.yaml").write_text(
-        "version: 1\nhosts: box\nsync: none\n"
+        "version: 1\nhosts: {box: 1}\nsync: none\n"
         f"defaults: {{transport: {{command: [/bin/sh, -c, '{enter}', '{{host}}']}}}}\n"
         "job: {command: 'true'}\n"
     )
     return head
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        pytest.param(("exec", "--", "true"), id="exec"),
-        pytest.param(("stats", "cluster.yaml", "--json"), id="stats"),
-        pytest.param(("top", "cluster.yaml"), id="top"),
-        pytest.param(("health", "cluster.yaml"), id="health"),
-        pytest.param(("down", "cluster.yaml", "--orphans"), id="orphans"),
-        pytest.param(("trust", "cluster.yaml"), id="trust-without-a-terminal"),
-    ],
-)
-def test_a_command_of_a_file_is_not_run_before_its_user_has_accepted_it(
-    boxed: LocalHead, command: tuple[str, ...]
+@pytest.mark.parametrize("command", READS_A_FILE)
+def test_a_command_that_leads_to_hosts_is_not_run_before_its_user_has_accepted_it(
+    boxed: LocalHead, command: str
 ) -> None:
-    done = boxed.run(*command)
-    assert done.returncode == 6
+    done = on_a_terminal(boxed, command) if command == "shell" else boxed.run(command, *READS_A_FILE[command])
+
     assert traces(boxed.folder) == set()
+    assert done.returncode == (0 if command in CONNECTS_TO_NOTHING else 6), done.stderr
+
+
+@pytest.fixture(scope="module")
+def listed(make_head: MakeHead) -> LocalHead:
+    """A head whose cluster file lists its hosts by a command that leaves a trace on this machine."""
+    head = make_head()
+    inventory = head.folder / "inventory"
+    inventory.write_text(f"#!/bin/sh\ntouch {head.folder}/traces.list\necho box\n")
+    inventory.chmod(0o755)
+    text = f"version: 1\nhosts: {{from: {{command: [{inventory}]}}}}\ndefaults: {{transport: local, gpus: 0}}\n"
+    (head.folder / "cluster.yaml").write_text(text + "job: {command: 'true'}\n")
+    return head
+
+
+@pytest.mark.parametrize("command", READS_A_FILE)
+def test_a_command_that_lists_hosts_is_not_run_before_its_user_has_accepted_it(listed: LocalHead, command: str) -> None:
+    done = on_a_terminal(listed, command) if command == "shell" else listed.run(command, *READS_A_FILE[command])
+
+    assert traces(listed.folder) == set()
+    assert done.returncode == 6, done.stderr
+
+
+def test_completion_runs_no_command_of_a_file(listed: LocalHead) -> None:
+    words = {"_CLUSTERCTL_COMPLETE": "bash_complete", "COMP_WORDS": "clusterctl exec --node ", "COMP_CWORD": "3"}
+    done = dataclasses.replace(listed, env={**listed.env, **words}).run()
+
+    assert (done.returncode, traces(listed.folder)) == (0, set()), done.stderr
+
+
+def test_a_command_that_lists_hosts_is_run_once_it_was_accepted(listed: LocalHead) -> None:
+    trusted = listed.run("trust", "--yes", "cluster.yaml")
+    assert f"{listed.folder / 'inventory'}" in trusted.stdout, trusted.stderr
+    done = listed.run("config", "cluster.yaml")
+    assert done.returncode == 0, done.stderr
+    assert traces(listed.folder) == {"list"}
 
 
 def test_a_command_that_was_accepted_reaches_the_node_and_another_does_not(make_head: MakeHead) -> None:
@@ -111,33 +179,6 @@ def test_a_run_goes_through_a_command(boxed: LocalHead) -> None:
     done = boxed.run("up", "--no-health")
     assert done.returncode == 0, done.stderr
     assert traces(boxed.folder) == {"command"}
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        pytest.param(("config", "cluster.yaml"), id="config"),
-        pytest.param(("up", "cluster.yaml", "--dry-run"), id="dry-run"),
-        pytest.param(("trust", "cluster.yaml"), id="trust"),
-        pytest.param(("exec", "--", "true"), id="exec"),
-    ],
-)
-def test_a_command_that_lists_hosts_is_not_run_before_its_user_has_accepted_it(
-    make_head: MakeHead, command: tuple[str, ...]
-) -> None:
-    head = make_head()
-    inventory = head.folder / "inventory"
-    inventory.write_text(f"#!/bin/sh\ntouch {head.folder}/traces.list\necho here\n")
-    inventory.chmod(0o755)
-    text = f"version: 1\nhosts: {{from: {{command: [{inventory}]}}}}\ndefaults: {{transport: local, gpus: 0}}\n"
-    (head.folder / "cluster.yaml").write_text(text + "job: {command: 'true'}\n")
-    assert head.run(*command).returncode == 6
-    assert traces(head.folder) == set()
-    trusted = head.run("trust", "--yes", "cluster.yaml")
-    assert str(inventory) in trusted.stdout, trusted.stderr
-    done = head.run(*command)
-    assert done.returncode == 0, done.stderr
-    assert traces(head.folder) == {"list"}
 
 
 def test_a_dry_run_tells_what_would_be_copied_and_where(make_head: MakeHead) -> None:

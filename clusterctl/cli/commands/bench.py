@@ -29,6 +29,7 @@ from clusterctl.cli.choices import FileChoices, together
 from clusterctl.cli.commands.up import begin
 from clusterctl.cli.follow.following import Leave, conclude, exit_code_of
 from clusterctl.cli.follow.view import RunScreen, ViewOptions
+from clusterctl.cli.lookup import commands
 from clusterctl.cli.lookup.reach import sessions_of
 from clusterctl.cli.main import WithJobArguments
 from clusterctl.config.text.override import Overrides
@@ -115,9 +116,11 @@ def command(context: click.Context, choices: BenchChoices) -> int:
 
 def _spec(choices: BenchChoices, arguments: tuple[str, ...], console: Console) -> ClusterSpec:
     overrides = Overrides(args=() if choices.built_in else arguments)
-    return options.load_file(
+    spec = options.load_file(
         choices.path, choices.files, choices.sets, overrides=overrides, with_secrets=True, console=console
     ).spec
+    commands.refuse_unknown(spec.hosts)
+    return spec
 
 
 def _draw(rows: Sequence[Row], path: str, title: str) -> None:
