@@ -18,7 +18,7 @@ from benchmarks.measures import Measure, spread, timed
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from clusterctl.session.items import Item
+    from clusterctl.session.inbox import Item
 
 NODES = 32
 
@@ -64,7 +64,7 @@ def _ssh(bench: BenchLab) -> None:
 def connect(path: str) -> dict[str, float]:
     """Open sessions with the hosts of a cluster file; return wall clock and CPU, own and of children."""
     from clusterctl.config.load import load
-    from clusterctl.session.opening import Transports, open_sessions
+    from clusterctl.session.connect import Transports, open_sessions
     from clusterctl.transport.delivery.bundle import agent_bundle
 
     spec = load([path], environ={}).spec

@@ -20,10 +20,10 @@ import clusterctl
 from clusterctl.agent.protocol.commands import Command
 from clusterctl.agent.protocol.events import Prepared
 from clusterctl.errors import AgentError, NodeError, NotFoundError, RefusedError
-from clusterctl.session.conversation import Session
-from clusterctl.session.items import BeatReceived, EventReceived, Item, OutputReceived, SessionLost, StreamReceived
-from clusterctl.session.opening import open_session
-from clusterctl.session.refusals import StaleEpochError
+from clusterctl.session.calls import StaleEpochError
+from clusterctl.session.connect import open_session
+from clusterctl.session.inbox import ClockMeasured, EventReceived, Item, OutputReceived, SessionLost, StreamReceived
+from clusterctl.session.session import Session
 from clusterctl.transport.delivery.bundle import Bundle, pack
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ class SessionContract:
 
     def test_beats_measure_the_clocks_of_the_node(self, opened: Open, inbox: queue.SimpleQueue[Item]) -> None:
         opened()
-        beat = next_of(inbox, BeatReceived)
+        beat = next_of(inbox, ClockMeasured)
         assert abs(beat.mono_offset_s - 50) <= beat.error_s + 0.01
         assert abs(beat.wall_offset_s - 100) <= beat.error_s + 0.01
         assert beat.boot == "boot"

@@ -1,4 +1,4 @@
-"""What a node can be asked, with the types of arguments and answer; the door has checked what arrives."""
+"""Requests to a node: argument and answer types, timeouts, and the error for a refusal."""
 
 from __future__ import annotations
 
@@ -6,20 +6,87 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, overload
 
 from clusterctl.agent.protocol import encoding
+from clusterctl.agent.protocol.commands import Command, ErrorKind
+from clusterctl.errors import (
+    AgentError,
+    ClusterctlError,
+    NotFoundError,
+    RefusedError,
+)
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
     from typing import Literal
 
     from clusterctl.agent.protocol import requests
-    from clusterctl.agent.protocol.commands import Command
     from clusterctl.agent.protocol.types import answers, arguments, evidence, facts, machine
 
+
+_DEFAULT_TIMEOUT_S = 20.0
+"""Timeout of commands that a node answers from memory and its own small files. A loaded machine takes seconds for that.
+"""
+
+_TIMEOUTS_S: Mapping[Command, float] = {
+    # Opens or closes a port. The peer that connects to it waits meanwhile.
+    Command.LISTEN: 10.0,
+    Command.UNLISTEN: 10.0,
+    # The request carries a shorter limit of its own: the node answers with what it has by then.
+    Command.EVIDENCE: 15.0,
+    # Folds the journals of all runs on the node.
+    Command.RUNS: 30.0,
+    # Reads every source file of a workdir, which may lie on a file server.
+    Command.CODE: 30.0,
+    # Walks a checkpoint folder on a file server.
+    Command.CHECKPOINTS: 60.0,
+    # Resolves names and looks up the route to every peer.
+    Command.ROUTES: 60.0,
+    # Reserves disk space for all ranks and claims GPUs that an earlier run may still be releasing.
+    Command.PREPARE: 60.0,
+    # Forks a waiter and a worker for each rank.
+    Command.START: 60.0,
+}
+
+
+def answer_timeout_s(command: Command) -> float:
+    """Return how long a node may take to answer a command.
+
+    A caller with a reason to wait longer or shorter passes its own timeout: a person who waits, data of a known size,
+        work
+    whose duration the caller sets.
+    """
+    return _TIMEOUTS_S.get(command, _DEFAULT_TIMEOUT_S)
+
+
+class ProtocolError(AgentError):
+    """The node sent bytes that no agent of ours sends: they are damaged or forged."""
+
+
+class StaleEpochError(RefusedError):
+    """The node obeys a later controller. This controller has been replaced and must stop acting."""
+
+
+def error_from_wire(node: str, error: dict[str, Any]) -> ClusterctlError:
+    """Convert the refusal of an agent to an exception."""
+    message, hint = str(error.get("message", "")), error.get("hint")
+    # A hint without an author would read as our advice.
+    hint = f"the node says: {hint}" if hint else None
+    match error.get("kind"):
+        case ErrorKind.STALE_EPOCH.value:
+            return StaleEpochError(f"{node}: {message}", hint=hint)
+        case ErrorKind.REFUSED.value:
+            return RefusedError(f"{node}: {message}", hint=hint)
+        case ErrorKind.NOT_FOUND.value:
+            return NotFoundError(f"{node}: {message}", hint=hint)
+        case _:
+            return AgentError(node, message, hint=hint)
+
+
+if TYPE_CHECKING:
     Arguments = Mapping[str, Any] | requests.Prepare | requests.Start | requests.Stop | requests.Follow
-    """An object of `types.arguments`, or what a run asks for."""
+    """A mapping of `types.arguments`, or one of the request dataclasses."""
 
 
-class Calls:
+class Requests:
     """Requests to a node. Every method may be called from any thread."""
 
     @overload
@@ -119,15 +186,15 @@ class Calls:
         self, command: Literal[Command.BYE], asked: arguments.Nothing = ..., *, timeout: float | None = ...
     ) -> None: ...
     def call(self, command: Command, asked: Any = None, *, timeout: float | None = None) -> Any:
-        """Ask and wait for the answer.
+        """End a request and wait for the answer.
 
         Raises:
-            RefusedError: The node would not; `StaleEpochError` where it obeys a later controller.
-            NotFoundError: It has no such run, rank or file.
-            AgentError: It could not, or did not answer within `timeout` seconds, or those of `seconds_for`.
+            RefusedError: The node refused; `StaleEpochError` if it obeys a later controller.
+            NotFoundError: The node has no such run, rank or file.
+            AgentError: The node failed, or did not answer within `timeout` seconds (default: `answer_timeout_s`).
             NodeError: The session is lost.
         """
-        return self.ask(command, asked or {}, timeout)
+        return self.request(command, asked or {}, timeout)
 
     @overload
     def call_async(self, command: Literal[Command.MANIFEST], asked: arguments.Manifest) -> Future[answers.Needed]: ...
@@ -148,8 +215,8 @@ class Calls:
     @overload
     def call_async(self, command: Literal[Command.TUNNEL], asked: arguments.Tunnel) -> Future[None]: ...
     def call_async(self, command: Command, asked: Any = None) -> Future[Any]:
-        """Ask; the future holds the answer, or what `call` would raise. Its callbacks run on the reading thread."""
-        return self.begin(command, asked or {})
+        """End a request; the future gets the answer or the exception of `call`. Callbacks run on the reader thread."""
+        return self.request_async(command, asked or {})
 
     @overload
     def post(self, command: Literal[Command.CREDIT], asked: arguments.Credit) -> None: ...
@@ -162,22 +229,22 @@ class Calls:
     @overload
     def post(self, command: Literal[Command.TAKEN], asked: arguments.Taken) -> None: ...
     def post(self, command: Command, asked: Any = None) -> None:
-        """Say something that has no answer; a lost session swallows it."""
-        self.tell(command, asked or {})
+        """End a message that has no answer. A lost session drops it."""
+        self.notify(command, asked or {})
 
-    def ask(self, command: Command, asked: Arguments, timeout: float | None) -> Any:
-        """Ask whatever it is, and wait for the answer; see `call`."""
+    def request(self, command: Command, asked: Arguments, timeout: float | None) -> Any:
+        """End any request and wait for the answer; see `call`."""
         raise NotImplementedError
 
-    def begin(self, command: Command, asked: Arguments) -> Future[Any]:
-        """Ask whatever it is; see `call_async`."""
+    def request_async(self, command: Command, asked: Arguments) -> Future[Any]:
+        """End any request; see `call_async`."""
         raise NotImplementedError
 
-    def tell(self, command: Command, asked: Arguments) -> None:
-        """Say whatever it is; see `post`."""
+    def notify(self, command: Command, asked: Arguments) -> None:
+        """End any message; see `post`."""
         raise NotImplementedError
 
 
-def wire(asked: Arguments) -> dict[str, Any]:
-    """Return the object that travels."""
+def to_wire(asked: Arguments) -> dict[str, Any]:
+    """Return the object that is sent."""
     return dict(asked) if isinstance(asked, Mapping) else encoding.to_wire(asked)

@@ -1,6 +1,6 @@
-"""What goes out on one connection: frames in the order given, from a thread of its own.
+"""ends frames over one connection, in order, on a thread of its own.
 
-A request, a sign of life or credit never waits for a slow node; only who sends bulk does.
+Requests, heartbeats and credit never wait for a slow node; only bulk data does.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
 
     from clusterctl.transport.base import Channel
 
-_QUEUE_BYTES = 256 * 1024
-"""Bulk that may wait: enough to keep a fast link busy, little enough for a request not to stand behind it for long."""
+_BULK_QUEUE_BYTES = 256 * 1024
+"""How much bulk data may wait: enough to keep a fast link busy, little enough that a request does not wait for long."""
 
 
 class Sender:
-    """Writes frames to a channel until `close`. What has not been handed to the channel by then never is.
+    """Writes frames to a channel until `close`, which drops every frame that the channel does not have yet.
 
     Args:
-        channel: Where they go.
-        beat: Makes a sign of life; called on the sending thread right before it leaves.
-        broken: Called once, on that thread, where the channel breaks.
+        channel: The connection.
+        beat: Creates a heartbeat; called on the sender thread right before it is sent.
+        broken: Called once on the sender thread if the channel breaks.
     """
 
     def __init__(self, channel: Channel, beat: Callable[[], bytes], broken: Callable[[OSError], None]) -> None:
@@ -38,28 +38,28 @@ class Sender:
         self._closed = False
 
     def start(self, name: str) -> None:
-        """Begin to send, on a thread of that name."""
+        """Tart the sender thread."""
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def put(self, frame: bytes) -> None:
-        """Send `frame` after all that was given before; return at once."""
+        """Queue `frame`; return at once."""
         with self._changed:
             self._add(frame)
 
     def put_bulk(self, frame: bytes) -> None:
-        """Send `frame` after all that was given before; return once it has a place in the queue, or after `close`."""
+        """Queue `frame`; return once it has a place in the queue, or after `close`."""
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._queued < _QUEUE_BYTES)
+            self._changed.wait_for(lambda: self._closed or self._queued < _BULK_QUEUE_BYTES)
             self._add(frame)
 
     def beat(self) -> None:
-        """Give a sign of life before anything else that waits."""
+        """End a heartbeat before all queued frames."""
         with self._changed:
             self._beat_due = True
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Forget what waits and end the thread, once the channel lets it go."""
+        """Drop all queued frames and end the thread as soon as the channel returns."""
         with self._changed:
             self._closed = True
             self._frames.clear()

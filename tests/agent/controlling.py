@@ -27,15 +27,15 @@ from clusterctl.run.nodes.ending import end_on_node
 from clusterctl.run.record import rundir
 from clusterctl.run.record.reader import load_state
 from clusterctl.run.record.rundir import RunDir
-from clusterctl.session.opening import open_session
+from clusterctl.session.connect import open_session
 from clusterctl.transport.local import LocalTransport
 from tests.lab.waiting import wait_for
 
 if TYPE_CHECKING:
     from clusterctl.run.controller.beginning import Preflight
     from clusterctl.run.rules.state import RunState
-    from clusterctl.session.conversation import Session
-    from clusterctl.session.items import Sink
+    from clusterctl.session.inbox import ItemQueue
+    from clusterctl.session.session import Session
     from clusterctl.transport.local import LocalChannel
 
 _LAST_EPOCH = 1_000_000
@@ -127,7 +127,7 @@ class Nodes:
     def close(self) -> None:
         pass
 
-    def for_inbox(self, inbox: Sink) -> Callable[[HostSpec, Callable[[str], None]], Session]:
+    def for_inbox(self, inbox: ItemQueue) -> Callable[[HostSpec, Callable[[str], None]], Session]:
         def dial(host: HostSpec, progress: Callable[[str], None]) -> Session:
             count = self._dialed[host.name]
             self._dialed[host.name] += 1

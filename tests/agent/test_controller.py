@@ -23,7 +23,7 @@ from clusterctl.run.nodes.preflight import Preflight
 from clusterctl.run.record import rundir
 from clusterctl.run.record.linefile import drop_torn_line
 from clusterctl.run.rules.state import RunState, WorkerPhase
-from clusterctl.session.opening import open_session
+from clusterctl.session.connect import open_session
 from clusterctl.transport.local import LocalTransport
 from tests.agent.conftest import gone
 from tests.agent.controlling import Run, Wire, run_on

@@ -25,14 +25,14 @@ from clusterctl.config.stored import dump
 from clusterctl.run.controller.loop import Controller
 from clusterctl.run.record import rundir
 from clusterctl.run.record.reader import load_state
-from clusterctl.session.conversation import Session
+from clusterctl.session.session import Session
 from clusterctl.transport.delivery.bootstrap import Preamble
 from tests.hostile_agent import BORNE, LIES, Agent, Lie
 from tests.lab.waiting import wait_for
 
 if TYPE_CHECKING:
     from clusterctl.run.rules.state import RunState
-    from clusterctl.session.items import Sink
+    from clusterctl.session.inbox import ItemQueue
 
 LIAR, HONEST = "liar", "honest"
 GRACE = 1.0
@@ -97,7 +97,7 @@ class Played:
     def _work(self) -> None:
         self.code = self.controller.start()
 
-    def _for_inbox(self, inbox: Sink) -> Callable[[HostSpec, Callable[[str], None]], Session]:
+    def _for_inbox(self, inbox: ItemQueue) -> Callable[[HostSpec, Callable[[str], None]], Session]:
         def dial(host: HostSpec, _: Callable[[str], None]) -> Session:
             here, there = socket.socketpair()
             before, lie = self.agents.get(host.name), self.lie if host.name == LIAR else None

@@ -15,8 +15,8 @@ from clusterctl.agent.protocol.commands import Command
 from clusterctl.config.sections import slurm
 from clusterctl.config.spec import HostSpec
 from clusterctl.errors import ConnectError, NodeError
-from clusterctl.session.items import Item, SessionLost
-from clusterctl.session.opening import Transports, open_session
+from clusterctl.session.connect import Transports, open_session
+from clusterctl.session.inbox import Item, SessionLost
 from clusterctl.transport.command import CommandTransport, argv_of
 from tests.contract_sessions import DEADLINE, Reach, SessionContract, next_of, standin_bundle
 from tests.lab.waiting import wait_for

@@ -22,7 +22,7 @@ from clusterctl.agent.protocol.commands import Command, request
 from clusterctl.agent.protocol.frames import encode_message
 from clusterctl.config.spec import HostSpec, TransportKind
 from clusterctl.errors import AgentError
-from clusterctl.session.opening import Transports, open_session, open_sessions
+from clusterctl.session.connect import Transports, open_session, open_sessions
 from clusterctl.transport.delivery.bootstrap import Preamble, PreambleParser, start_agent
 from clusterctl.transport.delivery.bundle import Bundle, agent_bundle
 from clusterctl.transport.delivery.first_words import script

@@ -15,7 +15,7 @@ import pytest
 
 from clusterctl.config.spec import HostSpec, SshSpec
 from clusterctl.errors import AuthError, ConnectError, HostKeyError, NodeError
-from clusterctl.session.opening import open_session
+from clusterctl.session.connect import open_session
 from clusterctl.transport.openssh import OpenSshTransport
 from clusterctl.transport.ssh.approach import Approach
 from tests.contract_sessions import DEADLINE, Reach, SessionContract, standin_bundle

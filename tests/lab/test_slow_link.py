@@ -12,9 +12,9 @@ import pytest
 from clusterctl.config.spec import HostSpec, SshSpec, SyncSpec
 from clusterctl.run.nodes.code import ContentStore, collect
 from clusterctl.run.nodes.transfer import Parcel, push
-from clusterctl.session.conversation import Session
-from clusterctl.session.items import Item, SessionLost
-from clusterctl.session.opening import open_session
+from clusterctl.session.connect import open_session
+from clusterctl.session.inbox import Item, SessionLost
+from clusterctl.session.session import Session
 from clusterctl.transport.ssh.ssh import SshTransport
 from tests.contract_sessions import DEADLINE, next_of
 from tests.relay import Relay

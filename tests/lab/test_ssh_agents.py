@@ -15,7 +15,7 @@ import pytest
 
 from clusterctl.config.spec import HostSpec, SshSpec
 from clusterctl.errors import AuthError, ConnectError, NodeError
-from clusterctl.session.opening import Transports, open_session, open_sessions
+from clusterctl.session.connect import Transports, open_session, open_sessions
 from clusterctl.transport.ssh.auth import AGENT_ONLY
 from clusterctl.transport.ssh.ssh import SshTransport
 from tests.contract_sessions import standin_bundle

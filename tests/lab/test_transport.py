@@ -14,9 +14,9 @@ import pytest
 from clusterctl.agent.protocol.commands import Command
 from clusterctl.config.spec import HostSpec, SshSpec, TransportKind
 from clusterctl.errors import AgentError, AuthError, ConnectError, HostKeyError, NodeError
-from clusterctl.session.conversation import Session
-from clusterctl.session.items import Item, SessionLost
-from clusterctl.session.opening import Transports, open_session, open_sessions
+from clusterctl.session.connect import Transports, open_session, open_sessions
+from clusterctl.session.inbox import Item, SessionLost
+from clusterctl.session.session import Session
 from clusterctl.transport.ssh.auth import AGENT_ONLY
 from clusterctl.transport.ssh.known_hosts import Verdict
 from clusterctl.transport.ssh.refused import LoginRefusal

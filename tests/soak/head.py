@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from clusterctl.config.stored import load_stored
 from clusterctl.run.controller.loop import Controller
 from clusterctl.run.record.rundir import RunDir
-from clusterctl.session.opening import open_session
+from clusterctl.session.connect import open_session
 from clusterctl.transport.local import LocalTransport
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from clusterctl.config.spec import HostSpec
-    from clusterctl.session.conversation import Session
+    from clusterctl.session.session import Session
     from clusterctl.transport.local import LocalChannel
 
 CONNECTIONS = "connections"

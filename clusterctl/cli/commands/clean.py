@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from clusterctl.render.terminal.console import Console
     from clusterctl.run.record.rundir import RunDir
     from clusterctl.run.rules.state import RunState
-    from clusterctl.session.conversation import Session
+    from clusterctl.session.session import Session
 
 _YOUNG = 3600.0
 """Content that was touched within so many seconds may belong to a run that is being started."""

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from clusterctl.render.terminal.console import Console
     from clusterctl.run.record.rundir import RunDir
     from clusterctl.run.rules.state import RunState
-    from clusterctl.session.conversation import Session
+    from clusterctl.session.session import Session
 _GRACE = 10.0
 # A controller that has just taken over looks twice before it calls a run stalled: at most a minute apart.
 _SURE_SECONDS = 100.0

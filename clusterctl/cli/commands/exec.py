@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from clusterctl.errors import NodeError
     from clusterctl.render.exec import Answer
     from clusterctl.render.terminal.console import Console
-    from clusterctl.session.conversation import Session
+    from clusterctl.session.session import Session
 
 
 _QUIET_SECONDS = 1.0

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from clusterctl.config.spec import ClusterSpec, HostSpec
     from clusterctl.render.terminal.console import Console
-    from clusterctl.session.conversation import Session
+    from clusterctl.session.session import Session
 
 T = TypeVar("T")
 

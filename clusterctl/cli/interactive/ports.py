@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from concurrent.futures import Future
 
-    from clusterctl.session.conversation import Session
-    from clusterctl.session.duplex import Duplex
+    from clusterctl.session.session import Session
+    from clusterctl.session.streams import Duplex
 
 MOST_CONNECTIONS = 512
 """A browser has tens; beyond it new ones wait in the kernel until another has ended."""
@@ -72,7 +72,7 @@ class _Connection:
     def __init__(self, session: Session, forward: Forward, made: socket.socket, wake: Callable[[], None]) -> None:
         self.socket = made
         made.setblocking(False)
-        self._stream: Duplex = session.both_ways(wake)
+        self._stream: Duplex = session.open_duplex(wake)
         self._waiting = b""
         self._sent_all = self._got_all = self._shut = False
         self._opening: Future[None] = session.call_async(

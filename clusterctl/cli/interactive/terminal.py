@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from clusterctl.agent.protocol.types import arguments
     from clusterctl.agent.protocol.types.answers import ProgramEnd
-    from clusterctl.session.conversation import Session
-    from clusterctl.session.duplex import Duplex
+    from clusterctl.session.session import Session
+    from clusterctl.session.streams import Duplex
 
 _TYPED_BYTES = 4096
 
@@ -44,7 +44,7 @@ def show(session: Session, program: arguments.Program, beside: arguments.OfRank 
         NodeError: It cannot be begun, or the node was lost.
     """
     with Waker() as waker:
-        stream = session.both_ways(waker.wake)
+        stream = session.open_duplex(waker.wake)
         size = os.get_terminal_size(fd)
         asked: arguments.Terminal = {
             **program,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from clusterctl.config.spec import HostSpec
     from clusterctl.run.record.rundir import RunDir
     from clusterctl.run.rules.state import RunState
-    from clusterctl.session.conversation import Session
+    from clusterctl.session.session import Session
 
 _DEADLINE = 4.0
 _MARGIN = 10.0

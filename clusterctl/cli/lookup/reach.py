@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from clusterctl.config.spec import ClusterSpec, HostSpec
     from clusterctl.errors import NodeError
     from clusterctl.render.terminal.console import Terminal
-    from clusterctl.session.conversation import Session
+    from clusterctl.session.session import Session
 
 
 @contextlib.contextmanager
@@ -55,7 +55,7 @@ def reachable(
     """
     if not of_run:
         commands.refuse_unknown(hosts)
-    from clusterctl.session.opening import Transports, open_sessions
+    from clusterctl.session.connect import Transports, open_sessions
     from clusterctl.transport.openssh import answers
 
     # A program that answers for `ssh` may ask on this very terminal, and takes as long as a person does.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from clusterctl.agent.protocol.types.answers import ProgramEnd
     from clusterctl.render.terminal.console import Console
     from clusterctl.render.waiting import Waiting
-    from clusterctl.session.conversation import Session
+    from clusterctl.session.session import Session
 
 _SLACK_SECONDS = 30.0
 _LOOK_SECONDS = 1.0

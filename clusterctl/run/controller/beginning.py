@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from clusterctl.config.spec import ClusterSpec, HostSpec
     from clusterctl.run.controller.connections import Connections
     from clusterctl.run.controller.run import ControlledRun, Post
-    from clusterctl.session.conversation import Session
+    from clusterctl.session.session import Session
 
 
 _AFTER_KILL = 10.0

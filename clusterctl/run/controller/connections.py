@@ -18,7 +18,7 @@ from clusterctl.run.record.clock import now
 from clusterctl.run.rules import events
 from clusterctl.run.rules.misfits import Misfits
 from clusterctl.run.rules.state import WorkerPhase
-from clusterctl.session.refusals import GarbledError, StaleEpochError
+from clusterctl.session.calls import ProtocolError, StaleEpochError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from clusterctl.run.controller.run import ControlledRun
     from clusterctl.run.nodes.links import Redialed
     from clusterctl.run.rules.state import NodeState, RunState
-    from clusterctl.session.conversation import Session
-    from clusterctl.session.items import BeatReceived, SessionLost
+    from clusterctl.session.inbox import ClockMeasured, SessionLost
+    from clusterctl.session.session import Session
 
 
 SHOWN_SILENT_AFTER = 6.5
@@ -70,7 +70,7 @@ class Connections:
         self._misfits = Misfits()
         self.superseded = False
 
-    def beat(self, item: BeatReceived) -> None:
+    def beat(self, item: ClockMeasured) -> None:
         """Keep the best estimate of how far a node's clock is from ours."""
         node = self._run.state.nodes.get(item.node)
         if node is None:
@@ -148,7 +148,7 @@ class Connections:
         """Take note that a connection broke, and dial again."""
         host = self._run.hosts.get(item.node)
         if host is not None and self._run.links.has_lost(item.node):
-            if isinstance(item.error, GarbledError):
+            if isinstance(item.error, ProtocolError):
                 self._count(item.node, str(item.error).removeprefix(f"{item.node}: "))
             self.missing(host, item.error)
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from clusterctl.run.controller.replication import Replication
     from clusterctl.run.controller.run import ControlledRun
     from clusterctl.run.rules import policy
-    from clusterctl.session.conversation import Session
+    from clusterctl.session.session import Session
 
 _WITHOUT_PROGRESS = 15.0
 """Seconds in which a node that is connected must have sent something of what is missing, or said how much that is."""

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from clusterctl.run.nodes.links import Links
     from clusterctl.run.record.writer import Writer
     from clusterctl.run.rules.state import NodeState
-    from clusterctl.session.conversation import Session
+    from clusterctl.session.session import Session
 
 
 _PIECES = 4000.0

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from clusterctl.logs.output_files import OutputFile
     from clusterctl.run.record.rundir import RunDir
     from clusterctl.run.rules.state import RunState
-    from clusterctl.session.conversation import Session
+    from clusterctl.session.session import Session
 
 COMMAND = "tails"
 _MOST_BYTES = 6 * 1024 * 1024

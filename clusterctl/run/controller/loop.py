@@ -31,7 +31,14 @@ from clusterctl.run.record.clock import now
 from clusterctl.run.record.disk import room_not_needed
 from clusterctl.run.rules import events, policy
 from clusterctl.run.rules.state import RunPhase
-from clusterctl.session.items import BeatReceived, EventReceived, OutputReceived, SessionLost, Superseded, WholeReceived
+from clusterctl.session.inbox import (
+    AttemptsReplicated,
+    ClockMeasured,
+    EventReceived,
+    OutputReceived,
+    SessionLost,
+    Superseded,
+)
 from clusterctl.wording import span
 
 if TYPE_CHECKING:
@@ -41,14 +48,14 @@ if TYPE_CHECKING:
     from clusterctl.run.controller.beginning import Preflight
     from clusterctl.run.controller.run import Dial
     from clusterctl.run.record.rundir import RunDir
-    from clusterctl.session.items import Sink
+    from clusterctl.session.inbox import ItemQueue
 
 _TICK = 1.0
 _AT_ONCE = 512
 """How many items are taken in before the loop looks around again."""
 _LOOK_SECONDS = 0.25
 """How often the loop looks around while only what nodes send all the time arrives: a look goes over all nodes."""
-_ALL_THE_TIME = (OutputReceived, WholeReceived, BeatReceived)
+_ALL_THE_TIME = (OutputReceived, AttemptsReplicated, ClockMeasured)
 
 
 class Controller:
@@ -65,7 +72,7 @@ class Controller:
         self,
         folder: RunDir,
         spec: ClusterSpec,
-        dial: Callable[[Sink], Dial],
+        dial: Callable[[ItemQueue], Dial],
         preflight: Preflight | None = None,
     ) -> None:
         self._run = run = ControlledRun(folder, spec, dial)
@@ -176,9 +183,9 @@ class Controller:
                 self._run.take(item)
             case OutputReceived():
                 self._replication.take(item)
-            case WholeReceived():
+            case AttemptsReplicated():
                 self._replication.whole(item)
-            case BeatReceived():
+            case ClockMeasured():
                 self._connections.beat(item)
             case SessionLost():
                 self._connections.lost(item)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from clusterctl.run.controller import process
 from clusterctl.run.controller.loop import Controller
 from clusterctl.run.record import origin
-from clusterctl.session.opening import Transports, open_session
+from clusterctl.session.connect import Transports, open_session
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from clusterctl.config.spec import ClusterSpec, HostSpec
     from clusterctl.run.controller.run import Dial
     from clusterctl.run.record.rundir import RunDir
-    from clusterctl.session.conversation import Session
-    from clusterctl.session.items import Sink
+    from clusterctl.session.inbox import ItemQueue
+    from clusterctl.session.session import Session
 
 
 _LEAST_TURN = 0.05
@@ -36,11 +36,11 @@ def turn_of(nodes: int) -> float:
     return max(_LEAST_TURN, nodes / _ASKED_EACH_SECOND)
 
 
-def dialer(spec: ClusterSpec) -> Callable[[Sink], Dial]:
+def dialer(spec: ClusterSpec) -> Callable[[ItemQueue], Dial]:
     """Return what makes the controller's way to open a session to one host."""
     transports = Transports(spec.ssh)
 
-    def for_inbox(inbox: Sink) -> Dial:
+    def for_inbox(inbox: ItemQueue) -> Dial:
         def dial(host: HostSpec, progress: Callable[[str], None]) -> Session:
             return open_session(transports.of(host), host, inbox, progress=progress)
 

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from clusterctl.run.controller.run import ControlledRun
     from clusterctl.run.record.rundir import RunDir
     from clusterctl.run.record.writer import Writer
-    from clusterctl.session.conversation import Session
-    from clusterctl.session.items import OutputReceived, WholeReceived
+    from clusterctl.session.inbox import AttemptsReplicated, OutputReceived
+    from clusterctl.session.session import Session
 
 
 _CREDIT_AT_ONCE = CREDIT_BYTES // 8
@@ -78,7 +78,7 @@ class Replication:
         if item.offset + len(item.payload) > MOST_FILE:
             raise FrameError(f"{item.file} has byte {item.offset}, and {MOST_FILE} are the most")
 
-    def whole(self, item: WholeReceived) -> None:
+    def whole(self, item: AttemptsReplicated) -> None:
         """Ask a node no more for what it has sent all of; where some is held back here, the node will say so again."""
         if not self.paused:
             self._run.following.is_whole(item.node, item.before)

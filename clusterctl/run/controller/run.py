@@ -40,9 +40,9 @@ from clusterctl.run.rules.gaps import Gaps, Step
 from clusterctl.run.rules.policy import limits_of
 from clusterctl.run.rules.start_failure import start_failed
 from clusterctl.run.rules.stop_clock import Stopping
+from clusterctl.session.calls import answer_timeout_s
+from clusterctl.session.connect import open_all
 from clusterctl.session.inbox import Inbox
-from clusterctl.session.limits import seconds_for
-from clusterctl.session.opening import open_all
 from clusterctl.typed import override
 
 if TYPE_CHECKING:
@@ -52,8 +52,8 @@ if TYPE_CHECKING:
     from clusterctl.config.spec import ClusterSpec, HostSpec
     from clusterctl.run.record.rundir import RunDir
     from clusterctl.run.rules.state import NodeState
-    from clusterctl.session.conversation import Session
-    from clusterctl.session.items import EventReceived, Sink
+    from clusterctl.session.inbox import EventReceived, ItemQueue
+    from clusterctl.session.session import Session
 
 T = TypeVar("T")
 
@@ -91,7 +91,7 @@ class ControlledRun(OwnedState):
         stopping: Which nodes were told to stop, and for how long they have known.
     """
 
-    def __init__(self, folder: RunDir, spec: ClusterSpec, dial: Callable[[Sink], Dial]) -> None:
+    def __init__(self, folder: RunDir, spec: ClusterSpec, dial: Callable[[ItemQueue], Dial]) -> None:
         self.folder, self.spec = folder, spec
         self.inbox = Inbox()
         self.dial = dial(self.inbox)
@@ -316,7 +316,7 @@ class ControlledRun(OwnedState):
         def tell() -> None:
             # A node that takes its time has heard it; for how long it may take is for the policy to say.
             with contextlib.suppress(FutureTimeoutError):
-                session.call_async(Command.STOP, request).result(seconds_for(Command.STOP))
+                session.call_async(Command.STOP, request).result(answer_timeout_s(Command.STOP))
 
         def failed(_: Exception) -> None:
             self.links.broken(self.hosts[node], session)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from clusterctl.run.controller.beginning import Beginning
     from clusterctl.run.controller.connections import Connections
     from clusterctl.run.controller.run import ControlledRun
-    from clusterctl.session.conversation import Session
+    from clusterctl.session.session import Session
 
 _PATIENCE = 20.0
 """Seconds after which the nodes that are there do not wait any longer for those that are not."""

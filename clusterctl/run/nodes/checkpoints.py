@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from clusterctl.agent.protocol.types.answers import Checkpoints
     from clusterctl.config.spec import ClusterSpec
     from clusterctl.run.record.rundir import RunDir
-    from clusterctl.session.conversation import Session
+    from clusterctl.session.session import Session
 
 Version = tuple[float, int]
 """Time (seconds, by the file system) and size (bytes) of the newest file of a checkpoint."""

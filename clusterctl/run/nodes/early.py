@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from clusterctl.agent.protocol.requests import Prepare
     from clusterctl.config.spec import ClusterSpec, HostSpec
-    from clusterctl.session.conversation import Session
+    from clusterctl.session.session import Session
 
 
 class Early:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from clusterctl.agent.protocol.types.records import Remaining
     from clusterctl.run.record.rundir import RunDir
     from clusterctl.run.rules.state import RunState
-    from clusterctl.session.conversation import Session
+    from clusterctl.session.session import Session
 
 _BEYOND_GRACE = 30.0
 """Seconds that a node may take for SIGKILL, the sweep and what the kernel needs, beyond the grace."""

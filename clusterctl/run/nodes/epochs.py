@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from clusterctl.agent.protocol.commands import Command
 from clusterctl.run.nodes.fan_out import each
-from clusterctl.session.refusals import StaleEpochError
+from clusterctl.session.calls import StaleEpochError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from clusterctl.session.conversation import Session
+    from clusterctl.session.session import Session
 
 _PATIENCE = 10.0
 """Seconds in which another controller, which comes to one node after the other, has been to a second one."""

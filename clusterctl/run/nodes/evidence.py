@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from clusterctl.agent.protocol.types import arguments
     from clusterctl.agent.protocol.types import evidence as types
     from clusterctl.run.record.rundir import RunDir
-    from clusterctl.session.conversation import Session
+    from clusterctl.session.session import Session
 
 _DEADLINE = 4.0
 

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from clusterctl.agent.protocol.commands import Command
 from clusterctl.errors import AgentError, ClusterctlError, NodeError
-from clusterctl.session.limits import seconds_for
+from clusterctl.session.calls import answer_timeout_s
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Mapping
 
     from clusterctl.agent.protocol.types import arguments
     from clusterctl.agent.protocol.types.answers import Piece
-    from clusterctl.session.conversation import Session
+    from clusterctl.session.session import Session
 
 
 T = TypeVar("T")
@@ -66,7 +66,7 @@ def read_all(
 
     `timeout` is in seconds, for all of them together; `None` is as long as one of them may take.
     """
-    timeout = seconds_for(Command.READ) if timeout is None else timeout
+    timeout = answer_timeout_s(Command.READ) if timeout is None else timeout
     deadline = time.monotonic() + timeout
     under_way = {key: session.call_async(Command.READ, question) for key, question in questions.items()}
     answers: dict[K, Piece] = {}

@@ -28,7 +28,7 @@ from clusterctl.run.nodes.progress import CancelledError, Progress
 from clusterctl.run.nodes.transfer import Parcel, push
 from clusterctl.run.record.disk import room_not_needed, write_atomically
 from clusterctl.run.rules import events
-from clusterctl.session.limits import seconds_for
+from clusterctl.session.calls import answer_timeout_s
 from clusterctl.wording import plural, size
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from clusterctl.agent.protocol.types.records import Remaining
     from clusterctl.plan.meeting import NodeAnswer
     from clusterctl.run.record.rundir import RunDir
-    from clusterctl.session.conversation import Session
+    from clusterctl.session.session import Session
 
 _IMPORTS = 150.0
 """Seconds that a node may take for imports: it gives up after 120 s, and starts every worker anew."""
@@ -241,7 +241,7 @@ class Launch:
         by_name = {e.host.name: e for e in entries}
         code_hash = self._code.code_hash if self._code is not None else None
         files = len(self._code.files) if self._code is not None else 0
-        patience = seconds_for(Command.PREPARE) + files / _CHECKED_A_SECOND
+        patience = answer_timeout_s(Command.PREPARE) + files / _CHECKED_A_SECOND
 
         def prepare(node: str, session: Session) -> list[int]:
             step.at(node, "preparing")
@@ -303,7 +303,7 @@ def _wire(w: planning.WorkerPlan, prologue: str | None) -> dict[str, object]:
 def _patience(spec: ClusterSpec) -> float:
     """Return how long a start may take; it waits for what is imported once for all ranks of its node."""
     forks = layout.job_of(spec).start_method is not StartMethod.SPAWN
-    return seconds_for(Command.START) + (_IMPORTS if forks else 0.0)
+    return answer_timeout_s(Command.START) + (_IMPORTS if forks else 0.0)
 
 
 def prepare_request(

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from clusterctl.config.spec import HostSpec
-    from clusterctl.session.conversation import Session
     from clusterctl.session.inbox import Inbox
+    from clusterctl.session.session import Session
 
 
 _FIRST_PAUSE = 1.0

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from clusterctl.agent.protocol.types.machine import Hello
     from clusterctl.config.spec import ClusterSpec, HostSpec
     from clusterctl.plan.layout import Layout
-    from clusterctl.session.conversation import Session
+    from clusterctl.session.session import Session
 CONNECT_SECONDS = 2.0
 """How long a node may take to reach the port; a firewall that drops packets is known by this time."""
 _MARGIN = 4.0

@@ -29,7 +29,7 @@ from clusterctl.run.record.disk import write_atomically
 from clusterctl.run.record.find import all_runs, is_over
 from clusterctl.run.record.kept.findings import KnownFindings, sentences
 from clusterctl.run.rules.events import Note
-from clusterctl.session.refusals import GarbledError
+from clusterctl.session.calls import ProtocolError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from clusterctl.health.model import Finding
     from clusterctl.run.record.rundir import RunDir
     from clusterctl.run.rules.events import ControllerEvent
-    from clusterctl.session.conversation import Session
+    from clusterctl.session.session import Session
 
 AFTER_SYNC = ("version.code",)
 """Checks that `up` makes once the code is on the nodes."""
@@ -241,7 +241,7 @@ def _probe(
 
 def _without_facts(node: str, session: Session, error: BaseException) -> dict[str, Any]:
     """Return what stands for the facts of a node that gave none: it answered that it cannot, or did not answer."""
-    if not session.alive or isinstance(error, (ConnectError, GarbledError)):
+    if not session.alive or isinstance(error, (ConnectError, ProtocolError)):
         return {"unreachable": str(error)}
     told = _controller_facts(session, {}, None)
     there = f"{session.hello['python']} ({session.hello['python_version']})"

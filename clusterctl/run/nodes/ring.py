@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from clusterctl.agent.protocol.types import arguments
     from clusterctl.agent.protocol.types.answers import Reached
     from clusterctl.config.spec import ClusterSpec
-    from clusterctl.session.conversation import Session
+    from clusterctl.session.session import Session
 
 PAYLOAD = 256 * 1024
 """Bytes each way: many packets of any size, and done in no time."""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from clusterctl.agent.protocol.types import answers, arguments
     from clusterctl.agent.protocol.types.arguments import OfRun
     from clusterctl.run.nodes.code import ContentStore, Manifest
-    from clusterctl.session.conversation import Session
+    from clusterctl.session.session import Session
 
 
 _SYNC_SECONDS = 1800.0

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from clusterctl.run.record.rundir import RunDir
-    from clusterctl.session.conversation import Session
+    from clusterctl.session.session import Session
 
 
 _FILE = "code.json"

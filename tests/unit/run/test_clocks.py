@@ -9,7 +9,7 @@ from clusterctl.run.controller.connections import Connections
 from clusterctl.run.rules import events
 from clusterctl.run.rules.fold import apply_head
 from clusterctl.run.rules.state import NodeState, RunState
-from clusterctl.session.items import BeatReceived
+from clusterctl.session.inbox import ClockMeasured
 
 if TYPE_CHECKING:
     from clusterctl.run.controller.run import ControlledRun
@@ -31,7 +31,7 @@ def ahead_after(*offsets: float, error: float = 0.01) -> list[float]:
     run = Recorded()
     connections = Connections(cast("ControlledRun", run))
     for offset in offsets:
-        connections.beat(BeatReceived("n0", wall_offset_s=offset, mono_offset_s=50.0, error_s=error, boot="b"))
+        connections.beat(ClockMeasured("n0", wall_offset_s=offset, mono_offset_s=50.0, error_s=error, boot="b"))
     return [clock.ahead for clock in run.told]
 
 

@@ -18,7 +18,7 @@ from clusterctl.run.controller.control import ControlServer
 from clusterctl.run.controller.replication import Intake
 from clusterctl.run.record.rundir import create
 from clusterctl.run.record.writer import Writer
-from clusterctl.session.items import OutputReceived
+from clusterctl.session.inbox import OutputReceived
 
 
 @contextlib.contextmanager

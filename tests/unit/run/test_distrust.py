@@ -11,7 +11,7 @@ from clusterctl.run.nodes import ending
 from clusterctl.run.nodes.epochs import highest_epoch, succeeded
 from clusterctl.run.rules import leftover
 from clusterctl.run.rules.misfits import MOST, WITHIN_SECONDS, Misfits
-from clusterctl.session.refusals import StaleEpochError
+from clusterctl.session.calls import StaleEpochError
 
 
 class Node:

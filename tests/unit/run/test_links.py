@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from clusterctl.config.spec import HostSpec
 from clusterctl.run.nodes.links import Links, Redialed
-from clusterctl.session.conversation import Session
+from clusterctl.session.session import Session
 
 
 class Stub:

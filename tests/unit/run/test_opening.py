@@ -10,10 +10,10 @@ import pytest
 
 from clusterctl.config.spec import HostSpec
 from clusterctl.errors import ClusterctlError, ConnectError, NodeError, RefusedError
-from clusterctl.session.opening import open_all
+from clusterctl.session.connect import open_all
 
 if TYPE_CHECKING:
-    from clusterctl.session.conversation import Session
+    from clusterctl.session.session import Session
 
 HOSTS = [HostSpec(name=name, host=name) for name in ("a", "b", "c")]
 

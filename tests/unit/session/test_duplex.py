@@ -6,8 +6,7 @@ import pytest
 
 from clusterctl.agent.protocol.commands import WINDOW_BYTES, Command
 from clusterctl.agent.protocol.frames import Data, FrameError
-from clusterctl.session.duplex import Duplex
-from clusterctl.session.streams import Streams
+from clusterctl.session.streams import Duplex, Streams
 
 
 class End:

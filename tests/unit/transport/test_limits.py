@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from clusterctl.agent.protocol.commands import Command
-from clusterctl.session.limits import seconds_for
+from clusterctl.session.calls import answer_timeout_s
 
 
 @pytest.mark.parametrize(
@@ -18,4 +18,4 @@ from clusterctl.session.limits import seconds_for
     ],
 )
 def test_a_node_has_as_long_for_an_answer_as_its_work_takes(command: Command, seconds: float) -> None:
-    assert seconds_for(command) == seconds
+    assert answer_timeout_s(command) == seconds

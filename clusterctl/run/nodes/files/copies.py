@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from clusterctl.agent.protocol.types import arguments
-    from clusterctl.session.conversation import Session
+    from clusterctl.session.session import Session
 
 _CHUNK = 1 << 20
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from clusterctl.agent.protocol.types.arguments import OfRun
     from clusterctl.config.spec import ClusterSpec, ResultsSpec
     from clusterctl.run.rules.state import RunState
-    from clusterctl.session.conversation import Session
+    from clusterctl.session.session import Session
 
 _PATIENCE = 120.0
 """Seconds in which no node sends anything, after which it is given up: a run must end, its GPUs are held until then."""

@@ -1,4 +1,4 @@
-"""Sessions with many nodes, opened all at once and bounded; what each is waiting for can be told at any time."""
+"""Opens sessions with many nodes in parallel and reports the stage of each."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 from clusterctl.agent.protocol.commands import PROTOCOL, Command
 from clusterctl.config.spec import SshSpec, TransportKind
 from clusterctl.errors import AgentError, ClusterctlError, NodeError, NodeRefusedError, RefusedError
-from clusterctl.session.conversation import Session
+from clusterctl.session.session import Session
 from clusterctl.transport.command import CommandTransport
 from clusterctl.transport.delivery.bootstrap import start_agent
 from clusterctl.transport.delivery.bundle import agent_bundle
@@ -27,26 +27,26 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from clusterctl.config.spec import HostSpec
-    from clusterctl.session.items import Sink
+    from clusterctl.session.inbox import ItemQueue
     from clusterctl.transport.base import Channel, Transport
     from clusterctl.transport.delivery.bootstrap import Preamble
     from clusterctl.transport.delivery.bundle import Bundle
 
 E = TypeVar("E", bound=ClusterctlError)
 
-ANSWER_SECONDS = 20.0
-"""How long a shell that was reached may take until its agent answers: login scripts and cold disks are slow."""
+AGENT_START_TIMEOUT_S = 20.0
+"""How long a shell may take to start the agent: login scripts and cold disks are slow."""
 
 
 class Progress(Protocol):
-    """Called, on any thread, with a node and the stage that it is in ("connected, looking for Python")."""
+    """Receives the stage of a node ("connected, looking for Python"). Called on any thread."""
 
     def __call__(self, node: str, stage: str) -> None:
-        """Take note that `node` is in `stage` now."""
+        """Record that `node` is in `stage` now."""
 
 
 class Transports:
-    """The ways to reach nodes, made when first used: importing SSH takes longer than most commands.
+    """The transports of a command, created on first use: importing SSH takes longer than most commands.
 
     Args:
         ssh: How connections are opened.
@@ -59,7 +59,7 @@ class Transports:
         self._approach = Approach()
 
     def of(self, host: HostSpec) -> Transport:
-        """Return what reaches `host`."""
+        """Return the transport for `host`."""
         built_in = host.transport is TransportKind.SSH and self._ssh_spec.client != "openssh"
         if built_in and TransportKind.SSH not in self._made:
             # While one thread imports, the others dial.
@@ -71,7 +71,7 @@ class Transports:
             return self._made[kind]
 
     def close(self) -> None:
-        """Close what connections share. Sessions that are open go on unless they pass through a jump host."""
+        """Close what connections share. Open sessions go on unless they pass through a jump host."""
         with self._lock:
             made = list(self._made.values())
         self._approach.close()
@@ -86,9 +86,9 @@ class Transports:
         openssh = OpenSshTransport(self._ssh_spec, self._approach)
         if self._ssh_spec.client == "openssh":
             return openssh
-        # The SSH library's own reader of ssh_config, which nobody here uses, would like this for `Match exec`; a third
-        # of the time that importing the library takes goes into it.
-        with _without("invoke"):
+        # paramiko's own ssh_config reader, which we do not use, imports `invoke` for `Match exec`: a third of the
+        # import time.
+        with _hide_module("invoke"):
             from clusterctl.transport.ssh.ssh import SshTransport
 
         builtin = SshTransport(self._ssh_spec, approach=self._approach)
@@ -96,8 +96,8 @@ class Transports:
 
 
 @contextlib.contextmanager
-def _without(module: str) -> Iterator[None]:
-    """Let an optional module look as if it were not installed."""
+def _hide_module(module: str) -> Iterator[None]:
+    """Make an optional module look as if it were not installed."""
     modules = cast("dict[str, ModuleType | None]", sys.modules)
     absent = modules.setdefault(module, None) is None
     try:
@@ -110,29 +110,29 @@ def _without(module: str) -> Iterator[None]:
 def open_session(
     transport: Transport,
     host: HostSpec,
-    inbox: Sink,
+    inbox: ItemQueue,
     *,
     bundle: Bundle | None = None,
     epoch: int | None = None,
-    answer_timeout: float = ANSWER_SECONDS,
+    answer_timeout: float = AGENT_START_TIMEOUT_S,
     progress: Callable[[str], None] = lambda _stage: None,
 ) -> Session:
-    """Reach `host`, have the agent run there and say hello.
+    """Reach `host`, start the agent there and exchange the handshake.
 
     Raises:
-        NodeError: It cannot be reached, trusted, logged in to or used.
+        NodeError: The host cannot be reached, trusted, logged in to or used.
     """
     began = time.monotonic()
     try:
-        channel, preamble, rest = _entered(transport, host, bundle, answer_timeout, progress)
+        channel, preamble, rest = _start_agent(transport, host, bundle, answer_timeout, progress)
     except AgentError as error:
         if not isinstance(transport, EitherTransport) or not transport.turn(host, error):
             raise
-        channel, preamble, rest = _entered(transport, host, bundle, answer_timeout, progress)
+        channel, preamble, rest = _start_agent(transport, host, bundle, answer_timeout, progress)
     session = Session(host.name, channel, preamble, inbox, epoch=epoch)
     session.start(rest)
     try:
-        _greet(session, answer_timeout)
+        _handshake(session, answer_timeout)
     except BaseException:
         session.close()
         raise
@@ -141,7 +141,7 @@ def open_session(
     return session
 
 
-def _entered(
+def _start_agent(
     transport: Transport, host: HostSpec, bundle: Bundle | None, timeout: float, progress: Callable[[str], None]
 ) -> tuple[Channel, Preamble, bytes]:
     channel = transport.open(host, progress=progress)
@@ -161,11 +161,11 @@ def _entered(
     return channel, preamble, rest
 
 
-def _greet(session: Session, timeout: float) -> None:
-    """Ask what the node is, and whether it speaks as we do.
+def _handshake(session: Session, timeout: float) -> None:
+    """Ask the node for its facts and check its protocol version.
 
     Raises:
-        NodeError: It does not answer, or not so.
+        NodeError: The node does not answer, or speaks another protocol.
     """
     node = session.node
     try:
@@ -182,19 +182,20 @@ def _greet(session: Session, timeout: float) -> None:
 def open_sessions(
     transports: Transports,
     hosts: Iterable[HostSpec],
-    inbox: Sink,
+    inbox: ItemQueue,
     *,
     bundle: Bundle | None = None,
     epoch: int | None = None,
     parallel: int = 64,
-    answer_timeout: float = ANSWER_SECONDS,
+    answer_timeout: float = AGENT_START_TIMEOUT_S,
     progress: Progress = lambda _node, _stage: None,
     joined: Callable[[Session], None] = lambda _session: None,
 ) -> tuple[dict[str, Session], dict[str, NodeError]]:
-    """Open a session with every host at once, `parallel` at a time; return those that were and why others were not.
+    """Open a session with every host, `parallel` at a time. Return the sessions and the errors of the others.
 
-    Both are by node, in the order of `hosts`. Each session is given to `joined` as soon as it is there, in a thread of
-    its own. Interrupted (Ctrl-C), it closes what was opened.
+    Both are by node, in the order of `hosts`. `joined` gets each session as soon as it is open, on a pool thread.
+    Ctrl-C
+    closes every session that was opened.
     """
 
     def attempt(host: HostSpec) -> Session:
@@ -217,16 +218,16 @@ def open_sessions(
 def open_all(
     hosts: Iterable[HostSpec], open_one: Callable[[HostSpec], Session], parallel: int, expected: type[E]
 ) -> tuple[dict[str, Session], dict[str, E]]:
-    """Open a session with every host at once, `parallel` at a time; return those that were and why others were not.
+    """Open a session with every host, `parallel` at a time. Return the sessions and the errors of the others.
 
-    Both are by node, in the order of `hosts`. Where something else goes wrong (Ctrl-C), all are closed, those that are
-    still under way once they are there.
+    Both are by node, in the order of `hosts`. Any other exception (Ctrl-C) closes all sessions; a session that is still
+    being opened is closed as soon as it is open.
 
     Args:
-        hosts: With whom.
-        open_one: Opens one; called in a thread of its own.
+        hosts: The hosts to connect to.
+        open_one: Opens one session; called on a pool thread.
         parallel: How many at a time.
-        expected: Errors that concern their node alone.
+        expected: The error type that concerns its node alone.
     """
 
     def attempt(host: HostSpec) -> Session | E:

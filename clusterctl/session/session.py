@@ -1,8 +1,7 @@
-"""One conversation with one node's agent: requests and their answers, and what the agent says by itself.
+"""One session with the agent of one node: requests, answers, and messages that the agent pushes.
 
-One thread a session reads, another sends; all that arrives unasked goes into the owner's inbox as values. Signs of life
-go both ways every `BEAT_SECONDS`, when one thread for all sessions says so; their echo also tells how far the node's
-clocks are from ours.
+Each session has a reader thread and a sender thread. Pushed messages go into the owner's inbox as values. One timer
+thread sends a heartbeat on every session each `BEAT_SECONDS`; the reply also measures the clock offset of the node.
 """
 
 from __future__ import annotations
@@ -28,23 +27,19 @@ from clusterctl.agent.protocol.frames import (
 from clusterctl.door import answers, journal
 from clusterctl.door.bounds import Allowance
 from clusterctl.errors import AgentError, ConnectError, NodeError, NodeRefusedError
-from clusterctl.session.beats import Beats
-from clusterctl.session.calls import Calls, wire
-from clusterctl.session.duplex import Duplex
-from clusterctl.session.items import (
+from clusterctl.session.calls import ProtocolError, Requests, answer_timeout_s, error_from_wire, to_wire
+from clusterctl.session.heartbeat import HEARTBEAT_TIMER, ClockSync
+from clusterctl.session.inbox import (
+    AttemptsReplicated,
     EventReceived,
+    ItemQueue,
     OutputReceived,
     SessionLost,
-    Sink,
     StreamReceived,
     Superseded,
-    WholeReceived,
 )
-from clusterctl.session.limits import seconds_for
-from clusterctl.session.pulse import PULSE
-from clusterctl.session.refusals import GarbledError, refusal_of
 from clusterctl.session.sender import Sender
-from clusterctl.session.streams import Streams
+from clusterctl.session.streams import Duplex, Streams
 from clusterctl.typed import override
 
 if TYPE_CHECKING:
@@ -55,27 +50,27 @@ if TYPE_CHECKING:
     from clusterctl.transport.base import Channel
     from clusterctl.transport.delivery.bootstrap import Preamble
 
-SILENCE_SECONDS = 3 * BEAT_SECONDS
-"""A peer that said nothing and took nothing for so long is taken as gone, although its connection may look alive."""
+SILENCE_TIMEOUT_S = 3 * BEAT_SECONDS
+"""A peer that sends and acknowledges nothing for so long is lost, even if its connection looks alive."""
 
 _READ_BYTES = 1 << 20
 _QUOTED_CHARACTERS = 300
 
 
-class Session(Calls):
-    """A conversation with the agent of `node`. Every method may be called from any thread.
+class Session(Requests):
+    """A session with the agent of `node`. Every method may be called from any thread.
 
     Attributes:
         node: Name of the node.
-        epoch: What each request carries; `None` before a run has one.
-        preamble: What the node said before the first frame.
+        epoch: The epoch that each request carries; `None` before the run has one.
+        preamble: What the bootstrap script reported before the first frame.
         hello: The answer to the first request: facts of machine and user.
-        warnings: What a person should know of how the connection was made, a sentence each.
-        connect_s: Seconds from the first packet to the agent's hello; `None` where nobody measured it.
+        warnings: What a person should know about the connection, one sentence each.
+        connect_s: Seconds from the first packet to the handshake; `None` if it was not measured.
     """
 
     def __init__(
-        self, node: str, channel: Channel, preamble: Preamble, inbox: Sink, *, epoch: int | None = None
+        self, node: str, channel: Channel, preamble: Preamble, inbox: ItemQueue, *, epoch: int | None = None
     ) -> None:
         self.node = node
         self.epoch = epoch
@@ -89,43 +84,43 @@ class Session(Calls):
         self._streams = Streams()
         self._state = threading.Lock()
         self._sender = Sender(
-            channel, self._next_beat, lambda _: self._lose(ConnectError(self.node, "the connection was lost"))
+            channel, self._next_beat, lambda _: self._end_as_lost(ConnectError(self.node, "the connection was lost"))
         )
         self._pending: dict[int, tuple[Command, Future[Any]]] = {}
-        self._allowed = Allowance()
-        self._decoder = Decoder(lambda: self._allowed.largest(MAX_FRAME))
-        self._stale_told = False
-        self._beats = Beats(node)
+        self._quota = Allowance()
+        self._decoder = Decoder(lambda: self._quota.largest(MAX_FRAME))
+        self._has_reported_stale = False
+        self._clock = ClockSync(node)
         self._error: NodeError | None = None
-        self._taken = 0
-        self._heard = time.monotonic()
+        self._acknowledged_bytes = 0
+        self._last_received_s = time.monotonic()
 
     def start(self, first: bytes = b"") -> None:
-        """Begin to read; `first` are bytes that came with the preamble."""
+        """Tart the threads; `first` holds bytes that came with the preamble."""
         threading.Thread(target=self._read, args=(first,), name=f"session-{self.node}", daemon=True).start()
         self._sender.start(f"sender-{self.node}")
-        PULSE.add(self)
+        HEARTBEAT_TIMER.add(self)
         self.beat()
 
     @property
     def alive(self) -> bool:
-        """The conversation goes on, as far as is known."""
+        """Whether the session is open, as far as we know."""
         return self._error is None
 
     @property
     def clock(self) -> tuple[float, float] | None:
-        """The node's wall clock minus ours, and the bound of the error (seconds); `None` before it was measured."""
-        return self._beats.best
+        """The node's wall clock minus ours and the error bound (seconds); `None` before the first measurement."""
+        return self._clock.best
 
     @property
     def silence_s(self) -> float:
-        """Seconds since the node last said anything, or took any of what we send."""
-        return time.monotonic() - self._heard
+        """Econds since the node last sent or acknowledged anything."""
+        return time.monotonic() - self._last_received_s
 
     @override
-    def ask(self, command: Command, asked: Arguments, timeout: float | None) -> Any:
-        future = self.begin(command, asked)
-        timeout = seconds_for(command) if timeout is None else timeout
+    def request(self, command: Command, asked: Arguments, timeout: float | None) -> Any:
+        future = self.request_async(command, asked)
+        timeout = answer_timeout_s(command) if timeout is None else timeout
         try:
             return future.result(timeout)
         except FutureTimeoutError as error:
@@ -133,8 +128,8 @@ class Session(Calls):
             raise AgentError(self.node, f"no answer to `{command.value}` within {timeout:g}s") from error
 
     @override
-    def begin(self, command: Command, asked: Arguments) -> Future[Any]:
-        number, message = next(self._numbers), wire(asked)
+    def request_async(self, command: Command, asked: Arguments) -> Future[Any]:
+        number, message = next(self._numbers), to_wire(asked)
         future: Future[Any] = Future()
         try:
             frame = encode_message(request(number, command, message, self.epoch))
@@ -146,37 +141,38 @@ class Session(Calls):
                 future.set_exception(self._error)
                 return future
             self._pending[number] = command, future
-            self._allowed.asked(number, command, message)
+            self._quota.asked(number, command, message)
         self._sender.put(frame)
         return future
 
     @override
-    def tell(self, command: Command, asked: Arguments) -> None:
-        number, message = next(self._numbers), wire(asked)
+    def notify(self, command: Command, asked: Arguments) -> None:
+        number, message = next(self._numbers), to_wire(asked)
         with self._state:
-            self._allowed.asked(number, command, message)
+            self._quota.asked(number, command, message)
         self._sender.put(encode_message(request(number, command, message, self.epoch)))
 
     def credit(self, count: int) -> None:
-        """Let the node send `count` more bytes of output."""
+        """Allow the node to send `count` more bytes of output."""
         self.post(Command.CREDIT, {"bytes": count})
 
     def new_stream(self, listener: Callable[[Data], None] | None = None, *, count: int = 1) -> int:
-        """Return the first of `count` unused stream numbers, to name in a request.
+        """Allocate `count` stream numbers for a request and return the first.
 
         Args:
-            listener: Called on the reading thread with what comes in them; while it works nothing more is read, which
-                holds back the node. `None`: it goes into the inbox.
+            listener: Called on the reader thread with the data of these streams. While it runs, the session reads
+                nothing
+                else, which holds back the node. `None`: the data goes into the inbox.
             count: How many numbers in a row.
         """
-        return self._streams.name(listener, count)
+        return self._streams.allocate(listener, count)
 
-    def both_ways(self, wake: Callable[[], None]) -> Duplex:
-        """Return a stream that goes both ways, to name in a request; `wake` is called when it has something new."""
+    def open_duplex(self, wake: Callable[[], None]) -> Duplex:
+        """Open a stream in both directions, to name in a request; `wake` is called when data arrives."""
         return Duplex(self._streams, self.send_data, self.post, wake)
 
     def send_data(self, stream: int, offset: int, payload: bytes) -> None:
-        """Send bytes of a stream, in frames of `CHUNK_BYTES`; waits where the node is slow. None at all are one frame.
+        """End bytes of a stream in frames of `CHUNK_BYTES`; wait if the node is slow. An empty payload is one frame.
 
         Raises:
             NodeError: The session is lost.
@@ -187,34 +183,36 @@ class Session(Calls):
                 raise self._error
 
     def beat(self) -> None:
-        """Give a sign of life. Done by itself every `BEAT_SECONDS`."""
+        """End a heartbeat now. The timer does so every `BEAT_SECONDS`."""
         self._sender.beat()
 
     def close(self, *, error: NodeError | None = None) -> None:
-        """End the conversation. Waits for nobody; whoever waits for an answer gets an error; may be repeated."""
+        """End the session without waiting. Pending requests get an error. May be called again."""
         self._end(error or ConnectError(self.node, "the session was closed"))
 
     def tick(self, *, stopped_s: float) -> None:
-        """Beat if it is time, and end a session that has been silent for too long.
+        """End a heartbeat if it is due; end the session if the node has been silent for too long.
 
         Args:
-            stopped_s: For so long this process itself did not run, which is no silence of the node's.
+            stopped_s: Seconds in which this process itself did not run. They do not count as silence.
         """
-        self._heard += stopped_s
+        self._last_received_s += stopped_s
         taken = self._channel.taken
-        if taken > self._taken:
-            # On a slow link a sign of life, and its echo, stand behind megabytes that are under way.
-            self._taken, self._heard = taken, time.monotonic()
-        if self.silence_s > SILENCE_SECONDS:
-            text = f"no sign of life for {SILENCE_SECONDS:g}s"
-            self._lose(ConnectError(self.node, text, hint="the machine or the network between is down, or frozen"))
-        elif time.monotonic() - self._beats.last >= BEAT_SECONDS:
+        if taken > self._acknowledged_bytes:
+            # On a slow link a heartbeat and its reply wait behind megabytes that are in flight.
+            self._acknowledged_bytes, self._last_received_s = taken, time.monotonic()
+        if self.silence_s > SILENCE_TIMEOUT_S:
+            text = f"no sign of life for {SILENCE_TIMEOUT_S:g}s"
+            self._end_as_lost(
+                ConnectError(self.node, text, hint="the machine or the network between is down, or frozen")
+            )
+        elif time.monotonic() - self._clock.last >= BEAT_SECONDS:
             self.beat()
 
     # --- sending
 
     def _next_beat(self) -> bytes:
-        return self._beats.make(next(self._numbers))
+        return self._clock.make_frame(next(self._numbers))
 
     # --- reading
 
@@ -222,16 +220,16 @@ class Session(Calls):
         data = first or self._receive()
         try:
             while data:
-                self._heard = time.monotonic()
+                self._last_received_s = time.monotonic()
                 for frame in self._decoder.feed(data):
                     self._take(frame)
                 data = self._receive()
-            self._lose(self._ended())
+            self._end_as_lost(self._ended())
         except FrameError as error:
             hint = "something on the machine writes into our connection, or the network damages it"
-            self._lose(GarbledError(self.node, f"garbled answer: {str(error)[:_QUOTED_CHARACTERS]}", hint=hint))
-        except Exception as error:  # a bug of ours must not look like a node that is merely silent
-            self._lose(AgentError(self.node, f"its answer could not be handled: {error!r}"))
+            self._end_as_lost(ProtocolError(self.node, f"garbled answer: {str(error)[:_QUOTED_CHARACTERS]}", hint=hint))
+        except Exception as error:  # Our own bug must not look like a silent node.
+            self._end_as_lost(AgentError(self.node, f"its answer could not be handled: {error!r}"))
             raise
 
     def _receive(self) -> bytes:
@@ -256,18 +254,18 @@ class Session(Calls):
         elif "id" in frame:
             self._take_answer(frame)
         elif "ended" in frame:
-            self._lose(self._ended())
+            self._end_as_lost(self._ended())
 
     def _take_data(self, data: Data) -> None:
         if data.stream >= AGENT_STREAMS:
             run, file = self._streams.file(data.stream)
             with self._state:
-                self._allowed.output(len(data.payload))
+                self._quota.output(len(data.payload))
             self._inbox.put(OutputReceived(self.node, run, file, data.offset, data.payload))
             return
         listener = self._streams.listener(data.stream)
         if listener is None:
-            self._allowed.unheard(len(data.payload))
+            self._quota.unheard(len(data.payload))
             self._inbox.put(StreamReceived(self.node, data.stream, data.offset, data.payload))
         else:
             listener(data)
@@ -276,18 +274,18 @@ class Session(Calls):
         if push["push"] == "stream":
             answers.STREAM_PUSH(push)
             answers.place_of(push["file"])
-            self._allowed.stream(push["stream"], self._streams.announced)
+            self._quota.stream(push["stream"], self._streams.announced)
             self._streams.announce(push["stream"], push["run"], push["file"])
         elif push["push"] == "event":
             answers.EVENT_PUSH(push)
-            self._allowed.event(self._decoder.size, time.monotonic())
+            self._quota.event(self._decoder.size, time.monotonic())
             decoded = journal.decode_record(push["event"])
             if decoded is not None:
                 self._inbox.put(EventReceived(self.node, push["run"], *decoded, push["event"]))
         elif push["push"] == "whole":
             answers.WHOLE_PUSH(push)
             self._streams.end_before(push["run"], push["before"])
-            self._inbox.put(WholeReceived(self.node, push["run"], push["before"]))
+            self._inbox.put(AttemptsReplicated(self.node, push["run"], push["before"]))
         elif push["push"] == "taken":
             answers.TAKEN_PUSH(push)
             self._streams.taken(push["stream"], push["bytes"])
@@ -295,13 +293,13 @@ class Session(Calls):
             self._stale()
 
     def _stale(self) -> None:
-        if not self._stale_told:
-            self._stale_told = True
+        if not self._has_reported_stale:
+            self._has_reported_stale = True
             self._inbox.put(Superseded(self.node))
 
     def _take_beat(self, answer: dict[str, Any]) -> None:
         answers.BEAT_ANSWER(answer)
-        if (received := self._beats.answered(answer)) is not None:
+        if (received := self._clock.measure(answer)) is not None:
             self._inbox.put(received)
 
     def _take_answer(self, answer: dict[str, Any]) -> None:
@@ -309,21 +307,21 @@ class Session(Calls):
         with self._state:
             pending = self._pending.get(number) if type(number) is int else None
         if pending is None:
-            self._allowed.answered(number)
-            return  # nobody waits any more
+            self._quota.answered(number)
+            return  # The caller gave up waiting.
         command, future = pending
-        # Before it counts as answered: where it does not fit, whoever waits hears that the session is lost.
+        # Check it before it counts as answered: if it is invalid, the caller gets the error of the lost session.
         error = answers.refusal(command, answer["error"]) if "error" in answer else None
         result = answers.result(command, answer.get("result")) if error is None else {}
         with self._state:
             self._pending.pop(number, None)
-            self._allowed.answered(number)
+            self._quota.answered(number)
         if error is None:
             future.set_result(result)
             return
         if error["kind"] == ErrorKind.STALE_EPOCH.value:
             self._stale()
-        future.set_exception(refusal_of(self.node, error))
+        future.set_exception(error_from_wire(self.node, error))
 
     # --- ending
 
@@ -332,7 +330,7 @@ class Session(Calls):
             for number in [n for n, (_, f) in self._pending.items() if f is future]:
                 del self._pending[number]
 
-    def _lose(self, error: NodeError) -> None:
+    def _end_as_lost(self, error: NodeError) -> None:
         if self._end(error):
             self._inbox.put(SessionLost(self.node, error))
 
@@ -342,7 +340,7 @@ class Session(Calls):
                 return False
             self._error = error
             pending, self._pending = self._pending, {}
-        PULSE.remove(self)
+        HEARTBEAT_TIMER.remove(self)
         self._sender.close()
         self._channel.close()
         for _, future in pending.values():
