@@ -184,9 +184,9 @@ def _run_accepted(argv: tuple[str, ...]) -> str:
 
 
 def _health_mistakes(health: HealthSpec) -> list[tuple[str, str, str | None]]:
-    from clusterctl.health.registry import mistakes
+    from clusterctl.health.registry import find_unknown_names
 
-    return mistakes(health)
+    return find_unknown_names(health)
 
 
 def chosen_hosts(spec: ClusterSpec, nodes: str | None, exclude: str | None = None) -> tuple[HostSpec, ...]:

@@ -6,9 +6,9 @@ import sys
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from clusterctl.health.answers import LOOKS, MEANINGS, NVML_NAMES
 from clusterctl.health.checks.xid_catalogue import CATALOGUE, Weight
 from clusterctl.health.context import EXPECT_KEYS
+from clusterctl.health.driver_errors import MEANINGS, NVML_NAMES, READINGS
 from clusterctl.health.registry import CHECKS
 from clusterctl.health.vendors import VENDORS
 
@@ -116,7 +116,7 @@ def page() -> str:
 def _answers() -> str:
     rows = ["## Answers of a GPU's library", "", "| answer | what is made of it |", "|---|---|"]
     for word, meaning in MEANINGS.items():
-        when = "at once" if meaning.at_once else f"{LOOKS} times in a row by one call"
+        when = "at once" if meaning.at_once else f"{READINGS} times in a row by one call"
         rows.append(f"| {word}: {meaning.words} | `gpu.lost` FAIL {when}, {meaning.action.value} |")
     rows += [
         "| corrupted | `gpu.inforom` FAIL |",

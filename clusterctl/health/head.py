@@ -22,7 +22,7 @@ _UNKEPT_CLOCK = 16.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SshAgentSeen:
+class SshAgentFacts:
     """The ssh-agent of this login: how many keys it holds, or a sentence of why it does not say."""
 
     keys: int = 0
@@ -30,7 +30,7 @@ class SshAgentSeen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StateFolder:
+class StateFolderFacts:
     """Where runs lie on this head.
 
     Attributes:
@@ -48,7 +48,7 @@ class StateFolder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LiveController:
+class ControllerFacts:
     """A controller on this head; times in seconds, memory in bytes."""
 
     run: str
@@ -62,7 +62,7 @@ class LiveController:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeadSeen:
+class HeadFacts:
     """What was seen of a head.
 
     Attributes:
@@ -75,16 +75,16 @@ class HeadSeen:
 
     python: tuple[int, int, int]
     ssh: str | None
-    ssh_agent: SshAgentSeen | None
-    folder: StateFolder
+    ssh_agent: SshAgentFacts | None
+    folder: StateFolderFacts
     open_files: tuple[int | None, int | None]
     ends_at_logout: bool
     user: str
     clock_error: float | None
-    controllers: tuple[LiveController, ...]
+    controllers: tuple[ControllerFacts, ...]
 
 
-def judge(seen: HeadSeen, size: Callable[[float], str]) -> list[Finding]:
+def judge_head(seen: HeadFacts, size: Callable[[float], str]) -> list[Finding]:
     """Return a finding for each thing that a head needs: FAIL where a run could not start.
 
     Args:
@@ -110,7 +110,7 @@ def verdict(findings: list[Finding]) -> Status:
     return next((status for status in (Status.FAIL, Status.WARN) if status in statuses), Status.PASS)
 
 
-def nodes_for(limit: int) -> int:
+def max_nodes(limit: int) -> int:
     """Return how many nodes a controller can command that may have so many files open."""
     # Half of them are for replicas, of which the least used is closed for another.
     return max(int(limit >= _FILES_BESIDES), (limit // 2 - _FILES_BESIDES) // _FILES_A_NODE)
@@ -137,7 +137,7 @@ def _ssh(version: str | None) -> Finding:
     )
 
 
-def _ssh_agent(agent: SshAgentSeen | None) -> Finding:
+def _ssh_agent(agent: SshAgentFacts | None) -> Finding:
     name = "head.ssh_agent"
     if agent is None:
         return _found(name, Status.SKIP, "no ssh-agent: keys are read from files")
@@ -150,7 +150,7 @@ def _ssh_agent(agent: SshAgentSeen | None) -> Finding:
     return _found(name, Status.PASS, f"an ssh-agent answers, with {keys}", value=agent.keys)
 
 
-def _folder(folder: StateFolder) -> Finding:
+def _folder(folder: StateFolderFacts) -> Finding:
     name, kind = "head.state", folder.filesystem or "a file system without a name"
     elsewhere = "set XDG_STATE_HOME to a folder on a local disk"
     if folder.error is not None:
@@ -161,7 +161,7 @@ def _folder(folder: StateFolder) -> Finding:
     return _found(name, Status.PASS, f"{folder.path} on {kind} can be written and locked", value=folder.filesystem)
 
 
-def _space(folder: StateFolder, size: Callable[[float], str]) -> Finding:
+def _space(folder: StateFolderFacts, size: Callable[[float], str]) -> Finding:
     name = "head.space"
     if folder.free is None:
         return _found(name, Status.UNKNOWN, f"how much is free in {folder.path} is not known")
@@ -175,7 +175,7 @@ def _space(folder: StateFolder, size: Callable[[float], str]) -> Finding:
 
 def _open_files(soft: int | None, hard: int | None) -> Finding:
     name, message = "head.open_files", f"open files: {_limit(soft)}, at most {_limit(hard)}"
-    nodes = NODES if hard is None else nodes_for(hard)
+    nodes = NODES if hard is None else max_nodes(hard)
     if nodes >= NODES:
         return _found(name, Status.PASS, f"{message}: enough for {NODES} nodes", value=hard)
     status = Status.WARN if nodes > 0 else Status.FAIL
@@ -205,7 +205,7 @@ def _clock(error: float | None) -> Finding:
     return _found(name, Status.WARN, "nobody is seen to keep the clock", hint, value=error)
 
 
-def _controllers(controllers: tuple[LiveController, ...], size: Callable[[float], str]) -> list[Finding]:
+def _controllers(controllers: tuple[ControllerFacts, ...], size: Callable[[float], str]) -> list[Finding]:
     name = "head.controller"
     if not controllers:
         return [_found(name, Status.SKIP, "no controller lives on this head")]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from clusterctl.health.check import Check, ClusterView, Facts, View
 from clusterctl.health.checks import gpus
-from clusterctl.health.model import Action, Finding, Outcome, Status, skipped, unknown
+from clusterctl.health.model import Action, Finding, Outcome, Status, skip, unknown
 from clusterctl.health.registry import CHECKS
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def judge_node(node: str, facts: Facts, context: Context, checks: Iterable[str] 
         view = View(node=node, facts=facts, context=context, check=check)
         took = view.group().ms if check.group else gpus.library(view).ms if check.gpu else None
         findings += [check.finding(outcome, node=node, duration_ms=took) for outcome in _judge(check, view)]
-    return [weigh(finding, context) for finding in findings]
+    return [apply_overrides(finding, context) for finding in findings]
 
 
 def judge_cluster(
@@ -73,7 +73,7 @@ def judge_cluster(
         with_it = _judge_together({node: told[node] for node in [*workers, spare]}, context, checks)
         new = [f for f in with_it if (f.check, f.node, f.gpu, f.message) not in seen and f.status is not Status.PASS]
         findings += [f if f.node else replace(f, node=spare) for f in new if f.node in (None, spare)]
-    return [weigh(finding, context) for finding in findings]
+    return [apply_overrides(finding, context) for finding in findings]
 
 
 def _judge_together(
@@ -101,7 +101,7 @@ def verdict(findings: Iterable[Finding], strict: bool = False) -> Status:
     return Status.FAIL if strict and worst in (Status.WARN, Status.UNKNOWN) else worst
 
 
-def weigh(finding: Finding, context: Context) -> Finding:
+def apply_overrides(finding: Finding, context: Context) -> Finding:
     """Apply `required`, `severity` and `ignore` of the cluster file to one finding."""
     blind = finding.status is Status.UNKNOWN or finding.needs_root
     if blind and any(fnmatchcase(finding.check, name) for name in context.required):
@@ -136,7 +136,7 @@ def _judge(check: Check, view: View) -> Sequence[Outcome]:
     """Judge one node; where the facts that a check rests on could not be had, say so."""
     assert check.node_judge is not None
     if check.gpu:
-        blocked = gpus.gate(view)
+        blocked = gpus.why_not_judged(view)
         if blocked is not None:
             return [blocked]
     if check.group:
@@ -155,6 +155,6 @@ def _compare(check: Check, views: tuple[View, ...], context: Context) -> Sequenc
     assert check.cluster_judge is not None
     if not views:
         return [unknown("no node gave facts")]
-    if check.gpu and all(gpus.gate(view) is not None for view in views):
-        return [skipped("no GPUs declared")]
+    if check.gpu and all(gpus.why_not_judged(view) is not None for view in views):
+        return [skip("no GPUs declared")]
     return list(check.cluster_judge(ClusterView(views=views, context=context, check=check)))

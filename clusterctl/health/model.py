@@ -105,22 +105,22 @@ class Outcome:
     needs_root: bool = False
 
 
-def passed(message: str, **more: Any) -> Outcome:
+def ok(message: str, **more: Any) -> Outcome:
     """Say that all is well."""
     return Outcome(status=Status.PASS, message=message, **more)
 
 
-def warned(message: str, **more: Any) -> Outcome:
+def warn(message: str, **more: Any) -> Outcome:
     """Say that something deserves a look."""
     return Outcome(status=Status.WARN, message=message, **more)
 
 
-def failed(message: str, **more: Any) -> Outcome:
+def fail(message: str, **more: Any) -> Outcome:
     """Say that a run should not start here."""
     return Outcome(status=Status.FAIL, message=message, **more)
 
 
-def skipped(message: str, **more: Any) -> Outcome:
+def skip(message: str, **more: Any) -> Outcome:
     """Say that the check does not apply."""
     return Outcome(status=Status.SKIP, message=message, **more)
 
@@ -130,6 +130,6 @@ def unknown(message: str, **more: Any) -> Outcome:
     return Outcome(status=Status.UNKNOWN, message=message, **more)
 
 
-def root_needed(message: str, **more: Any) -> Outcome:
+def needs_root(message: str, **more: Any) -> Outcome:
     """Say that only the administrator may look, and that what anybody may see is well."""
     return Outcome(status=Status.SKIP, message=message, needs_root=True, **more)

@@ -5,7 +5,7 @@
      "nodes": [{"node", "gpus", "workdir", "workers", "env": [name], "spare",
                 "facts": {...} | null: was not looked at}]}
 
-Nothing in it tells whose nodes they are (`clusterctl.health.disguise`); what the cluster file promises and tolerates is
+Nothing in it tells whose nodes they are (`anonymizer.py`); what the cluster file promises and tolerates is
 in it, for verdicts depend on that.
 """
 
@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl._version import __version__
 from clusterctl.errors import RefusedError
+from clusterctl.health.anonymizer import Anonymizer
 from clusterctl.health.context import Context, Expectation
-from clusterctl.health.disguise import Disguise
 from clusterctl.health.judge import judge_all
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ FORMAT = 1
 _KEY = "recording"
 
 
-def recorded(facts: Mapping[str, Facts], context: Context, reached_as: Iterable[str] = ()) -> dict[str, Any]:
+def make_recording(facts: Mapping[str, Facts], context: Context, reached_as: Iterable[str] = ()) -> dict[str, Any]:
     """Return the recording of some nodes.
 
     Args:
@@ -38,13 +38,13 @@ def recorded(facts: Mapping[str, Facts], context: Context, reached_as: Iterable[
         context: What the cluster file promises and tolerates, of these nodes and maybe more.
         reached_as: Names under which the nodes are reached, where they may stand in messages.
     """
-    disguise = Disguise(context.nodes, reached_as, list(facts.values()))
-    names = {node: disguise.text(node) for node in context.nodes}
+    disguise = Anonymizer(context.nodes, reached_as, list(facts.values()))
+    names = {node: disguise.anonymize_text(node) for node in context.nodes}
     return {
         _KEY: FORMAT,
         "version": __version__,
         "framework": context.framework,
-        "expect": disguise.of(dict(context.expect)),
+        "expect": disguise.anonymize(dict(context.expect)),
         "ignore": _rules(context.ignore, names),
         "severity": dict(context.severity),
         "required": list(context.required),
@@ -53,11 +53,11 @@ def recorded(facts: Mapping[str, Facts], context: Context, reached_as: Iterable[
             {
                 "node": names[node],
                 "gpus": expected.gpus,
-                "workdir": disguise.of(expected.workdir),
+                "workdir": disguise.anonymize(expected.workdir),
                 "workers": expected.workers,
                 "env": sorted(expected.env),
                 "spare": node in context.spares,
-                "facts": disguise.of(dict(facts[node])) if node in facts else None,
+                "facts": disguise.anonymize(dict(facts[node])) if node in facts else None,
             }
             for node, expected in context.nodes.items()
         ],
@@ -73,7 +73,7 @@ def _rules(ignore: Iterable[str], nodes: Mapping[str, str]) -> list[str]:
     return rules
 
 
-def replayed(value: Any, checks: Collection[str] | None = None) -> tuple[dict[str, Facts], list[Finding]]:
+def replay(value: Any, checks: Collection[str] | None = None) -> tuple[dict[str, Facts], list[Finding]]:
     """Return the facts of a recording, and what is to be said of them.
 
     Args:
@@ -91,14 +91,14 @@ def replayed(value: Any, checks: Collection[str] | None = None) -> tuple[dict[st
             hint=f"this is clusterctl {__version__}, which reads format {FORMAT}; use a newer one",
         )
     try:
-        facts, context = read(value)
+        facts, context = read_recording(value)
         return facts, judge_all(facts, context, checks)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         # Judges rely on the shape that the agent gives to facts; a file may hold anything.
         raise RefusedError(f"a damaged recording ({type(error).__name__}: {error})") from error
 
 
-def read(value: Mapping[str, Any]) -> tuple[dict[str, Facts], Context]:
+def read_recording(value: Mapping[str, Any]) -> tuple[dict[str, Facts], Context]:
     """Return the facts of a recording, and what they are judged by.
 
     Raises:

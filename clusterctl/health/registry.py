@@ -18,13 +18,14 @@ from clusterctl.health.checks import (
     environment,
     fabric,
     framework,
+    gpu_modes,
+    gpu_usage,
     hardware,
     host,
     ib,
     kernel_log,
     limits,
     memory,
-    modes,
     network,
     nvlink,
     p2p,
@@ -35,12 +36,11 @@ from clusterctl.health.checks import (
     recovery,
     rendezvous,
     ring,
-    rows,
+    row_remap,
     storage,
     sxid,
     thermal,
     throttle,
-    usage,
     versions,
     xgmi,
     xid,
@@ -63,7 +63,7 @@ _FAMILIES = (
     sxid,
     amdgpu_log,
     ecc,
-    rows,
+    row_remap,
     ras,
     thermal,
     throttle,
@@ -72,8 +72,8 @@ _FAMILIES = (
     fabric,
     p2p,
     xgmi,
-    usage,
-    modes,
+    gpu_usage,
+    gpu_modes,
     amd_setup,
     limits,
     memory,
@@ -100,7 +100,7 @@ LIMITS = ("slowdown", "stuck", "disk", "swing", "silence", "mended")
 """More that belong to none, each behind `during.`: seconds that something lasts before it is told (`during.Limits`)."""
 
 
-def mistakes(health: HealthSpec) -> list[tuple[str, str, str | None]]:
+def find_unknown_names(health: HealthSpec) -> list[tuple[str, str, str | None]]:
     """Return what is wrong with names in a `health:` section: (key, name, the name that was probably meant).
 
     A rule that matches no check would silently do nothing, so it is an error of the cluster file.

@@ -61,6 +61,6 @@ def probe_request(
     }
 
 
-def longest(request: Mapping[str, Any]) -> float:
+def longest_timeout_s(request: Mapping[str, Any]) -> float:
     """Return the seconds after which a probe has answered, whatever hangs."""
     return max(float(request["deadline"]), *map(float, (request.get("deadlines") or {}).values()))

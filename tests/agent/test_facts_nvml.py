@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from clusterctl.agent.facts import answers as agent_answers
-from clusterctl.health import answers
+from clusterctl.health import driver_errors
 from clusterctl.health.context import Context, Expectation
 from clusterctl.health.judge import judge_node, verdict
 from clusterctl.health.model import Finding, Status
@@ -321,7 +321,13 @@ WORDS = {
 
 
 def test_every_word_for_an_answer_has_a_meaning_for_the_judges() -> None:
-    known = {*answers.MEANINGS, answers.UNSUPPORTED, answers.DENIED, answers.CORRUPTED, answers.FAILED}
+    known = {
+        *driver_errors.MEANINGS,
+        driver_errors.UNSUPPORTED,
+        driver_errors.DENIED,
+        driver_errors.CORRUPTED,
+        driver_errors.FAILED,
+    }
     of_nvml = {agent_answers.of_nvml(code) for code in range(1000)}
     assert set(WORDS.values()) | {"failed"} == of_nvml
     assert of_nvml | {agent_answers.of_file(number) for number in range(1000)} == known

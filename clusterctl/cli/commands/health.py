@@ -191,7 +191,7 @@ def _look(
 
 
 def _record(path: str, spec: ClusterSpec, view: HealthView, console: Console) -> None:
-    from clusterctl.health.recording import recorded
+    from clusterctl.health.recording import make_recording
 
     facts = {node.node: dict(node.facts) for node in view.nodes}
     reached_as = [
@@ -201,7 +201,7 @@ def _record(path: str, spec: ClusterSpec, view: HealthView, console: Console) ->
         for name in re.split(r"[@,]", text or "")
         if name
     ]
-    recording = recorded(facts, Context.from_spec(spec), reached_as)
+    recording = make_recording(facts, Context.from_spec(spec), reached_as)
     write(path, json.dumps(recording, indent=1) + "\n")
     console.narrate(
         f"what {plural(len(facts), 'node')} told is in {path}; read it before you send it (docs/recordings.md)"
@@ -209,10 +209,10 @@ def _record(path: str, spec: ClusterSpec, view: HealthView, console: Console) ->
 
 
 def _replayed(path: str, checks: list[str] | None, *, strict: bool) -> HealthView:
-    from clusterctl.health.recording import replayed
+    from clusterctl.health.recording import replay
 
     try:
-        facts, findings = replayed(json.loads(read(path)), checks)
+        facts, findings = replay(json.loads(read(path)), checks)
     except ValueError as error:
         raise RefusedError(f"{path}: not JSON: {error}", hint="`clusterctl health --record PATH` writes one") from error
     except RefusedError as error:

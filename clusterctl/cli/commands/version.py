@@ -14,7 +14,7 @@ from clusterctl.errors import ExitCode
 
 if TYPE_CHECKING:
     from clusterctl.config.spec import ClusterSpec
-    from clusterctl.health.head import HeadSeen
+    from clusterctl.health.head import HeadFacts
     from clusterctl.health.model import Finding, Status
 
 
@@ -81,11 +81,11 @@ class _Head:
 
     def __init__(self) -> None:
         from clusterctl.cli.lookup.head import look
-        from clusterctl.health.head import judge, verdict
+        from clusterctl.health.head import judge_head, verdict
         from clusterctl.wording import size
 
-        self._seen: HeadSeen = look()
-        self.findings: list[Finding] = judge(self._seen, size)
+        self._seen: HeadFacts = look()
+        self.findings: list[Finding] = judge_head(self._seen, size)
         self.verdict: Status = verdict(self.findings)
 
     @property

@@ -19,7 +19,7 @@ from clusterctl.agent.linux import filesystems
 from clusterctl.agent.linux.logind import logind
 from clusterctl.agent.linux.syscalls import clock_error
 from clusterctl.errors import ClusterctlError
-from clusterctl.health.head import HeadSeen, LiveController, SshAgentSeen, StateFolder
+from clusterctl.health.head import ControllerFacts, HeadFacts, SshAgentFacts, StateFolderFacts
 from clusterctl.run.record import lock
 from clusterctl.run.record.disk import make_private
 from clusterctl.run.record.find import all_runs
@@ -30,10 +30,10 @@ from clusterctl.transport.ssh.auth import SshAgent, SshAgentError
 _SSH_SECONDS = 5.0
 
 
-def look() -> HeadSeen:
+def look() -> HeadFacts:
     """Look at this machine; takes a moment, and changes nothing but that the state folder is there afterwards."""
     user = _user()
-    return HeadSeen(
+    return HeadFacts(
         python=sys.version_info[:3],
         ssh=_ssh(),
         ssh_agent=_ssh_agent(),
@@ -72,17 +72,17 @@ def _ssh() -> str | None:
     return (done.stderr or done.stdout).strip().partition("\n")[0].partition(",")[0] or None
 
 
-def _ssh_agent() -> SshAgentSeen | None:
+def _ssh_agent() -> SshAgentFacts | None:
     path = os.environ.get("SSH_AUTH_SOCK")
     if not path:
         return None
     try:
-        return SshAgentSeen(keys=len(SshAgent(path).identities()))
+        return SshAgentFacts(keys=len(SshAgent(path).identities()))
     except SshAgentError as error:
-        return SshAgentSeen(error=str(error))
+        return SshAgentFacts(error=str(error))
 
 
-def _state_folder(folder: Path) -> StateFolder:
+def _state_folder(folder: Path) -> StateFolderFacts:
     error = _use(folder)
     there = next(place for place in (folder, *folder.parents) if place.exists())
     kind = _filesystem(there)
@@ -91,7 +91,7 @@ def _state_folder(folder: Path) -> StateFolder:
         usage = psutil.disk_usage(str(there))
         free = usage.free if usage.total else None  # what the kernel shows as files has no size
     shared = kind is not None and filesystems.may_hang(kind)
-    return StateFolder(path=str(folder), filesystem=kind, shared=shared, free=free, error=error)
+    return StateFolderFacts(path=str(folder), filesystem=kind, shared=shared, free=free, error=error)
 
 
 def _use(folder: Path) -> str | None:
@@ -119,12 +119,12 @@ def _open_files() -> tuple[int | None, int | None]:
     return (None if soft == unlimited else soft, None if hard == unlimited else hard)
 
 
-def _controllers() -> list[LiveController]:
+def _controllers() -> list[ControllerFacts]:
     seen = [_controller(run) for run in all_runs() if run.attended]
     return [controller for controller in seen if controller is not None]
 
 
-def _controller(run: RunDir) -> LiveController | None:
+def _controller(run: RunDir) -> ControllerFacts | None:
     """Return the controller of an attended run; `None` where it lives on another machine, or has just ended."""
     holder = run.controller
     if holder is None or holder.host != socket.gethostname():
@@ -133,7 +133,7 @@ def _controller(run: RunDir) -> LiveController | None:
         process = psutil.Process(holder.pid)
         with process.oneshot():
             times = process.cpu_times()
-            return LiveController(
+            return ControllerFacts(
                 run=run.run, pid=holder.pid, cpu_s=times.user + times.system, memory=process.memory_info().rss
             )
     except psutil.Error:

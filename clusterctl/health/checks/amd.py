@@ -19,25 +19,25 @@ _HINTS = {
 }
 
 
-def hive(view: View, device: gpus.Device) -> list[int]:
+def hive_of(view: View, device: gpus.Device) -> list[int]:
     """Return the GPUs of the node that are reset together with one, itself among them, used by the run or not."""
     own = gpus.value(device, "hive")
-    members = [d["index"] for d in gpus.everyone(view) if own and gpus.value(d, "hive") == own]
+    members = [d["index"] for d in gpus.all_gpus(view) if own and gpus.value(d, "hive") == own]
     return members or [device["index"]]
 
 
-def hint(view: View, device: gpus.Device, action: Action) -> str | None:
+def reset_hint(view: View, device: gpus.Device, action: Action) -> str | None:
     """Return the remedy of an action for one GPU."""
     if action is not Action.RESET_GPU:
         return _HINTS.get(action)
-    members = hive(view, device)
+    members = hive_of(view, device)
     if len(members) == 1:
         target = gpus.value(device, "pci") or device["index"]
         return f"Stop all jobs that use it, then `sudo amd-smi reset -G -g {target}`, or reboot"
-    return f"{together(members)}: an XGMI hive is reset as one"
+    return f"{describe_joint_reset(members)}: an XGMI hive is reset as one"
 
 
-def together(members: Sequence[int]) -> str:
+def describe_joint_reset(members: Sequence[int]) -> str:
     """Return how some GPUs are reset at once."""
-    named = gpus.numbers(members)
+    named = gpus.gpu_names(members)
     return f"Stop all jobs on the node, then reset {named} together (`sudo amd-smi reset -G -g all`), or reboot"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from clusterctl.health.checks import gpus
-from clusterctl.health.checks.unshown import ASK, LOOK, Unshown, Why, counted
-from clusterctl.health.model import Action, failed, passed, unknown, warned
+from clusterctl.health.checks.hidden_gpus import ASK, LOOK, HiddenGpu, Why, judge_count
+from clusterctl.health.model import Action, fail, ok, unknown, warn
 from clusterctl.health.vendors import AMD
 
 if TYPE_CHECKING:
@@ -33,11 +33,11 @@ def driver(view: View) -> Iterator[Outcome]:
         yield unknown("the amdgpu driver hangs (see `gpu.responsive`)")
     elif group.status == "ok":
         version = group.data.get("driver")
-        yield passed(f"amdgpu {version}" if version else "amdgpu of the kernel", value=version)
+        yield ok(f"amdgpu {version}" if version else "amdgpu of the kernel", value=version)
     elif group.status != "absent":
         yield unknown(f"could not ask the amdgpu driver: {group.reason or group.status}")
     else:
-        say = failed if view.expected.count else warned
+        say = fail if view.expected.count else warn
         loaded = "amdgpu" in (view.group("driver").data.get("modules") or [])
         what = (
             "amdgpu is loaded, and computes nothing: there is no /sys/class/kfd" if loaded else "amdgpu is not loaded"
@@ -51,29 +51,29 @@ def count(view: View) -> Iterator[Outcome]:
     if group.status != "ok":
         yield unknown(f"could not look: {group.reason or group.status}")
         return
-    yield from counted(view, int(group.data.get("count") or 0), _unshown(view), _REMEDIES)
+    yield from judge_count(view, int(group.data.get("count") or 0), _unshown(view), _REMEDIES)
 
 
-def _unshown(view: View) -> list[Unshown]:
+def _unshown(view: View) -> list[HiddenGpu]:
     """Return the cards that the compute driver does not show. It tells how many of them the device cgroup keeps."""
-    shown = {gpus.value(device, "pci") for device in gpus.everyone(view)}
-    absent = [card for card in gpus.cards(view) if card["vendor"] == AMD and card["address"] not in shown]
+    shown = {gpus.value(device, "pci") for device in gpus.all_gpus(view)}
+    absent = [card for card in gpus.compute_cards(view) if card["vendor"] == AMD and card["address"] not in shown]
     taken = [card["address"] for card in absent if card.get("driver") == "amdgpu"]
     kept = len(taken) <= int(view.group("amdgpu").data.get("hidden") or 0)
     why, words = (Why.KEPT, "kept away by the device cgroup") if kept else (Why.FAULT, "KFD leaves it out")
-    unshown = [Unshown(address, why, words) for address in taken]
+    unshown = [HiddenGpu(address, why, words) for address in taken]
     for card in absent:
         if card.get("driver") is None:
-            unshown.append(Unshown(card["address"], Why.FAULT, "no driver has taken it"))
+            unshown.append(HiddenGpu(card["address"], Why.FAULT, "no driver has taken it"))
         elif card["address"] not in taken:
-            unshown.append(Unshown(card["address"], Why.UNBOUND, f"bound to {card['driver']}"))
+            unshown.append(HiddenGpu(card["address"], Why.UNBOUND, f"bound to {card['driver']}"))
     return unshown
 
 
 def device_access(view: View) -> Iterator[Outcome]:
     """Judge whether the user may open what HIP opens: the compute driver and the render node of each GPU of the run."""
     access = {node["path"]: node["access"] for node in view.group("amdgpu").data.get("dev") or []}
-    minors = [minor for device in gpus.devices(view) if (minor := gpus.value(device, "minor")) is not None]
+    minors = [minor for device in gpus.used_gpus(view) if (minor := gpus.value(device, "minor")) is not None]
     wanted = ["/dev/kfd", *(f"/dev/dri/renderD{minor}" for minor in minors)]
     shut = [path for path in wanted if access.get(path) == "denied"]
     absent = [path for path in wanted if access.get(path) == "absent"]
@@ -82,9 +82,9 @@ def device_access(view: View) -> Iterator[Outcome]:
     elif shut:
         user = view.group("host").data.get("user") or "USER"
         hint = f"`sudo usermod -aG render,video {user}` and a new login; a container needs `--group-add render`"
-        yield failed(f"no access to {', '.join(shut)}", value=shut, hint=hint)
+        yield fail(f"no access to {', '.join(shut)}", value=shut, hint=hint)
     elif absent:
         hint = "Give a container `--device /dev/kfd --device /dev/dri`; else load the amdgpu driver anew"
-        yield failed(f"{', '.join(absent)} missing", value=absent, hint=hint)
+        yield fail(f"{', '.join(absent)} missing", value=absent, hint=hint)
     else:
-        yield passed(f"{len(wanted)} device nodes are accessible")
+        yield ok(f"{len(wanted)} device nodes are accessible")

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from clusterctl.health.check import cluster_check, node_check
 from clusterctl.health.checks import compare, gpus
 from clusterctl.health.checks.throttle import COOLING
-from clusterctl.health.model import Action, Outcome, Status, failed, passed, unknown, warned
-from clusterctl.health.signs import Sign
+from clusterctl.health.model import Action, Outcome, Status, fail, ok, unknown, warn
+from clusterctl.health.symptom import Symptom
 from clusterctl.health.vendors import AMD
 
 if TYPE_CHECKING:
@@ -36,12 +36,12 @@ def slowdown(view: View) -> Iterable[Outcome]:
     def judge(device: gpus.Device, value: Any) -> Outcome | None:
         if not value:
             return None
-        return warned(f"{gpus.label(device)}: held down by {', '.join(value)}", gpu=device["index"], value=value)
+        return warn(f"{gpus.label(device)}: held down by {', '.join(value)}", gpu=device["index"], value=value)
 
-    telling = [device for device in gpus.devices(view) if "slowdown" in device.get("v", {})]
-    if gpus.library_gate(view) is None and not telling:
+    telling = [device for device in gpus.used_gpus(view) if "slowdown" in device.get("v", {})]
+    if gpus.why_library_not_judged(view) is None and not telling:
         return [Outcome(status=Status.SKIP, message="not told by this GPU or driver")]
-    return gpus.each(view, "slowdown", judge, "clocks of {n} GPUs are not held down")
+    return gpus.judge_each(view, "slowdown", judge, "clocks of {n} GPUs are not held down")
 
 
 @cluster_check(
@@ -57,7 +57,7 @@ def slowdown(view: View) -> Iterable[Outcome]:
 )
 def partition(view: ClusterView) -> Iterable[Outcome]:
     """AMD's GPUs are all divided alike: ranks on a part and ranks on a whole wait for each other."""
-    return compare.gpu_categories(view, lambda device: gpus.value(device, "modes"), "partition", "/".join)
+    return compare.compare_gpus(view, lambda device: gpus.value(device, "modes"), "partition", "/".join)
 
 
 @node_check(
@@ -77,9 +77,9 @@ def numa_balancing(view: View) -> Iterator[Outcome]:
     if value is None:
         yield unknown("could not read /proc/sys/kernel/numa_balancing")
     elif value:
-        yield warned("NUMA balancing is on", value=value, expected=0)
+        yield warn("NUMA balancing is on", value=value, expected=0)
     else:
-        yield passed("NUMA balancing is off")
+        yield ok("NUMA balancing is off")
 
 
 @node_check(
@@ -106,16 +106,16 @@ def visible_env(view: View) -> Iterator[Outcome]:
     rocr, hip = env.get(_ROCR), env.get(_HIP)
     declared, least = view.expected.gpus, view.expected.count or 0
     if rocr is not None and isinstance(declared, tuple):
-        yield failed(
+        yield fail(
             f"{_ROCR} is {rocr}: the GPUs {list(declared)} of the cluster file would count within it", value=rocr
         )
     elif rocr is not None and hip is not None and len(hip.split(",")) > len(rocr.split(",")):
         # torch ends with the same complaint (`_parse_visible_devices` of torch.cuda).
-        yield failed(f"{_HIP} is {hip}, more than {_ROCR} leaves: {rocr}", value=[rocr, hip])
+        yield fail(f"{_HIP} is {hip}, more than {_ROCR} leaves: {rocr}", value=[rocr, hip])
     elif not isinstance(declared, tuple) and (hiding := _hiding(env, least)):
-        yield failed(f"{hiding} is {env[hiding]}: fewer than the {least} declared GPUs", value=env[hiding])
+        yield fail(f"{hiding} is {env[hiding]}: fewer than the {least} declared GPUs", value=env[hiding])
     else:
-        yield passed("no variables at odds")
+        yield ok("no variables at odds")
 
 
 def _hiding(env: Mapping[str, str | None], least: int) -> str | None:
@@ -125,11 +125,11 @@ def _hiding(env: Mapping[str, str | None], least: int) -> str | None:
     return next((name for name, value in settings if value is not None and len(value.split(",")) < least), None)
 
 
-def sign(gpu: int, causes: Sequence[str] | None, degrees: float | None, lasting: float) -> Sign | None:
+def sign(gpu: int, causes: Sequence[str] | None, degrees: float | None, lasting: float) -> Symptom | None:
     """Return what holds the clocks down in a sample; `lasting` is how many seconds make it worth a word."""
     if not causes:
         return None
-    return Sign(
+    return Symptom(
         gpu=gpu,
         check="gpu.slowdown",
         status=Status.WARN,

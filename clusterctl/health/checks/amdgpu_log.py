@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.health.check import node_check
 from clusterctl.health.checks import amd, gpus
-from clusterctl.health.checks.kernel_reach import ago, closed_log, reach
-from clusterctl.health.model import Action, Outcome, failed, passed, warned
+from clusterctl.health.checks.kernel_reach import describe_reach, format_age, report_closed_log
+from clusterctl.health.model import Action, Outcome, fail, ok, warn
 from clusterctl.health.vendors import AMD
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ _MEANINGS: dict[tuple[str, str], _Meaning] = {
 }
 
 
-def reset_since(view: View, device: gpus.Device, kind: str) -> bool:
+def was_reset_since(view: View, device: gpus.Device, kind: str) -> bool:
     """Tell whether a GPU was reset after the last event of a kind, as far as the kernel log says."""
     own = [event for event in _events(view) if event["device"] == gpus.value(device, "pci")]
     of_kind = [event["order"] for event in own if event["kind"] == kind]
@@ -59,7 +59,7 @@ def _events(view: View) -> list[Event]:
 
 
 def _witness(view: View) -> Outcome | None:
-    return closed_log(view, gpus_speak=True)
+    return report_closed_log(view, gpus_speak=True)
 
 
 @node_check(
@@ -85,7 +85,7 @@ def driver_log(view: View) -> Iterator[Outcome]:
     """Errors, hangs and resets that AMD's driver reported since boot."""
     events = _events(view)
     outcomes = [outcome for event in events if (outcome := _weigh(view, event, events)) is not None]
-    yield from outcomes or [passed(f"no trouble of amdgpu {reach(view)}")]
+    yield from outcomes or [ok(f"no trouble of amdgpu {describe_reach(view)}")]
 
 
 def _weigh(view: View, event: Event, events: list[Event]) -> Outcome | None:
@@ -96,9 +96,9 @@ def _weigh(view: View, event: Event, events: list[Event]) -> Outcome | None:
     if not mine or meaning is None or not (recent or meaning.hard):
         return None
     mended = meaning.mends and _mended(event, events)
-    say = failed if meaning.hard and not mended and (recent or not meaning.mends) else warned
+    say = fail if meaning.hard and not mended and (recent or not meaning.mends) else warn
     times = f", {event['count']} times" if event["count"] > 1 else ""
-    when = f", {ago(age)}" if age is not None else ""
+    when = f", {format_age(age)}" if age is not None else ""
     action = Action.NONE if mended else meaning.action
     return say(
         f"{_label(index, event['device'])}: {meaning.words}{times}{when}{', since reset' if mended else ''}",
@@ -133,10 +133,10 @@ def _of(event: Event, events: list[Event], kind: str) -> list[Event]:
 
 def _place(view: View, address: str) -> tuple[gpus.Device | None, int | None, bool]:
     """Return the GPU at an address, its index, and whether the run uses it; of one without address nobody knows."""
-    device = next((d for d in gpus.everyone(view) if gpus.value(d, "pci") == address), None)
+    device = next((d for d in gpus.all_gpus(view) if gpus.value(d, "pci") == address), None)
     if device is None:
         return None, None, True
-    return device, device["index"], device in gpus.devices(view)
+    return device, device["index"], device in gpus.used_gpus(view)
 
 
 def _label(index: int | None, address: str) -> str:
@@ -150,7 +150,7 @@ def _hint(view: View, device: gpus.Device | None, action: Action) -> str:
         return "A program may have caused it; if it comes again with others, have the hardware looked at"
     if action is Action.NONE:
         return "Nothing to do: the GPU has been reset; look at what came before it if it was not on purpose"
-    remedy = amd.hint(view, device or {"index": 0}, action)
+    remedy = amd.reset_hint(view, device or {"index": 0}, action)
     return remedy or "Look at the lines of amdgpu around it in the kernel log (`dmesg -T`)"
 
 

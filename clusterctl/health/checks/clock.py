@@ -6,7 +6,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from clusterctl.health.check import ClusterView, View, cluster_check, node_check
-from clusterctl.health.model import Action, Outcome, failed, passed, unknown, warned
+from clusterctl.health.model import Action, Outcome, fail, ok, unknown, warn
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,12 +46,12 @@ def clock_skew(view: ClusterView) -> Iterator[Outcome]:
         sure = abs(apart) - (clock.get("error") or 0.0)
         if sure > view.limit("warn"):
             odd = True
-            say = failed if sure > view.limit("fail") else warned
+            say = fail if sure > view.limit("fail") else warn
             side = "ahead" if apart > 0 else "behind"
             yield say(f"clock {abs(apart):.1f} s {side}", node=node, value=round(apart, 3), expected=view.limit("warn"))
     if not odd:
         which = "its clock agrees" if len(asked_in_time) == 1 else f"{len(asked_in_time)} clocks agree"
-        yield passed(f"{which} within {max(abs(x - reference) for x in offsets):.3f} s")
+        yield ok(f"{which} within {max(abs(x - reference) for x in offsets):.3f} s")
 
 
 @node_check(
@@ -76,17 +76,17 @@ def time_daemon(view: View) -> Iterator[Outcome]:
     bound, daemon = view.group().data.get("clock_error"), view.group("procs").data.get("time_daemon")
     who = f" by {daemon}" if daemon else ""
     if bound is not None and bound < view.limit("error"):
-        yield passed(f"the clock is kept{who}, within {bound:.3f} s", value=bound)
+        yield ok(f"the clock is kept{who}, within {bound:.3f} s", value=bound)
     elif bound is None and daemon:
-        yield passed(f"{daemon} is running")
+        yield ok(f"{daemon} is running")
     elif (apart := _from_head(view)) is not None and apart <= view.limit("agree"):
         seen = f"{daemon} has not set the clock" if daemon else "no time daemon is seen"
-        yield passed(f"{seen}, but it agrees with the head's within {apart:.3f} s", value=apart)
+        yield ok(f"{seen}, but it agrees with the head's within {apart:.3f} s", value=apart)
     elif bound is None and view.group("procs").status != "ok":
         yield unknown("neither the kernel nor the process list tells who keeps the clock")
     else:
         seen = f"{daemon} runs and has not set the clock" if daemon else "no time daemon is running"
-        yield warned(seen, value=bound)
+        yield warn(seen, value=bound)
 
 
 def _from_head(view: View) -> float | None:

@@ -14,7 +14,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.health.checks import gpus
-from clusterctl.health.model import Outcome, passed, skipped, unknown, warned
+from clusterctl.health.model import Outcome, ok, skip, unknown, warn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -48,7 +48,7 @@ class Vote:
         return len(self.values) <= 1
 
 
-def vote(answers: Mapping[str, Any]) -> Vote:
+def count_votes(answers: Mapping[str, Any]) -> Vote:
     """Count answers (member to JSON value); values of different types are different."""
     by_key: dict[str, tuple[Any, list[str]]] = {}
     for member, value in answers.items():
@@ -61,7 +61,7 @@ def vote(answers: Mapping[str, Any]) -> Vote:
     return Vote(values[0][0], odd, values)
 
 
-def outliers(
+def find_outliers(
     numbers: Mapping[str, float], is_far: Callable[[float, float], bool], *, least: int = 4
 ) -> dict[str, float]:
     """Return the members whose number is far from the median; none where there are fewer than `least`.
@@ -78,12 +78,12 @@ def outliers(
     return {m: x for m, x in numbers.items() if is_far(x, middle) and abs(x - middle) > 3 * spread}
 
 
-def node_categories(
+def compare_nodes(
     view: ClusterView,
     read: Callable[[View], Any],
     what: str,
     *,
-    say: Callable[..., Outcome] = warned,
+    say: Callable[..., Outcome] = warn,
     absent: bool = False,
 ) -> list[Outcome]:
     """Compare one value of every node.
@@ -98,9 +98,9 @@ def node_categories(
     answers = {node.node: read(node) for node in view.views}
     given = {name: value for name, value in answers.items() if value is not None}
     if not given:
-        return [skipped(f"no node has a {what}") if absent else unknown(f"no node tells its {what}")]
+        return [skip(f"no node has a {what}") if absent else unknown(f"no node tells its {what}")]
     if len(answers) < 2:
-        return [skipped("only one node to look at")]
+        return [skip("only one node to look at")]
     if absent:
         given = {name: ABSENT if value is None else value for name, value in answers.items()}
     elif len(given) < 2:
@@ -109,9 +109,9 @@ def node_categories(
 
 
 def _judged(known: Mapping[str, Any], what: str, say: Callable[..., Outcome]) -> list[Outcome]:
-    result = vote(known)
+    result = count_votes(known)
     if result.agreed:
-        return [passed(f"{what} {_show(result.values[0][0])} on {len(known)} nodes", value=result.values[0][0])]
+        return [ok(f"{what} {_show(result.values[0][0])} on {len(known)} nodes", value=result.values[0][0])]
     if result.majority is None:
         return [say(f"nodes disagree on {what}: {_spread(result)}", value=_json(result))]
     return [
@@ -125,13 +125,13 @@ def _judged(known: Mapping[str, Any], what: str, say: Callable[..., Outcome]) ->
     ]
 
 
-def gpu_categories(
+def compare_gpus(
     view: ClusterView,
     read: Callable[[gpus.Device], Any],
     what: str,
     show: Callable[[Any], str] = str,
     *,
-    say: Callable[..., Outcome] = warned,
+    say: Callable[..., Outcome] = warn,
     at_least_nodes: int = 1,
 ) -> list[Outcome]:
     """Compare one value of every GPU with the GPUs of the same board.
@@ -145,58 +145,58 @@ def gpu_categories(
         at_least_nodes: On how many nodes there have to be such GPUs for anything to be said.
     """
     outcomes, judged = [], 0
-    for board, values in boards(view, read).items():
+    for board, values in by_board(view, read).items():
         if len(values) < 2 or len({key.rsplit("/", 1)[0] for key in values}) < at_least_nodes:
             continue
         judged += len(values)
-        result = vote(values)
+        result = count_votes(values)
         if result.agreed:
             continue
         if result.majority is None:
-            outcomes.append(warned(f"GPUs ({board}) disagree on {what}: {_counts(result, show)}", value=_json(result)))
+            outcomes.append(warn(f"GPUs ({board}) disagree on {what}: {_counts(result, show)}", value=_json(result)))
             continue
         for key in result.odd:
             node, gpu = key.rsplit("/", 1)
             message = f"GPU {gpu}: {what} {show(values[key])}, {show(result.majority)} on its like"
             outcomes.append(say(message, node=node, gpu=int(gpu), value=values[key], expected=result.majority))
-    return outcomes or [nothing_odd(view, judged, what)]
+    return outcomes or [report_no_outlier(view, judged, what)]
 
 
-def gpu_outliers(view: ClusterView, field: str, unit: str) -> list[Outcome]:
+def find_gpu_outliers(view: ClusterView, field: str, unit: str) -> list[Outcome]:
     """Find GPUs whose number is `warn` above the median of their model, and above `floor`."""
     far, floor = view.limit("warn"), view.limit("floor")
     outcomes, judged = [], 0
-    for members in boards(view, lambda device: gpus.value(device, field)).values():
+    for members in by_board(view, lambda device: gpus.value(device, field)).values():
         judged += len(members) if len(members) >= 4 else 0
-        odd = outliers(members, lambda x, middle: x > middle + far and x > floor)
+        odd = find_outliers(members, lambda x, middle: x > middle + far and x > floor)
         for key, value in list(odd.items())[:MOST_OUTLIERS_SHOWN]:
             node, gpu = key.rsplit("/", 1)
             middle = median(members.values())
             message = f"GPU {gpu}: {value:.0f} {unit}, its like {middle:.0f} {unit}"
-            outcomes.append(warned(message, node=node, gpu=int(gpu), value=value, expected=middle))
-    return outcomes or [nothing_odd(view, judged, field)]
+            outcomes.append(warn(message, node=node, gpu=int(gpu), value=value, expected=middle))
+    return outcomes or [report_no_outlier(view, judged, field)]
 
 
-def nothing_odd(view: ClusterView, judged: int, what: str) -> Outcome:
+def report_no_outlier(view: ClusterView, judged: int, what: str) -> Outcome:
     """Say that GPUs are alike, or why nothing can be said."""
     if judged:
-        return passed(f"{what}: {judged} GPUs alike")
-    with_gpus = [v for v in view.views if gpus.gate(v) is None]
-    if with_gpus and all(gpus.library_gate(v) is not None for v in with_gpus):
+        return ok(f"{what}: {judged} GPUs alike")
+    with_gpus = [v for v in view.views if gpus.why_not_judged(v) is None]
+    if with_gpus and all(gpus.why_library_not_judged(v) is not None for v in with_gpus):
         return unknown("no node's GPUs could be asked")
-    return skipped("too few GPUs to compare")
+    return skip("too few GPUs to compare")
 
 
-def boards(view: ClusterView, read: Callable[[gpus.Device], Any]) -> dict[str, dict[str, Any]]:
+def by_board(view: ClusterView, read: Callable[[gpus.Device], Any]) -> dict[str, dict[str, Any]]:
     """Return board -> "node/index" -> value, over the GPUs that matter and have one.
 
     A board is a model as one maker sells it, told apart by the PCI subsystem: limits and firmware are the maker's.
     """
     values: dict[str, dict[str, Any]] = {}
     for node in view.views:
-        if gpus.gate(node) is not None:
+        if gpus.why_not_judged(node) is not None:
             continue
-        for device in gpus.devices(node):
+        for device in gpus.used_gpus(node):
             name, value = gpus.value(device, "name"), read(device)
             if name and value is not None:
                 maker = gpus.value(device, "subsystem")
@@ -205,7 +205,7 @@ def boards(view: ClusterView, read: Callable[[gpus.Device], Any]) -> dict[str, d
     return values
 
 
-def slots(view: ClusterView, read: Callable[[View], Mapping[str, int]]) -> dict[str, dict[str, int]]:
+def by_slot(view: ClusterView, read: Callable[[View], Mapping[str, int]]) -> dict[str, dict[str, int]]:
     """Return slot -> node -> number: what sits at one place of machines that are built alike.
 
     A place is the PCI address of a GPU, or of a pair of them. Only machines with the same models at the same addresses
@@ -218,8 +218,8 @@ def slots(view: ClusterView, read: Callable[[View], Mapping[str, int]]) -> dict[
     """
     numbers: dict[str, dict[str, int]] = {}
     for node in view.views:
-        if gpus.gate(node) is None and all(gpus.value(device, "pci") for device in gpus.devices(node)):
-            build = json.dumps([[gpus.value(d, "name"), gpus.value(d, "pci")] for d in gpus.devices(node)])
+        if gpus.why_not_judged(node) is None and all(gpus.value(device, "pci") for device in gpus.used_gpus(node)):
+            build = json.dumps([[gpus.value(d, "name"), gpus.value(d, "pci")] for d in gpus.used_gpus(node)])
             for indices, number in read(node).items():
                 numbers.setdefault(f"{build} {indices}", {})[node.node] = number
     return {place: values for place, values in numbers.items() if len(values) > 1}
@@ -227,13 +227,13 @@ def slots(view: ClusterView, read: Callable[[View], Mapping[str, int]]) -> dict[
 
 def by_index(node: View, read: Callable[[gpus.Device], int | None]) -> dict[str, int]:
     """Return a number of each GPU of a node that has one, by index."""
-    numbers = {str(device["index"]): read(device) for device in gpus.devices(node)}
+    numbers = {str(device["index"]): read(device) for device in gpus.used_gpus(node)}
     return {index: number for index, number in numbers.items() if number is not None}
 
 
-def expected(values: Mapping[str, int]) -> int:
+def expected_by_slot(values: Mapping[str, int]) -> int:
     """Return what is right at a place: the majority's number, else the greatest. A link does not come from nowhere."""
-    majority = vote(values).majority
+    majority = count_votes(values).majority
     return max(values.values()) if majority is None else int(majority)
 
 

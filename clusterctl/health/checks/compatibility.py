@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.health.check import node_check
 from clusterctl.health.checks import gpus
-from clusterctl.health.model import Action, Outcome, failed, passed, skipped, unknown, warned
+from clusterctl.health.model import Action, Outcome, fail, ok, skip, unknown, warn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -65,11 +65,11 @@ def cuda_driver(view: View) -> Iterator[Outcome]:
     nvml = view.group("nvml")
     build = _built_for(view)
     if isinstance(build, str):
-        yield skipped(build)
+        yield skip(build)
     elif nvml.status != "ok" or nvml.data.get("init_error") is not None:
         yield unknown("the driver could not be asked for its CUDA")
     elif nvml.data.get("cuda_error") == _LIBRARY_NOT_FOUND:
-        yield warned(f"{build.words}, and there is no `libcuda.so.1`", hint=_NO_LIBRARY)
+        yield warn(f"{build.words}, and there is no `libcuda.so.1`", hint=_NO_LIBRARY)
     elif (most := _cuda_of_driver(nvml.data)) is None:
         yield unknown("the driver does not tell its CUDA")
     else:
@@ -82,13 +82,13 @@ _NO_LIBRARY = "Give a container the driver's compute libraries (`NVIDIA_DRIVER_C
 def _compared(view: View, build: _Build, most: tuple[int, int]) -> Iterator[Outcome]:
     names = view.group("versions").data.get("names") or {}
     unsure = view.context.framework not in ("torch", "keras", "jax") and _OTHERS & set(names)
-    say = warned if unsure else failed
+    say = warn if unsure else fail
     limit = f"driver {view.group('nvml').data.get('driver')} runs CUDA up to {most[0]}.{most[1]}"
     if build.major > most[0]:
         yield say(f"{build.words}, {limit}", value=build.major, expected=most[0], hint=_newer(build.major, most[0]))
         return
-    missing = list(_without_code(view, build, warned if _OWN_BUILD.search(build.name) else say))
-    yield from missing or [passed(f"{build.words}; {limit}")]
+    missing = list(_without_code(view, build, warn if _OWN_BUILD.search(build.name) else say))
+    yield from missing or [ok(f"{build.words}; {limit}")]
 
 
 def _newer(needed: int, there: int) -> str:
@@ -101,7 +101,7 @@ def _newer(needed: int, there: int) -> str:
 
 def _without_code(view: View, build: _Build, say: Callable[..., Outcome]) -> Iterator[Outcome]:
     """Say which GPUs the build has no code for. Code of a major compute capability runs on all its minor ones."""
-    for device in gpus.devices(view):
+    for device in gpus.used_gpus(view):
         major, minor = gpus.value(device, "capability") or (0, 0)
         first = _FIRST_CUDA.get(major, (0, 0))
         old = build.minor is not None and (build.major, build.minor) < first

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.health import answers
+from clusterctl.health import driver_errors
 from clusterctl.health.check import node_check
 from clusterctl.health.checks import amd, gpus
 from clusterctl.health.checks.recovery import HINTS
-from clusterctl.health.model import Action, Outcome, Status, failed, passed, warned
-from clusterctl.health.signs import Sign
+from clusterctl.health.model import Action, Outcome, Status, fail, ok, warn
+from clusterctl.health.symptom import Symptom
 from clusterctl.health.vendors import AMD, JUDGED
 from clusterctl.wording import plural
 
@@ -31,7 +31,7 @@ Streaks = dict[tuple[int, str], int]
     ),
     threshold=(
         f"no call answers lost or reset required; none answers unknown error, timed out, interrupt problem, being "
-        f"reset or insufficient power {answers.LOOKS} times in a row; once WARN"
+        f"reset or insufficient power {driver_errors.READINGS} times in a row; once WARN"
     ),
     severity="FAIL",
     remedy="Reboot the node; if it happens again to the same serial number, have the GPU replaced",
@@ -39,77 +39,77 @@ Streaks = dict[tuple[int, str], int]
     gpu=True,
     vendors=JUDGED,
 )
-def lost(view: View) -> Iterator[Outcome]:
+def judge_lost(view: View) -> Iterator[Outcome]:
     """Every GPU answers. A lost GPU has fallen off the bus or needs a reset."""
-    blocked = gpus.library_gate(view)
+    blocked = gpus.why_library_not_judged(view)
     if blocked is not None:
         yield blocked
         return
     sick = False
-    for device in gpus.devices(view):
+    for device in gpus.used_gpus(view):
         outcome = _judge(view, device)
         if outcome is not None:
             sick = True
             yield outcome
     if not sick:
-        yield passed(
-            f"{plural(len(gpus.devices(view)), 'GPU')} {'answers' if len(gpus.devices(view)) == 1 else 'answer'}"
+        yield ok(
+            f"{plural(len(gpus.used_gpus(view)), 'GPU')} {'answers' if len(gpus.used_gpus(view)) == 1 else 'answer'}"
         )
 
 
 def _judge(view: View, device: gpus.Device) -> Outcome | None:
-    gravest = answers.gravest(device.get("err", {}))
+    gravest = driver_errors.find_worst(device.get("err", {}))
     if gravest is not None:
         word, calls = gravest
-        action, text = answers.MEANINGS[word].action, answers.words(device, calls[0])
-        looks = "" if answers.MEANINGS[word].at_once else f", {answers.LOOKS} looks in a row"
-        message = f"{gpus.label(device)}: {text} ({answers.named(calls)}){looks}"
+        action, text = driver_errors.MEANINGS[word].action, driver_errors.describe_missing_value(device, calls[0])
+        looks = "" if driver_errors.MEANINGS[word].at_once else f", {driver_errors.READINGS} looks in a row"
+        message = f"{gpus.label(device)}: {text} ({driver_errors.join_calls(calls)}){looks}"
         code = (device.get("codes") or {}).get(calls[0])
-        hint = amd.hint(view, device, action) if device.get("vendor") == AMD else HINTS.get(action)
-        return failed(message, gpu=device["index"], value=code, action=action, hint=hint)
+        hint = amd.reset_hint(view, device, action) if device.get("vendor") == AMD else HINTS.get(action)
+        return fail(message, gpu=device["index"], value=code, action=action, hint=hint)
     odd = device.get("odd") or {}
     if odd:
-        text = answers.code_name(device, next(iter(odd.values())))
-        message = f"{gpus.label(device)}: {text} ({answers.named(odd)}), then well"
-        return warned(message, gpu=device["index"], value=odd, action=Action.NONE, hint=_ONCE)
+        text = driver_errors.code_name(device, next(iter(odd.values())))
+        message = f"{gpus.label(device)}: {text} ({driver_errors.join_calls(odd)}), then well"
+        return warn(message, gpu=device["index"], value=odd, action=Action.NONE, hint=_ONCE)
     return None
 
 
 _ONCE = "Once may be chance; if it comes again, look at the kernel log around it (`dmesg -T`)"
 
 
-def answers_well(gpu: Mapping[str, Any]) -> bool:
+def is_answering(gpu: Mapping[str, Any]) -> bool:
     """Tell whether a GPU, of facts or of a sample, answered every call as far as the calls speak of it."""
-    return answers.gravest(gpu.get("err") or {}) is None
+    return driver_errors.find_worst(gpu.get("err") or {}) is None
 
 
-def streaks(before: Streaks, gpu: Mapping[str, Any]) -> Streaks:
+def count_streaks(before: Streaks, gpu: Mapping[str, Any]) -> Streaks:
     """Count on, for one GPU of a sample, how often each call has given an answer that may be chance."""
     index = int(gpu["gpu"])
-    doubtful = [call for call, word in (gpu.get("err") or {}).items() if word in answers.MEANINGS]
+    doubtful = [call for call, word in (gpu.get("err") or {}).items() if word in driver_errors.MEANINGS]
     return {(index, call): before.get((index, call), 0) + 1 for call in doubtful}
 
 
-def sign(gpu: Mapping[str, Any], counted: Streaks) -> Sign | None:
+def sign(gpu: Mapping[str, Any], counted: Streaks) -> Symptom | None:
     """Return what a sample's answers say of a GPU in a run: one odd answer says nothing."""
     index = int(gpu["gpu"])
     certain = {
         call: word
         for call, word in (gpu.get("err") or {}).items()
-        if word in answers.MEANINGS
-        and (answers.MEANINGS[word].at_once or counted.get((index, call), 0) >= answers.LOOKS)
+        if word in driver_errors.MEANINGS
+        and (driver_errors.MEANINGS[word].at_once or counted.get((index, call), 0) >= driver_errors.READINGS)
     }
-    gravest = answers.gravest(certain)
+    gravest = driver_errors.find_worst(certain)
     if gravest is None:
         return None
     word, calls = gravest
-    return Sign(
+    return Symptom(
         gpu=index,
         check="gpu.lost",
         status=Status.FAIL,
-        words=answers.words(gpu, calls[0]),
-        action=answers.MEANINGS[word].action,
-        detail="" if answers.MEANINGS[word].at_once else answers.named(calls),
+        words=driver_errors.describe_missing_value(gpu, calls[0]),
+        action=driver_errors.MEANINGS[word].action,
+        detail="" if driver_errors.MEANINGS[word].at_once else driver_errors.join_calls(calls),
     )
 
 
@@ -125,15 +125,15 @@ def sign(gpu: Mapping[str, Any], counted: Streaks) -> Sign | None:
 )
 def inforom(view: View) -> Iterator[Outcome]:
     """The configuration memory of every GPU is intact."""
-    corrupted = [d for d in gpus.devices(view) if answers.CORRUPTED in d.get("err", {}).values()]
+    corrupted = [d for d in gpus.used_gpus(view) if driver_errors.CORRUPTED in d.get("err", {}).values()]
     for device in corrupted:
-        yield failed(f"{gpus.label(device)}: corrupted infoROM", gpu=device["index"], value=14)
+        yield fail(f"{gpus.label(device)}: corrupted infoROM", gpu=device["index"], value=14)
     if not corrupted:
-        yield from gpus.each(view, "inforom", _valid, "infoROM of {n} GPUs is valid")
+        yield from gpus.judge_each(view, "inforom", _valid, "infoROM of {n} GPUs is valid")
 
 
 def _valid(_device: gpus.Device, _value: Any) -> None:
     return None
 
 
-CHECKS = (lost, inforom)
+CHECKS = (judge_lost, inforom)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import fnmatch
 from typing import TYPE_CHECKING
 
-from clusterctl.health import answers
+from clusterctl.health import driver_errors
 from clusterctl.health.check import View, node_check
 from clusterctl.health.checks import amd_presence, gpus
-from clusterctl.health.model import Action, Outcome, failed, passed, skipped, unknown, warned
+from clusterctl.health.model import Action, Outcome, fail, ok, skip, unknown, warn
 from clusterctl.health.vendors import AMD, JUDGED, VENDORS
 from clusterctl.wording import plural
 
@@ -44,13 +44,13 @@ def driver(view: View) -> Iterator[Outcome]:
     elif nvml.status != "ok":
         yield unknown(f"could not ask NVML: {nvml.reason or nvml.status}")
     elif (code := nvml.data.get("init_error")) is None:
-        yield passed(f"driver {nvml.data.get('driver')}", value=nvml.data.get("driver"))
+        yield ok(f"driver {nvml.data.get('driver')}", value=nvml.data.get("driver"))
     elif code == 18:
         yield unknown("driver and library do not match (see `gpu.lib_mismatch`)")
     else:
-        say = failed if view.expected.count else warned
+        say = fail if view.expected.count else warn
         action = Action.FIX_CONFIG if code in _SETUP else Action.REBOOT_NODE
-        yield say(f"NVML does not open: {answers.nvml_name(code)}{_second(view)}", value=code, action=action)
+        yield say(f"NVML does not open: {driver_errors.nvml_name(code)}{_second(view)}", value=code, action=action)
 
 
 def _second(view: View) -> str:
@@ -82,15 +82,15 @@ def lib_mismatch(view: View) -> Iterator[Outcome]:
     nvml, module = view.group("nvml").data, view.group("driver").data.get("module")
     code, library = nvml.get("init_error"), nvml.get("driver")
     if code == 18:
-        yield failed(f"driver/library version mismatch: kernel module {module or 'unknown'}", value=module)
+        yield fail(f"driver/library version mismatch: kernel module {module or 'unknown'}", value=module)
     elif code is not None:
-        yield unknown(f"NVML could not be used: {answers.nvml_name(code)}")
+        yield unknown(f"NVML could not be used: {driver_errors.nvml_name(code)}")
     elif not module or not library:
         yield unknown("the version of the kernel module cannot be read")
     elif module != library:
-        yield failed(f"kernel module {module}, library {library}", value=library, expected=module)
+        yield fail(f"kernel module {module}, library {library}", value=library, expected=module)
     else:
-        yield passed(f"module and library {module}", value=module)
+        yield ok(f"module and library {module}", value=module)
 
 
 @node_check(
@@ -109,17 +109,17 @@ def lib_mismatch(view: View) -> Iterator[Outcome]:
 )
 def model(view: View) -> Iterator[Outcome]:
     """All GPUs of the node are of one model, the promised one where the cluster file promises one."""
-    blocked = gpus.library_gate(view)
-    names = sorted({d["v"]["name"] for d in gpus.devices(view) if d.get("v", {}).get("name")})
+    blocked = gpus.why_library_not_judged(view)
+    names = sorted({d["v"]["name"] for d in gpus.used_gpus(view) if d.get("v", {}).get("name")})
     wanted = view.context.expect.get("gpu_model")
     if blocked is not None or not names:
         yield blocked or unknown("no GPU tells its name")
     elif wanted and not all(fnmatch.fnmatchcase(name, str(wanted)) for name in names):
-        yield failed(f"{', '.join(names)}, expected {wanted}", value=names, expected=wanted)
+        yield fail(f"{', '.join(names)}, expected {wanted}", value=names, expected=wanted)
     elif len(names) > 1:
-        yield warned(f"{len(names)} models: {', '.join(names)}", value=names)
+        yield warn(f"{len(names)} models: {', '.join(names)}", value=names)
     else:
-        yield passed(names[0], value=names[0], expected=wanted)
+        yield ok(names[0], value=names[0], expected=wanted)
 
 
 @node_check(
@@ -142,25 +142,25 @@ def model(view: View) -> Iterator[Outcome]:
 )
 def responsive(view: View) -> Iterator[Outcome]:
     """The driver answers in time. Slow is not hung: without persistence mode every look first starts the GPUs."""
-    library, source = gpus.library(view), gpus.source(view)
+    library, source = gpus.library(view), gpus.describe_source(view)
     if library.status == "timeout":
-        yield failed(f"{source} hangs: {library.reason}", value=library.ms)
+        yield fail(f"{source} hangs: {library.reason}", value=library.ms)
     elif library.status != "ok" or library.ms is None:
         yield unknown(f"could not ask {source}: {library.reason or library.status}")
     elif library.data.get("init_error") is not None:
-        yield unknown(f"{source} could not be used: {answers.nvml_name(library.data['init_error'])}")
+        yield unknown(f"{source} could not be used: {driver_errors.nvml_name(library.data['init_error'])}")
     elif library.ms > view.limit("warn") * 1000:
         yield _slow(view, library.ms, library.data.get("init_ms"))
     else:
-        yield passed(f"{source} answers", value=library.ms)
+        yield ok(f"{source} answers", value=library.ms)
 
 
 def _slow(view: View, took: float, opening: float | None) -> Outcome:
-    message = f"{gpus.source(view)} took {took / 1000:.1f} s"
+    message = f"{gpus.describe_source(view)} took {took / 1000:.1f} s"
     if opening is None:
-        return warned(message, value={"ms": took}, action=Action.NONE, hint="Look at the kernel log (`dmesg -T`)")
+        return warn(message, value={"ms": took}, action=Action.NONE, hint="Look at the kernel log (`dmesg -T`)")
     parts = f"opening it {opening / 1000:.1f} s, the look {max(0.0, took - opening) / 1000:.1f} s"
-    return warned(
+    return warn(
         f"{message}: {parts}",
         value={"ms": took, "init_ms": opening},
         action=Action.FIX_CONFIG,
@@ -181,7 +181,7 @@ def _slow(view: View, took: float, opening: float | None) -> Outcome:
 )
 def nouveau(view: View) -> Iterator[Outcome]:
     """The nouveau driver is not loaded."""
-    yield warned("nouveau is loaded") if view.group().data.get("nouveau") else passed("nouveau is not loaded")
+    yield warn("nouveau is loaded") if view.group().data.get("nouveau") else ok("nouveau is not loaded")
 
 
 @node_check(
@@ -198,12 +198,12 @@ def nouveau(view: View) -> Iterator[Outcome]:
 def vendor(view: View) -> Iterator[Outcome]:
     """The GPUs are of a vendor whose GPUs can be judged. For others this is the one place where it is said."""
     whose = gpus.vendor(view)
-    there = sum(card["vendor"] == whose for card in gpus.cards(view))
+    there = sum(card["vendor"] == whose for card in gpus.compute_cards(view))
     if whose in JUDGED:
-        yield passed(f"GPUs of {VENDORS[whose].name}") if there else skipped("no GPU on the PCI bus")
+        yield ok(f"GPUs of {VENDORS[whose].name}") if there else skip("no GPU on the PCI bus")
     else:
         which = "which is" if there == 1 else "which are"
-        yield warned(f"{plural(there, 'GPU')} of {VENDORS[whose].name}, {which} not judged", value=there)
+        yield warn(f"{plural(there, 'GPU')} of {VENDORS[whose].name}, {which} not judged", value=there)
 
 
 CHECKS = (driver, lib_mismatch, model, responsive, nouveau, vendor)

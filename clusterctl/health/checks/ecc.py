@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from clusterctl.health.check import node_check
 from clusterctl.health.checks import gpus, ras, xid
 from clusterctl.health.checks.recovery import HINTS
-from clusterctl.health.model import Action, Outcome, Status, failed, warned
-from clusterctl.health.signs import Sign
+from clusterctl.health.model import Action, Outcome, Status, fail, warn
+from clusterctl.health.symptom import Symptom
 from clusterctl.health.vendors import AMD, JUDGED
 
 if TYPE_CHECKING:
@@ -38,13 +38,13 @@ def ecc_mode(view: View) -> Iterable[Outcome]:
     def judge(device: gpus.Device, value: Any) -> Outcome | None:
         now, pending = value
         if now != pending:
-            return warned(f"{gpus.label(device)}: ECC changes at the next reboot", gpu=device["index"], value=value)
+            return warn(f"{gpus.label(device)}: ECC changes at the next reboot", gpu=device["index"], value=value)
         # A board that does not tell its default may be one that has ECC off.
         if now or not gpus.value(device, "ecc_default"):
             return None
-        return warned(f"{gpus.label(device)}: ECC is off", gpu=device["index"], value=value)
+        return warn(f"{gpus.label(device)}: ECC is off", gpu=device["index"], value=value)
 
-    return gpus.each(view, "ecc_mode", judge, "ECC as by default on {n} GPUs")
+    return gpus.judge_each(view, "ecc_mode", judge, "ECC as by default on {n} GPUs")
 
 
 @node_check(
@@ -77,10 +77,10 @@ def ecc_uncorrected(view: View) -> Iterable[Outcome]:
             return None
         index, message = device["index"], f"{gpus.label(device)}: {value} uncorrected memory errors"
         if value > most or gpus.value(device, "recovery_action") or index in spread:
-            return failed(message, gpu=index, value=value, expected=0)
-        return warned(f"{message}, contained", gpu=index, value=value, expected=0, action=Action.NONE, hint=_CONTAINED)
+            return fail(message, gpu=index, value=value, expected=0)
+        return warn(f"{message}, contained", gpu=index, value=value, expected=0, action=Action.NONE, hint=_CONTAINED)
 
-    return gpus.each(view, "ecc_unc", judge, "no uncorrected memory errors on {n} GPUs")
+    return gpus.judge_each(view, "ecc_unc", judge, "no uncorrected memory errors on {n} GPUs")
 
 
 _UNCONTAINED = frozenset({48, 95, 140})
@@ -105,11 +105,11 @@ def ecc_corrected(view: View) -> Iterable[Outcome]:
     def judge(device: gpus.Device, value: Any) -> Outcome | None:
         if value <= most:
             return None
-        return warned(
+        return warn(
             f"{gpus.label(device)}: {value} corrected memory errors", gpu=device["index"], value=value, expected=most
         )
 
-    return gpus.each(view, "ecc_cor", judge, "few corrected memory errors on {n} GPUs")
+    return gpus.judge_each(view, "ecc_cor", judge, "few corrected memory errors on {n} GPUs")
 
 
 @node_check(
@@ -130,17 +130,17 @@ def sram_ecc(view: View) -> Iterable[Outcome]:
 
     def judge(device: gpus.Device, value: Any) -> Outcome | None:
         if value["threshold"]:
-            return failed(f"{gpus.label(device)}: SRAM errors exceed NVIDIA's limit", gpu=device["index"], value=value)
+            return fail(f"{gpus.label(device)}: SRAM errors exceed NVIDIA's limit", gpu=device["index"], value=value)
         if value["unc"] > most:
-            return warned(
+            return warn(
                 f"{gpus.label(device)}: {value['unc']} uncorrected SRAM errors", gpu=device["index"], value=value
             )
         return None
 
-    return gpus.each(view, "sram", judge, "SRAM of {n} GPUs is within the limit")
+    return gpus.judge_each(view, "sram", judge, "SRAM of {n} GPUs is within the limit")
 
 
-def sign(gpu: int, more: int, recovery: int | None) -> Sign | None:
+def sign(gpu: int, more: int, recovery: int | None) -> Symptom | None:
     """Return what uncorrected errors say of a GPU in a run: so many since its start, and the recovery action.
 
     Those that were not contained are told by their XIDs too.
@@ -148,7 +148,7 @@ def sign(gpu: int, more: int, recovery: int | None) -> Sign | None:
     if more <= 0:
         return None
     spread = more > CONTAINED_AT_MOST or bool(recovery)
-    return Sign(
+    return Symptom(
         gpu=gpu,
         check="gpu.ecc_uncorrected",
         status=Status.FAIL if spread else Status.WARN,

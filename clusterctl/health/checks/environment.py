@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.health.check import ClusterView, View, cluster_check
 from clusterctl.health.checks import compare
-from clusterctl.health.model import Action, Outcome, passed, skipped, unknown, warned
+from clusterctl.health.model import Action, Outcome, ok, skip, unknown, warn
 from clusterctl.wording import plural
 
 if TYPE_CHECKING:
@@ -39,21 +39,21 @@ def environment(view: ClusterView) -> Iterable[Outcome]:
     if not told:
         return [unknown("no node tells its environment")]
     if len(told) < 2:
-        return [skipped("only one node to look at")]
+        return [skip("only one node to look at")]
     by_host = frozenset[str]().union(*(node.expected.env for node in view.views))
     names = sorted(frozenset[str]().union(*told.values()) - by_host)
     values = {node.node: node.group("host").data.get("env") or {} for node in view.views}
     odd: list[Outcome] = []
     for name in names:
-        result = compare.vote({node: hashes.get(name, compare.ABSENT) for node, hashes in told.items()})
+        result = compare.count_votes({node: hashes.get(name, compare.ABSENT) for node, hashes in told.items()})
         if result.majority is None:
             shown = ", ".join(f"{_shown(values[node], name)} on {node}" for node in told)
-            odd.append(warned(f"nodes disagree on {name}: {shown}", value=name))
+            odd.append(warn(f"nodes disagree on {name}: {shown}", value=name))
         odd += [
-            warned(f"{name} is {_shown(values[node], name)}, unlike elsewhere", node=node, value=name)
+            warn(f"{name} is {_shown(values[node], name)}, unlike elsewhere", node=node, value=name)
             for node in result.odd
         ]
-    return odd[:_MOST] or [passed(f"{plural(len(names), 'setting')} alike on {len(told)} nodes")]
+    return odd[:_MOST] or [ok(f"{plural(len(names), 'setting')} alike on {len(told)} nodes")]
 
 
 def _hashes(node: View) -> dict[str, str] | None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.health import answers
+from clusterctl.health import driver_errors
 from clusterctl.health.check import node_check
 from clusterctl.health.checks import gpus
-from clusterctl.health.model import Action, Outcome, failed, passed, skipped, unknown, warned
+from clusterctl.health.model import Action, Outcome, fail, ok, skip, unknown, warn
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -20,7 +20,7 @@ _UNSUPPORTED = 0
 _UNHEALTHY, _LIMITED = 2, 3
 
 
-def trouble(info: dict[str, Any]) -> str | None:
+def describe_problem(info: dict[str, Any]) -> str | None:
     """Return what is wrong with a GPU's fabric, or `None`.
 
     Values are those of `nvmlGpuFabricInfoV_t` in NVIDIA's `nvml.h`.
@@ -30,7 +30,7 @@ def trouble(info: dict[str, Any]) -> str | None:
     if info["state"] != _COMPLETED:
         return "not registered with the fabric"
     if info["status"] != 0:
-        return f"fabric registration failed: {answers.nvml_name(info['status'])}"
+        return f"fabric registration failed: {driver_errors.nvml_name(info['status'])}"
     return {_UNHEALTHY: "fabric is unhealthy", _LIMITED: "fabric is of limited capacity"}.get(info["health"])
 
 
@@ -51,18 +51,18 @@ def trouble(info: dict[str, Any]) -> str | None:
 )
 def fabric(view: View) -> Iterable[Outcome]:
     """GPUs behind an NVSwitch have joined its fabric."""
-    states = [info["state"] for device in gpus.devices(view) if (info := gpus.value(device, "fabric"))]
+    states = [info["state"] for device in gpus.used_gpus(view) if (info := gpus.value(device, "fabric"))]
     if states and all(state == _UNSUPPORTED for state in states):
-        return [skipped("these GPUs have no fabric")]
+        return [skip("these GPUs have no fabric")]
 
     def judge(device: gpus.Device, value: Any) -> Outcome | None:
-        wrong = trouble(value)
+        wrong = describe_problem(value)
         if wrong is None:
             return None
-        say = warned if value["state"] == _COMPLETED and value["health"] == _LIMITED else failed
+        say = warn if value["state"] == _COMPLETED and value["health"] == _LIMITED else fail
         return say(f"{gpus.label(device)}: {wrong}", gpu=device["index"], value=value)
 
-    return gpus.each(view, "fabric", judge, "fabric complete on {n} GPUs", absent="these GPUs have no fabric")
+    return gpus.judge_each(view, "fabric", judge, "fabric complete on {n} GPUs", absent="these GPUs have no fabric")
 
 
 @node_check(
@@ -82,19 +82,19 @@ def fabric(view: View) -> Iterable[Outcome]:
 def fabric_manager(view: View) -> Iterator[Outcome]:
     """Something runs the fabric of an NVSwitch: what GPUs say of it counts, the process only explains it."""
     driver, running = view.group("driver"), view.group().data.get("fabric_manager")
-    infos = [info for device in gpus.devices(view) if (info := gpus.value(device, "fabric")) and info["state"]]
-    if infos and not any(map(trouble, infos)):
-        yield passed("the fabric is complete")
+    infos = [info for device in gpus.used_gpus(view) if (info := gpus.value(device, "fabric")) and info["state"]]
+    if infos and not any(map(describe_problem, infos)):
+        yield ok("the fabric is complete")
     elif running:
-        yield passed("fabric manager is running")
+        yield ok("fabric manager is running")
     elif not infos and driver.status != "ok":
         yield unknown(f"could not look for an NVSwitch: {driver.reason or driver.status}")
     elif not infos and not driver.data.get("nvswitches"):
-        yield skipped("no NVSwitch")
+        yield skip("no NVSwitch")
     elif view.group().data.get("own_namespace"):
-        yield skipped("this container does not show the machine's processes")
+        yield skip("this container does not show the machine's processes")
     else:
-        yield warned("there is an NVSwitch, and no fabric manager runs")
+        yield warn("there is an NVSwitch, and no fabric manager runs")
 
 
 @node_check(
@@ -113,17 +113,17 @@ def fabric_manager(view: View) -> Iterator[Outcome]:
 )
 def imex(view: View) -> Iterator[Outcome]:
     """GPUs whose NVLinks reach other nodes (GB200 NVL72) can share memory with them."""
-    clusters = {info.get("cluster") for device in gpus.devices(view) if (info := gpus.value(device, "fabric"))}
+    clusters = {info.get("cluster") for device in gpus.used_gpus(view) if (info := gpus.value(device, "fabric"))}
     channels = view.group().data.get("imex") or []
     if not any(clusters):
-        yield skipped("the fabric ends with this machine")
+        yield skip("the fabric ends with this machine")
     elif not view.context.multi_node:
-        yield skipped("only one node")
+        yield skip("only one node")
     elif any(channel["readable"] for channel in channels):
-        yield passed(f"{len(channels)} IMEX channels")
+        yield ok(f"{len(channels)} IMEX channels")
     else:
         why = "none that this user may open" if channels else "none there"
-        yield warned(f"no IMEX channel to reach the GPUs of other nodes: {why}", value=channels)
+        yield warn(f"no IMEX channel to reach the GPUs of other nodes: {why}", value=channels)
 
 
 CHECKS = (fabric, fabric_manager, imex)

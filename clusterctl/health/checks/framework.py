@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.health.check import View, node_check
 from clusterctl.health.checks import gpus
-from clusterctl.health.model import Action, Outcome, failed, passed, skipped, unknown, warned
+from clusterctl.health.model import Action, Outcome, fail, ok, skip, unknown, warn
 from clusterctl.health.vendors import AMD, NVIDIA, VENDORS
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def installed(view: View) -> Iterator[Outcome]:
     framework, data = view.context.framework, _versions(view)
     wanted = _PACKAGES.get(framework or "", ())
     if not wanted:
-        yield skipped("`job.framework` names none")
+        yield skip("`job.framework` names none")
         return
     if data is None:
         yield unknown("could not ask for its packages")
@@ -55,9 +55,9 @@ def installed(view: View) -> Iterator[Outcome]:
     if missing and not (framework in _ANY_OF and there):
         shown = missing[0] if framework in _ANY_OF else " and ".join(missing)
         where = data.get("executable") or "the job's Python"
-        yield failed(f"no {shown} in {where}", expected=shown)
+        yield fail(f"no {shown} in {where}", expected=shown)
     else:
-        yield passed(", ".join(f"{name} {names[name]}" for name in there))
+        yield ok(", ".join(f"{name} {names[name]}" for name in there))
 
 
 @node_check(
@@ -78,14 +78,14 @@ def gpu_build(view: View) -> Iterator[Outcome]:
     data, declared = _versions(view), view.expected.count
     torch = (data or {}).get("torch")
     if not declared or view.context.framework in ("tensorflow", "jax", "none"):
-        yield skipped("no GPUs declared" if not declared else "not a job for torch")
+        yield skip("no GPUs declared" if not declared else "not a job for torch")
     elif data is None:
         yield unknown("could not ask for its packages")
     elif torch is None:
-        yield skipped("no torch here")
+        yield skip("no torch here")
     else:
         # Where the file does not say that torch is what the job uses, the rest of an environment may hold it.
-        say = failed if view.context.framework in ("torch", "keras") else warned
+        say = fail if view.context.framework in ("torch", "keras") else warn
         built, there = _built_for(torch, data), _maker(view)
         if built is None:
             yield say(f"torch {torch} is built for CPUs alone, {declared} GPUs are declared", value=torch)
@@ -95,7 +95,7 @@ def gpu_build(view: View) -> Iterator[Outcome]:
             hint = f"`pip install torch --index-url https://download.pytorch.org/whl/{index}` (or another of its kind)"
             yield say(f"{names}, those of the node are {VENDORS[there].name}'s", value=torch, hint=hint)
         else:
-            yield passed(f"torch {torch}")
+            yield ok(f"torch {torch}")
 
 
 def _built_for(torch: str, versions: dict[str, Any]) -> str | None:
@@ -109,7 +109,7 @@ def _built_for(torch: str, versions: dict[str, Any]) -> str | None:
 
 def _maker(view: View) -> str | None:
     """Return whose GPUs the node shows; `None` where it shows none, so that nothing can be said."""
-    return gpus.vendor(view) if gpus.cards(view) or gpus.everyone(view) else None
+    return gpus.vendor(view) if gpus.compute_cards(view) or gpus.all_gpus(view) else None
 
 
 CHECKS = (installed, gpu_build)

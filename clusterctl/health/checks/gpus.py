@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.health import answers
-from clusterctl.health.model import Outcome, passed, root_needed, skipped, unknown
+from clusterctl.health import driver_errors
+from clusterctl.health.model import Outcome, needs_root, ok, skip, unknown
 from clusterctl.health.vendors import AMD, NVIDIA, VENDORS
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ _DISPLAY = "0x0300"
 def vendor(view: View) -> str:
     """Return whose GPUs the node has: NVIDIA's where nothing tells."""
     groups = {key: view.group(entry.group) for key, entry in VENDORS.items() if entry.group}
-    of_cards = {card["vendor"] for card in cards(view)}
+    of_cards = {card["vendor"] for card in compute_cards(view)}
     signs = [key for key, group in groups.items() if group.data.get("devices")]
     signs += [key for key in VENDORS if key in of_cards]
     # AMD's driver is asked only where there is one.
@@ -41,12 +41,12 @@ def library(view: View) -> Group:
     return view.group(VENDORS[vendor(view)].group or "")
 
 
-def source(view: View) -> str:
+def describe_source(view: View) -> str:
     """Name what is asked about the node's GPUs."""
     return VENDORS[vendor(view)].source
 
 
-def cards(view: View) -> list[dict[str, Any]]:
+def compute_cards(view: View) -> list[dict[str, Any]]:
     """Return the cards on the PCI bus that somebody computes on.
 
     Of a display that is not NVIDIA's one cannot tell: most are part of a processor. Where its driver computes, it is
@@ -56,46 +56,46 @@ def cards(view: View) -> list[dict[str, Any]]:
     return [card for card in entries if card["vendor"] == NVIDIA or card.get("class") != _DISPLAY]
 
 
-def everyone(view: View) -> list[Device]:
+def all_gpus(view: View) -> list[Device]:
     """Return all GPUs that the library shows."""
     return library(view).data.get("devices") or []
 
 
-def devices(view: View) -> list[Device]:
+def used_gpus(view: View) -> list[Device]:
     """Return the GPUs that matter: the declared indices, the first N, or all."""
     declared = view.expected.gpus
     if isinstance(declared, tuple):
-        return [d for d in everyone(view) if d["index"] in declared]
-    return everyone(view) if declared is None else [d for d in everyone(view) if d["index"] < declared]
+        return [d for d in all_gpus(view) if d["index"] in declared]
+    return all_gpus(view) if declared is None else [d for d in all_gpus(view) if d["index"] < declared]
 
 
-def present(view: View) -> bool:
+def has_gpu_sign(view: View) -> bool:
     """Tell whether there is any sign of a GPU or its driver on the node."""
     module = view.group("driver").data.get("module")
-    return bool(cards(view) or module or devices(view) or library(view).status == "timeout")
+    return bool(compute_cards(view) or module or used_gpus(view) or library(view).status == "timeout")
 
 
-def gate(view: View) -> Outcome | None:
+def why_not_judged(view: View) -> Outcome | None:
     """Return why a GPU check has nothing to judge, or `None` when it has."""
     if view.expected.count == 0:
-        return skipped("no GPUs declared")
+        return skip("no GPUs declared")
     if vendor(view) not in view.check.vendors:
-        return skipped(f"not for {VENDORS[vendor(view)].name}")
-    if view.expected.count is None and not present(view):
+        return skip(f"not for {VENDORS[vendor(view)].name}")
+    if view.expected.count is None and not has_gpu_sign(view):
         if view.group("driver").status != "ok":
             return unknown(f"could not look for GPUs: {view.group('driver').reason}")
-        return skipped("no GPU here and none declared")
+        return skip("no GPU here and none declared")
     return None
 
 
-def library_gate(view: View) -> Outcome | None:
+def why_library_not_judged(view: View) -> Outcome | None:
     """Return why the library's answers cannot be judged, or `None`; who is to blame is another check's business."""
-    group, name = library(view), source(view)
+    group, name = library(view), describe_source(view)
     if group.status != "ok":
         return unknown(f"{name} did not answer: {group.reason or group.status}")
     if group.data.get("init_error") is not None:
-        return unknown(f"{name} could not be used: {answers.nvml_name(group.data['init_error'])}")
-    if not devices(view):
+        return unknown(f"{name} could not be used: {driver_errors.nvml_name(group.data['init_error'])}")
+    if not used_gpus(view):
         return unknown(f"{name} shows no GPU")
     return None
 
@@ -111,7 +111,7 @@ def label(device: Device) -> str:
     return f"GPU {device['index']} ({pci})" if pci else f"GPU {device['index']}"
 
 
-def each(
+def judge_each(
     view: View, field: str, judge: Callable[[Device, Any], Outcome | None], healthy: str, *, absent: str | None = None
 ) -> list[Outcome]:
     """Judge one field of every GPU: adverse outcomes one a GPU, all well folded into one.
@@ -123,12 +123,12 @@ def each(
         healthy: What to say when nothing is wrong; `{n} GPUs` (or `{n} GPUs are`) is filled with how many were judged.
         absent: What to say where no GPU has the value.
     """
-    blocked = library_gate(view)
+    blocked = why_library_not_judged(view)
     if blocked is not None:
         return [blocked]
     outcomes: list[Outcome] = []
     judged, blind = 0, dict[tuple[str, bool], list[int]]()
-    for device in devices(view):
+    for device in used_gpus(view):
         if field in device.get("v", {}):
             judged += 1
             outcome = judge(device, device["v"][field])
@@ -136,19 +136,19 @@ def each(
                 outcomes.append(outcome)
             continue
         word = device.get("err", {}).get(field)
-        if word != answers.UNSUPPORTED:
-            closed = word == answers.DENIED and view.check.root is not None
-            blind.setdefault((answers.words(device, field), closed), []).append(device["index"])
+        if word != driver_errors.UNSUPPORTED:
+            closed = word == driver_errors.DENIED and view.check.root is not None
+            blind.setdefault((driver_errors.describe_missing_value(device, field), closed), []).append(device["index"])
     for (why, closed), indices in blind.items():
-        say = root_needed if closed else unknown
-        outcomes.append(say(f"{numbers(indices)}: {why}", value=indices))
+        say = needs_root if closed else unknown
+        outcomes.append(say(f"{gpu_names(indices)}: {why}", value=indices))
     if outcomes:
         return outcomes
     if judged == 1:
         healthy = healthy.replace("{n} GPUs are", "{n} GPU is").replace("{n} GPUs", "{n} GPU")
-    return [passed(healthy.format(n=judged))] if judged else [skipped(absent or "not supported by this GPU or driver")]
+    return [ok(healthy.format(n=judged))] if judged else [skip(absent or "not supported by this GPU or driver")]
 
 
-def numbers(gpus: Sequence[int]) -> str:
+def gpu_names(gpus: Sequence[int]) -> str:
     """Name GPUs: `GPU 3`, `GPUs 0, 2`."""
     return f"GPU{'s' if len(gpus) > 1 else ''} {', '.join(map(str, gpus))}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.health.check import View, node_check
-from clusterctl.health.model import Action, Outcome, passed, skipped, unknown, warned
+from clusterctl.health.model import Action, Outcome, ok, skip, unknown, warn
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,11 +46,11 @@ def pcie_errors(view: View) -> Iterator[Outcome]:
         words = _errors(link, uptime, view.limit("rate"))
         if words:
             bad = True
-            yield warned(f"{link['of']} ({link['address']}): {words}", value=link["address"])
+            yield warn(f"{link['of']} ({link['address']}): {words}", value=link["address"])
     if not links:
-        yield skipped("this machine counts no errors of PCIe links")
+        yield skip("this machine counts no errors of PCIe links")
     elif not bad:
-        yield passed(f"{len(links)} PCIe links without errors that matter")
+        yield ok(f"{len(links)} PCIe links without errors that matter")
 
 
 def _errors(link: dict[str, Any], uptime: float | None, rate: float) -> str:
@@ -89,15 +89,15 @@ def memory_errors(view: View) -> Iterator[Outcome]:
         days = max((entry.get("seconds") or 0) / _DAY, 1.0)
         if uncorrected:
             bad = True
-            yield warned(f"{entry['controller']}: {uncorrected} uncorrected memory errors", value=uncorrected)
+            yield warn(f"{entry['controller']}: {uncorrected} uncorrected memory errors", value=uncorrected)
         elif corrected / days > view.limit("corrected"):
             bad = True
             message = f"{entry['controller']}: {corrected / days:.0f} corrected memory errors a day"
-            yield warned(message, value=corrected, expected=view.limit("corrected"))
+            yield warn(message, value=corrected, expected=view.limit("corrected"))
     if not controllers:
-        yield skipped("this machine counts no errors of memory")
+        yield skip("this machine counts no errors of memory")
     elif not bad:
-        yield passed(f"{len(controllers)} memory controllers without errors that matter")
+        yield ok(f"{len(controllers)} memory controllers without errors that matter")
 
 
 CHECKS = (pcie_errors, memory_errors)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from clusterctl.health.check import View, node_check
-from clusterctl.health.model import Outcome, passed, unknown, warned
+from clusterctl.health.model import Outcome, ok, unknown, warn
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,9 +35,9 @@ def uptime(view: View) -> Iterator[Outcome]:
         return
     since = f"up for {seconds / 3600:.1f} h"
     if lost and seconds < view.limit("warn"):
-        yield warned(f"{since}: it went down under run {lost}", value=seconds)
+        yield warn(f"{since}: it went down under run {lost}", value=seconds)
     else:
-        yield passed(since, value=seconds)
+        yield ok(since, value=seconds)
 
 
 CHECKS = (uptime,)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.health.check import ClusterView, View, cluster_check, node_check
 from clusterctl.health.checks import compare, rdma
-from clusterctl.health.model import Action, Outcome, failed, passed, skipped, unknown, warned
+from clusterctl.health.model import Action, Outcome, fail, ok, skip, unknown, warn
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -33,35 +33,35 @@ _LIKE = 3
 )
 def ib_port(view: View) -> Iterator[Outcome]:
     """RDMA ports that NCCL would use are up."""
-    ports, wanted = rdma.ports(view), view.context.expect.get("ib_ports")
-    up = [port for port in ports if rdma.active(port)]
+    ports, wanted = rdma.all_ports(view), view.context.expect.get("ib_ports")
+    up = [port for port in ports if rdma.is_active(port)]
     if wanted is not None and len(up) < wanted:
-        down = "; ".join(rdma.state(port) for port in ports if not rdma.active(port))
+        down = "; ".join(rdma.describe_state(port) for port in ports if not rdma.is_active(port))
         message = f"{len(up)} of {wanted} RDMA ports active{': ' + down if down else ''}"
-        yield failed(message, value=len(up), expected=wanted)
+        yield fail(message, value=len(up), expected=wanted)
         return
-    blocked = rdma.gate(view) if ports else None
+    blocked = rdma.why_not_judged(view) if ports else None
     if blocked is not None:
         yield blocked
         return
-    chosen = rdma.selection(view)
+    chosen = rdma.select_ports(view)
     yield from _trouble(ports, chosen) or [_well(ports, chosen)]
 
 
 def _trouble(found: list[rdma.Port], chosen: rdma.Selection) -> list[Outcome]:
-    missing = [port for port in chosen.named if not rdma.active(port)]
-    outcomes = [failed(f"NCCL_IB_HCA names {rdma.state(port)}", value=rdma.name(port)) for port in missing]
+    missing = [port for port in chosen.named if not rdma.is_active(port)]
+    outcomes = [fail(f"NCCL_IB_HCA names {rdma.describe_state(port)}", value=rdma.port_name(port)) for port in missing]
     if not chosen.used and not chosen.why_none.startswith("no RDMA port"):
         return outcomes
     for port in found:
-        if rdma.active(port) or port in missing:
+        if rdma.is_active(port) or port in missing:
             continue
         if port.get("phys") == _CABLED:
             hint = "No subnet manager has taken it up: start opensm or the one of the switch"
-            outcomes.append(warned(f"{rdma.state(port)}", value=rdma.name(port), hint=hint))
+            outcomes.append(warn(f"{rdma.describe_state(port)}", value=rdma.port_name(port), hint=hint))
         elif _is_odd(port, found):
-            message = f"{rdma.state(port)}, while most ports of such cards are active"
-            outcomes.append(warned(message, value=rdma.name(port)))
+            message = f"{rdma.describe_state(port)}, while most ports of such cards are active"
+            outcomes.append(warn(message, value=rdma.port_name(port)))
     return outcomes
 
 
@@ -69,16 +69,16 @@ def _is_odd(port: rdma.Port, found: list[rdma.Port]) -> bool:
     """Tell whether most ports of such cards are active. Of a card with one port in use and one spare nobody can say."""
     kind = (port.get("board"), port.get("link_layer"))
     like = [other for other in found if (other.get("board"), other.get("link_layer")) == kind]
-    up = sum(map(rdma.active, like))
+    up = sum(map(rdma.is_active, like))
     return kind[0] is not None and len(like) > _LIKE and up * 2 > len(like)
 
 
 def _well(found: list[rdma.Port], chosen: rdma.Selection) -> Outcome:
     if not chosen.used:
-        return skipped(chosen.why_none)
+        return skip(chosen.why_none)
     rest = [port for port in found if port not in chosen.used]
-    others = f"; not used: {rdma.names(rest)}" if rest else ""
-    return passed(f"{len(chosen.used)} RDMA ports active{others}", value=len(chosen.used))
+    others = f"; not used: {rdma.port_names(rest)}" if rest else ""
+    return ok(f"{len(chosen.used)} RDMA ports active{others}", value=len(chosen.used))
 
 
 @node_check(
@@ -93,19 +93,19 @@ def _well(found: list[rdma.Port], chosen: rdma.Selection) -> Outcome:
 )
 def roce_gid(view: View) -> Iterator[Outcome]:
     """Active RDMA ports have an address that peers can use."""
-    blocked = rdma.gate(view) if rdma.ports(view) else None
+    blocked = rdma.why_not_judged(view) if rdma.all_ports(view) else None
     if blocked is not None:
         yield blocked
         return
-    chosen = rdma.selection(view)
+    chosen = rdma.select_ports(view)
     lacking = {"Ethernet": "roce_v2", "InfiniBand": "gids"}
     bad = [p for p in chosen.used if (key := lacking.get(p.get("link_layer") or "")) and not p.get(key)]
     for port in bad:
-        yield failed(f"{rdma.name(port)} has no usable address ({port.get('link_layer')})", value=port["device"])
+        yield fail(f"{rdma.port_name(port)} has no usable address ({port.get('link_layer')})", value=port["device"])
     if not chosen.used:
-        yield skipped(chosen.why_none)
+        yield skip(chosen.why_none)
     elif not bad:
-        yield passed(f"{len(chosen.used)} RDMA ports have addresses")
+        yield ok(f"{len(chosen.used)} RDMA ports have addresses")
 
 
 @node_check(
@@ -120,26 +120,26 @@ def roce_gid(view: View) -> Iterator[Outcome]:
 )
 def ib_width(view: View) -> Iterator[Outcome]:
     """RDMA cards have all the PCIe lanes of their slots."""
-    blocked = rdma.gate(view) if rdma.ports(view) else None
+    blocked = rdma.why_not_judged(view) if rdma.all_ports(view) else None
     if blocked is not None:
         yield blocked
         return
     lanes = {
         port["device"]: (port["width"], min(port["max_width"], port["slot_width"]))
-        for port in rdma.selection(view).used
+        for port in rdma.select_ports(view).used
         if port.get("width") and port.get("max_width") and port.get("slot_width")
     }
     narrow = {device: (now, most) for device, (now, most) in lanes.items() if now < most}
     for device, (now, most) in narrow.items():
-        yield warned(f"{device} has {now} PCIe lanes of {most}", value=now, expected=most)
+        yield warn(f"{device} has {now} PCIe lanes of {most}", value=now, expected=most)
     if not lanes:
-        yield skipped("no RDMA card in use whose slot can be seen")
+        yield skip("no RDMA card in use whose slot can be seen")
     elif not narrow:
-        yield passed(f"all PCIe lanes of {len(lanes)} RDMA cards")
+        yield ok(f"all PCIe lanes of {len(lanes)} RDMA cards")
 
 
 def _used(node: View) -> tuple[rdma.Port, ...] | None:
-    return rdma.selection(node).used if rdma.gate(node) is None else None
+    return rdma.select_ports(node).used if rdma.why_not_judged(node) is None else None
 
 
 def _compared(view: ClusterView) -> list[Outcome] | None:
@@ -147,7 +147,7 @@ def _compared(view: ClusterView) -> list[Outcome] | None:
     seen = [_used(node) for node in view.views]
     if all(ports is None for ports in seen):
         return [unknown("no node could be asked for RDMA ports")]
-    return None if any(seen) else [skipped("no node uses RDMA")]
+    return None if any(seen) else [skip("no node uses RDMA")]
 
 
 @cluster_check(
@@ -167,14 +167,14 @@ def ib_mixed(view: ClusterView) -> Iterable[Outcome]:
     uses_rdma: dict[str, bool] = {node.node: bool(used) for node in view.views if (used := _used(node)) is not None}
     without = [node for node, uses in uses_rdma.items() if not uses]
     if not without:
-        return [passed(f"all {len(uses_rdma)} nodes use RDMA")]
-    why = {node.node: rdma.selection(node).why_none for node in view.views}
+        return [ok(f"all {len(uses_rdma)} nodes use RDMA")]
+    why = {node.node: rdma.select_ports(node).why_none for node in view.views}
     if len(without) * 2 < len(uses_rdma):
-        return [failed(f"uses no RDMA, others do: {why[node]}", node=node, value=0) for node in without]
+        return [fail(f"uses no RDMA, others do: {why[node]}", node=node, value=0) for node in without]
     if len(without) * 2 > len(uses_rdma):
         using = [node for node, uses in uses_rdma.items() if uses]
-        return [failed("uses RDMA, others do not", node=node, value=1) for node in using]
-    return [failed(f"half of the nodes use RDMA, not {', '.join(without)}: {why[without[0]]}", value=without)]
+        return [fail("uses RDMA, others do not", node=node, value=1) for node in using]
+    return [fail(f"half of the nodes use RDMA, not {', '.join(without)}: {why[without[0]]}", value=without)]
 
 
 @cluster_check(
@@ -195,7 +195,7 @@ def ib_count(view: ClusterView) -> Iterable[Outcome]:
     def count(node: View) -> int | None:
         return len(_used(node) or ()) or None
 
-    return compare.node_categories(view, count, "number of RDMA ports in use")
+    return compare.compare_nodes(view, count, "number of RDMA ports in use")
 
 
 @cluster_check(
@@ -215,22 +215,21 @@ def ib_rate(view: ClusterView) -> Iterable[Outcome]:
     rates: dict[str, dict[str, Any]] = {}
     for node in view.views:
         for port in _used(node) or ():
-            rates.setdefault(rdma.name(port), {})[node.node] = port.get("rate")
+            rates.setdefault(rdma.port_name(port), {})[node.node] = port.get("rate")
     shared = {name: told for name, told in rates.items() if len(told) > 1}
-    odd = [outcome for name, told in shared.items() for outcome in _odd_rates(name, compare.vote(told), told)]
+    odd = [outcome for name, told in shared.items() for outcome in _odd_rates(name, compare.count_votes(told), told)]
     if not shared:
-        return [skipped("no port of one name on several nodes")]
-    return odd or [passed(f"rates of {len(shared)} RDMA ports alike")]
+        return [skip("no port of one name on several nodes")]
+    return odd or [ok(f"rates of {len(shared)} RDMA ports alike")]
 
 
 def _odd_rates(name: str, result: compare.Vote, told: dict[str, Any]) -> list[Outcome]:
     if result.agreed:
         return []
     if result.majority is None:
-        return [warned(f"nodes disagree on the rate of {name}: {', '.join(sorted(set(map(str, told.values()))))}")]
+        return [warn(f"nodes disagree on the rate of {name}: {', '.join(sorted(set(map(str, told.values()))))}")]
     return [
-        warned(f"{name} at {told[node]}, {result.majority} elsewhere", node=node, value=told[node])
-        for node in result.odd
+        warn(f"{name} at {told[node]}, {result.majority} elsewhere", node=node, value=told[node]) for node in result.odd
     ]
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from clusterctl.health.check import View, node_check
-from clusterctl.health.checks.kernel_reach import closed_log
-from clusterctl.health.model import Action, Outcome, failed, passed, warned
+from clusterctl.health.checks.kernel_reach import report_closed_log
+from clusterctl.health.model import Action, Outcome, fail, ok, warn
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,7 +53,7 @@ _SERVER = "not responding"
 
 
 def _witness(view: View) -> Outcome | None:
-    return closed_log(view, gpus_speak=False)
+    return report_closed_log(view, gpus_speak=False)
 
 
 @node_check(
@@ -84,13 +84,13 @@ def kernel_log(view: View) -> Iterator[Outcome]:
         lines = complaints.get(which, [])
         if not lines or (_SERVER in which.pattern and servers):
             continue
-        say = failed if which.fatal else warned
+        say = fail if which.fatal else warn
         times = f" ({len(lines)} times)" if len(lines) > 1 else ""
         yield say(f"{which.words}{times}: {lines[-1][:160]}", value=len(lines), action=which.action)
     if not complaints:
-        yield passed("no complaint")
+        yield ok("no complaint")
     elif servers and all(_SERVER in which.pattern for which in complaints):
-        yield passed("a file server that did not respond came back")
+        yield ok("a file server that did not respond came back")
 
 
 def _recovered(view: View) -> bool:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from clusterctl.health import answers
+from clusterctl.health import driver_errors
 from clusterctl.health.checks import gpus
-from clusterctl.health.model import Outcome, root_needed
+from clusterctl.health.model import Outcome, needs_root
 from clusterctl.health.vendors import AMD, NVIDIA
 from clusterctl.wording import span
 
@@ -22,21 +22,21 @@ _SPEAKING = {
 """By vendor, values that an error of the hardware leaves its mark in, and that anybody may read."""
 
 
-def reach(view: View) -> str:
+def describe_reach(view: View) -> str:
     """Say since when the kernel log tells: a full ring has lost its beginning."""
     log = view.group("kernel_log").data
     since, uptime = log.get("since_s"), log.get("uptime")
     if since is None or uptime is None or uptime - since <= _WHOLE_SECONDS:
         return "since boot"
-    return f"since {ago(since)}; what is older the kernel log has lost"
+    return f"since {format_age(since)}; what is older the kernel log has lost"
 
 
-def ago(seconds: float) -> str:
+def format_age(seconds: float) -> str:
     """Say an age."""
     return f"{span(seconds)} ago"
 
 
-def closed_log(view: View, *, gpus_speak: bool, instead: str = "") -> Outcome | None:
+def report_closed_log(view: View, *, gpus_speak: bool, instead: str = "") -> Outcome | None:
     """Return the finding that the kernel log is closed to this user, or `None` where nothing speaks in its stead.
 
     Args:
@@ -50,7 +50,7 @@ def closed_log(view: View, *, gpus_speak: bool, instead: str = "") -> Outcome | 
             return None
         instead = speaking
     why = "the kernel log needs root" if view.group("kernel_log").status == "denied" else "no program reads the log"
-    return root_needed(f"{why}; {instead}" if instead else why, hint=_hint(view))
+    return needs_root(f"{why}; {instead}" if instead else why, hint=_hint(view))
 
 
 def _hint(view: View) -> str:
@@ -63,15 +63,15 @@ def _hint(view: View) -> str:
 
 def _speaking(view: View) -> str | None:
     """Name the values that speak for the GPUs; `None` where one of them could not be read though it is there."""
-    if gpus.library_gate(view) is not None:
+    if gpus.why_library_not_judged(view) is not None:
         return None
     speaking = _SPEAKING[gpus.vendor(view)]
     read: set[str] = set()
-    for device in gpus.devices(view):
+    for device in gpus.used_gpus(view):
         for field in speaking:
             if gpus.value(device, field) is not None:
                 read.add(field)
-            elif device.get("err", {}).get(field) not in (answers.UNSUPPORTED, *answers.MEANINGS):
+            elif device.get("err", {}).get(field) not in (driver_errors.UNSUPPORTED, *driver_errors.MEANINGS):
                 return None
     names = [words for field, words in speaking.items() if field in read] + ["that they answer"]
-    return f"{', '.join(names)}: {len(gpus.devices(view))} GPUs speak for themselves"
+    return f"{', '.join(names)}: {len(gpus.used_gpus(view))} GPUs speak for themselves"

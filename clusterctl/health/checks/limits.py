@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from clusterctl.health.check import View, node_check
 from clusterctl.health.checks import ranks, rdma
-from clusterctl.health.model import Action, Outcome, failed, passed, unknown, warned
+from clusterctl.health.model import Action, Outcome, fail, ok, unknown, warn
 from clusterctl.wording import size
 
 if TYPE_CHECKING:
@@ -42,11 +42,11 @@ def shm(view: View) -> Iterator[Outcome]:
     if not found:
         yield unknown("/dev/shm cannot be measured")
         return
-    free, number, gpu = found["free"], ranks.of(view), ranks.with_gpus(view)
+    free, number, gpu = found["free"], ranks.count_ranks(view), ranks.uses_gpus(view)
     wanted = number * view.limit("warn" if gpu else "cpu")
     too_little = gpu and free < number * view.limit("fail")
-    say = failed if too_little else warned if free < wanted else passed
-    yield say(f"{size(free)} of shared memory free for {ranks.counted(view)}", value=free, expected=wanted)
+    say = fail if too_little else warn if free < wanted else ok
+    yield say(f"{size(free)} of shared memory free for {ranks.describe_ranks(view)}", value=free, expected=wanted)
 
 
 @node_check(
@@ -76,19 +76,21 @@ def memlock(view: View) -> Iterator[Outcome]:
         return
     limit = data["memlock"]
     if limit is None or limit >= view.limit("need"):
-        yield passed("unlimited" if limit is None else size(limit), value=limit)
+        yield ok("unlimited" if limit is None else size(limit), value=limit)
         return
-    blocked = rdma.gate(view)
+    blocked = rdma.why_not_judged(view)
     if blocked is not None:
         yield unknown(f"memlock {size(limit)}; {blocked.message}", value=limit)
         return
-    chosen = rdma.selection(view)
+    chosen = rdma.select_ports(view)
     if not chosen.used:
-        yield passed(f"memlock {size(limit)}, enough without RDMA: {chosen.why_none}", value=limit)
+        yield ok(f"memlock {size(limit)}, enough without RDMA: {chosen.why_none}", value=limit)
         return
-    say = failed if limit < view.limit("fail") else warned
+    say = fail if limit < view.limit("fail") else warn
     yield say(
-        f"memlock {size(limit)}, NCCL would use {rdma.names(chosen.used)}", value=limit, expected=view.limit("need")
+        f"memlock {size(limit)}, NCCL would use {rdma.port_names(chosen.used)}",
+        value=limit,
+        expected=view.limit("need"),
     )
 
 
@@ -111,9 +113,9 @@ def nofile(view: View) -> Iterator[Outcome]:
         return
     limit = data["nofile"]
     if limit is None or limit >= view.limit("warn"):
-        yield passed("unlimited" if limit is None else f"{limit} open files", value=limit)
+        yield ok("unlimited" if limit is None else f"{limit} open files", value=limit)
         return
-    say = failed if limit < view.limit("fail") else warned
+    say = fail if limit < view.limit("fail") else warn
     yield say(f"{limit} open files", value=limit, expected=view.limit("warn"))
 
 
@@ -137,16 +139,16 @@ def nproc(view: View) -> Iterator[Outcome]:
     if "nproc" not in data:
         yield unknown("the limit was not reported")
         return
-    needed = view.limit("warn") * ranks.of(view)
+    needed = view.limit("warn") * ranks.count_ranks(view)
     bounds = {"the limit of this user": data["nproc"], "the control group": data.get("pids_free")}
     given = {what: number for what, number in bounds.items() if number is not None}
     if not given:
-        yield passed("unlimited")
+        yield ok("unlimited")
         return
     what = min(given, key=given.__getitem__)
-    say = warned if given[what] < needed else passed
-    message = f"{given[what]} processes for {ranks.counted(view)} by {what}"
-    yield say(message, value=given[what], expected=needed if say is warned else None)
+    say = warn if given[what] < needed else ok
+    message = f"{given[what]} processes for {ranks.describe_ranks(view)} by {what}"
+    yield say(message, value=given[what], expected=needed if say is warn else None)
 
 
 CHECKS = (shm, memlock, nofile, nproc)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from clusterctl.health.check import ClusterView, View, cluster_check, node_check
 from clusterctl.health.checks import compare, ranks
-from clusterctl.health.model import Action, Outcome, passed, skipped, unknown, warned
+from clusterctl.health.model import Action, Outcome, ok, skip, unknown, warn
 from clusterctl.wording import size
 
 if TYPE_CHECKING:
@@ -42,14 +42,14 @@ def memory(view: View) -> Iterator[Outcome]:
     if capped is not None and capped < total:
         left = data.get("cgroup_mem_free")
         total, free, by = capped, min(free, capped if left is None else left), " by the control group"
-    needed = view.limit("rank") * ranks.of(view) if ranks.with_gpus(view) else 0.0
+    needed = view.limit("rank") * ranks.count_ranks(view) if ranks.uses_gpus(view) else 0.0
     if free < view.limit("warn") * total:
-        yield warned(f"{size(free)} of {size(total)} available{by}", value=free, expected=view.limit("warn") * total)
+        yield warn(f"{size(free)} of {size(total)} available{by}", value=free, expected=view.limit("warn") * total)
     elif total < needed:
-        message = f"{size(total)} for {ranks.counted(view)}{by}"
-        yield warned(message, value=total, expected=needed, action=Action.FIX_LIMITS)
+        message = f"{size(total)} for {ranks.describe_ranks(view)}{by}"
+        yield warn(message, value=total, expected=needed, action=Action.FIX_LIMITS)
     else:
-        yield passed(f"{size(free)} of {size(total)} available{by}", value=free)
+        yield ok(f"{size(free)} of {size(total)} available{by}", value=free)
 
 
 @node_check(
@@ -69,9 +69,9 @@ def swap(view: View) -> Iterator[Outcome]:
     if used is None or rate is None:
         yield unknown("/proc/meminfo or /proc/vmstat cannot be read")
     elif rate > view.limit("warn"):
-        yield warned(f"swapping {size(rate)} a second, {size(used)} swapped out", value=rate, expected=0)
+        yield warn(f"swapping {size(rate)} a second, {size(used)} swapped out", value=rate, expected=0)
     else:
-        yield passed(f"{size(used)} swapped out, nothing moves", value=rate)
+        yield ok(f"{size(used)} swapped out, nothing moves", value=rate)
 
 
 @cluster_check(
@@ -91,14 +91,14 @@ def memory_total(view: ClusterView) -> Iterable[Outcome]:
     if not numbers:
         return [unknown("no node tells its memory")]
     if len(numbers) < 4:
-        return [skipped("fewer than four nodes to compare")]
+        return [skip("fewer than four nodes to compare")]
     ratio = view.limit("ratio")
-    odd = compare.outliers(numbers, lambda x, middle: x < middle * (1 - ratio))
+    odd = compare.find_outliers(numbers, lambda x, middle: x < middle * (1 - ratio))
     middle = sorted(numbers.values())[len(numbers) // 2]
     return [
-        warned(f"{size(total)} of memory, {size(middle)} elsewhere", node=node, value=total, expected=middle)
+        warn(f"{size(total)} of memory, {size(middle)} elsewhere", node=node, value=total, expected=middle)
         for node, total in odd.items()
-    ] or [passed(f"memory alike on {len(numbers)} nodes")]
+    ] or [ok(f"memory alike on {len(numbers)} nodes")]
 
 
 CHECKS = (memory, swap, memory_total)

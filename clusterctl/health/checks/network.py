@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from clusterctl.config.interfaces import VIRTUAL
 from clusterctl.health.check import ClusterView, View, cluster_check, node_check
 from clusterctl.health.checks import compare
-from clusterctl.health.model import Action, Outcome, failed, passed, skipped, unknown, warned
+from clusterctl.health.model import Action, Outcome, fail, ok, skip, unknown, warn
 from clusterctl.wording import plural
 
 if TYPE_CHECKING:
@@ -31,13 +31,13 @@ def ssh(view: View) -> Iterator[Outcome]:
     """The node can be reached and answered."""
     why, took = view.facts.get("unreachable"), view.controller.get("connect_ms")
     if why:
-        yield failed(str(why))
+        yield fail(str(why))
     elif not view.facts.get("groups") and "unprobed" not in view.facts:
         yield unknown("the node gave no facts")
     elif took is not None and took > view.limit("warn") * 1000:
-        yield warned(f"connecting took {took / 1000:.1f} s", value=took)
+        yield warn(f"connecting took {took / 1000:.1f} s", value=took)
     else:
-        yield passed("reached", value=took)
+        yield ok("reached", value=took)
 
 
 def _is_loopback(address: str) -> bool:
@@ -67,11 +67,11 @@ def hostname_loopback(view: View) -> Iterator[Outcome]:
     data = view.group().data
     addresses = data.get("addresses") or []
     if not addresses:
-        yield warned(f"{data.get('hostname')} does not resolve: {data.get('error')}")
+        yield warn(f"{data.get('hostname')} does not resolve: {data.get('error')}")
         return
     loops = all(_is_loopback(address) for address in addresses)
     note = "; workers are told their interface instead" if loops and view.context.multi_node else ""
-    yield passed(f"{data.get('hostname')} resolves to {', '.join(addresses)}{note}", value=addresses)
+    yield ok(f"{data.get('hostname')} resolves to {', '.join(addresses)}{note}", value=addresses)
 
 
 @node_check(
@@ -89,11 +89,11 @@ def resolve(view: View) -> Iterator[Outcome]:
     peers = view.group().data.get("peers") or {}
     bad = {node: entry for node, entry in peers.items() if not entry.get("addresses")}
     for node, entry in bad.items():
-        yield failed(f"{entry.get('name')} ({node}) does not resolve: {entry.get('error')}", value=node)
+        yield fail(f"{entry.get('name')} ({node}) does not resolve: {entry.get('error')}", value=node)
     if not peers:
-        yield skipped("no peers") if not view.context.multi_node else unknown("peers were not looked up")
+        yield skip("no peers") if not view.context.multi_node else unknown("peers were not looked up")
     elif not bad:
-        yield passed("1 peer resolves" if len(peers) == 1 else f"{len(peers)} peers resolve")
+        yield ok("1 peer resolves" if len(peers) == 1 else f"{len(peers)} peers resolve")
 
 
 @node_check(
@@ -117,13 +117,13 @@ def interface(view: View) -> Iterator[Outcome]:
         if problem:
             problems.setdefault(problem, []).append(node)
     for problem, nodes in problems.items():
-        say = warned if "container" in problem else failed
+        say = warn if "container" in problem else fail
         yield say(f"to {', '.join(nodes[:4])}: {problem}", value=nodes)
     if not routes:
-        yield skipped("no peers") if not view.context.multi_node else unknown("routes were not looked up")
+        yield skip("no peers") if not view.context.multi_node else unknown("routes were not looked up")
     elif not problems:
         names = sorted({str(route.get("interface")) for route in routes.values()})
-        yield passed(f"{plural(len(routes), 'peer')} by {', '.join(names)}", value=names)
+        yield ok(f"{plural(len(routes), 'peer')} by {', '.join(names)}", value=names)
 
 
 def _route_problem(route: dict[str, Any], states: dict[str, dict[str, Any]]) -> str | None:
@@ -161,11 +161,11 @@ def ifname_env(view: View) -> Iterator[Outcome]:
     }
     bad = {key: value for key, value in set_by_hand.items() if not _names_one(key, value, there)}
     for key, value in bad.items():
-        yield failed(f"{key}={value} names no interface of this node", value=value, expected=there)
+        yield fail(f"{key}={value} names no interface of this node", value=value, expected=there)
     if not set_by_hand:
-        yield skipped("not set by hand")
+        yield skip("not set by hand")
     elif not bad:
-        yield passed(", ".join(f"{key}={value}" for key, value in sorted(set_by_hand.items())))
+        yield ok(", ".join(f"{key}={value}" for key, value in sorted(set_by_hand.items())))
 
 
 def _names_one(key: str, value: str, there: list[str]) -> bool:
@@ -205,8 +205,8 @@ def _only_loopback(node: View) -> bool:
 def mtu(view: ClusterView) -> Iterable[Outcome]:
     """All nodes use the same packet size."""
     if all(node.group("net").status == "ok" and _only_loopback(node) for node in view.views):
-        return [skipped("no other machine to reach")]
-    return compare.node_categories(view, lambda node: _used(node, "mtu"), "MTU")
+        return [skip("no other machine to reach")]
+    return compare.compare_nodes(view, lambda node: _used(node, "mtu"), "MTU")
 
 
 @cluster_check(
@@ -221,8 +221,8 @@ def mtu(view: ClusterView) -> Iterable[Outcome]:
 def link_speed(view: ClusterView) -> Iterable[Outcome]:
     """All nodes have equally fast links."""
     if all(_used(node, "speed") is None and node.group("net").status == "ok" for node in view.views):
-        return [skipped("no interface tells its speed (virtual interfaces do not)")]
-    return compare.node_categories(view, lambda node: _used(node, "speed"), "link speed")
+        return [skip("no interface tells its speed (virtual interfaces do not)")]
+    return compare.compare_nodes(view, lambda node: _used(node, "speed"), "link speed")
 
 
 CHECKS = (

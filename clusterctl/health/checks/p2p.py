@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from clusterctl.health.check import cluster_check, node_check
 from clusterctl.health.checks import compare, gpus
-from clusterctl.health.checks.nvlink import on_fabric
-from clusterctl.health.model import Action, Outcome, failed, passed, skipped, unknown, warned
+from clusterctl.health.checks.nvlink import has_nvswitch
+from clusterctl.health.model import Action, Outcome, fail, ok, skip, unknown, warn
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -34,7 +34,7 @@ Pairs = dict[str, list[int | None]]
 
 def _pairs(view: View) -> Pairs:
     """Return NVML's status over NVLink and for reading, by pair of GPUs that matter, where one was told."""
-    mine = {d["index"] for d in gpus.devices(view)}
+    mine = {d["index"] for d in gpus.used_gpus(view)}
     statuses_of = gpus.library(view).data.get("p2p") or []
     pairs = {f"{i}-{j}": [nvlink, read] for i, j, nvlink, read in statuses_of if {i, j} <= mine}
     return {pair: statuses for pair, statuses in pairs.items() if statuses != [None, None]}
@@ -58,27 +58,27 @@ def _reach(statuses: list[int | None]) -> bool:
 )
 def p2p(view: View) -> Iterator[Outcome]:
     """GPUs reach each other directly. A dead pair costs a factor of ten and nothing else tells of it."""
-    blocked = gpus.library_gate(view)
+    blocked = gpus.why_library_not_judged(view)
     pairs = _pairs(view)
-    if blocked is not None or len(gpus.devices(view)) < 2:
-        yield blocked or skipped("fewer than two GPUs")
+    if blocked is not None or len(gpus.used_gpus(view)) < 2:
+        yield blocked or skip("fewer than two GPUs")
         return
     if not pairs:
         yield unknown("no pair of GPUs tells whether it is connected")
         return
     # An instance of MIG has no peers.
-    whole = [d for d in gpus.devices(view) if not (gpus.value(d, "mig") or [0])[0]]
-    switched = {str(d["index"]) for d in whole if on_fabric(view, d)}
+    whole = [d for d in gpus.used_gpus(view) if not (gpus.value(d, "mig") or [0])[0]]
+    switched = {str(d["index"]) for d in whole if has_nvswitch(view, d)}
     dead = [pair for pair, statuses in pairs.items() if set(pair.split("-")) <= switched and _is_dead(statuses)]
     if dead:
-        yield failed(f"no NVLink between GPUs {', '.join(dead[:8])}, which share an NVSwitch", value=dead)
+        yield fail(f"no NVLink between GPUs {', '.join(dead[:8])}, which share an NVSwitch", value=dead)
         return
     reached = sum(map(_reach, pairs.values()))
     over_nvlink = sum(statuses[0] == _WELL for statuses in pairs.values())
     if reached:
-        yield passed(f"{reached} of {len(pairs)} pairs of GPUs reach each other, {over_nvlink} over NVLink")
+        yield ok(f"{reached} of {len(pairs)} pairs of GPUs reach each other, {over_nvlink} over NVLink")
     else:
-        yield skipped(f"no pair of GPUs has direct access: {_words(pairs)}")
+        yield skip(f"no pair of GPUs has direct access: {_words(pairs)}")
 
 
 def _is_dead(statuses: list[int | None]) -> bool:
@@ -103,21 +103,23 @@ def _words(pairs: Pairs) -> str:
 )
 def p2p_outlier(view: ClusterView) -> Iterable[Outcome]:
     """No pair of GPUs has lost an access that the same pair of other nodes has."""
-    reached = compare.slots(view, lambda node: {pair: int(_reach(statuses)) for pair, statuses in _pairs(node).items()})
-    linked = compare.slots(
+    reached = compare.by_slot(
+        view, lambda node: {pair: int(_reach(statuses)) for pair, statuses in _pairs(node).items()}
+    )
+    linked = compare.by_slot(
         view, lambda node: {pair: int(statuses[0] == _WELL) for pair, statuses in _pairs(node).items()}
     )
     if not reached:
-        return [compare.nothing_odd(view, 0, "pairs of GPUs")]
+        return [compare.report_no_outlier(view, 0, "pairs of GPUs")]
     # A pair that has lost all access has lost its NVLink too: told once.
     odd = [*_odd(reached, "direct access")] or [*_odd(linked, "NVLink")]
-    return odd or [passed("pairs of GPUs reach each other as on other nodes")]
+    return odd or [ok("pairs of GPUs reach each other as on other nodes")]
 
 
 def _odd(places: dict[str, dict[str, int]], what: str) -> Iterator[Outcome]:
     for place, values in places.items():
-        needed, pair = compare.expected(values), place.rsplit(" ", 1)[1]
-        say = warned if compare.vote(values).majority is None else failed
+        needed, pair = compare.expected_by_slot(values), place.rsplit(" ", 1)[1]
+        say = warn if compare.count_votes(values).majority is None else fail
         for node, has in values.items():
             if has < needed:
                 yield say(f"no {what} between GPUs {pair}, on other nodes there is", node=node, value=[pair])

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.health.check import cluster_check, node_check
 from clusterctl.health.checks import compare, gpus
-from clusterctl.health.model import Action, Outcome, failed, passed, skipped, warned
+from clusterctl.health.model import Action, Outcome, fail, ok, skip, warn
 from clusterctl.health.vendors import JUDGED
 
 if TYPE_CHECKING:
@@ -67,14 +67,14 @@ def pcie_width(view: View) -> Iterable[Outcome]:
         if needed and value < needed:
             of_slot = "" if wanted else f": the card has {most} and its slot {slot}"
             message = f"{gpus.label(device)}: {value} PCIe lanes of {needed}{of_slot}"
-            return failed(message, gpu=device["index"], value=value, expected=needed)
+            return fail(message, gpu=device["index"], value=value, expected=needed)
         if most and value < most:
             by_design.append(f"GPU {device['index']} has {value} of {most} {_whose(slot)}")
         return None
 
-    outcomes = gpus.each(view, "pcie_width", judge, "all PCIe lanes on {n} GPUs")
-    if by_design and [outcome.status for outcome in outcomes] == [passed("").status]:
-        return [passed(f"all PCIe lanes that there are: {', '.join(by_design)}")]
+    outcomes = gpus.judge_each(view, "pcie_width", judge, "all PCIe lanes on {n} GPUs")
+    if by_design and [outcome.status for outcome in outcomes] == [ok("").status]:
+        return [ok(f"all PCIe lanes that there are: {', '.join(by_design)}")]
     return outcomes
 
 
@@ -95,19 +95,19 @@ def _whose(slot: int | None) -> str:
 )
 def pcie_outlier(view: ClusterView) -> Iterable[Outcome]:
     """No GPU has fewer PCIe lanes than those in the same slot of other nodes."""
-    places = compare.slots(view, lambda node: compare.by_index(node, lambda device: _unseen_width(node, device)))
+    places = compare.by_slot(view, lambda node: compare.by_index(node, lambda device: _unseen_width(node, device)))
     if not places:
-        seen = any(_slot_width(node, device) for node in view.views for device in gpus.devices(node))
-        return [skipped("slots can be seen") if seen else compare.nothing_odd(view, 0, "PCIe lanes")]
+        seen = any(_slot_width(node, device) for node in view.views for device in gpus.used_gpus(node))
+        return [skip("slots can be seen") if seen else compare.report_no_outlier(view, 0, "PCIe lanes")]
     outcomes = []
     for place, values in places.items():
-        index, needed = int(place.rsplit(" ", 1)[1]), compare.expected(values)
-        say = warned if compare.vote(values).majority is None else failed
+        index, needed = int(place.rsplit(" ", 1)[1]), compare.expected_by_slot(values)
+        say = warn if compare.count_votes(values).majority is None else fail
         for node, width in values.items():
             if width < needed:
                 message = f"GPU {index}: {width} PCIe lanes, {needed} in the same slot of other nodes"
                 outcomes.append(say(message, node=node, gpu=index, value=width, expected=needed))
-    return outcomes or [passed(f"PCIe lanes: {len(places)} slots alike on all nodes")]
+    return outcomes or [ok(f"PCIe lanes: {len(places)} slots alike on all nodes")]
 
 
 def _unseen_width(node: View, device: gpus.Device) -> int | None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.health import answers
+from clusterctl.health import driver_errors
 from clusterctl.health.check import node_check
 from clusterctl.health.checks import amd_presence, gpus
-from clusterctl.health.checks.unshown import ASK, LOOK, Unshown, Why, counted
-from clusterctl.health.model import Action, Outcome, failed, passed, unknown
+from clusterctl.health.checks.hidden_gpus import ASK, LOOK, HiddenGpu, Why, judge_count
+from clusterctl.health.model import Action, Outcome, fail, ok, unknown
 from clusterctl.health.vendors import AMD, JUDGED
 
 if TYPE_CHECKING:
@@ -34,31 +34,31 @@ _REMEDIES: dict[Why, tuple[Action, str]] = {
 """What to do about each, the gravest first."""
 
 
-def _unshown(view: View) -> list[Unshown]:
+def _unshown(view: View) -> list[HiddenGpu]:
     group = view.group("unshown")
     if group.status == "timeout":
-        return [Unshown("a GPU", Why.FAULT, "opening its device node hangs")]
+        return [HiddenGpu("a GPU", Why.FAULT, "opening its device node hangs")]
     return [_described(entry) for entry in group.data.get("gpus") or []]
 
 
-def _described(entry: dict[str, Any]) -> Unshown:
+def _described(entry: dict[str, Any]) -> HiddenGpu:
     """Tell why a GPU is not shown: by its driver, and by how opening its device node ended."""
     address, driver, node = entry["address"], entry.get("driver"), entry.get("node")
     if driver != "nvidia":
         odd = driver is None and entry.get("class") == _3D_CONTROLLER
         words = f"bound to {driver}" if driver else "no driver has taken it"
-        return Unshown(address, Why.FAULT if odd else Why.UNBOUND, words)
+        return HiddenGpu(address, Why.FAULT if odd else Why.UNBOUND, words)
     match node:
         case None | "absent":
-            return Unshown(address, Why.KEPT, "no device node here")
+            return HiddenGpu(address, Why.KEPT, "no device node here")
         case "EPERM":
-            return Unshown(address, Why.KEPT, "kept away by the device cgroup")
+            return HiddenGpu(address, Why.KEPT, "kept away by the device cgroup")
         case "EACCES":
-            return Unshown(address, Why.DENIED, "its device node is closed to this user")
+            return HiddenGpu(address, Why.DENIED, "its device node is closed to this user")
         case "ok":
-            return Unshown(address, Why.FAULT, "NVML leaves it out")
+            return HiddenGpu(address, Why.FAULT, "NVML leaves it out")
         case _:
-            return Unshown(address, Why.FAULT, f"opening it ends with {node}")
+            return HiddenGpu(address, Why.FAULT, f"opening it ends with {node}")
 
 
 @node_check(
@@ -87,11 +87,11 @@ def count(view: View) -> Iterator[Outcome]:
         yield unknown(f"could not look: {group.reason or group.status}")
     elif nvml.get("init_error") is not None:
         seen = len(view.group("smi").data.get("devices") or [])
-        yield unknown(f"NVML could not be used: {answers.nvml_name(nvml['init_error'])}; nvidia-smi shows {seen}")
+        yield unknown(f"NVML could not be used: {driver_errors.nvml_name(nvml['init_error'])}; nvidia-smi shows {seen}")
     elif nvml.get("count") is None:
-        yield unknown(f"NVML did not count: {answers.nvml_name(nvml.get('count_error') or 999)}")
+        yield unknown(f"NVML did not count: {driver_errors.nvml_name(nvml.get('count_error') or 999)}")
     else:
-        yield from counted(view, int(nvml["count"]), _unshown(view), _REMEDIES)
+        yield from judge_count(view, int(nvml["count"]), _unshown(view), _REMEDIES)
 
 
 _UVM = "/dev/nvidia-uvm"
@@ -128,26 +128,26 @@ def device_access(view: View) -> Iterator[Outcome]:
     absent = [path for path in wanted if path not in nodes]
     uvm = view.group("nvml").data.get("uvm")
     if shut:
-        yield failed(f"no access to {', '.join(shut)}", value=shut)
+        yield fail(f"no access to {', '.join(shut)}", value=shut)
     elif absent:
-        yield failed(f"{', '.join(absent)} missing", value=absent)
+        yield fail(f"{', '.join(absent)} missing", value=absent)
     elif uvm not in (None, "ok", "absent"):
-        yield failed(f"opening {_UVM} ends with {uvm}: CUDA cannot start", value=uvm)
+        yield fail(f"opening {_UVM} ends with {uvm}: CUDA cannot start", value=uvm)
     elif _UVM not in nodes and not driver.get("helper"):
-        yield failed(
+        yield fail(
             f"{_UVM} is missing: CUDA ends with `unknown error` (999)",
             value=[_UVM],
             hint="`sudo nvidia-modprobe -u -c=0` makes it; a container has to be given it",
         )
     elif _UVM not in nodes:
-        yield passed(f"{len(wanted)} device nodes are accessible; CUDA makes {_UVM} at its first use")
+        yield ok(f"{len(wanted)} device nodes are accessible; CUDA makes {_UVM} at its first use")
     else:
-        yield passed(f"{len(wanted) + 1} device nodes are accessible")
+        yield ok(f"{len(wanted) + 1} device nodes are accessible")
 
 
 def _wanted(view: View, nodes: dict[str, bool]) -> list[str]:
     """Return the nodes that the run needs, apart from that of unified memory."""
-    minors = [minor for device in gpus.devices(view) if (minor := gpus.value(device, "minor")) is not None]
+    minors = [minor for device in gpus.used_gpus(view) if (minor := gpus.value(device, "minor")) is not None]
     if not minors:
         return [path for path in nodes if path != _UVM]
     return ["/dev/nvidiactl", *(f"/dev/nvidia{minor}" for minor in minors)]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from clusterctl.health.check import View, node_check
 from clusterctl.health.checks import ranks
-from clusterctl.health.model import Action, Outcome, passed, skipped, unknown, warned
+from clusterctl.health.model import Action, Outcome, ok, skip, unknown, warn
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,7 +36,7 @@ def load(view: View) -> Iterator[Outcome]:
         yield unknown("/proc/loadavg cannot be read")
         return
     each = data["load1"] / data["cpus"]
-    say = warned if each > view.limit("warn") else passed
+    say = warn if each > view.limit("warn") else ok
     message = f"load {data['load1']:.1f} on {data['cpus']} CPUs"
     yield say(message, value=data["load1"], expected=view.limit("warn") * data["cpus"])
 
@@ -60,11 +60,11 @@ def cpus(view: View) -> Iterator[Outcome]:
         yield unknown("CPUs were not reported")
         return
     usable = float(allowed) if quota is None else min(float(allowed), quota)
-    needed = ranks.of(view) * view.limit("gpu" if ranks.with_gpus(view) else "cpu")
+    needed = ranks.count_ranks(view) * view.limit("gpu" if ranks.uses_gpus(view) else "cpu")
     of_time = f", time of {quota:g} by quota" if usable < allowed else ""
-    say = warned if usable < needed else passed
-    message = f"{allowed} of {every} CPUs{of_time} for {ranks.counted(view)}"
-    yield say(message, value=usable, expected=needed if say is warned else every)
+    say = warn if usable < needed else ok
+    message = f"{allowed} of {every} CPUs{of_time} for {ranks.describe_ranks(view)}"
+    yield say(message, value=usable, expected=needed if say is warn else every)
 
 
 @node_check(
@@ -88,16 +88,16 @@ def governor(view: View) -> Iterator[Outcome]:
         yield unknown("governors were not reported")
         return
     if not governors:
-        yield skipped("the kernel does not set CPU frequencies")
+        yield skip("the kernel does not set CPU frequencies")
         return
     by_themselves = data.get("frequency_driver") in _BY_THEMSELVES and bool(preferences)
     seen, bad = (preferences, _THRIFTY) if by_themselves else (governors, _FIXED_LOW)
     what = "preference of the CPUs" if by_themselves else "CPU governor"
     slow = sorted(set(seen) & set(bad))
     if slow and not (by_themselves and set(governors) == {"performance"}):
-        yield warned(f"{what} {', '.join(slow)}", value=seen, expected="performance")
+        yield warn(f"{what} {', '.join(slow)}", value=seen, expected="performance")
     else:
-        yield passed(f"{what} {', '.join(sorted(seen))}", value=seen)
+        yield ok(f"{what} {', '.join(sorted(seen))}", value=seen)
 
 
 @node_check(
@@ -116,7 +116,7 @@ def clocksource(view: View) -> Iterator[Outcome]:
     if not source:
         yield unknown("the clock source cannot be read")
         return
-    say = warned if source in ("hpet", "acpi_pm", "jiffies") else passed
+    say = warn if source in ("hpet", "acpi_pm", "jiffies") else ok
     yield say(f"clock source {source}", value=source, expected="tsc")
 
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.health.check import node_check
 from clusterctl.health.checks import amd, amdgpu_log, gpus
-from clusterctl.health.model import Action, Outcome, Status, failed, warned
-from clusterctl.health.signs import Sign
+from clusterctl.health.model import Action, Outcome, Status, fail, warn
+from clusterctl.health.symptom import Symptom
 from clusterctl.health.vendors import AMD
 
 if TYPE_CHECKING:
@@ -27,13 +27,13 @@ def uncorrected(view: View) -> Iterable[Outcome]:
         if value <= 0:
             return None
         index, message = device["index"], f"{gpus.label(device)}: {value} uncorrected errors in {_blocks(device)}"
-        if amdgpu_log.reset_since(view, device, "ras"):
+        if amdgpu_log.was_reset_since(view, device, "ras"):
             text = f"{message}, since reset"
-            return warned(text, gpu=index, value=value, expected=0, action=Action.NONE, hint=_REPAIRED)
-        hint = amd.hint(view, device, Action.RESET_GPU)
-        return failed(message, gpu=index, value=value, expected=0, action=Action.RESET_GPU, hint=hint)
+            return warn(text, gpu=index, value=value, expected=0, action=Action.NONE, hint=_REPAIRED)
+        hint = amd.reset_hint(view, device, Action.RESET_GPU)
+        return fail(message, gpu=index, value=value, expected=0, action=Action.RESET_GPU, hint=hint)
 
-    return gpus.each(view, "ecc_unc", judge, "no uncorrected errors on {n} GPUs")
+    return gpus.judge_each(view, "ecc_unc", judge, "no uncorrected errors on {n} GPUs")
 
 
 def _blocks(device: gpus.Device) -> str:
@@ -63,23 +63,23 @@ def bad_pages(view: View) -> Iterable[Outcome]:
         index, name = device["index"], gpus.label(device)
         in_use = value["pending"] + value["failed"]
         if in_use:
-            hint = amd.hint(view, device, Action.RESET_GPU)
+            hint = amd.reset_hint(view, device, Action.RESET_GPU)
             message = f"{name}: {in_use} bad memory pages are still in use"
-            return failed(message, gpu=index, value=value, action=Action.RESET_GPU, hint=hint)
+            return fail(message, gpu=index, value=value, action=Action.RESET_GPU, hint=hint)
         if value["retired"] > view.limit("warn"):
-            hint = amd.hint(view, device, Action.RMA)
+            hint = amd.reset_hint(view, device, Action.RMA)
             message = f"{name}: {value['retired']} bad memory pages taken out of use"
-            return warned(message, gpu=index, value=value, action=Action.RMA, hint=hint)
+            return warn(message, gpu=index, value=value, action=Action.RMA, hint=hint)
         return None
 
-    return gpus.each(view, "bad_pages", judge, "no bad memory page in use on {n} GPUs")
+    return gpus.judge_each(view, "bad_pages", judge, "no bad memory page in use on {n} GPUs")
 
 
-def sign(gpu: int, more: int) -> Sign | None:
+def sign(gpu: int, more: int) -> Symptom | None:
     """Return what uncorrected errors say of a GPU in a run: `more` since its start."""
     if more <= 0:
         return None
-    return Sign(
+    return Symptom(
         gpu=gpu,
         check="gpu.ecc_uncorrected",
         status=Status.FAIL,

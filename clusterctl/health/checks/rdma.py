@@ -39,7 +39,7 @@ class Selection:
     why_none: str = ""
 
 
-def gate(view: View) -> Outcome | None:
+def why_not_judged(view: View) -> Outcome | None:
     """Return why nothing can be said of RDMA ports, or `None`."""
     for group in ("net", "host", "versions"):
         if view.group(group).status != "ok":
@@ -47,20 +47,20 @@ def gate(view: View) -> Outcome | None:
     return None
 
 
-def ports(view: View) -> list[Port]:
+def all_ports(view: View) -> list[Port]:
     """Return every RDMA port that the node has."""
     return view.group("net").data.get("ib") or []
 
 
-def selection(view: View) -> Selection:
+def select_ports(view: View) -> Selection:
     """Return which ports NCCL would use on a node."""
     env: dict[str, str] = {k: v for k, v in (view.group("host").data.get("env") or {}).items() if v}
     versions = view.group("versions").data
     wanted = env.get("NCCL_NET", "").lower()
-    every = ports(view)
+    every = all_ports(view)
     if not every:
         return Selection(why_none="there are no RDMA ports")
-    if not ranks.with_gpus(view):
+    if not ranks.uses_gpus(view):
         return Selection(why_none="no GPU takes part, so NCCL does not either")
     if wanted == _SOCKETS:
         return Selection(why_none="NCCL_NET=Socket")
@@ -68,12 +68,12 @@ def selection(view: View) -> Selection:
     verbs = [port for port in every if port not in efa]
     hca = env.get("NCCL_IB_HCA", "")
     named = tuple(port for port in verbs if _is_named(port, hca))
-    by_plugin = tuple(filter(active, efa)) if versions.get("net_plugin") and wanted != "ib" else ()
+    by_plugin = tuple(filter(is_active, efa)) if versions.get("net_plugin") and wanted != "ib" else ()
     if env.get("NCCL_IB_DISABLE", "0") not in ("0", ""):
         return Selection(used=by_plugin, why_none="NCCL_IB_DISABLE is set")
     if not versions.get("verbs"):
         return Selection(used=by_plugin, why_none="libibverbs is not installed, without which NCCL uses sockets")
-    used = tuple(port for port in verbs if active(port) and _matches(port, hca))
+    used = tuple(port for port in verbs if is_active(port) and _matches(port, hca))
     why = "" if used or by_plugin else _why_none(verbs, hca)
     return Selection(used=used + by_plugin, named=named, why_none=why)
 
@@ -81,27 +81,27 @@ def selection(view: View) -> Selection:
 def _why_none(verbs: list[Port], hca: str) -> str:
     if not verbs:
         return "EFA is used by NCCL's plugin alone (aws-ofi-nccl), which is not there"
-    return f"NCCL_IB_HCA={hca} selects no active port" if any(map(active, verbs)) else "no RDMA port is active"
+    return f"NCCL_IB_HCA={hca} selects no active port" if any(map(is_active, verbs)) else "no RDMA port is active"
 
 
-def active(port: Port) -> bool:
+def is_active(port: Port) -> bool:
     """Tell whether a port is ready for use."""
     return port.get("state") == "ACTIVE"
 
 
-def name(port: Port) -> str:
+def port_name(port: Port) -> str:
     """Name a port for a person."""
     return f"{port['device']}/{port['port']}"
 
 
-def names(some: Iterable[Port]) -> str:
+def port_names(some: Iterable[Port]) -> str:
     """Name ports for a person."""
-    return ", ".join(map(name, some))
+    return ", ".join(map(port_name, some))
 
 
-def state(port: Port) -> str:
+def describe_state(port: Port) -> str:
     """Say how a port is that is not active: `DOWN, Polling` is one without a cable, or whose other end is dead."""
-    return f"{name(port)} {port.get('state')}, {port.get('phys')}"
+    return f"{port_name(port)} {port.get('state')}, {port.get('phys')}"
 
 
 def _entries(hca: str) -> list[tuple[str, str]]:

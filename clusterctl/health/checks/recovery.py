@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from clusterctl.health.check import node_check
 from clusterctl.health.checks import gpus
 from clusterctl.health.model import Action, Outcome, Status
-from clusterctl.health.signs import Sign
+from clusterctl.health.symptom import Symptom
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -74,12 +74,12 @@ _WORDS = {
 }
 
 
-def meaning(value: int) -> Recovery:
+def describe_action(value: int) -> Recovery:
     """Return what a recovery action means; one that is not known asks for something all the same."""
     return RECOVERIES.get(value, _NEWER)
 
 
-def changed_to(text: str) -> int | None:
+def parse_changed_action(text: str) -> int | None:
     """Return what the driver asks for after an XID 154, by the end of its text; `None` where it cannot be read.
 
     The number counts: it has stayed, while the words behind it change (driver 610 writes `0x2 (OS Reboot)` where others
@@ -111,7 +111,7 @@ def recovery_action(view: View) -> Iterable[Outcome]:
     def judge(device: gpus.Device, value: Any) -> Outcome | None:
         if value == NONE:
             return None
-        recommended = meaning(value)
+        recommended = describe_action(value)
         return Outcome(
             status=recommended.before,
             message=f"{gpus.label(device)}: the driver asks for {recommended.words}",
@@ -122,15 +122,15 @@ def recovery_action(view: View) -> Iterable[Outcome]:
             hint=HINTS[recommended.action],
         )
 
-    return gpus.each(view, "recovery_action", judge, "no recovery action on {n} GPUs")
+    return gpus.judge_each(view, "recovery_action", judge, "no recovery action on {n} GPUs")
 
 
-def sign(gpu: int, value: int | None) -> Sign | None:
+def sign(gpu: int, value: int | None) -> Symptom | None:
     """Return what a sample's recovery action says of a GPU in a run."""
     if not value:
         return None
-    recommended = meaning(value)
-    return Sign(
+    recommended = describe_action(value)
+    return Symptom(
         gpu=gpu,
         check="gpu.recovery_action",
         status=recommended.during,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.health.check import ClusterView, View, cluster_check, node_check
 from clusterctl.health.checks import gpus
-from clusterctl.health.model import Action, Outcome, failed, passed, skipped, unknown, warned
+from clusterctl.health.model import Action, Outcome, fail, ok, skip, unknown, warn
 from clusterctl.wording import plural
 
 if TYPE_CHECKING:
@@ -31,11 +31,11 @@ def port_free(view: View) -> Iterator[Outcome]:
     taken = [entry for entry in ports if not entry["free"]]
     for entry in taken:
         owner = f" by {entry['owner']}" if entry.get("owner") else ""
-        yield failed(f"port {entry['port']} is taken{owner}: {entry.get('error')}", value=entry["port"])
+        yield fail(f"port {entry['port']} is taken{owner}: {entry.get('error')}", value=entry["port"])
     if not ports:
-        yield skipped("no port is asked for by number")
+        yield skip("no port is asked for by number")
     elif not taken:
-        yield passed(f"{', '.join(str(entry['port']) for entry in ports)} free")
+        yield ok(f"{', '.join(str(entry['port']) for entry in ports)} free")
 
 
 _WHY = {
@@ -62,26 +62,26 @@ def rendezvous(view: View) -> Iterator[Outcome]:
     """Every node reaches the rendezvous port of node 0 at the address that workers will be given."""
     tried = view.controller.get("rendezvous")
     if not tried:
-        yield unknown("the port was not tried") if view.context.multi_node else skipped("only one node")
+        yield unknown("the port was not tried") if view.context.multi_node else skip("only one node")
         return
     place = f"{tried.get('address')}:{tried.get('port')}"
     if tried.get("role") == "listen":
         yield _listened(tried, place)
     elif tried.get("ok"):
-        yield passed(f"reaches {place}", value=tried.get("ms"))
+        yield ok(f"reaches {place}", value=tried.get("ms"))
     else:
         error = str(tried.get("error"))
         listener = f"{tried['listener']} at " if tried.get("listener") else ""
-        yield failed(f"cannot reach {listener}{place}: {_WHY.get(error, error)}", value=error)
+        yield fail(f"cannot reach {listener}{place}: {_WHY.get(error, error)}", value=error)
 
 
 def _listened(tried: dict[str, Any], place: str) -> Outcome:
     peers = tried.get("peers") or 0
     if not tried.get("ok"):
-        return failed(f"cannot listen at {place}: {tried.get('error')}", value=place)
+        return fail(f"cannot listen at {place}: {tried.get('error')}", value=place)
     if peers > 1 and not tried.get("reached_by"):
-        return failed(f"listened at {place}, and none of {peers} nodes came through: its own firewall", value=place)
-    return passed(f"listened at {place}")
+        return fail(f"listened at {place}, and none of {peers} nodes came through: its own firewall", value=place)
+    return ok(f"listened at {place}")
 
 
 @cluster_check(
@@ -100,7 +100,7 @@ def unique(view: ClusterView) -> Iterator[Outcome]:
         return
     twice = _claimed_twice(view)
     for device, nodes in twice.items():
-        yield failed(f"{device} is declared by {', '.join(nodes)}", value=nodes)
+        yield fail(f"{device} is declared by {', '.join(nodes)}", value=nodes)
     machines: dict[str, list[str]] = {}
     for node in view.views:
         boot = node.group("host").data.get("boot_id")
@@ -108,7 +108,7 @@ def unique(view: ClusterView) -> Iterator[Outcome]:
             machines.setdefault(boot, []).append(node.node)
     shared = ["+".join(nodes) for nodes in machines.values() if len(nodes) > 1]
     if not twice:
-        yield passed(
+        yield ok(
             plural(len(machines), "machine") + (f"; on one machine: {', '.join(shared)}" if shared else ""),
             value=shared or None,
         )
@@ -119,7 +119,7 @@ def _claimed_twice(view: ClusterView) -> dict[str, list[str]]:
     for node in view.views:
         if node.expected.count == 0:
             continue
-        for device in gpus.devices(node):
+        for device in gpus.used_gpus(node):
             uuid = device.get("v", {}).get("uuid")
             if uuid:
                 claims.setdefault(f"GPU {device['index']} ({uuid})", []).append(node.node)
@@ -144,11 +144,11 @@ def hostnames(view: ClusterView) -> Iterator[Outcome]:
             names.setdefault(hostname, {}).setdefault(boot, node.node)
     shared = {name: list(boots.values()) for name, boots in names.items() if len(boots) > 1}
     for name, nodes in shared.items():
-        yield warned(f"{', '.join(nodes)} are all called {name}", value=nodes)
+        yield warn(f"{', '.join(nodes)} are all called {name}", value=nodes)
     if not names:
         yield unknown("no node tells its name")
     elif not shared:
-        yield passed(plural(len(names), "name"))
+        yield ok(plural(len(names), "name"))
 
 
 CHECKS = (port_free, rendezvous, unique, hostnames)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.health.check import View, node_check
-from clusterctl.health.model import Action, Outcome, failed, passed, skipped, unknown, warned
+from clusterctl.health.model import Action, Outcome, fail, ok, skip, unknown, warn
 from clusterctl.wording import size
 
 if TYPE_CHECKING:
@@ -45,17 +45,15 @@ def ring(view: View) -> Iterator[Outcome]:
     if tried is None:
         met = view.controller.get("rendezvous") or {}
         why = "the node was not met (`net.rendezvous`)" if met and not met.get("ok") else "no way was tried"
-        yield unknown(why) if view.context.multi_node else skipped("only one node")
+        yield unknown(why) if view.context.multi_node else skip("only one node")
         return
     bad = [_trouble(view, way) for way in tried if not way["ok"]]
     yield from bad
     if not tried:
-        yield skipped("no other node was met")
+        yield skip("no other node was met")
     elif not bad:
         slowest = max(float(way["ms"]) for way in tried)
-        yield passed(
-            f"{', '.join(way['to'] for way in tried)}: {size(tried[0]['payload'])} there and back", value=slowest
-        )
+        yield ok(f"{', '.join(way['to'] for way in tried)}: {size(tried[0]['payload'])} there and back", value=slowest)
 
 
 def _trouble(view: View, way: dict[str, Any]) -> Outcome:
@@ -64,16 +62,16 @@ def _trouble(view: View, way: dict[str, Any]) -> Outcome:
     words, error = f"{way['from']} to {way['to']} at {way['address']}:{way['port']}", str(way.get("error"))
     sent, received, payload = way.get("sent") or 0, way.get("received") or 0, way.get("payload") or 0
     if error != "timeout" or not (sent or received or way.get("still")):
-        return failed(f"{words}: {_WHY.get(error, error)}", value=error)
+        return fail(f"{words}: {_WHY.get(error, error)}", value=error)
     where = (
         f"{size(sent)} of {size(payload)} got there"
         if sent < payload
         else f"{size(received)} of {size(payload)} came back"
     )
     if way["still"] < view.limit("still"):
-        return warned(f"{words}: only {where} in {way['ms'] / 1000:.0f} s", value=received, expected=payload)
+        return warn(f"{words}: only {where} in {way['ms'] / 1000:.0f} s", value=received, expected=payload)
     message = f"{words}: it connects and answers, but then only {where}"
-    return failed(message, value=received, expected=payload, hint=_PACKETS)
+    return fail(message, value=received, expected=payload, hint=_PACKETS)
 
 
 CHECKS = (ring,)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.health.check import View, node_check
-from clusterctl.health.model import Action, Outcome, failed, passed, skipped, unknown, warned
+from clusterctl.health.model import Action, Outcome, fail, ok, skip, unknown, warn
 from clusterctl.wording import size
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def disk(view: View) -> Iterator[Outcome]:
     yield from adverse
     yield from _unseen(view)
     if not adverse and _places(view):
-        yield passed(f"{size(min(entry['free'] for entry in _places(view)))} free at least")
+        yield ok(f"{size(min(entry['free'] for entry in _places(view)))} free at least")
 
 
 def _space(view: View, entry: dict[str, Any]) -> Outcome | None:
@@ -67,14 +67,14 @@ def _space(view: View, entry: dict[str, Any]) -> Outcome | None:
     if _is_image(entry):
         return None
     if is_tight(free, entry["total"], view.limit("least")):
-        return (warned if entry["what"] == "root" else failed)(words, **more)
+        return (warn if entry["what"] == "root" else fail)(words, **more)
     saved = view.group("checkpoint").data.get("bytes") if entry["what"] == "checkpoints" else None
     if saved and free < saved * view.limit("checkpoints"):
-        say = failed if free < saved else warned
+        say = fail if free < saved else warn
         return say(f"{words}, a checkpoint takes {size(saved)}", value=free, expected=saved * view.limit("checkpoints"))
     crowded = percent >= view.limit("warn") and free < view.limit("enough")
     small = free < view.limit("least") and entry["what"] != "root"
-    return warned(words, **more) if crowded or small else None
+    return warn(words, **more) if crowded or small else None
 
 
 def _is_image(entry: dict[str, Any]) -> bool:
@@ -118,11 +118,11 @@ def inodes(view: View) -> Iterator[Outcome]:
         none_left = is_tight(free, entry["inodes"], view.limit("least"))
         if none_left or (percent >= view.limit("warn") and free < view.limit("enough")):
             bad = True
-            say = failed if none_left and entry["what"] != "root" else warned
+            say = fail if none_left and entry["what"] != "root" else warn
             yield say(f"{entry['path']}: {percent:.0f} % of inodes used, {free} free", value=free)
     yield from _unseen(view)
     if not bad and _places(view):
-        yield passed("enough inodes everywhere")
+        yield ok("enough inodes everywhere")
 
 
 @node_check(
@@ -141,12 +141,12 @@ def readonly(view: View) -> Iterator[Outcome]:
     for entry in tried:
         if not entry["writable"]:
             why = "read-only file system" if entry.get("readonly") else entry.get("error")
-            yield failed(f"{entry['path']} cannot be written: {why}", value=entry["path"])
+            yield fail(f"{entry['path']} cannot be written: {why}", value=entry["path"])
     yield from _unseen(view)
     if not tried:
         yield unknown("nothing was written")
     elif all(entry["writable"] for entry in tried):
-        yield passed(f"{len(tried)} places can be written")
+        yield ok(f"{len(tried)} places can be written")
 
 
 @node_check(
@@ -167,15 +167,15 @@ def mounts(view: View) -> Iterator[Outcome]:
     for entry in entries:
         kind = entry.get("fs") or "path"
         if entry["status"] == "timeout":
-            yield failed(f"{entry['path']} ({kind}) hangs: {entry.get('reason')}", value=entry["path"])
+            yield fail(f"{entry['path']} ({kind}) hangs: {entry.get('reason')}", value=entry["path"])
         elif entry["status"] == "denied":
             yield unknown(f"{entry['path']}: {entry.get('reason')}")
         elif entry["status"] != "ok":
-            yield failed(f"{entry['path']} ({kind}): {entry.get('reason')}", value=entry["path"])
+            yield fail(f"{entry['path']} ({kind}): {entry.get('reason')}", value=entry["path"])
     if not entries:
-        yield skipped("no network mounts and none expected")
+        yield skip("no network mounts and none expected")
     elif all(entry["status"] == "ok" for entry in entries):
-        yield passed(f"{len(entries)} mounts answer")
+        yield ok(f"{len(entries)} mounts answer")
 
 
 CHECKS = (disk, inodes, readonly, mounts)

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from clusterctl.health.check import node_check
 from clusterctl.health.checks import fabric, gpus
-from clusterctl.health.checks.kernel_reach import ago, closed_log, reach
-from clusterctl.health.checks.nvlink import on_fabric
-from clusterctl.health.model import Action, Outcome, failed, passed, skipped, warned
+from clusterctl.health.checks.kernel_reach import describe_reach, format_age, report_closed_log
+from clusterctl.health.checks.nvlink import has_nvswitch
+from clusterctl.health.model import Action, Outcome, fail, ok, skip, warn
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,15 +21,15 @@ _SILENT = (12021, 12023)
 
 def _witness(view: View) -> Outcome | None:
     """Say whether the fabric speaks for its switches: GPUs that have joined it, or whose links are up."""
-    if gpus.library_gate(view) is not None:
+    if gpus.why_library_not_judged(view) is not None:
         return None
-    devices = gpus.devices(view)
-    if not any(on_fabric(view, device) for device in devices):
-        return skipped("no NVSwitch")
+    devices = gpus.used_gpus(view)
+    if not any(has_nvswitch(view, device) for device in devices):
+        return skip("no NVSwitch")
     infos = [info for device in devices if (info := gpus.value(device, "fabric"))]
-    if any(map(fabric.trouble, infos)):
+    if any(map(fabric.describe_problem, infos)):
         return None
-    return closed_log(view, gpus_speak=False, instead="the fabric state of the GPUs speaks for its switches")
+    return report_closed_log(view, gpus_speak=False, instead="the fabric state of the GPUs speaks for its switches")
 
 
 @node_check(
@@ -53,17 +53,17 @@ def sxid(view: View) -> Iterator[Outcome]:
         fatal, age = event["grade"] == "fatal", event["last_age_s"]
         silent = ", data may be corrupted silently" if event["code"] in _SILENT else ""
         recent = age is None or age <= view.limit("lookback")
-        say = failed if fatal and recent else warned
+        say = fail if fatal and recent else warn
         kind = "fatal" if fatal else "not fatal"
         times = f", {event['count']} times" if event["count"] > 1 else ""
-        when = f", {ago(age)}" if age is not None else ""
+        when = f", {format_age(age)}" if age is not None else ""
         yield say(
             f"NVSwitch {event['device']}: SXid {event['code']}, {kind}{silent}{times}{when}",
             value={"sxid": event["code"], "count": event["count"], "text": event["text"]},
             key=f"sxid.{event['code']}",
         )
     if not events:
-        yield passed(f"no SXid {reach(view)}")
+        yield ok(f"no SXid {describe_reach(view)}")
 
 
 CHECKS = (sxid,)

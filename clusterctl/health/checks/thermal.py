@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from clusterctl.health.check import cluster_check, node_check
 from clusterctl.health.checks import compare, gpus
 from clusterctl.health.checks.throttle import COOLING
-from clusterctl.health.model import Action, Outcome, Status, failed, unknown, warned
-from clusterctl.health.signs import Sign
+from clusterctl.health.model import Action, Outcome, Status, fail, unknown, warn
+from clusterctl.health.symptom import Symptom
 from clusterctl.health.vendors import JUDGED
 
 if TYPE_CHECKING:
@@ -49,12 +49,12 @@ def temperature(view: View) -> Iterable[Outcome]:
         if margins[part] > margin:
             return None
         degrees = value if part == "core" else gpus.value(device, "mem_temp")
-        say = failed if margins[part] <= 0 else warned
+        say = fail if margins[part] <= 0 else warn
         limit = degrees + margins[part]
         message = f"{gpus.label(device)}: {part} {degrees:.0f} °C, limit {limit:.0f} °C"
         return say(message, gpu=device["index"], value=degrees, expected=limit)
 
-    return gpus.each(view, "temp", judge, "{n} GPUs below their limits")
+    return gpus.judge_each(view, "temp", judge, "{n} GPUs below their limits")
 
 
 def _core_left(device: gpus.Device, degrees: float) -> float | None:
@@ -87,7 +87,7 @@ def _memory_left(device: gpus.Device) -> float | None:
 )
 def power_cap(view: ClusterView) -> Iterable[Outcome]:
     """All GPUs of a board may draw the same power. A cap is fine; one GPU capped alone is not."""
-    return compare.gpu_categories(view, _share, "power limit", lambda share: f"{share} % of its default")
+    return compare.compare_gpus(view, _share, "power limit", lambda share: f"{share} % of its default")
 
 
 def _share(device: gpus.Device) -> int | None:
@@ -109,15 +109,15 @@ def _share(device: gpus.Device) -> int | None:
 )
 def temperature_outlier(view: ClusterView) -> Iterable[Outcome]:
     """No GPU is far hotter than its like; only GPUs above `floor` degrees are looked at."""
-    return compare.gpu_outliers(view, "temp", "°C")
+    return compare.find_gpu_outliers(view, "temp", "°C")
 
 
-def sign(gpu: Mapping[str, Any], lasting: float) -> Sign | None:
+def sign(gpu: Mapping[str, Any], lasting: float) -> Symptom | None:
     """Return what the temperatures of a sample say of a GPU in a run, where it tells its limits in samples."""
     for part, key in (("core", "temp"), ("memory", "mem_temp")):
         degrees, limit = gpu.get(f"{key}_c"), gpu.get(f"{key}_limit_c")
         if degrees is not None and limit and degrees >= limit:
-            return Sign(
+            return Symptom(
                 gpu=int(gpu["gpu"]),
                 check="gpu.temperature",
                 status=Status.WARN,

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.health.check import cluster_check, node_check
 from clusterctl.health.checks import compare, gpus
-from clusterctl.health.model import Action, Outcome, Status, failed, warned
-from clusterctl.health.signs import Sign
+from clusterctl.health.model import Action, Outcome, Status, fail, warn
+from clusterctl.health.symptom import Symptom
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -28,7 +28,7 @@ HW_BITS = {
 _CAUSES = HW_THERMAL | HW_POWER_BRAKE
 
 
-def reasons(bits: int) -> str:
+def name_reasons(bits: int) -> str:
     """Name the hardware reasons in a set of clock event bits; the general bit only where no finer one is set."""
     fine = [name for bit, name in HW_BITS.items() if bits & bit and bit != HW_SLOWDOWN]
     return ", ".join(fine) or (HW_BITS[HW_SLOWDOWN] if bits & HW_SLOWDOWN else "")
@@ -55,16 +55,16 @@ def throttle_hw(view: View) -> Iterable[Outcome]:
     """Hardware does not hold the clocks down. The slowest GPU sets the speed of the run."""
 
     def judge(device: gpus.Device, value: Any) -> Outcome | None:
-        seen = [bits for bits in _samples(value) if reasons(bits)]
+        seen = [bits for bits in _samples(value) if name_reasons(bits)]
         if not seen:
             return None
         degrees = gpus.value(device, "temp")
         warmth = f", {degrees} °C" if degrees is not None else ""
         looks = f", in {len(seen)} of {len(_samples(value))} looks"
-        message = f"{gpus.label(device)}: {reasons(seen[-1])}{warmth}{looks}"
-        return warned(message, gpu=device["index"], value=seen[-1], expected=0)
+        message = f"{gpus.label(device)}: {name_reasons(seen[-1])}{warmth}{looks}"
+        return warn(message, gpu=device["index"], value=seen[-1], expected=0)
 
-    return gpus.each(view, "throttle", judge, "no hardware slowdown on {n} GPUs")
+    return gpus.judge_each(view, "throttle", judge, "no hardware slowdown on {n} GPUs")
 
 
 @node_check(
@@ -84,9 +84,9 @@ def throttle_sw(view: View) -> Iterable[Outcome]:
         if not any(bits & SW_THERMAL for bits in _samples(value)):
             return None
         message = f"{gpus.label(device)}: thermal slowdown by the driver"
-        return warned(message, gpu=device["index"], value=SW_THERMAL, expected=0)
+        return warn(message, gpu=device["index"], value=SW_THERMAL, expected=0)
 
-    return gpus.each(view, "throttle", judge, "no thermal slowdown on {n} GPUs")
+    return gpus.judge_each(view, "throttle", judge, "no thermal slowdown on {n} GPUs")
 
 
 @cluster_check(
@@ -101,7 +101,7 @@ def throttle_sw(view: View) -> Iterable[Outcome]:
 )
 def throttle_outlier(view: ClusterView) -> Iterable[Outcome]:
     """No GPU is held down for heat or power where its like are not: a constant power brake is a fault of the node."""
-    return compare.gpu_categories(view, _constant, "slowdown", _named, say=failed, at_least_nodes=2)
+    return compare.compare_gpus(view, _constant, "slowdown", _named, say=fail, at_least_nodes=2)
 
 
 def _constant(device: gpus.Device) -> int | None:
@@ -117,15 +117,15 @@ def _constant(device: gpus.Device) -> int | None:
 
 
 def _named(bits: int) -> str:
-    return reasons(bits) or "none"
+    return name_reasons(bits) or "none"
 
 
-def sign(gpu: int, bits: int, degrees: float | None, lasting: float) -> Sign | None:
+def sign(gpu: int, bits: int, degrees: float | None, lasting: float) -> Symptom | None:
     """Return what a sample's bits say of a GPU in a run; `lasting` is how many seconds make it worth a word."""
-    hard = reasons(bits)
+    hard = name_reasons(bits)
     if not hard and not bits & SW_THERMAL:
         return None
-    return Sign(
+    return Symptom(
         gpu=gpu,
         check="gpu.throttle_hw" if hard else "gpu.throttle_sw",
         status=Status.WARN,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from clusterctl.health.check import Check, ClusterView, View, cluster_check, node_check
 from clusterctl.health.checks import compare, gpus
 from clusterctl.health.context import NOT_SYNCED
-from clusterctl.health.model import Action, Outcome, failed, passed, skipped, unknown, warned
+from clusterctl.health.model import Action, Outcome, fail, ok, skip, unknown, warn
 from clusterctl.health.vendors import AMD, JUDGED, NVIDIA
 
 if TYPE_CHECKING:
@@ -47,15 +47,15 @@ def expected(view: View) -> Iterator[Outcome]:
     for key, pattern in wanted.items():
         if promised[key] is None:
             bad += 1
-            say = unknown if key == "driver" else failed
+            say = unknown if key == "driver" else fail
             yield say(f"{key} is absent, expected {pattern}", expected=pattern)
         elif not fnmatch.fnmatchcase(str(promised[key]), pattern):
             bad += 1
-            yield failed(f"{key} {promised[key]}, expected {pattern}", value=promised[key], expected=pattern)
+            yield fail(f"{key} {promised[key]}, expected {pattern}", value=promised[key], expected=pattern)
     if not wanted:
-        yield skipped("`health.expect` names no versions")
+        yield skip("`health.expect` names no versions")
     elif not bad:
-        yield passed(", ".join(f"{key} {promised[key]}" for key in wanted))
+        yield ok(", ".join(f"{key} {promised[key]}" for key in wanted))
 
 
 def _alike(
@@ -66,7 +66,7 @@ def _alike(
     *,
     group: str | None,
     source: str,
-    say: Callable[..., Outcome] = failed,
+    say: Callable[..., Outcome] = fail,
     absent: bool = False,
     remedy: str | None = None,
     nvidia: bool = False,
@@ -83,7 +83,7 @@ def _alike(
         if not looked:
             return [unknown(f"no node could be asked for its {what}")]
         blind = [node.node for node in view.views if node not in looked]
-        outcomes = compare.node_categories(replace(view, views=tuple(looked)), read, what, say=say, absent=absent)
+        outcomes = compare.compare_nodes(replace(view, views=tuple(looked)), read, what, say=say, absent=absent)
         return [*outcomes, *(unknown(f"could not ask for its {what}", node=node) for node in blind)]
 
     judge.__doc__ = doc
@@ -92,7 +92,7 @@ def _alike(
         family=_FAMILY,
         source=source,
         threshold="the same on all nodes",
-        severity="FAIL" if say is failed else "WARN",
+        severity="FAIL" if say is fail else "WARN",
         remedy=remedy or f"Install the same {what} on all nodes",
         action=Action.FIX_CONFIG,
         gpu=nvidia or group is None,
@@ -102,7 +102,7 @@ def _alike(
 
 def _driver(view: View) -> str | None:
     """Return the version of the GPU driver; AMD's has none of its own where it comes with the kernel."""
-    if gpus.gate(view) is not None:
+    if gpus.why_not_judged(view) is not None:
         return None
     version = gpus.library(view).data.get("driver")
     return version or ("that of the kernel" if gpus.vendor(view) == AMD else None)
@@ -140,11 +140,11 @@ def interpreter(view: View) -> Iterator[Outcome]:
     """The interpreter that the cluster file names for the node is there and runs."""
     why = view.facts.get("unprobed")
     if why:
-        yield failed(f"{why}; the agent runs on {view.facts['there']}")
+        yield fail(f"{why}; the agent runs on {view.facts['there']}")
     elif view.group("versions").status != "ok":
         yield unknown(view.group("versions").reason or "it did not say where it is")
     else:
-        yield passed(str(view.group("versions").data.get("executable")))
+        yield ok(str(view.group("versions").data.get("executable")))
 
 
 python = _alike(
@@ -196,7 +196,7 @@ nccl_plugin = _alike(
     source="NCCL_NET_PLUGIN, libnccl-net.so as the loader would find it",
     absent=True,
     nvidia=True,
-    say=warned,
+    say=warn,
     remedy="Install the plugin on all nodes, or set NCCL_NET_PLUGIN=none for all",
 )
 packages = _alike(
@@ -206,7 +206,7 @@ packages = _alike(
     lambda view: view.group("versions").data.get("packages_hash"),
     group="versions",
     source=_METADATA,
-    say=warned,
+    say=warn,
     remedy="Compare them: `clusterctl exec --diff -- pip freeze`",
 )
 driver = _alike(
@@ -216,7 +216,7 @@ driver = _alike(
     lambda view: _major(_driver(view)),
     group=None,
     source="NVML driver version, /sys/module/amdgpu/version",
-    say=warned,
+    say=warn,
     remedy="Install the same driver on all nodes; whether each can run the job's CUDA is `version.cuda_driver`",
 )
 driver_minor = _alike(
@@ -226,16 +226,16 @@ driver_minor = _alike(
     _driver,
     group=None,
     source="NVML driver version, /sys/module/amdgpu/version",
-    say=warned,
+    say=warn,
 )
 gpu_model = _alike(
     "version.gpu_model",
     "GPU model",
     "All nodes have GPUs of one model.",
-    lambda view: sorted({d["v"]["name"] for d in gpus.devices(view) if d.get("v", {}).get("name")}) or None,
+    lambda view: sorted({d["v"]["name"] for d in gpus.used_gpus(view) if d.get("v", {}).get("name")}) or None,
     group=None,
     source="NVML device name, `product_name` of AMD",
-    say=warned,
+    say=warn,
     remedy=(
         "A run over mixed models goes at the speed of the slowest; `severity: {version.gpu_model: ignore}` accepts it"
     ),
@@ -247,7 +247,7 @@ kernel = _alike(
     lambda view: view.group("host").data.get("kernel"),
     group="host",
     source="uname",
-    say=warned,
+    say=warn,
 )
 arch = _alike(
     "version.arch",
@@ -256,7 +256,7 @@ arch = _alike(
     lambda view: view.group("host").data.get("arch"),
     group="host",
     source="uname",
-    say=warned,
+    say=warn,
 )
 
 
@@ -273,7 +273,7 @@ arch = _alike(
 )
 def vbios(view: ClusterView) -> Iterable[Outcome]:
     """GPUs of one board have the same firmware."""
-    return compare.gpu_categories(view, lambda device: gpus.value(device, "vbios"), "VBIOS")
+    return compare.compare_gpus(view, lambda device: gpus.value(device, "vbios"), "VBIOS")
 
 
 @cluster_check(
@@ -293,12 +293,12 @@ def code(view: ClusterView) -> Iterable[Outcome]:
         return [unknown(f"{', '.join(silent)}: the hash of the code is not known")]
     synced = tuple(node for node in view.views if hashes[node.node] != NOT_SYNCED)
     if not any(hashes[node.node] for node in synced):
-        return [skipped("no code has been synced")]
-    return compare.node_categories(
+        return [skip("no code has been synced")]
+    return compare.compare_nodes(
         replace(view, views=synced),
         lambda node: (hashes[node.node] or "")[:12] or None,
         "code",
-        say=failed,
+        say=fail,
         absent=True,
     )
 

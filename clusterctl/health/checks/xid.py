@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.health.check import node_check
 from clusterctl.health.checks import devices, gpus, recovery
-from clusterctl.health.checks.kernel_reach import ago, closed_log, reach
+from clusterctl.health.checks.kernel_reach import describe_reach, format_age, report_closed_log
 from clusterctl.health.checks.xid_catalogue import CATALOGUE, Weight
-from clusterctl.health.model import Action, Outcome, Status, failed, passed, warned
-from clusterctl.health.signs import Sign
+from clusterctl.health.model import Action, Outcome, Status, fail, ok, warn
+from clusterctl.health.symptom import Symptom
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -44,12 +44,12 @@ class Judgement:
 def judge_event(code: int, text: str = "", grade: str = "") -> Judgement | None:
     """Return what one XID says, by NVIDIA's catalogue; `None` where it says that all is well again."""
     if code == RECOVERY_CHANGED:
-        value = recovery.changed_to(text)
+        value = recovery.parse_changed_action(text)
         if value == recovery.NONE:
             return None
         if value is None:
             return Judgement(False, Action.CONTACT_SUPPORT, f"recovery action changed: {text[:80]}")
-        recommended = recovery.meaning(value)
+        recommended = recovery.describe_action(value)
         return Judgement(
             recommended.before is Status.FAIL, recommended.action, f"the driver asks for {recommended.words}"
         )
@@ -66,7 +66,7 @@ def judge_event(code: int, text: str = "", grade: str = "") -> Judgement | None:
 
 
 def _witness(view: View) -> Outcome | None:
-    return closed_log(view, gpus_speak=True)
+    return report_closed_log(view, gpus_speak=True)
 
 
 @node_check(
@@ -95,7 +95,7 @@ def xid(view: View) -> Iterator[Outcome]:
     """
     events = _events(view)
     outcomes = [outcome for event in events if (outcome := _weigh(view, event, events)) is not None]
-    yield from outcomes or [passed(f"no XID {reach(view)}")]
+    yield from outcomes or [ok(f"no XID {describe_reach(view)}")]
 
 
 def _events(view: View) -> list[dict[str, Any]]:
@@ -125,10 +125,10 @@ def _weigh(view: View, event: dict[str, Any], events: Sequence[dict[str, Any]]) 
         return None  # the value itself says that nothing is asked for any more
     mended = mended and action in _RESETTING
     lasts = action is Action.REBOOT_NODE or age is None or age <= lookback
-    say = failed if hard and lasts and not mended else warned
+    say = fail if hard and lasts and not mended else warn
     place = f"GPU {index}" if index is not None else f"GPU at {_bus(event['device'])}"
     times = f", {event['count']} times" if event["count"] > 1 else ""
-    when = f", {ago(age)}" if age is not None else ""
+    when = f", {format_age(age)}" if age is not None else ""
     return say(
         f"{place}: XID {event['code']}, {judgement.meaning}{times}{when}{', since repaired' if mended else ''}",
         gpu=index,
@@ -142,17 +142,17 @@ def _weigh(view: View, event: dict[str, Any], events: Sequence[dict[str, Any]]) 
 def _mended(view: View, index: int | None, event: dict[str, Any], events: Sequence[dict[str, Any]]) -> bool:
     """Tell whether a GPU was repaired after an XID: the driver took its wish back, or everything reads well."""
     for later in events:
-        taken_back = later["code"] == RECOVERY_CHANGED and recovery.changed_to(later["text"]) == recovery.NONE
+        taken_back = later["code"] == RECOVERY_CHANGED and recovery.parse_changed_action(later["text"]) == recovery.NONE
         if taken_back and later["order"] > event["order"] and _bus(later["device"]) == _bus(event["device"]):
             return True
-    device = next((d for d in gpus.devices(view) if d["index"] == index), None)
+    device = next((d for d in gpus.used_gpus(view) if d["index"] == index), None)
     return device is not None and is_well(device)
 
 
 def is_well(device: gpus.Device) -> bool:
     """Tell whether a GPU reads well in all that a fatal XID would leave behind."""
     recommended, uncorrected = gpus.value(device, "recovery_action"), gpus.value(device, "ecc_unc")
-    return recommended == recovery.NONE and not uncorrected and devices.answers_well(device)
+    return recommended == recovery.NONE and not uncorrected and devices.is_answering(device)
 
 
 _MENDED = "Nothing to do: the GPU has been reset since; if it comes again, have the hardware looked at"
@@ -173,8 +173,8 @@ def _bus(address: str) -> str:
 
 def _gpu_of(view: View, pci: str) -> tuple[int | None, bool]:
     """Return the index of the declared GPU at an address, and whether any GPU of the node has the address."""
-    mine = {d["index"] for d in gpus.devices(view)}
-    for device in gpus.everyone(view):
+    mine = {d["index"] for d in gpus.used_gpus(view)}
+    for device in gpus.all_gpus(view):
         address = gpus.value(device, "pci")
         if address and _bus(address) == _bus(pci):
             return (device["index"] if device["index"] in mine else None), True
@@ -184,7 +184,7 @@ def _gpu_of(view: View, pci: str) -> tuple[int | None, bool]:
 # --- during a run
 
 
-def sign(gpu: int | None, code: int) -> Sign | None:
+def sign(gpu: int | None, code: int) -> Symptom | None:
     """Return what an XID says that the driver reports during a run.
 
     Its text is only in the kernel log; where the text decides, the recovery action is a sign of its own.
@@ -196,7 +196,7 @@ def sign(gpu: int | None, code: int) -> Sign | None:
         return None
     hard = judgement.hard and not judgement.confirmed
     meaning = "NVLink error" if code in NVLINK5 else judgement.meaning
-    return Sign(
+    return Symptom(
         gpu=gpu,
         check=f"gpu.xid {code}",
         status=Status.FAIL if hard else Status.WARN,
@@ -212,7 +212,7 @@ def reads_well(gpu: Mapping[str, Any]) -> bool:
     """Tell whether a GPU of a sample is well after an XID: what the driver asks for, its answers, memory and links."""
     recommended = gpu.get("recovery_action")
     harmed = gpu.get("ecc_unc") or gpu.get("links_lost")
-    return recommended == recovery.NONE and devices.answers_well(gpu) and not harmed
+    return recommended == recovery.NONE and devices.is_answering(gpu) and not harmed
 
 
 CHECKS = (xid,)

@@ -17,7 +17,7 @@ from clusterctl.health.checks.host import YOUNG
 from clusterctl.health.context import NOT_SYNCED, Context
 from clusterctl.health.model import Status
 from clusterctl.health.registry import CHECKS
-from clusterctl.health.request import longest, probe_request
+from clusterctl.health.request import longest_timeout_s, probe_request
 from clusterctl.plan.fewer import without
 from clusterctl.plan.layout import workdir_of
 from clusterctl.run.nodes.fan_out import each, raise_first
@@ -231,7 +231,7 @@ def _probe(
             "cwd": None,
             "request": request,
         }
-        facts = session.call(Command.PROBE, asked, timeout=longest(request) + _MARGIN)
+        facts = session.call(Command.PROBE, asked, timeout=longest_timeout_s(request) + _MARGIN)
         step.through(node)
         return facts
 

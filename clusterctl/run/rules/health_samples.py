@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from clusterctl.door import samples
-from clusterctl.health import during
+from clusterctl.health import monitor
 from clusterctl.health.context import Context
 from clusterctl.run.rules import events
 
@@ -27,10 +27,10 @@ class HealthObserver:
     """
 
     def __init__(self, spec: ClusterSpec) -> None:
-        self._limits = during.Limits.of(spec.health.thresholds, spec.health.interval)
+        self._limits = monitor.Limits.of(spec.health.thresholds, spec.health.interval)
         self._context = Context.from_spec(spec)
         self._gpus = {host.name: _gpus(host) for host in spec.hosts}
-        self._watches: dict[str, during.Watch] = {}
+        self._watches: dict[str, monitor.NodeMonitor] = {}
         self._heard: dict[str, float] = {}
 
     def replay(
@@ -45,7 +45,7 @@ class HealthObserver:
             now: The head's monotonic clock.
         """
         self.feed(node, lines, now)
-        present = {_key(change): change for change in during.troubled(self._watch(node))}
+        present = {_key(change): change for change in monitor.list_active_problems(self._watch(node))}
         reported = {(event.node, event.gpu, event.key): event for event in told}
         new = [_event(change) for key, change in present.items() if key not in reported]
         over = [
@@ -60,12 +60,12 @@ class HealthObserver:
 
     def feed(self, node: str, lines: Iterable[bytes], now: float) -> list[events.Health]:
         """Take in lines of a node's samples; return what changed."""
-        changes: list[during.Change] = []
+        changes: list[monitor.Change] = []
         for sample in samples.readable(lines, "health", "m"):
             watch = self._watch(node)
             # A replica that is sent again from its begin holds what was seen already.
             if watch.last is None or sample["m"] > watch.last:
-                self._watches[node], news = during.advance(watch, sample)
+                self._watches[node], news = monitor.update(watch, sample)
                 self._heard[node] = now
                 changes += news
         return [_event(change) for change in changes]
@@ -77,32 +77,32 @@ class HealthObserver:
             connected: Nodes that we would hear of. That others are silent says nothing.
             now: The head's monotonic clock.
         """
-        changes: list[during.Change] = []
+        changes: list[monitor.Change] = []
         for node, watch in self._watches.items():
             if node not in connected or watch.last is None:
                 self._heard[node] = now
                 continue
-            self._watches[node], news = during.tick(watch, watch.last + now - self._heard[node])
+            self._watches[node], news = monitor.check_silence(watch, watch.last + now - self._heard[node])
             changes += news
         return [_event(change) for change in changes]
 
     def unhealthy(self, nodes: Iterable[str]) -> dict[str, str]:
         """Return which of these nodes a run should not go on with, and why."""
-        return _reasons({node: during.condemned(watch) for node, watch in self._known(nodes)})
+        return _reasons({node: monitor.fatal_reason(watch) for node, watch in self._known(nodes)})
 
     def doubtful(self, nodes: Iterable[str]) -> dict[str, str]:
         """Return which of these nodes the next attempt had better do without, though this one may go on, and why."""
-        return _reasons({node: during.doubted(watch) for node, watch in self._known(nodes)})
+        return _reasons({node: monitor.drain_reason(watch) for node, watch in self._known(nodes)})
 
-    def _known(self, nodes: Iterable[str]) -> Iterator[tuple[str, during.Watch]]:
+    def _known(self, nodes: Iterable[str]) -> Iterator[tuple[str, monitor.NodeMonitor]]:
         """Give the watches of nodes that have said anything."""
         return ((node, watch) for node in nodes if (watch := self._watches.get(node)) is not None)
 
-    def _watch(self, node: str) -> during.Watch:
+    def _watch(self, node: str) -> monitor.NodeMonitor:
         watch = self._watches.get(node)
         if watch is not None:
             return watch
-        return during.Watch(node=node, limits=self._limits, context=self._context, gpus=self._gpus.get(node))
+        return monitor.NodeMonitor(node=node, limits=self._limits, context=self._context, gpus=self._gpus.get(node))
 
 
 def _reasons(answers: dict[str, str | None]) -> dict[str, str]:
@@ -116,7 +116,7 @@ def _gpus(host: HostSpec) -> frozenset[int] | None:
     return None if host.gpus is None else frozenset(range(host.gpus))
 
 
-def _key(change: during.Change) -> tuple[str, int | None, str]:
+def _key(change: monitor.Change) -> tuple[str, int | None, str]:
     return change.node, change.gpu, change.key
 
 
@@ -124,7 +124,7 @@ def _over(event: events.Health) -> str:
     return f"{event.message}: over"
 
 
-def _event(change: during.Change) -> events.Health:
+def _event(change: monitor.Change) -> events.Health:
     return events.Health(
         node=change.node,
         gpu=change.gpu,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterctl.health.checks.compare import outliers, vote
+from clusterctl.health.checks.compare import count_votes, find_outliers
 from clusterctl.health.context import Context, Expectation
 from clusterctl.health.judge import judge_cluster
 from clusterctl.health.model import Status
@@ -19,12 +19,12 @@ NAMES = st.text("abcdefgh", min_size=1, max_size=3)
 def test_one_odd_node_is_blamed_and_no_other(n: int, data: st.DataObject) -> None:
     bad = data.draw(st.integers(0, n - 1))
     answers = {str(i): "2.5" if i == bad else "2.6" for i in range(n)}
-    assert vote(answers).odd == (str(bad),)
+    assert count_votes(answers).odd == (str(bad),)
 
 
 @given(st.dictionaries(NAMES, st.sampled_from(["a", "b", 1, None]), max_size=12))
 def test_whoever_is_blamed_contradicts_more_than_half(answers: dict[str, object]) -> None:
-    result = vote(answers)
+    result = count_votes(answers)
     for member in result.odd:
         assert answers[member] != result.majority
     if result.odd:
@@ -35,7 +35,7 @@ def test_whoever_is_blamed_contradicts_more_than_half(answers: dict[str, object]
     "values", [["a", "b"], ["a", "a", "b", "b"], ["a", "b", "c"]], ids=["two", "tie", "all-differ"]
 )
 def test_without_a_majority_nobody_is_blamed(values: list[str]) -> None:
-    result = vote({str(i): value for i, value in enumerate(values)})
+    result = count_votes({str(i): value for i, value in enumerate(values)})
     assert (result.majority, result.odd, result.agreed) == (None, (), False)
 
 
@@ -48,20 +48,20 @@ def test_two_nodes_disagree_with_both_values_and_no_blame() -> None:
 
 
 def test_a_value_and_its_text_are_different() -> None:
-    assert not vote({"a": 1, "b": "1"}).agreed
+    assert not count_votes({"a": 1, "b": "1"}).agreed
 
 
 @given(st.lists(st.floats(30, 40), min_size=4, max_size=64))
 def test_ordinary_noise_has_no_outliers(values: list[float]) -> None:
-    assert outliers({str(i): x for i, x in enumerate(values)}, lambda x, middle: x > middle + 15) == {}
+    assert find_outliers({str(i): x for i, x in enumerate(values)}, lambda x, middle: x > middle + 15) == {}
 
 
 def test_a_tiny_difference_is_no_outlier_though_all_others_are_equal() -> None:
-    assert outliers({"a": 1.0, "b": 1.0, "c": 1.0, "d": 1.01}, lambda x, middle: x > 1.2 * middle) == {}
+    assert find_outliers({"a": 1.0, "b": 1.0, "c": 1.0, "d": 1.01}, lambda x, middle: x > 1.2 * middle) == {}
 
 
 def test_three_say_nothing_about_a_number() -> None:
-    assert outliers({"a": 1.0, "b": 1.0, "c": 9.0}, lambda x, middle: x > middle) == {}
+    assert find_outliers({"a": 1.0, "b": 1.0, "c": 9.0}, lambda x, middle: x > middle) == {}
 
 
 def test_gpus_are_compared_with_their_own_model_only() -> None:

@@ -10,9 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterctl.health.context import Context, Expectation
-from clusterctl.health.during import Change, Watch, advance, condemned, doubted, tick, troubled
 from clusterctl.health.judge import judge_node
 from clusterctl.health.model import Action, Finding, Status
+from clusterctl.health.monitor import (
+    Change,
+    NodeMonitor,
+    check_silence,
+    drain_reason,
+    fatal_reason,
+    list_active_problems,
+    update,
+)
 from tests.unit.health.healthy import changed, facts
 
 GIB = 1024**3
@@ -53,19 +61,19 @@ LOST = answers(15, "lost", "temp")
 UNKNOWN = answers(999, "unknown", "temp")
 
 
-def watched(*samples: dict[str, Any]) -> Watch:
-    watch = Watch(node="n")
+def watched(*samples: dict[str, Any]) -> NodeMonitor:
+    watch = NodeMonitor(node="n")
     for one in samples:
-        watch, _ = advance(watch, one)
+        watch, _ = update(watch, one)
     return watch
 
 
 def fold(node: str, samples: Iterable[dict[str, Any]]) -> list[Change]:
     """Everything to be told about a node's samples, in order."""
-    watch = Watch(node=node)
+    watch = NodeMonitor(node=node)
     changes: list[Change] = []
     for one in samples:
-        watch, news = advance(watch, one)
+        watch, news = update(watch, one)
         changes += news
     return changes
 
@@ -188,11 +196,11 @@ def test_a_disk_is_full_by_what_is_left_as_it_is_before_a_run(free: float, total
 
 
 def test_samples_that_stop_are_an_alarm_and_their_return_is_told() -> None:
-    watch, _ = advance(Watch(node="n"), sample(0, gpu()))
-    watch, nothing = tick(watch, 100)
-    watch, alarm = tick(watch, 130)
-    watch, again = tick(watch, 500)
-    _, back = advance(watch, sample(510, gpu()))
+    watch, _ = update(NodeMonitor(node="n"), sample(0, gpu()))
+    watch, nothing = check_silence(watch, 100)
+    watch, alarm = check_silence(watch, 130)
+    watch, again = check_silence(watch, 500)
+    _, back = update(watch, sample(510, gpu()))
     assert (nothing, again) == ([], [])
     assert told(alarm) == [("WARN", "n: no sample of GPUs and host for 2.2 min")]
     assert told(back) == [("PASS", "n: samples again")]
@@ -200,8 +208,8 @@ def test_samples_that_stop_are_an_alarm_and_their_return_is_told() -> None:
 
 def test_what_is_wrong_by_now_can_be_asked_for() -> None:
     watch = watched(sample(0, gpu()), sample(15, gpu(**LOST)))
-    assert [(one.gpu, one.check, one.status) for one in troubled(watch)] == [(5, "gpu.lost", Status.FAIL)]
-    assert condemned(watch) == "n GPU 5: GPU is lost"
+    assert [(one.gpu, one.check, one.status) for one in list_active_problems(watch)] == [(5, "gpu.lost", Status.FAIL)]
+    assert fatal_reason(watch) == "n GPU 5: GPU is lost"
 
 
 @given(
@@ -243,13 +251,13 @@ def test_an_answer_that_may_be_chance_counts_from_the_third_look_in_a_row_on(cod
 
 def test_three_looks_at_which_another_call_is_odd_each_time_condemn_nobody() -> None:
     odd = [gpu(**answers(999, "unknown", call)) for call in ("temp", "util", "memory")]
-    assert condemned(watched(*(sample(15.0 * i, one) for i, one in enumerate(odd)))) is None
+    assert fatal_reason(watched(*(sample(15.0 * i, one) for i, one in enumerate(odd)))) is None
 
 
 def test_a_sample_that_sees_no_gpus_breaks_no_streak() -> None:
     stuck = sample(30, status="stuck", stuck_s=5.0)
     samples = [sample(0, gpu(**UNKNOWN)), sample(15, gpu(**UNKNOWN)), stuck, sample(45, gpu(**UNKNOWN))]
-    assert condemned(watched(*samples)) is not None
+    assert fatal_reason(watched(*samples)) is not None
 
 
 @pytest.mark.parametrize(
@@ -257,8 +265,10 @@ def test_a_sample_that_sees_no_gpus_breaks_no_streak() -> None:
 )
 def test_a_gpu_that_is_to_be_drained_goes_on_and_is_left_out_of_the_next_attempt(value: int, words: str) -> None:
     watch = watched(sample(0, gpu()), sample(15, gpu(recovery_action=value)))
-    assert [(c.status, c.message) for c in troubled(watch)] == [(Status.WARN, f"n GPU 5: the driver asks for {words}")]
-    assert (condemned(watch), doubted(watch)) == (None, f"n GPU 5: the driver asks for {words}")
+    assert [(c.status, c.message) for c in list_active_problems(watch)] == [
+        (Status.WARN, f"n GPU 5: the driver asks for {words}")
+    ]
+    assert (fatal_reason(watch), drain_reason(watch)) == (None, f"n GPU 5: the driver asks for {words}")
 
 
 @pytest.mark.parametrize(
@@ -273,7 +283,7 @@ def test_a_gpu_that_is_to_be_drained_goes_on_and_is_left_out_of_the_next_attempt
     ],
 )
 def test_the_remedy_is_the_one_that_the_preflight_would_give(values: dict[str, Any], action: str) -> None:
-    assert [c.action for c in troubled(watched(sample(0, gpu(**values))))] == [action]
+    assert [c.action for c in list_active_problems(watched(sample(0, gpu(**values))))] == [action]
     before = dict(values)
     told_before = facts_of(before)
     assert [f.action for f in told_before if f.status in (Status.FAIL, Status.WARN)] == [action]

@@ -9,35 +9,35 @@ import pytest
 
 from clusterctl.health.head import (
     NODES,
-    HeadSeen,
-    LiveController,
-    SshAgentSeen,
-    StateFolder,
-    judge,
-    nodes_for,
+    ControllerFacts,
+    HeadFacts,
+    SshAgentFacts,
+    StateFolderFacts,
+    judge_head,
+    max_nodes,
     verdict,
 )
 from clusterctl.health.model import Finding, Status
 from clusterctl.wording import size
 
-FOLDER = StateFolder(
+FOLDER = StateFolderFacts(
     path="/home/ann/.local/state/clusterctl", filesystem="ext4", shared=False, free=8 << 30, error=None
 )
-FIT = HeadSeen(
+FIT = HeadFacts(
     python=(3, 11, 2),
     ssh="OpenSSH_9.2p1",
-    ssh_agent=SshAgentSeen(keys=2),
+    ssh_agent=SshAgentFacts(keys=2),
     folder=FOLDER,
     open_files=(1024, 1 << 20),
     ends_at_logout=False,
     user="ann",
     clock_error=0.01,
-    controllers=(LiveController(run="big-abcd", pid=42, cpu_s=12.34, memory=40 << 20),),
+    controllers=(ControllerFacts(run="big-abcd", pid=42, cpu_s=12.34, memory=40 << 20),),
 )
 
 
 def judged(**seen: Any) -> dict[str, Finding]:
-    return {finding.check: finding for finding in judge(replace(FIT, **seen), size)}
+    return {finding.check: finding for finding in judge_head(replace(FIT, **seen), size)}
 
 
 def test_a_fit_head_passes_in_everything() -> None:
@@ -54,8 +54,8 @@ def test_a_fit_head_passes_in_everything() -> None:
         ("head.python", {"python": (3, 9, 1)}, "FAIL", "Python 3.9.1 is too old", "3.10"),
         ("head.ssh", {"ssh": None}, "WARN", "~/.ssh/config is not heeded", "OpenSSH client"),
         ("head.ssh_agent", {"ssh_agent": None}, "SKIP", "keys are read from files", None),
-        ("head.ssh_agent", {"ssh_agent": SshAgentSeen()}, "PASS", "holds no key", None),
-        ("head.ssh_agent", {"ssh_agent": SshAgentSeen(error="it hangs")}, "WARN", "it hangs", "ssh-add -l"),
+        ("head.ssh_agent", {"ssh_agent": SshAgentFacts()}, "PASS", "holds no key", None),
+        ("head.ssh_agent", {"ssh_agent": SshAgentFacts(error="it hangs")}, "WARN", "it hangs", "ssh-add -l"),
         (
             "head.state",
             {"folder": replace(FOLDER, error="Read-only file system")},
@@ -97,14 +97,14 @@ def test_what_is_wrong_with_a_head_is_said_with_its_remedy(
 
 
 def test_each_controller_has_a_line_of_its_own() -> None:
-    pair = tuple(LiveController(run=f"r-{i}", pid=i, cpu_s=0.0, memory=1) for i in (1, 2))
+    pair = tuple(ControllerFacts(run=f"r-{i}", pid=i, cpu_s=0.0, memory=1) for i in (1, 2))
 
-    assert sum(f.check == "head.controller" for f in judge(replace(FIT, controllers=pair), size)) == 2
+    assert sum(f.check == "head.controller" for f in judge_head(replace(FIT, controllers=pair), size)) == 2
 
 
 @pytest.mark.parametrize(("limit", "nodes"), [(0, 0), (32, 1), (1024, 160), (1264, NODES), (4096, 672)])
 def test_how_many_nodes_a_limit_of_open_files_is_enough_for(limit: int, nodes: int) -> None:
-    assert nodes_for(limit) == nodes
+    assert max_nodes(limit) == nodes
 
 
 def test_the_worst_finding_is_the_verdict() -> None:

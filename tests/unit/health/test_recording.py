@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterctl.errors import RefusedError
+from clusterctl.health.anonymizer import Anonymizer
 from clusterctl.health.context import Context, Expectation
-from clusterctl.health.disguise import Disguise
 from clusterctl.health.judge import judge_all
 from clusterctl.health.model import Status
-from clusterctl.health.recording import read, recorded, replayed
+from clusterctl.health.recording import make_recording, read_recording, replay
 from tests.unit.health import healthy
 from tests.unit.health.healthy import changed, log
 from tests.unit.health.machines import amd, shapes
@@ -28,7 +28,7 @@ SHAPES: dict[str, Any] = {**shapes.SHAPES, **amd.SHAPES}
 
 
 def sent(told: Facts, context: Context, *reached_as: str) -> str:
-    return json.dumps(recorded(told, context, reached_as))
+    return json.dumps(make_recording(told, context, reached_as))
 
 
 def verdicts(told: Facts, context: Context) -> Counter[Any]:
@@ -41,7 +41,7 @@ def verdicts(told: Facts, context: Context) -> Counter[Any]:
 
 
 def is_judged_alike(told: Facts, context: Context) -> bool:
-    facts, promises = read(json.loads(sent(told, context)))
+    facts, promises = read_recording(json.loads(sent(told, context)))
     return verdicts(facts, promises) == verdicts(told, context)
 
 
@@ -81,7 +81,7 @@ def test_promises_and_tolerances_are_those_of_the_cluster_file() -> None:
         framework="torch",
     )
     assert is_judged_alike(told, context)
-    assert sum(f.ignored for f in replayed(json.loads(sent(told, context)))[1]) > 0
+    assert sum(f.ignored for f in replay(json.loads(sent(told, context)))[1]) > 0
 
 
 def test_ranks_and_settings_of_one_host_are_those_of_the_cluster_file() -> None:
@@ -94,7 +94,7 @@ def test_ranks_and_settings_of_one_host_are_those_of_the_cluster_file() -> None:
 def test_ways_between_nodes_and_lost_runs_name_nobody() -> None:
     way = {"from": "gpu00", "to": "gpu01", "address": "203.0.113.7", "port": 1, "ok": False, "error": "refused"}
     told = {"gpu00": changed(healthy.facts(0), controller__ring=[way], controller__rebooted_under="moonshot-x7f2")}
-    facts, _ = read(json.loads(sent(told, Context(nodes={n: Expectation() for n in ("gpu00", "gpu01")}))))
+    facts, _ = read_recording(json.loads(sent(told, Context(nodes={n: Expectation() for n in ("gpu00", "gpu01")}))))
     (seen,) = facts["node1"]["controller"]["ring"]
     assert (seen["from"], seen["to"]) == ("node1", "node2")
     assert seen["address"].startswith("10.0.")
@@ -104,7 +104,7 @@ def test_ways_between_nodes_and_lost_runs_name_nobody() -> None:
 def test_a_node_that_was_not_reached_or_not_looked_at_is_so_in_a_recording() -> None:
     told = {"gpu00": healthy.facts(), "gpu01": {"unreachable": "gpu01: no route to 10.1.2.3"}}
     context = Context(nodes={name: Expectation() for name in ("gpu00", "gpu01", "gpu02")})
-    facts, promises = read(json.loads(sent(told, context)))
+    facts, promises = read_recording(json.loads(sent(told, context)))
     assert (list(facts), list(promises.nodes)) == (["node1", "node2"], ["node1", "node2", "node3"])
     assert facts["node2"] == {"unreachable": "node2: no route to 10.0.0.3"}
 
@@ -158,7 +158,7 @@ def test_nothing_tells_whose_machines_they_are() -> None:
 def test_what_a_verdict_rests_on_stays() -> None:
     versions = {"versions__names": {"nvidia-cudnn": "9.1.0.70"}, "net__ib__0__firmware": "28.39.10.2"}
     told = {"gpu00": changed(healthy.facts(), **TELLING, **versions)}
-    facts = replayed(json.loads(sent(told, Context(nodes={"gpu00": Expectation()}))))[0]["node1"]
+    facts = replay(json.loads(sent(told, Context(nodes={"gpu00": Expectation()}))))[0]["node1"]
     old, new = told["gpu00"]["groups"], facts["groups"]
     for group in ("driver", "disk", "procs", "ports"):
         assert {**new[group]["data"], "runs": None, "paths": None} == {
@@ -194,12 +194,12 @@ def test_what_a_verdict_rests_on_stays() -> None:
     ],
 )
 def test_a_text_is_shown_as(text: str, shown: str) -> None:
-    assert Disguise(["gpu07"], [], {}).text(text) == shown
+    assert Anonymizer(["gpu07"], [], {}).anonymize_text(text) == shown
 
 
 def test_what_every_machine_has_stays() -> None:
-    disguise = Disguise(["localhost", "gpu07"], [], {"user": "root"})
-    assert disguise.of({"user": "root", "error": "gpu07: root@localhost"}) == {
+    disguise = Anonymizer(["localhost", "gpu07"], [], {"user": "root"})
+    assert disguise.anonymize({"user": "root", "error": "gpu07: root@localhost"}) == {
         "user": "root",
         "error": "node1: root@localhost",
     }
@@ -217,7 +217,7 @@ words = st.text("abcdefghij0123456789-", min_size=3, max_size=12).filter(lambda 
 def test_different_nodes_stay_different(nodes: list[str]) -> None:
     told = {node: healthy.facts(i, gpus=0) for i, node in enumerate(nodes)}
     context = Context(nodes={node: Expectation() for node in nodes})
-    facts, promises = read(json.loads(sent(told, context)))
+    facts, promises = read_recording(json.loads(sent(told, context)))
     assert len(facts) == len(promises.nodes) == len(nodes)
 
 
@@ -236,19 +236,19 @@ def test_different_nodes_stay_different(nodes: list[str]) -> None:
 )
 def test_what_is_no_recording_is_refused(value: Any, words: str) -> None:
     with pytest.raises(RefusedError, match=words):
-        replayed(value)
+        replay(value)
 
 
 @pytest.mark.parametrize("facts", [{"groups": 7}, {"groups": {"nvml": {"status": "ok", "data": 7}}}, 7, "x"])
 def test_damaged_facts_are_refused(facts: Any) -> None:
-    value = recorded({"gpu00": healthy.facts()}, Context(nodes={"gpu00": Expectation()}))
+    value = make_recording({"gpu00": healthy.facts()}, Context(nodes={"gpu00": Expectation()}))
     value["nodes"][0]["facts"] = facts
     with pytest.raises(RefusedError, match="damaged"):
-        replayed(value)
+        replay(value)
 
 
 def test_a_recording_of_all_that_is_asked_for_is_small() -> None:
     told = {f"gpu{i:02d}": healthy.facts(i) for i in range(8)}
     text = sent(told, Context(nodes={node: Expectation() for node in told}))
     assert len(text) < 32768 * len(told)
-    assert all(f.status is not Status.FAIL for f in replayed(json.loads(text))[1])
+    assert all(f.status is not Status.FAIL for f in replay(json.loads(text))[1])

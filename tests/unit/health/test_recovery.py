@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from clusterctl.health.checks.recovery import HINTS, changed_to, meaning, sign
+from clusterctl.health.checks.recovery import HINTS, describe_action, parse_changed_action, sign
 from clusterctl.health.context import Context, Expectation
 from clusterctl.health.judge import judge_node
 from clusterctl.health.model import Action, Status
@@ -31,7 +31,7 @@ FAIL, WARN = Status.FAIL, Status.WARN
 )
 def test_words_without_a_number_are_understood(words: str, value: int | None) -> None:
     for text in (f"changed from 0x0 (None) to {words}", f"changed to ({words})", f"changed to {words.upper()} "):
-        assert changed_to(text) == value
+        assert parse_changed_action(text) == value
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_words_without_a_number_are_understood(words: str, value: int | None) ->
     ],
 )
 def test_a_number_counts_and_what_cannot_be_read_is_nothing(text: str, value: int | None) -> None:
-    assert changed_to(text) == value
+    assert parse_changed_action(text) == value
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_a_number_counts_and_what_cannot_be_read_is_nothing(text: str, value: in
 def test_what_a_driver_asks_for_is_as_grave_as_it_is(
     value: int, words: str, action: Action, before: Status, during: Status
 ) -> None:
-    asked = meaning(value)
+    asked = describe_action(value)
     assert (asked.words, asked.action, asked.before, asked.during) == (words, action, before, during)
 
     said = sign(5, value)

@@ -10,7 +10,7 @@ from clusterctl.config.spec import HealthSpec
 from clusterctl.health.context import Context, Expectation
 from clusterctl.health.judge import judge_cluster, judge_node, verdict
 from clusterctl.health.model import Finding, Status
-from clusterctl.health.registry import mistakes
+from clusterctl.health.registry import find_unknown_names
 from tests.unit.health.healthy import changed, facts, log
 
 ONE = {"n0": Expectation(gpus=8)}
@@ -165,7 +165,7 @@ def test_names_that_match_no_check_are_mistakes_with_a_suggestion() -> None:
         thresholds={"host.disk.wrn": 1.0, "host.load.warn": 2.0},
         expect={"toch": "2.6"},
     )
-    assert mistakes(health) == [
+    assert find_unknown_names(health) == [
         ("ignore", "host.governer", "host.governor"),
         ("severity", "gpu.persistance", "gpu.persistence"),
         ("thresholds", "host.disk.wrn", "host.disk.warn"),

@@ -10,12 +10,24 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from clusterctl.health.checks import amd_setup, devices, ecc, ras, recovery, rows, storage, thermal, throttle, xgmi, xid
+from clusterctl.health.checks import (
+    amd_setup,
+    devices,
+    ecc,
+    ras,
+    recovery,
+    row_remap,
+    storage,
+    thermal,
+    throttle,
+    xgmi,
+    xid,
+)
 from clusterctl.health.context import Context
-from clusterctl.health.judge import weigh
+from clusterctl.health.judge import apply_overrides
 from clusterctl.health.model import Action, Finding, Status
 from clusterctl.health.registry import LIMITS
-from clusterctl.health.signs import Sign
+from clusterctl.health.symptom import Symptom
 from clusterctl.health.vendors import AMD
 from clusterctl.wording import size, span
 
@@ -84,21 +96,21 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Trouble:
+class _Problem:
     """One sign over time.
 
     Attributes:
         seen: When the sign, or what keeps it from being over, was last there.
     """
 
-    sign: Sign
+    sign: Symptom
     began: float
     seen: float
     told: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Watch:
+class NodeMonitor:
     """What is known of one node; `advance` gives the next one. Start with `Watch(node=...)`.
 
     Attributes:
@@ -118,10 +130,10 @@ class Watch:
     silent: bool = False
     ecc: Mapping[int, int] = field(default_factory=dict)
     streaks: devices.Streaks = field(default_factory=dict)
-    troubles: Mapping[tuple[int | None, str], _Trouble] = field(default_factory=dict)
+    troubles: Mapping[tuple[int | None, str], _Problem] = field(default_factory=dict)
 
 
-def advance(watch: Watch, sample: Health) -> tuple[Watch, list[Change]]:
+def update(watch: NodeMonitor, sample: Health) -> tuple[NodeMonitor, list[Change]]:
     """Take in one sample (`clusterctl.agent.facts.sampler` has its shape); return what is to be told now."""
     now = float(sample["m"])
     changes: list[Change] = []
@@ -131,12 +143,12 @@ def advance(watch: Watch, sample: Health) -> tuple[Watch, list[Change]]:
     if sample.get("status") == "ok":
         watch = replace(watch, streaks=_counted(watch, sample))
     signs = {(sign.gpu, sign.check): sign for sign in _signs(watch, sample)}
-    troubles: dict[tuple[int | None, str], _Trouble] = {}
+    troubles: dict[tuple[int | None, str], _Problem] = {}
     for key, sign in signs.items():
         before = watch.troubles.get(key)
         # What has become graver, or less grave, is news.
         told = bool(before and before.told and before.sign.status is sign.status)
-        trouble = _Trouble(sign=sign, began=before.began if before else now, seen=now, told=told)
+        trouble = _Problem(sign=sign, began=before.began if before else now, seen=now, told=told)
         if not trouble.told and now - trouble.began >= sign.lasting:
             changes.append(_change(watch, now, sign, sign.status, _message(watch, trouble, now), trouble.began))
             trouble = replace(trouble, told=True)
@@ -154,14 +166,14 @@ def advance(watch: Watch, sample: Health) -> tuple[Watch, list[Change]]:
     return after, changes
 
 
-def _counted(watch: Watch, sample: Health) -> devices.Streaks:
+def _counted(watch: NodeMonitor, sample: Health) -> devices.Streaks:
     counted: devices.Streaks = {}
     for gpu in sample.get("gpus") or []:
-        counted |= devices.streaks(dict(watch.streaks), gpu)
+        counted |= devices.count_streaks(dict(watch.streaks), gpu)
     return counted
 
 
-def _lasts(trouble: _Trouble, sample: Health) -> bool:
+def _lasts(trouble: _Problem, sample: Health) -> bool:
     """Tell whether a trouble goes on though this sample shows no sign of it."""
     gpu = trouble.sign.gpu
     if sample.get("status") != "ok" and gpu is not None:
@@ -171,18 +183,18 @@ def _lasts(trouble: _Trouble, sample: Health) -> bool:
     return not (trouble.sign.mends and any(g["gpu"] == gpu and xid.reads_well(g) for g in sample.get("gpus") or []))
 
 
-def _away(watch: Watch, trouble: _Trouble) -> float:
+def _away(watch: NodeMonitor, trouble: _Problem) -> float:
     return watch.limits.mended if trouble.sign.event else watch.limits.swing
 
 
-def _over(watch: Watch, trouble: _Trouble) -> str:
+def _over(watch: NodeMonitor, trouble: _Problem) -> str:
     place = f"{_place(watch, trouble.sign)}{trouble.sign.words}"
     if trouble.sign.event:
         return f"{place}: the GPU is well again for {span(watch.limits.mended)}"
     return f"{place} is over after {span(trouble.seen - trouble.began)}"
 
 
-def tick(watch: Watch, now: float) -> tuple[Watch, list[Change]]:
+def check_silence(watch: NodeMonitor, now: float) -> tuple[NodeMonitor, list[Change]]:
     """Notice that samples have stopped. Call it now and then, with the same clock that samples carry."""
     if watch.silent or watch.last is None or now - watch.last < watch.limits.silence:
         return watch, []
@@ -190,7 +202,7 @@ def tick(watch: Watch, now: float) -> tuple[Watch, list[Change]]:
     return replace(watch, silent=True), [_change(watch, now, _SILENCE, Status.WARN, message, watch.last)]
 
 
-def troubled(watch: Watch) -> list[Change]:
+def list_active_problems(watch: NodeMonitor) -> list[Change]:
     """Return what is wrong with the node by now, each as it would be told now."""
     now = watch.last or 0.0
     return [
@@ -200,31 +212,31 @@ def troubled(watch: Watch) -> list[Change]:
     ]
 
 
-def condemned(watch: Watch) -> str | None:
+def fatal_reason(watch: NodeMonitor) -> str | None:
     """Return why the run should not go on with this node, or `None`."""
-    return next((change.message for change in troubled(watch) if change.status is Status.FAIL), None)
+    return next((change.message for change in list_active_problems(watch) if change.status is Status.FAIL), None)
 
 
-def doubted(watch: Watch) -> str | None:
+def drain_reason(watch: NodeMonitor) -> str | None:
     """Return why the next attempt had better do without this node, though this one may go on; or `None`."""
     now = watch.last or 0.0
     told = (trouble for trouble in watch.troubles.values() if trouble.told and trouble.sign.leave_out)
     return next((_message(watch, trouble, now) for trouble in told), None)
 
 
-_SILENCE = Sign(gpu=None, check="host.sampler", status=Status.WARN, words="samples", action=Action.NONE)
+_SILENCE = Symptom(gpu=None, check="host.sampler", status=Status.WARN, words="samples", action=Action.NONE)
 
 
-def _signs(watch: Watch, sample: Health) -> Iterator[Sign]:
+def _signs(watch: NodeMonitor, sample: Health) -> Iterator[Symptom]:
     for sign in _all_signs(watch, sample):
         check = sign.check.split(" ")[0]
         finding = Finding(check=check, status=sign.status, message="", node=watch.node, gpu=sign.gpu, key=sign.rule)
-        weighed = weigh(finding, watch.context)
+        weighed = apply_overrides(finding, watch.context)
         if not weighed.ignored:
             yield replace(sign, status=weighed.status)
 
 
-def _all_signs(watch: Watch, sample: Health) -> Iterator[Sign]:
+def _all_signs(watch: NodeMonitor, sample: Health) -> Iterator[Symptom]:
     yield from _disk_signs(watch, sample)
     if watch.gpus is not None and not watch.gpus:
         return
@@ -238,15 +250,15 @@ def _all_signs(watch: Watch, sample: Health) -> Iterator[Sign]:
             yield sign
 
 
-def _ours(watch: Watch, gpu: int | None) -> bool:
+def _ours(watch: NodeMonitor, gpu: int | None) -> bool:
     return watch.gpus is None or gpu is None or gpu in watch.gpus
 
 
-def _driver_signs(watch: Watch, sample: Health) -> Iterator[Sign]:
+def _driver_signs(watch: NodeMonitor, sample: Health) -> Iterator[Symptom]:
     if sample.get("status") == "stuck":
         stuck = float(sample.get("stuck_s") or 0)
         where = f" in {sample['wchan']}" if sample.get("state") == "D" and sample.get("wchan") else ""
-        yield Sign(
+        yield Symptom(
             gpu=None,
             check="gpu.responsive",
             status=Status.FAIL,
@@ -257,7 +269,7 @@ def _driver_signs(watch: Watch, sample: Health) -> Iterator[Sign]:
             detail=f"no answer for {span(stuck)}",
         )
     elif sample.get("status") == "error":
-        yield Sign(
+        yield Symptom(
             gpu=None,
             check="gpu.driver",
             status=Status.WARN,
@@ -267,13 +279,13 @@ def _driver_signs(watch: Watch, sample: Health) -> Iterator[Sign]:
         )
 
 
-def _disk_signs(watch: Watch, sample: Health) -> Iterator[Sign]:
+def _disk_signs(watch: NodeMonitor, sample: Health) -> Iterator[Symptom]:
     limits = watch.limits
     for disk in sample.get("disk") or []:
         if storage.is_tight(disk["free"], disk["total"], limits.disk_least) or (
             disk["free"] < min(limits.disk_share * disk["total"], limits.disk_enough)
         ):
-            yield Sign(
+            yield Symptom(
                 gpu=None,
                 check=f"host.disk {disk['path']}",
                 status=Status.WARN,
@@ -284,7 +296,7 @@ def _disk_signs(watch: Watch, sample: Health) -> Iterator[Sign]:
             )
 
 
-def _gpu_signs(watch: Watch, gpu: Gpu) -> Iterator[Sign | None]:
+def _gpu_signs(watch: NodeMonitor, gpu: Gpu) -> Iterator[Symptom | None]:
     """Ask each family what it makes of a GPU of a sample."""
     index, uncorrected = int(gpu["gpu"]), gpu.get("ecc_unc") or 0
     more, degrees = uncorrected - watch.ecc.get(index, uncorrected), gpu.get("temp_c")
@@ -297,29 +309,29 @@ def _gpu_signs(watch: Watch, gpu: Gpu) -> Iterator[Sign | None]:
         return
     yield recovery.sign(index, gpu.get("recovery_action"))
     yield ecc.sign(index, more, gpu.get("recovery_action"))
-    yield rows.sign(index, gpu.get("remap_failure"))
+    yield row_remap.sign(index, gpu.get("remap_failure"))
     yield throttle.sign(index, int(gpu.get("throttle") or 0), degrees, watch.limits.slowdown)
 
 
-def _first_ecc(watch: Watch, sample: Health) -> dict[int, int]:
+def _first_ecc(watch: NodeMonitor, sample: Health) -> dict[int, int]:
     """Keep each GPU's first count: what was there before the run is another check's business."""
     gpus = sample.get("gpus") or []
     counts = {gpu["gpu"]: count for gpu in gpus if (count := gpu.get("ecc_unc")) is not None}
     return {**counts, **watch.ecc}
 
 
-def _place(watch: Watch, sign: Sign) -> str:
+def _place(watch: NodeMonitor, sign: Symptom) -> str:
     return f"{watch.node} GPU {sign.gpu}: " if sign.gpu is not None else f"{watch.node}: "
 
 
-def _message(watch: Watch, trouble: _Trouble, now: float) -> str:
+def _message(watch: NodeMonitor, trouble: _Problem, now: float) -> str:
     sign = trouble.sign
     lasting = f" for {span(now - trouble.began)}" if sign.lasting and now > trouble.began else ""
     detail = f", {sign.detail}" if sign.detail else ""
     return f"{_place(watch, sign)}{sign.words}{lasting}{detail}"
 
 
-def _change(watch: Watch, now: float, sign: Sign, status: Status, message: str, began: float) -> Change:
+def _change(watch: NodeMonitor, now: float, sign: Symptom, status: Status, message: str, began: float) -> Change:
     text = message if message.startswith(watch.node) else f"{watch.node}: {message}"
     action = Action.NONE if status is Status.PASS else sign.action
     check = sign.check.split(" ")[0]

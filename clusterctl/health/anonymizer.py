@@ -58,7 +58,7 @@ _PATTERNS = {
 """What is telling by its form, wherever it stands."""
 
 
-class Disguise:
+class Anonymizer:
     """Replaces what is telling in anything made of JSON.
 
     Args:
@@ -87,7 +87,7 @@ class Disguise:
             "name": self._name,
         }
 
-    def of(self, value: Any, key: str = "", *, addresses: bool = True) -> Any:
+    def anonymize(self, value: Any, key: str = "", *, addresses: bool = True) -> Any:
         """Return a value as it may be shown to anybody.
 
         Args:
@@ -99,18 +99,18 @@ class Disguise:
         if isinstance(value, dict):
             by_node = key in _BY_NODE
             return {
-                self.text(name) if by_node else name: _HIDDEN
+                self.anonymize_text(name) if by_node else name: _HIDDEN
                 if isinstance(inner, str) and _SECRET.search(name)
-                else self.of(inner, name, addresses=addresses)
+                else self.anonymize(inner, name, addresses=addresses)
                 for name, inner in value.items()
             }
         if isinstance(value, (list, tuple)):
-            return [self.of(inner, key, addresses=addresses) for inner in value]
+            return [self.anonymize(inner, key, addresses=addresses) for inner in value]
         if not isinstance(value, str) or key in _WORDS:
             return value
-        return self._names.get(value, value) if key in _TELLING else self.text(value, addresses=addresses)
+        return self._names.get(value, value) if key in _TELLING else self.anonymize_text(value, addresses=addresses)
 
-    def text(self, text: str, *, addresses: bool = True) -> str:
+    def anonymize_text(self, text: str, *, addresses: bool = True) -> str:
         """Return a text as it may be shown to anybody."""
         pattern = self._with_addresses if addresses else self._without
         return pattern.sub(lambda found: self._replace[found.lastgroup or "name"](found.group()), text)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.health.check import View, node_check
 from clusterctl.health.checks import gpus
-from clusterctl.health.model import Action, Outcome, failed, passed, unknown, warned
+from clusterctl.health.model import Action, Outcome, fail, ok, unknown, warn
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -34,16 +34,14 @@ def mig_mode(view: View) -> Iterable[Outcome]:
         now, pending = value
         index = device["index"]
         if now != pending:
-            return failed(
+            return fail(
                 f"{gpus.label(device)}: MIG mode changes at the next reset", gpu=index, value=value, expected=wanted
             )
         if now != wanted:
-            return failed(
-                f"{gpus.label(device)}: MIG is {'on' if now else 'off'}", gpu=index, value=now, expected=wanted
-            )
+            return fail(f"{gpus.label(device)}: MIG is {'on' if now else 'off'}", gpu=index, value=now, expected=wanted)
         return None
 
-    return gpus.each(view, "mig", judge, "MIG as expected on {n} GPUs")
+    return gpus.judge_each(view, "mig", judge, "MIG as expected on {n} GPUs")
 
 
 @node_check(
@@ -61,14 +59,12 @@ def compute_mode(view: View) -> Iterable[Outcome]:
 
     def judge(device: gpus.Device, value: Any) -> Outcome | None:
         if value == _PROHIBITED:
-            return failed(
-                f"{gpus.label(device)}: compute mode prohibited", gpu=device["index"], value=value, expected=0
-            )
+            return fail(f"{gpus.label(device)}: compute mode prohibited", gpu=device["index"], value=value, expected=0)
         if value == _EXCLUSIVE:
-            return warned(f"{gpus.label(device)}: compute mode exclusive", gpu=device["index"], value=value, expected=0)
+            return warn(f"{gpus.label(device)}: compute mode exclusive", gpu=device["index"], value=value, expected=0)
         return None
 
-    return gpus.each(view, "compute_mode", judge, "compute mode of {n} GPUs is default")
+    return gpus.judge_each(view, "compute_mode", judge, "compute mode of {n} GPUs is default")
 
 
 @node_check(
@@ -88,10 +84,10 @@ def persistence(view: View) -> Iterable[Outcome]:
         return (
             None
             if value
-            else warned(f"{gpus.label(device)}: persistence mode is off", gpu=device["index"], value=value, expected=1)
+            else warn(f"{gpus.label(device)}: persistence mode is off", gpu=device["index"], value=value, expected=1)
         )
 
-    return gpus.each(view, "persistence", judge, "persistence mode is on, {n} GPUs")
+    return gpus.judge_each(view, "persistence", judge, "persistence mode is on, {n} GPUs")
 
 
 @node_check(
@@ -112,7 +108,7 @@ def bad_env(view: View) -> Iterator[Outcome]:
         yield unknown("the environment was not reported")
         return
     names = sorted(name for name in _BAD_ENV if name in env)
-    yield warned(f"{', '.join(names)} set", value=names) if names else passed("no debugging variable set")
+    yield warn(f"{', '.join(names)} set", value=names) if names else ok("no debugging variable set")
 
 
 _BAD_ENV = (

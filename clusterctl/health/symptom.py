@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sign:
+class Symptom:
     """One trouble as one sample shows it.
 
     Attributes:

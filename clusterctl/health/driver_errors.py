@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 UNSUPPORTED, DENIED, CORRUPTED, FAILED = "unsupported", "denied", "corrupted", "failed"
-LOOKS = 3
+READINGS = 3
 """How many looks in a row an answer needs that may be chance, each by the same call (NVSentinel#1668)."""
 
 
@@ -92,7 +92,7 @@ def nvml_name(code: int) -> str:
     return NVML_NAMES.get(code, f"NVML error {code}")
 
 
-def words(device: Mapping[str, Any], field: str) -> str:
+def describe_missing_value(device: Mapping[str, Any], field: str) -> str:
     """Say why a value of a GPU is missing."""
     code, word = (device.get("codes") or {}).get(field), (device.get("err") or {}).get(field)
     return str(word or "not read") if code is None else code_name(device, code)
@@ -106,7 +106,7 @@ def code_name(device: Mapping[str, Any], code: int) -> str:
     return _FILE_NAMES.get(code) or f"error {errno.errorcode.get(code, code)}"
 
 
-def gravest(errors: Mapping[str, str]) -> tuple[str, list[str]] | None:
+def find_worst(errors: Mapping[str, str]) -> tuple[str, list[str]] | None:
     """Return the gravest answer of some calls, and which of them got it; `None` where all speak of calls alone."""
     for word in MEANINGS:
         calls = [name for name, answer in errors.items() if answer == word]
@@ -115,7 +115,7 @@ def gravest(errors: Mapping[str, str]) -> tuple[str, list[str]] | None:
     return None
 
 
-def named(calls: Iterable[str]) -> str:
+def join_calls(calls: Iterable[str]) -> str:
     """Name the calls that got an answer; many are as good as all."""
     names = list(calls)
     left = len(names) - _MOST_NAMED

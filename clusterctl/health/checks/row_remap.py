@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from clusterctl.health.check import node_check
 from clusterctl.health.checks import gpus
 from clusterctl.health.checks.recovery import HINTS
-from clusterctl.health.model import Action, Outcome, Status, failed, warned
-from clusterctl.health.signs import Sign
+from clusterctl.health.model import Action, Outcome, Status, fail, warn
+from clusterctl.health.symptom import Symptom
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -38,11 +38,11 @@ def remap_pending(view: View) -> Iterable[Outcome]:
     def judge(device: gpus.Device, value: Any) -> Outcome | None:
         if not value[2]:
             return None
-        say = failed if gpus.value(device, "recovery_action") else warned
+        say = fail if gpus.value(device, "recovery_action") else warn
         message = f"{gpus.label(device)}: row remapping waits for a reset"
         return say(message, gpu=device["index"], value=value[2], expected=0)
 
-    return gpus.each(view, "remapped", judge, "no row remapping pending on {n} GPUs")
+    return gpus.judge_each(view, "remapped", judge, "no row remapping pending on {n} GPUs")
 
 
 @node_check(
@@ -63,11 +63,11 @@ def remap_failure(view: View) -> Iterable[Outcome]:
             return None
         serial = device.get("v", {}).get("serial")
         of_serial = f", serial {serial}" if serial else ""
-        return failed(
+        return fail(
             f"{gpus.label(device)}: row remapping failed{of_serial}", gpu=device["index"], value=value[3], expected=0
         )
 
-    return gpus.each(view, "remapped", judge, "no row remapping failed on {n} GPUs")
+    return gpus.judge_each(view, "remapped", judge, "no row remapping failed on {n} GPUs")
 
 
 @node_check(
@@ -87,9 +87,9 @@ def remap_total(view: View) -> Iterable[Outcome]:
         if not value["low"] and not value["none"]:
             return None
         left = f"{value['none']} banks without a spare row, {value['low']} with few, of {sum(value.values())}"
-        return warned(f"{gpus.label(device)}: {left}", gpu=device["index"], value=value)
+        return warn(f"{gpus.label(device)}: {left}", gpu=device["index"], value=value)
 
-    return gpus.each(view, "rows", judge, "spare rows in all banks of {n} GPUs")
+    return gpus.judge_each(view, "rows", judge, "spare rows in all banks of {n} GPUs")
 
 
 @node_check(
@@ -108,9 +108,9 @@ def repair_pending(view: View) -> Iterable[Outcome]:
     def judge(device: gpus.Device, value: Any) -> Outcome | None:
         if not any(value):
             return None
-        return warned(f"{gpus.label(device)}: a repair waits for a reboot", gpu=device["index"], value=value)
+        return warn(f"{gpus.label(device)}: a repair waits for a reboot", gpu=device["index"], value=value)
 
-    return gpus.each(view, "repair", judge, "no repair pending on {n} GPUs")
+    return gpus.judge_each(view, "repair", judge, "no repair pending on {n} GPUs")
 
 
 @node_check(
@@ -133,28 +133,28 @@ def retired_pages(view: View) -> Iterable[Outcome]:
     def pending(device: gpus.Device, value: Any) -> Outcome | None:
         if not value:
             return None
-        return failed(f"{gpus.label(device)}: page retirement waits for a reset", gpu=device["index"], value=value)
+        return fail(f"{gpus.label(device)}: page retirement waits for a reset", gpu=device["index"], value=value)
 
     def total(device: gpus.Device, value: Any) -> Outcome | None:
         if sum(value) < view.limit("fail") and max(value) <= view.limit("warn"):
             return None
-        say = failed if sum(value) >= view.limit("fail") else warned
+        say = fail if sum(value) >= view.limit("fail") else warn
         message = f"{gpus.label(device)}: {sum(value)} memory pages retired"
         return say(message, gpu=device["index"], value=value, action=Action.RMA, hint=_REPLACE)
 
-    waiting = gpus.each(view, "retired_pending", pending, "no page retirement pending on {n} GPUs")
-    retired = gpus.each(view, "retired", total, "few memory pages retired on {n} GPUs")
+    waiting = gpus.judge_each(view, "retired_pending", pending, "no page retirement pending on {n} GPUs")
+    retired = gpus.judge_each(view, "retired", total, "few memory pages retired on {n} GPUs")
     both = [*waiting, *retired]
     adverse = [outcome for outcome in both if outcome.status not in (Status.PASS, Status.SKIP)]
     # Two values, one check: where neither is bad, one sentence is enough.
     return adverse or [next((outcome for outcome in both if outcome.status is Status.PASS), both[0])]
 
 
-def sign(gpu: int, failure: int | None) -> Sign | None:
+def sign(gpu: int, failure: int | None) -> Symptom | None:
     """Return what a sample's row remapping says of a GPU in a run. One that is pending waits for the end of the run."""
     if not failure:
         return None
-    return Sign(
+    return Symptom(
         gpu=gpu,
         check="gpu.remap_failure",
         status=Status.FAIL,

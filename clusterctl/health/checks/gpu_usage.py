@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.health.check import View, node_check
 from clusterctl.health.checks import gpus
-from clusterctl.health.model import Action, Outcome, failed, passed, unknown, warned
+from clusterctl.health.model import Action, Outcome, fail, ok, unknown, warn
 from clusterctl.health.vendors import JUDGED
 from clusterctl.wording import plural
 
@@ -54,14 +54,14 @@ def foreign_procs(view: View) -> Iterable[Outcome]:
         if not strangers:
             return None
         computing = [entry for entry in strangers if entry["kind"] != "graphics"]
-        say = failed if computing else warned
+        say = fail if computing else warn
         whose = computing or strangers
         runs = sorted({entry["run"] for entry in whose if entry.get("run")})
         hint = f"They belong to run {', '.join(runs)}: `clusterctl down {runs[0]}`" if runs else None
         message = f"{gpus.label(device)}: held by {', '.join(map(_process, whose[:4]))}"
         return say(message, gpu=device["index"], value=[entry["pid"] for entry in whose], hint=hint)
 
-    return gpus.each(view, "procs", judge, "no foreign process on {n} GPUs")
+    return gpus.judge_each(view, "procs", judge, "no foreign process on {n} GPUs")
 
 
 @node_check(
@@ -90,12 +90,12 @@ def mem_used(view: View) -> Iterable[Outcome]:
         if used - own < most:
             return None
         desktop = sum(entry.get("used") or 0 for entry in seen if entry["kind"] == "graphics")
-        say = failed if used - own - desktop >= view.limit("fail") else warned
+        say = fail if used - own - desktop >= view.limit("fail") else warn
         who = f" by {', '.join(map(_process, seen[:4]))}" if seen else " by a process that we cannot see"
         message = f"{gpus.label(device)}: {used / _GIB:.1f} of {value['total'] / _GIB:.0f} GiB in use{who}"
         return say(message, gpu=device["index"], value=used, expected=0)
 
-    return gpus.each(view, "memory", judge, "memory of {n} GPUs is free")
+    return gpus.judge_each(view, "memory", judge, "memory of {n} GPUs is free")
 
 
 @node_check(
@@ -117,9 +117,9 @@ def idle(view: View) -> Iterable[Outcome]:
     def judge(device: gpus.Device, value: Any) -> Outcome | None:
         if value < most:
             return None
-        return warned(f"{gpus.label(device)}: {value} % busy", gpu=device["index"], value=value, expected=0)
+        return warn(f"{gpus.label(device)}: {value} % busy", gpu=device["index"], value=value, expected=0)
 
-    return gpus.each(view, "util", judge, "{n} GPUs are idle")
+    return gpus.judge_each(view, "util", judge, "{n} GPUs are idle")
 
 
 @node_check(
@@ -143,17 +143,17 @@ def leftover(view: View) -> Iterator[Outcome]:
         shown = ", ".join(map(str, pids[:5]))
         hint, many = f"`clusterctl down {run}`", plural(len(pids), "process", "processes")
         if live is None:
-            yield warned(f"{many} of run {run} ({shown})", value=pids, hint=hint)
+            yield warn(f"{many} of run {run} ({shown})", value=pids, hint=hint)
         elif run in strange:
             # Perhaps it lives under another state folder; of what we do not know we say nothing worse.
             message = f"{many} of run {run} ({shown}), which neither this node nor this head knows"
-            yield warned(message, value=pids, hint=f"`kill {' '.join(map(str, pids[:5]))}` if it is not yours to keep")
+            yield warn(message, value=pids, hint=f"`kill {' '.join(map(str, pids[:5]))}` if it is not yours to keep")
         elif run in live:
-            yield passed(f"run {run} is alive with {many}", value=pids)
+            yield ok(f"run {run} is alive with {many}", value=pids)
         else:
-            yield failed(f"{many} left over by run {run} ({shown})", value=pids, hint=hint)
+            yield fail(f"{many} left over by run {run} ({shown})", value=pids, hint=hint)
     if not held:
-        yield passed("nothing left of earlier runs")
+        yield ok("nothing left of earlier runs")
 
 
 @node_check(
@@ -180,16 +180,16 @@ def stuck_procs(view: View) -> Iterator[Outcome]:
     for entry in with_gpu:
         where = entry.get("wchan") or "the kernel"
         message = f"{entry['comm']} {entry['pid']} holds a GPU and is stuck in {where} for {entry['stuck_s']:.0f} s"
-        yield failed(message, value=entry["pid"])
+        yield fail(message, value=entry["pid"])
     if with_gpu:
         return
     if len(stuck) >= view.limit("warn"):
-        yield warned(
+        yield warn(
             f"{plural(len(stuck), 'process', 'processes')} in state D: {', '.join(e['comm'] for e in stuck[:5])}",
             value=len(stuck),
         )
     else:
-        yield passed("no process is stuck")
+        yield ok("no process is stuck")
 
 
 CHECKS = (foreign_procs, mem_used, idle, leftover, stuck_procs)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from clusterctl.health.model import Action, failed, passed, skipped, warned
+from clusterctl.health.model import Action, fail, ok, skip, warn
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +25,7 @@ class Why(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Unshown:
+class HiddenGpu:
     """A GPU that is not shown, by its PCI address."""
 
     address: str
@@ -37,8 +37,8 @@ LOOK = "Look for the missing GPU's PCI address in the kernel log, then reboot; i
 ASK = "Ask the scheduler or the container for more GPUs, or declare those that are given (`gpus: N`)"
 
 
-def counted(
-    view: View, seen: int, entries: Sequence[Unshown], remedies: Mapping[Why, tuple[Action, str]]
+def judge_count(
+    view: View, seen: int, entries: Sequence[HiddenGpu], remedies: Mapping[Why, tuple[Action, str]]
 ) -> Iterator[Outcome]:
     """Say whether as many GPUs are there as the cluster file declares, or as the node has.
 
@@ -55,18 +55,18 @@ def counted(
         reasons = {entry.why for entry in entries}
         action, hint = next((remedy for why, remedy in remedies.items() if why in reasons), remedies[Why.FAULT])
         message = f"{seen} of {needed} GPUs{_told(entries)}"
-        yield failed(message, value=seen, expected=needed, action=action, hint=hint)
+        yield fail(message, value=seen, expected=needed, action=action, hint=hint)
     elif faults:
-        say = failed if needed is None else warned
+        say = fail if needed is None else warn
         whole = seen + len(faults)
         yield say(f"{seen} GPUs, {whole} on the PCI bus{_told(faults)}", value=seen, expected=whole)
     elif seen == 0 and needed is None:
-        yield skipped(f"no GPU here and none declared{_told(entries)}")
+        yield skip(f"no GPU here and none declared{_told(entries)}")
     else:
-        yield passed(f"{seen} GPUs{_told(entries)}", value=seen, expected=needed)
+        yield ok(f"{seen} GPUs{_told(entries)}", value=seen, expected=needed)
 
 
-def _told(entries: Sequence[Unshown]) -> str:
+def _told(entries: Sequence[HiddenGpu]) -> str:
     """Name GPUs by address, those with one reason together."""
     by_reason: dict[tuple[str, str], list[str]] = {}
     for entry in entries:
