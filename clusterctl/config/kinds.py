@@ -157,9 +157,23 @@ def _port(value: object) -> int:
 def _command(value: object) -> str | tuple[str, ...]:
     if isinstance(value, str) and value.strip():
         return value
+    if isinstance(value, list) and None in value:
+        # What could not be filled in has been told already.
+        return ()
     if isinstance(value, list) and value and all(isinstance(item, str) for item in value):
         return tuple(value)
     raise WrongValueError("must be a shell command, or a list of program and arguments")
+
+
+def _interpreter(value: object) -> object:
+    """Refuse what only a shell could run, and folders."""
+    if isinstance(value, str) and any("/" not in word for word in value.split()[1:]):
+        hint = "name its interpreter, such as `.venv/bin/python`; `job.command` runs a command"
+        raise WrongValueError(f"{shown(value)} is a command, not the path of one program", hint)
+    if isinstance(value, str) and value.endswith("/"):
+        hint = f"name the interpreter in it: `{value}bin/python`"
+        raise WrongValueError(f"{shown(value)} is a folder", hint)
+    return value
 
 
 def reached(of: type[Enum]) -> Kind:
@@ -261,6 +275,7 @@ Causes = Annotated[
     Kind(before=_as_list, schema=_one_or_many({"enum": [*_CAUSES]})),
 ]
 Weights = dict[str, Annotated[str, Kind(choices=("fail", "warn", "ignore"))]]
+Interpreter = Annotated[str, Kind(before=_interpreter)]
 SshWord = Annotated[str, Kind(before=words.argument)]
 SshUser = Annotated[str, Kind(before=words.user)]
 SshHops = Annotated[str, Kind(words="hosts, with `,` between", before=words.hops)]

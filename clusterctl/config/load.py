@@ -16,10 +16,11 @@ from clusterctl.config.ownership import ForeignFileError
 from clusterctl.config.sections import build, foreign
 from clusterctl.config.sections import context as context_module
 from clusterctl.config.sections.context import Files
+from clusterctl.config.spec import TransportKind
 from clusterctl.config.text import override
-from clusterctl.config.text.interpolate import prepare
+from clusterctl.config.text.interpolate import Filling
 from clusterctl.config.text.override import Overrides
-from clusterctl.config.text.tree import Report
+from clusterctl.config.text.tree import Report, label
 from clusterctl.config.text.yaml_text import MAX_BYTES, parse_document
 from clusterctl.errors import ConfigError, Problem
 
@@ -120,7 +121,7 @@ def load(
 
     Args:
         paths: Files as the user named them; at least one.
-        environ: For `${VAR}`, `secrets` and `~`.
+        environ: For `${env:NAME}`, `secrets` and `~`.
         sets: `key=value` of each `--set`.
         overrides: What options of `up` say about the job.
         require_job: Whether a file without a complete job is wrong, as it is for `up`.
@@ -183,15 +184,18 @@ def parse(
         ConfigError: Something is wrong; all that is, at once.
     """
     report = Report()
-    trees = [tree for source in sources if (tree := _tree(source, environ, report)) is not None]
+    trees = [tree for source in sources if (tree := _tree(source, report)) is not None]
     if len(trees) < len(sources):
         raise ConfigError(report.ordered(source.path for source in sources))
     root = override.merged(trees)
     root = override.apply_sets(root, sets, report)
     root = override.apply_overrides(root, overrides or Overrides())
+    filling = Filling(environ, report)
+    root = override.append_arguments(filling.prepared(root), (overrides or Overrides()).args)
     context = context_module.Context(
         path=sources[0].absolute,
         environ=environ,
+        filling=filling,
         files=files,
         report=report,
         require_job=require_job,
@@ -202,10 +206,19 @@ def parse(
     built = build.build(root, context)
     if report.problems or built is None:
         raise ConfigError(report.ordered(source.path for source in sources))
+    if any(host.transport is not TransportKind.LOCAL for host in built.spec.hosts):
+        _doubt_search_paths(filling)
     return Loaded(built.spec, tuple(report.warnings), built)
 
 
-def _tree(source: Source, environ: Mapping[str, str], report: Report) -> Node | None:
+def _doubt_search_paths(filling: Filling) -> None:
+    """Tell of search paths of this machine that go to others, where other programs lie elsewhere."""
+    for mark, path, name in filling.search_paths:
+        hint = f"`job.prologue` extends a node's own: `export {name}=/opt/x/bin:${name}`"
+        filling.report.warn(mark, f"{label(path)}: `{name}` of this machine goes to every node", hint)
+
+
+def _tree(source: Source, report: Report) -> Node | None:
     """Read one text; `None` where it is not a cluster file at all."""
     if foreign.is_hostfile(source.text):
         place = foreign.start(source.path, source.text)
@@ -219,6 +232,4 @@ def _tree(source: Source, environ: Mapping[str, str], report: Report) -> Node | 
             hint = "`clusterctl init` writes one to start from"
             report.add(foreign.start(source.path, source.text), "the file is empty", hint)
         return None
-    if not foreign.check(node, report):
-        return None
-    return prepare(node, environ, report)
+    return node if foreign.check(node, report) else None

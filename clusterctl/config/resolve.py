@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from clusterctl.config.sections.declared import CONTROLLER_LOSS, HOST, section_of
+from clusterctl.config.text.interpolate import escaped, is_shell_text, shell_items
 from clusterctl.config.text.tree import label
 from clusterctl.config.text.yaml_text import core_scalar
 from clusterctl.typed import override
@@ -52,7 +52,7 @@ def _written(part: Any) -> dict[str, Any]:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes text so that YAML 1.2 reads text, and no variable is filled in a second time."""
+    """Writes text so that YAML 1.2 reads text."""
 
     @override
     def ignore_aliases(self, data: Any) -> bool:
@@ -61,9 +61,8 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    escaped = re.sub(r"\$(?=[${])", "$$$$", text)
-    style = "'" if not isinstance(core_scalar(escaped), str) else "|" if "\n" in escaped.rstrip("\n") else None
-    return dumper.represent_scalar("tag:yaml.org,2002:str", escaped, style=style)
+    style = "'" if not isinstance(core_scalar(text), str) else "|" if "\n" in text.rstrip("\n") else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
 _Dumper.add_representer(str, _text)
@@ -72,9 +71,19 @@ _Dumper.add_representer(str, _text)
 def to_yaml(document: Mapping[str, Any]) -> str:
     """Write a resolved document as YAML that can be used as a cluster file."""
     text: str = yaml.dump(
-        dict(document), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110, default_flow_style=False
+        _escaped(document), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110, default_flow_style=False
     )
     return text
+
+
+def _escaped(value: Any, path: Path = ()) -> Any:
+    """Write all texts so that no variable is filled in a second time."""
+    if isinstance(value, str):
+        return escaped(value, is_shell=is_shell_text(path))
+    if isinstance(value, list):
+        shell = shell_items(path, value)
+        return [escaped(v, is_shell=True) if i in shell else _escaped(v, (*path, i)) for i, v in enumerate(value)]
+    return {key: _escaped(v, (*path, key)) for key, v in value.items()} if isinstance(value, dict) else value
 
 
 def leaves(document: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:

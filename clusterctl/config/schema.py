@@ -1,7 +1,7 @@
 """The JSON Schema of cluster files for editors, made of the models.
 
 Draft-07, because yaml-language-server reads no newer one. Every value may also be filled in from a variable, so each
-place that wants no text allows `${...}` too.
+place that wants no text allows `${env:NAME}` too.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from clusterctl.config.sections.declared import CLUSTER_FILE, CONTROLLER_LOSS, DEFAULTS, HOST, RESULTS, SYNC
 from clusterctl.config.sections.models import model_of
 
-_VARIABLE = {"type": "string", "pattern": r"\$\{"}
+_VARIABLE = {"type": "string", "pattern": r"\$\{env:"}
 _EXTENSION: dict[str, Any] = {"^x-": {}}
 
 
@@ -121,7 +121,7 @@ def _choices(shape: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]
 
 
 def _fillable(shape: dict[str, Any]) -> dict[str, Any]:
-    """Allow `${...}` wherever the shape is one of numbers, words or truth values."""
+    """Allow `${env:NAME}` wherever the shape is one of numbers, words or truth values."""
     words, choices = _choices(shape)
     scalars = {"integer", "number", "boolean"}
     wanting = any(choice.get("type") in scalars or "enum" in choice or "const" in choice for choice in choices)

@@ -22,6 +22,7 @@ from clusterctl.config.kinds import (
     ExitCodes,
     Gpus,
     Interface,
+    Interpreter,
     Key,
     Launcher,
     Port,
@@ -104,7 +105,7 @@ class HostSpec:
     ] = None
     workers: Annotated[Workers, Key("Training processes.", 2, unset="one a GPU, or 1 without any")] = None
     python: Annotated[
-        str | None,
+        Interpreter | None,
         Key("Python that runs the workers.", ".venv/bin/python", unset="found on the node, shown in the plan"),
     ] = None
     workdir: Annotated[

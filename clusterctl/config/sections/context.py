@@ -14,6 +14,7 @@ from clusterctl.config.spec import (
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from clusterctl.config.text.interpolate import Filling
     from clusterctl.config.text.tree import Report
 
 
@@ -64,6 +65,7 @@ class Context:
 
     path: str
     environ: Mapping[str, str]
+    filling: Filling
     files: Files
     report: Report
     require_job: bool

@@ -139,7 +139,7 @@ def _env_files(root: Node, context: Context) -> Iterator[Node]:
             continue
         text = _read(item, "env_file", context, context.files.read_own)
         if text is not None:
-            yield _env_file(Document(item.value, text), context.report)
+            yield _env_file(Document(item.value, text), context)
 
 
 def _read(node: Node, where: str, context: Context, read: Callable[[str], bytes]) -> str | None:
@@ -156,8 +156,9 @@ def _read(node: Node, where: str, context: Context, read: Callable[[str], bytes]
     return None
 
 
-def _env_file(document: Document, report: Report) -> Node:
-    """Read `NAME=value` lines as `docker --env-file` and dotenv do: comments, `export`, quotes; nothing is expanded."""
+def _env_file(document: Document, context: Context) -> Node:
+    """Read `NAME=value` lines as dotenv does: comments, `export`, quotes; single ones keep what stands between them."""
+    report = context.report
     entries: dict[str, Node] = {}
     keys: dict[str, Mark] = {}
     for number, line in enumerate(document.lines, start=1):
@@ -171,7 +172,9 @@ def _env_file(document: Document, report: Report) -> Node:
             report.add(mark, "this line is not `NAME=value`", "begin comments with `#`")
             continue
         value = _unquoted(match[2], mark, report)
-        entries[match[1]], keys[match[1]] = Node(value, mark, raw=value), mark
+        entry = Node(value, mark, raw=value, quoted=True)
+        name, is_kept = match[1], match[2].startswith("'")
+        entries[name], keys[name] = entry if is_kept else context.filling.prepared(entry, ("env_file", name)), mark
     node = Node(entries, Mark(document, 1, 1), keys=keys)
     check_names(node, ("env_file",), report)
     return node

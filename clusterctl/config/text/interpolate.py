@@ -1,18 +1,32 @@
-"""`${VAR}` in values: filled in after parsing, so that what a variable holds can never become YAML."""
+"""`${env:NAME}` in values: filled in after parsing, so that what a variable holds can never become YAML.
+
+Nothing else is filled in from this machine. What looks as if it were is refused, but in text that a shell reads.
+"""
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.config.text.tree import Mark, Node, Path, Report, label
 from clusterctl.config.text.yaml_text import core_scalar
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
-_EXPANSION = re.compile(r"\$\$|\$\{([^{}]*)\}|\$\{")
+_OURS = re.compile(r"\$\$(?=\{env:)|\$\{env:([^{}]{,1000})(\}?)")
+"""What is looked at where a shell reads the text."""
+_ANY = re.compile(r"\$\$(?=[{(A-Za-z_])|\$\{env:([^{}]{,1000})(\}?)|\$(?:\{(?:[^{}]{,1000}\})?|\(|[A-Za-z_]\w*)")
+"""What is looked at elsewhere."""
+_WORD = re.compile(r"\$\{env:([^{}]{,1000})(\}?)|\$\{(?:[^{}]{,1000}\})?")
+"""What is looked at in the name of a host and the like, of which every other `$` is refused anyway."""
 _BODY = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(?:(:-|:\?)(.*))?", re.DOTALL)
+_NAMED = re.compile(r"\$\{?([A-Za-z_]\w*)(?![\w\s])")
+_TAKES_SHELL_TEXT = re.compile(r"-[a-z]*c")
+_OF_PATHS = re.compile(r"[A-Z_]*PATH")
+_OF_A_HOME = re.compile(r"(?:^|[:=,])~/|^~[A-Za-z_][\w.-]*/")
+_OF_A_USER = re.compile(r"~[^/]")
 
 _LITERAL = {"host", "address", "user", "proxy_jump", "identity_file", "transport"}
 """Keys of a host that say where a connection leads: what a variable holds would go to name servers and to strangers."""
@@ -23,74 +37,174 @@ _OF_THE_USER = {"USER", "LOGNAME"}
 _MOST_IN_A_VALUE = 20
 """Mistakes told of one value; a megabyte of `${` is one mistake, not a hundred thousand."""
 
+_FORMS = (
+    "there are `${env:NAME}`, `${env:NAME:-default}`, `${env:NAME:?message}`; a second `$` before it keeps the text"
+)
 
-def prepare(node: Node, environ: Mapping[str, str], report: Report, path: Path = ()) -> Node:
-    """Leave out `x-*` keys and fill in variables, everywhere below `node`; keys are never filled in."""
-    if isinstance(node.value, dict):
-        entries: dict[str, Node] = {}
-        for key, child in node.value.items():
-            if key.startswith("x-"):
-                _warn_hidden_host(node.key_mark(key), key, path, report)
+
+@dataclass
+class Filling:
+    """What values are filled in from.
+
+    Attributes:
+        environ: The variables of this machine.
+        report: Takes problems.
+        search_paths: Where a search path of this machine was filled in, and its name.
+    """
+
+    environ: Mapping[str, str]
+    report: Report
+    search_paths: list[tuple[Mark, Path, str]] = field(default_factory=list)
+
+    def prepared(self, node: Node, path: Path = ()) -> Node:
+        """Leave out `x-*` keys and fill in variables, everywhere below `node`; keys are never filled in."""
+        if isinstance(node.value, dict):
+            entries: dict[str, Node] = {}
+            for key, child in node.value.items():
+                if key.startswith("x-"):
+                    _warn_hidden_host(node.key_mark(key), key, path, self.report)
+                    continue
+                entries[key] = self.prepared(child, (*path, key))
+            return node.with_entries(entries)
+        if isinstance(node.value, list):
+            shell = shell_items(path, [item.value for item in node.value])
+            items = [self._item(child, (*path, i), is_shell=i in shell) for i, child in enumerate(node.value)]
+            return Node(items, node.mark)
+        return self._item(node, path, is_shell=is_shell_text(path))
+
+    def _item(self, node: Node, path: Path, *, is_shell: bool) -> Node:
+        if node.raw is None:
+            return self.prepared(node, path) if isinstance(node.value, (dict, list)) else node
+        if "~" in node.raw and not is_shell and not _means_a_home(node, path, self.report):
+            return Node(None, node.mark)
+        return self.filled(node, path, is_shell=is_shell) if "$" in node.raw else node
+
+    def filled(self, node: Node, path: Path, *, is_shell: bool = False) -> Node:
+        """Fill in the variables of one value.
+
+        Args:
+            node: The value.
+            path: Its key.
+            is_shell: A shell reads it, to which every other `$` is left.
+        """
+        raw, used, before = node.raw or "", False, len(self.report.problems)
+        reported = before + len(self.report.warnings)
+        pieces: list[str] = []
+        position = 0
+        looked_at = _OURS if is_shell else _WORD if _is_literal(path) and "command" not in path else _ANY
+        for match in looked_at.finditer(raw):
+            pieces.append(raw[position : match.start()])
+            position = match.end()
+            if match[0] == "$$":
+                pieces.append("$")
                 continue
-            entries[key] = prepare(child, environ, report, (*path, key))
-        return node.with_entries(entries)
-    if isinstance(node.value, list):
-        items = [prepare(child, environ, report, (*path, index)) for index, child in enumerate(node.value)]
-        return Node(items, node.mark)
-    if node.raw is None or "$" not in node.raw:
-        return node
-    return _filled(node, environ, report, path)
+            used = True
+            mark = node.inside(match.start(), len(match[0]))
+            pieces.append(self._expanded(match, mark, path))
+            if len(self.report.problems) + len(self.report.warnings) - reported > _MOST_IN_A_VALUE:
+                break
+        if len(self.report.problems) > before:
+            return Node(None, node.mark)
+        text = "".join([*pieces, raw[position:]])
+        # Unquoted, `port: ${env:PORT}` means a number; quoted, it is text.
+        value: Any = core_scalar(text) if used and not node.quoted else text
+        return Node(value, node.mark, raw=text, quoted=node.quoted)
+
+    def _expanded(self, match: re.Match[str], mark: Mark, path: Path) -> str:
+        body = None if match[1] is None or not match[2] else _BODY.fullmatch(match[1])
+        if body is None:
+            self._refuse(match, mark, path)
+            return ""
+        name, operator, rest = body[1], body[2], body[3]
+        if _is_literal(path) and not (path[-1] == "user" and name in _OF_THE_USER):
+            self._refuse_here(match[0], mark, path)
+            return ""
+        if _OF_PATHS.fullmatch(name):
+            self.search_paths.append((mark, path, name))
+        value = self.environ.get(name, "")
+        if operator == ":-":
+            return value or rest
+        if operator == ":?" and not value:
+            text = f"{label(path)}: `{name}` is not set{': ' + rest if rest else ''}"
+            self.report.add(mark, text, f"export {name}=...")
+        elif not operator and name not in self.environ:
+            hint = f"write `${{env:{name}:-}}` if meant"
+            self.report.warn(mark, f"{label(path)}: `{name}` is not set and taken as empty", hint)
+        return value
+
+    def _refuse(self, match: re.Match[str], mark: Mark, path: Path) -> None:
+        token = match[0]
+        named = None if match[1] is not None else _NAMED.match(token)
+        if _is_literal(path) and token.startswith("${"):
+            self._refuse_here(token, mark, path)
+        elif token == "$(":
+            hint = "`job.prologue` and a text of `job.command` are read by bash on the node; `$$(` keeps the text"
+            self.report.add(mark, f"{label(path)}: nothing runs the command of `$(`", hint)
+        elif named is None:
+            self.report.add(mark, f"{label(path)}: `{token}` cannot be filled in", _FORMS)
+        else:
+            self.report.add(mark, f"{label(path)}: nothing fills in `{token}`", _remedies(named[1], token, path))
+
+    def _refuse_here(self, token: str, mark: Mark, path: Path) -> None:
+        is_file = "identity_file" in path or "known_hosts" in path
+        hint = "`~` is the home" if is_file else f"write the value itself, or give it as `--set {label(path)}=VALUE`"
+        text = f"{label(path)}: `{token}` is not filled in here: it would be shown to whoever is asked"
+        self.report.add(mark, text, hint)
+
+
+def is_shell_text(path: Path) -> bool:
+    """Return whether a text of this key is read by a shell on the node."""
+    return path in (("job", "command"), ("job", "prologue"))
+
+
+def shell_items(path: Path, items: Collection[object]) -> set[int]:
+    """Return which items of a list are read by a shell: in a command, what follows `-c`."""
+    if path[-1:] != ("command",):
+        return set()
+    texts = [item if isinstance(item, str) else "" for item in items]
+    return {i + 1 for i, text in enumerate(texts) if _TAKES_SHELL_TEXT.fullmatch(text)}
+
+
+def escaped(text: str, *, is_shell: bool = False) -> str:
+    """Write a text so that filling it in gives the text again."""
+    return re.sub(r"\$(?=\{env:)" if is_shell else r"\$(?=[{(A-Za-z_])", "$$", text)
+
+
+def _remedies(name: str, token: str, path: Path) -> str:
+    here, text = f"`${{env:{name}}}` is its value on this machine", f"`${token}` keeps the text"
+    if path[-1] in ("workdir", "python") or path == ("job", "checkpoint", "pattern"):
+        return f"`~/` is the home on the node; {here}; {text}"
+    if "env" in path[:-1] or path[:1] == ("env_file",):
+        return f"`job.prologue` may export it with the node's value; {here}; {text}"
+    if path[:2] == ("job", "args"):
+        return f"a text of `job.command` is read by bash on the node; {here}; {text}"
+    return f"{here}; {text}"
+
+
+def _means_a_home(node: Node, path: Path, report: Report) -> bool:
+    """Tell of a `~` that nobody expands; return False where the value cannot be used."""
+    raw = node.raw or ""
+    if "env" in path[:-1] or path[:1] == ("env_file",) or path[:2] in (("job", "args"), ("job", "command")):
+        if _OF_A_HOME.search(raw):
+            hint = "`${env:HOME}` is the home on this machine; `job.prologue` may export the one on the node"
+            report.warn(node.mark, f"{label(path)}: nothing expands `~` here, the program gets it as it is", hint)
+    elif _names_files(path) and _OF_A_USER.match(raw):
+        user = raw.partition("/")[0]
+        report.add(node.mark, f"{label(path)}: `{user}` is not looked up", "write the whole path; `~/` is the home")
+        return False
+    return True
+
+
+def _names_files(path: Path) -> bool:
+    keys = [part for part in path if isinstance(part, str)]
+    return keys[-1] in ("workdir", "python", "source", "env_file", "to", "pattern", "watch", "known_hosts") or (
+        keys[-1] == "file" and keys[0] in ("secrets", "hosts")
+    )
 
 
 def _warn_hidden_host(mark: Mark, key: str, path: Path, report: Report) -> None:
     if path == ("hosts",):
         report.warn(mark, f"host `{key}` is ignored, as every key that begins with `x-`", "list hosts as `- x-1`")
-
-
-def _filled(node: Node, environ: Mapping[str, str], report: Report, path: Path) -> Node:
-    raw, used, before = node.raw or "", False, len(report.problems)
-    reported = before + len(report.warnings)
-    pieces: list[str] = []
-    position = 0
-    for match in _EXPANSION.finditer(raw):
-        pieces.append(raw[position : match.start()])
-        position = match.end()
-        if match[0] == "$$":
-            pieces.append("$")
-            continue
-        used = True
-        mark = node.inside(match.start(), len(match[0]))
-        pieces.append(_expanded(match[0], match[1], mark, environ, report, path))
-        if len(report.problems) + len(report.warnings) - reported > _MOST_IN_A_VALUE:
-            break
-    if len(report.problems) > before:
-        return Node(None, node.mark)
-    text = "".join([*pieces, raw[position:]])
-    # Unquoted, `port: ${PORT}` means a number; quoted, it is text.
-    value: Any = core_scalar(text) if used and not node.quoted else text
-    return Node(value, node.mark, raw=text, quoted=node.quoted)
-
-
-def _expanded(whole: str, body: str | None, mark: Mark, environ: Mapping[str, str], report: Report, path: Path) -> str:
-    match = None if body is None else _BODY.fullmatch(body)
-    if match is None:
-        hint = "there are `${VAR}`, `${VAR:-default}`, `${VAR:?message}`; write `$${` where a shell shall see `${`"
-        report.add(mark, f"{label(path)}: `{whole}` cannot be filled in", hint)
-        return ""
-    name, operator, rest = match[1], match[2], match[3]
-    if _is_literal(path) and not (path[-1] == "user" and name in _OF_THE_USER):
-        is_file = "identity_file" in path or "known_hosts" in path
-        hint = "`~` is the home" if is_file else f"write the value itself, or give it as `--set {label(path)}=VALUE`"
-        report.add(mark, f"{label(path)}: `{whole}` is not filled in here: it would be shown to whoever is asked", hint)
-        return ""
-    value = environ.get(name, "")
-    if operator == ":-":
-        return value or rest
-    if operator == ":?" and not value:
-        report.add(mark, f"{label(path)}: `{name}` is not set{': ' + rest if rest else ''}", f"export {name}=...")
-    elif not operator and name not in environ:
-        report.warn(mark, f"{label(path)}: `{name}` is not set and taken as empty", f"write `${{{name}:-}}` if meant")
-    return value
 
 
 def _is_literal(path: Path) -> bool:

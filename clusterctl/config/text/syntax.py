@@ -77,7 +77,7 @@ def _not_closed(mark: Mark, opened: Mark | None) -> _Answer:
     at = opened or mark
     before = mark.document.lines[mark.line - 1][: mark.column - 1] if mark.line <= len(mark.document.lines) else ""
     if _character(mark) == "{" and before.endswith("$"):
-        return "a `${` inside of brackets must be quoted", 'write `"${VAR}"`', mark.shifted(-1, 2)
+        return "a `${` inside of brackets must be quoted", 'write `"${env:NAME}"`', mark.shifted(-1, 2)
     if mark.line == at.line and _character(mark) in ("[", "]"):
         return "a `[` inside of brackets must be quoted", 'write `"gpu[01-02]"`', mark
     return f"this `{_character(at)}` is not closed, or a comma is missing in it", None, at

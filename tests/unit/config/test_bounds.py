@@ -83,9 +83,10 @@ def test_no_byte_sequence_makes_config_crash_hang_or_take_more_than_200_mb(fork:
         pytest.param("? " * 500_000, id="deep_keys"),
         pytest.param("version: 1\nhosts: " + "a[1-9999]," * 50_000 + "b\n", id="many_hosts"),
         pytest.param("version: 1\nhosts: " + "a[1-9][1-9][1-9][1-9][1-9][1-9][1-9]\n", id="brackets_multiply"),
-        pytest.param("version: 1\nhosts: a\nx: '" + "${A:-" * 100_000 + "'\n", id="nested_variables"),
+        pytest.param("version: 1\nhosts: a\nx: '" + "${env:A:-" * 100_000 + "'\n", id="nested_variables"),
         pytest.param(
-            "version: 1\nhosts: a\nenv: {" + "".join(f"A{i}: '${{NO{i}}}', " for i in range(40_000)) + "}\n", id="unset"
+            "version: 1\nhosts: a\nenv: {" + "".join(f"A{i}: '${{env:NO{i}}}', " for i in range(40_000)) + "}\n",
+            id="unset",
         ),
         pytest.param("k" * 1_000_000 + ": 1\n", id="long_key"),
         pytest.param("version: 1\nhosts: a\n" + "".join(f"k{i}: 1\n" for i in range(60_000)), id="many_unknown_keys"),

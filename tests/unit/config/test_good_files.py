@@ -113,7 +113,7 @@ GOOD: list[Any] = [
         id="ipv6_addresses_with_a_scope",
     ),
     pytest.param(
-        "version: 1\nhosts: {a: {user: '${USER}'}, b: {user: '${LOGNAME:-bob}'}, c: {user: 'CORP\\alice.b'}}\n",
+        "version: 1\nhosts: {a: {user: '${env:USER}'}, b: {user: '${env:LOGNAME:-bob}'}, c: {user: 'CORP\\alice.b'}}\n",
         lambda s: [h.user for h in s.hosts] == ["me", "bob", "CORP\\alice.b"],
         id="user_of_this_machine",
     ),
@@ -277,7 +277,8 @@ GOOD: list[Any] = [
         id="keys_without_value",
     ),
     pytest.param(
-        H + "network:\n  master_port: ${PORT}\nname: ${N:-llm}-x\nenv: {A: '${PORT}$$', B: \"${NONE:-}\"}\n",
+        H
+        + "network:\n  master_port: ${env:PORT}\nname: ${env:N:-llm}-x\nenv: {A: '${env:PORT}$', B: \"${env:NONE:-}\"}\n",
         lambda s: (s.network.master_port, s.name, s.env) == (29501, "llm-x", {"A": "29501$", "B": ""}),
         id="variables",
     ),

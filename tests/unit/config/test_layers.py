@@ -122,7 +122,7 @@ def test_secrets_are_not_read_unless_wanted(parse_text: Callable[..., Loaded]) -
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        pytest.param("env: {A: '${NOPE}'}\n", "env.A: `NOPE` is not set", id="unset_variable"),
+        pytest.param("env: {A: '${env:NOPE}'}\n", "env.A: `NOPE` is not set", id="unset_variable"),
         pytest.param("stall: {action: restart}\n", "acts as `stop`", id="restart_without_budget"),
         pytest.param("restart: {max_restarts: 1, on: [node_lost]}\n", "no effect", id="node_lost_without_fence"),
     ],

@@ -89,7 +89,7 @@ LONGER_THAN_A_CHARACTER = {
     "secret_unset": "NOPE",
     "secret_file_missing": "~/.nope",
     "secret_in_env_too": "TOKEN",
-    "variable_required": "${NOPE:?set the server}",
+    "variable_required": "${env:NOPE:?set the server}",
     "variable_malformed": "${a b}",
     "variable_not_closed": "${",
     "variable_unquoted_in_mapping": "${",

@@ -900,7 +900,7 @@ WRONG = [
         id="secret_in_env_too",
     ),
     pytest.param(
-        "version: 1\nhosts: gpu01\nenv:\n  URL: http://${NOPE:?set the server}/x\n",
+        "version: 1\nhosts: gpu01\nenv:\n  URL: http://${env:NOPE:?set the server}/x\n",
         4,
         15,
         "env.URL: `NOPE` is not set: set the server",
@@ -912,7 +912,7 @@ WRONG = [
         3,
         11,
         "env.A: `${a b}` cannot be filled in",
-        "there are `${VAR}`, `${VAR:-default}`, `${VAR:?message}`; write `$${` where a shell shall see `${`",
+        "there are `${env:NAME}`, `${env:NAME:-default}`, `${env:NAME:?message}`; a second `$` before it keeps the text",
         id="variable_malformed",
     ),
     pytest.param(
@@ -920,7 +920,7 @@ WRONG = [
         3,
         11,
         "env.A: `${` cannot be filled in",
-        "there are `${VAR}`, `${VAR:-default}`, `${VAR:?message}`; write `$${` where a shell shall see `${`",
+        "there are `${env:NAME}`, `${env:NAME:-default}`, `${env:NAME:?message}`; a second `$` before it keeps the text",
         id="variable_not_closed",
     ),
     pytest.param(
@@ -928,7 +928,7 @@ WRONG = [
         3,
         10,
         "a `${` inside of brackets must be quoted",
-        'write `"${VAR}"`',
+        'write `"${env:NAME}"`',
         id="variable_unquoted_in_mapping",
     ),
     pytest.param(

@@ -1,0 +1,183 @@
+"""What a `$` or a `~` of a cluster file means, and who fills it in."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from clusterctl.config.load import Overrides
+from clusterctl.config.resolve import resolved, to_yaml
+from clusterctl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from clusterctl.config.load import Loaded
+
+H = "version: 1\nhosts: a\n"
+HERE = {"RANK": "7", "PATH": "/head/bin", "PYTHONPATH": "/head/py", "USER": "me", "N": "3"}
+SHELL = 'echo $RANK ${RANK} ${HOME:-x} $(hostname) "$@" $$ ${x%%.*} ~/a'
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        pytest.param({"text": f"job: {{command: '{SHELL}'}}\n"}, id="command"),
+        pytest.param({"text": f"job: {{script: train.py, prologue: '{SHELL}'}}\n"}, id="prologue"),
+        pytest.param({"text": "", "sets": [f"job.command={SHELL}"]}, id="set"),
+        pytest.param({"text": "", "overrides": Overrides(command=SHELL)}, id="option"),
+        pytest.param({"text": f"job: {{command: [env, A=1, bash, -lc, '{SHELL}', '-v']}}\n"}, id="list_behind_c"),
+    ],
+)
+def test_text_for_a_shell_reaches_the_node_as_it_was_written(
+    setting: dict[str, str], parse_text: Callable[..., Loaded]
+) -> None:
+    text = H + setting.pop("text")
+    loaded = parse_text(text, environ=HERE, **setting)
+    assert loaded.spec.job is not None
+    command = loaded.spec.job.prologue or loaded.spec.job.command
+    assert SHELL in (command if isinstance(command, tuple) else (command,))
+    assert loaded.warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        pytest.param({}, "echo a-3", id="file"),
+        pytest.param({"sets": ["job.command=echo b-${env:N}"]}, "echo b-3", id="set"),
+        pytest.param({"overrides": Overrides(command="echo c-${env:N}")}, "echo c-3", id="option"),
+    ],
+)
+def test_a_variable_of_the_head_is_filled_in_where_it_is_asked_for(
+    options: dict[str, object], expected: str, parse_text: Callable[..., Loaded]
+) -> None:
+    job = parse_text(H + "job: {command: 'echo a-${env:N}'}\n", environ=HERE, **options).spec.job
+    assert job is not None
+    assert job.command == expected
+
+
+REFUSED = {
+    "env": ("env: {PATH: '/opt/x/bin:$PATH'}", "env.PATH: nothing fills in `$PATH`", "job.prologue"),
+    "env_braces": ("env: {A: '${PATH}'}", "env.A: nothing fills in `${PATH}`", "`${env:PATH}`"),
+    "env_default": ("env: {A: '${A:-1}'}", "env.A: nothing fills in `${A:-1}`", "`$${A:-1}` keeps the text"),
+    "env_command": ("env: {A: '$(hostname)'}", "env.A: nothing runs the command of `$(`", "job.prologue"),
+    "host_env": ("defaults: {env: {A: '$B'}}", "defaults.env.A: nothing fills in `$B`", "job.prologue"),
+    "args": ("job: {script: train.py, args: [--out, $HOME/x]}", "job.args[1]: nothing fills in `$HOME`", "job.command"),
+    "script": ("job: {script: $HOME/train.py}", "job.script: nothing fills in `$HOME`", "`${env:HOME}`"),
+    "words": ("job: {command: [echo, $HOME]}", "job.command[1]: nothing fills in `$HOME`", "`$$HOME` keeps the text"),
+    "workdir": (
+        "defaults: {workdir: $HOME/x}",
+        "defaults.workdir: nothing fills in `$HOME`",
+        "`~/` is the home on the",
+    ),
+    "workdir_of_a_user": ("defaults: {workdir: ~bob/x}", "defaults.workdir: `~bob` is not looked up", "whole path"),
+    "python": ("defaults: {python: '${VENV}/bin/python'}", "defaults.python: nothing fills in `${VENV}`", "`~/` is"),
+    "python_of_a_user": ("defaults: {python: ~bob/v/bin/python}", "`~bob` is not looked up", "write the whole path"),
+    "checkpoint": ("job: {script: train.py, checkpoint: {pattern: $D/*}}", "nothing fills in `$D`", "`${env:D}`"),
+    "source": ("sync: {source: ~bob/src}", "sync.source: `~bob` is not looked up", "`~/` is the home"),
+    "name": ("name: run-$USER", "name: nothing fills in `$USER`", "`${env:USER}`"),
+    "number": ("network: {master_port: $PORT}", "network.master_port: nothing fills in `$PORT`", "`${env:PORT}`"),
+    "env_file": ("env_file: dollar.env", "env_file.PW: nothing fills in `$word`", "`$$word` keeps the text"),
+}
+
+
+@pytest.mark.parametrize(("text", "words", "hint"), [pytest.param(*row, id=key) for key, row in REFUSED.items()])
+def test_text_that_nobody_would_fill_in_is_refused_with_what_works(
+    text: str, words: str, hint: str, parse_text: Callable[..., Loaded]
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_text(H + text + "\n", environ=HERE)
+    (problem,) = caught.value.problems
+    assert words in problem.text
+    assert hint in (problem.hint or "")
+
+
+def test_a_set_follows_the_rule_of_the_file(parse_text: Callable[..., Loaded]) -> None:
+    with pytest.raises(ConfigError, match=r"env\.A: nothing fills in `\$HOME`"):
+        parse_text(H, sets=["env.A=$HOME/x"], environ=HERE)
+
+
+def test_what_follows_two_dashes_was_read_by_a_shell_and_stays(parse_text: Callable[..., Loaded]) -> None:
+    overrides = Overrides(script="train.py", args=("$HOME", "${env:N}", "~/x"))
+    job = parse_text(H, overrides=overrides, environ=HERE).spec.job
+    assert job is not None
+    assert job.args == overrides.args
+
+
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [
+        pytest.param("$$word", "$word", id="name"),
+        pytest.param("a$${b}", "a${b}", id="braces"),
+        pytest.param("$$(x)", "$(x)", id="parenthesis"),
+        pytest.param("$${env:N}", "${env:N}", id="ours"),
+        pytest.param("^a$|b$$", "^a$|b$$", id="ends"),
+        pytest.param("5$ $1 $.", "5$ $1 $.", id="no_name"),
+    ],
+)
+def test_a_dollar_that_is_meant_can_be_written(written: str, value: str, parse_text: Callable[..., Loaded]) -> None:
+    loaded = parse_text(H + f"env: {{A: '{written}'}}\n", environ=HERE)
+    assert loaded.spec.env == {"A": value}
+    assert parse_text(to_yaml(resolved(loaded.spec)), environ=HERE).spec.env == {"A": value}
+
+
+def test_single_quotes_of_an_env_file_keep_dollars(parse_text: Callable[..., Loaded]) -> None:
+    assert parse_text(H + "env_file: quoted.env\n", environ=HERE).spec.env == {"PW": "pa$word ${x}", "N": "3"}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        pytest.param("env: {A: ~/x}", "env.A: nothing expands `~` here", id="env"),
+        pytest.param("env: {PATH: '/opt/bin:~/bin'}", "env.PATH: nothing expands `~` here", id="in_a_list_of_folders"),
+        pytest.param("defaults: {env: {A: ~bob/x}}", "defaults.env.A: nothing expands `~` here", id="of_a_user"),
+        pytest.param("job: {script: train.py, args: [--out=~/x]}", "job.args[0]: nothing expands `~`", id="args"),
+        pytest.param("env: {PATH: '/opt:${env:PATH}'}", "env.PATH: `PATH` of this machine goes to", id="path_of_head"),
+        pytest.param(
+            "job: {script: train.py, prologue: 'export PYTHONPATH=${env:PYTHONPATH}'}",
+            "job.prologue: `PYTHONPATH` of this machine goes to every node",
+            id="path_of_head_in_the_prologue",
+        ),
+    ],
+)
+def test_what_works_and_is_probably_not_meant_is_warned_of(
+    text: str, words: str, parse_text: Callable[..., Loaded]
+) -> None:
+    (warning,) = parse_text(H + text + "\n", environ=HERE).warnings
+    assert words in warning.text
+    assert "prologue" in (warning.hint or "")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param("hosts: {a: {transport: local}}\nenv: {PATH: '/x:${env:PATH}'}\n", id="path_where_all_is_here"),
+        pytest.param("hosts: a\njob: {script: train.py, args: [~optimizer, 'a~b', '~']}\n", id="tilde_of_hydra"),
+        pytest.param("hosts: a\ndefaults: {workdir: ~/x, python: ~/v/bin/python}\n", id="home_of_the_node"),
+    ],
+)
+def test_what_is_meant_is_not_warned_of(text: str, parse_text: Callable[..., Loaded]) -> None:
+    assert parse_text("version: 1\n" + text, environ=HERE).warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("python", "words"),
+    [
+        pytest.param("uv run python", "`uv run python` is a command, not the path of one program", id="uv"),
+        pytest.param("conda run -n x python", "is a command, not the path of one program", id="conda"),
+        pytest.param("/usr/bin/env python3", "is a command, not the path of one program", id="env"),
+        pytest.param("venv/", "`venv/` is a folder", id="folder"),
+    ],
+)
+def test_a_python_that_is_no_program_is_refused(python: str, words: str, parse_text: Callable[..., Loaded]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_text(H + f"defaults: {{python: {python}}}\n")
+    (problem,) = caught.value.problems
+    assert words in problem.text
+    assert "bin/python" in (problem.hint or "")
+
+
+def test_a_python_below_a_folder_with_a_blank_is_taken(parse_text: Callable[..., Loaded]) -> None:
+    python = "/opt/my env/bin/python"
+    assert parse_text(H + f"defaults: {{python: {python}}}\n").spec.hosts[0].python == python
