@@ -1,6 +1,6 @@
 """How soon a job runs: from the command to the first all-reduce of the last rank, on 4 lab nodes with 2 ranks each.
 
-`up` starts each rank anew, `forked` has a node import once, `kept` finds what the run before it has imported.
+`up` starts each rank anew, `forked` has a node import once.
 
 The peers are what a person would type: a loop of ssh, one for each rank, and pdsh that starts a torchrun on each node.
 All of it runs on one machine, so importing torch eight times takes most of the time for everybody.
@@ -30,7 +30,6 @@ _GOALS = (
     ("up", "torchrun", "pdsh + torchrun", 0.85),
     ("forked", "ssh", "bare parallel ssh", 0.70),
     ("forked", "torchrun", "pdsh + torchrun", 0.50),
-    ("kept", "ssh", "bare parallel ssh", 0.30),
 )
 DEADLINE = 180.0
 JOB = """\
@@ -59,8 +58,6 @@ def measure(rounds: int) -> Iterable[Measure]:
         tags = count()
         for kind in ("warm", *["counted"] * rounds):
             for name, start in starts.items():
-                if name == "kept":
-                    _seconds(bench, f"before{next(tags)}", start)
                 seconds = _seconds(bench, f"{name}{next(tags)}", start)
                 if kind == "counted":
                     samples[name].append(seconds)
@@ -81,11 +78,10 @@ def _starts(bench: BenchLab) -> dict[str, Callable[[str], Sequence[subprocess.Po
         (bench.lab.shared / f"interface.{node.name}").write_text(node.interface)
     ports = count(29500)
 
-    def up(tag: str, method: str = "spawn", keep: str = "none") -> list[subprocess.Popen[bytes]]:
+    def up(tag: str, method: str = "spawn") -> list[subprocess.Popen[bytes]]:
         hosts = dict.fromkeys(bench.names, WORKERS)
-        job = {"script": "job.py", "args": [tag], "start_method": method, "keep_warm": keep}
-        # What is kept by one of the ways is of no use to another.
-        bench.head.write(hosts, job, env={"OMP_NUM_THREADS": "1", "KEPT": keep})
+        job = {"script": "job.py", "args": [tag], "start_method": method}
+        bench.head.write(hosts, job, env={"OMP_NUM_THREADS": "1"})
         with (bench.head.folder / "said").open("w") as said:
             return [bench.start([sys.executable, "-m", "clusterctl", "up"], cwd=bench.head.folder, stderr=said)]
 
@@ -100,8 +96,7 @@ def _starts(bench: BenchLab) -> dict[str, Callable[[str], Sequence[subprocess.Po
         command += f" --node-rank=%n /srv/shared/job.py {tag}"
         return [bench.start(["pdsh", "-R", "ssh", "-w", bench.folded, command])]
 
-    forked, kept = (functools.partial(up, method="fork", keep=keep) for keep in ("none", "10m"))
-    return {"up": up, "forked": forked, "kept": kept, "ssh": ssh, "torchrun": torchrun}
+    return {"up": up, "forked": functools.partial(up, method="fork"), "ssh": ssh, "torchrun": torchrun}
 
 
 def _ranks(bench: BenchLab) -> Iterable[tuple[int, str]]:

@@ -221,7 +221,6 @@ class JobSpec:
             unset="the installed ones that the script begins with",
         ),
     ] = None
-    keep_warm: Annotated[DurationOrNone, Key("How long imports stay for the next `up` of a job.", "10m", "none")] = None
     inject: Annotated[bool, Key("Whether progress is watched from inside the workers.", False)] = True
     grace: Annotated[Duration, Key("Time between SIGTERM and SIGKILL.", "10s")] = 10.0
     finish_grace: Annotated[Duration, Key("Longest wait without activity once some ranks have ended.", "5m")] = 300.0

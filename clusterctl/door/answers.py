@@ -195,7 +195,7 @@ RESULTS: dict[Command, Shape] = {
     Command.PREPARE: record({"ports": many(_PORT, 1024)}, {"run_dir": _PATH, "python": maybe(_PATH)}),
     Command.START: _NOTHING,
     Command.STOP: _NOTHING,
-    Command.FINISH: record({}, {"kept": record({"bytes": BYTES, "seconds": real(0.0)})}),
+    Command.FINISH: _NOTHING,
     Command.FOLLOW: _NOTHING,
     Command.READ: record({"offset": BYTES, "size": BYTES, "data": text(16 << 20)}, {"first_valid": maybe(BYTES)}),
     Command.STATUS: _STATUS,

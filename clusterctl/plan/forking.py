@@ -55,7 +55,6 @@ def forked(spec: ClusterSpec, identity: RunIdentity, entry: Layout, answer: Node
             secrets=sorted(spec.secrets),
             inject=job.inject,
             keep=spec.restart.max_restarts > identity.attempt,
-            keep_warm=job.keep_warm or 0.0,
             demanded=job.start_method is StartMethod.FORK,
         )
     )

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import re
-import signal
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
 from tests.agent.conftest import gone
-from tests.lab.head_cli import Head
 from tests.lab.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -82,51 +78,3 @@ def test_what_was_imported_early_goes_where_a_check_fails(head: LocalHead) -> No
     assert done.returncode == 5, done.stderr
     (pid,) = map(int, (head.folder / "imported").read_text().split())
     wait_for(lambda: gone(pid), what="the end of the zygote")
-
-
-def test_the_next_up_starts_from_what_the_last_one_imported_and_down_ends_it(head: LocalHead) -> None:
-    packages = head.folder / "site-packages"
-    packages.mkdir()
-    (packages / "special.py").write_text(IMPORTED)
-    (head.folder / "train.py").write_text("import special\nprint('ran')\n")
-    job = {"script": "train.py", "start_method": "fork", "keep_warm": "10m"}
-    head.write_local(job, (2,), env={"PYTHONPATH": str(packages)})
-
-    first, second = head.run("up", "--no-health", timeout=110), head.run("up", "--no-health", timeout=110)
-
-    assert [first.returncode, second.returncode] == [0, 0], first.stderr + second.stderr
-    assert "what was imported is kept on 1 node for 10 min" in first.stderr
-    assert "2 forked from one process that was kept warm" in second.stderr
-    (pid,) = map(int, (head.folder / "imported").read_text().split())
-    assert not gone(pid)
-    assert head.run("down", *head.run("ps", "-a", "-q").stdout.split()).returncode == 0
-    wait_for(lambda: gone(pid), what="the end of what was kept")
-
-
-@pytest.mark.parametrize("by_hand", ["an interrupt", "down"])
-def test_what_an_interrupt_ends_leaves_its_imports_and_what_down_ends_does_not(head: LocalHead, by_hand: str) -> None:
-    packages = head.folder / "site-packages"
-    packages.mkdir()
-    (packages / "special.py").write_text(IMPORTED)
-    (head.folder / "train.py").write_text("import special, signal\nprint('up', flush=True)\nsignal.pause()\n")
-    job = {"script": "train.py", "start_method": "fork", "keep_warm": "10m", "grace": "5s"}
-    head.write_local(job, (1,), env={"PYTHONPATH": str(packages)})
-
-    up = Head.start(head, "up", "--no-health")
-    assert up.stdout is not None
-    wait_for(lambda: "up" in up.stdout.readline(), what="the worker's output")
-    if by_hand == "down":
-        assert head.run("down").returncode == 0
-    else:
-        up.send_signal(signal.SIGINT)
-    _, said = up.communicate(timeout=60)
-
-    assert up.returncode == 103, said
-    assert ("what was imported is kept on 1 node" in said) == (by_hand != "down")
-    (pid,) = map(int, (head.folder / "imported").read_text().split())
-    if by_hand == "down":
-        wait_for(lambda: gone(pid), what="the end of what was imported")
-    else:
-        assert not gone(pid)
-        assert head.run("down", *head.run("ps", "-a", "-q").stdout.split()).returncode == 0
-        wait_for(lambda: gone(pid), what="the end of what was kept")

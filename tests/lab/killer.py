@@ -187,8 +187,7 @@ class Killer:
         job = {"script": "count.py", "grace": "1s", "start_method": self._start}
         more = {"env": env, "sync": {"exclude": ["*.err"]}, **self._world.file(title)}
         if self._start == "fork":
-            # A zygote is kept where a restart may follow, or another run; what `down` ends leaves none.
-            job["keep_warm"] = "10m"
+            # A zygote is kept where a restart may follow.
             more["restart"] = {"max_restarts": 1, "on": ["stall"]}
         head.write({node.name: 2 for node in self.made}, job, gpus=gpus, name=title, **more)
         return head

@@ -38,7 +38,6 @@ _FORKED = (
     "marks",
     "origins",
     "rank",
-    "reads",
     "serve",
     "state",
     "target",

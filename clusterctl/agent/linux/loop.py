@@ -52,11 +52,6 @@ class Loop:
         self._running = True
         self._idle: list[Action] = []
 
-    @property
-    def descriptor(self) -> int:
-        """What the loop itself has open."""
-        return self._poll.fileno()
-
     # --- descriptors
 
     def on_readable(self, fd: int, action: Action | None) -> None:

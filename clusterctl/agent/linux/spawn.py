@@ -107,13 +107,6 @@ def no_core() -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, usual[1]))
 
 
-def usual_limits() -> list[list[list[int]]]:
-    """Return the limits that a program gets back, as they would be without us: those for open files and for cores."""
-    kept = (_USUAL_FILES, _USUAL_CORES)
-    now = (resource.getrlimit(resource.RLIMIT_NOFILE), resource.getrlimit(resource.RLIMIT_CORE))
-    return [[list(pair) for pair in usual or [present]] for usual, present in zip(kept, now)]
-
-
 def _usual_limits() -> None:
     for usual in _USUAL_FILES:
         resource.setrlimit(resource.RLIMIT_NOFILE, usual)

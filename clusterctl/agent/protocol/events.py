@@ -153,8 +153,6 @@ GPU_MEMORY = "gpu_memory"
 """Code of the alarm that memory of a GPU is not free after the attempt that used it."""
 FORKED, NOT_FORKED = "forked", "not_forked"
 """Codes of what is said where ranks should be forked: that they were, and what that saves, or why they were not."""
-KEPT = "kept"
-"""Code of why what was imported is not kept for the next run, although that was asked for."""
 PORT_TAKEN = "port_taken"
 """Code of the alarm that somebody else listens on a port of the workers'; it ends the attempt."""
 

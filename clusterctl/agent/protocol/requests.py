@@ -61,7 +61,6 @@ class Forked:
         secrets: Names of variables whose values come with the start.
         inject: Put our `sitecustomize` first on PYTHONPATH.
         keep: It may be wanted again, for another attempt.
-        keep_warm: Seconds for which it may be wanted again, by another run of the same job; 0 for none.
         demanded: The user wants to know where it is not done.
     """
 
@@ -71,7 +70,6 @@ class Forked:
     secrets: list[str] = field(default_factory=list)
     inject: bool = True
     keep: bool = False
-    keep_warm: float = 0.0
     demanded: bool = True
 
 

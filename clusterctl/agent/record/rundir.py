@@ -1,6 +1,6 @@
 """Where things lie on a node: the state root, the directory of a run, and each file in it.
 
-STATE_ROOT/inject/CONTENT/  warm/NODE/RUN
+STATE_ROOT/inject/CONTENT/
 STATE_ROOT/nodes/RUN/NODE/
   journal.jsonl  samples.jsonl  epoch  lease  prepare.json  supervisor.log  lock  socket
   attempt-N/  start.json  tallies  sent/  rank-R.log  rank-R.idx  rank-R.spawn  rank-R.exit  rank-R.error.json
@@ -137,11 +137,6 @@ class RunDir:
     def lock(self) -> str:
         """Locked by the supervisor as long as it lives."""
         return self.file("lock")
-
-    @property
-    def warm(self) -> tuple[str, str]:
-        """Folder and name of the socket where what it leaves for the next run of its node is asked for."""
-        return os.path.join(self.root, "warm", _safe(self.node)), _safe(self.run)
 
     @property
     def journal(self) -> str:

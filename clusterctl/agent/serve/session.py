@@ -250,8 +250,6 @@ class Session:
             if command is Command.FINISH:
                 self._let_workdirs_go(run)
             if command in (Command.STOP, Command.FINISH) and self._nothing_to_do(run):
-                if not asked.get("keep"):
-                    _end_what_is_kept(run)
                 return {}
 
             def pass_on(message: Message) -> None:
@@ -324,11 +322,3 @@ class Session:
         for action in self._at_end:
             action()
         self.loop.stop()
-
-
-def _end_what_is_kept(run: RunDir) -> None:
-    """End what a run has left for the next one, if there is something."""
-    if os.path.isdir(run.warm[0]):
-        from clusterctl.agent.supervisor.forking import kept
-
-        kept.end(run)

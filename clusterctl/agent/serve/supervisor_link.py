@@ -14,13 +14,12 @@ from clusterctl.agent.members import guardians
 from clusterctl.agent.protocol import commands, frames, refusals
 from clusterctl.agent.serve import rescue
 from clusterctl.agent.supervisor import starting
-from clusterctl.agent.supervisor.forking import kept
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-    from clusterctl.agent.linux.loop import Loop, Timer
+    from clusterctl.agent.linux.loop import Loop
     from clusterctl.agent.linux.proc import Identity
     from clusterctl.agent.protocol.frames import Message
     from clusterctl.agent.record.rundir import RunDir
@@ -32,8 +31,6 @@ _PROMPT = (commands.Command.STOP, commands.Command.FINISH)
 _PATIENCE_SECONDS = 10.0
 """How long a supervisor may take for what takes no time."""
 _DEATH_SECONDS = 3.0
-_ASKED_SECONDS = 1.0
-"""How long whoever keeps something for this run may take to become its supervisor, before it is ended."""
 _TRIES = 4
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 5.0
 
@@ -191,35 +188,6 @@ class Link:
     # --- starting one
 
     def _start(self) -> None:
-        """Start one, or have one that keeps what this run may use become its supervisor."""
-        self._starting = True
-        asked = kept.ask(self._run) if self._may_fork() else None
-        if asked is None:
-            self._start_anew()
-            return
-        timer = self._loop.after(_ASKED_SECONDS, lambda: self._answered(asked, None))
-        self._loop.on_readable(asked.answer, lambda: self._answered(asked, timer))
-
-    def _may_fork(self) -> bool:
-        """Whether this is the beginning of a run whose ranks shall be forked."""
-        first = self._queue[0] if self._queue else None
-        return first is not None and bool(first.asked.get("forked")) and not os.path.exists(self._run.journal)
-
-    def _answered(self, asked: kept.Asked, timer: Timer | None) -> None:
-        self._loop.forget(asked.answer)
-        word = b""
-        if timer is None:
-            asked.end()
-        else:
-            timer.cancel()
-            with contextlib.suppress(OSError):
-                word = os.read(asked.answer, 64)
-        os.close(asked.answer)
-        self._starting = False
-        if word != starting.READY or not self._connect():
-            self._start_anew()
-
-    def _start_anew(self) -> None:
         self._starting = True
         try:
             _, fd = starting.start(self._run)

@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING
 
 from clusterctl.agent.linux import spawn, syscalls
 from clusterctl.agent.record import seat
-from clusterctl.agent.supervisor.forking import keeper, standing
 from clusterctl.agent.supervisor.supervisor import Supervisor
 
 if TYPE_CHECKING:
     from clusterctl.agent.record.rundir import RunDir
-    from clusterctl.agent.supervisor.forking.zygote import Zygote
 
 
 READY = b"ready\n"
@@ -47,35 +45,26 @@ def start(run: RunDir) -> tuple[int, int]:
 
 def _supervise(run: RunDir, report: int) -> None:
     try:
-        mine = standing.of_self()
         _detach(run, {report})
-        left = _serve(run, report, None)
-        while left is not None:
-            claim = keeper.keep(run, left, mine)
-            if claim is None:
-                return
-            run, report = claim.run, claim.report
-            _attach(run)
-            left = _serve(run, report, left.zygote)
+        _serve(run, report)
     except BaseException:
         traceback.print_exc()
         raise
 
 
-def _serve(run: RunDir, report: int, warm: Zygote | None) -> keeper.Kept | None:
-    """Be the supervisor of a run; return what is to be kept of it for another one."""
+def _serve(run: RunDir, report: int) -> None:
+    """Be the supervisor of a run."""
     try:
         place = seat.Seat(run)
     except BlockingIOError:
         os.write(report, TAKEN)
-        return None
-    supervisor = Supervisor(run, place, warm)
+        return
+    supervisor = Supervisor(run, place)
     with contextlib.suppress(OSError):
         os.write(report, READY)
     os.close(report)
     supervisor.serve()
     place.leave()
-    return supervisor.kept
 
 
 def _detach(run: RunDir, keep: set[int]) -> None:
@@ -86,20 +75,13 @@ def _detach(run: RunDir, keep: set[int]) -> None:
     null = os.open(os.devnull, os.O_RDWR)
     for target in (0, 1):
         os.dup2(null, target)
-    _attach(run)
+    log = os.open(run.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    os.dup2(log, 2)
     spawn.close_all(keep)
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
     spawn.no_core()
     syscalls.become_subreaper()
-
-
-def _attach(run: RunDir) -> None:
-    """Be known as the supervisor of a run, and say there what there is to say."""
-    run.make()
-    log = os.open(run.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    os.dup2(log, 2)
-    os.close(log)
     syscalls.set_name("clusterctl-supv")
     # Others see it: by the names of run and node they would know the marks of its processes.
     syscalls.set_title(f"clusterctl-agent supervise {run.short}")

@@ -22,18 +22,17 @@ from clusterctl.agent.record import authority, durable, journal, keeping, rank_f
 from clusterctl.agent.record.state import apply, fold
 from clusterctl.agent.supervisor import adoption, claims, listening, sampling, torchrun, workers
 from clusterctl.agent.supervisor.attempt import Attempt
-from clusterctl.agent.supervisor.forking import forking, keeper
+from clusterctl.agent.supervisor.forking import forking
 
 if TYPE_CHECKING:
     from clusterctl.agent.protocol.types.samples import Health
     from clusterctl.agent.record.rundir import RunDir
-    from clusterctl.agent.supervisor.forking.zygote import Zygote
 
 TICK_SECONDS = 0.25
 _UNATTENDED_SECONDS = 600.0
 """After so long without a controller, a supervisor with nothing to watch ends; the next command starts another."""
 _SLOW_SECONDS = 1.0
-_LAST_SYNC_SECONDS, _KEPT_SYNC_SECONDS = 2.0, 0.2
+_LAST_SYNC_SECONDS = 2.0
 _TOUCH_SECONDS = 86400.0
 _SAY_AGAIN_SECONDS = 60.0
 _STEPS = 10
@@ -41,15 +40,10 @@ _STEPS = 10
 
 
 class Supervisor:
-    """Everything of one run on this node.
+    """Everything of one run on this node."""
 
-    Attributes:
-        kept: What is to be kept for another run, once this one has ended.
-    """
-
-    def __init__(self, run: RunDir, place: seat.Seat, warm: Zygote | None = None) -> None:
-        """Go on from what the run directory says, with the zygote that another run has left."""
-        self.kept: keeper.Kept | None = None
+    def __init__(self, run: RunDir, place: seat.Seat) -> None:
+        """Go on from what the run directory says."""
         self._run, self._seat = run, place
         self._loop = Loop(self._failed)
         self._said = ("", 0.0)
@@ -66,7 +60,7 @@ class Supervisor:
         self._activity: sampling.Activity | None = None
         self._health: sampling.Health | None = None
         self._peers = listening.Peers(self._loop, self._do, self._say)
-        self._forking = forking.Forking(self._loop, run, self._marks, self._record, warm)
+        self._forking = forking.Forking(self._loop, run, self._marks, self._record)
         self._ending, self._heard = False, authority.clock()
         self._commands = {
             commands.Command.IMPORT: self._import,
@@ -94,8 +88,7 @@ class Supervisor:
         for sampler in (self._health, self._activity):
             if sampler is not None:
                 sampler.stop()
-        # Whoever is kept lives on, and so does what writes for it; the next run does not wait.
-        self._syncer.finish(_LAST_SYNC_SECONDS if self.kept is None else _KEPT_SYNC_SECONDS)
+        self._syncer.finish(_LAST_SYNC_SECONDS)
 
     def _end_soon(self) -> None:
         """End when nothing is left to watch: the machine goes down, or somebody wants us gone."""
@@ -317,19 +310,13 @@ class Supervisor:
             self._forking.let_go()
         return {}
 
-    def _finish(self, arguments: dict[str, Any]) -> listening.Answer:
+    def _finish(self, arguments: dict[str, Any]) -> dict[str, Any]:
         if self._attempt is not None:
             # Where nothing was started there is nothing to wait for: a start that failed elsewhere is undone like this.
             self._attempt.abandon()
             if not self._attempt.ending.swept:
                 number = self._attempt.number
                 raise refusals.refused(f"attempt {number} of run {self._run.run} has not ended on this node")
-        keep = arguments.get("keep") and self._attempt is not None and not self._attempt.ending.remaining
-        return self._forking.part(functools.partial(self._finished, arguments), keep=bool(keep))
-
-    def _finished(self, arguments: dict[str, Any], warm: Zygote | None) -> dict[str, Any]:
-        if warm is not None:
-            self.kept = keeper.leave(self._run, warm)
         if self._state.finished is None and not self._forking.early:
             self._record(events.Finished(str(arguments.get("state", "")), int(arguments.get("exit_code") or 0)))
         self._forking.close()
@@ -339,7 +326,7 @@ class Supervisor:
             self._activity.stop()
         secrets.leave_memory(self._run, self._state.attempt + 1)
         self._loop.after(0.05, self._loop.stop)
-        return {} if self.kept is None else {"kept": self.kept.zygote.worth}
+        return {}
 
     def _replicated(self, offsets: dict[str, int]) -> None:
         if self._attempt is None:

@@ -24,10 +24,9 @@ from clusterctl.errors import AgentError, ExitCode, NodesError, RefusedError, Te
 from clusterctl.render.errors import remaining_lines
 from clusterctl.render.ranks import count
 from clusterctl.run.controller.process import ControllerEndedError
-from clusterctl.run.nodes.ending import end_kept, end_on_node, end_without_controller
+from clusterctl.run.nodes.ending import end_on_node, end_without_controller
 from clusterctl.run.nodes.fan_out import each
 from clusterctl.run.record import find
-from clusterctl.run.record.clock import now
 from clusterctl.run.record.reader import load_state
 from clusterctl.run.rules import leftover
 
@@ -154,8 +153,6 @@ def _end(run: RunDir, console: Console, before: Heard, choices: DownChoices) -> 
     state = load_state(run)
     if state.over and state.remaining:
         state = _end_on_nodes(run, state, console, kill=choices.kill)
-    elif state.over:
-        _end_what_is_kept(run, state, console)
     for more in (2, 1, 0):
         if state.over:
             break
@@ -187,22 +184,6 @@ def _end_on_nodes(run: RunDir, state: RunState, console: Console, *, kill: bool)
     grace = 0.0 if kill or spec.job is None else spec.job.grace
     with reachable(spec, hosts, of_run=True, tell=console.err) as (sessions, errors):
         return end_without_controller(run, state, sessions, errors, grace)
-
-
-def _end_what_is_kept(run: RunDir, state: RunState, console: Console) -> None:
-    """End what a run that is over has left on its nodes for the next one, where its file asked for that."""
-    try:
-        spec = load_stored(run.spec.read_text())
-    except (OSError, ValueError):
-        # It is over, and nobody knows that it has left anything.
-        return
-    if spec.job is None or not spec.job.keep_warm or (state.ended or 0.0) + spec.job.keep_warm < now():
-        return
-    hosts = [host for host in spec.hosts if host.name in state.nodes]
-    with reachable(spec, hosts, of_run=True, tell=console.err) as (sessions, errors):
-        _, failed = each(sessions, lambda node, session: end_kept(session, run.run, node))
-    for node, error in {**errors, **failed}.items():
-        console.narrate(f"{node} keeps what was imported until its time is over: {error}")
 
 
 def _tell_end(run: RunDir, state: RunState, console: Console) -> None:

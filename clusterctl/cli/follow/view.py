@@ -342,7 +342,7 @@ class RunScreen:
         self._interrupts += 1
         kill = self._interrupts > 1
         try:
-            answer = control.ask(self._run, "down", {"kill": kill, "keep": True}, timeout=5.0)
+            answer = control.ask(self._run, "down", {"kill": kill}, timeout=5.0)
         except control.NoControllerError:
             self._leave = Leave.UNATTENDED
             return

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.config import words
-from clusterctl.config.kinds import Launcher, StallAction, StartMethod
+from clusterctl.config.kinds import Launcher, StallAction
 from clusterctl.config.sections.environment import check_names
 from clusterctl.config.sections.machines import suggestion
 from clusterctl.config.spec import Framework, Role, TransportKind
@@ -34,9 +34,6 @@ def check(root: Node, machines: Sequence[Machine], sections: Mapping[str, Values
     if job.get("launcher") is Launcher.TORCHRUN:
         _equal_workers(root, [machine.spec for machine in machines], context.report)
         _torch_alone(root, job.get("framework"), context.report)
-    if job.get("keep_warm") and job.get("start_method", StartMethod.SPAWN) is StartMethod.SPAWN:
-        text = "job.keep_warm: nothing is imported ahead of workers that each start anew"
-        context.report.add(_at(root, "job", "keep_warm"), text, "`start_method: fork` lets them share what is kept")
     _restarts(root, sections.get("restart", {}), sections.get("stall", {}), context.report)
 
 

@@ -20,7 +20,7 @@ def answer(run: ControlledRun, stalls: StallGuard, item: ControlRequest) -> None
         case "down" if item.arguments.get("stalled"):
             item.reply(stalls.end_if_stalled(kill=bool(item.arguments.get("kill"))))
         case "down":
-            run.cancel(kill=bool(item.arguments.get("kill")), keep=bool(item.arguments.get("keep")))
+            run.cancel(kill=bool(item.arguments.get("kill")))
             item.reply({"ok": True, "grace": run.limits.grace})
         case "evidence":
             _evidence(run, item)

@@ -247,14 +247,14 @@ class Beginning:
         """
         run = self._run
         sessions = {n: s for n, s in run.links.sessions.items() if n in concerned}
-        _, errors = run.tell_finished(sessions, ended.state, ended.exit_code)
+        errors = run.tell_finished(sessions, ended.state, ended.exit_code)
         unheard = [n for n in prepared if n not in sessions or isinstance(errors.get(n), NodeError)]
         if not unheard:
             return []
         opened, _ = run.dial_all(run.hosts[n] for n in unheard)
         # Above the epoch of what was asked for: where that arrives only now, it is refused.
         run.hand_over(lambda: self._join_above(opened))
-        _, errors = run.tell_finished(opened, ended.state, ended.exit_code)
+        errors = run.tell_finished(opened, ended.state, ended.exit_code)
         return [n for n in unheard if n not in opened or isinstance(errors.get(n), NodeError)]
 
     def _join_above(self, opened: Mapping[str, Session]) -> None:

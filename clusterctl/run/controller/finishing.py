@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 
 from clusterctl.agent.protocol import files as protocol_files
 from clusterctl.errors import NotFoundError, RefusedError
-from clusterctl.plan import layout
 from clusterctl.run.nodes import ending
 from clusterctl.run.nodes.fan_out import each, names, raise_first, read_all
 from clusterctl.run.nodes.files import results
-from clusterctl.run.rules import events, leftover
+from clusterctl.run.rules import events
 
 if TYPE_CHECKING:
     from clusterctl.agent.protocol.types import arguments
@@ -185,24 +184,20 @@ class Finishing:
         sessions = {n: s for n, s in run.links.sessions.items() if n in expected}
         ended = events.Ended(state=finish.phase.value, exit_code=finish.exit_code, remaining=list(finish.remaining))
 
-        def close(kept: str) -> None:
-            if kept:
-                run.note(kept, "info")
+        def close(_: object) -> None:
             run.record(ended)
             run.control.wake()
 
-        run.aside(lambda: self._tell_nodes(sessions, ended), close, lambda _: close(""))
+        run.aside(lambda: self._tell_nodes(sessions, ended), close, close)
 
-    def _tell_nodes(self, sessions: dict[str, Session], ended: events.Ended) -> str:
-        """Tell nodes that the run has ended; return what is said of what they keep for the next one. In a thread.
+    def _tell_nodes(self, sessions: dict[str, Session], ended: events.Ended) -> None:
+        """Tell nodes that the run has ended. In a thread.
 
         One that was rebooted and came back at the last moment has no workers, but still has to close its attempt.
         """
         run = self._run
-        keep = bool(layout.job_of(run.spec).keep_warm) and not run.let_go.is_set()
-        told, errors = run.tell_finished(sessions, ended.state, ended.exit_code, keep=keep)
+        errors = run.tell_finished(sessions, ended.state, ended.exit_code)
         refused = {n: sessions[n] for n, error in errors.items() if isinstance(error, RefusedError)}
         late = {n: s for n, s in refused.items() if (node := run.known(n)) is not None and node.swept}
         if not run.kill:
             each(late, lambda n, s: ending.end_on_node(s, run.folder.run, n, run.grace))
-        return leftover.kept_words(answer.get("kept") for answer in told.values())

@@ -48,7 +48,7 @@ from clusterctl.typed import override
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from clusterctl.agent.protocol.types import answers, arguments
+    from clusterctl.agent.protocol.types import arguments
     from clusterctl.config.spec import ClusterSpec, HostSpec
     from clusterctl.run.record.rundir import RunDir
     from clusterctl.run.rules.state import NodeState
@@ -84,7 +84,6 @@ class ControlledRun(OwnedState):
         launching: A launch thread is at work.
         cancelled: Set when a person has ended the run.
         kill: No grace any more.
-        let_go: Set when a person wants nothing of it kept for another run.
         unfit: Spares that must not be used, and why, in a word.
         epoch: What this controller's commands carry; 0 before it has one, and no session is joined before.
         following: What nodes are asked to tell.
@@ -102,7 +101,7 @@ class ControlledRun(OwnedState):
         self.state = load_state(folder)
         self.epoch = 0
         self.launching = self.kill = False
-        self.cancelled, self.let_go = threading.Event(), threading.Event()
+        self.cancelled = threading.Event()
         self._gaps = Gaps()
         self._places = Places()
         self.following = Following(folder.run, len(spec.hosts), self.links, self.writer, self.known, self.hand_over)
@@ -323,18 +322,14 @@ class ControlledRun(OwnedState):
 
         self.aside(tell, lambda _: None, failed)
 
-    def tell_finished(
-        self, sessions: Mapping[str, Session], state: str, code: int, *, keep: bool = False
-    ) -> tuple[dict[str, answers.Closed], dict[str, ClusterctlError]]:
-        """Tell nodes that the run has ended; return their answers, and why some did not hear it. For any thread."""
+    def tell_finished(self, sessions: Mapping[str, Session], state: str, code: int) -> dict[str, ClusterctlError]:
+        """Tell nodes that the run has ended; return why some did not hear it. For any thread."""
         timeout = _HURRIED_SECONDS if self.kill else None
-        what: arguments.Finish = {"run": self.folder.run, "node": "", "state": state, "exit_code": code, "keep": keep}
-        return each(sessions, lambda n, s: s.call(Command.FINISH, {**what, "node": n}, timeout=timeout))
+        what: arguments.Finish = {"run": self.folder.run, "node": "", "state": state, "exit_code": code}
+        return each(sessions, lambda n, s: s.call(Command.FINISH, {**what, "node": n}, timeout=timeout))[1]
 
-    def cancel(self, *, kill: bool, keep: bool = False) -> None:
-        """End the run: gracefully, or at once; `keep` what may be of use to the next one."""
-        if not keep:
-            self.let_go.set()
+    def cancel(self, *, kill: bool) -> None:
+        """End the run: gracefully, or at once."""
         self.cancelled.set()
         self.links.hurry()
         if kill:

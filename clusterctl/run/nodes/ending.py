@@ -63,17 +63,6 @@ def end_on_node(session: Session, run: str, node: str, grace: float) -> list[Rem
     return [{**one, "node": node} for one in status["remaining"]] or _unended(node, status)
 
 
-def end_kept(session: Session, run: str, node: str) -> None:
-    """End what a run that has ended left on a node for the next one.
-
-    Raises:
-        ClusterctlError: The node did not answer.
-    """
-    with contextlib.suppress(NotFoundError):
-        session.epoch = session.call(Command.STATUS, {"run": run, "node": node})["epoch"] or 1
-        session.call(Command.FINISH, _cancelled(run, node))
-
-
 def _cancelled(run: str, node: str) -> arguments.Finish:
     return {"run": run, "node": node, "state": "cancelled", "exit_code": int(ExitCode.CANCELLED)}
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.run.rules.state import NodeState, RunState, WorkerPhase, WorkerState
-from clusterctl.wording import plural, size, span
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from clusterctl.agent.protocol.types.answers import Kept
     from clusterctl.agent.protocol.types.records import Remaining
 
 NODE_LOST = "node lost"
@@ -49,13 +47,3 @@ def entry(node: str, worker: WorkerState | None, why: str) -> Remaining:
     """Return one item of `RunState.remaining`; `None` where no process is known."""
     pid, start_time = (None, None) if worker is None else (worker.pid, worker.start_time)
     return {"node": node, "pid": pid, "start_time": start_time, "command": None, "why": why}
-
-
-def kept_words(told: Iterable[Kept | None]) -> str:
-    """Say what nodes keep for the next run of the same job, of those that keep something; nothing where none does."""
-    kept = [one for one in told if one is not None]
-    if not kept:
-        return ""
-    memory = size(max(one["bytes"] for one in kept))
-    where = f"on {plural(len(kept), 'node')} for {span(kept[0]['seconds'])}, {memory} each"
-    return f"what was imported is kept {where}: `up` of the same job starts from it, `down` of this run ends it"

@@ -8,7 +8,6 @@ import time
 
 from . import cannot, imports, origins
 from .cannot import CannotForkError
-from .reads import Reads
 from .target import Target
 
 # Not from `typing`: in a Python that is to be like a worker's, less is better.
@@ -42,7 +41,6 @@ class Beginning:
         self._files: dict[str, tuple[int, int]] = {}
         self._origins: dict[str, origins.Origin] = {}
         self._folders: dict[str, int] = {}
-        self._reads = Reads() if spec["kept"] else None
 
     def look(self) -> list[imports.Wanted]:
         """Return what is to be imported, as things lie now.
@@ -66,8 +64,6 @@ class Beginning:
         Raises:
             CannotForkError: One cannot be imported.
         """
-        if self._reads is not None:
-            self._reads.watch()
         return imports.bring(self.wanted)
 
     def remember(self, missed: Iterable[str]) -> None:
@@ -78,8 +74,6 @@ class Beginning:
         self._origins = origins.now(missed, since=self._began)
         self._folders = origins.folders()
         now = time.time_ns()
-        if self._reads is not None:
-            self._reads.end(self._began, now)
         for file, (time_ns, size) in cannot.imported_files().items():
             self._files[file] = (-1 if self._began <= time_ns <= now else time_ns, size)
 
@@ -95,8 +89,7 @@ class Beginning:
             return self._target.script or self._folder
         now = cannot.imported_files()
         changed = next((file for file, known in self._files.items() if now.get(file) != known), None)
-        changed = changed or origins.changed(self._origins) or self._folder_changed()
-        return changed if changed or self._reads is None else self._reads.changed()
+        return changed or origins.changed(self._origins) or self._folder_changed()
 
     def _folder_changed(self) -> str | None:
         """Return a folder in which something was installed or removed: its metadata, too, may have been asked for."""

@@ -1,4 +1,4 @@
-"""By what a zygote is known as one of a run: it takes that off where it is kept for the next one, and on again."""
+"""By what a zygote is known as one of a run."""
 
 from __future__ import annotations
 
@@ -21,13 +21,6 @@ _LEAST_TAG = 1 << 60
 def title(of: str) -> list[bytes]:
     """Return the command line that everybody sees."""
     return [b"clusterctl-agent zygote " + os.fsencode(of)]
-
-
-def take_off() -> None:
-    """Be nobody's: no tag, no environment to be seen, no folder in use."""
-    os.chdir("/")
-    untag()
-    image.show(title("kept"), {})
 
 
 def untag() -> None:

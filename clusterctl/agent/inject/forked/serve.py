@@ -1,7 +1,7 @@
 """The zygote's own work: import what is asked for, say so, and fork a rank at each request until the supervisor ends.
 
-A request is one byte with descriptors: `f` asks for a fork (see `forks`), `k` to be kept for another run, and `?`
-whether it can still serve, as a process of the run that is described.
+A request is one byte with descriptors: `f` asks for a fork (see `forks`), and `?` whether it can still
+serve, as a process of the run that is described.
 """
 
 from __future__ import annotations
@@ -51,9 +51,6 @@ def _serve(sock: socket.socket) -> Callable[[], None]:
         if word == b"?":
             marks.put_on(forks.content(descriptors[0]))
             _say(sock, {"changed": beginning.changed()})
-        elif word == b"k":
-            marks.take_off()
-            _say(sock, {"kept": True})
         elif forks.fork(descriptors):
             sock.detach()
             return forks.become(descriptors)

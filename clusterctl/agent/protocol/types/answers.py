@@ -150,19 +150,6 @@ class Ready(TypedDict, total=False):
     python: str | None
 
 
-class Kept(TypedDict):
-    """What a run has left for the next one: memory in bytes, and for how many seconds."""
-
-    bytes: int
-    seconds: float
-
-
-class Closed(TypedDict, total=False):
-    """A run has ended on a node, which may keep something of it."""
-
-    kept: Kept
-
-
 class Piece(TypedDict, total=False):
     """A piece of a file (`data` in base64), and how much of it there is."""
 

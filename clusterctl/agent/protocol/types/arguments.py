@@ -152,11 +152,10 @@ class Evidence(OfRun):
 
 
 class Finish(OfRun):
-    """The run has ended; `keep` what may be of use to the next one of the same job, where it asked for that."""
+    """The run has ended."""
 
     state: str
     exit_code: int
-    keep: NotRequired[bool]
 
 
 class Program(TypedDict):

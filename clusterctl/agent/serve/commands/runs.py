@@ -18,7 +18,6 @@ from clusterctl.agent.record import authority, output_reader, rundir, secrets
 from clusterctl.agent.record.tally import Tallies
 from clusterctl.agent.serve import unneeded
 from clusterctl.agent.serve.summary import remaining, summary, supervised, survivors_of, workers_of
-from clusterctl.agent.supervisor.forking import kept
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -169,7 +168,6 @@ def _clean(run: RunDir, state: NodeState) -> int:
         raise refusals.refused(
             f"processes of run {run.run} still live on this node: {names}", "`clusterctl down` ends them"
         )
-    kept.end(run)
     # What a run that was never told its end has left on the tmpfs; its directory says where that is.
     secrets.leave_memory(run, state.attempt + 1)
     code = unneeded.code_of(run)
@@ -185,7 +183,6 @@ def _clean(run: RunDir, state: NodeState) -> int:
         os.rmdir(os.path.dirname(os.path.dirname(run.path)))
         # It was the last one.
         inject.remove(run.root)
-        shutil.rmtree(os.path.dirname(run.warm[0]), ignore_errors=True)
     return size
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from typing import TYPE_CHECKING, Any, Callable
 
 from clusterctl.agent import inject
@@ -44,17 +43,11 @@ class Forking:
         run: RunDir,
         marks: Marks,
         record: Callable[[events.Event], object],
-        warm: Zygote | None = None,
     ) -> None:
-        """Begin with the one that another run has left, or none."""
+        """Begin with none."""
         self._loop, self._run, self._marks, self._record = loop, run, marks, record
         self.early = False
-        self._zygote = warm
-        self._warm = warm is not None
-        self._parting: Zygote | None = None
-        if warm is not None:
-            warm.move(loop, self._settled)
-            loop.after(_EARLY_SECONDS, self._forget)
+        self._zygote: Zygote | None = None
         self._attempt: Attempt | None = None
         self._asked: requests.Forked | None = None
         self._waiting: list[tuple[Action, Action, Later]] = []
@@ -64,19 +57,14 @@ class Forking:
 
     def begin_early(self, prepare: requests.Prepare) -> None:
         """Begin with the imports of an attempt that is still to be prepared; what does not come of it is no news."""
-        if prepare.forked is None or (self._zygote is not None and not self._warm):
+        if prepare.forked is None or self._zygote is not None:
             return
         self.early = True
         with contextlib.suppress(refusals.RequestError):
             python = workers.look_for_python(prepare)
             if python is not None:
                 asked = encoding.from_wire(requests.Forked, prepare.forked)
-                program = self._program(prepare, python, asked)
-                if self._zygote is not None and self._zygote.serves(asked, program):
-                    # What it has imported is looked at once the code is there.
-                    return
-                self.close()
-                self._start(asked, program)
+                self._start(asked, self._program(prepare, python, asked))
                 self._loop.after(_EARLY_SECONDS, self._forget)
 
     def _forget(self) -> None:
@@ -107,34 +95,6 @@ class Forking:
         start = requests.Start(self._run.run, self._run.node, 0, [], inject=asked.inject)
         return workers.program(self._run, self._marks, prepare, start, one, python)
 
-    def part(self, finish: Callable[[Zygote | None], Answer], *, keep: bool) -> Answer | Later:
-        """Have the run's end answered by `finish`, which gets the zygote where that is kept, and rests.
-
-        Args:
-            finish: Ends the run.
-            keep: The run may leave it for the next one.
-        """
-        if not keep and self._parting is not None:
-            # Who comes second wants it ended, which may be about to be kept.
-            self._parting.close("")
-        zygote = self._zygote
-        if not keep or zygote is None or zygote.stage is not Stage.READY or not zygote.asked.keep_warm:
-            return finish(None)
-        if zygote.told["read"]:
-            names = ", ".join(zygote.told["read"])
-            self._tell(events.KEPT, f"what was imported is not kept: it has read {names}, which differs in each run")
-            return finish(None)
-        self._zygote, self._parting, later, asked = None, zygote, Later(), [finish]
-
-        def settled() -> None:
-            rests = zygote if zygote.stage is Stage.READY else None
-            # Once, although it may be over later; not before who asked has heard that the answer comes later.
-            if asked:
-                self._loop.after(0.0, functools.partial(later.give, functools.partial(asked.pop(), rests)))
-
-        zygote.rest(settled)
-        return later
-
     def _start(self, asked: requests.Forked, program: spawn.Program) -> None:
         try:
             if not workers.install_shim(self._run):
@@ -145,7 +105,7 @@ class Forking:
             return
         if self._attempt is not None:
             self._attempt.ledger.ours.add(zygote.identity)
-        self._zygote, self._warm = zygote, False
+        self._zygote = zygote
 
     def _settled(self) -> None:
         """It is ready, or over."""
@@ -186,7 +146,7 @@ class Forking:
             start()
         finally:
             started()
-            if self._zygote is not None and self._zygote.stage is Stage.READY and not self._zygote.wanted_again:
+            if self._zygote is not None and self._zygote.stage is Stage.READY and not self._zygote.asked.keep:
                 self.close()
         return {}
 
@@ -194,7 +154,7 @@ class Forking:
         zygote, anew = self._zygote, len(self._said)
         yield from starts.begin_all(zygote, wanted, self._say)
         if zygote is not None and len(self._said) == anew and wanted and self._attempt is not None:
-            self._tell(events.FORKED, _gain(zygote.told, len(wanted), warm=self._warm))
+            self._tell(events.FORKED, _gain(zygote.told, len(wanted)))
 
     def _tell(self, code: str, text: str) -> None:
         if self._attempt is not None:
@@ -210,10 +170,9 @@ class Forking:
         self._record(events.Alarm(self._attempt.number, events.NOT_FORKED, text, severity))
 
 
-def _gain(told: dict[str, Any], ranks: int, *, warm: bool) -> str:
+def _gain(told: dict[str, Any], ranks: int) -> str:
     """Say what it is worth."""
     names = told["modules"]
     what = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
     memory = f"{told['kilobytes'] / 1024:.0f} MiB once instead of {ranks} times"
-    kept = "was kept warm, and " if warm else ""
-    return f"{ranks} forked from one process that {kept}took {told['seconds']:.1f} s to import {what}: {memory}"
+    return f"{ranks} forked from one process that took {told['seconds']:.1f} s to import {what}: {memory}"

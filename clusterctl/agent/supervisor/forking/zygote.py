@@ -38,8 +38,6 @@ run = serve.main({control})
 """
 _PATIENCE_SECONDS = 120.0
 """How long imports may take before the ranks start without it."""
-_REST_SECONDS = 2.0
-"""How long it may take to leave a run that has ended, whose end waits for it."""
 _LAST_WORD_MS = 1000
 _MOST_LINE = 500
 
@@ -94,13 +92,13 @@ class Zygote:
         self._wait()
         late = [*rules.LATE, *rules.THREADS, *asked.secrets]
         spec = {"argv": _texts(program.argv), "preload": asked.preload, "title": title}
-        self._ask(b"s", {**spec, "late": late, "changes": rules.CHANGES, "kept": bool(asked.keep_warm)})
+        self._ask(b"s", {**spec, "late": late, "changes": rules.CHANGES})
 
     def serves(self, asked: Forked, program: spawn.Program) -> bool:
         """Whether it would be started in the same way, whatever is to become of it after this start."""
         ours = self.asked
-        same = dataclasses.replace(ours, argv=asked.argv, keep=asked.keep, keep_warm=asked.keep_warm) == (
-            dataclasses.replace(asked, demanded=ours.demanded)
+        same = dataclasses.replace(ours, argv=asked.argv, keep=asked.keep) == dataclasses.replace(
+            asked, demanded=ours.demanded
         )
         return same and self._may_run(asked.argv) and _lasting(program) == _lasting(self._program)
 
@@ -209,33 +207,6 @@ class Zygote:
         self.env = rules.environment(program.env)
         self._busy()
         self._ask(b"?", {"tag": program.tag, "cwd": _text(program.cwd), "title": title, "env": _as_text(self.env)})
-
-    def rest(self, settled: Callable[[], None]) -> None:
-        """Be no run's, until another one asks; `settled` is called when it is so, or it is over."""
-        self._settled, self.stale = settled, False
-        self._busy(_REST_SECONDS)
-        self._send(b"k", [])
-
-    def move(self, loop: Loop, settled: Callable[[], None]) -> None:
-        """Go on in another loop."""
-        self._loop.forget(self._sock.fileno())
-        self._loop, self._settled = loop, settled
-        loop.on_readable(self._sock.fileno(), self._read)
-
-    @property
-    def wanted_again(self) -> bool:
-        """Whether another attempt may want it, or another run."""
-        return self.asked.keep or bool(self.asked.keep_warm)
-
-    @property
-    def worth(self) -> dict[str, float]:
-        """What it takes to keep it, in bytes, and for how many seconds that was asked for."""
-        return {"bytes": self.told["kilobytes"] * 1024, "seconds": self.asked.keep_warm}
-
-    @property
-    def descriptors(self) -> set[int]:
-        """What it needs on this side."""
-        return {self._sock.fileno(), self._said}
 
     def _busy(self, seconds: float = _PATIENCE_SECONDS) -> None:
         self._owed += 1
