@@ -47,6 +47,7 @@ class Loop:
         self._poll = select.epoll()
         self._interest: dict[int, tuple[Action | None, Action | None]] = {}
         self._resting: dict[int, tuple[Action | None, Action | None]] = {}
+        self._registered: set[int] = set()
         self._timers: list[tuple[float, int, Timer]] = []
         self._numbers = itertools.count()
         self._running = True
@@ -83,6 +84,7 @@ class Loop:
             self._poll.modify(fd, events)
         else:
             self._poll.register(fd, events)
+            self._registered.add(fd)
 
     # --- time
 
@@ -148,8 +150,12 @@ class Loop:
                 action()
             wait = self._wait()
             # Rounded up: a timer must not be looked at again and again in its last millisecond.
-            for fd, mask in self._poll.poll(-1 if wait is None else math.ceil(wait * 1e3) / 1e3):
-                self._dispatch(fd, mask)
+            events = self._poll.poll(-1 if wait is None else math.ceil(wait * 1e3) / 1e3)
+            self._registered.clear()
+            for fd, mask in events:
+                # If an action of this round has registered the number, the event is of its owner before.
+                if fd not in self._registered:
+                    self._dispatch(fd, mask)
             self._due()
 
     def _dispatch(self, fd: int, mask: int) -> None:
