@@ -170,6 +170,7 @@ ELSEWHERE: Final = {
 
 MENTIONED: Final = {
     "bash -c": "what runs a command that is text",
+    "bash -eo pipefail": "what runs a command that is text, and a prologue",
     "python -m": "how `module` is meant",
     "python -I": "a process that is not watched from inside",
     "python -I -S -X utf8 … serve": "how the agent is started",

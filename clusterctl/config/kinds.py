@@ -155,6 +155,8 @@ def _port(value: object) -> int:
 
 
 def _command(value: object) -> str | tuple[str, ...]:
+    if isinstance(value, str) and "\r" in value:
+        raise WrongValueError("has the line ends of Windows, at which bash fails", "take the `\\r` out of the text")
     if isinstance(value, str) and value.strip():
         return value
     if isinstance(value, list) and None in value:

@@ -193,17 +193,24 @@ class CheckpointSpec:
 class JobSpec:
     """What each worker runs: exactly one of `script`, `module`, `command`."""
 
-    script: Annotated[str | None, Key("Python file, relative to the synced folder.", "train.py")] = None
+    script: Annotated[
+        str | None,
+        Key("Python file, relative to the synced folder; elsewhere on the nodes by its whole path.", "train.py"),
+    ] = None
     module: Annotated[str | None, Key("Python module, as for `python -m`.", "llm.train")] = None
     command: Annotated[
         Command,
-        Key("A shell command (text), or program and arguments (list).", "./run.sh", ["./train", "--fast"]),
+        Key(
+            "A text for bash, which ends where a command of it fails; or program and arguments (list).",
+            "./run.sh",
+            ["./train", "--fast"],
+        ),
     ] = None
     args: Annotated[Args, Key("Arguments; those after `--` of `up` are appended.", ["--epochs", 3])] = ()
     prologue: Annotated[
         str | None,
         Key(
-            "Shell text that bash runs before each worker; one that fails ends the worker, unless it says `set +e`.",
+            "Text for bash that runs before each worker, and ends it where a command of the text fails.",
             "module load cuda",
         ),
     ] = None

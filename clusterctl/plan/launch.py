@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from clusterctl.plan.meeting import Meeting, NodeAnswer
 
 
+STRICT_BASH = ("bash", "-eo", "pipefail", "-c")
+"""What runs a text of the user's: the first command that fails ends it, in a pipe too, as a prologue does on nodes."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerPlan:
     """One worker; `env` is what the launcher adds, merged over the node's own environment.
@@ -135,14 +139,14 @@ def _node_plan(common: Common, entry: Layout, answer: NodeAnswer | None) -> Node
 
 
 def job_argv(job: JobSpec) -> tuple[str, ...]:
-    """Return the argument list of one worker. A command given as a string goes to one `bash -c`."""
+    """Return the argument list of one worker. A command given as a string goes to one strict bash, as a prologue."""
     match job:
         case JobSpec(script=str() as script):
             return (PYTHON, script, *job.args)
         case JobSpec(module=str() as module):
             return (PYTHON, "-m", module, *job.args)
         case JobSpec(command=str() as text):
-            return ("bash", "-c", text, "bash", *job.args)
+            return (*STRICT_BASH, text, "bash", *job.args)
         case JobSpec(command=tuple() as argv):
             return (*argv, *job.args)
         case _:

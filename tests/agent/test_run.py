@@ -261,6 +261,11 @@ def test_an_interpreter_that_is_not_there_is_refused_at_prepare(node: Node) -> N
         node.prepare(node.talk(), python="/no/python3")
 
 
+def test_a_script_that_is_not_there_is_refused_at_prepare(node: Node) -> None:
+    with pytest.raises(Refused, match="there is no file `/no/train.py` on this node"):
+        node.prepare(node.talk(), script="/no/train.py")
+
+
 def test_what_nobody_asked_for_is_not_done_without_an_epoch(node: Node) -> None:
     talk = node.launch(SLEEP)
     reader = node.talk(epoch=None)

@@ -59,7 +59,9 @@ class Program:
     tag: int | None = None
 
 
-_WATCHED = b"trap 'status=$?; echo \"the prologue failed with status $status\" >&2; exit $status' EXIT; set -e; "
+_WATCHED = (
+    b"trap 'status=$?; echo \"the prologue failed with status $status\" >&2; exit $status' EXIT; set -eo pipefail; "
+)
 """Stands before a prologue, in its first line: no program may run in half of the environment that was asked for."""
 
 

@@ -24,6 +24,7 @@ class Prepare:
         code_hash: Of the manifest that was synced; refused where the workdir is not like it. `None` without a sync.
         python: What the user named, or `None`; the answer names the interpreter to use.
         python_hint: A path to try first where the user named none (the head's own interpreter).
+        script: A file that has to be there, relative to the workdir; `None` where nothing is known of one.
         sample_seconds: Interval of activity samples.
         health_seconds: Interval of GPU and host samples; 0 turns them off.
         forked: Wire form of `Forked`; `None` where every worker starts anew.
@@ -43,6 +44,7 @@ class Prepare:
     stop_after: float | None = None
     python: str | None = None
     python_hint: str | None = None
+    script: str | None = None
     sample_seconds: float = 2.0
     health_seconds: float = 15.0
     watch: list[str] = field(default_factory=list)

@@ -102,13 +102,22 @@ def look_at_files(run: RunDir, prepare: requests.Prepare) -> str:
     """Make the folder of the code; return the interpreter. What users keep may lie on a mount that hangs.
 
     Raises:
-        RequestError: There is no such interpreter, or the folder does not hold the code that was synced.
+        RequestError: There is no such interpreter or script, or the folder does not hold the code that was synced.
     """
     find = functools.partial(make_ready, prepare.workdir, prepare.python, prepare.python_hint)
     python = _aside(find, _FILES_SECONDS)["python"]
     if prepare.code_hash is not None:
         _aside(functools.partial(_check_code, run, prepare), _CODE_SECONDS)
+    if prepare.script is not None:
+        _aside(functools.partial(_check_script, os.path.join(prepare.workdir, prepare.script)), _FILES_SECONDS)
     return str(python)
+
+
+def _check_script(path: str, out: Out) -> dict[str, Any]:
+    out.message({"at": path})
+    if not os.path.exists(path):
+        raise refusals.refused(f"there is no file `{path}` on this node", "set `job.script` to one that is there")
+    return {}
 
 
 def _check_code(run: RunDir, prepare: requests.Prepare, out: Out) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.config.sections import cross, environment, listed, machines
+from clusterctl.config.sections import cross, environment, listed, machines, target
 from clusterctl.config.sections.check import meant_key, unknown_key_hint, validate
 from clusterctl.config.sections.declared import CLUSTER_FILE, CONTROLLER_LOSS, RESULTS, SECTIONS, SYNC
 from clusterctl.config.spec import (
@@ -65,7 +65,7 @@ def build(root: Node, context: Context) -> Built | None:
     if "health" in sections:
         cross.check_health(root, HealthSpec(**sections["health"]), hosts, context)
     if job is not None:
-        cross.check_script(root, job, sync, hosts, context)
+        job = target.check_target(root, job, sync, hosts, environ.env, context)
     stop_after = _stop_after(root, report)
     results = _results(root, context)
     name = _name(root, context)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +9,7 @@ from clusterctl.config import words
 from clusterctl.config.kinds import Launcher, StallAction
 from clusterctl.config.sections.environment import check_names
 from clusterctl.config.sections.machines import suggestion
-from clusterctl.config.spec import Framework, Role, TransportKind
+from clusterctl.config.spec import Framework, TransportKind
 from clusterctl.config.text.tree import label
 
 if TYPE_CHECKING:
@@ -19,12 +17,10 @@ if TYPE_CHECKING:
 
     from clusterctl.config.sections.context import Context
     from clusterctl.config.sections.machines import Machine
-    from clusterctl.config.spec import HealthSpec, HostSpec, JobSpec, SyncSpec
+    from clusterctl.config.spec import HealthSpec, HostSpec
     from clusterctl.config.text.tree import Mark, Node, Report
 
     Values = Mapping[str, Any]
-
-_MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
 def check(root: Node, machines: Sequence[Machine], sections: Mapping[str, Values], context: Context) -> None:
@@ -136,42 +132,3 @@ def check_keys(root: Node, machines: Sequence[Machine], context: Context) -> Non
 def _is_plain(path: str) -> bool:
     """Whether a path says by itself which file it is: tokens and variables are ssh's to fill in."""
     return path.lower() != "none" and path.startswith(("/", "~/")) and "%" not in path and "${" not in path
-
-
-def check_script(
-    root: Node, job: JobSpec, sync: SyncSpec | None, machines: Sequence[Machine], context: Context
-) -> None:
-    """See that what the job runs is there; with `sync: none` only the nodes can tell."""
-    module = job.module
-    if module is not None and (module.endswith(".py") or not _MODULE.fullmatch(module)):
-        hint = f"did you mean `script: {module}`?" if module.endswith(".py") else "write it as after `python -m`"
-        context.report.add(_at(root, "job", "module"), f"job.module: `{module}` is not a module name", hint)
-    sync_node = root.child("sync")
-    if job.script is None or sync is None or (sync_node is not None and sync_node.value == "none"):
-        return
-    mark = _at(root, "job", "script")
-    if not job.script.strip():
-        context.report.add(mark, "job.script: no file is named")
-        return
-    if job.script.startswith(("/", "~")):
-        return
-    path = os.path.normpath(os.path.join(sync.source, job.script))
-    remote = any(m.spec.transport is not TransportKind.LOCAL and m.spec.role is Role.WORKER for m in machines)
-    if not context.files.is_file(path):
-        _missing_script(job.script, path, mark, context)
-    elif remote and os.path.relpath(path, sync.source).startswith(".."):
-        hint = "set `sync.source` to a folder that holds it"
-        context.report.add(mark, f"job.script: `{job.script}` is outside of what is synced, `{sync.source}`", hint)
-
-
-def _missing_script(script: str, path: str, mark: Mark, context: Context) -> None:
-    folder, name = os.path.split(path)
-    if context.files.is_dir(path):
-        context.report.add(mark, f"job.script: `{path}` is a folder", "name the Python file in it")
-        return
-    hint = suggestion(name, [n for n in context.files.names(folder) if context.files.is_file(os.path.join(folder, n))])
-    context.report.add(mark, f"job.script: there is no file `{path}`", hint or _words_hint(script))
-
-
-def _words_hint(script: str) -> str | None:
-    return "put arguments into `job.args`" if " " in script else None

@@ -9,6 +9,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 from clusterctl.errors import RefusedError
+from clusterctl.plan.launch import STRICT_BASH
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -147,12 +148,12 @@ def _command(job: JobSpec) -> str:
         text = shlex.join([*job.command, *job.args])
     else:
         text = f'{job.command} "$@"' if job.args else f"{job.command}"
-    prologue = f"set -e\n{job.prologue}\n" if job.prologue else ""
+    prologue = f"{job.prologue}\n" if job.prologue else ""
     plain = job.command is None or isinstance(job.command, tuple)
     if plain and not prologue:
         return text.strip()
     rest = "" if plain else f" bash {args}"
-    return f"bash -c {shlex.quote(prologue + text.strip())}{rest}".rstrip()
+    return f"{shlex.join(STRICT_BASH)} {shlex.quote(prologue + text.strip())}{rest}".rstrip()
 
 
 def _env(spec: ClusterSpec, name: str) -> Iterator[str]:

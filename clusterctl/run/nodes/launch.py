@@ -334,6 +334,8 @@ def prepare_request(
         stop_after=spec.stop_after,
         python=host.python,
         python_hint=sys.executable,
+        # A prologue may be what brings it.
+        script=job.script if job.prologue is None else None,
         health_seconds=spec.health.interval,
         watch=list(spec.stall.watch),
         code_hash=code_hash if host.transport is not TransportKind.LOCAL else None,

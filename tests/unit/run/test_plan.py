@@ -281,7 +281,7 @@ def test_a_node_without_a_route_to_rank_0_is_refused_by_name() -> None:
         pytest.param(JobSpec(command=("./run", "$(id)"), args=("-x",)), ("./run", "$(id)", "-x"), id="command list"),
         pytest.param(
             JobSpec(command="echo $RANK", args=("a b",)),
-            ("bash", "-c", "echo $RANK", "bash", "a b"),
+            ("bash", "-eo", "pipefail", "-c", "echo $RANK", "bash", "a b"),
             id="command string",
         ),
     ],

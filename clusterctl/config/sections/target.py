@@ -1,0 +1,180 @@
+"""What a job runs: whether it is there, and whether the key that names it can run it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from clusterctl.config.launchers import Shortfall, shell_words, single_node_launcher
+from clusterctl.config.python_text import NoPython, why_no_python
+from clusterctl.config.sections.machines import suggestion
+from clusterctl.config.spec import Role, TransportKind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from clusterctl.config.sections.context import Context
+    from clusterctl.config.sections.machines import Machine
+    from clusterctl.config.spec import JobSpec, SyncSpec
+    from clusterctl.config.text.tree import Mark, Node
+
+_MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+_MOST_READ = 1 << 20
+_SHELLS = re.compile(rb"#!.*\b(?:ba|da|z|k|)sh\b")
+
+
+def check_target(
+    root: Node,
+    job: JobSpec,
+    sync: SyncSpec | None,
+    machines: Sequence[Machine],
+    env: Mapping[str, str],
+    context: Context,
+) -> JobSpec:
+    """Check what the job runs, as far as this machine has it; return the job with its script's path on the nodes."""
+    section = root.child("job")
+    marks = {
+        key: node.mark if node else root.mark for key in _KEYS for node in [section.child(key) if section else None]
+    }
+    if job.module is not None:
+        _check_module(job.module, marks["module"], context)
+    sync_node = root.child("sync")
+    synced = None if sync_node is not None and sync_node.value == "none" else sync
+    if job.script is not None and synced is not None:
+        return replace(job, script=_checked_script(job.script, synced.source, machines, marks["script"], context))
+    if job.command is not None:
+        files = {} if synced is None else dict(_named_files(job.command, synced.source, context))
+        _check_command(job.command, files, machines, env, marks["command"], context)
+    return job
+
+
+_KEYS = ("script", "module", "command")
+
+
+def _check_module(module: str, mark: Mark, context: Context) -> None:
+    if module.endswith(".py") or not _MODULE.fullmatch(module):
+        hint = f"did you mean `script: {module}`?" if module.endswith(".py") else "write it as after `python -m`"
+        context.report.add(mark, f"job.module: `{module}` is not a module name", hint)
+
+
+# --- a script
+
+
+def _checked_script(script: str, source: str, machines: Sequence[Machine], mark: Mark, context: Context) -> str:
+    """Return the script's path as the nodes know it: one below the synced folder is relative to that."""
+    if not script.strip():
+        context.report.add(mark, "job.script: no file is named")
+        return script
+    path = context.resolve(script) if script.startswith("~") else os.path.normpath(os.path.join(source, script))
+    inside = _inside(path, source, context)
+    if inside is None:
+        _check_outside(script, path, source, machines, mark, context)
+    elif context.files.is_file(path):
+        _check_python(inside, path, mark, context)
+    else:
+        _missing_script(script, path, mark, context)
+    return script if inside is None else inside
+
+
+def _inside(path: str, source: str, context: Context) -> str | None:
+    """Return a path relative to the synced folder, or `None` where it does not lie in it, by whichever of its names."""
+    folder, name = os.path.split(path)
+    for below, top in ((folder, source), (context.files.real(folder), context.files.real(source))):
+        found = os.path.relpath(os.path.join(below, name), top)
+        if found.partition("/")[0] != "..":
+            return found
+    return None
+
+
+def _check_outside(
+    script: str, path: str, source: str, machines: Sequence[Machine], mark: Mark, context: Context
+) -> None:
+    if script.startswith("~"):
+        hint = "write the whole path that it has on the nodes"
+        context.report.add(mark, f"job.script: `~` of `{script}` is nobody's home on a node", hint)
+    if script.startswith(("/", "~")):
+        return
+    remote = any(m.spec.transport is not TransportKind.LOCAL and m.spec.role is Role.WORKER for m in machines)
+    if not context.files.is_file(path):
+        _missing_script(script, path, mark, context)
+    elif remote:
+        hint = "set `sync.source` to a folder that holds it"
+        context.report.add(mark, f"job.script: `{script}` is outside of what is synced, `{source}`", hint)
+
+
+def _missing_script(script: str, path: str, mark: Mark, context: Context) -> None:
+    folder, name = os.path.split(path)
+    if context.files.is_dir(path):
+        context.report.add(mark, f"job.script: `{path}` is a folder", "name the Python file in it")
+        return
+    hint = suggestion(name, [n for n in context.files.names(folder) if context.files.is_file(os.path.join(folder, n))])
+    words_hint = "put arguments into `job.args`" if " " in script else None
+    context.report.add(mark, f"job.script: there is no file `{path}`", hint or words_hint)
+
+
+def _check_python(script: str, path: str, mark: Mark, context: Context) -> None:
+    data = _read(path, context)
+    found = None if data is None else why_no_python(script, data)
+    if isinstance(found, NoPython):
+        context.report.add(mark, f"job.script: `{script}` {found.what}", found.hint)
+    elif found is not None:
+        hint = "a newer Python on the nodes may read it"
+        context.report.warn(mark, f"job.script: the Python here cannot read `{script}`: {found}", hint)
+
+
+def _read(path: str, context: Context) -> bytes | None:
+    """Return the content of a file, or `None` where it cannot be read or is too long to be anything by hand."""
+    try:
+        data = context.files.read(path)
+    except OSError:
+        return None
+    return data if len(data) <= _MOST_READ else None
+
+
+# --- a command
+
+
+def _named_files(command: str | tuple[str, ...], source: str, context: Context) -> Iterator[tuple[str, bytes]]:
+    """Give the files of the synced folder that begin like a script of a shell or that a command gives to one."""
+    words = [word for line in shell_words(command) for word in line]
+    for before, word in zip(["", *words], words, strict=False):
+        path = os.path.normpath(os.path.join(source, word))
+        if not context.files.is_file(path) or (data := _read(path, context)) is None:
+            continue
+        by_shell = os.path.basename(before) in ("bash", "sh", "source", ".", "-x", "-e", "-l") or word.endswith(".sh")
+        if data.startswith(b"#!") or by_shell:
+            yield word, data
+
+
+def _check_command(
+    command: str | tuple[str, ...],
+    files: Mapping[str, bytes],
+    machines: Sequence[Machine],
+    env: Mapping[str, str],
+    mark: Mark,
+    context: Context,
+) -> None:
+    for name, data in files.items():
+        first = data.partition(b"\n")[0]
+        is_shell = not data.startswith(b"#!") or _SHELLS.match(data)
+        if first.endswith(b"\r") or (is_shell and b"\r\n" in data):
+            hint = f"`sed -i 's/\\r$//' {shlex.quote(name)}` takes them out"
+            context.report.add(mark, f"job.command: `{name}` has the line ends of Windows, at which it fails", hint)
+    workers = [m.spec for m in machines if m.spec.role is Role.WORKER]
+    several = len(workers) > 1 or any((host.workers or 1) > 1 for host in workers)
+    if not several or "PET_NNODES" in env:
+        return
+    texts = [command, *(data.decode("utf-8", "replace") for data in files.values() if _SHELLS.match(data))]
+    found = next((found for text in texts if (found := single_node_launcher(text)) is not None), None)
+    if found is not None:
+        _warn_of_worlds(found, len(workers), mark, context)
+
+
+def _warn_of_worlds(found: Shortfall, hosts: int, mark: Mark, context: Context) -> None:
+    where = f"on each of the {hosts} hosts" if hosts > 1 else "in each rank"
+    text = f"job.command: `{found.launcher}` {found.why} makes a world of its own {where}"
+    hint = "`script:` with the Python file alone makes one world of all; so does `launcher: torchrun` beside it"
+    context.report.warn(mark, text, hint)
