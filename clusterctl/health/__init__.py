@@ -1,6 +1,6 @@
-"""Pure judges over facts: what a node's own words mean, what the nodes say about each other, and what it adds up to.
+"""Health checks: pure functions from facts of nodes to findings.
 
-    facts (agent.facts.collect, one a node)  +  Context (what the cluster file promises and tolerates)
+    facts (agent.facts.collect, one per node)  +  Context (the `health` section of the cluster file)
         -> judge.judge_node, judge.judge_cluster  ->  Finding...  ->  judge.verdict
 
 Nothing here does I/O or reads a clock.

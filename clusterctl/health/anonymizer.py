@@ -1,7 +1,7 @@
-"""Facts without what tells whose machines they are of: names, addresses, serial numbers, folders. Pure.
+"""Replaces names, addresses, serial numbers and folders in facts, so that they do not identify the machines. Pure.
 
-Each is replaced by one of its kind, the same wherever it stands, so that judges find equal what was equal. What a
-verdict rests on stays: models, versions, numbers, places on the PCI bus, names of programs and packages.
+Each name is replaced by a stand-in, the same one everywhere, so that equal values stay equal. Everything that a verdict
+depends on stays: models, versions, numbers, PCI addresses, names of programs and packages.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ _TELLING = {
     "strange_runs": "run",
     "rebooted_under": "run",
 }
-"""Keys whose text is a name, to the word that takes its place, with a number."""
+"""Keys whose value is a name, mapped to the word that replaces it (a number is added)."""
 _BY_NODE = ("peers", "routes")
-"""Keys of objects whose own keys are names of nodes."""
+"""Keys of objects whose own keys are node names."""
 _WORDS = (
     *("status", "state", "vendor", "kind", "what", "role", "fs", "phys", "link_layer", "operstate", "access", "grade"),
     *("class", "clocksource", "source", "time_daemon", "arch", "modules"),
 )
-"""Keys whose text is one of a few words, which a node may be called too."""
+"""Keys whose value is one of a few words, which may also be the name of a node."""
 _VERSIONS = ("versions", "nvml", "driver", "module", "proc_version", "firmware", "vbios", "kernel", "version")
-"""Keys below which four numbers with dots are no address."""
+"""Keys below which four numbers with dots are a version, not an address."""
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS|CREDENTIAL|AUTH", re.IGNORECASE)
 _HIDDEN = "***"
 _PLAIN = ("root", "localhost")
-"""What every machine has: it tells nothing, and stays."""
+"""Values that every machine has. They identify nobody and stay."""
 _LEAST = 3
-"""Letters below which a name is not looked for in texts."""
+"""Names with fewer letters are not searched for in texts."""
 
 _SYSTEM = ("dev", "proc", "sys", "usr", "lib", "lib64", "bin", "sbin", "boot")
-"""Folders that are alike on every machine."""
+"""Folders that are the same on every machine."""
 _USUAL = re.compile(
     r"home|root|tmp|var|run|etc|opt|srv|mnt|media|data|scratch|work|shm|nfs|lustre|bin|\.?venv|python[\d.]*"
 )
@@ -55,16 +55,16 @@ _PATTERNS = {
     "v4": r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?![\w.])",
     "v6": r"(?<![\w:.])[0-9a-fA-F]{0,4}(?::[0-9a-fA-F]{0,4}){2,19}(?![\w:])",
 }
-"""What is telling by its form, wherever it stands."""
+"""Identifying values that are recognised by their form."""
 
 
 class Anonymizer:
-    """Replaces what is telling in anything made of JSON.
+    """Replaces identifying names in any JSON value.
 
     Args:
-        nodes: Names of nodes, in their order.
-        more: Further names that may stand in texts, such as those under which nodes are reached.
-        facts: All that will be disguised: where the other names are found.
+        nodes: Names of the nodes, in order.
+        more: Further names that may appear in texts, such as the addresses of the nodes.
+        facts: Everything that will be anonymised; the other names are collected from it.
     """
 
     def __init__(self, nodes: Iterable[str], more: Iterable[str], facts: Any) -> None:
@@ -88,12 +88,12 @@ class Anonymizer:
         }
 
     def anonymize(self, value: Any, key: str = "", *, addresses: bool = True) -> Any:
-        """Return a value as it may be shown to anybody.
+        """Return `value` without identifying names.
 
         Args:
-            value: Anything made of JSON.
-            key: Under what it stands.
-            addresses: Four numbers with dots are an address.
+            value: Any JSON value.
+            key: The key of the value in its object.
+            addresses: Whether four numbers with dots are an address.
         """
         addresses = addresses and key not in _VERSIONS
         if isinstance(value, dict):
@@ -111,11 +111,11 @@ class Anonymizer:
         return self._names.get(value, value) if key in _TELLING else self.anonymize_text(value, addresses=addresses)
 
     def anonymize_text(self, text: str, *, addresses: bool = True) -> str:
-        """Return a text as it may be shown to anybody."""
+        """Return a text without identifying names."""
         pattern = self._with_addresses if addresses else self._without
         return pattern.sub(lambda found: self._replace[found.lastgroup or "name"](found.group()), text)
 
-    # --- one kind each
+    # --- one method per kind
 
     def _add(self, name: str, kind: str) -> None:
         plain = name in _PLAIN or (name.isdigit() and kind != "serial")
@@ -125,7 +125,7 @@ class Anonymizer:
     def _name(self, text: str) -> str:
         if text in self._names:
             return self._names[text]
-        # A name with a domain behind it.
+        # A name with a domain.
         return self._names[max((name for name in self._names if text.startswith(f"{name}.")), key=len)]
 
     def _numbered(self, kind: str, text: str, form: str) -> str:
@@ -162,7 +162,8 @@ class Anonymizer:
             return self._numbered("v6", text, "fe80::{:x}" if address.is_link_local else "fd00::{:x}")
         groups = text.split(":")
         alike = {len(group) for group in groups}
-        # Addresses of cards: Ethernet's six bytes, InfiniBand's twenty, and its four numbers of a port.
+        # Hardware addresses: six bytes (Ethernet), twenty bytes (InfiniBand), and the four numbers of an InfiniBand
+        # port.
         if (alike == {2} and len(groups) in (6, 8, 20)) or (alike == {4} and len(groups) == 4):
             return self._numbered("card", text, "02:00:00:00:00:{:02x}")
         return text
@@ -184,7 +185,7 @@ def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 def _telling(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Name what is telling in facts: `(kind, name)`."""
+    """Yield the identifying names in facts as `(kind, name)`."""
     if isinstance(value, dict):
         for name, inner in value.items():
             yield from _telling(inner, name)

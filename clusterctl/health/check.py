@@ -1,4 +1,4 @@
-"""What a check is, and the view that it has of one node or of all."""
+"""A check, and its view of one node or of all nodes."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
 Facts = dict[str, Any]
-"""What `clusterctl.agent.facts.collect` returned, plus the key `controller` (see `Context`)."""
+"""The result of `clusterctl.agent.facts.collect` plus the key `controller` (see `Context`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """One group of facts as its child left it: status is ok, timeout, error, denied or absent."""
+    """One group of facts. The status is ok, timeout, error, denied or absent."""
 
     status: str
     reason: str | None
@@ -28,7 +28,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """What a node's check may look at."""
+    """The view of a check on one node."""
 
     node: str
     facts: Facts
@@ -37,17 +37,17 @@ class View:
 
     @property
     def expected(self) -> Expectation:
-        """What was declared for this node."""
+        """The declaration of this node in the cluster file."""
         return self.context.nodes.get(self.node, Expectation())
 
     @property
     def controller(self) -> dict[str, Any]:
-        """What the controller knows about this node."""
+        """Facts that only the controller knows about this node."""
         told = self.facts.get("controller")
         return told if isinstance(told, dict) else {}
 
     def group(self, name: str | None = None) -> Group:
-        """Return a group of facts; one that was not asked for is `absent`."""
+        """Return a group of facts; `absent` if it was not requested."""
         name = name or self.check.group or ""
         raw = (self.facts.get("groups") or {}).get(name)
         if not isinstance(raw, dict):
@@ -60,43 +60,45 @@ class View:
         )
 
     def limit(self, name: str) -> float:
-        """Return the number `name` of this check, as the cluster file or the registry has it."""
+        """Return the threshold `name` of this check from the cluster file, else from the registry."""
         return float(self.context.thresholds.get(f"{self.check.name}.{name}", self.check.thresholds[name]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterView:
-    """What a check over all nodes may look at: one view a node that gave facts."""
+    """The view of a check on all nodes: one `View` per node that gave facts."""
 
     views: tuple[View, ...]
     context: Context
     check: Check
 
     def limit(self, name: str) -> float:
-        """Return the number `name` of this check, as the cluster file or the registry has it."""
+        """Return the threshold `name` of this check from the cluster file, else from the registry."""
         return float(self.context.thresholds.get(f"{self.check.name}.{name}", self.check.thresholds[name]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One thing that is looked at; the registry of them is also the reference page.
+    """One check. The reference page is generated from the registry of checks.
 
     Attributes:
         name: `family.thing`.
-        family: Under which heading it stands in the documentation.
+        family: The heading in the documentation.
         source: Where the facts come from.
-        threshold: In words, what is healthy.
-        severity: The worst that it says by itself: `FAIL` or `WARN`.
-        remedy: The standing hint.
-        doc: What it is for, one or two sentences.
-        group: The group of facts it needs, UNKNOWN where that is not ok; `None` where the judge asks by itself.
-        gpu: It concerns GPUs: SKIP where none is declared or there.
-        vendors: Whose GPUs it can judge; SKIP on those of others.
-        by_vendor: Vendor to what judges a node with its GPUs, where that is not `node_judge`; `vendors` names it too.
-        root: Its source may be closed to ordinary users; what then covers it, in words. `None`: anybody may look.
-        witness: Given a node whose source is closed, says whether what anybody may see covers it: an outcome, or `None`
-            where it does not.
-        action: The standing action.
+        threshold: What is healthy, in words.
+        severity: The worst status that the check gives by default: `FAIL` or `WARN`.
+        remedy: The default hint.
+        doc: What the check is for, one or two sentences.
+        group: The group of facts that the check needs; UNKNOWN if that is not ok. `None`: the judge asks for groups
+            itself.
+        gpu: The check concerns GPUs: SKIP if none is declared or present.
+        vendors: GPU vendors that the check supports; SKIP for the others.
+        by_vendor: Vendor to the judge of a node with its GPUs, if that is not `node_judge`; `vendors` lists it, too.
+        root: If ordinary users may be unable to read the source: what covers the check instead, in words. `None`:
+            anybody can.
+        witness: For a node whose source is not readable: judges by what everybody can read; `None` if that is not
+            enough.
+        action: The default action.
         thresholds: Numbers that `health.thresholds` may override as `name.key`.
         node_judge: Judges one node, or `None`.
         cluster_judge: Judges all nodes, or `None`.
@@ -121,7 +123,7 @@ class Check:
     cluster_judge: Callable[[ClusterView], Iterable[Outcome]] | None = None
 
     def finding(self, outcome: Outcome, *, node: str | None, duration_ms: float | None = None) -> Finding:
-        """Fill in what every finding of this check shares."""
+        """Make a finding from an outcome and the defaults of this check."""
         adverse = outcome.status in (Status.WARN, Status.FAIL)
         hint = outcome.hint or (self.remedy if adverse else None)
         action = outcome.action or (self.action if adverse else Action.NONE)
@@ -142,7 +144,7 @@ class Check:
 
 
 def node_check(**fields: Any) -> Callable[[Callable[[View], Iterable[Outcome]]], Check]:
-    """Make a check of a function that judges one node; the function's docstring is the check's `doc`."""
+    """Make a check from a function that judges one node; its docstring becomes `doc`."""
 
     def make(judge: Callable[[View], Iterable[Outcome]]) -> Check:
         return Check(name=fields.pop("name"), doc=_sentence(judge), node_judge=judge, **fields)
@@ -151,7 +153,7 @@ def node_check(**fields: Any) -> Callable[[Callable[[View], Iterable[Outcome]]],
 
 
 def cluster_check(**fields: Any) -> Callable[[Callable[[ClusterView], Iterable[Outcome]]], Check]:
-    """Make a check of a function that judges all nodes together."""
+    """Make a check from a function that judges all nodes together."""
 
     def make(judge: Callable[[ClusterView], Iterable[Outcome]]) -> Check:
         return Check(name=fields.pop("name"), doc=_sentence(judge), cluster_judge=judge, **fields)

@@ -1,4 +1,4 @@
-"""What a verdict depends on beside the facts: promises and tolerances of the cluster file."""
+"""What a verdict depends on besides the facts: the `health` section of the cluster file."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ if TYPE_CHECKING:
     from clusterctl.config.spec import ClusterSpec, HealthSpec, HostSpec
 
 NOT_SYNCED = "not synced"
-"""The `code_hash` of a node whose code does not come by sync."""
+"""The `code_hash` of a node whose code is not synced."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expectation:
-    """What the cluster file says about one node.
+    """The declaration of one node in the cluster file.
 
     Attributes:
-        gpus: Declared count or indices; `None` for "what the node turns out to have".
-        workdir: Where the code will lie; `None` where only the node can tell.
-        workers: How many ranks it is to run; `None` for one a GPU.
-        env: Names that the file sets for this host alone: they are meant to differ.
+        gpus: Declared count or indices; `None` for all GPUs of the node.
+        workdir: Folder of the code; `None` if only the node knows it.
+        workers: Number of ranks; `None` for one per GPU.
+        env: Names of variables that the file sets for this host alone. Their values are meant to differ.
     """
 
     gpus: int | tuple[int, ...] | None = None
@@ -32,41 +32,42 @@ class Expectation:
 
     @property
     def count(self) -> int | None:
-        """How many GPUs are declared, or `None`."""
+        """The number of declared GPUs, or `None`."""
         return len(self.gpus) if isinstance(self.gpus, tuple) else self.gpus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """Everything that a verdict depends on beside the facts.
+    """Everything that a verdict depends on besides the facts.
 
-    Facts that only the controller knows stand in `facts["controller"]` of each node, every key optional:
+    Facts that only the controller knows are in `facts["controller"]` of each node. Every key is optional:
 
-        clock        {"offset": s, "error": s}     the node's clock minus the controller's, and the bound of the error
+        clock        {"offset": s, "error": s}     the node's clock minus the controller's, and the error bound
         rendezvous   {"address", "port", "role": "listen" | "connect", "ok": bool, "error": str | None, "ms": number,
-                     "listener": node}; of the listener "peers" and "reached_by", how many tried and came through
-        code_hash    the content hash of the synced code on that node, "" where none was synced yet, `NOT_SYNCED`
-        live_runs    ids of runs of clusterctl that are meant to be alive on that node
-        strange_runs ids of runs found there of which neither that node nor this head knows anything
-        rebooted_under  the run of this head that lost the node, where it has booted since
-        ring         ways between this node and others that count against it: [{"from", "to", "address", "port",
-                     "ok": bool, or `None` where it could not be tried, "error": str | None, "ms": number, "sent": bytes
-                     that arrived there, "received": bytes that came back, "payload": bytes each way, "still": seconds
-                     since anything moved}]
-        own_run      the id of the run on whose behalf we look: what it holds is not foreign
+                     "listener": node}; for the listener also "peers" and "reached_by": how many tried and how many
+                     connected
+        code_hash    the content hash of the synced code on that node, "" before the first sync, `NOT_SYNCED`
+        live_runs    ids of runs of clusterctl that should be alive on that node
+        strange_runs ids of runs on that node which neither the node nor this head knows
+        rebooted_under  the run of this head that lost the node, if the node has booted since
+        ring         failed links between this node and others: [{"from", "to", "address", "port",
+                     "ok": bool, or `None` if it could not be tried, "error": str | None, "ms": number, "sent": bytes
+                     that arrived, "received": bytes that came back, "payload": bytes each way, "still": seconds
+                     without progress}]
+        own_run      the id of the run that asks: its own processes are not foreign
         connect_ms   how long the connection took to open
 
-    A node that gave no facts is `{"unreachable": "why"}`, its facts empty otherwise.
+    A node without facts is `{"unreachable": "why"}`.
 
     Attributes:
-        nodes: What is declared for each node, in order of node rank.
-        spares: Those of them that only wait: compared with the others, whose majority they do not change.
+        nodes: The declaration of each node, in order of node rank.
+        spares: The spare nodes among them: they are compared with the others but have no vote.
         expect: `health.expect`: facts that the user promises (`EXPECT_KEYS`).
         ignore: `check` or `check@node`, both with shell wildcards.
         severity: Check to `fail`, `warn` or `ignore`.
         required: Checks whose UNKNOWN counts as FAIL.
         thresholds: Overrides of the numbers in the registry, such as `host.disk.warn`.
-        framework: What `job.framework` says, or `None`.
+        framework: The value of `job.framework`, or `None`.
     """
 
     nodes: Mapping[str, Expectation] = field(default_factory=dict)
@@ -80,12 +81,12 @@ class Context:
 
     @property
     def multi_node(self) -> bool:
-        """More than one node takes part."""
+        """Whether more than one node takes part."""
         return len(self.nodes) > 1
 
     @classmethod
     def from_spec(cls, spec: ClusterSpec) -> Context:
-        """Read the promises and tolerances of a cluster file. Spares are judged like everybody else."""
+        """Read the `health` section of a cluster file. Spares are judged like other nodes."""
         health: HealthSpec = spec.health
         return cls(
             nodes={host.name: _expectation(host) for host in spec.hosts},

@@ -1,4 +1,4 @@
-"""The reference page of all checks, made from the registry: `python -m clusterctl.health.docs > docs/health.md`."""
+"""Generates the reference page of all checks: `python -m clusterctl.health.docs > docs/health.md`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What it means that a GPU's library answers with an error: the same before a run and during it.
+"""The meaning of errors that a GPU library returns, before a run and during it.
 
-Facts carry words that hold for every vendor (`err`) and the vendor's own number beside them (`codes`).
+Facts carry an error word that is the same for every vendor (`err`) and the vendor's own code (`codes`).
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 
 UNSUPPORTED, DENIED, CORRUPTED, FAILED = "unsupported", "denied", "corrupted", "failed"
 READINGS = 3
-"""How many looks in a row an answer needs that may be chance, each by the same call (NVSentinel#1668)."""
+"""How many readings in a row must return a possibly transient error, each from the same call (NVSentinel#1668)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
-    """What an answer says of the GPU.
+    """The meaning of one error.
 
     Attributes:
-        words: For a person.
+        words: Text for a person.
         action: What to do about it.
-        at_once: One such answer is proof; others have to come `LOOKS` times in a row.
+        at_once: One such error is proof; others must come `READINGS` times in a row.
     """
 
     words: str
@@ -43,7 +43,7 @@ MEANINGS: dict[str, Meaning] = {
     "timeout": Meaning("timed out", Action.REBOOT_NODE, at_once=False),
     "unknown": Meaning("unknown error", Action.REBOOT_NODE, at_once=False),
 }
-"""Answers that speak of the GPU and not of the call, the gravest first."""
+"""Errors that concern the GPU rather than the call, the worst first."""
 
 NVML_NAMES: dict[int, str] = {
     1: "not initialised",
@@ -82,24 +82,24 @@ _FILE_NAMES = {
     errno.EACCES: "no permission",
     errno.EBADMSG: "not what the driver documents",
 }
-"""Numbers with which reading a file of AMD's driver ends (`clusterctl.agent.facts.answers` says why)."""
+"""Errors of reading a file of AMD's driver (the reasons are in `clusterctl.agent.facts.answers`)."""
 
 _MOST_NAMED = 3
 
 
 def nvml_name(code: int) -> str:
-    """Say an NVML return code in words."""
+    """Describe an NVML return code."""
     return NVML_NAMES.get(code, f"NVML error {code}")
 
 
 def describe_missing_value(device: Mapping[str, Any], field: str) -> str:
-    """Say why a value of a GPU is missing."""
+    """Describe why a value of a GPU is missing."""
     code, word = (device.get("codes") or {}).get(field), (device.get("err") or {}).get(field)
     return str(word or "not read") if code is None else code_name(device, code)
 
 
 def code_name(device: Mapping[str, Any], code: int) -> str:
-    """Say in words a number that the GPU's vendor gave in place of a value."""
+    """Describe a vendor's error code."""
     vendor = VENDORS.get(str(device.get("vendor")))
     if vendor is None or vendor.codes == "nvml":
         return nvml_name(code)
@@ -107,7 +107,7 @@ def code_name(device: Mapping[str, Any], code: int) -> str:
 
 
 def find_worst(errors: Mapping[str, str]) -> tuple[str, list[str]] | None:
-    """Return the gravest answer of some calls, and which of them got it; `None` where all speak of calls alone."""
+    """Return the worst error of some calls and the calls that returned it; `None` if all concern the calls alone."""
     for word in MEANINGS:
         calls = [name for name, answer in errors.items() if answer == word]
         if calls:
@@ -116,7 +116,7 @@ def find_worst(errors: Mapping[str, str]) -> tuple[str, list[str]] | None:
 
 
 def join_calls(calls: Iterable[str]) -> str:
-    """Name the calls that got an answer; many are as good as all."""
+    """List the calls that returned an error; many calls become "all"."""
     names = list(calls)
     left = len(names) - _MOST_NAMED
     return f"{', '.join(names[:_MOST_NAMED])} and {left} more" if left > 1 else ", ".join(names)

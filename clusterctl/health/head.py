@@ -1,4 +1,4 @@
-"""Whether a head is fit to command runs: what was seen of it in, findings out. Pure."""
+"""Judges whether this head can start runs: facts of the head in, findings out. Pure."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ if TYPE_CHECKING:
 
 OLDEST_PYTHON = (3, 10)
 NODES = 200
-"""As many nodes as one controller is made for."""
+"""How many nodes one controller is made for."""
 _FILES_A_NODE = 3
-"""Of a controller: a connection, a journal, and one that is being opened."""
+"""Open files of a controller per node: a connection, a journal, and one that is being opened."""
 _FILES_BESIDES = 32
 _LEAST_SPACE, _LITTLE_SPACE = 64 << 20, 1 << 30
 _UNKEPT_CLOCK = 16.0
-"""Seconds up to which the kernel lets the bound of a clock's error grow that nobody keeps (adjtimex(2))."""
+"""econds up to which the kernel lets the error bound of an unsynchronised clock grow (adjtimex(2))."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SshAgentFacts:
-    """The ssh-agent of this login: how many keys it holds, or a sentence of why it does not say."""
+    """The ssh-agent of this login: how many keys it holds, or why it did not answer."""
 
     keys: int = 0
     error: str | None = None
@@ -31,13 +31,13 @@ class SshAgentFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateFolderFacts:
-    """Where runs lie on this head.
+    """The folder of all runs on this head.
 
     Attributes:
-        filesystem: As the mount table names it; `None` where it does not tell.
-        shared: Other machines may see it, or a program serves it.
-        free: Bytes; `None` where nobody could look.
-        error: Why nothing can be written, or nothing be locked, there; `None` where both were done.
+        filesystem: Type in the mount table; `None` if it is not listed.
+        shared: Other machines may use it, or a program serves it.
+        free: Free bytes; `None` if they could not be read.
+        error: Why the folder cannot be written or locked; `None` if both work.
     """
 
     path: str
@@ -57,20 +57,20 @@ class ControllerFacts:
     memory: int
 
     def to_json(self) -> dict[str, Any]:
-        """Return its shape in `version --check --json`."""
+        """Return its shape in the JSON output."""
         return {"run": self.run, "pid": self.pid, "cpu_s": round(self.cpu_s, 2), "memory": self.memory}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadFacts:
-    """What was seen of a head.
+    """Facts of a head.
 
     Attributes:
-        ssh: What `ssh -V` says; `None` where there is no `ssh`.
-        ssh_agent: `None` where this login names none.
-        open_files: Soft and hard limit; `None` is none.
-        ends_at_logout: logind ends all processes of this user when the last login of theirs does.
-        clock_error: Seconds by which the clock may be wrong; `None` where the kernel does not say.
+        ssh: Output of `ssh -V`; `None` without `ssh`.
+        ssh_agent: `None` if this login has no ssh-agent.
+        open_files: Soft and hard limit; `None` for unlimited.
+        ends_at_logout: logind kills the user's processes at the last logout.
+        clock_error: Error bound of the clock in seconds; `None` if the kernel gives none.
     """
 
     python: tuple[int, int, int]
@@ -85,11 +85,11 @@ class HeadFacts:
 
 
 def judge_head(seen: HeadFacts, size: Callable[[float], str]) -> list[Finding]:
-    """Return a finding for each thing that a head needs: FAIL where a run could not start.
+    """Return a finding for each requirement of a head: FAIL if a run could not start.
 
     Args:
-        seen: What was seen.
-        size: Writes bytes for people.
+        seen: Facts of the head.
+        size: Formats bytes for people.
     """
     return [
         _python(seen.python),
@@ -105,14 +105,14 @@ def judge_head(seen: HeadFacts, size: Callable[[float], str]) -> list[Finding]:
 
 
 def verdict(findings: list[Finding]) -> Status:
-    """Return the worst of what a person should know: FAIL, WARN or PASS."""
+    """Return the worst status: FAIL, WARN or PASS."""
     statuses = {finding.status for finding in findings}
     return next((status for status in (Status.FAIL, Status.WARN) if status in statuses), Status.PASS)
 
 
 def max_nodes(limit: int) -> int:
-    """Return how many nodes a controller can command that may have so many files open."""
-    # Half of them are for replicas, of which the least used is closed for another.
+    """Return how many nodes a controller with this limit of open files can command."""
+    # Half of the files are for replicas; the controller closes the least used one to open another.
     return max(int(limit >= _FILES_BESIDES), (limit // 2 - _FILES_BESIDES) // _FILES_A_NODE)
 
 

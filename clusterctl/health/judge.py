@@ -1,4 +1,4 @@
-"""From facts to findings, and from findings to a verdict."""
+"""Judges facts, and sums up findings in a verdict."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _GRAVITY = (Status.FAIL, Status.WARN, Status.UNKNOWN, Status.PASS)
 def judge_all(
     facts_by_node: Mapping[str, Facts], context: Context, checks: Iterable[str] | None = None
 ) -> list[Finding]:
-    """Return all findings: each node by itself, then the nodes against each other."""
+    """Return all findings: each node by itself, then the nodes compared with each other."""
     chosen = None if checks is None else list(checks)
     single = [f for node, facts in facts_by_node.items() for f in judge_node(node, facts, context, chosen)]
     return single + judge_cluster(facts_by_node, context, chosen)
 
 
 _ALONE = {"unreachable": ("net.ssh",), "unprobed": ("net.ssh", "version.interpreter")}
-"""What is left to judge of a node that gave no facts, by the key that says why."""
+"""Checks that still apply to a node without facts, by the key that says why it has none."""
 
 
 def judge_node(node: str, facts: Facts, context: Context, checks: Iterable[str] | None = None) -> list[Finding]:
@@ -37,12 +37,12 @@ def judge_node(node: str, facts: Facts, context: Context, checks: Iterable[str] 
 
     Args:
         node: Its name in `context.nodes`.
-        facts: What it told, with the key `controller` (see `Context`); `{"unreachable": why}` where it told nothing.
-        context: Promises and tolerances.
+        facts: Its facts, with the key `controller` (see `Context`); `{"unreachable": why}` if it gave none.
+        context: The `health` section of the cluster file.
         checks: Names to judge; `None` for all.
 
     Returns:
-        At least one finding a check, or only those that explain why a node gave no facts.
+        At least one finding per check, or only those that explain why a node gave no facts.
     """
     findings: list[Finding] = []
     for check in _chosen(checks):
@@ -57,13 +57,12 @@ def judge_node(node: str, facts: Facts, context: Context, checks: Iterable[str] 
 def judge_cluster(
     facts_by_node: Mapping[str, Facts], context: Context, checks: Iterable[str] | None = None
 ) -> list[Finding]:
-    """Judge the nodes against each other; nodes that gave no facts are left out (their `net.ssh` has failed).
+    """Compare the nodes with each other, except nodes without facts (their `net.ssh` has failed).
 
-    Spares have no vote: each is held against the others once these have been judged among themselves, and what it adds
-    is its own affair.
+    Spares have no vote: the workers are judged first, then each spare is compared with them.
 
     Returns:
-        Findings with a node where one is to blame, and with `node` `None` where it is about all.
+        Findings; `node` names the odd one, and is `None` for a finding about all nodes.
     """
     told = {node: facts for node, facts in facts_by_node.items() if facts.get("groups")}
     workers = [node for node in told if node not in context.spares] or list(told)
@@ -91,10 +90,11 @@ def _judge_together(
 
 
 def verdict(findings: Iterable[Finding], strict: bool = False) -> Status:
-    """Return the worst of the findings: FAIL, WARN, UNKNOWN, PASS.
+    """Return the worst status: FAIL, WARN, UNKNOWN, PASS.
 
-    UNKNOWN is never a pass: it is the verdict where nothing is wrong but something could not be looked at, or where
-    there is no finding at all. With `strict`, WARN and UNKNOWN are FAIL.
+    UNKNOWN is never a pass: the verdict is UNKNOWN if nothing is wrong but something could not be checked, or if there
+        is
+    no finding at all. With `strict`, WARN and UNKNOWN become FAIL.
     """
     seen = {finding.status for finding in findings}
     worst = next((status for status in _GRAVITY if status in seen), Status.UNKNOWN)
@@ -133,7 +133,7 @@ def _chosen(checks: Iterable[str] | None) -> list[Check]:
 
 
 def _judge(check: Check, view: View) -> Sequence[Outcome]:
-    """Judge one node; where the facts that a check rests on could not be had, say so."""
+    """Judge one node; UNKNOWN if the facts of a check are missing."""
     assert check.node_judge is not None
     if check.gpu:
         blocked = gpus.why_not_judged(view)

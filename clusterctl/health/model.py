@@ -1,4 +1,4 @@
-"""Values that health is spoken in: status, action, outcome, finding."""
+"""The values of health checks: status, action, outcome, finding."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 
 class Status(str, Enum):
-    """What a check says.
+    """The result of a check.
 
-    SKIP: it does not apply here. UNKNOWN: it applies, but we could not look; never a pass.
+    SKIP: the check does not apply here. UNKNOWN: it applies but could not be done; this is never a pass.
     """
 
     PASS = "PASS"
@@ -41,20 +41,21 @@ class Action(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One check's answer about one node, one GPU of it, or (node is `None`) the cluster.
+    """The result of one check for one node, one GPU, or (node is `None`) the cluster.
 
     Attributes:
         check: Name in the registry, such as `gpu.count`.
-        hint: The remedy, one line; `None` where nothing is wrong.
-        action: An `Action` value, `NONE` where nothing is to be done.
-        value: What was seen, as JSON.
-        expected: What was wanted, as JSON.
+        hint: The remedy, one line; `None` if nothing is wrong.
+        action: An `Action` value; `NONE` if there is nothing to do.
+        value: The observed value, as JSON.
+        expected: The expected value, as JSON.
         gpu: Index of the GPU on its node, or `None`.
-        duration_ms: How long the facts behind it took to read, or `None`.
-        ignored: The cluster file tells to ignore it; the status is SKIP and the message says what it was.
-        needs_root: Only the administrator may look, and nothing that anybody may see speaks against the node: SKIP,
-            told once a node, with the line that would allow it. `required` makes a failure of it.
-        key: A finer name that `severity` and `ignore` may use too, such as `xid.31`.
+        duration_ms: How long reading the facts took, or `None`.
+        ignored: The cluster file ignores this finding; the status is SKIP and the message contains the original status.
+        needs_root: Only root can read the source, and nothing readable speaks against the node: SKIP, shown once per
+            node
+            with the command that would allow it. `required` makes a failure of it.
+        key: A finer name for `severity` and `ignore`, such as `xid.31`.
     """
 
     check: str
@@ -91,7 +92,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a judge says, before the check's name, node and standing remedy are filled in."""
+    """The result of a judge, before the check adds its name, the node and the default remedy."""
 
     status: Status
     message: str
@@ -106,30 +107,30 @@ class Outcome:
 
 
 def ok(message: str, **more: Any) -> Outcome:
-    """Say that all is well."""
+    """Return an outcome for a healthy value."""
     return Outcome(status=Status.PASS, message=message, **more)
 
 
 def warn(message: str, **more: Any) -> Outcome:
-    """Say that something deserves a look."""
+    """Return an outcome that deserves attention."""
     return Outcome(status=Status.WARN, message=message, **more)
 
 
 def fail(message: str, **more: Any) -> Outcome:
-    """Say that a run should not start here."""
+    """Return an outcome that should prevent a run here."""
     return Outcome(status=Status.FAIL, message=message, **more)
 
 
 def skip(message: str, **more: Any) -> Outcome:
-    """Say that the check does not apply."""
+    """Return the outcome of a check that does not apply."""
     return Outcome(status=Status.SKIP, message=message, **more)
 
 
 def unknown(message: str, **more: Any) -> Outcome:
-    """Say that we could not look."""
+    """Return the outcome of a check that could not be done."""
     return Outcome(status=Status.UNKNOWN, message=message, **more)
 
 
 def needs_root(message: str, **more: Any) -> Outcome:
-    """Say that only the administrator may look, and that what anybody may see is well."""
+    """Return the outcome of a check whose source only root can read, while everything readable is healthy."""
     return Outcome(status=Status.SKIP, message=message, needs_root=True, **more)

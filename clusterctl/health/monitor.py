@@ -1,8 +1,8 @@
-"""What changes on a node while a run goes on, told once: debounced state changes from the sampler's samples.
+"""Debounced health changes of a node during a run, from the samples of its agent. Each change is reported once.
 
-Pure: time is each sample's own. A lost GPU, an uncorrected memory error or a hung driver is told at once or at the
-second sample; heat, full disks and answers that may be chance only when they last. Every trouble that was told is told
-again when it is over, a GPU that was repaired included. What the signs mean is each family's own affair.
+Pure: time is the time of the samples. A lost GPU, an uncorrected memory error or a hung driver is reported at once or
+at the second sample; heat, full disks and possibly transient errors only if they last. Every reported problem is
+reported again when it is over, also for a repaired GPU. Each family of checks defines its own symptoms.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ _SAMPLES_MISSED = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How long, in seconds, something has to last before it is told, and what counts as full.
+    """How long a symptom must last before it is reported, in seconds, and what counts as full.
 
     Attributes:
-        slowdown: A slowdown by hardware or heat.
-        stuck: A driver that does not answer: slow is not hung.
+        slowdown: Clocks reduced by hardware or heat.
+        stuck: A driver that does not answer. Slow is not hung.
         disk: A disk with less than `disk_least` bytes free, or less than `disk_share` of its size and `disk_enough`.
-        swing: How long a trouble must be away before it counts as over.
-        silence: How long without any sample before the sampler counts as dead.
-        mended: For how long a GPU has to be well again after an error that a reset repairs.
+        swing: How long a symptom must be absent before the problem is over.
+        silence: How long samples may be missing before the sampler counts as dead.
+        mended: How long a GPU must be healthy after an error that a reset repairs.
     """
 
     slowdown: float = 180.0
@@ -67,21 +67,21 @@ class Limits:
     def of(cls, thresholds: Mapping[str, float], interval: float) -> Limits:
         """Return the limits of a cluster file: `health.thresholds: {during.slowdown: 60}`."""
         chosen = {key: float(thresholds[name]) for key in LIMITS if (name := f"during.{key}") in thresholds}
-        # Rare samples are no silence.
+        # A long sampling interval is no silence.
         slow = {"silence": max(_SILENT_SECONDS, _SAMPLES_MISSED * interval)}
         return cls(**{**slow, **chosen})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One thing to show once.
+    """One change, to be shown once.
 
     Attributes:
         time: When it was certain, in seconds of the node's monotonic clock.
-        check: The name of the check that would find it before a run.
-        key: `check`, made finer where one check may find several things: `host.disk /`, `gpu.xid 79`.
-        status: FAIL or WARN when it began, PASS when it is over.
-        began: When it was first seen, by the same clock.
+        check: Name of the check that finds the same problem before a run.
+        key: `check`, or a finer name if one check can find several things: `host.disk /`, `gpu.xid 79`.
+        status: FAIL or WARN at the start of a problem, PASS at its end.
+        began: When it was first observed, on the same clock.
     """
 
     time: float
@@ -97,10 +97,10 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Problem:
-    """One sign over time.
+    """One symptom over time.
 
     Attributes:
-        seen: When the sign, or what keeps it from being over, was last there.
+        seen: When the symptom, or a reason that keeps the problem open, was last observed.
     """
 
     sign: Symptom
@@ -111,15 +111,15 @@ class _Problem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeMonitor:
-    """What is known of one node; `advance` gives the next one. Start with `Watch(node=...)`.
+    """The health of one node so far; `update` returns the next state. Start with `NodeMonitor(node=...)`.
 
     Attributes:
-        context: What is ignored, and weighed otherwise, by the cluster file.
-        gpus: Those that the run uses; `None` for all.
+        context: The `health` section of the cluster file.
+        gpus: The GPUs of the run; `None` for all.
         last: Time of the newest sample.
-        silent: That samples have stopped was told.
+        silent: The missing samples were reported.
         ecc: The first count of uncorrected errors of each GPU.
-        streaks: Answers that may be chance, counted.
+        streaks: Counts of possibly transient errors in a row.
     """
 
     node: str
@@ -134,19 +134,19 @@ class NodeMonitor:
 
 
 def update(watch: NodeMonitor, sample: Health) -> tuple[NodeMonitor, list[Change]]:
-    """Take in one sample (`clusterctl.agent.facts.sampler` has its shape); return what is to be told now."""
+    """Apply one sample (shape: `clusterctl.agent.facts.sampler`); return the new state and the changes to report."""
     now = float(sample["m"])
     changes: list[Change] = []
     if watch.silent:
         changes.append(_change(watch, now, _SILENCE, Status.PASS, "samples again", watch.last or now))
-    # A sample that cannot see GPUs says nothing about them, good or bad: it breaks no streak either.
+    # A sample without GPU data says nothing about GPUs: it does not break a streak either.
     if sample.get("status") == "ok":
         watch = replace(watch, streaks=_counted(watch, sample))
     signs = {(sign.gpu, sign.check): sign for sign in _signs(watch, sample)}
     troubles: dict[tuple[int | None, str], _Problem] = {}
     for key, sign in signs.items():
         before = watch.troubles.get(key)
-        # What has become graver, or less grave, is news.
+        # Report again if the status has changed.
         told = bool(before and before.told and before.sign.status is sign.status)
         trouble = _Problem(sign=sign, began=before.began if before else now, seen=now, told=told)
         if not trouble.told and now - trouble.began >= sign.lasting:
@@ -174,7 +174,7 @@ def _counted(watch: NodeMonitor, sample: Health) -> devices.Streaks:
 
 
 def _lasts(trouble: _Problem, sample: Health) -> bool:
-    """Tell whether a trouble goes on though this sample shows no sign of it."""
+    """Return whether a problem goes on although this sample does not show its symptom."""
     gpu = trouble.sign.gpu
     if sample.get("status") != "ok" and gpu is not None:
         return True
@@ -195,7 +195,7 @@ def _over(watch: NodeMonitor, trouble: _Problem) -> str:
 
 
 def check_silence(watch: NodeMonitor, now: float) -> tuple[NodeMonitor, list[Change]]:
-    """Notice that samples have stopped. Call it now and then, with the same clock that samples carry."""
+    """Report missing samples. Call it regularly with the clock of the samples."""
     if watch.silent or watch.last is None or now - watch.last < watch.limits.silence:
         return watch, []
     message = f"{watch.node}: no sample of GPUs and host for {span(now - watch.last)}"
@@ -203,7 +203,7 @@ def check_silence(watch: NodeMonitor, now: float) -> tuple[NodeMonitor, list[Cha
 
 
 def list_active_problems(watch: NodeMonitor) -> list[Change]:
-    """Return what is wrong with the node by now, each as it would be told now."""
+    """Return the open problems of the node, each as it would be reported now."""
     now = watch.last or 0.0
     return [
         _change(watch, now, trouble.sign, trouble.sign.status, _message(watch, trouble, now), trouble.began)
@@ -213,12 +213,12 @@ def list_active_problems(watch: NodeMonitor) -> list[Change]:
 
 
 def fatal_reason(watch: NodeMonitor) -> str | None:
-    """Return why the run should not go on with this node, or `None`."""
+    """Return why the run must not go on with this node, or `None`."""
     return next((change.message for change in list_active_problems(watch) if change.status is Status.FAIL), None)
 
 
 def drain_reason(watch: NodeMonitor) -> str | None:
-    """Return why the next attempt had better do without this node, though this one may go on; or `None`."""
+    """Return why the next attempt should avoid this node although this attempt may go on, or `None`."""
     now = watch.last or 0.0
     told = (trouble for trouble in watch.troubles.values() if trouble.told and trouble.sign.leave_out)
     return next((_message(watch, trouble, now) for trouble in told), None)
@@ -264,7 +264,7 @@ def _driver_signs(watch: NodeMonitor, sample: Health) -> Iterator[Symptom]:
             status=Status.FAIL,
             words=f"the GPU driver hangs{where}",
             action=Action.REBOOT_NODE,
-            # The sampler knows for how long: no need to wait once more for as long.
+            # The sampler knows the duration: do not wait for it again.
             lasting=0.0 if stuck >= watch.limits.stuck else watch.limits.stuck,
             detail=f"no answer for {span(stuck)}",
         )
@@ -297,7 +297,7 @@ def _disk_signs(watch: NodeMonitor, sample: Health) -> Iterator[Symptom]:
 
 
 def _gpu_signs(watch: NodeMonitor, gpu: Gpu) -> Iterator[Symptom | None]:
-    """Ask each family what it makes of a GPU of a sample."""
+    """Collect the symptoms of one GPU from all families of checks."""
     index, uncorrected = int(gpu["gpu"]), gpu.get("ecc_unc") or 0
     more, degrees = uncorrected - watch.ecc.get(index, uncorrected), gpu.get("temp_c")
     yield devices.sign(gpu, dict(watch.streaks))
@@ -314,7 +314,7 @@ def _gpu_signs(watch: NodeMonitor, gpu: Gpu) -> Iterator[Symptom | None]:
 
 
 def _first_ecc(watch: NodeMonitor, sample: Health) -> dict[int, int]:
-    """Keep each GPU's first count: what was there before the run is another check's business."""
+    """tore the first count of each GPU: errors before the run belong to another check."""
     gpus = sample.get("gpus") or []
     counts = {gpu["gpu"]: count for gpu in gpus if (count := gpu.get("ecc_unc")) is not None}
     return {**counts, **watch.ecc}

@@ -1,12 +1,12 @@
-"""Facts of nodes as one file that anybody can send, to be judged anywhere. Pure.
+"""tores the facts of nodes in one file that can be judged on another machine. Pure.
 
     {"recording": 1, "version": of the clusterctl that wrote it, "framework", "expect", "ignore", "severity",
      "required", "thresholds",
      "nodes": [{"node", "gpus", "workdir", "workers", "env": [name], "spare",
-                "facts": {...} | null: was not looked at}]}
+                "facts": {...} | null: not collected}]}
 
-Nothing in it tells whose nodes they are (`anonymizer.py`); what the cluster file promises and tolerates is
-in it, for verdicts depend on that.
+The file does not identify the nodes (`anonymizer.py`). It contains the `health` section of the cluster file, because
+verdicts depend on it.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ def make_recording(facts: Mapping[str, Facts], context: Context, reached_as: Ite
     """Return the recording of some nodes.
 
     Args:
-        facts: Of each node that was looked at.
-        context: What the cluster file promises and tolerates, of these nodes and maybe more.
-        reached_as: Names under which the nodes are reached, where they may stand in messages.
+        facts: Facts by node.
+        context: The `health` section for these nodes and maybe more.
+        reached_as: Addresses of the nodes, which may appear in messages.
     """
     disguise = Anonymizer(context.nodes, reached_as, list(facts.values()))
     names = {node: disguise.anonymize_text(node) for node in context.nodes}
@@ -65,7 +65,7 @@ def make_recording(facts: Mapping[str, Facts], context: Context, reached_as: Ite
 
 
 def _rules(ignore: Iterable[str], nodes: Mapping[str, str]) -> list[str]:
-    """Return `check@node` patterns of a cluster file, with a rule for each node in place of wildcards."""
+    """Return the `check@node` patterns of a cluster file with one rule per node in place of wildcards."""
     rules = []
     for rule in ignore:
         check, at, where = rule.partition("@")
@@ -74,14 +74,14 @@ def _rules(ignore: Iterable[str], nodes: Mapping[str, str]) -> list[str]:
 
 
 def replay(value: Any, checks: Collection[str] | None = None) -> tuple[dict[str, Facts], list[Finding]]:
-    """Return the facts of a recording, and what is to be said of them.
+    """Judge a recording; return its facts and the findings.
 
     Args:
-        value: What the file holds.
+        value: The content of the file.
         checks: Names to judge; `None` for all.
 
     Raises:
-        RefusedError: It is no recording, or of a kind that this version does not know.
+        RefusedError: It is no recording, or its format is unknown.
     """
     if not isinstance(value, dict) or _KEY not in value:
         raise RefusedError("not a recording", hint="`clusterctl health --record FILE` writes one")
@@ -94,15 +94,15 @@ def replay(value: Any, checks: Collection[str] | None = None) -> tuple[dict[str,
         facts, context = read_recording(value)
         return facts, judge_all(facts, context, checks)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
-        # Judges rely on the shape that the agent gives to facts; a file may hold anything.
+        # Judges rely on the shape of the agent's facts; a file may contain anything.
         raise RefusedError(f"a damaged recording ({type(error).__name__}: {error})") from error
 
 
 def read_recording(value: Mapping[str, Any]) -> tuple[dict[str, Facts], Context]:
-    """Return the facts of a recording, and what they are judged by.
+    """Return the facts and the context of a recording.
 
     Raises:
-        LookupError, TypeError, ValueError, AttributeError: Something is missing, or is not what it should be.
+        LookupError, TypeError, ValueError, AttributeError: A field is missing or invalid.
     """
     entries = value["nodes"]
     context = Context(

@@ -1,4 +1,4 @@
-"""Every check there is, in the order in which they are shown."""
+"""All checks, in the order in which they are shown."""
 
 from __future__ import annotations
 
@@ -92,18 +92,20 @@ _FAMILIES = (
 )
 
 CHECKS: dict[str, Check] = {check.name: check for family in _FAMILIES for check in family.CHECKS}
-"""Name to check."""
+"""Checks by name."""
 
 DEADLINE_KEY = "probe.deadline"
-"""A threshold that belongs to no check: seconds that a node's probe may take."""
+"""A threshold of no check: seconds that the probe of a node may take."""
 LIMITS = ("slowdown", "stuck", "disk", "swing", "silence", "mended")
-"""More that belong to none, each behind `during.`: seconds that something lasts before it is told (`during.Limits`)."""
+"""Thresholds of no check, each with the prefix `during.`: how long a symptom lasts before it is reported
+(`monitor.Limits`).
+"""
 
 
 def find_unknown_names(health: HealthSpec) -> list[tuple[str, str, str | None]]:
-    """Return what is wrong with names in a `health:` section: (key, name, the name that was probably meant).
+    """Return the unknown names in a `health:` section: (key, name, closest known name).
 
-    A rule that matches no check would silently do nothing, so it is an error of the cluster file.
+    A rule for an unknown check would silently do nothing, so it is an error of the cluster file.
     """
     from clusterctl.health.context import EXPECT_KEYS
 

@@ -1,4 +1,4 @@
-"""What to ask of a node's probe, as the cluster file has it."""
+"""Builds the probe request for a node from the cluster file."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from clusterctl.config.spec import ClusterSpec, HostSpec
 
 DEADLINE = 3.0
-"""Seconds that a node's probe may take; `health.thresholds: {probe.deadline: N}` sets another."""
+"""econds that the probe of a node may take; `health.thresholds: {probe.deadline: N}` overrides it."""
 PROCS_DEADLINE = 9.0
-"""Seconds for the process list: one that holds a GPU and sleeps in the kernel is watched until that is certain."""
+"""econds for the process list: a process that holds a GPU and sleeps in the kernel is watched until that is certain."""
 
 
 def probe_request(
@@ -30,17 +30,17 @@ def probe_request(
     run: str | None = None,
     salt: str = "",
 ) -> Request:
-    """Return the request for one node (`clusterctl.agent.facts` has its shape).
+    """Return the request for one node (shape: `clusterctl.agent.facts`).
 
     Args:
         spec: The cluster file.
         host: The node.
-        peers: The other nodes' names to the addresses that workers will use.
-        workdir: Where the code will lie, where it is known better than in `host.workdir`.
-        ports: Ports that the run asks for by number on this node.
+        peers: Names of the other nodes to the addresses that workers will use.
+        workdir: Folder of the code, if it is known better than in `host.workdir`.
+        ports: Ports on this node that the run asks for by number.
         groups: Only these groups of facts; `None` for all.
-        run: The run on whose behalf we look, if there is one.
-        salt: Goes into hashes that are to be compared with those of other nodes.
+        run: The run that asks, if there is one.
+        salt: Added to hashes that are compared between nodes.
     """
     return {
         "deadline": float(spec.health.thresholds.get(DEADLINE_KEY, DEADLINE)),
@@ -62,5 +62,5 @@ def probe_request(
 
 
 def longest_timeout_s(request: Mapping[str, Any]) -> float:
-    """Return the seconds after which a probe has answered, whatever hangs."""
+    """Return the time after which a probe has answered, even if something hangs."""
     return max(float(request["deadline"]), *map(float, (request.get("deadlines") or {}).values()))

@@ -1,4 +1,4 @@
-"""One trouble as one sample of a running job shows it; each family says which signs it knows."""
+"""A symptom in one sample of a running job. Each family of checks defines its own."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Symptom:
-    """One trouble as one sample shows it.
+    """One symptom in one sample.
 
     Attributes:
-        gpu: Index of the GPU, or `None` where it is the node's.
-        check: The check that would find it before a run, with what makes it finer behind a blank.
+        gpu: Index of the GPU; `None` for a symptom of the node.
+        check: The check that finds the same problem before a run, with a finer part after a blank.
         words: What is wrong, without the place.
         action: What to do.
-        lasting: How long it has to be there before it is told, in seconds.
-        detail: More, behind the words.
-        event: Something that happened: the samples after it do not show it.
-        mends: An event that is over once the GPU has been well for a while, since a reset repairs it.
-        rule: A name for `health.ignore` and `health.severity` that is finer than the check.
-        leave_out: Nothing to stop a run for, but the node is better left out of the next attempt.
+        lasting: Seconds that it must last before it is reported.
+        detail: Additional text after `words`.
+        event: It happened once: later samples do not show it.
+        mends: An event that is over once the GPU has been healthy for a while, because a reset repairs it.
+        rule: A finer name for `health.ignore` and `health.severity`.
+        leave_out: No reason to stop a run, but the next attempt should avoid the node.
     """
 
     gpu: int | None

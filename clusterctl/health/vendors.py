@@ -1,4 +1,4 @@
-"""Makers of GPUs: where the facts of theirs come from, and what a person does with them."""
+"""GPU vendors and the sources of their facts."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vendor:
-    """A maker of GPUs.
+    """A GPU vendor.
 
     Attributes:
-        name: As people write it.
-        group: The group of facts that tells of its GPUs; `None` for one whose GPUs are only recognised.
-        source: What is asked, in words.
-        codes: The error numbers beside the words of `err` are those of files (`errno`), not of a library.
+        name: The usual spelling.
+        group: The group of facts about its GPUs; `None` if its GPUs are only recognised.
+        source: Name of the source, for messages.
+        codes: The codes beside `err` are file errors (`errno`), not library errors.
     """
 
     name: str
@@ -29,7 +29,7 @@ VENDORS: dict[str, Vendor] = {
     "ascend": Vendor(name="Huawei Ascend"),
     "intel": Vendor(name="Intel"),
 }
-"""By the key in facts; where a node has GPUs of several, those of the first are what a run is about."""
+"""Vendors by their key in facts. If a node has GPUs of several, the first vendor counts."""
 
 JUDGED = tuple(key for key, vendor in VENDORS.items() if vendor.group is not None)
-"""Those whose GPUs are judged."""
+"""Vendors whose GPUs are judged."""
