@@ -18,7 +18,7 @@ _FILES_A_NODE = 3
 _FILES_BESIDES = 32
 _LEAST_SPACE, _LITTLE_SPACE = 64 << 20, 1 << 30
 _UNKEPT_CLOCK = 16.0
-"""econds up to which the kernel lets the error bound of an unsynchronised clock grow (adjtimex(2))."""
+"""Seconds up to which the kernel lets the error bound of an unsynchronised clock grow (adjtimex(2))."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

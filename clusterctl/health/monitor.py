@@ -314,7 +314,7 @@ def _gpu_signs(watch: NodeMonitor, gpu: Gpu) -> Iterator[Symptom | None]:
 
 
 def _first_ecc(watch: NodeMonitor, sample: Health) -> dict[int, int]:
-    """tore the first count of each GPU: errors before the run belong to another check."""
+    """Store the first count of each GPU: errors before the run belong to another check."""
     gpus = sample.get("gpus") or []
     counts = {gpu["gpu"]: count for gpu in gpus if (count := gpu.get("ecc_unc")) is not None}
     return {**counts, **watch.ecc}

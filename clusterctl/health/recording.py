@@ -1,4 +1,4 @@
-"""tores the facts of nodes in one file that can be judged on another machine. Pure.
+"""Stores the facts of nodes in one file that can be judged on another machine. Pure.
 
     {"recording": 1, "version": of the clusterctl that wrote it, "framework", "expect", "ignore", "severity",
      "required", "thresholds",

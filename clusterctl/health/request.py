@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from clusterctl.config.spec import ClusterSpec, HostSpec
 
 DEADLINE = 3.0
-"""econds that the probe of a node may take; `health.thresholds: {probe.deadline: N}` overrides it."""
+"""Seconds that the probe of a node may take; `health.thresholds: {probe.deadline: N}` overrides it."""
 PROCS_DEADLINE = 9.0
-"""econds for the process list: a process that holds a GPU and sleeps in the kernel is watched until that is certain."""
+"""Seconds for the process list: a process that holds a GPU and sleeps in the kernel is watched until that is certain."""
 
 
 def probe_request(

@@ -186,7 +186,7 @@ class Requests:
         self, command: Literal[Command.BYE], asked: arguments.Nothing = ..., *, timeout: float | None = ...
     ) -> None: ...
     def call(self, command: Command, asked: Any = None, *, timeout: float | None = None) -> Any:
-        """End a request and wait for the answer.
+        """Send a request and wait for the answer.
 
         Raises:
             RefusedError: The node refused; `StaleEpochError` if it obeys a later controller.
@@ -215,7 +215,7 @@ class Requests:
     @overload
     def call_async(self, command: Literal[Command.TUNNEL], asked: arguments.Tunnel) -> Future[None]: ...
     def call_async(self, command: Command, asked: Any = None) -> Future[Any]:
-        """End a request; the future gets the answer or the exception of `call`. Callbacks run on the reader thread."""
+        """Send a request; the future gets the answer or the exception of `call`. Callbacks run on the reader thread."""
         return self.request_async(command, asked or {})
 
     @overload
@@ -229,19 +229,19 @@ class Requests:
     @overload
     def post(self, command: Literal[Command.TAKEN], asked: arguments.Taken) -> None: ...
     def post(self, command: Command, asked: Any = None) -> None:
-        """End a message that has no answer. A lost session drops it."""
+        """Send a message that has no answer. A lost session drops it."""
         self.notify(command, asked or {})
 
     def request(self, command: Command, asked: Arguments, timeout: float | None) -> Any:
-        """End any request and wait for the answer; see `call`."""
+        """Send any request and wait for the answer; see `call`."""
         raise NotImplementedError
 
     def request_async(self, command: Command, asked: Arguments) -> Future[Any]:
-        """End any request; see `call_async`."""
+        """Send any request; see `call_async`."""
         raise NotImplementedError
 
     def notify(self, command: Command, asked: Arguments) -> None:
-        """End any message; see `post`."""
+        """Send any message; see `post`."""
         raise NotImplementedError
 
 

@@ -76,7 +76,7 @@ class HeartbeatTimer:
         self._running = False
 
     def add(self, session: Ticking) -> None:
-        """Tart calling a session."""
+        """Start calling a session."""
         with self._lock:
             self._sessions.add(session)
             if not self._running:
@@ -84,7 +84,7 @@ class HeartbeatTimer:
                 threading.Thread(target=self._run, name="sessions-pulse", daemon=True).start()
 
     def remove(self, session: Ticking) -> None:
-        """Top calling a session."""
+        """Stop calling a session."""
         with self._lock:
             self._sessions.discard(session)
 

@@ -38,7 +38,7 @@ class Sender:
         self._closed = False
 
     def start(self, name: str) -> None:
-        """Tart the sender thread."""
+        """Start the sender thread."""
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def put(self, frame: bytes) -> None:
@@ -53,7 +53,7 @@ class Sender:
             self._add(frame)
 
     def beat(self) -> None:
-        """End a heartbeat before all queued frames."""
+        """Send a heartbeat before all queued frames."""
         with self._changed:
             self._beat_due = True
             self._changed.notify_all()

@@ -96,7 +96,7 @@ class Session(Requests):
         self._last_received_s = time.monotonic()
 
     def start(self, first: bytes = b"") -> None:
-        """Tart the threads; `first` holds bytes that came with the preamble."""
+        """Start the threads; `first` holds bytes that came with the preamble."""
         threading.Thread(target=self._read, args=(first,), name=f"session-{self.node}", daemon=True).start()
         self._sender.start(f"sender-{self.node}")
         HEARTBEAT_TIMER.add(self)
@@ -114,7 +114,7 @@ class Session(Requests):
 
     @property
     def silence_s(self) -> float:
-        """Econds since the node last sent or acknowledged anything."""
+        """Seconds since the node last sent or acknowledged anything."""
         return time.monotonic() - self._last_received_s
 
     @override
@@ -172,7 +172,7 @@ class Session(Requests):
         return Duplex(self._streams, self.send_data, self.post, wake)
 
     def send_data(self, stream: int, offset: int, payload: bytes) -> None:
-        """End bytes of a stream in frames of `CHUNK_BYTES`; wait if the node is slow. An empty payload is one frame.
+        """Send bytes of a stream in frames of `CHUNK_BYTES`; wait if the node is slow. An empty payload is one frame.
 
         Raises:
             NodeError: The session is lost.
@@ -183,7 +183,7 @@ class Session(Requests):
                 raise self._error
 
     def beat(self) -> None:
-        """End a heartbeat now. The timer does so every `BEAT_SECONDS`."""
+        """Send a heartbeat now. The timer does so every `BEAT_SECONDS`."""
         self._sender.beat()
 
     def close(self, *, error: NodeError | None = None) -> None:
@@ -191,7 +191,7 @@ class Session(Requests):
         self._end(error or ConnectError(self.node, "the session was closed"))
 
     def tick(self, *, stopped_s: float) -> None:
-        """End a heartbeat if it is due; end the session if the node has been silent for too long.
+        """Send a heartbeat if it is due; end the session if the node has been silent for too long.
 
         Args:
             stopped_s: Seconds in which this process itself did not run. They do not count as silence.

@@ -167,7 +167,7 @@ class Duplex:
             self._post(Command.TAKEN, {"stream": self.number, "bytes": acknowledged})
 
     def send(self, data: bytes) -> None:
-        """End at most `room` bytes. An empty payload ends our side.
+        """Send at most `room` bytes. An empty payload ends our side.
 
         Raises:
             NodeError: The session is lost.
