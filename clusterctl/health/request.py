@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 DEADLINE = 3.0
 """Seconds that the probe of a node may take; `health.thresholds: {probe.deadline: N}` overrides it."""
 PROCS_DEADLINE = 9.0
-"""Seconds for the process list: a process that holds a GPU and sleeps in the kernel is watched until that is certain."""
+"""Seconds for the process list, which watches a process that holds a GPU and sleeps in the kernel."""
 
 
 def probe_request(

@@ -1,4 +1,4 @@
-"""ends frames over one connection, in order, on a thread of its own.
+"""Sends frames over one connection, in order, on a thread of its own.
 
 Requests, heartbeats and credit never wait for a slow node; only bulk data does.
 """
