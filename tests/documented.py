@@ -169,6 +169,8 @@ ELSEWHERE: Final = {
 
 
 MENTIONED: Final = {
+    "git lfs pull": "what gets the content of files that git keeps elsewhere",
+    "git submodule update --init": "what fills an empty submodule",
     "bash -c": "what runs a command that is text",
     "bash -eo pipefail": "what runs a command that is text, and a prologue",
     "python -m": "how `module` is meant",

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from clusterctl.config import ownership
+from clusterctl.config import homes, ownership
 from clusterctl.config.ownership import ForeignFileError
 from clusterctl.config.sections import build, foreign
 from clusterctl.config.sections import context as context_module
@@ -58,6 +58,10 @@ class Disk:
     def real(self, path: str) -> str:
         """The one name of a folder that links lead to."""
         return os.path.realpath(path)
+
+    def why_not_sent(self, path: str) -> str | None:
+        """Why a folder must not go to nodes."""
+        return homes.why_not_sent(path)
 
     def names(self, path: str) -> Sequence[str]:
         """Names in a folder; empty where it cannot be listed."""

@@ -324,6 +324,34 @@ def test_only_what_sync_brought_is_deleted(code: Code) -> None:
     assert left == ["a/edited.py", "keep.py", "results/model.pt"]
 
 
+def test_a_link_becomes_a_folder_and_a_folder_a_link_again(code: Code) -> None:
+    def found() -> dict[str, str]:
+        paths = sorted(path for path in code.workdir.rglob("*") if path.is_symlink() or path.is_file())
+        return {str(p.relative_to(code.workdir)): os.readlink(p) if p.is_symlink() else "file" for p in paths}
+
+    files, linked = {"src/m.py": b"1", "pkg": b"src"}, {"pkg": listing.LINK_MODE}
+    assert sorted(code.send(files, linked)) == ["pkg", "src/m.py"]
+    assert found() == {"src/m.py": "file", "pkg": "src"}
+    assert code.send(files, linked) == []
+
+    assert code.send({"src/m.py": b"1", "pkg/m.py": b"2"}) == ["pkg/m.py"]
+    (code.workdir / "pkg/__pycache__").mkdir()
+    (code.workdir / "pkg/__pycache__/m.cpython-312.pyc").touch()
+    assert code.send(files, linked) == ["pkg"]
+    assert found() == {"src/m.py": "file", "pkg": "src"}
+
+    assert code.send({"pkg": b"src"}) == ["pkg"]
+    assert found() == {"pkg": "file"}
+
+
+@pytest.mark.parametrize("target", [b"/etc", b"../x", b"a/../../x", b"a/../.."])
+def test_a_link_that_leads_outside_is_refused(code: Code, target: bytes) -> None:
+    code.compare({"a": entry(target, listing.LINK_MODE)})
+    with pytest.raises(Refused, match="leads out of the workdir"):
+        code.bring(target)
+    assert list(code.workdir.iterdir()) == []
+
+
 @pytest.mark.parametrize("path", ["/etc/x", "../x", "a/../../x", "", "a//b", "./a", "a/\0b"])
 def test_a_path_that_leads_outside_is_refused(code: Code, path: str) -> None:
     with pytest.raises(Refused, match="not a path inside the workdir"):

@@ -54,6 +54,28 @@ def test_nodes_are_told_by_what_they_lack_and_get_it_afterwards(head: LocalHead)
     assert head.run("sync", "--dry-run").stdout == "gpu[01-03]: 0 of 2 files would be sent, 0 B\n"
 
 
+def test_what_is_left_out_is_told_by_rule(head: LocalHead) -> None:
+    (head.folder / ".gitignore").write_text("*.pt\n")
+    for number in range(5):
+        (head.folder / f"{number}.pt").touch()
+    (head.folder / "data").symlink_to("/tmp")
+
+    looked = head.run("sync", "--dry-run")
+    assert looked.stdout.splitlines()[:2] == [
+        "left out  0.pt, 1.pt, 2.pt and 2 more  by `*.pt` of .gitignore",
+        "left out  data -> /tmp  by a link out of the folder",
+    ]
+    assert "warning: not sent: `data -> /tmp`, a link out of the folder: put a copy there" in looked.stderr
+    assert head.run("sync", "-v").stdout.splitlines()[4] == "left out  4.pt  by `*.pt` of .gitignore"
+    assert "left out  data -> /tmp" in head.run("up", "--dry-run").stdout
+
+    (head.folder / "train.py").rename(head.folder / "code.pt")
+    (head.folder / "train.py").symlink_to("code.pt")
+    refused = head.run("up", "--no-health")
+    assert refused.returncode == 6
+    assert "error: job.script: `train.py` is not sent to nodes, left out by `*.pt` of .gitignore" in refused.stderr
+
+
 def test_what_is_fetched_is_not_tried(head: LocalHead) -> None:
     refused = head.run("sync", "--dry-run", "--pull", "*")
     assert refused.returncode == 2

@@ -15,6 +15,9 @@ from clusterctl.agent.protocol.commands import ErrorKind
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+LINK_MODE = 0o120777
+"""What a symbolic link has in place of permission bits; its content is where it leads, inside the folder."""
+
 _LEVEL = 1
 """Half of it are hashes, which no effort makes smaller."""
 

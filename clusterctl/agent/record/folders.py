@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from clusterctl.agent.linux import syscalls
 from clusterctl.agent.protocol import refusals
 from clusterctl.agent.protocol.commands import ErrorKind
+from clusterctl.agent.protocol.listing import LINK_MODE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -144,6 +145,11 @@ def _is_plain(path: str, *, links: bool) -> bool:
         return False
 
 
+def has_same_content(one: tuple[int, int, str], other: tuple[int, int, str]) -> bool:
+    """Return whether two entries (size, mode, hash) are files of the same content, or links to the same place."""
+    return (one[0], one[2], one[1] == LINK_MODE) == (other[0], other[2], other[1] == LINK_MODE)
+
+
 @dataclass
 class Tree:
     """A folder and what lies in it.
@@ -175,7 +181,7 @@ class Tree:
     def entry(
         self, path: str, hashes: dict[str, Any], fresh: dict[str, Any], of_size: int | None = None
     ) -> tuple[int, int, str] | None:
-        """Return size, mode and hash of a file as it is, or `None` where there is no such file.
+        """Return size, mode and hash of a file or link as it is, or `None` where there is none.
 
         Args:
             path: Inside the folder.
@@ -190,7 +196,7 @@ class Tree:
         try:
             fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=parent)
         except OSError:
-            return None
+            return _link_entry(name, parent)
         finally:
             os.close(parent)
         try:
@@ -219,7 +225,7 @@ class Tree:
         """Open a new file beside where `path` will lie: its descriptor, the folder's, its name there, the last name."""
         parent, name = self.open_parent(path, make=True)
         temporary = f".{name[:100]}.{os.getpid()}.{os.urandom(4).hex()}"
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
             return os.open(temporary, flags, 0o600, dir_fd=parent), parent, temporary, name
         except BaseException:
@@ -295,7 +301,7 @@ class Receiver:
             self._finish()
 
     def _finish(self) -> None:
-        path, _, mode, digest = self._files[self._number]
+        path, size, mode, digest = self._files[self._number]
         if self._open is None:
             return
         if self._digest.hexdigest() != digest:
@@ -304,11 +310,15 @@ class Receiver:
         (fd, parent, temporary, name), self._open = self._open, None
         try:
             try:
+                target = os.pread(fd, int(size), 0) if stat.S_ISLNK(mode) else None
                 os.fchmod(fd, int(mode) & 0o777)
                 info = os.fstat(fd)
             finally:
                 # Before it is put in place: a network file system may say only now that it has no space.
                 os.close(fd)
+            if target is not None:
+                os.unlink(temporary, dir_fd=parent)
+                os.symlink(_inside(path, target), temporary, dir_fd=parent)
             make_way(name, parent)
             os.replace(temporary, name, src_dir_fd=parent, dst_dir_fd=parent)
             self._hashes[path] = [info.st_size, info.st_mtime_ns, info.st_ino, digest]
@@ -327,6 +337,26 @@ class Receiver:
             os.close(fd)
             unlink(temporary, parent)
             os.close(parent)
+
+
+def _link_entry(name: str, parent: int) -> tuple[int, int, str] | None:
+    try:
+        target = os.fsencode(os.readlink(name, dir_fd=parent))
+    except OSError:
+        return None
+    return len(target), LINK_MODE, hashlib.sha256(target).hexdigest()
+
+
+def _inside(path: str, target: bytes) -> bytes:
+    """Return where a link leads, which must be inside the workdir.
+
+    Raises:
+        RequestError: It leads outside.
+    """
+    reached = os.path.normpath(os.path.join(os.path.dirname(os.fsencode(path)), target))
+    if reached.startswith(b"/") or f"{os.fsdecode(reached)}/".startswith("../") or not target:
+        raise refusals.RequestError(ErrorKind.BAD_REQUEST, f"`{path}` is a link that leads out of the workdir")
+    return target
 
 
 def _hash(fd: int) -> str:

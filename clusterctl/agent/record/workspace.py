@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.linux import syscalls
 from clusterctl.agent.protocol import refusals
-from clusterctl.agent.record.folders import Receiver, Tree, check_path, make_workdir
+from clusterctl.agent.record.folders import Receiver, Tree, check_path, has_same_content, make_workdir
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -93,9 +93,7 @@ class Workspace(Tree):
         fresh: dict[str, Any] = {}
         ours = [path for path in remembered["files"] if self._unchanged(path, remembered, fresh)]
         for path in ours:
-            for made in self._bytecode_of(path):
-                self._remove(made)
-            self._remove(path)
+            self._remove_with_bytecode(path)
         with contextlib.suppress(OSError):
             os.rmdir(self.folder)
         with contextlib.suppress(FileNotFoundError):
@@ -120,7 +118,7 @@ class Workspace(Tree):
         need, modes = [], []
         for path, (size, mode, digest) in files.items():
             entry = self.entry(path, remembered["hashes"], fresh)
-            if entry is None or (entry[0], entry[2]) != (size, digest):
+            if entry is None or not has_same_content(entry, (size, mode, digest)):
                 need.append(path)
             elif entry[1] != mode:
                 modes.append((path, mode))
@@ -150,7 +148,7 @@ class Workspace(Tree):
         for path, mode in found.modes:
             self.chmod(path, mode)
         for path in found.gone:
-            self._remove(path)
+            self._remove_with_bytecode(path)
         lacking = set(found.need)
         self._save({path: entry for path, entry in files.items() if path not in lacking}, found.hashes, run)
         return found.need
@@ -189,6 +187,11 @@ class Workspace(Tree):
         entry = self.entry(check_path(path), known["hashes"], fresh)
         fresh.pop(path, None)
         return entry is not None and entry[2] == known["files"][path][2]
+
+    def _remove_with_bytecode(self, path: str) -> None:
+        for made in self._bytecode_of(path):
+            self._remove(made)
+        self._remove(path)
 
     def _bytecode_of(self, path: str) -> list[str]:
         """Return the files beside one of Python that Python makes of it."""

@@ -60,7 +60,7 @@ def _differing(tree: folders.Tree, files: list[list[Any]]) -> list[int]:
     need = []
     for number, (path, size, mode, digest) in enumerate(files):
         entry = tree.entry(path, {}, {}, of_size=size)
-        if entry is None or (entry[0], entry[2]) != (size, digest):
+        if entry is None or not folders.has_same_content(entry, (size, mode & 0o777, digest)):
             need.append(number)
         elif entry[1] != mode & 0o777:
             tree.chmod(path, mode)

@@ -18,9 +18,10 @@ from clusterctl.config.spec import TransportKind
 from clusterctl.errors import NotFoundError, RefusedError
 from clusterctl.plan.layout import workdir_of
 from clusterctl.render.ranks import count, fold_nodes
+from clusterctl.render.terminal.console import safe
 from clusterctl.run.nodes import code
 from clusterctl.run.nodes.fan_out import each, raise_first
-from clusterctl.run.nodes.files import sensitive
+from clusterctl.run.nodes.files import doubts
 from clusterctl.run.nodes.transfer import MOST_BYTES, Fetching, Parcel, differs, pull, push
 from clusterctl.run.record.rundir import runs_root
 from clusterctl.wording import plural, size
@@ -45,6 +46,7 @@ class SyncChoices(FileChoices):
     to: str | None
     max_size: str | None
     dry_run: bool
+    verbose: bool
 
 
 @click.command("sync", cls=WithExamples)
@@ -59,7 +61,8 @@ class SyncChoices(FileChoices):
 )
 @click.option("--to", metavar="DIR", help="Where pulled files go, a folder a node; ./pulled by default.")
 @click.option("--max-size", metavar="SIZE", help="What the files of a node may have in all; 10GiB by default.")
-@click.option("--dry-run", is_flag=True, help="Only show what would be sent and removed.")
+@click.option("--dry-run", is_flag=True, help="Only show what would be sent, removed and left out.")
+@options.verbose_option("List all that is left out, and by which rule.")
 @options.output_options
 @together(SyncChoices)
 def command(choices: SyncChoices) -> int:
@@ -93,9 +96,10 @@ def _push(spec: ClusterSpec, hosts: tuple[HostSpec, ...], console: Console, choi
         return
     store = code.ContentStore(runs_root().parent / "content")
     manifest = code.collect(spec.sync, store)
-    doubt = sensitive.sentence(manifest.files)
-    if doubt:
+    for doubt in doubts.sentences(manifest, store):
         console.narrate(f"warning: {doubt}")
+    if choices.dry_run or choices.verbose:
+        console.data(*(safe(line) for line in doubts.lines(manifest.left_out, whole=choices.verbose)))
     parcel = Parcel(manifest, store)
     with sessions_of(spec, remote, tell=None if choices.quiet else console.err) as sessions:
         if choices.dry_run:

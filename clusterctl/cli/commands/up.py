@@ -19,6 +19,7 @@ from clusterctl.plan import environment, layout
 from clusterctl.plan import launch as planning
 from clusterctl.render.plan import render_plan
 from clusterctl.render.ranks import fold_nodes
+from clusterctl.render.terminal.console import safe
 from clusterctl.run.controller import process
 from clusterctl.run.nodes.files import neighbours
 from clusterctl.run.record import disk, origin, rundir
@@ -27,6 +28,7 @@ from clusterctl.wording import plural, size
 if TYPE_CHECKING:
     from clusterctl.config.spec import ClusterSpec
     from clusterctl.render.terminal.console import Console
+    from clusterctl.run.nodes.files.selection import LeftOut
     from clusterctl.run.record.rundir import RunDir
 
 
@@ -221,10 +223,17 @@ def _copied(spec: ClusterSpec) -> list[str]:
     """Say what of the code folder goes to which nodes."""
     from clusterctl.config.spec import TransportKind
     from clusterctl.run.nodes import code
+    from clusterctl.run.nodes.files import doubts
 
     remote = [host.name for host in spec.hosts if host.transport is not TransportKind.LOCAL]
     if spec.sync is None or not remote:
         return []
-    sizes = [status.st_size for _, status in code.files_of(spec.sync)]
-    what = f"{plural(len(sizes), 'file')} of {spec.sync.source}, {size(sum(sizes))}"
-    return ["", f"copied  {what}, to {fold_nodes(remote)}: what they do not have yet"]
+    left_out: list[LeftOut] = []
+    sizes = {found.path: found.status.st_size for found in code.files_of(spec.sync, left_out.append)}
+    doubts.refuse_without_script(spec, sizes, left_out)
+    what = f"{plural(len(sizes), 'file')} of {spec.sync.source}, {size(sum(sizes.values()))}"
+    return [
+        "",
+        f"copied  {what}, to {fold_nodes(remote)}: what they do not have yet",
+        *map(safe, doubts.lines(left_out)),
+    ]

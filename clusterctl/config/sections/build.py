@@ -66,6 +66,7 @@ def build(root: Node, context: Context) -> Built | None:
         cross.check_health(root, HealthSpec(**sections["health"]), hosts, context)
     if job is not None:
         job = target.check_target(root, job, sync, hosts, environ.env, context)
+        cross.check_source(root, sync, hosts, context)
     stop_after = _stop_after(root, report)
     results = _results(root, context)
     name = _name(root, context)

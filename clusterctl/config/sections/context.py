@@ -45,6 +45,9 @@ class Files(Protocol):
     def real(self, path: str) -> str:
         """The one name of a folder that links lead to."""
 
+    def why_not_sent(self, path: str) -> str | None:
+        """Why a folder must not go to nodes, as a home must not, in words that follow its name."""
+
     def names(self, path: str) -> Sequence[str]:
         """Names in a folder, for suggestions; empty where it cannot be listed."""
 

@@ -6,6 +6,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.config import words
+from clusterctl.config.homes import REMEDY
 from clusterctl.config.kinds import Launcher, StallAction
 from clusterctl.config.sections.environment import check_names
 from clusterctl.config.sections.machines import suggestion
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     from clusterctl.config.sections.context import Context
     from clusterctl.config.sections.machines import Machine
-    from clusterctl.config.spec import HealthSpec, HostSpec
+    from clusterctl.config.spec import HealthSpec, HostSpec, SyncSpec
     from clusterctl.config.text.tree import Mark, Node, Report
 
     Values = Mapping[str, Any]
@@ -132,3 +133,12 @@ def check_keys(root: Node, machines: Sequence[Machine], context: Context) -> Non
 def _is_plain(path: str) -> bool:
     """Whether a path says by itself which file it is: tokens and variables are ssh's to fill in."""
     return path.lower() != "none" and path.startswith(("/", "~/")) and "%" not in path and "${" not in path
+
+
+def check_source(root: Node, sync: SyncSpec | None, machines: Sequence[Machine], context: Context) -> None:
+    """Refuse to send a home to nodes, which a cluster file that lies in one would do."""
+    remote = any(machine.spec.transport is not TransportKind.LOCAL for machine in machines)
+    reason = context.files.why_not_sent(sync.source) if sync is not None and remote else None
+    if sync is not None and reason is not None:
+        text = f"sync.source: `{sync.source}` {reason}, which is not sent to nodes"
+        context.report.add(_at(root, "sync", "source"), text, REMEDY)

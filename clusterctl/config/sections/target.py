@@ -73,6 +73,7 @@ def _checked_script(script: str, source: str, machines: Sequence[Machine], mark:
     if inside is None:
         _check_outside(script, path, source, machines, mark, context)
     elif context.files.is_file(path):
+        _check_link(inside, path, source, machines, mark, context)
         _check_python(inside, path, mark, context)
     else:
         _missing_script(script, path, mark, context)
@@ -97,12 +98,25 @@ def _check_outside(
         context.report.add(mark, f"job.script: `~` of `{script}` is nobody's home on a node", hint)
     if script.startswith(("/", "~")):
         return
-    remote = any(m.spec.transport is not TransportKind.LOCAL and m.spec.role is Role.WORKER for m in machines)
     if not context.files.is_file(path):
         _missing_script(script, path, mark, context)
-    elif remote:
+    elif _is_copied(machines):
         hint = "set `sync.source` to a folder that holds it"
         context.report.add(mark, f"job.script: `{script}` is outside of what is synced, `{source}`", hint)
+
+
+def _check_link(
+    script: str, path: str, source: str, machines: Sequence[Machine], mark: Mark, context: Context
+) -> None:
+    """Refuse a script that no node would get, since links to elsewhere are not sent."""
+    real = context.files.real(path)
+    if _is_copied(machines) and os.path.relpath(real, context.files.real(source)).partition("/")[0] == "..":
+        hint = "put the file itself there, or set `sync.source` to a folder that holds it"
+        context.report.add(mark, f"job.script: `{script}` is a link to `{real}`, which is not sent to nodes", hint)
+
+
+def _is_copied(machines: Sequence[Machine]) -> bool:
+    return any(m.spec.transport is not TransportKind.LOCAL and m.spec.role is Role.WORKER for m in machines)
 
 
 def _missing_script(script: str, path: str, mark: Mark, context: Context) -> None:

@@ -7,6 +7,7 @@ started with, however the folder has changed since.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import stat
@@ -14,11 +15,13 @@ import tempfile
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO
 
+from clusterctl.agent.protocol.listing import LINK_MODE
+from clusterctl.config import homes
 from clusterctl.errors import ConfigError, Problem, RefusedError
+from clusterctl.run.nodes.files.selection import Found, LeftOut, unless_gone, walk
 from clusterctl.run.record.disk import make_private, write_atomically
-from clusterctl.run.record.rundir import RunDir
 from clusterctl.wording import size
 
 if TYPE_CHECKING:
@@ -28,22 +31,24 @@ if TYPE_CHECKING:
     from clusterctl.run.record.rundir import RunDir
 
 
-T = TypeVar("T")
-
 _CHUNK = 1024 * 1024
+_PART = ".part"
 MOST_FILES = 500_000
 """A listing of so many takes a node seconds and half a gigabyte to go through; no code has as many."""
-
-_NEVER = frozenset({".git", "__pycache__", ".hg", ".svn"})
-# What `nohup clusterctl up` writes, which grows while it is sent.
-_NEVER_FILES = frozenset({"nohup.out"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What a folder holds: path to size, permission bits and SHA-256."""
+    """What of a folder is sent.
+
+    Attributes:
+        files: Path to size, permission bits and SHA-256; a link has the mode `LINK_MODE`, and its content is where it
+            leads.
+        left_out: What is not sent; it is not kept with the run.
+    """
 
     files: dict[str, tuple[int, int, str]] = field(default_factory=dict)
+    left_out: tuple[LeftOut, ...] = ()
 
     @property
     def code_hash(self) -> str:
@@ -73,7 +78,7 @@ class ContentStore:
         """Copy what a file holds in, in one pass that also hashes it; return its size and hash."""
         digest, size = hashlib.sha256(), 0
         # Heads that share a home may have equal pids: only a name that is made up is nobody else's.
-        with tempfile.NamedTemporaryFile(dir=self.root, prefix=".", suffix=".part", delete=False) as writer:
+        with tempfile.NamedTemporaryFile(dir=self.root, prefix=".", suffix=_PART, delete=False) as writer:
             try:
                 while chunk := source.read(_CHUNK):
                     digest.update(chunk)
@@ -97,18 +102,18 @@ class ContentStore:
         return True
 
     def unused(self, used: Collection[str], before: float) -> list[tuple[Path, int]]:
-        """Return the files of content that nobody names, and their sizes in bytes.
+        """Return the files of content that nobody names, those that were never finished too, and their sizes in bytes.
 
         Args:
             used: Hashes of what runs need.
             before: Wall clock in seconds; what was taken or used later may belong to a start that goes on now.
         """
-        patterns = []
-        for path in self.root.glob("??/*"):
-            status = path.stat()
-            if path.name not in used and status.st_mtime < before:
-                patterns.append((path, status.st_size))
-        return patterns
+        unused = []
+        for path in (*self.root.glob("??/*"), *self.root.glob(f".*{_PART}")):
+            status = unless_gone(path.stat, path)
+            if status is not None and path.name not in used and status.st_mtime < before:
+                unused.append((path, status.st_size))
+        return unused
 
 
 def store_of_head(runs: Path) -> ContentStore | None:
@@ -136,16 +141,22 @@ def collect(sync: SyncSpec, store: ContentStore, *, most_files: int = MOST_FILES
     source = Path(sync.source)
     hashed = _Known(store.root / "known.json", sync.source)
     files: dict[str, tuple[int, int, str]] = {}
-    for relative, status in files_of(sync, most_files=most_files):
-        entry = hashed.entry(source / relative, status, store)
+    left_out: list[LeftOut] = []
+    for found in files_of(sync, left_out.append, most_files=most_files):
+        entry = hashed.entry(source / found.path, found.status, store) if found.target is None else _link(found, store)
         if entry is not None:
-            files[relative] = entry
+            files[found.path] = entry
     hashed.save()
-    return Manifest(files=files)
+    return Manifest(files=files, left_out=tuple(left_out))
 
 
-def files_of(sync: SyncSpec, *, most_files: int = MOST_FILES) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield what a sync would copy, without reading any of it.
+def _link(found: Found, store: ContentStore) -> tuple[int, int, str]:
+    length, digest = store.take(io.BytesIO(os.fsencode(found.target or "")))
+    return length, LINK_MODE, digest
+
+
+def files_of(sync: SyncSpec, left_out: Callable[[LeftOut], None], *, most_files: int = MOST_FILES) -> Iterator[Found]:
+    """Yield what a sync would copy, without reading any of it; `left_out` takes what it would not.
 
     Raises:
         ConfigError, RefusedError: As `collect`.
@@ -153,17 +164,20 @@ def files_of(sync: SyncSpec, *, most_files: int = MOST_FILES) -> Iterator[tuple[
     source = Path(sync.source)
     if not source.is_dir():
         raise ConfigError([Problem(sync.source, 0, 0, "`sync.source` is not a folder")])
+    reason = homes.why_not_sent(sync.source)
+    if reason is not None:
+        raise RefusedError(f"`sync.source`: {sync.source} {reason}, which is not sent to nodes", hint=homes.REMEDY)
     files: list[str] = []
     total, largest = 0, list[tuple[int, str]]()
-    for relative, status in walk(source, sync.exclude):
-        total += status.st_size
-        largest = sorted([*largest, (status.st_size, relative)], reverse=True)[:3]
+    for found in walk(source, sync.exclude, left_out):
+        total += found.status.st_size
+        largest = sorted([*largest, (found.status.st_size, found.path)], reverse=True)[:3]
         if total > sync.max_size:
             raise _too_large(sync, total, largest)
         if len(files) == most_files:
             raise _too_many(sync, files)
-        files.append(relative)
-        yield relative, status
+        files.append(found.path)
+        yield found
 
 
 def _too_large(sync: SyncSpec, total: int, largest: list[tuple[int, str]]) -> RefusedError:
@@ -202,7 +216,7 @@ class _Known:
         key = f"{status.st_dev}:{status.st_ino}:{status.st_size}:{status.st_mtime_ns}"
         size, digest = self._folders.get(self._source, {}).get(key, (0, ""))
         if not digest or not store.keep(digest):
-            file = _unless_gone(lambda: path.open("rb"), path)
+            file = unless_gone(lambda: path.open("rb"), path)
             if file is None:
                 return None
             with file:
@@ -213,102 +227,6 @@ class _Known:
     def save(self) -> None:
         others = {s: used for s, used in self._folders.items() if s != self._source and os.path.isdir(s)}
         write_atomically(self._path, json.dumps({**others, self._source: self._used}).encode())
-
-
-def _unless_gone(read: Callable[[], T], path: Path) -> T | None:
-    """Return what `read` gives, or `None` where that is not there, or no longer: the folder goes on changing.
-
-    Raises:
-        RefusedError: It is there, and cannot be read.
-    """
-    try:
-        return read()
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-        return None
-    except OSError as error:
-        hint = "make it readable, or leave it out by `sync.exclude`"
-        raise RefusedError(f"cannot read {path}: {error.strerror or error}", hint=hint) from error
-
-
-def walk(source: Path, exclude: tuple[str, ...]) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield the files that sync takes, relative to `source`, with their status.
-
-    `.gitignore` files are respected in every folder, and `exclude` has the last word; `.git`, `__pycache__`,
-    `nohup.out` and virtual environments are never taken. Symbolic links to files inside `source` are followed; others
-    are left out.
-
-    Raises:
-        RefusedError: A folder, or a `.gitignore`, cannot be read.
-    """
-    import pathspec
-
-    last = pathspec.GitIgnoreSpec.from_lines(exclude)
-    yield from _walk(source, "", [("", last)])
-
-
-def _walk(source: Path, folder: str, rules: list[tuple[str, Any]]) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield what a folder holds; the last rule is the cluster file's."""
-    import pathspec
-
-    base = source / folder
-    entries = _unless_gone(lambda: sorted(os.scandir(base), key=lambda e: e.name), base) or []
-    ignore = base / ".gitignore"
-    text = _unless_gone(lambda: ignore.read_text(errors="replace"), ignore)
-    if text is not None:
-        rules = [*rules[:-1], (folder, pathspec.GitIgnoreSpec.from_lines(text.splitlines())), rules[-1]]
-    for entry in entries:
-        relative = f"{folder}/{entry.name}" if folder else entry.name
-        if entry.is_dir(follow_symlinks=False):
-            if entry.name in _NEVER or _ignored(relative + "/", rules) or os.path.exists(f"{entry.path}/pyvenv.cfg"):
-                continue
-            yield from _walk(source, relative, rules)
-        elif (
-            entry.name not in _NEVER_FILES
-            and _is_file(entry)
-            and not _ignored(relative, rules)
-            and _inside(source, entry)
-        ):
-            status = _unless_gone(entry.stat, Path(entry.path))
-            if status is not None:
-                yield relative, status
-
-
-def _ignored(relative: str, rules: list[tuple[str, Any]]) -> bool:
-    """Return whether the last pattern that means an entry leaves it out; folders end with a slash."""
-    for folder, spec in reversed(rules):
-        inner = relative[len(folder) + 1 :] if folder else relative
-        for pattern in reversed(spec.patterns):
-            if _means(pattern, inner):
-                return bool(pattern.include)
-    return False
-
-
-def _means(pattern: Any, path: str) -> bool:
-    """Return whether a pattern matches a path itself, not a folder above it, which was judged when we came there.
-
-    `GitIgnoreSpec.check_file` makes no such difference: after `*`, `!*/` lets no folder in.
-    """
-    decided = pattern.match_file(path) if pattern.include is not None else None
-    if decided is None:
-        return False
-    # The group in which pathspec (0.12 and later) keeps the slash of a folder that was matched.
-    above = decided.match.groupdict().get("ps_d") is not None and decided.match.end("ps_d") < len(path)
-    # For `a/**/` that folder is `a`, though every folder below it is meant.
-    return not above or (path.endswith("/") and str(pattern.pattern).endswith("**/"))
-
-
-def _is_file(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_file()
-    except OSError:
-        # A link in a circle, or to where we may not look.
-        return False
-
-
-def _inside(source: Path, entry: os.DirEntry[str]) -> bool:
-    if not entry.is_symlink():
-        return True
-    return os.path.realpath(entry.path).startswith(os.path.realpath(source) + os.sep)
 
 
 def save(run: RunDir, manifest: Manifest) -> None:

@@ -22,7 +22,7 @@ from clusterctl.plan.layout import workdir_of
 from clusterctl.run.nodes import attempt_begin, code, unsynced
 from clusterctl.run.nodes.checkpoints import Resuming
 from clusterctl.run.nodes.fan_out import each, names, raise_first, sessions_of
-from clusterctl.run.nodes.files import sensitive
+from clusterctl.run.nodes.files import doubts
 from clusterctl.run.nodes.meeting import answer_of, meet
 from clusterctl.run.nodes.progress import CancelledError, Progress
 from clusterctl.run.nodes.transfer import Parcel, push
@@ -183,9 +183,9 @@ class Launch:
         store = code.store_of(self._run)
         if first:
             manifest = code.collect(self._spec.sync, store)
+            doubts.refuse_without_script(self._spec, manifest.files, manifest.left_out)
             code.save(self._run, manifest)
-            doubt = sensitive.sentence(manifest.files)
-            if doubt:
+            for doubt in doubts.sentences(manifest, store):
                 self._post(events.Note(text=doubt, level="warn"))
         else:
             kept = code.load(self._run)

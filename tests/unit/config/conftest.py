@@ -34,7 +34,10 @@ class Shelf:
         return any(name.startswith(path.rstrip("/") + "/") for name in self.contents)
 
     def real(self, path: str) -> str:
-        return path.replace("/home/me/link", FOLDER)
+        return path.replace("/home/me/link", FOLDER).replace(f"{FOLDER}/linked.py", "/elsewhere/linked.py")
+
+    def why_not_sent(self, path: str) -> str | None:
+        return "is a home" if path == "/home/me" else None
 
     def names(self, path: str) -> Sequence[str]:
         return sorted({name[len(path) + 1 :].split("/")[0] for name in self.contents if name.startswith(path + "/")})
@@ -43,6 +46,7 @@ class Shelf:
 SHELF = Shelf(
     {
         f"{FOLDER}/train.py": b"",
+        f"{FOLDER}/linked.py": b"",
         f"{FOLDER}/src/run.py": b"",
         f"{FOLDER}/.env": b"# settings\nA=1\nexport B='x y' \nC=a b # note\n\n",
         f"{FOLDER}/dollar.env": b"A=^x$\nPW=pa$word\n",

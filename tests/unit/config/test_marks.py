@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 LONGER_THAN_A_CHARACTER = {
     "results_outside": "../x",
+    "script_behind_a_link": "linked.py",
+    "home_as_source": "..",
     "results_at_home": "~/x",
     "colon_forgotten_above": "args",
     "transport_that_is_none": "lokal",

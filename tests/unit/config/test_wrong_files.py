@@ -641,6 +641,22 @@ WRONG = [
         id="script_outside_of_sync",
     ),
     pytest.param(
+        "version: 1\nhosts: gpu01\njob: {script: linked.py}\n",
+        3,
+        15,
+        "job.script: `linked.py` is a link to `/elsewhere/linked.py`, which is not sent to nodes",
+        "put the file itself there, or set `sync.source` to a folder that holds it",
+        id="script_behind_a_link",
+    ),
+    pytest.param(
+        "version: 1\nhosts: gpu01\nsync: {source: ..}\njob: {module: a}\n",
+        3,
+        16,
+        "sync.source: `/home/me` is a home, which is not sent to nodes",
+        "put the code into a folder of its own, and name that as `sync.source`; or `sync: none`",
+        id="home_as_source",
+    ),
+    pytest.param(
         "version: 1\nhosts: gpu01\njob:\n  script: train.py\n  module: llm\n",
         5,
         3,

@@ -13,9 +13,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from clusterctl.config.spec import SyncSpec
+from clusterctl.agent.protocol.listing import LINK_MODE
+from clusterctl.config.homes import why_not_sent
+from clusterctl.config.spec import ClusterSpec, JobSpec, SyncSpec
 from clusterctl.errors import RefusedError
 from clusterctl.run.nodes import code
+from clusterctl.run.nodes.files import doubts, selection
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,6 +35,17 @@ def write(root: Path, *paths: str) -> None:
 def collected(root: Path, content: Path, *exclude: str) -> list[str]:
     sync = SyncSpec(source=str(root), exclude=exclude)
     return sorted(code.collect(sync, code.ContentStore(content)).files)
+
+
+def sent(root: Path, *exclude: str) -> list[str]:
+    return [found.path for found in selection.walk(root, exclude, left_out=lambda _one: None)]
+
+
+def left_out(root: Path, *exclude: str) -> dict[str, str]:
+    """What is not sent, and by which rule."""
+    found: list[selection.LeftOut] = []
+    list(selection.walk(root, exclude, left_out=found.append))
+    return {one.shown: one.rule for one in found}
 
 
 @pytest.fixture
@@ -110,17 +124,17 @@ def test_what_git_would_take_is_taken(source: Path, ignores: dict[str, str]) -> 
     argv = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(argv, cwd=source, capture_output=True, text=True, check=True)
 
-    assert [path for path, _ in code.walk(source, ())] == sorted(listed.stdout.split(), key=lambda p: p.split("/"))
+    assert sent(source) == sorted(listed.stdout.split(), key=lambda p: p.split("/"))
 
 
 def test_what_vanishes_while_a_folder_is_walked_is_left_out(source: Path) -> None:
     write(source, "a.py", "b.py", "c/d.py", "e.py")
-    walk = code.walk(source, ())
-    found = [next(walk)[0]]
+    walk = selection.walk(source, (), left_out=lambda _one: None)
+    found = [next(walk).path]
     (source / "b.py").unlink()
     shutil.rmtree(source / "c")
 
-    assert [*found, *(path for path, _ in walk)] == ["a.py", "e.py"]
+    assert [*found, *(one.path for one in walk)] == ["a.py", "e.py"]
 
 
 def test_a_busy_editor_beside_it_ends_no_sync(source: Path, content: Path) -> None:
@@ -203,3 +217,164 @@ def test_hashes_of_what_is_gone_or_has_changed_are_forgotten(source: Path, conte
     shutil.rmtree(other)
     collected(source, content)
     assert known() == 1
+
+
+def git(folder: Path, *words: str) -> None:
+    who = ["-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "protocol.file.allow=always"]
+    subprocess.run(["git", "-C", str(folder), *who, *words], check=True, capture_output=True)
+
+
+needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+
+
+@needs_git
+def test_what_git_tracks_is_sent_though_a_rule_names_it_but_not_what_the_cluster_file_excludes(source: Path) -> None:
+    write(source, "a.py", "conf/base.env", "conf/own.env", "build/gen/x.py", "build/y.o", "venv/pyvenv.cfg", "big.pt")
+    (source / ".gitignore").write_text("*.env\nbuild/\n")
+    git(source, "init", "--quiet")
+    git(source, "add", "--force", "a.py", "conf/base.env", "build/gen/x.py", "venv", "big.pt")
+    (source / "sub").mkdir()
+
+    assert sent(source, "*.pt") == [".gitignore", "a.py", "build/gen/x.py", "conf/base.env", "venv/pyvenv.cfg"]
+    assert left_out(source, "*.pt") == {
+        ".git": "`.git` is never sent",
+        "big.pt": "`*.pt` of `sync.exclude`",
+        "build/y.o": "`build/` of .gitignore",
+        "conf/own.env": "`*.env` of .gitignore",
+    }
+    assert sent(source / "build") == ["gen/x.py", "y.o"]
+
+
+@needs_git
+def test_of_a_submodule_the_content_is_sent_and_an_empty_one_is_named(source: Path, tmp_path: Path) -> None:
+    library = tmp_path / "library"
+    write(library, "lib.py", "data.bin")
+    (library / ".gitignore").write_text("*.bin\n")
+    git(library, "init", "--quiet")
+    git(library, "add", "--force", ".")
+    git(library, "commit", "--quiet", "-m", "x")
+    write(source, "a.py")
+    (source / ".gitignore").write_text("third_party/\n")
+    git(source, "init", "--quiet")
+    for name in ("full", "empty"):
+        git(source, "submodule", "add", "--quiet", "--force", str(library), f"third_party/{name}")
+    git(source, "submodule", "deinit", "--force", "third_party/empty")
+
+    assert [path for path in sent(source) if path.startswith("third")] == [
+        "third_party/full/.gitignore",
+        "third_party/full/data.bin",
+        "third_party/full/lib.py",
+    ]
+    told = left_out(source)
+    assert told["third_party/full/.git"] == "`.git` is never sent"
+    assert told["third_party/empty/"] == "an empty submodule"
+
+
+@needs_git
+def test_where_git_cannot_say_what_it_tracks_that_is_told(source: Path) -> None:
+    write(source, "a.py", "b.env")
+    (source / ".git").write_text("gitdir: /nowhere\n")
+    (source / ".gitignore").write_text("*.env\n")
+
+    assert any("git cannot say whether it tracks this" in rule for rule in left_out(source).values())
+
+
+@pytest.mark.parametrize(
+    ("link", "target", "written"),
+    [
+        pytest.param("to_file", "pkg/m.py", "pkg/m.py", id="to a file"),
+        pytest.param("to_folder", "pkg", "pkg", id="to a folder"),
+        pytest.param("pkg/up", "../a.py", "../a.py", id="to above"),
+        pytest.param("pkg/absolute", "{source}/a.py", "../a.py", id="by an absolute path"),
+        pytest.param("pkg/around", "../../source/a.py", "../a.py", id="around the folder"),
+    ],
+)
+def test_links_inside_the_folder_stay_links(source: Path, content: Path, link: str, target: str, written: str) -> None:
+    write(source, "a.py", "pkg/m.py")
+    (source / link).symlink_to(target.format(source=source))
+    store = code.ContentStore(content)
+
+    manifest = code.collect(SyncSpec(source=str(source)), store)
+
+    _, mode, digest = manifest.files[link]
+    assert (mode, store.path(digest).read_text()) == (LINK_MODE, written)
+    assert manifest.left_out == ()
+
+
+def test_links_to_elsewhere_are_named_with_where_they_lead(source: Path, tmp_path: Path) -> None:
+    write(source, "a.py", "data/x.csv")
+    write(tmp_path, "outside/b.py")
+    (source / ".gitignore").write_text("data/\nignored\n")
+    for name, target in {"out.py": "../outside/b.py", "folder": "/tmp", "ignored": "/tmp", "csv": "data/x.csv"}.items():
+        (source / name).symlink_to(target)
+
+    assert sent(source) == [".gitignore", "a.py", "csv"]
+    assert left_out(source) == {
+        "data/": "`data/` of .gitignore",
+        "folder -> /tmp": "a link out of the folder",
+        "ignored": "`ignored` of .gitignore",
+        "out.py -> ../outside/b.py": "a link out of the folder",
+        "csv -> data/x.csv": "a link to what is not sent",
+    }
+
+
+def test_keys_of_ssh_are_never_sent(source: Path) -> None:
+    write(source, "a.py", ".ssh/id_rsa", "deploy/.ssh/config")
+
+    assert sent(source, "!.ssh/", "!id_rsa") == ["a.py"]
+    assert left_out(source)["deploy/.ssh"] == "`.ssh` is never sent"
+
+
+def test_a_script_that_is_not_sent_is_refused_with_the_rule(source: Path, content: Path) -> None:
+    write(source, "jobs/train.py")
+    (source / ".gitignore").write_text("jobs/\n")
+    manifest = code.collect(SyncSpec(source=str(source)), code.ContentStore(content))
+    job = JobSpec(script="jobs/train.py")
+    spec = ClusterSpec(name="x", path="/x", hosts=(), job=job, sync=SyncSpec(source=str(source)))
+
+    with pytest.raises(RefusedError, match="`jobs/train.py` is not sent to nodes, left out by `jobs/` of .gitignore"):
+        doubts.refuse_without_script(spec, manifest.files, manifest.left_out)
+
+
+def test_pointers_of_git_lfs_are_named_as_what_they_are(source: Path, content: Path) -> None:
+    write(source, "a.py")
+    oid = "4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393"
+    (source / "m.bin").write_text(f"version https://git-lfs.github.com/spec/v1\noid sha256:{oid}\nsize 12345\n")
+    store = code.ContentStore(content)
+
+    told = doubts.sentences(code.collect(SyncSpec(source=str(source)), store), store)
+
+    assert told == ["`m.bin`: pointers of Git LFS, without the content: `git lfs pull` gets it"]
+
+
+@pytest.mark.parametrize(
+    "folder",
+    [
+        pytest.param("/", id="all"),
+        pytest.param("/root", id="that of root"),
+        pytest.param("/home", id="the folder of homes"),
+        pytest.param("/home/somebody", id="another's"),
+        pytest.param("~", id="the user's own"),
+        pytest.param("~/..", id="what holds it"),
+        pytest.param("{link}", id="a link to it"),
+        pytest.param("~/.ssh", id="the keys in it"),
+    ],
+)
+def test_a_home_is_no_code_and_is_refused(
+    folder: str, source: Path, content: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, "people/me/.ssh/id_rsa")
+    monkeypatch.setenv("HOME", str(tmp_path / "people/me"))
+    (tmp_path / "link").symlink_to("people/me")
+    path = os.path.expanduser(folder.format(link=tmp_path / "link"))
+    if not os.path.isdir(path):
+        assert why_not_sent(path) == "is a home"
+        return
+
+    with pytest.raises(RefusedError) as refused:
+        code.collect(SyncSpec(source=path), code.ContentStore(content))
+
+    assert "not sent to nodes" in str(refused.value)
+    assert "`sync.source`" in str(refused.value.hint)
+    write(source, "a.py")
+    assert why_not_sent(str(source)) is None

@@ -96,8 +96,33 @@ print(resource.getrlimit(resource.RLIMIT_CORE)[0], child.communicate(b"go\\n")[0
     ],
 )
 def test_names_of_secrets_among_the_code_are_told_once_with_the_remedy(paths: list[str], said: str | None) -> None:
-    found = sentence(paths)
+    found = sentence([(path, 10) for path in paths], lambda _path: b"")
     assert (found is None) is (said is None)
     if said is not None:
         assert str(found).startswith(said)
         assert "`sync.exclude`" in str(found)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("gcp-key.json", "conf/service-account.json", "client_secret_1.apps.json", "kaggle.json"),
+        *(".netrc", ".npmrc", ".pypirc", ".bash_history", ".python_history", ".aws/config", ".kube/config"),
+        *(".docker/config.json", ".config/gh/hosts.yml", ".cache/huggingface/token", "hf_token", ".git-credentials"),
+        *(".config/gcloud/legacy_credentials/a/adc.json", "tls/server.key", "token.json", "secrets.yaml"),
+    ],
+)
+def test_files_of_tokens_are_told_of_like_keys(path: str) -> None:
+    assert str(sentence([(path, 10)], lambda _path: b"")).startswith(f"`{path}` may hold secrets")
+
+
+@pytest.mark.parametrize("path", ["tokenizer.json", "tokens.py", "keys.csv", "config.json", "hosts.yml", "history.csv"])
+def test_files_of_training_are_no_secrets(path: str) -> None:
+    assert sentence([(path, 2000)], lambda _path: b'{"a": 1}') is None
+
+
+def test_a_key_is_known_by_what_it_begins_with(tmp_path: Path) -> None:
+    account = b'{"type": "service_account", "project_id": "p", "private_key": "-----BEGIN PRIVATE KEY-----\\nMII"}'
+    texts = {"my-project-1a2b.json": account, "deploy": b"-----BEGIN OPENSSH PRIVATE KEY-----", "a.txt": b"x" * 100}
+    told = str(sentence([(path, 2000) for path in texts], texts.__getitem__))
+    assert told.startswith("`deploy`, `my-project-1a2b.json` may hold secrets")

@@ -1,0 +1,299 @@
+"""Which files of a folder go to the nodes, and by which rule the others are left out."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from clusterctl.errors import RefusedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+T = TypeVar("T")
+
+NEVER_SENT = frozenset({".git", ".hg", ".svn", ".ssh"})
+# `nohup.out` is what `nohup clusterctl up` writes, which grows while it is sent.
+_NO_CODE = frozenset({"__pycache__", "nohup.out"})
+_GIT_SECONDS = 60.0
+
+
+class Found(NamedTuple):
+    """A file that is sent, or a link.
+
+    Attributes:
+        path: Relative to the folder.
+        status: Of the file, or of the link itself.
+        target: Where a link leads, as it is written on the nodes; `None` for a file.
+    """
+
+    path: str
+    status: os.stat_result
+    target: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """Something that nodes do not get.
+
+    Attributes:
+        path: Relative to the folder; that of a folder ends with a slash.
+        rule: What leaves it out.
+        target: Where a link leads.
+        remedy: What a person can do who did not mean to leave it out; empty where a rule of theirs says it.
+    """
+
+    path: str
+    rule: str
+    target: str = ""
+    remedy: str = ""
+
+    @property
+    def shown(self) -> str:
+        """The path, and where it leads."""
+        return f"{self.path} -> {self.target}" if self.target else self.path
+
+
+_OUTSIDE = "a link out of the folder"
+_WITHOUT_TARGET = "a link to what is not sent"
+_EMPTY = "an empty submodule"
+_IGNORE = ".gitignore"
+_VENV = "a virtual environment"
+
+
+def walk(source: Path, exclude: tuple[str, ...], left_out: Callable[[LeftOut], None]) -> Iterator[Found]:
+    """Yield what is sent of a folder, in order.
+
+    `exclude` has the last word. Apart from that all is sent that git tracks, and what no `.gitignore` names. Links
+    inside the folder stay links; `.git`, `.ssh` and links to elsewhere are never sent.
+
+    Args:
+        source: The folder.
+        exclude: Patterns as in .gitignore.
+        left_out: Takes what is not sent.
+
+    Raises:
+        RefusedError: A folder, or a `.gitignore`, cannot be read.
+    """
+    walk = _Walk(source, exclude, left_out)
+    yield from walk.folder("", [], None)
+    walk.look_at_links()
+
+
+class _Tracked:
+    """What git tracks, relative to the folder that is sent."""
+
+    def __init__(self) -> None:
+        self._paths: set[str] = set()
+        self.submodules: set[str] = set()
+        self.failures: dict[str, str] = {}
+
+    def __contains__(self, path: str) -> bool:
+        return path in self._paths
+
+    def add(self, folder: Path, relative: str) -> None:
+        """Ask git what it tracks in a folder."""
+        argv = ["git", "-C", str(folder), "-c", "core.fsmonitor=false", "ls-files", "-z", "--stage"]
+        environ = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+        try:
+            done = subprocess.run(argv, env=environ, capture_output=True, timeout=_GIT_SECONDS, check=False)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            self.failures[relative] = getattr(error, "strerror", None) or str(error)
+            return
+        if done.returncode:
+            self.failures[relative] = next(iter(done.stderr.decode(errors="replace").splitlines()), "git failed")
+        for entry in filter(None, done.stdout.split(b"\0")):
+            head, _, name = entry.partition(b"\t")
+            path = _below(relative, os.fsdecode(name))
+            self._paths.add(path)
+            if head.startswith(b"160000"):
+                self.submodules.add(path)
+            while (path := path.rpartition("/")[0]) and path not in self._paths:
+                self._paths.add(path)
+
+
+_Rules = list[tuple[str, Any]]
+
+
+class _Walk:
+    def __init__(self, source: Path, exclude: tuple[str, ...], left_out: Callable[[LeftOut], None]) -> None:
+        import pathspec
+
+        self._source, self._top, self._leave_out = source, os.path.realpath(source), left_out
+        self._exclude: _Rules = [("", pathspec.GitIgnoreSpec.from_lines(exclude))]
+        self._tracked = _Tracked()
+        self._is_git_doubted = False
+        self._sent: set[str] = {"."}
+        self._links: list[tuple[str, str, str]] = []
+        if any(
+            os.path.lexists(os.path.join(above, ".git")) for above in (self._top, *map(str, Path(self._top).parents))
+        ):
+            self._tracked.add(source, "")
+
+    def folder(self, folder: str, rules: _Rules, ignored: str | None) -> Iterator[Found]:
+        """Yield what is sent of one folder.
+
+        Args:
+            folder: Relative to the source.
+            rules: Of the `.gitignore` files above, with the folder of each.
+            ignored: The rule that leaves the folder out, but for what git tracks in it.
+        """
+        import pathspec
+
+        base = self._source / folder
+        entries = unless_gone(lambda: sorted(os.scandir(base), key=lambda e: e.name), base) or []
+        if folder and any(entry.name == ".git" for entry in entries):
+            self._tracked.add(base, folder)
+        ignore = base / _IGNORE
+        text = unless_gone(lambda: ignore.read_text(errors="replace"), ignore)
+        if text is not None:
+            rules = [*rules, (folder, pathspec.GitIgnoreSpec.from_lines(text.splitlines()))]
+        for entry in entries:
+            path = _below(folder, entry.name)
+            if entry.name in NEVER_SENT:
+                self._leave_out(LeftOut(path, f"`{entry.name}` is never sent"))
+            elif entry.is_dir(follow_symlinks=False):
+                yield from self._inner(path, entry, rules, ignored)
+            else:
+                yield from self._file(path, entry, rules, ignored)
+
+    def _inner(self, path: str, entry: os.DirEntry[str], rules: _Rules, ignored: str | None) -> Iterator[Found]:
+        rule = self._rule(path, entry, rules, ignored)
+        is_submodule = path in self._tracked.submodules
+        if rule is not None and (path not in self._tracked or _decided(f"{path}/", self._exclude) is not None):
+            self._leave(f"{path}/", rule)
+        elif is_submodule and not any(name != ".git" for name in os.listdir(entry.path)):
+            self._leave_out(LeftOut(f"{path}/", _EMPTY, remedy="`git submodule update --init` fills it"))
+        else:
+            yield from self.folder(path, rules, None if is_submodule else rule)
+
+    def _file(self, path: str, entry: os.DirEntry[str], rules: _Rules, ignored: str | None) -> Iterator[Found]:
+        rule = self._rule(path, entry, rules, ignored)
+        if rule is not None:
+            self._leave(path, rule)
+        elif entry.is_symlink():
+            yield from self._link(path, entry)
+        else:
+            status = unless_gone(lambda: entry.stat(follow_symlinks=False), Path(entry.path))
+            if status is not None and stat.S_ISREG(status.st_mode):
+                self._note(path)
+                yield Found(path, status)
+            elif status is not None:
+                self._leave_out(LeftOut(path, "no file"))
+
+    def _link(self, path: str, entry: os.DirEntry[str]) -> Iterator[Found]:
+        real = os.path.realpath(entry.path)
+        written = unless_gone(lambda: os.readlink(entry.path), Path(entry.path))
+        status = unless_gone(lambda: entry.stat(follow_symlinks=False), Path(entry.path))
+        if written is None or status is None:
+            return
+        if not _is_below(real, self._top):
+            remedy = "put a copy there, name its place on the nodes, or leave it out by `sync.exclude`"
+            self._leave_out(LeftOut(path, _OUTSIDE, written, remedy))
+        elif not os.path.exists(entry.path):
+            self._leave_out(LeftOut(path, "a link that leads nowhere", written))
+        elif os.path.exists(f"{real}/pyvenv.cfg"):
+            self._leave_out(LeftOut(path, _VENV, written))
+        else:
+            self._note(path)
+            self._links.append((path, written, os.path.relpath(real, self._top)))
+            yield Found(path, status, self._as_written(path, written, real))
+
+    def _leave(self, path: str, rule: str) -> None:
+        """Tell what a rule leaves out; once also that git was to say whether it does, and could not."""
+        remedy = ""
+        if self._tracked.failures and not self._is_git_doubted and rule.endswith(_IGNORE):
+            self._is_git_doubted = True
+            rule += f", and git cannot say whether it tracks this ({next(iter(self._tracked.failures.values()))})"
+            remedy = "files that git tracks are sent only if it can say so"
+        self._leave_out(LeftOut(path, rule, remedy=remedy))
+
+    def _note(self, path: str) -> None:
+        """Note that a path is sent, and the folders that it lies in."""
+        while path and path not in self._sent:
+            self._sent.add(path)
+            path = path.rpartition("/")[0]
+
+    def look_at_links(self) -> None:
+        """Tell of links that are sent without what they lead to."""
+        for path, written, target in self._links:
+            if target not in self._sent:
+                self._leave_out(LeftOut(path, _WITHOUT_TARGET, written, "`sync.exclude` with `!` before it sends that"))
+
+    def _as_written(self, path: str, written: str, real: str) -> str:
+        """Return where a link leads as nodes can follow it, whose folder lies elsewhere."""
+        parent = os.path.dirname(path)
+        if not os.path.isabs(written) and not f"{os.path.normpath(os.path.join(parent, written))}/".startswith("../"):
+            return written
+        return os.path.relpath(real, os.path.join(self._top, parent))
+
+    def _rule(self, path: str, entry: os.DirEntry[str], rules: _Rules, ignored: str | None) -> str | None:
+        """Return what leaves an entry out; what git tracks is sent in spite of every rule but those of `exclude`."""
+        is_folder = entry.is_dir(follow_symlinks=False)
+        name = f"{path}/" if is_folder else path
+        found = _decided(name, self._exclude)
+        if found is not None:
+            return f"`{found[1].pattern}` of `sync.exclude`" if found[1].include else None
+        if not is_folder and path in self._tracked:
+            return None
+        if ignored is not None:
+            return ignored
+        if entry.name in _NO_CODE:
+            return f"`{entry.name}` is no code"
+        if is_folder and os.path.exists(f"{entry.path}/pyvenv.cfg"):
+            return _VENV
+        found = _decided(name, rules)
+        if found is None or not found[1].include:
+            return None
+        return f"`{found[1].pattern}` of {_below(found[0], _IGNORE)}"
+
+
+def _below(folder: str, name: str) -> str:
+    return f"{folder}/{name}" if folder else name
+
+
+def _is_below(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
+
+
+def _decided(path: str, rules: _Rules) -> tuple[str, Any] | None:
+    """Return the last pattern that means an entry, with the folder of its file; paths of folders end with a slash."""
+    for folder, spec in reversed(rules):
+        inner = path[len(folder) + 1 :] if folder else path
+        for pattern in reversed(spec.patterns):
+            if _means(pattern, inner):
+                return folder, pattern
+    return None
+
+
+def _means(pattern: Any, path: str) -> bool:
+    """Return whether a pattern matches a path itself, not a folder above it, which was judged when we came there.
+
+    `GitIgnoreSpec.check_file` makes no such difference: after `*`, `!*/` lets no folder in.
+    """
+    decided = pattern.match_file(path) if pattern.include is not None else None
+    if decided is None:
+        return False
+    # The group in which pathspec (0.12 and later) keeps the slash of a folder that was matched.
+    above = decided.match.groupdict().get("ps_d") is not None and decided.match.end("ps_d") < len(path)
+    # For `a/**/` that folder is `a`, though every folder below it is meant.
+    return not above or (path.endswith("/") and str(pattern.pattern).endswith("**/"))
+
+
+def unless_gone(read: Callable[[], T], path: Path) -> T | None:
+    """Return what `read` gives, or `None` where that is not there, or no longer: the folder goes on changing.
+
+    Raises:
+        RefusedError: It is there, and cannot be read.
+    """
+    try:
+        return read()
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        return None
+    except OSError as error:
+        hint = "make it readable, or leave it out by `sync.exclude`"
+        raise RefusedError(f"cannot read {path}: {error.strerror or error}", hint=hint) from error
