@@ -105,9 +105,7 @@ def _check_outside(
         context.report.add(mark, f"job.script: `{script}` is outside of what is synced, `{source}`", hint)
 
 
-def _check_link(
-    script: str, path: str, source: str, machines: Sequence[Machine], mark: Mark, context: Context
-) -> None:
+def _check_link(script: str, path: str, source: str, machines: Sequence[Machine], mark: Mark, context: Context) -> None:
     """Refuse a script that no node would get, since links to elsewhere are not sent."""
     real = context.files.real(path)
     if _is_copied(machines) and os.path.relpath(real, context.files.real(source)).partition("/")[0] == "..":
