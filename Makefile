@@ -30,7 +30,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SYSTEM_TESTS := openssh-server openssh-client iproute2 nftables libfaketime tcsh fish zsh tmux fuse3 gcc libc6-dev \
                 locales systemd libpam-oath oathtool slurm-wlm munge krb5-kdc krb5-admin-server krb5-user
 WAYS ?= builtin openssh command srun
-WAY_SUITES := $(addprefix tests/lab/test_,faults.py adoption.py up.py tail.py remaining.py srun.py)
+WAY_SUITES := $(addprefix tests/lab/test_,faults.py adoption.py up.py remaining.py srun.py)
 SYSTEM_BENCH := pdsh clustershell
 
 .PHONY: help up test check lock unit agent lab-tests e2e lab bench format dist clean killer controls heavy health-repeat docs mutants worlds fuzz soak why transports screens

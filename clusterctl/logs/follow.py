@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from clusterctl.logs.merge import by_time, history, matching, open_streams
 from clusterctl.logs.output_files import OutputFiles
-from clusterctl.logs.unreplicated import Ahead, first_line, lags
 
 if TYPE_CHECKING:
     import os
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
 
     from clusterctl.logs.line import LogLine, LogQuery, Skew
     from clusterctl.logs.stream import Batch, OutputStream
-    from clusterctl.logs.unreplicated import Piece, Source
 
 _POLL_BYTES = 1024 * 1024
 """What is read at once. Whoever shows it looks after signals and keys in between, and a line may be one byte long."""
@@ -42,7 +40,6 @@ class Follower:
         frame_interval: Seconds between two frames of a progress bar; `None` shows no unfinished line before its end.
         skew: How far clocks of nodes are ahead, asked for whenever there are lines; `None` where all are in step.
         clock: Wall clock in seconds.
-        source: Where the last lines are read from while replicas lag behind; only used where the query has a `tail`.
     """
 
     def __init__(
@@ -53,7 +50,6 @@ class Follower:
         frame_interval: float | None = 1.0,
         skew: Skew | None = None,
         clock: Callable[[], float] = time.time,
-        source: Source | None = None,
     ) -> None:
         self.more = False
         """Whether the last poll left something unread, because it was much; poll again at once."""
@@ -66,31 +62,11 @@ class Follower:
         self._frames: dict[OutputStream, _Frame] = {}
         self._newest: dict[int, int] = {}
         self._turn = 0
-        self._ahead = None if source is None or query.tail is None else Ahead(source)
 
     def history(self) -> Iterator[LogLine]:
         """Yield what is there now."""
-        pieces = [] if self._ahead is None else self._ahead.ends()
         self._discover()
-        for piece in pieces:
-            self._read_ahead(piece)
         return history(self._streams, self._query, flush=False)
-
-    def _read_ahead(self, piece: Piece) -> None:
-        """Let a stream begin at its file's end on the node, if its replica is far from that."""
-        file = self._files.expect(piece.node, piece.attempt, piece.rank)
-        if (
-            self._ahead is None
-            or not lags(file, piece)
-            or not self._query.wants_file(file.node, file.rank, file.attempt)
-        ):
-            return
-        stream = next((s for s in self._streams if s.file.path == file.path), None)
-        if stream is None:
-            (stream,) = open_streams([file], self._query, self._skew)
-            self._take_in(stream)
-        self._ahead.put(stream, piece)
-        stream.floor = first_line(piece)
 
     def poll(self) -> list[LogLine]:
         """Return what came since the last call, in the order of time; at most a MiB (see `more`)."""
@@ -100,8 +76,6 @@ class Follower:
     def finish(self) -> Iterator[list[LogLine]]:
         """Yield all that is still unread, in portions, unfinished last lines included; for when the run is over."""
         now = self._clock()
-        if self._ahead is not None:
-            self._ahead.close()
         self.more = True
         while self.more:
             yield self._new_lines(now)
@@ -111,8 +85,6 @@ class Follower:
     # --- inside
 
     def _new_lines(self, now: float) -> list[LogLine]:
-        if self._ahead is not None:
-            self._ahead.go_on(now)
         self._discover()
         batches: list[Batch] = []
         budget = _POLL_BYTES

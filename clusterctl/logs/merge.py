@@ -66,7 +66,7 @@ def history(streams: Sequence[OutputStream], query: LogQuery, *, flush: bool) ->
     window = query.tail
     while True:
         moved = [
-            max(start, stream.floor, tail_start(stream.file.path, end, window)) if end else 0
+            max(start, tail_start(stream.file.path, end, window)) if end else 0
             for stream, start, end in zip(streams, starts, ends, strict=True)
         ]
         last = deque(_merged(streams, moved, ends, query, flush=flush), maxlen=query.tail)
@@ -94,7 +94,7 @@ def _last_lines(
     while True:
         for number in unsure:
             stream, end = streams[number], ends[number]
-            begun[number] = max(starts[number], stream.floor, tail_start(stream.file.path, end, window))
+            begun[number] = max(starts[number], tail_start(stream.file.path, end, window))
             stream.restart(begun[number])
             read[number] = list(_batches(stream, end, flush=flush))
         batches = sorted(chain.from_iterable(read), key=attrgetter("time"))
@@ -105,8 +105,7 @@ def _last_lines(
         unsure = [
             number
             for number in unsure
-            if begun[number] > max(starts[number], streams[number].floor)
-            and (not read[number] or read[number][0].time >= oldest)
+            if begun[number] > starts[number] and (not read[number] or read[number][0].time >= oldest)
         ]
         if not unsure or window >= tail:
             return last

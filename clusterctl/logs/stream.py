@@ -42,8 +42,6 @@ class OutputStream:
 
     def __init__(self, file: OutputFile, *, offset: int = 0, raw: bool = False, skew: Skew | None = None) -> None:
         self.file = file
-        self.floor = 0
-        """Nothing before this byte is to be shown."""
         self.closed = False
         """Nothing more will be written; whoever reads may leave it out."""
         self._index = TimeIndex(file.index_path)

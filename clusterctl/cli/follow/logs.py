@@ -16,18 +16,14 @@ from clusterctl.logs.follow import Follower
 from clusterctl.logs.merge import matching
 from clusterctl.logs.select import FailingEnds
 from clusterctl.render.errors import error_line, hint_lines
-from clusterctl.run.controller.live_tail import ControllerSource, NotYetError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     from clusterctl.logs.line import LogLine, LogQuery
     from clusterctl.render.terminal.console import Console
     from clusterctl.run.record.rundir import RunDir
     from clusterctl.run.rules.state import RunState
-
-_SOON = 0.05
-_PATIENCE = 5.0
 
 
 class Output(Protocol):
@@ -58,9 +54,13 @@ def follow(run: RunDir, query: LogQuery, shown: Output, console: Console, *, def
 def _follow(watching: Watching, query: LogQuery, shown: Output, console: Console, *, default: bool) -> int:
     failing = FailingEnds(query.ranks if default else None)
     first = watching.look()
-    follower, history = _begin(watching, query)
+
+    def offset_s(node: str) -> float:
+        return watching.state.ahead(node)
+
+    follower = Follower(watching.run.path, query, skew=offset_s)
     ends = ends_of(watching.run.path, query, first.exits, failing, skew=watching.state.ahead)
-    past = in_place(history, ends)
+    past = in_place(follower.history(), ends)
     shown.state = watching.state
     shown.history(past if query.tail is None else deque(past, maxlen=query.tail))
     for look in watching.looks(lambda: _due(follower, shown)):
@@ -80,24 +80,6 @@ def _follow(watching: Watching, query: LogQuery, shown: Output, console: Console
         *hint_lines(f"`clusterctl attach --adopt {watching.run.run}` takes over", console.err),
     )
     return int(ExitCode.UNATTENDED)
-
-
-def _begin(watching: Watching, query: LogQuery) -> tuple[Follower, Iterator[LogLine]]:
-    """Return a follower and what it shows first; a controller that is about to connect is waited for."""
-    end = time.monotonic() + _PATIENCE
-    run = watching.run
-
-    def ahead(node: str) -> float:
-        return watching.state.ahead(node)
-
-    follower = Follower(run.path, query, skew=ahead, source=ControllerSource(run, watching.state, query))
-    while True:
-        try:
-            return follower, follower.history()
-        except NotYetError:
-            if time.monotonic() > end:
-                follower = Follower(run.path, query, skew=ahead)
-            time.sleep(_SOON)
 
 
 def _due(follower: Follower, shown: Output) -> float:

@@ -28,7 +28,6 @@ from clusterctl.render.progress import PhaseWriter, ProgressMode, phase_view
 from clusterctl.render.story.marks import rule
 from clusterctl.render.story.shown import LastLines, Shown
 from clusterctl.run.controller import control
-from clusterctl.run.controller.live_tail import ControllerSource, NotYetError
 from clusterctl.run.rules import events
 
 if TYPE_CHECKING:
@@ -43,7 +42,6 @@ if TYPE_CHECKING:
     from clusterctl.run.rules.state import RunState
 
 _REDRAW = 0.1
-_PATIENCE = 5.0
 _ALIKE = 60.0
 """Ranks that end alike within so many seconds are shown as one."""
 
@@ -101,7 +99,6 @@ class RunScreen:
         self._footer = Footer(run, console.out)
         self._timed = not options.timings
         self._held: list[LogLine] = []
-        self._patient_until = time.monotonic() + _PATIENCE
 
     @property
     def state(self) -> RunState:
@@ -268,11 +265,8 @@ class RunScreen:
         if self._follower is None and state.attempt >= 0:
             ranks = self._shown_ranks()
             query = LogQuery(ranks=ranks, nodes=self._options.nodes, tail=self._options.tail)
-            follower = Follower(self._run.path, query, skew=self._ahead, source=self._source(query))
-            try:
-                history = [] if self._options.tail is None else list(follower.history())
-            except NotYetError:
-                return None
+            follower = Follower(self._run.path, query, skew=self._ahead)
+            history = [] if self._options.tail is None else list(follower.history())
             self._follower = follower
             self._log.expect(list(state.nodes), state.workers.keys() if ranks is None else ranks)
             self._folder = Folder(frozenset(state.workers) if ranks is None else ranks)
@@ -282,12 +276,6 @@ class RunScreen:
     def _ahead(self, node: str) -> float:
         """Return how far a node's clock is ahead, as far as that is known when this is called."""
         return self.state.ahead(node)
-
-    def _source(self, query: LogQuery) -> ControllerSource | None:
-        """Return where the tail comes from while replicas lag behind; a controller is waited for, but not for long."""
-        if self._options.tail is None or time.monotonic() > self._patient_until:
-            return None
-        return ControllerSource(self._run, self.state, query)
 
     def _write(self, lines: Sequence[LogLine | FoldedLine]) -> None:
         if lines:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from clusterctl.run.controller import live_tail
 from clusterctl.run.nodes.evidence import ask
 
 if TYPE_CHECKING:
@@ -24,26 +23,10 @@ def answer(run: ControlledRun, stalls: StallGuard, item: ControlRequest) -> None
             item.reply({"ok": True, "grace": run.limits.grace})
         case "evidence":
             _evidence(run, item)
-        case live_tail.COMMAND:
-            _tails(run, item)
         case "ping":
             item.reply({"ok": True, "run": run.folder.run})
         case _:
             item.reply({"error": f"unknown command {item.command!r}"})
-
-
-def _tails(run: ControlledRun, item: ControlRequest) -> None:
-    """Read the ends of output files on their nodes, past all that still waits for its replication."""
-    places, length = item.arguments.get("places", []), int(item.arguments.get("length", 0))
-    sessions = dict(run.links.sessions)
-    if run.launching and any(place[0] not in sessions for place in places):
-        item.reply({"soon": True})
-        return
-
-    def read() -> None:
-        item.reply(live_tail.read_on_nodes(run.folder.run, sessions, places, length))
-
-    threading.Thread(target=read, daemon=True).start()
 
 
 def _evidence(run: ControlledRun, item: ControlRequest) -> None:
