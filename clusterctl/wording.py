@@ -38,11 +38,13 @@ def span(seconds: float) -> str:
 def size(count: float) -> str:
     """Return a number of bytes, with two digits at least from MiB on: `512 B`, `64 KiB`, `1.4 GiB`, `76 GiB`."""
     value = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024:
-            return f"{value:.0f} {unit}" if unit in ("B", "KiB") or value >= 10 else f"{value:.1f} {unit}"
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        # What is rounded is compared: 1023.7 KiB is 1.0 MiB.
+        text = f"{value:.0f}" if unit in ("B", "KiB") or value >= 9.95 else f"{value:.1f}"
+        if unit == "TiB" or float(text) < 1024:
+            return f"{text} {unit}"
         value /= 1024
-    return f"{value:.0f} TiB" if value >= 10 else f"{value:.1f} TiB"
+    raise AssertionError("the last unit takes every size")
 
 
 def plural(number: int, noun: str, several: str = "") -> str:

@@ -153,64 +153,55 @@ def natural_key(name: str) -> tuple[object, ...]:
 
 
 def fold(names: Iterable[str]) -> str:
-    """Write names in the fewest ranges: `["gpu01", "gpu02", "gpu07"]` gives `gpu[01-02,07]`.
+    """Write names in ranges: `["gpu01", "gpu02", "gpu07"]` gives `gpu[01-02,07]`.
 
-    Names come sorted and once each. `expand(fold(names))` gives them back, unless one holds a bracket, a comma or a
-    blank, which host names do not.
+    Names come in natural order and once each; only neighbours in that order are folded. So `expand(fold(names))` gives
+    them back in this order, unless one holds a bracket, a comma or a blank, which host names do not: what is printed
+    may be pasted into a cluster file, where the order decides the ranks.
     """
     items = [(name, "") for name in sorted(set(names), key=natural_key)]
-    while any(_foldable(head) for head, _ in items):
+    while any(_LAST_NUMBER.fullmatch(head) for head, _ in items):
         items = _fold_last_number(items)
     return ",".join(head + tail for head, tail in items)
 
 
-def _foldable(head: str) -> bool:
-    return any("0" <= character <= "9" for character in head)
-
-
 def _fold_last_number(items: list[tuple[str, str]]) -> list[tuple[str, str]]:
     """Fold the last number of each head; the head keeps what stands before it, the tail takes the rest."""
-    groups: dict[tuple[str, str | None], list[str]] = {}
-    for head, tail in items:
-        match = _LAST_NUMBER.fullmatch(head)
-        if match is None:
-            groups.setdefault((head + tail, None), [])
-        elif len(match[2]) > _MAX_DIGITS:
-            groups.setdefault((match[1] + "\0", match[2] + match[3] + tail), [])
+    folded = []
+    for (prefix, rest, is_counted), group in itertools.groupby(map(_split, items), key=lambda part: part[:3]):
+        numbers = [number for *_, number in group]
+        if is_counted:
+            folded.append((prefix, _bracket(numbers) + rest))
         else:
-            groups.setdefault((match[1], match[3] + tail), []).append(match[2])
-    return [_folded_item(prefix, rest, digits) for (prefix, rest), digits in groups.items()]
+            folded += [(prefix, number + rest) for number in numbers]
+    return folded
 
 
-def _folded_item(prefix: str, rest: str | None, digits: list[str]) -> tuple[str, str]:
-    if rest is None:
-        return "", prefix
-    if not digits:
-        return prefix.removesuffix("\0"), rest
-    return prefix, _bracket(digits) + rest
+def _split(item: tuple[str, str]) -> tuple[str, str, bool, str]:
+    """Return what stands before and behind the last number of a head, whether it can be counted, and the number."""
+    head, tail = item
+    match = _LAST_NUMBER.fullmatch(head)
+    if match is None:
+        return "", head + tail, False, ""
+    return match[1], match[3] + tail, len(match[2]) <= _MAX_DIGITS, match[2]
 
 
 def _bracket(digits: list[str]) -> str:
     if len(digits) == 1:
         return digits[0]
-    widths = {len(text) for text in digits if _padded(text)}
     runs: list[list[str]] = []
-    for text in sorted(digits, key=lambda t: (len(t) if len(t) in widths else 0, int(t))):
-        if runs and _follows(runs[-1][-1], text, widths):
+    for text in digits:
+        if runs and _follows(runs[-1], text):
             runs[-1].append(text)
         else:
             runs.append([text])
-    if len(runs) == 1 and len(runs[0]) == 1:
-        return runs[0][0]
     return "[" + ",".join(run[0] if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs) + "]"
 
 
-def _follows(previous: str, text: str, widths: set[int]) -> bool:
-    """Whether both may stand in one range: neighbours, padded alike."""
-    same = (len(previous) in widths, len(text) in widths)
-    if int(text) != int(previous) + 1 or same[0] != same[1]:
-        return False
-    return len(previous) == len(text) or not same[0]
+def _follows(run: list[str], text: str) -> bool:
+    """Whether a range that begins as this one does writes its next number like this."""
+    width = len(run[0]) if _padded(run[0]) else 0
+    return str(int(run[-1]) + 1).zfill(width) == text
 
 
 def select(names: Sequence[str], include: str | None = None, exclude: str | None = None) -> list[str]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from clusterctl import wording
 
@@ -41,11 +43,23 @@ def test_durations_within_a_sentence_are_seconds_as_long_as_people_count_them(se
         (1.4 * 2**30, "1.4 GiB"),
         (80 * 2**30, "80 GiB"),
         (2**40, "1.0 TiB"),
+        (1023.4, "1023 B"),
+        (1048575, "1.0 MiB"),
+        (2**20 - 600, "1023 KiB"),
+        (2**30 - 1, "1.0 GiB"),
+        (2**40 - 1, "1.0 TiB"),
+        (9.97 * 2**20, "10 MiB"),
         (5000 * 2**40, "5000 TiB"),
     ],
 )
 def test_sizes_have_as_many_digits_as_tell_something(count: float, text: str) -> None:
     assert wording.size(count) == text
+
+
+@given(st.integers(0, 2**50))
+def test_no_size_has_1024_of_a_unit_or_more_but_the_largest(count: int) -> None:
+    number, unit = wording.size(count).split()
+    assert float(number) < 1024 or unit == "TiB"
 
 
 @pytest.mark.parametrize(("number", "text"), [(9, "SIGKILL"), (11, "SIGSEGV"), (35, "signal 35")])

@@ -94,23 +94,26 @@ def test_as_many_hosts_as_there_may_be_are_taken() -> None:
         pytest.param(["gpu01", "gpu02", "gpu07"], "gpu[01-02,07]", id="padded"),
         pytest.param(["n1", "n2", "n10"], "n[1-2,10]", id="natural_order"),
         pytest.param(["n9", "n10", "n11"], "n[9-11]", id="over_a_power_of_ten"),
-        pytest.param(["n1", "n01"], "n[1,01]", id="mixed_padding"),
+        pytest.param(["n1", "n01"], "n[01,1]", id="mixed_padding"),
         pytest.param(["r1-n0", "r1-n1", "r2-n0", "r2-n1"], "r[1-2]-n[0-1]", id="two_dimensions"),
         pytest.param(["head", "n1"], "head,n1", id="alone"),
         pytest.param(["10.0.0.1", "10.0.0.2"], "10.0.0.[1-2]", id="addresses"),
         pytest.param(["b", "a", "b"], "a,b", id="sorted_and_once"),
         pytest.param(["n1"], "n1", id="one"),
         pytest.param(["n1", "n3"], "n[1,3]", id="two_apart"),
-        pytest.param(["n007", "n008", "n9", "n10"], "n[9-10,007-008]", id="padded_and_not"),
+        pytest.param(["n007", "n008", "n9", "n10"], "n[007-008,9-10]", id="padded_and_not"),
         pytest.param(["n099", "n100"], "n[099-100]", id="padded_over_a_power_of_ten"),
-        pytest.param(["n0", "n00", "n1"], "n[0-1,00]", id="zero_and_two_zeros"),
+        pytest.param(["n0", "n00", "n1"], "n[0,00,1]", id="zero_and_two_zeros"),
         pytest.param(["a1b2", "a1b3", "a2b2"], "a1b[2-3],a2b2", id="no_rectangle"),
-        pytest.param(["n1-eth", "n2-eth", "n1-ib"], "n[1-2]-eth,n1-ib", id="what_stands_behind_differs"),
+        pytest.param(["n1-eth", "n2-eth", "n1-ib"], "n1-eth,n1-ib,n2-eth", id="what_stands_behind_differs"),
         pytest.param(["n12345678901234567890", "n1"], "n1,n12345678901234567890", id="a_number_too_long_to_count"),
         pytest.param([], "", id="nothing"),
+        pytest.param([f"g{n:02}" for n in range(200)], "g[00-199]", id="padded_to_less_than_the_last_has"),
+        pytest.param(["n08", "n09", "n10", "n11"], "n[08-11]", id="padded_up_to_its_width"),
+        pytest.param(["a1b1", "a2b2", "a3b1"], "a1b1,a2b2,a3b1", id="only_neighbours"),
     ],
 )
-def test_fold_writes_the_fewest_ranges(names: list[str], folded: str) -> None:
+def test_fold_writes_neighbours_as_ranges(names: list[str], folded: str) -> None:
     assert fold(names) == folded
 
 
@@ -118,9 +121,17 @@ name = st.from_regex(r"[a-z0-9][a-z0-9.-]{0,6}(0{0,2}[0-9]{1,3})?", fullmatch=Tr
 
 
 @given(st.lists(name, max_size=30))
-def test_expand_gives_back_what_was_folded(names: list[str]) -> None:
+def test_expand_gives_back_what_was_folded_in_natural_order(names: list[str]) -> None:
     folded = fold(names)
-    assert sorted(expand(folded) if folded else []) == sorted(set(names))
+    assert (expand(folded) if folded else []) == sorted(set(names), key=natural_key)
+
+
+@given(st.integers(0, 1200), st.integers(1, 300), st.integers(0, 4), st.sampled_from(["", "-r1", ".cluster"]))
+def test_expand_gives_back_numbered_hosts_in_the_order_of_their_numbers(
+    first: int, count: int, width: int, rest: str
+) -> None:
+    names = [f"gpu{number:0{width}}{rest}" for number in range(first, first + count)]
+    assert expand(fold(names)) == names
 
 
 @given(st.lists(name, max_size=30))
