@@ -77,6 +77,35 @@ def run_argument(command: F) -> F:
     return click.argument("reference", metavar="[RUN]", required=False, shell_complete=offer("runs"))(command)
 
 
+def refuse_together(*given: tuple[str, object]) -> None:
+    """Refuse options of which one would be ignored; each comes with its value, and is given where that is true.
+
+    Raises:
+        click.UsageError: More than one was given.
+    """
+    names = [f"`{name}`" for name, value in given if value]
+    if len(names) > 1:
+        raise click.UsageError(f"{', '.join(names[:-1])} and {names[-1]} cannot be used together")
+
+
+def refuse_beside(option: str, *others: tuple[str, object]) -> None:
+    """Refuse what would be ignored beside an option that was given; each comes with its value.
+
+    Raises:
+        click.UsageError: Something of it was given.
+    """
+    names = [f"`{name}`" for name, value in others if value]
+    if names:
+        raise click.UsageError(f"`{option}` cannot be used together with {' and '.join(names)}")
+
+
+def _not_both(context: click.Context, parameter: click.Parameter, value: bool) -> bool:
+    other = "verbose" if parameter.name == "quiet" else "quiet"
+    if value and context.params.get(other):
+        raise click.UsageError("`--quiet` and `--verbose` cannot be used together")
+    return value
+
+
 def joined(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> str | None:
     """Return the sets that an option was given as one, `None` where it was not given."""
     return ",".join(values) or None
@@ -116,12 +145,14 @@ def output_options(command: F) -> F:
         show_default=True,
         help="Use colours.",
     )(command)
-    return click.option("--quiet", "-q", is_flag=True, help="Only print what was asked for.")(command)
+    return click.option("--quiet", "-q", is_flag=True, callback=_not_both, help="Only print what was asked for.")(
+        command
+    )
 
 
 def verbose_option(shows: str) -> Callable[[F], F]:
     """`--verbose`, `-v`, with what it shows of this command."""
-    return click.option("--verbose", "-v", is_flag=True, help=shows)
+    return click.option("--verbose", "-v", is_flag=True, callback=_not_both, help=shows)
 
 
 def progress_option(command: F) -> F:

@@ -37,6 +37,18 @@ def parse_duration(text: str | None, option: str) -> float | None:
         raise click.BadParameter(str(error), param_hint=option) from error
 
 
+def parse_pause(text: str | None, option: str) -> float | None:
+    """Return the seconds between two pictures, or `None` where nothing was given.
+
+    Raises:
+        click.BadParameter: It is no duration, or none at all: that would keep the nodes and this machine busy.
+    """
+    pause = parse_duration(text, option)
+    if pause == 0:
+        raise click.BadParameter("it must be longer than 0, e.g. 2s", param_hint=option)
+    return pause
+
+
 def parse_size(text: str | None, option: str, default: int) -> int:
     """Return bytes; `default` where nothing was given.
 

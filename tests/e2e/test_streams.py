@@ -47,7 +47,7 @@ CASES: dict[str, list[Case]] = {
     "diff": [Case(("diff", "local", "local"))],
     "report": [Case(("report", "-o", "-"))],
     "stacks": [Case(("stacks",))],
-    "stats": [Case(("stats",))],
+    "stats": [Case(("stats",)), Case(("stats", "--watch", "1h")), Case(("stats", "--watch", "90d"))],
     "top": [Case(("top",))],
     "exec": [
         Case(("exec", "--", "sh", "-c", "echo there; exit 7"), code=7),

@@ -10,8 +10,11 @@ from pathlib import Path
 import pytest
 
 from clusterctl.cli import docs
+from clusterctl.cli.commands.why import exit_code_of
 from clusterctl.cli.examples import EXAMPLES
 from clusterctl.cli.main import COMMANDS, run
+from clusterctl.errors import ExitCode
+from clusterctl.why.verdict import Class, Confidence, Kind, Verdict
 from tests import documented
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -33,6 +36,26 @@ def test_the_readme_is_at_most_160_lines() -> None:
 
 def test_the_page_of_commands_is_not_stale() -> None:
     assert (REPOSITORY / "docs" / "cli.md").read_text() == docs.page(), "run `make docs`"
+
+
+def test_the_readme_lists_the_exit_codes_that_there_are() -> None:
+    section = (REPOSITORY / "README.md").read_text().split("## Exit codes\n\n")[1].split("\n\n")[0]
+
+    assert [int(code) for code in re.findall(r"(?:^|· )(\d+) ", section, re.MULTILINE)] == sorted(ExitCode)
+
+
+def test_the_page_of_commands_names_no_exit_code_that_there_is_not() -> None:
+    page = (REPOSITORY / "docs" / "cli.md").read_text()
+    named = {int(code) for code in re.findall(r"(?:[Ee](?:xit|nd)s with|exit code(?: is)?|else) (\d+)", page)}
+
+    assert {0, 5, 7, 100, 102, 124} <= named <= {int(code) for code in ExitCode}
+
+
+def test_the_page_on_why_names_the_exit_code_of_a_run_that_nobody_understands() -> None:
+    (code,) = re.findall(r"`unknown` .* The exit code is (\d+)", (REPOSITORY / "docs" / "why.md").read_text())
+    unknown = Verdict(kind=Kind.NONE, cls=Class.UNKNOWN, confidence=Confidence.UNKNOWN, summary="nobody knows")
+
+    assert int(code) == exit_code_of(unknown)
 
 
 def test_every_command_has_examples() -> None:

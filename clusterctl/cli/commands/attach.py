@@ -61,6 +61,7 @@ def command(choices: AttachChoices) -> int:
 
     What happened before stands among the last lines at its time, with its date.
     """
+    options.refuse_together(("--all", choices.everything), ("--rank", choices.ranks))
     run = find.find(choices.reference)
     console = choices.console()
     state, attended = find.visible_state(run)

@@ -54,8 +54,10 @@ def command(choices: ConfigChoices) -> int:
     Nothing is connected to; secrets are shown as `***`.
     """
     by_rank = choices.env_rank is not None
-    if choices.ranks + choices.origin + by_rank > 1:
-        raise click.UsageError("only one of `--ranks`, `--env` and `--origin` can be printed")
+    printed = (("--ranks", choices.ranks), ("--env", by_rank), ("--origin", choices.origin))
+    options.refuse_together(*printed)
+    if choices.quiet:
+        options.refuse_beside("--quiet", *printed, ("--json", choices.as_json))
     console = choices.console()
     loaded = options.load_file(choices.path, choices.files, choices.sets, require_job=by_rank, console=console)
     if choices.ranks:

@@ -31,6 +31,7 @@ def command(first: str, second: str, as_json: bool, color: str, quiet: bool) -> 
 
     It reads what this head keeps of them, and asks no node.
     """
+    options.refuse_together(("--json", as_json), ("--quiet", quiet))
     console = options.console_of(color)
     left, right = (_portrait(reference, console) for reference in (first, second))
     if as_json:

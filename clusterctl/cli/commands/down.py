@@ -79,7 +79,11 @@ def command(choices: DownChoices) -> int:
     controller. Exits with 7, and says what is left, where something is.
     """
     console = choices.console()
+    if choices.everything:
+        options.refuse_beside("--all", ("--stalled", choices.stalled), ("RUN", choices.references))
     if choices.orphans:
+        others = (("--all", choices.everything), ("--stalled", choices.stalled), ("--kill", choices.kill))
+        options.refuse_beside("--orphans", *others, ("--verbose", choices.verbose))
         if len(choices.references) > 1:
             raise click.UsageError("--orphans takes one cluster file")
         return end_orphans(next(iter(choices.references), "cluster.yaml"), console, as_json=choices.as_json)

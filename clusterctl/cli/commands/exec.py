@@ -91,6 +91,7 @@ def command(context: click.Context, choices: ExecChoices) -> int:
         raise click.UsageError("no command: write it after `--`, as in `clusterctl exec -- nvidia-smi -L`")
     if choices.diff + choices.stream + choices.as_json > 1:
         raise click.UsageError("only one of `--diff`, `--stream` and `--json` can be used")
+    options.refuse_together(("--json", choices.as_json), ("--verbose", choices.verbose))
     seconds = parse_duration(choices.timeout, "--timeout")
     console = choices.console()
     spec = _spec(choices, console)

@@ -9,6 +9,7 @@ import click
 
 from clusterctl.cli import options
 from clusterctl.cli.choices import FileChoices, together
+from clusterctl.cli.main import WithExamples
 from clusterctl.cli.words import paths_of
 
 
@@ -17,13 +18,13 @@ class ExportChoices(FileChoices):
     """What a person chose of `export`."""
 
     kind: str
-    image: str
+    image: str | None
 
 
-@click.command("export")
+@click.command("export", cls=WithExamples)
 @click.argument("kind", metavar="KIND", type=click.Choice(["slurm", "k8s"]))
 @options.cluster_file
-@click.option("--image", default="IMAGE", show_default=True, help="Of the pods, for `k8s`.")
+@click.option("--image", metavar="IMAGE", help="Container image for the pods (k8s only).")
 @options.output_options
 @together(ExportChoices)
 def command(choices: ExportChoices) -> int:
@@ -34,11 +35,13 @@ def command(choices: ExportChoices) -> int:
     """
     from clusterctl.render.exports import kubernetes, slurm
 
+    if choices.image is not None and choices.kind != "k8s":
+        raise click.UsageError("`--image` needs `k8s`")
     console = choices.console()
     spec = options.load_file(choices.path, choices.files, choices.sets, require_job=True, console=console).spec
     if choices.kind == "k8s":
         assert spec.job is not None, "it was required"
-        console.document(kubernetes.manifest(spec, spec.job, image=choices.image))
+        console.document(kubernetes.manifest(spec, spec.job, image=choices.image or "IMAGE"))
         return 0
     paths = [os.path.abspath(path) for path in paths_of(choices.path, choices.files)]
     text = slurm.script(spec, folder=os.path.dirname(paths[0]), files=paths, sets=choices.sets)

@@ -14,7 +14,7 @@ from clusterctl.cli import options
 from clusterctl.cli.choices import FileChoices, together
 from clusterctl.cli.lookup.reach import reachable
 from clusterctl.cli.main import WithExamples
-from clusterctl.cli.words import parse_duration, read, write
+from clusterctl.cli.words import parse_pause, read, write
 from clusterctl.config.spec import TransportKind
 from clusterctl.errors import ExitCode, RefusedError
 from clusterctl.health.context import Context
@@ -39,12 +39,17 @@ class HealthChoices(FileChoices):
     skip: str | None
     strict: bool
     watch: str | None
-    form: str
+    form: str | None
     record: str | None
     replay: str | None
     listed: bool
     verbose: bool
     as_json: bool
+
+    @property
+    def printed(self) -> str:
+        """The form in which findings are printed."""
+        return "json" if self.as_json else self.form or "table"
 
 
 @click.command("health", cls=WithExamples)
@@ -60,7 +65,10 @@ class HealthChoices(FileChoices):
 @click.option("--strict", is_flag=True, help="WARN and UNKNOWN fail too.")
 @click.option("--watch", metavar="DURATION", help="Repeat with this pause until Ctrl-C.")
 @click.option(
-    "--format", "form", type=click.Choice(["table", "json", "ndjson", "prometheus"]), default="table", show_default=True
+    "--format",
+    "form",
+    type=click.Choice(["table", "json", "ndjson", "prometheus"]),
+    help="What is printed; a table unless said otherwise.",
 )
 @click.option(
     "--record",
@@ -80,20 +88,17 @@ def command(choices: HealthChoices) -> int:
     Exits with 5 where a check failed; a node that cannot be reached has failed. UNKNOWN is never a pass.
     """
     console = choices.console()
+    _refuse_ignored(choices)
     checks = _checks(choices.only, choices.skip)
     if choices.listed:
         return _list(checks, console, as_json=choices.as_json)
     if choices.replay is not None:
-        if choices.path or choices.files or choices.sets or choices.nodes or choices.watch or choices.record:
-            raise click.UsageError("`--replay` judges a file by itself: leave out FILE, --file, --set, --node, ...")
         return _show(_replayed(choices.replay, checks, strict=choices.strict), console, choices)
-    if choices.record and choices.watch:
-        raise click.UsageError("only one of `--record` and `--watch` can be used")
     spec = options.load_file(choices.path, choices.files, choices.sets, console=console).spec
     hosts = options.chosen_hosts(spec, choices.nodes)
     # Nodes that nobody looks at are peers of none: one by itself has no ways to others that could be judged.
     spec = replace(spec, hosts=hosts)
-    pause = parse_duration(choices.watch, "--watch")
+    pause = parse_pause(choices.watch, "--watch")
     _say_what_is_run(spec, hosts, console)
     while True:
         view = _look(spec, hosts, checks, None if choices.quiet else console.err, strict=choices.strict)
@@ -101,9 +106,31 @@ def command(choices: HealthChoices) -> int:
             _record(choices.record, spec, view, console)
         code = _show(view, console, choices)
         if checks is None:
-            _say_what_is_new(spec, view, console, quiet=choices.quiet or choices.as_json or choices.form != "table")
+            _say_what_is_new(spec, view, console, quiet=choices.quiet or choices.printed != "table")
         if pause is None or not console.out.has_reader(pause):
             return code
+
+
+def _refuse_ignored(choices: HealthChoices) -> None:
+    """Refuse options that would change nothing.
+
+    Raises:
+        click.UsageError: There are some.
+    """
+    form = ("--format", choices.form)
+    options.refuse_together(("--json", choices.as_json), form)
+    file = (("FILE", choices.path), ("--file", choices.files), ("--set", choices.sets), ("--node", choices.nodes))
+    looks = (*file, ("--watch", choices.watch), ("--record", choices.record))
+    verbose = ("--verbose", choices.verbose)
+    if choices.listed:
+        options.refuse_beside(
+            "--list", *looks, ("--replay", choices.replay), ("--strict", choices.strict), form, verbose
+        )
+    if choices.replay is not None:
+        options.refuse_beside("--replay", *looks)
+    options.refuse_together(("--record", choices.record), ("--watch", choices.watch))
+    if choices.printed != "table":
+        options.refuse_beside("--json" if choices.as_json else f"--format {choices.form}", verbose)
 
 
 def _say_what_is_new(spec: ClusterSpec, view: HealthView, console: Console, *, quiet: bool) -> None:
@@ -234,7 +261,7 @@ def _view(facts: dict[str, dict[str, Any]], findings: list[Finding], *, strict: 
 
 def _show(view: HealthView, console: Console, choices: HealthChoices) -> int:
     """Print what was found, and return the exit code that it means."""
-    match "json" if choices.as_json else choices.form:
+    match choices.printed:
         case "json":
             console.json(render.health_json(view))
         case "ndjson":

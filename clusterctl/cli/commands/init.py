@@ -43,7 +43,10 @@ class InitChoices(Choices):
     words: tuple[str, ...]
     gpus: str | None
     source: str | None
-    kind: str | None
+    hostfile: bool
+    ssh_config: bool
+    ansible: bool
+    slurm: bool
     include: str
     exclude: str
     script: str | None
@@ -51,15 +54,26 @@ class InitChoices(Choices):
     schema: bool
     force: bool
 
+    @property
+    def kinds(self) -> dict[str, bool]:
+        """For each kind of file whether an option says that it is one."""
+        given = (self.hostfile, self.ssh_config, self.ansible, self.slurm)
+        return dict(zip(_KINDS, given, strict=True))
+
+    @property
+    def kind(self) -> str | None:
+        """The kind of file that an option says it is."""
+        return next((kind for kind, is_given in self.kinds.items() if is_given), None)
+
 
 @click.command("init", cls=WithExamples)
 @click.argument("words", metavar="[HOSTS] [PATH]", nargs=-1)
 @click.option("--gpus", metavar="N", help="GPUs of each host, where nothing else says it; all there are by default.")
 @click.option("--from", "source", metavar="FILE|-", help="Take the machines from this file, of stdin with `-`.")
-@click.option("--hostfile", "kind", flag_value="hostfile", help="It is a hostfile of DeepSpeed or Open MPI.")
-@click.option("--ssh-config", "kind", flag_value="ssh-config", help="It is an ssh_config; ~/.ssh/config by itself.")
-@click.option("--ansible", "kind", flag_value="ansible", help="It is an Ansible inventory, as INI or YAML.")
-@click.option("--slurm", "kind", flag_value="slurm", help="It is a Slurm node list; $SLURM_JOB_NODELIST by itself.")
+@click.option("--hostfile", is_flag=True, help="It is a hostfile of DeepSpeed or Open MPI.")
+@click.option("--ssh-config", is_flag=True, help="It is an ssh_config; ~/.ssh/config by itself.")
+@click.option("--ansible", is_flag=True, help="It is an Ansible inventory, as INI or YAML.")
+@click.option("--slurm", is_flag=True, help="It is a Slurm node list; $SLURM_JOB_NODELIST by itself.")
 @click.option("--include", default="", metavar="FILTER", help="Of a hostfile, only these: worker-1:0,2@worker-2.")
 @click.option("--exclude", default="", metavar="FILTER", help="Of a hostfile, all but these.")
 @click.option("--script", metavar="FILE", help="What the job runs; by default the one Python file of the folder.")
@@ -80,8 +94,11 @@ def command(choices: InitChoices) -> int:
     A word is a path where it holds `/` or ends with .yaml or .yml, and beside `--template` where it is no range
     or list. What kind of file `--from` names is seen from its content where no option says it.
     """
+    options.refuse_together(*((f"--{kind}", is_given) for kind, is_given in choices.kinds.items()))
     console = choices.console()
     place = _place(choices)
+    if not (choices.source or choices.kind):
+        _refuse_filter(choices)
     if choices.template is None:
         _write_starter(choices, place, console)
         return 0
@@ -209,6 +226,8 @@ def _copy(name: str, folder: Path, machines: list[init.Machine], console: Consol
 
 def _machines(choices: InitChoices) -> list[init.Machine]:
     source, kind = choices.source, choices.kind
+    if kind not in (None, "hostfile"):
+        _refuse_filter(choices)
     named = source is not None and source != "-" and not os.path.exists(source)
     if (kind == "slurm" and (source is None or named)) or (kind is None and named and "[" in str(source)):
         return init.from_slurm(_node_list(source))
@@ -219,7 +238,10 @@ def _machines(choices: InitChoices) -> list[init.Machine]:
     text = read(source)
     if kind is not None:
         _refuse_another_kind(source, text, kind)
-    match kind or _kind_of(text):
+    kind = kind or _kind_of(text)
+    if kind != "hostfile":
+        _refuse_filter(choices)
+    match kind:
         case "ssh-config":
             return init.from_ssh_config(text, _read_include)
         case "slurm":
@@ -239,6 +261,17 @@ def _is_foreign_ssh_config(choices: InitChoices) -> bool:
     own = os.path.expanduser("~/.ssh/config")
     same = os.path.exists(own) and os.path.samefile(source, own)
     return not same and _kind_of(read(source)) == "ssh-config"
+
+
+def _refuse_filter(choices: InitChoices) -> None:
+    """Refuse what chooses lines of a hostfile where there is none.
+
+    Raises:
+        click.UsageError: It was given.
+    """
+    for option, value in (("--include", choices.include), ("--exclude", choices.exclude)):
+        if value:
+            raise click.UsageError(f"`{option}` needs a hostfile: `--hostfile --from FILE`")
 
 
 def _node_list(source: str | None) -> str:

@@ -106,6 +106,10 @@ def command(choices: LogsChoices) -> int:
     to one. Where there were several attempts, lines between them say which begins, and why the one before ended. Times
     are those of this head: what the clock of a node was last measured to be ahead or behind is taken off.
     """
+    if choices.output != "text":
+        whole = (("--timestamps", choices.timestamps), ("--no-prefix", choices.no_prefix))
+        options.refuse_beside(f"--output {choices.output}", *whole)
+    options.refuse_together(("--all", choices.everything), ("--rank", choices.ranks))
     run = find(choices.reference)
     reader, exited = StateReader(run), _Exits()
     reader.take_in(node_news=exited.hear)

@@ -23,6 +23,7 @@ def command(everything: bool, as_json: bool, color: str, quiet: bool) -> int:
 
     Starts that failed before any worker ran stand last. `--json` and `-q` have the order of the table.
     """
+    options.refuse_together(("--json", as_json), ("--quiet", quiet))
     console = options.console_of(color)
     views = [listed_view_of(run) for run in all_runs()]
     shown = newest_first([v for v in views if everything or not v.state.over or v.state.phase is RunPhase.UNREADABLE])

@@ -43,10 +43,10 @@ def command(context: click.Context, choices: ShellChoices) -> int:
     the beginning of a line leaves a terminal that does not answer.
     """
     console = choices.console()
+    target = target_of(choices, console)
     if not (os.isatty(0) and os.isatty(1)):
         hint = "`clusterctl exec --node NODE -- COMMAND` runs a command without one"
         raise RefusedError("standard input and output are no terminal", hint=hint)
-    target = target_of(choices, console)
     program: Program = {} if target.rank or choices.where else of_job(target.spec, target.host.name)
     if words := context.meta["clusterctl.args"]:
         program["argv"] = list(words)

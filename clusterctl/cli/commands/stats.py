@@ -10,7 +10,7 @@ import click
 from clusterctl.cli import options
 from clusterctl.cli.lookup import machines
 from clusterctl.cli.main import WithExamples
-from clusterctl.cli.words import parse_duration
+from clusterctl.cli.words import parse_pause
 from clusterctl.config.hosts import select
 from clusterctl.errors import ExitCode
 from clusterctl.render.stats import remarks, render_stats, stats_json
@@ -43,7 +43,8 @@ def command(
     Exits with 4 where a node of the file could not be reached.
     """
     console = options.console_of(color)
-    pause = parse_duration(watch, "--watch")
+    options.refuse_together(("--json", as_json), ("--verbose", verbose))
+    pause = parse_pause(watch, "--watch")
     subject = machines.subject_of(reference)
     while True:
         stats = _stats(subject, nodes, console)
@@ -51,7 +52,8 @@ def command(
         if pause is None:
             blind = subject.run is None and any(n.status == "unknown" for n in stats)
             return int(ExitCode.NODE if blind else ExitCode.OK)
-        time.sleep(pause)
+        if not console.out.has_reader(pause):
+            return int(ExitCode.OK)
 
 
 def _stats(subject: Subject, chosen: str | None, console: Console) -> list[NodeStats]:

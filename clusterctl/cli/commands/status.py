@@ -22,6 +22,7 @@ from clusterctl.run.record.samples import newest_activity
 @options.output_options
 def command(reference: str | None, as_json: bool, verbose: bool, color: str, quiet: bool) -> int:
     """Show one run: its state, its nodes and workers, and what failed first."""
+    options.refuse_together(("--json", as_json), ("--quiet", quiet), ("--verbose", verbose))
     console = options.console_of(color)
     run = find(reference)
     state, attended = visible_state(run)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 @options.output_options
 def command(as_json: bool, color: str, quiet: bool) -> int:
     """List ready-to-run jobs; `clusterctl init --template NAME` copies one. With `-q` only their names."""
+    options.refuse_together(("--json", as_json), ("--quiet", quiet))
     console = options.console_of(color)
     jobs = templates()
     if as_json:

@@ -16,7 +16,7 @@ from clusterctl.cli.follow.screen import Screen
 from clusterctl.cli.follow.watched_run import WatchedRun
 from clusterctl.cli.lookup import machines
 from clusterctl.cli.main import WithExamples
-from clusterctl.cli.words import parse_duration
+from clusterctl.cli.words import parse_pause
 from clusterctl.render.top.order import SORTS, Order
 from clusterctl.render.top.scene import Level, Scene
 from clusterctl.render.top.screen import level_of, render_top
@@ -51,7 +51,7 @@ def command(reference: str | None, interval: str, fold: str | None, color: str) 
     Without an active run the nodes of the cluster file are shown. In a pipe it prints one picture.
     """
     console = options.console_of(color)
-    pause = parse_duration(interval, "--interval") or 1.0
+    pause = parse_pause(interval, "--interval") or 1.0
     order = Order(fold=None if fold is None else Level(fold))
     with _source(machines.subject_of(reference), console) as source:
         if not (sys.stdin.isatty() and console.out.live):

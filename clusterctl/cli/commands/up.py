@@ -92,6 +92,7 @@ def command(context: click.Context, choices: UpChoices) -> int:
     if choices.as_json and not (choices.detach or choices.dry_run):
         # One object says that a run has begun; what goes on is told in lines.
         raise click.UsageError("`--json` goes with `-d` or `--dry-run`; `--progress json` tells what goes on")
+    _refuse_ignored(choices)
     console = choices.console()
     spec = _spec(choices, context.meta["clusterctl.args"], console)
     if choices.dry_run:
@@ -101,6 +102,24 @@ def command(context: click.Context, choices: UpChoices) -> int:
         console.narrate(f"warning: {warning}")
     run = begin(spec, health=not choices.no_health, strict=choices.strict)
     return _follow(run, console, choices)
+
+
+def _refuse_ignored(choices: UpChoices) -> None:
+    """Refuse options that would change nothing.
+
+    Raises:
+        click.UsageError: There are some.
+    """
+    output = (("--all", choices.everything), ("--timestamps", choices.timestamps))
+    progress = ("--progress", choices.progress != "auto")
+    if choices.dry_run:
+        checks = (("--no-health", choices.no_health), ("--strict", choices.strict))
+        told = (("--timings", choices.timings), progress, ("--verbose", choices.verbose))
+        options.refuse_beside("--dry-run", ("--detach", choices.detach), *output, *told, *checks)
+    elif choices.detach:
+        options.refuse_beside("--detach", *output)
+    options.refuse_together(("--no-health", choices.no_health), ("--strict", choices.strict))
+    options.refuse_together(("--quiet", choices.quiet), progress)
 
 
 def _spec(choices: UpChoices, arguments: tuple[str, ...], console: Console) -> ClusterSpec:

@@ -39,6 +39,8 @@ def command(
     With `--check` a line for each thing that a head needs: ssh and its agent, the folder of runs, open files, what a
     logout does, the clock; and for each controller that lives here. Ends with 5 where a run could not start.
     """
+    if not with_nodes and (path or files or sets):
+        raise click.UsageError("only `--nodes` reads a cluster file: leave out FILE, --file and --set")
     console = options.console_of(color)
     shown: dict[str, Any] = {"clusterctl": __version__, "python": platform.python_version()}
     head = _Head() if check else None

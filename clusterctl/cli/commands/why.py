@@ -10,7 +10,7 @@ import click
 from clusterctl.cli import options
 from clusterctl.cli.lookup.why import opened, verdict_and_look, verdict_of
 from clusterctl.cli.main import WithExamples
-from clusterctl.errors import ClusterctlError, ExitCode
+from clusterctl.errors import ExitCode, RefusedError
 from clusterctl.render.story.timings import slow_start
 from clusterctl.render.story.why import render_why
 from clusterctl.run.record import find
@@ -31,28 +31,29 @@ if TYPE_CHECKING:
 @options.run_argument
 @click.option("--bundle", metavar="PATH", type=click.Path(path_type=Path), help="Judge a bundle, without any node.")
 @click.option("--save", metavar="FILE", type=click.Path(path_type=Path), help="Pack the evidence to hand it on.")
-@click.option("--hide", is_flag=True, help="With --save: without secrets, addresses and names of homes.")
+@click.option("--redact", is_flag=True, help="With --save: without secrets, addresses and names of homes.")
 @options.json_option
 @options.output_options
 def command(
-    reference: str | None, bundle: Path | None, save: Path | None, hide: bool, as_json: bool, color: str, quiet: bool
+    reference: str | None, bundle: Path | None, save: Path | None, redact: bool, as_json: bool, color: str, quiet: bool
 ) -> int:
     """Say what went wrong with a run, and who.
 
     Of a run that hangs it names the rank that the others wait for, and its line of code; of one that failed, the rank
     that failed first and why. It rests on what is kept with the run: how ranks ended, their stacks, what their
-    process groups count, what the kernel says of them. The exit code is 0 where an answer was found.
+    process groups count, what the kernel says of them. The exit code is 0 where an answer was found, else 100.
     """
     console = options.console_of(color)
+    if redact and save is None:
+        raise click.UsageError("`--redact` needs `--save`")
     if bundle is not None:
-        if reference is not None:
-            raise click.UsageError("a run and `--bundle` exclude each other")
+        options.refuse_beside("--bundle", ("RUN", reference), ("--save", save))
         with opened(bundle) as run:
             return _tell(console, verdict_of(run, live=False), as_json=as_json)
     run = find.find(reference)
     told, look = verdict_and_look(run)
     if save is not None:
-        _save(console, run, save, look, hide=hide, quiet=quiet)
+        _save(console, run, save, look, redact=redact, quiet=quiet)
     code = _tell(console, told, as_json=as_json)
     if not as_json:
         console.tell(*slow_start(start_times(run)))
@@ -64,15 +65,22 @@ def _tell(console: Console, verdict: Verdict, *, as_json: bool) -> int:
         console.json(verdict.as_json())
     else:
         console.tell(*render_why(verdict, console.out))
+    return exit_code_of(verdict)
+
+
+def exit_code_of(verdict: Verdict) -> int:
+    """Return the exit code of the command for an answer."""
     return int(ExitCode.FAILED if verdict.confidence is Confidence.UNKNOWN else ExitCode.OK)
 
 
-def _save(console: Console, run: RunDir, target: Path, look: Mapping[str, OfRank], *, hide: bool, quiet: bool) -> None:
+def _save(
+    console: Console, run: RunDir, target: Path, look: Mapping[str, OfRank], *, redact: bool, quiet: bool
+) -> None:
     from clusterctl.run.record.kept import bundle
 
     try:
-        written = bundle.save(run, target, look, hide=hide)
+        written = bundle.save(run, target, look, hide=redact)
     except OSError as error:
-        raise ClusterctlError(f"{target} cannot be written: {error.strerror}") from error
+        raise RefusedError(f"{target} cannot be written: {error.strerror or error}") from error
     if not quiet:
         console.narrate(f"{target}: {size(written)}; `clusterctl why --bundle {target}` judges it")

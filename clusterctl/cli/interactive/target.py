@@ -54,6 +54,9 @@ def target_of(choices: TargetChoices, console: Console) -> Target:
     chosen = [name for name, value in _named(choices) if value is not None]
     if len(chosen) > 1:
         raise click.UsageError(f"{' and '.join(chosen)} name two things; only one can be used")
+    if choices.rank is not None or choices.where is not None:
+        option = "--rank" if choices.where is None else "-w"
+        options.refuse_beside(option, ("--file", choices.files), ("--set", choices.sets))
     if choices.rank is not None:
         return _of_rank(choices.reference, choices.rank)
     if choices.reference is not None:

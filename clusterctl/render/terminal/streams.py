@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 
+_LONGEST = 2**31 - 1
+"""Milliseconds that poll can wait."""
+
+
 def has_reader(descriptor: int, seconds: float = 0.0) -> bool:
     """Return whether what is written to a descriptor can be read: nobody closed the pipe's other end, or the terminal.
 
@@ -30,7 +34,7 @@ def has_reader(descriptor: int, seconds: float = 0.0) -> bool:
     look = select.poll()
     # Registered for no event, poll still reports that the other end is closed.
     look.register(descriptor, 0)
-    return not any(events & (select.POLLERR | select.POLLHUP) for _, events in look.poll(1000 * seconds))
+    return not any(events & (select.POLLERR | select.POLLHUP) for _, events in look.poll(min(1000 * seconds, _LONGEST)))
 
 
 class _Outliving(io.FileIO):

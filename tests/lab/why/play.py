@@ -159,7 +159,7 @@ def _run_of(text: str) -> str:
 
 def _save(head: Head, run: str, bundles: Path | None, name: str) -> None:
     if bundles is not None and run:
-        head.run("why", run, "--save", str(bundles / f"{name}.tar.gz"), "--hide", timeout=120.0)
+        head.run("why", run, "--save", str(bundles / f"{name}.tar.gz"), "--redact", timeout=120.0)
 
 
 def _refused(head: Head) -> str:
