@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
 import subprocess
+import sys
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,12 +17,11 @@ import pytest
 from clusterctl.agent.linux import proc
 from clusterctl.agent.linux.ports import PortWatch
 from clusterctl.agent.protocol.commands import Command
-from clusterctl.agent.supervisor.claims import ClaimError, Claims
+from clusterctl.agent.supervisor.claims import PREFIX, ClaimError, Claims
 from tests.agent.talk import Refused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
+    from collections.abc import Callable, Iterator
 
     from tests.agent.conftest import Node
     from tests.agent.talk import Talk
@@ -184,7 +187,7 @@ def test_after_a_refused_claim_nothing_new_is_held_and_nothing_old_is_given_up(t
     second.take([990])
     with pytest.raises(ClaimError, match="GPU 991 is held by run first"):
         second.take([992, 991])
-    assert len(second.descriptors) == 1
+    assert len(second.paths) == 1
     third.take([992])
     with pytest.raises(ClaimError, match="GPU 990 is held by run second"):
         third.take([990])
@@ -211,34 +214,76 @@ def test_two_nodes_of_one_run_on_one_machine_do_not_share_a_gpu(tmp_path: Path) 
 # --- GPUs and other users
 
 
-@pytest.fixture
-def machine(tmp_path: Path) -> Path:
-    """A machine with one GPU of NVIDIA's, as its kernel shows it."""
-    gpu = tmp_path / "machine/proc/driver/nvidia/gpus/0000:01:00.0"
-    gpu.mkdir(parents=True)
-    (gpu / "information").write_text("Model: \t NVIDIA H100\nGPU UUID: \t GPU-0a1b2c3d-0000\n")
-    return tmp_path / "machine"
+def planted(folder: Path) -> Path:
+    """The name of a claim on GPU 990 in a folder of another user's, in one that all users share."""
+    folder.mkdir()
+    folder.chmod(0o1777)
+    theirs = folder / f"{PREFIX}planted"
+    theirs.mkdir(mode=0o777)
+    os.chown(theirs, 65534, 65534)
+    return theirs / f"gpu-990-{proc.boot_id()}"
 
 
-def fifo(locks: Path) -> None:
-    locks.mkdir(mode=0o1777)
-    os.mkfifo(locks / "GPU-0a1b2c3d-0000")
+def file_of(uid: int, mode: int) -> Callable[[Path], object]:
+    def make(path: Path) -> None:
+        path.touch()
+        path.chmod(mode)
+        os.chown(path, uid, uid)
+
+    return make
 
 
-def hard_link(locks: Path) -> None:
-    locks.mkdir(mode=0o1777)
-    (locks.parent / "precious").write_text("precious")
-    os.link(locks.parent / "precious", locks / "GPU-0a1b2c3d-0000")
+def link_to_precious(link: Callable[[Path, Path], object]) -> Callable[[Path], object]:
+    def make(path: Path) -> None:
+        precious = path.parents[2] / "precious"
+        precious.write_text("precious")
+        link(precious, path)
+
+    return make
 
 
-def symbolic_link(locks: Path) -> None:
-    locks.mkdir(mode=0o1777)
-    (locks.parent / "precious").write_text("precious")
-    (locks / "GPU-0a1b2c3d-0000").symlink_to(locks.parent / "precious")
+def folder_is(make_it: Callable[[Path], object]) -> Callable[[Path], object]:
+    def make(path: Path) -> None:
+        path.parent.rmdir()
+        make_it(path.parent)
+
+    return make
+
+
+PLANTED = {
+    "a folder": Path.mkdir,
+    "a FIFO": os.mkfifo,
+    "another user's file": file_of(65534, 0o644),
+    "another user's file that nobody else can read": file_of(65534, 0o600),
+    "a file that all can write": file_of(65534, 0o666),
+    "a hard link to a file of ours": link_to_precious(os.link),
+    "a symbolic link to a file of ours": link_to_precious(os.symlink),
+    "a file for a folder": folder_is(file_of(65534, 0o644)),
+    "a link for a folder": folder_is(lambda path: path.symlink_to("/etc")),
+    "a folder that nobody else can open": folder_is(lambda path: path.mkdir(mode=0)),
+}
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can make something for somebody else")
+@pytest.mark.parametrize("make", PLANTED.values(), ids=PLANTED.keys())
+def test_what_others_put_into_the_folder_of_claims_takes_no_gpu_and_costs_no_file(
+    tmp_path: Path, make: Callable[[Path], object]
+) -> None:
+    locks = tmp_path / "locks"
+    make(planted(locks))
+    first, second = (Claims(run, "n1", str(locks)) for run in ("first", "second"))
+    first.take([990])
+    with pytest.raises(ClaimError, match="GPU 990 is held by run first"):
+        second.take([990])
+    first.release()
+    second.take([990])
+    second.release()
+    if (tmp_path / "precious").exists():
+        assert (tmp_path / "precious").read_text() == "precious"
 
 
 def foreign(locks: Path) -> None:
-    locks.mkdir(mode=0o700)
+    locks.mkdir(mode=0o1777)
     os.chown(locks, 65534, 65534)
 
 
@@ -247,58 +292,95 @@ def open_to_all(locks: Path) -> None:
     locks.chmod(0o777)
 
 
-FOLDERS = {
-    "a file": (lambda locks: locks.write_text(""), "is not a directory"),
-    "another user's": (foreign, "belongs to uid 65534, who could take claims away: as root"),
-    "without the sticky bit": (open_to_all, "everybody could take claims away"),
-    "a FIFO for a file": (fifo, "is no plain file with one name"),
-    "a hard link to a file of ours": (hard_link, "is no plain file with one name"),
-    "a symbolic link to a file of ours": (symbolic_link, "cannot claim GPUs"),
-}
-
-
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can make something for somebody else")
-@pytest.mark.parametrize(("make", "why"), FOLDERS.values(), ids=FOLDERS.keys())
-def test_what_lies_in_the_folder_of_claims_cannot_keep_a_run_from_a_gpu_that_the_kernel_shows(
-    tmp_path: Path, machine: Path, make: Callable[[Path], object], why: str
-) -> None:
-    locks = tmp_path / "locks"
-    make(locks)
-    first, second = (Claims(run, "n1", str(locks), root=str(machine)) for run in ("first", "second"))
-    first.take([0])
-    with pytest.raises(ClaimError, match="GPU 0 is locked by pid|GPU 0 is held by run first"):
-        second.take([0])
-    first.release()
-    second.take([0])
-    second.release()
-    if (tmp_path / "precious").exists():
-        assert (tmp_path / "precious").read_text() == "precious"
-
-
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can make something for somebody else")
-@pytest.mark.parametrize(("make", "why"), FOLDERS.values(), ids=FOLDERS.keys())
-def test_without_the_word_of_the_kernel_the_folder_of_claims_has_to_be_in_order(
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        pytest.param(foreign, "belongs to uid 65534, who could take claims away: as root", id="another user's"),
+        pytest.param(open_to_all, "everybody could take claims away", id="without the sticky bit"),
+    ],
+)
+def test_a_folder_whose_files_others_could_remove_takes_no_claims(
     tmp_path: Path, make: Callable[[Path], object], why: str
 ) -> None:
-    locks = tmp_path / "locks"
-    make(locks)
-    for file in locks.glob("*"):
-        file.rename(locks / f"gpu-0-{proc.boot_id()}")
-    (tmp_path / "dev").mkdir()
+    make(tmp_path / "locks")
     with pytest.raises(ClaimError, match=why):
-        Claims("run", "n1", str(locks), root=str(tmp_path)).take([0])
-    if (tmp_path / "precious").exists():
-        assert (tmp_path / "precious").read_text() == "precious"
+        Claims("run", "n1", str(tmp_path / "locks")).take([990])
 
 
-def test_a_lock_that_no_run_says_is_its_own_is_told_by_process_and_user(tmp_path: Path, machine: Path) -> None:
-    place = machine / "proc/driver/nvidia/gpus/0000:01:00.0"
-    with subprocess.Popen(["flock", place, "sh", "-c", "echo; read line"], stdin=-1, stdout=-1) as other:
-        assert other.stdout is not None
-        other.stdout.readline()
-        with pytest.raises(ClaimError, match=rf"GPU 0 is locked by pid {other.pid} of uid {os.getuid()}, and no run"):
-            Claims("run", "n1", str(tmp_path / "locks"), root=str(machine)).take([0])
-        other.communicate(b"\n")
+AS_NOBODY = """
+import os, sys
+from clusterctl.agent.supervisor import claims
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)
+held = claims.Claims("theirs", "n1", sys.argv[1])
+try:
+    held.take([990])
+except claims.ClaimError as error:
+    print(error)
+else:
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def nobody(locks: Path) -> Iterator[str]:
+    """What a claim of user 65534 came to, for as long as that user may hold it."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", AS_NOBODY, locks], text=True, stdin=pipe, stdout=pipe) as process:
+        assert process.stdout is not None
+        yield process.stdout.readline().strip()
+        process.communicate(timeout=60)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody else")
+def test_two_users_keep_each_other_off_a_gpu_and_see_whose_it_is() -> None:
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as name:
+        locks = Path(name)
+        locks.chmod(0o1777)
+        ours = Claims("ours", "n1", name)
+        ours.take([990])
+        with nobody(locks) as word:
+            assert word == "GPU 990 is held by run ours of uid 0 (node n1)"
+        ours.release()
+        with nobody(locks) as word:
+            assert word == "held"
+            with pytest.raises(ClaimError, match=r"^GPU 990 is held by run theirs of uid 65534 \(node n1\)$"):
+                ours.take([990])
+        ours.take([990])
+        ours.release()
+
+
+READ_LOCK = """
+import fcntl, os, sys
+os.setuid(65534)
+file = open(sys.argv[1])
+fcntl.lockf(file, fcntl.LOCK_SH)
+fcntl.flock(file, fcntl.LOCK_EX)
+print("locked", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody else")
+def test_locks_that_others_put_on_a_file_of_ours_are_no_claim() -> None:
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as name:
+        Path(name).chmod(0o1777)
+        folder = Path(name, f"{PREFIX}earlier")
+        folder.mkdir(mode=0o711)
+        file = folder / f"gpu-990-{proc.boot_id()}"
+        file.touch(mode=0o644)
+        pipe = subprocess.PIPE
+        argv = [sys.executable, "-c", READ_LOCK, str(file)]
+        with subprocess.Popen(argv, text=True, stdin=pipe, stdout=pipe) as other:
+            assert other.stdout is not None
+            assert other.stdout.readline() == "locked\n"
+            claims = Claims("ours", "n1", name)
+            claims.take([990])
+            claims.release()
+            other.communicate(timeout=60)
 
 
 def test_what_a_claim_says_of_itself_cannot_steer_a_terminal(tmp_path: Path) -> None:
@@ -307,17 +389,3 @@ def test_what_a_claim_says_of_itself_cannot_steer_a_terminal(tmp_path: Path) -> 
     with pytest.raises(ClaimError, match=r"held by run fir\?\]52;c;eA==\?st"):
         Claims("second", "n1", str(tmp_path)).take([990])
     first.release()
-
-
-def test_a_lock_whose_process_has_left_it_to_a_child_names_nobody(tmp_path: Path, machine: Path) -> None:
-    place = machine / "proc/driver/nvidia/gpus/0000:01:00.0"
-    heir = ["flock", place, "sh", "-c", "sleep 1000 & echo"]
-    with subprocess.Popen(heir, stdout=-1, start_new_session=True) as other:
-        assert other.stdout is not None
-        other.stdout.readline()
-        other.wait()
-        try:
-            with pytest.raises(ClaimError, match="^GPU 0 is locked, and no run says that it holds it$"):
-                Claims("run", "n1", str(tmp_path / "locks"), root=str(machine)).take([0])
-        finally:
-            os.killpg(other.pid, signal.SIGKILL)

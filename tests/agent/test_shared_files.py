@@ -135,6 +135,7 @@ def test_machines_that_share_a_folder_of_locks_do_not_refuse_each_other_a_gpu_of
     tmp_path: Path,
 ) -> None:
     boots, locks = [tmp_path / f"boot-{number}" for number in range(2)], tmp_path / "locks"
+    locks.mkdir()
     for number, boot in enumerate(boots):
         boot.write_text(f"{number}\n")
 
@@ -146,3 +147,48 @@ def test_machines_that_share_a_folder_of_locks_do_not_refuse_each_other_a_gpu_of
         one.communicate(timeout=60)
     assert said == ["held", "held"]
     assert "GPU 990 is held by run run-0 (node n0)" in refused
+
+
+IN_A_CONTAINER = """
+from clusterctl.agent.supervisor import claims
+held = claims.Claims("run-" + sys.argv[1], "n1", sys.argv[2], root=sys.argv[3])
+held.take([int(sys.argv[4])])
+print("held", flush=True)
+sys.stdin.read()
+"""
+CONTAINER = """
+mount -t tmpfs none "$3"
+mkdir -p "$3/dev"
+for card in 0 1; do
+    mkdir -p "$3/proc/driver/nvidia/gpus/0000:0$card:00.0"
+    echo "Device Minor: $card" > "$3/proc/driver/nvidia/gpus/0000:0$card:00.0/information"
+done
+for card in $5; do touch "$3/dev/nvidia$card"; done
+exec "$0" -c "$1" "$2" "$4" "$3" "$6"
+"""
+
+
+def claim_in_container(number: int, folder: Path, devices: str, index: int) -> subprocess.Popen[str]:
+    """Claim a GPU where processes, network, mounts, /proc and /sys are others than on the machine."""
+    user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
+    argv = ["unshare", *user, "--pid", "--fork", "--net", "--mount", "--mount-proc", "--ipc", "--uts"]
+    machine = folder.parent / "machine"
+    machine.mkdir(exist_ok=True)
+    program = [sys.executable, f"import os, sys\n{IN_A_CONTAINER}", str(number), str(machine), str(folder)]
+    pipe = subprocess.PIPE
+    words = [*argv, "sh", "-c", CONTAINER, *program, devices, str(index)]
+    return subprocess.Popen(words, text=True, stdin=pipe, stdout=pipe, stderr=pipe)
+
+
+def test_containers_that_share_the_folder_of_claims_never_both_hold_a_gpu(tmp_path: Path) -> None:
+    locks = tmp_path / "locks"
+    locks.mkdir()
+
+    first, other_gpu = claim_in_container(1, locks, "0 1", 1), claim_in_container(2, locks, "0", 0)
+    said = [one.stdout.readline().strip() for one in (first, other_gpu) if one.stdout]
+    _, refused = claim_in_container(3, locks, "1", 0).communicate(timeout=60)
+
+    for one in (first, other_gpu):
+        one.communicate(timeout=60)
+    assert said == ["held", "held"]
+    assert "GPU 0 is held by run run-1 (node n1)" in refused

@@ -77,14 +77,15 @@ def test_nor_from_one_between_two_attempts(node: Node) -> None:
 
 def test_a_gpu_is_not_claimed_twice_after_a_tidying(tmp_path: Path) -> None:
     locks = tmp_path / "locks"
+    locks.mkdir()
+    (locks / "forgotten").touch()
     first, second = (Claims(run, "node", str(locks)) for run in ("first", "second"))
     first.take([990])
-    tidy(tmp_path)
+    tidy(locks)
     with pytest.raises(ClaimError, match="GPU 990 is held by run first"):
         second.take([990])
+    assert not (locks / "forgotten").exists()
     first.release()
-    tidy(tmp_path)
-    assert not list(tmp_path.glob("locks/*"))
 
 
 def test_what_a_run_needs_is_touched_while_a_supervisor_watches(node: Node) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 from pathlib import Path
 
 
@@ -28,10 +29,12 @@ def _has_open(pid: int, file: Path) -> bool:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether somebody holds a lock on a file, be it a shared one."""
-    with path.open("rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
+    """Whether somebody holds a lock on a file or folder, be it a shared one."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
     return False

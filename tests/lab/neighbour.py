@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 UID: Final = 1502
 BEGIN: Final = """\
-import fcntl, glob, hashlib, json, os, re, resource, select, signal, socket, sys, time
+import fcntl, glob, hashlib, json, os, re, resource, select, signal, socket, struct, sys, time
 VICTIM = int(sys.argv[1])
 
 def processes(words):

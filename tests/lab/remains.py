@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tests.lab.inside import Process
     from tests.lab.node import Node
 
-LOCKS: Final = "/var/tmp/clusterctl-locks"
+CLAIMS: Final = "/var/tmp/clusterctl-gpus-"
 WORK: Final = ".local/share/clusterctl/work"
 DECOYS: Final = ("count.py", "sleep 86400", "stray-of-a-rank", "clusterctl-agent wait", "clusterctl-agent supervise")
 
@@ -132,7 +132,8 @@ class Watch:
 
     def _claims(self) -> set[str]:
         """GPUs, workdirs, ports and runs that somebody holds here."""
-        files = [*self.node.path(LOCKS).glob("*"), *state_root(self.node).glob("sync/*.lock")]
+        claims = self.node.path("/var/tmp").glob(f"{os.path.basename(CLAIMS)}*")
+        files = [*claims, *state_root(self.node).glob("sync/*.lock")]
         sockets = Path(f"/proc/{self.node.init_pid}/net/unix").read_text().split()
         return {path.name for path in files if is_locked(path)} | {s for s in sockets if s.startswith("@clusterctl-")}
 
@@ -172,5 +173,5 @@ def may_stay(node: Node) -> re.Pattern[str]:
     home = re.escape(node.spec.home)
     return re.compile(
         rf"{home}/{WORK}/victim-[0-9a-f]+|{state}/nodes/[^/]+|{state}/inject/[0-9a-f]{{12}}|{state}/sync/[0-9a-f]+\.(json|lock)"
-        rf"|{LOCKS}/[^/]+|({home}/\.cache/clusterctl|/var/tmp/clusterctl-{node.spec.uid})/agents/[0-9a-f]{{64}}\.([a-z0-9-]+\.)?pyz(\.d)?"
+        rf"|{CLAIMS}[^/]+(/[^/]+)?|({home}/\.cache/clusterctl|/var/tmp/clusterctl-{node.spec.uid})/agents/[0-9a-f]{{64}}\.([a-z0-9-]+\.)?pyz(\.d)?"
     )

@@ -43,7 +43,6 @@ class Run:
         code: Its exit code, or that of who ends it.
         more: Of the cluster file.
         gpus: What it claims.
-        locks: An administrator has made the folder of GPU claims.
         mate: It has a second node.
         kill: Of what has these words in its command line the run loses a process while the worker runs.
         orphan: It is ended by a head that knows nothing of it, else by the worker.
@@ -53,7 +52,6 @@ class Run:
     code: int = 0
     more: Mapping[str, Any] = field(default_factory=dict)
     gpus: tuple[int, ...] = ()
-    locks: bool = False
     mate: bool = False
     kill: str = ""
     orphan: bool = False
@@ -120,32 +118,15 @@ CASES = {
     "idle connections to where nodes try to meet": Case(
         Run(command=("up",), mate=True, more={"network": {"master_port": 29519}}), before=tricks.IDLE, trace="/tmp/idle"
     ),
-    "the folder of GPU claims, made first": Case(
+    "a GPU claim, locked": Case(
         Run(gpus=(0,), code=REFUSED),
-        before=tricks.CLAIMS,
-        named=("/var/tmp/clusterctl-locks belongs to uid 1502", "install -d -m 1777"),
+        before=tricks.LOCKED_CLAIM,
+        named=("GPU 0 is held by run ?]52;c;eA==? of uid 1502",),
         users=("ann", "root"),
     ),
-    "a GPU claim, locked": Case(
-        Run(gpus=(0,), code=REFUSED, locks=True),
-        before=tricks.LOCKED_CLAIM,
-        named=("GPU 0 is locked by pid {pid} of uid 1502", "ending that process frees it"),
-    ),
-    "the file of a GPU claim, made first and closed to others": Case(
-        Run(gpus=(0,), code=REFUSED, locks=True),
-        before=tricks.CLOSED_CLAIM,
-        named=("/var/tmp/clusterctl-locks/gpu-0-", "belongs to uid 1502", "as root, `rm /var/tmp/"),
-    ),
-    "the file of a GPU claim, a hard link to a file of the victim's": Case(
-        Run(gpus=(0,), code=REFUSED, locks=True),
-        before=tricks.HARD_LINK,
-        named=("is no plain file with one name", "as root, `rm /var/tmp/"),
-    ),
-    "the file of a GPU claim, a link to a file of the victim's": Case(
-        Run(gpus=(0,), code=REFUSED, locks=True),
-        before=tricks.SYMBOLIC_LINK,
-        named=("belongs to uid 1502", "as root, `rm /var/tmp/"),
-    ),
+    "a GPU claim, closed to others": Case(Run(gpus=(0,)), before=tricks.CLOSED_CLAIM, users=("ann", "root")),
+    "a GPU claim, a hard link to a file of the victim's": Case(Run(gpus=(0,)), before=tricks.HARD_LINK),
+    "a GPU claim, a link to a file of the victim's": Case(Run(gpus=(0,)), before=tricks.SYMBOLIC_LINK),
     "a fixed port, listened on before the start": Case(
         Run(more={"network": {"master_port": 29518}}, code=REFUSED),
         before=tricks.FIXED_PORT,
@@ -232,8 +213,6 @@ class Stage:
         hosts = [self.node.name, *([self.mate.name] if run.mate else [])]
         self.head.write(dict.fromkeys(hosts, 1), {"script": "job.py", "grace": "1s"}, gpus=run.gpus, **run.more)
         self.node.run(["sh", "-c", "rm -rf /dev/shm/* /var/tmp/*"])
-        if run.locks:
-            self.node.run(["install", "-d", "-m", "1777", "/var/tmp/clusterctl-locks"], check=True)
         # Linux lets nobody make a hard link to what he may not write.
         script = f"umask 0; printf precious > {tricks.PRECIOUS}"
         self.node.run(["sh", "-c", script], user=self.node.spec.user, check=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.lab.places import HOME, Network, Place
-from tests.lab.remains import LOCKS, WORK, Watch, state_root
+from tests.lab.remains import CLAIMS, WORK, Watch, state_root
 from tests.lab.rounds import Round, Wrong, row
 from tests.lab.spec import NodeSpec
 
@@ -110,9 +110,9 @@ def test_files_that_may_not_stay_are_told_of_once(fresh: Node) -> None:
 
 def test_what_stays_of_every_run_is_not_told(fresh: Node) -> None:
     root = state(fresh)
-    sh(fresh, f"mkdir -p ~/{WORK} {root}/nodes {root}/sync ~/.cache/clusterctl/agents {LOCKS}")
+    sh(fresh, f"mkdir -p ~/{WORK} {root}/nodes {root}/sync ~/.cache/clusterctl/agents {CLAIMS}0")
     watch = Watch(fresh, "neighbour-0000")
-    sh(fresh, f"mkdir -p {root}/nodes/victim-1234/n1 ~/{WORK}/victim-0123abcd/folder && touch {LOCKS}/gpu-0")
+    sh(fresh, f"mkdir -p {root}/nodes/victim-1234/n1 ~/{WORK}/victim-0123abcd/folder && touch {CLAIMS}0/gpu-0")
     sh(fresh, f"touch {root}/sync/0123.lock {root}/nodes/victim-1234/n1/journal.jsonl")
 
     assert watch.left() == []
@@ -126,23 +126,22 @@ def test_a_process_is_told_whatever_it_is_called(fresh: Node) -> None:
     assert watch.touched() == []
 
 
-@pytest.mark.parametrize("what", [f"{LOCKS}/gpu-2", "@clusterctl-port-29500"])
+@pytest.mark.parametrize("what", [f"{CLAIMS}2", "@clusterctl-port-29500"])
 def test_a_claim_is_told(fresh: Node, what: str) -> None:
-    sh(fresh, f"mkdir -p {LOCKS} && touch {LOCKS}/gpu-2")
+    sh(fresh, f"touch {CLAIMS}2")
     watch = Watch(fresh, "neighbour-0000")
     begin_to_hold(fresh, what)
 
-    assert f"held: {what.removeprefix(f'{LOCKS}/')}" in watch.left()
+    assert f"held: {what.removeprefix('/var/tmp/')}" in watch.left()
 
 
 def test_a_decoy_that_is_gone_is_told_and_what_it_held(fresh: Node) -> None:
-    sh(fresh, f"mkdir -p {LOCKS}")
-    begin_to_hold(fresh, f"{LOCKS}/gpu-0")
+    begin_to_hold(fresh, f"{CLAIMS}0")
     pid = begin(fresh, ["sleep", "86400"])
     watch = Watch(fresh, "neighbour-0000")
     end(fresh)
 
-    assert watch.touched() == [f"process {pid}: sleep 86400", "no longer held: gpu-0"]
+    assert watch.touched() == [f"process {pid}: sleep 86400", "no longer held: clusterctl-gpus-0"]
 
 
 def test_a_world_is_summed_up_in_a_line() -> None:

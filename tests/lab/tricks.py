@@ -69,15 +69,15 @@ print("done")
 FULL_MEMORY = "places = ['/dev/shm']" + FILL
 FULL_TEMPORARY = "places = ['/tmp', '/var/tmp']" + FILL
 CLAIM = """
-claim = "/var/tmp/clusterctl-locks/gpu-0-" + open("/proc/sys/kernel/random/boot_id").read().strip()
+os.mkdir("/var/tmp/clusterctl-gpus-planted", 0o777)
+claim = "/var/tmp/clusterctl-gpus-planted/gpu-0-" + open("/proc/sys/kernel/random/boot_id").read().strip()
 """
 LOCKED_CLAIM = (
     CLAIM
     + r"""
-os.umask(0)
 with open(claim, "w") as file:
-    print(json.dumps({"run": "\x1b]52;c;eA==\x07", "node": "n1", "user": VICTIM}), file=file, flush=True)
-    fcntl.flock(file, fcntl.LOCK_EX)
+    print(json.dumps({"run": "\x1b]52;c;eA==\x07", "node": "n1"}), file=file, flush=True)
+    fcntl.fcntl(file, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, 0, 0, 0))
     stay()
 """
 )
@@ -113,10 +113,6 @@ while len(idle) < 6:
         idle.append(one)
 open("/tmp/idle", "w").close()
 signal.pause()
-"""
-CLAIMS = """
-os.mkdir("/var/tmp/clusterctl-locks", 0o700)
-print("done")
 """
 ENVIRONMENT = """
 (worker,) = processes("job.py")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from clusterctl.agent.linux.syscalls import read_bytes
+from clusterctl.agent.linux import paths
 
 # Not from `typing`, whose import would be a good part of an agent's start.
 TYPE_CHECKING = False
@@ -14,23 +14,33 @@ if TYPE_CHECKING:
     from clusterctl.agent.protocol.types.machine import Gpus
 
 _DRIVER = "/proc/driver/nvidia/gpus"
-_UUID = frozenset("0123456789abcdefABCDEF-")
 _KFD = "/sys/class/kfd/kfd/topology/nodes"
 
 
-def _information(root: str) -> list[dict[str, str]]:
-    """Return what the driver says of each device, in the order of the PCI bus, which is the order of their indices."""
-    base = root + _DRIVER
-    try:
-        slots = sorted(os.listdir(base))
-    except OSError:
-        return []
-    paths = []
-    for slot in slots:
-        text = read_bytes(f"{base}/{slot}/information").decode("utf-8", "replace")
-        pairs = (line.partition(":") for line in text.splitlines())
-        paths.append({key.strip(): value.strip() for key, _, value in pairs})
-    return paths
+def _slots(root: str) -> list[str]:
+    """Return where the driver has devices on the PCI bus, in its order, which is the order of their indices."""
+    return paths.names(root, _DRIVER)
+
+
+def _minors(root: str) -> list[int]:
+    """Return the numbers of NVIDIA's device files."""
+    names = (name[len("nvidia") :] for name in paths.names(root, "/dev") if name.startswith("nvidia"))
+    return [int(number) for number in names if number.isascii() and number.isdecimal()]
+
+
+def _given(root: str, minors: list[int]) -> list[str]:
+    """Return the slots of those devices whose files are here: a container may see the slots of all."""
+    slots = _slots(root)
+    given = [slot for slot in slots if _minor(root, slot) in minors]
+    return given or slots
+
+
+def _minor(root: str, slot: str) -> int | None:
+    """Return the number of a device's file, as the driver tells it."""
+    text = paths.text(root, f"{_DRIVER}/{slot}/information") or ""
+    pairs = (line.partition(":") for line in text.splitlines())
+    number = next((value.strip() for key, _, value in pairs if key.strip() == "Device Minor"), "")
+    return int(number) if number.isascii() and number.isdecimal() else None
 
 
 def _of_amd(root: str) -> list[dict[str, Any]]:
@@ -48,9 +58,7 @@ def count(root: str = "") -> Gpus:
     Args:
         root: Prefix of /dev, /proc and /sys.
     """
-    names = os.listdir(f"{root}/dev")
-    devices = sum(name.startswith("nvidia") and name[len("nvidia") :].isdecimal() for name in names)
-    listed = len(_information(root))
+    devices, listed = len(_minors(root)), len(_slots(root))
     # A container sees all devices in /proc but only its own in /dev.
     number = min(listed, devices) if listed and devices else listed or devices
     if number:
@@ -62,26 +70,10 @@ def count(root: str = "") -> Gpus:
 
 
 def lock_names(root: str = "") -> dict[int, str]:
-    """Return a name for each device that stays the same for every container of the machine, by index."""
-    names = {}
-    for index, device in enumerate(_information(root)):
-        uuid = device.get("GPU UUID", "")
-        digits = uuid.removeprefix("GPU-")
-        if digits != uuid and digits and not set(digits) - _UUID:
-            names[index] = uuid
-    if names:
-        return names
-    # Not every AMD GPU has a number of its own; its place in the machine is as good.
-    return {gpu["index"]: gpu["uuid"] or f"pci-{gpu['pci']}-{gpu['partition']}" for gpu in _of_amd(root)}
+    """Return by index where each device is in the machine: every container and namespace sees it there.
 
-
-def lock_places(root: str = "") -> dict[int, str]:
-    """Return by index a folder of the kernel's for each device; it is root's: nobody else can make or remove it.
-
-    Where containers are given single GPUs, NVIDIA's folder of a device is mounted into them: it is one for all.
+    Its number (UUID) would not do: NVIDIA's driver tells it only once the device was used.
     """
-    base = root + _DRIVER
-    listed = len(_information(root))
-    if listed:
-        return dict(enumerate(f"{base}/{slot}" for slot in sorted(os.listdir(base))[:listed]))
-    return {gpu["index"]: f"{root}{_KFD}/{gpu['node']}" for gpu in _of_amd(root)}
+    minors = sorted(_minors(root))
+    names = [f"pci-{slot}" for slot in _given(root, minors)] or [f"nvidia{minor}" for minor in minors]
+    return dict(enumerate(names)) or {gpu["index"]: f"pci-{gpu['pci']}-{gpu['partition']}" for gpu in _of_amd(root)}

@@ -150,7 +150,7 @@ class Attempt:
             output=self.outputs.descriptor(one.rank),
             spawn_file=self._run.of_rank(self.number, one.rank, files + "spawn"),
             exit_file=self._run.of_rank(self.number, one.rank, files + "exit"),
-            keep=[*self.claims.descriptors, *self.claims.folder],
+            keep=self.claims.descriptors,
             stop_after=self.prepare.stop_after,
             lease=self._run.lease,
             enforce=self._enforce,

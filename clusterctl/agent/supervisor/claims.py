@@ -1,8 +1,9 @@
-"""Claims on the GPUs of a machine: a lock for each device, on what the kernel shows of it.
+"""Claims on the GPUs of a machine: each run has a folder in /var/tmp, with a locked file for each device that it holds.
 
-That is a folder of root's: no user can make it first, or remove it under who has it. Where the kernel shows none, it is
-a file in a folder that all users share. There every claim is also written down, for whoever is refused to read; what
-stands there can be anybody's, and nothing follows from it.
+/var/tmp is root's and sticky on every machine: nobody can make it first, and only its owner, or root, can remove what
+lies there, or lock such a file for writing. So a file of another user takes a GPU only as long as a process of that
+user holds its lock, and what else lies there under such a name takes none. Containers and namespaces that see the same
+/var/tmp see the same claims, whatever they see of /proc and /sys.
 
 The lock belongs to the open file, so it lasts as long as a supervisor or a waiter of the run holds the descriptor, and
 ends with them, however they end.
@@ -11,23 +12,29 @@ ends with them, however they end.
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import json
 import os
+import random
+import secrets
 import stat
+import struct
+import time
 from typing import TYPE_CHECKING, Any, Callable
 
 from clusterctl.agent.linux import gpus, proc
-from clusterctl.agent.linux.syscalls import read_bytes
 from clusterctl.agent.record import keeping
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
-LOCKS = "/var/tmp/clusterctl-locks"
+SHARED = "/var/tmp"
+PREFIX = "clusterctl-gpus-"
 _ROOT = 0
 _MOST_SHOWN = 100
+_TRIES = 5
+_PAUSE_S = 0.02
+_LOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux: type, whence, start, length, pid
 
 
 class ClaimError(Exception):
@@ -40,31 +47,29 @@ class Claims:
     Args:
         run: The run, as others are told.
         node: Its node.
-        folder: Where claims are written down.
+        shared: Where the folders of all runs lie.
         guards: Return the pids of the run's waiters, which keep claims when a supervisor has died.
         root: Prefix of /dev, /proc and /sys.
-
-    Attributes:
-        folder: Descriptors that keep the folder of the locks from who tidies up, while one of them is held.
     """
 
     def __init__(
-        self, run: str, node: str, folder: str = LOCKS, guards: Callable[[], Iterable[int]] = tuple, root: str = ""
+        self, run: str, node: str, shared: str = SHARED, guards: Callable[[], Iterable[int]] = tuple, root: str = ""
     ) -> None:
-        self._run, self._node, self._place = run, node, folder
+        self._run, self._node, self._shared = run, node, shared
         self._guards, self._root = guards, root
         self._held: dict[str, int] = {}
-        self.folder: list[int] = []
+        self._folder = ""
+        self._folder_locks: list[int] = []
 
     @property
     def descriptors(self) -> list[int]:
         """Descriptors that hold the locks, for a waiter to keep."""
-        return list(self._held.values())
+        return [*self._held.values(), *self._folder_locks]
 
     @property
     def paths(self) -> list[str]:
         """The lock files that are held."""
-        return [os.path.join(self._place, name) for name in self._held]
+        return [os.path.join(self._folder, name) for name in self._held]
 
     def take(self, indices: Iterable[int]) -> set[str]:
         """Claim devices by index; those that this object holds already stay claimed. Return what is new, for `release`.
@@ -73,76 +78,128 @@ class Claims:
             ClaimError: Another run, or another node of this one, holds one of them. Nothing new is then held.
         """
         before = set(self._held)
-        names, places = gpus.lock_names(self._root), gpus.lock_places(self._root)
+        names = gpus.lock_names(self._root)
         try:
             for index in indices:
-                name = names.get(index, f"gpu-{index}")
-                if not name.startswith("GPU-"):
-                    # An index or a place says which GPU only together with the machine: others may see the same folder.
-                    name = f"{name}-{proc.boot_id()}"
+                # A place says which GPU only together with the machine: others may see the same folder.
+                name = f"{names.get(index, f'gpu-{index}')}-{proc.boot_id()}"
                 if name not in self._held:
-                    self._held[name] = self._claim(name, index, places.get(index))
+                    self._claim(name, index)
+        except OSError as error:
+            self.release(set(self._held) - before)
+            raise ClaimError(f"cannot claim GPUs in {self._shared}: {error.strerror}") from error
         except BaseException:
             self.release(set(self._held) - before)
             raise
-        if self._held and not self.folder:
-            self.folder = keeping.hold(self._place)
         return set(self._held) - before
 
-    def _claim(self, name: str, index: int, place: str | None) -> int:
-        """Return a descriptor that holds a device."""
-        holder = None if place is None else _locked(place)
-        try:
-            record = _open(self._place, name, common=holder is None)
-        except ClaimError:
+    def _claim(self, name: str, index: int) -> None:
+        """Lock a file of our own first and look at the others then: of two runs at once, one at most gets the GPU."""
+        _check(self._shared)
+        holder: str | None = None
+        for tries in range(_TRIES):
+            if not self._folder:
+                self._make_folder()
+            self._held[name] = self._lock_file(os.path.join(self._folder, name))
+            holder = self._holder(name, index)
             if holder is None:
-                raise
-            record = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-        fd, free = holder or (record, _lock(record))
+                return
+            self.release([name])
+            # Two that come at once refuse each other; the first to come again gets it.
+            time.sleep(random.uniform(0, _PAUSE_S * (tries + 1)))
+        raise ClaimError(holder)
+
+    def _make_folder(self) -> None:
+        """Make the folder of this run; others see it once it is locked: without, it is one that a run has left."""
+        name = f"{PREFIX}{secrets.token_hex(8)}"
+        hidden, self._folder = os.path.join(self._shared, f".{name}"), os.path.join(self._shared, name)
+        os.mkdir(hidden, 0o700)
+        self._folder_locks = keeping.hold(hidden)
+        os.chmod(hidden, 0o711)
+        os.rename(hidden, self._folder)
+
+    def _lock_file(self, path: str) -> int:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_CREAT, 0o600)
         try:
-            if free:
-                with contextlib.suppress(OSError):
-                    os.ftruncate(record, 0)
-                    claim = {"run": self._run, "node": self._node, "user": os.getuid(), "pid": os.getpid()}
-                    os.pwrite(record, json.dumps(claim).encode(), 0)
-                return os.dup(fd)
-            if any(_has(pid, fd) for pid in self._guards()):
-                # After a restart of the supervisor the waiters of this very run still hold the lock.
-                return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-            raise ClaimError(_held_by(index, _holder(fd), _read(record)))
-        finally:
-            for one in {fd, record}:
-                os.close(one)
+            fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+            with contextlib.suppress(OSError):
+                claim = {"run": self._run, "node": self._node, "pid": os.getpid()}
+                os.pwrite(fd, json.dumps(claim).encode(), 0)
+            os.fchmod(fd, 0o644)
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+
+    def _holder(self, name: str, index: int) -> str | None:
+        """Say who else has locked a GPU; what earlier runs of this user left is removed."""
+        for entry in sorted(os.listdir(self._shared)):
+            folder = os.path.join(self._shared, entry)
+            if not entry.startswith(PREFIX) or folder == self._folder or _remove_own(folder):
+                continue
+            with _opened(folder, name) as fd:
+                # After a restart of the supervisor the waiters of this very run still hold a lock.
+                if fd is not None and _is_locked(fd) and not any(_has(pid, fd) for pid in self._guards()):
+                    return _held_by(index, fd, os.path.join(folder, name))
+        return None
 
     def release(self, names: Iterable[str] | None = None) -> None:
-        """Give those back; without a word, all of them."""
+        """Give those back; without a word, all of them. What a waiter holds stays its own."""
         for name in set(self._held if names is None else names):
             os.close(self._held.pop(name))
-        while self.folder and not self._held:
-            os.close(self.folder.pop())
+            with _opened(self._folder, name) as fd:
+                if fd is not None and not _is_locked(fd):
+                    os.unlink(os.path.join(self._folder, name))
+        if not self._held:
+            self._close_folder()
+
+    def _close_folder(self) -> None:
+        while self._folder_locks:
+            os.close(self._folder_locks.pop())
+        with contextlib.suppress(OSError):
+            os.rmdir(self._folder)
+        self._folder = ""
 
 
-def _locked(place: str) -> tuple[int, bool] | None:
-    """Return a descriptor of a folder of the kernel's and whether it is ours now; `None` where it takes no lock."""
+@contextlib.contextmanager
+def _opened(folder: str, name: str) -> Iterator[int | None]:
+    """Open a claim; `None` where there is none: no plain file, one that its owner lets nobody read, or links."""
     try:
-        fd = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(os.path.join(folder, name), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
-        return None
+        yield None
+        return
     try:
-        return fd, _lock(fd)
-    except OSError:
+        file, above = os.fstat(fd), os.lstat(folder)
+        plain = stat.S_ISREG(file.st_mode) and stat.S_ISDIR(above.st_mode) and file.st_uid == above.st_uid
+        yield fd if plain else None
+    finally:
         os.close(fd)
-        return None
 
 
-def _lock(fd: int) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
-            raise
-        return False
-    return True
+def _remove_own(folder: str) -> bool:
+    """Remove the folder of a run of this user that has ended without doing so."""
+    with contextlib.suppress(OSError):
+        info = os.lstat(folder)
+        if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid():
+            return False
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for name in os.listdir(fd):
+                os.unlink(name, dir_fd=fd)
+            os.rmdir(folder)
+        finally:
+            os.close(fd)
+        return True
+    return False
+
+
+def _is_locked(fd: int) -> bool:
+    """Whether somebody else holds the lock for writing, which nobody but the owner of the file can."""
+    asked = _LOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
+    kind: int = _LOCK.unpack(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked))[0]
+    return kind != fcntl.F_UNLCK
 
 
 def _has(pid: int, fd: int) -> bool:
@@ -156,25 +213,13 @@ def _has(pid: int, fd: int) -> bool:
     return False
 
 
-def _holder(fd: int) -> int | None:
-    """Return the pid of who has locked a file, or `None`: it may have ended and left the lock to a child."""
-    info = os.fstat(fd)
-    place = f"{os.major(info.st_dev):02x}:{os.minor(info.st_dev):02x}:{info.st_ino}"
-    for line in read_bytes("/proc/locks", 4 << 20).decode().splitlines():
-        words = line.split()
-        if words[1] == "FLOCK" and words[5] == place and int(words[4]) > 0 and proc.owner(int(words[4])) is not None:
-            return int(words[4])
-    return None
-
-
-def _held_by(index: int, pid: int | None, record: dict[str, Any]) -> str:
-    """Say who holds a GPU: the run that says so, if the lock is of that user; else whom the kernel names."""
-    user = None if pid is None else proc.owner(pid)
-    if not record.get("run") or user not in (None, record.get("user")):
-        who, remedy = ("", "") if pid is None else (f" by pid {pid} of uid {user}", ": ending that process frees it")
-        return f"GPU {index} is locked{who}, and no run says that it holds it{remedy}"
+def _held_by(index: int, fd: int, path: str) -> str:
+    """Say who holds a GPU: the user whose file is locked, and the run which that user names in it."""
+    user, record = os.fstat(fd).st_uid, _read(fd)
+    if not record.get("run"):
+        return f"GPU {index} is locked by uid {user}, who names no run: as root, `fuser -k {path}` frees it"
     node = f" (node {_shown(record['node'])})" if record.get("node") else ""
-    other = f" of uid {_shown(record['user'])}" if record.get("user") not in (None, os.getuid()) else ""
+    other = f" of uid {user}" if user != os.geteuid() else ""
     return f"GPU {index} is held by run {_shown(record['run'])}{other}{node}"
 
 
@@ -182,59 +227,16 @@ def _shown(value: object) -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in str(value)[:_MOST_SHOWN])
 
 
-def _open(folder: str, name: str, *, common: bool) -> int:
-    """Open the file of a device; `common`: it is what is locked, so nobody else may be able to remove it."""
-    path = os.path.join(folder, name)
-    try:
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(folder)
-            os.chmod(folder, 0o1777)
-        if common:
-            _check(folder)
-        fd = _open_file(path)
-    except OSError as error:
-        raise ClaimError(f"cannot claim GPUs in {folder}: {error.strerror}{_whose(path)}") from error
-    info = os.fstat(fd)
-    if not stat.S_ISREG(info.st_mode) or info.st_nlink != 1:
-        os.close(fd)
-        raise ClaimError(f"{path} is no plain file with one name{_whose(path)}")
-    return fd
-
-
-def _whose(path: str) -> str:
-    """Say to whom what lies in the place of a claim belongs and what mends it; nothing where nothing lies there."""
-    try:
-        user = os.lstat(path).st_uid
-    except OSError:
-        return ""
-    return f"; it belongs to uid {user}: as root, `rm {path}` mends it"
-
-
 def _check(folder: str) -> None:
     """See to it that nobody can take a claim away."""
     info = os.lstat(folder)
-    remedy = f"as root, `rm -r {folder}; install -d -m 1777 {folder}` mends it"
+    remedy = f"as root, `chown root {folder}; chmod 1777 {folder}` mends it"
     if not stat.S_ISDIR(info.st_mode):
-        raise ClaimError(f"{folder} is not a directory: {remedy}")
+        raise ClaimError(f"{folder} is not a directory")
     if info.st_uid not in (_ROOT, os.getuid()):
         raise ClaimError(f"{folder} belongs to uid {info.st_uid}, who could take claims away: {remedy}")
     if info.st_mode & 0o022 and not info.st_mode & stat.S_ISVTX:
         raise ClaimError(f"everybody could take claims away in {folder}: {remedy}")
-
-
-def _open_file(path: str) -> int:
-    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
-    # With O_CREAT the kernel refuses another user's file in a sticky folder (fs.protected_regular), so it comes second.
-    for _ in range(10):
-        try:
-            return os.open(path, flags)
-        except FileNotFoundError:
-            pass
-        with contextlib.suppress(FileExistsError):
-            fd = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666)
-            os.fchmod(fd, 0o666)
-            return fd
-    raise FileNotFoundError(2, "the lock file comes and goes", path)
 
 
 def _read(fd: int) -> dict[str, Any]:

@@ -20,12 +20,13 @@ def root(tmp_path: Path) -> str:
     return str(tmp_path)
 
 
-def of_nvidia(root: str, cards: int, nodes: int) -> None:
+def of_nvidia(root: str, cards: int, nodes: int, minors: bool = False) -> None:
     """Some cards that the driver has, and device nodes of as many of them as are given to us."""
     for i in range(cards):
         place = Path(root) / f"proc/driver/nvidia/gpus/0000:{i:02x}:00.0"
         place.mkdir(parents=True)
-        (place / "information").write_text(f"Model: \t NVIDIA L4\nGPU UUID: \t {UUID[:-1]}{i}\n")
+        minor = f"Device Minor: \t {cards - 1 - i}\n" if minors else ""
+        (place / "information").write_text(f"Model: \t NVIDIA L4\nGPU UUID: \t {UUID[:-1]}{i}\n{minor}")
     for i in range(nodes):
         (Path(root) / f"dev/nvidia{i}").touch()
 
@@ -59,11 +60,32 @@ def test_gpus_of_nvidia_come_before_those_of_amd(root: str) -> None:
     assert (gpus.count(root)["count"], gpus.count(root)["vendor"]) == (2, "nvidia")
 
 
-def test_a_gpu_of_amd_is_claimed_by_its_number_or_else_by_its_place(root: str) -> None:
-    of_amd(root, {"uuid": "GPU-0000000000000000"})
+def test_a_gpu_of_amd_is_claimed_by_its_place(root: str) -> None:
+    of_amd(root)
     names = gpus.lock_names(root)
-    assert (names[0], names[1]) == ("pci-0000:05:00.0-0", "GPU-1000000000000001")
+    assert names[0] == "pci-0000:05:00.0-0"
     assert len(set(names.values())) == 8
+
+
+def test_a_gpu_of_nvidia_is_claimed_by_its_place_whether_the_driver_tells_its_number_yet_or_not(root: str) -> None:
+    of_nvidia(root, cards=2, nodes=2)
+    before = gpus.lock_names(root)
+    for file in Path(root).glob("proc/driver/nvidia/gpus/*/information"):
+        file.write_text("GPU UUID: \t GPU-????????-????-????-????-????????????\n")
+    assert gpus.lock_names(root) == before == {0: "pci-0000:00:00.0", 1: "pci-0000:01:00.0"}
+
+
+def test_a_container_that_sees_the_places_of_all_gpus_claims_the_one_that_is_given_to_it(root: str) -> None:
+    of_nvidia(root, cards=8, nodes=0, minors=True)
+    (Path(root) / "dev/nvidia2").touch()
+    (Path(root) / "dev/nvidiactl").touch()
+    assert gpus.lock_names(root) == {0: "pci-0000:05:00.0"}
+
+
+def test_a_gpu_whose_place_the_driver_hides_is_claimed_by_the_number_of_its_file(root: str) -> None:
+    for minor in (10, 9):
+        (Path(root) / f"dev/nvidia{minor}").touch()
+    assert gpus.lock_names(root) == {0: "nvidia9", 1: "nvidia10"}
 
 
 def test_a_memory_bank_that_cannot_be_read_hides_no_gpu(root: str) -> None:
