@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from clusterctl.why.verdict import Class
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
@@ -78,6 +80,8 @@ class End:
         oom: What tells that the kernel killed it for memory.
         secondary: Its last words are those of a rank whose peer was lost.
         stopped: We asked for it: how it ended says nothing, and its words are what it had said before.
+        cls: What its message tells (`headline`); `None` where nothing was said.
+        is_recognised: The message was recognised as the cause of an end.
     """
 
     exit_code: int | None
@@ -91,6 +95,8 @@ class End:
     tail: str = ""
     secondary: bool = False
     stopped: bool = False
+    cls: Class | None = None
+    is_recognised: bool = False
 
     @property
     def well(self) -> bool:

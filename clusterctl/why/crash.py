@@ -45,7 +45,7 @@ def _of_own(case: Case, own: Sequence[tuple[Rank, End]], failed: Sequence[tuple[
     strangers = [r for r in rivals if r.rank not in {a.rank for a, _ in alike}]
     named = alike if len(alike) > 1 and len(alike) == len(own) else [(first, end)]
     confidence = _confidence(
-        cls, certain=(not rivals or len(named) == len(own)) and causes.told(end), doubtful=bool(strangers)
+        cls, certain=(not rivals or len(named) == len(own)) and causes.is_certain(end), doubtful=bool(strangers)
     )
     if confidence is Confidence.AMBIGUOUS:
         named = [(r, e) for r, e in own if r.rank == first.rank or r in strangers]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from clusterctl.config.hosts import fold
 from clusterctl.why import crash, hang, left
+from clusterctl.why.headline import SENT_FROM_OUTSIDE
 from clusterctl.why.slow import held, pace, start
 from clusterctl.why.verdict import Class, Confidence, Culprit, Kind, Verdict
 from clusterctl.wording import fold_ranks
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from clusterctl.why.case import Case, Other, Rank, Reason
 
 _MOST_NAMED = 8
-_BY_A_PERSON = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
 _KINDS = {
     "node_lost": (Kind.CRASH, Class.NODE_LOST, "clusterctl health --node {node}"),
     "port_taken": (Kind.CRASH, Class.PORT_TAKEN, "clusterctl exec --node {node} -- ss -ltnp"),
@@ -39,7 +39,7 @@ def _judged(case: Case) -> Verdict:
     if crashed is not None and crashed.cls is Class.PEER_LOST and case.seen_at is not None:
         # A stall that ended by the time limits of the process groups: where ranks were before that tells more.
         return hang.judge(case) or crashed
-    if crashed is not None and crashed.cls is Class.SIGNAL and case.seen_at is not None:
+    if crashed is not None and crashed.cls in (Class.SIGNAL, Class.KILLED) and case.seen_at is not None:
         return _killed_in_standstill(case) or crashed
     if crashed is not None:
         return crashed
@@ -60,7 +60,7 @@ def _judged(case: Case) -> Verdict:
 
 def _killed_in_standstill(case: Case) -> Verdict | None:
     """Ranks that somebody killed while nothing moved: what held them is told by what was seen before."""
-    killed = {rank.rank for rank in case.ranks if rank.end is not None and rank.end.signal in _BY_A_PERSON}
+    killed = {rank.rank for rank in case.ranks if rank.end is not None and rank.end.signal in SENT_FROM_OUTSIDE}
     own = {rank.rank for rank in case.ranks if rank.end is not None and rank.end.signal is not None}
     if not killed or killed != own:
         return None

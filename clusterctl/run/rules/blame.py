@@ -13,6 +13,8 @@ import signal
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from clusterctl.why import headline
+from clusterctl.why.verdict import Class, Confidence
 from clusterctl.wording import signal_name
 
 if TYPE_CHECKING:
@@ -75,8 +77,10 @@ class Cause:
     Attributes:
         kind: exit, signal, oom, unknown (nobody saw it), exited_early, node_lost, start_failed; or the rule that ended
             the run: stalled, time_limit, unhealthy, port_taken.
-        message: One line: the last line of the traceback, or of the output.
+        message: One line: the headline of the worker's last words (`why.headline`).
         traceback: The worker's own, where it left one.
+        cls: What `why` calls it; `None` where no worker's end is the cause.
+        is_recognised: The message was recognised as the cause of an end; else it is what was said last.
         certain: No other exit may have come first.
     """
 
@@ -89,6 +93,8 @@ class Cause:
     traceback: str | None = None
     certain: bool = False
     secondary: bool = False
+    cls: Class | None = None
+    is_recognised: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,8 +121,9 @@ class Verdict:
 
 def verdict(exit_: Exit) -> Verdict:
     """Return what an exit says for itself."""
-    cause = _cause(exit_)
-    peers = _peers(exit_) if cause.secondary else frozenset[str]()
+    told = _headline(exit_)
+    cause = _cause(exit_, told)
+    peers = _peers(_last_words(exit_, told)) if cause.secondary else frozenset[str]()
     return Verdict(
         cause=cause, earliest=exit_.earliest, latest=exit_.latest, on_node_clock=exit_.on_node_clock, peers=peers
     )
@@ -167,19 +174,18 @@ def said_before_its_stop(rank: int, node: str, output: str) -> Cause | None:
     last = next((i for i, line in enumerate(lines) if i and re.match(r"\S", _unprefixed(line))), None)
     if last is None or not all(_goes_with(line, lines[0][:prefix].strip()) for line in lines[last + 1 :]):
         return None
-    return _cause(
-        Exit(
-            rank=rank,
-            node=node,
-            exit_code=1,
-            signal=None,
-            oom=None,
-            error=None,
-            tail=output,
-            earliest=0.0,
-            latest=0.0,
-        )
+    exit_ = Exit(
+        rank=rank,
+        node=node,
+        exit_code=1,
+        signal=None,
+        oom=None,
+        error=None,
+        tail=output,
+        earliest=0.0,
+        latest=0.0,
     )
+    return _cause(exit_, _headline(exit_))
 
 
 def _goes_with(line: str, prefix: str) -> bool:
@@ -187,8 +193,8 @@ def _goes_with(line: str, prefix: str) -> bool:
     return not line.strip() or bool(prefix and line.startswith(prefix)) or bool(_WARNING.match(line))
 
 
-def _peers(exit_: Exit) -> frozenset[str]:
-    places = _PLACE.finditer(_last_words(exit_))
+def _peers(text: str) -> frozenset[str]:
+    places = _PLACE.finditer(text)
     return frozenset((match["in"] or match["plain"]).removeprefix("::ffff:") for match in places)
 
 
@@ -198,27 +204,39 @@ def is_secondary(exit_: Exit) -> bool:
     A signal that nobody of ours sent, other than the abort with which runtimes react to a lost peer, is a death of its
     own, whatever was printed before it.
     """
+    return _is_secondary(exit_, _last_words(exit_, _headline(exit_)))
+
+
+def _is_secondary(exit_: Exit, words: str) -> bool:
     if exit_.oom or exit_.signal not in (None, signal.SIGABRT):
         return False
-    return bool(_PEER_LOSS.search(_last_words(exit_)))
+    return bool(_PEER_LOSS.search(words))
 
 
-def _last_words(exit_: Exit) -> str:
-    """Return the text that says why: the last traceback's end, or the last lines."""
+def _headline(exit_: Exit) -> headline.Headline:
+    """Return what a worker says of its end: in the error that it left before all it printed."""
+    left = exit_.error or {}
+    code, number = exit_.exit_code, exit_.signal
+    if not left.get("message"):
+        return headline.read(exit_.tail, exit_code=code, signal=number)
+    traced = headline.read(str(left.get("traceback") or ""))
+    told = traced if traced.traceback else headline.read(str(left["message"]))
+    if told.cls is Class.UNKNOWN:
+        # `torch.distributed.elastic` writes down nothing but exceptions.
+        return replace(told, cls=Class.EXCEPTION, confidence=Confidence.CERTAIN)
+    return told
+
+
+def _last_words(exit_: Exit, told: headline.Headline) -> str:
+    """Return the text that says why: what was recognised, or the last lines."""
     if exit_.error and exit_.error.get("message"):
         return str(exit_.error["message"])
-    starts = [m.start() for m in _TRACEBACK.finditer(exit_.tail)]
-    text = exit_.tail[starts[-1] :] if starts else exit_.tail
-    lines = [line for line in text.splitlines() if line.strip()]
-    return "\n".join(line for line in lines[-12:] if not _is_frame(line)) if starts else "\n".join(lines[-6:])
+    if told.words or told.traceback:
+        return told.words
+    return "\n".join([line for line in exit_.tail.splitlines() if line.strip()][-6:])
 
 
-def _is_frame(line: str) -> bool:
-    # Two blanks: one stands between torch's `[rank3]:` and what a traceback says.
-    return bool(re.match(r"^(?:\[?rank\d+\]?:? ?)?\s\s", line))
-
-
-def _cause(exit_: Exit) -> Cause:
+def _cause(exit_: Exit, told: headline.Headline) -> Cause:
     name = None if exit_.signal is None else signal_name(exit_.signal)
     kind = "exit"
     if exit_.oom:
@@ -235,47 +253,28 @@ def _cause(exit_: Exit) -> Cause:
         rank=exit_.rank,
         exit_code=exit_.exit_code,
         signal=name,
-        message=_message(exit_, name),
-        traceback=_traceback(exit_),
-        secondary=is_secondary(exit_),
+        message=_message(exit_, told),
+        traceback=_traceback(exit_, told),
+        secondary=_is_secondary(exit_, _last_words(exit_, told)),
+        cls=Class.OUT_OF_MEMORY if exit_.oom else told.cls,
+        is_recognised=bool(exit_.oom) or told.is_recognised,
     )
 
 
-def _message(exit_: Exit, name: str | None) -> str:
-    if exit_.error and exit_.error.get("message"):
-        return _last_line(str(exit_.error["message"]))
-    if exit_.oom:
+def _message(exit_: Exit, told: headline.Headline) -> str:
+    if exit_.oom and not (exit_.error and exit_.error.get("message")):
         doubt = "probably " if exit_.oom == "probably" else ""
         return f"{doubt}killed by the kernel for lack of memory ({exit_.oom})"
-    traceback = _traceback(exit_)
-    if traceback:
-        return _unprefixed(_last_line(traceback))
-    if name:
-        return f"killed by {name}"
-    if exit_.exit_code is None:
+    if exit_.exit_code is None and exit_.signal is None and not told.is_recognised:
         return "exit status unknown: supervisor and waiter were both gone"
-    lines = [line for line in exit_.tail.splitlines() if line.strip() and not _WARNING.match(_unprefixed(line))]
-    return lines[-1].strip() if lines else ""
+    return told.text
 
 
-def _last_line(text: str) -> str:
-    """Return the last line that says something; a worker may have written blanks alone."""
-    return next(iter(reversed(text.strip().splitlines())), "")
-
-
-def _traceback(exit_: Exit) -> str | None:
+def _traceback(exit_: Exit, told: headline.Headline) -> str | None:
+    """Return the traceback that a worker left, or printed."""
     if exit_.error and exit_.error.get("traceback"):
         return str(exit_.error["traceback"])
-    starts = [m.start() for m in _TRACEBACK.finditer(exit_.tail)]
-    if not starts:
-        return None
-    lines: list[str] = []
-    for line in exit_.tail[starts[-1] :].splitlines():
-        lines.append(line)
-        plain = _unprefixed(line)
-        if len(lines) > 1 and plain and not plain.startswith((" ", "Traceback")):
-            break
-    return "\n".join(lines)
+    return headline.read(exit_.tail).traceback if exit_.error else told.traceback
 
 
 def _unprefixed(line: str) -> str:

@@ -95,6 +95,8 @@ def _end(worker: WorkerState, output: str) -> End:
         traceback=cause.traceback if cause is not None else None,
         tail=worker.tail or output,
         secondary=cause is not None and cause.secondary,
+        cls=cause.cls if cause is not None else None,
+        is_recognised=cause is not None and cause.is_recognised,
         stopped=worker.stopped,
     )
 

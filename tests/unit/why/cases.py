@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from signal import Signals
 from typing import Any
 
 from clusterctl.why.case import Call, Case, End, Entry, Look, Node, Rank
+from clusterctl.why.headline import read
 
 USER = "/root/.local/share/clusterctl/work/demo/train.py"
 TORCH = "/usr/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
@@ -14,7 +16,11 @@ TRACEBACK = f'Traceback (most recent call last):\n  File "{USER}", line 7, in lo
 
 def ended(code: int | None, at: float = 10.0, message: str = "", **more: Any) -> End:
     """The end of a rank at a moment that is known to a tenth of a second."""
-    return End(exit_code=code, signal=more.pop("signal", None), earliest=at - 0.1, latest=at, message=message, **more)
+    signal = more.pop("signal", None)
+    words = more.get("traceback") or more.get("tail") or message
+    told = read(words, exit_code=code, signal=None if signal is None else Signals[signal].value)
+    more = {"cls": told.cls, "is_recognised": told.is_recognised, **more}
+    return End(exit_code=code, signal=signal, earliest=at - 0.1, latest=at, message=message, **more)
 
 
 def raised(message: str, at: float = 10.0, **more: Any) -> End:

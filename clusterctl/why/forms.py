@@ -1,0 +1,275 @@
+"""The forms in which programs print why a process ends, and those of what they print beside it."""
+
+from __future__ import annotations
+
+import re
+
+from clusterctl.why.verdict import Class
+
+
+def _any(*forms: str, flags: int = 0) -> re.Pattern[str]:
+    return re.compile("|".join(forms), flags)
+
+
+_RAISED = r"(?:^|\]: ?|\bCaught )(?:\w+\.)*"
+"""What stands before the name of an exception that was raised, and not before one that is only spoken of."""
+# The order decides: a text that says why goes before the name of the exception that carried it.
+_CLASSES = (
+    (
+        Class.MISMATCH,
+        (r"Received data size doesn't match expected size", r"Detected mismatch between collectives on ranks"),
+    ),
+    (Class.NOT_STARTED, (r"^the prologue failed with status \d+",)),
+    (
+        Class.SHARED_MEMORY,
+        (
+            r"unable to (?:open|allocate|mmap|resize) shared memory",
+            r"out of shared memory",
+            r"insufficient shared memory",
+            r"[Bb]us error|\bSIGBUS\b",
+            r"/dev/shm\b|\bshm_open\b|/torch_\d+_\d+",
+            r"[Ss]hared memory segment",
+        ),
+    ),
+    (
+        Class.OUT_OF_MEMORY,
+        (
+            r"(?:CUDA|HIP|XPU|MPS backend) out of memory|CUBLAS_STATUS_ALLOC_FAILED|std::bad_alloc",
+            r"(?:CUDA|cuda|HIP)\w* (?:error|failure)\b.{0,20}out of memory|OUT_OF_MEMORY|\bOOM when",
+            rf"{_RAISED}(?:OutOfMemory|Memory|_ArrayMemory|ResourceExhausted)Error\b",
+            r"Cannot allocate memory|can't allocate memory|RESOURCE_EXHAUSTED|\b[Oo]ut of memory\b",
+            r"\boom[-_ ]kill|OOM [Kk]ill|Unable to allocate [\d.]+ [KMGTP]iB",
+        ),
+    ),
+    (
+        Class.DISK_FULL,
+        (r"No space left on device|Disk quota exceeded|\[Errno (?:28|122)\]", r"PytorchStreamWriter failed writing"),
+    ),
+    (
+        Class.GPU,
+        (
+            r"uncorrectable ECC|Xid |GPU is lost|cudaErrorECC|fallen off the bus",
+            r"CUDA error: (?:an illegal|unspecified|misaligned|device|hardware|no kernel image|invalid device ordinal)",
+            r"CUDA error: (?:unknown error|initialization error|all CUDA-capable)",
+            r"HIP error: (?!out of)|CUDA_ERROR_(?!OUT_OF)\w+|busy or unavailable|no CUDA-capable device",
+            r"No (?:CUDA|HIP) GPUs are available|Found no NVIDIA driver|driver version is insufficient",
+            r"Failed to initialize NVML|couldn't communicate with the NV",
+        ),
+    ),
+    (Class.PORT_TAKEN, (r"[Aa]ddress already in use|EADDRINUSE|\[Errno 98\]",)),
+    (
+        Class.COMMAND_NOT_FOUND,
+        (
+            r"\bcommand not found\b|^[\w./-]*sh: (?:line )?\d+: [^:]+: not found$|: exec: .*not found",
+            r"failed to run command|^(?:/\S+/)?env: .*No such file or directory|: bad interpreter",
+            r"\bexecve\(\): |executable file not found in \$PATH",
+        ),
+    ),
+    (
+        Class.MISSING_MODULE,
+        (
+            rf"{_RAISED}(?:ModuleNotFound|Import)Error\b|No module named|cannot open shared object file",
+            r"symbol lookup error|version `\S+' not found|undefined symbol",
+        ),
+    ),
+    (
+        Class.NO_PERMISSION,
+        (
+            rf"{_RAISED}PermissionError\b|[Pp]ermission denied|\[Errno 13\]|Read-only file system",
+            r"Operation not permitted",
+        ),
+    ),
+    (
+        Class.MISSING_FILE,
+        (
+            rf"{_RAISED}(?:FileNotFound|NotADirectory|IsADirectory)Error\b|No such file or directory|can't open file",
+            r"No such object|NoSuchKey|does not exist$",
+        ),
+    ),
+    (
+        Class.WRONG_ARGUMENT,
+        (
+            r"^usage: .*|error: (?:unrecognized arguments|the following arguments are required|argument |ambiguous)",
+            r"[Nn]o such (?:option|command)|Missing (?:option|argument|parameter)|Invalid value for",
+            r"Unknown command line flag|(?:unrecognized|invalid|unknown|illegal) (?:option|argument|flag)\b",
+            r"Could not consume arg|Flags parsing error|unexpected extra argument|requires an argument",
+            r"Could not override|Could not find '[\w/.]+'|Key '\w+' is not in struct",
+            r"^mismatched input|Error parsing override",
+        ),
+    ),
+    (Class.PEER_LOST, (r"DistNetworkError|DistStoreError|ncclRemoteError|ncclSystemError|NCCL error",)),
+    (
+        Class.KILLED,
+        (
+            r"is killed by signal: (?:Killed|Terminated)|signal 9 \(Killed\)",
+            r"\bSignal (?:9|15) \(SIG|exitcode: -(?:9|15)\b",
+            r"^(?:.*\d )?Killed\b|^Terminated$|\bCANCELLED AT\b|terminated with signal SIG(?:KILL|TERM)",
+            r"^KeyboardInterrupt\b|^(?:click\.exceptions\.)?Abort(?:ed)?[!.]?$",
+        ),
+    ),
+)
+_SEARCHES = tuple((cls, _any(*words, flags=re.MULTILINE)) for cls, words in _CLASSES)
+
+
+def class_of_words(text: str) -> Class | None:
+    """Return the class of which a text speaks."""
+    return next((cls for cls, pattern in _SEARCHES if pattern.search(text)), None)
+
+
+ABORTS = _any(
+    r"[Ss]egmentation fault|SIG(?:SEGV|ABRT|FPE|ILL)\b|\bAborted\b",
+    r"Floating point exception|Illegal instruction|Check failed|Assertion `|double free|corrupt",
+    r"free\(\): |stack smashing|buffer overflow|invalid pointer|terminate called",
+)
+"""Words of a process that a signal of its own has ended."""
+
+# --- lines
+
+SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[@-Z\\^_=>]")
+OF_A_PROCESS = _any(
+    r"\[?rank:? ?\d+\]?:? ?",  # torch
+    r"\[[A-Za-z_]*\d+\]: ?",  # torchrun
+    r"\[\d+,\d+\]<\w+>: ?",  # mpirun
+    r"\([\w.:<>-]+(?: rank=\d+)? pid=\d+[^)]*\)(?: |$)",  # ray
+    r"\[[\w.-]+:\d+\] (?=\*\*\*|Signal|Failing|\[ ?\d|/)",  # Open MPI
+    r"\d{1,4}: (?=Traceback|  |[\w.]+(?:Error|Exception)\b)",  # srun --label
+)
+"""What launchers set before each line of one process of many."""
+
+# --- tracebacks
+
+HEADER = re.compile(r"^(?P<before>.*?)\b(?P<kind>Original |Exception Group )?Traceback \(most recent call last\)")
+FRAME = re.compile(r'^\s+File "[^"]*", line \d+(?:, in .*)?$')
+EXCEPTION = re.compile(
+    r"(?P<name>(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:\([\w.]+\))?(?:\[[\w., ]+\])?)(?::(?= |$)(?P<text>.*)|$)"
+)
+NAMED = re.compile(
+    r"(?:[A-Za-z_]\w*\.)*[A-Za-z]\w*"
+    r"(?:Error|Exception|Interrupt|SystemExit|Failure|ExceptionGroup|StopIteration|Timeout)(?:\([\w.]+\))?(?:: |:?$)"
+)
+"""An exception that stands without its traceback, by its name."""
+GROUP = re.compile(r"Group: .* \(\d+ sub-exceptions?\)$")
+MEMBER = re.compile(r"^\s*\+[-+]*-+ (?:\d+|\.\.\.) -+$")
+GROUP_END = re.compile(r"^\s*\+-{8,}$")
+MARGIN = re.compile(r"^\s*[|+] ?")
+ANNOUNCES = re.compile(r":\s*$|Exception encountered when calling .*$")
+"""The end of a line whose next one is what matters."""
+CAUSED = "The above exception was the direct cause of the following exception:"
+DURING = "During handling of the above exception, another exception occurred:"
+WRAPS = _any(r"Original exception was:", r"-- Process \d+ terminated with the following error:")
+IGNORED = _any(
+    r"Exception ignored ",
+    r"Error in atexit",
+    r"Exception in atexit",
+    r"--- Logging error ---",
+    r"Error in sys\.excepthook:",
+)
+"""What stands before the traceback of an exception that ends nothing."""
+ASIDE = _any(
+    r"Process [\w-]+(?:[-:]\d+)*:", r"Exception in thread .*:", r"Task exception was never retrieved", r"ERROR:asyncio:"
+)
+"""What stands before the traceback of another process or thread than the one that ended."""
+CONSEQUENCE = _any(
+    r"(?:\w+\.)*(?:ChildFailedError|ProcessExitedException|CalledProcessError|BrokenProcessPool|TerminatedWorkerError"
+    r"|RayActorError|ActorDiedError|WorkerCrashedError|EOFError|BrokenPipeError|ConnectionResetError|KeyboardInterrupt"
+    r"|SystemExit|(?:queue\.|_queue\.)Empty|CancelledError|BrokenBarrierError)\b",
+    r"RuntimeError: DataLoader worker \(pid\(?s?\)?[\d ,]*\) exited unexpectedly",
+)
+"""Exceptions that tell of the end of something else."""
+
+# --- other causes
+
+FATAL = _any(
+    r"(?P<what>what\(\): ?)",
+    r"(?P<throw>terminate called|libc\+\+abi: terminating)",
+    r"Fatal Python error: |Fatal error in |fatal error: |LLVM ERROR: |panic: |thread '.*' panicked at ",
+    r"(?:F\d{4} [\d:.]+ +\d+ [^\]]*\] ?|[\d-]+ [\d:.]+: F [^\]]*\] ?)(?P<logged>.*)",  # glog, TensorFlow
+    r".*\bCheck failed: |.*\bAssertion [`'].*failed|.*INTERNAL ASSERT FAILED",
+    r"(?:\*\*\* )?(?:Error in `.*': )?(?:double free|free\(\): |(?:m|re)alloc\w*\(\): |munmap_chunk\(\)|invalid pointer"
+    r"|corrupted (?:size|double)|stack smashing|buffer overflow detected)",  # glibc
+    r"\*\*\* (?P<mpi>An error occurred in MPI_\w+)",
+    r"Signal: (?P<signal>\w[\w ]+\(\d+\))",
+    r"\[\S+ *:\d+:\d+:\d+\] (?P<ucx>Caught signal .*)",
+    r".*error while loading shared libraries: |.*symbol lookup error: |.*: version `\S+' not found",
+    r"Inconsistency detected by ld\.so",
+    r"ERROR: Unexpected (?:bus error|segmentation fault|floating-point exception) encountered in worker",
+    r"slurmstepd: error: .*(?:oom[-_]kill|OOM|CANCELLED)|.*\bOut of memory: Killed process",
+)
+"""How C, C++, the loader and the kernel tell of an end. They print it first, and of what follows from it behind it."""
+SHELL = _any(
+    r"[\w./~+-]+: (?:line )?\d+: (?! *\d+ (?:Killed|Aborted|Segmentation|Bus|Floating|Illegal|Terminated|Trace))\S.*",
+    r"(?:-?bash|(?:/\S*/)?(?:ba|da|z|k)?sh): \S.*|.*: command not found$|(?:/\S*/)?env: \S.*",
+    r"\S*python[\d.]*: (?:can't |No module|Error while|error: )\S*.*",
+    r"the prologue failed with status \d+",
+)
+SAID = _any(
+    r"(?:[\w./-]+: )?(?:fatal |internal )?(?:error|Error|ERROR|FATAL|fatal|Fatal|CRITICAL)(?:\[\w+\])?"
+    r"(?:: |! ?|:$| (?=Flags)).*",
+    r"[\w./-]+: (?:.*: )?(?:No such file or directory|[Pp]ermission denied|not found|Is a directory"
+    r"|(?:unrecognized|invalid|unknown) option.*|missing .*operand.*|cannot (?:open|execute|access|create|stat).*"
+    r"|failed to (?:run|exec|open).*|No space left on device)$",
+    r"Abort\(\d+\) on node |There are not enough slots available",
+    r"Could not override '|In '[\w/.]+': |Error (?:parsing|merging|locating|in call to|opening) ",  # hydra
+)
+"""How programs say on their own what is wrong."""
+LOGGED = _any(
+    r"(?=.{0,90}?\b(?:ERROR|CRITICAL|FATAL)\b)(?:\[[^\]]*\][ :-]*|[\d:.,TZ/+-]+ |\w[\w.]* ?[-|:]+ ?|[|-] ?){0,6}"
+    r"\[?(?:ERROR|CRITICAL|FATAL)\b\]?[ \]:|>-]*(?:\[[\w./:, -]*\] ?|[\w./]+:\d+[\]:)]? ?|\([\w./: -]+\) ?)*"
+    r"[:|-]* ?(?:[\w.]+ - )?"
+    r"(?P<text>\S.*)",
+    r"\[?E(?:\d{4} | Proc)[^\]]*\] ?(?P<glog>.*)",
+    r"[\d-]+ [\d:.]+: E [^\]]*\] ?(?P<tf>.*)",
+    r"\S+:\d+:\d+ \[\d+\] (?:[\w/.]+:\d+ )?NCCL (?:WARN|ERROR) (?P<nccl>.*)",
+)
+"""A line of a log at the level of an error."""
+DIED = _any(
+    r"(?:.*: line \d+: +\d+ )?(?:Segmentation fault|Bus error|Aborted|Illegal instruction|Floating point exception"
+    r"|Killed|Terminated|Trace/breakpoint trap)\b ?(?:\(core dumped\))?(?: {2,}.*)?!?$",
+    r".*(?:mpirun|prterun|mpiexec)\S* noticed that process rank|MPI_ABORT was invoked|application called MPI_Abort",
+    r"=   EXIT CODE|YOUR APPLICATION TERMINATED WITH THE EXIT STRING|srun: error: ",
+    r".*failed \(exitcode: -?\d+\) local_rank|.*exits with return code = ",
+    r".*Child process with PID \d+ terminated with code|.*Sending process \d+ closing signal",
+    r"make(?:\[\d+\])?: \*\*\* |ERROR conda\.cli\.main_run|Command exited with non-zero status|error: Recipe `",
+)
+"""A launcher or shell tells that a process of its own has ended."""
+
+# --- what stands beside a cause
+
+BOX_TOP = re.compile(r"^\s*[╭┌╔+][─━═-]+ (?P<title>[\w ()-]+?) [─━═-]+[╮┐╗+]?.?$")
+BOX = re.compile(r"^\s*[│┃║|] ?(?P<text>.*?) *[│┃║|]?\s*$")
+C_FRAME = _any(
+    r"(?:frame )?#\d+:? |\s*@ +0x|\[ ?\d+\] |/\S+\(.*\) ?\[0x|PC: @|0x[0-9a-f]+\b|\tat |<unknown function>",
+    r"\*\*\* .*\*\*\*|==+ ?\w* ?==+|Exception raised from |C\+\+ CapturedTraceback|Extension modules: ",
+    r"(?:Current )?[Tt]hread 0x[0-9a-f]+|Stack: \[|Stack dump:|Signal code: |Failing at address: ",
+    r"\s+File \"[^\"]*\", line \d+ in ",
+)
+NOISE = _any(
+    # warnings, logs
+    r"\S*?:\d+: \w*Warning\b|\w*Warning: |(?:WARNING|WARN|INFO|DEBUG|NOTICE|warning)\b",
+    r".{0,60}\b(?:INFO|WARN|WARNING|DEBUG)\b(?! ?=)|\[?[IW]\d{4} |\[[IW] \S*\.cpp|[\d-]+ [\d:.]+: [IW] ",
+    # launchers
+    r"Primary job|a non-zero exit code|with errorcode|NOTE: invoking|You may or may not see|exactly when",
+    r"Process name: ",
+    r"Exit code: |Per user-direction|mpirun detected|with non-zero status|their application|Proc: |Errorcode: |PID:",
+    r"\*\*\* (?:reported by|on communicator|MPI_ERRORS|and potentially| +and)|Node: |Local host:|=   |YOU CAN IGNORE",
+    r"Root Cause|Failures:|<NO_OTHER|\[\d+\]:$|(?:time|host|rank|exitcode) +: |error_file: |traceback : |\S+ FAILED$",
+    r"\[\d+\][+-]? +(?:Exit|Done|Killed|Terminated)|\(raylet\)",
+    # frameworks, trackers, tools
+    r"wandb: (?!ERROR)|Synced |Run history|Run summary|View run|Find logs at|Syncing |(?:real|user|sys)\s+\d+m",
+    r"Set the environment variable HYDRA|Error executing job with overrides|For simplicity, JAX|The stack trace below",
+    r"The preceding (?:is|stack)|Call stack:|Message: |Arguments: |Additional information:",
+    r".*(?:\d+%\|.*\||\bit/s\b|\bs/it\b|[━█▇#=]{6,}|\bETA\b)",
+)
+ADVICE = re.compile(
+    r"\W*(?:Set|Try|Use|Run|See|Please|[Hh]int:|HINT|[Nn]ote:|NOTE|For|To|You|Did you|Consider|Compile with"
+    r"|CUDA kernel errors|Pass --help|Refer|Check (?!failed)|Visit|[Rr]erun|If|This|Make sure|Available|More"
+    r"|[Ss]uggestion|Documentation|[Ll]earn|Tip|Usage|Options|Call arguments|Bug|[Rr]eport)\b"
+)
+PROGRESS = re.compile(r"\W*(?:epoch|step|iter|iteration|batch|train|val|eval|loss)\b.*\d", re.IGNORECASE)
+COMPLAINT = _any(
+    r"\b(?:error|fail|cannot|can't|could ?n[o']t|unable|no such|missing|must|illegal|invalid|unsupported|unknown"
+    r"|unexpected|refus|denied|expected|required|abort|broken|corrupt|does not|do not|don't|doesn't|exceed|empty|wrong"
+    r"|bad\b|giving up|gave up|nan\b|diverged|out of)",
+    r"\bnot (?:found|valid|a|allowed|exist|supported|set|enough|installed)\b",
+    flags=re.IGNORECASE,
+)

@@ -1,0 +1,554 @@
+"""Why a process ended, by the last lines of its output: one line for people, its class, and how sure that is.
+
+The last line is seldom the cause: behind it programs print frames, borders, advice, summaries and goodbyes. So the text
+is searched for causes in the forms in which runtimes print them (the end of a traceback, `what():`, `Check failed`,
+`error:`, what a shell or the loader says), those that only report the end of another process go last, and where nothing
+of the kind is there, the last words are given as what they are: likely at most.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from clusterctl.why import forms
+from clusterctl.why.forms import class_of_words
+from clusterctl.why.verdict import Class, Confidence
+from clusterctl.wording import signal_name
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+SENT_FROM_OUTSIDE = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
+"""Signals that a process seldom brings upon itself."""
+
+_MOST_BEHIND, _MOST_BEHIND_TRACEBACK = 5, 11
+"""As many other lines may follow a cause: more of them are the output of a program that goes on."""
+_MOST_LINES, _MOST_NEAR = 400, 40
+_LONGEST_TEXT = 600
+_LONGEST_BLOCK = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Headline:
+    """What the end of an output says.
+
+    Attributes:
+        text: One line; "" where nothing was said.
+        cls: `EXCEPTION` for a cause that is of no other class, `UNKNOWN` where no cause was recognised.
+        confidence: `certain` where the form of the text says that it is the cause of an end.
+        words: The lines that belong to it, and to what it was raised again as; "" where it was not recognised.
+        traceback: The traceback that leads to it, as it was printed.
+    """
+
+    text: str
+    cls: Class
+    confidence: Confidence
+    words: str = ""
+    traceback: str | None = None
+
+    @property
+    def is_recognised(self) -> bool:
+        """The text was recognised as the cause of an end."""
+        return self.confidence is Confidence.CERTAIN
+
+
+def read(output: str, *, exit_code: int | None = None, signal: int | None = None) -> Headline:
+    """Return what the end of an output says.
+
+    Args:
+        output: The last lines of a process and of its children.
+        exit_code: How it ended; 128+N stands for a signal that ended a child of a shell.
+        signal: The number of the signal that ended it.
+    """
+    lines = _lines(output)
+    found = _choose(_causes(lines), lines, signal)
+    number = signal or (exit_code - 128 if exit_code is not None and 128 < exit_code <= 128 + 64 else None)
+    name = None if number is None else signal_name(number)
+    if name in SENT_FROM_OUTSIDE and (found is None or not (found.is_raised or _is_of_this_end(found))):
+        # Whoever was killed had no time for last words.
+        return Headline(text=_signal_text(name, number, exit_code), cls=Class.KILLED, confidence=Confidence.CERTAIN)
+    if found is None:
+        return _without_a_cause(lines, exit_code, number, name)
+    cls = _class_of(found, exit_code, name)
+    near = found.behind <= (_MOST_BEHIND_TRACEBACK if found.has_header else _MOST_BEHIND)
+    # What only reports the end of something else, or is said in passing, may be followed by another reason.
+    is_own = found.weight == 3 or cls is Class.KILLED or (name is not None and cls is Class.SIGNAL)
+    sure = near and is_own and not found.goes_on
+    return Headline(
+        text=_shortened(found.text),
+        cls=cls,
+        confidence=Confidence.CERTAIN if sure else Confidence.LIKELY,
+        words=found.words if near else "",
+        traceback=found.traceback,
+    )
+
+
+# --- lines
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A line without colours and without what a launcher set before it, which is `source`."""
+
+    source: str
+    text: str
+    raw: str
+
+
+def _lines(output: str) -> list[_Line]:
+    raws = [raw.rstrip() for raw in re.split(r"\r?\n|\r", forms.SEQUENCE.sub("", output))][-_MOST_LINES:]
+    sources = {source for raw in raws if (source := _source_of(raw))}
+    lines = []
+    for raw in raws:
+        source = next((s for s in sources if raw.startswith(s) or raw == s.rstrip()), "")
+        if not source and (match := forms.OF_A_PROCESS.match(raw)):
+            source = match.group()
+        lines.append(_Line(source.rstrip(), raw[len(source) :] if source else raw, raw))
+    return lines
+
+
+def _source_of(raw: str) -> str:
+    """Return what stands before the head of a traceback, where that is the name of a process; else ""."""
+    if not raw.endswith("(most recent call last):") or forms.OF_A_PROCESS.match(raw):
+        return ""
+    match = forms.HEADER.match(raw)
+    before = match["before"] if match is not None and match["kind"] is None else ""
+    return before if re.fullmatch(r"\S+[:\]|>)] ?", before) else ""
+
+
+def _is_border(text: str) -> bool:
+    return not any(map(str.isalnum, text))
+
+
+def _is_indented(text: str) -> bool:
+    return text.startswith(("  ", "\t")) or text[:1] in "│┃❱"
+
+
+# --- causes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Cause:
+    """A text that tells of an end.
+
+    Attributes:
+        start, at: Index of its first line, with its traceback; and of the line that tells.
+        weight: 3 for what ends a process; 2 for what it complains of; 1 for what only follows from another end.
+        behind: How many lines of another kind follow it.
+        goes_on: Lines that follow it tell of further steps.
+    """
+
+    text: str
+    start: int
+    at: int
+    weight: int
+    words: str
+    is_raised: bool = False
+    has_header: bool = False
+    traceback: str | None = None
+    behind: int = 0
+    goes_on: bool = False
+
+
+def _causes(lines: Sequence[_Line]) -> list[_Cause]:
+    """Return all texts that tell of an end, in their order."""
+    taken: set[int] = set()
+    found: list[_Cause] = []
+    for source in dict.fromkeys(line.source for line in lines):
+        own = [(at, line.text) for at, line in enumerate(lines) if line.source == source]
+        found += _Tracebacks(lines, own, taken).find()
+    found += [cause for at in range(len(lines)) if at not in taken and (cause := _other_cause(lines, at, taken))]
+    found.sort(key=lambda cause: cause.at)
+    # An exception without a traceback in the text of what C++ says is a part of that.
+    fatal = [(one.at, one.at + one.words.count("\n")) for one in found if one.weight == 3 and not one.is_raised]
+    return [one for one in found if one.has_header or not any(first < one.at <= last for first, last in fatal)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Raised:
+    """An exception with its traceback."""
+
+    text: str
+    start: int
+    at: int
+    words: str
+    link: str = ""
+    is_ignored: bool = False
+    is_aside: bool = False
+    has_header: bool = True
+
+
+class _Tracebacks:
+    """Finds the tracebacks of one process in its lines."""
+
+    def __init__(self, lines: Sequence[_Line], own: Sequence[tuple[int, str]], taken: set[int]) -> None:
+        """Take the lines of the process, with their numbers among `lines`, and the numbers of lines that are in use."""
+        self._lines, self._own, self._taken = lines, own, taken
+
+    def find(self) -> list[_Cause]:
+        """Return what was raised: of exceptions that were made of each other, the first."""
+        raised: list[_Raised] = []
+        at = 0
+        while at < len(self._own):
+            at = self._one(at, raised)
+        chains: list[list[_Raised]] = []
+        for one in raised:
+            if one.link and chains:
+                chains[-1].append(one)
+            else:
+                chains.append([one])
+        return [self._of_chain(chain) for chain in chains if not all(one.is_ignored for one in chain)]
+
+    def _text(self, at: int) -> str:
+        return self._own[at][1]
+
+    def _one(self, at: int, raised: list[_Raised]) -> int:
+        """Take in the traceback that begins at a line, if one does; return where to go on."""
+        text = self._text(at)
+        header = forms.HEADER.match(text)
+        if header is None and not forms.FRAME.match(text):
+            if not forms.NAMED.match(text) or forms.NOISE.match(text):
+                return at + 1
+            return self._exception(at, at, raised, has_header=False)
+        if header is not None and header["kind"] == "Exception Group ":
+            return self._group(at, raised)
+        end = self._end_of_frames(at)
+        if end is None:
+            return at + 1
+        return self._exception(at, end, raised, has_header=True)
+
+    def _end_of_frames(self, start: int) -> int | None:
+        """Return the line of the exception behind frames; lines of others may stand between them."""
+        for at in range(start + 1, len(self._own)):
+            text = self._text(at)
+            if not text or _is_indented(text) or _is_border(text) or forms.HEADER.match(text):
+                continue
+            if text.startswith(" ") or (forms.BOX.match(text) and text[0] in "│┃|"):
+                continue
+            follows = next((self._text(i) for i in range(at + 1, min(at + 4, len(self._own))) if self._text(i)), "")
+            if forms.FRAME.match(follows) and not forms.NAMED.match(text):
+                continue
+            return at
+        return None
+
+    def _exception(self, start: int, at: int, raised: list[_Raised], *, has_header: bool) -> int:
+        numbers = [self._own[i][0] for i in range(start, at + 1)]
+        block = [self._text(at)]
+        for i in range(at + 1, min(at + _LONGEST_BLOCK, len(self._own))):
+            text = self._text(i)
+            if not text and len(block) == 1 and forms.ANNOUNCES.search(block[0]):
+                continue
+            # The text of an exception may hold the name of another: `ncclSystemError: ...`.
+            is_another = forms.NAMED.match(text) and not has_header
+            if not text or is_another or forms.HEADER.match(text) or forms.FRAME.match(text):
+                break
+            block.append(text)
+        before = self._before(start)
+        opened_by_box = has_header and _is_border(self._text(start)[:1]) and self._text(start)[:1] not in (" ", "")
+        raised.append(
+            _Raised(
+                text=_headline_of(block, joined=opened_by_box),
+                start=numbers[0],
+                at=numbers[-1],
+                words="\n".join(block),
+                link=self._link(before, start),
+                is_ignored=any(map(forms.IGNORED.match, before[:2])),
+                is_aside=any(map(forms.ASIDE.match, before[:1])),
+                has_header=has_header,
+            )
+        )
+        self._taken.update(numbers)
+        after = at + 1
+        while (
+            has_header
+            and after < at + len(block)
+            and (_is_indented(block[after - at]) or forms.NAMED.match(block[after - at]))
+        ):
+            self._taken.add(self._own[after][0])
+            after += 1
+        return after
+
+    def _before(self, start: int) -> list[str]:
+        """Return the last lines before a traceback that are not empty, the nearest first."""
+        return [self._text(i) for i in range(start - 1, max(-1, start - 6), -1) if not _is_border(self._text(i))][:3]
+
+    def _link(self, before: Sequence[str], start: int) -> str:
+        """Return how an exception goes with the one before it; "" where it does not."""
+        header = forms.HEADER.match(self._text(start))
+        if header is not None and header["kind"] == "Original ":
+            return "wrapped"
+        if before and forms.WRAPS.match(before[0].strip()):
+            return "wrapped"
+        if forms.CAUSED in before[:1]:
+            return "caused"
+        return "during" if forms.DURING in before[:1] else ""
+
+    def _group(self, start: int, raised: list[_Raised]) -> int:
+        """Take in a group of exceptions: its first member tells."""
+        at = start + 1
+        while at < len(self._own) and re.match(r"\s+[|+]", self._text(at)):
+            at += 1
+            if forms.GROUP_END.match(self._text(at - 1)):
+                break
+        inner = []
+        for i in range(start, at):
+            text = self._text(i)
+            number = self._own[i][0]
+            header = "Traceback (most recent call last):" if forms.MEMBER.match(text) else None
+            bare = text
+            while header is None and forms.MARGIN.match(bare) and not _is_frame_text(bare):
+                bare = forms.MARGIN.sub("", bare, count=1)
+            inner.append((number, header or bare.replace("Exception Group Traceback", "Traceback")))
+        members: list[_Raised] = []
+        parser = _Tracebacks(self._lines, inner, self._taken)
+        i = 0
+        while i < len(inner):
+            i = parser._one(i, members)
+        told = next((m for m in members if not forms.GROUP.search(m.text)), members[0] if members else None)
+        self._taken.update(number for number, _ in inner)
+        if told is not None:
+            end = inner[-1][0]
+            raised.append(replace(told, start=inner[0][0], at=end, link=self._link(self._before(start), start)))
+        return max(at, start + 1)
+
+    def _of_chain(self, chain: Sequence[_Raised]) -> _Cause:
+        last = chain[-1]
+        told = _root_of(chain)
+        words = "\n".join(dict.fromkeys((told.words, last.words)))
+        again = "" if told is last or _is_same(told, last) else f" (raised again as {last.text})"
+        weight = 1 if forms.CONSEQUENCE.match(told.text) and not class_of_words(told.text) else 3
+        if told.is_ignored or (weight == 3 and last.is_aside):
+            weight = 2
+        lines = self._lines[chain[0].start if told.link or told is not last else last.start : last.at + 1]
+        raws = [line.raw for line in lines if line.source == self._lines[last.at].source]
+        return _Cause(
+            text=told.text + again,
+            start=chain[0].start,
+            at=last.at,
+            weight=weight,
+            words=words,
+            is_raised=True,
+            has_header=last.has_header,
+            traceback="\n".join(raws) if last.has_header else None,
+        )
+
+
+def _is_frame_text(text: str) -> bool:
+    return bool(re.match(r"\s*\|\s{2,}", text)) and not forms.MARGIN.sub("", text, count=1).lstrip(" ").startswith(
+        ("|", "+")
+    )
+
+
+def _root_of(chain: Sequence[_Raised]) -> _Raised:
+    """Return the exception of which the last one was made."""
+    at = len(chain) - 1
+    while at > 0:
+        if chain[at].link == "caused" or (chain[at].link == "during" and forms.CONSEQUENCE.match(chain[at].text)):
+            at -= 1
+        else:
+            break
+    return chain[at]
+
+
+def _is_same(one: _Raised, other: _Raised) -> bool:
+    first, second = (_name_and_text(each.text)[1] for each in (one, other))
+    return not second or first in second or second in first or bool(forms.CONSEQUENCE.match(other.text))
+
+
+def _name_and_text(text: str) -> tuple[str, str]:
+    match = forms.EXCEPTION.match(text)
+    return (match["name"], (match["text"] or "").strip()) if match else ("", text)
+
+
+def _headline_of(block: Sequence[str], *, joined: bool = False) -> str:
+    """Return the first line of what was said, with the next where it announces it."""
+    text = block[0].strip()
+    for line in block[1:]:
+        if not (forms.ANNOUNCES.search(text) or (joined and len(text) > 60)):
+            break
+        if not _is_border(line):
+            text = f"{text} {line.strip()}"
+    return text
+
+
+def _other_cause(lines: Sequence[_Line], at: int, taken: set[int]) -> _Cause | None:
+    """Return what a line tells that is no part of a traceback."""
+    text = lines[at].text.strip()
+    if not text or (_is_border(text) and len(text) > 3):
+        return None
+    boxed = _of_box(lines, at, taken)
+    if boxed is not None:
+        return boxed
+    if lines[at].text.startswith(("\t", "    ")):
+        return None
+    following = [line.text for line in lines[at + 1 : at + _LONGEST_BLOCK] if line.source == lines[at].source]
+    block = [text, *_until_blank(following)]
+    if match := forms.FATAL.match(text):
+        if match["throw"] and any("what():" in line for line in following[:4]):
+            return None
+        if match["what"]:
+            text = text[match.end() :].strip() or "an exception without a word"
+        elif match["mpi"]:
+            why = next((line[4:] for line in following[:4] if re.match(r"\*\*\* MPI_ERR(?!ORS)", line)), "")
+            text = match["mpi"] + (f": {why}" if why else "")
+        else:
+            text = match["logged"] or match["signal"] or match["ucx"] or text
+        return _Cause(
+            text=_headline_of([text, *block[1:]]), start=at, at=at, weight=3, words="\n".join([text, *block[1:]])
+        )
+    if forms.DIED.match(text):
+        return _Cause(text=text, start=at, at=at, weight=1, words=text)
+    if forms.NOISE.match(text) and not forms.LOGGED.match(text):
+        return None
+    if forms.SHELL.match(text):
+        return _Cause(text=text, start=at, at=at, weight=3, words=text, is_raised=True)
+    if forms.SAID.match(text):
+        return _Cause(text=_headline_of(block), start=at, at=at, weight=3, words="\n".join(block))
+    if match := forms.LOGGED.match(text):
+        text = next(found for found in (*match.groups(), text) if found)
+        return _Cause(
+            text=_headline_of([text, *block[1:]]), start=at, at=at, weight=2, words="\n".join([text, *block[1:]])
+        )
+    is_near = at >= len(lines) - _MOST_NEAR
+    if is_near and not _is_indented(lines[at].text) and not forms.C_FRAME.match(text) and class_of_words(text):
+        return _Cause(text=text, start=at, at=at, weight=2, words=text)
+    return None
+
+
+def _of_box(lines: Sequence[_Line], at: int, taken: set[int]) -> _Cause | None:
+    """Return what stands in a box whose title says that it is an error."""
+    match = forms.BOX_TOP.match(lines[at].text)
+    if match is None or "error" not in match["title"].lower():
+        return None
+    content = []
+    for i in range(at + 1, min(at + _LONGEST_BLOCK, len(lines))):
+        inside = forms.BOX.match(lines[i].text)
+        if inside is None or _is_border(inside["text"]):
+            break
+        taken.add(i)
+        content.append(inside["text"].strip())
+    text = " ".join(content)
+    return _Cause(text=f"{match['title']}: {text}", start=at, at=at + len(content), weight=3, words=text)
+
+
+def _until_blank(texts: Sequence[str]) -> list[str]:
+    block = []
+    for text in texts:
+        if not text.strip() or forms.HEADER.match(text) or forms.C_FRAME.match(text):
+            break
+        block.append(text)
+    return block
+
+
+# --- choosing
+
+
+def _choose(causes: Sequence[_Cause], lines: Sequence[_Line], signal: int | None) -> _Cause | None:
+    """Return the cause among the texts that tell of an end: of those that stand together at the end of the output."""
+    if not causes:
+        return None
+    behind = _behind(causes, lines)
+    last_step = max((at for at, line in enumerate(lines) if forms.PROGRESS.match(line.text)), default=-1)
+    causes = [replace(cause, behind=behind[cause.at], goes_on=last_step > cause.at) for cause in causes]
+    group = [causes[-1]]
+    for cause in reversed(causes[:-1]):
+        if cause.behind - group[0].behind > _MOST_BEHIND:
+            break
+        group.insert(0, cause)
+    heaviest = max(cause.weight for cause in group)
+    heavy = [cause for cause in group if cause.weight == heaviest]
+    raised = [cause for cause in heavy if cause.is_raised]
+    if not raised:
+        return heavy[0]
+    # What C++ says before the last exception is of another process; what it says behind it follows from it.
+    first = heavy[0]
+    if signal and not first.is_raised and raised[-1].at < first.at:
+        return first
+    return raised[-1]
+
+
+def _behind(causes: Sequence[_Cause], lines: Sequence[_Line]) -> list[int]:
+    """Return for each line how many lines behind it are those of a program that goes on."""
+    part_of = {at for cause in causes for at in range(cause.start, cause.at + 1)}
+    counts, count = [0] * len(lines), 0
+    for at in range(len(lines) - 1, -1, -1):
+        counts[at] = count
+        if at not in part_of and _is_speech(lines[at].text):
+            count += 1
+    return counts
+
+
+def _is_speech(text: str) -> bool:
+    """Return whether a line is neither empty nor frame, border, warning or advice."""
+    beside = (forms.C_FRAME, forms.NOISE, forms.ADVICE, forms.DIED, forms.IGNORED)
+    is_empty = not text.strip() or _is_border(text) or _is_indented(text) or text in (forms.CAUSED, forms.DURING)
+    return not is_empty and not any(pattern.match(text) for pattern in beside)
+
+
+def _is_of_this_end(found: _Cause) -> bool:
+    """Return whether what is said is a reason for which a process is killed."""
+    return class_of_words(found.words) in (Class.OUT_OF_MEMORY, Class.KILLED) and found.behind <= _MOST_BEHIND
+
+
+def _class_of(found: _Cause, exit_code: int | None, name: str | None) -> Class:
+    cls = class_of_words(found.text) or class_of_words(found.words)
+    if exit_code == 127 and not found.has_header and cls in (None, Class.MISSING_FILE, Class.NO_PERMISSION):
+        return Class.COMMAND_NOT_FOUND
+    if name is None:
+        return cls or (Class.SIGNAL if forms.ABORTS.search(found.text) else Class.EXCEPTION)
+    if name in SENT_FROM_OUTSIDE:
+        return cls or (Class.EXCEPTION if found.is_raised else Class.KILLED)
+    if name == "SIGABRT":
+        # With an abort runtimes in C++ end for any reason.
+        own = Class.EXCEPTION if found.has_header else Class.SIGNAL
+        return cls if cls not in (None, Class.PEER_LOST, Class.KILLED) else own
+    if name == "SIGBUS" and cls is None:
+        return Class.SHARED_MEMORY
+    return cls if cls in (Class.OUT_OF_MEMORY, Class.GPU, Class.MISMATCH, Class.SHARED_MEMORY) else Class.SIGNAL
+
+
+def _signal_text(name: str | None, number: int | None, exit_code: int | None) -> str:
+    return f"killed by {name}" + (f" (128+{number})" if exit_code else "")
+
+
+def _without_a_cause(lines: Sequence[_Line], exit_code: int | None, number: int | None, name: str | None) -> Headline:
+    """Return the last words of a process that gave no reason for its end."""
+    if name is not None:
+        cls = Class.SHARED_MEMORY if name == "SIGBUS" else Class.SIGNAL
+        sure = Confidence.LIKELY if name == "SIGBUS" else Confidence.CERTAIN
+        return Headline(text=_signal_text(name, number, exit_code), cls=cls, confidence=sure)
+    text = _last_words(lines)
+    if exit_code == 127:
+        said = f": {text}" if text else ""
+        return Headline(
+            text=f"exit code 127, a command was not found{said}",
+            cls=Class.COMMAND_NOT_FOUND,
+            confidence=Confidence.LIKELY,
+        )
+    return Headline(text=text, cls=Class.UNKNOWN, confidence=Confidence.LIKELY if text else Confidence.UNKNOWN)
+
+
+def _last_words(lines: Sequence[_Line]) -> str:
+    """Return the line that says most in the last paragraph that is neither frame, border, warning nor advice."""
+    at = next((i for i in range(len(lines) - 1, -1, -1) if _is_speech(lines[i].text)), None)
+    if at is None:
+        return _shortened(next((line.text.strip() for line in reversed(lines) if not _is_border(line.text)), ""))
+    start = at
+    while start > 0 and lines[start - 1].text.strip() and not _is_border(lines[start - 1].text):
+        if forms.PROGRESS.match(lines[start - 1].text) or forms.NOISE.match(lines[start - 1].text):
+            break
+        start -= 1
+    block = [line.text for line in lines[start : at + _LONGEST_BLOCK]]
+    flat = [i for i in range(at - start + 1) if not _is_indented(block[i])] or [at - start]
+    complaint = next((i for i in flat if forms.COMPLAINT.search(block[i]) and not forms.ADVICE.match(block[i])), None)
+    chosen = flat[-1] if complaint is None else complaint
+    if complaint is None and forms.PROGRESS.match(block[chosen]):
+        # What is set in behind a step says more than the step.
+        chosen = next((i for i in range(len(block) - 1, chosen, -1) if not _is_border(block[i])), chosen)
+    return _shortened(_headline_of(_until_blank(block[chosen:]) or [block[chosen]]))
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _LONGEST_TEXT else text[: _LONGEST_TEXT - 1] + "…"

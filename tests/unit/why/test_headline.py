@@ -1,0 +1,37 @@
+"""What is read in the last words of programs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterctl.why.headline import read
+
+TABLE = Path(__file__).with_name("last_words.txt")
+
+
+def rows() -> list[Any]:
+    found = []
+    for block in TABLE.read_text(encoding="utf-8").split("\n=== ")[1:]:
+        head, headline, words = block.split("\n", 2)
+        name, end, judged = head.split(" | ")
+        how, number = end.split()
+        cls, confidence = judged.split()
+        output = words.replace("␛", "\x1b").replace("␍", "\r")
+        found.append(
+            pytest.param(output, how, int(number), headline.removeprefix(">").strip(), cls, confidence, id=name)
+        )
+    return found
+
+
+@pytest.mark.parametrize(("output", "how", "number", "headline", "cls", "confidence"), rows())
+def test_the_cause_is_read_in_the_last_words(
+    output: str, how: str, number: int, headline: str, cls: str, confidence: str
+) -> None:
+    end = {"exit": {"exit_code": number}, "signal": {"signal": number}}[how]
+
+    found = read(output, **end)
+
+    assert (found.text, found.cls.value, found.confidence.value) == (headline, cls, confidence)
