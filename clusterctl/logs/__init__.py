@@ -1,1 +1,1 @@
-"""The output of a run as lines: read from the replicas, cleaned, merged by time, folded, followed."""
+"""Worker output as lines: read from the replicas, sanitized, merged by time, folded and followed."""

@@ -1,7 +1,7 @@
-"""Identical lines of many ranks as one.
+"""Shows equal lines of many ranks as one.
 
-Sixty-four ranks that print the same warning should show it once. Lines are held for a short while, so that the other
-ranks' copies can join; nothing is lost, nothing is shown twice, and each rank's lines stay in their order.
+Sixty-four ranks that print the same warning should show it once. Each line waits a short while for the copies of other
+ranks. No line is lost or shown twice, and the lines of each rank stay in order.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
     from clusterctl.logs.line import LogLine
 
-WINDOW = 0.2
+FOLD_WINDOW_S = 0.2
 """Seconds that a line waits for its copies."""
 
-_MOST_HELD = 20_000
+_MAX_WAITING_GROUPS = 20_000
 _CHUNK = 1024
 
 
@@ -30,9 +30,9 @@ class FoldedLine(NamedTuple):
     """A line of one rank, or the same line of several.
 
     Attributes:
-        time: When the first of them was complete, wall clock in seconds.
+        time: When the first copy was complete, wall clock in seconds.
         nodes: Names of the nodes, each once, in the order of arrival.
-        ranks: Sorted.
+        ranks: The ranks, sorted.
     """
 
     time: float
@@ -53,16 +53,16 @@ class _Group:
 _number = attrgetter("number")
 
 
-class Folder:
-    """Folds lines as they come. Pure: time is only what the caller says it is.
+class LineFolder:
+    """Folds lines as they arrive. Pure: the caller passes the time.
 
     Args:
-        expected: Ranks that may write; a line that all of them have written waits no longer. With one rank nothing
-            waits at all.
-        window: Seconds that a line is held.
+        expected: Ranks that may write. A line that all of them have written does not wait any longer; with one rank no
+            line waits.
+        window: Seconds that a line waits.
     """
 
-    def __init__(self, expected: frozenset[int] | None = None, *, window: float = WINDOW) -> None:
+    def __init__(self, expected: frozenset[int] | None = None, *, window: float = FOLD_WINDOW_S) -> None:
         self._everyone = len(expected) if expected is not None else None
         self._window = window
         self._groups: deque[_Group] = deque()
@@ -71,20 +71,20 @@ class Folder:
         self._count = 0
 
     def feed(self, lines: Iterable[LogLine], now: float) -> list[FoldedLine]:
-        """Take in lines; return those that need not wait any longer.
+        """Add lines; return those that are due.
 
         Args:
-            lines: Each rank's in its order.
-            now: Seconds on any clock that does not go back; while following, that of the head; in history, the lines'.
+            lines: The lines of each rank in order.
+            now: Seconds on any monotonic clock: the head's while following, the time of the lines for history.
         """
-        out = self.due(now)
+        out = self.take_due(now)
         for number, line in enumerate(lines, 1):
             self._add(line, now)
             if number % _CHUNK == 0:
-                out += self.due(now)
-        return out + self.due(now)
+                out += self.take_due(now)
+        return out + self.take_due(now)
 
-    def due(self, now: float) -> list[FoldedLine]:
+    def take_due(self, now: float) -> list[FoldedLine]:
         """Return the lines that have waited long enough."""
         out: list[FoldedLine] = []
         groups, window = self._groups, self._window
@@ -92,24 +92,24 @@ class Folder:
         while groups:
             first = groups[0]
             waits = now < first.born + window and len(first.lines) < everyone and not first.lines[0].partial
-            if waits and len(groups) <= _MOST_HELD:
+            if waits and len(groups) <= _MAX_WAITING_GROUPS:
                 break
             out.append(self._close())
         return out
 
     def flush(self) -> list[FoldedLine]:
-        """Return all that is held."""
+        """Return all waiting lines."""
         return [self._close() for _ in range(len(self._groups))]
 
     def next_due(self) -> float | None:
-        """Return when `due` will have something, on the caller's clock; `None` while nothing is held."""
+        """Return when the next line is due, on the caller's clock; `None` if no line waits."""
         return self._groups[0].born + self._window if self._groups else None
 
-    # --- inside
+    # --- private
 
     def _add(self, line: LogLine, now: float) -> None:
-        # Groups leave in the order in which they were made. A line may join a group only if that is newer than the
-        # last group of its rank: so the order within each rank holds.
+        # Groups leave in the order of creation. A line joins a group only if that group is newer than the last group of
+        # its rank: this keeps the lines of each rank in order.
         _, _, rank, attempt, text, partial = line
         key = (attempt, text, partial)
         same = self._open.get(key)
@@ -145,9 +145,9 @@ class Folder:
         return FoldedLine(min(line.time for line in group.lines), nodes, ranks, first.attempt, first.text)
 
 
-def fold_history(lines: Iterable[LogLine], *, window: float = WINDOW) -> Iterator[FoldedLine]:
-    """Yield lines that lie in the past, folded by their own times."""
-    folder = Folder(window=window)
+def fold_history(lines: Iterable[LogLine], *, window: float = FOLD_WINDOW_S) -> Iterator[FoldedLine]:
+    """Yield lines of the past, folded by their own times."""
+    folder = LineFolder(window=window)
     now = float("-inf")
     for time, same_time in groupby(lines, key=attrgetter("time")):
         now = max(now, time)

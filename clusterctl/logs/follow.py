@@ -1,4 +1,4 @@
-"""The lines of a run as they come: first what is there, then, at each poll, what is new."""
+"""Follows the lines of a run: first the existing ones, then the new ones at each poll."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from clusterctl.logs.merge import by_time, history, matching, open_streams
+from clusterctl.logs.merge import by_time, filter_lines, open_streams, read_history
 from clusterctl.logs.output_files import OutputFiles
 
 if TYPE_CHECKING:
@@ -17,28 +17,28 @@ if TYPE_CHECKING:
     from clusterctl.logs.stream import Batch, OutputStream
 
 _POLL_BYTES = 1024 * 1024
-"""What is read at once. Whoever shows it looks after signals and keys in between, and a line may be one byte long."""
+"""Bytes read per poll. The caller handles signals and keys in between, and a line may be one byte long."""
 
 
 @dataclass(slots=True)
 class _Frame:
-    """What was shown of a progress bar, and when."""
+    """The last shown frame of a progress bar, and when it was shown."""
 
     shown: str = ""
     at: float = float("-inf")
 
 
 class Follower:
-    """Follows all output files of a run, over ranks that start and attempts that begin anew.
+    """Follows all output files of a run, also of ranks that start later and of new attempts.
 
-    Read `history()` to its end once (or leave it out to see only what is new), then call `poll()` whenever something
-    may have come; it never waits. Progress bars show at most one frame per `frame_interval`.
+    Exhaust `history()` once (or skip it to get only new lines), then call `poll()` whenever there may be news; it never
+    waits. A progress bar shows at most one frame per `frame_interval`.
 
     Args:
-        run_dir: The run directory on the head; need not have any output yet.
-        query: Which lines; `tail` counts for the history alone.
-        frame_interval: Seconds between two frames of a progress bar; `None` shows no unfinished line before its end.
-        skew: How far clocks of nodes are ahead, asked for whenever there are lines; `None` where all are in step.
+        run_dir: The run directory on the head; it may be without output.
+        query: Selects the lines; `tail` applies to the history only.
+        frame_interval: Seconds between two frames of a progress bar; `None` shows a line only when it is complete.
+        skew: Clock offset of each node, called whenever there are lines; `None` if there are no offsets.
         clock: Wall clock in seconds.
     """
 
@@ -52,7 +52,7 @@ class Follower:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.more = False
-        """Whether the last poll left something unread, because it was much; poll again at once."""
+        """Whether the last poll left data unread because there was much; poll again at once."""
         self._files = OutputFiles(run_dir)
         self._query = query
         self._skew = skew
@@ -64,25 +64,25 @@ class Follower:
         self._turn = 0
 
     def history(self) -> Iterator[LogLine]:
-        """Yield what is there now."""
+        """Yield the existing lines."""
         self._discover()
-        return history(self._streams, self._query, flush=False)
+        return read_history(self._streams, self._query, flush=False)
 
     def poll(self) -> list[LogLine]:
-        """Return what came since the last call, in the order of time; at most a MiB (see `more`)."""
+        """Return the new lines in the order of time; at most a MiB (see `more`)."""
         now = self._clock()
         return self._new_lines(now) + self._new_frames(now)
 
     def finish(self) -> Iterator[list[LogLine]]:
-        """Yield all that is still unread, in portions, unfinished last lines included; for when the run is over."""
+        """Yield everything unread in portions, with unfinished last lines; call it when the run is over."""
         now = self._clock()
         self.more = True
         while self.more:
             yield self._new_lines(now)
         batches = sorted((b for s in self._streams if (b := s.flush(now))), key=by_time)
-        yield [line for b in batches for line in matching(b.lines, self._query)]
+        yield [line for b in batches for line in filter_lines(b.lines, self._query)]
 
-    # --- inside
+    # --- private
 
     def _new_lines(self, now: float) -> list[LogLine]:
         self._discover()
@@ -99,7 +99,7 @@ class Follower:
             batches += stream.read(end, now)
         batches += self._close_old(now)
         batches.sort(key=by_time)
-        return [line for b in batches if self._query.wants_time(b.time) for line in matching(b.lines, self._query)]
+        return [line for b in batches if self._query.wants_time(b.time) for line in filter_lines(b.lines, self._query)]
 
     def _discover(self) -> None:
         for stream in open_streams(self._files.discover(), self._query, self._skew):
@@ -112,12 +112,12 @@ class Follower:
         self._streams.sort(key=lambda stream: stream.file)
 
     def _in_turn(self) -> list[OutputStream]:
-        """Begin with another stream each time, so that one flood cannot starve the rest."""
+        """Start with another stream each time, so that a flood in one cannot starve the others."""
         self._turn = (self._turn + 1) % max(1, len(self._streams))
         return self._streams[self._turn :] + self._streams[: self._turn]
 
     def _close_old(self, now: float) -> Iterator[Batch]:
-        """Flush the last lines of ranks that have begun a new attempt; nothing more is written to the old files."""
+        """Flush the last lines of ranks that have started a new attempt: their old files do not grow any more."""
         for stream in self._streams:
             done = stream.file.attempt < self._newest[stream.file.rank] and stream.offset >= stream.size()
             if done and not stream.closed:
@@ -140,4 +140,4 @@ class Follower:
             if now - frame.at >= self._frame_interval:
                 frame.shown, frame.at = text, now
                 lines.append(stream.partial_line(text, now))
-        return matching(lines, self._query)
+        return filter_lines(lines, self._query)

@@ -1,4 +1,4 @@
-"""A line of a worker's output, and the question which lines are wanted."""
+"""A line of worker output, and the query that selects lines."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     Skew = Callable[[str], float]
-    """Returns by how many seconds the wall clock of a node is ahead of the head's; 0 where nobody has measured it."""
+    """Returns how many seconds the wall clock of a node is ahead of the head's; 0 if it was not measured."""
 
 
 class LogLine(NamedTuple):
-    """One line that one worker wrote. A named tuple, because a flood makes hundreds of thousands a second.
+    """One line of one worker. A named tuple, because a flood makes hundreds of thousands a second.
 
     Attributes:
-        time: Wall clock of the head when the line was complete, in seconds: the node's, less what that is known to be
-            ahead. Exact to 250 ms after a pause, to 1 s else.
+        time: Wall clock of the head when the line was complete, in seconds: the node's clock minus its measured offset.
+            Exact to 250 ms after a pause, else to 1 s.
         node: Name of the node.
         rank: Rank of the worker.
-        attempt: The attempt it belongs to.
+        attempt: The attempt of the worker.
         text: The line without its end; safe for a terminal unless it was read raw.
-        partial: No line end was seen: a progress bar's frame, the last line of a file, or a piece of a raw line.
+        partial: The line has no end: a progress bar frame, the last line of a file, or a piece of a raw line.
     """
 
     time: float
@@ -36,14 +36,14 @@ class LogLine(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogQuery:
-    """Which lines are wanted; `None` means no restriction.
+    """Selects lines; `None` means no restriction.
 
     Attributes:
-        since: Wall clock in seconds; lines before it are left out.
-        until: Wall clock in seconds; lines after it are left out.
+        since: Wall clock in seconds; earlier lines are excluded.
+        until: Wall clock in seconds; later lines are excluded.
         grep: Searched in the text without its colours.
-        tail: Only the last so many of the lines that the rest selects (history only, never what is followed).
-        raw: Byte-exact text (undecodable bytes as surrogate escapes), nothing cleaned; long lines come in pieces.
+        tail: Only the last N of the selected lines (history only, not new lines).
+        raw: Byte-exact text (undecodable bytes as surrogate escapes), not sanitized; a long line comes in pieces.
     """
 
     ranks: frozenset[int] | None = None
@@ -56,7 +56,7 @@ class LogQuery:
     raw: bool = False
 
     def wants_file(self, node: str, rank: int, attempt: int) -> bool:
-        """Say whether any line of that file can be wanted."""
+        """Return whether the file may contain selected lines."""
         return (
             (self.ranks is None or rank in self.ranks)
             and (self.nodes is None or node in self.nodes)
@@ -64,5 +64,5 @@ class LogQuery:
         )
 
     def wants_time(self, time: float) -> bool:
-        """Say whether lines of that time are wanted."""
+        """Return whether lines of that time are selected."""
         return (self.since is None or time >= self.since) and (self.until is None or time <= self.until)

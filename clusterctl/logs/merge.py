@@ -1,4 +1,4 @@
-"""The lines of many output files as one stream in the order of time."""
+"""Merges the lines of many output files in the order of time."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from itertools import chain
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from clusterctl.logs.clean import strip_colours
 from clusterctl.logs.output_files import OutputFiles
-from clusterctl.logs.stream import OutputStream, line_start, tail_start
+from clusterctl.logs.sanitize import strip_colours
+from clusterctl.logs.stream import OutputStream, find_line_start, find_tail_start
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -21,25 +21,25 @@ if TYPE_CHECKING:
     from clusterctl.logs.output_files import OutputFile
     from clusterctl.logs.stream import Batch
 
-_WIDEN = 8
-_FEW = 4
-"""Lines that are read of each of many streams, of which each has a few of the last ones."""
+_WINDOW_GROWTH = 8
+_MIN_LINES_PER_STREAM = 4
+"""How many lines to read first from each of many streams, since each has few of the last lines."""
 
 
 def read_lines(run_dir: str | os.PathLike[str], query: LogQuery, *, skew: Skew | None = None) -> Iterator[LogLine]:
-    """Yield the lines of a run that are there now, in the order of time, the unfinished last ones included.
+    """Yield the existing lines of a run in the order of time, with unfinished last lines.
 
     Args:
         run_dir: The run directory on the head.
-        query: Which lines.
-        skew: How far clocks of nodes are ahead; `None` where all are in step.
+        query: Selects the lines.
+        skew: Clock offset of each node; `None` if there are no offsets.
     """
     streams = open_streams(OutputFiles(run_dir).discover(), query, skew)
-    return history(streams, query, flush=True)
+    return read_history(streams, query, flush=True)
 
 
 def open_streams(files: Sequence[OutputFile], query: LogQuery, skew: Skew | None) -> list[OutputStream]:
-    """Return a stream for each file that can hold wanted lines, at its beginning."""
+    """Return a stream, at offset 0, for each file that may contain selected lines."""
     return [
         OutputStream(file, raw=query.raw, skew=skew)
         for file in files
@@ -47,13 +47,13 @@ def open_streams(files: Sequence[OutputFile], query: LogQuery, skew: Skew | None
     ]
 
 
-def history(streams: Sequence[OutputStream], query: LogQuery, *, flush: bool) -> Iterator[LogLine]:
-    """Move the streams to where the query begins, then yield up to the sizes that the files have now.
+def read_history(streams: Sequence[OutputStream], query: LogQuery, *, flush: bool) -> Iterator[LogLine]:
+    """Move the streams to the start of the query, then yield the lines up to the current file sizes.
 
     Args:
-        streams: Freshly opened.
-        query: Which lines.
-        flush: Yield unfinished last lines too; else they stay pending in their streams.
+        streams: New streams.
+        query: Selects the lines.
+        flush: Whether to yield unfinished last lines; otherwise they stay in their streams.
     """
     ends = [_end(stream, query) for stream in streams]
     starts = [_since_start(stream, query, end) for stream, end in zip(streams, ends, strict=True)]
@@ -66,15 +66,15 @@ def history(streams: Sequence[OutputStream], query: LogQuery, *, flush: bool) ->
     window = query.tail
     while True:
         moved = [
-            max(start, tail_start(stream.file.path, end, window)) if end else 0
+            max(start, find_tail_start(stream.file.path, end, window)) if end else 0
             for stream, start, end in zip(streams, starts, ends, strict=True)
         ]
         last = deque(_merged(streams, moved, ends, query, flush=flush), maxlen=query.tail)
-        # A filter by pattern may have eaten what was read; then look further back.
+        # The pattern may have rejected lines: read further back.
         if query.grep is None or len(last) == query.tail or moved == starts:
             yield from last
             return
-        window = max(window, 1) * _WIDEN
+        window = max(window, 1) * _WINDOW_GROWTH
 
 
 def _last_lines(
@@ -86,22 +86,22 @@ def _last_lines(
     *,
     flush: bool,
 ) -> list[LogLine]:
-    """Return the last lines of all streams together; of each it reads few, and more where those may not be all."""
-    window = min(tail, max(_FEW, 2 * tail // max(1, len(streams))))
+    """Return the last lines of all streams together. Reads few lines of each stream first, then more if necessary."""
+    window = min(tail, max(_MIN_LINES_PER_STREAM, 2 * tail // max(1, len(streams))))
     read: list[list[Batch]] = [[]] * len(streams)
     begun = [0] * len(streams)
     unsure = [number for number, end in enumerate(ends) if end]
     while True:
         for number in unsure:
             stream, end = streams[number], ends[number]
-            begun[number] = max(starts[number], tail_start(stream.file.path, end, window))
+            begun[number] = max(starts[number], find_tail_start(stream.file.path, end, window))
             stream.restart(begun[number])
             read[number] = list(_batches(stream, end, flush=flush))
         batches = sorted(chain.from_iterable(read), key=attrgetter("time"))
         wanted = (line for batch in batches if query.wants_time(batch.time) for line in batch.lines)
         last = list(deque(wanted, maxlen=tail))
         oldest = last[0].time if len(last) == tail else float("-inf")
-        # What was not read of a stream is no later than the first line that was.
+        # What precedes the first line read of a stream is no later than that line.
         unsure = [
             number
             for number in unsure
@@ -109,11 +109,11 @@ def _last_lines(
         ]
         if not unsure or window >= tail:
             return last
-        window = min(tail, window * _WIDEN)
+        window = min(tail, window * _WINDOW_GROWTH)
 
 
-def matching(lines: list[LogLine], query: LogQuery) -> list[LogLine]:
-    """Return those lines that the query's pattern is found in."""
+def filter_lines(lines: list[LogLine], query: LogQuery) -> list[LogLine]:
+    """Return the lines that match the pattern of the query."""
     if query.grep is None:
         return lines
     search = query.grep.search
@@ -121,7 +121,7 @@ def matching(lines: list[LogLine], query: LogQuery) -> list[LogLine]:
 
 
 def by_time(batch: Batch) -> float:
-    """Key for sorting batches; ties keep the order of the streams."""
+    """Sort key for batches; ties keep the order of the streams."""
     return batch.time
 
 
@@ -134,17 +134,17 @@ def _merged(
         parts.append(_batches(stream, end, flush=flush))
     for batch in heapq.merge(*parts, key=attrgetter("time")) if len(parts) > 1 else (parts[0] if parts else ()):
         if query.wants_time(batch.time):
-            yield from matching(batch.lines, query)
+            yield from filter_lines(batch.lines, query)
 
 
 def _batches(stream: OutputStream, end: int, *, flush: bool) -> Iterator[Batch]:
-    now = _age(stream)
+    now = _last_write_time(stream)
     yield from stream.read(end, now)
     if flush and (batch := stream.flush(now)):
         yield batch
 
 
-def _age(stream: OutputStream) -> float:
+def _last_write_time(stream: OutputStream) -> float:
     """Return the time for bytes that the index does not cover: when the replica was last written."""
     try:
         return os.stat(stream.file.path).st_mtime
@@ -157,10 +157,10 @@ def _end(stream: OutputStream, query: LogQuery) -> int:
     if query.until is None:
         return size
     until = stream.size_until(query.until)
-    return size if until is None or until >= size else line_start(stream.file.path, until)
+    return size if until is None or until >= size else find_line_start(stream.file.path, until)
 
 
 def _since_start(stream: OutputStream, query: LogQuery, end: int) -> int:
     if query.since is None or not end:
         return 0
-    return line_start(stream.file.path, min(end, stream.size_before(query.since)))
+    return find_line_start(stream.file.path, min(end, stream.size_before(query.since)))

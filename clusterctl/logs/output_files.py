@@ -1,4 +1,4 @@
-"""Where the replicas of the workers' output lie in a run directory on the head."""
+"""Finds the replicas of worker output in a run directory on the head."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class OutputFile:
 
 
 class OutputFiles:
-    """Finds output files; looks again only into folders that changed, so that asking often is cheap."""
+    """Finds output files. It reads a folder again only if the folder changed, so that polling is cheap."""
 
     def __init__(self, run_dir: str | os.PathLike[str]) -> None:
         self._nodes_dir = os.path.join(run_dir, NODES_DIR)
@@ -40,11 +40,11 @@ class OutputFiles:
         self._known: set[str] = set()
 
     def discover(self) -> list[OutputFile]:
-        """Return the output files that were not there at the last call, in the order of attempt and rank."""
+        """Return the output files that are new since the last call, in the order of attempt and rank."""
         return sorted(self._new_files())
 
     def expect(self, node: str, attempt: int, rank: int) -> OutputFile:
-        """Return an output file whose replica need not be there yet; it is not discovered again."""
+        """Return an output file whose replica may not exist yet; `discover` will not return it again."""
         node_dir = os.path.join(self._nodes_dir, node)
         path = os.path.join(node_dir, output_file(attempt, rank))
         self._known.add(path)
@@ -66,7 +66,8 @@ class OutputFiles:
             return
         if self._stamps.get(folder) == stamp:
             return
-        # File times are as coarse as a scheduler tick: only a stamp that is no longer young rules out later changes.
+        # File times are as coarse as a scheduler tick: a recent time stamp does not rule out a later change in the same
+        # tick.
         if time.time_ns() - stamp > _STAMP_SETTLES_NS:
             self._stamps[folder] = stamp
         for name in _entries(folder):

@@ -1,4 +1,4 @@
-"""One output file as lines with times, read forwards from a place, and the search for that place."""
+"""Reads one output file as lines with times, and finds the offset of a line or of the last lines."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import errno
 import os
 from typing import TYPE_CHECKING, NamedTuple
 
-from clusterctl.logs.clean import LINE_LIMIT, clean_block, clean_text
-from clusterctl.logs.index import TimeIndex
 from clusterctl.logs.line import LogLine
+from clusterctl.logs.sanitize import LINE_LIMIT, clean_block, clean_text
+from clusterctl.logs.time_index import TimeIndex
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 BLOCK = 256 * 1024
 _FRAME_LIMIT = LINE_LIMIT // 4
-_LONGEST_SEARCH = 32 * BLOCK
-"""How far back a line's beginning is looked for; a progress bar may go on for gigabytes without a line end."""
+_MAX_SEARCH_BYTES = 32 * BLOCK
+"""How far back to search for the start of a line: a progress bar may write gigabytes without a line end."""
 
 
 class Batch(NamedTuple):
@@ -30,20 +30,21 @@ class Batch(NamedTuple):
 
 
 class OutputStream:
-    """Reads one output file from `offset` on, as far as it goes now; goes on later where it stopped.
+    """Reads one output file from `offset` to its current end, and continues there on the next call.
 
     Args:
-        file: Which file.
-        offset: Where to begin; the beginning of a line.
+        file: The file.
+        offset: Where to start: the start of a line.
         raw: Keep the bytes as they are (see `LogQuery.raw`).
-        skew: Returns by how many seconds a node's clock is ahead of ours, as far as is known by now; taken off every
-            time.
+        skew: Returns how many seconds a node's clock is ahead of ours, as far as it is known at the call; subtracted
+            from
+            every time.
     """
 
     def __init__(self, file: OutputFile, *, offset: int = 0, raw: bool = False, skew: Skew | None = None) -> None:
         self.file = file
         self.closed = False
-        """Nothing more will be written; whoever reads may leave it out."""
+        """The file does not grow any more; readers may skip it."""
         self._index = TimeIndex(file.index_path)
         self._raw = raw
         self._skew_of = skew
@@ -55,7 +56,7 @@ class OutputStream:
         return 0.0 if self._skew_of is None else self._skew_of(self.file.node)
 
     def restart(self, offset: int) -> None:
-        """Go on reading at byte `offset`, the beginning of a line; what was pending is forgotten."""
+        """Continue at byte `offset`, the start of a line; drop the unfinished line."""
         self.offset = offset
         self._mark = self._index.position_of_size(offset + 1)
         self._pending = b""
@@ -63,11 +64,11 @@ class OutputStream:
         self._time = float("-inf")
 
     def size_before(self, time: float) -> int:
-        """Return a size such that every line which ends beyond it is from `time` on."""
+        """Return a size such that every line that ends beyond it was written at `time` or later."""
         return self._index.size_before(time + self._skew)
 
     def size_until(self, time: float) -> int | None:
-        """Return the size up to which lines are not later than `time`, or `None` where none is known to be."""
+        """Return the size of all lines written until `time`; `None` if no record is later."""
         return self._index.size_until(time + self._skew)
 
     def partial_line(self, text: str, time: float) -> LogLine:
@@ -75,18 +76,18 @@ class OutputStream:
         return self._line(time, text, partial=True)
 
     def size(self) -> int:
-        """Return the size of the file now; 0 where there is none (any more)."""
+        """Return the current size of the file; 0 if it does not exist (any more)."""
         try:
             return os.stat(self.file.path).st_size
         except FileNotFoundError:
             return 0
 
     def read(self, end: int, now: float) -> Iterator[Batch]:
-        """Yield what is new up to byte `end`, whole lines only.
+        """Yield the new whole lines up to byte `end`.
 
         Args:
-            end: Read no further; what is left of a block's last line is kept for the next time.
-            now: The time of bytes that the index does not cover yet, seconds.
+            end: Where to stop; an unfinished line stays for the next call.
+            now: Time of bytes that the index does not cover yet, in seconds.
         """
         if self.offset >= end:
             return
@@ -106,16 +107,16 @@ class OutputStream:
             os.close(handle)
 
     def frame(self) -> str | None:
-        """Return what the unfinished last line shows at this moment, or `None` where that is nothing."""
+        """Return what the unfinished last line shows now, or `None` if it shows nothing."""
         return clean_text(self._pending.decode("utf-8", "replace")) or None if self._pending else None
 
     @property
     def has_progress_bar(self) -> bool:
-        """Whether the unfinished last line is being rewritten by carriage returns."""
+        """Whether carriage returns rewrite the unfinished last line."""
         return b"\r" in self._pending
 
     def flush(self, now: float) -> Batch | None:
-        """Return the unfinished last line, for no more will come."""
+        """Return the unfinished last line: no more of it will come."""
         pending, self._pending = self._pending, b""
         if not pending and not self._cut:
             return None
@@ -123,17 +124,17 @@ class OutputStream:
         texts = self._texts(pending, whole=False)
         return Batch(time, [self._line(time, text, partial=True) for text in texts])
 
-    # --- inside
+    # --- private
 
     def _gap(self, handle: int, end: int, now: float) -> Iterator[Batch]:
-        """Step over a hole: bytes that were dropped on the node before they were replicated, or punched out here."""
+        """Skip a hole: bytes that the node dropped before replication, or that were punched out here."""
         data = min(_seek_data(handle, self.offset), end)
         if data > self.offset:
             kept = self._pending.rstrip(b"\0")
             zeros, self._pending = len(self._pending) - len(kept), kept
             if batch := self.flush(now):
                 yield batch
-            # Holes are made of whole pages; in the pages around one the missing bytes are zeros.
+            # Holes are whole pages; in the pages around one the missing bytes are zeros.
             first = os.pread(handle, min(BLOCK, end - data), data)
             data += len(first) - len(first.lstrip(b"\0"))
             missing, self.offset = zeros + data - self.offset, data
@@ -142,7 +143,7 @@ class OutputStream:
                 yield Batch(time, [self._line(time, f"[{missing:,} bytes of output are gone here]")])
 
     def _take(self, data: bytes, now: float) -> Iterator[Batch]:
-        """Cut lines off pending bytes and `data`, one batch for each record of the index that covers some."""
+        """Split unfinished bytes and `data` into lines, one batch per index record."""
         self.offset += len(data)
         body_end = data.rfind(b"\n") + 1
         if not body_end:
@@ -186,7 +187,7 @@ class OutputStream:
         return texts + self._make(rest) if whole and rest else texts
 
     def _hold(self, data: bytes, now: float) -> Batch | None:
-        """Keep the beginning of a line for later, but never more than the limit."""
+        """Keep the start of a line for later, up to the limit."""
         self._pending += data
         if len(self._pending) <= LINE_LIMIT:
             return None
@@ -210,7 +211,7 @@ class OutputStream:
         return self._forward(now if mark is None else mark.time - self._skew)
 
     def _forward(self, time: float) -> float:
-        """Hold the order of lines within a file whatever the node's clock does."""
+        """Keep the order of lines within a file, whatever the node's clock does."""
         self._time = max(self._time, time)
         return self._time
 
@@ -230,26 +231,26 @@ def _raw_lines(block: bytes) -> list[str]:
 
 
 def _last_frames(pending: bytes) -> bytes:
-    """Return the end of a progress bar: the frame being written, and the one before, which shows until then."""
+    """Return the end of a progress bar: the frame that is being written and the previous, complete one."""
     *frames, current = pending.split(b"\r")
     previous = next((frame for frame in reversed(frames) if frame.strip()), b"")
     return b"\r".join((b"", previous[:_FRAME_LIMIT], current[:_FRAME_LIMIT]))
 
 
 def _seek_data(handle: int, offset: int) -> int:
-    """Return where the first bytes at or after `offset` are that are not a hole; the end of the file if none are."""
+    """Return the offset of the first data at or after `offset`; the end of the file if only holes follow."""
     try:
         return os.lseek(handle, offset, os.SEEK_DATA)
     except OSError as error:
         if error.errno == errno.ENXIO:
             return max(offset, os.fstat(handle).st_size)
-        if error.errno in (errno.EINVAL, errno.EOPNOTSUPP):  # the filesystem knows no holes
+        if error.errno in (errno.EINVAL, errno.EOPNOTSUPP):  # This file system does not support holes.
             return offset
         raise
 
 
 def _seek_hole(handle: int, offset: int) -> int:
-    """Return where the bytes that begin at `offset` end: at a hole, or at the end of the file."""
+    """Return where the data at `offset` ends: at a hole, or at the end of the file."""
     try:
         return os.lseek(handle, offset, os.SEEK_HOLE)
     except OSError as error:
@@ -258,18 +259,18 @@ def _seek_hole(handle: int, offset: int) -> int:
         raise
 
 
-# --- places in a file
+# --- offsets in a file
 
 
-def line_start(path: str, offset: int) -> int:
-    """Return the beginning of the line that byte `offset` is in."""
+def find_line_start(path: str, offset: int) -> int:
+    """Return the start of the line that contains byte `offset`."""
     return _lines_before(path, offset, 1) if offset > 0 else 0
 
 
-def tail_start(path: str, end: int, lines: int) -> int:
-    """Return where the last `lines` lines before byte `end` begin; reads backwards, only as far as it must.
+def find_tail_start(path: str, end: int, lines: int) -> int:
+    """Return the start of the last `lines` lines before byte `end`; reads backwards, only as far as necessary.
 
-    The line that reaches up to `end` counts, whether it has its end or not.
+    The line that reaches `end` counts, with or without its end.
     """
     if lines <= 0 or end <= 0:
         return end
@@ -279,7 +280,7 @@ def tail_start(path: str, end: int, lines: int) -> int:
 
 
 def _lines_before(path: str, end: int, ends: int) -> int:
-    """Return the byte after the `ends`-th last line end before `end`; 0 (or a hole's end) where there are fewer."""
+    """Return the byte after the `ends`-th last line end before `end`; 0 (or the end of a hole) if there are fewer."""
     position, searched = end, 0
     with open(path, "rb", buffering=0) as file:
         while position > 0:
@@ -294,6 +295,6 @@ def _lines_before(path: str, end: int, ends: int) -> int:
                 return position + cut + 1
             ends -= count
             searched = 0 if count else searched + size
-            if searched >= _LONGEST_SEARCH or not block.strip(b"\0"):
+            if searched >= _MAX_SEARCH_BYTES or not block.strip(b"\0"):
                 return position
     return 0

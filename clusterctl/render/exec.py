@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.errors import ExitCode
-from clusterctl.logs.clean import clean_block
+from clusterctl.logs.sanitize import clean_block
 from clusterctl.render.ranks import count, fold_nodes
 from clusterctl.render.terminal.console import BOLD, pad
 from clusterctl.wording import signal_name

@@ -6,8 +6,8 @@ from datetime import datetime, timezone
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from clusterctl.logs.clean import RESET, strip_colours
 from clusterctl.logs.fold import FoldedLine
+from clusterctl.logs.sanitize import RESET, strip_colours
 from clusterctl.render.ranks import fold_ranks
 from clusterctl.render.terminal import machine
 from clusterctl.render.terminal.console import DIM

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from clusterctl.agent.protocol.reasons import StopReason
-from clusterctl.logs.clean import clean_block, strip_colours
-from clusterctl.logs.select import end_lines
+from clusterctl.logs.failure_tails import select_cause_lines
+from clusterctl.logs.sanitize import clean_block, strip_colours
 from clusterctl.render.errors import remaining_lines, start_failed_lines
 from clusterctl.render.ranks import count, fold_nodes, fold_ranks
 from clusterctl.render.story.shown import Shown
@@ -134,7 +134,7 @@ def _evidence(cause: Cause, worker: WorkerState | None, terminal: Terminal, besi
         trace = clean_block(cause.traceback.encode("utf-8", "replace"))
         folded = folded_trace(trace, beside.folders, ellipsis=terminal.glyphs.ellipsis)
         return [bar + terminal.coloured(line) for line in _middle_cut(folded, terminal)]
-    tail = end_lines(worker.tail)[-_MOST_LAST_LINES:] if worker is not None and worker.tail else []
+    tail = select_cause_lines(worker.tail)[-_MOST_LAST_LINES:] if worker is not None and worker.tail else []
     if worker is not None and beside.shown.says(worker.rank, [strip_colours(line) for line in tail]):
         return []
     return [bar + terminal.coloured(line) for line in tail]

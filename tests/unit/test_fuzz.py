@@ -30,7 +30,7 @@ from clusterctl.agent.protocol.frames import Decoder, FrameError
 from clusterctl.config.spec import ClusterSpec, HostSpec, StallSpec
 from clusterctl.door import answers, drawn, journal, samples
 from clusterctl.errors import ClusterctlError, ConfigError
-from clusterctl.logs.index import TimeIndex
+from clusterctl.logs.time_index import TimeIndex
 from clusterctl.render.status import activity_from_sample
 from clusterctl.run.nodes.meeting import answer_of
 from clusterctl.run.rules import events

@@ -19,12 +19,11 @@ from clusterctl.cli.lookup.runs import tell_unread
 from clusterctl.cli.main import WithExamples
 from clusterctl.cli.words import parse_moment
 from clusterctl.config.hosts import select
-from clusterctl.logs.clean import clean_block
-from clusterctl.logs.ends import ends_of, last_folded
-from clusterctl.logs.fold import Folder, fold_history
+from clusterctl.logs.failure_tails import FailureTails, fold_last_lines, read_failure_tails
+from clusterctl.logs.fold import LineFolder, fold_history
 from clusterctl.logs.line import LogQuery
 from clusterctl.logs.merge import read_lines
-from clusterctl.logs.select import FailingEnds
+from clusterctl.logs.sanitize import clean_block
 from clusterctl.render.log import LogWriter, Timestamps, json_line, raw_bytes
 from clusterctl.render.story.marks import Marks
 from clusterctl.run.record.find import all_runs, find
@@ -126,8 +125,8 @@ def command(choices: LogsChoices) -> int:
         return follow(run, query, shown, console, default=choices.default)
     if choices.output == "text":
         exits = exited.on_clock_of_head(state) if choices.default else []
-        ends = ends_of(run.path, query, exits, FailingEnds(query.ranks), skew=state.ahead)
-        shown.past(last_folded(run.path, query, ends, skew=state.ahead))
+        ends = read_failure_tails(run.path, query, exits, FailureTails(query.ranks), skew=state.ahead)
+        shown.past(fold_last_lines(run.path, query, ends, skew=state.ahead))
     else:
         shown.past(read_lines(run.path, query, skew=state.ahead))
     shown.end()
@@ -180,7 +179,7 @@ class _Output:
         self._form = choices.output
         self._out = console.out
         self._writer = LogWriter(console.out, list(state.nodes), ranks, timestamps=times, prefix=not choices.no_prefix)
-        self._folder = Folder(frozenset(ranks))
+        self._folder = LineFolder(frozenset(ranks))
         marked = self._form == "text" and query.grep is None and not choices.no_prefix
         whole = query.tail is None and query.since is None
         self._marks = Marks(console.out, attempt=query.attempt, first=whole) if marked else None

@@ -17,7 +17,7 @@ from clusterctl.cli.lookup.runs import tell_unread, told_view_of
 from clusterctl.cli.lookup.why import verdict_of
 from clusterctl.cli.main import WithExamples
 from clusterctl.cli.words import write
-from clusterctl.logs.clean import clean_block
+from clusterctl.logs.sanitize import clean_block
 from clusterctl.render.page.story import Found, Told, story
 from clusterctl.render.report import Beside, render_report
 from clusterctl.render.story.why import render_why

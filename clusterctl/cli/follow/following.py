@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from clusterctl.cli.lookup.runs import unattended_of
 from clusterctl.errors import ExitCode
-from clusterctl.logs.clean import strip_colours
+from clusterctl.logs.sanitize import strip_colours
 from clusterctl.render.errors import error_line, hint_lines
 from clusterctl.render.report import Beside, render_report
 from clusterctl.render.story.shown import Shown

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Protocol
 from clusterctl.cli.follow.watching import Course, Watching
 from clusterctl.cli.lookup.runs import unattended_of
 from clusterctl.errors import ExitCode
-from clusterctl.logs.ends import ends_of, in_place
+from clusterctl.logs.failure_tails import FailureTails, merge_lines, read_failure_tails
 from clusterctl.logs.follow import Follower
-from clusterctl.logs.merge import matching
-from clusterctl.logs.select import FailingEnds
+from clusterctl.logs.merge import filter_lines
 from clusterctl.render.errors import error_line, hint_lines
 
 if TYPE_CHECKING:
@@ -52,15 +51,15 @@ def follow(run: RunDir, query: LogQuery, shown: Output, console: Console, *, def
 
 
 def _follow(watching: Watching, query: LogQuery, shown: Output, console: Console, *, default: bool) -> int:
-    failing = FailingEnds(query.ranks if default else None)
+    failing = FailureTails(query.ranks if default else None)
     first = watching.look()
 
     def offset_s(node: str) -> float:
         return watching.state.ahead(node)
 
     follower = Follower(watching.run.path, query, skew=offset_s)
-    ends = ends_of(watching.run.path, query, first.exits, failing, skew=watching.state.ahead)
-    past = in_place(follower.history(), ends)
+    ends = read_failure_tails(watching.run.path, query, first.exits, failing, skew=watching.state.ahead)
+    past = merge_lines(follower.history(), ends)
     shown.state = watching.state
     shown.history(past if query.tail is None else deque(past, maxlen=query.tail))
     for look in watching.looks(lambda: _due(follower, shown)):
@@ -70,7 +69,7 @@ def _follow(watching: Watching, query: LogQuery, shown: Output, console: Console
             shown.live(lines)
         if over:
             shown.live([], last=True)
-        shown.live(matching(failing.lines(look.exits), query), last=over)
+        shown.live(filter_lines(failing.lines(look.exits), query), last=over)
         if over:
             shown.end()
         if over or not console.out.has_reader():

@@ -18,10 +18,10 @@ from clusterctl.cli.follow.news import News
 from clusterctl.cli.follow.past import Past, present
 from clusterctl.cli.follow.waited import WaitedFor
 from clusterctl.cli.follow.watching import Course, Watching
-from clusterctl.logs.fold import Folder, fold_history
+from clusterctl.logs.failure_tails import FailureTails, default_ranks
+from clusterctl.logs.fold import LineFolder, fold_history
 from clusterctl.logs.follow import Follower
 from clusterctl.logs.line import LogQuery
-from clusterctl.logs.select import FailingEnds, default_ranks
 from clusterctl.render import words
 from clusterctl.render.log import LogWriter, Timestamps
 from clusterctl.render.progress import PhaseWriter, ProgressMode, phase_view
@@ -87,8 +87,8 @@ class RunScreen:
         self._log = LogWriter(console.out, timestamps=options.timestamps)
         self._last = LastLines()
         self._follower: Follower | None = None
-        self._folder = Folder()
-        self._ends = FailingEnds(self._shown_ranks())
+        self._folder = LineFolder()
+        self._ends = FailureTails(self._shown_ranks())
         self._interrupts = 0
         self._leave: Leave | None = None
         self._news = News(run, console.err)
@@ -269,7 +269,7 @@ class RunScreen:
             history = [] if self._options.tail is None else list(follower.history())
             self._follower = follower
             self._log.expect(list(state.nodes), state.workers.keys() if ranks is None else ranks)
-            self._folder = Folder(frozenset(state.workers) if ranks is None else ranks)
+            self._folder = LineFolder(frozenset(state.workers) if ranks is None else ranks)
             self._show_past(history)
         return self._follower
 

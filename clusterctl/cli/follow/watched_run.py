@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from clusterctl.agent.protocol.files import output_file
 from clusterctl.cli.lookup import machines
 from clusterctl.cli.lookup.runs import view_from
-from clusterctl.logs.clean import clean_block, strip_colours
+from clusterctl.logs.sanitize import clean_block, strip_colours
 from clusterctl.render.top.scene import Scene
 from clusterctl.run.record.reader import StateReader
 from clusterctl.run.record.recent import Recent

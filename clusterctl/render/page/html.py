@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from typing import TYPE_CHECKING
 
-from clusterctl.logs.clean import clean_text, strip_colours
+from clusterctl.logs.sanitize import clean_text, strip_colours
 from clusterctl.render.terminal.door import through_door
 
 if TYPE_CHECKING:

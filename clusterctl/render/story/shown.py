@@ -6,8 +6,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from clusterctl.logs.clean import clean_block, strip_colours
 from clusterctl.logs.fold import FoldedLine
+from clusterctl.logs.sanitize import clean_block, strip_colours
 from clusterctl.render.story.trace import raised
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, TextIO
 
-from clusterctl.logs.clean import clean_text, strip_colours
+from clusterctl.logs.sanitize import clean_text, strip_colours
 from clusterctl.render.terminal import streams
 from clusterctl.render.terminal.door import lines_through_door, styled, through_door, with_own_colours
 from clusterctl.render.terminal.wrapping import cells, wrapped

@@ -12,7 +12,7 @@ import os
 import re
 from typing import TYPE_CHECKING
 
-from clusterctl.logs.clean import STEERING, STRAY, visible
+from clusterctl.logs.sanitize import CONTROL_CHARACTERS, STRAY_JOINER, escape_character
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -26,7 +26,7 @@ _SGR = re.compile(r"\x1b\[([0-9;:]*)m")
 # A style that is not ours is dropped, and not made visible: it does no harm, and programs write many. A longer
 # sequence is never dropped, for its end might lie in words of ours, or in another line.
 _NOTED = re.compile(
-    rf"[\x1b\n{STEERING}](?:(?<=\x1b)\[(?:(?P<ours>[0-9;:]{{0,64}});{_NUMBER}|(?P<style>[0-9;:]{{0,64}}))m|{STRAY})"
+    rf"[\x1b\n{CONTROL_CHARACTERS}](?:(?<=\x1b)\[(?:(?P<ours>[0-9;:]{{0,64}});{_NUMBER}|(?P<style>[0-9;:]{{0,64}}))m|{STRAY_JOINER})"
 )
 
 
@@ -36,7 +36,7 @@ def styled(text: str, *codes: str) -> str:
 
 
 def with_own_colours(line: str) -> str:
-    """Return a cleaned line of a program (`clusterctl.logs.clean`) with its colours, which pass the door unchanged."""
+    """Return a cleaned line of a program (`logs/sanitize.py`) with its colours, which pass the door unchanged."""
     return _SGR.sub(f"\x1b[\\1;{_NUMBER}m", line) if "\x1b" in line else line
 
 
@@ -56,4 +56,4 @@ def _pass(match: re.Match[str]) -> str:
         return f"\x1b[{ours}m"
     if match["style"] is not None:
         return ""
-    return f"\n{CONTINUED}" if match[0] == "\n" else visible(match[0])
+    return f"\n{CONTINUED}" if match[0] == "\n" else escape_character(match[0])

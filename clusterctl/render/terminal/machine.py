@@ -6,9 +6,9 @@ import json
 import re
 from typing import Any
 
-from clusterctl.logs.clean import STEERING, STRAY
+from clusterctl.logs.sanitize import CONTROL_CHARACTERS, STRAY_JOINER
 
-_NOTED = re.compile(f"[{STEERING}]{STRAY}")
+_NOTED = re.compile(f"[{CONTROL_CHARACTERS}]{STRAY_JOINER}")
 
 
 def json_line(value: Any) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from clusterctl.logs.clean import strip_colours
+from clusterctl.logs.sanitize import strip_colours
 from clusterctl.render.terminal.console import BOLD, fit, pad, safe
 from clusterctl.render.terminal.wrapping import cells, wrapped
 

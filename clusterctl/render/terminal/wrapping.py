@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 
-from clusterctl.logs.clean import strip_colours
+from clusterctl.logs.sanitize import strip_colours
 
 _WORD = re.compile(r"(?:`[^`]*`|[^\s`])+|`|\s+")
 """A word, of which what stands between backticks is a part; or a gap."""

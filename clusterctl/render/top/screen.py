@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from clusterctl.logs.clean import strip_colours
+from clusterctl.logs.sanitize import strip_colours
 from clusterctl.middle import median
 from clusterctl.render.stats import STALE_S, remarks
 from clusterctl.render.status import render_summary

@@ -12,7 +12,7 @@ from clusterctl.cli.commands.templates import _listing
 from clusterctl.cli.follow.following import Leave, conclude
 from clusterctl.cli.lookup.templates import Template
 from clusterctl.cli.main import run
-from clusterctl.logs.clean import strip_colours
+from clusterctl.logs.sanitize import strip_colours
 from clusterctl.render.exec import Answer, diff_lines, folded_output
 from clusterctl.render.terminal.console import Console, Terminal
 from clusterctl.run.record.rundir import RunDir

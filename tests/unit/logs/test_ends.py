@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from clusterctl.agent.protocol.events import Exited
-from clusterctl.logs.ends import ends_of, last_folded
+from clusterctl.logs.failure_tails import FailureTails, fold_last_lines, read_failure_tails
 from clusterctl.logs.line import LogQuery
-from clusterctl.logs.select import FailingEnds
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,8 +32,8 @@ def crashed(run_dir: RunDir) -> Path:
 def shown(path: Path, **wanted: Any) -> list[tuple[tuple[int, ...], str]]:
     query = LogQuery(ranks=frozenset({0}), **wanted)
     exits = [("gpu02", 6.0, Exited(0, rank, exit_code=1, tail=TRACE.decode())) for rank in (1, 2)]
-    ends = ends_of(path, query, exits, FailingEnds({0}))
-    return [(line.ranks, line.text) for line in last_folded(path, query, ends)]
+    ends = read_failure_tails(path, query, exits, FailureTails({0}))
+    return [(line.ranks, line.text) for line in fold_last_lines(path, query, ends)]
 
 
 HEAD, LAST = ((1, 2), "Traceback (most recent call last):"), ((1, 2), "ValueError: bad")
@@ -64,7 +63,7 @@ def test_as_many_lines_are_shown_as_were_asked_for_though_some_fold(run_dir: Run
     for rank in range(4):
         run_dir.write("gpu01", rank, b"x\ny\nz\n", time=1.0)
 
-    lines = last_folded(run_dir.path, LogQuery(tail=3), [])
+    lines = fold_last_lines(run_dir.path, LogQuery(tail=3), [])
 
     assert [line.text for line in lines] == ["x", "y", "z"]
 
@@ -72,6 +71,6 @@ def test_as_many_lines_are_shown_as_were_asked_for_though_some_fold(run_dir: Run
 def test_an_end_of_which_nothing_is_here_stands_where_its_rank_was_gone(crashed: Path) -> None:
     exits = [("gpu02", 8.0, Exited(0, 3, exit_code=1, tail="only the node has it\n"))]
 
-    (line,) = ends_of(crashed, LogQuery(ranks=frozenset({0})), exits, FailingEnds({0}))
+    (line,) = read_failure_tails(crashed, LogQuery(ranks=frozenset({0})), exits, FailureTails({0}))
 
     assert (line.time, line.text) == (8.0, "only the node has it")

@@ -5,7 +5,7 @@ from collections import defaultdict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterctl.logs.fold import FoldedLine, Folder, fold_history
+from clusterctl.logs.fold import FoldedLine, LineFolder, fold_history
 from clusterctl.logs.line import LogLine
 from tests.work import work
 
@@ -15,20 +15,20 @@ def line(rank: int, text: str, time: float = 0.0, *, partial: bool = False) -> L
 
 
 def test_the_same_line_of_many_ranks_is_one() -> None:
-    folder = Folder(window=0.2)
+    folder = LineFolder(window=0.2)
     assert folder.feed([line(r, "warning") for r in (3, 0, 1)], now=0.0) == []
-    (folded,) = folder.due(now=0.2)
+    (folded,) = folder.take_due(now=0.2)
     assert (folded.ranks, folded.nodes, folded.text) == ((0, 1, 3), ("gpu01", "gpu00"), "warning")
 
 
 def test_waits_no_longer_once_every_rank_has_written_it() -> None:
-    folder = Folder(frozenset({0, 1}), window=10.0)
+    folder = LineFolder(frozenset({0, 1}), window=10.0)
     assert folder.feed([line(0, "x")], now=0.0) == []
     assert [f.ranks for f in folder.feed([line(1, "x")], now=0.1)] == [(0, 1)]
 
 
 def test_a_single_rank_never_waits() -> None:
-    assert [f.text for f in Folder(frozenset({0})).feed([line(0, "x"), line(0, "x")], now=0.0)] == ["x", "x"]
+    assert [f.text for f in LineFolder(frozenset({0})).feed([line(0, "x"), line(0, "x")], now=0.0)] == ["x", "x"]
 
 
 def test_a_copy_that_comes_late_is_shown_by_itself() -> None:
@@ -53,7 +53,7 @@ def test_a_line_of_one_rank_is_as_it_was() -> None:
 
 def test_a_line_of_several_ranks_is_whole_and_has_the_time_of_the_first() -> None:
     lines = [LogLine(time, f"n{rank}", rank, 2, "x", partial=False) for rank, time in ((1, 8.1), (0, 8.0))]
-    folder = Folder()
+    folder = LineFolder()
     folder.feed(lines, now=8.1)
     assert folder.flush() == [FoldedLine(8.0, ("n1", "n0"), (0, 1), 2, "x", partial=False)]
 
@@ -64,13 +64,13 @@ def test_lines_of_different_attempts_are_not_the_same() -> None:
 
 
 def test_a_line_waits_for_a_fifth_of_a_second_and_no_longer() -> None:
-    folder = Folder()
+    folder = LineFolder()
     assert folder.next_due() is None
     assert folder.feed([line(0, "x")], now=8.0) == []
     assert folder.next_due() == 8.2
-    assert folder.due(now=8.19) == []
-    assert [f.text for f in folder.due(now=8.2)] == ["x"]
-    assert (folder.next_due(), folder.due(now=9.0), folder.flush()) == (None, [], [])
+    assert folder.take_due(now=8.19) == []
+    assert [f.text for f in folder.take_due(now=8.2)] == ["x"]
+    assert (folder.next_due(), folder.take_due(now=9.0), folder.flush()) == (None, [], [])
 
 
 def test_history_is_folded_by_times_that_lie_a_fifth_of_a_second_apart() -> None:
@@ -84,19 +84,19 @@ def test_a_time_that_goes_back_holds_nothing_back() -> None:
 
 
 def test_what_is_due_is_given_before_lines_that_come_then_may_join_it() -> None:
-    folder = Folder()
+    folder = LineFolder()
     folder.feed([line(0, "x")], now=8.0)
     assert [f.ranks for f in folder.feed([line(1, "x")], now=8.2)] == [(0,)]
 
 
 def test_a_line_may_join_only_behind_what_its_rank_has_written_before() -> None:
-    folder = Folder()
+    folder = LineFolder()
     folder.feed([line(0, "a"), line(0, "b"), line(0, "a"), line(1, "b"), line(1, "a")], now=8.0)
     assert [(f.text, f.ranks) for f in folder.flush()] == [("a", (0,)), ("b", (0, 1)), ("a", (0, 1))]
 
 
 def test_no_more_than_so_many_lines_are_held_however_many_come_at_once() -> None:
-    folder, lines = Folder(window=60.0), [line(0, str(number)) for number in range(50_000)]
+    folder, lines = LineFolder(window=60.0), [line(0, str(number)) for number in range(50_000)]
     out = folder.feed(lines, now=0.0)
     assert 50_000 - len(out) == 20_000
     assert [folded.text for folded in out + folder.flush()] == [one.text for one in lines]
@@ -109,7 +109,7 @@ def test_the_work_for_equal_lines_grows_as_their_number() -> None:
 
 
 def fold_alone(lines: list[LogLine]) -> None:
-    assert len(Folder(frozenset({0})).feed(lines, now=0.0)) == len(lines)
+    assert len(LineFolder(frozenset({0})).feed(lines, now=0.0)) == len(lines)
 
 
 FEEDS = st.lists(
@@ -125,7 +125,7 @@ FEEDS = st.lists(
 def test_nothing_is_lost_nothing_is_twice_and_each_rank_keeps_its_order(
     feeds: list[tuple[list[tuple[int, str, bool]], float]], expected: frozenset[int] | None
 ) -> None:
-    folder, now = Folder(expected), 0.0
+    folder, now = LineFolder(expected), 0.0
     written, shown = defaultdict(list), defaultdict(list)
     out = []
     for lines, pause in feeds:
@@ -145,7 +145,7 @@ def test_nothing_is_lost_nothing_is_twice_and_each_rank_keeps_its_order(
 def test_no_line_is_held_longer_than_the_window(
     feeds: list[tuple[list[tuple[int, str, bool]], float]],
 ) -> None:
-    folder, now = Folder(window=0.2), 0.0
+    folder, now = LineFolder(window=0.2), 0.0
     for lines, pause in feeds:
         now += pause
         folder.feed([line(r, t, now, partial=p) for r, t, p in lines], now)

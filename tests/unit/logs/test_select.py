@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from clusterctl.agent.protocol.events import Exited
-from clusterctl.logs.select import FULL_ENDS, FailingEnds, end_lines, is_failure
+from clusterctl.logs.failure_tails import MAX_FULL_TAILS, FailureTails, is_failure, select_cause_lines
 
 TRACE = 'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\nValueError: {}\n'
 
@@ -23,21 +23,24 @@ def test_only_a_worker_that_ended_badly_by_itself_failed(exited: Exited, failed:
 
 
 def test_an_end_begins_with_the_last_traceback() -> None:
-    assert end_lines("step 1\n" + TRACE.format("bad")) == TRACE.format("bad").splitlines()
+    assert select_cause_lines("step 1\n" + TRACE.format("bad")) == TRACE.format("bad").splitlines()
 
 
 def test_a_chain_of_tracebacks_is_kept_whole() -> None:
     tail = "x\n" + TRACE.format("a") + "\nDuring handling of the above exception, another exception occurred:\n\n"
-    assert end_lines(tail + TRACE.format("b"))[3] == "ValueError: a" or end_lines(tail + TRACE.format("b"))[2]
-    assert len(end_lines(tail + TRACE.format("b"))) == 7
+    assert (
+        select_cause_lines(tail + TRACE.format("b"))[3] == "ValueError: a"
+        or select_cause_lines(tail + TRACE.format("b"))[2]
+    )
+    assert len(select_cause_lines(tail + TRACE.format("b"))) == 7
 
 
 def test_an_end_without_traceback_is_its_last_lines() -> None:
-    assert end_lines("".join(f"{n}\n" for n in range(100))) == [str(n) for n in range(80, 100)]
+    assert select_cause_lines("".join(f"{n}\n" for n in range(100))) == [str(n) for n in range(80, 100)]
 
 
 def test_shows_the_end_of_a_failing_rank_once() -> None:
-    ends = FailingEnds({0})
+    ends = FailureTails({0})
     exits = [("gpu02", 5.0, Exited(0, 3, exit_code=1, tail=TRACE.format("bad")))]
     assert [(line.node, line.rank, line.text) for line in ends.lines(exits)][-1] == ("gpu02", 3, "ValueError: bad")
     assert ends.lines(exits) == []
@@ -45,11 +48,11 @@ def test_shows_the_end_of_a_failing_rank_once() -> None:
 
 def test_ranks_that_are_shown_anyway_are_left_out() -> None:
     exited = ("gpu02", 5.0, Exited(0, 3, exit_code=1, tail="x"))
-    assert FailingEnds({3}).lines([exited]) == []
-    assert FailingEnds(None).lines([exited]) == []
+    assert FailureTails({3}).lines([exited]) == []
+    assert FailureTails(None).lines([exited]) == []
 
 
 def test_many_different_ends_shrink_to_their_last_lines() -> None:
-    ends = FailingEnds({0})
+    ends = FailureTails({0})
     exits = [("n", 0.0, Exited(0, rank, exit_code=1, tail=TRACE.format(rank))) for rank in range(1, 20)]
-    assert len(ends.lines(exits)) == FULL_ENDS * 3 + (19 - FULL_ENDS)
+    assert len(ends.lines(exits)) == MAX_FULL_TAILS * 3 + (19 - MAX_FULL_TAILS)

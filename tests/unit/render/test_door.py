@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterctl.logs.clean import clean_text
+from clusterctl.logs.sanitize import clean_text
 from clusterctl.render.terminal.console import GREEN, RED, Console
 from clusterctl.render.terminal.door import styled, through_door
 from clusterctl.render.terminal.machine import json_line

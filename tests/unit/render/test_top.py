@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterctl.logs.clean import strip_colours
+from clusterctl.logs.sanitize import strip_colours
 from clusterctl.render.stats import GpuStats, NodeStats, remarks, stats_from_sample, stats_json
 from clusterctl.render.status import RunView, WorkerActivity
 from clusterctl.render.terminal.console import ASCII, UNICODE, Terminal

@@ -6,7 +6,7 @@ import signal
 from typing import TYPE_CHECKING
 
 from clusterctl.agent.protocol.files import index_file, output_file
-from clusterctl.logs.index import TimeIndex
+from clusterctl.logs.time_index import TimeIndex
 from clusterctl.run.record.samples import newest_lines
 from clusterctl.run.rules.stalls import counted
 

@@ -1,8 +1,9 @@
-"""The time index of an output file: when had it which size.
+"""The time index of an output file: which size it had at which time.
 
-The node's supervisor looks four times a second and appends a record where the file has grown by 4 KiB or more, or at
-all after a second without one. A line that ends at byte `n` gets the time of the first record of at least that size, so
-it is never dated before it was written.
+The supervisor of the node checks four times a second. It appends a record if the file has grown by 4 KiB or more, or by
+anything after a second without a record. A line that ends at byte `n` gets the time of the first record of at least
+that
+size, so it never gets a time before it was written.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _LATEST = 1e11
-"""Seconds since the epoch that no calendar of ours has."""
+"""Seconds since the epoch beyond any real date."""
 _BLOCK_RECORDS = 4096
 
 
-class Mark(NamedTuple):
+class IndexRecord(NamedTuple):
     """At wall clock `time` (seconds) the file had `size` bytes."""
 
     size: int
@@ -28,9 +29,9 @@ class Mark(NamedTuple):
 
 
 class TimeIndex:
-    """Looks records up in the file as it is now; keeps one block of them, whatever the length of the run.
+    """Looks up records in the current file. It keeps one block in memory, however long the run is.
 
-    A missing file is an empty index; a torn last record is left out until it is whole.
+    A missing file is an empty index. An incomplete last record is ignored.
     """
 
     def __init__(self, path: str) -> None:
@@ -38,7 +39,7 @@ class TimeIndex:
         self._block = b""
         self._block_start = 0
 
-    def last(self) -> Mark | None:
+    def last(self) -> IndexRecord | None:
         """Return the newest record."""
         count = self._count()
         return self._record(count - 1) if count else None
@@ -48,30 +49,30 @@ class TimeIndex:
         return self._bisect(lambda mark: mark.size >= size)
 
     def size_before(self, time: float) -> int:
-        """Return the size that the file surely had before `time`; what lies beyond it is from `time` on."""
+        """Return a size that the file had before `time`; everything beyond it was written at `time` or later."""
         position = self._bisect(lambda mark: mark.time >= time)
         return self._record(position - 1).size if position else 0
 
     def size_until(self, time: float) -> int | None:
-        """Return the size up to which all was written until `time`, or `None` where nothing is known to be later."""
+        """Return the size of everything written until `time`; `None` if no record is later."""
         position = self._bisect(lambda mark: mark.time > time)
         if position == self._count():
             return None
         return self._record(position - 1).size if position else 0
 
-    def get(self, position: int) -> Mark | None:
-        """Return a record by its number, or `None` where there is none yet."""
+    def get(self, position: int) -> IndexRecord | None:
+        """Return a record by its number, or `None` if it does not exist yet."""
         mark = self._held(position)
         if mark is None:
             self._load(position)
             mark = self._held(position)
         return mark
 
-    def _record(self, position: int) -> Mark:
+    def _record(self, position: int) -> IndexRecord:
         mark = self.get(position)
-        return Mark(0, 0.0) if mark is None else mark
+        return IndexRecord(0, 0.0) if mark is None else mark
 
-    def _bisect(self, holds: Callable[[Mark], bool]) -> int:
+    def _bisect(self, holds: Callable[[IndexRecord], bool]) -> int:
         low, high = 0, self._count()
         while low < high:
             middle = (low + high) // 2
@@ -81,21 +82,21 @@ class TimeIndex:
                 low = middle + 1
         return low
 
-    def _peek(self, position: int) -> Mark:
+    def _peek(self, position: int) -> IndexRecord:
         mark = self._held(position)
         if mark is None:
             self._load(max(0, position - _BLOCK_RECORDS // 2))
             return self._record(position)
         return mark
 
-    def _held(self, position: int) -> Mark | None:
-        """Return a record of the block; records are taken apart when they are asked for, for mostly few are."""
+    def _held(self, position: int) -> IndexRecord | None:
+        """Return a record of the loaded block. Records are unpacked on access, because most accesses need few."""
         place = (position - self._block_start) * INDEX_RECORD.size
         if not 0 <= place <= len(self._block) - INDEX_RECORD.size:
             return None
         size, time = INDEX_RECORD.unpack_from(self._block, place)
-        # A node may have written anything: what is no moment is before all others.
-        return Mark(size, time if abs(time) < _LATEST else 0.0)
+        # A node may have written anything: an impossible time counts as the earliest.
+        return IndexRecord(size, time if abs(time) < _LATEST else 0.0)
 
     def _count(self) -> int:
         try:
