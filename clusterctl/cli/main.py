@@ -59,6 +59,34 @@ _VALUES = 200_000
 OTHER_NAMES = {"diagnose": "why"}
 """What people may type as well."""
 
+ELSEWHERE = {
+    "up": "run start launch submit train begin go sbatch srun torchrun mpirun resume plan",
+    "down": "stop kill cancel end abort terminate halt delete scancel shutdown destroy quit",
+    "ps": "list ls runs jobs squeue qstat sacct history",
+    "status": "info show describe inspect state detail details get",
+    "logs": "tail log output cat stdout stderr print",
+    "attach": "follow reattach adopt join",
+    "shell": "ssh login connect bash sh terminal enter console",
+    "exec": "pdsh clush do each parallel",
+    "cp": "copy scp upload download put fetch",
+    "sync": "rsync push pull deploy",
+    "clean": "rm remove prune purge gc cleanup",
+    "health": "check test doctor verify probe nodes hosts sinfo",
+    "config": "validate lint env ranks settings view",
+    "init": "new create setup generate add",
+    "stats": "gpus gpu nvidia-smi usage utilisation utilization",
+    "top": "monitor watch htop nvtop dashboard",
+    "forward": "port-forward tunnel proxy ports tensorboard jupyter",
+    "why": "debug explain reason error errors",
+    "stacks": "trace traceback py-spy pystack",
+    "bench": "scaling speed",
+    "diff": "compare",
+    "templates": "examples example template",
+    "trust": "accept keys known-hosts",
+    "report": "html page",
+}
+"""Our commands, and the words by which other programs, and people, call what they do."""
+
 
 class LazyGroup(click.Group):
     """A group that imports a command when it is run."""
@@ -117,12 +145,22 @@ class LazyGroup(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
-            import difflib
+            meant = _meant(args[0], self.list_commands(ctx))
+            if args[0].startswith("-") or meant is None:
+                raise
+            raise click.UsageError(f"No such command `{args[0]}`. Did you mean `{meant}`?", ctx) from error
 
-            close = difflib.get_close_matches(args[0], self.list_commands(ctx), n=1)
-            if close and "Did you mean" not in error.message:
-                raise click.UsageError(f"{error.message} Did you mean `{close[0]}`?", ctx) from error
-            raise
+
+def _meant(word: str, commands: Sequence[str]) -> str | None:
+    """Return what to type behind `clusterctl` in place of a word that is no command."""
+    from clusterctl.suggestion import similar
+
+    if os.path.isfile(word):
+        return f"up --script {word}" if word.endswith(".py") else f"up {word}"
+    named = {other: ours for ours, others in ELSEWHERE.items() for other in others.split()}
+    lower = word.lower()
+    close = similar(lower, [*commands, *named], 0.7) or similar(lower, commands)
+    return None if close is None else named.get(close, close)
 
 
 def _show_usage(error: click.UsageError) -> None:

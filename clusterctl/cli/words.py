@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 
 from clusterctl.errors import NotFoundError, RefusedError
+from clusterctl.suggestion import file_hint
 
 DEFAULT_FILE = "cluster.yaml"
 
@@ -116,7 +117,7 @@ def read(path: str) -> str:
     try:
         return sys.stdin.read() if path == "-" else Path(path).expanduser().read_text(encoding="utf-8")
     except OSError as error:
-        raise NotFoundError(f"{path}: {error.strerror or error}") from error
+        raise NotFoundError(f"{path}: {error.strerror or error}", hint=file_hint(path)) from error
     except UnicodeDecodeError as error:
         raise RefusedError(f"{path} is not a text file") from error
 

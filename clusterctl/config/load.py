@@ -23,6 +23,7 @@ from clusterctl.config.text.override import Overrides
 from clusterctl.config.text.tree import Report, label
 from clusterctl.config.text.yaml_text import MAX_BYTES, parse_document
 from clusterctl.errors import ConfigError, Problem
+from clusterctl.suggestion import file_hint
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -153,6 +154,10 @@ def load(
 
 
 def _source(disk: Disk, name: str) -> Source:
+    if name.endswith((".py", ".sh")):
+        option = f"--script {name}" if name.endswith(".py") else f"--command 'bash {name}'"
+        hint = f"`clusterctl up {option}` runs it on the hosts of ./cluster.yaml"
+        raise ConfigError([Problem(name, 0, 0, "is a script, and no cluster file", hint)])
     try:
         text = disk.read_own(name)
     except ForeignFileError as error:
@@ -164,7 +169,7 @@ def _source(disk: Disk, name: str) -> Source:
 
 def _unreadable(name: str, error: OSError) -> Problem:
     if isinstance(error, FileNotFoundError):
-        return Problem(name, 0, 0, "no such file", "`clusterctl init` writes a cluster file to start from")
+        return Problem(name, 0, 0, "no such file", file_hint(name) or "`clusterctl init` writes one to start from")
     if isinstance(error, IsADirectoryError):
         return Problem(name, 0, 0, "is a folder", f"did you mean `{os.path.join(name, 'cluster.yaml')}`?")
     return Problem(name, 0, 0, f"cannot be read: {error.strerror or error}")

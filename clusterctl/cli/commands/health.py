@@ -22,6 +22,7 @@ from clusterctl.render import findings as render
 from clusterctl.render.findings import HealthView, NodeHealth
 from clusterctl.run.record.kept.findings import KnownFindings, sentences
 from clusterctl.run.record.rundir import runs_root
+from clusterctl.suggestion import similar
 from clusterctl.wording import plural
 
 if TYPE_CHECKING:
@@ -198,7 +199,9 @@ def _named(text: str, option: str) -> set[str]:
     for pattern in text.split(","):
         matching = fnmatch.filter(CHECKS, pattern.strip())
         if not matching:
-            raise click.BadParameter(f"no check `{pattern}`; `clusterctl health --list` shows all", param_hint=option)
+            close = similar(pattern.strip(), CHECKS)
+            then = f"did you mean `{close}`?" if close else "`clusterctl health --list` shows all"
+            raise click.BadParameter(f"no check `{pattern}`; {then}", param_hint=option)
         names |= set(matching)
     return names
 

@@ -9,7 +9,9 @@ import click
 
 from clusterctl.cli import options
 from clusterctl.cli.choices import Choices
+from clusterctl.config.hosts import fold
 from clusterctl.errors import NotFoundError
+from clusterctl.suggestion import similar
 
 if TYPE_CHECKING:
     from clusterctl.agent.protocol.types.arguments import OfRank
@@ -80,8 +82,9 @@ def _host(spec: ClusterSpec, node: str | None) -> HostSpec:
     for host in spec.hosts:
         if host.name == node:
             return host
-    names = ", ".join(host.name for host in spec.hosts[:8])
-    raise NotFoundError(f"no node {node}", hint=f"the file has {names}{', ...' if len(spec.hosts) > 8 else ''}")
+    names = [host.name for host in spec.hosts]
+    close = similar(node, names)
+    raise NotFoundError(f"no node `{node}`", hint=f"did you mean `{close}`?" if close else f"there are: {fold(names)}")
 
 
 def _of_rank(reference: str | None, rank: int) -> Target:

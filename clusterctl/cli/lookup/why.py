@@ -10,6 +10,7 @@ from clusterctl.errors import ClusterctlError, NotFoundError
 from clusterctl.run.record import find
 from clusterctl.run.record.kept import verdict
 from clusterctl.run.record.rundir import RunDir
+from clusterctl.suggestion import file_hint
 from clusterctl.why.verdict import Confidence
 
 if TYPE_CHECKING:
@@ -86,6 +87,8 @@ def opened(bundle: Path) -> Iterator[RunDir]:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="clusterctl-why-")))
             _unpack(bundle, folder)
         found = [path.parent for path in (folder / "events.jsonl", *folder.glob("*/events.jsonl")) if path.is_file()]
+        if not bundle.exists():
+            raise NotFoundError(f"there is no file {bundle}", hint=file_hint(str(bundle)))
         if not found:
             raise NotFoundError(f"{bundle} holds no run", hint="`clusterctl why RUN --save FILE` makes a bundle")
         yield RunDir(found[0])

@@ -14,6 +14,7 @@ from clusterctl.config.sections.declared import HOST
 from clusterctl.config.spec import HostSpec, Role, TransportKind
 from clusterctl.config.text.tree import label
 from clusterctl.config.wrong import shown
+from clusterctl.suggestion import similar
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -182,7 +183,5 @@ def _check_names(machines: list[Machine], report: Report) -> None:
 
 def suggestion(word: str, words: list[str]) -> str | None:
     """A hint that names the closest word."""
-    import difflib
-
-    close = difflib.get_close_matches(word, words, 1, 0.6)
-    return f"did you mean `{close[0]}`?" if close else None
+    close = similar(word, words)
+    return f"did you mean `{close}`?" if close else None

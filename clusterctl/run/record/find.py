@@ -12,6 +12,7 @@ from clusterctl.run.record import outline
 from clusterctl.run.record.reader import load_created, load_state, load_told
 from clusterctl.run.record.rundir import RunDir, runs_root
 from clusterctl.run.rules.state import RunPhase, RunState
+from clusterctl.suggestion import file_hint, similar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,13 +72,15 @@ def _by_name_or_file(runs: list[RunDir], reference: str) -> list[RunDir]:
 
 
 def _nearly(runs: list[RunDir], reference: str | None) -> str | None:
-    """Return which run somebody may have meant who wrote something else."""
-    import difflib
-
+    """Return which run, or which cluster file, somebody may have meant who wrote something else."""
+    if reference is None:
+        return None
+    if os.sep in reference or reference.endswith((".yaml", ".yml")):
+        return file_hint(reference)
     known = [run.run for run in reversed(runs)]
     known += dict.fromkeys(name.rpartition("-")[0] for name in known)
-    close = difflib.get_close_matches(reference or "", known, 1, 0.7)
-    return f"did you mean `{close[0]}`?" if close else None
+    close = similar(reference, known, 0.7)
+    return f"did you mean `{close}`?" if close else None
 
 
 def _by_beginning(runs: list[RunDir], reference: str) -> list[RunDir]:

@@ -11,7 +11,7 @@ import pytest
 from clusterctl.cli.commands.templates import _listing
 from clusterctl.cli.follow.following import Leave, conclude
 from clusterctl.cli.lookup.templates import Template
-from clusterctl.cli.main import run
+from clusterctl.cli.main import COMMANDS, ELSEWHERE, run
 from clusterctl.logs.sanitize import strip_colours
 from clusterctl.render.exec import Answer, diff_lines, folded_output
 from clusterctl.render.terminal.console import Console, Terminal
@@ -102,6 +102,100 @@ def test_a_mistake_on_the_command_line_is_an_error_and_a_hint(
     error, remedy = capsys.readouterr().err.splitlines()
     assert error.startswith(said)
     assert remedy == f"hint: see `{hint}`"
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("run", "up"),
+        ("start", "up"),
+        ("submit", "up"),
+        ("sbatch", "up"),
+        ("stop", "down"),
+        ("kill", "down"),
+        ("cancel", "down"),
+        ("scancel", "down"),
+        ("Stop", "down"),
+        ("list", "ps"),
+        ("ls", "ps"),
+        ("lsit", "ps"),
+        ("squeue", "ps"),
+        ("ssh", "shell"),
+        ("tail", "logs"),
+        ("log", "logs"),
+        ("info", "status"),
+        ("show", "status"),
+        ("describe", "status"),
+        ("inspect", "status"),
+        ("rm", "clean"),
+        ("prune", "clean"),
+        ("port-forward", "forward"),
+        ("doctor", "health"),
+        ("nvidia-smi", "stats"),
+        ("monitor", "top"),
+        ("scp", "cp"),
+        ("validate", "config"),
+        ("debug", "why"),
+        ("stat", "stats"),
+        ("heatlh", "health"),
+        ("cluster.yaml", "up cluster.yaml"),
+        ("train.py", "up --script train.py"),
+    ],
+)
+def test_the_word_of_another_program_leads_to_ours(
+    word: str, meant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("cluster.yaml", "train.py"):
+        (tmp_path / name).touch()
+
+    assert run([word]) == 2
+    assert capsys.readouterr().err.startswith(f"error: No such command `{word}`. Did you mean `{meant}`?\n")
+
+
+def test_a_word_that_is_like_no_other_gets_no_suggestion(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["qwxyz"]) == 2
+    assert "Did you mean" not in capsys.readouterr().err
+
+
+def test_no_word_of_another_program_leads_to_two_of_our_commands_or_is_one() -> None:
+    words = [word for others in ELSEWHERE.values() for word in others.split()]
+    assert len(set(words)) == len(words)
+    assert set(ELSEWHERE) <= set(COMMANDS)
+    assert not set(words) & set(COMMANDS)
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        pytest.param(["up", "clutser.yaml"], "did you mean `cluster.yaml`?", id="up"),
+        pytest.param(["config", "--file", "cluster.yml"], "did you mean `cluster.yaml`?", id="--file"),
+        pytest.param(["config", "sub/clster.yaml"], "did you mean `sub/cluster.yaml`?", id="in a folder"),
+        pytest.param(["logs", "clutser.yaml"], "did you mean `cluster.yaml`?", id="logs"),
+        pytest.param(["stats", "clutser.yaml"], "did you mean `cluster.yaml`?", id="stats"),
+        pytest.param(["down", "--orphans", "clutser.yaml"], "did you mean `cluster.yaml`?", id="orphans"),
+        pytest.param(["health", "--replay", "record.jsn"], "did you mean `record.json`?", id="replay"),
+        pytest.param(["why", "--bundle", "record.jsn"], "did you mean `record.json`?", id="bundle"),
+        pytest.param(["init", "--from", "record.jsn", "x.yaml"], "did you mean `record.json`?", id="init"),
+        pytest.param(["up", "--script", "trian.py"], "did you mean `train.py`?", id="script"),
+        pytest.param(["up", "train.py"], "`clusterctl up --script train.py` runs it on", id="a script for a file"),
+        pytest.param(["health", "--only", "gpu.cuont"], "did you mean `gpu.count`?", id="check"),
+        pytest.param(["forward", "80", "--node", "gpu1"], "did you mean `gpu01`?", id="node"),
+    ],
+)
+def test_a_mistyped_file_or_name_gets_a_suggestion(
+    words: list[str], hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    (tmp_path / "sub").mkdir()
+    for name in ("cluster.yaml", "sub/cluster.yaml"):
+        (tmp_path / name).write_text("version: 1\nhosts: gpu[01-02]\njob: {script: train.py}\n")
+    for name in ("record.json", "train.py"):
+        (tmp_path / name).touch()
+
+    assert run(words) in (2, 3, 102)
+    assert hint in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,32 @@
+"""What somebody probably meant who wrote something else."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+def similar(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """Return the known word that is most like another, if one is like it at all."""
+    return next(iter(difflib.get_close_matches(word, list(known), 1, cutoff)), None)
+
+
+def similar_file(path: str) -> str | None:
+    """Return the file beside a path that is not there whose name is most like its own, as the path is written."""
+    folder, name = os.path.split(path)
+    try:
+        names = [entry.name for entry in os.scandir(os.path.expanduser(folder) or ".") if entry.is_file()]
+    except OSError:
+        return None
+    found = similar(name, names)
+    return None if found is None else os.path.join(folder, found)
+
+
+def file_hint(path: str) -> str | None:
+    """Return `similar_file` as a hint."""
+    found = similar_file(path)
+    return None if found is None else f"did you mean `{found}`?"
