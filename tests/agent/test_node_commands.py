@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import itertools
 import json
@@ -21,6 +23,7 @@ from clusterctl.agent.linux import proc
 from clusterctl.agent.protocol import listing
 from clusterctl.agent.protocol.commands import Command
 from clusterctl.agent.protocol.frames import MAX_FRAME
+from clusterctl.agent.record import rundir
 from clusterctl.agent.record.rundir import RunDir
 from clusterctl.run.nodes.code import Manifest
 from tests.agent.conftest import gone
@@ -479,6 +482,60 @@ def test_a_sync_without_a_run_holds_a_workdir_only_while_it_brings_files(code: C
     assert second.compared(number) == ["train.py"]
 
 
+def test_code_that_does_not_fit_is_refused_before_any_of_it_is_sent(small_disk: Node) -> None:
+    code = Code(small_disk, small_disk.talk())
+    code.send({"a.bin": b"x" * (9 << 20)})
+    code.compare({"a.bin": entry(b"y" * (4 << 20))})
+
+    large = b"z" * (20 << 20)
+    with pytest.raises(Refused, match=r"/code has \d+\.\d MiB free, and 20\.0 MiB are to come$") as refused:
+        code.compare({"b.bin": entry(large)})
+    assert "`workdir`" in refused.value.hint
+
+
+def test_a_disk_that_fills_up_while_code_comes_is_named_with_what_it_lacks(small_disk: Node) -> None:
+    code = Code(small_disk, small_disk.talk())
+    content = b"x" * (9 << 20)
+    code.compare({"a.bin": entry(content)})
+    with (small_disk.home / "filler").open("wb", buffering=0) as filler, contextlib.suppress(OSError):
+        while True:
+            filler.write(b"y" * 4096)
+
+    with pytest.raises(
+        Refused, match=r"`a.bin` cannot be written to .*/code: No space left on device \(0\.0 MiB free, "
+    ):
+        code.bring(content)
+
+
+def test_a_file_that_goes_while_others_are_fetched_is_left_out(code: Code) -> None:
+    code.send({"a.bin": b"a" * (64 << 20), "b.bin": b"b", "c.bin": b"c"})
+    number = code.talk.post(Command.FETCH, workdir=str(code.workdir), pattern="*.bin", stream=99)
+    code.talk.until(lambda: code.talk.data.get(99))
+    (code.workdir / "b.bin").unlink()
+    assert [name for name, *_ in code.talk.answer(number)["files"]] == ["a.bin", "c.bin"]
+    assert bytes(code.talk.data[99][-2:]) == b"ac"
+
+
+@pytest.mark.parametrize("target", ["", "pkg"])
+def test_a_copy_that_goes_on_changes_no_code_of_a_run_that_began_meanwhile(code: Code, node: Node, target: str) -> None:
+    path = f"{target}/train.py".lstrip("/")
+    other = Code(node, node.talk())
+    data = listing.encode([("train.py", *entry(b"copied")), ("data.bin", *entry(b"data"))])
+    where = {"folder": str(code.workdir), "target": target, "inside": True}
+    number = other.talk.post(Command.COPY, **where, stream=1000, size=len(data))
+    other._send_data(1000, data)
+    other._offered, need = 1000, other.talk.answer(number)["need"]
+    assert need == [0, 1]
+
+    files = {path: b"synced"}
+    code.send(files)
+    node.prepare(code.talk, workdir=str(code.workdir), code_hash=hash_of(files))
+
+    with pytest.raises(Refused, match=f"{path} is code that a sync has brought while this copy went on"):
+        other.bring(b"copieddata")
+    assert (code.workdir / path).read_bytes() == b"synced"
+
+
 def hash_of(files: dict[str, bytes]) -> str:
     return Manifest(files={path: tuple(entry(content)) for path, content in files.items()}).code_hash
 
@@ -591,6 +648,7 @@ def test_what_tells_a_checkpoint_from_the_one_that_was_there_before_is_its_newes
 
 GOES = """
 import os, sys
+from clusterctl.agent.record import rundir
 from clusterctl.agent.record.rundir import RunDir
 from clusterctl.agent.record.state import NodeState
 from clusterctl.agent.serve.commands import runs
@@ -626,6 +684,23 @@ def test_runs_are_listed_and_cleaned_once_nothing_lives(node: Node) -> None:
     talk.ask(Command.FINISH, **node.where, state="cancelled", exit_code=103)
     assert talk.ask(Command.CLEAN, **node.where)["bytes"] > 0
     assert talk.ask(Command.RUNS)["runs"] == []
+
+
+def test_what_all_runs_share_stays_for_a_start_that_begins_while_the_last_run_is_cleaned(node: Node) -> None:
+    talk = node.launch(["true"])
+    talk.wait_for("swept")
+    talk.ask(Command.FINISH, **node.where, state="succeeded", exit_code=0)
+    root = node.home / "state/clusterctl"
+    shim = root / "inject/of-a-start"
+
+    with rundir.locked(str(root), fcntl.LOCK_SH):
+        cleaning = talk.post(Command.CLEAN, **node.where)
+        talk.eventually(lambda: not node.folder.exists())
+        (root / "nodes/another").mkdir()
+        shim.mkdir(parents=True)
+    talk.answer(cleaning)
+
+    assert shim.exists()
 
 
 def test_no_secret_is_left_of_a_run_that_was_cleaned(node: Node) -> None:

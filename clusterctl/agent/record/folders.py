@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import glob
 import hashlib
+import math
 import os
 import stat
 import tempfile
@@ -18,7 +20,7 @@ from clusterctl.agent.protocol.commands import ErrorKind
 from clusterctl.agent.protocol.listing import LINK_MODE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from typing import Callable
 
     Note = Callable[[list[list[Any]], dict[str, Any]], None]
@@ -62,6 +64,61 @@ def make_workdir(folder: str) -> None:
             f"cannot make the workdir {folder}: {error.strerror or error}",
             "set `workdir` of this host to a folder that its user can make there",
         ) from error
+
+
+def refuse_without_space(folder: str, coming: Iterable[tuple[str, int]]) -> None:
+    """Refuse files for which a folder has no space, before any of them is sent.
+
+    Args:
+        folder: Where they go.
+        coming: Path and size of each; a file that is there already gives its own space back.
+
+    Raises:
+        RequestError: The file system has less than they need.
+    """
+    needed = largest = 0
+    for path, size in coming:
+        largest = max(largest, size)
+        needed += size
+        with contextlib.suppress(OSError):
+            needed -= os.lstat(os.path.join(folder, path)).st_size
+    free = _free(folder)
+    if free is not None and max(needed, largest) > free:
+        text = f"{folder} has {_mib(free)} free, and {_mib(max(needed, largest))} are to come"
+        raise refusals.refused(text, _MAKE_SPACE)
+
+
+_MAKE_SPACE = "free space there, or set `workdir` to a folder on another disk"
+
+
+def _free(folder: str) -> int | None:
+    """Return how many bytes may be written to the file system of a folder; `None` where it does not say."""
+    try:
+        disk = os.statvfs(folder)
+    except OSError:
+        return None
+    return (disk.f_bavail if os.geteuid() else disk.f_bfree) * disk.f_frsize if disk.f_blocks else None
+
+
+def _mib(count: int) -> str:
+    return f"{count / 2**20:.1f} MiB"
+
+
+def not_written(folder: str, path: str, error: OSError, left: int = 0) -> refusals.RequestError:
+    """Return what to say of a file that cannot be written.
+
+    Args:
+        folder: Where it was to be.
+        path: Relative to it.
+        error: Why.
+        left: Bytes that are still to come.
+    """
+    text = f"`{path}` cannot be written to {folder}: {error.strerror}"
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return refusals.failed(text)
+    free = _free(folder)
+    room = "" if free is None else f"{_mib(free)} free, "
+    return refusals.refused(f"{text} ({room}{_mib(left)} still to come)", _MAKE_SPACE)
 
 
 def unlink(name: str, parent: int) -> None:
@@ -135,7 +192,15 @@ def changed_since(files: list[tuple[str, str]], moment: float, folder: str) -> l
     ahead = 0.0
     with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=folder) as probe:
         ahead = os.fstat(probe.fileno()).st_ctime - time.time()
-    return [(name, path) for name, path in files if os.stat(path).st_ctime >= moment + ahead]
+    return [(name, path) for name, path in files if _changed(path) >= moment + ahead]
+
+
+def _changed(path: str) -> float:
+    """Return when a file was changed; of one that is gone by now, long ago."""
+    try:
+        return os.stat(path).st_ctime
+    except OSError:
+        return -math.inf
 
 
 def _is_plain(path: str, *, links: bool) -> bool:
@@ -240,14 +305,21 @@ class Receiver:
         tree: Where they go.
         files: Path, size, mode and hash of each, in the order in which they come; the paths have been looked at.
         note: Called once all have come, with these files, and with size, time, inode and hash of each as it lies there.
+        check: Raises `RequestError` where a file must not be put in place; called just before that.
 
     Attributes:
         done: Everything that was announced has come.
         written: How many files are in place.
     """
 
-    def __init__(self, tree: Tree, files: list[list[Any]], note: Note | None = None) -> None:
-        self._tree, self._files, self._note = tree, files, note
+    def __init__(
+        self,
+        tree: Tree,
+        files: list[list[Any]],
+        note: Note | None = None,
+        check: Callable[[str], None] = lambda _path: None,
+    ) -> None:
+        self._tree, self._files, self._note, self._check = tree, files, note, check
         self._number = -1
         self._left = 0
         self._open: tuple[int, int, str, str] | None = None
@@ -267,15 +339,17 @@ class Receiver:
         """Take in the next bytes.
 
         Raises:
-            RequestError: More than was announced, or other content.
-            OSError: It cannot be written.
+            RequestError: More than was announced, other content, or it cannot be written.
         """
         view = memoryview(data)
         while view:
             if self.done or self._open is None:
                 raise refusals.RequestError(ErrorKind.BAD_REQUEST, "more data than the files announced")
             part = view[: self._left]
-            syscalls.write_all(self._open[0], bytes(part))
+            try:
+                syscalls.write_all(self._open[0], bytes(part))
+            except OSError as error:
+                raise self._not_written(error) from error
             self._digest.update(part)
             self._left -= len(part)
             view = view[len(part) :]
@@ -293,12 +367,20 @@ class Receiver:
                     self._note(self._files, self._hashes)
                 return
             path, size, _, _ = self._files[self._number]
-            self._open = self._tree.put(path)
-            self._digest = hashlib.sha256()
             self._left = int(size)
+            try:
+                self._open = self._tree.put(path)
+            except OSError as error:
+                raise self._not_written(error) from error
+            self._digest = hashlib.sha256()
             if self._left:
                 return
             self._finish()
+
+    def _not_written(self, error: OSError) -> refusals.RequestError:
+        path = self._files[self._number][0]
+        left = self._left + sum(int(size) for _, size, *_ in self._files[self._number + 1 :])
+        return not_written(self._tree.folder, path, error, left)
 
     def _finish(self) -> None:
         path, size, mode, digest = self._files[self._number]
@@ -319,11 +401,17 @@ class Receiver:
             if target is not None:
                 os.unlink(temporary, dir_fd=parent)
                 os.symlink(_inside(path, target), temporary, dir_fd=parent)
+            self._check(path)
             make_way(name, parent)
             os.replace(temporary, name, src_dir_fd=parent, dst_dir_fd=parent)
             self._hashes[path] = [info.st_size, info.st_mtime_ns, info.st_ino, digest]
+        except refusals.RequestError:
+            unlink(temporary, parent)
+            raise
         except OSError as error:
             unlink(temporary, parent)
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise self._not_written(error) from error
             raise refusals.failed(f"`{path}` cannot be put in place: {error.strerror}") from error
         finally:
             os.close(parent)

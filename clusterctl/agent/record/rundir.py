@@ -9,6 +9,7 @@ STATE_ROOT/nodes/RUN/NODE/
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import stat
 
@@ -211,7 +212,8 @@ class RunDir:
 
     def make(self) -> None:
         """Make the directory of the run, and a folder in memory where somebody else has made the usual one."""
-        os.makedirs(self.path, mode=0o700, exist_ok=True)
+        with locked(self.root, fcntl.LOCK_SH):
+            os.makedirs(self.path, mode=0o700, exist_ok=True)
         if self.memory() is None:
             with contextlib.suppress(OSError):
                 place = f"{usual_memory()}-{os.urandom(8).hex()}"
@@ -225,6 +227,19 @@ class RunDir:
         if folder and not_private(folder) is None:
             with contextlib.suppress(OSError):
                 os.rmdir(folder)
+
+
+@contextlib.contextmanager
+def locked(root: str, how: int) -> Iterator[None]:
+    """Hold the lock of a state root: shared to make a run in it, alone to remove what all runs share."""
+    fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        # There are file systems without locks.
+        with contextlib.suppress(OSError):
+            fcntl.flock(fd, how)
+        yield
+    finally:
+        os.close(fd)
 
 
 _IN_MEMORY = ("tmpfs", "ramfs")

@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.linux import syscalls
 from clusterctl.agent.protocol import refusals
-from clusterctl.agent.record.folders import Receiver, Tree, check_path, has_same_content, make_workdir
+from clusterctl.agent.record.folders import (
+    Receiver,
+    Tree,
+    check_path,
+    has_same_content,
+    make_workdir,
+    refuse_without_space,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -82,6 +89,14 @@ class Workspace(Tree):
         """Return the files that the last sync left here."""
         return list(self._known()["files"])
 
+    def stamp(self) -> tuple[int, int] | None:
+        """Return what is another one as soon as a sync has begun here; `None` where none ever did."""
+        try:
+            status = os.stat(self._file)
+        except OSError:
+            return None
+        return status.st_mtime_ns, status.st_ino
+
     def brought_for(self) -> str | None:
         """Return the run for which a sync was here last; `None` where none was, or where it was for no run."""
         run = self._known()["run"]
@@ -134,7 +149,7 @@ class Workspace(Tree):
             run: The one for which they are brought, if any.
 
         Raises:
-            RequestError: A path leads outside, or something would change under that run.
+            RequestError: A path leads outside, something would change under that run, or there is no space.
         """
         found = self.differences(files)
         changed = found.changed
@@ -150,6 +165,7 @@ class Workspace(Tree):
         for path in found.gone:
             self._remove_with_bytecode(path)
         lacking = set(found.need)
+        refuse_without_space(self.folder, [(path, files[path][0]) for path in found.need])
         self._save({path: entry for path, entry in files.items() if path not in lacking}, found.hashes, run)
         return found.need
 

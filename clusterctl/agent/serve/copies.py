@@ -10,6 +10,7 @@ from clusterctl.agent.record import folders, rundir, workspace
 from clusterctl.agent.serve.summary import summary
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from typing import Any
 
     from clusterctl.agent.protocol.types import answers, arguments
@@ -31,7 +32,7 @@ def lacking(asked: arguments.Copy, entries: list[list[Any]], root: str) -> answe
         raise refusals.refused(f"{folder}/{name} is a file, and a folder is to be copied there", "choose another name")
     need = _differing(folders.Tree(folder), files)
     _refuse_under_live_runs(root, {os.path.join(os.path.realpath(folder), files[number][0]) for number in need})
-    _refuse_without_space(folder, sum(files[number][1] for number in need))
+    folders.refuse_without_space(folder, [(files[number][0], files[number][1]) for number in need])
     return {"need": need, "folder": folder, "name": name}
 
 
@@ -79,11 +80,37 @@ def _refuse_under_live_runs(root: str, wanted: set[str]) -> None:
                 raise refusals.refused(f"{folder}/{path} is code that run {run.run} was started with", hint)
 
 
-def _refuse_without_space(folder: str, size: int) -> None:
-    try:
-        disk = os.statvfs(folder)
-    except OSError:
-        return
-    free = disk.f_bavail * disk.f_frsize
-    if disk.f_blocks and size > free:
-        raise refusals.refused(f"{folder} has {free} bytes free, and {size} are to come")
+class Watch:
+    """Sees whether a sync begins in a folder that a copy goes to, and refuses to change the code that it brings.
+
+    Args:
+        folder: Where the files go.
+        paths: Relative to it.
+        root: The state root.
+    """
+
+    def __init__(self, folder: str, paths: Iterable[str], root: str) -> None:
+        self._folder, self._root = os.path.realpath(folder), root
+        self._by_folder: dict[str, list[workspace.Workspace]] = {}
+        self._stamps = {place.folder: place.stamp() for path in paths for place in self._places(path)}
+
+    def check(self, path: str) -> None:
+        """Refuse to put a file in place which a sync has brought since this began.
+
+        Raises:
+            RequestError: So it is.
+        """
+        for place in self._places(path):
+            whole = os.path.join(self._folder, path)
+            if place.stamp() != self._stamps[place.folder] and os.path.relpath(whole, place.folder) in place.brought():
+                text = f"{whole} is code that a sync has brought while this copy went on"
+                raise refusals.refused(text, "copy it again once no run needs it, or to another place")
+
+    def _places(self, path: str) -> list[workspace.Workspace]:
+        """Return every folder in which a path lies, as that of a sync."""
+        folder = os.path.dirname(os.path.join(self._folder, path))
+        if folder not in self._by_folder:
+            parts = folder.split("/")
+            above = ["/".join(parts[: end + 1]) for end in range(1, len(parts))]
+            self._by_folder[folder] = [workspace.Workspace(place, self._root) for place in above]
+        return self._by_folder[folder]

@@ -22,6 +22,7 @@ from clusterctl.render.story.listing import newest_first, render_ps
 from clusterctl.run.nodes import code
 from clusterctl.run.nodes.fan_out import each
 from clusterctl.run.record import find, rundir
+from clusterctl.run.record.kept import findings
 from clusterctl.run.rules.state import RunPhase
 from clusterctl.wording import plural, size
 
@@ -40,7 +41,13 @@ _DEFAULT = click.core.ParameterSource.DEFAULT
 
 @click.command("clean", cls=WithExamples)
 @click.argument("references", metavar="[RUN]...", nargs=-1, shell_complete=options.offer("runs"))
-@click.option("--older-than", metavar="DURATION", default="14d", show_default=True, help="Runs that ended before.")
+@click.option(
+    "--older-than",
+    metavar="DURATION",
+    default="14d",
+    show_default=True,
+    help="Runs that ended before; any with --keep.",
+)
 @click.option("--keep", type=click.IntRange(0), default=0, metavar="N", help="Keep the newest N of the ended runs.")
 @click.option("--yes", "-y", is_flag=True, help="Do it; without this they are only listed.")
 @options.output_options
@@ -58,8 +65,11 @@ def command(
     or that lies on a network file system. On this head code that came within the last hour stays.
     """
     console = options.console_of(color)
+    given = [name for name in ("older_than", "keep") if context.get_parameter_source(name) is not _DEFAULT]
+    if given == ["keep"]:
+        older_than = "0s"
     before = time.time() - (parse_duration(older_than, "--older-than") or 0.0)
-    if references and any(context.get_parameter_source(name) is not _DEFAULT for name in ("older_than", "keep")):
+    if references and given:
         raise click.UsageError(
             "runs that are named are removed however old they are: leave out --older-than and --keep"
         )
@@ -68,10 +78,13 @@ def command(
     failed = len(going) < len(chosen)
     files, count = _clean_content(going, remove=yes)
     total += count
+    if yes and not references:
+        for note in findings.old_files(rundir.runs_root().parent, before):
+            note.unlink(missing_ok=True)
     if files:
         console.data(f"code that no run needs  {plural(files, 'file')}  {size(count)}")
     if not quiet and not chosen and not files:
-        console.narrate("nothing to clean")
+        console.narrate(f"nothing to clean{_reason(older_than, keep)}")
     elif not quiet:
         there = f", {size(sum(freed.values()))} on {fold_nodes(list(freed))}" if freed else ""
         here = f"{size(total)} on this head"
@@ -88,6 +101,16 @@ def _chosen(before: float, keep: int) -> list[tuple[RunDir, RunState]]:
     ended = sorted((pair for pair in unattended if pair not in unreadable), key=lambda e: _ended(*e))
     kept = ended[: len(ended) - keep] if keep else ended
     return [*unreadable, *((run, state) for run, state in kept if _ended(run, state) <= before)]
+
+
+def _reason(older_than: str, keep: int) -> str:
+    """Return why no run is removed, where some have ended."""
+    ended = sum(find.visible_state(run)[0].over for run in find.all_runs())
+    if not ended:
+        return ""
+    if ended <= keep:
+        return f": `--keep {keep}` keeps all {ended}"
+    return f": {plural(ended, 'run')} ended within {older_than}; `--older-than 0s` removes those too"
 
 
 def _runs_gone(

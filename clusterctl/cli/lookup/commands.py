@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from clusterctl.config.sections import slurm
 from clusterctl.errors import RefusedError
+from clusterctl.run.record import lock
 from clusterctl.run.record.disk import make_private, write_atomically
 from clusterctl.run.record.rundir import runs_root
 
@@ -51,7 +52,8 @@ def is_accepted(argv: Argv) -> bool:
 def accept(commands: Iterable[Argv]) -> None:
     """Accept commands, word for word."""
     make_private(_path().parent)
-    write_atomically(_path(), json.dumps(sorted(map(list, _accepted() | set(commands)))).encode())
+    with lock.alone(_path().parent):
+        write_atomically(_path(), json.dumps(sorted(map(list, _accepted() | set(commands)))).encode())
 
 
 def _accepted() -> set[Argv]:

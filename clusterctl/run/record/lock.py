@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import json
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 from clusterctl.errors import ClusterctlError, RefusedError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
@@ -53,6 +55,18 @@ def take(path: Path) -> int:
     os.ftruncate(fd, 0)
     os.pwrite(fd, json.dumps({"host": os.uname().nodename, "pid": os.getpid()}).encode(), 0)
     return fd
+
+
+@contextlib.contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Wait until nobody else changes what lies in a folder, and keep others from it."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
 
 
 def is_held(path: Path) -> bool:

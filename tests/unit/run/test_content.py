@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from clusterctl.config.spec import SyncSpec
+from clusterctl.cli.lookup import commands
+from clusterctl.config.spec import ClusterSpec, SyncSpec
 from clusterctl.errors import RefusedError
 from clusterctl.run.nodes import code
 from clusterctl.run.record import rundir
+from clusterctl.run.record.kept import findings
 from clusterctl.run.record.writer import Writer
 from clusterctl.run.rules import events
+from tests.lab.waiting import wait_for
 
 LONG_AGO = 7200.0
 
@@ -70,6 +75,67 @@ def test_content_goes_with_the_last_run_that_needs_it_and_only_when_told(tmp_pat
     assert there() == [False, True, True, False]
     assert not past.path.exists()
     assert recent.path.exists()
+
+
+def test_what_a_killed_start_was_storing_is_cleaned_once_it_is_old(tmp_path: Path) -> None:
+    content = code.ContentStore(tmp_path / "clusterctl" / "content")
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        os.dup2(reader, 0)
+        os.close(writer)
+        content.take(open(0, "rb"))
+        os._exit(1)
+    parts = wait_for(lambda: list(content.root.glob(".*")), what="a file that is stored")
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+
+    assert content.unused((), time.time() - 60) == []
+    os.utime(parts[0], (time.time() - LONG_AGO,) * 2)
+    assert "code that no run needs  1 file" in clean(tmp_path, "--yes")
+    assert list(content.root.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "left", "said"),
+    [
+        pytest.param(["--keep", "2"], 2, "removed", id="all but the newest, however young"),
+        pytest.param(["--keep", "2", "--older-than", "1d"], 4, "4 runs ended within 1d", id="of old ones alone"),
+        pytest.param(["--keep", "9"], 4, "nothing to clean: `--keep 9` keeps all 4", id="more than there are"),
+        pytest.param([], 4, "nothing to clean: 4 runs ended within 14d; `--older-than 0s`", id="all are young"),
+    ],
+)
+def test_a_number_of_runs_to_keep_is_all_that_decides(tmp_path: Path, options: list[str], left: int, said: str) -> None:
+    root = tmp_path / "clusterctl" / "runs"
+    runs = [ended_run(root, code.Manifest(), time.time() - 100 + number).path for number in range(4)]
+
+    assert said in clean(tmp_path, *options, "--yes")
+    assert [run.exists() for run in runs] == [False] * (4 - left) + [True] * left
+
+
+def test_what_health_noted_of_machines_goes_once_it_is_old(tmp_path: Path) -> None:
+    state = tmp_path / "clusterctl"
+    spec = ClusterSpec(name="x", path=str(tmp_path / "cluster.yaml"), hosts=(), job=None)
+    findings.KnownFindings(state, spec).remember([], [])
+    (note,) = (state / "health").iterdir()
+
+    clean(tmp_path, "--yes")
+    assert note.exists()
+    os.utime(note, (time.time() - 15 * 86400,) * 2)
+    clean(tmp_path)
+    assert note.exists()
+    clean(tmp_path, "--yes")
+    assert not note.exists()
+
+
+def test_commands_that_are_accepted_at_once_are_all_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    argvs = [("ssh", str(number)) for number in range(60)]
+
+    with ThreadPoolExecutor(12) as pool:
+        list(pool.map(lambda argv: commands.accept([argv]), argvs))
+
+    assert all(map(commands.is_accepted, argvs))
 
 
 def test_content_that_a_start_uses_again_is_young(tmp_path: Path) -> None:

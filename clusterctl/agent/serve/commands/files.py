@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from dataclasses import dataclass
@@ -168,7 +169,8 @@ class _Sync:
             if outcome["need"]:
                 entries = copies.named(listing.decode(data), outcome["name"])
                 files, tree = [entries[number] for number in outcome["need"]], folders.Tree(outcome["folder"])
-                self._wanted[stream] = _Wanted(lambda: folders.Receiver(tree, files))
+                watch = copies.Watch(tree.folder, [path for path, *_ in files], root)
+                self._wanted[stream] = _Wanted(lambda: folders.Receiver(tree, files, check=watch.check))
             self._session.answer(identity, outcome)
 
         self._session.jobs.work(lacking, looked)
@@ -215,9 +217,10 @@ class _Sync:
                 matching = folders.changed_since(matching, began, folder)
             _must_fit([name for name, _ in matching], pattern)
             for name, path in matching:
-                size, mode = _send_file(out, stream, offset, path)
-                offset += size
-                files.append((name, size, mode))
+                sent = _send_file(out, stream, offset, path)
+                if sent is not None:
+                    offset += sent[0]
+                    files.append((name, *sent))
             return {"files": files}
 
         self._session.work(identity, send)
@@ -256,13 +259,18 @@ def _must_fit(names: list[str], pattern: str) -> None:
         raise refusals.refused(text, "fetch them in parts, or put them into one archive there") from error
 
 
-def _send_file(out: Out, stream: int, offset: int, path: str) -> tuple[int, int]:
-    """Send a file as far as it goes now; return how many bytes that were, and its mode."""
+def _send_file(out: Out, stream: int, offset: int, path: str) -> tuple[int, int] | None:
+    """Send a file as far as it goes now; return how many bytes that were, and its mode; `None` where it is gone."""
     sent = 0
-    with open(path, "rb") as file:
-        while True:
-            data = file.read(frames.CHUNK_BYTES)
-            if not data:
-                return sent, stat.S_IMODE(os.fstat(file.fileno()).st_mode)
-            out.data(stream, offset + sent, data)
-            sent += len(data)
+    try:
+        with open(path, "rb") as file:
+            while True:
+                data = file.read(frames.CHUNK_BYTES)
+                if not data:
+                    return sent, stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+                out.data(stream, offset + sent, data)
+                sent += len(data)
+    except OSError as error:
+        if not sent and error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE):
+            return None
+        raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import fcntl
 import os
 import re
 import shutil
@@ -178,7 +179,7 @@ def _clean(run: RunDir, state: NodeState) -> int:
                 size += os.lstat(os.path.join(place, name)).st_blocks * 512
     shutil.rmtree(run.path, onerror=_unless_gone)
     # Another node of the same run may lie beside it.
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError), rundir.locked(run.root, fcntl.LOCK_EX):
         os.rmdir(os.path.dirname(run.path))
         os.rmdir(os.path.dirname(os.path.dirname(run.path)))
         # It was the last one.

@@ -56,13 +56,15 @@ def load_of(sources: Sequence[str], most: int) -> Load:
     files = [(name, path) for source in sources for name, path in _files(source)]
     load = Load(left_out=[path for _, path in files if not path.is_file()])
     whole = [(name, path) for name, path in files if path.is_file()]
-    total = sum(path.stat().st_size for _, path in whole)
+    total = sum(_size(path) for _, path in whole)
     if total > most:
         text = f"{', '.join(sources)}: {size(total)}, more than the {size(most)} that are copied"
         raise RefusedError(text, hint="`--max-size` allows more")
     for name, path in whole:
-        load.entries.append((name, *_look(path)))
-        load.paths.append(path)
+        found = _look(path)
+        if found is not None:
+            load.entries.append((name, *found))
+            load.paths.append(path)
     if not load.entries:
         raise NotFoundError(f"{', '.join(sources)}: no file is in there")
     load.listing = listing.encode(load.entries)
@@ -86,8 +88,16 @@ def _files(source: str) -> Iterator[tuple[str, Path]]:
         yield from ((f"{name}/{(below / inner).relative_to(path)}", below / inner) for inner in sorted(files + links))
 
 
-def _look(path: Path) -> tuple[int, int, str]:
-    """Return size, permission bits and SHA-256 of a file."""
+def _size(path: Path) -> int:
+    """Return the size of a file, 0 where it is gone by now."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _look(path: Path) -> tuple[int, int, str] | None:
+    """Return size, permission bits and SHA-256 of a file; `None` where it is gone by now."""
     digest, length = hashlib.sha256(), 0
     try:
         with path.open("rb") as file:
@@ -95,6 +105,8 @@ def _look(path: Path) -> tuple[int, int, str]:
             while chunk := file.read(_CHUNK):
                 digest.update(chunk)
                 length += len(chunk)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
     except OSError as error:
         raise RefusedError(f"cannot read {path}: {error.strerror or error}") from error
     return length, mode & 0o777, digest.hexdigest()

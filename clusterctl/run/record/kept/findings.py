@@ -78,6 +78,11 @@ class KnownFindings:
         return frozenset(name for name in seen[:_MOST_FINDINGS] if isinstance(name, str) and len(name) <= _MOST_NAME)
 
 
+def old_files(state: Path, before: float) -> list[Path]:
+    """Return the files of clusters at which nobody has looked since a moment (wall clock, seconds)."""
+    return [path for path in (state / _FOLDER).glob("*.json") if path.stat().st_mtime < before]
+
+
 def _name(finding: Finding) -> str:
     gpu = "" if finding.gpu is None else f" {finding.gpu}"
     return f"{finding.node or '-'} {finding.status.value} {finding.key or finding.check}{gpu}"[:_MOST_NAME]
