@@ -1,4 +1,4 @@
-"""A number that a node's journal lacks for good: it is asked for, then passed over and said, and nothing hangs."""
+"""Events that a node's journal lacks: the run says so, and takes every event that is there."""
 
 from __future__ import annotations
 
@@ -18,28 +18,33 @@ if TYPE_CHECKING:
     from tests.e2e.conftest import LocalHead
 
 
-def test_a_run_goes_on_over_a_gap_in_a_journal_and_says_so(head: LocalHead) -> None:
+def test_a_run_says_that_events_are_missing_and_takes_every_event_behind_them(head: LocalHead) -> None:
     gate = head.folder / "gate"
     head.write_local({"command": f"while [ ! -e {gate} ]; do sleep 0.1; done; exit 3"})
     run = head.start()
     node = RunDir(head.env["XDG_STATE_HOME"] + "/clusterctl", run, "localhost")
     with open(node.journal, "rb+", buffering=0) as journal:
         last = json.loads(journal.read().splitlines()[-1])["seq"]
-        stamp = Stamp(last + 2, time.time(), time.monotonic(), proc.boot_id())
-        journal.write(encode_event(stamp, Alarm(0, "test", "behind the gap")).encode() + b"\n")
+        for seq in (last + 2, last + 3, last + 5):
+            stamp = Stamp(seq, time.time(), time.monotonic(), proc.boot_id())
+            journal.write(encode_event(stamp, Alarm(0, "test", f"event {seq}")).encode() + b"\n")
     supervisor = guardians.supervisor(node)
     assert supervisor is not None
     os.kill(supervisor.pid, signal.SIGKILL)  # the next one goes on with the numbers of the file
 
-    def said() -> list[str]:
-        events = (head.folder.parent / f"state/clusterctl/runs/{run}/events.jsonl").read_text()
-        return [
-            note for line in events.splitlines() if "its journal lacks" in (note := json.loads(line).get("text", ""))
-        ]
+    records = head.folder.parent / f"state/clusterctl/runs/{run}"
 
-    wait_for(said, what="the gap to be told", every=0.1)
+    def texts(file: str, key: str) -> list[str]:
+        return [json.loads(line).get(key, "") for line in (records / file).read_text().splitlines()]
+
+    def notes() -> list[str]:
+        return [text for text in texts("events.jsonl", "text") if "its journal lacks" in text]
+
+    wait_for(lambda: len(notes()) == 2, what="the notes on both gaps", every=0.1)
     gate.touch()
 
     assert head.run("wait", run).returncode == 100
     assert head.json("status", run)["cause"]["exit_code"] == 3
-    assert said() == [f"localhost: its journal lacks what came behind number {last}"]
+    assert notes() == [f"localhost: its journal lacks 1 event before number {last + 2 + 3 * i}" for i in (0, 1)]
+    replica = texts("nodes/localhost/journal.jsonl", "message")
+    assert [text for text in replica if text.startswith("event ")] == [f"event {last + n}" for n in (2, 3, 5)]

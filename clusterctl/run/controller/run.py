@@ -36,7 +36,6 @@ from clusterctl.run.record.reader import load_state
 from clusterctl.run.record.writer import Writer
 from clusterctl.run.rules import events
 from clusterctl.run.rules.fold import apply_head, apply_node
-from clusterctl.run.rules.gaps import Gaps, Step
 from clusterctl.run.rules.policy import limits_of
 from clusterctl.run.rules.start_failure import start_failed
 from clusterctl.run.rules.stop_clock import Stopping
@@ -44,6 +43,7 @@ from clusterctl.session.calls import answer_timeout_s
 from clusterctl.session.connect import open_all
 from clusterctl.session.inbox import Inbox
 from clusterctl.typed import override
+from clusterctl.wording import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -102,7 +102,6 @@ class ControlledRun(OwnedState):
         self.epoch = 0
         self.launching = self.kill = False
         self.cancelled = threading.Event()
-        self._gaps = Gaps()
         self._places = Places()
         self.following = Following(folder.run, len(spec.hosts), self.links, self.writer, self.known, self.hand_over)
         self.unfit: dict[str, str] = {}
@@ -187,19 +186,9 @@ class ControlledRun(OwnedState):
         if node_state is None or item.stamp.seq <= node_state.seq:
             return
         self._must_be_its_own(item)
-        match self._gaps.judge(item.node, node_state.seq, item.stamp.seq, self.links.sessions.get(item.node)):
-            case Step.ASK_AGAIN:
-                self._ask_again(item.node)
-                return
-            case Step.LEAVE:
-                return
-            case Step.HANG_UP:
-                self.links.broken(self.hosts[item.node])
-                return
-            case Step.PASS_OVER:
-                self.note(f"{item.node}: its journal lacks what came behind number {node_state.seq}")
-            case Step.TAKE:
-                pass
+        lacking = item.stamp.seq - node_state.seq - 1
+        if lacking:
+            self.note(f"{item.node}: its journal lacks {plural(lacking, 'event')} before number {item.stamp.seq}")
         # Folded first: what cannot be folded must not stand where every reader finds it.
         state = apply_node(self.state, item.node, item.stamp, item.event)
         self.writer.journal(item.node, item.record)
@@ -218,17 +207,6 @@ class ControlledRun(OwnedState):
     def ranks_on(self, node: str, attempt: int) -> frozenset[int] | None:
         """Return the ranks that a node has in an attempt; `None` for an attempt that is not known here."""
         return None if attempt > self.state.attempt else self._places.ranks(self.state.placed, attempt, node)
-
-    def _ask_again(self, node: str) -> None:
-        session = self.links.sessions.get(node)
-        if session is None:
-            return  # the next one is asked from here on as well
-        request = self.following.request(node)
-        self.aside(
-            lambda: session.call(Command.FOLLOW, request),
-            lambda _: self._gaps.asked_again(node),
-            lambda _: self.links.broken(self.hosts[node], session),
-        )
 
     def known(self, node: str) -> NodeState | None:
         """Return what is known of a node of this attempt, or of an earlier one."""
