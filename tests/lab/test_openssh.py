@@ -18,6 +18,7 @@ from clusterctl.errors import AuthError, ConnectError, HostKeyError, NodeError
 from clusterctl.session.connect import open_session
 from clusterctl.transport.openssh import OpenSshTransport
 from clusterctl.transport.ssh.approach import Approach
+from clusterctl.transport.ssh.ssh import SshTransport
 from tests.contract_sessions import DEADLINE, Reach, SessionContract, standin_bundle
 from tests.lab.spec import NodeSpec
 from tests.lab.waiting import wait_for
@@ -67,6 +68,33 @@ def test_habits_of_an_ssh_config_do_not_disturb_the_stream(lab: Lab, nodes: Node
     config.write_text(habits + lab.ssh_config.read_text())
     session = open_session(by_ssh(config), host_of(node), queue.SimpleQueue(), bundle=standin_bundle())
     session.close()
+
+
+@pytest.mark.parametrize("client", [OpenSshTransport, SshTransport])
+def test_either_client_sends_the_variables_that_ssh_config_names(
+    lab: Lab,
+    nodes: NodeFactory,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    client: type[OpenSshTransport | SshTransport],
+) -> None:
+    (node,) = nodes([NodeSpec(sshd=("AcceptEnv WANDB_* NCCL_DEBUG",))])
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("NCCL_DEBUG", "of this machine")
+    config = tmp_path / "config"
+    config.write_text(
+        'SendEnv WANDB_* NCCL_*\nSetEnv NCCL_DEBUG="set here" REFUSED=1\n' + lab.ssh_config.read_text()
+    )
+    transport = client(SshSpec(), approach=Approach(str(config)))
+    channel = transport.open(host_of(node))
+    channel.send(b"env; echo end\n")
+    heard = b""
+    while b"\nend\n" not in heard:
+        heard += channel.recv(65536, timeout=DEADLINE)
+    channel.close()
+    transport.close()
+    told = {line for line in heard.decode().splitlines() if line.startswith(("WANDB", "NCCL", "REFUSED"))}
+    assert told == {"WANDB_MODE=offline", "NCCL_DEBUG=set here"}
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ _KEYS = {
     *("hostname", "port", "user", "proxyjump", "proxycommand", "addressfamily", "bindaddress"),
     *("identityfile", "certificatefile", "identitiesonly", "identityagent"),
     *("hostkeyalias", "userknownhostsfile", "globalknownhostsfile", "stricthostkeychecking", "hashknownhosts"),
-    *("revokedhostkeys", *ALGORITHMS),
+    *("revokedhostkeys", "sendenv", "setenv", *ALGORITHMS),
 }
 _OTHERS = (
     *("knownhostscommand", "verifyhostkeydns", "gssapiauthentication", "hostbasedauthentication", "pkcs11provider"),
@@ -74,6 +74,7 @@ class SshOptions:
         strict_host_keys: As ssh prints it: `ask`, `yes`, `true`, `accept-new`, `no`, `off`, `false`.
         hash_known_hosts: New entries hide the name of their host.
         revoked_host_keys: File of host keys that must not be trusted, or `None`.
+        environment: Variables that `SendEnv` and `SetEnv` hand to the server, which takes what its `AcceptEnv` names.
         algorithms: Lists of algorithms as ssh prints them, by the name of the option.
         others: What only `ssh` itself can do, by the name of the option, as ssh prints it.
     """
@@ -96,6 +97,7 @@ class SshOptions:
     strict_host_keys: str = "ask"
     hash_known_hosts: bool = False
     revoked_host_keys: str | None = None
+    environment: tuple[tuple[str, str], ...] = ()
     algorithms: tuple[tuple[str, str], ...] = ()
     others: tuple[tuple[str, str], ...] = ()
 
@@ -265,9 +267,18 @@ def parse(node: str, text: str, destination: Destination) -> SshOptions:
         strict_host_keys=(first("stricthostkeychecking") or "ask").lower(),
         hash_known_hosts=first("hashknownhosts") == "yes",
         revoked_host_keys=_path(revoked, tokens) if (revoked := first("revokedhostkeys")) else None,
+        environment=_environment(values.get("sendenv", ()), values.get("setenv", ())),
         algorithms=tuple((key, values[key][0]) for key in ALGORITHMS if key in values),
         others=tuple((key, values[key][0]) for key in _OTHERS if key in values),
     )
+
+
+def _environment(patterns: Iterable[str], settings: Iterable[str]) -> tuple[tuple[str, str], ...]:
+    """Return what `ssh` sends: variables of this process whose name matches, and what is set, which wins."""
+    wanted = [re.escape(pattern).replace(r"\*", ".*").replace(r"\?", ".") for pattern in patterns]
+    sent = {name: value for name, value in os.environ.items() if any(re.fullmatch(w, name) for w in wanted)}
+    chosen = dict(setting.partition("=")[::2] for setting in settings)
+    return tuple((sent | chosen).items())
 
 
 def _defaults(node: str, destination: Destination) -> SshOptions:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import random
 import threading
 import time
@@ -68,6 +69,7 @@ class _Link:
 
     transport: paramiko.Transport
     wire: Wire
+    environment: tuple[tuple[str, str], ...] = ()
     auth_note: str | None = None
     warnings: list[str] = field(default_factory=list)
 
@@ -171,6 +173,8 @@ class SshTransport:
         with Watchdog(link.wire, deadline) as watchdog:
             try:
                 channel = link.transport.open_session(_WINDOW, _PACKET, timeout=self._spec.connect_timeout)
+                for name, value in link.environment:
+                    channel.set_environment_variable(os.fsencode(name), os.fsencode(value))
                 channel.exec_command(EXEC_COMMAND)
             except (paramiko.SSHException, EOFError, OSError) as error:
                 link.close()
@@ -252,7 +256,7 @@ class SshTransport:
                     hint = "sshd accepts connections but says nothing; is the machine overloaded?"
                     raise ConnectError(node, "connected, no answer from sshd", hint=hint) from error
                 raise _handshake_error(node, error) from error
-        return _Link(transport, wire)
+        return _Link(transport, wire, options.environment)
 
     def _choose_algorithms(self, transport: paramiko.Transport, chosen: Mapping[str, tuple[str, ...]]) -> None:
         transport.banner_timeout = transport.auth_timeout = transport.handshake_timeout = self._spec.connect_timeout

@@ -35,10 +35,16 @@ identityagent /run/agent.%u
 connecttimeout none
 addressfamily inet6
 bindaddress fd00::7
+sendenv WANDB_*
+sendenv A?
+setenv A1=set here
+setenv B=two words=2
 """
 
 
-def test_every_option_of_use_is_read() -> None:
+def test_every_option_of_use_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("WANDB_MODE", "A1", "A2", "A22", "C"):
+        monkeypatch.setenv(name, "sent")
     user = pwd.getpwuid(os.getuid()).pw_name
     assert parse("n", PRINTED, Destination(host="gpu1")) == SshOptions(
         hostname="10.0.0.1",
@@ -56,6 +62,7 @@ def test_every_option_of_use_is_read() -> None:
         global_known_hosts=("/etc/ssh/ssh_known_hosts", "/etc/ssh/ssh_known_hosts2"),
         strict_host_keys="false",
         hash_known_hosts=True,
+        environment=(("WANDB_MODE", "sent"), ("A1", "set here"), ("A2", "sent"), ("B", "two words=2")),
     )
 
 
