@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 from clusterctl.plan.layout import workdir_of
@@ -12,10 +13,12 @@ if TYPE_CHECKING:
 
 
 def of_job(spec: ClusterSpec, node: str) -> Program:
-    """Return code folder, environment and prologue of the job; what ranks have of their own is not in it."""
+    """Return code folder, Python, environment and prologue of the job; what ranks have of their own is not in it."""
     host = next(host for host in spec.hosts if host.name == node)
     return {
         "cwd": workdir_of(spec, node),
         "env": {**spec.env, **host.env, **spec.secrets},
+        "python": host.python,
+        "python_hint": sys.executable,
         "prologue": spec.job.prologue if spec.job else None,
     }

@@ -9,6 +9,7 @@ import itertools
 import json
 import os
 import signal
+import shutil
 import socket
 import subprocess
 import sys
@@ -94,6 +95,17 @@ def test_a_flood_of_a_program_does_not_stop_beats(node: Node) -> None:
     talk.until(lambda: talk.beats)
     talk.answer(number)
     assert len(talk.data[1]) == 30_000_000
+
+
+def test_a_program_of_the_job_finds_the_python_of_the_job_first(node: Node) -> None:
+    (node.home / "venv/bin").mkdir(parents=True)
+    (node.home / "venv/bin/python3").symlink_to(sys.executable)
+    talk = node.talk()
+    where = {"command": "command -v python3", "cwd": str(node.home), "stream": 1}
+    talk.ask(Command.EXEC, python="venv/bin/python3", python_hint="/no/python3", **where)
+    talk.ask(Command.EXEC, python="no/python3", python_hint="/no/python3", **{**where, "stream": 3})
+    assert talk.data[1].decode().strip() == f"{node.home}/venv/bin/python3"
+    assert talk.data[3].decode().strip() == shutil.which("python3")
 
 
 # --- facts

@@ -237,6 +237,45 @@ def test_a_worker_runs_only_after_a_prologue_that_went_well(node: Node, prologue
     assert (b"ran" in talk.files["attempt-0/rank-0.log"].split()) is (code == 0)
 
 
+def fake_python(folder: Path) -> str:
+    """Make an interpreter that says where it lies, by the names that a venv has."""
+    (folder / "bin").mkdir(parents=True)
+    for name in ("python", "python3"):
+        (folder / "bin" / name).write_text(f"#!/bin/sh\necho run by {folder.name}\n")
+        (folder / "bin" / name).chmod(0o755)
+    return str(folder / "bin" / "python")
+
+
+@pytest.mark.parametrize(
+    ("argv", "prologue", "named", "by"),
+    [
+        pytest.param(["{python}", "x.py"], "PATH=$HERE/other/bin:$PATH", None, "other", id="script of a prologue"),
+        pytest.param(["{python}", "x.py"], "export A=1", None, "own", id="script of a prologue that chooses none"),
+        pytest.param(
+            ["{python}", "x.py"], "PATH=$HERE/other/bin:$PATH", "own/bin/python", "own", id="script of a path"
+        ),
+        pytest.param(["python3"], None, "own/bin/python", "own", id="command"),
+        pytest.param(["bash", "-c", "python x.py"], None, None, "own", id="text of a command"),
+        pytest.param(["python"], "PATH=$HERE/other/bin:$PATH", "own/bin/python", "other", id="command of a prologue"),
+    ],
+)
+def test_the_python_of_a_worker_is_that_of_its_job(
+    node: Node, argv: list[str], prologue: str | None, named: str | None, by: str
+) -> None:
+    own = fake_python(node.home / "work" / "own")
+    fake_python(node.home / "work" / "other")
+    env = {"HERE": str(node.home / "work")}
+    talk = node.launch(argv, prologue=prologue, python=named, python_hint=own, env=env)
+    talk.wait_for("swept")
+    talk.until(lambda: talk.files.get("attempt-0/rank-0.log") == f"run by {by}\n".encode())
+
+
+def test_a_folder_is_no_python(node: Node) -> None:
+    fake_python(node.home / "work" / "own")
+    with pytest.raises(Refused, match="no interpreter `own` on this node, but a folder"):
+        node.prepare(node.talk(), python="own")
+
+
 @pytest.mark.parametrize(
     ("argv", "code", "text"),
     [

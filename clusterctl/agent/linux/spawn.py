@@ -28,6 +28,7 @@ PYTHON = "{python}"
 """As `argv[0]`, the interpreter that `Prepare` found."""
 
 _SETTINGS_OF_OURS = (b"CLUSTERCTL_",)
+_SYSTEM_FOLDERS = (b"/usr/local/sbin", b"/usr/local/bin", b"/usr/sbin", b"/usr/bin", b"/sbin", b"/bin")
 
 
 def encode(text: str) -> bytes:
@@ -38,6 +39,16 @@ def encode(text: str) -> bytes:
 def base_environment() -> dict[bytes, bytes]:
     """Return what every program of a user starts from: our own environment, less what is ours."""
     return {k: v for k, v in os.environb.items() if not k.startswith(_SETTINGS_OF_OURS)}
+
+
+def with_programs_of(python: bytes, env: dict[bytes, bytes]) -> dict[bytes, bytes]:
+    """Return an environment that finds the programs beside an interpreter first, as if its `venv` was activated."""
+    folder = os.path.dirname(python)
+    path = env.get(b"PATH", os.defpath.encode())
+    places = path.split(b":") if path else []
+    if not folder or (folder in places and (folder == places[0] or folder in _SYSTEM_FOLDERS)):
+        return env
+    return {**env, b"PATH": b":".join([folder, *places])}
 
 
 @value(frozen=True)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     Done = Callable[[Outcome], None]
     OnData = Callable[[int, bytes], None]
+    Settle = Callable[[spawn.Program], spawn.Program]
 
 _PAUSE_BYTES = 256 * 1024
 _LINGER_SECONDS = 0.5
@@ -87,7 +88,14 @@ class Jobs:
 
     # --- programs
 
-    def run(self, program: spawn.Program, stdin: bytes, on_data: OnData, on_end: Callable[[int], None]) -> Running:
+    def run(
+        self,
+        program: spawn.Program,
+        stdin: bytes,
+        on_data: OnData,
+        on_end: Callable[[int], None],
+        settle: Settle | None = None,
+    ) -> Running:
         """Start a program in a POSIX session of its own.
 
         Args:
@@ -95,12 +103,13 @@ class Jobs:
             stdin: What it reads.
             on_data: Called with 1 or 2 (output or errors) and bytes, as they come.
             on_end: Called once with the wait status, after the last data.
+            settle: Called in the new process; the program that it returns is run.
         """
         pipes = {number: os.pipe2(os.O_CLOEXEC) for number in (1, 2)}
         source = _memory_file(stdin)
         pid = os.fork()
         if pid == 0:
-            _become(program, source, pipes[1][1], pipes[2][1])
+            _become(program, source, pipes[1][1], pipes[2][1], settle)
         os.close(source)
         one = Running(pid, program.tag or 0, on_data, on_end)
         self._programs[pid] = one
@@ -111,17 +120,20 @@ class Jobs:
             self._listen(one, number)
         return one
 
-    def run_at(self, terminal: int, program: spawn.Program, on_end: Callable[[int], None]) -> Running:
+    def run_at(
+        self, terminal: int, program: spawn.Program, on_end: Callable[[int], None], settle: Settle | None = None
+    ) -> Running:
         """Start a program at a terminal, which becomes its controlling one.
 
         Args:
             terminal: Descriptor of the end that programs have.
             program: What to run.
             on_end: Called once with the wait status.
+            settle: As for `run`.
         """
         pid = os.fork()
         if pid == 0:
-            _become(program, terminal, terminal, terminal, controlled=True)
+            _become(program, terminal, terminal, terminal, settle, controlled=True)
         one = Running(pid, program.tag or 0, lambda _number, _data: None, on_end)
         self._programs[pid] = one
         return one
@@ -265,7 +277,9 @@ def _memory_file(data: bytes) -> int:
     return fd
 
 
-def _become(program: spawn.Program, stdin: int, stdout: int, stderr: int, *, controlled: bool = False) -> NoReturn:
+def _become(
+    program: spawn.Program, stdin: int, stdout: int, stderr: int, settle: Settle | None, *, controlled: bool = False
+) -> NoReturn:
     try:
         os.setsid()
         syscalls.die_with_parent(signal.SIGKILL)
@@ -277,7 +291,7 @@ def _become(program: spawn.Program, stdin: int, stdout: int, stderr: int, *, con
         for source, target in ((stdin, 0), (stdout, 1), (stderr, 2)):
             os.dup2(source, target)
         spawn.close_all(())
-        spawn.become(program)
+        spawn.become(program if settle is None else settle(program))
     finally:
         os._exit(spawn.NOT_EXECUTABLE)
 

@@ -69,8 +69,24 @@ def resolve_python(workdir: str, python: str | None, hint: str | None) -> str:
         path = _executable(name, workdir) if name else None
         if path is not None:
             return path
+    if python and os.path.isdir(os.path.join(workdir, os.path.expanduser(python))):
+        hint = f"name the interpreter in it: `{python}/bin/python`"
+        raise refusals.refused(f"no interpreter `{python}` on this node, but a folder", hint)
     named = f"`{python}`" if python else "python3"
     raise refusals.refused(f"no interpreter {named} on this node", "set `python` of this host to one that is there")
+
+
+def name_of_python(python: str, named: str | None, prologue: str | None) -> str:
+    """Return what is executed as the interpreter: a prologue may choose it by PATH, unless the user named a path.
+
+    Args:
+        python: The one that `resolve_python` found; the programs beside it come first on PATH before a prologue runs.
+        named: What the user named.
+        prologue: Text that runs first.
+    """
+    if prologue is None or (named is not None and "/" in named):
+        return python
+    return named or "python3"
 
 
 def make_ready(workdir: str, python: str | None, hint: str | None, out: Out) -> dict[str, Any]:
@@ -147,9 +163,9 @@ def program(
     run: RunDir, marks: Marks, prepare: requests.Prepare, start: requests.Start, one: requests.WorkerStart, python: str
 ) -> spawn.Program:
     """Return what a worker becomes."""
-    if one.prologue is not None and prepare.python is not None and "/" not in prepare.python:
-        # A prologue may choose the interpreter by PATH, unless the user named a path.
-        python = prepare.python
+    env = _environment(run, marks, prepare, start, one)
+    env = spawn.with_programs_of(encode(python), env)
+    python = name_of_python(python, prepare.python, one.prologue)
     words = torchrun.argv(run, start.attempt, one, python) if one.hosts else one.argv
     argv = [encode(word) for word in words]
     if argv and argv[0] == spawn.PYTHON.encode():
@@ -157,7 +173,7 @@ def program(
     cwd = encode(prepare.workdir)
     return spawn.Program(
         argv=argv,
-        env=_environment(run, marks, prepare, start, one),
+        env=env,
         cwd=cwd,
         prologue=None if one.prologue is None else encode(one.prologue),
         tag=marks.tag,

@@ -159,13 +159,18 @@ class Finish(OfRun):
 
 
 class Program(TypedDict):
-    """A program: `argv`, or `command` in a shell. Bytes of `stdin` that are no UTF-8 are escaped as surrogates."""
+    """A program: `argv`, or `command` in a shell. Bytes of `stdin` that are no UTF-8 are escaped as surrogates.
+
+    With `python_hint` it finds the programs beside the job's Python first (`Prepare` has the two).
+    """
 
     argv: NotRequired[list[str]]
     command: NotRequired[str]
     env: NotRequired[dict[str, str]]
     cwd: NotRequired[str | None]
     prologue: NotRequired[str | None]
+    python: NotRequired[str | None]
+    python_hint: NotRequired[str]
     stdin: NotRequired[str]
 
 

@@ -131,7 +131,11 @@ class _Node:
         self._session.jobs.work(find, ready, seconds=_FILES_SECONDS)
 
     def _probe(self, identity: int, asked: arguments.Probe, workdir: str, python: str) -> None:
-        program = program_of(asked, relaunch.command("facts", python=python, isolated=False), workdir)
+        from clusterctl.agent.supervisor import workers
+
+        name = workers.name_of_python(python, asked.get("python"), asked.get("prologue"))
+        program = program_of(asked, relaunch.command("facts", python=name, isolated=False), workdir)
+        program = with_env(program, spawn.with_programs_of(encode(python), program.env))
         output: dict[int, bytearray] = {1: bytearray(), 2: bytearray()}
 
         def take(number: int, data: bytes) -> None:
@@ -167,9 +171,8 @@ class _Node:
             number = os.WTERMSIG(status) if killed else None
             self._session.answer(identity, {"exit_code": code, "signal": number, "timed_out": timed_out[0]})
 
-        running = self._session.jobs.run(
-            program, str(asked.get("stdin", "")).encode("utf-8", "surrogateescape"), take, end
-        )
+        given = str(asked.get("stdin", "")).encode("utf-8", "surrogateescape")
+        running = self._session.jobs.run(program, given, take, end, in_job(asked))
         self._running[identity] = running
 
         def expire() -> None:
@@ -213,6 +216,29 @@ def program_of(asked: arguments.Program | arguments.Probe, argv: list[str], cwd:
         prologue=None if prologue is None else encode(prologue),
         tag=jobs.fresh_tag(),
     )
+
+
+def with_env(program: spawn.Program, env: dict[bytes, bytes]) -> spawn.Program:
+    """Return the same program in another environment."""
+    return spawn.Program(program.argv, env, program.cwd, program.prologue, program.tag)
+
+
+def in_job(asked: arguments.Program) -> jobs.Settle | None:
+    """Return what lets a program find the Python of the job first; that looks at users' files, so it is done aside."""
+    if "python_hint" not in asked:
+        return None
+
+    def settle(program: spawn.Program) -> spawn.Program:
+        from clusterctl.agent.supervisor import workers
+
+        try:
+            python = workers.resolve_python(os.fsdecode(program.cwd), asked.get("python"), asked["python_hint"])
+        except (refusals.RequestError, OSError):
+            # What needs no Python may run all the same.
+            return program
+        return with_env(program, spawn.with_programs_of(encode(python), program.env))
+
+    return settle
 
 
 def _facts(output: bytes, errors: bytes, status: int, python: str) -> facts.Facts:

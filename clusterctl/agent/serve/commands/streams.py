@@ -18,7 +18,7 @@ from clusterctl.agent.linux import addresses, proc, spawn
 from clusterctl.agent.protocol.commands import Command, ErrorKind
 from clusterctl.agent.protocol.refusals import RequestError
 from clusterctl.agent.serve import jobs
-from clusterctl.agent.serve.commands.node import folder_of, program_of
+from clusterctl.agent.serve.commands.node import folder_of, in_job, program_of
 from clusterctl.agent.serve.duplex import Duplex
 
 if TYPE_CHECKING:
@@ -66,7 +66,10 @@ class _Streams:
         ended: list[int] = []
         try:
             _set_size(ours, asked)
-            self._session.jobs.run_at(theirs, program, lambda status: self._ended(number, ended, status, answer))
+            settle = None if beside else in_job(asked)
+            self._session.jobs.run_at(
+                theirs, program, lambda status: self._ended(number, ended, status, answer), settle
+            )
         except BaseException:
             os.close(ours)
             raise
