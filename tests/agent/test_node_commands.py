@@ -8,8 +8,8 @@ import hashlib
 import itertools
 import json
 import os
-import signal
 import shutil
+import signal
 import socket
 import subprocess
 import sys
