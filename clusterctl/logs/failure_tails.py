@@ -35,7 +35,7 @@ def default_ranks(world_size: int) -> frozenset[int]:
 
 def is_failure(exited: Exited) -> bool:
     """Return whether a worker failed by itself: not successful, and not stopped by us."""
-    return not exited.stopped and (exited.signal is not None or exited.exit_code != 0)
+    return not exited.stopped and (exited.signal is not None or exited.exit_code != 0 or exited.error is not None)
 
 
 def select_cause_lines(tail: str) -> list[str]:

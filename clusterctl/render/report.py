@@ -169,7 +169,7 @@ def _others(others: Sequence[WorkerState], state: RunState, terminal: Terminal) 
         lines.append(f"  and ranks {fold_ranks(w.rank for w in rest)} in other ways: {summary(rest)}")
     lines = [line.replace("then ranks", "then rank", 1) if _single(line) else line for line in lines]
     lines += [terminal.style(f"  {line}", DIM) for line in _stopped_lines([w for w in others if w.stopped])]
-    if well := [w for w in others if w.exit_code == 0 and not w.stopped]:
+    if well := [w for w in others if w.ended_well]:
         lines.append(terminal.style(f"  ended well: {_named(well)}", DIM))
     return lines
 

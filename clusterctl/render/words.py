@@ -64,6 +64,7 @@ def how_it_ended(cause: Cause) -> str:
         return f"killed by {cause.signal}"
     words = {
         "exited_early": "exit code 0 while the others went on",
+        "failed_inside": "its Python failed, although its command ended with 0",
         "unknown": "exit status unknown",
         "node_lost": "",
         "start_failed": "did not start",
@@ -133,6 +134,8 @@ def worker_state(worker: WorkerState) -> str:
         return "killed: out of memory"
     if worker.signal is not None:
         return f"killed by {signal_name(worker.signal)}"
+    if worker.has_failed_inside:
+        return "exit 0, its Python failed"
     return "exit unknown" if worker.exit_code is None else f"exit {worker.exit_code}"
 
 
@@ -226,7 +229,8 @@ def node_step(event: node_events.Event) -> str:
         case node_events.Exited():
             how = "ended, exit code unknown" if event.exit_code is None else f"ended with exit code {event.exit_code}"
             how = how if event.signal is None else f"ended by {signal_name(event.signal)}"
-            return f"r{event.rank} {how}" + (", stopped" if event.stopped else "")
+            inside = ", its Python failed" if event.exit_code == 0 and event.error is not None else ""
+            return f"r{event.rank} {how}{inside}" + (", stopped" if event.stopped else "")
         case node_events.Stopping():
             return f"SIGTERM to all of attempt {event.attempt}, {event.grace:g} s grace"
         case node_events.Swept():

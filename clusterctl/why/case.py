@@ -79,6 +79,7 @@ class End:
         on_node_clock: The same two on the clock of its node, by which ranks of one node are compared.
         oom: What tells that the kernel killed it for memory.
         secondary: Its last words are those of a rank whose peer was lost.
+        failed_inside: Its Python failed, although its first process ended with 0.
         stopped: We asked for it: how it ended says nothing, and its words are what it had said before.
         cls: What its message tells (`headline`); `None` where nothing was said.
         is_recognised: The message was recognised as the cause of an end.
@@ -97,11 +98,12 @@ class End:
     stopped: bool = False
     cls: Class | None = None
     is_recognised: bool = False
+    failed_inside: bool = False
 
     @property
     def well(self) -> bool:
-        """It ended with 0."""
-        return self.exit_code == 0
+        """It ended with 0, and so did its Python."""
+        return self.exit_code == 0 and not self.failed_inside
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -52,6 +52,8 @@ def said(end: End) -> str:
         return "it ended, and nobody saw how"
     if end.well:
         return "it ended with 0 while others went on"
+    if end.failed_inside:
+        return f"{cut(end.message)}, although its command ended with 0"
     return cut(end.message) or f"exit {end.exit_code} without a word"
 
 

@@ -13,6 +13,7 @@ Files in the status directory (a 0700 directory on tmpfs, one per run, node and 
     rank-R.status.json  written once a second; its keys are those of `shim.beat.Beat.status`
     rank-R.stacks       where stacks are dumped
     rank-R.ready.json   who is armed to dump them: pid, start_time, signal, fd, dev, ino, main_thread
+    rank-R.python.json  how the Python ended, where a shell has started it; see `shim.exit_record.ExitRecord`
     rank-R.refused      why the shim could not be armed, if so
 """
 
@@ -26,7 +27,7 @@ import shutil
 import tempfile
 from typing import Optional
 
-_SHIM = ("__init__", "beat", "claim", "collectives", "dump", "encode", "hooks", "stamp", "state")
+_SHIM = ("__init__", "beat", "claim", "collectives", "dump", "encode", "exit_record", "hooks", "stamp", "state")
 _FORKED = (
     "__init__",
     "beginning",

@@ -100,6 +100,25 @@ def ready(status_dir: str, rank: int) -> Announced | None:
     return numbers if proc.alive(proc.Identity(numbers["pid"], numbers["start_time"])) else None
 
 
+def swallowed_failure(status_dir: str, rank: int, leader: int) -> dict[str, Any] | None:
+    """How the Python of a rank failed whose first process (the pid `leader`) ended with 0: `{message, traceback}`.
+
+    `None` where it ended well, still runs, or has said nothing.
+    """
+    try:
+        said = json.loads(read_bytes(os.path.join(status_dir, f"rank-{rank}.python.json")) or b"null")
+        who = proc.Identity(int(said["pid"]), int(said["start_time"]))
+        end, program, message = str(said["end"]), str(said["program"])[:_NAME], str(said["message"])[:_MOST_MESSAGE]
+        trace = str(said["traceback"])[-_MOST_TRACEBACK:] or None
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):  # a worker may write anything there
+        return None
+    if who.pid == leader or (end == "running" and proc.alive(who)):
+        return None
+    if end == "running":
+        return {"message": f"`{program}` (pid {who.pid}) ended without a word, as by a signal", "traceback": None}
+    return {"message": message, "traceback": trace} if end == "failed" else None
+
+
 def recorded(status_dir: str, rank: int) -> list[Recorded] | None:
     """What the shim of a rank wrote of the flight recorder when its collectives stood still; `None` without it."""
     try:
@@ -135,3 +154,4 @@ def thread_of(said: Announced, status_dir: str, rank: int) -> int:
 
 _RANK_DIGITS, _MOST_CLAIMED = 7, 1024
 _MOST_RECORDED, _NAME = 128, 200
+_MOST_MESSAGE, _MOST_TRACEBACK = 8192, 32768

@@ -67,7 +67,8 @@ class Exited:
         earliest: Monotonic clock of the node before which it was still seen alive.
         latest: Monotonic clock when it was seen gone.
         oom: How we know that the kernel killed it for memory: `cgroup`, `kernel log`, `probably`, or `None`.
-        error: What it wrote to `TORCHELASTIC_ERROR_FILE`, `{message, traceback}`, or `None`.
+        error: What it wrote to `TORCHELASTIC_ERROR_FILE`, `{message, traceback}`, or `None`. With exit code 0: how its
+            Python failed below a shell that ended with 0 all the same.
         tail: The end of its output (at most 8 KiB), given when it did not end well and was not stopped.
     """
 

@@ -9,6 +9,7 @@ import signal
 import time
 from typing import TYPE_CHECKING, Any, Callable
 
+from clusterctl.agent.inject import status
 from clusterctl.agent.linux import cgroup, ports, proc, syscalls
 from clusterctl.agent.members import sweep
 from clusterctl.agent.protocol import encoding, events, reasons, refusals, requests
@@ -254,10 +255,11 @@ class Attempt:
         self._let_go(worker)
         event = self._exit_event(worker, said)
         self._record(event)
-        if event.exit_code != 0:
+        failed = event.exit_code != 0 or event.error is not None
+        if failed:
             # First: one that finds its port taken has only the name of the error.
             self.look_at_ports()
-        if not event.stopped and event.exit_code != 0 and self.living and self.ending.since is None:
+        if failed and not event.stopped and self.living and self.ending.since is None:
             self.ending.stop(self.prepare.grace, reasons.StopReason.PEER_FAILED.value)
 
     def _let_go(self, worker: Worker) -> None:
@@ -283,9 +285,14 @@ class Attempt:
             earliest=float(said["earliest"]),
             latest=latest,
             oom=self._killed_for_memory(worker) if number == signal.SIGKILL and not stopped else None,
-            error=workers.error_of(of_rank(self.number, worker.rank, "error.json")),
+            error=self._error_of(worker, bad=bad),
             tail=workers.tail_of(of_rank(self.number, worker.rank, "log")) if bad and not stopped else "",
         )
+
+    def _error_of(self, worker: Worker, *, bad: bool) -> dict[str, Any] | None:
+        if bad:
+            return workers.error_of(self._run.of_rank(self.number, worker.rank, "error.json"))
+        return status.swallowed_failure(self._run.status_dir(self.number), worker.rank, worker.identity.pid)
 
     def _killed_for_memory(self, worker: Worker) -> str | None:
         evidence, self._oom = ends.oom_evidence(self._oom, worker.identity.pid)

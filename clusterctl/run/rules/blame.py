@@ -75,8 +75,9 @@ class Cause:
     """What ended a run.
 
     Attributes:
-        kind: exit, signal, oom, unknown (nobody saw it), exited_early, node_lost, start_failed; or the rule that ended
-            the run: stalled, time_limit, unhealthy, port_taken.
+        kind: exit, signal, oom, unknown (nobody saw it), exited_early, failed_inside (its Python, below a shell that
+            ended with 0), node_lost, start_failed; or the rule that ended the run: stalled, time_limit, unhealthy,
+            port_taken.
         message: One line: the headline of the worker's last words (`why.headline`).
         traceback: The worker's own, where it left one.
         cls: What `why` calls it; `None` where no worker's end is the cause.
@@ -246,7 +247,7 @@ def _cause(exit_: Exit, told: headline.Headline) -> Cause:
     elif exit_.exit_code is None:
         kind = "unknown"
     elif exit_.exit_code == 0:
-        kind = "exited_early"
+        kind = "exited_early" if exit_.error is None else "failed_inside"
     return Cause(
         kind=kind,
         node=exit_.node,

@@ -98,6 +98,7 @@ def _end(worker: WorkerState, output: str) -> End:
         cls=cause.cls if cause is not None else None,
         is_recognised=cause is not None and cause.is_recognised,
         stopped=worker.stopped,
+        failed_inside=worker.has_failed_inside,
     )
 
 

@@ -142,6 +142,7 @@ def _exited(state: RunState, node: NodeState, event: events.Exited) -> RunState:
         stopped=event.stopped,
         oom=event.oom,
         tail=event.tail,
+        has_failed_inside=event.exit_code == 0 and event.error is not None,
         verdict=None if event.stopped else verdict(_exit_of(node, event)),
     )
     return _with_worker(state, worker)

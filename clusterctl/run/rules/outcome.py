@@ -5,7 +5,7 @@ from __future__ import annotations
 from clusterctl.agent.protocol.reasons import StopReason
 from clusterctl.errors import ExitCode
 from clusterctl.run.rules.blame import Cause
-from clusterctl.run.rules.state import RunPhase, RunState, WorkerPhase
+from clusterctl.run.rules.state import RunPhase, RunState
 
 
 def outcome(state: RunState) -> tuple[RunPhase, ExitCode]:
@@ -27,7 +27,7 @@ def outcome(state: RunState) -> tuple[RunPhase, ExitCode]:
         return RunPhase.LOST, ExitCode.LOST
     if state.cause is not None and state.cause.kind == "unknown":
         return RunPhase.LOST, ExitCode.LOST
-    done = all(w.phase is WorkerPhase.EXITED and w.exit_code == 0 and not w.stopped for w in state.workers.values())
+    done = all(w.ended_well for w in state.workers.values())
     return (RunPhase.SUCCEEDED, ExitCode.OK) if done else (RunPhase.FAILED, ExitCode.FAILED)
 
 

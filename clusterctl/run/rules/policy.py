@@ -289,7 +289,7 @@ def left_out(state: RunState, sight: Sight) -> dict[str, str]:
 
 def _restart_kind(state: RunState) -> str | None:
     """Return the word of `restart.on` under which this end falls, or `None` where it is no reason to try again."""
-    if all(w.phase is WorkerPhase.EXITED and w.exit_code == 0 and not w.stopped for w in state.workers.values()):
+    if all(w.ended_well for w in state.workers.values()):
         return None
     match state.reason:
         case None | StopReason.PEER_FAILED.value | StopReason.PORT_TAKEN.value:

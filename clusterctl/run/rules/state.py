@@ -77,6 +77,7 @@ class WorkerState:
         start_time: In clock ticks since the boot of its node.
         stopped: We asked for its end.
         tail: The end of its output, where it did not end well.
+        has_failed_inside: Its Python failed, although its first process ended with 0.
         verdict: What its end says for itself; `None` before it, and where we asked for it.
     """
 
@@ -91,12 +92,19 @@ class WorkerState:
     stopped: bool = False
     oom: str | None = None
     tail: str = ""
+    has_failed_inside: bool = False
     verdict: Verdict | None = None
 
     @property
     def failed(self) -> bool:
         """It ended by itself, and not well. An exit that nobody saw counts."""
-        return self.phase is WorkerPhase.EXITED and not self.stopped and self.exit_code != 0
+        bad = self.exit_code != 0 or self.has_failed_inside
+        return self.phase is WorkerPhase.EXITED and not self.stopped and bad
+
+    @property
+    def ended_well(self) -> bool:
+        """It ended by itself, with 0, and so did its Python as far as it was watched."""
+        return self.phase is WorkerPhase.EXITED and not self.stopped and not self.failed
 
     @property
     def unseen(self) -> bool:

@@ -45,6 +45,7 @@ def arm(status_dir: str, rank: int) -> None:
     from . import hooks
     from .beat import Beat
     from .dump import Dumper
+    from .exit_record import ExitRecord
 
     state = State()
     beat = Beat(state, Dumper(status_dir, rank, start_time), status_dir, rank, start_time)
@@ -52,6 +53,7 @@ def arm(status_dir: str, rank: int) -> None:
     hooks.watch_imports(state)
     os.register_at_fork(before=beat.pause, after_in_parent=beat.resume, after_in_child=_disarm)
     atexit.register(beat.finish)
+    ExitRecord(status_dir, rank, start_time).begin()
     beat.begin()
 
 

@@ -1,0 +1,86 @@
+"""A Python that fails below a shell is a failure of its rank, whatever the shell ends with."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from clusterctl.agent.protocol.commands import Command
+
+if TYPE_CHECKING:
+    from tests.agent.conftest import Node
+
+RAISES = "def f(): raise RuntimeError('boom')\nf()\n"
+
+
+def end_of(node: Node, shell: str, **files: str) -> dict[str, Any]:
+    """How a rank ends that is a shell, beside some Python files."""
+    work = node.home / "work"
+    work.mkdir()
+    for name, text in files.items():
+        (work / f"{name}.py").write_text(text)
+    talk = node.talk()
+    node.prepare(talk, 1)
+    node.follow(talk)
+    shell = shell.replace("python", shlex.quote(sys.executable))
+    worker = {"rank": 0, "local_rank": 0, "argv": ["bash", "-c", shell], "env": {"RANK": "0"}}
+    talk.ask(Command.START, **node.where, attempt=0, workers=[worker], inject=True)
+    talk.wait_for("swept")
+    return talk.exits()[0]
+
+
+@pytest.mark.parametrize(
+    ("shell", "script", "message"),
+    [
+        pytest.param("python train.py | tee out", RAISES, "RuntimeError: boom", id="pipe"),
+        pytest.param("python train.py; echo done", RAISES, "RuntimeError: boom", id="later_command"),
+        pytest.param("python train.py & wait", RAISES, "RuntimeError: boom", id="background"),
+        pytest.param("python -m train; true", RAISES, "RuntimeError: boom", id="module"),
+        pytest.param("python train.py; python good.py", RAISES, "RuntimeError: boom", id="another_ends_well"),
+        pytest.param("python train.py; true", "import sys\nsys.exit(3)\n", "SystemExit: 3", id="exit_code"),
+        pytest.param(
+            "python train.py; true", "import sys\nsys.exit('no data')\n", "SystemExit: no data", id="exit_text"
+        ),
+        pytest.param("python train.py; true", "import os\nos._exit(4)\n", "os._exit(4)", id="quick_exit"),
+        pytest.param(
+            "python train.py; true", "import os\nos.kill(os.getpid(), 9)\n", "ended without a word", id="killed"
+        ),
+        pytest.param(
+            "python train.py; python good.py",
+            "import os\nos.abort()\n",
+            "ended without a word",
+            id="killed_before_another",
+        ),
+    ],
+)
+def test_a_python_that_fails_below_a_shell_that_ends_with_0_is_named(
+    node: Node, shell: str, script: str, message: str
+) -> None:
+    event = end_of(node, shell, train=script, good="print(1)\n")
+    assert event["exit_code"] == 0
+    assert message in event["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("shell", "script"),
+    [
+        pytest.param("python train.py | tee out", "print(1)\n", id="well"),
+        pytest.param("python -c 'import no_such_module'; python train.py; true", "print(1)\n", id="a_question_before"),
+        pytest.param("python train.py; true", "import sys\nsys.exit(0)\n", id="exit_0"),
+        pytest.param("python train.py; true", "import os\nos._exit(0)\n", id="quick_exit_0"),
+        pytest.param("python train.py; true", "import os\nos.execvp('true', ['true'])\n", id="becomes_another"),
+        pytest.param("python train.py; true", "try: raise OSError\nexcept OSError: pass\n", id="caught"),
+        pytest.param(
+            "python train.py; true",
+            "import multiprocessing as m, os\nif __name__ == '__main__':\n"
+            " p = m.Process(target=os._exit, args=(5,)); p.start(); p.join()\n",
+            id="a_child_that_fails",
+        ),
+    ],
+)
+def test_a_python_that_ends_well_below_a_shell_is_no_failure(node: Node, shell: str, script: str) -> None:
+    event = end_of(node, shell, train=script)
+    assert (event["exit_code"], event["error"]) == (0, None)
