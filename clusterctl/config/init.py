@@ -267,6 +267,8 @@ _STARTER = """\
 {modeline}version: 1
 {title}
 # Host or range: GPUs. The order is the node rank. Whatever `ssh HOST` understands is a host.
+# `auto` is all GPUs of a host, a rank for each; on a host without any it is one rank, on the CPU. For ranks on CPUs
+# write `HOST: {{gpus: 0, workers: 4}}`.
 hosts:
 {hosts}
 

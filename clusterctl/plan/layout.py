@@ -40,6 +40,11 @@ def claimed_gpus(host: HostSpec, found_gpus: int | None) -> tuple[int, ...]:
     return tuple(range(found_gpus or 0 if host.gpus is None else host.gpus))
 
 
+def left_to_cpu(hosts: Sequence[HostSpec], found_gpus: Mapping[str, int | None]) -> list[str]:
+    """Return the hosts that get one rank, on their CPU, although nobody said that: they turn out to have no GPU."""
+    return [h.name for h in hosts if h.gpus is None and h.workers is None and found_gpus.get(h.name, 1) in (0, None)]
+
+
 def _count(gpus: int | tuple[int, ...]) -> int:
     return len(gpus) if isinstance(gpus, tuple) else gpus
 

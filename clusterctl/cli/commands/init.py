@@ -180,7 +180,7 @@ def _say_whether_it_checks(wrote: str, path: Path, console: Console, choices: In
     """Say what was written, and what it still lacks, which is said also where little is to be said."""
     shown = "" if str(path) == DEFAULT_FILE else f" {path}"
     try:
-        options.load_file(str(path), (), (), require_job=True)
+        loaded = options.load_file(str(path), (), (), require_job=True)
     except ConfigError as error:
         lacks = [f"warning: it does not check yet: {problem.text}" for problem in error.problems]
         console.narrate(
@@ -188,6 +188,8 @@ def _say_whether_it_checks(wrote: str, path: Path, console: Console, choices: In
         )
     else:
         if not choices.quiet:
+            if any(host.gpus is None for host in loaded.spec.hosts):
+                wrote += "; `auto` takes all GPUs of a host, and is one rank on the CPU where there is none"
             then = f"`clusterctl up{shown}` runs it" if told else f"`clusterctl config{shown}` checks it"
             console.narrate(wrote, then)
 

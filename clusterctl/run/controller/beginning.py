@@ -9,10 +9,12 @@ from clusterctl import limits
 from clusterctl.agent.protocol.reasons import StopReason
 from clusterctl.config.spec import Role
 from clusterctl.errors import ClusterctlError, ExitCode, NodeError, NodesError, RefusedError
+from clusterctl.plan import layout
 from clusterctl.plan.fewer import without
 from clusterctl.run.nodes.early import Early
 from clusterctl.run.nodes.fan_out import each, names, raise_first, sessions_of
 from clusterctl.run.nodes.launch import Begun, NotBegun
+from clusterctl.run.nodes.meeting import answer_of
 from clusterctl.run.nodes.progress import CancelledError, Progress
 from clusterctl.run.record.disk import write_atomically
 from clusterctl.run.rules import events, leftover, lingering
@@ -137,6 +139,7 @@ class Beginning:
         step.end(names(opened), failed=bool(errors))
         for warning in dict.fromkeys(warning for session in opened.values() for warning in session.warnings):
             run.post(events.Note(text=warning, level="warn"))
+        self._tell_of_missing_gpus(hosts, opened)
         missing = {h.name: errors.pop(h.name) for h in hosts if h.role is Role.SPARE and h.name in errors}
         if errors and not self._begin_without(errors):
             each(opened, lambda _, session: session.close())
@@ -150,6 +153,14 @@ class Beginning:
         if run.cancelled.is_set():
             raise CancelledError("cancelled during the start")
         return opened
+
+    def _tell_of_missing_gpus(self, hosts: Sequence[HostSpec], opened: Mapping[str, Session]) -> None:
+        found = {host.name: answer_of(host, opened[host.name].hello).gpus for host in hosts if host.name in opened}
+        on_cpu = layout.left_to_cpu(hosts, found)
+        if on_cpu:
+            where = "there" if len(on_cpu) == 1 else "on each"
+            text = f"no GPU on {names(on_cpu)}: one rank {where}, on the CPU (`gpus: 0` says that it is meant)"
+            self._run.post(events.Note(text=text, level="warn"))
 
     def _begin_without(self, missing: Collection[str]) -> bool:
         """Begin with fewer workers, where a person allowed that; return whether the run may go on."""

@@ -46,6 +46,20 @@ def plan_of(spec: ClusterSpec, **answers: meeting.NodeAnswer) -> planning.Launch
     return planning.plan_launch(spec, IDENTITY, entries, known, where, ports)
 
 
+def test_hosts_that_turn_out_to_have_no_gpu_are_named_unless_the_file_says_so() -> None:
+    hosts = [
+        HostSpec(name="auto", host="a"),
+        HostSpec(name="unknown", host="b"),
+        HostSpec(name="with", host="c"),
+        HostSpec(name="none_meant", host="d", gpus=0),
+        HostSpec(name="workers_said", host="e", workers=2),
+        HostSpec(name="not_reached", host="f"),
+    ]
+    found = {"auto": 0, "unknown": None, "with": 8, "none_meant": 0, "workers_said": 0}
+
+    assert layout.left_to_cpu(hosts, found) == ["auto", "unknown"]
+
+
 counts = st.lists(st.integers(1, 16), min_size=1, max_size=40)
 
 
