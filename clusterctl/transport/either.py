@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clusterctl.errors import NodeError
-from clusterctl.transport import sharing
 from clusterctl.transport.base import Progress, silent
 from clusterctl.transport.openssh import answers
 from clusterctl.transport.ssh.beyond import beyond
@@ -68,10 +67,9 @@ class EitherTransport:
         self._openssh.close()
 
     def _beyond(self, host: HostSpec, error: NodeError) -> str | None:
-        destination = destination_of(host)
-        options = self._approach.resolve(host.name, destination)
+        options = self._approach.resolve(host.name, destination_of(host))
         path = options.other("controlpath")
-        shared = _is_socket(path) if path is not None else sharing.is_there(destination)
+        shared = _is_socket(path) if path is not None else self._openssh.is_shared(host, options)
         return beyond(error, options, answers=answers(os.environ), shared=shared)
 
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import os
 import secrets
+import shlex
 import subprocess
 import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from clusterctl import limits
 from clusterctl.errors import AuthError, ConnectError, NodeError
@@ -20,16 +22,16 @@ from clusterctl.transport.base import Progress, silent
 from clusterctl.transport.local import LocalChannel, started
 from clusterctl.transport.severing import sever
 from clusterctl.transport.ssh import known_hosts
-from clusterctl.transport.ssh.config import arguments, destination_of
+from clusterctl.transport.ssh.config import arguments, destination_of, last_hop
 from clusterctl.transport.ssh.said import failure
 from clusterctl.typed import override
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from clusterctl.config.spec import HostSpec, SshSpec
     from clusterctl.transport.ssh.approach import Approach
-    from clusterctl.transport.ssh.config import SshOptions
+    from clusterctl.transport.ssh.config import Destination, SshOptions
 
 _SHELL = "sh"
 """Not its path: a restricted shell runs nothing that has a `/` in it."""
@@ -40,6 +42,13 @@ _QUOTED = 300
 _LOST = 255
 _NEUTRAL = {"remotecommand": "none", "sessiontype": "default", "stdinnull": "no", "forkafterauthentication": "no"}
 """Habits that would keep a byte stream from being one, and that not every `ssh` knows: undone where it does."""
+
+
+class _Hop(NamedTuple):
+    """A jump host, and what ssh_config says of it."""
+
+    destination: Destination
+    options: SshOptions
 
 
 class OpenSshChannel(LocalChannel):
@@ -110,16 +119,54 @@ class OpenSshTransport:
             log: File for what `ssh` has to say of itself.
         """
         batch = [] if answers(self._environment) else ["BatchMode=yes"]
-        destination = destination_of(host)
+        hops = self._hops(host.name, options)
         # One connection a node, which ends with its process; one that is shared already is used.
         shared = ["ControlMaster=no", "ControlPersist=no"]
-        if not options.other("controlpath") and sharing.is_there(destination):
-            shared.append(f"ControlPath={sharing.path_of(destination)}")
-        to = arguments(destination, self._approach.config_file)[1:]
-        settings = _as_words([*batch, *shared, *self._said(options)])
-        return ["ssh", "-T", "-v", "-E", log, *settings, *to, _SHELL]
+        path = sharing.path_of(self._way(options, hops))
+        if not options.other("controlpath") and sharing.is_there(path):
+            shared.append(f"ControlPath={path}")
+        logged = ["-v", "-E", log]
+        to = self._arguments(destination_of(host), hops, [*logged, *_as_words(batch)])
+        return ["ssh", "-T", *logged, *_as_words([*batch, *shared, *self._settings(options)]), *to, _SHELL]
 
-    def _said(self, options: SshOptions) -> list[str]:
+    def is_shared(self, host: HostSpec, options: SshOptions) -> bool:
+        """Tell whether `trust --login` has left a connection to `host`, as ssh_config leads there now."""
+        return sharing.is_there(sharing.path_of(self._way(options, self._hops(host.name, options))))
+
+    def _hops(self, node: str, options: SshOptions) -> list[_Hop]:
+        """Return the jump hosts to a host with what ssh_config says of each, the nearest to the host first.
+
+        Raises:
+            ConnectError: They go in a circle, or the config is broken.
+        """
+        hops: list[_Hop] = []
+        chains: tuple[str, ...] = ()
+        while options.proxy_jump:
+            chain, hop = last_hop(node, options, chains)
+            options = self._approach.resolve(node, hop)
+            chains = (*chains, chain)
+            hops.append(_Hop(hop, options))
+        return hops
+
+    def _way(self, options: SshOptions, hops: Iterable[_Hop]) -> object:
+        """Return what identifies a connection: where it leads, by which hosts, and whom it trusts on the way."""
+        on_the_way = [options, *(hop.options for hop in hops)]
+        files = [(o.user_known_hosts, o.global_known_hosts, o.revoked_host_keys) for o in on_the_way]
+        places = [(o.hostname, o.port, o.user, o.known_name, o.proxy_command) for o in on_the_way]
+        return places, files, [(_policy(self._spec, o), _known_hosts(self._spec, o)) for o in on_the_way]
+
+    def _arguments(self, destination: Destination, hops: Sequence[_Hop], habits: Sequence[str] = ()) -> list[str]:
+        """Return the arguments that lead to a host; jump hosts get our settings, which `ssh -J` would not hand on."""
+        if not hops:
+            return arguments(destination, self._approach.config_file)[1:]
+        (hop, options), *before = hops
+        words = ["ssh", *habits, *_as_words(self._settings(options)), *self._arguments(hop, before, habits)]
+        # `--` and the host stand last; what is filled in by the outer `ssh` is the host behind the jump host.
+        command = shlex.join(words[:-2]).replace("%", "%%") + " -W '[%h]:%p' " + shlex.join(words[-2:])
+        to = arguments(dataclasses.replace(destination, proxy_jump=None), self._approach.config_file)[1:]
+        return [*_as_words([f"ProxyCommand={command}"]), *to]
+
+    def _settings(self, options: SshOptions) -> list[str]:
         return [
             f"ConnectTimeout={math.ceil(self._spec.connect_timeout)}",
             *("PermitLocalCommand=no", "ClearAllForwardings=yes", "ForwardAgent=no", "ForwardX11=no", "Tunnel=no"),
@@ -135,21 +182,21 @@ class OpenSshTransport:
         Raises:
             NodeError: It did not.
         """
-        destination = destination_of(host)
-        options = self._approach.resolve(host.name, destination)
+        options = self._approach.resolve(host.name, destination_of(host))
+        hops = self._hops(host.name, options)
         try:
             sharing.folder().mkdir(mode=0o700, exist_ok=True)
             private = sharing.is_private(sharing.folder().lstat())
         except OSError as error:
             raise ConnectError(host.name, f"{sharing.folder()} cannot be made: {error.strerror}") from error
         if not private:
-            hint = "remove it, or set XDG_RUNTIME_DIR to a folder of your own"
+            hint = f"remove it; if it belongs to another user: as root, `rm -r {sharing.folder()}`"
             raise ConnectError(host.name, f"{sharing.folder()} is not this user's alone", hint=hint)
-        path = sharing.path_of(destination)
+        path = sharing.path_of(self._way(options, hops))
         path.unlink(missing_ok=True)
         shared = ["ControlMaster=yes", f"ControlPersist={sharing.IDLE_SECONDS}", f"ControlPath={path}"]
-        to = arguments(destination, self._approach.config_file)[1:]
-        argv = ["ssh", "-f", "-N", "-T", *_as_words([*shared, *self._said(options)]), *to]
+        to = self._arguments(destination_of(host), hops)
+        argv = ["ssh", "-f", "-N", "-T", *_as_words([*shared, *self._settings(options)]), *to]
         environment = self._environment | {"SSH_ASKPASS_REQUIRE": "never"}
         if subprocess.run(argv, env=environment, check=False).returncode != 0:
             raise AuthError(host.name, "`ssh` could not log in", hint=f"`ssh -v {options.address} true` shows why")

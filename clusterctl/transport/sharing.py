@@ -6,29 +6,29 @@ import hashlib
 import os
 import stat
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from clusterctl.transport.ssh.config import Destination
 
 IDLE_SECONDS = 3600
 """How long such a connection stays after its last use; a run uses it for as long as it goes on."""
 
 
 def folder() -> Path:
-    """Return where such connections are found: on this machine, short enough for a socket."""
-    return Path(os.environ.get("XDG_RUNTIME_DIR") or "/tmp", f"clusterctl-ssh-{os.geteuid()}")
+    """Return where such connections are found, however this user has logged in: on this machine, short enough."""
+    return Path("/tmp", f"clusterctl-ssh-{os.geteuid()}")
 
 
-def path_of(destination: Destination) -> Path:
-    """Return the socket of the connection to a host (ControlPath)."""
-    return folder() / hashlib.sha256(repr(destination).encode()).hexdigest()[:16]
+def path_of(way: object) -> Path:
+    """Return the socket of a connection (ControlPath).
+
+    Args:
+        way: What was resolved of the way to the host and of whom to trust on it: if ssh_config changes, it is another.
+    """
+    return folder() / hashlib.sha256(repr(way).encode()).hexdigest()[:32]
 
 
-def is_there(destination: Destination) -> bool:
+def is_there(path: Path) -> bool:
     """Tell whether there is a connection to share: one that nobody else can have put there."""
     try:
-        private, made = folder().lstat(), path_of(destination).lstat()
+        private, made = folder().lstat(), path.lstat()
     except OSError:
         return False
     return is_private(private) and stat.S_ISSOCK(made.st_mode) and made.st_uid == os.geteuid()

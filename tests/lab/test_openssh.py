@@ -144,6 +144,67 @@ def test_a_changed_host_key_is_refused_even_where_ssh_config_checks_nothing(
         by_ssh(config).open(host_of(node))
 
 
+# --- jump hosts
+
+
+def behind_two(nodes: NodeFactory, **first: object) -> tuple[Node, Node, Node]:
+    """Two jump hosts in a row, and a node behind them."""
+    outer, middle, inner = nodes([NodeSpec(name="outer", **first), NodeSpec(name="middle"), NodeSpec(via="middle")])  # type: ignore[arg-type]
+    return outer, middle, inner
+
+
+def config_with(lab: Lab, folder: Path, *blocks: str) -> Path:
+    """An ssh_config whose path and files a shell, and `ssh` itself, take for something else if nobody quotes them."""
+    place = folder / "it's 100%d"
+    place.mkdir()
+    known = place / "known hosts"
+    known.write_bytes(lab.head.known_hosts.read_bytes())
+    text = lab.ssh_config.read_text().replace(str(lab.head.known_hosts), f'"{str(known).replace("%", "%%")}"')
+    (place / "config").write_text("".join(f"{block}\n" for block in blocks) + text)
+    return place / "config"
+
+
+WAYS = {
+    "by ssh_config": ({}, "Host n3\n  ProxyJump middle\nHost middle\n  ProxyJump outer"),
+    "by ssh_config, in one line": ({}, "Host n3\n  ProxyJump outer,middle"),
+    "by the cluster file": ({"proxy_jump": "outer,root@middle:22"}, "Host n3\n  ProxyJump none"),
+}
+
+
+@pytest.mark.parametrize(("more", "block"), WAYS.values(), ids=WAYS.keys())
+@pytest.mark.parametrize("policy", ["strict", "accept-new"])
+def test_the_policy_for_host_keys_holds_for_every_jump_host(
+    lab: Lab, nodes: NodeFactory, tmp_path: Path, policy: str, more: dict[str, str], block: str
+) -> None:
+    *_, inner = behind_two(nodes, known=False)
+    config = config_with(lab, tmp_path, block, "StrictHostKeyChecking no")
+    known = config.parent / "known hosts"
+    before = known.read_text()
+    host = HostSpec(name=inner.name, host=inner.name, **more)
+    if policy == "strict":
+        with pytest.raises(HostKeyError, match="does not know the key of a jump host"):
+            by_ssh(config, host_keys=policy).open(host)
+        assert known.read_text() == before
+    else:
+        by_ssh(config, host_keys=policy).open(host).close()
+        assert len(known.read_text().splitlines()) == len(before.splitlines()) + 1
+
+
+def test_the_known_hosts_of_the_cluster_file_speak_of_jump_hosts_too(nodes: NodeFactory, tmp_path: Path) -> None:
+    gate, inner = nodes([NodeSpec(name="gate", known=False), NodeSpec(via="gate")])
+    shown = gate.new_host_key()
+    known = tmp_path / "100% known"
+    known.write_text(f"{gate.address} {shown}")
+    by_ssh(host_keys="strict", known_hosts=(str(known),)).open(host_of(inner)).close()
+
+
+def test_a_circle_of_jump_hosts_is_an_error(lab: Lab, nodes: NodeFactory, tmp_path: Path) -> None:
+    first, second = nodes(2)
+    blocks = [f"Host {one.name}\n  ProxyJump {other.name}" for one, other in ((first, second), (second, first))]
+    with pytest.raises(ConnectError, match="goes in a circle"):
+        by_ssh(config_with(lab, tmp_path, *blocks)).open(host_of(first))
+
+
 # --- fences
 
 

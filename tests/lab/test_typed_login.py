@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from clusterctl.transport import sharing
 from tests.compiled import compiled
 from tests.documented import typed
 from tests.e2e.terminal import Terminal
@@ -34,11 +35,10 @@ def scene(lab: Lab, nodes: NodeFactory, head_env: dict[str, str], tmp_path: Path
         for node in both:
             made = Scene(lab, tmp_path, node, dict(head_env), ends)
             LOGIN.prepare(made)
-        runtime = lab.root / "runtime"
-        runtime.mkdir(exist_ok=True)
-        made.env = {k: v for k, v in made.env.items() if not k.startswith("SSH_")} | {"XDG_RUNTIME_DIR": str(runtime)}
+        made.env = {k: v for k, v in made.env.items() if not k.startswith("SSH_")}
+        before = set(sharing.folder().glob("*"))
         yield made
-        for socket in runtime.glob("clusterctl-ssh-*/*"):
+        for socket in set(sharing.folder().glob("*")) - before:
             argv = ["ssh", "-O", "exit", "-S", str(socket), "any"]
             subprocess.run(argv, env=made.env, check=False, capture_output=True)
 
@@ -84,7 +84,8 @@ def log_in(scene: Scene, head: Head, env: dict[str, str]) -> None:
 
 
 def test_what_a_node_asks_for_is_typed_once_at_a_terminal_for_all_that_follows(scene: Scene, head: Head) -> None:
-    log_in(scene, head, head.env)
+    # Another login of the same person, by cron or `su`, has no such folder or another one.
+    log_in(scene, head, {**head.env, "XDG_RUNTIME_DIR": str(scene.folder)})
     for arguments in (("exec", "--", "true"), ("exec", "--set", "ssh.client=openssh", "--", "true")):
         done = head.run(*arguments)
         assert done.returncode == 0, done.stderr
@@ -92,6 +93,25 @@ def test_what_a_node_asks_for_is_typed_once_at_a_terminal_for_all_that_follows(s
     assert done.returncode == 0, done.stderr
     for node in scene.lab.nodes:
         assert node.sshd_log().count("Accepted keyboard-interactive") == 1
+
+
+def test_a_login_is_not_shared_once_ssh_config_leads_elsewhere_or_trusts_others(scene: Scene, head: Head) -> None:
+    log_in(scene, head, head.env)
+    first, second = scene.lab.nodes
+    before = scene.lab.ssh_config.read_text()
+
+    def machine(*lines: str) -> str | None:
+        """Return which machine the first node is to ssh_config with those lines, as long as nobody types anything."""
+        scene.lab.ssh_config.write_text("".join(f"Host {first.name}\n    {line}\n" for line in lines) + before)
+        done = head.run("exec", "--node", first.name, "--set", "ssh.client=openssh", "--", "cat", "/etc/hostname")
+        assert done.returncode in (0, 4), done.stderr
+        return done.stdout.strip().rpartition(" ")[2] if done.returncode == 0 else None
+
+    assert machine() == first.name
+    assert machine(f"HostName {second.address}") == second.name
+    for line in ("UserKnownHostsFile /dev/null", "User nobody", f"ProxyJump {second.name}"):
+        assert machine(line) is None, line
+    assert machine("ConnectTimeout 7") == first.name
 
 
 def test_a_login_outlives_the_terminal_also_where_it_leaves_it_late(scene: Scene, head: Head) -> None:

@@ -143,6 +143,25 @@ def parse_hop(text: str, proxy_jump: str | None = None) -> Destination:
     return Destination(host=host, user=user or None, port=port, proxy_jump=proxy_jump)
 
 
+def last_hop(node: str, options: SshOptions, chains: tuple[str, ...]) -> tuple[str, Destination]:
+    """Return the chain of jump hosts to a host, and the last of them.
+
+    Args:
+        node: For the message.
+        options: What ssh_config says of the host.
+        chains: The chains that were followed to get here, from the node on.
+
+    Raises:
+        ConnectError: They go in a circle.
+    """
+    chain = ",".join(options.proxy_jump)
+    if chain in chains:
+        hint = "exempt the jump host itself, as in `Host * !bastion`"
+        raise ConnectError(node, "its chain of jump hosts goes in a circle", hint=hint)
+    *before, last = options.proxy_jump
+    return chain, parse_hop(last, proxy_jump=",".join(before) or None)
+
+
 def arguments(destination: Destination, config_file: str | None) -> list[str]:
     """Return the arguments of `ssh` that make it print its options for `destination`."""
     options = ["-G"]

@@ -14,6 +14,8 @@ _METHOD = re.compile(r"^debug1: Next authentication method: (\S+)")
 _KEY = re.compile(r"^debug1: (?:Offering public key|Trying private key): (\S+)(?: (\S+) SHA256:\S+)?")
 _OFFERS = re.compile(r"^debug1: Authentications that can continue: (\S+)")
 _DEBUG = re.compile(r"^(debug[123]: |OpenSSH_|Warning: Permanently added )")
+_OUTER = re.compile("UNKNOWN port|^kex_exchange_identification: ")
+"""What `ssh` says of a connection that its jump host closed, after that host's own `ssh` has said why."""
 _QUOTED = 300
 
 
@@ -27,27 +29,28 @@ def failure(node: str, log: str, address: str) -> NodeError:
     """
     lines = [line.strip("\r") for line in log.split("\n")]
     lines_said = [" ".join(line.split()) for line in lines if line.strip() and not _DEBUG.match(line)]
-    last = (lines_said[-1] if lines_said else "it gave no reason")[-_QUOTED:]
+    own = [line for line in lines_said if not _OUTER.search(line)] or lines_said
+    last = (own[-1] if own else "it gave no reason")[-_QUOTED:]
     if "Host key verification failed" in last:
-        return _untrusted(node, lines_said, address)
+        return _untrusted(node, lines_said, address, "its host key" if own == lines_said else "the key of a jump host")
     if "Permission denied" in last or "Too many authentication failures" in log:
         return _refused(node, lines, last, address)
     text = re.sub(r"^ssh: (connect to host \S+ port \d+: )?", "", last)
     return ConnectError(node, f"`ssh` cannot connect: {text}", hint=f"`ssh -v {address} true` shows more")
 
 
-def _untrusted(node: str, said: Iterable[str], address: str) -> HostKeyError:
+def _untrusted(node: str, said: Iterable[str], address: str, key: str) -> HostKeyError:
     text = " ".join(said)
     if "HOST IDENTIFICATION HAS CHANGED" in text:
         hint = "someone may be in between; if the machine was reinstalled, `ssh-keygen -R` its name, then connect again"
-        return HostKeyError(node, "`ssh` says that its host key has changed", hint=hint)
+        return HostKeyError(node, f"`ssh` says that {key} has changed", hint=hint)
     if "is not a listed principal" in text or "Certificate invalid" in text:
         reason = re.search(r"(Certificate invalid: [^.\n]*?)(?= No | Host key|$)", text)
         shown = reason[1] if reason else "it is not for this host"
         hint = "have the authority sign it again, for the name that ssh_config has for the host"
-        return HostKeyError(node, f"`ssh` does not accept the certificate of its host key: {shown}", hint=hint)
+        return HostKeyError(node, f"`ssh` does not accept the certificate of {key}: {shown}", hint=hint)
     hint = f"compare the key that `ssh {address}` shows with the machine's own, then accept it by `clusterctl trust`"
-    return HostKeyError(node, "`ssh` does not know its host key", hint=hint)
+    return HostKeyError(node, f"`ssh` does not know {key}", hint=hint)
 
 
 def _refused(node: str, lines: Iterable[str], last: str, address: str) -> AuthError:

@@ -22,7 +22,7 @@ from clusterctl.transport.base import EXEC_COMMAND, IN_ALL, STDERR_TAIL_BYTES, P
 from clusterctl.transport.ssh.algorithms import allowed
 from clusterctl.transport.ssh.approach import Approach
 from clusterctl.transport.ssh.beyond import NoCommonAlgorithmError
-from clusterctl.transport.ssh.config import Destination, SshOptions, destination_of, parse_hop
+from clusterctl.transport.ssh.config import Destination, SshOptions, destination_of, last_hop
 from clusterctl.transport.ssh.host_keys import HostKeyRefusal, HostKeys, ShownKey
 from clusterctl.transport.ssh.jump import Shared
 from clusterctl.transport.ssh.known_hosts import HostKey
@@ -269,13 +269,8 @@ class SshTransport:
     def _wire(self, node: str, options: SshOptions, deadline: float, path: tuple[str, ...]) -> Wire:
         if not options.proxy_jump:
             return self._approach.wire(node, options, deadline)
-        name = ",".join(options.proxy_jump)
-        if name in path:
-            hint = "exempt the jump host itself, as in `Host * !bastion`"
-            raise ConnectError(node, "its chain of jump hosts goes in a circle", hint=hint)
-        *before, last = options.proxy_jump
-        hop = parse_hop(last, proxy_jump=",".join(before) or None)
-        inner = (*path, name)
+        name, hop = last_hop(node, options, path)
+        last, inner = options.proxy_jump[-1], (*path, name)
         try:
             link = self._jumps.get(name, lambda: self._connect(last, hop, deadline, path=inner), deadline)
         except NodeError as error:
