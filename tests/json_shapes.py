@@ -115,7 +115,7 @@ DRY_RUN: Final = an_object(
                     a_list(
                         an_object(
                             rank=or_null(COUNT),
-                            local_rank=COUNT,
+                            local_rank=or_null(COUNT),
                             argv=filled(a_list(or_null(TEXT))),
                             env=a_map(or_null(TEXT)),
                         )

@@ -1,4 +1,4 @@
-"""The three questions of `init` on a terminal: which hosts, how many GPUs each, which script."""
+"""The questions of `init` on a terminal: which hosts, how many GPUs each, which script, which Python."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ class Answers:
 
     machines: list[init.Machine]
     script: str
+    python: str | None
 
 
 def possible() -> bool:
@@ -43,7 +44,9 @@ def ask(script: str | None, tell: Callable[[str], None]) -> Answers:
     hosts = _until_right("Hosts, as ssh knows them (gpu[01-08], or a,b,c)", None, init.from_words, tell)
     gpus = _until_right("GPUs each (a number, or auto)", "auto", gpus_of, tell)
     chosen = _until_right("Script of the job", script or "train.py", str, tell)
-    return Answers([init.with_gpus(machine, gpus) for machine in hosts], chosen)
+    python = _until_right("Python on the hosts that has what the script imports (a path, or auto)", "auto", str, tell)
+    machines = [init.with_gpus(machine, gpus) for machine in hosts]
+    return Answers(machines, chosen, None if python == "auto" else python)
 
 
 def gpus_of(text: str) -> int | None:

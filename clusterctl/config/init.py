@@ -217,20 +217,31 @@ def on_machines(template: str, machines: Sequence[Machine]) -> str:
 
 
 def starter(
-    machines: Sequence[Machine] = (), *, script: str = "train.py", name: str | None = None, schema: str | None = None
+    machines: Sequence[Machine] = (),
+    *,
+    script: str = "train.py",
+    python: str | None = None,
+    name: str | None = None,
+    schema: str | None = None,
 ) -> str:
     """Write a commented cluster file.
 
     Args:
         machines: In order of node rank; without any, two are named that are to be replaced.
         script: What the job runs.
+        python: The Python of the nodes; they find one by themselves without.
         name: Of the runs; the folder's otherwise.
         schema: Path or URL of the JSON Schema for the modeline that editors read; no modeline without.
     """
     modeline = f"# yaml-language-server: $schema={schema}\n" if schema else ""
     hosts = _host_lines(machines or [Machine("gpu01", 8), Machine("gpu02", 8)])
     title = f"name: {json.dumps(name)}\n" if name else ""
-    return _STARTER.format(modeline=modeline, title=title, hosts="\n".join(hosts), script=_scalar(script))
+    text = _STARTER.format(modeline=modeline, title=title, hosts="\n".join(hosts), script=_scalar(script))
+    if python is None:
+        return text
+    return re.sub(
+        r"(?m)^# (defaults:)$|^# (  python: ).*$", lambda line: line[1] or f"{line[2]}{_scalar(python)}", text
+    )
 
 
 def _host_lines(machines: Sequence[Machine]) -> list[str]:

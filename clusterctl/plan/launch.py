@@ -7,18 +7,23 @@ Host order is node rank; ranks are contiguous per node. What torchrun gives a wo
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from clusterctl.config.kinds import Launcher
 from clusterctl.config.spec import ClusterSpec, JobSpec
 from clusterctl.plan.environment import TORCHRUN_SETS, Common, RunIdentity, framework_values, worker_environment
-from clusterctl.plan.layout import PYTHON, Layout, job_of
+from clusterctl.plan.layout import PYTHON, Layout, entries_if, job_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from clusterctl.plan.meeting import Meeting, NodeAnswer
 
+
+T = TypeVar("T")
+
+_COUNTED = "GPUS"
+"""Stands for a number on a command line that is counted at the start."""
 
 STRICT_BASH = ("bash", "-eo", "pipefail", "-c")
 """What runs a text of the user's: the first command that fails ends it, in a pipe too, as a prologue does on nodes."""
@@ -205,14 +210,35 @@ def plan_json(plan: LaunchPlan, secrets: Mapping[str, str]) -> dict[str, Any]:
 
 
 def unknown_plan_json(spec: ClusterSpec, identity: RunIdentity) -> dict[str, Any]:
-    """Return a plan in its published shape where only the nodes can tell how many workers there are."""
-    nodes: list[dict[str, Any]] = [
-        {"node": h.name, "node_rank": i, "address": h.internal_ip, "workers": []} for i, h in enumerate(spec.workers)
+    """Return a plan in its published shape where only the nodes can tell how many workers there are.
+
+    A node that has to be asked for its GPUs has one worker, which stands for all of them. `None` is what depends on the
+    answers: it is what differs between a plan for one GPU on each of these nodes and a plan for two.
+    """
+    one, two = (
+        plan_json(plan_launch(spec, identity, entries_if(spec, gpus), {}, None, {}), spec.secrets) for gpus in (1, 2)
+    )
+    nodes = [
+        {**of_one, "workers": [_in_common(a, b) for a, b in _pairs(of_one["workers"], of_two["workers"])]}
+        for of_one, of_two in zip(one["nodes"], two["nodes"], strict=True)
     ]
+    return {**one, "world_size": None, "nodes": nodes}
+
+
+def _pairs(some: list[dict[str, Any]], more: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Pair workers of the same node in two plans: the last one of the larger plan is another one than the first."""
+    return zip(some, more if len(more) == len(some) else more[-1:], strict=True)
+
+
+def _in_common(one: dict[str, Any], two: dict[str, Any]) -> dict[str, Any]:
+    """Return what a worker has in both of two plans, with `None` for the rest."""
     return {
-        "run": identity.run,
-        "world_size": None,
-        "master_addr": None,
-        "master_port": spec.network.master_port,
-        "nodes": nodes,
+        "rank": _equal(one["rank"], two["rank"]),
+        "local_rank": _equal(one["local_rank"], two["local_rank"]),
+        "argv": [a if a == b else _COUNTED for a, b in zip(one["argv"], two["argv"], strict=True)],
+        "env": {name: _equal(value, two["env"].get(name)) for name, value in one["env"].items()},
     }
+
+
+def _equal(one: T, two: T) -> T | None:
+    return one if one == two else None

@@ -84,6 +84,11 @@ def known_entries(spec: ClusterSpec) -> tuple[Layout, ...] | None:
     return layout(spec.workers, {})
 
 
+def entries_if(spec: ClusterSpec, gpus: int) -> tuple[Layout, ...]:
+    """Return the layout where each host that has to be asked for its GPUs has so many."""
+    return layout(spec.workers, {host.name: gpus for host in spec.workers})
+
+
 def workdir_of(spec: ClusterSpec, node: str) -> str:
     """Return where the code lies on a node; `~` is the node's own home."""
     host = next(h for h in spec.hosts if h.name == node)

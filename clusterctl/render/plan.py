@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from clusterctl.render.terminal.console import Terminal
 
 _COLUMNS = (Column(title="NODE", shrink=True), Column(title="RANKS"), Column(title="COUNT"), Column(title="COMMAND"))
+_COUNTED = "counted at start"
 _MOST_SHOWN = 4
 """So many different values of a variable are all shown."""
 
@@ -24,50 +25,66 @@ _MOST_SHOWN = 4
 def render_plan(plan: Mapping[str, Any], terminal: Terminal) -> list[str]:
     """Return a plan (`plan_json`) as lines: a head line, a table of ranks and commands, what is in the environment."""
     nodes = plan["nodes"]
-    workers = [worker for node in nodes for worker in node["workers"]]
-    lines = [f"{_ranks(plan['world_size'])} on {plural(len(nodes), 'node')} · {_master(plan)}", ""]
+    lines = [f"{_ranks(plan)} · {_master(plan)}", ""]
     lines += render_table(_COLUMNS, list(_rows(nodes)), terminal)
-    if workers:
-        lines += ["", *_environment([worker["env"] for worker in workers], terminal)]
-    return lines
+    envs = [worker["env"] for node in nodes for worker in node["workers"]]
+    return [*lines, "", *_environment(envs, terminal)]
 
 
-def _ranks(world_size: int | None) -> str:
-    return "ranks as the nodes have GPUs" if world_size is None else plural(world_size, "rank")
+def _ranks(plan: Mapping[str, Any]) -> str:
+    nodes = plural(len(plan["nodes"]), "node")
+    if plan["world_size"] is not None:
+        return f"{plural(plan['world_size'], 'rank')} on {nodes}"
+    if all(worker["local_rank"] is None for node in plan["nodes"] for worker in node["workers"]):
+        return f"{nodes}, one rank per GPU, {_COUNTED}"
+    return f"{nodes}, ranks {_COUNTED}"
 
 
 def _master(plan: Mapping[str, Any]) -> str:
     address, port = plan["master_addr"], plan["master_port"]
-    place = "found at the start" if address is None else address
-    if port:
-        return f"MASTER_ADDR {place}, MASTER_PORT {port}"
-    return f"MASTER_ADDR {place}, on a free port"
+    if address is None and not port:
+        return "MASTER_ADDR and port chosen at start"
+    host = "MASTER_ADDR chosen at start" if address is None else f"MASTER_ADDR {address}"
+    return f"{host}, {f'MASTER_PORT {port}' if port else 'port chosen at start'}"
 
 
 def _rows(nodes: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
     """Yield the cells of each row; neighbours that start as many ranks by the same command share one."""
-    for (count, command), same in groupby(nodes, lambda node: (len(node["workers"]), _command(node["workers"]))):
+    for (count, _, command), same in groupby(nodes, _start_of):
         alike = list(same)
-        ranks = fold_ranks(worker["rank"] for node in alike for worker in node["workers"])
-        each = f"{count} each" if len(alike) > 1 and count else str(count or "")
-        yield fold_nodes(node["node"] for node in alike), ranks or "unknown", each, command
+        workers = [worker for node in alike for worker in node["workers"]]
+        is_known = all(worker["rank"] is not None for worker in workers)
+        ranks = fold_ranks(worker["rank"] for worker in workers) if is_known else _COUNTED
+        each = str(count) if workers[0]["local_rank"] is not None else "1 per GPU"
+        each += " each" if len(alike) > 1 and workers[0]["local_rank"] is not None else ""
+        yield fold_nodes(node["node"] for node in alike), ranks, each, command
 
 
-def _command(workers: Sequence[Mapping[str, Any]]) -> str:
+def _start_of(node: Mapping[str, Any]) -> tuple[int, bool, str]:
+    """Return how many workers a node starts, whether they are counted at the start, and the command."""
+    workers = node["workers"]
     # Where nothing names the interpreter, it is found on the node.
-    return shlex.join("python" if word is None else word for word in workers[0]["argv"]) if workers else ""
+    command = shlex.join("python" if word is None else word for word in workers[0]["argv"])
+    return len(workers), workers[0]["local_rank"] is None, command
 
 
-def _environment(envs: Sequence[Mapping[str, str]], terminal: Terminal) -> list[str]:
-    """Return the variables that all ranks have alike, then those that differ, with their values in order of rank."""
-    names = sorted({name for env in envs for name in env})
-    values = {name: list(dict.fromkeys(env.get(name, "(not set)") for env in envs)) for name in names}
+def _environment(envs: Sequence[Mapping[str, str | None]], terminal: Terminal) -> list[str]:
+    """Return the variables that all ranks have alike, then those that differ, with their values in order of rank.
+
+    The names of those that are counted at the start come last.
+    """
+    counted = sorted({name for env in envs for name, value in env.items() if value is None})
+    names = sorted({name for env in envs for name in env}.difference(counted))
+    values = {name: list(dict.fromkeys(str(env.get(name, "(not set)")) for env in envs)) for name in names}
     alike = [f"  {name}={said[0]}" for name, said in values.items() if len(said) == 1]
     differ = [f"  {name}={_some(said, terminal)}" for name, said in values.items() if len(said) > 1]
     lines = ["every rank has", *(terminal.style(line, DIM) for line in alike)]
     if differ:
         lines += ["by rank", *(terminal.style(line, DIM) for line in differ)]
-        lines.append("`clusterctl config --env RANK` shows all of one rank")
+        if not counted:
+            lines.append("`clusterctl config --env RANK` shows all of one rank")
+    if counted:
+        lines += [_COUNTED, terminal.style(f"  {', '.join(counted)}", DIM)]
     return lines
 
 

@@ -1,4 +1,4 @@
-"""`init` on a terminal asks three questions, and writes nothing to who leaves."""
+"""`init` on a terminal asks four questions, and writes nothing to who leaves."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 CTRL_D = "\x04"
 
 
-def test_three_answers_make_a_file_that_checks(head: LocalHead) -> None:
+def test_four_answers_make_a_file_that_checks(head: LocalHead) -> None:
     (head.folder / "job.py").touch()
     with head.terminal("init") as screen:
         screen.expect("Hosts")
@@ -25,11 +25,14 @@ def test_three_answers_make_a_file_that_checks(head: LocalHead) -> None:
         screen.press("8\r")
         screen.expect("[job.py]")
         screen.press("\r")
+        screen.expect("Python on the hosts")
+        screen.press("~/venv/bin/python\r")
 
         assert screen.wait() == 0
         assert "`clusterctl up` runs it" in screen.shown
     written = yaml.safe_load((head.folder / "cluster.yaml").read_text())
     assert (written["hosts"], written["job"]) == ({"gpu[01-04]": 8}, {"script": "job.py"})
+    assert written["defaults"] == {"python": "~/venv/bin/python"}
 
 
 def test_who_leaves_a_question_finds_nothing_written(head: LocalHead) -> None:

@@ -83,21 +83,30 @@ def _file(spec: ClusterSpec, console: Console, *, as_json: bool, quiet: bool) ->
 
 
 def _ranks(spec: ClusterSpec, console: Console) -> tuple[Any, list[str]]:
-    entries = layout.known_entries(spec)
-    if entries is None:
-        raise _unknown(spec)
-    shown = [
-        {"node": e.host.name, "node_rank": e.node_rank, "ranks": list(e.ranks), "gpus": list(e.gpus)} for e in entries
-    ]
-    rows = [[e.host.name, str(e.node_rank), fold_ranks(e.ranks), fold_ranks(e.gpus) or "-"] for e in entries]
+    one, two = (layout.entries_if(spec, gpus) for gpus in (1, 2))
+    shown, rows = [], []
+    for entry, other in zip(one, two, strict=True):
+        node, number = entry.host.name, entry.node_rank
+        ranks = entry.ranks if entry.ranks == other.ranks else None
+        gpus = entry.gpus if entry.gpus == other.gpus else None
+        shown.append({"node": node, "node_rank": number, "ranks": _listed(ranks), "gpus": _listed(gpus)})
+        in_words = "counted at start" if ranks is None else fold_ranks(ranks)
+        rows.append([node, str(number), in_words, "auto" if gpus is None else fold_ranks(gpus) or "-"])
+    if layout.known_entries(spec) is None:
+        error = _unknown(spec)
+        console.narrate(str(error), f"hint: {error.hint}")
     columns = [Column(title=title) for title in ("NODE", "NODE RANK", "RANKS", "GPUS")]
     return shown, render_table(columns, rows, console.out)
+
+
+def _listed(numbers: tuple[int, ...] | None) -> list[int] | None:
+    return None if numbers is None else list(numbers)
 
 
 def _unknown(spec: ClusterSpec) -> RefusedError:
     silent = fold_nodes(h.name for h in spec.workers if layout.worker_count(h, None) is None)
     return RefusedError(
-        f"only the nodes can tell how many ranks there are: {silent}",
+        f"the ranks are counted at start, one per GPU of {silent}",
         hint="write `gpus: N` or `workers: N`, or see `clusterctl health`",
     )
 

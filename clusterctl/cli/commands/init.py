@@ -90,9 +90,10 @@ class InitChoices(Choices):
 def command(choices: InitChoices) -> int:
     """Write a cluster file: for HOSTS (`gpu[01-08]`, `a,b`) into PATH, or ./cluster.yaml.
 
-    On a terminal, and without anything said, it asks for hosts, GPUs and script. With `--template` PATH is a folder.
-    A word is a path where it holds `/` or ends with .yaml or .yml, and beside `--template` where it is no range
-    or list. What kind of file `--from` names is seen from its content where no option says it.
+    On a terminal, and without any argument, it asks for hosts, GPUs, script and Python. Arguments with `/` in them or
+    .yaml or .yml at their end are paths, all others hosts. With `--template` PATH is a folder, and a single word that
+    is no range or list is a path too. What kind of file `--from` names is seen from its content where no option says
+    it.
     """
     options.refuse_together(*((f"--{kind}", is_given) for kind, is_given in choices.kinds.items()))
     console = choices.console()
@@ -158,12 +159,14 @@ def _write_starter(choices: InitChoices, place: _Place, console: Console) -> Non
     path = Path(place.path or DEFAULT_FILE)
     beside = path.with_name(_SCHEMA)
     _refuse_overwriting([path, *([beside] if choices.schema else [])], force=choices.force)
-    machines, script = _given(choices, place), choices.script or asking.script_here(path.parent)
+    machines, script, python = _given(choices, place), choices.script or asking.script_here(path.parent), None
     said = (choices.script, choices.source, choices.kind, choices.gpus, *choices.words)
     if not any(said) and not choices.schema and not choices.quiet and asking.possible():
         answers = asking.ask(script, console.narrate)
-        machines, script = answers.machines, answers.script
-    text = init.starter(machines, script=script or "train.py", schema=_SCHEMA if choices.schema else None)
+        machines, script, python = answers.machines, answers.script, answers.python
+    text = init.starter(
+        machines, script=script or "train.py", python=python, schema=_SCHEMA if choices.schema else None
+    )
     write(path, text)
     if choices.schema:
         from clusterctl.config.schema import schema_text

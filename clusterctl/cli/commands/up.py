@@ -140,7 +140,7 @@ def _spec(choices: UpChoices, arguments: tuple[str, ...], console: Console) -> C
         sets,
         overrides=overrides,
         require_job=True,
-        with_secrets=not choices.dry_run,
+        with_secrets=True,
         console=console,
         run_listing=listings.run_accepted if choices.dry_run else listings.run,
     ).spec
@@ -253,6 +253,6 @@ def _copied(spec: ClusterSpec) -> list[str]:
     what = f"{plural(len(sizes), 'file')} of {spec.sync.source}, {size(sum(sizes.values()))}"
     return [
         "",
-        f"copied  {what}, to {fold_nodes(remote)}: what they do not have yet",
+        f"will copy up to {what}, to {fold_nodes(remote)}",
         *map(safe, doubts.lines(left_out)),
     ]

@@ -75,10 +75,20 @@ def test_config_ranks_are_contiguous_in_the_order_of_hosts(folder: Path) -> None
     assert [node["ranks"] for node in json.loads(data("config", "--ranks", "--json"))] == [[0, 1], [2, 3]]
 
 
-def test_config_ranks_refuses_to_guess_what_only_nodes_know(folder: Path) -> None:
-    result = call("config", "--ranks", "--set", "hosts=gpu01")
-    assert isinstance(result.exception, RefusedError)
-    assert "gpu01" in str(result.exception)
+def test_config_ranks_tells_what_is_known_where_only_nodes_know_their_gpus(folder: Path) -> None:
+    hosts = "hosts={known: 2, gpu01: auto, last: {gpus: auto, workers: 3}}"
+    nodes = json.loads(data("config", "--ranks", "--set", hosts, "--json"))
+    assert [(node["ranks"], node["gpus"]) for node in nodes] == [([0, 1], [0, 1]), (None, None), (None, None)]
+
+    result = call("config", "--ranks", "--set", hosts)
+    assert result.exit_code == 0
+    assert "gpu01  1          counted at start  auto" in result.stdout
+    assert "one per GPU of gpu01" in result.stderr
+
+
+def test_a_dry_run_refuses_a_secret_that_is_not_set_as_up_does(folder: Path) -> None:
+    missing = "secrets={TOKEN: {env: SURELY_NOT_SET}}"
+    assert isinstance(call("up", "--dry-run", "--set", missing).exception, ConfigError)
 
 
 def test_config_env_is_that_of_the_rank(folder: Path) -> None:

@@ -14,7 +14,12 @@ PIPE = Terminal(io.StringIO(), colour=False, live=False, unicode=True, width=0)
 def node(rank: int, count: int = 2, argv: tuple[str | None, ...] = (None, "train.py"), **env: str) -> dict[str, Any]:
     first = rank * count
     workers = [
-        {"rank": first + i, "argv": list(argv), "env": {"RANK": str(first + i), "WORLD_SIZE": "8", **env}}
+        {
+            "rank": first + i,
+            "local_rank": i,
+            "argv": list(argv),
+            "env": {"RANK": str(first + i), "WORLD_SIZE": "8", **env},
+        }
         for i in range(count)
     ]
     return {"node": f"gpu{rank + 1:02}", "node_rank": rank, "workers": workers}
@@ -28,7 +33,7 @@ def plan(*nodes: dict[str, Any], **more: Any) -> dict[str, Any]:
 def test_nodes_that_start_alike_share_a_row() -> None:
     lines = render_plan(plan(*map(node, range(4))), PIPE)
     assert lines[:4] == [
-        "8 ranks on 4 nodes · MASTER_ADDR found at the start, on a free port",
+        "8 ranks on 4 nodes · MASTER_ADDR and port chosen at start",
         "",
         "NODE        RANKS  COUNT   COMMAND",
         "gpu[01-04]  0-7    2 each  python train.py",
@@ -63,8 +68,8 @@ def test_a_variable_that_some_ranks_do_not_have_is_told_as_such() -> None:
 @pytest.mark.parametrize(
     ("more", "told"),
     [
-        pytest.param({"master_port": 29500}, "MASTER_ADDR found at the start, MASTER_PORT 29500", id="port"),
-        pytest.param({"master_addr": "10.0.0.1"}, "MASTER_ADDR 10.0.0.1, on a free port", id="address"),
+        pytest.param({"master_port": 29500}, "MASTER_ADDR chosen at start, MASTER_PORT 29500", id="port"),
+        pytest.param({"master_addr": "10.0.0.1"}, "MASTER_ADDR 10.0.0.1, port chosen at start", id="address"),
     ],
 )
 def test_the_head_line_tells_what_the_file_says_of_the_meeting(more: dict[str, Any], told: str) -> None:
@@ -72,6 +77,16 @@ def test_the_head_line_tells_what_the_file_says_of_the_meeting(more: dict[str, A
 
 
 def test_where_nodes_must_be_asked_for_their_gpus_it_is_said() -> None:
-    lines = render_plan(plan({"node": "gpu01", "node_rank": 0, "workers": []}, world_size=None), PIPE)
-    assert lines[0].startswith("ranks as the nodes have GPUs on 1 node")
-    assert lines[3] == "gpu01  unknown"
+    worker = {"rank": None, "local_rank": None, "argv": [None, "train.py"], "env": {"A": "1", "RANK": None}}
+    nodes = [{"node": f"gpu0{i}", "node_rank": i, "workers": [worker]} for i in range(2)]
+    assert render_plan(plan(*nodes, world_size=None), PIPE) == [
+        "2 nodes, one rank per GPU, counted at start · MASTER_ADDR and port chosen at start",
+        "",
+        "NODE        RANKS             COUNT      COMMAND",
+        "gpu[00-01]  counted at start  1 per GPU  python train.py",
+        "",
+        "every rank has",
+        "  A=1",
+        "counted at start",
+        "  RANK",
+    ]

@@ -445,13 +445,15 @@ def test_a_plan_that_only_the_nodes_could_make_says_so() -> None:
     spec = spec_of(*hosts, network=NetworkSpec(master_port=29500))
 
     assert layout.known_entries(spec) is None
-    assert planning.unknown_plan_json(spec, RUN) == {
+    plan = planning.unknown_plan_json(spec, RUN)
+
+    assert {name: plan[name] for name in ("run", "world_size", "master_addr", "master_port")} == {
         "run": "digits-ab12",
         "world_size": None,
         "master_addr": None,
         "master_port": 29500,
-        "nodes": [
-            {"node": "a", "node_rank": 0, "address": "10.0.0.1", "workers": []},
-            {"node": "b", "node_rank": 1, "address": None, "workers": []},
-        ],
     }
+    asked, known = ([(w["rank"], w["local_rank"]) for w in node["workers"]] for node in plan["nodes"])
+    assert (asked, known) == ([(None, None)], [(None, 0), (None, 1)])
+    env = plan["nodes"][1]["workers"][1]["env"]
+    assert (env["LOCAL_RANK"], env["LOCAL_WORLD_SIZE"], env["RANK"], env["WORLD_SIZE"]) == ("1", "2", None, None)
