@@ -21,10 +21,10 @@ def main(argv: list[str] | None = None) -> int:
         from clusterctl.agent.facts import sampler
 
         return sampler.main(arguments)
-    if command == "holders":
-        from clusterctl.agent.facts import holders
+    if command == "gpu-memory-wait":
+        from clusterctl.agent.facts import gpu_memory_wait
 
-        return holders.main(arguments)
+        return gpu_memory_wait.main(arguments)
     if command == "wait":
         from clusterctl.agent.supervisor.forking import attending
 

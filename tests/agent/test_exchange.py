@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from clusterctl.agent.facts import exchange
+from clusterctl.agent.facts import link_probe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -22,7 +22,7 @@ class Serving:
     """A listener that serves in a thread."""
 
     def __init__(self, payload: int = 0, enough: int | None = None) -> None:
-        self.listener = exchange.Listener(0, "secret", payload)
+        self.listener = link_probe.Listener(0, "secret", payload)
         self.served: list[int] = []
         self._thread = threading.Thread(target=lambda: self.served.append(self.listener.serve(60.0, enough)))
         self._thread.start()
@@ -34,7 +34,7 @@ class Serving:
 
 
 def try_it(port: int, payload: int = 0, timeout: float = 20.0) -> dict[str, object]:
-    return exchange.connect("127.0.0.1", port, "secret", timeout, payload)
+    return link_probe.probe_connection("127.0.0.1", port, "secret", timeout, payload)
 
 
 @contextlib.contextmanager
@@ -57,7 +57,7 @@ def test_connections_that_say_nothing_keep_no_node_waiting(say: bytes) -> None:
 
 def test_more_strangers_than_a_node_has_descriptors_for_do_not_end_it() -> None:
     serving = Serving(enough=1)
-    with strangers(serving.listener.port, exchange.MOST + 5):
+    with strangers(serving.listener.port, link_probe.MAX_PEERS + 5):
         assert try_it(serving.listener.port)["ok"]
     assert serving.end() == 1
 

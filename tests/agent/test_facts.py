@@ -20,16 +20,15 @@ import pytest
 
 import clusterctl.agent
 from clusterctl.agent.facts import (
-    children,
+    child_tasks,
     collect,
-    exchange,
     host,
     kernel_log,
+    link_probe,
     main,
-    mounts,
-    net,
-    ports,
-    procs,
+    network,
+    processes,
+    storage,
     versions,
 )
 from tests import fake_nvml
@@ -64,7 +63,7 @@ def test_tasks_run_at_once_and_each_has_its_own_result() -> None:
         os.kill(os.getpid(), signal.SIGSEGV)
         return {}
 
-    found = children.run(
+    found = child_tasks.run_tasks(
         {"good": lambda: {"x": 1}, "failing": failing, "denied": denied, "dying": dying}, time.monotonic() + 10
     )
     assert {name: result["status"] for name, result in found.items()} == {
@@ -88,7 +87,7 @@ def test_a_task_that_ignores_signals_is_killed_at_the_deadline_with_its_programs
         return {}
 
     began = time.monotonic()
-    found = children.run({"stubborn": stubborn, "good": dict}, began + 0.5)
+    found = child_tasks.run_tasks({"stubborn": stubborn, "good": dict}, began + 0.5)
     os.close(writer)
     assert time.monotonic() - began < 2
     assert found["good"]["status"] == "ok"
@@ -101,7 +100,7 @@ def test_a_task_that_ignores_signals_is_killed_at_the_deadline_with_its_programs
 def test_a_task_with_a_deadline_of_its_own_keeps_nobody_else_waiting() -> None:
     began = time.monotonic()
     tasks = {"slow": lambda: time.sleep(1.5) or {"x": 1}, "hangs": lambda: time.sleep(60) or {}, "quick": dict}
-    found = children.run(tasks, began + 0.3, later={"slow": began + 30})
+    found = child_tasks.run_tasks(tasks, began + 0.3, later={"slow": began + 30})
     assert {name: result["status"] for name, result in found.items()} == {
         "slow": "ok",
         "hangs": "timeout",
@@ -120,7 +119,7 @@ def test_a_task_that_is_stuck_in_the_kernel_is_given_up_before_its_own_deadline(
         os.execv(tmp_path / "stuck", ["stuck"])
 
     began = time.monotonic()
-    found = children.run({"stuck": stuck, "quick": dict}, began + 0.2, later={"stuck": began + 120})
+    found = child_tasks.run_tasks({"stuck": stuck, "quick": dict}, began + 0.2, later={"stuck": began + 120})
     assert time.monotonic() - began < 60
     assert (found["stuck"]["status"], found["stuck"]["state"]) == ("timeout", "D")
     assert "stuck in the kernel (state D" in found["stuck"]["reason"]
@@ -129,9 +128,9 @@ def test_a_task_that_is_stuck_in_the_kernel_is_given_up_before_its_own_deadline(
 def test_a_task_holds_none_of_our_streams() -> None:
     """An abandoned child must not keep the pipe by which the probe answers."""
     code = (
-        "import time\nfrom clusterctl.agent.facts import children\n"
-        "children._Child.abandon = lambda self: {'x': {}}\n"
-        "children.run({'x': lambda: time.sleep(5)}, time.monotonic() + 0.2)\nprint('done', flush=True)"
+        "import time\nfrom clusterctl.agent.facts import child_tasks\n"
+        "child_tasks._Child.abandon = lambda self: {'x': {}}\n"
+        "child_tasks.run_tasks({'x': lambda: time.sleep(5)}, time.monotonic() + 0.2)\nprint('done', flush=True)"
     )
     began = time.monotonic()
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -182,7 +181,7 @@ def test_the_look_works_from_an_archive_and_keeps_the_bindings_beside_it(tmp_pat
 def test_torch_is_never_imported() -> None:
     code = (
         "import sys, json\nfrom clusterctl.agent.facts import versions\n"
-        "told = versions.collect()\nprint(json.dumps([told['torch'], 'torch' in sys.modules]))"
+        "told = versions.collect_versions()\nprint(json.dumps([told['torch'], 'torch' in sys.modules]))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     version, imported = json.loads(done.stdout)
@@ -203,7 +202,7 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def look(root: Path) -> dict[str, Any]:
-    return children.run({"log": lambda: kernel_log.collect(str(root))}, time.monotonic() + 3)["log"]
+    return child_tasks.run_tasks({"log": lambda: kernel_log.collect_kernel_log(str(root))}, time.monotonic() + 3)["log"]
 
 
 def events(found: dict[str, Any]) -> list[tuple[str, int, int, float]]:
@@ -318,7 +317,7 @@ def test_limits_and_memory_of_the_machine_are_read(tmp_path: Path) -> None:
     limit = tmp_path / "sys/fs/cgroup/user.slice/memory.max"
     limit.parent.mkdir(parents=True)
     limit.write_text("1234\n")
-    found = host.collect(root)
+    found = host.collect_host(root)
     assert (found["mem_total"], found["mem_available"], found["swap_used"]) == (1024000, 409600, 30720)
     assert (found["load1"], found["uptime"], found["governors"], found["cgroup_mem_max"]) == (
         3.5,
@@ -337,14 +336,14 @@ def test_rdma_ports_are_read_from_sys_alone(tmp_path: Path) -> None:
         "gid_attrs__types__0": "RoCE v2",
     }
     root = write(tmp_path, **{base + name: value for name, value in {**values, **gids}.items()})
-    found = net.collect(root, {})["ib"]
+    found = network.collect_network(root, {})["ib"]
     assert [(p["device"], p["port"], p["state"], p["phys"], p["gids"], p["roce_v2"]) for p in found] == [
         ("mlx5_0", 1, "ACTIVE", "LinkUp", 1, 1)
     ]
 
 
 def test_the_way_to_a_peer_is_found_without_sending_anything() -> None:
-    found = net.collect("/", {"self": "127.0.0.1", "nobody": "no-such-host.invalid"})["routes"]
+    found = network.collect_network("/", {"self": "127.0.0.1", "nobody": "no-such-host.invalid"})["routes"]
     assert (found["self"]["source"], found["self"]["interface"]) == ("127.0.0.1", "lo")
     assert found["nobody"]["error"]
 
@@ -357,7 +356,7 @@ def test_processes_of_runs_and_stuck_ones_are_found_by_marker_and_state(tmp_path
         proc__42__wchan="nfs_wait",
     )
     (tmp_path / "proc/41/environ").write_bytes(b"A=1\0CLUSTERCTL_RUN_ID=run-7\0")
-    found = procs.collect(root)
+    found = processes.collect_processes(root)
     assert found["runs"] == [{"run": "run-7", "pid": 41, "comm": "python"}]
     described = {"pid": 42, "comm": "py (x)", "wchan": "nfs_wait", "gpu": False, "stuck_s": None}
     assert found["dstate"] == [described]
@@ -365,7 +364,7 @@ def test_processes_of_runs_and_stuck_ones_are_found_by_marker_and_state(tmp_path
 
 def test_where_a_process_waits_is_unknown_where_the_kernel_does_not_show_it(tmp_path: Path) -> None:
     root = write(tmp_path, proc__42__stat=stat_line(42, "python", "D"), proc__42__wchan="0")
-    assert [entry["wchan"] for entry in procs.collect(root)["dstate"]] == [None]
+    assert [entry["wchan"] for entry in processes.collect_processes(root)["dstate"]] == [None]
 
 
 def sleeping(root: Path, woken: str) -> str:
@@ -377,7 +376,7 @@ def sleeping(root: Path, woken: str) -> str:
 
 
 def test_a_process_with_a_gpu_that_is_never_woken_is_stuck(tmp_path: Path) -> None:
-    (entry,) = procs.collect(sleeping(tmp_path, "7"), certain=0.6)["dstate"]
+    (entry,) = processes.collect_processes(sleeping(tmp_path, "7"), certain=0.6)["dstate"]
     assert (entry["gpu"], entry["stuck_s"] >= 0.6) == (True, True)
 
 
@@ -398,7 +397,7 @@ def test_a_process_with_a_gpu_that_is_woken_meanwhile_is_at_work(tmp_path: Path)
 
     working = threading.Thread(target=work)
     working.start()
-    (entry,) = procs.collect(root, certain=60)["dstate"]
+    (entry,) = processes.collect_processes(root, certain=60)["dstate"]
     seen.set()
     working.join()
     assert (entry["gpu"], entry["stuck_s"]) == (True, None)
@@ -411,7 +410,7 @@ def test_a_container_with_processes_of_its_own_says_so(tmp_path: Path) -> None:
     for name in ("pid:[4026531836]", "pid:[4026532199]"):
         namespace.unlink(missing_ok=True)
         namespace.symlink_to(name)
-        seen.append(procs.collect(str(tmp_path))["own_namespace"])
+        seen.append(processes.collect_processes(str(tmp_path))["own_namespace"])
     assert seen == [False, True]
 
 
@@ -428,7 +427,7 @@ def test_a_process_that_waits_for_a_moment_only_is_not_stuck(tmp_path: Path) -> 
 
     changing = threading.Thread(target=go_on)
     changing.start()
-    found = procs.collect(root)["dstate"]
+    found = processes.collect_processes(root)["dstate"]
     changing.join()
     assert [entry["pid"] for entry in found] == [43]
 
@@ -436,7 +435,7 @@ def test_a_process_that_waits_for_a_moment_only_is_not_stuck(tmp_path: Path) -> 
 def test_mounts_that_answer_or_fail_are_told_one_by_one(tmp_path: Path) -> None:
     (tmp_path / "good").mkdir()
     root = write(tmp_path, proc__mounts=f"filer:/x {tmp_path}/gone\\040away nfs4 rw 0 0\nproc /proc proc rw 0 0")
-    found = mounts.collect(root, [str(tmp_path / "good")], time.monotonic() + 3)["paths"]
+    found = storage.collect_mounts(root, [str(tmp_path / "good")], time.monotonic() + 3)["paths"]
     assert [(p["path"], p["fs"], p["status"]) for p in found] == [
         (str(tmp_path / "good"), None, "ok"),
         (f"{tmp_path}/gone away", "nfs4", "error"),
@@ -454,7 +453,7 @@ def test_versions_are_read_from_names_alone_and_the_first_on_the_path_wins(
             (tmp_path / place / name).mkdir(parents=True)
     write(tmp_path, **{"a__torch__version.py": "from typing import Optional\ncuda: Optional[str] = '12.4'\n"})
     monkeypatch.setattr(sys, "path", [str(tmp_path / "a"), str(tmp_path / "b"), "/nowhere"])
-    found = versions.collect()
+    found = versions.collect_versions()
     assert (found["torch"], found["torch_cuda"], found["nccl"], found["packages"]) == ("2.6.0", "12.4", "2.21.5", 3)
 
 
@@ -466,7 +465,7 @@ def test_a_port_that_somebody_holds_is_not_free_and_its_owner_named() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        entry = ports.collect([port])["ports"][0]
+        entry = network.collect_ports([port])["ports"][0]
     assert (entry["free"], entry["owner"]) == (False, f"a listener of uid {os.getuid()}")
 
 
@@ -474,32 +473,32 @@ def test_a_port_that_is_held_but_not_listening_is_not_free_either() -> None:
     with socket.socket() as held:
         held.bind(("", 0))
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        assert ports.collect([held.getsockname()[1]])["ports"][0]["free"] is False
+        assert network.collect_ports([held.getsockname()[1]])["ports"][0]["free"] is False
 
 
 def test_a_nonce_proves_who_answers_and_leaves_the_port_free() -> None:
-    listener = exchange.Listener(0, "secret")
+    listener = link_probe.Listener(0, "secret")
     server = threading.Thread(target=listener.serve, args=(20.0,))
     server.start()
-    wrong = exchange.connect("127.0.0.1", listener.port, "other", 5.0)
-    right = exchange.connect("127.0.0.1", listener.port, "secret", 5.0)
+    wrong = link_probe.probe_connection("127.0.0.1", listener.port, "other", 5.0)
+    right = link_probe.probe_connection("127.0.0.1", listener.port, "secret", 5.0)
     with pytest.raises(OSError, match="Address already in use"):
-        exchange.Listener(listener.port, "x")
+        link_probe.Listener(listener.port, "x")
     # Shutting it down wakes whoever accepts; closing alone would not.
     with socket.socket(fileno=os.dup(listener.descriptor)) as same:
         same.shutdown(socket.SHUT_RDWR)
     server.join(10)
     assert (right["ok"], right["error"]) == (True, None)
     assert (wrong["ok"], wrong["error"]) == (False, "wrong answer")
-    assert ports.collect([listener.port])["ports"][0]["free"] is True
+    assert network.collect_ports([listener.port])["ports"][0]["free"] is True
 
 
 def test_a_refused_connection_is_told_apart_from_silence() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    assert exchange.connect("127.0.0.1", port, "x", 2.0)["error"] == "refused"
+    assert link_probe.probe_connection("127.0.0.1", port, "x", 2.0)["error"] == "refused"
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
-        assert exchange.connect("127.0.0.1", silent.getsockname()[1], "x", 0.2)["error"] == "timeout"
+        assert link_probe.probe_connection("127.0.0.1", silent.getsockname()[1], "x", 0.2)["error"] == "timeout"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.agent.facts import collect, environment, hardware, libraries, limits, memory, processors, rdma, versions
+from clusterctl.agent.facts import collect, hardware_errors, host, network, versions
 from clusterctl.agent.linux import syscalls
 
 ROOT_USER = {"proc/self/uid_map": "         0          0 4294967295", "proc/self/status": "CapEff:\t000001ffffffffff"}
@@ -37,18 +37,18 @@ def tree(root: Path, files: dict[str, str], links: dict[str, str] | None = None)
     ids=["root", "root of a container", "root of a user namespace", "unknown"],
 )
 def test_who_may_pin_any_memory_has_no_limit_of_it(tmp_path: Path, files: dict[str, str], asked: bool) -> None:
-    found = limits.collect(tree(tmp_path, files))
+    found = host.collect_limits(tree(tmp_path, files))
     here = subprocess.run(["bash", "-c", "ulimit -l"], capture_output=True, text=True, check=True).stdout.strip()
     assert found["memlock"] == (None if not asked or here == "unlimited" else int(here) * 1024)
 
 
 def test_nobody_waits_to_see_whether_an_empty_swap_space_is_used(tmp_path: Path) -> None:
     swap = {"proc/meminfo": "SwapTotal: 50 kB\nSwapFree: 50 kB", "proc/vmstat": "pswpin 7\npswpout 9"}
-    assert memory.collect(tree(tmp_path, swap))["swap_rate"] == 0.0
+    assert host.collect_memory(tree(tmp_path, swap))["swap_rate"] == 0.0
     swap["proc/meminfo"] = "SwapTotal: 50 kB\nSwapFree: 20 kB"
-    assert memory.collect(tree(tmp_path, swap))["swap_rate"] == 0
+    assert host.collect_memory(tree(tmp_path, swap))["swap_rate"] == 0
     (tmp_path / "proc/vmstat").unlink()
-    assert memory.collect(str(tmp_path))["swap_rate"] is None
+    assert host.collect_memory(str(tmp_path))["swap_rate"] is None
 
 
 def test_a_driver_that_sets_clocks_by_itself_is_asked_what_it_prefers(tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_a_driver_that_sets_clocks_by_itself_is_asked_what_it_prefers(tmp_path: 
     files = {base.format(n) + "scaling_governor": "powersave" for n in range(2)}
     files |= {base.format(n) + "energy_performance_preference": "balance_performance" for n in range(2)}
     files[base.format(0) + "scaling_driver"] = "intel_pstate"
-    found = processors.collect(tree(tmp_path, files))
+    found = host.collect_processors(tree(tmp_path, files))
     assert (found["governors"], found["preferences"]) == ({"powersave": 2}, {"balance_performance": 2})
     assert found["frequency_driver"] == "intel_pstate"
 
@@ -95,7 +95,7 @@ LINKS = {
 
 def test_a_port_tells_its_board_its_driver_and_its_lanes(tmp_path: Path) -> None:
     (tmp_path / "sys/bus/pci/drivers/mlx5_core").mkdir(parents=True)
-    (port,) = rdma.ports(tree(tmp_path, PORTS, LINKS))
+    (port,) = network.list_rdma_ports(tree(tmp_path, PORTS, LINKS))
     assert (port["device"], port["port"], port["state"], port["gids"]) == ("mlx5_0", 1, "ACTIVE", 1)
     assert (port["board"], port["driver"], port["pci"]) == ("MT_0000000838", "mlx5_core", "0000:18:00.0")
     assert (port["width"], port["max_width"], port["slot_width"]) == (8, 16, 16)
@@ -127,7 +127,7 @@ def test_errors_of_a_card_of_the_port_above_and_of_its_root_port_are_told_once(t
         "sys/class/net/eth0/device": nic,
         "sys/bus/pci/drivers/nvidia/module": root,
     }
-    found = hardware.collect(tree(tmp_path, files, links))
+    found = hardware_errors.collect_hardware_errors(tree(tmp_path, files, links))
     told = {entry["address"]: entry for entry in found["pcie"]}
     # The switch between is nobody's own port.
     assert set(told) == {"0000:18:00.0", "0000:17:04.0", "0000:15:01.0", "0000:19:00.0"}
@@ -143,7 +143,7 @@ def test_errors_of_a_card_of_the_port_above_and_of_its_root_port_are_told_once(t
 
 
 def test_a_machine_that_counts_no_errors_has_none_to_tell(tmp_path: Path) -> None:
-    assert hardware.collect(tree(tmp_path, {})) == {"pcie": [], "memory": []}
+    assert hardware_errors.collect_hardware_errors(tree(tmp_path, {})) == {"pcie": [], "memory": []}
 
 
 # --- libraries and NCCL
@@ -153,16 +153,16 @@ def test_a_library_is_found_where_the_loader_would_find_it(tmp_path: Path, monke
     path = "usr/lib/x86_64-linux-gnu/libibverbs.so.1"
     root = tree(tmp_path, {path: "", "etc/ld.so.cache": f"glibc-ld.so.cache1.1\0libibverbs.so.1\0/{path}\0other\0"})
     monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
-    assert libraries.find("libibverbs.so.1", root) == f"/{path}"
+    assert versions.find_library("libibverbs.so.1", root) == f"/{path}"
     (tmp_path / path).unlink()
-    assert libraries.find("libibverbs.so.1", root) is None
+    assert versions.find_library("libibverbs.so.1", root) is None
     monkeypatch.setenv("LD_LIBRARY_PATH", "/nowhere:/opt/rdma/")
     tree(tmp_path, {"opt/rdma/libibverbs.so.1": ""})
-    assert libraries.find("libibverbs.so.1", root) == "/opt/rdma/libibverbs.so.1"
+    assert versions.find_library("libibverbs.so.1", root) == "/opt/rdma/libibverbs.so.1"
 
 
 def test_the_c_library_of_this_machine_is_found() -> None:
-    found = libraries.find("libc.so.6")
+    found = versions.find_library("libc.so.6")
     assert found is not None
     assert Path(found).exists()
 
@@ -191,7 +191,7 @@ def test_the_nccl_that_torch_would_load_is_told(
     monkeypatch.setattr(sys, "path", [str(site)])
     monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
     monkeypatch.setenv("LD_PRELOAD", preload or "")
-    found = versions.collect(root)
+    found = versions.collect_versions(root)
     assert (found["nccl"], found["nccl_from"]) == (version, origin)
 
 
@@ -199,18 +199,18 @@ def test_the_way_of_nccl_to_other_nodes_is_told(tmp_path: Path, monkeypatch: pyt
     monkeypatch.delenv("NCCL_NET_PLUGIN", raising=False)
     monkeypatch.setenv("LD_LIBRARY_PATH", "/opt/amazon/ofi-nccl/lib")
     root = tree(tmp_path, {"opt/amazon/ofi-nccl/lib/libnccl-net-ofi.so": ""})
-    assert versions.collect(root)["net_plugin"] is None
+    assert versions.collect_versions(root)["net_plugin"] is None
     monkeypatch.setenv("NCCL_NET_PLUGIN", "ofi")
-    assert versions.collect(root)["net_plugin"] == "/opt/amazon/ofi-nccl/lib/libnccl-net-ofi.so"
+    assert versions.collect_versions(root)["net_plugin"] == "/opt/amazon/ofi-nccl/lib/libnccl-net-ofi.so"
     monkeypatch.setenv("NCCL_NET_PLUGIN", "none")
-    assert versions.collect(root)["net_plugin"] is None
+    assert versions.collect_versions(root)["net_plugin"] is None
 
 
 # --- the environment
 
 
 def told(root: str, salt: str = "s") -> dict[str, Any]:
-    return environment.collect(root, salt)
+    return host.collect_environment(root, salt)
 
 
 def test_values_that_could_hide_something_are_told_as_hashes_that_nodes_of_one_look_share(

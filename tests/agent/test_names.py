@@ -10,7 +10,7 @@ from contextlib import suppress
 
 import pytest
 
-from clusterctl.agent.facts import holding, procs
+from clusterctl.agent.facts import gpu_processes, processes
 from clusterctl.agent.linux import proc
 
 CLIPBOARD = "\x1b]52;;cm0gLXI=\x07"
@@ -41,8 +41,8 @@ def stranger(request: pytest.FixtureRequest) -> Iterator[int]:
 def test_no_name_of_a_process_steers_a_terminal(stranger: int) -> None:
     found = proc.stat(stranger)
     assert found is not None
-    who = holding.identity("/", stranger)
-    (told,) = [run for run in procs.collect("/")["runs"] if run["pid"] == stranger]
+    who = gpu_processes.describe_process("/", stranger)
+    (told,) = [run for run in processes.collect_processes("/")["runs"] if run["pid"] == stranger]
     said = [found.comm, proc.command(stranger), who["comm"], who["run"], told["comm"], told["run"]]
 
     assert all(said)

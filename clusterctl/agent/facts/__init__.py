@@ -37,8 +37,8 @@ Data of each group:
                 p2p: [[i, j, nvlink, read]], devices: [{vendor, index, v: {...}, err: {field: word}, codes: {field: n},
                 odd: {field: n}}]}
                 uvm: how opening /dev/nvidia-uvm ends; p2p: NVML's status of each pair, 0 is well
-                err: why a value is missing, in words (`answers`); codes: the same in NVML's numbers. An answer that may
-                be chance stands there only if three looks in a row gave it, else in odd
+                err: why a value is missing (`error_words`); codes: the same as NVML's numbers. An error that may be
+                transient is there only if three readings in a row gave it, else it is in odd
                 v: uuid serial name pci subsystem vbios minor capability [major, minor] recovery_action
                 temp temp_slowdown temp_max mem_temp mem_temp_max margin tlimit_{gpu_max,mem_max,slowdown,shutdown}
                 throttle [sample...] power_w power_limit_w power_default_w pstate sm_clock sm_clock_max util
@@ -60,7 +60,7 @@ Data of each group:
     unshown     {gpus: [an entry of driver.pci, with node: how opening its device node ends]}    where NVML shows fewer
     smi         {rc, devices: [{index, uuid, name, pci, driver}], errors: [text]}    asked only where NVML failed
     kernel_log  {source, uptime, since_s: age of its oldest line, dropped, lines: [{age_s, text}],
-                events: [errors of GPUs, counted (`kernel_events`)]}
+                events: [errors of GPUs, counted (`kernel_log`)]}
     host        {boot_id, machine_id, netns, kernel, arch, distro, user, uptime, cpus, cpus_allowed, load1, mem_total,
                 mem_available, swap_used, swap_rate, governors: {name: n}, preferences: {name: n}, frequency_driver,
                 clocksource, clock_error, memlock, nofile, nproc, cgroup_mem_max, cgroup_mem_free, cpu_quota, pids_max,
@@ -103,7 +103,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any, TextIO
 
-    from clusterctl.agent.facts.children import Task
+    from clusterctl.agent.facts.child_tasks import Task
     from clusterctl.agent.protocol.types.facts import Facts, Group, Request, Stuck
 
 SCHEMA = 1
@@ -111,7 +111,7 @@ DEADLINE = 3.0
 _SECOND_SECONDS = 2.0
 """How long a second round may take where the first one was late."""
 
-_NOW = {"machine": "machine_now", "gpus": "gpus_now"}
+_NOW = {"machine": "sample_machine", "gpus": "sample_gpus"}
 """What machine and GPUs do at this moment: no facts to judge, so nobody gets them unasked."""
 
 _KFD = "/sys/class/kfd/kfd/topology"
@@ -124,18 +124,18 @@ def collect(request: Request) -> Facts:
 
     Call it from a process with a single thread: groups run in forks.
     """
-    children = importlib.import_module("clusterctl.agent.facts.children")
+    children = importlib.import_module("clusterctl.agent.facts.child_tasks")
     began = time.monotonic()
     deadline = began + float(request.get("deadline") or DEADLINE)
     own = request.get("deadlines") or {}
     later = {name: max(deadline, began + float(seconds)) for name, seconds in own.items()}
     chosen = request.get("groups")
     tasks = {name: task for name, task in _tasks(request, deadline).items() if not chosen or name in chosen}
-    tasks.update({name: _of("sampler", call=call) for name, call in _NOW.items() if name in (chosen or ())})
-    groups: dict[str, Group] = children.run(tasks, deadline, TOGETHER, later)
+    tasks.update({name: _task("sampler", call) for name, call in _NOW.items() if name in (chosen or ())})
+    groups: dict[str, Group] = children.run_tasks(tasks, deadline, TOGETHER, later)
     second = _second(request, groups)
     if second:
-        groups.update(children.run(second, max(deadline, time.monotonic() + _SECOND_SECONDS)))
+        groups.update(children.run_tasks(second, max(deadline, time.monotonic() + _SECOND_SECONDS)))
     stuck: list[Stuck] = [
         {"group": name, "pid": result["pid"], "state": result["state"], "wchan": result["wchan"]}
         for name, result in groups.items()
@@ -149,12 +149,13 @@ def _second(request: Request, groups: Mapping[str, Group]) -> dict[str, Task]:
     """Return what is asked only because of what the first round saw."""
     chosen, nvml, driver = request.get("groups"), groups.get("nvml"), groups.get("driver")
     if "smi" in (chosen or ["smi"]) and _nvml_failed(nvml):
-        return {"smi": _of("smi")}
+        return {"smi": _task("driver", "collect_smi")}
     if nvml is None or driver is None or nvml["status"] != "ok" or driver["status"] != "ok":
         return {}
-    unshown = importlib.import_module("clusterctl.agent.facts.unshown")
-    entries = unshown.among(driver["data"], nvml["data"])
-    return {"unshown": _of("unshown", str(request.get("root") or "/"), entries)} if entries else {}
+    module = importlib.import_module("clusterctl.agent.facts.driver")
+    entries = module.find_hidden_gpus(driver["data"], nvml["data"])
+    root = str(request.get("root") or "/")
+    return {"unshown": _task("driver", "collect_hidden_gpus", root, entries)} if entries else {}
 
 
 def _nvml_failed(result: Group | None) -> bool:
@@ -164,37 +165,40 @@ def _nvml_failed(result: Group | None) -> bool:
     return result["status"] != "ok" or result["data"].get("init_error") is not None
 
 
-def _of(module: str, *arguments: Any, call: str = "collect") -> Task:
-    def look() -> Mapping[str, object]:
-        # Imported in the child: what one group needs costs the others nothing.
-        facts: Mapping[str, object] = getattr(importlib.import_module(f"clusterctl.agent.facts.{module}"), call)(
-            *arguments
-        )
+def _task(module: str, function: str, *arguments: Any) -> Task:
+    def collect_group() -> Mapping[str, object]:
+        # The child imports the module: what one group needs costs the others nothing.
+        collector = getattr(importlib.import_module(f"clusterctl.agent.facts.{module}"), function)
+        facts: Mapping[str, object] = collector(*arguments)
         return facts
 
-    return look
+    return collect_group
 
 
 def _tasks(request: Request, deadline: float) -> dict[str, Task]:
     root = str(request.get("root") or "/")
     wanted = request.get("expect_gpus") is not False
     # A child is not sent where the kernel has no such driver: it would cost every other machine.
-    amd = {"amdgpu": _of("amdgpu", root, wanted)} if os.path.isdir(root.rstrip("/") + _KFD) else {}
+    amd = {"amdgpu": _task("amdgpu", "collect_amdgpu", root, wanted)} if os.path.isdir(root.rstrip("/") + _KFD) else {}
     return {
-        "nvml": _of("nvml", root, wanted),
+        "nvml": _task("nvml", "collect_nvml", root, wanted),
         **amd,
-        "driver": _of("driver", root),
-        "kernel_log": _of("kernel_log", root),
-        "host": _of("host", root, str(request.get("salt") or "")),
-        "hardware": _of("hardware", root),
-        "disk": _of("disk", root, request.get("workdir"), request.get("paths") or [], *_run_of(request)),
+        "driver": _task("driver", "collect_driver", root),
+        "kernel_log": _task("kernel_log", "collect_kernel_log", root),
+        "host": _task("host", "collect_host", root, str(request.get("salt") or "")),
+        "hardware": _task("hardware_errors", "collect_hardware_errors", root),
+        "disk": _task(
+            "storage", "collect_disks", root, request.get("workdir"), request.get("paths") or [], *_run_of(request)
+        ),
         **_checkpoint(request),
-        "mounts": _of("mounts", root, request.get("mounts") or [], deadline),
-        "names": _of("names", request.get("peers") or {}),
-        "net": _of("net", root, request.get("peers") or {}),
-        "ports": _of("ports", request["ports"], root) if request.get("ports") else lambda: {"ports": []},
-        "procs": _of("procs", root),
-        "versions": _of("versions", root),
+        "mounts": _task("storage", "collect_mounts", root, request.get("mounts") or [], deadline),
+        "names": _task("network", "collect_names", request.get("peers") or {}),
+        "net": _task("network", "collect_network", root, request.get("peers") or {}),
+        "ports": _task("network", "collect_ports", request["ports"], root)
+        if request.get("ports")
+        else lambda: {"ports": []},
+        "procs": _task("processes", "collect_processes", root),
+        "versions": _task("versions", "collect_versions", root),
     }
 
 
@@ -205,16 +209,16 @@ def _run_of(request: Request) -> tuple[str, str | None]:
 
 def _checkpoint(request: Request) -> dict[str, Task]:
     workdir, pattern = request.get("workdir"), request.get("checkpoints")
-    return {"checkpoint": _of("checkpoint", workdir, pattern)} if workdir and pattern else {}
+    return {"checkpoint": _task("checkpoints", "collect_checkpoint", workdir, pattern)} if workdir and pattern else {}
 
 
 def main(stdin: TextIO, stdout: TextIO) -> int:
     """Read one request, write one line of JSON; the exit code is 0 unless the request is no JSON object."""
-    from clusterctl.agent.facts import bindings
+    from clusterctl.agent.facts import nvml_bindings
 
     # A look is over before there is garbage worth collecting, and a collection would unshare what forks share.
     gc.disable()
-    bindings.settle(sys.modules[__name__])
+    nvml_bindings.use_unpacked_sources(sys.modules[__name__])
     text = stdin.read()
     try:
         request: Any = json.loads(text) if text.strip() else {}

@@ -1,34 +1,272 @@
-"""What the kernel's amdgpu driver says about every GPU, in files that anybody may read; each error beside the values.
+"""Facts of AMD GPUs from the files of the kernel's amdgpu driver, which every user may read.
 
-The vendor's library is not asked: it changes its name and layout with every release, takes seconds to start, and reads
-the same files.
+The vendor's library is not used: its name and layout change with every release, it takes seconds to start, and it reads
+the same files. Names and units are those of the kernel: `amdgpu_pm.c`, `amdgpu_ras.c`, `amdgpu_fru_eeprom.c`. The
+layouts of the firmware file `gpu_metrics` are those of `kgd_pp_interface.h`, selected by the revision in its first
+bytes; a value with all bits set is absent.
 """
 
 from __future__ import annotations
 
 import errno
+import os
+import struct
 import time
 
-from clusterctl.agent.facts import amdgpu_metrics, answers, holding, procs
-from clusterctl.agent.facts.amdgpu_values import Files
-from clusterctl.agent.facts.children import AbsentError
+from clusterctl.agent.facts import driver, error_words, gpu_processes, processes
+from clusterctl.agent.facts.child_tasks import AbsentError
+from clusterctl.agent.facts.kernel_log import BOGUS
 from clusterctl.agent.linux import kfd, paths
 
 TYPE_CHECKING = False
+
 if TYPE_CHECKING:
     from typing import Any, Callable
 
-    from clusterctl.agent.facts.amdgpu_metrics import Metrics
     from clusterctl.agent.protocol.types.found import gpus as shapes
 
-MORE_LOOKS = 2
+
+_THERMAL_BITS = 0xFFFF << 32
+"""The bits of `indep_throttle_status` that are temperatures, and the signal of an overheated regulator or board."""
+_COUNTERS = ("PROCHOT", "socket temperature", "regulator temperature", "memory temperature")
+"""What is counted, for how long each held the clocks down; the power limit, normal under load, is left out."""
+_RESIDENCIES = {(1, 6): 36, (1, 7): 44, (1, 8): 44}
+"""Where the counters begin: of PROCHOT, power, socket, regulator, memory, four bytes each."""
+_LINKS = {(1, 7): 264, (1, 8): 264}
+_MAX_LINKS = 8
+_ABSENT_16, _ABSENT_32, _ABSENT_64 = (1 << 16) - 1, (1 << 32) - 1, (1 << 64) - 1
+
+
+class FirmwareMetrics:
+    """One reading.
+
+    Attributes:
+        slowed: What holds the clocks down, where the layout says so at once; `None` where it counts.
+        counters: How long each cause has done so, where it counts.
+        links: 1 for each XGMI link that is up, 0 for others; `None` where the layout does not say.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        revision = struct.unpack_from("BB", data, 2) if len(data) >= 4 else (0, 0)
+        self.slowed = _slowed(data) if revision == (1, 3) else None
+        self.counters = _counters(data, _RESIDENCIES.get(revision))
+        self.links = _links(data, _LINKS.get(revision))
+
+
+def name_slowdowns(before: FirmwareMetrics, after: FirmwareMetrics) -> list[str] | None:
+    """Name what held the clocks down between two readings; `None` where the layout does not say."""
+    if after.slowed is not None or after.counters is None or before.counters is None:
+        return after.slowed
+    return [name for name, count in after.counters.items() if count > before.counters.get(name, count)]
+
+
+def _slowed(data: bytes) -> list[str] | None:
+    bits = _unpack_at(data, "<Q", 112)
+    if bits is None or bits == _ABSENT_64:
+        return None
+    return ["temperature"] if bits & _THERMAL_BITS else []
+
+
+def _counters(data: bytes, offset: int | None) -> dict[str, int] | None:
+    if offset is None:
+        return None
+    values = [_unpack_at(data, "<I", offset + 4 * i) for i in (0, 2, 3, 4)]
+    return {name: value for name, value in zip(_COUNTERS, values) if value is not None and value != _ABSENT_32}
+
+
+def _links(data: bytes, offset: int | None) -> list[int] | None:
+    if offset is None:
+        return None
+    states = [_unpack_at(data, "<H", offset + 2 * i) for i in range(_MAX_LINKS)]
+    up = [int(state == 1) for state in states if state is not None and state != _ABSENT_16]
+    return up or None
+
+
+def _unpack_at(data: bytes, form: str, offset: int) -> int | None:
+    if offset + struct.calcsize(form) > len(data):
+        return None
+    value: int = struct.unpack_from(form, data, offset)[0]
+    return value
+
+
+if TYPE_CHECKING:
+    Calls = dict[str, Callable[[], Any]]
+
+_GONE = b"\xff\xff"
+"""What the configuration space of a device reads as that has fallen off the bus."""
+
+
+class GpuFiles:
+    """The files of one GPU.
+
+    Args:
+        root: Prefix of /sys.
+        address: Its PCI address.
+    """
+
+    def __init__(self, root: str, address: str) -> None:
+        self.place = paths.under(root, f"/sys/bus/pci/devices/{address}")
+        names = _list_names(f"{self.place}/hwmon")
+        self._hwmon = f"{self.place}/hwmon/{names[0]}" if names else None
+        self._sensors = self._labels()
+
+    def asleep(self) -> bool:
+        """Tell whether the GPU is suspended: to look at it would wake it up, or read nonsense."""
+        return paths.content(f"{self.place}/power/runtime_status") == b"suspended\n"
+
+    def gone(self) -> bool:
+        """Tell whether the device answers no more on the bus."""
+        try:
+            with open(f"{self.place}/config", "rb", buffering=0) as file:
+                return file.read(2) == _GONE
+        except OSError:
+            return False
+
+    def metrics(self) -> bytes:
+        """Return the firmware's own table.
+
+        Raises:
+            OSError: There is none.
+        """
+        return paths.read(f"{self.place}/gpu_metrics")
+
+    def sampled(self) -> Calls:
+        """Return the calls for the few values that a running job is watched by."""
+        return {
+            "util": lambda: self._number("gpu_busy_percent"),
+            "memory": self._memory,
+            "temp": lambda: self._degrees(self._core(), "input"),
+            "temp_max": lambda: self._degrees(self._core(), "crit"),
+            "mem_temp": lambda: self._degrees("mem", "input"),
+            "mem_temp_max": lambda: self._degrees("mem", "crit"),
+            "power_w": self._power,
+            "sm_clock": lambda: self._sensor("freq1_input") // 1_000_000,
+            "ras": self._ras,
+        }
+
+    def all_values(self) -> Calls:
+        """Return the calls for everything that is judged before a run."""
+        return {
+            **self.sampled(),
+            **self.lasting(),
+            "power_limit_w": lambda: _watts(self._sensor("power1_cap")),
+            "power_default_w": lambda: _watts(self._sensor("power1_cap_default")),
+            "bad_pages": self._bad_pages,
+            "modes": lambda: [self._text(f"current_{kind}_partition") for kind in ("compute", "memory")],
+        }
+
+    def lasting(self) -> Calls:
+        """Return the calls for what may be read of a GPU that sleeps."""
+        link = driver.read_pcie_link(os.path.realpath(self.place))
+        return {
+            "name": lambda: self._text("product_name"),
+            "serial": lambda: self._text("serial_number"),
+            "vbios": lambda: self._text("vbios_version"),
+            "subsystem": lambda: f"{self._number('subsystem_device'):04x}{self._number('subsystem_vendor'):04x}",
+            "pcie_width": lambda: _value_or_none(link["width"]),
+            "pcie_width_max": lambda: _value_or_none(link["max_width"]),
+        }
+
+    def _text(self, name: str) -> str:
+        text: str = _value_or_none(paths.read(f"{self.place}/{name}").decode("utf-8", "replace").strip())
+        return text
+
+    def _number(self, name: str) -> int:
+        return int(self._text(name), 0)
+
+    def _memory(self) -> dict[str, int]:
+        used, total = self._number("mem_info_vram_used"), self._number("mem_info_vram_total")
+        # As NVML's first version: what the driver keeps for itself counts as used.
+        return {"used": used, "total": total, "version": 1}
+
+    # --- sensors
+
+    def _labels(self) -> dict[str, str]:
+        """Return what each temperature is of, to the beginning of its files' names."""
+        labels = {}
+        for name in _list_names(self._hwmon) if self._hwmon else []:
+            if name.startswith("temp") and name.endswith("_label"):
+                label = (paths.content(f"{self._hwmon}/{name}") or b"").decode().strip()
+                labels[label] = name[: -len("_label")]
+        return labels
+
+    def _core(self) -> str:
+        """Return the hottest place of the chip that there is a sensor for."""
+        return "junction" if "junction" in self._sensors else "edge"
+
+    def _sensor(self, name: str) -> int:
+        if self._hwmon is None:
+            raise OSError(errno.ENOENT, "no sensors")
+        return int(paths.read(f"{self._hwmon}/{name}"))
+
+    def _degrees(self, label: str, what: str) -> float:
+        return self._sensor(f"{self._sensors.get(label, label)}_{what}") / 1000
+
+    def _power(self) -> float:
+        try:
+            return _watts(self._sensor("power1_average"))
+        except FileNotFoundError:
+            return _watts(self._sensor("power1_input"))
+
+    # --- errors of memory and engines
+
+    def _ras(self) -> dict[str, list[int]]:
+        """Return errors since the driver was loaded: `[uncorrectable, correctable]` of each block that counts."""
+        names = [
+            name for name in _list_names(f"{self.place}/ras") if name.endswith("_err_count") or name.startswith("aca_")
+        ]
+        texts = {name: paths.read(f"{self.place}/ras/{name}").decode() for name in names}
+        counts = {
+            name.replace("_err_count", "").replace("aca_", ""): _parse_counts(text) for name, text in texts.items()
+        }
+        counted: dict[str, list[int]] = _value_or_none(
+            {block: pair for block, pair in counts.items() if pair is not None}
+        )
+        return counted
+
+    def _bad_pages(self) -> dict[str, int]:
+        """Return pages of memory: out of use, about to be, and those that could not be taken out of use."""
+        lines = paths.read(f"{self.place}/ras/gpu_vram_bad_pages").decode().splitlines()
+        flags = [line.rpartition(":")[2].strip() for line in lines]
+        return {name: flags.count(flag) for flag, name in (("R", "retired"), ("P", "pending"), ("F", "failed"))}
+
+
+def _parse_counts(text: str) -> list[int] | None:
+    pairs = (line.split(":", 1) for line in text.splitlines() if ":" in line)
+    numbers = {name.strip(): int(value) for name, value in pairs if value.strip().isdigit()}
+    if "ue" not in numbers:
+        return None
+    return [0 if count % BOGUS == 0 else count for count in (numbers["ue"], numbers.get("ce", 0))]
+
+
+def _watts(microwatts: int) -> float:
+    """Return watts; of two dies on one card the second tells none, or nought."""
+    return round(int(_value_or_none(microwatts)) / 1e6, 1)
+
+
+def _value_or_none(value: Any) -> Any:
+    """Return a value that says something.
+
+    Raises:
+        OSError: It is empty or nought: the card has no such thing.
+    """
+    if not value:
+        raise OSError(errno.ENOENT, "nothing told")
+    return value
+
+
+def _list_names(place: str | None) -> list[str]:
+    return paths.names("/", place) if place else []
+
+
+MORE_READINGS = 2
 """How often what may be chance is asked again."""
 _PAUSE = 0.12
 """Seconds before each further look: one pause for all GPUs together."""
 _KFD = "/dev/kfd"
 
 
-def collect(root: str, wanted: bool) -> shapes.Amdgpu:
+def collect_amdgpu(root: str, wanted: bool) -> shapes.Amdgpu:
     """Return the group `amdgpu`.
 
     Raises:
@@ -36,7 +274,7 @@ def collect(root: str, wanted: bool) -> shapes.Amdgpu:
     """
     if not wanted:
         raise AbsentError("no GPU is declared")
-    session = Session(root)
+    session = AmdgpuSession(root)
     looks = session.looks()
     nodes = [_KFD, *(f"/dev/dri/renderD{gpu['render']}" for gpu in session.gpus)]
     return {
@@ -49,7 +287,7 @@ def collect(root: str, wanted: bool) -> shapes.Amdgpu:
     }
 
 
-class Session:
+class AmdgpuSession:
     """The GPUs of a machine, found once; values at every call. Has what `nvml.Session` has for those who sample.
 
     Args:
@@ -62,8 +300,8 @@ class Session:
     def __init__(self, root: str) -> None:
         self._root = root
         self.gpus, self.hidden = kfd.gpus(root)
-        self._contained = procs.own_namespace(root)
-        self._metrics: dict[int, Metrics | None] = {}
+        self._contained = processes.has_own_pid_namespace(root)
+        self._metrics: dict[int, FirmwareMetrics | None] = {}
         self._links: dict[int, int] = {}
 
     @property
@@ -71,13 +309,13 @@ class Session:
         """Return the GPUs that there are."""
         return [gpu["index"] for gpu in self.gpus]
 
-    def looks(self) -> list[Look]:
+    def looks(self) -> list[AmdgpuReading]:
         """Look at every GPU; ask again, all of them at once, for what may be chance."""
         by_node = {gpu["node"]: gpu["index"] for gpu in self.gpus}
-        looks = [Look(self._root, gpu).at_all(self.holders_of(gpu)) for gpu in self.gpus]
+        looks = [AmdgpuReading(self._root, gpu).at_all(self.holders_of(gpu)) for gpu in self.gpus]
         for look, gpu in zip(looks, self.gpus):
             look.values["xgmi"] = kfd.links(self._root, gpu, by_node)
-        for _ in range(MORE_LOOKS):
+        for _ in range(MORE_READINGS):
             doubtful = [look for look in looks if look.doubtful()]
             if not doubtful:
                 break
@@ -90,7 +328,7 @@ class Session:
         """Return the few values that a running job is watched by."""
         devices = []
         for gpu in self.gpus:
-            look = Look(self._root, gpu, self._metrics.get(gpu["index"])).at_a_sample()
+            look = AmdgpuReading(self._root, gpu, self._metrics.get(gpu["index"])).at_a_sample()
             self._metrics[gpu["index"]] = look.metrics
             self._links[gpu["index"]] = sum(look.values.get("xgmi_links") or [])
             devices.append(look.told())
@@ -107,7 +345,7 @@ class Session:
         holding = []
         for gpu in self.gpus:
             if gpu["index"] in indices:
-                memory = Look(self._root, gpu).memory()
+                memory = AmdgpuReading(self._root, gpu).memory()
                 if memory is not None:
                     holding.append({"gpu": gpu["index"], **memory, "procs": self.holders_of(gpu)})
         return holding
@@ -121,10 +359,10 @@ class Session:
 
     def _identity(self, pid: int) -> dict[str, Any]:
         # The kernel numbers processes as the machine does: in a container that is the number of somebody else.
-        return holding.UNSEEN if self._contained else holding.identity(self._root, pid)
+        return gpu_processes.UNKNOWN_PROCESS if self._contained else gpu_processes.describe_process(self._root, pid)
 
 
-class Look:
+class AmdgpuReading:
     """A look at one GPU.
 
     Args:
@@ -139,8 +377,8 @@ class Look:
         metrics: The firmware's table, or `None`.
     """
 
-    def __init__(self, root: str, gpu: dict[str, Any], before: Metrics | None = None) -> None:
-        self._gpu, self._files = gpu, Files(root, gpu["pci"])
+    def __init__(self, root: str, gpu: dict[str, Any], before: FirmwareMetrics | None = None) -> None:
+        self._gpu, self._files = gpu, GpuFiles(root, gpu["pci"])
         self.values: dict[str, Any] = {name: gpu[name] for name in ("uuid", "pci") if gpu[name]}
         self.codes: dict[str, int] = {}
         self.odd: dict[str, int] = {}
@@ -148,7 +386,7 @@ class Look:
         self._counted = False
         self._calls: dict[str, Callable[[], Any]] = {}
 
-    def at_all(self, holders: list[dict[str, Any]]) -> Look:
+    def at_all(self, holders: list[dict[str, Any]]) -> AmdgpuReading:
         """Read everything that is judged before a run."""
         plate = {"minor": self._gpu["render"], "gfx": self._gpu["gfx"], "hive": self._gpu["hive"]}
         self.values.update(plate, partition=self._gpu["partition"], procs=holders)
@@ -159,7 +397,7 @@ class Look:
             self.values["name"] = f"AMD {self._gpu['gfx']} ({self._gpu['device']})"
         return self
 
-    def at_a_sample(self) -> Look:
+    def at_a_sample(self) -> AmdgpuReading:
         """Read the few values that a running job is watched by."""
         self._take({} if self._files.asleep() else self._files.sampled())
         return self
@@ -182,7 +420,7 @@ class Look:
 
     def told(self) -> shapes.Device:
         """Return the look as facts (`clusterctl.agent.facts` has the shape)."""
-        words = {name: answers.of_file(code) for name, code in self.codes.items()}
+        words = {name: error_words.file_error_word(code) for name, code in self.codes.items()}
         odd: shapes.Device = {"odd": self.odd} if self.odd else {}
         index = self._gpu["index"]
         return {"vendor": "amd", "index": index, "v": self.values, "err": words, "codes": self.codes, **odd}
@@ -214,15 +452,15 @@ class Look:
     def _firmware(self) -> None:
         before = self.metrics
         try:
-            self.metrics = amdgpu_metrics.Metrics(self._files.metrics())
+            self.metrics = FirmwareMetrics(self._files.metrics())
         except OSError:
             return
         self._counted = self.metrics.counters is not None
-        slowdown = amdgpu_metrics.between(before or self.metrics, self.metrics)
+        slowdown = name_slowdowns(before or self.metrics, self.metrics)
         if slowdown is not None and (before is not None or not self._counted):
             self.values["slowdown"] = slowdown
         if self.metrics.links is not None:
             self.values["xgmi_links"] = self.metrics.links
 
     def _odd_calls(self) -> list[str]:
-        return [name for name, code in self.codes.items() if answers.of_file(code) in answers.ODD]
+        return [name for name, code in self.codes.items() if error_words.file_error_word(code) in error_words.ODD]

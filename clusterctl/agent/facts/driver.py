@@ -1,4 +1,9 @@
-"""GPUs, their driver and its device nodes as the kernel shows them, without asking the driver anything."""
+"""GPUs on the PCI bus, their driver and device nodes, and GPUs that the driver's library hides.
+
+`collect_driver` reads what the kernel shows and asks no driver. `collect_hidden_gpus` runs only if NVML shows fewer
+GPUs than the bus: it opens their device nodes, which tells a GPU that the administrator or a scheduler withholds from
+one that has failed, and which may hang if the GPU is dead. `collect_smi` asks `nvidia-smi` if NVML could not be used.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +11,52 @@ import os
 import re
 import stat
 
-from clusterctl.agent.facts import pci
+from clusterctl.agent.facts import child_tasks
+from clusterctl.agent.facts.child_tasks import AbsentError
 from clusterctl.agent.linux import paths
 
 TYPE_CHECKING = False
+
 if TYPE_CHECKING:
     from clusterctl.agent.protocol.types.found import gpus as shapes
+
+
+_PCI_ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]")
+_EMULATED = "0x1b36"
+"""The PCI vendor of QEMU: the width of a port that it makes up says nothing about a slot."""
+_INSIDE = "0x1002"
+"""The PCI vendor of the bridges that are part of an AMD card: the link of the card is that of the outermost of them
+(`amdgpu_device_partner_bandwidth` of the kernel's amdgpu passes them over too)."""
+
+
+def read_pcie_link(place: str) -> shapes.Link:
+    """Return `{width, max_width, slot_width}` of the card at a real path of sysfs, each `None` where it is not shown.
+
+    The width of the slot is not known in most virtual machines.
+    """
+    while (above := os.path.dirname(place)) and is_pci_device(above) and _read_vendor(above) == _INSIDE:
+        place = above
+    return {
+        "width": paths.number("/", f"{place}/current_link_width"),
+        "max_width": paths.number("/", f"{place}/max_link_width"),
+        "slot_width": _slot_width(above),
+    }
+
+
+def _slot_width(port: str) -> int | None:
+    if not is_pci_device(port) or _read_vendor(port) == _EMULATED:
+        return None
+    return paths.number("/", f"{port}/max_link_width") or None
+
+
+def is_pci_device(place: str) -> bool:
+    """Tell whether a path of sysfs is that of a card or a port."""
+    return _PCI_ADDRESS.fullmatch(os.path.basename(place)) is not None
+
+
+def _read_vendor(place: str) -> str | None:
+    return paths.text("/", f"{place}/vendor")
+
 
 _VENDORS = {"0x10de": "nvidia", "0x1002": "amd", "0x19e5": "ascend", "0x8086": "intel"}
 """PCI vendors of GPUs that are known here."""
@@ -31,7 +76,7 @@ _HELPERS = ("/usr/bin/nvidia-modprobe", "/bin/nvidia-modprobe", "/usr/sbin/nvidi
 _IMEX = "/dev/nvidia-caps-imex-channels"
 
 
-def collect(root: str) -> shapes.Driver:
+def collect_driver(root: str) -> shapes.Driver:
     """Return the group `driver`."""
     modules = [line.split()[0] for line in (paths.text(root, "/proc/modules") or "").splitlines() if line]
     gpus, switches = _pci(root)
@@ -44,8 +89,8 @@ def collect(root: str) -> shapes.Driver:
         "modules": [name for name in modules if name.startswith(("nvidia", "amdgpu"))],
         "nvswitches": switches,
         "pci": gpus,
-        "dev": [_node(root, f"/dev/{name}") for name in paths.names(root, "/dev") if _is_node(name)],
-        "imex": [_node(root, f"{_IMEX}/{name}") for name in paths.names(root, _IMEX)],
+        "dev": [_can_open(root, f"/dev/{name}") for name in paths.names(root, "/dev") if _is_node(name)],
+        "imex": [_can_open(root, f"{_IMEX}/{name}") for name in paths.names(root, _IMEX)],
         "helper": any(_is_setuid(paths.under(root, path)) for path in _HELPERS),
     }
 
@@ -66,7 +111,7 @@ def _pci(root: str) -> tuple[list[shapes.Gpu], int]:
 
 def _device(root: str, address: str) -> shapes.Card:
     place = os.path.realpath(paths.under(root, f"{_BUS}/{address}"))
-    return {"driver": _link_name(f"{place}/driver"), "minor": _minor(root, address), **pci.link(place)}
+    return {"driver": _link_name(f"{place}/driver"), "minor": _minor(root, address), **read_pcie_link(place)}
 
 
 def _minor(root: str, address: str) -> int | None:
@@ -89,7 +134,7 @@ def _is_node(name: str) -> bool:
     return re.fullmatch(r"nvidia(\d+|ctl|-uvm)", name) is not None
 
 
-def _node(root: str, path: str) -> shapes.Node:
+def _can_open(root: str, path: str) -> shapes.Node:
     """Tell whether this user may open a device node (nothing is opened: that would wake the driver)."""
     return {"path": path, "readable": os.access(paths.under(root, path), os.R_OK | os.W_OK)}
 
@@ -100,3 +145,60 @@ def _is_setuid(path: str) -> bool:
     except OSError:
         return False
     return mode.st_uid == 0 and bool(mode.st_mode & stat.S_ISUID)
+
+
+def find_hidden_gpus(driver: shapes.Driver, nvml: shapes.Nvml) -> list[shapes.Gpu]:
+    """Return NVIDIA's entries of `driver.pci` that NVML does not show; none where either side has no addresses."""
+    if nvml.get("count") is None:
+        return []
+    shown = [short_address(device["v"]["pci"]) for device in nvml["devices"] if "pci" in device["v"]]
+    # A device whose handle is lost has no address: NVML counts it, so it may not be called missing.
+    nameless = len(nvml["devices"]) - len(shown)
+    cards = [entry for entry in driver.get("pci") or [] if entry["vendor"] == "nvidia"]
+    absent = [entry for entry in cards if short_address(entry["address"]) not in shown]
+    return absent[: max(0, len(absent) - nameless)]
+
+
+def short_address(address: str) -> str:
+    """Return bus:device.function; NVML writes the domain with eight digits, the kernel with four."""
+    domain, _, rest = address.lower().partition(":")
+    return f"{int(domain, 16):x}:{rest}" if domain else rest
+
+
+def collect_hidden_gpus(root: str, entries: list[shapes.Gpu]) -> shapes.Unshown:
+    """Return the group `unshown`."""
+    return {"gpus": [{**entry, "node": _try_open(root, entry)} for entry in entries]}
+
+
+def _try_open(root: str, entry: shapes.Gpu) -> str | None:
+    """Tell how opening the GPU's device node ends; `None` where the driver has none for it."""
+    if entry["driver"] != "nvidia" or entry["minor"] is None:
+        return None
+    return paths.opened(root, f"/dev/nvidia{entry['minor']}")
+
+
+_QUERY = "index,uuid,name,pci.bus_id,driver_version"
+
+
+def collect_smi() -> shapes.Smi:
+    """Return the group `smi`.
+
+    Raises:
+        AbsentError: There is no `nvidia-smi`.
+    """
+    argv = ["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"]
+    try:
+        code, output, complaint = child_tasks.run_program(argv)
+    except FileNotFoundError as error:
+        raise AbsentError("there is no `nvidia-smi`") from error
+    devices: list[shapes.OfSmi] = []
+    errors: list[str] = []
+    for line in output.splitlines():
+        words = [word.strip() for word in line.split(",")]
+        if len(words) == 5 and words[0].isdigit():
+            index, uuid, name, pci, driver = words
+            devices.append({"index": int(index), "uuid": uuid, "name": name, "pci": pci.lower(), "driver": driver})
+        elif line.strip():
+            errors.append(line.strip())
+    errors += [line.strip() for line in complaint.splitlines() if line.strip()]
+    return {"rc": code, "devices": devices, "errors": errors[:10]}

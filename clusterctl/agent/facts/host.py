@@ -1,18 +1,213 @@
-"""The machine, and what it leaves a worker."""
+"""Facts of the machine: limits, main memory, processors, and the environment of a worker.
+
+Of most environment variables only a hash is reported. NCCL also reads `nccl.conf` (NVIDIA's NCCL user guide,
+environment variables).
+"""
 
 from __future__ import annotations
 
 import os
+import resource
+import time
 
-from clusterctl.agent.facts import environment, limits, memory, processors
-from clusterctl.agent.linux import paths
+from clusterctl.agent.linux import cgroup, paths, proc, syscalls
 
 TYPE_CHECKING = False
+
 if TYPE_CHECKING:
     from clusterctl.agent.protocol.types.found import host as shapes
 
 
-def collect(root: str, salt: str = "") -> shapes.Host:
+_CAP_IPC_LOCK, _CAP_SYS_ADMIN, _CAP_SYS_RESOURCE = 14, 21, 24
+"""Numbers of capabilities (linux/capability.h)."""
+
+
+def collect_limits(root: str) -> shapes.Limits:
+    """Return the limits' part of the group `host`."""
+    groups = "" if root == "/" else root.rstrip("/")
+    memory, processes = cgroup.memory(groups), cgroup.pids(groups)
+    may = _capabilities(root)
+    return {
+        # The kernel asks neither limit of who has these (`ib_umem_get`, `copy_process`).
+        "memlock": None if may >> _CAP_IPC_LOCK & 1 else _get_rlimit(resource.RLIMIT_MEMLOCK),
+        "nproc": None if may & (1 << _CAP_SYS_ADMIN | 1 << _CAP_SYS_RESOURCE) else _get_rlimit(resource.RLIMIT_NPROC),
+        "nofile": _get_rlimit(resource.RLIMIT_NOFILE),
+        "cgroup_mem_max": memory[0] if memory else None,
+        "cgroup_mem_free": memory[1] if memory else None,
+        "pids_max": processes[0] if processes else None,
+        "pids_free": processes[1] if processes else None,
+        "cpu_quota": cgroup.cpu_limit(groups),
+        "cpus": os.cpu_count(),
+        "cpus_allowed": len(os.sched_getaffinity(0)),
+        "shm": _shm(root),
+    }
+
+
+def _get_rlimit(which: int) -> int | None:
+    soft = resource.getrlimit(which)[0]
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+def _capabilities(root: str) -> int:
+    """Return the capabilities that count on this machine; those of a user namespace do not."""
+    if (paths.text(root, "/proc/self/uid_map") or "").split() != ["0", "0", "4294967295"]:
+        return 0
+    for line in (paths.text(root, "/proc/self/status") or "").splitlines():
+        if line.startswith("CapEff:"):
+            return int(line.split()[1], 16)
+    return 0
+
+
+def _shm(root: str) -> shapes.Shm | None:
+    try:
+        statvfs = os.statvfs(paths.under(root, "/dev/shm"))  # noqa: S108, RUF100
+    except OSError:
+        return None
+    return {"total": statvfs.f_blocks * statvfs.f_frsize, "free": statvfs.f_bavail * statvfs.f_frsize}
+
+
+_SWAP_INTERVAL_S = 0.2
+"""Seconds between two looks at what is swapped."""
+
+
+def collect_memory(root: str) -> shapes.Memory:
+    """Return the memory's part of the group `host`."""
+    sizes = proc.meminfo(root)
+    total, free = sizes.get("SwapTotal"), sizes.get("SwapFree")
+    used = None if total is None or free is None else total - free
+    return {
+        "mem_total": sizes.get("MemTotal"),
+        "mem_available": sizes.get("MemAvailable"),
+        "swap_used": used,
+        # Nobody waits where nothing is swapped out.
+        "swap_rate": _swapping(root) if used else 0.0 if used == 0 else None,
+    }
+
+
+def _swapping(root: str) -> float | None:
+    """Return the bytes a second that go to the swap space and come from it."""
+    began, before = time.monotonic(), _swapped(root)
+    syscalls.pause(_SWAP_INTERVAL_S)
+    after = _swapped(root)
+    if before is None or after is None:
+        return None
+    return round((after - before) / (time.monotonic() - began))
+
+
+def _swapped(root: str) -> int | None:
+    pages = None
+    for line in (paths.text(root, "/proc/vmstat") or "").splitlines():
+        if line.startswith(("pswpin ", "pswpout ")):
+            pages = (pages or 0) + int(line.split()[1])
+    return None if pages is None else pages * os.sysconf("SC_PAGE_SIZE")
+
+
+_CPU_FOLDER = "/sys/devices/system/cpu"
+_PREFERENCES = 16
+"""Processors asked for their preference: each answer may cost an interrupt, and all are set alike."""
+
+
+def collect_processors(root: str) -> shapes.Processors:
+    """Return the processors' part of the group `host`."""
+    processors = [name for name in paths.names(root, _CPU_FOLDER) if name.startswith("cpu") and name[3:].isdigit()]
+    first = f"{_CPU_FOLDER}/{processors[0]}/cpufreq" if processors else ""
+    return {
+        "load1": read_first_number(paths.text(root, "/proc/loadavg")),
+        "governors": _count_values(root, processors, "scaling_governor"),
+        "frequency_driver": paths.text(root, f"{first}/scaling_driver") if first else None,
+        "preferences": _count_values(root, processors[:_PREFERENCES], "energy_performance_preference"),
+        "clocksource": paths.text(root, "/sys/devices/system/clocksource/clocksource0/current_clocksource"),
+        "clock_error": syscalls.clock_error() if root == "/" else None,
+    }
+
+
+def _count_values(root: str, names: list[str], file: str) -> dict[str, int]:
+    count: dict[str, int] = {}
+    for name in names:
+        value = paths.text(root, f"{_CPU_FOLDER}/{name}/cpufreq/{file}")
+        if value:
+            count[value] = count.get(value, 0) + 1
+    return count
+
+
+def read_first_number(content: str | None) -> float | None:
+    """Return the number that a file of /proc begins with."""
+    try:
+        return float((content or "").split()[0])
+    except (IndexError, ValueError):
+        return None
+
+
+try:
+    # `hashlib` would load OpenSSL for it.
+    from _blake2 import blake2b
+except ImportError:
+    from hashlib import blake2b
+
+
+_PREFIXES = (
+    *("NCCL_", "GLOO_", "TP_", "CUDA_", "NVIDIA_", "OMP_", "TORCH_", "UCX_", "FI_", "COMPUTE_PROFILE", "NSIGHT_"),
+    *("HIP_", "ROCR_", "HSA_", "GPU_DEVICE_ORDINAL"),
+)
+_LOADER = ("LD_LIBRARY_PATH", "LD_PRELOAD")
+_PLAIN_VARIABLES = (
+    *(
+        "_SOCKET_IFNAME",
+        "_VISIBLE_DEVICES",
+        "GPU_DEVICE_ORDINAL",
+        "NCCL_IB_HCA",
+        "NCCL_NET",
+        "NCCL_NET_PLUGIN",
+        "NCCL_ALGO",
+    ),
+    "NCCL_PROTO",
+)
+"""How names end whose values are told as they are: they are judged by themselves, and hide nothing."""
+_HASH_BYTES = 6
+
+
+def collect_environment(root: str, salt: str = "") -> shapes.Environment:
+    """Return the environment's part of the group `host`.
+
+    Args:
+        root: Prefix of `/etc`.
+        salt: Goes into each hash, so that hashes of one look can be compared with each other and with nothing else.
+    """
+    variables = {
+        **_read_nccl_conf(root),
+        **{k: v for k, v in os.environ.items() if k.startswith(_PREFIXES) or k in _LOADER},
+    }
+    return {
+        "env": {name: value if _is_plain(name, value) else None for name, value in variables.items()},
+        "env_hashes": {name: _hash(salt, name, value) for name, value in variables.items()},
+    }
+
+
+def _is_plain(name: str, value: str) -> bool:
+    return name.endswith(_PLAIN_VARIABLES) or value.isdigit()
+
+
+def _read_nccl_conf(root: str) -> dict[str, str]:
+    """Return what the files of NCCL say; that of the user, or the one that the environment names, has the last word."""
+    own = os.environ.get("NCCL_CONF_FILE") or os.path.expanduser("~/.nccl.conf")
+    values: dict[str, str] = {}
+    for path in (paths.under(root, "/etc/nccl.conf"), own):
+        for line in (paths.content(path) or b"").decode("utf-8", "replace").splitlines():
+            name, equals, value = line.strip().partition("=")
+            if equals and name.startswith("NCCL_"):
+                values[name] = value.strip()
+    return values
+
+
+def _hash(salt: str, name: str, value: str) -> str:
+    home = os.path.expanduser("~")
+    plain = value.replace(home, "~") if len(home) > 1 else value
+    return str(
+        blake2b(f"{salt}\0{name}\0{plain}".encode("utf-8", "surrogateescape"), digest_size=_HASH_BYTES).hexdigest()
+    )
+
+
+def collect_host(root: str, salt: str = "") -> shapes.Host:
     """Return the group `host`. `salt` goes into the hashes of the environment."""
     return {
         "boot_id": paths.text(root, "/proc/sys/kernel/random/boot_id"),
@@ -22,11 +217,11 @@ def collect(root: str, salt: str = "") -> shapes.Host:
         "arch": os.uname().machine,
         "distro": _distro(root),
         "user": os.environ.get("USER") or str(os.getuid()),
-        "uptime": processors.first_number(paths.text(root, "/proc/uptime")),
-        **memory.collect(root),
-        **processors.collect(root),
-        **limits.collect(root),
-        **environment.collect(root, salt),
+        "uptime": read_first_number(paths.text(root, "/proc/uptime")),
+        **collect_memory(root),
+        **collect_processors(root),
+        **collect_limits(root),
+        **collect_environment(root, salt),
     }
 
 

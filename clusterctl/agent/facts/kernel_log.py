@@ -1,4 +1,20 @@
-"""Lines of this boot's kernel log that a judge reads. Stamps are taken since boot, so no clock or year can be wrong."""
+"""The relevant lines of this boot's kernel log, and the GPU errors in it, counted.
+
+Time stamps are relative to boot, so a wrong clock does not matter. A driver whose GPU has died writes thousands of
+lines: GPU errors are counted while reading, one entry per kind and device, so that no other lines can displace them.
+
+    {"vendor": "nvidia", "kind": "xid" | "sxid", "device": PCI address, "code", "grade": "fatal" | "nonfatal" | "",
+     "count", "first_age_s", "last_age_s", "ages": the newest, "order": position of its last line, "text": of that line}
+    the same with "vendor": "amd", "code": 0, and as "kind" and "grade":
+        ras     errors that memory or engines could not correct; grade: the block
+        reset   grade: `begin`, `done` or `failed`
+        hang    a work queue did not finish, and the driver could not recover it without a reset
+        lost    the GPU is no longer on the bus
+        worn    more memory pages are bad than the driver accepts
+        init    the driver could not start the GPU
+
+Messages of AMD's driver are those of `amdgpu_ras.c`, `amdgpu_device.c`, `amdgpu_job.c` and `amdgpu_ras_eeprom.c`.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +22,158 @@ import os
 import re
 import time
 
-from clusterctl.agent.facts import children
-from clusterctl.agent.facts.children import AbsentError, DeniedError
-from clusterctl.agent.facts.kernel_events import KernelEvents
+from clusterctl.agent.facts import child_tasks
+from clusterctl.agent.facts.child_tasks import AbsentError, DeniedError
 from clusterctl.agent.linux import paths
 
 TYPE_CHECKING = False
+
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, Optional
 
     from clusterctl.agent.protocol.types.found import gpus as shapes
+
+
+if TYPE_CHECKING:
+    Event = Optional["tuple[str, str, str, str]"]
+
+_DEVICE = re.compile(r"amdgpu ([0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]): (?:amdgpu: )?")
+_RAS = re.compile(r"\b(\d+) (?:new )?uncorrectable hardware errors detected in (?:total in )?(\w+) block")
+"""With a number before it: the driver says `no uncorrectable hardware errors` of a GPU that is well."""
+BOGUS = 1048560
+"""A memory controller that sleeps reads as all ones, which the driver takes for so many errors at each query, and
+multiples of it (rocm-smi on GPUs in runtime power management)."""
+_HANG = re.compile(r"\bring \S+ timeout(?!, but soft recovered)")
+_OTHER_EVENTS = (
+    ("reset", "failed", re.compile(r"GPU reset(?:\(\d+\))? failed|GPU reset end with ret|GPU Recovery Failed")),
+    ("reset", "done", re.compile(r"GPU reset\(\d+\) succeeded")),
+    ("reset", "begin", re.compile(r"GPU reset begin")),
+    ("lost", "", re.compile(r"device lost from bus")),
+    ("worn", "", re.compile(r"Saved bad pages \d+ reaches threshold")),
+    ("init", "", re.compile(r"Fatal error during GPU init")),
+)
+
+
+def parse_amdgpu_line(text: str) -> Event:
+    """Return `(kind, PCI address or "", grade, detail)` of a line; `None` for one that tells of no trouble."""
+    device = _DEVICE.search(text)
+    address, detail = (device.group(1), text[device.end() :]) if device else ("", text)
+    if ras := _RAS.search(detail):
+        return ("ras", address, ras.group(2), detail) if int(ras.group(1)) % BOGUS else None
+    if _HANG.search(detail):
+        return "hang", address, "", detail
+    for kind, grade, pattern in _OTHER_EVENTS:
+        if pattern.search(detail):
+            return kind, address, grade, detail
+    return None
+
+
+if TYPE_CHECKING:
+    Key = tuple[str, str, int, str]
+
+_PCI = r"(?:PCI:)?([0-9a-fA-F:.]+)"
+_XID = re.compile(rf"NVRM: Xid \({_PCI}(?: GPU-I:\d+)?(?: GPU-CI:\d+)?\)[^:]*: (\d+),\s*(.*)")
+"""With MIG the instance stands behind the address: `kernel_rc.c` of NVIDIA's open-gpu-kernel-modules."""
+_OFF_BUS = re.compile(r"NVRM: GPU ([0-9a-fA-F:.]+): GPU has fallen off the bus")
+_OFF_BUS_BEGINS = re.compile(r"NVRM: The NVIDIA GPU ([0-9a-fA-F:.]+)")
+_OFF_BUS_ENDS = "fallen off the bus and is not responding"
+_SXID = re.compile(r"nvidia-nvswitch\d*.*?: SXid \(PCI:([^)]+)\): (\d+),\s*(?:(Fatal|Non-fatal)\s*,)?\s*(.*)")
+_GRADE = re.compile(r"\b(non-?)?fatal\b", re.IGNORECASE)
+_OFF_BUS_CODE = 79
+_OFF_BUS_LINES = 3
+"""Within how many lines the driver's report of a dead GPU, told line by line, comes to the point."""
+_GRADED = range(144, 151)
+"""NVLink 5: the line says whether it is fatal (NVIDIA, XID catalogue)."""
+_AGES = 5
+_MAX_TEXT = 200
+_MAX_ENTRIES = 512
+"""Entries kept. There are fewer codes; a log that is no log must not fill our memory."""
+
+
+class KernelEvents:
+    """Takes in the lines of a kernel log, from the oldest on."""
+
+    def __init__(self) -> None:
+        self._entries: dict[Key, dict[str, Any]] = {}
+        self._lines = 0
+        self._dying: tuple[str, int] | None = None
+
+    def take(self, text: str, age: float | None) -> bool:
+        """Count the line where it is such an error; tell whether it was."""
+        self._lines += 1
+        if "NVRM" in text:
+            return self._take_xid(text, age)
+        if "amdgpu" in text:
+            return self._take_amdgpu(text, age)
+        match = _SXID.search(text) if "SXid" in text else None
+        if match is None:
+            return False
+        device, code, word, detail = match.groups()
+        grade = "" if word is None else "fatal" if word == "Fatal" else "nonfatal"
+        self._count(("sxid", device.lower(), int(code), grade), detail, age)
+        return True
+
+    def counted(self) -> list[dict[str, Any]]:
+        """Return the entries, in the order of their last lines."""
+        return sorted(self._entries.values(), key=lambda entry: int(entry["order"]))
+
+    def _take_xid(self, text: str, age: float | None) -> bool:
+        if match := _XID.search(text):
+            device, code, detail = match.group(1).lower(), int(match.group(2)), match.group(3)
+            self._count(("xid", device, code, _grade(detail) if code in _GRADED else ""), detail, age)
+            return True
+        device = self._off_the_bus(text)
+        if device is not None:
+            # The driver says it once with a number and once without: one event.
+            counted = _bus(device) in [_bus(key[1]) for key in self._entries if key[2] == _OFF_BUS_CODE]
+            if not counted:
+                self._count(("xid", device, _OFF_BUS_CODE, ""), "GPU has fallen off the bus", age)
+        return device is not None
+
+    def _take_amdgpu(self, text: str, age: float | None) -> bool:
+        event = parse_amdgpu_line(text)
+        if event is None:
+            return False
+        kind, device, grade, detail = event
+        self._count((kind, device, 0, grade), detail, age, "amd")
+        return True
+
+    def _off_the_bus(self, text: str) -> str | None:
+        """Return the address of a GPU that this line, maybe with those before it, calls gone."""
+        if match := _OFF_BUS.search(text):
+            return match.group(1).lower()
+        if match := _OFF_BUS_BEGINS.search(text):
+            self._dying = (match.group(1).lower(), self._lines)
+        if _OFF_BUS_ENDS in text and self._dying is not None:
+            device, line = self._dying
+            self._dying = None
+            return device if self._lines - line <= _OFF_BUS_LINES else None
+        return None
+
+    def _count(self, key: Key, text: str, age: float | None, vendor: str = "nvidia") -> None:
+        kind, device, code, grade = key
+        entry = self._entries.get(key)
+        if entry is None:
+            if len(self._entries) >= _MAX_ENTRIES:
+                return
+            entry = {"vendor": vendor, "kind": kind, "device": device, "code": code, "grade": grade, "count": 0}
+            entry.update({"first_age_s": age, "ages": []})
+            self._entries[key] = entry
+        entry["count"] += 1
+        entry.update({"last_age_s": age, "order": self._lines, "text": text[:_MAX_TEXT]})
+        if age is not None:
+            entry["ages"] = [*entry["ages"], age][-_AGES:]
+
+
+def _grade(text: str) -> str:
+    match = _GRADE.search(text)
+    return "" if match is None else "nonfatal" if match.group(1) else "fatal"
+
+
+def _bus(address: str) -> str:
+    """Return an address without the function, which not every line has."""
+    return address.split(".", maxsplit=1)[0]
+
 
 KEEP = 200
 """Lines kept, the newest; the rest is counted. Errors of GPUs are not among them: those are all counted."""
@@ -31,8 +189,8 @@ _RELEVANT = re.compile(
     r"|EXT4-fs error|XFS .*(?:shut down|Corruption)"
 )
 _STAMP = re.compile(r"^(?:<\d+>)?\[\s*(\d+\.\d+)\]\s*(.*)$")
-_FILE = re.compile(r"^.*? kernel:\s*\[\s*(\d+\.\d+)\]\s*(.*)$")
-_FILES = ("/var/log/kern.log", "/var/log/messages", "/var/log/syslog")
+_LOG_FILE = re.compile(r"^.*? kernel:\s*\[\s*(\d+\.\d+)\]\s*(.*)$")
+_LOG_FILES = ("/var/log/kern.log", "/var/log/messages", "/var/log/syslog")
 _TAIL = 4 << 20
 _JOURNAL = re.compile(r"^\[\s*(\d+\.\d+)\]\s+\S+\s+kernel:\s*(.*)$")
 _PROGRAMS = (
@@ -41,7 +199,7 @@ _PROGRAMS = (
 )
 
 
-def collect(root: str) -> shapes.KernelLog:
+def collect_kernel_log(root: str) -> shapes.KernelLog:
     """Return the group `kernel_log`, from `dmesg`, else from the journal, else from what syslog has written of it.
 
     Where the ring that `dmesg` reads has lost its beginning, the journal is asked, which may reach further back.
@@ -54,30 +212,30 @@ def collect(root: str) -> shapes.KernelLog:
     best: shapes.KernelLog | None = None
     reasons: list[str] = []
     for source, argv, pattern in _PROGRAMS:
-        output, reason = _ask(argv, None if best is None else _JOURNAL_SECONDS)
+        output, reason = _run_reader(argv, None if best is None else _JOURNAL_SECONDS)
         if output is None:
             reasons.append(reason)
             continue
-        seen: shapes.KernelLog = {"source": source, "uptime": uptime, **read(output, pattern, uptime)}
+        seen: shapes.KernelLog = {"source": source, "uptime": uptime, **filter_lines(output, pattern, uptime)}
         best = seen if best is None or _reach(seen) > _reach(best) else best
         if _is_whole(best):
             break
     if best is not None:
         return best
-    for name in _FILES:
+    for name in _LOG_FILES:
         written = _this_boot(root, name, uptime)
         if written:
-            return {"source": name, "uptime": uptime, **read(written, _FILE, uptime)}
+            return {"source": name, "uptime": uptime, **filter_lines(written, _LOG_FILE, uptime)}
     stated = [reason for reason in reasons if reason]
     if not stated:
         raise AbsentError("neither `dmesg` nor `journalctl` is there")
     raise DeniedError("; ".join(stated))
 
 
-def _ask(argv: list[str], seconds: float | None) -> tuple[str | None, str]:
+def _run_reader(argv: list[str], seconds: float | None) -> tuple[str | None, str]:
     """Return what a program tells, or `None` and why it does not; no reason where there is no such program."""
     try:
-        code, output, complaint = children.output(argv, seconds)
+        code, output, complaint = child_tasks.run_program(argv, seconds)
     except FileNotFoundError:
         return None, ""
     # A journal that holds no line at all is one that this user may not read.
@@ -111,7 +269,7 @@ def _this_boot(root: str, name: str, uptime: float) -> str | None:
     kept: list[str] = []
     last = 0.0
     for line in tail.splitlines():
-        match = _FILE.match(line)
+        match = _LOG_FILE.match(line)
         if not match:
             continue
         stamp = float(match.group(1))
@@ -123,7 +281,7 @@ def _this_boot(root: str, name: str, uptime: float) -> str | None:
     return "\n".join(kept) if kept and last <= uptime else None
 
 
-def read(output: str, pattern: re.Pattern[str] = _STAMP, uptime: float = 0.0) -> shapes.KernelLog:
+def filter_lines(output: str, pattern: re.Pattern[str] = _STAMP, uptime: float = 0.0) -> shapes.KernelLog:
     """Return what matters of a kernel log's text, from its oldest line on (`clusterctl.agent.facts` has the shape)."""
     events = KernelEvents()
     kept: list[dict[str, Any]] = []

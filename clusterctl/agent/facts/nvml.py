@@ -1,6 +1,7 @@
-"""What NVIDIA's management library says about every GPU; each call's error is kept beside the others' values.
+"""Facts of NVIDIA GPUs from NVML; each failed call keeps its error beside the values of the others.
 
-`amdgpu` has the same for AMD: a `collect` and a `Session` under a name of its own are all that a vendor needs.
+Calls, field numbers and structures are those of NVIDIA's `nvml.h`. `amdgpu` offers the same for AMD: a vendor needs a
+collect function and a session class.
 """
 
 from __future__ import annotations
@@ -8,26 +9,433 @@ from __future__ import annotations
 import ctypes
 import time
 
-from clusterctl.agent.facts import bindings, nvml_values
-from clusterctl.agent.facts.children import AbsentError
-from clusterctl.agent.facts.nvml_look import Look, attempt
+from clusterctl.agent.facts import error_words, gpu_processes, nvml_bindings
+from clusterctl.agent.facts.child_tasks import AbsentError
 from clusterctl.agent.linux import paths
 
 TYPE_CHECKING = False
+
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, Callable
 
     from clusterctl.agent.protocol.types.found import gpus as shapes
 
+
+if TYPE_CHECKING:
+    Calls = dict[str, Callable[[], Any]]
+
+FIELD_RECOVERY_ACTION = 230
+FIELD_MEMORY_TEMP = 82
+_RETIRED_SBE, _RETIRED_DBE = 29, 30
+_TLIMIT_SHUTDOWN, _TLIMIT_SLOWDOWN, _TLIMIT_MEM_MAX, _TLIMIT_GPU_MAX = 193, 194, 195, 196
+
+SAMPLED_FIELDS = {FIELD_RECOVERY_ACTION: "recovery_action", FIELD_MEMORY_TEMP: "mem_temp"}
+"""Values that are only fields, by number; each has a return code of its own."""
+FIELDS = {
+    **SAMPLED_FIELDS,
+    _RETIRED_SBE: "retired_sbe",
+    _RETIRED_DBE: "retired_dbe",
+    _TLIMIT_SHUTDOWN: "tlimit_shutdown",
+    _TLIMIT_SLOWDOWN: "tlimit_slowdown",
+    _TLIMIT_MEM_MAX: "tlimit_mem_max",
+    _TLIMIT_GPU_MAX: "tlimit_gpu_max",
+}
+_SIGNED = frozenset({_TLIMIT_SHUTDOWN, _TLIMIT_SLOWDOWN, _TLIMIT_MEM_MAX, _TLIMIT_GPU_MAX})
+
+
+def read_field(number: int, answer: Any) -> int:
+    """Return the value of one answer of `nvmlDeviceGetFieldValues`."""
+    return int(answer.value.siVal if number in _SIGNED else answer.value.uiVal)
+
+
+def sampled_values(n: Any, handle: Any) -> Calls:
+    """Return the calls for the few values that a running job is watched by; `n` is the bindings' module."""
+    return {
+        "uuid": lambda: decode_text(n.nvmlDeviceGetUUID(handle)),
+        "util": lambda: n.nvmlDeviceGetUtilizationRates(handle).gpu,
+        "memory": lambda: read_memory(n, handle),
+        "temp": lambda: n.nvmlDeviceGetTemperature(handle, n.NVML_TEMPERATURE_GPU),
+        "power_w": lambda: n.nvmlDeviceGetPowerUsage(handle) / 1000,
+        "sm_clock": lambda: n.nvmlDeviceGetClockInfo(handle, n.NVML_CLOCK_SM),
+        "throttle": lambda: _reasons(n, handle),
+        "ecc_unc": lambda: n.nvmlDeviceGetTotalEccErrors(
+            handle, n.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, n.NVML_VOLATILE_ECC
+        ),
+        "remapped": lambda: list(n.nvmlDeviceGetRemappedRows(handle)),
+    }
+
+
+def all_values(n: Any, handle: Any) -> Calls:
+    """Return the calls for everything that is judged before a run."""
+    return {
+        **sampled_values(n, handle),
+        **_name_plate(n, handle),
+        **_memory_errors(n, handle),
+        "temp_slowdown": lambda: n.nvmlDeviceGetTemperatureThreshold(handle, n.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN),
+        "temp_max": lambda: n.nvmlDeviceGetTemperatureThreshold(handle, n.NVML_TEMPERATURE_THRESHOLD_GPU_MAX),
+        "mem_temp_max": lambda: n.nvmlDeviceGetTemperatureThreshold(handle, n.NVML_TEMPERATURE_THRESHOLD_MEM_MAX),
+        "margin": lambda: n.nvmlDeviceGetMarginTemperature(handle),
+        "power_limit_w": lambda: n.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000,
+        "power_default_w": lambda: n.nvmlDeviceGetPowerManagementDefaultLimit(handle) / 1000,
+        "pstate": lambda: n.nvmlDeviceGetPerformanceState(handle),
+        "sm_clock_max": lambda: n.nvmlDeviceGetMaxClockInfo(handle, n.NVML_CLOCK_SM),
+        "pcie_width": lambda: n.nvmlDeviceGetCurrPcieLinkWidth(handle),
+        "pcie_width_max": lambda: n.nvmlDeviceGetMaxPcieLinkWidth(handle),
+        "pcie_gen": lambda: n.nvmlDeviceGetCurrPcieLinkGeneration(handle),
+        "pcie_gen_max": lambda: n.nvmlDeviceGetMaxPcieLinkGeneration(handle),
+        "fabric": lambda: _fabric(n, handle),
+        "persistence": lambda: n.nvmlDeviceGetPersistenceMode(handle),
+        "mig": lambda: list(n.nvmlDeviceGetMigMode(handle)),
+        "compute_mode": lambda: n.nvmlDeviceGetComputeMode(handle),
+    }
+
+
+def _name_plate(n: Any, handle: Any) -> Calls:
+    return {
+        "serial": lambda: decode_text(n.nvmlDeviceGetSerial(handle)),
+        "name": lambda: decode_text(n.nvmlDeviceGetName(handle)),
+        "pci": lambda: decode_text(n.nvmlDeviceGetPciInfo(handle).busId).lower(),
+        "subsystem": lambda: f"{n.nvmlDeviceGetPciInfo(handle).pciSubSystemId:08x}",
+        "vbios": lambda: decode_text(n.nvmlDeviceGetVbiosVersion(handle)),
+        "minor": lambda: n.nvmlDeviceGetMinorNumber(handle),
+        "capability": lambda: list(n.nvmlDeviceGetCudaComputeCapability(handle)),
+    }
+
+
+def _memory_errors(n: Any, handle: Any) -> Calls:
+    return {
+        "ecc_mode": lambda: list(n.nvmlDeviceGetEccMode(handle)),
+        "ecc_default": lambda: n.nvmlDeviceGetDefaultEccMode(handle)[0],
+        "ecc_cor": lambda: n.nvmlDeviceGetTotalEccErrors(
+            handle, n.NVML_MEMORY_ERROR_TYPE_CORRECTED, n.NVML_VOLATILE_ECC
+        ),
+        "ecc_unc_aggregate": lambda: n.nvmlDeviceGetTotalEccErrors(
+            handle, n.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, n.NVML_AGGREGATE_ECC
+        ),
+        "sram": lambda: _sram(n, handle),
+        "rows": lambda: _rows(n, handle),
+        "retired_pending": lambda: n.nvmlDeviceGetRetiredPagesPendingStatus(handle),
+        "inforom": lambda: n.nvmlDeviceValidateInforom(handle) is None,
+        "repair": lambda: list(n.nvmlDeviceGetRepairStatus(handle)),
+    }
+
+
+def read_memory(n: Any, handle: Any) -> dict[str, Any]:
+    """Return used and total bytes. Version 2 leaves out what the driver reserves; version 1 counts it as used."""
+    try:
+        info, version = n.nvmlDeviceGetMemoryInfo(handle, version=n.nvmlMemory_v2), 2
+    except (n.NVMLError_FunctionNotFound, n.NVMLError_NotSupported):
+        info, version = n.nvmlDeviceGetMemoryInfo(handle), 1
+    return {"used": info.used, "total": info.total, "version": version}
+
+
+def _reasons(n: Any, handle: Any) -> int:
+    try:
+        return int(n.nvmlDeviceGetCurrentClocksEventReasons(handle))
+    except n.NVMLError_FunctionNotFound:
+        return int(n.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
+
+
+def _sram(n: Any, handle: Any) -> dict[str, int]:
+    status = n.c_nvmlEccSramErrorStatus_v1_t()
+    n.nvmlDeviceGetSramEccErrorStatus(handle, ctypes.byref(status))
+    unc = status.aggregateUncParity + status.aggregateUncSecDed
+    return {"unc": unc, "threshold": status.bThresholdExceeded}
+
+
+def _rows(n: Any, handle: Any) -> dict[str, int]:
+    """Return how many banks of memory have how many spare rows left."""
+    banks = n.nvmlDeviceGetRowRemapperHistogram(handle)
+    return {name: getattr(banks, name) for name in ("max", "high", "partial", "low", "none")}
+
+
+def _fabric(n: Any, handle: Any) -> dict[str, Any]:
+    try:
+        return _fabric_info(n, handle, n.c_nvmlGpuFabricInfo_v3_t())
+    except n.NVMLError as error:
+        if error.value not in (n.NVML_ERROR_ARGUMENT_VERSION_MISMATCH, n.NVML_ERROR_INVALID_ARGUMENT):
+            raise
+    return _fabric_info(n, handle, n.c_nvmlGpuFabricInfo_v2_t())
+
+
+def _fabric_info(n: Any, handle: Any, info: Any) -> dict[str, Any]:
+    n.nvmlDeviceGetGpuFabricInfoV(handle, ctypes.byref(info))
+    cluster = bytes(info.clusterUuid).hex()
+    return {
+        "state": info.state,
+        "status": info.status,
+        "health": getattr(info, "healthSummary", 0),
+        # Zeros are how the driver says that the fabric ends with this machine.
+        "cluster": cluster if cluster.strip("0") else None,
+        "clique": info.cliqueId,
+    }
+
+
+def decode_text(value: Any) -> Any:
+    """Return text that the bindings may give as bytes."""
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
+
+
+HW_SLOWDOWN = 0x8 | 0x40 | 0x80
+"""Clock event bits of a slowdown by hardware: any, thermal, power brake."""
+
+_P2P_READ, _P2P_NVLINK = 0, 2  # the bindings' own constant for reading is a tuple, by a stray comma
+_MOST_LINKS = 36
+_BINDINGS_FAILED = 2
+"""The code kept for a call that the bindings themselves could not make."""
+_INVALID_ARGUMENT = 2
+
+
+class NvmlReading:
+    """A look at one GPU.
+
+    Args:
+        nvml: The bindings' module.
+        index: NVML's index of the GPU.
+        handle: Its handle and `None`, or `None` and the code that asking for it ended with.
+        root: Prefix of /proc.
+
+    Attributes:
+        values: What was read.
+        codes: NVML's code for each value that could not be read.
+        odd: Codes that a second look did not give again.
+    """
+
+    def __init__(self, nvml: Any, index: int, handle: tuple[Any, int | None], root: str = "/") -> None:
+        self._nvml, self._index, self._root = nvml, index, root
+        self._handle, error = handle
+        self.values: dict[str, Any] = {}
+        self.codes: dict[str, int] = {} if error is None else {"handle": error}
+        self.odd: dict[str, int] = {}
+        self._calls: dict[str, Callable[[], Any]] = {}
+
+    def at_all(self) -> NvmlReading:
+        """Read everything that is judged before a run."""
+        if self._handle is not None:
+            self._calls = all_values(self._nvml, self._handle)
+            self._read(list(self._calls))
+            self._fields(FIELDS)
+            self._list_throttle()
+            self._retired()
+            self._links()
+            self._processes()
+        return self
+
+    def at_a_sample(self) -> NvmlReading:
+        """Read the few values that a running job is watched by."""
+        if self._handle is not None:
+            self._calls = sampled_values(self._nvml, self._handle)
+            self._read(list(self._calls))
+            self._fields(SAMPLED_FIELDS)
+        return self
+
+    def doubtful(self) -> bool:
+        """Tell whether something was seen that may be chance: ask `again` before it is believed."""
+        slowed = any(bits & HW_SLOWDOWN for bits in self.values.get("throttle") or [])
+        hidden = any(not entry["visible"] for entry in self.values.get("procs") or [])
+        return slowed or hidden or bool(self._odd_calls())
+
+    def again(self) -> None:
+        """Ask once more for what is doubtful."""
+        if self._handle is None:
+            self._handle, error = try_call(self._nvml, self._nvml.nvmlDeviceGetHandleByIndex, self._index)
+            if error is None:
+                self.odd["handle"] = self.codes.pop("handle")
+                self.at_all()
+            return
+        wrong = {name: self.codes[name] for name in self._odd_calls()}
+        self._read([name for name in wrong if name in self._calls])
+        self._fields({number: name for number, name in FIELDS.items() if name in wrong})
+        self.odd.update({name: code for name, code in wrong.items() if name not in self.codes})
+        self._list_throttle()
+        self._throttle_again()
+        self._processes_again()
+
+    def told(self) -> shapes.Device:
+        """Return the look as facts (`clusterctl.agent.facts` has the shape)."""
+        words = {name: error_words.nvml_error_word(code) for name, code in self.codes.items()}
+        odd: shapes.Device = {"odd": self.odd} if self.odd else {}
+        return {
+            "vendor": "nvidia",
+            "index": self._index,
+            "v": self.values,
+            "err": words,
+            "codes": self.codes,
+            **odd,
+        }
+
+    def p2p(self, other: NvmlReading) -> list[int | None] | None:
+        """Return NVML's status of the pair over NVLink and for reading; `None` without one of the two handles."""
+        if self._handle is None or other._handle is None:
+            return None
+        status = self._nvml.nvmlDeviceGetP2PStatus
+        return [
+            try_call(self._nvml, status, self._handle, other._handle, which)[0] for which in (_P2P_NVLINK, _P2P_READ)
+        ]
+
+    def links(self) -> list[int | None]:
+        """Return the state of each NVLink, up to the last that the card has; `None` for one that it has not."""
+        states: list[int | None] = []
+        for link in range(_MOST_LINKS):
+            state, error = try_call(self._nvml, self._nvml.nvmlDeviceGetNvLinkState, self._handle, link)
+            # A link that is not supported may be a hole: others can come after it.
+            if error is not None and error_words.nvml_error_word(error) != error_words.UNSUPPORTED:
+                break
+            states.append(state)
+        while states and states[-1] is None:
+            states.pop()
+        return states
+
+    def holders(self) -> list[dict[str, Any]]:
+        """Return who holds the GPU, as far as the driver tells."""
+        self._processes()
+        return self.values.get("procs") or []
+
+    def _odd_calls(self) -> list[str]:
+        return [name for name, code in self.codes.items() if error_words.nvml_error_word(code) in error_words.ODD]
+
+    def _read(self, names: list[str]) -> None:
+        for name in names:
+            self._keep(name, *try_call(self._nvml, self._calls[name]))
+
+    def _keep(self, name: str, value: Any, error: int | None) -> None:
+        if error is None:
+            self.values[name] = value
+            self.codes.pop(name, None)
+        else:
+            self.codes[name] = error
+
+    def _fields(self, wanted: dict[int, str]) -> None:
+        if not wanted:
+            return
+        told, error = try_call(self._nvml, self._nvml.nvmlDeviceGetFieldValues, self._handle, list(wanted))
+        if error is not None:
+            self.codes.update(dict.fromkeys(wanted.values(), error))
+            return
+        for answer in told:
+            number, code = answer.fieldId, answer.nvmlReturn
+            # A driver calls a field that is newer than it an invalid argument.
+            newer = code == _INVALID_ARGUMENT
+            error = None if code == 0 else self._nvml.NVML_ERROR_NOT_SUPPORTED if newer else code
+            self._keep(wanted[number], read_field(number, answer), error)
+
+    def _retired(self) -> None:
+        """Join the two counts of retired pages, where the card has any."""
+        counts = [self.values.pop(name, None) for name in ("retired_sbe", "retired_dbe")]
+        codes = [self.codes.pop(name, None) for name in ("retired_sbe", "retired_dbe")]
+        error = next((code for code in codes if code is not None), None)
+        self._keep("retired", counts, error)
+
+    def _links(self) -> None:
+        states = self.links()
+        self._keep("nvlinks", states, None if states else self._nvml.NVML_ERROR_NOT_SUPPORTED)
+
+    def _list_throttle(self) -> None:
+        bits = self.values.get("throttle")
+        if isinstance(bits, int):
+            self.values["throttle"] = [bits]
+
+    def _throttle_again(self) -> None:
+        samples = self.values.get("throttle")
+        if samples and samples[0] & HW_SLOWDOWN:
+            again, error = try_call(self._nvml, self._calls["throttle"])
+            samples.append(0 if error is not None else again)
+
+    def _processes(self) -> None:
+        listed = self._listed()
+        if "procs" not in self.codes:
+            self.values["procs"] = [
+                {**entry, **gpu_processes.describe_process(self._root, pid)} for pid, entry in listed.items()
+            ]
+
+    def _processes_again(self) -> None:
+        """Leave out whom we cannot see and is not listed again: that process was just ending."""
+        procs = self.values.get("procs") or []
+        if not all(entry["visible"] for entry in procs):
+            listed = self._listed()
+            self.values["procs"] = [entry for entry in procs if entry["visible"] or entry["pid"] in listed]
+
+    def _listed(self) -> dict[int, dict[str, Any]]:
+        n = self._nvml
+        found: dict[int, dict[str, Any]] = {}
+        kinds = {
+            "compute": n.nvmlDeviceGetComputeRunningProcesses_v3,
+            "mps": n.nvmlDeviceGetMPSComputeRunningProcesses_v3,
+            "graphics": n.nvmlDeviceGetGraphicsRunningProcesses_v3,
+        }
+        for kind, call in kinds.items():
+            processes, error = try_call(n, call, self._handle)
+            if error is not None and kind == "compute":
+                self.codes["procs"] = error
+            for process in processes or []:
+                found.setdefault(process.pid, {"pid": process.pid, "used": process.usedGpuMemory, "kind": kind})
+        return found
+
+
+def try_call(nvml: Any, call: Callable[..., Any], *arguments: Any) -> tuple[Any, int | None]:
+    """Return what a call gives and `None`, or `None` and the code that it ended with."""
+    try:
+        return call(*arguments), None
+    except nvml.NVMLError as error:
+        return None, error.value
+    except (ctypes.ArgumentError, AttributeError, TypeError):
+        return None, _BINDINGS_FAILED
+
+
+_MOST = 64
+"""Events taken in one pass: a GPU that dies may report without an end."""
+
+
+class XidWatcher:
+    """A set of NVML events for all GPUs of an open session; XIDs only."""
+
+    def __init__(self, handles: list[Any]) -> None:
+        self._nvml = nvml_bindings.load_bindings()
+        self._indices = {_address(handle): index for index, handle in enumerate(handles) if handle is not None}
+        self._set: Any = None
+        try:
+            events = self._nvml.nvmlEventSetCreate()
+            for handle in filter(None, handles):
+                self._register(handle, events)
+            self._set = events
+        except (self._nvml.NVMLError, AttributeError):
+            # Old drivers and some virtual GPUs have no events; samples and kernel log still tell.
+            return
+
+    def _register(self, handle: Any, events: Any) -> None:
+        try:
+            self._nvml.nvmlDeviceRegisterEvents(handle, self._nvml.nvmlEventTypeXidCriticalError, events)
+        except self._nvml.NVMLError:
+            # One GPU that cannot be watched must not blind us for the others.
+            return
+
+    def take(self) -> list[dict[str, Any]]:
+        """Return what was reported since the last call: `[{"gpu": index or None, "xid": code}]`."""
+        errors: list[dict[str, Any]] = []
+        while self._set is not None and len(errors) < _MOST:
+            try:
+                event = self._nvml.nvmlEventSetWait_v2(self._set, 0)
+            except self._nvml.NVMLError:
+                # A timeout: there is no more.
+                break
+            if event.eventType == self._nvml.nvmlEventTypeXidCriticalError:
+                errors.append({"gpu": self._indices.get(_address(event.device)), "xid": int(event.eventData)})
+        return errors
+
+
+def _address(handle: Any) -> int | None:
+    return ctypes.cast(handle, ctypes.c_void_p).value
+
+
 LIBRARY = "libnvidia-ml.so.1"
 LIBRARY_NOT_FOUND = 12
-MORE_LOOKS = 2
+MORE_READINGS = 2
 """How often what may be chance is asked again."""
 _PAUSE = 0.12
 """Seconds before each further look: one pause for all GPUs together."""
 
 
-def collect(root: str, wanted: bool) -> shapes.Nvml:
+def collect_nvml(root: str, wanted: bool) -> shapes.Nvml:
     """Return the group `nvml`.
 
     Raises:
@@ -37,7 +445,7 @@ def collect(root: str, wanted: bool) -> shapes.Nvml:
         raise AbsentError("no GPU is declared")
     if not _library_is_there():
         return {"init_error": LIBRARY_NOT_FOUND, "devices": []}
-    session = Session()
+    session = NvmlSession()
     if session.init_error is not None:
         return {"init_error": session.init_error, "devices": []}
     looks = session.looks(root)
@@ -50,12 +458,12 @@ def collect(root: str, wanted: bool) -> shapes.Nvml:
     }
 
 
-def open_session() -> Session | str:
+def open_nvml() -> NvmlSession | str:
     """Return NVML, open; or, where there is none to open, why."""
     if not _library_is_there():
         return "there is no NVIDIA driver library"
     try:
-        return Session()
+        return NvmlSession()
     except AbsentError as error:
         return str(error)
 
@@ -69,7 +477,7 @@ def _library_is_there() -> bool:
     return True
 
 
-class Session:
+class NvmlSession:
     """NVML kept open: handles are taken once, values at every call.
 
     Attributes:
@@ -81,8 +489,8 @@ class Session:
 
     def __init__(self) -> None:
         try:
-            self._nvml = bindings.load()
-        except bindings.NoBindingsError as error:
+            self._nvml = nvml_bindings.load_bindings()
+        except nvml_bindings.NoBindingsError as error:
             raise AbsentError(str(error)) from error
         self.init_error: int | None = None
         self.init_ms = 0.0
@@ -92,9 +500,9 @@ class Session:
         except self._nvml.NVMLError as error:
             self.init_error = error.value
             return
-        self.count = attempt(self._nvml, self._nvml.nvmlDeviceGetCount)
+        self.count = try_call(self._nvml, self._nvml.nvmlDeviceGetCount)
         self.handles = [
-            attempt(self._nvml, self._nvml.nvmlDeviceGetHandleByIndex, i) for i in range(self.count[0] or 0)
+            try_call(self._nvml, self._nvml.nvmlDeviceGetHandleByIndex, i) for i in range(self.count[0] or 0)
         ]
         self.init_ms = round((time.monotonic() - began) * 1000, 1)
 
@@ -106,22 +514,22 @@ class Session:
     def system(self) -> shapes.NvmlSystem:
         """Return versions, count and what opening took."""
         n = self._nvml
-        cuda, cuda_error = attempt(n, n.nvmlSystemGetCudaDriverVersion_v2)
+        cuda, cuda_error = try_call(n, n.nvmlSystemGetCudaDriverVersion_v2)
         return {
             "init_error": None,
             "init_ms": self.init_ms,
-            "driver": nvml_values.text(attempt(n, n.nvmlSystemGetDriverVersion)[0]),
-            "nvml": nvml_values.text(attempt(n, n.nvmlSystemGetNVMLVersion)[0]),
+            "driver": decode_text(try_call(n, n.nvmlSystemGetDriverVersion)[0]),
+            "nvml": decode_text(try_call(n, n.nvmlSystemGetNVMLVersion)[0]),
             "cuda": cuda,
             "cuda_error": cuda_error,
             "count": self.count[0],
             "count_error": self.count[1],
         }
 
-    def looks(self, root: str = "/") -> list[Look]:
+    def looks(self, root: str = "/") -> list[NvmlReading]:
         """Look at every GPU; ask again, all of them at once, for what may be chance."""
-        looks = [Look(self._nvml, index, handle, root).at_all() for index, handle in enumerate(self.handles)]
-        for _ in range(MORE_LOOKS):
+        looks = [NvmlReading(self._nvml, index, handle, root).at_all() for index, handle in enumerate(self.handles)]
+        for _ in range(MORE_READINGS):
             doubtful = [look for look in looks if look.doubtful()]
             if not doubtful:
                 break
@@ -132,12 +540,12 @@ class Session:
 
     def sample(self) -> list[shapes.Device]:
         """Return the few values that a running job is watched by."""
-        return [Look(self._nvml, i, handle).at_a_sample().told() for i, handle in enumerate(self.handles)]
+        return [NvmlReading(self._nvml, i, handle).at_a_sample().told() for i, handle in enumerate(self.handles)]
 
     def links(self, index: int) -> int:
         """Return how many NVLinks of a GPU are up."""
         handle = self.handles[index]
-        return 0 if handle[0] is None else sum(state == 1 for state in Look(self._nvml, index, handle).links())
+        return 0 if handle[0] is None else sum(state == 1 for state in NvmlReading(self._nvml, index, handle).links())
 
     def holders(self, indices: list[int]) -> list[dict[str, Any]]:
         """Return memory and processes of some GPUs; those that do not answer are left out: they hold nothing usable."""
@@ -145,14 +553,14 @@ class Session:
         for index in indices:
             if index >= len(self.handles) or self.handles[index][0] is None:
                 continue
-            memory = attempt(self._nvml, nvml_values.memory, self._nvml, self.handles[index][0])[0]
+            memory = try_call(self._nvml, read_memory, self._nvml, self.handles[index][0])[0]
             if memory is not None:
-                procs = Look(self._nvml, index, self.handles[index]).holders()
+                procs = NvmlReading(self._nvml, index, self.handles[index]).holders()
                 holding.append({"gpu": index, **memory, "procs": procs})
         return holding
 
     @staticmethod
-    def p2p(looks: list[Look]) -> list[list[int | None]]:
+    def p2p(looks: list[NvmlReading]) -> list[list[int | None]]:
         """Return `[i, j, over NVLink, read]` for every pair: NVML's status each, `None` where it could not be asked."""
         pairs: list[list[int | None]] = []
         for i, one in enumerate(looks):

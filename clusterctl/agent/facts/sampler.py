@@ -16,10 +16,9 @@ A sample:
                "err": {field: word}, "codes": {field: the vendor's number}, "links_lost": n | null}],
      "xids": [{"gpu": index | null, "xid": code}]}   reported by the driver since the sample before
 
-A value that could not be read is null; "err" holds the answers that speak of the GPU itself (`answers`), by the call
-that got them. "links_lost" is counted once the GPU has reported an NVLink error, of XGMI always: links that were up
-when we began.
-While the driver is stuck, "gpus" is empty: an old value would look like a new one.
+A value that could not be read is null; "err" holds the answers that speak of the GPU itself (`error_words`), by the
+call that got them. "links_lost" is counted once the GPU has reported an NVLink error, of XGMI always: links that were
+up when we began. While the driver is stuck, "gpus" is empty: an old value would look like a new one.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ import sys
 import time
 
 from clusterctl.agent import facts
-from clusterctl.agent.facts import bindings, children
-from clusterctl.agent.facts.answers import TROUBLE
+from clusterctl.agent.facts import child_tasks, nvml_bindings
+from clusterctl.agent.facts.error_words import TROUBLE
 from clusterctl.agent.linux import paths, proc, syscalls
 
 TYPE_CHECKING = False
@@ -54,7 +53,7 @@ _CPU_SECONDS = 0.25
 """For how long a single look watches the CPUs."""
 
 
-def machine_now() -> samples.Machine:
+def sample_machine() -> samples.Machine:
     """Return the machine's half of a sample, for a single look: CPU is that of the next moment."""
     machine = _Machine()
     machine.read()
@@ -62,16 +61,16 @@ def machine_now() -> samples.Machine:
     return machine.read()
 
 
-def gpus_now() -> samples.Gpus:
+def sample_gpus() -> samples.Gpus:
     """Return the GPUs' half of a sample, asking the driver in this very process: call it from one that may be lost."""
-    return sample_of(None)
+    return sample_session(None)
 
 
 def main(arguments: list[str]) -> int:
     """Print samples until stdout is closed. `arguments`: [seconds between samples]."""
-    bindings.settle(facts)
+    nvml_bindings.use_unpacked_sources(facts)
     interval = float(arguments[0]) if arguments else INTERVAL
-    machine, driver = _Machine(), _Driver()
+    machine, driver = _Machine(), _DriverChild()
     parent = os.getppid()
     following = time.monotonic()
     try:
@@ -145,7 +144,7 @@ def _disks() -> list[samples.Disk]:
     return disks
 
 
-class _Driver:
+class _DriverChild:
     """The child that asks the driver, and what is known of it."""
 
     def __init__(self) -> None:
@@ -208,7 +207,7 @@ class _Driver:
         assert self._pid is not None
         assert self._asked is not None
         waited = round(time.monotonic() - self._asked, 1)
-        state, wchan = children.where(self._pid)
+        state, wchan = child_tasks.read_state(self._pid)
         sample = _without("stuck", f"the driver has not answered for {waited:.0f} s")
         return {**sample, "stuck_s": waited, "state": state, "wchan": wchan}
 
@@ -230,12 +229,12 @@ def _serve(requests: int, answers: int) -> None:
         null = os.open(os.devnull, os.O_RDWR)
         for stream in (0, 1, 2):
             os.dup2(null, stream)
-        from clusterctl.agent.facts import library
+        from clusterctl.agent.facts import gpu_library
 
-        session = library.open_session()
-        xids, links = _watch_xids(session), Links(session)
+        session = gpu_library.open_gpus()
+        xids, links = _watch_xids(session), LinkCounter(session)
         while os.read(requests, 1):
-            sample = sample_of(session)
+            sample = sample_session(session)
             # After the values: a GPU that dies while it is read has reported why.
             sample["xids"] = xids.take() if xids else []
             links.add(sample)
@@ -249,12 +248,12 @@ def _serve(requests: int, answers: int) -> None:
 def _watch_xids(session: Any) -> Any:
     if isinstance(session, str) or session.init_error is not None or session.vendor != "nvidia":
         return None
-    from clusterctl.agent.facts import xids
+    from clusterctl.agent.facts import nvml
 
-    return xids.Xids([handle for handle, _ in session.handles])
+    return nvml.XidWatcher([handle for handle, _ in session.handles])
 
 
-class Links:
+class LinkCounter:
     """Counts the links of GPUs against how many there were: NVLinks once an error of one was reported, XGMI always."""
 
     def __init__(self, session: Any) -> None:
@@ -271,12 +270,12 @@ class Links:
                 gpu["links_lost"] = self._first[gpu["gpu"]] - self._session.links(gpu["gpu"])
 
 
-def sample_of(session: Any) -> samples.Gpus:
+def sample_session(session: Any) -> samples.Gpus:
     """Return the GPUs' half of a sample of an open session, or why there is none; `None` opens one."""
     if session is None:
-        from clusterctl.agent.facts import library
+        from clusterctl.agent.facts import gpu_library
 
-        session = library.open_session()
+        session = gpu_library.open_gpus()
     if isinstance(session, str):
         return _without("absent", session)
     if session.init_error is not None:

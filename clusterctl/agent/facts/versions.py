@@ -1,7 +1,8 @@
-"""Versions that must be equal on all nodes, from the names of package metadata alone: nothing is imported.
+"""Versions that must be equal on all nodes, from the names of package metadata: nothing is imported.
 
-The probe runs in the job's Python, so `sys.path` is the job's. Reading the names of `*.dist-info` directories costs
-milliseconds where `importlib.metadata` would cost a tenth of a second for a large environment.
+The probe runs in the job's Python, so `sys.path` is the job's. Reading the names of `*.dist-info` folders takes
+milliseconds; `importlib.metadata` would take a tenth of a second for a large environment. Shared libraries are found as
+the loader would find them, without loading any.
 """
 
 from __future__ import annotations
@@ -11,12 +12,38 @@ import re
 import sys
 import zlib
 
-from clusterctl.agent.facts import libraries
 from clusterctl.agent.linux import paths
 
 TYPE_CHECKING = False
+
 if TYPE_CHECKING:
     from clusterctl.agent.protocol.types.found import host as shapes
+
+
+_USUAL = ("/lib64", "/usr/lib64", "/lib", "/usr/lib", "/usr/local/lib")
+
+
+def find_library(name: str, root: str = "/", *, prefix: str | None = None) -> str | None:
+    """Return where a library lies: on LD_LIBRARY_PATH, below the Python, in the loader's cache, or where all lie."""
+    listed = [place for place in os.environ.get("LD_LIBRARY_PATH", "").split(":") if place]
+    own = os.path.join(sys.prefix if prefix is None else prefix, "lib")
+    for place in [*listed, own]:
+        if os.path.exists(paths.under(root, f"{place}/{name}")):
+            return f"{place.rstrip('/')}/{name}"
+    return _cached(name, root) or next(
+        (f"{place}/{name}" for place in _USUAL if os.path.exists(paths.under(root, f"{place}/{name}"))), None
+    )
+
+
+def _cached(name: str, root: str) -> str | None:
+    """Return the path that `/etc/ld.so.cache` has for a name; its strings end in a zero byte (ldconfig(8))."""
+    data = paths.content(paths.under(root, "/etc/ld.so.cache")) or b""
+    end = data.find(f"/{name}\0".encode())
+    if end < 0:
+        return None
+    path = data[data.rfind(b"\0", 0, end) + 1 : data.index(b"\0", end)].decode("utf-8", "surrogateescape")
+    return path if os.path.exists(paths.under(root, path)) else None
+
 
 _TOLD = (
     "torch",
@@ -40,7 +67,7 @@ _BUILT = r"^{}(?:\s*:[^=]*)?\s*=\s*['\"]([\d.]+)[^'\"]*['\"]"
 """How `torch/version.py` says for what it was built."""
 
 
-def collect(root: str = "/") -> shapes.Versions:
+def collect_versions(root: str = "/") -> shapes.Versions:
     """Return the group `versions`. `root` is a prefix of where the machine's libraries lie."""
     packages, places = _packages()
     listing = "\n".join(f"{name}=={packages[name]}" for name in sorted(packages)).encode()
@@ -52,7 +79,7 @@ def collect(root: str = "/") -> shapes.Versions:
         "torch_hip": _torch(places.get("torch"), "hip"),
         **_nccl(packages, root),
         "net_plugin": _net_plugin(root),
-        "verbs": libraries.find("libibverbs.so.1", root) or libraries.find("libibverbs.so", root),
+        "verbs": find_library("libibverbs.so.1", root) or find_library("libibverbs.so", root),
         "packages": len(packages),
         "packages_hash": f"{zlib.crc32(listing):08x}{zlib.adler32(listing):08x}",
         "names": {name: text for name, text in packages.items() if name in _TOLD or _JAX_CUDA.match(name)},
@@ -69,7 +96,7 @@ def _nccl(packages: dict[str, str], root: str) -> shapes.Nccl:
     package = next((version for name, version in sorted(packages.items()) if _NCCL.match(name)), None)
     if package is not None and not preloaded:
         return {"nccl": package, "nccl_from": "package"}
-    path = preloaded[0] if preloaded else libraries.find("libnccl.so.2", root)
+    path = preloaded[0] if preloaded else find_library("libnccl.so.2", root)
     if path is None:
         return {"nccl": None, "nccl_from": None}
     named = _NCCL_FILE.search(os.path.realpath(paths.under(root, path)))
@@ -81,7 +108,7 @@ def _net_plugin(root: str) -> str | None:
     name = os.environ.get("NCCL_NET_PLUGIN", "")
     if "/" in name or name == "none":
         return name if name != "none" and os.path.exists(paths.under(root, name)) else None
-    return libraries.find(f"libnccl-net-{name}.so" if name else "libnccl-net.so", root)
+    return find_library(f"libnccl-net-{name}.so" if name else "libnccl-net.so", root)
 
 
 def _packages() -> tuple[dict[str, str], dict[str, str]]:

@@ -30,7 +30,7 @@ class Drain:
         self._loop, self._tell, self._done = loop, tell, done
         self._said = b""
         try:
-            self._pid, self._fd = relaunch.piped("holders", ",".join(map(str, gpus)), str(SECONDS), run)
+            self._pid, self._fd = relaunch.piped("gpu-memory-wait", ",".join(map(str, gpus)), str(SECONDS), run)
         except OSError as error:
             tell(f"nobody knows whether GPU memory is free: {error.strerror}", None)
             done()

@@ -8,7 +8,7 @@ import stat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from clusterctl.agent.facts import checkpoint_files
+from clusterctl.agent.facts import checkpoints
 from clusterctl.agent.protocol import commands, frames, listing, refusals
 from clusterctl.agent.protocol.commands import Command
 from clusterctl.agent.record import folders, rundir, workspace
@@ -229,10 +229,10 @@ class _Sync:
         folder, pattern = _folder(asked), str(asked["pattern"])
 
         def look(_out: Out) -> answers.Checkpoints:
-            answer: answers.Checkpoints = {"found": checkpoint_files.complete(folder, pattern)}
+            answer: answers.Checkpoints = {"found": checkpoints.list_complete_checkpoints(folder, pattern)}
             if asked.get("versions"):
-                answer["versions"] = checkpoint_files.versions(folder, pattern)
-                answer["network"] = rundir.is_network(checkpoint_files.place(folder, pattern))
+                answer["versions"] = checkpoints.list_file_versions(folder, pattern)
+                answer["network"] = rundir.is_network(checkpoints.checkpoint_folder(folder, pattern))
             return answer
 
         self._session.work(identity, look)

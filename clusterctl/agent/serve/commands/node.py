@@ -71,10 +71,10 @@ class _Node:
     # --- ports
 
     def listen(self, identity: int, asked: arguments.Listen, _epoch: int | None) -> None:
-        from clusterctl.agent.facts import exchange
+        from clusterctl.agent.facts import link_probe
 
         payload, enough = int(asked.get("payload", 0)), asked.get("enough")
-        listener = exchange.Listener(int(asked["port"]), str(asked["nonce"]), payload)
+        listener = link_probe.Listener(int(asked["port"]), str(asked["nonce"]), payload)
         seconds = float(asked.get("seconds", _LISTEN_SECONDS))
         nonce = str(asked["nonce"])
         waiting: list[int] = []
@@ -105,12 +105,12 @@ class _Node:
         return None
 
     def connect(self, identity: int, asked: arguments.Connect, _epoch: int | None) -> None:
-        from clusterctl.agent.facts import exchange
+        from clusterctl.agent.facts import link_probe
 
         address, nonce = str(asked["address"]), str(asked["nonce"])
         port, timeout = int(asked["port"]), float(asked["timeout"])
         payload = int(asked.get("payload", 0))
-        self._work(identity, lambda _out: exchange.connect(address, port, nonce, timeout, payload))
+        self._work(identity, lambda _out: link_probe.probe_connection(address, port, nonce, timeout, payload))
 
     # --- programs
 

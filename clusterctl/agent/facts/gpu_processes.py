@@ -1,10 +1,10 @@
-"""Who holds a GPU: processes as the driver lists them, named by what /proc tells of them."""
+"""Describes the processes that the driver lists for a GPU, by their data in /proc."""
 
 from __future__ import annotations
 
 import os
 
-from clusterctl.agent.facts.procs import run_of
+from clusterctl.agent.facts.processes import get_run
 from clusterctl.agent.linux import paths
 from clusterctl.agent.linux.proc import shown
 
@@ -28,17 +28,17 @@ _AGENTS = (
 )
 """Programs that hold GPUs for as long as the machine is up, and compute nothing; names as the kernel cuts them."""
 
-UNSEEN: dict[str, Any] = {"comm": None, "user": None, "run": None, "visible": False, "agent": False}
+UNKNOWN_PROCESS: dict[str, Any] = {"comm": None, "user": None, "run": None, "visible": False, "agent": False}
 """A process of which nothing can be seen from here."""
 
 
-def identity(root: str, pid: int) -> dict[str, Any]:
+def describe_process(root: str, pid: int) -> dict[str, Any]:
     """Name a process that the driver lists. One of another container, or hidden by the kernel, is not visible here."""
     comm = paths.text(root, f"/proc/{pid}/comm")
     try:
         owner: int | None = os.stat(paths.under(root, f"/proc/{pid}")).st_uid
     except OSError:
         owner = None
-    run = run_of(root, pid) if comm else None
+    run = get_run(root, pid) if comm else None
     comm = None if comm is None else shown(comm)
     return {"comm": comm, "user": owner, "run": run, "visible": comm is not None, "agent": comm in _AGENTS}

@@ -1,11 +1,11 @@
-"""Processes that matter before a run: leftovers of ours, those stuck in the kernel, daemons that a node needs."""
+"""Processes that matter before a run: leftovers of runs, processes stuck in the kernel, daemons that a node needs."""
 
 from __future__ import annotations
 
 import os
 import time
 
-from clusterctl.agent.facts import children
+from clusterctl.agent.facts import child_tasks
 from clusterctl.agent.linux import paths, proc
 
 TYPE_CHECKING = False
@@ -22,7 +22,7 @@ _INIT_NAMESPACE = "pid:[4026531836]"
 _TIME_DAEMONS = ("chronyd", "ntpd", "systemd-timesyn", "ptp4l", "openntpd", "phc2sys")
 
 
-def collect(root: str, certain: float = children.STUCK_SECONDS) -> shapes.Procs:
+def collect_processes(root: str, certain: float = child_tasks.STUCK_SECONDS) -> shapes.Procs:
     """Return the group `procs`.
 
     Args:
@@ -44,21 +44,21 @@ def collect(root: str, certain: float = children.STUCK_SECONDS) -> shapes.Procs:
         if stat.state == "D" and stat.ppid != os.getppid():
             stuck.append(stat)
         # Threads of the kernel have no environment.
-        run = None if stat.state == "Z" or stat.kernel else run_of(root, name)
+        run = None if stat.state == "Z" or stat.kernel else get_run(root, name)
         # The probe and what started it carry the marker of the run on whose behalf they look.
         if run is not None and not _is_ancestor(root, stat.pid):
             runs.append({"run": run, "pid": stat.pid, "comm": stat.comm})
     return {
         "runs": runs,
-        "dstate": _asleep(root, stuck, certain),
+        "dstate": _list_stuck(root, stuck, certain),
         "zombies": zombies,
-        "own_namespace": own_namespace(root),
+        "own_namespace": has_own_pid_namespace(root),
         "fabric_manager": any(name.startswith("nv-fabricmanage") for name in names),
         "time_daemon": next((name for name in _TIME_DAEMONS if name in names), None),
     }
 
 
-def _asleep(root: str, sleepers: list[proc.Stat], certain: float) -> list[shapes.Asleep]:
+def _list_stuck(root: str, sleepers: list[proc.Stat], certain: float) -> list[shapes.Asleep]:
     """Describe who stays in state D: for a moment any process is that reads a disk or gets memory."""
     began = time.monotonic()
     for _ in range(_LOOKS if sleepers else 0):
@@ -66,10 +66,10 @@ def _asleep(root: str, sleepers: list[proc.Stat], certain: float) -> list[shapes
         sleepers = [one for one in sleepers if _still_asleep(root, one)]
     described = [_described(root, one) for one in sleepers]
     # How often each that holds a GPU was woken; None once it was.
-    woken = {entry["pid"]: children.asleep(root, entry["pid"]) for entry in described if entry["gpu"]}
+    woken = {entry["pid"]: child_tasks.count_wakeups(root, entry["pid"]) for entry in described if entry["gpu"]}
     while any(often is not None for often in woken.values()) and _lasted(began) < certain:
         time.sleep(_LONG_PAUSE)
-        woken = {pid: often if often == children.asleep(root, pid) else None for pid, often in woken.items()}
+        woken = {pid: often if often == child_tasks.count_wakeups(root, pid) else None for pid, often in woken.items()}
     for entry in described:
         if woken.get(entry["pid"]) is not None:
             entry["stuck_s"] = round(_lasted(began), 1)
@@ -90,7 +90,7 @@ def _described(root: str, process: proc.Stat) -> shapes.Asleep:
     return {"pid": process.pid, "comm": process.comm, "wchan": wchan, "gpu": gpu, "stuck_s": None}
 
 
-def own_namespace(root: str) -> bool:
+def has_own_pid_namespace(root: str) -> bool:
     """Tell whether this is a container that sees its own processes only."""
     try:
         return os.readlink(paths.under(root, "/proc/self/ns/pid")) != _INIT_NAMESPACE
@@ -98,7 +98,7 @@ def own_namespace(root: str) -> bool:
         return False
 
 
-def run_of(root: str, pid: str | int) -> str | None:
+def get_run(root: str, pid: str | int) -> str | None:
     """Return the run that a process carries in its environment, or `None` (also where we may not look)."""
     environ = paths.content(paths.under(root, f"/proc/{pid}/environ")) or b""
     _, marker, rest = (b"\0" + environ).partition(b"\0" + MARKER)

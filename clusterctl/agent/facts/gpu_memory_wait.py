@@ -1,15 +1,15 @@
-"""After an attempt: is the memory of its GPUs free again, and if not, who holds it?
+"""Waits after an attempt until the memory of its GPUs is free, and reports who still holds it.
 
-The driver frees a dead process's memory a moment after the process, so this waits; but not for a process that lives
-and is not of the run, since that will not go by itself.
+The driver frees the memory of a dead process a moment later, so this waits. It does not wait for a live process that
+is not part of the run.
 
-Answer, behind an empty line for the first sign of the driver, one line of JSON:
+Output: an empty line at the first sign of the driver, then one line of JSON:
 
     {"status": "free" | "held" | "absent" | "error", "reason": text | null,
      "gpus": [{"gpu", "used": bytes, "total": bytes, "version",
                "procs": [{"pid", "used", "comm", "user", "run", "visible"}]}]}
 
-"gpus" holds those that are not free. "absent": there is no driver to ask.
+"gpus" lists the GPUs that are not free. "absent": there is no driver.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ import sys
 import time
 
 from clusterctl.agent import facts
-from clusterctl.agent.facts import bindings
+from clusterctl.agent.facts import nvml_bindings
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-_PAUSE = 0.2
-_FREE = {1: 1.5 * 1024**3, 2: 0.3 * 1024**3}
+_RECHECK_S = 0.2
+_FREE_BYTES = {1: 1.5 * 1024**3, 2: 0.3 * 1024**3}
 """Bytes in use that no process accounts for, by version of the call; version 1 counts what the driver reserves."""
 
 
 def main(arguments: list[str]) -> int:
     """Print the answer. `arguments`: indices of GPUs (comma-separated), most seconds to wait, run id."""
-    bindings.settle(facts)
+    nvml_bindings.use_unpacked_sources(facts)
     indices = [int(index) for index in arguments[0].split(",")]
-    sys.stdout.write(json.dumps(wait(indices, float(arguments[1]), arguments[2])) + "\n")
+    sys.stdout.write(json.dumps(wait_until_free(indices, float(arguments[1]), arguments[2])) + "\n")
     sys.stdout.flush()
     return 0
 
 
-def wait(indices: list[int], seconds: float, run: str) -> dict[str, Any]:
+def wait_until_free(indices: list[int], seconds: float, run: str) -> dict[str, Any]:
     """Return the answer once all is free, nothing will change by itself, or `seconds` are over."""
-    from clusterctl.agent.facts import library
+    from clusterctl.agent.facts import gpu_library
 
-    session = library.open_session()
+    session = gpu_library.open_gpus()
     if isinstance(session, str):
         return _answer("absent", session, [])
     if session.init_error is not None:
@@ -57,7 +57,7 @@ def wait(indices: list[int], seconds: float, run: str) -> dict[str, Any]:
             return _answer("free", None, [])
         if time.monotonic() >= deadline or not any(_may_change(gpu, run) for gpu in held):
             return _answer("held", None, held)
-        time.sleep(_PAUSE)
+        time.sleep(_RECHECK_S)
         held = [gpu for gpu in session.holders(indices) if not _is_free(gpu)]
 
 
@@ -67,7 +67,7 @@ def _answer(status: str, reason: str | None, held: list[dict[str, Any]]) -> dict
 
 def _is_free(gpu: dict[str, Any]) -> bool:
     gpu["procs"] = [entry for entry in gpu["procs"] if not entry["agent"]]
-    return not gpu["procs"] and bool(gpu["used"] <= _FREE[gpu["version"]])
+    return not gpu["procs"] and bool(gpu["used"] <= _FREE_BYTES[gpu["version"]])
 
 
 def _may_change(gpu: dict[str, Any], run: str) -> bool:

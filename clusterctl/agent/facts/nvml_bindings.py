@@ -1,8 +1,8 @@
-"""Finding NVIDIA's Python bindings, and keeping what is compiled.
+"""Imports NVIDIA's Python bindings and caches their bytecode.
 
-The bindings travel in the bundle as source, as all of us does. Compiling their 8000 lines costs a fifth of a second at
-every start, because a zip archive keeps no bytecode. So the sources that a look needs are laid beside the archive once,
-in a directory of its own, where Python keeps the bytecode of each version that comes by.
+The agent archive contains the bindings as source. Compiling their 8000 lines takes a fifth of a second at every start,
+because Python keeps no bytecode for a zip archive. So the sources that a probe needs are unpacked once beside the
+archive, into a folder where each Python version keeps its bytecode.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class NoBindingsError(Exception):
     """There is no `pynvml` in the bundle nor in the job's environment."""
 
 
-def load() -> Any:
+def load_bindings() -> Any:
     """Return the module `pynvml`.
 
     Raises:
@@ -43,7 +43,7 @@ def load() -> Any:
             del sys.modules["ctypes.util"]
 
 
-def settle(package: Any) -> None:
+def use_unpacked_sources(package: Any) -> None:
     """Let the modules of `package` (this one's) and `pynvml` be imported from beside the archive they came in.
 
     Does nothing where they came from a directory, or where no directory of our own can be made.
@@ -99,41 +99,21 @@ def _write(path: str, data: bytes) -> None:
 
 MODULES = (
     "amdgpu",
-    "amdgpu_events",
-    "amdgpu_metrics",
-    "amdgpu_values",
-    "answers",
-    "checkpoint",
-    "checkpoint_files",
-    "children",
-    "disk",
+    "checkpoints",
+    "child_tasks",
     "driver",
-    "environment",
-    "hardware",
-    "holders",
-    "holding",
+    "error_words",
+    "gpu_library",
+    "gpu_memory_wait",
+    "gpu_processes",
+    "hardware_errors",
     "host",
-    "kernel_events",
     "kernel_log",
-    "libraries",
-    "library",
-    "limits",
-    "memory",
-    "mounts",
-    "names",
-    "net",
+    "network",
     "nvml",
-    "nvml_look",
-    "nvml_values",
-    "pci",
-    "ports",
-    "processors",
-    "procs",
-    "rdma",
+    "processes",
     "sampler",
-    "smi",
-    "unshown",
+    "storage",
     "versions",
-    "xids",
 )
 """The modules beside this one: an archive's directory cannot be listed by its loader."""

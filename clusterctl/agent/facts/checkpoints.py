@@ -1,4 +1,4 @@
-"""Checkpoints that workers have written: which are complete, and what tells one from those that were there before."""
+"""Checkpoint files of workers: which are complete, their sizes, and what distinguishes new from old."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from clusterctl.agent.protocol.types.answers import CheckpointFound
+    from clusterctl.agent.protocol.types.found import host as shapes
+
 
 _UNFINISHED = (".tmp", ".part", ".partial", ".incomplete", ".lock")
-_MOST = 5000
+_MAX_CHECKPOINTS = 5000
 """Of so many an answer can tell, whatever they are called within reason."""
 
 
-def complete(workdir: str, pattern: str) -> list[CheckpointFound]:
+def list_complete_checkpoints(workdir: str, pattern: str) -> list[CheckpointFound]:
     """Return `[{path, mtime, size}]` of the newest `_MOST` checkpoints that are complete, the newest first.
 
     Time and size are of its newest file.
@@ -27,40 +29,40 @@ def complete(workdir: str, pattern: str) -> list[CheckpointFound]:
     written last.
     """
     checkpoints: list[CheckpointFound] = []
-    for path in _named(workdir, pattern):
+    for path in _expand_pattern(workdir, pattern):
         name = os.path.basename(path.rstrip("/"))
         if name.startswith(".") or name.endswith(_UNFINISHED):
             continue
-        version = _completed(path)
+        version = _describe_if_complete(path)
         if version is not None:
             shown = path if os.path.isabs(os.path.expanduser(pattern)) else os.path.relpath(path, workdir)
             checkpoints.append({"path": shown, "mtime": version[0], "size": version[1]})
-    return sorted(checkpoints, key=lambda one: one["mtime"], reverse=True)[:_MOST]
+    return sorted(checkpoints, key=lambda one: one["mtime"], reverse=True)[:_MAX_CHECKPOINTS]
 
 
-def place(workdir: str, pattern: str) -> str:
+def checkpoint_folder(workdir: str, pattern: str) -> str:
     """Return the folder below which checkpoints lie: what a pattern names before its first wildcard."""
     *folders, _ = os.path.join(workdir, os.path.expanduser(pattern)).split("/")
     fixed = itertools.takewhile(lambda name: not glob.has_magic(name), folders)
     return os.path.realpath("/".join(fixed) or "/")
 
 
-def versions(workdir: str, pattern: str) -> list[tuple[float, int]]:
+def list_file_versions(workdir: str, pattern: str) -> list[tuple[float, int]]:
     """Return time and size of every file of all checkpoints, complete or not."""
-    return sorted({version for path in _named(workdir, pattern) for version in _files_of(path)})
+    return sorted({version for path in _expand_pattern(workdir, pattern) for version in _files_of(path)})
 
 
-def total(path: str) -> int:
+def total_size_bytes(path: str) -> int:
     """Return how many bytes a checkpoint has in all."""
     return sum(size for _, size in _files_of(path))
 
 
-def _named(workdir: str, pattern: str) -> list[str]:
+def _expand_pattern(workdir: str, pattern: str) -> list[str]:
     whole = os.path.expanduser(pattern)
     return glob.glob(whole if os.path.isabs(whole) else os.path.join(glob.escape(workdir), whole), recursive=True)
 
 
-def _completed(path: str) -> tuple[float, int] | None:
+def _describe_if_complete(path: str) -> tuple[float, int] | None:
     try:
         names = os.listdir(path) if os.path.isdir(path) else None
     except OSError:
@@ -81,3 +83,14 @@ def _files_of(path: str) -> Iterator[tuple[float, int]]:
         with contextlib.suppress(OSError):
             info = os.stat(file)
             yield info.st_mtime, info.st_size
+
+
+def collect_checkpoint(workdir: str, pattern: str) -> shapes.Checkpoint:
+    """Return the group `checkpoint`: path and size of the newest complete one, each `None` where there is none yet."""
+    # A folder of many large checkpoints may take its time: this has a child of its own, and is imported only there.
+
+    checkpoints = list_complete_checkpoints(os.path.expanduser(workdir), pattern)
+    if not checkpoints:
+        return {"path": None, "bytes": None}
+    path = os.path.join(os.path.expanduser(workdir), checkpoints[0]["path"])
+    return {"path": path, "bytes": total_size_bytes(path)}

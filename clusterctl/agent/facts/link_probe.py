@@ -1,6 +1,6 @@
-"""Whether a peer reaches a port here, and whether data gets through both ways. A nonce proves that it is ours.
+"""Tests whether peers can connect to a port and exchange data. A nonce identifies them.
 
-All peers are served side by side, so that none who says nothing keeps the others waiting.
+All peers are served at the same time, so that a silent one does not delay the others.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 _BACKLOG = 128
-MOST = 512
+MAX_PEERS = 512
 """Peers that are served side by side; beyond them the first that has said nothing right has to go."""
 _LONGEST_LINE = 256
 _CHUNK = 1 << 16
@@ -98,7 +98,7 @@ class Listener:
         except OSError as error:
             return error.errno in (errno.EMFILE, errno.ENFILE) and self._drop()
         self._peers[sock.fileno()] = _Peer(sock)
-        return len(self._peers) <= MOST or self._drop()
+        return len(self._peers) <= MAX_PEERS or self._drop()
 
     def _drop(self) -> bool:
         """Hang up on the first that has said nothing right; return whether there was any peer at all."""
@@ -162,7 +162,7 @@ class _Peer:
         return True
 
 
-def connect(address: str, port: int, nonce: str, timeout: float, payload: int = 0) -> dict[str, Any]:
+def probe_connection(address: str, port: int, nonce: str, timeout: float, payload: int = 0) -> dict[str, Any]:
     """Connect to a peer's listener, exchange the nonce, then send so many bytes and get them back.
 
     Args:
@@ -228,7 +228,7 @@ def _exchange(sock: socket.socket, payload: int, until: float, outcome: dict[str
             pass
         except ConnectionError:
             return "hung up"
-        outcome["sent"] = payload - len(out) - _untaken(sock)
+        outcome["sent"] = payload - len(out) - _unacknowledged_bytes(sock)
         if (outcome["sent"], outcome["received"]) != before:
             moved = time.monotonic()
     outcome["sent"] = payload
@@ -242,7 +242,7 @@ def _send(sock: socket.socket, data: bytearray | memoryview) -> int:
         return 0
 
 
-def _untaken(sock: socket.socket) -> int:
+def _unacknowledged_bytes(sock: socket.socket) -> int:
     """Return how many bytes of what was sent the peer's kernel has not acknowledged (SIOCOUTQ, tcp(7))."""
     count: int = struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4)))[0]
     return count

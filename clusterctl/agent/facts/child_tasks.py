@@ -1,7 +1,7 @@
-"""Doing risky things in forks: all at once, each with the same deadline, none able to keep the parent.
+"""Runs risky tasks in forked children, all at once, each with a deadline, so that none can block the parent.
 
-A child that touches a hung driver or mount can sit in state D, where SIGKILL does nothing. Such a child is abandoned
-and named. Children own nothing of the parent's streams, so an abandoned one cannot keep a pipe of ours open.
+A child that touches a hung driver or mount may sleep in state D, where SIGKILL has no effect. Such a child is abandoned
+and reported. Children hold none of the parent's streams, so an abandoned child cannot keep a pipe open.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class _Child:
         if now < self._look_at:
             return False
         self._look_at = now + _LOOK_SECONDS
-        woken = asleep("/", self.pid)
+        woken = count_wakeups("/", self.pid)
         if woken is None or woken != self._asleep[0]:
             self._asleep = (woken, now)
         return woken is not None and now - self._asleep[1] >= STUCK_SECONDS
@@ -102,7 +102,7 @@ class _Child:
 
     def abandon(self) -> dict[str, Group]:
         """Kill the child and its programs; say where it hung, and that it never came to the rest."""
-        state, wchan = where(self.pid)
+        state, wchan = read_state(self.pid)
         reason = f"no answer within {time.monotonic() - self.began:.1f} s"
         if state == "D":
             reason += f", stuck in the kernel (state D, {wchan or 'place unknown'})"
@@ -128,7 +128,7 @@ class _Child:
         return result
 
 
-def run(
+def run_tasks(
     tasks: dict[str, Task],
     deadline: float,
     together: tuple[tuple[str, ...], ...] = (),
@@ -170,7 +170,7 @@ def run(
     return {name: results[name] for name in tasks}
 
 
-def output(argv: list[str], seconds: float | None = None) -> tuple[int, str, str]:
+def run_program(argv: list[str], seconds: float | None = None) -> tuple[int, str, str]:
     """Run a program to its end and return its exit status, stdout and stderr; for use in a task, whose deadline holds.
 
     `subprocess` would cost more to import than most programs cost to run.
@@ -209,7 +209,7 @@ def output(argv: list[str], seconds: float | None = None) -> tuple[int, str, str
     return code, texts[0], texts[1]
 
 
-def where(pid: int) -> tuple[str | None, str | None]:
+def read_state(pid: int) -> tuple[str | None, str | None]:
     """Return the state letter of a process and the kernel function it sleeps in, each `None` where unreadable."""
     # It imports `signal`; most looks come to their end without a child that hangs.
     from clusterctl.agent.linux import proc
@@ -218,7 +218,7 @@ def where(pid: int) -> tuple[str | None, str | None]:
     return (None, None) if stat is None else (stat.state, proc.wchan(pid) or None)
 
 
-def asleep(root: str, pid: int) -> int | None:
+def count_wakeups(root: str, pid: int) -> int | None:
     """Return how often a process in state D (uninterruptible sleep) has been woken so far; `None` in another state."""
     try:
         with open(f"{'' if root == '/' else root}/proc/{pid}/status", encoding="utf-8", errors="replace") as file:

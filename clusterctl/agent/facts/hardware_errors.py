@@ -1,14 +1,14 @@
-"""Errors that hardware reported since the boot and that anybody may read: of PCIe links, and of main memory.
+"""Hardware error counters since boot that every user may read: PCIe links and main memory.
 
-PCIe: what Advanced Error Reporting has counted (kernel 4.19, `sysfs-bus-pci-devices-aer_stats`) at GPUs and network
-cards, at the port above each, and at its root port. Memory: what EDAC has counted (`sysfs-devices-edac`).
+PCIe: the counters of Advanced Error Reporting (kernel 4.19, `sysfs-bus-pci-devices-aer_stats`) at GPUs and network
+cards, at the port above each, and at its root port. Memory: the counters of EDAC (`sysfs-devices-edac`).
 """
 
 from __future__ import annotations
 
 import os
 
-from clusterctl.agent.facts import pci
+from clusterctl.agent.facts import driver
 from clusterctl.agent.linux import paths
 
 TYPE_CHECKING = False
@@ -20,12 +20,12 @@ _CARDS = ("/sys/class/infiniband", "/sys/class/net")
 _MEMORY = "/sys/devices/system/edac/mc"
 
 
-def collect(root: str) -> shapes.Hardware:
+def collect_hardware_errors(root: str) -> shapes.Hardware:
     """Return the group `hardware`."""
     cards = [*_gpus(root), *_network(root)]
     places: dict[str, str] = {}
     for place, what in cards:
-        for port in _way(place):
+        for port in _port_path(place):
             places.setdefault(port, what if port == place else f"above {what}")
     told: list[shapes.Way] = [
         {"address": os.path.basename(place), "of": what, **errors}
@@ -37,7 +37,7 @@ def collect(root: str) -> shapes.Hardware:
 
 def _gpus(root: str) -> list[tuple[str, str]]:
     bases = [f"/sys/bus/pci/drivers/{driver}" for driver in _DRIVERS]
-    cards = [(base, name) for base in bases for name in paths.names(root, base) if pci.is_device(name)]
+    cards = [(base, name) for base in bases for name in paths.names(root, base) if driver.is_pci_device(name)]
     return [(os.path.realpath(paths.under(root, f"{base}/{name}")), f"GPU {name}") for base, name in cards]
 
 
@@ -46,15 +46,15 @@ def _network(root: str) -> list[tuple[str, str]]:
     for base in _CARDS:
         for name in paths.names(root, base):
             place = os.path.realpath(paths.under(root, f"{base}/{name}/device"))
-            if pci.is_device(place):
+            if driver.is_pci_device(place):
                 versions.setdefault(place, name)
     return list(versions.items())
 
 
-def _way(place: str) -> list[str]:
+def _port_path(place: str) -> list[str]:
     """Return a card, the port above it, and its root port."""
     way = [place]
-    while pci.is_device(above := os.path.dirname(way[-1])):
+    while driver.is_pci_device(above := os.path.dirname(way[-1])):
         way.append(above)
     return [*way[:2], *way[2:][-1:]]
 

@@ -1,4 +1,4 @@
-"""The GPUs of this machine, whoever has made them, opened once and asked again and again."""
+"""Opens the GPU library of this machine, whatever the vendor, for repeated readings."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-def open_session(root: str = "/") -> Any:
+def open_gpus(root: str = "/") -> Any:
     """Return the GPUs, open (`nvml.Session` or `amdgpu.Session`); or, where there are none to open, why."""
-    session = nvml.open_session()
+    session = nvml.open_nvml()
     if not isinstance(session, str) and session.init_error is None and session.handles:
         return session
     if kfd.is_there(root):
-        from clusterctl.agent.facts.amdgpu import Session
+        from clusterctl.agent.facts.amdgpu import AmdgpuSession
 
-        other = Session(root)
+        other = AmdgpuSession(root)
         return other if other.gpus else session
     return session

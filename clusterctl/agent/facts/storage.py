@@ -1,19 +1,30 @@
-"""Free space and inodes where a run writes, and whether one can write there at all."""
+"""Free space and inodes where a run writes, whether a file can be written there, and whether mounts respond.
+
+Each mount is listed in a child of its own, because a dead file server never returns an error.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import time
+
+from clusterctl.agent.facts import child_tasks
+from clusterctl.agent.linux import filesystems
 
 TYPE_CHECKING = False
+
 if TYPE_CHECKING:
+    from typing import Any
+
     from clusterctl.agent.protocol.types.found import host as shapes
+
 
 _LONGEST = 100
 """Characters of a name that tells whose file it is; a file name may have 255 bytes."""
 
 
-def collect(
+def collect_disks(
     root: str, workdir: str | None, more: list[str], owner: str = "", pattern: str | None = None
 ) -> shapes.Disk:
     """Return the group `disk`: the root file system, /tmp, home, the working directory, checkpoints, places in `more`.
@@ -31,10 +42,10 @@ def collect(
     if workdir and pattern:
         places.append(("checkpoints", _before_wildcards(os.path.expanduser(workdir), os.path.expanduser(pattern))))
     places += [("path", os.path.expanduser(path)) for path in more]
-    return {"paths": [_look(path, what, owner) for what, path in places]}
+    return {"paths": [_measure(path, what, owner) for what, path in places]}
 
 
-def _look(path: str, what: str, owner: str) -> shapes.Place:
+def _measure(path: str, what: str, owner: str) -> shapes.Place:
     """Measure the nearest directory that is there: a working directory may still have to be made."""
     place = path
     while not os.path.isdir(place) and place not in ("/", ""):
@@ -53,7 +64,7 @@ def _look(path: str, what: str, owner: str) -> shapes.Place:
         "inodes_free": statvfs.f_favail,
         "readonly": bool(statvfs.f_flag & os.ST_RDONLY),
     }
-    return {**entry, **_write(place, owner)} if what in ("workdir", "checkpoints", "path", "tmp") else entry
+    return {**entry, **_test_write(place, owner)} if what in ("workdir", "checkpoints", "path", "tmp") else entry
 
 
 def _before_wildcards(workdir: str, pattern: str) -> str:
@@ -64,7 +75,7 @@ def _before_wildcards(workdir: str, pattern: str) -> str:
     return folder
 
 
-def _write(place: str, owner: str) -> shapes.Written:
+def _test_write(place: str, owner: str) -> shapes.Written:
     """Write, sync and remove one small file, as a checkpoint would.
 
     Nodes that share the place may have equal names and equal pids, so its name ends in what nobody else makes up.
@@ -84,3 +95,37 @@ def _write(place: str, owner: str) -> shapes.Written:
         with contextlib.suppress(OSError):
             os.unlink(name)
     return {"writable": True, "error": None}
+
+
+MAX_MOUNTS = 32
+"""Mounts looked at; those that the request names come first."""
+
+
+def collect_mounts(root: str, wanted: list[str], deadline: float) -> shapes.Mounts:
+    """Return the group `mounts`."""
+    table = filesystems.mounts(root)
+    # Of two at one place the later one is seen.
+    kinds = {mount.point: mount.kind for mount in table}
+    folders = [os.path.expanduser(path) for path in wanted]
+    folders += [place for place, kind in kinds.items() if filesystems.may_hang(kind) and place not in folders]
+    tasks = {path: _listing(path) for path in folders[:MAX_MOUNTS]}
+    results = child_tasks.run_tasks(tasks, deadline - 0.4 if deadline - time.monotonic() > 0.8 else deadline - 0.15)
+    entries: list[shapes.Mount] = []
+    for path, result in results.items():
+        mount = filesystems.holder(path, table)
+        kind, device = (None, None) if mount is None else (mount.kind, mount.device)
+        entries.append(
+            {"path": path, "fs": kind, "device": device, "status": result.get("status"), "reason": result.get("reason"),
+             "ms": result.get("ms"), "state": result.get("state"), "wchan": result.get("wchan")}
+        )  # fmt: skip
+    return {"paths": entries, "left_out": max(0, len(folders) - MAX_MOUNTS)}
+
+
+def _listing(path: str) -> child_tasks.Task:
+    def look() -> dict[str, Any]:
+        os.stat(path)
+        with os.scandir(path) as entries:
+            next(iter(entries), None)
+        return {}
+
+    return look

@@ -1,17 +1,17 @@
-"""What a vendor's library answers where it has no value, in words that hold for every vendor.
+"""Vendor-independent words for the errors of GPU libraries and drivers.
 
-    unsupported     the card or the driver has no such thing: nothing to judge
-    denied          this user may not ask
-    lost            the GPU is no longer there
-    reset-required  the GPU works again only after a reset
+    unsupported     the card or the driver does not have this value: nothing to judge
+    denied          this user is not permitted
+    lost            the GPU has disappeared
+    reset-required  the GPU needs a reset
     power           the GPU lacks power
-    corrupted       its configuration memory is corrupted
-    timeout         the call ran out of time
-    unknown         the driver itself does not know what is wrong
-    failed          the call failed for a reason that says nothing of the GPU
-    resetting       the GPU is being reset at this moment
+    corrupted       the configuration memory of the GPU is corrupted
+    timeout         the call timed out
+    unknown         the driver does not know the cause
+    failed          the call failed for a reason that says nothing about the GPU
+    resetting       the GPU is being reset
 
-The vendor's own code is kept beside the word, for people.
+Facts keep the vendor's code beside the word, for people.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ _FILE = {
 everybody (`amdgpu_pm_dev_state_check` of its `amdgpu_pm.c`)."""
 
 
-def of_file(number: int) -> str:
+def file_error_word(number: int) -> str:
     """Return the word for the error that reading a file of a driver ended with."""
     return _FILE.get(number, FAILED)
 
 
-def of_nvml(code: int) -> str:
+def nvml_error_word(code: int) -> str:
     """Return the word for a return code of NVML."""
     return _NVML.get(code, FAILED)

@@ -1,0 +1,175 @@
+"""Network facts: interfaces, routes to all peers, name resolution, free ports, and RDMA ports.
+
+RDMA ports (InfiniBand, RoCE, EFA) are read from /sys, without `ibstat`. Their error counters are not read: on
+restricted functions this floods the kernel log (leptonai/gpud#1164).
+"""
+
+from __future__ import annotations
+
+import _socket
+import fcntl
+import os
+import struct
+
+from clusterctl.agent.facts import driver
+from clusterctl.agent.linux import paths
+from clusterctl.agent.linux.ports import bind, owner
+
+TYPE_CHECKING = False
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from clusterctl.agent.protocol.types.found import network as shapes
+
+
+def collect_names(peers: dict[str, str]) -> shapes.Names:
+    """Return the group `names`. `peers` is node to address or name."""
+    hostname = _socket.gethostname()
+    addresses, error = _resolve(hostname)
+    looked: dict[str, shapes.Named] = {}
+    for node, name in peers.items():
+        found, why = _resolve(name)
+        looked[node] = {"name": name, "addresses": found, "error": why}
+    return {"hostname": hostname, "addresses": addresses, "error": error, "peers": looked}
+
+
+def resolve(name: str, port: int | None, kind: int) -> list[Any]:
+    """Return what the system's resolver says, as `socket.getaddrinfo` does.
+
+    The module `socket` makes enumerations of all numbers that the C module below it has, and that one loads a codec
+    for text; together they cost as much as half of a look.
+
+    Raises:
+        OSError: There is no such name.
+        UnicodeError: It cannot be one.
+    """
+    return _socket.getaddrinfo(name.encode() if name.isascii() else name, port, type=kind)
+
+
+def _resolve(name: str) -> tuple[list[str], str | None]:
+    try:
+        entries = resolve(name, None, _socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        return [], getattr(error, "strerror", None) or str(error)
+    return sorted({str(entry[4][0]) for entry in entries}), None
+
+
+def collect_ports(wanted: list[int], root: str = "/") -> shapes.Ports:
+    """Return the group `ports`: each port is bound for a moment on all addresses."""
+    return {"ports": [_is_free_port(int(port), root) for port in wanted]}
+
+
+def _is_free_port(port: int, root: str) -> shapes.Port:
+    try:
+        bind(port).close()
+    except OSError as error:
+        return {"port": port, "free": False, "error": error.strerror, "owner": owner(root, port)}
+    return {"port": port, "free": True, "error": None, "owner": None}
+
+
+RDMA_FOLDER = "/sys/class/infiniband"
+_MOST_GIDS = 16
+
+
+def list_rdma_ports(root: str) -> list[shapes.RdmaPort]:
+    """Return every port of every RDMA device."""
+    every: list[shapes.RdmaPort] = []
+    for device in paths.names(root, RDMA_FOLDER):
+        shared = _list_device_ports(root, f"{RDMA_FOLDER}/{device}")
+        every += [
+            {"device": device, **_read_rdma_port(root, f"{RDMA_FOLDER}/{device}/ports/{port}", port), **shared}
+            for port in paths.names(root, f"{RDMA_FOLDER}/{device}/ports")
+        ]
+    return every
+
+
+def _list_device_ports(root: str, base: str) -> shapes.RdmaDevice:
+    place = os.path.realpath(paths.under(root, f"{base}/device"))
+    return {
+        "firmware": paths.text(root, f"{base}/fw_ver"),
+        "board": paths.text(root, f"{base}/board_id"),
+        "driver": os.path.basename(os.path.realpath(f"{place}/driver")) if os.path.exists(f"{place}/driver") else None,
+        "pci": os.path.basename(place) if driver.is_pci_device(place) else None,
+        **driver.read_pcie_link(place),
+    }
+
+
+def _read_rdma_port(root: str, where: str, port: str) -> shapes.PortState:
+    used = [index for index, gid in _gids(root, where) if gid.replace(":", "").strip("0")]
+    kinds = [paths.text(root, f"{where}/gid_attrs/types/{index}") or "" for index in used]
+    return {
+        "port": int(port) if port.isdigit() else port,
+        "state": _state_name(paths.text(root, f"{where}/state")),
+        "phys": _state_name(paths.text(root, f"{where}/phys_state")),
+        "rate": paths.text(root, f"{where}/rate"),
+        "link_layer": paths.text(root, f"{where}/link_layer"),
+        "gids": len(used),
+        "roce_v2": sum("v2" in kind for kind in kinds),
+    }
+
+
+def _gids(root: str, where: str) -> list[tuple[str, str]]:
+    """Return the first entries of the address table of a port, by number."""
+    indices = sorted(paths.names(root, f"{where}/gids"), key=lambda index: (len(index), index))[:_MOST_GIDS]
+    return [(index, paths.text(root, f"{where}/gids/{index}") or "") for index in indices]
+
+
+def _state_name(state: str | None) -> str | None:
+    """Return `ACTIVE` of the kernel's `4: ACTIVE`."""
+    return state.rpartition(":")[2].strip() if state else None
+
+
+_SIOCGIFADDR = 0x8915
+_NET_FOLDER = "/sys/class/net"
+
+
+def collect_network(root: str, peers: dict[str, str]) -> shapes.Net:
+    """Return the group `net`. `peers` is node to address or name."""
+    interfaces = [_interface(root, name) for name in paths.names(root, _NET_FOLDER)]
+    by_address = {entry["address"]: entry["name"] for entry in interfaces if entry["address"]}
+    routes = {node: _route(name, by_address) for node, name in peers.items()}
+    return {"interfaces": interfaces, "routes": routes, "ib": list_rdma_ports(root)}
+
+
+def _interface(root: str, name: str) -> shapes.Interface:
+    where = f"{_NET_FOLDER}/{name}"
+    return {
+        "name": name,
+        "operstate": paths.text(root, f"{where}/operstate"),
+        "mtu": paths.number(root, f"{where}/mtu"),
+        "speed": paths.number(root, f"{where}/speed"),
+        "virtual": not paths.names(root, f"{where}/device"),
+        "address": _address(name),
+    }
+
+
+def _address(name: str) -> str | None:
+    sock = _socket.socket(_socket.AF_INET, _socket.SOCK_DGRAM)
+    try:
+        answer = fcntl.ioctl(sock.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+    except OSError:
+        return None
+    finally:
+        sock.close()
+    return _socket.inet_ntoa(answer[20:24])
+
+
+def _route(name: str, by_address: dict[str, str]) -> shapes.Route:
+    """Ask the kernel which source address it would use; no packet is sent."""
+    try:
+        family, _, _, _, target = resolve(name, 9, _socket.SOCK_DGRAM)[0]
+        source = _source(family, target)
+    except (OSError, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        return {"address": name, "source": None, "interface": None, "error": why}
+    return {"address": str(target[0]), "source": source, "interface": by_address.get(source), "error": None}
+
+
+def _source(family: int, target: Any) -> str:
+    sock = _socket.socket(family, _socket.SOCK_DGRAM)
+    try:
+        sock.connect(target)
+        return str(sock.getsockname()[0])
+    finally:
+        sock.close()
