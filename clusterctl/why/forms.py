@@ -82,14 +82,15 @@ _CLASSES = (
     (
         Class.MISSING_FILE,
         (
-            rf"{_RAISED}(?:FileNotFound|NotADirectory|IsADirectory)Error\b|No such file or directory|can't open file",
+            rf"{_RAISED}(?:FileNotFound|NotADirectory|IsADirectory)Error\b|[Nn]o such file or directory",
+            r"can't open file",
             r"No such object|NoSuchKey|does not exist$",
         ),
     ),
     (
         Class.WRONG_ARGUMENT,
         (
-            r"^usage: .*|error: (?:unrecognized arguments|the following arguments are required|argument |ambiguous)",
+            r"^usage: |error: (?:unrecognized arguments|the following arguments are required|argument |ambiguous)",
             r"[Nn]o such (?:option|command)|Missing (?:option|argument|parameter)|Invalid value for",
             r"Unknown command line flag|(?:unrecognized|invalid|unknown|illegal) (?:option|argument|flag)\b",
             r"Could not consume arg|Flags parsing error|unexpected extra argument|requires an argument",
@@ -174,6 +175,7 @@ CONSEQUENCE = _any(
     r"|RayActorError|ActorDiedError|WorkerCrashedError|EOFError|BrokenPipeError|ConnectionResetError|KeyboardInterrupt"
     r"|SystemExit|(?:queue\.|_queue\.)Empty|CancelledError|BrokenBarrierError)\b",
     r"RuntimeError: DataLoader worker \(pid\(?s?\)?[\d ,]*\) exited unexpectedly",
+    r".*[Ss]ee (?:the )?(?:root cause|error|stack ?trace|traceback|logs?)s? above",
 )
 """Exceptions that tell of the end of something else."""
 
@@ -184,6 +186,7 @@ FATAL = _any(
     r"(?P<throw>terminate called|libc\+\+abi: terminating)",
     r"Fatal Python error: |Fatal error in |fatal error: |LLVM ERROR: |panic: |thread '.*' panicked at ",
     r"(?:F\d{4} [\d:.]+ +\d+ [^\]]*\] ?|[\d-]+ [\d:.]+: F [^\]]*\] ?)(?P<logged>.*)",  # glog, TensorFlow
+    r"=+\d+=+ ?ERROR: |.*\bruntime error: ",
     r".*\bCheck failed: |.*\bAssertion [`'].*failed|.*INTERNAL ASSERT FAILED",
     r"(?:\*\*\* )?(?:Error in `.*': )?(?:double free|free\(\): |(?:m|re)alloc\w*\(\): |munmap_chunk\(\)|invalid pointer"
     r"|corrupted (?:size|double)|stack smashing|buffer overflow detected)",  # glibc
@@ -222,6 +225,8 @@ LOGGED = _any(
     r"\S+:\d+:\d+ \[\d+\] (?:[\w/.]+:\d+ )?NCCL (?:WARN|ERROR) (?P<nccl>.*)",
 )
 """A line of a log at the level of an error."""
+SPOKEN = re.compile(r".{0,80}\b(?:error|Error|ERROR)\b ?(?:#?\d+)?: (?![\d.\s%e-]*$)")
+"""A line that speaks of an error; a number behind it is that of a model."""
 DIED = _any(
     r"(?:.*: line \d+: +\d+ )?(?:Segmentation fault|Bus error|Aborted|Illegal instruction|Floating point exception"
     r"|Killed|Terminated|Trace/breakpoint trap)\b ?(?:\(core dumped\))?(?: {2,}.*)?!?$",

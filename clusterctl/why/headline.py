@@ -30,6 +30,13 @@ _LONGEST_TEXT = 600
 _LONGEST_BLOCK = 16
 
 
+_TABLE = re.compile(
+    r"ChildFailedError:.*\n\W*\n?(?P<who>\S+) FAILED[\s\S]*?exitcode +: (?P<code>-?\d+)"
+    r"(?:[\s\S]*?traceback : (?P<signal>Signal .*))?"
+)
+"""What torchrun tells of the first of its workers that failed."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Headline:
     """What the end of an output says.
@@ -74,7 +81,12 @@ def read(output: str, *, exit_code: int | None = None, signal: int | None = None
     cls = _class_of(found, exit_code, name)
     near = found.behind <= (_MOST_BEHIND_TRACEBACK if found.has_header else _MOST_BEHIND)
     # What only reports the end of something else, or is said in passing, may be followed by another reason.
-    is_own = found.weight == 3 or cls is Class.KILLED or (name is not None and cls is Class.SIGNAL)
+    is_own = (
+        found.weight == 3
+        or cls is Class.KILLED
+        or (name is not None and cls is Class.SIGNAL)
+        or (exit_code == 127 and cls is Class.COMMAND_NOT_FOUND)
+    )
     sure = near and is_own and not found.goes_on
     return Headline(
         text=_shortened(found.text),
@@ -99,7 +111,7 @@ class _Line:
 
 def _lines(output: str) -> list[_Line]:
     raws = [raw.rstrip() for raw in re.split(r"\r?\n|\r", forms.SEQUENCE.sub("", output))][-_MOST_LINES:]
-    sources = {source for raw in raws if (source := _source_of(raw))}
+    sources = sorted({s for s in map(_source_of, raws, [*raws[1:], ""]) if s}, key=len, reverse=True)
     lines = []
     for raw in raws:
         source = next((s for s in sources if raw.startswith(s) or raw == s.rstrip()), "")
@@ -109,13 +121,11 @@ def _lines(output: str) -> list[_Line]:
     return lines
 
 
-def _source_of(raw: str) -> str:
-    """Return what stands before the head of a traceback, where that is the name of a process; else ""."""
-    if not raw.endswith("(most recent call last):") or forms.OF_A_PROCESS.match(raw):
-        return ""
+def _source_of(raw: str, following: str) -> str:
+    """Return what stands before the head of a traceback, where the next line has it as well; else ""."""
     match = forms.HEADER.match(raw)
     before = match["before"] if match is not None and match["kind"] is None else ""
-    return before if re.fullmatch(r"\S+[:\]|>)] ?", before) else ""
+    return before if before.strip() and following.startswith(before) and any(map(str.isalnum, before)) else ""
 
 
 def _is_border(text: str) -> bool:
@@ -227,6 +237,9 @@ class _Tracebacks:
                 continue
             if text.startswith(" ") or (forms.BOX.match(text) and text[0] in "│┃|"):
                 continue
+            if forms.HEADER.match(self._text(start)) is None and not forms.NAMED.match(text):
+                # Frames that stand in a text: a traceback without its head ends with an exception.
+                return None
             follows = next((self._text(i) for i in range(at + 1, min(at + 4, len(self._own))) if self._text(i)), "")
             if forms.FRAME.match(follows) and not forms.NAMED.match(text):
                 continue
@@ -319,6 +332,10 @@ class _Tracebacks:
         words = "\n".join(dict.fromkeys((told.words, last.words)))
         again = "" if told is last or _is_same(told, last) else f" (raised again as {last.text})"
         weight = 1 if forms.CONSEQUENCE.match(told.text) and not class_of_words(told.text) else 3
+        if found := _TABLE.search(words):
+            by = f", {found['signal']}" if found["signal"] else ""
+            told = replace(told, text=f"{found['who']}: exit code {found['code']}{by}")
+            again = ""
         if told.is_ignored or (weight == 3 and last.is_aside):
             weight = 2
         lines = self._lines[chain[0].start if told.link or told is not last else last.start : last.at + 1]
@@ -411,9 +428,15 @@ def _other_cause(lines: Sequence[_Line], at: int, taken: set[int]) -> _Cause | N
         return _Cause(
             text=_headline_of([text, *block[1:]]), start=at, at=at, weight=2, words="\n".join([text, *block[1:]])
         )
-    is_near = at >= len(lines) - _MOST_NEAR
-    if is_near and not _is_indented(lines[at].text) and not forms.C_FRAME.match(text) and class_of_words(text):
-        return _Cause(text=text, start=at, at=at, weight=2, words=text)
+    return _spoken_of(lines, at, block)
+
+
+def _spoken_of(lines: Sequence[_Line], at: int, block: Sequence[str]) -> _Cause | None:
+    """Return a line near the end that speaks of an error, in whatever form."""
+    if at < len(lines) - _MOST_NEAR or _is_indented(lines[at].text) or forms.C_FRAME.match(block[0]):
+        return None
+    if forms.SPOKEN.match(block[0]) or class_of_words(block[0]):
+        return _Cause(text=_headline_of(block), start=at, at=at, weight=2, words=block[0])
     return None
 
 
@@ -496,6 +519,8 @@ def _class_of(found: _Cause, exit_code: int | None, name: str | None) -> Class:
     cls = class_of_words(found.text) or class_of_words(found.words)
     if exit_code == 127 and not found.has_header and cls in (None, Class.MISSING_FILE, Class.NO_PERMISSION):
         return Class.COMMAND_NOT_FOUND
+    if cls is None and exit_code == 2 and re.match(r"\S+: error: ", found.text):
+        return Class.WRONG_ARGUMENT
     if name is None:
         return cls or (Class.SIGNAL if forms.ABORTS.search(found.text) else Class.EXCEPTION)
     if name in SENT_FROM_OUTSIDE:

@@ -35,7 +35,7 @@ _PEER_LOSS = re.compile(
             r"failed to (recv|send), got",
             r"connection was likely closed|connectFullMesh failed|pair closure|communicator was aborted",
             r"UNAVAILABLE: .{0,80}socket closed",
-            r"heartbeat|coordination service|peer .{0,40}(disconnected|unavailable)",
+            r"heartbeat|coordination service|another task died|peer .{0,40}(disconnected|unavailable)",
         )
     ),
     re.IGNORECASE,
@@ -232,9 +232,8 @@ def _last_words(exit_: Exit, told: headline.Headline) -> str:
     """Return the text that says why: what was recognised, or the last lines."""
     if exit_.error and exit_.error.get("message"):
         return str(exit_.error["message"])
-    if told.words or told.traceback:
-        return told.words
-    return "\n".join([line for line in exit_.tail.splitlines() if line.strip()][-6:])
+    lines = [] if told.traceback else [line for line in exit_.tail.splitlines() if line.strip()][-6:]
+    return "\n".join([told.words, *lines])
 
 
 def _cause(exit_: Exit, told: headline.Headline) -> Cause:

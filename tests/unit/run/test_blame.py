@@ -143,6 +143,18 @@ def test_ends_of_one_node_are_compared_by_its_clock_however_unsure_the_head_is_o
         pytest.param(PEER + "\nnote" * 6, False, id="a line before the last six"),
         pytest.param("connection\nreset", False, id="words of two lines"),
         pytest.param(
+            "terminate called after throwing an instance of 'c10::Error'\n  what():  NCCL error: remote process exited\n"
+            + "frame #0: c10::Error::Error() + 0x96 (0x7f5a9616c1b6 in /v/libc10.so)\n" * 9,
+            True,
+            id="what C++ threw, above its frames",
+        ),
+        pytest.param(
+            "F1126 client.h:80] Terminating process because the JAX distributed service detected fatal errors. "
+            "This most likely indicates that another task died\nFatal Python error: Aborted\n\nThread 0x7f (most recent",
+            True,
+            id="jax tells that another died",
+        ),
+        pytest.param(
             f"Traceback (most recent call last):\n{PEER}" + "\n\nnote" * 11, True, id="the end of a traceback"
         ),
         pytest.param(f"Traceback (most recent call last):\n{PEER}" + "\nnote" * 12, False, id="long after a traceback"),
