@@ -115,7 +115,7 @@ def stall_news(event: StallSeen, run: str) -> list[str]:
     if event.phase == "none":
         return ["progress again"]
     text = _stall_text(event.phase, event.reason, event.since_s, event.limit_s)
-    where = f"; evidence of every rank is kept in {event.evidence}" if event.evidence else ""
+    where = f"; where each rank stood is kept, `clusterctl why {run}` reads it" if event.evidence else ""
     return [text + where, *(stall_hints(run, event.phase) if event.phase == "confirmed" else [])]
 
 

@@ -31,7 +31,10 @@ _KINDS = {
 
 def judge(case: Case) -> Verdict:
     """Return what went wrong with a run, and who."""
-    return replace(_judged(case), bundle=case.seen_at or case.folder)
+    verdict = _judged(case)
+    # No rank of a run that has ended has stacks.
+    steps = tuple(step for step in verdict.next if not (case.over and step.startswith("clusterctl stacks")))
+    return replace(verdict, next=steps, bundle=case.seen_at or case.folder)
 
 
 def _judged(case: Case) -> Verdict:

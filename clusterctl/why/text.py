@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from clusterctl.why.causes import cut
-from clusterctl.why.verdict import Kind
+from clusterctl.why.verdict import Confidence, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,14 +40,20 @@ def brief(verdict: Verdict, run: str, *, steps: bool = True, said: str = "") -> 
         verdict: What went wrong.
         run: Its id.
         steps: Tell what to type next; else that stands beside it, and the first line says what begins here.
-        said: The error that stands beside it, and is not said again.
+        said: The error that stands beside it, and is not said again; nor is who failed, where that is certain.
     """
     if verdict.kind is Kind.NONE:
         return []
     by_label: dict[str, list[str]] = {}
     for label, text in lines(verdict):
         by_label.setdefault(label, []).append(text)
-    head = by_label[HEAD][0].removesuffix(f": {cut(said)}")
+    whole = by_label[HEAD][0]
+    head = whole.removesuffix(f": {cut(said)}")
+    if not steps and verdict.kind is Kind.CRASH and verdict.confidence is Confidence.CERTAIN and head != whole:
+        # Who failed and how stands beside it.
+        place = _place(verdict.culprits[0]) if verdict.culprits else ""
+        at = f", at {place}" if place else ""
+        return [f"why: {verdict.cls.value}, {verdict.confidence.value}{at}; `clusterctl why {run}` tells more"]
     shown = [label for label in ("who", "waits", "unseen", "next") if label in by_label and (steps or label != "next")]
     return [
         head if steps else f"why: {head}",
@@ -62,9 +68,13 @@ def _first(texts: list[str]) -> str:
 
 def _culprit(culprit: Culprit, summary: str) -> str:
     who = culprit.node or "" if culprit.rank is None else f"rank {culprit.rank} {culprit.node or ''}".rstrip()
-    place = " ".join(part for part in (culprit.where, f"in {culprit.op}" if culprit.op else None) if part)
+    place = _place(culprit)
     evidence = "" if culprit.evidence in summary else culprit.evidence
     return "  ".join(part for part in (who, place, evidence) if part)
+
+
+def _place(culprit: Culprit) -> str:
+    return " ".join(part for part in (culprit.where, f"in {culprit.op}" if culprit.op else None) if part)
 
 
 def _waiting(waiting: Waiting) -> str:

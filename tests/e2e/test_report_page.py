@@ -112,3 +112,16 @@ def test_the_page_of_a_hostile_run_is_harmless(
     assert STEERING.findall(done.stdout) == []
     assert hostile.found_in(done.stdout) == []
     assert hostile.found_in(done.stderr) == []
+
+
+def test_the_page_of_a_run_that_a_person_ended_tells_of_nothing_wrong(make_head: MakeHead) -> None:
+    head = make_head()
+    (head.folder / "job.py").write_text("import time\ntime.sleep(600)\n")
+    head.write_local({"script": "job.py", "grace": "1s"})
+    run = head.start()
+    assert head.run("down", run).returncode == 0
+
+    page = head.run("report", run, "-o", "-").stdout
+
+    assert "What went wrong" not in page
+    assert "cancelled" in page

@@ -133,8 +133,7 @@ def test_a_failure_is_told_in_short_below_the_report_of_the_end_and_kept(make_he
     told = short_form(ended.stderr)
 
     assert ended.returncode == 100
-    assert told[0] == "why: crash MISSING_FILE, certain: rank 1 on localhost.0 failed first"
-    assert told[1:] == ["who    rank 1 localhost.0  job.py:4 in <module>", f"`clusterctl why {folder.name}` tells more"]
+    assert told == [f"why: MISSING_FILE, certain, at job.py:4 in <module>; `clusterctl why {folder.name}` tells more"]
     # The controller keeps it once the run has ended, which is when `up` ends.
     wait_for((folder / "why.json").exists, what="the verdict to be kept")
     assert json.loads((folder / "why.json").read_text())["class"] == "MISSING_FILE"

@@ -26,6 +26,7 @@ from clusterctl.run.record.find import find, visible_state
 from clusterctl.run.record.kept.curves import curves
 from clusterctl.run.record.kept.memory import before_the_kill
 from clusterctl.run.rules.state import RunPhase
+from clusterctl.why.verdict import Kind
 from clusterctl.wording import size
 
 if TYPE_CHECKING:
@@ -92,13 +93,16 @@ def _state_and_events(run: RunDir, terminal: Terminal) -> tuple[RunState, bool, 
 
 
 def _failure(run: RunDir, state: RunState, terminal: Terminal) -> list[str]:
-    """Return the report of a run's end and the verdict of `why`; nothing where all is well."""
+    """Return the report of a run's end and the verdict of `why`; nothing where nothing went wrong."""
     well = state.phase is RunPhase.SUCCEEDED or (not state.over and state.stall is None)
     if well:
         return []
     beside = Beside(folders=code_folders(run, state), memory=before_the_kill(run, state))
+    verdict = verdict_of(run, state, live=False)
+    if state.phase is RunPhase.CANCELLED and verdict.kind is Kind.NONE and not state.remaining:
+        return []  # a person ended it, and nothing was wrong until then
     ended = render_report(state, terminal, beside) if state.over else []
-    return [*ended, "", *render_why(verdict_of(run, state, live=False), terminal)]
+    return [*ended, "", *render_why(verdict, terminal)]
 
 
 def _findings(run: RunDir) -> list[Found]:

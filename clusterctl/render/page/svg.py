@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -17,6 +17,9 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 48.0, 8.0, 8.0, 20.0
 _COLOURS = ("#0969da", "#cf222e", "#1a7f37", "#9a6700", "#8250df", "#bf3989", "#1b7c83", "#bc4c00")
 MOST_LINES = 16
 """Curves in one picture; of more the lowest, the middle and the highest are shown."""
+_ALIKE_FROM = 3
+_APART = 0.03
+"""A curve that is further from the middle, as a share of the highest value, can be told from it."""
 _BINS = 120
 
 
@@ -80,21 +83,44 @@ def finite(points: Points) -> Points:
 
 
 def few(series: Mapping[str, Points], span: Span) -> dict[str, Points]:
-    """Return the curves themselves, or of many the lowest, the middle and the highest at each time."""
+    """Return curves that can be told from each other.
+
+    Of curves that lie on each other the middle at each time, beside those that differ from it; of too many the lowest,
+    the middle and the highest; else the curves themselves.
+    """
     known = {name: points for name, points in series.items() if points}
-    if len(known) <= MOST_LINES:
+    if len(known) < _ALIKE_FROM:
         return known
-    bins: list[list[float]] = [[] for _ in range(_BINS + 1)]
+    bins: list[dict[str, list[float]]] = [{} for _ in range(_BINS + 1)]
     begin, width = span.begin, max((span.end - span.begin) / _BINS, 1e-9)
     last = begin + _BINS * width
-    for points in known.values():
+    for name, points in known.items():
         for time, value in points:
-            bins[0 if time <= begin else _BINS if time >= last else int((time - begin) / width)].append(value)
+            place = 0 if time <= begin else _BINS if time >= last else int((time - begin) / width)
+            bins[place].setdefault(name, []).append(value)
     full = [(begin + (place + 0.5) * width, values) for place, values in enumerate(bins) if values]
-    return {
-        f"{name} of {len(known)}": [(time, pick(values)) for time, values in full]
-        for name, pick in (("lowest", min), ("middle", median), ("highest", max))
+    drawn = {
+        pick: [(time, choose([value for own in values.values() for value in own])) for time, values in full]
+        for pick, choose in (("lowest", min), ("middle", median), ("highest", max))
     }
+    if len(known) > MOST_LINES:
+        return {f"{pick} of {len(known)}": points for pick, points in drawn.items()}
+    unlike = _unlike([values for _, values in full], known)
+    if 2 * len(unlike) >= len(known):
+        return known
+    return {f"middle of {len(known)}": drawn["middle"], **{name: known[name] for name in unlike}}
+
+
+def _unlike(bins: Sequence[Mapping[str, Sequence[float]]], names: Iterable[str]) -> list[str]:
+    """Return whose curve is away from the middle of all, over the time in which it was seen."""
+    top = max((value for values in bins for own in values.values() for value in own), default=0.0)
+    away: dict[str, list[float]] = {name: [] for name in names}
+    for values in bins:
+        own = {name: sum(each) / len(each) for name, each in values.items()}
+        middle = median(own.values())
+        for name, value in own.items():
+            away[name].append(abs(value - middle))
+    return [name for name, each in away.items() if each and sum(each) / len(each) > _APART * top]
 
 
 def timeline(bars: Sequence[Bar], ticks: Sequence[Tick], span: Span) -> Html:

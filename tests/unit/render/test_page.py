@@ -115,6 +115,27 @@ def test_of_many_curves_the_lowest_the_middle_and_the_highest_are_shown() -> Non
     }
 
 
+ALIKE = {f"rank {n}": [(float(t), t + n / 100) for t in range(100)] for n in range(8)}
+LATE = {"rank 5": [(float(t), t / 2) for t in range(100)]}
+
+
+@pytest.mark.parametrize(
+    ("series", "names"),
+    [
+        pytest.param(ALIKE, ["middle of 8"], id="all on each other"),
+        pytest.param(ALIKE | LATE, ["middle of 8", "rank 5"], id="one that is slower"),
+        pytest.param({name: ALIKE[name] for name in ("rank 0", "rank 1")}, ["rank 0", "rank 1"], id="two"),
+        pytest.param(
+            {f"rank {n}": [(50.0, 10.0 * n)] for n in range(4)}, [f"rank {n}" for n in range(4)], id="each another"
+        ),
+    ],
+)
+def test_of_curves_that_lie_on_each_other_the_middle_is_shown(
+    series: dict[str, list[tuple[float, float]]], names: list[str]
+) -> None:
+    assert list(few(series, SPAN)) == names
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0], ids=str)
 def test_a_number_that_cannot_be_drawn_is_left_out(value: float) -> None:
     assert finite([(1.0, 2.0), (2.0, value), (float("nan"), 1.0)]) == [(1.0, 2.0)]

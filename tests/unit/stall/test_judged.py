@@ -38,7 +38,7 @@ def stepping(last: float, *, pace: float = 1.0, **more: Any) -> dict[str, Any]:
     ("seen", "limit", "reason"),
     [
         pytest.param({}, 1500.0, "no first step", id="nothing yet"),
-        pytest.param({"intervals": (1.0,) * 9, "progress_at": 1.0, "moves": 10}, 1500.0, "no first step", id="9 moves"),
+        pytest.param({"intervals": (1.0,) * 9, "progress_at": 1.0, "moves": 10}, 1500.0, "no progress", id="9 moves"),
         pytest.param({"intervals": (1.0,) * 10, "progress_at": NOW - 200}, 30.0, "no progress", id="10 moves"),
         pytest.param(
             {"intervals": (1.0,) * 9 + (4.0,), "progress_at": NOW - 200}, 30.0, "no progress", id="steps of 4 s"
@@ -47,7 +47,12 @@ def stepping(last: float, *, pace: float = 1.0, **more: Any) -> dict[str, Any]:
             {"intervals": (7.0,) + (1.0,) * 9, "progress_at": NOW - 200}, 42.0, "no progress", id="steps of 7 s"
         ),
         pytest.param({"intervals": (999.0,) * 10, "progress_at": 1.0}, 1500.0, "no progress", id="steps of minutes"),
-        pytest.param({"activity_at": 1.0}, 1500.0, "no first step", id="activity of a framework is no step"),
+        pytest.param(
+            {"activity_at": 1.0},
+            1500.0,
+            "no step seen in any process (printed lines do not count)",
+            id="activity of a framework is no step",
+        ),
     ],
 )
 def test_the_limit_is_that_of_the_phase_of_the_run(seen: dict[str, Any], limit: float, reason: str) -> None:

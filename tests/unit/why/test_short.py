@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from clusterctl.why.case import Case
+from clusterctl.why.case import Case, End
 from clusterctl.why.judge import judge
 from clusterctl.why.text import brief
 from tests.unit.why.cases import case, elsewhere, ended, entry, lost_peer, raised, waiting
@@ -46,6 +48,24 @@ def test_an_error_that_stands_beside_it_is_not_said_again(error: str) -> None:
     failed = case(lost_peer(), raised(error), over=True)
 
     assert brief(judge(failed), "demo-abcd", said=error)[0] == "crash EXCEPTION, certain: rank 1 on gpu01 failed first"
+
+
+@pytest.mark.parametrize(
+    "failed",
+    [
+        pytest.param([lost_peer(), raised("ValueError: bad batch")], id="one"),
+        pytest.param([raised("ValueError: bad batch"), raised("ValueError: bad batch")], id="alike"),
+    ],
+)
+def test_a_crash_that_is_told_beside_it_gets_one_line(failed: list[End]) -> None:
+    told = brief(judge(case(*failed, over=True)), "demo-abcd", steps=False, said="ValueError: bad batch")
+
+    assert told == ["why: EXCEPTION, certain, at train.py:7 in load; `clusterctl why demo-abcd` tells more"]
+
+
+def test_stacks_of_a_run_that_has_ended_are_not_recommended() -> None:
+    assert [step for step in judge(HUNG).next if "stacks" in step]
+    assert not [step for step in judge(replace(HUNG, over=True)).next if "stacks" in step]
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,7 @@ BLIND_S = 5.0
 # Looks that a node took and left out because all its ranks moved were so far apart.
 STEADY_S = 2.0
 
+_UNSEEN_STEP = "step seen in any process (printed lines do not count)"
 HINT = (
     "work of one rank alone looks like this from outside; declare it by"
     ' `with clusterctl.phase("checkpoint", limit="15m")`, `clusterctl.progress()`, or its files under `stall.watch`'
@@ -287,7 +288,8 @@ def _idle(watch: StallWatch, limits: StallLimits, horizon: float) -> tuple[float
     elif watch.activity_at is not None and watch.moves == 0 and not _frameworks(watch):
         limit, what = top, "activity"  # no steps will come that we could see
     else:
-        limit, what = limits.startup_timeout, "first step"
+        limit = limits.startup_timeout
+        what = "progress" if watch.moves else _UNSEEN_STEP if watch.activity_at is not None else "first step"
     limit = max([limit, *_phase_limits(watch)])
     since, patience = horizon - acted, max(limit, top, _default_ceiling(watch))
     if _started(watch) and horizon - moved >= patience:
