@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from clusterctl.config.sections.listing import Machine
+
 T = TypeVar("T")
 
 _NO_JOBS = ("setup.py", "conftest.py", "__init__.py")
@@ -24,7 +26,7 @@ _NO_JOBS = ("setup.py", "conftest.py", "__init__.py")
 class Answers:
     """What a person said."""
 
-    machines: list[init.Machine]
+    machines: list[Machine]
     script: str
     python: str | None
 

@@ -7,43 +7,22 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from clusterctl.config import hosts as ranges
+from clusterctl.config.sections import inventory
+from clusterctl.config.sections.listing import ListingError, Machine, hosts_of_line, without_mark
 from clusterctl.config.text.tree import Document, Mark
 from clusterctl.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-_SLOTS = re.compile(r"(?:max[_-])?slots", re.IGNORECASE)
 # As much of a list of nodes as an error shows: what cannot be read may be any file.
 _SHOWN = 60
 # Names that stand in many people's ssh_config and are no training machines.
 _FORGES = ("github.com", "gitlab.com", "bitbucket.org", "codeberg.org", "ssh.dev.azure.com")
-
-
-@dataclass(frozen=True)
-class Machine:
-    """One machine for a starter file.
-
-    Attributes:
-        host: Its name.
-        gpus: A count, indices, or `None` where nothing is known: all that it turns out to have.
-        address, user, port: How to reach it, where that is not left to ssh_config.
-    """
-
-    host: str
-    gpus: int | tuple[int, ...] | None = None
-    address: str | None = None
-    user: str | None = None
-    port: int | None = None
-
-    @property
-    def alike(self) -> tuple[object, ...]:
-        """What machines in one line of a cluster file have in common."""
-        return self.gpus, self.address, self.user, self.port
 
 
 def from_hostfile(path: str, text: str, *, include: str = "", exclude: str = "") -> list[Machine]:
@@ -60,14 +39,18 @@ def from_hostfile(path: str, text: str, *, include: str = "", exclude: str = "")
     """
     problems: list[Problem] = []
     machines: dict[str, Machine] = {}
-    document = Document(path, text)
+    document = Document(path, without_mark(text))
     for number, line in enumerate(document.lines, start=1):
-        machine = _hostfile_line(Mark(document, number, 1), line, problems)
-        if machine is None:
+        mark = Mark(document, number, 1)
+        try:
+            found = hosts_of_line(line, number)
+        except ListingError as error:
+            problems.append(mark.problem(str(error).removeprefix(f"line {number}: "), error.hint))
             continue
-        if machine.host in machines:
-            problems.append(Mark(document, number, 1).problem(f"`{machine.host}` is listed twice"))
-        machines[machine.host] = machine
+        for machine in found:
+            if machine.host in machines:
+                problems.append(mark.problem(f"`{machine.host}` is listed twice"))
+            machines[machine.host] = _with_slots_as_gpus(machine)
     if not machines and not problems:
         problems.append(Problem(path, 0, 0, "no host in this file"))
     if problems:
@@ -75,26 +58,28 @@ def from_hostfile(path: str, text: str, *, include: str = "", exclude: str = "")
     return _filtered(list(machines.values()), include, exclude)
 
 
-def _hostfile_line(mark: Mark, line: str, problems: list[Problem]) -> Machine | None:
-    words = line.partition("#")[0].replace(" = ", "=").split()
-    if not words:
-        return None
-    host, colon, slots = words[0].rpartition("@")[2].partition(":")
-    if colon and not slots.isdigit():
-        host, slots = host + colon + slots, ""  # an address of IPv6
-    machine = Machine(host, int(slots) if slots else None)
+def _with_slots_as_gpus(machine: Machine) -> Machine:
+    """Return a machine of a hostfile for a file that a person goes on with: slots are GPUs there, as for DeepSpeed."""
+    return machine if machine.gpus is not None else replace(machine, gpus=machine.workers, workers=None)
+
+
+def from_inventory(path: str, text: str) -> list[Machine]:
+    """Read the machines of an Ansible inventory.
+
+    Args:
+        path: For messages.
+        text: The file.
+
+    Raises:
+        ConfigError: It cannot be read, names no machine, or says what no cluster file can.
+    """
     try:
-        ranges.expand(host)
-    except ranges.RangeError as error:
-        problems.append(mark.problem(f"`{words[0]}` is no host: {error}", error.hint))
-        return None
-    for word in words[1:]:
-        key, equals, value = word.partition("=")
-        if not equals or (_SLOTS.fullmatch(key) and not value.isdigit()):
-            problems.append(mark.problem(f"`{word}` cannot be read", "a line is `HOST slots=N` or `HOST:N`"))
-        elif key == "slots":
-            machine = replace(machine, gpus=int(value))
-    return machine
+        return inventory.machines_of(text)
+    except ListingError as error:
+        said = str(error).removeprefix(f"line {error.line}: ")
+        if not error.line:
+            raise ConfigError([Problem(path, 0, 0, said, error.hint)]) from error
+        raise ConfigError([Mark(Document(path, text), error.line, 1).problem(said, error.hint)]) from error
 
 
 def _filtered(machines: list[Machine], include: str, exclude: str) -> list[Machine]:
@@ -248,7 +233,7 @@ def _host_lines(machines: Sequence[Machine]) -> list[str]:
     """Fold neighbours that are alike; order is node rank, so machines are never moved."""
     groups: list[tuple[Machine, list[str]]] = []
     for machine in machines:
-        if groups and groups[-1][0].alike == machine.alike and _folds(groups[-1][1], machine.host):
+        if groups and replace(groups[-1][0], host=machine.host) == machine and _folds(groups[-1][1], machine.host):
             groups[-1][1].append(machine.host)
         else:
             groups.append((machine, [machine.host]))
@@ -256,7 +241,15 @@ def _host_lines(machines: Sequence[Machine]) -> list[str]:
 
 
 def _entry(machine: Machine, workers: int | None = None) -> str:
-    reached = {"workers": workers, "address": machine.address, "user": machine.user, "port": machine.port}
+    reached = {
+        "workers": workers or machine.workers,
+        "address": machine.address,
+        "user": machine.user,
+        "port": machine.port,
+        "identity_file": machine.identity_file,
+        "proxy_jump": machine.proxy_jump,
+        "python": machine.python,
+    }
     told = [f"{key}: {_scalar(v) if isinstance(v, str) else v}" for key, v in reached.items() if v is not None]
     return f"{{{', '.join((f'gpus: {_gpus(machine.gpus)}', *told))}}}" if told else _gpus(machine.gpus)
 

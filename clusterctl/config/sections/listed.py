@@ -6,8 +6,8 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.config.ownership import ForeignFileError
-from clusterctl.config.sections import slurm
-from clusterctl.config.sections.listing import Listed, ListingError, hosts_of
+from clusterctl.config.sections import inventory, slurm
+from clusterctl.config.sections.listing import ListingError, Machine, hosts_of
 from clusterctl.config.text.tree import Node
 
 if TYPE_CHECKING:
@@ -45,14 +45,14 @@ def _is_source(node: Node | None) -> bool:
     )
 
 
-def _found(source: Node, context: Context) -> list[Listed]:
+def _found(source: Node, context: Context) -> list[Machine]:
     if source.value == "slurm":
         return slurm.allocation(context.environ)
     if not isinstance(source.value, dict) or len(source.value) > 1:
         raise ListingError("it is none of the sources that there are", _HINT)
     ((kind, node),) = source.value.items()
     if kind == "file":
-        return hosts_of(_text(node.plain(), context))
+        return machines_of(_text(node.plain(), context))
     argv = node.plain()
     if isinstance(argv, list) and None in argv:
         # What could not be filled in has been told already.
@@ -63,7 +63,16 @@ def _found(source: Node, context: Context) -> list[Listed]:
         raise ListingError("its program must be named as on the command line, or by its whole path", _HINT)
     if context.run_listing is None:
         raise ListingError("its command is not run here")
-    return hosts_of(context.run_listing(tuple(argv)))
+    return machines_of(context.run_listing(tuple(argv)))
+
+
+def machines_of(text: str) -> list[Machine]:
+    """Read a list of hosts that another tool keeps: an inventory of Ansible, or a hostfile.
+
+    Raises:
+        ListingError: It cannot be read, or says what no cluster file can.
+    """
+    return inventory.machines_of(text) if inventory.looks_like_one(text) else hosts_of(text)
 
 
 def _text(path: object, context: Context) -> str:
@@ -77,15 +86,15 @@ def _text(path: object, context: Context) -> str:
         raise ListingError(f"{os.path.basename(path)} cannot be read: {error.strerror or error}") from error
 
 
-def _entry(listed: Listed, source: Node, *, own_way: bool) -> Node:
+_KEYS = ("gpus", "workers", "address", "user", "port", "identity_file", "proxy_jump", "python")
+
+
+def _entry(listed: Machine, source: Node, *, own_way: bool) -> Node:
     def node(value: Any) -> Node:
         return Node(value, source.mark, raw=str(value), quoted=True)
 
-    entries = {"host": node(listed.host)}
-    if listed.gpus is not None:
-        entries["gpus"] = node(listed.gpus)
-    if listed.workers is not None:
-        entries["workers"] = node(listed.workers)
+    said = {key: getattr(listed, key) for key in ("host", *_KEYS)}
+    entries = {key: node(value) for key, value in said.items() if value is not None}
     if listed.transport is not None and not own_way:
         words = Node([node(word) for word in listed.transport], source.mark)
         entries["transport"] = Node({"command": words}, source.mark)

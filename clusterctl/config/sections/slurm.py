@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from clusterctl.config import hosts as ranges
-from clusterctl.config.sections.listing import Listed, ListingError
+from clusterctl.config.sections.listing import ListingError, Machine
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -57,7 +57,7 @@ def is_ours(argv: tuple[str, ...]) -> bool:
     return match is not None and argv == transport(int(match[1]))
 
 
-def allocation(environ: Mapping[str, str]) -> list[Listed]:
+def allocation(environ: Mapping[str, str]) -> list[Machine]:
     """Return the nodes of the allocation that this process is in, in the order of Slurm.
 
     Raises:
@@ -78,7 +78,7 @@ def allocation(environ: Mapping[str, str]) -> list[Listed]:
     cpus += [1] * (len(names) - len(cpus))
     gpus, workers = _gpus(environ), environ.get("SLURM_NTASKS_PER_NODE", "")
     return [
-        Listed(host=name, gpus=gpus, workers=int(workers) if workers.isdigit() else None, transport=transport(count))
+        Machine(host=name, gpus=gpus, workers=int(workers) if workers.isdigit() else None, transport=transport(count))
         for name, count in zip(names, cpus, strict=False)
     ]
 

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from clusterctl.config.init import Machine, from_hostfile, from_slurm, from_ssh_config, on_machines, starter
-from clusterctl.config.inventory import from_inventory, looks_like_one
+from clusterctl.config.init import from_hostfile, from_inventory, from_slurm, from_ssh_config, on_machines, starter
+from clusterctl.config.sections.inventory import looks_like_one
+from clusterctl.config.sections.listed import machines_of as hosts_listed
+from clusterctl.config.sections.listing import Machine
 from clusterctl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -85,7 +87,7 @@ def test_a_hostfile_gives_hosts_and_slots() -> None:
     assert from_hostfile("hf", HOSTFILE) == [
         Machine("worker-1", 8),
         Machine("worker-2", 8),
-        Machine("worker-3", 4),
+        Machine("worker-3", 4, user="root"),
         Machine("mpi1", 2),
     ]
 
@@ -95,7 +97,10 @@ def test_a_hostfile_gives_hosts_and_slots() -> None:
     [
         pytest.param("worker-2@worker-1:0,2", "", [Machine("worker-2", 8), Machine("worker-1", (0, 2))], id="include"),
         pytest.param(
-            "", "worker-1@worker-3:0@mpi1", [Machine("worker-2", 8), Machine("worker-3", (1, 2, 3))], id="exclude"
+            "",
+            "worker-1@worker-3:0@mpi1",
+            [Machine("worker-2", 8), Machine("worker-3", (1, 2, 3), user="root")],
+            id="exclude",
         ),
     ],
 )
@@ -111,6 +116,10 @@ def test_filters_of_deepspeed_choose_hosts_and_slots(include: str, exclude: str,
         pytest.param("#\n", ("hf", 0), id="none"),
         pytest.param("a\n[x\n", ("hf", 2), id="bracket"),
         pytest.param("gpu[x] slots=2\n", ("hf", 1), id="no range"),
+        pytest.param("a slots=4\nb slots=0\n", ("hf", 2), id="no slots"),
+        pytest.param("a slots=4\nb slots=4 rack=7\n", ("hf", 2), id="an unknown word"),
+        pytest.param("a slots=4 slots=8\n", ("hf", 1), id="slots twice"),
+        pytest.param("a:99999\n", ("hf", 1), id="no port"),
     ],
 )
 def test_a_bad_hostfile_is_refused_at_its_line(text: str, place: tuple[str, int]) -> None:
@@ -182,9 +191,9 @@ all:
         pytest.param(
             INVENTORY,
             [
-                Machine("node1", address="10.98.0.2", user="ubuntu"),
-                Machine("gpu03", port=2222),
-                Machine("gpu04", port=2222),
+                Machine("node1", address="10.98.0.2", user="ubuntu", python="/usr/bin/python3"),
+                Machine("gpu03", port=2222, python="/usr/bin/python3"),
+                Machine("gpu04", port=2222, python="/usr/bin/python3"),
             ],
             id="ini",
         ),
@@ -275,9 +284,73 @@ def test_an_inventory_that_cannot_be_read_is_refused_in_one_line(text: str) -> N
 @pytest.mark.parametrize(
     ("line", "machine"),
     [
+        pytest.param("a ansible_ssh_private_key_file=~/.ssh/k", Machine("a", identity_file="~/.ssh/k"), id="key"),
+        pytest.param("a ansible_python_interpreter=/opt/py", Machine("a", python="/opt/py"), id="python"),
+        pytest.param("a ansible_python_interpreter=auto_silent", Machine("a"), id="python as found"),
+        pytest.param("a:2222", Machine("a", port=2222), id="port"),
+        pytest.param("a rack=7 ansible_connection=ssh", Machine("a"), id="variables of playbooks"),
+        pytest.param("a ansible_ssh_common_args='-J me@b:22'", Machine("a", proxy_jump="me@b:22"), id="jump"),
+        pytest.param("a ansible_ssh_extra_args='-o ProxyJump=b,c'", Machine("a", proxy_jump="b,c"), id="jumps"),
+        pytest.param(
+            """a ansible_ssh_common_args='-o ProxyCommand="ssh -q -W %h:%p -p 2222 me@b" -o ControlPersist=60s'""",
+            Machine("a", proxy_jump="me@b:2222"),
+            id="command of a jump",
+        ),
+        pytest.param(
+            """a ansible_ssh_args='-oProxyCommand="/usr/bin/ssh me@b nc %h %p" -p 23 -i k -l u'""",
+            Machine("a", proxy_jump="me@b", port=23, identity_file="k", user="u"),
+            id="options",
+        ),
+    ],
+)
+def test_how_an_inventory_says_a_host_is_reached_is_kept(line: str, machine: Machine) -> None:
+    assert from_inventory("inv", f"[gpu]\n{line}\n") == [machine]
+    assert hosts_listed(f"[gpu]\n{line}\n") == [machine]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        pytest.param("a ansible_connection=docker", "`ansible_connection` of `a`: no cluster file", id="connection"),
+        pytest.param("a ansible_password=x", "`ansible_password` of `a`: passwords", id="password"),
+        pytest.param("a ansible_become=true", "`ansible_become` of `a`", id="another user"),
+        pytest.param("a ansible_user={{me}}", "`ansible_user` of `a`: `{{me}}` is a template", id="template"),
+        pytest.param("a ansible_port=x", "`ansible_port` of `a`: `x` is no port", id="port"),
+        pytest.param("a ansible_ssh_args='-F f'", "`-F` is an option of ssh", id="another configuration"),
+        pytest.param(
+            "a ansible_ssh_args='-o StrictHostKeyChecking=no'", "`-o StrictHostKeyChecking` is an option", id="option"
+        ),
+        pytest.param("a ansible_ssh_args='-o ProxyCommand=\"nc -x p %h %p\"'", "is no jump through", id="proxy"),
+        pytest.param("a b", "`b` cannot be read", id="word"),
+        pytest.param("[x", "", id="bracket"),
+        pytest.param("a[03:x]", "`03:x` is not a range of numbers", id="no range"),
+    ],
+)
+def test_what_of_an_inventory_no_cluster_file_can_say_is_refused_at_its_line(line: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        from_inventory("inv", f"[gpu]\n{line}\n")
+    (problem,) = caught.value.problems
+    assert said in problem.text
+    assert problem.line == 2
+
+
+@pytest.mark.parametrize("part", ["gpu: nodes", "gpu: {host: {a: }}", "gpu: {hosts: {a: {ansible_become: yes}}}"])
+def test_no_part_of_an_inventory_in_yaml_is_passed_over(part: str) -> None:
+    with pytest.raises(ConfigError):
+        from_inventory("inv", f"all:\n  hosts: {{b: }}\n  children:\n    {part}\n")
+
+
+@pytest.mark.parametrize(
+    ("line", "machine"),
+    [
         pytest.param("gpu01:4", Machine("gpu01", 4), id="a count of slots"),
-        pytest.param("root@gpu01:4", Machine("gpu01", 4), id="with a user"),
+        pytest.param("root@gpu01:4", Machine("gpu01", 4, user="root"), id="with a user"),
         pytest.param("fe80::1 slots=2", Machine("fe80::1", 2), id="an address"),
+        pytest.param("me@gpu01:2222 slots=8", Machine("gpu01", 8, user="me", port=2222), id="a port beside slots"),
+        pytest.param("gpu01:2222", Machine("gpu01", port=2222), id="more than a machine has"),
+        pytest.param("gpu01:22", Machine("gpu01", port=22), id="the port of ssh"),
+        pytest.param("\ufeffgpu01 slots=4", Machine("gpu01", 4), id="behind the mark of Windows"),
+        pytest.param("gpu01 slots=4 gpus=2", Machine("gpu01", 2, workers=4), id="slots and GPUs"),
     ],
 )
 def test_a_colon_in_a_hostfile_stands_before_a_count(line: str, machine: Machine) -> None:

@@ -42,6 +42,9 @@ def test_a_list_of_hosts_is_read_in_the_forms_of_several_launchers(text: str, ho
         pytest.param("a slots=x\n", "line 1: `slots=x` cannot be read", id="slots"),
         pytest.param("a\nb c\n", "line 2: `c` cannot be read", id="words"),
         pytest.param("a[3-1]\n", "line 1: the range `3-1` runs backwards", id="range"),
+        pytest.param("a\nb slots=0\n", "line 2: no slots are no workers on `b`", id="no slots"),
+        pytest.param("a rack=1\n", "line 1: `rack=1` cannot be read", id="unknown words"),
+        pytest.param("me@a\nyou@a\n", "line 2: `a` is reached in another way than before", id="two users"),
         pytest.param("a slots=9999\n", "more than 1024 workers", id="many"),
         pytest.param("a[1-9999]\nb[1-9999]\n", "more than 10000 hosts", id="hosts"),
     ],
@@ -119,6 +122,17 @@ def test_hosts_of_an_allocation_are_as_if_they_were_written(parse_text: Callable
     )
 
 
+def test_what_a_list_says_of_the_way_to_a_host_holds(parse_text: Callable[..., Loaded]) -> None:
+    inventory = "[gpu]\na ansible_host=10.0.0.1 ansible_user=me ansible_ssh_common_args='-J b'\n"
+    text = "version: 1\nhosts: {from: {command: [list]}}\n"
+
+    (host,) = parse_text(text, run_listing=lambda _argv: inventory).spec.hosts
+    (other,) = parse_text(text, run_listing=lambda _argv: "\ufeffyou@c:2222 slots=2\n").spec.hosts
+
+    assert (host.host, host.address, host.user, host.proxy_jump) == ("a", "10.0.0.1", "me", "b")
+    assert (other.host, other.user, other.port, other.workers) == ("c", "you", 2222, 2)
+
+
 def test_a_command_that_lists_hosts_is_run_by_whoever_may(parse_text: Callable[..., Loaded]) -> None:
     asked = []
 
@@ -157,7 +171,7 @@ def test_a_source_that_is_wrong_is_marked(parse_text: Callable[..., Loaded], sou
     assert [problem.line for problem in caught.value.problems] == [2]
 
 
-@pytest.mark.parametrize("text", ["-x\n", "a;id\n", "$(id)\n", "u@a\n"])
+@pytest.mark.parametrize("text", ["-x\n", "a;id\n", "$(id)\n", "u@-x\n"])
 def test_a_name_that_is_no_host_s_is_refused_from_wherever_it_comes(
     parse_text: Callable[..., Loaded], text: str
 ) -> None:
