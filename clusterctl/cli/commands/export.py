@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass
 
 import click
@@ -44,6 +45,14 @@ def command(choices: ExportChoices) -> int:
         console.document(kubernetes.manifest(spec, spec.job, image=choices.image or "IMAGE"))
         return 0
     paths = [os.path.abspath(path) for path in paths_of(choices.path, choices.files)]
-    text = slurm.script(spec, folder=os.path.dirname(paths[0]), files=paths, sets=choices.sets)
+    text = slurm.script(spec, program=_program(), folder=os.path.dirname(paths[0]), files=paths, sets=choices.sets)
     console.document(text)
     return 0
+
+
+def _program() -> tuple[str, ...]:
+    """Return the words by which this very program is started again, wherever that is typed."""
+    started = os.path.abspath(sys.argv[0])
+    if os.path.basename(started) in ("clusterctl", "cctl") and os.access(started, os.X_OK):
+        return (started,)
+    return sys.executable, "-m", "clusterctl"

@@ -96,7 +96,7 @@ def manifest(spec: ClusterSpec, job: JobSpec, *, image: str, workdir: str = "/wo
         workdir: Where the code lies in the image.
 
     Raises:
-        RefusedError: The hosts are not alike, which the pods of a job have to be.
+        RefusedError: The hosts are not alike, which the pods of a job have to be; or something is no text.
     """
     name = re.sub(r"[^a-z0-9]+", "-", spec.name.lower()).strip("-")[:_MOST_OF_A_NAME].rstrip("-") or "job"
     gpus, workers = _alike(spec)
@@ -105,13 +105,13 @@ def manifest(spec: ClusterSpec, job: JobSpec, *, image: str, workdir: str = "/wo
     deadline = f"\n  activeDeadlineSeconds: {math.ceil(job.max_duration)}" if job.max_duration is not None else ""
     limits = f"\n          resources:\n            limits: {{nvidia.com/gpu: {gpus}}}" if gpus else ""
     return _MANIFEST.format(
-        name=json.dumps(name),
+        name=_quoted(name),
         nodes=nodes,
         deadline=deadline,
         grace=math.ceil(job.grace),
-        image=json.dumps(image),
-        workdir=json.dumps(workdir),
-        script=json.dumps(_literal(script)),
+        image=_quoted(image, "`--image`"),
+        workdir=_quoted(workdir),
+        script=_quoted(_literal(script)),
         env="\n".join(f"            - {line}" for line in _env(spec, name)),
         resources=limits,
     )
@@ -161,10 +161,25 @@ def _env(spec: ClusterSpec, name: str) -> Iterator[str]:
     own = {"MASTER_ADDR": f"{name}-0.{name}", "MASTER_PORT": str(port), "PYTHONUNBUFFERED": "1"}
     # A host's own variables are those of one machine, and pods have no fixed one.
     for key, value in (own | spec.env | {"MASTER_ADDR": own["MASTER_ADDR"]}).items():
-        yield f"{{name: {json.dumps(key)}, value: {json.dumps(_literal(value))}}}"
+        yield f"{{name: {_quoted(key)}, value: {_quoted(_literal(value), f'`env.{key}`')}}}"
     for key in spec.secrets:
-        source = f"{{secretKeyRef: {{name: {json.dumps(name)}, key: {json.dumps(key)}}}}}"
-        yield f"{{name: {json.dumps(key)}, valueFrom: {source}}}"
+        source = f"{{secretKeyRef: {{name: {_quoted(name)}, key: {_quoted(key)}}}}}"
+        yield f"{{name: {_quoted(key)}, valueFrom: {source}}}"
+
+
+def _quoted(text: str, place: str = "`job`") -> str:
+    """Return a text in double quotes, in ASCII: YAML does not join the two halves by which JSON writes an emoji.
+
+    Raises:
+        RefusedError: It has bytes that are no UTF-8, for which YAML has no sign.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        hint = "Kubernetes takes text alone: leave it out, or encode it"
+        raise RefusedError(f"{place} holds bytes that are no UTF-8", hint=hint) from error
+    signs = (json.dumps(sign)[1:-1] if ord(sign) < 0x10000 else f"\\U{ord(sign):08x}" for sign in text)
+    return f'"{"".join(signs)}"'
 
 
 def _literal(text: str) -> str:

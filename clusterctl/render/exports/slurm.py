@@ -16,6 +16,11 @@ _MARGIN_SECONDS = 60
 
 _BODY = """
 set -u
+if ! command -v {program} >/dev/null; then
+  echo "error: $(hostname) has no "{program}", which made this script"
+  echo "hint: install clusterctl where all nodes of the partition see it, and make the script anew with that one"
+  exit 127
+fi
 cd {folder} || exit 2
 limit=
 trap 'kill -TERM "$up"' TERM                # scancel: the run ends as by Ctrl-C, with exit code 103
@@ -29,23 +34,26 @@ exit "$code"
 """
 
 
-def script(spec: ClusterSpec, *, folder: str, files: Sequence[str], sets: Sequence[str]) -> str:
+def script(spec: ClusterSpec, *, program: Sequence[str], folder: str, files: Sequence[str], sets: Sequence[str]) -> str:
     """Return the script.
 
     Args:
         spec: The cluster file; its hosts say how many nodes of which kind are asked for.
+        program: The words by which this program is started, the first an absolute path.
         folder: Where the files lie.
         files: The cluster files, as `up` is to be given them.
         sets: What is set beside them.
     """
-    words = ["clusterctl", "up", *(word for file in files for word in ("--file", file))]
+    words = [*program, "up", *(word for file in files for word in ("--file", file))]
     words += [word for text in (*sets, "hosts={from: slurm}") for word in ("--set", text)]
     up = shlex.join(words)
     if spec.job is not None and spec.job.checkpoint.pattern:
         # Requeued, it is another run, whose checkpoints are an earlier run's.
         up += " ${SLURM_RESTART_COUNT:+--set job.checkpoint.resume=any}"
-    head = ["#!/bin/bash", *_directives(spec), *_notes(spec)]
-    return "\n".join(head) + "\n" + _BODY.format(folder=shlex.quote(folder), up=f'{up} -- "$@"')
+    needs = f"# Made by `clusterctl export slurm`. It needs {shlex.join(program)} on the node where it runs."
+    head = ["#!/bin/bash", needs, *_directives(spec), *_notes(spec)]
+    body = _BODY.format(program=shlex.quote(program[0]), folder=shlex.quote(folder), up=f'{up} -- "$@"')
+    return "\n".join(head) + "\n" + body
 
 
 def _directives(spec: ClusterSpec) -> Iterator[str]:

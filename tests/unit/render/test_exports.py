@@ -22,7 +22,9 @@ def spec_of(*hosts: HostSpec, **job: object) -> ClusterSpec:
 
 
 def exported(spec: ClusterSpec, *sets: str) -> str:
-    return slurm.script(spec, folder="/p/my jobs", files=["/p/my jobs/cluster.yaml"], sets=sets)
+    return slurm.script(
+        spec, program=("/my venv/bin/clusterctl",), folder="/p/my jobs", files=["/p/my jobs/cluster.yaml"], sets=sets
+    )  # fmt: skip
 
 
 def host(name: str, **more: object) -> HostSpec:
@@ -51,6 +53,20 @@ def test_the_batch_script_is_one_that_bash_reads_whatever_the_names() -> None:
     assert subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True, check=True).stderr == ""
     assert """'env.A=it'"'"'s $(id)'""" in text
     assert "cd '/p/my jobs'" in text
+
+
+def test_the_batch_script_starts_the_program_that_made_it_and_says_so_in_its_first_lines() -> None:
+    lines = exported(spec_of()).splitlines()
+
+    assert "'/my venv/bin/clusterctl'" in lines[1]
+    assert any(line.startswith("'/my venv/bin/clusterctl' up --file") for line in lines)
+
+
+def test_the_batch_script_says_which_program_is_missing_where_it_runs() -> None:
+    done = subprocess.run(["bash"], input=exported(spec_of()), text=True, capture_output=True, check=False)
+
+    assert done.returncode == 127
+    assert "has no /my venv/bin/clusterctl" in done.stdout
 
 
 def test_a_requeued_job_goes_on_from_the_checkpoints_of_the_one_before() -> None:
@@ -125,3 +141,16 @@ def test_a_worker_that_fails_ends_its_pod_with_its_code(tmp_path: Path) -> None:
 def test_hosts_that_pods_cannot_be_are_refused(hosts: list[HostSpec], message: str) -> None:
     with pytest.raises(RefusedError, match=message):
         pods(spec_of(*hosts))
+
+
+@pytest.mark.parametrize(
+    "text", ["\U0001f600", "a\u00e9\u20ac", 'quo"te', "back\\slash \\ud83d", "tab\tline\n", "\x7f\x85\u2028"]
+)
+def test_the_pods_get_a_text_as_it_is(text: str) -> None:
+    _, _, container = pods(replace(spec_of(), env={"A": text}))
+    assert {"name": "A", "value": text} in container["env"]
+
+
+def test_bytes_that_are_no_text_are_refused_by_their_name() -> None:
+    with pytest.raises(RefusedError, match="`env.A` holds bytes"):
+        pods(replace(spec_of(), env={"A": "\udcff"}))
