@@ -74,7 +74,7 @@ def advice(cls: Class, run: str, rank: int | None, node: str | None) -> tuple[st
         case Class.SHARED_MEMORY:
             return (f"clusterctl exec{at} -- df -h /dev/shm", logs)
         case Class.COMMAND_NOT_FOUND:
-            return (f"clusterctl exec{at} --shell 'bash -lc \"echo \\$PATH\"'", logs)
+            return (f"clusterctl exec{at} --in-job --shell 'echo $PATH'", logs)
         case Class.KILLED:
             return (f"clusterctl exec{at} --shell 'dmesg | tail'", logs)
         case Class.MISSING_MODULE:

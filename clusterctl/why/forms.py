@@ -62,7 +62,7 @@ _CLASSES = (
         (
             r"\bcommand not found\b|^[\w./-]*sh: (?:line )?\d+: [^:]+: not found$|: exec: .*not found",
             r"failed to run command|^(?:/\S+/)?env: .*No such file or directory|: bad interpreter",
-            r"\bexecve\(\): |executable file not found in \$PATH",
+            r"\bexecve\(\): |executable file not found in \$PATH|no such program on PATH",
         ),
     ),
     (
@@ -205,7 +205,13 @@ SHELL = _any(
     r"\S*python[\d.]*: (?:can't |No module|Error while|error: )\S*.*",
     r"the prologue failed with status \d+",
 )
+MISSING_COMMAND = _any(
+    r"(?:^|[\s:])([^\s:]+): (?:command )?not found",
+    r"[`‘'\"]([^\s`’'\"]+)[`’'\"]: (?:No such file|no such program|executable file not found)",
+)
+"""The name of a program that was not found."""
 SAID = _any(
+    r"clusterctl: cannot run `",
     r"(?:[\w./-]+: )?(?:fatal |internal )?(?:error|Error|ERROR|FATAL|fatal|Fatal|CRITICAL)(?:\[\w+\])?"
     r"(?:: |! ?|:$| (?=Flags)).*",
     r"[\w./-]+: (?:.*: )?(?:No such file or directory|[Pp]ermission denied|not found|Is a directory"

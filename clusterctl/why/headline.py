@@ -97,6 +97,12 @@ def read(output: str, *, exit_code: int | None = None, signal: int | None = None
     )
 
 
+def missing_command(text: str) -> str | None:
+    """Return the program that was not found, from a headline of the class `COMMAND_NOT_FOUND`."""
+    match = forms.MISSING_COMMAND.search(text)
+    return next((name for name in match.groups() if name), None) if match is not None else None
+
+
 # --- lines
 
 

@@ -72,3 +72,29 @@ def test_where_nothing_can_be_written_the_error_says_so(head: LocalHead, tmp_pat
 
         assert told.returncode == 6
         assert "cannot be written" in told.stderr
+
+
+@pytest.mark.parametrize(
+    ("profile", "said"),
+    [
+        pytest.param('export PATH="$HOME/tools:$PATH"\n', "a login shell of localhost finds {tool}", id="it has it"),
+        pytest.param("", "a login shell of localhost has no `my-tool` either", id="it has it neither"),
+    ],
+)
+def test_of_a_command_that_is_missing_it_says_whether_a_login_shell_finds_it(
+    make_head: MakeHead, tmp_path: Path, profile: str, said: str
+) -> None:
+    tool = tmp_path / "tools" / "my-tool"
+    tool.parent.mkdir()
+    tool.write_text("#!/bin/sh\n")
+    tool.chmod(0o755)
+    (tmp_path / ".bash_profile").write_text(profile)
+    head = make_head()
+    head.env["HOME"] = str(tmp_path)
+    head.write_local({"command": "my-tool --fast"})
+    assert head.run("up", "--no-health").returncode == 100
+
+    told = json.loads(head.run("why", "--json").stdout)
+
+    assert (told["class"], told["confidence"]) == ("COMMAND_NOT_FOUND", "certain")
+    assert said.format(tool=tool) in told["summary"]

@@ -6,6 +6,7 @@ import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from clusterctl.cli.lookup.missing_command import with_login_path
 from clusterctl.errors import ClusterctlError, NotFoundError
 from clusterctl.run.record import find
 from clusterctl.run.record.kept import verdict
@@ -42,12 +43,15 @@ def verdict_and_look(
     Args:
         run: Which.
         state: Its own, where that was read already.
-        live: Look at ranks that may be alive, where nothing is kept of a stall that goes on.
+        live: Look at ranks that may be alive, where nothing is kept of a stall that goes on; ask the node for a command
+            that was not found.
     """
     if state is None:
         state, _ = find.visible_state(run)
-    if not live or state.over:
+    if not live:
         return verdict.of(run, state), {}
+    if state.over:
+        return with_login_path(run, verdict.of(run, state)), {}
     if verdict.place_of_evidence(state) is not None:
         told = verdict.of(run, state)
         # Where nobody could look then, somebody may now: a node may have been too busy.

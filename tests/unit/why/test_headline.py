@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.why.headline import read
+from clusterctl.why.headline import missing_command, read
 
 TABLE = Path(__file__).with_name("last_words.txt")
 
@@ -35,3 +35,19 @@ def test_the_cause_is_read_in_the_last_words(
     found = read(output, **end)
 
     assert (found.text, found.cls.value, found.confidence.value) == (headline, cls, confidence)
+
+
+@pytest.mark.parametrize(
+    ("headline", "name"),
+    [
+        ("run.sh: line 2: nvcc: command not found", "nvcc"),
+        ("sh: 1: torchrun: not found", "torchrun"),
+        ("bash: line 1: exec: nope: not found", "nope"),
+        ("env: ‘python’: No such file or directory", "python"),
+        ("timeout: failed to run command ‘nope’: No such file or directory", "nope"),
+        ("clusterctl: cannot run `nope`: no such program on PATH", "nope"),
+        ("exit code 127, a command was not found", None),
+    ],
+)
+def test_the_command_that_was_not_found_is_named(headline: str, name: str | None) -> None:
+    assert missing_command(headline) == name
