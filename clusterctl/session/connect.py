@@ -209,7 +209,11 @@ def open_sessions(
             answer_timeout=answer_timeout,
             progress=lambda stage: progress(host.name, stage),
         )
-        joined(session)
+        try:
+            joined(session)
+        except BaseException:
+            session.close()
+            raise
         return session
 
     return open_all(hosts, attempt, parallel, NodeError)

@@ -106,6 +106,7 @@ def command(context: click.Context, choices: ExecChoices) -> int:
     early = _Early([host.name for host in hosts], remote, console, folds=not (choices.diff or choices.as_json))
     try:
         with (
+            remote,
             reachable(spec, hosts, remote.begin, tell=tell, meanwhile=early.look) as (sessions, unreached),
             Waiting(sessions, 0.0, tell, stage="running", meanwhile=early.look) as waiting,
         ):

@@ -98,6 +98,13 @@ class Remote:
         self._running: dict[str, Future[ProgramEnd]] = {}
         self.last = time.monotonic()
 
+    def __enter__(self) -> Remote:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the threads: without this they wait for more to run until the garbage collector finds them."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
     def begin(self, session: Session) -> None:
         """Run it on a node, as soon as another node is through where only so many may run it at once."""
         collector = self._collectors[session.node] = Collector(session.node, self._console, self._guard)
