@@ -76,16 +76,16 @@ class Connections:
         if node is None:
             return
         offset = now() - time.monotonic() - item.mono_offset_s
+        # In the clock of all events, which does not follow where somebody sets the head's.
+        ahead = item.wall_offset_s + time.time() - now()
         if (
             node.clock is None
             or item.error_s < node.clock[1] / 2
             or abs(offset - node.clock[0]) > 5 * node.clock[1] + 0.005
-            or abs(item.wall_offset_s - node.ahead) > item.error_s + _AHEAD_STEP
+            or abs(ahead - node.ahead) > item.error_s + _AHEAD_STEP
         ):
             self._run.record(
-                events.Clock(
-                    node=item.node, offset=offset, error=item.error_s, boot=item.boot, ahead=item.wall_offset_s
-                )
+                events.Clock(node=item.node, offset=offset, error=item.error_s, boot=item.boot, ahead=ahead)
             )
 
     # --- another controller

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 
-_WALL_AT_IMPORT, _MONO_AT_IMPORT = time.time(), time.monotonic()
+from clusterctl.agent.linux.syscalls import boottime
+
+_WALL_AT_IMPORT, _BOOTTIME_AT_IMPORT = time.time(), boottime()
 
 
 def now() -> float:
-    """Return the head's wall clock as it was at import, moved on by the monotonic clock: jumps do not reach it."""
-    return _WALL_AT_IMPORT + (time.monotonic() - _MONO_AT_IMPORT)
+    """Return the head's wall clock as it was at import, moved on by the time since: sleep counts, jumps do not."""
+    return _WALL_AT_IMPORT + (boottime() - _BOOTTIME_AT_IMPORT)

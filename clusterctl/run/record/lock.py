@@ -7,6 +7,8 @@ import errno
 import fcntl
 import json
 import os
+import random
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
 
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 """What flock(2) says on file systems without locks: some network homes, and NFS whose lock service is not there."""
+
+_READER_S = 10.0
+_PAUSE_S = 0.005
 
 
 class HeldError(ClusterctlError):
@@ -41,11 +46,13 @@ def take(path: Path) -> int:
     """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not _take(fd):
+            raise HeldError(f"{path} is locked")
+    except HeldError:
+        os.close(fd)
+        raise
     except OSError as error:
         os.close(fd)
-        if isinstance(error, BlockingIOError):
-            raise HeldError(f"{path} is locked") from error
         if error.errno in _NO_LOCKS:
             raise RefusedError(
                 f"files in {path.parent} cannot be locked: {error.strerror}",
@@ -55,6 +62,25 @@ def take(path: Path) -> int:
     os.ftruncate(fd, 0)
     os.pwrite(fd, json.dumps({"host": os.uname().nodename, "pid": os.getpid()}).encode(), 0)
     return fd
+
+
+def _take(fd: int) -> bool:
+    """Lock a file; return `False` if another controller has it. Who only asks has it for a moment: we wait."""
+    deadline = time.monotonic() + _READER_S
+    while not _lock(fd, fcntl.LOCK_EX):
+        if not _lock(fd, fcntl.LOCK_SH) or time.monotonic() >= deadline:
+            return False
+        fcntl.flock(fd, fcntl.LOCK_UN)
+        time.sleep(random.uniform(0, _PAUSE_S))
+    return True
+
+
+def _lock(fd: int, how: int) -> bool:
+    try:
+        fcntl.flock(fd, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 @contextlib.contextmanager
@@ -76,15 +102,13 @@ def is_held(path: Path) -> bool:
     except FileNotFoundError:
         return False
     try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+        return not _lock(fd, fcntl.LOCK_SH)
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise
+        return False
     finally:
         os.close(fd)
-    return False
 
 
 def holder(path: Path) -> Holder | None:

@@ -22,7 +22,12 @@ if TYPE_CHECKING:
     from clusterctl.run.record.rundir import RunDir
 
 _END_BYTES = 256 * 1024
-_ADDRESS = re.compile(rb"(?<![\w.:])(?:\d{1,3}(?:\.\d{1,3}){3}|[0-9a-fA-F]{0,4}(?::[0-9a-fA-F]{0,4}){2,7})(?![\w.:])")
+_ADDRESS = re.compile(
+    rb"(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?!\w|\.\d)"
+    rb"|(?<![\w.:])[0-9a-fA-F]{0,4}(?::[0-9a-fA-F]{0,4}){2,7}(?![\w.:])"
+)
+_FEW = 254
+_MANY = ipaddress.IPv4Address("198.18.0.0")
 _HOME = re.compile(rb"/(?:home|Users)/[^/\s\"':]+")
 _SECRET = re.compile(
     rb"(?i)([\w-]*(?:secret|token|passw|credential|api_?key|private)[\w-]*(?:\\?[\"'])?\s*[=:]\s*)"
@@ -77,10 +82,15 @@ def hidden(content: bytes, stand_ins: dict[bytes, bytes] | None = None) -> bytes
             return match[0]
         if address.is_loopback or address.is_unspecified:
             return match[0]
-        return stand_ins.setdefault(match[0], b"192.0.2.%d" % (len(stand_ins) % 254 + 1))
+        return stand_ins.setdefault(address.compressed.encode(), _stand_in(len(stand_ins) + 1))
 
     content = _SECRET.sub(_masked, content)
     return _HOME.sub(b"/home/user", _ADDRESS.sub(instead, content))
+
+
+def _stand_in(number: int) -> bytes:
+    """Return an address that is no machine's, another one for each number."""
+    return b"192.0.2.%d" % number if number <= _FEW else str(_MANY + number).encode()
 
 
 def _masked(match: re.Match[bytes]) -> bytes:
