@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import time
 
-from clusterctl.agent.linux.syscalls import boottime
-
-_WALL_AT_IMPORT, _BOOTTIME_AT_IMPORT = time.time(), boottime()
+_WALL_AT_IMPORT, _BOOTTIME_AT_IMPORT = time.time(), time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def now() -> float:
     """Return the head's wall clock as it was at import, moved on by the time since: sleep counts, jumps do not."""
-    return _WALL_AT_IMPORT + (boottime() - _BOOTTIME_AT_IMPORT)
+    return _WALL_AT_IMPORT + (time.clock_gettime(time.CLOCK_BOOTTIME) - _BOOTTIME_AT_IMPORT)
