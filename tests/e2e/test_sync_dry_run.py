@@ -76,6 +76,23 @@ def test_what_is_left_out_is_told_by_rule(head: LocalHead) -> None:
     assert "error: job.script: `train.py` is not sent to nodes, left out by `*.pt` of .gitignore" in refused.stderr
 
 
+def test_a_module_that_was_left_out_is_told_by_the_rule_that_did(make_head: MakeHead) -> None:
+    head = make_head()
+    enter = f"[env, -u, XDG_STATE_HOME, 'HOME={head.folder.parent}/{{host}}', /bin/sh]"
+    (head.folder.parent / "a").mkdir()
+    (head.folder / "cluster.yaml").write_text(
+        f"version: 1\nname: p\nhosts: [{{host: a, gpus: 0, transport: {{command: {enter}}}}}]\njob: {{script: train.py}}\n"
+    )
+    (head.folder / "train.py").write_text("import tables\n")
+    (head.folder / "tables.py").write_text("")
+    (head.folder / ".gitignore").write_text("tables*\n")
+
+    assert head.run("up", "--no-health").returncode == 100
+
+    told = head.run("why", "--json")
+    assert "`tables.py` is in the code folder, and left out by `tables*` of .gitignore" in told.stdout, told.stderr
+
+
 def test_what_is_fetched_is_not_tried(head: LocalHead) -> None:
     refused = head.run("sync", "--dry-run", "--pull", "*")
     assert refused.returncode == 2

@@ -6,6 +6,7 @@ import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from clusterctl.cli.lookup.missing_code import with_code_folder
 from clusterctl.cli.lookup.missing_command import with_login_path
 from clusterctl.errors import ClusterctlError, NotFoundError
 from clusterctl.run.record import find
@@ -51,7 +52,7 @@ def verdict_and_look(
     if not live:
         return verdict.of(run, state), {}
     if state.over:
-        return with_login_path(run, verdict.of(run, state)), {}
+        return with_code_folder(run, with_login_path(run, verdict.of(run, state))), {}
     if verdict.place_of_evidence(state) is not None:
         told = verdict.of(run, state)
         # Where nobody could look then, somebody may now: a node may have been too busy.

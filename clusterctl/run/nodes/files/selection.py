@@ -60,7 +60,7 @@ class LeftOut:
 
 _OUTSIDE = "a link out of the folder"
 _WITHOUT_TARGET = "a link to what is not sent"
-_EMPTY = "an empty submodule"
+EMPTY_SUBMODULE = "an empty submodule"
 _IGNORE = ".gitignore"
 _VENV = "a virtual environment"
 
@@ -167,7 +167,7 @@ class _Walk:
         if rule is not None and (path not in self._tracked or _decided(f"{path}/", self._exclude) is not None):
             self._leave(f"{path}/", rule)
         elif is_submodule and not any(name != ".git" for name in os.listdir(entry.path)):
-            self._leave_out(LeftOut(f"{path}/", _EMPTY, remedy="`git submodule update --init` fills it"))
+            self._leave_out(LeftOut(f"{path}/", EMPTY_SUBMODULE, remedy="`git submodule update --init` fills it"))
         else:
             yield from self.folder(path, rules, None if is_submodule else rule)
 

@@ -1,0 +1,126 @@
+"""Whether a module or file that a rank did not find is in the code folder of the head, and why its node has it not."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from clusterctl.errors import ClusterctlError
+from clusterctl.run.nodes.files.selection import EMPTY_SUBMODULE, LeftOut, walk
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Sequence
+
+    from clusterctl.config.spec import SyncSpec
+
+_MODULE = re.compile(r"No module named '?([A-Za-z_][\w.]*)")
+_FILE = re.compile(r"(?:No such file or directory:|can't open file) '([^']+)'")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Folder:
+    """The code folder of the head, and what of it a run was started with.
+
+    Attributes:
+        sent: What was sent; where nothing is copied, what is there.
+        left_out: What is not sent.
+        has: Whether a path is there.
+    """
+
+    sent: Collection[str]
+    left_out: Sequence[LeftOut]
+    has: Callable[[str], bool]
+
+
+def folder_of(sync: SyncSpec, sent: Collection[str] | None) -> Folder | None:
+    """Look at the code folder as it is now; `None` where it cannot be looked at.
+
+    Args:
+        sync: Which.
+        sent: What the run was started with; `None` where nothing was copied.
+    """
+    left_out: list[LeftOut] = []
+    try:
+        there = [found.path for found in walk(Path(sync.source), sync.exclude, left_out.append)]
+    except (ClusterctlError, OSError):
+        return None
+
+    def has(path: str) -> bool:
+        return os.path.lexists(os.path.join(sync.source, path))
+
+    return Folder(sent=there if sent is None else sent, left_out=() if sent is None else left_out, has=has)
+
+
+def explain(message: str, folder: Folder, workdirs: Iterable[str]) -> str | None:
+    """Return where in the code folder that lies which a rank did not find, and why its node has it not.
+
+    Args:
+        message: What the rank said.
+        folder: The code folder.
+        workdirs: Where nodes have it; `~` is the home there.
+    """
+    module, file = _MODULE.search(message), _FILE.search(message)
+    if module is not None:
+        return _of_module(module[1].strip("."), folder)
+    if file is None:
+        return None
+    path = os.path.normpath(file[1])
+    for workdir in workdirs:
+        _, found, below = path.partition(workdir.removeprefix("~").rstrip("/") + "/")
+        path = below if found else path
+    return None if path.startswith(("/", "..")) else _of_file(path, folder)
+
+
+def _of_module(name: str, folder: Folder) -> str | None:
+    path = name.replace(".", "/")
+    forms = (f"{path}.py", f"{path}/__init__.py", path)
+    found = _left_out(forms, folder)
+    if found is not None:
+        return found
+    top = name.partition(".")[0]
+    for one in folder.left_out:
+        if one.rule == EMPTY_SUBMODULE and top in re.split(r"[/-]|\.git$", one.path):
+            return f"`{one.path}` is {EMPTY_SUBMODULE}: {one.remedy}"
+    place = next((found for found in folder.sent for end in forms[:2] if f"/{found}".endswith(f"/{end}")), None)
+    if place is not None:
+        above = place[: -len(next(end for end in forms[:2] if place.endswith(end)))].rstrip("/") or "."
+        text = f"`{place}` is in the code folder, where Python does not look"
+        return f"{text}: `env: {{PYTHONPATH: {above}}}` has it look there, or install the package on the nodes"
+    return _added(forms, folder)
+
+
+def _of_file(path: str, folder: Folder) -> str | None:
+    found = _left_out((path,), folder)
+    if found is not None or path in folder.sent:
+        return found
+    elsewhere = next((sent for sent in folder.sent if sent.endswith(f"/{path}")), None)
+    if elsewhere is not None:
+        return f"`{elsewhere}` is in the code folder: ranks begin there, and so does a relative path"
+    return _added((path,), folder)
+
+
+def _left_out(paths: Sequence[str], folder: Folder) -> str | None:
+    """Say which rule leaves out a path, or one that ends with it."""
+    for path in paths:
+        for one in folder.left_out:
+            place = one.path.rstrip("/")
+            names = (
+                place if f"/{place}".endswith(f"/{path}") else None,
+                path if path.startswith(f"{place}/") else None,
+                f"{place}/{path}",
+            )
+            name = next((name for name in names if name is not None and folder.has(name)), None)
+            if name is not None and one.rule != EMPTY_SUBMODULE:
+                return f"`{name}` is in the code folder, and left out by {one.rule}"
+    return None
+
+
+def _added(paths: Sequence[str], folder: Folder) -> str | None:
+    """Say what has come to the folder since the run began."""
+    name = next((path for path in paths if path not in folder.sent and folder.has(path)), None)
+    if name is None or any(sent.startswith(f"{name}/") for sent in folder.sent):
+        return None
+    return f"`{name}` is in the code folder now, and was not when the run began"

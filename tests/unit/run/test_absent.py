@@ -1,0 +1,78 @@
+"""What a rank did not find is looked for in the code folder of the head."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from clusterctl.config.spec import SyncSpec
+from clusterctl.run.nodes import code
+from clusterctl.run.nodes.files import absent
+from clusterctl.run.nodes.files.selection import EMPTY_SUBMODULE, LeftOut
+
+THERE = ["train.py", "tools/helper.py", "src/mypkg/__init__.py", "gen/tables.py", "libs/inner/__init__.py", "a.env"]
+NO_MODULE = "rank 1 failed first: ModuleNotFoundError: No module named "
+NO_FILE = "rank 1 failed first: FileNotFoundError: [Errno 2] No such file or directory: "
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> absent.Folder:
+    source = tmp_path / "source"
+    for path in THERE:
+        (source / path).parent.mkdir(parents=True, exist_ok=True)
+        (source / path).write_text("")
+    (source / ".gitignore").write_text("gen/\nlibs/\n*.env\n")
+    sync = SyncSpec(source=str(source))
+    manifest = code.collect(sync, code.ContentStore(tmp_path / "content"))
+    (source / "late.py").write_text("")
+    (source / "data").mkdir()
+    (source / "data/x.csv").write_text("")
+    found = absent.folder_of(sync, manifest.files)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        pytest.param(
+            f"{NO_MODULE}'gen'", "`gen` is in the code folder, and left out by `gen/` of .gitignore", id="package"
+        ),
+        pytest.param(
+            f"{NO_MODULE}'gen.tables'", "`gen/tables.py` is in the code folder, and left out by `gen/`", id="part"
+        ),
+        pytest.param(f"{NO_MODULE}'inner'", "`libs/inner/__init__.py` is in the code folder, and left out", id="below"),
+        pytest.param(f"{NO_MODULE}'mypkg.models'", None, id="a part that is nowhere"),
+        pytest.param(f"{NO_MODULE}'mypkg'", "`env: {PYTHONPATH: src}` has it look there", id="another folder"),
+        pytest.param(f"{NO_MODULE}'helper'", "`env: {PYTHONPATH: tools}` has it look there", id="another script"),
+        pytest.param(f"{NO_MODULE}'train'", "`env: {PYTHONPATH: .}` has it look there", id="the top"),
+        pytest.param(f"{NO_MODULE}'late'", "`late.py` is in the code folder now, and was not when", id="later"),
+        pytest.param(f"{NO_MODULE}'torch'", None, id="a package of others"),
+        pytest.param(
+            f"{NO_FILE}'a.env'", "`a.env` is in the code folder, and left out by `*.env` of .gitignore", id="file"
+        ),
+        pytest.param(f"{NO_FILE}'/home/me/work/llm/gen/x'", None, id="a file that is nowhere"),
+        pytest.param(
+            f"{NO_FILE}'/home/me/work/llm/gen/tables.py'", "`gen/tables.py` is in the code", id="by its whole path"
+        ),
+        pytest.param(f"{NO_FILE}'/etc/a.env'", None, id="of the machine"),
+        pytest.param(
+            f"{NO_FILE}'helper.py'", "`tools/helper.py` is in the code folder: ranks begin there", id="deeper"
+        ),
+        pytest.param(f"{NO_FILE}'data/x.csv'", "`data/x.csv` is in the code folder now", id="a later file"),
+        pytest.param("python: can't open file 'gen/tables.py': [Errno 2]", "`gen/tables.py` is in the", id="of Python"),
+    ],
+)
+def test_what_is_in_the_folder_is_told_with_what_keeps_it_from_the_nodes(
+    folder: absent.Folder, message: str, reason: str | None
+) -> None:
+    told = absent.explain(message, folder, ["~/work/llm"])
+    assert told is None if reason is None else reason in str(told)
+
+
+def test_a_module_of_an_empty_submodule_is_told() -> None:
+    left_out = [LeftOut("third_party/apex/", EMPTY_SUBMODULE, remedy="`git submodule update --init` fills it")]
+    folder = absent.Folder(sent=(), left_out=left_out, has=lambda _path: False)
+    told = absent.explain(f"{NO_MODULE}'apex.amp'", folder, [])
+    assert told == "`third_party/apex/` is an empty submodule: `git submodule update --init` fills it"
