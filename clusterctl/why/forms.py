@@ -43,7 +43,10 @@ _CLASSES = (
     ),
     (
         Class.DISK_FULL,
-        (r"No space left on device|Disk quota exceeded|\[Errno (?:28|122)\]", r"PytorchStreamWriter failed writing"),
+        (
+            r"No space left on device|Disk quota exceeded|\[Errno (?:28|122)\]",
+            r"PytorchStreamWriter failed writing|unexpected pos \d+ vs \d+",
+        ),
     ),
     (
         Class.GPU,
@@ -53,6 +56,7 @@ _CLASSES = (
             r"CUDA error: (?:unknown error|initialization error|all CUDA-capable)",
             r"HIP error: (?!out of)|CUDA_ERROR_(?!OUT_OF)\w+|busy or unavailable|no CUDA-capable device",
             r"No (?:CUDA|HIP) GPUs are available|Found no NVIDIA driver|driver version is insufficient",
+            r"NVIDIA driver on your system is too old",
             r"Failed to initialize NVML|couldn't communicate with the NV",
         ),
     ),
@@ -105,7 +109,7 @@ _CLASSES = (
             r"is killed by signal: (?:Killed|Terminated)|signal 9 \(Killed\)",
             r"\bSignal (?:9|15) \(SIG|exitcode: -(?:9|15)\b",
             r"^(?:.*\d )?Killed\b|^Terminated$|\bCANCELLED AT\b|terminated with signal SIG(?:KILL|TERM)",
-            r"^KeyboardInterrupt\b|^(?:click\.exceptions\.)?Abort(?:ed)?[!.]?$",
+            r"^KeyboardInterrupt\b",
         ),
     ),
 )
@@ -118,7 +122,7 @@ def class_of_words(text: str) -> Class | None:
 
 
 ABORTS = _any(
-    r"[Ss]egmentation fault|SIG(?:SEGV|ABRT|FPE|ILL)\b|\bAborted\b",
+    r"[Ss]egmentation fault|SIG(?:SEGV|ABRT|FPE|ILL)\b|\bAborted\b(?!!)",
     r"Floating point exception|Illegal instruction|Check failed|Assertion `|double free|corrupt",
     r"free\(\): |stack smashing|buffer overflow|invalid pointer|terminate called",
 )
@@ -235,7 +239,7 @@ SPOKEN = re.compile(r".{0,80}\b(?:error|Error|ERROR)\b ?(?:#?\d+)?: (?![\d.\s%e-
 """A line that speaks of an error; a number behind it is that of a model."""
 DIED = _any(
     r"(?:.*: line \d+: +\d+ )?(?:Segmentation fault|Bus error|Aborted|Illegal instruction|Floating point exception"
-    r"|Killed|Terminated|Trace/breakpoint trap)\b ?(?:\(core dumped\))?(?: {2,}.*)?!?$",
+    r"|Killed|Terminated|Trace/breakpoint trap)\b ?(?:\(core dumped\))?(?: {2,}.*)?$",
     r".*(?:mpirun|prterun|mpiexec)\S* noticed that process rank|MPI_ABORT was invoked|application called MPI_Abort",
     r"=   EXIT CODE|YOUR APPLICATION TERMINATED WITH THE EXIT STRING|srun: error: ",
     r".*failed \(exitcode: -?\d+\) local_rank|.*exits with return code = ",

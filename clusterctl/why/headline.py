@@ -404,7 +404,7 @@ def _other_cause(lines: Sequence[_Line], at: int, taken: set[int]) -> _Cause | N
     boxed = _of_box(lines, at, taken)
     if boxed is not None:
         return boxed
-    if lines[at].text.startswith(("\t", "    ")):
+    if lines[at].text.startswith(("\t", "    ")) and not text.startswith(("ERROR ", "CRITICAL ")):
         return None
     following = [line.text for line in lines[at + 1 : at + _LONGEST_BLOCK] if line.source == lines[at].source]
     block = [text, *_until_blank(following)]
@@ -431,6 +431,7 @@ def _other_cause(lines: Sequence[_Line], at: int, taken: set[int]) -> _Cause | N
         return _Cause(text=_headline_of(block), start=at, at=at, weight=3, words="\n".join(block))
     if match := forms.LOGGED.match(text):
         text = next(found for found in (*match.groups(), text) if found)
+        text = re.sub(r" {2,}\S+\.py:\d+$", "", text)
         return _Cause(
             text=_headline_of([text, *block[1:]]), start=at, at=at, weight=2, words="\n".join([text, *block[1:]])
         )
@@ -479,7 +480,7 @@ def _choose(causes: Sequence[_Cause], lines: Sequence[_Line], signal: int | None
     if not causes:
         return None
     behind = _behind(causes, lines)
-    last_step = max((at for at, line in enumerate(lines) if forms.PROGRESS.match(line.text)), default=-1)
+    last_step = max((at for at, line in enumerate(lines) if _is_step(line.text)), default=-1)
     causes = [replace(cause, behind=behind[cause.at], goes_on=last_step > cause.at) for cause in causes]
     group = [causes[-1]]
     for cause in reversed(causes[:-1]):
@@ -507,6 +508,11 @@ def _behind(causes: Sequence[_Cause], lines: Sequence[_Line]) -> list[int]:
         if at not in part_of and _is_speech(lines[at].text):
             count += 1
     return counts
+
+
+def _is_step(text: str) -> bool:
+    """Return whether a program tells of a step; a bar is drawn once more at the end."""
+    return bool(forms.PROGRESS.match(text)) and not forms.NOISE.match(text)
 
 
 def _is_speech(text: str) -> bool:

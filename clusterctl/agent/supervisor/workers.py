@@ -309,6 +309,10 @@ def unwatch(worker: Worker) -> None:
         worker.watch = None
 
 
+_FRAMES = 8
+"""So many times as much is read as is told, to find the cause above frames."""
+
+
 def error_of(path: str) -> dict[str, Any] | None:
     """Return `{message, traceback}` from what `torch.distributed.elastic` wrote on its way down, or `None`.
 
@@ -326,10 +330,21 @@ def error_of(path: str) -> dict[str, Any] | None:
 
 
 def tail_of(path: str, limit: int = 8192) -> str:
-    """Return the end of an output file for a person to read."""
+    """Return the end of an output file for a person to read; of a long one without frames of C++ and of threads."""
     try:
         with open(path, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - limit))
-            return file.read(limit).decode("utf-8", "replace")
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _FRAMES * limit))
+            end = file.read(_FRAMES * limit)
     except OSError:
         return ""
+    if len(end) > limit:
+        # The cause stands above them.
+        end = b"".join([line for line in end.splitlines(keepends=True) if not _is_frame(line)])
+    return end[-limit:].decode("utf-8", "replace")
+
+
+def _is_frame(line: bytes) -> bool:
+    """Return whether a line is a frame of C++, or one that faulthandler prints of a thread."""
+    line = line.lstrip()
+    of_thread = line.startswith(b'File "') and b" in " in line and b", in " not in line
+    return of_thread or line.startswith((b"frame #", b"Thread 0x"))
