@@ -173,6 +173,7 @@ STATUS: Final = an_object(
         )
     ),
     remaining=REMAINING,
+    warnings=a_list(TEXT),
     started=or_null(TIME),
     ended=or_null(TIME),
     start=or_null(

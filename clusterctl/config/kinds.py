@@ -276,6 +276,7 @@ Causes = Annotated[
     tuple[Annotated[str, Kind(choices=_CAUSES)], ...],
     Kind(before=_as_list, schema=_one_or_many({"enum": [*_CAUSES]})),
 ]
+StopSignal = Annotated[str, Kind(choices=("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2"))]
 Weights = dict[str, Annotated[str, Kind(choices=("fail", "warn", "ignore"))]]
 Interpreter = Annotated[str, Kind(before=_interpreter)]
 SshWord = Annotated[str, Kind(before=words.argument)]

@@ -40,6 +40,7 @@ from clusterctl.config.kinds import (
     SshWord,
     StallAction,
     StartMethod,
+    StopSignal,
     Texts,
     Weights,
     When,
@@ -229,7 +230,10 @@ class JobSpec:
         ),
     ] = None
     inject: Annotated[bool, Key("Whether progress is watched from inside the workers.", False)] = True
-    grace: Annotated[Duration, Key("Time between SIGTERM and SIGKILL.", "10s")] = 10.0
+    grace: Annotated[Duration, Key("Time between the stop signal and SIGKILL.", "10s")] = 10.0
+    stop_signal: Annotated[
+        StopSignal, Key("What asks workers to end: `SIGINT` raises KeyboardInterrupt in Python.", "SIGINT")
+    ] = "SIGTERM"
     finish_grace: Annotated[Duration, Key("Longest wait without activity once some ranks have ended.", "5m")] = 300.0
     max_duration: Annotated[DurationOrNone, Key("Longest duration of the run.", "72h", "none")] = None
     checkpoint: Annotated[

@@ -27,6 +27,7 @@ REMAINING = many(
     record({"pid": PID, "start_time": _TICKS, "command": _WORDS, "why": _WORDS}),
     MOST_REMAINING,
 )
+LEFTOVERS = many(record({"pid": PID, "rank": maybe(RANK), "command": _WORDS, "age_s": real(0.0)}), 256)
 _STAMP = {"seq": SEQ, "wall": real(), "mono": real(), "boot": text(200)}
 STAMP = record(_STAMP)
 
@@ -52,7 +53,10 @@ EVENTS: dict[str, Shape] = {
         },
     ),
     "stopping": _event({"attempt": ATTEMPT, "reason": _WORD, "grace": real(0.0)}, {"leaving": many(RANK, 4096)}),
-    "swept": _event({"attempt": ATTEMPT}, {"killed": whole(), "remaining": REMAINING}),
+    "swept": _event(
+        {"attempt": ATTEMPT},
+        {"killed": whole(), "remaining": REMAINING, "leftovers": LEFTOVERS, "past_grace": LEFTOVERS},
+    ),
     "finished": _event({"state": _WORD, "exit_code": whole(-(1 << 31), (1 << 31) - 1)}),
     "adopted": _event({"attempt": ATTEMPT, "pid": PID}),
     "dropped": _event({"attempt": ATTEMPT, "rank": RANK, "first_valid": BYTES, "lost": BYTES, "why": _WORDS}),

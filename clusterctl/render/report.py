@@ -16,6 +16,7 @@ from clusterctl.render.story.shown import Shown
 from clusterctl.render.story.trace import folded_trace
 from clusterctl.render.terminal.console import DIM, GREEN, RED, YELLOW, safe
 from clusterctl.render.words import alike_line, failure_line, stall_line, summary, worker_state
+from clusterctl.run.rules.warnings import warnings
 from clusterctl.wording import duration, span
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def render_report(state: RunState, terminal: Terminal, beside: Beside = _NOTHING
         beside: What stands beside it.
     """
     if state.phase.value == "succeeded":
-        return [_success(state, terminal)]
+        return [*_warnings(state, terminal), _success(state, terminal)]
     lines: list[str] = []
     if state.cause is not None and state.error is None:
         lines += _first_failure(state, state.cause, terminal, beside)
@@ -74,12 +75,16 @@ def render_report(state: RunState, terminal: Terminal, beside: Beside = _NOTHING
         nodes = fold_nodes(str(entry.get("node", "")) for entry in state.remaining)
         lines += [terminal.style(f"may still be there, on {nodes}:", YELLOW)]
         lines += remaining_lines(state.remaining, terminal)
-    lines.append(_end_line(state, terminal))
+    lines += [*_warnings(state, terminal), _end_line(state, terminal)]
     lines += _next_steps(state, terminal, beside.log_path)
     return lines
 
 
 # --- inside
+
+
+def _warnings(state: RunState, terminal: Terminal) -> list[str]:
+    return [terminal.style(f"warn: {safe(text)}", YELLOW) for text in warnings(state)]
 
 
 def _success(state: RunState, terminal: Terminal) -> str:

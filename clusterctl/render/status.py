@@ -22,6 +22,7 @@ from clusterctl.render.words import (
     worker_state,
 )
 from clusterctl.run.rules.state import RunPhase
+from clusterctl.run.rules.warnings import warnings
 from clusterctl.wording import duration
 
 if TYPE_CHECKING:
@@ -143,6 +144,7 @@ def render_summary(view: RunView, now: float, terminal: Terminal) -> list[str]:
         lines += [f"  {line}" for line in (stall_line(state.stall), *(f"  {line}" for line in view.where), *hints)]
     if state.results is not None:
         lines += [f"  {line}" for line in results_news(state.results)]
+    lines += [f"  warn: {safe(text)}" for text in warnings(state)]
     if not state.over:
         lines += [f"  {health_news(event)}" for event in state.troubles.values()]
         lines += [f"  {line}" for line in slow_lines(state, view.slow)]

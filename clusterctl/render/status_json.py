@@ -11,6 +11,7 @@ from clusterctl.render.story.listing import not_started
 from clusterctl.render.story.timings import timings_json
 from clusterctl.render.words import cause_json
 from clusterctl.run.rules.outcome import final_cause
+from clusterctl.run.rules.warnings import warnings
 from clusterctl.wording import signal_name
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ def status_json(view: RunView) -> dict[str, Any]:
         "stall": stall_json(state.stall, view.verdict),
         "health": [_trouble_json(event) for event in state.troubles.values()],
         "remaining": list(state.remaining),
+        "warnings": warnings(state),
         "results": _results_json(state.results),
         "started": time_json(state.created),
         "ended": time_json(state.ended),

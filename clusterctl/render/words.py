@@ -65,6 +65,7 @@ def how_it_ended(cause: Cause) -> str:
     words = {
         "exited_early": "exit code 0 while the others went on",
         "failed_inside": "its Python failed, although its command ended with 0",
+        "left_work": "ended with 0 within seconds, before its work was done",
         "unknown": "exit status unknown",
         "node_lost": "",
         "start_failed": "did not start",
@@ -232,7 +233,7 @@ def node_step(event: node_events.Event) -> str:
             inside = ", its Python failed" if event.exit_code == 0 and event.error is not None else ""
             return f"r{event.rank} {how}{inside}" + (", stopped" if event.stopped else "")
         case node_events.Stopping():
-            return f"SIGTERM to all of attempt {event.attempt}, {event.grace:g} s grace"
+            return f"stop signal to all of attempt {event.attempt}, {event.grace:g} s grace"
         case node_events.Swept():
             left = (
                 f"{plural(len(event.remaining), 'process', 'processes')} could not be ended"

@@ -242,6 +242,7 @@ class Case:
         unbegun: For how many seconds its ranks have run without any sign of progress; `None` once there was one.
         seen_at: The folder in which the evidence lies; `None` where nobody looked.
         folder: The run's folder, for people.
+        warnings: What a person shall know of its end beside how it ended, a sentence each.
     """
 
     run: str
@@ -258,3 +259,4 @@ class Case:
     unbegun: float | None = None
     seen_at: str | None = None
     folder: str | None = None
+    warnings: tuple[str, ...] = ()

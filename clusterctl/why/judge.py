@@ -25,6 +25,7 @@ _KINDS = {
     "time_limit": (Kind.SLOW, Class.TIME_LIMIT, "clusterctl status {run}"),
     "start_failed": (Kind.START, Class.NOT_STARTED, "clusterctl status {run}"),
     "refused": (Kind.REFUSED, Class.REFUSED, "clusterctl health"),
+    "left_work": (Kind.CRASH, Class.EXITED_EARLY, "clusterctl logs {run}"),
     "cancelled": (Kind.NONE, Class.CANCELLED, "clusterctl logs {run}"),
 }
 
@@ -99,7 +100,7 @@ def _of_other(case: Case, other: Other) -> Verdict:
         kind=kind,
         cls=cls,
         confidence=Confidence.CERTAIN,
-        summary=other.message,
+        summary="; ".join((other.message, *case.warnings)),
         culprits=culprits,
         next=tuple(text for text in (other.hint, told) if text),
     )
@@ -149,7 +150,7 @@ def _nothing(case: Case) -> Verdict:
     moving = (
         f"nothing is wrong: ranks make progress{f'; {spent}' if spent else ', or may still be at their first step'}"
     )
-    summary = "it ended well" if case.over else moving
+    summary = "; ".join(("it ended well", *case.warnings)) if case.over else moving
     # Nobody has measured anything of a run of which no rank tells.
     known = Confidence.CERTAIN if case.over or spent else Confidence.LIKELY
     return Verdict(kind=Kind.NONE, cls=Class.NONE, confidence=known, summary=summary)

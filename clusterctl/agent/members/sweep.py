@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import re
 import signal
 import time
 from dataclasses import dataclass, field
@@ -14,9 +15,11 @@ from clusterctl.agent.linux import aside, cgroup, proc
 from clusterctl.agent.linux.proc import Identity, Stat
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from clusterctl.agent.linux.aside import Out
     from clusterctl.agent.members.marks import Marks
-    from clusterctl.agent.protocol.types.records import Survivor
+    from clusterctl.agent.protocol.types.records import Leftover, Survivor
 
 _ROOT = 0
 _ASIDE_SECONDS, _ALL_ASIDE_SECONDS = 1.0, 5.0
@@ -41,6 +44,7 @@ class Ledger:
         forged: Processes of another user that carry the tag and nothing else of the run; anybody can set it.
         silent: Pids at which a look has hung; nobody looks there again.
         unasked: The last look came to no end, for lack of time.
+        stop_signal: What asks a process to end.
         cgroup: Folder of the run's own cgroup, or `None`.
     """
 
@@ -51,6 +55,7 @@ class Ledger:
     forged: set[Identity] = field(default_factory=set)
     silent: set[int] = field(default_factory=set)
     unasked: bool = False
+    stop_signal: int = signal.SIGTERM
     cgroup: str | None = None
 
     @property
@@ -170,15 +175,15 @@ def _ask_of_each(pids: list[int], question: Callable[[int], Any], out: Out) -> d
 
 
 def end_groups(processes: list[Stat], signalled: set[int], ledger: Ledger) -> None:
-    """Send SIGTERM and SIGCONT to the processes and their groups, to each group once.
+    """Send the stop signal and SIGCONT to the processes and their groups, to each group once.
 
-    A stopped process acts on SIGTERM only once it is continued. Groups whose leader has ended are reached as well.
+    A stopped process acts on it only once it is continued. Groups whose leader has ended are reached as well.
     """
     ours = _groups_of_ours(ledger)
     targets = {process.pgid if process.pgid not in ours else -process.pid for process in processes} - signalled
     for target in targets:
         signalled.add(target)
-        for number in (signal.SIGTERM, signal.SIGCONT):
+        for number in (ledger.stop_signal, signal.SIGCONT):
             _send(target, number)
 
 
@@ -227,6 +232,36 @@ def describe(survivors: list[Stat]) -> list[Survivor]:
         }
         for process in survivors
     ]
+
+
+_HELPERS = re.compile(
+    r"multiprocessing\.(?:resource_tracker|semaphore_tracker|forkserver)|torch_shm_manager|_inductor[./]compile_worker"
+    r"|(?:^|/)(?:wandb-core|wandb-service|gpu_stats|tensorboard|nvidia-smi|dcgmi|rocm-smi|amd-smi)\b"
+)
+"""Command lines of what libraries start for themselves and of what only looks on: it may outlive a rank."""
+_MOST_LEFTOVERS = 64
+
+
+def name_leftovers(processes: list[Stat], ranks: Mapping[int, int]) -> list[Leftover]:
+    """Return what is still there and no helper of a library; `ranks` by the POSIX session of their first process."""
+    now = proc.ticks_at(time.monotonic())
+    seen, _ = _aside([process.pid for process in processes[:_MOST_LEFTOVERS]], _command_and_rank)
+    return [
+        {
+            "pid": process.pid,
+            "rank": ranks.get(process.sid, rank),
+            "command": command,
+            "age_s": round(max(0.0, (now - process.start_time) / proc.TICKS), 1),
+        }
+        for process in processes[:_MOST_LEFTOVERS]
+        for command, rank in [seen.get(process.pid) or (f"[{process.comm}]", None)]
+        if not _HELPERS.search(command)
+    ]
+
+
+def _command_and_rank(pid: int) -> tuple[str, int | None]:
+    rank = proc.environ(pid).get(b"RANK", b"")
+    return proc.command(pid), int(rank) if rank.isdigit() and len(rank) < 8 else None
 
 
 def _why(process: Stat) -> str:

@@ -15,7 +15,7 @@ from clusterctl.agent.protocol.frames import FrameError
 # --- journal
 
 if TYPE_CHECKING:
-    from clusterctl.agent.protocol.types.records import Survivor
+    from clusterctl.agent.protocol.types.records import Leftover, Survivor
 
 
 @dataclass(frozen=True)
@@ -106,12 +106,18 @@ class Swept:
     """Nothing of the attempt is left, or `remaining`: `[{pid, start_time, command, why}]`. `killed` counts strays.
 
     Where something remained, a second one without it follows when that is gone.
+
+    Attributes:
+        leftovers: What was at work when all workers of the node had ended by themselves, with 0.
+        past_grace: What had not ended when the grace of a stop was over, and was killed.
     """
 
     KIND: ClassVar[str] = "swept"
     attempt: int
     killed: int = 0
     remaining: list[Survivor] = field(default_factory=list)
+    leftovers: list[Leftover] = field(default_factory=list)
+    past_grace: list[Leftover] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

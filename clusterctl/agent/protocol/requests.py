@@ -18,7 +18,8 @@ class Prepare:
         ranks: Ranks whose output files get reserved space.
         reserve: Bytes reserved beyond the end of each output file.
         max_size: Bytes after which the oldest replicated output is punched out; `None` for never.
-        grace: Seconds between SIGTERM and SIGKILL when the node stops by itself.
+        grace: Seconds between the stop signal and SIGKILL when the node stops by itself.
+        stop_signal: Name of the signal that asks workers to end.
         stop_after: Seconds without a controller's frame after which the node stops the run; `None` for never.
         workdir: Folder of the code, already there; made if it is missing.
         code_hash: Of the manifest that was synced; refused where the workdir is not like it. `None` without a sync.
@@ -41,6 +42,7 @@ class Prepare:
     reserve: int = 64 * 1024 * 1024
     max_size: int | None = None
     grace: float = 10.0
+    stop_signal: str = "SIGTERM"
     stop_after: float | None = None
     python: str | None = None
     python_hint: str | None = None
@@ -115,7 +117,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Stop:
-    """Stop the attempt: SIGTERM and SIGCONT to every group, `grace` seconds, SIGKILL, sweep until empty twice.
+    """Stop the attempt: stop signal and SIGCONT to every group, `grace` seconds, SIGKILL, sweep until empty twice.
 
     Repeating it may shorten the grace, never lengthen it. `reason` is one of `StopReason`.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import TYPE_CHECKING
 
 from clusterctl.agent.linux import cgroup, proc, syscalls
@@ -61,6 +62,7 @@ def ledger_of(run: RunDir, state: NodeState) -> sweep.Ledger:
     begun = adoption.started(run, state)
     group = None if begun is None else begun.cgroup
     ledger = sweep.Ledger(ours=guardians.of_run(run), cgroup=group if cgroup.members(group) else None)
+    ledger.stop_signal = signal.Signals[(syscalls.read_json(run.prepare) or {}).get("stop_signal", "SIGTERM")]
     for worker in workers_of(run, state):
         # Of one that has ended nobody knows when: only who was there with it at its start counts as of its session.
         ended = None if worker["alive"] else worker["start_time"]

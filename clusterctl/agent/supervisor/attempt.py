@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from clusterctl.agent.record.state import NodeState
     from clusterctl.agent.supervisor.workers import Worker
 
+_HOLD_S = 1.0
+"""What a rank leaves behind when it ends well may go by itself for so long; then it is named, and ended."""
 Record = Callable[[events.Event], events.Stamp]
 
 
@@ -57,16 +59,17 @@ class Attempt:
         self.workers: dict[int, Worker] = {}
         self.python = ""
         self.claims, self.ports = claimed, held
-        self.ledger = sweep.Ledger()
+        self.ledger = sweep.Ledger(stop_signal=signal.Signals[prepare.stop_signal])
         self.started = False
         self.begin_all: starts.BeginAll = starts.anew
         self.launcher: Worker | None = None
         self._places: list[list[int]] = []
+        self._has_failures = False
         self._oom = ends.oom_counts()
         self._watched_ports = ports.PortWatch([], self._users)
         self.outputs = Outputs(run, prepare.attempt, prepare.reserve, prepare.max_size, record, dropped)
         self.ledger.ours |= {who for who in [proc.identify(os.getpid())] if who is not None}
-        parts = Parts(record, self._used_gpus, self.look, lambda: self.living, self.outputs.close)
+        parts = Parts(record, self._used_gpus, self.look, lambda: self.living, self.outputs.close, self._ranks)
         self.ending = Ending(loop, run.run, marks, self.number, self.ledger, parts)
 
     # --- prepare
@@ -157,7 +160,7 @@ class Attempt:
             enforce=self._enforce,
             cgroup=cgroup.procs(self.ledger.cgroup),
             title=f"{self._run.short} rank {one.rank}",
-            told=attending.told(self._run, self.number, self.prepare.grace, self.ledger.cgroup),
+            told=attending.told(self._run, self.number, self.prepare.grace, self.ledger),
         )
 
     def _enforce(self, _out: Out) -> dict[str, Any]:
@@ -239,7 +242,11 @@ class Attempt:
             if len(self.living) < before:
                 self.ending.poke()
         elif self.started and not self.ending.swept and not self.living and (not self.launcher or self.launcher.exited):
-            self.ending.sweep(time.monotonic() + self.prepare.grace)
+            hold_s = 0.0 if self._has_failures else _HOLD_S
+            self.ending.sweep(time.monotonic() + self.prepare.grace, hold_s)
+
+    def _ranks(self) -> dict[int, int]:
+        return {worker.identity.pid: rank for rank, worker in self.workers.items()}
 
     def _end_of(self, worker: Worker) -> Exit | None:
         """Return how a worker ended, or `None` while it lives."""
@@ -256,6 +263,7 @@ class Attempt:
         event = self._exit_event(worker, said)
         self._record(event)
         failed = event.exit_code != 0 or event.error is not None
+        self._has_failures |= failed or event.stopped
         if failed:
             # First: one that finds its port taken has only the name of the error.
             self.look_at_ports()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Callable
 
 from clusterctl.agent.linux import cgroup, proc
 from clusterctl.agent.linux.proc import Identity
+from clusterctl.agent.members import sweep
 from clusterctl.agent.protocol import events
 from clusterctl.agent.supervisor import gpu_memory, ladder
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from clusterctl.agent.linux.loop import Loop
     from clusterctl.agent.members.marks import Marks
     from clusterctl.agent.members.sweep import Ledger
-    from clusterctl.agent.protocol.types.records import Survivor
+    from clusterctl.agent.protocol.types.records import Leftover, Survivor
     from clusterctl.agent.supervisor.workers import Worker
 
 _MOST_UNSAID = 1000
@@ -31,6 +32,7 @@ class Parts:
         look: Looks which workers have ended.
         living: The workers whose end was not seen yet.
         close: Closes their outputs.
+        ranks: The rank of each worker by its pid, which is that of its POSIX session.
     """
 
     record: Callable[[events.Event], events.Stamp]
@@ -38,13 +40,14 @@ class Parts:
     look: Callable[[], None]
     living: Callable[[], list[Worker]]
     close: Callable[[], None]
+    ranks: Callable[[], dict[int, int]]
 
 
 class Ending:
     """The end of one attempt here.
 
     Attributes:
-        since: When SIGTERM went out (monotonic), `None` before; 0 where a fence ended it nobody knows when.
+        since: When the stop signal went out (monotonic), `None` before; 0 where a fence ended it nobody knows when.
         swept: Nothing of the attempt is left, or `remaining`.
         remaining: What could not be ended: `[{pid, start_time, command, why}]`.
     """
@@ -58,6 +61,8 @@ class Ending:
         self.since: float | None = None
         self.swept = False
         self.remaining: list[Survivor] = []
+        self._leftovers: list[Leftover] = []
+        self._past_grace: list[Leftover] = []
 
     @property
     def begun(self) -> bool:
@@ -94,10 +99,13 @@ class Ending:
         self.since, self._leaving = since, set(event.leaving)
         self.sweep(since + event.grace)
 
-    def sweep(self, kill_at: float) -> None:
-        """Climb down the ladder: what is left at `kill_at` (monotonic) is killed."""
+    def sweep(self, kill_at: float, hold_s: float = 0.0) -> None:
+        """Climb down the ladder: what is left at `kill_at` (monotonic) is killed; nothing is sent for `hold_s`."""
         if self._ladder is None:
-            self._ladder = ladder.Ladder(self._loop, self._marks, self._ledger, kill_at, self._empty, self._slow_to_go)
+            told = (self._empty, self._slow_to_go)
+            self._ladder = ladder.Ladder(
+                self._loop, self._marks, self._ledger, kill_at, *told, hold_s=hold_s, late=self._name_late
+            )
         else:
             self._ladder.shorten(kill_at)
 
@@ -114,7 +122,15 @@ class Ending:
             self._parts.close()
             cgroup.remove(self._ledger.cgroup)
         self.swept, self.remaining = True, remaining
-        self._parts.record(events.Swept(self._number, len(strays), remaining))
+        late = (self._leftovers, self._past_grace)
+        self._parts.record(events.Swept(self._number, len(strays), remaining, *late))
+
+    def _name_late(self, found: list[proc.Stat], killed: bool) -> None:
+        named = sweep.name_leftovers(found, self._parts.ranks())
+        if not killed:
+            self._leftovers = named
+        elif self.since is not None:
+            self._past_grace = named
 
     def look_at_remaining(self) -> None:
         """Say so once nothing is left any more of what could not be ended: the kernel, or a mount, has let it go."""

@@ -1,4 +1,4 @@
-"""The ladder: SIGTERM and SIGCONT to every group, grace, SIGKILL, sweep until empty twice, an end in any case."""
+"""The ladder: stop signal and SIGCONT to every group, grace, SIGKILL, sweep until empty twice, an end in any case."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ _BOUND = 10.0
 _LONGEST = 600.0
 """Seconds that the kernel may take: hundreds of GB of pinned memory are not given back in less than minutes."""
 _FASTEST, _SLOWEST = 0.01, 0.25
+_HOLD_STEP_SECONDS = 0.05
 _SCAN_SECONDS = 1.0
 """How often all processes are looked at while nothing but the grace is waited for."""
 _SHARE = 4
@@ -39,6 +40,9 @@ class Ladder:
         kill_at: float,
         done: Callable[[list[Survivor]], bool],
         slow: Callable[[list[Stat]], None],
+        *,
+        hold_s: float = 0.0,
+        late: Callable[[list[Stat], bool], None] = lambda _found, _killed: None,
     ) -> None:
         """Begin.
 
@@ -46,14 +50,18 @@ class Ladder:
             loop: Where it runs.
             marks: Whom to end.
             ledger: Whom to end, and whom not.
-            kill_at: Monotonic time of the first SIGKILL. If that is ahead, SIGTERM comes first and the time until then
-                is counted from there: to look at all processes may take longer than the grace.
+            kill_at: Monotonic time of the first SIGKILL. If that is ahead, the stop signal comes first and the time
+                until then is counted from there: to look at all processes may take longer than the grace.
             done: Called with what is left, again until it says that this was the end.
             slow: Called once with what the kernel has not taken apart in the time in which it should be gone.
+            hold_s: For so long what is left may end by itself before anything is sent.
+            late: Called with what has not ended in `hold_s`, and with true for what has not ended in its whole grace.
         """
         self._loop, self._marks, self._ledger, self._done, self._slow = loop, marks, ledger, done, slow
-        self._kill_at = kill_at
+        self._kill_at, self._late = kill_at, late
         now = time.monotonic()
+        self._hold_until: float | None = now + hold_s if hold_s else None
+        self._has_whole_grace = kill_at > now
         self._unasked_since = now if kill_at > now else None
         self._killing: float | None = None
         self._moved = 0.0
@@ -69,7 +77,8 @@ class Ladder:
     def shorten(self, kill_at: float) -> None:
         """Kill at that time, if it is before the one that was set."""
         if kill_at < self._kill_at:
-            self._kill_at, self._unasked_since = kill_at, None
+            self._kill_at, self._unasked_since, self._hold_until = kill_at, None, None
+            self._has_whole_grace = False
             self.poke()
 
     def poke(self) -> None:
@@ -99,10 +108,17 @@ class Ladder:
         if self._empty >= 2 or (living and self._given_up(living, now)):
             self._left = sweep.describe(living)
             return _FASTEST
+        if living and self._hold_until is not None:
+            if now < self._hold_until:
+                return _HOLD_STEP_SECONDS
+            self._hold_until = None
+            self._late(living, False)
         if living and self._unasked_since is not None:
             self._kill_at += now - self._unasked_since
             self._unasked_since = None
         if living and now >= self._kill_at:
+            if self._killing is None and self._has_whole_grace:
+                self._late(living, True)
             self._killing = now if self._killing is None else self._killing
             sweep.kill(living, self._ledger)
         elif living:

@@ -15,6 +15,7 @@ from clusterctl.render.story.attempts import attempt_spans, cause_words
 from clusterctl.render.story.book import commit_words
 from clusterctl.render.words import step_of
 from clusterctl.run.rules.outcome import final_cause
+from clusterctl.run.rules.warnings import warnings
 from clusterctl.wording import duration, plural
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ def story(told: Told) -> str:
         element("h1", state.run, " ", element("span", state.phase.value, class_=_TONES.get(state.phase.value, "dim"))),
         _head(told.view, ended),
         section("What went wrong", block(told.failure) if told.failure else ""),
+        section("Warnings", block(warned) if (warned := warnings(state)) and not told.failure else ""),
         _happened(state, told.events, span),
         section("Steps", *_steps(told.curves, speeds, span)),
         _stragglers(state, speeds),

@@ -331,6 +331,7 @@ def prepare_request(
         reserve=spec.logs.reserve,
         max_size=spec.logs.max_size,
         grace=job.grace,
+        stop_signal=job.stop_signal,
         stop_after=spec.stop_after,
         python=host.python,
         python_hint=sys.executable,

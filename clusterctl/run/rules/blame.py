@@ -76,8 +76,8 @@ class Cause:
 
     Attributes:
         kind: exit, signal, oom, unknown (nobody saw it), exited_early, failed_inside (its Python, below a shell that
-            ended with 0), node_lost, start_failed; or the rule that ended the run: stalled, time_limit, unhealthy,
-            port_taken.
+            ended with 0), left_work (what it left running was the work), node_lost, start_failed; or the rule that
+            ended the run: stalled, time_limit, unhealthy, port_taken.
         message: One line: the headline of the worker's last words (`why.headline`).
         traceback: The worker's own, where it left one.
         cls: What `why` calls it; `None` where no worker's end is the cause.

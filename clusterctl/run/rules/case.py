@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from clusterctl.run.rules.blame import said_before_its_stop
 from clusterctl.run.rules.stalls import stacks
 from clusterctl.run.rules.state import NodePhase, WorkerPhase
+from clusterctl.run.rules.warnings import warnings
 from clusterctl.why.case import (
     Call,
     Case,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from clusterctl.run.rules.blame import Cause
     from clusterctl.run.rules.state import NodeState, RunState, WorkerState
 
+LEFT_WORK_HINT = "keep the work in the foreground, or end the script with `wait PID`"
 _NOT_OF_A_WORKER = ("node_lost", "start_failed", "unhealthy", "port_taken", "time_limit")
 
 
@@ -70,6 +72,7 @@ def case_of(
         troubles=_troubles(state),
         seen_at=seen_at if looks else None,
         folder=folder,
+        warnings=tuple(warnings(state)),
     )
 
 
@@ -124,6 +127,9 @@ def _other(state: RunState) -> Other | None:
         )
     if cause is not None and cause.kind in _NOT_OF_A_WORKER:
         return Other(kind=cause.kind, message=cause.message, node=cause.node)
+    if state.has_left_work and state.cause is not None:
+        message = f"all ranks ended with 0 within seconds, and {state.cause.message}"
+        return Other(kind="left_work", message=message, node=state.cause.node, hint=LEFT_WORK_HINT)
     return Other(kind="cancelled", message="a person ended it") if state.reason == "cancelled" else None
 
 

@@ -97,13 +97,15 @@ def _apply_current(state: RunState, node: NodeState, stamp: events.Stamp, event:
         case events.Prepared():
             return _with_node(state, changed(node, prepared=True, boot=stamp.boot))
         case events.Started():
-            return _started(state, node, event)
+            return _started(state, node, event, stamp.mono)
         case events.Exited():
             return _exited(state, node, event)
         case events.Stopping():
-            return _with_node(state, changed(node, stop_reason=event.reason))
+            return _with_node(state, changed(node, stop_reason=event.reason, grace_s=event.grace))
         case events.Swept():
-            return _with_node(state, changed(node, swept=True, remaining=_remaining(node, event)))
+            late = tuple(event.leftovers), tuple(event.past_grace)
+            node = changed(node, swept=True, remaining=_remaining(node, event), leftovers=late[0], past_grace=late[1])
+            return _with_node(state, node)
         case events.Finished():
             return _with_node(state, changed(node, finished=True))
         case events.Alarm() if event.code == events.GPU_MEMORY:
@@ -117,11 +119,11 @@ def _apply_current(state: RunState, node: NodeState, stamp: events.Stamp, event:
             assert_never(event)
 
 
-def _started(state: RunState, node: NodeState, event: events.Started) -> RunState:
+def _started(state: RunState, node: NodeState, event: events.Started, mono: float) -> RunState:
     worker = state.workers.get(event.rank)
     if worker is None or worker.phase is WorkerPhase.EXITED or worker.node != node.node:
         return state
-    worker = changed(worker, phase=WorkerPhase.RUNNING, pid=event.pid, start_time=event.start_time)
+    worker = changed(worker, phase=WorkerPhase.RUNNING, pid=event.pid, start_time=event.start_time, began_s=mono)
     state = _with_worker(state, worker)
     if state.phase is RunPhase.STARTING and not OwnWorkers.are_pending(state.workers):
         stalled = state.stall is not None and state.stall.phase == "confirmed"
@@ -142,6 +144,7 @@ def _exited(state: RunState, node: NodeState, event: events.Exited) -> RunState:
         stopped=event.stopped,
         oom=event.oom,
         tail=event.tail,
+        lasted_s=None if worker.began_s is None else max(0.0, event.latest - worker.began_s),
         has_failed_inside=event.exit_code == 0 and event.error is not None,
         verdict=None if event.stopped else verdict(_exit_of(node, event)),
     )

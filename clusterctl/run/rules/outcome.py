@@ -27,7 +27,7 @@ def outcome(state: RunState) -> tuple[RunPhase, ExitCode]:
         return RunPhase.LOST, ExitCode.LOST
     if state.cause is not None and state.cause.kind == "unknown":
         return RunPhase.LOST, ExitCode.LOST
-    done = all(w.ended_well for w in state.workers.values())
+    done = all(w.ended_well for w in state.workers.values()) and not state.has_left_work
     return (RunPhase.SUCCEEDED, ExitCode.OK) if done else (RunPhase.FAILED, ExitCode.FAILED)
 
 

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 from clusterctl.agent.protocol.reasons import StopReason
 from clusterctl.changed import changed
 from clusterctl.run.rules.blame import Cause, Verdict, first_failure, left_early
+from clusterctl.run.rules.leftovers import SOON_S, is_idle, left_work
 from clusterctl.wording import span
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from clusterctl.agent.protocol.types.records import Remaining
+    from clusterctl.agent.protocol.types.records import Leftover, Remaining
     from clusterctl.run.rules import events as head
     from clusterctl.run.rules.ended_attempts import PastAttempt
 
@@ -77,6 +78,8 @@ class WorkerState:
         start_time: In clock ticks since the boot of its node.
         stopped: We asked for its end.
         tail: The end of its output, where it did not end well.
+        began_s: When it was started, by the monotonic clock of its node.
+        lasted_s: How long its first process lived, once it has ended.
         has_failed_inside: Its Python failed, although its first process ended with 0.
         verdict: What its end says for itself; `None` before it, and where we asked for it.
     """
@@ -92,6 +95,8 @@ class WorkerState:
     stopped: bool = False
     oom: str | None = None
     tail: str = ""
+    began_s: float | None = None
+    lasted_s: float | None = None
     has_failed_inside: bool = False
     verdict: Verdict | None = None
 
@@ -121,6 +126,9 @@ class NodeState:
         swept: Nothing of the current attempt is left there, or `remaining` is.
         stop_reason: Why the node stops or stopped its workers, or `None`.
         intruder: Who has taken a port of the workers', or `None`.
+        leftovers: What was at work there when all ranks had ended well, and was ended.
+        past_grace: What did not end in the grace of a stop, and was killed.
+        grace_s: That grace.
         held: Why GPU memory is not free after the attempt, or `None`.
         clock: Offset and error that put its monotonic clock on the head's line.
         ahead: Seconds by which its wall clock is ahead of the head's; 0 until that is known.
@@ -138,6 +146,9 @@ class NodeState:
     finished: bool = False
     stop_reason: str | None = None
     remaining: tuple[Remaining, ...] = ()
+    leftovers: tuple[Leftover, ...] = ()
+    past_grace: tuple[Leftover, ...] = ()
+    grace_s: float = 0.0
     intruder: str | None = None
     held: str | None = None
     clock: tuple[float, float] | None = None
@@ -293,12 +304,22 @@ class RunState:
             return first_failure(failed) if early is None else (early, *first_failure(failed))
         if well and self.reason == StopReason.PEER_FAILED.value:
             return first_failure(well)
+        if self.has_left_work:
+            at_work = [(n.node, one) for n in self.nodes.values() for one in n.leftovers if not is_idle(one)]
+            return tuple(left_work(*each) for each in at_work)
         return () if self.no_exit is None else (self.no_exit,)
 
     @property
     def cause(self) -> Cause | None:
         """The first observed failure."""
         return next(iter(self.causes), None)
+
+    @property
+    def has_left_work(self) -> bool:
+        """All ranks ended well within seconds and left something at work, which was ended: the job was not done."""
+        workers = self.workers.values()
+        is_at_work = any(not is_idle(one) for node in self.nodes.values() for one in node.leftovers)
+        return is_at_work and all(w.ended_well and w.lasted_s is not None and w.lasted_s < SOON_S for w in workers)
 
     def _lost_with_node(self, worker: WorkerState) -> bool:
         """Return whether nobody saw a worker's end because its machine went down with it: that is what is to blame."""

@@ -40,7 +40,7 @@ def running(ranks: int = 4) -> RunView:
 def test_status_has_the_agreed_keys() -> None:
     value = json.loads(json.dumps(status_json(running())))
     assert set(value) == {
-        "run", "name", "state", "attended", "attempt", "exit_code", "cause", "health", "stall", "remaining",
+        "run", "name", "state", "attended", "attempt", "exit_code", "cause", "health", "stall", "remaining", "warnings",
         "results", "started", "ended", "origin", "start", "attempts", "nodes", "workers",
     }  # fmt: skip
     assert value["nodes"][1] == {"node": "gpu02", "node_rank": 1, "address": "10.0.0.2", "state": "running"}

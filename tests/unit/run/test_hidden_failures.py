@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import io
+from typing import Any
 
+import pytest
+
+from clusterctl.agent.protocol import events as node_events
 from clusterctl.agent.protocol.reasons import StopReason
+from clusterctl.config.spec import RestartSpec
 from clusterctl.errors import ExitCode
+from clusterctl.render.report import render_report
 from clusterctl.render.status import RunView, render_status
+from clusterctl.render.status_json import status_json
 from clusterctl.render.terminal.console import Terminal
-from clusterctl.run.rules import policy
+from clusterctl.run.rules import events, policy
 from clusterctl.run.rules.case import case_of
 from clusterctl.run.rules.outcome import outcome
-from clusterctl.run.rules.state import RunPhase
+from clusterctl.run.rules.state import RunPhase, RunState
 from clusterctl.why.judge import judge
 from clusterctl.why.verdict import Class, Confidence
-from tests.unit.run.told import RUNNING, exited, wrote
+from tests.unit.run.told import RUNNING, attempt, exited, started, told, wrote
 
 ERROR = {"message": "RuntimeError: boom", "traceback": "Traceback (most recent call last):\nRuntimeError: boom"}
 FAILED_INSIDE = wrote(RUNNING, "n0", exited(0, exit_code=0), exited(1, exit_code=0, error=ERROR))
@@ -39,3 +46,57 @@ def test_why_names_the_rank_and_what_it_raised() -> None:
     assert (verdict.cls, verdict.confidence) == (Class.EXCEPTION, Confidence.CERTAIN)
     assert [culprit.rank for culprit in verdict.culprits] == [1]
     assert "although its command ended with 0" in verdict.summary
+
+
+# --- what ranks leave at work, and what a stop has to kill
+
+WORK = {"pid": 9, "rank": 0, "command": "python3 train.py", "age_s": 3.0}
+WAITS = {**WORK, "pid": 10, "command": "bash ./monitor.sh"}
+LAYOUT = [{"node": "n0", "node_rank": 0, "address": "10.0.0.1", "ranks": [0]}]
+
+
+def ended(lasted_s: float, *leftovers: dict[str, Any], **swept: Any) -> RunState:
+    """One rank that ended with 0 after a time, and what its node found then."""
+    state = wrote(told(RunState(), attempt(layout=LAYOUT)), "n0", node_events.Prepared(0), started(0))
+    last = node_events.Swept(0, leftovers=list(leftovers), **swept)  # type: ignore[arg-type]
+    return wrote(state, "n0", exited(0, exit_code=0, earliest=lasted_s, latest=lasted_s), last)
+
+
+@pytest.mark.parametrize(
+    ("state", "succeeded"),
+    [
+        pytest.param(ended(2.0, WORK), False, id="work_left_within_seconds"),
+        pytest.param(ended(2.0, WAITS, WORK), False, id="work_and_a_monitor"),
+        pytest.param(ended(600.0, WORK), True, id="work_left_after_long"),
+        pytest.param(ended(2.0, WAITS), True, id="a_monitor_alone"),
+        pytest.param(ended(2.0), True, id="nothing_left"),
+    ],
+)
+def test_ranks_that_ended_within_seconds_and_left_work_have_not_succeeded(state: RunState, *, succeeded: bool) -> None:
+    assert outcome(state) == ((RunPhase.SUCCEEDED, ExitCode.OK) if succeeded else (RunPhase.FAILED, ExitCode.FAILED))
+
+
+def test_a_run_that_left_its_work_is_not_tried_again_and_says_why() -> None:
+    state = ended(2.0, WAITS, WORK)
+    limits = policy.Limits(restart=RestartSpec(max_restarts=3))
+    assert isinstance(policy.decide(state, limits, policy.Sight(silent={}), 200.0), policy.Finish)
+    assert state.cause is not None
+    assert state.cause.message == "`python3 train.py` (pid 9, 3 s old) was still at work, and was ended"
+    verdict = judge(case_of(told(state, events.Ended(state="failed", exit_code=100)), {}))
+    assert verdict.cls is Class.EXITED_EARLY
+    assert "python3 train.py" in verdict.summary
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        pytest.param(ended(600.0, WORK), "rank 0 on n0 ended with 0 and left `python3 train.py`", id="left"),
+        pytest.param(ended(600.0, past_grace=[WORK]), "rank 0 on n0: `python3 train.py`", id="killed"),
+    ],
+)
+def test_status_report_and_why_name_what_was_ended(state: RunState, words: str) -> None:
+    over = told(state, events.Ended(state="succeeded", exit_code=0))
+    terminal = Terminal(io.StringIO(), colour=False, live=False, unicode=True, width=200)
+    shown = [render_status(RunView(state=over, attended=True), 200.0, terminal), render_report(over, terminal)]
+    shown += [[judge(case_of(over, {})).summary], status_json(RunView(state=over, attended=True))["warnings"]]
+    assert [words in "\n".join(lines) for lines in shown] == [True] * 4

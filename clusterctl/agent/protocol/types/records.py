@@ -38,6 +38,20 @@ class Survivor(TypedDict):
     why: str
 
 
+class Leftover(TypedDict):
+    """A process of an attempt that was there when it should have been gone, and was ended.
+
+    Attributes:
+        rank: Whose it was, or `None` where that does not show.
+        age_s: Seconds since it was started.
+    """
+
+    pid: int
+    rank: int | None
+    command: str
+    age_s: float
+
+
 class Remaining(TypedDict):
     """What may still be there of a run on a node; `None` where no process is known."""
 

@@ -16,6 +16,7 @@ from clusterctl.agent.supervisor import waiter
 
 if TYPE_CHECKING:
     from clusterctl.agent.linux.aside import Out, Task
+    from clusterctl.agent.members.sweep import Ledger
     from clusterctl.agent.record.rundir import RunDir
 
 
@@ -50,16 +51,14 @@ def _is_ready(ready: int) -> bool:
 
 def _enforcing(value: dict[str, Any]) -> Task:
     """Return what ends everything of the run here; all that it needs is loaded now, while it is there."""
-    from clusterctl.agent.members import marks
-    from clusterctl.agent.members.sweep import Ledger
+    from clusterctl.agent.members import marks, sweep
     from clusterctl.agent.record.rundir import RunDir
     from clusterctl.agent.supervisor import ladder
 
     def enforce(_out: Out) -> dict[str, Any]:
         run = RunDir(value["root"], value["run"], value["node"])
-        return ladder.enforce(
-            run, marks.marks_of(run), value["attempt"], Ledger(cgroup=value["folder"]), value["grace"]
-        )
+        ledger = sweep.Ledger(cgroup=value["folder"], stop_signal=value["stop_signal"])
+        return ladder.enforce(run, marks.marks_of(run), value["attempt"], ledger, value["grace"])
 
     return enforce
 
@@ -79,7 +78,7 @@ def _post(value: dict[str, Any], keep: list[int]) -> waiter.Post:
     )
 
 
-def told(run: RunDir, attempt: int, grace: float, folder: str | None) -> dict[str, Any]:
+def told(run: RunDir, attempt: int, grace: float, ledger: Ledger) -> dict[str, Any]:
     """Return what such a waiter has to know to enforce a fence."""
     who = {"root": run.root, "run": run.run, "node": run.node}
-    return {**who, "attempt": attempt, "grace": grace, "folder": folder}
+    return {**who, "attempt": attempt, "grace": grace, "folder": ledger.cgroup, "stop_signal": int(ledger.stop_signal)}

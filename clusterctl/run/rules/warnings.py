@@ -1,0 +1,52 @@
+"""What a person shall know of the end of a run, beside how it ended. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from clusterctl.run.rules.leftovers import describe
+from clusterctl.wording import fold_ranks, plural, span
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from clusterctl.agent.protocol.types.records import Leftover
+    from clusterctl.run.rules.state import NodeState, RunState
+
+_MOST_LINES = 4
+
+
+def warnings(state: RunState) -> list[str]:
+    """Return what a person shall know of an end that looks as it should: a line for each kind of process."""
+    nodes = list(state.nodes.values())
+    lines = [] if state.has_left_work else [*_left_behind(nodes)]
+    return [*lines, *_killed(nodes)]
+
+
+def _left_behind(nodes: Iterable[NodeState]) -> Iterator[str]:
+    alike: dict[str, list[tuple[str, Leftover]]] = {}
+    for node in nodes:
+        for one in node.leftovers:
+            alike.setdefault(one["command"], []).append((node.node, one))
+    for found in list(alike.values())[:_MOST_LINES]:
+        yield f"{_whose(found)} ended with 0 and left {describe(found[0][1])} at work, which was ended"
+    if len(alike) > _MOST_LINES:
+        yield f"and {len(alike) - _MOST_LINES} other commands were left at work"
+
+
+def _killed(nodes: Iterable[NodeState]) -> Iterator[str]:
+    found = [(node, one) for node in nodes for one in node.past_grace]
+    if found:
+        what = f"{describe(found[0][1])}{f' and {len(found) - 1} more' if len(found) > 1 else ''}"
+        whose = _whose([(node.node, one) for node, one in found])
+        yield (
+            f"{whose}: {what} had not ended {span(found[0][0].grace_s)} after the stop signal (`job.grace`) and "
+            f"{'was' if len(found) == 1 else 'were'} killed: what was being saved may be incomplete"
+        )
+
+
+def _whose(found: list[tuple[str, Leftover]]) -> str:
+    ranks = {one["rank"] for _, one in found if one["rank"] is not None}
+    names = sorted({node for node, _ in found})
+    where = names[0] if len(names) == 1 else plural(len(names), "node")
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {fold_ranks(ranks)} on {where}" if ranks else f"a rank on {where}"
