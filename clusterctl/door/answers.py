@@ -6,6 +6,7 @@ import functools
 import re
 from typing import TYPE_CHECKING, Any
 
+from clusterctl.agent.protocol import logins
 from clusterctl.agent.protocol.commands import AGENT_STREAMS, WINDOW_BYTES, Command
 from clusterctl.agent.protocol.files import SAMPLES_FILE
 from clusterctl.agent.protocol.frames import FrameError
@@ -79,6 +80,7 @@ _HELLO = record(
         "rdma": flag,
         "logind": maybe(record({}, {"linger": flag, "kill_user_processes": flag})),
         "home_is_network": flag,
+        "login": table(text(64), text(logins.MOST_CHARACTERS), len(logins.VARIABLES)),
     },
 )
 _WORKER = record(

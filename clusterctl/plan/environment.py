@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.config.spec import ClusterSpec, Framework
 from clusterctl.plan.layout import job_of
-from clusterctl.plan.meeting import Meeting, NodeAnswer, is_link_local, joins_machines
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from clusterctl.plan.layout import Layout
+    from clusterctl.plan.meeting import Meeting, NodeAnswer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +28,11 @@ class RunIdentity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Common:
-    """What all workers of an attempt share."""
+    """What all workers of an attempt share.
+
+    Attributes:
+        interfaces: By node, the variables that name an interface.
+    """
 
     spec: ClusterSpec
     identity: RunIdentity
@@ -37,6 +41,7 @@ class Common:
     where: Meeting | None
     master_port: int | None
     frameworks: _Frameworks
+    interfaces: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,14 +91,34 @@ TORCHRUN_SETS = (
 def worker_environment(
     common: Common, entry: Layout, answer: NodeAnswer | None, rank: int, local: int
 ) -> Mapping[str, str]:
-    """Return a worker's variables. What the user set wins, except over the names that only a launcher may set."""
-    spec = common.spec
-    env = _soft_environment(common, entry, answer)
-    env |= _framework_environment(common, entry, answer, rank, local)
-    env |= spec.env
-    env |= entry.host.env
-    env |= _owned_environment(common, entry, rank, local)
+    """Return a worker's variables, which are laid over those of the login (see docs/values.md for the order)."""
+    env: dict[str, str] = {}
+    for _, part in sourced_environment(common, entry, answer, rank, local):
+        env |= part
     return env
+
+
+def sourced_environment(
+    common: Common, entry: Layout, answer: NodeAnswer | None, rank: int, local: int
+) -> list[tuple[str, Mapping[str, str]]]:
+    """Return what is set for a worker, by the key of the cluster file that says so, or a word; later ones win."""
+    return [
+        ("default", _soft_environment(common, entry, answer)),
+        ("network.interface", common.interfaces.get(entry.host.name, {})),
+        ("gpus", _gpu_environment(entry, answer)),
+        ("job.framework", _framework_environment(common, entry, answer, rank, local)),
+        ("env", common.spec.env),
+        ("hosts[].env", entry.host.env),
+        ("clusterctl", _owned_environment(common, entry, rank, local)),
+    ]
+
+
+def replaced_of_login(spec: ClusterSpec, entry: Layout, answer: NodeAnswer | None, env: Mapping[str, str]) -> list[str]:
+    """Return, in words, which variables of a login a worker gets with another value that `env` does not say."""
+    login = {} if answer is None else answer.login
+    chosen = spec.env.keys() | entry.host.env.keys() | spec.secrets.keys()
+    names = [name for name, value in login.items() if value and env.get(name, value) != value and name not in chosen]
+    return [f"{name}={login[name]} of its login is replaced by {env[name]}" for name in names]
 
 
 def shared_environment(
@@ -103,9 +128,8 @@ def shared_environment(
     common = Common(
         spec=spec, identity=identity, world=0, nodes=0, where=None, master_port=None, frameworks=_Frameworks()
     )
-    env = _soft_environment(common, entry, answer)
-    env |= _framework_environment(common, entry, answer, 0, 0)
-    return env | spec.env | entry.host.env
+    owned = _owned_environment(common, entry, 0, 0)
+    return {n: v for n, v in worker_environment(common, entry, answer, 0, 0).items() if n not in owned}
 
 
 def _owned_environment(common: Common, entry: Layout, rank: int, local: int) -> dict[str, str]:
@@ -145,17 +169,16 @@ def _soft_environment(common: Common, entry: Layout, answer: NodeAnswer | None) 
     }
     if answer is not None:
         env["OMP_NUM_THREADS"] = str(max(1, answer.cores // max(1, len(entry.ranks))))
+    return {name: value for name, value in env.items() if answer is None or name not in answer.login}
+
+
+def _gpu_environment(entry: Layout, answer: NodeAnswer | None) -> dict[str, str]:
+    env = {}
     if entry.gpus and not _is_amd(answer):
         # Indices are the driver's, by which GPUs are judged and claimed; CUDA's own begin with the fastest device.
         env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     if isinstance(entry.host.gpus, tuple):
         env |= _visible(answer, entry.host.gpus)
-    interface = common.where.interfaces.get(entry.host.name, "") if common.where else ""
-    if interface:
-        env["GLOO_SOCKET_IFNAME"] = interface
-        env["TP_SOCKET_IFNAME"] = interface
-        if answer is None or not (answer.rdma or _several_networks(answer)):
-            env["NCCL_SOCKET_IFNAME"] = f"={interface}"
     return env
 
 
@@ -167,12 +190,6 @@ def _visible(answer: NodeAnswer | None, devices: Iterable[int]) -> dict[str, str
 
 def _is_amd(answer: NodeAnswer | None) -> bool:
     return answer is not None and answer.vendor == "amd"
-
-
-def _several_networks(answer: NodeAnswer) -> bool:
-    """Return whether a node has more than one real interface that NCCL may want to use together."""
-    names = {name for name, address in answer.addresses if joins_machines(name) and not is_link_local(address)}
-    return len(names) > 1
 
 
 def _framework_environment(

@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from clusterctl.config.kinds import Launcher
 from clusterctl.config.spec import ClusterSpec, JobSpec
-from clusterctl.plan.environment import TORCHRUN_SETS, Common, RunIdentity, framework_values, worker_environment
+from clusterctl.plan.environment import (
+    TORCHRUN_SETS,
+    Common,
+    RunIdentity,
+    framework_values,
+    replaced_of_login,
+    worker_environment,
+)
+from clusterctl.plan.interfaces import interface_environments
 from clusterctl.plan.layout import PYTHON, Layout, entries_if, job_of
 
 if TYPE_CHECKING:
@@ -52,6 +60,7 @@ class NodePlan:
 
     Attributes:
         python: The interpreter that the cluster file names for it; `None` where the node finds one.
+        replaced: What its login sets and its workers get otherwise, in words.
     """
 
     node: str
@@ -59,6 +68,7 @@ class NodePlan:
     address: str | None
     workers: tuple[WorkerPlan, ...]
     python: str | None = None
+    replaced: tuple[str, ...] = ()
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -113,6 +123,9 @@ def plan_launch(
         where=where,
         master_port=master_port,
         frameworks=framework_values(spec, entries, where, ports),
+        interfaces=interface_environments(
+            spec, [e.host for e in entries], answers, {} if where is None else where.interfaces
+        ),
     )
     nodes = tuple(_node_plan(common, entry, answers.get(entry.host.name)) for entry in entries)
     return LaunchPlan(
@@ -140,7 +153,14 @@ def _node_plan(common: Common, entry: Layout, answer: NodeAnswer | None) -> Node
         )
     name = entry.host.name
     address = common.where.addresses[name] if common.where else entry.host.internal_ip
-    return NodePlan(node=name, node_rank=entry.node_rank, address=address, workers=workers, python=entry.host.python)
+    return NodePlan(
+        node=name,
+        node_rank=entry.node_rank,
+        address=address,
+        workers=workers,
+        python=entry.host.python,
+        replaced=tuple(replaced_of_login(common.spec, entry, answer, workers[0].env)),
+    )
 
 
 def job_argv(job: JobSpec) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from clusterctl.config.interfaces import VIRTUAL
@@ -39,6 +39,7 @@ class NodeAnswer:
         cores: That its workers may use.
         place: What makes two nodes share their loopback: boot id and network namespace.
         rdma: It has RDMA devices.
+        login: What its login sets of the variables that ranks are given.
     """
 
     node: str
@@ -49,6 +50,7 @@ class NodeAnswer:
     cores: int = 1
     place: tuple[str, str] = ("", "")
     rdma: bool = False
+    login: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +137,7 @@ def meeting(
         name = entry.host.name
         if entry.node_rank == 0:
             addresses[name] = master
-            interfaces[name] = _holder(answers[name], master)
+            interfaces[name] = holder(answers[name], master)
             continue
         route = routes_to_master.get(name)
         if route is None:
@@ -144,7 +146,7 @@ def meeting(
                 hint="set `internal_ip` of the hosts, or `network.interface`, to the network that they share",
             )
         addresses[name] = entry.host.internal_ip or route.source
-        interfaces[name] = _holder(answers[name], addresses[name]) or route.interface or ""
+        interfaces[name] = holder(answers[name], addresses[name]) or route.interface or ""
     return Meeting(master_addr=master, addresses=addresses, interfaces=interfaces)
 
 
@@ -156,5 +158,6 @@ def loopback_meeting(entries: Sequence[Layout]) -> Meeting:
     )
 
 
-def _holder(answer: NodeAnswer, address: str) -> str:
+def holder(answer: NodeAnswer, address: str) -> str:
+    """Return the interface that has an address; empty where none has."""
     return next((name for name, own in answer.addresses if own == address), "")

@@ -28,13 +28,12 @@ from clusterctl.agent.record import rundir
 from clusterctl.agent.record.rundir import RunDir
 from clusterctl.run.nodes.code import Manifest
 from tests.agent.conftest import gone
-from tests.agent.talk import REPOSITORY, Refused
+from tests.agent.talk import REPOSITORY, Refused, Talk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from tests.agent.conftest import Node
-    from tests.agent.talk import Talk
 
 
 # --- programs
@@ -95,6 +94,22 @@ def test_a_flood_of_a_program_does_not_stop_beats(node: Node) -> None:
     talk.until(lambda: talk.beats)
     talk.answer(number)
     assert len(talk.data[1]) == 30_000_000
+
+
+def test_a_node_names_what_its_login_sets_of_the_variables_of_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".nccl.conf").write_text("NCCL_SOCKET_IFNAME=fab0\nNCCL_DEBUG=INFO\n")
+    for name, value in {"HOME": str(tmp_path), "OMP_NUM_THREADS": "3", "PRIVATE": "x"}.items():
+        monkeypatch.setenv(name, value)
+    with Talk(tmp_path / "state") as talk:
+        login = talk.ask(Command.HELLO)["login"]
+    assert {name: login.get(name) for name in ("NCCL_SOCKET_IFNAME", "OMP_NUM_THREADS", "PRIVATE", "NCCL_DEBUG")} == {
+        "NCCL_SOCKET_IFNAME": "fab0",
+        "OMP_NUM_THREADS": "3",
+        "PRIVATE": None,
+        "NCCL_DEBUG": None,
+    }
 
 
 def test_a_program_of_the_job_finds_the_python_of_the_job_first(node: Node) -> None:

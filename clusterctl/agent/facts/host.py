@@ -173,8 +173,9 @@ def collect_environment(root: str, salt: str = "") -> shapes.Environment:
         root: Prefix of `/etc`.
         salt: Goes into each hash, so that hashes of one look can be compared with each other and with nothing else.
     """
+    own = os.environ.get("NCCL_CONF_FILE") or os.path.expanduser("~/.nccl.conf")
     variables = {
-        **_read_nccl_conf(root),
+        **read_nccl_conf([paths.under(root, "/etc/nccl.conf"), own]),
         **{k: v for k, v in os.environ.items() if k.startswith(_PREFIXES) or k in _LOADER},
     }
     return {
@@ -187,11 +188,10 @@ def _is_plain(name: str, value: str) -> bool:
     return name.endswith(_PLAIN_VARIABLES) or value.isdigit()
 
 
-def _read_nccl_conf(root: str) -> dict[str, str]:
-    """Return what the files of NCCL say; that of the user, or the one that the environment names, has the last word."""
-    own = os.environ.get("NCCL_CONF_FILE") or os.path.expanduser("~/.nccl.conf")
+def read_nccl_conf(files: list[str]) -> dict[str, str]:
+    """Return what files of NCCL's settings say; later ones win."""
     values: dict[str, str] = {}
-    for path in (paths.under(root, "/etc/nccl.conf"), own):
+    for path in files:
         for line in (paths.content(path) or b"").decode("utf-8", "replace").splitlines():
             name, equals, value = line.strip().partition("=")
             if equals and name.startswith("NCCL_"):

@@ -9,7 +9,7 @@ import time
 
 from clusterctl.agent.linux import addresses, cgroup, gpus, proc
 from clusterctl.agent.linux.logind import logind
-from clusterctl.agent.protocol import commands
+from clusterctl.agent.protocol import commands, logins
 from clusterctl.agent.record import rundir
 
 # Not from `typing`, whose import would be a good part of an agent's start.
@@ -22,6 +22,7 @@ def hello(root: str) -> Hello:
     """Return the facts of machine and user."""
     user = pwd.getpwuid(os.getuid()) if _has_entry() else None
     home = os.path.expanduser("~")
+    network_home = rundir.is_network(home)
     return {
         "protocol": commands.PROTOCOL,
         "version": _version(),
@@ -47,8 +48,21 @@ def hello(root: str) -> Hello:
         "reached_at": _reached_at(),
         "rdma": _rdma(),
         "logind": logind(user.pw_name if user else ""),
-        "home_is_network": rundir.is_network(home),
+        "home_is_network": network_home,
+        "login": _login(home, network_home),
     }
+
+
+def _login(home: str, network_home: bool) -> dict[str, str]:
+    """Return what the login sets of the variables that ranks are given, and of NCCL's also what its files set."""
+    found = {name: os.environ[name] for name in logins.VARIABLES if name in os.environ}
+    files = ["/etc/nccl.conf"] if network_home else ["/etc/nccl.conf", f"{home}/.nccl.conf"]
+    if any(os.path.exists(path) for path in files):
+        from clusterctl.agent.facts import host
+
+        of_files = host.read_nccl_conf(files)
+        found = {**{name: value for name, value in of_files.items() if name in logins.VARIABLES}, **found}
+    return {n: v.encode("utf-8", "replace").decode()[: logins.MOST_CHARACTERS] for n, v in found.items()}
 
 
 def _reached_at() -> str | None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ipaddress
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.config.interfaces import VIRTUAL
+from clusterctl.agent.protocol.logins import OF_INTERFACES
+from clusterctl.config.interfaces import VIRTUAL, selected
 from clusterctl.health.check import ClusterView, View, cluster_check, node_check
 from clusterctl.health.checks import compare
 from clusterctl.health.model import Action, Outcome, fail, ok, skip, unknown, warn
@@ -142,41 +143,46 @@ def _route_problem(route: dict[str, Any], states: dict[str, dict[str, Any]]) -> 
 @node_check(
     name="net.ifname_env",
     family=_FAMILY,
-    source=("NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME, TP_SOCKET_IFNAME in the job's environment; /sys/class/net"),
-    threshold="names an interface that is there; GLOO_SOCKET_IFNAME is one plain name",
+    source="NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME, TP_SOCKET_IFNAME as ranks will have them; /sys/class/net",
+    threshold="names an interface that is there (GLOO_SOCKET_IFNAME one plain name); WARN where they name two networks",
     severity="FAIL",
-    remedy="Unset it (workers are told their interface) or name one that every node has",
+    remedy="Set `network.interface`, which all three follow, and leave them out of `env` and the prologue",
     action=Action.FIX_CONFIG,
     group="host",
 )
 def ifname_env(view: View) -> Iterator[Outcome]:
-    """Interfaces that the user set by hand exist."""
+    """The interfaces that ranks are told exist, and are of one network."""
     env, net = view.group().data.get("env"), view.group("net")
     if env is None or net.status != "ok":
         yield unknown(f"environment or interfaces were not reported: {net.reason or ''}".rstrip(": "))
         return
     there = [entry["name"] for entry in net.data.get("interfaces") or []]
-    set_by_hand = {
-        k: v for k, v in env.items() if k in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME") and v
-    }
-    bad = {key: value for key, value in set_by_hand.items() if not _names_one(key, value, there)}
+    settings = {key: value for key, value in env.items() if key in OF_INTERFACES and value}
+    bad = {key: value for key, value in settings.items() if not _names_one(key, value, there)}
+    parted = _two_networks(settings, there)
     for key, value in bad.items():
         yield fail(f"{key}={value} names no interface of this node", value=value, expected=there)
-    if not set_by_hand:
-        yield skip("not set by hand")
+    if parted is not None:
+        yield warn(parted)
+    elif not settings:
+        yield skip("not set")
     elif not bad:
-        yield ok(", ".join(f"{key}={value}" for key, value in sorted(set_by_hand.items())))
+        yield ok(", ".join(f"{key}={value}" for key, value in sorted(settings.items())))
 
 
 def _names_one(key: str, value: str, there: list[str]) -> bool:
-    """Tell whether a setting selects an interface: NCCL takes prefixes, `=exact`, `^not`; others one plain name."""
-    if not key.startswith("NCCL"):
-        return value in there
-    if value.startswith("^"):
-        return True
-    exact = value.startswith("=")
-    wanted = [name.split(":")[0] for name in value.lstrip("=").split(",")]
-    return any(name == want if exact else name.startswith(want) for name in there for want in wanted)
+    """Tell whether a setting selects an interface; Gloo and TensorPipe take one plain name."""
+    return value in there if not key.startswith("NCCL") else value.startswith("^") or bool(selected(key, value, there))
+
+
+def _two_networks(env: dict[str, str], there: list[str]) -> str | None:
+    """Return which settings lead ranks of one node to different networks."""
+    found = {key: selected(key, value, there) for key, value in env.items()}
+    for key, names in found.items():
+        for other, others in found.items():
+            if names and others and not set(names) & set(others):
+                return f"{key}={env[key]} and {other}={env[other]} lead to two networks"
+    return None
 
 
 def _used(node: View, field: str) -> list[Any] | None:

@@ -151,10 +151,20 @@ class Launch:
         with room_not_needed() if number else contextlib.nullcontext():
             write_atomically(self._run.plan(number), json.dumps(shown, indent=1).encode(), durable=True)
         self._check()
+        if number == 0:
+            self._tell_of_replaced(plan)
         self._post(attempt_begin.from_plan(plan, why, resume_from, newest))
         follow([host.name for host in hosts])
         self._start(plan)
         return plan
+
+    def _tell_of_replaced(self, plan: planning.LaunchPlan) -> None:
+        nodes: dict[str, list[str]] = {}
+        for node in plan.nodes:
+            for sentence in node.replaced:
+                nodes.setdefault(sentence, []).append(node.node)
+        for sentence, named in nodes.items():
+            self._post(events.Note(text=f"{names(named)}: {sentence}", level="warn"))
 
     def _check(self) -> None:
         if self._cancelled.is_set():

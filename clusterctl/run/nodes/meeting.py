@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from clusterctl.agent.protocol.commands import Command
 from clusterctl.errors import ClusterctlError, RefusedError
 from clusterctl.plan import meeting
+from clusterctl.plan.interfaces import interface_environments
 from clusterctl.run.nodes.fan_out import each, quietly, raise_first
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ def answer_of(host: HostSpec, hello: Hello) -> meeting.NodeAnswer:
         cores=int(hello.get("cores") or 1),
         place=(hello.get("boot_id", ""), hello.get("net_ns", "")),
         rdma=bool(hello.get("rdma")),
+        login=hello.get("login") or {},
     )
 
 
@@ -134,6 +136,17 @@ def meeting_addresses(spec: ClusterSpec, sessions: Mapping[str, Session]) -> dic
         return dict.fromkeys(answers, "127.0.0.1")
     addresses = {h.name: _address(spec, h, answers[h.name]) for h in hosts}
     return {node: address for node, address in addresses.items() if address}
+
+
+def likely_interfaces(spec: ClusterSpec, sessions: Mapping[str, Session]) -> dict[str, dict[str, str]]:
+    """Return what ranks of each node will probably be told of interfaces, beside what `env` says."""
+    hosts = [h for h in spec.hosts if h.name in sessions]
+    answers = {h.name: answer_of(h, sessions[h.name].hello) for h in hosts}
+    routes = {
+        node: "lo" if address == "127.0.0.1" else meeting.holder(answers[node], address)
+        for node, address in meeting_addresses(spec, sessions).items()
+    }
+    return interface_environments(spec, hosts, answers, routes)
 
 
 def _address(spec: ClusterSpec, host: HostSpec, answer: meeting.NodeAnswer) -> str | None:

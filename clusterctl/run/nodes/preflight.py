@@ -21,7 +21,7 @@ from clusterctl.health.request import longest_timeout_s, probe_request
 from clusterctl.plan.fewer import without
 from clusterctl.plan.layout import workdir_of
 from clusterctl.run.nodes.fan_out import each, raise_first
-from clusterctl.run.nodes.meeting import meeting_addresses, try_port
+from clusterctl.run.nodes.meeting import likely_interfaces, meeting_addresses, try_port
 from clusterctl.run.nodes.progress import Progress
 from clusterctl.run.nodes.ring import try_ring
 from clusterctl.run.record import reboots
@@ -209,7 +209,7 @@ def _probe(
     spec: ClusterSpec, sessions: Mapping[str, Session], step: Progress, run: str | None
 ) -> dict[str, dict[str, Any]]:
     hosts = {h.name: h for h in spec.hosts}
-    known = meeting_addresses(spec, sessions)
+    known, interfaces = meeting_addresses(spec, sessions), likely_interfaces(spec, sessions)
     first = next((h.name for h in spec.workers if h.name in sessions), None)
     salt = secrets.token_hex(8)
 
@@ -227,7 +227,7 @@ def _probe(
             "python": host.python,
             "python_hint": sys.executable,
             "prologue": spec.job.prologue if spec.job else None,
-            "env": {**spec.env, **host.env},
+            "env": {**interfaces[node], **spec.env, **host.env},
             "cwd": None,
             "request": request,
         }

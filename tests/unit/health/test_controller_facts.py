@@ -89,3 +89,20 @@ def test_nodes_on_one_machine_have_no_packet_size_to_compare() -> None:
     (found,) = judge_cluster(told, CONTEXT, ["net.mtu"])
 
     assert found.status is Status.SKIP
+
+
+@pytest.mark.parametrize(
+    ("settings", "status", "words"),
+    [
+        pytest.param({"NCCL_SOCKET_IFNAME": "=eth0", "GLOO_SOCKET_IFNAME": "eth0"}, Status.PASS, "eth0", id="one"),
+        pytest.param(
+            {"NCCL_SOCKET_IFNAME": "=lo", "GLOO_SOCKET_IFNAME": "eth0"}, Status.WARN, "two networks", id="two"
+        ),
+        pytest.param({"NCCL_SOCKET_IFNAME": "lo,eth", "GLOO_SOCKET_IFNAME": "eth0"}, Status.PASS, "lo,eth", id="both"),
+    ],
+)
+def test_ranks_that_would_use_two_networks_are_warned_of(settings: dict[str, str], status: Status, words: str) -> None:
+    found = of_node("net.ifname_env", host__env=settings)
+
+    assert found.status is status
+    assert words in found.message

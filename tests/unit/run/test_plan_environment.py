@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -172,6 +173,78 @@ def test_without_an_interface_none_is_named() -> None:
 
     assert not {name for name in first if name.endswith("IFNAME")}
     assert last["GLOO_SOCKET_IFNAME"] == "ens7"
+
+
+TWO = (("eth0", "10.0.0.1"), ("fab0", "10.9.0.1"), ("docker0", "172.17.0.1"))
+
+
+def interfaces_of(
+    logins: dict[str, dict[str, str]], written: dict[str, str], named: str | None, *, rdma: bool = False
+) -> dict[str, tuple[str | None, ...]]:
+    """What NCCL, Gloo and TensorPipe of each node will be told, whoever tells them."""
+    spec = spec_of(env=written, network=NetworkSpec(interface=named))
+    answers = {
+        name: meeting.NodeAnswer(node=name, addresses=TWO, login=logins.get(name, {}), rdma=rdma) for name in "ab"
+    }
+    where = meeting.Meeting(master_addr="x", addresses=WHERE.addresses, interfaces={"a": "eth0", "b": "eth0"})
+    plan = plan_of(spec, answers=answers, where=where)
+    found = {node.node: {**answers[node.node].login, **node.workers[0].env} for node in plan.nodes}
+    return {n: tuple(env.get(f"{of}_SOCKET_IFNAME") for of in ("NCCL", "GLOO", "TP")) for n, env in found.items()}
+
+
+N, G = "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"
+
+
+@pytest.mark.parametrize(
+    ("logins", "written", "named", "told"),
+    [
+        pytest.param({}, {}, None, (None, "eth0", "eth0"), id="route"),
+        pytest.param({}, {}, "fab0", ("=fab0", "fab0", "fab0"), id="named"),
+        pytest.param({N: "fab0"}, {}, None, ("fab0", "fab0", "fab0"), id="login of nccl"),
+        pytest.param({N: "=fab0:1"}, {}, None, ("=fab0:1", "fab0", "fab0"), id="login of nccl exactly"),
+        pytest.param({N: "^docker0,eth"}, {}, None, ("^docker0,eth", "fab0", "fab0"), id="login of nccl by exclusion"),
+        pytest.param({N: "eth,fab"}, {}, None, ("eth,fab", "eth0", "eth0"), id="login of nccl with the route in it"),
+        pytest.param({G: "fab0"}, {}, None, ("=fab0", "fab0", "fab0"), id="login of gloo"),
+        pytest.param({N: "ib7"}, {}, None, ("=eth0", "eth0", "eth0"), id="login that names nothing"),
+        pytest.param({N: "eth0"}, {}, "fab0", ("=fab0", "fab0", "fab0"), id="named over the login"),
+        pytest.param({}, {N: "fab0"}, None, ("fab0", "fab0", "fab0"), id="env of nccl"),
+        pytest.param({}, {G: "fab0"}, "eth0", ("=fab0", "fab0", "fab0"), id="env over named"),
+        pytest.param({N: "eth0"}, {G: "fab0"}, None, ("=fab0", "fab0", "fab0"), id="env over the login"),
+        pytest.param({N: "fab0", G: "eth0"}, {}, None, ("fab0", "eth0", "fab0"), id="login that says both"),
+    ],
+)
+@pytest.mark.parametrize("rdma", [False, True], ids=["ethernet", "rdma"])
+def test_the_three_libraries_use_one_network_whoever_names_it(
+    logins: dict[str, str], written: dict[str, str], named: str | None, told: tuple[str, ...], rdma: bool
+) -> None:
+    found = interfaces_of({"a": logins, "b": logins}, written, named, rdma=rdma)
+
+    assert found == {"a": told, "b": told}
+
+
+def test_the_login_of_one_node_alone_leads_no_job_to_two_networks() -> None:
+    found = interfaces_of({"a": {N: "fab0"}}, {}, None)
+
+    assert found == {"a": ("=eth0", "eth0", "eth0"), "b": (None, "eth0", "eth0")}
+
+
+def test_what_a_login_sets_stays_and_what_it_loses_is_named() -> None:
+    login = {"OMP_NUM_THREADS": "3", "PYTHONUNBUFFERED": "", "TORCH_FR_BUFFER_SIZE": "9", N: "ib7"}
+    login |= {"CUDA_DEVICE_ORDER": "FASTEST_FIRST", "CUDA_VISIBLE_DEVICES": "1", "KERAS_BACKEND": "jax"}
+    answers = {**ANSWERS, "b": replace(ANSWERS["b"], login=login)}
+    written = {"KERAS_BACKEND": "numpy"}
+    plan = plan_of(spec_of(HOSTS[0], replace(HOSTS[1], gpus=(0,)), env=written), answers=answers)
+
+    added = envs(plan)[2]
+
+    assert not {"OMP_NUM_THREADS", "PYTHONUNBUFFERED", "TORCH_FR_BUFFER_SIZE"} & added.keys()
+    assert added["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "1"
+    assert plan.nodes[0].replaced == ()
+    assert plan.nodes[1].replaced == (
+        "NCCL_SOCKET_IFNAME=ib7 of its login is replaced by =ens7",
+        "CUDA_DEVICE_ORDER=FASTEST_FIRST of its login is replaced by PCI_BUS_ID",
+        "CUDA_VISIBLE_DEVICES=1 of its login is replaced by 0",
+    )
 
 
 # --- ports

@@ -66,3 +66,4 @@ class Hello(TypedDict, total=False):
     rdma: bool
     logind: Logind | None
     home_is_network: bool
+    login: dict[str, str]
