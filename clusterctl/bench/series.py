@@ -9,8 +9,8 @@ from clusterctl.config.kinds import Launcher
 from clusterctl.config.spec import ClusterSpec, JobSpec, RestartSpec, TransportKind
 from clusterctl.config.workdir import renamed
 from clusterctl.errors import RefusedError
+from clusterctl.formatting import plural
 from clusterctl.plan.layout import worker_count
-from clusterctl.wording import plural
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

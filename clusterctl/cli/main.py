@@ -10,11 +10,11 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import click
+from typing_extensions import override
 
 from clusterctl.cli.front import GROUPS
 from clusterctl.errors import ClusterctlError, ExitCode
 from clusterctl.render.terminal import streams
-from clusterctl.typed import override
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import yaml
+from typing_extensions import override
 
 from clusterctl.config.sections.declared import CONTROLLER_LOSS, HOST, section_of
 from clusterctl.config.text.interpolate import escaped, is_shell_text, shell_items
 from clusterctl.config.text.tree import label
 from clusterctl.config.text.yaml_text import core_scalar
-from clusterctl.typed import override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from clusterctl.formatting import duration_text, format_size
 from clusterctl.health.checks import (
     amd_setup,
     devices,
@@ -29,7 +30,6 @@ from clusterctl.health.model import Action, Finding, Status
 from clusterctl.health.registry import LIMITS
 from clusterctl.health.symptom import Symptom
 from clusterctl.health.vendors import AMD
-from clusterctl.wording import size, span
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
@@ -190,15 +190,15 @@ def _away(watch: NodeMonitor, trouble: _Problem) -> float:
 def _over(watch: NodeMonitor, trouble: _Problem) -> str:
     place = f"{_place(watch, trouble.sign)}{trouble.sign.words}"
     if trouble.sign.event:
-        return f"{place}: the GPU is well again for {span(watch.limits.mended)}"
-    return f"{place} is over after {span(trouble.seen - trouble.began)}"
+        return f"{place}: the GPU is well again for {duration_text(watch.limits.mended)}"
+    return f"{place} is over after {duration_text(trouble.seen - trouble.began)}"
 
 
 def check_silence(watch: NodeMonitor, now: float) -> tuple[NodeMonitor, list[Change]]:
     """Report missing samples. Call it regularly with the clock of the samples."""
     if watch.silent or watch.last is None or now - watch.last < watch.limits.silence:
         return watch, []
-    message = f"{watch.node}: no sample of GPUs and host for {span(now - watch.last)}"
+    message = f"{watch.node}: no sample of GPUs and host for {duration_text(now - watch.last)}"
     return replace(watch, silent=True), [_change(watch, now, _SILENCE, Status.WARN, message, watch.last)]
 
 
@@ -266,7 +266,7 @@ def _driver_signs(watch: NodeMonitor, sample: Health) -> Iterator[Symptom]:
             action=Action.REBOOT_NODE,
             # The sampler knows the duration: do not wait for it again.
             lasting=0.0 if stuck >= watch.limits.stuck else watch.limits.stuck,
-            detail=f"no answer for {span(stuck)}",
+            detail=f"no answer for {duration_text(stuck)}",
         )
     elif sample.get("status") == "error":
         yield Symptom(
@@ -292,7 +292,7 @@ def _disk_signs(watch: NodeMonitor, sample: Health) -> Iterator[Symptom]:
                 words=f"{disk['path']} is nearly full",
                 action=Action.FREE_SPACE,
                 lasting=limits.disk,
-                detail=f"{size(disk['free'])} free",
+                detail=f"{format_size(disk['free'])} free",
             )
 
 
@@ -326,7 +326,7 @@ def _place(watch: NodeMonitor, sign: Symptom) -> str:
 
 def _message(watch: NodeMonitor, trouble: _Problem, now: float) -> str:
     sign = trouble.sign
-    lasting = f" for {span(now - trouble.began)}" if sign.lasting and now > trouble.began else ""
+    lasting = f" for {duration_text(now - trouble.began)}" if sign.lasting and now > trouble.began else ""
     detail = f", {sign.detail}" if sign.detail else ""
     return f"{_place(watch, sign)}{sign.words}{lasting}{detail}"
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.errors import ExitCode
+from clusterctl.formatting import signal_name
 from clusterctl.logs.sanitize import clean_block
 from clusterctl.render.ranks import count, fold_nodes
 from clusterctl.render.terminal.console import BOLD, pad
-from clusterctl.wording import signal_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

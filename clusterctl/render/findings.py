@@ -7,12 +7,12 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from clusterctl.formatting import plural
 from clusterctl.health.model import Finding, Status
 from clusterctl.render.ranks import count, fold_nodes, fold_ranks
 from clusterctl.render.terminal.console import BOLD, CYAN, DIM, GREEN, RED, YELLOW, fit, pad, safe
 from clusterctl.render.terminal.machine import json_line
 from clusterctl.render.terminal.wrapping import cells
-from clusterctl.wording import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

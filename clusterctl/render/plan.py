@@ -6,10 +6,10 @@ import shlex
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from clusterctl.formatting import plural
 from clusterctl.render.ranks import fold_nodes, fold_ranks
 from clusterctl.render.terminal.console import DIM
 from clusterctl.render.terminal.table import Column, render_table
-from clusterctl.wording import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

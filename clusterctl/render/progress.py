@@ -6,10 +6,10 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from clusterctl.formatting import format_duration
 from clusterctl.render.terminal.console import CYAN, DIM, GREEN, RED, YELLOW, fit, pad, safe
 from clusterctl.render.terminal.machine import json_line
 from clusterctl.render.terminal.wrapping import cells
-from clusterctl.wording import duration
 
 if TYPE_CHECKING:
     from clusterctl.render.terminal.console import Glyphs, Terminal
@@ -92,7 +92,7 @@ def phase_line(view: PhaseView, glyphs: Glyphs, *, width: int | None = None, spi
     }[view.end]
     count = f"{view.done}/{view.total}" if view.total else ""
     head = f"{pad(sign, cells(glyphs.ok))} {pad(view.name, _NAME)} {pad(count, _COUNT, right=True)}   "
-    time = duration(view.seconds)
+    time = format_duration(view.seconds)
     room = (_LINE if width is None else min(width, _LINE)) - cells(head) - cells(time) - 2
     detail = safe(view.detail) if width is None else fit(safe(view.detail), max(room, 0), glyphs)
     return f"{head}{pad(detail, max(room, 0))}  {time}"

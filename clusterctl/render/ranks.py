@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from clusterctl.wording import fold_ranks
+from clusterctl.formatting import fold_ranks
 
 __all__ = ["count", "fold_nodes", "fold_ranks"]
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from clusterctl.agent.protocol.reasons import StopReason
+from clusterctl.formatting import duration_text, format_duration
 from clusterctl.logs.failure_tails import select_cause_lines
 from clusterctl.logs.sanitize import clean_block, strip_colours
 from clusterctl.render.errors import remaining_lines, start_failed_lines
@@ -17,7 +18,6 @@ from clusterctl.render.story.trace import folded_trace
 from clusterctl.render.terminal.console import DIM, GREEN, RED, YELLOW, safe
 from clusterctl.render.words import alike_line, failure_line, stall_line, summary, worker_state
 from clusterctl.run.rules.warnings import warnings
-from clusterctl.wording import duration, span
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -97,7 +97,7 @@ def _success(state: RunState, terminal: Terminal) -> str:
 def _duration(state: RunState) -> str:
     if state.created is None or state.ended is None:
         return "duration unknown"
-    return duration(state.ended - state.created)
+    return format_duration(state.ended - state.created)
 
 
 def _first_failure(state: RunState, cause: Cause, terminal: Terminal, beside: Beside) -> list[str]:
@@ -108,7 +108,7 @@ def _first_failure(state: RunState, cause: Cause, terminal: Terminal, beside: Be
         lines = [failure_line(cause, state.attempt, terminal)]
     if beside.memory is not None:
         full, age = beside.memory
-        lines.append(f"  memory of {safe(cause.node)} was {full:.0f}% full {span(age)} before")
+        lines.append(f"  memory of {safe(cause.node)} was {full:.0f}% full {duration_text(age)} before")
     worker = state.workers.get(cause.rank) if cause.rank is not None else None
     above = beside.shown.traceback_of(cause) if cause.traceback else None
     if above is None:

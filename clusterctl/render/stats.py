@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from clusterctl.formatting import format_duration
 from clusterctl.render.log import rfc3339
 from clusterctl.render.ranks import fold_nodes
 from clusterctl.render.terminal.console import BOLD, GREEN, RED, YELLOW, safe
 from clusterctl.render.terminal.table import Cell, Column, render_table
-from clusterctl.wording import duration
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -135,9 +135,9 @@ def remarks(nodes: Sequence[NodeStats], now: float) -> list[str]:
 
 def _seen_long_ago(nodes: Sequence[tuple[str, float]]) -> list[str]:
     if len(nodes) < _FEW:
-        return [f"{safe(name)}: seen {duration(age)} ago" for name, age in nodes]
+        return [f"{safe(name)}: seen {format_duration(age)} ago" for name, age in nodes]
     names = safe(fold_nodes(name for name, _ in nodes))
-    return [f"{names}: seen {duration(min(age for _, age in nodes))} ago or longer"]
+    return [f"{names}: seen {format_duration(min(age for _, age in nodes))} ago or longer"]
 
 
 def _rows(node: NodeStats) -> list[list[Cell | str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from clusterctl.formatting import format_duration
 from clusterctl.render.errors import remaining_lines
 from clusterctl.render.ranks import count, fold_nodes, fold_ranks
 from clusterctl.render.story.attempts import render_attempts, waits_for_restart
@@ -23,7 +24,6 @@ from clusterctl.render.words import (
 )
 from clusterctl.run.rules.state import RunPhase
 from clusterctl.run.rules.warnings import warnings
-from clusterctl.wording import duration
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -179,7 +179,7 @@ def _headline(view: RunView, now: float, terminal: Terminal) -> str:
     if view.step is not None:
         parts.append(f"step {step_of(view.step, state.attempt)}")
     if state.created is not None:
-        parts.append(f"{duration((now if state.ended is None else state.ended) - state.created)}")
+        parts.append(f"{format_duration((now if state.ended is None else state.ended) - state.created)}")
     return f"{terminal.style(state.run, BOLD)}  {dot.join(parts)}"
 
 
@@ -250,7 +250,7 @@ def _worker_table(view: RunView, terminal: Terminal, *, every: bool) -> list[str
                 "-" if worker.pid is None else str(worker.pid),
                 worker_cell(worker),
                 "-" if activity.step is None else str(activity.step),
-                "-" if output is None or view.state.over else f"{duration(output)} ago",
+                "-" if output is None or view.state.over else f"{format_duration(output)} ago",
             ]
         )
     return render_table(columns, rows, terminal)

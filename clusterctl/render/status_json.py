@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from clusterctl.formatting import signal_name
 from clusterctl.render.status import RunView, WorkerActivity
 from clusterctl.render.story.attempts import attempts_json
 from clusterctl.render.story.book import origin_json, time_json
@@ -12,7 +13,6 @@ from clusterctl.render.story.timings import timings_json
 from clusterctl.render.words import cause_json
 from clusterctl.run.rules.outcome import final_cause
 from clusterctl.run.rules.warnings import warnings
-from clusterctl.wording import signal_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

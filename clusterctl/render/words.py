@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.protocol import events as node_events
 from clusterctl.agent.protocol.reasons import StopReason
+from clusterctl.formatting import duration_text, format_size, plural, signal_name
 from clusterctl.render.ranks import fold_nodes, fold_ranks
 from clusterctl.render.terminal.console import BOLD, RED, safe
 from clusterctl.run.rules.state import NodeState
-from clusterctl.wording import plural, signal_name, size, span
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -122,7 +122,7 @@ def stall_news(event: StallSeen, run: str) -> list[str]:
 
 def _stall_text(phase: str, reason: str, since_s: float, limit_s: float) -> str:
     certain = "stalled: " if phase == "confirmed" else ""
-    return f"{certain}{safe(reason) or 'no progress'} for {span(since_s)} (limit {span(limit_s)})"
+    return f"{certain}{safe(reason) or 'no progress'} for {duration_text(since_s)} (limit {duration_text(limit_s)})"
 
 
 def worker_state(worker: WorkerState) -> str:
@@ -176,11 +176,11 @@ def unreachable_news(event: Link) -> str:
     node = NodeState(node=event.node, node_rank=0, link_why=event.why)
     parts = [f"{event.node}: {node.unheard(event.seconds)}"]
     if event.lost_in is not None:
-        parts.append(f"given up in {span(event.lost_in)} (network.node_lost_after)")
+        parts.append(f"given up in {duration_text(event.lost_in)} (network.node_lost_after)")
     if event.stop_in is None:
         parts.append("its workers go on")
     else:
-        parts.append(f"its workers are stopped there in {span(event.stop_in)} (on_controller_loss.stop_after)")
+        parts.append(f"its workers are stopped there in {duration_text(event.stop_in)} (on_controller_loss.stop_after)")
     return "; ".join(parts)
 
 
@@ -247,5 +247,5 @@ def node_step(event: node_events.Event) -> str:
 
 def results_news(results: Results) -> list[str]:
     """Return what was fetched at the end of a run and where it is, and what did not come."""
-    came = f"results: {plural(results.files, 'file')}, {size(results.bytes)} in {safe(results.to)}"
+    came = f"results: {plural(results.files, 'file')}, {format_size(results.bytes)} in {safe(results.to)}"
     return [*([came] if results.files else []), *(f"warn: results: {safe(text)}" for text in results.lacking)]

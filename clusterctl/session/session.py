@@ -13,6 +13,8 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import TYPE_CHECKING, Any
 
+from typing_extensions import override
+
 from clusterctl.agent.protocol.commands import AGENT_STREAMS, BEAT_SECONDS, Command, ErrorKind, request
 from clusterctl.agent.protocol.frames import (
     CHUNK_BYTES,
@@ -40,7 +42,6 @@ from clusterctl.session.inbox import (
 )
 from clusterctl.session.sender import Sender
 from clusterctl.session.streams import Duplex, Streams
-from clusterctl.typed import override
 
 if TYPE_CHECKING:
     from collections.abc import Callable

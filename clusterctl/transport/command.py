@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from clusterctl import limits
+from clusterctl import rlimits
 from clusterctl.config import words
 from clusterctl.errors import ConnectError
 from clusterctl.transport.base import Progress, silent
@@ -22,7 +22,7 @@ class CommandTransport:
         progress("starting")
         # The same from whatever folder clusterctl is started, and for a controller that outlives it.
         process, ours, stderr = started(host.name, argv_of(host), folder="/")
-        limits.give_back(process.pid)
+        rlimits.restore_rlimits(process.pid)
         return LocalChannel(process, ours, stderr, relays=True)
 
     def close(self) -> None:

@@ -14,7 +14,7 @@ import termios
 import threading
 from typing import TYPE_CHECKING
 
-from clusterctl import limits
+from clusterctl import rlimits
 from clusterctl.errors import ConnectError
 from clusterctl.transport.base import EXEC_COMMAND, STDERR_TAIL_BYTES, Progress, silent
 
@@ -141,7 +141,7 @@ class LocalTransport:
         progress("starting")
         process, ours, stderr = started(host.name, [EXEC_COMMAND], env=self._env)
         # It waits for its first words from us, and has started nothing yet.
-        limits.give_back(process.pid)
+        rlimits.restore_rlimits(process.pid)
         return LocalChannel(process, ours, stderr)
 
     def close(self) -> None:
@@ -172,7 +172,7 @@ def started(
         ours.close()
         stderr.close()
         text = f"`{argv[0]}` cannot be started: {error.strerror}"
-        raise ConnectError(node, text, hint=limits.remedy(error)) from error
+        raise ConnectError(node, text, hint=rlimits.open_files_hint(error)) from error
     finally:
         theirs.close()
     return process, ours, stderr

@@ -15,7 +15,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from clusterctl import limits
+from typing_extensions import override
+
+from clusterctl import rlimits
 from clusterctl.errors import AuthError, ConnectError, NodeError
 from clusterctl.transport import sharing
 from clusterctl.transport.base import Progress, silent
@@ -24,7 +26,6 @@ from clusterctl.transport.severing import sever
 from clusterctl.transport.ssh import known_hosts
 from clusterctl.transport.ssh.config import arguments, destination_of, last_hop
 from clusterctl.transport.ssh.said import failure
-from clusterctl.typed import override
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -98,7 +99,7 @@ class OpenSshTransport:
         with tempfile.NamedTemporaryFile(prefix="clusterctl-ssh-") as log:
             argv = self.argv_of(host, options, log.name)
             process, ours, stderr = started(host.name, argv, env=environment, folder="/")
-            limits.give_back(process.pid)
+            rlimits.restore_rlimits(process.pid)
             channel = OpenSshChannel(process, ours, stderr)
             try:
                 _await_shell(channel, time.monotonic() + seconds)

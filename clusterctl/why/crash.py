@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from clusterctl.formatting import fold_ranks
 from clusterctl.why import causes, victims
 from clusterctl.why.ended import called, culprits_of, plain, that_lost_a_peer
 from clusterctl.why.verdict import Class, Confidence, Kind, Verdict, Waiting
-from clusterctl.wording import fold_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from clusterctl.formatting import fold_ranks
 from clusterctl.why import causes
 from clusterctl.why.verdict import Culprit, Waiting
-from clusterctl.wording import fold_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

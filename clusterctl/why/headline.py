@@ -12,10 +12,10 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from clusterctl.formatting import signal_name
 from clusterctl.why import forms
 from clusterctl.why.forms import class_of_words
 from clusterctl.why.verdict import Class, Confidence
-from clusterctl.wording import signal_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

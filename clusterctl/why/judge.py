@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from clusterctl.config.hosts import fold
+from clusterctl.formatting import fold_ranks
 from clusterctl.why import crash, hang, left
 from clusterctl.why.headline import SENT_FROM_OUTSIDE
 from clusterctl.why.slow import held, pace, start
 from clusterctl.why.verdict import Class, Confidence, Culprit, Kind, Verdict
-from clusterctl.wording import fold_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

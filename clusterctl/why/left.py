@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from clusterctl.formatting import fold_ranks
 from clusterctl.why import causes, collectives, hang
 from clusterctl.why.places import place_of
 from clusterctl.why.seen import WAITS, computes, ranks_named, wait_of
 from clusterctl.why.verdict import Class, Confidence, Culprit, Kind, Verdict, Waiting
-from clusterctl.wording import fold_ranks
 
 if TYPE_CHECKING:
     from clusterctl.why.case import Case, Rank

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from clusterctl.formatting import fold_ranks
 from clusterctl.why import collectives
 from clusterctl.why.places import Doing
 from clusterctl.why.seen import WAITS, because, computes, how_absent, ranks_named, wait_of, why_absent
 from clusterctl.why.verdict import Class, Confidence, Verdict
-from clusterctl.wording import fold_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from clusterctl.formatting import fold_ranks
 from clusterctl.why import collectives
 from clusterctl.why.places import Doing, Place, at_storage, place_of, waits_for
 from clusterctl.why.verdict import Class, Confidence, Culprit, Kind, Verdict, Waiting
-from clusterctl.wording import fold_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

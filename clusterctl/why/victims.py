@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from clusterctl.formatting import fold_ranks
 from clusterctl.why import causes
 from clusterctl.why.ended import MOST_NAMED, called, culprits_of, plain, that_lost_a_peer
 from clusterctl.why.verdict import Class, Confidence, Culprit, Kind, Verdict
-from clusterctl.wording import fold_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

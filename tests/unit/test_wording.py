@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterctl import wording
+from clusterctl import formatting
 
 
 @pytest.mark.parametrize(
@@ -14,7 +14,7 @@ from clusterctl import wording
     [(0.04, "0.0s"), (0.6, "0.6s"), (42.2, "42s"), (192, "3m12s"), (7500, "2h05m"), (273600, "3d04h"), (59.7, "1m00s")],
 )
 def test_durations_are_short(seconds: float, text: str) -> None:
-    assert wording.duration(seconds) == text
+    assert formatting.format_duration(seconds) == text
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def test_durations_are_short(seconds: float, text: str) -> None:
     ],
 )
 def test_durations_within_a_sentence_are_seconds_as_long_as_people_count_them(seconds: float, text: str) -> None:
-    assert wording.span(seconds) == text
+    assert formatting.duration_text(seconds) == text
 
 
 @pytest.mark.parametrize(
@@ -53,15 +53,15 @@ def test_durations_within_a_sentence_are_seconds_as_long_as_people_count_them(se
     ],
 )
 def test_sizes_have_as_many_digits_as_tell_something(count: float, text: str) -> None:
-    assert wording.size(count) == text
+    assert formatting.format_size(count) == text
 
 
 @given(st.integers(0, 2**50))
 def test_no_size_has_1024_of_a_unit_or_more_but_the_largest(count: int) -> None:
-    number, unit = wording.size(count).split()
+    number, unit = formatting.format_size(count).split()
     assert float(number) < 1024 or unit == "TiB"
 
 
 @pytest.mark.parametrize(("number", "text"), [(9, "SIGKILL"), (11, "SIGSEGV"), (35, "signal 35")])
 def test_signals_are_called_by_their_names(number: int, text: str) -> None:
-    assert wording.signal_name(number) == text
+    assert formatting.signal_name(number) == text

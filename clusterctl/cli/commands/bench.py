@@ -34,10 +34,10 @@ from clusterctl.cli.lookup.reach import sessions_of
 from clusterctl.cli.main import WithJobArguments
 from clusterctl.config.text.override import Overrides
 from clusterctl.errors import ClusterctlError, ExitCode, RefusedError
+from clusterctl.formatting import format_duration
 from clusterctl.render.progress import ProgressMode
 from clusterctl.render.ranks import count
 from clusterctl.render.terminal.table import Column, render_table
-from clusterctl.wording import duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -187,7 +187,7 @@ def _measure(step: Step, console: Console, choices: BenchChoices, *, health: boo
     of_job = step.modes == (JOB,)
     measured = _of_job(run, state, step.workers, choices.epochs or 1) if of_job else _of_model(run, state)
     if not choices.quiet:
-        times = ", ".join(f"{m.mode} {duration(m.epoch_s)}" for m in measured)
+        times = ", ".join(f"{m.mode} {format_duration(m.epoch_s)}" for m in measured)
         console.narrate(f"{console.err.glyphs.ok} {what}  {console.err.glyphs.arrow} {times} per epoch")
     return measured
 

@@ -17,6 +17,7 @@ from clusterctl.cli.main import WithExamples
 from clusterctl.cli.words import parse_duration
 from clusterctl.config.stored import load_stored
 from clusterctl.errors import ClusterctlError, ExitCode, NodeError, NotFoundError, RefusedError
+from clusterctl.formatting import format_size, plural
 from clusterctl.render.ranks import fold_nodes
 from clusterctl.render.story.listing import newest_first, render_ps
 from clusterctl.run.nodes import code
@@ -24,7 +25,6 @@ from clusterctl.run.nodes.fan_out import each
 from clusterctl.run.record import find, rundir
 from clusterctl.run.record.kept import findings
 from clusterctl.run.rules.state import RunPhase
-from clusterctl.wording import plural, size
 
 if TYPE_CHECKING:
     from clusterctl.config.spec import ClusterSpec, HostSpec
@@ -82,12 +82,12 @@ def command(
         for note in findings.old_files(rundir.runs_root().parent, before):
             note.unlink(missing_ok=True)
     if files:
-        console.data(f"code that no run needs  {plural(files, 'file')}  {size(count)}")
+        console.data(f"code that no run needs  {plural(files, 'file')}  {format_size(count)}")
     if not quiet and not chosen and not files:
         console.narrate(f"nothing to clean{_reason(older_than, keep)}")
     elif not quiet:
-        there = f", {size(sum(freed.values()))} on {fold_nodes(list(freed))}" if freed else ""
-        here = f"{size(total)} on this head"
+        there = f", {format_size(sum(freed.values()))} on {fold_nodes(list(freed))}" if freed else ""
+        here = f"{format_size(total)} on this head"
         console.narrate(
             f"removed {here}{there}" if yes else f"`--yes` removes these: {here}, and what of them is on their nodes"
         )

@@ -9,12 +9,12 @@ import click
 from clusterctl.cli import options
 from clusterctl.cli.lookup.runs import brief_view_of, tell_unread
 from clusterctl.cli.main import WithExamples
+from clusterctl.formatting import format_duration
 from clusterctl.render.story.attempts import cause_words
 from clusterctl.render.story.differences import differences, differences_json, render_differences
 from clusterctl.run.record.find import find
 from clusterctl.run.record.kept.portrait import Portrait, portrait
 from clusterctl.run.rules.outcome import final_cause
-from clusterctl.wording import duration
 
 if TYPE_CHECKING:
     from clusterctl.render.status import RunView
@@ -63,5 +63,5 @@ def _outcome(view: RunView) -> dict[str, str]:
         "step": None if view.step is None else str(view.step),
     }
     if state.created is not None and state.ended is not None:
-        told["took"] = duration(state.ended - state.created)
+        told["took"] = format_duration(state.ended - state.created)
     return {what: value for what, value in told.items() if value is not None}

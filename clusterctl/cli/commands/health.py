@@ -17,13 +17,13 @@ from clusterctl.cli.main import WithExamples
 from clusterctl.cli.words import parse_pause, read, write
 from clusterctl.config.spec import TransportKind
 from clusterctl.errors import ExitCode, RefusedError
+from clusterctl.formatting import plural
 from clusterctl.health.context import Context
 from clusterctl.render import findings as render
 from clusterctl.render.findings import HealthView, NodeHealth
 from clusterctl.run.record.kept.findings import KnownFindings, sentences
 from clusterctl.run.record.rundir import runs_root
 from clusterctl.suggestion import similar
-from clusterctl.wording import plural
 
 if TYPE_CHECKING:
     from clusterctl.config.spec import ClusterSpec, HostSpec

@@ -17,6 +17,7 @@ from clusterctl.cli.lookup.runs import tell_unread, told_view_of
 from clusterctl.cli.lookup.why import verdict_of
 from clusterctl.cli.main import WithExamples
 from clusterctl.cli.words import write
+from clusterctl.formatting import format_size
 from clusterctl.logs.sanitize import clean_block
 from clusterctl.render.page.story import Found, Told, story
 from clusterctl.render.report import Beside, render_report
@@ -27,7 +28,6 @@ from clusterctl.run.record.kept.curves import curves
 from clusterctl.run.record.kept.memory import before_the_kill
 from clusterctl.run.rules.state import RunPhase
 from clusterctl.why.verdict import Kind
-from clusterctl.wording import size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -75,7 +75,7 @@ def command(reference: str | None, output: str | None, color: str, quiet: bool) 
     target = output or f"{run.run}.html"
     write(target, text)
     if not quiet:
-        console.narrate(f"{target}: {size(len(text.encode()))}")
+        console.narrate(f"{target}: {format_size(len(text.encode()))}")
     return 0
 
 

@@ -13,10 +13,10 @@ from clusterctl.cli.main import WithExamples
 from clusterctl.cli.words import parse_pause
 from clusterctl.config.hosts import select
 from clusterctl.errors import ExitCode
+from clusterctl.formatting import duration_text
 from clusterctl.render.stats import remarks, render_stats, stats_json
 from clusterctl.run.record import find
 from clusterctl.run.record.clock import now
-from clusterctl.wording import span
 
 if TYPE_CHECKING:
     from clusterctl.cli.lookup.machines import Subject
@@ -72,7 +72,7 @@ def _stats(subject: Subject, chosen: str | None, console: Console) -> list[NodeS
             "no controller is alive: nothing new arrives", f"hint: `clusterctl attach --adopt {subject.run.run}`"
         )
     if state.over:
-        when = "" if state.ended is None else f" {span(now() - state.ended)} ago"
+        when = "" if state.ended is None else f" {duration_text(now() - state.ended)} ago"
         console.narrate(f"{subject.run.run} has ended{when}: this is what its nodes told last")
     stats = machines.stats_of_run(subject.run, state)
     if chosen is None:

@@ -16,6 +16,7 @@ from clusterctl.cli.main import WithExamples
 from clusterctl.cli.words import parse_size
 from clusterctl.config.spec import TransportKind
 from clusterctl.errors import NotFoundError, RefusedError
+from clusterctl.formatting import format_size, plural
 from clusterctl.plan.layout import workdir_of
 from clusterctl.render.ranks import count, fold_nodes
 from clusterctl.render.terminal.console import safe
@@ -24,7 +25,6 @@ from clusterctl.run.nodes.fan_out import each, raise_first
 from clusterctl.run.nodes.files import doubts
 from clusterctl.run.nodes.transfer import MOST_BYTES, Fetching, Parcel, differs, pull, push
 from clusterctl.run.record.rundir import runs_root
-from clusterctl.wording import plural, size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -116,7 +116,7 @@ def _push(spec: ClusterSpec, hosts: tuple[HostSpec, ...], console: Console, choi
     if not choices.quiet:
         of_all = plural(len(manifest.files), "file")
         for (number, total), nodes in _alike(sent):
-            console.narrate(f"{fold_nodes(nodes)}: {number} of {of_all} sent, {size(total)}")
+            console.narrate(f"{fold_nodes(nodes)}: {number} of {of_all} sent, {format_size(total)}")
     raise_first(errors)
 
 
@@ -144,7 +144,7 @@ def _pull(spec: ClusterSpec, hosts: tuple[HostSpec, ...], console: Console, choi
         console.data(*[str(to / node / name) for name in names])
         none = [f"nothing matches `{pattern}`" for pattern, (files, _) in found.items() if not files]
         total = sum(length for _, length in found.values())
-        what = [f"{count(len(names), 'file')}, {size(total)}"] if names else []
+        what = [f"{count(len(names), 'file')}, {format_size(total)}"] if names else []
         told[node] = "; ".join([*what, *none])
     if not choices.quiet:
         console.narrate(*(f"{fold_nodes(nodes)}: {text}" for text, nodes in _alike(told)))

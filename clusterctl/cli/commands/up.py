@@ -15,6 +15,7 @@ from clusterctl.cli.main import WithJobArguments
 from clusterctl.config.stored import dump
 from clusterctl.config.text.override import Overrides
 from clusterctl.errors import ClusterctlError, ExitCode, RefusedError
+from clusterctl.formatting import format_size, plural
 from clusterctl.plan import environment, layout
 from clusterctl.plan import launch as planning
 from clusterctl.render.plan import render_plan
@@ -23,7 +24,6 @@ from clusterctl.render.terminal.console import safe
 from clusterctl.run.controller import process
 from clusterctl.run.nodes.files import neighbours
 from clusterctl.run.record import disk, origin, rundir
-from clusterctl.wording import plural, size
 
 if TYPE_CHECKING:
     from clusterctl.config.spec import ClusterSpec
@@ -250,7 +250,7 @@ def _copied(spec: ClusterSpec) -> list[str]:
     left_out: list[LeftOut] = []
     sizes = {found.path: found.status.st_size for found in code.files_of(spec.sync, left_out.append)}
     doubts.refuse_without_script(spec, sizes, left_out)
-    what = f"{plural(len(sizes), 'file')} of {spec.sync.source}, {size(sum(sizes.values()))}"
+    what = f"{plural(len(sizes), 'file')} of {spec.sync.source}, {format_size(sum(sizes.values()))}"
     return [
         "",
         f"will copy up to {what}, to {fold_nodes(remote)}",

@@ -83,11 +83,11 @@ class _Head:
 
     def __init__(self) -> None:
         from clusterctl.cli.lookup.head import look
+        from clusterctl.formatting import format_size
         from clusterctl.health.head import judge_head, verdict
-        from clusterctl.wording import size
 
         self._seen: HeadFacts = look()
-        self.findings: list[Finding] = judge_head(self._seen, size)
+        self.findings: list[Finding] = judge_head(self._seen, format_size)
         self.verdict: Status = verdict(self.findings)
 
     @property

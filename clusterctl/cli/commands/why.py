@@ -11,12 +11,12 @@ from clusterctl.cli import options
 from clusterctl.cli.lookup.why import opened, verdict_and_look, verdict_of
 from clusterctl.cli.main import WithExamples
 from clusterctl.errors import ExitCode, RefusedError
+from clusterctl.formatting import format_size
 from clusterctl.render.story.timings import slow_start
 from clusterctl.render.story.why import render_why
 from clusterctl.run.record import find
 from clusterctl.run.record.kept.timings import start_times
 from clusterctl.why.verdict import Confidence
-from clusterctl.wording import size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -83,4 +83,4 @@ def _save(
     except OSError as error:
         raise RefusedError(f"{target} cannot be written: {error.strerror or error}") from error
     if not quiet:
-        console.narrate(f"{target}: {size(written)}; `clusterctl why --bundle {target}` judges it")
+        console.narrate(f"{target}: {format_size(written)}; `clusterctl why --bundle {target}` judges it")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from clusterctl.formatting import format_size, plural
 from clusterctl.render.ranks import fold_nodes
 from clusterctl.render.terminal.console import safe
-from clusterctl.wording import plural, size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,7 +25,7 @@ def differs_lines(nodes: Sequence[str], found: Differs, of_all: int) -> list[str
         of_all: How many files that has.
     """
     total = sum(length for _, length in found.needed)
-    parts = [f"{len(found.needed)} of {plural(of_all, 'file')} would be sent, {size(total)}"]
+    parts = [f"{len(found.needed)} of {plural(of_all, 'file')} would be sent, {format_size(total)}"]
     if found.going:
         parts.append(f"{found.going} would be removed")
     if found.user is not None:
@@ -33,7 +33,7 @@ def differs_lines(nodes: Sequence[str], found: Differs, of_all: int) -> list[str
     sent = sorted(found.needed, key=lambda file: (-file[1], file[0]))
     return [
         f"{fold_nodes(nodes)}: {'; '.join(parts)}",
-        *(f"  send    {size(length):>9}  {safe(path)}" for path, length in sent[:_MOST]),
+        *(f"  send    {format_size(length):>9}  {safe(path)}" for path, length in sent[:_MOST]),
         *_more(len(sent)),
         *(f"  remove  {'':9}  {safe(path)}" for path in found.gone[:_MOST]),
         *_more(found.going),

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, TypeVar
 from clusterctl.cli.copying.words import asked_of, folder_of
 from clusterctl.cli.lookup.reach import sessions_of
 from clusterctl.errors import NodeRefusedError, NotFoundError, RefusedError
+from clusterctl.formatting import format_size, plural
 from clusterctl.plan.layout import workdir_of
 from clusterctl.render.ranks import fold_nodes
 from clusterctl.run.nodes.fan_out import each, raise_first
 from clusterctl.run.nodes.files import copies
 from clusterctl.run.nodes.transfer import Fetching, pull
-from clusterctl.wording import plural, size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -67,8 +67,8 @@ class _Counter:
             if self._way.quiet or self._done - self._shown < 1 << 20:
                 return
             self._shown = self._done
-            of = "" if self._total is None else f" of at most {size(self._total)}"
-            self._way.console.err.transient(f"{size(self._done)}{of}")
+            of = "" if self._total is None else f" of at most {format_size(self._total)}"
+            self._way.console.err.transient(f"{format_size(self._done)}{of}")
 
 
 def to_nodes(way: Way, sources: Sequence[str], hosts: Sequence[HostSpec], target: str) -> None:
@@ -90,7 +90,7 @@ def to_nodes(way: Way, sources: Sequence[str], hosts: Sequence[HostSpec], target
 
         sent, errors = each(sessions, lambda node, session: _by_node(node, lambda: one(node, session)))
     what = plural(len(load.entries), "file")
-    _say(way, {n: f"{s.files} of {what} sent, {size(s.bytes)} {{to}} {s.place}" for n, s in sent.items()})
+    _say(way, {n: f"{s.files} of {what} sent, {format_size(s.bytes)} {{to}} {s.place}" for n, s in sent.items()})
     raise_first(errors)
 
 
@@ -168,7 +168,7 @@ def _into(target: str, path: str, *, alone: bool) -> _Into:
 
 def _told(found: Found, here: Path) -> str:
     number = len({name for names, _ in found.values() for name in names})
-    return f"{plural(number, 'file')}, {size(sum(total for _, total in found.values()))} {{to}} {here}"
+    return f"{plural(number, 'file')}, {format_size(sum(total for _, total in found.values()))} {{to}} {here}"
 
 
 def _say(way: Way, texts: Mapping[str, str]) -> None:

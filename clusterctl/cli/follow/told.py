@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from clusterctl.cli.follow.news import News
+from clusterctl.formatting import plural
 from clusterctl.render import words
 from clusterctl.render.page.svg import Tick
 from clusterctl.run.record.reader import StateReader
 from clusterctl.run.rules import events
-from clusterctl.wording import plural
 
 if TYPE_CHECKING:
     from clusterctl.render.terminal.console import Terminal

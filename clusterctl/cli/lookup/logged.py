@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from clusterctl.agent.protocol.files import output_file
 from clusterctl.cli.words import parse_ranks
 from clusterctl.errors import NotFoundError
-from clusterctl.wording import fold_ranks, plural
+from clusterctl.formatting import fold_ranks, plural
 
 if TYPE_CHECKING:
     from clusterctl.logs.line import LogQuery

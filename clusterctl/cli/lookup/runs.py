@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.protocol.files import SAMPLES_FILE, index_file, output_file
-from clusterctl.changed import changed
 from clusterctl.render.status import RunView, WorkerActivity, activity_from_sample
 from clusterctl.render.story.unattended import Unattended, fate_of
 from clusterctl.run.record import find, origin, outline, samples
@@ -203,7 +202,7 @@ def _with_output_age(
     activity = sampled or _NOTHING_SEEN
     names = () if folder is None else (output_file(attempt, rank), index_file(attempt, rank))
     written = max((_written(f"{folder}/{name}") for name in names), default=0.0)
-    return changed(activity, last_output_s=max(0.0, now - written)) if written else activity
+    return replace(activity, last_output_s=max(0.0, now - written)) if written else activity
 
 
 def _written(path: str) -> float:

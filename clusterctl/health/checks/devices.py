@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from clusterctl.formatting import plural
 from clusterctl.health import driver_errors
 from clusterctl.health.check import node_check
 from clusterctl.health.checks import amd, gpus
@@ -11,7 +12,6 @@ from clusterctl.health.checks.recovery import HINTS
 from clusterctl.health.model import Action, Outcome, Status, fail, ok, warn
 from clusterctl.health.symptom import Symptom
 from clusterctl.health.vendors import AMD, JUDGED
-from clusterctl.wording import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

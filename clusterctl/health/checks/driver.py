@@ -5,12 +5,12 @@ from __future__ import annotations
 import fnmatch
 from typing import TYPE_CHECKING
 
+from clusterctl.formatting import plural
 from clusterctl.health import driver_errors
 from clusterctl.health.check import View, node_check
 from clusterctl.health.checks import amd_presence, gpus
 from clusterctl.health.model import Action, Outcome, fail, ok, skip, unknown, warn
 from clusterctl.health.vendors import AMD, JUDGED, VENDORS
-from clusterctl.wording import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from clusterctl.formatting import plural
 from clusterctl.health.check import ClusterView, View, cluster_check
 from clusterctl.health.checks import compare
 from clusterctl.health.model import Action, Outcome, ok, skip, unknown, warn
-from clusterctl.wording import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from clusterctl.formatting import plural
 from clusterctl.health.check import View, node_check
 from clusterctl.health.checks import gpus
 from clusterctl.health.model import Action, Outcome, fail, ok, unknown, warn
 from clusterctl.health.vendors import JUDGED
-from clusterctl.wording import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

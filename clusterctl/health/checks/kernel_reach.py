@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from clusterctl.formatting import duration_text
 from clusterctl.health import driver_errors
 from clusterctl.health.checks import gpus
 from clusterctl.health.model import Outcome, needs_root
 from clusterctl.health.vendors import AMD, NVIDIA
-from clusterctl.wording import span
 
 if TYPE_CHECKING:
     from clusterctl.health.check import View
@@ -33,7 +33,7 @@ def describe_reach(view: View) -> str:
 
 def format_age(seconds: float) -> str:
     """Say an age."""
-    return f"{span(seconds)} ago"
+    return f"{duration_text(seconds)} ago"
 
 
 def report_closed_log(view: View, *, gpus_speak: bool, instead: str = "") -> Outcome | None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from clusterctl.formatting import format_size
 from clusterctl.health.check import View, node_check
 from clusterctl.health.checks import ranks, rdma
 from clusterctl.health.model import Action, Outcome, fail, ok, unknown, warn
-from clusterctl.wording import size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,7 +46,9 @@ def shm(view: View) -> Iterator[Outcome]:
     wanted = number * view.limit("warn" if gpu else "cpu")
     too_little = gpu and free < number * view.limit("fail")
     say = fail if too_little else warn if free < wanted else ok
-    yield say(f"{size(free)} of shared memory free for {ranks.describe_ranks(view)}", value=free, expected=wanted)
+    yield say(
+        f"{format_size(free)} of shared memory free for {ranks.describe_ranks(view)}", value=free, expected=wanted
+    )
 
 
 @node_check(
@@ -76,19 +78,19 @@ def memlock(view: View) -> Iterator[Outcome]:
         return
     limit = data["memlock"]
     if limit is None or limit >= view.limit("need"):
-        yield ok("unlimited" if limit is None else size(limit), value=limit)
+        yield ok("unlimited" if limit is None else format_size(limit), value=limit)
         return
     blocked = rdma.why_not_judged(view)
     if blocked is not None:
-        yield unknown(f"memlock {size(limit)}; {blocked.message}", value=limit)
+        yield unknown(f"memlock {format_size(limit)}; {blocked.message}", value=limit)
         return
     chosen = rdma.select_ports(view)
     if not chosen.used:
-        yield ok(f"memlock {size(limit)}, enough without RDMA: {chosen.why_none}", value=limit)
+        yield ok(f"memlock {format_size(limit)}, enough without RDMA: {chosen.why_none}", value=limit)
         return
     say = fail if limit < view.limit("fail") else warn
     yield say(
-        f"memlock {size(limit)}, NCCL would use {rdma.port_names(chosen.used)}",
+        f"memlock {format_size(limit)}, NCCL would use {rdma.port_names(chosen.used)}",
         value=limit,
         expected=view.limit("need"),
     )

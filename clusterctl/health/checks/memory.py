@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from clusterctl.formatting import format_size
 from clusterctl.health.check import ClusterView, View, cluster_check, node_check
 from clusterctl.health.checks import compare, ranks
 from clusterctl.health.model import Action, Outcome, ok, skip, unknown, warn
-from clusterctl.wording import size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -44,12 +44,16 @@ def memory(view: View) -> Iterator[Outcome]:
         total, free, by = capped, min(free, capped if left is None else left), " by the control group"
     needed = view.limit("rank") * ranks.count_ranks(view) if ranks.uses_gpus(view) else 0.0
     if free < view.limit("warn") * total:
-        yield warn(f"{size(free)} of {size(total)} available{by}", value=free, expected=view.limit("warn") * total)
+        yield warn(
+            f"{format_size(free)} of {format_size(total)} available{by}",
+            value=free,
+            expected=view.limit("warn") * total,
+        )
     elif total < needed:
-        message = f"{size(total)} for {ranks.describe_ranks(view)}{by}"
+        message = f"{format_size(total)} for {ranks.describe_ranks(view)}{by}"
         yield warn(message, value=total, expected=needed, action=Action.FIX_LIMITS)
     else:
-        yield ok(f"{size(free)} of {size(total)} available{by}", value=free)
+        yield ok(f"{format_size(free)} of {format_size(total)} available{by}", value=free)
 
 
 @node_check(
@@ -69,9 +73,9 @@ def swap(view: View) -> Iterator[Outcome]:
     if used is None or rate is None:
         yield unknown("/proc/meminfo or /proc/vmstat cannot be read")
     elif rate > view.limit("warn"):
-        yield warn(f"swapping {size(rate)} a second, {size(used)} swapped out", value=rate, expected=0)
+        yield warn(f"swapping {format_size(rate)} a second, {format_size(used)} swapped out", value=rate, expected=0)
     else:
-        yield ok(f"{size(used)} swapped out, nothing moves", value=rate)
+        yield ok(f"{format_size(used)} swapped out, nothing moves", value=rate)
 
 
 @cluster_check(
@@ -96,7 +100,9 @@ def memory_total(view: ClusterView) -> Iterable[Outcome]:
     odd = compare.find_outliers(numbers, lambda x, middle: x < middle * (1 - ratio))
     middle = sorted(numbers.values())[len(numbers) // 2]
     return [
-        warn(f"{size(total)} of memory, {size(middle)} elsewhere", node=node, value=total, expected=middle)
+        warn(
+            f"{format_size(total)} of memory, {format_size(middle)} elsewhere", node=node, value=total, expected=middle
+        )
         for node, total in odd.items()
     ] or [ok(f"memory alike on {len(numbers)} nodes")]
 

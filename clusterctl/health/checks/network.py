@@ -10,7 +10,6 @@ from clusterctl.config.interfaces import VIRTUAL, selected
 from clusterctl.health.check import ClusterView, View, cluster_check, node_check
 from clusterctl.health.checks import compare
 from clusterctl.health.model import Action, Outcome, fail, ok, skip, unknown, warn
-from clusterctl.wording import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

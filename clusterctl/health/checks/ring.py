@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from clusterctl.formatting import format_size
 from clusterctl.health.check import View, node_check
 from clusterctl.health.model import Action, Outcome, fail, ok, skip, unknown, warn
-from clusterctl.wording import size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,7 +53,9 @@ def ring(view: View) -> Iterator[Outcome]:
         yield skip("no other node was met")
     elif not bad:
         slowest = max(float(way["ms"]) for way in tried)
-        yield ok(f"{', '.join(way['to'] for way in tried)}: {size(tried[0]['payload'])} there and back", value=slowest)
+        yield ok(
+            f"{', '.join(way['to'] for way in tried)}: {format_size(tried[0]['payload'])} there and back", value=slowest
+        )
 
 
 def _trouble(view: View, way: dict[str, Any]) -> Outcome:
@@ -64,9 +66,9 @@ def _trouble(view: View, way: dict[str, Any]) -> Outcome:
     if error != "timeout" or not (sent or received or way.get("still")):
         return fail(f"{words}: {_WHY.get(error, error)}", value=error)
     where = (
-        f"{size(sent)} of {size(payload)} got there"
+        f"{format_size(sent)} of {format_size(payload)} got there"
         if sent < payload
-        else f"{size(received)} of {size(payload)} came back"
+        else f"{format_size(received)} of {format_size(payload)} came back"
     )
     if way["still"] < view.limit("still"):
         return warn(f"{words}: only {where} in {way['ms'] / 1000:.0f} s", value=received, expected=payload)

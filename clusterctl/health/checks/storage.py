@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from clusterctl.formatting import format_size
 from clusterctl.health.check import View, node_check
 from clusterctl.health.model import Action, Outcome, fail, ok, skip, unknown, warn
-from clusterctl.wording import size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,14 +55,14 @@ def disk(view: View) -> Iterator[Outcome]:
     yield from adverse
     yield from _unseen(view)
     if not adverse and _places(view):
-        yield ok(f"{size(min(entry['free'] for entry in _places(view)))} free at least")
+        yield ok(f"{format_size(min(entry['free'] for entry in _places(view)))} free at least")
 
 
 def _space(view: View, entry: dict[str, Any]) -> Outcome | None:
     """Return what is wrong with the space at one place."""
     used, free = entry.get("used", entry["total"] - entry["free"]), entry["free"]
     percent = 100 * used / (used + free) if used + free else 0.0
-    words = f"{entry['path']}: {percent:.0f} % full, {size(free)} free"
+    words = f"{entry['path']}: {percent:.0f} % full, {format_size(free)} free"
     more = {"value": free, "expected": view.limit("least")}
     if _is_image(entry):
         return None
@@ -71,7 +71,9 @@ def _space(view: View, entry: dict[str, Any]) -> Outcome | None:
     saved = view.group("checkpoint").data.get("bytes") if entry["what"] == "checkpoints" else None
     if saved and free < saved * view.limit("checkpoints"):
         say = fail if free < saved else warn
-        return say(f"{words}, a checkpoint takes {size(saved)}", value=free, expected=saved * view.limit("checkpoints"))
+        return say(
+            f"{words}, a checkpoint takes {format_size(saved)}", value=free, expected=saved * view.limit("checkpoints")
+        )
     crowded = percent >= view.limit("warn") and free < view.limit("enough")
     small = free < view.limit("least") and entry["what"] != "root"
     return warn(words, **more) if crowded or small else None

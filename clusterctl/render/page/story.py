@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
+from statistics import median
 from typing import TYPE_CHECKING
 
-from clusterctl.middle import median
+from clusterctl.formatting import format_duration, plural
 from clusterctl.render.page.html import Html, block, element, page, pairs, section, table
 from clusterctl.render.page.svg import Bar, Span, Tick, chart, timeline
 from clusterctl.render.ranks import fold_nodes
@@ -16,7 +17,6 @@ from clusterctl.render.story.book import commit_words
 from clusterctl.render.words import step_of
 from clusterctl.run.rules.outcome import final_cause
 from clusterctl.run.rules.warnings import warnings
-from clusterctl.wording import duration, plural
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -103,7 +103,7 @@ def _head(view: RunView, ended: float) -> Html:
     values: dict[str, Html | str] = {
         "why": "" if cause is None else cause_words(cause, message=True),
         "started": "" if began is None else _clock(began),
-        "took": "" if began is None else duration(ended - began) + ("" if state.over else ", and goes on"),
+        "took": "" if began is None else format_duration(ended - began) + ("" if state.over else ", and goes on"),
         "exit code": "" if state.exit_code is None else str(state.exit_code),
         "size": f"{plural(len(state.workers), 'rank')} on {plural(len(state.nodes), 'node')}",
         "nodes": fold_nodes(state.nodes),

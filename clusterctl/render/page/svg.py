@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from statistics import median
 
-from clusterctl.middle import median
 from clusterctl.render.page.html import Html, element, joined
 
 Points = Sequence[tuple[float, float]]

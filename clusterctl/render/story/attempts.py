@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from clusterctl.formatting import duration_text, format_duration
 from clusterctl.render.log import rfc3339
 from clusterctl.render.ranks import fold_nodes
 from clusterctl.render.terminal.console import safe
@@ -12,7 +13,6 @@ from clusterctl.render.terminal.table import Cell, Column, render_table
 from clusterctl.render.words import cause_json, failure_line, how_it_ended
 from clusterctl.run.rules.ended_attempts import cause_of
 from clusterctl.run.rules.outcome import final_cause
-from clusterctl.wording import duration, span
 
 if TYPE_CHECKING:
     from clusterctl.render.terminal.console import Terminal
@@ -72,7 +72,7 @@ def restart_news(time: float, event: Restarting, terminal: Terminal) -> list[str
     if cause is not None and (cause.rank is not None or cause.kind == "node_lost"):
         lines.append(failure_line(cause, event.attempt - 1, terminal))
     pause = event.at - time
-    when = f"in {span(pause)}" if pause >= 0.5 else "now"
+    when = f"in {duration_text(pause)}" if pause >= 0.5 else "now"
     which = f"restart {event.number} of {event.budget} {when}" if event.budget else f"attempt {event.attempt} {when}"
     return [*lines, f"{which} ({cause_words(cause, event.why)})"]
 
@@ -81,7 +81,7 @@ def waits_for_restart(state: RunState, now: float) -> str:
     """Return when the next attempt begins, and where."""
     pause = max(0.0, (state.restart_at or now) - now)
     nodes = fold_nodes(state.next_nodes)
-    when = f"in {span(pause)} on {nodes}" if pause >= 0.5 else f"once there is a connection to {nodes}"
+    when = f"in {duration_text(pause)} on {nodes}" if pause >= 0.5 else f"once there is a connection to {nodes}"
     return f"attempt {state.attempt + 1} begins {when}"
 
 
@@ -151,7 +151,7 @@ def render_attempts(state: RunState, step: int | None, now: float, terminal: Ter
     rows: list[list[Cell | str]] = [
         [
             str(row.number),
-            "-" if row.began is None else duration((now if row.ended is None else row.ended) - row.began),
+            "-" if row.began is None else format_duration((now if row.ended is None else row.ended) - row.began),
             "-" if row.step is None else str(row.step),
             row.resume_from or "-",
             row.how,

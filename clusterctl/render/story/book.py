@@ -5,10 +5,10 @@ from __future__ import annotations
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from clusterctl.formatting import format_duration
 from clusterctl.render.log import rfc3339
 from clusterctl.render.ranks import count
 from clusterctl.render.terminal.console import safe
-from clusterctl.wording import duration
 
 if TYPE_CHECKING:
     from clusterctl.render.terminal.console import Terminal
@@ -23,7 +23,11 @@ def render_origin(state: RunState, origin: Origin | None, now: float, terminal: 
     if origin is None:
         return []
     dot = f" {terminal.glyphs.dot} "
-    began = "" if state.created is None else f"started {_clock(state.created)} ({duration(now - state.created)} ago) "
+    began = (
+        ""
+        if state.created is None
+        else f"started {_clock(state.created)} ({format_duration(now - state.created)} ago) "
+    )
     who = f"by {safe(origin.user)}@{safe(origin.host)}" if origin.user else ""
     ended = "" if state.ended is None else f"ended {_clock(state.ended)}"
     commit = "" if origin.commit is None else commit_words(origin.commit)

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from clusterctl.formatting import plural
 from clusterctl.render.ranks import fold_nodes
 from clusterctl.render.terminal.console import BOLD, safe
 from clusterctl.render.terminal.table import GAP, Cell, Column, render_table
 from clusterctl.render.terminal.wrapping import cells, wrapped
 from clusterctl.run.record.kept.portrait import Section
-from clusterctl.wording import plural
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

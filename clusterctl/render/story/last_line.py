@@ -6,11 +6,11 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from clusterctl.formatting import format_duration
 from clusterctl.render.ranks import count, fold_ranks
 from clusterctl.render.terminal.console import fit
 from clusterctl.render.terminal.wrapping import cells
 from clusterctl.render.words import step_of
-from clusterctl.wording import duration
 
 if TYPE_CHECKING:
     from clusterctl.render.terminal.console import Glyphs
@@ -93,7 +93,7 @@ def last_line(
     else:
         parts = [state.phase.value]
     if state.created is not None:
-        parts.append(duration(now - state.created))
+        parts.append(format_duration(now - state.created))
     keys = ["d detach", "^C stop" if watched.owns else "^C leave"] if watched.keys else []
     return _joined(parts, keys, glyphs, width)
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
+from clusterctl.formatting import format_duration, format_size, plural
 from clusterctl.render.ranks import fold_nodes
 from clusterctl.render.status import state_cell
 from clusterctl.render.story.attempts import cause_in_short, cause_words
@@ -14,7 +15,6 @@ from clusterctl.render.terminal.wrapping import cells
 from clusterctl.render.words import stall_line, step_of
 from clusterctl.run.rules.outcome import final_cause
 from clusterctl.run.rules.state import RunPhase
-from clusterctl.wording import duration, plural, size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -72,7 +72,7 @@ def render_ps(
     wide = terminal.width is None or terminal.width >= _WIDE
     rows = [_row(view, now, wide=wide) for view in views]
     if sizes is not None:
-        rows = [row | {"SIZE": size(sizes[view.state.run])} for row, view in zip(rows, views, strict=True)]
+        rows = [row | {"SIZE": format_size(sizes[view.state.run])} for row, view in zip(rows, views, strict=True)]
     left_out = {"PROGRESS"} if all(view.state.over for view in views) else set[str]()
     columns = [c for c in _COLUMNS if c.title not in left_out and (c.title != "SIZE" or sizes is not None)]
     if terminal.width is not None:
@@ -128,11 +128,13 @@ def _row(view: RunView, now: float, *, wide: bool) -> _Row:
         "RUN": state.run,
         "STATE": state_cell("failed", _NOT_STARTED) if not_started(state) else state_cell(state.phase.value),
         "STARTED": "-" if state.created is None else _when(state.created, now),
-        "TOOK": "-" if state.created is None else duration(end - state.created),
+        "TOOK": "-" if state.created is None else format_duration(end - state.created),
         "NODES": str(len(state.nodes)) if state.nodes else "-",
         "RANKS": str(state.world_size or "-"),
         "STEP": "-" if view.step is None else step_of(view.step, state.attempt if wide else 0),
-        "PROGRESS": "-" if progress is None or state.over or state.stall is not None else f"{duration(progress)} ago",
+        "PROGRESS": "-"
+        if progress is None or state.over or state.stall is not None
+        else f"{format_duration(progress)} ago",
         "WHY": _why(view),
     }
 

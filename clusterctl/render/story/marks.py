@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from clusterctl.formatting import format_duration
 from clusterctl.render.story.attempts import cause_words
 from clusterctl.render.terminal.console import DIM, safe
-from clusterctl.wording import duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -76,7 +76,7 @@ class Marks:
         if past is None or number in self._ended:
             return
         self._ended.add(number)
-        took = "" if past.began is None else f" after {duration(past.ended - past.began)}"
+        took = "" if past.began is None else f" after {format_duration(past.ended - past.began)}"
         why = cause_words(past.cause, past.why, message=True)
         yield rule(f"attempt {number} ended{took}: {why}", self._terminal)
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.middle import median
+from clusterctl.formatting import duration_text
 from clusterctl.render.terminal.console import safe
 from clusterctl.render.terminal.table import Column, render_table
-from clusterctl.wording import span
 
 if TYPE_CHECKING:
     from clusterctl.render.terminal.console import Terminal
@@ -36,7 +36,8 @@ def slow_start(times: StartTimes | None) -> list[str]:
     longest = max(times.steps, key=lambda step: step.seconds)
     slowest = _slowest(longest)
     named = f", slowest {slowest}" if slowest else ""
-    return [f"the start took {span(times.seconds)}, {span(longest.seconds)} of it to {longest.name}{named}"]
+    total, part = duration_text(times.seconds), duration_text(longest.seconds)
+    return [f"the start took {total}, {part} of it to {longest.name}{named}"]
 
 
 def timings_json(times: StartTimes | None) -> dict[str, Any] | None:

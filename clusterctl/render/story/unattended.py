@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from clusterctl.formatting import duration_text
 from clusterctl.run.rules.state import RunPhase
-from clusterctl.wording import span
 
 
 class Fate(Enum):
@@ -35,12 +35,12 @@ class Unattended:
     @property
     def told(self) -> str:
         """What becomes of it, to stand behind `no controller is alive; `."""
-        rule = "" if self.limit is None else f" (on_controller_loss.stop_after {span(self.limit)})"
+        rule = "" if self.limit is None else f" (on_controller_loss.stop_after {duration_text(self.limit)})"
         match self.fate:
             case Fate.GOES_ON:
                 return "the run goes on"
             case Fate.WILL_STOP:
-                return f"its nodes stop the workers in {span(self.left)} unless it is adopted"
+                return f"its nodes stop the workers in {duration_text(self.left)} unless it is adopted"
             case Fate.STOPPING:
                 return f"its nodes stop the workers now{rule}"
             case Fate.STOPPED:
@@ -55,7 +55,7 @@ class Unattended:
             case Fate.GOES_ON:
                 return "unattended"
             case Fate.WILL_STOP:
-                return f"unattended: stops in {span(self.left)}"
+                return f"unattended: stops in {duration_text(self.left)}"
             case Fate.STOPPING:
                 return "unattended: stops now"
             case Fate.STOPPED:

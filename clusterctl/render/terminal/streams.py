@@ -14,7 +14,7 @@ import select
 import sys
 from typing import TYPE_CHECKING, TextIO
 
-from clusterctl.typed import override
+from typing_extensions import override
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

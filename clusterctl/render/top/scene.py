@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from statistics import median, median_low
 from typing import TYPE_CHECKING
 
-from clusterctl.middle import median, median_low
 from clusterctl.render.stats import HOT_C, STALE_S
 from clusterctl.render.status import RunView, WorkerActivity
 from clusterctl.render.words import worker_state

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from statistics import median
 from typing import TYPE_CHECKING
 
+from clusterctl.formatting import duration_text
 from clusterctl.logs.sanitize import strip_colours
-from clusterctl.middle import median
 from clusterctl.render.stats import STALE_S, remarks
 from clusterctl.render.status import render_summary
 from clusterctl.render.story.last_line import speed_text
@@ -15,7 +16,6 @@ from clusterctl.render.terminal.wrapping import cells, wrapped
 from clusterctl.render.top.order import SORTS, in_order
 from clusterctl.render.top.scene import Level, finest, leaves_of, rows_at
 from clusterctl.render.top.table import busy_text, mean_trend, table
-from clusterctl.wording import span
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -85,7 +85,7 @@ def _as_of(scene: Scene, leaves: Sequence[Leaf], level: Level, now: float, termi
     parts = [*_whole(scene, leaves, terminal)]
     if scene.view is not None and scene.view.state.over:
         ended = scene.view.state.ended
-        parts.append("as it was at the end" + ("" if ended is None else f", {span(now - ended)} ago"))
+        parts.append("as it was at the end" + ("" if ended is None else f", {duration_text(now - ended)} ago"))
     else:
         parts += _ages(scene, now)
     if _FOLDED[level]:
@@ -97,10 +97,10 @@ def _as_of(scene: Scene, leaves: Sequence[Leaf], level: Level, now: float, termi
 def _ages(scene: Scene, now: float) -> list[str]:
     """Return how old numbers of ranks and machines are: the oldest of those that still tell how it is."""
     fresh = [now - n.time for n in scene.nodes if n.time is not None and now - n.time <= STALE_S]
-    machines = f"machines {span(max(0.0, *fresh))} ago" if len(fresh) > 1 else ""
+    machines = f"machines {duration_text(max(0.0, *fresh))} ago" if len(fresh) > 1 else ""
     if len(fresh) == 1:
-        machines = f"machine {span(max(0.0, fresh[0]))} ago"
-    ranks = "" if scene.ranks_at is None else f"ranks {span(max(0.0, now - scene.ranks_at))} ago"
+        machines = f"machine {duration_text(max(0.0, fresh[0]))} ago"
+    ranks = "" if scene.ranks_at is None else f"ranks {duration_text(max(0.0, now - scene.ranks_at))} ago"
     return [text for text in (ranks, machines) if text]
 
 

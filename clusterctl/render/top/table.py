@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from clusterctl.formatting import format_duration
 from clusterctl.render.ranks import fold_nodes, fold_ranks
 from clusterctl.render.stats import GIB, HOT_C, percent, util_style
 from clusterctl.render.status import worker_cell
@@ -13,7 +14,6 @@ from clusterctl.render.terminal.table import Cell, Column, render_table
 from clusterctl.render.terminal.wrapping import cells
 from clusterctl.render.top.bars import bar, trend
 from clusterctl.render.words import summary, worker_state
-from clusterctl.wording import duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -204,7 +204,7 @@ def mean_trend(trends: Sequence[Sequence[float]]) -> list[float]:
 
 def _output(row: Row) -> str:
     ages = [leaf.activity.last_output_s for leaf in row.leaves if leaf.activity.last_output_s is not None]
-    return duration(min(ages)) if ages else "-"
+    return format_duration(min(ages)) if ages else "-"
 
 
 def _last_line(row: Row, scene: Scene) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Protocol
 
-from clusterctl import limits
+from clusterctl import rlimits
 from clusterctl.agent.protocol.reasons import StopReason
 from clusterctl.config.spec import Role
 from clusterctl.errors import ClusterctlError, ExitCode, NodeError, NodesError, RefusedError
@@ -84,7 +84,7 @@ class Beginning:
             except OSError as error:
                 place = f" ({error.filename})" if error.filename else ""
                 text = f"the head cannot write what a start needs: {error.strerror}{place}"
-                return NotBegun(error=RefusedError(text, hint=limits.remedy(error)), prepared=())
+                return NotBegun(error=RefusedError(text, hint=rlimits.open_files_hint(error)), prepared=())
 
         self._run.launching = True
         self._run.aside(attempted, self._launched, self._broken_start)

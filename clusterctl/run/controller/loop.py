@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from clusterctl.agent.protocol.files import SAMPLES_FILE
 from clusterctl.door.samples import SampleLines
 from clusterctl.errors import ExitCode
+from clusterctl.formatting import duration_text
 from clusterctl.run.controller.answering import answer
 from clusterctl.run.controller.beginning import Beginning
 from clusterctl.run.controller.connections import SHOWN_SILENT_AFTER, Connections
@@ -39,7 +40,6 @@ from clusterctl.session.inbox import (
     SessionLost,
     Superseded,
 )
-from clusterctl.wording import span
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -245,7 +245,9 @@ class Controller:
         run = self._run
         if run.limits.fence is not None and not run.cancelled.is_set():
             left = max(0.0, run.limits.fence - run.links.cut().get(node, 0.0))
-            text = f"waiting {span(left)} until {node} has surely stopped itself (on_controller_loss.stop_after)"
+            text = (
+                f"waiting {duration_text(left)} until {node} has surely stopped itself (on_controller_loss.stop_after)"
+            )
             run.note(text, "info")
 
     def _go_on_with_restart(self) -> None:

@@ -11,7 +11,7 @@ import sys
 import traceback
 from typing import TYPE_CHECKING
 
-from clusterctl import limits
+from clusterctl import rlimits
 from clusterctl.errors import ClusterctlError, ExitCode
 
 if TYPE_CHECKING:
@@ -163,5 +163,5 @@ def _cut_loose(run: RunDir, keep: int) -> None:
     limit = os.sysconf("SC_OPEN_MAX")
     os.closerange(3, keep)
     os.closerange(keep + 1, min(limit, 65536))
-    limits.raise_limit()
-    limits.leave_no_core()
+    rlimits.raise_open_files_limit()
+    rlimits.disable_core_dumps()

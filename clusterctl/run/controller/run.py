@@ -17,12 +17,15 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
+from typing_extensions import override
+
 from clusterctl.agent.protocol import requests
 from clusterctl.agent.protocol.commands import Command
 from clusterctl.agent.protocol.frames import FrameError
 from clusterctl.agent.protocol.reasons import StopReason
 from clusterctl.door import journal
 from clusterctl.errors import ClusterctlError
+from clusterctl.formatting import plural
 from clusterctl.run.controller.control import ControlServer
 from clusterctl.run.controller.following import Following
 from clusterctl.run.nodes.fan_out import each
@@ -42,8 +45,6 @@ from clusterctl.run.rules.stop_clock import Stopping
 from clusterctl.session.calls import answer_timeout_s
 from clusterctl.session.connect import open_all
 from clusterctl.session.inbox import Inbox
-from clusterctl.typed import override
-from clusterctl.wording import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

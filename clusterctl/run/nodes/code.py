@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from clusterctl.agent.protocol.listing import LINK_MODE
 from clusterctl.config import homes
 from clusterctl.errors import ConfigError, Problem, RefusedError
+from clusterctl.formatting import format_size
 from clusterctl.run.nodes.files.selection import Found, LeftOut, unless_gone, walk
 from clusterctl.run.record.disk import make_private, write_atomically
-from clusterctl.wording import size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -181,9 +181,9 @@ def files_of(sync: SyncSpec, left_out: Callable[[LeftOut], None], *, most_files:
 
 
 def _too_large(sync: SyncSpec, total: int, largest: list[tuple[int, str]]) -> RefusedError:
-    names = ", ".join(f"{name} ({size(count)})" for count, name in largest)
+    names = ", ".join(f"{name} ({format_size(count)})" for count, name in largest)
     return RefusedError(
-        f"{sync.source} holds more than {size(sync.max_size)} to sync (at least {size(total)})",
+        f"{sync.source} holds more than {format_size(sync.max_size)} to sync (at least {format_size(total)})",
         hint=f"add to `sync.exclude` or raise `sync.max_size`; the largest: {names}",
     )
 

@@ -16,6 +16,7 @@ from clusterctl.agent.protocol.commands import Command
 from clusterctl.config.kinds import StartMethod
 from clusterctl.config.spec import ClusterSpec, HostSpec, TransportKind
 from clusterctl.errors import ClusterctlError
+from clusterctl.formatting import format_size, plural
 from clusterctl.plan import environment, forking, layout
 from clusterctl.plan import launch as planning
 from clusterctl.plan.layout import workdir_of
@@ -29,7 +30,6 @@ from clusterctl.run.nodes.transfer import Parcel, push
 from clusterctl.run.record.disk import room_not_needed, write_atomically
 from clusterctl.run.rules import events
 from clusterctl.session.calls import answer_timeout_s
-from clusterctl.wording import plural, size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -211,7 +211,7 @@ class Launch:
             step.end(failed=True)
             raise_first(errors)
         most = max(sent.values(), key=lambda s: s[1])
-        step.end(f"{plural(len(manifest.files), 'file')}, {size(most[1])} changed")
+        step.end(f"{plural(len(manifest.files), 'file')}, {format_size(most[1])} changed")
         self._check()
 
     def _look_at_unsynced(self, hosts: Sequence[HostSpec], *, first: bool) -> None:

@@ -16,7 +16,7 @@ from clusterctl.agent.protocol import listing
 from clusterctl.agent.protocol.commands import Command
 from clusterctl.agent.protocol.frames import CHUNK_BYTES, FrameError
 from clusterctl.errors import AgentError, NodeError, RefusedError
-from clusterctl.wording import plural
+from clusterctl.formatting import plural
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -6,7 +6,7 @@ import os
 import threading
 from typing import Any
 
-from clusterctl.typed import override
+from typing_extensions import override
 
 DEBUG = os.environ.get("CLUSTERCTL_DEBUG", "") not in ("", "0")
 

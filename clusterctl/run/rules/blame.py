@@ -13,9 +13,9 @@ import signal
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from clusterctl.formatting import signal_name
 from clusterctl.why import headline
 from clusterctl.why.verdict import Class, Confidence
-from clusterctl.wording import signal_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

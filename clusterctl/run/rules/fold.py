@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from typing_extensions import assert_never
+
 from clusterctl.agent.protocol import events
-from clusterctl.changed import changed
 from clusterctl.run.rules import events as head
 from clusterctl.run.rules.blame import Cause, Exit, verdict
 from clusterctl.run.rules.ended_attempts import PastAttempt, cause_of
@@ -19,7 +21,6 @@ from clusterctl.run.rules.state import (
     WorkerPhase,
     WorkerState,
 )
-from clusterctl.typed import assert_never
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -54,7 +55,7 @@ class Folding:
     """
 
     def __init__(self, state: RunState) -> None:
-        self.state = changed(state, nodes=OwnNodes(state.nodes), workers=OwnWorkers(state.workers))
+        self.state = replace(state, nodes=OwnNodes(state.nodes), workers=OwnWorkers(state.workers))
 
     def take(self, node: str, stamp: events.Stamp, event: events.Event) -> None:
         """Take in an event of a node's journal."""
@@ -70,7 +71,7 @@ class Folding:
     def done(self) -> RunState:
         """Return the state, for good."""
         self._settle()
-        return changed(self.state, nodes=dict(self.state.nodes), workers=dict(self.state.workers))
+        return replace(self.state, nodes=dict(self.state.nodes), workers=dict(self.state.workers))
 
     def _settle(self) -> None:
         if isinstance(self.state.nodes, OwnNodes):
@@ -80,12 +81,12 @@ class Folding:
 def _apply_retired(state: RunState, node: NodeState, stamp: events.Stamp, event: events.Event) -> RunState:
     if stamp.seq <= node.seq:
         return state
-    node = changed(node, seq=stamp.seq)
+    node = replace(node, seq=stamp.seq)
     if isinstance(event, events.Swept):
-        node = changed(node, swept=True, remaining=_remaining(node, event))
+        node = replace(node, swept=True, remaining=_remaining(node, event))
     elif isinstance(event, events.Finished):
-        node = changed(node, finished=True)
-    return changed(state, retired={**state.retired, node.node: node})
+        node = replace(node, finished=True)
+    return replace(state, retired={**state.retired, node.node: node})
 
 
 def _remaining(node: NodeState, event: events.Swept) -> tuple[Remaining, ...]:
@@ -95,24 +96,24 @@ def _remaining(node: NodeState, event: events.Swept) -> tuple[Remaining, ...]:
 def _apply_current(state: RunState, node: NodeState, stamp: events.Stamp, event: events.Event) -> RunState:
     match event:
         case events.Prepared():
-            return _with_node(state, changed(node, prepared=True, boot=stamp.boot))
+            return _with_node(state, replace(node, prepared=True, boot=stamp.boot))
         case events.Started():
             return _started(state, node, event, stamp.mono)
         case events.Exited():
             return _exited(state, node, event)
         case events.Stopping():
-            return _with_node(state, changed(node, stop_reason=event.reason, grace_s=event.grace))
+            return _with_node(state, replace(node, stop_reason=event.reason, grace_s=event.grace))
         case events.Swept():
             late = tuple(event.leftovers), tuple(event.past_grace)
-            node = changed(node, swept=True, remaining=_remaining(node, event), leftovers=late[0], past_grace=late[1])
+            node = replace(node, swept=True, remaining=_remaining(node, event), leftovers=late[0], past_grace=late[1])
             return _with_node(state, node)
         case events.Finished():
-            return _with_node(state, changed(node, finished=True))
+            return _with_node(state, replace(node, finished=True))
         case events.Alarm() if event.code == events.GPU_MEMORY:
             where = f"GPU {event.gpu}: " if event.gpu is not None else ""
-            return _with_node(state, changed(node, held=f"{where}{event.message}"))
+            return _with_node(state, replace(node, held=f"{where}{event.message}"))
         case events.Alarm() if event.code == events.PORT_TAKEN:
-            return _with_node(state, changed(node, intruder=event.message))
+            return _with_node(state, replace(node, intruder=event.message))
         case events.Adopted() | events.Alarm() | events.Dropped():
             return state
         case _:
@@ -123,11 +124,11 @@ def _started(state: RunState, node: NodeState, event: events.Started, mono: floa
     worker = state.workers.get(event.rank)
     if worker is None or worker.phase is WorkerPhase.EXITED or worker.node != node.node:
         return state
-    worker = changed(worker, phase=WorkerPhase.RUNNING, pid=event.pid, start_time=event.start_time, began_s=mono)
+    worker = replace(worker, phase=WorkerPhase.RUNNING, pid=event.pid, start_time=event.start_time, began_s=mono)
     state = _with_worker(state, worker)
     if state.phase is RunPhase.STARTING and not OwnWorkers.are_pending(state.workers):
         stalled = state.stall is not None and state.stall.phase == "confirmed"
-        return changed(state, phase=RunPhase.STALLED if stalled else RunPhase.RUNNING)
+        return replace(state, phase=RunPhase.STALLED if stalled else RunPhase.RUNNING)
     return state
 
 
@@ -136,7 +137,7 @@ def _exited(state: RunState, node: NodeState, event: events.Exited) -> RunState:
     # A node knows of its own ranks alone.
     if worker is None or worker.node != node.node:
         return state
-    worker = changed(
+    worker = replace(
         worker,
         phase=WorkerPhase.EXITED,
         exit_code=event.exit_code,
@@ -171,13 +172,13 @@ def apply_head(state: RunState, time: float, event: head.ControllerEvent) -> Run
     """Return `state` after an event of the controller's journal; `time` is when it was written (head, seconds)."""
     match event:
         case head.Created():
-            return changed(state, run=event.run, name=event.name, path=event.path, created=time)
+            return replace(state, run=event.run, name=event.name, path=event.path, created=time)
         case head.Link():
             return _link(state, event)
         case head.Clock():
             return _clock(state, event)
         case head.Traces():
-            return changed(state, traces=_joined(state.traces, event.nodes))
+            return replace(state, traces=_joined(state.traces, event.nodes))
         case head.Attempt():
             return _attempt(state, time, event)
         case head.Decided():
@@ -189,14 +190,14 @@ def apply_head(state: RunState, time: float, event: head.ControllerEvent) -> Run
         case head.StartFailed():
             why, node = str(event.error.get("message", "")), event.error.get("node")
             cause = Cause(kind="start_failed", node=node, message=why, certain=True)
-            return changed(state, error=event.error, no_exit=cause)
+            return replace(state, error=event.error, no_exit=cause)
         case head.Ended():
             phase = RunPhase(event.state)
-            return changed(state, phase=phase, exit_code=event.exit_code, ended=time, remaining=tuple(event.remaining))
+            return replace(state, phase=phase, exit_code=event.exit_code, ended=time, remaining=tuple(event.remaining))
         case head.Health():
             return _health(state, event)
         case head.Results():
-            return changed(state, results=event)
+            return replace(state, results=event)
         case head.Phase() | head.Note():
             return state
         case _:
@@ -207,7 +208,7 @@ def _decided(state: RunState, time: float, event: head.Decided) -> RunState:
     if event.attempt != state.attempt or state.reason is not None:
         return state
     stall = None if state.stall is None else state.stall.grown(time)
-    return changed(state, phase=RunPhase.STOPPING, reason=event.reason, reason_text=event.message, stall=stall)
+    return replace(state, phase=RunPhase.STOPPING, reason=event.reason, reason_text=event.message, stall=stall)
 
 
 def _restarting(state: RunState, time: float, event: head.Restarting) -> RunState:
@@ -220,7 +221,7 @@ def _restarting(state: RunState, time: float, event: head.Restarting) -> RunStat
         step=event.step,
         resume_from=state.resume_from,
     )
-    return changed(
+    return replace(
         state,
         phase=RunPhase.RESTARTING,
         restart_at=event.at,
@@ -235,7 +236,7 @@ def _clock(state: RunState, event: head.Clock) -> RunState:
     node = state.nodes.get(event.node)
     if node is None:
         return state
-    return _with_node(state, changed(node, clock=(event.offset, event.error), ahead=event.ahead))
+    return _with_node(state, replace(node, clock=(event.offset, event.error), ahead=event.ahead))
 
 
 def _link(state: RunState, event: head.Link) -> RunState:
@@ -243,18 +244,18 @@ def _link(state: RunState, event: head.Link) -> RunState:
     if node is None:
         return state
     swept = node.swept or event.rebooted
-    state = _with_node(state, changed(node, link=event.link, link_why=event.why, swept=swept))
+    state = _with_node(state, replace(node, link=event.link, link_why=event.why, swept=swept))
     if event.link != "lost":
         return state
     left = [r for r in node.ranks if state.workers[r].phase is not WorkerPhase.EXITED]
     unseen = [r for r in node.ranks if state.workers[r].phase is WorkerPhase.EXITED and state.workers[r].unseen]
-    lost = {r: changed(state.workers[r], phase=WorkerPhase.LOST) for r in left}
-    state = changed(state, workers={**state.workers, **lost})
+    lost = {r: replace(state.workers[r], phase=WorkerPhase.LOST) for r in left}
+    state = replace(state, workers={**state.workers, **lost})
     if state.no_exit is not None or not (left or unseen):
         return state
     message = f"node lost: {event.why or 'no answer'}"
     cause = Cause(kind="node_lost", node=event.node, rank=min(left or unseen), message=message, certain=True)
-    return changed(state, no_exit=cause)
+    return replace(state, no_exit=cause)
 
 
 def _attempt(state: RunState, time: float, event: head.Attempt) -> RunState:
@@ -266,10 +267,10 @@ def _attempt(state: RunState, time: float, event: head.Attempt) -> RunState:
         old = before.get(name)
         fresh = NodeState(node=name, node_rank=entry["node_rank"], address=entry.get("address"), ranks=ranks)
         if old is not None:
-            fresh = changed(fresh, link=old.link, clock=old.clock, ahead=old.ahead, seq=old.seq)
+            fresh = replace(fresh, link=old.link, clock=old.clock, ahead=old.ahead, seq=old.seq)
         nodes[name] = fresh
         workers |= {r: WorkerState(rank=r, local_rank=i, node=name) for i, r in enumerate(ranks)}
-    return changed(
+    return replace(
         state,
         attempt=event.attempt,
         phase=RunPhase.STARTING,
@@ -307,8 +308,8 @@ def _stall(state: RunState, time: float, event: head.StallSeen) -> RunState:
         return state
     if event.phase == "none":
         phase = RunPhase.RUNNING if state.phase is RunPhase.STALLED else state.phase
-        stood = state.stood if state.stall is None else changed(state.stall, until=time)
-        return changed(state, stall=None, stood=stood, phase=phase)
+        stood = state.stood if state.stall is None else replace(state.stall, until=time)
+        return replace(state, stall=None, stood=stood, phase=phase)
     stall = StallView(
         phase=event.phase,
         since_s=event.since_s,
@@ -318,14 +319,14 @@ def _stall(state: RunState, time: float, event: head.StallSeen) -> RunState:
         evidence=event.evidence,
     )
     if state.phase in (RunPhase.RUNNING, RunPhase.STALLED):
-        state = changed(state, phase=RunPhase.STALLED if event.phase == "confirmed" else RunPhase.RUNNING)
-    return changed(state, stall=stall)
+        state = replace(state, phase=RunPhase.STALLED if event.phase == "confirmed" else RunPhase.RUNNING)
+    return replace(state, stall=stall)
 
 
 def _health(state: RunState, event: head.Health) -> RunState:
     key = (event.node, event.gpu, event.key)
     others = {k: v for k, v in state.troubles.items() if k != key}
-    return changed(state, troubles=others if event.status == "PASS" else {**others, key: event})
+    return replace(state, troubles=others if event.status == "PASS" else {**others, key: event})
 
 
 def _cursor(state: RunState, seen: NodeState) -> int:
@@ -336,18 +337,18 @@ def _with_cursor(state: RunState, seen: NodeState, seq: int) -> RunState:
     if isinstance(state.nodes, OwnNodes):
         state.nodes.cursors[seen.node] = seq
         return state
-    return _with_node(state, changed(seen, seq=seq))
+    return _with_node(state, replace(seen, seq=seq))
 
 
 def _with_node(state: RunState, node: NodeState) -> RunState:
     if isinstance(state.nodes, OwnNodes):
         state.nodes[node.node] = node
         return state
-    return changed(state, nodes={**state.nodes, node.node: node})
+    return replace(state, nodes={**state.nodes, node.node: node})
 
 
 def _with_worker(state: RunState, worker: WorkerState) -> RunState:
     if isinstance(state.workers, OwnWorkers):
         state.workers.put(worker)
         return state
-    return changed(state, workers={**state.workers, worker.rank: worker})
+    return replace(state, workers={**state.workers, worker.rank: worker})

@@ -14,11 +14,11 @@ from clusterctl.agent.protocol.reasons import StopReason
 from clusterctl.config.kinds import StallAction
 from clusterctl.config.spec import RestartSpec
 from clusterctl.errors import ExitCode
+from clusterctl.formatting import duration_text
 from clusterctl.run.rules import leftover
 from clusterctl.run.rules.outcome import outcome
 from clusterctl.run.rules.restarting import recent, why_enough
 from clusterctl.run.rules.state import NodeState, RunPhase, RunState, StallView, WorkerPhase
-from clusterctl.wording import span
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -185,7 +185,8 @@ def _unhealthy_message(unhealthy: Mapping[str, str]) -> str:
 
 def _stall_message(stall: StallView, now: float) -> str:
     # Kept for good: for how long it was when the run was ended, not when the rule changed its mind.
-    return f"{stall.reason or 'no progress'} for {span(stall.grown(now).since_s)} (limit {span(stall.limit_s)})"
+    since, limit = duration_text(stall.grown(now).since_s), duration_text(stall.limit_s)
+    return f"{stall.reason or 'no progress'} for {since} (limit {limit})"
 
 
 def _left_alone(state: RunState) -> bool:

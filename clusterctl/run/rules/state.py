@@ -6,15 +6,14 @@ Worker states: pending starting running exited lost.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.protocol.reasons import StopReason
-from clusterctl.changed import changed
+from clusterctl.formatting import duration_text
 from clusterctl.run.rules.blame import Cause, Verdict, first_failure, left_early
 from clusterctl.run.rules.leftovers import SOON_S, is_idle, left_work
-from clusterctl.wording import span
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -158,7 +157,7 @@ class NodeState:
 
     def unheard(self, seconds: float | None = None) -> str:
         """Return that the node does not answer, for how long, and why where its connection broke for a reason."""
-        time = "" if not seconds else f" for {span(seconds)}"
+        time = "" if not seconds else f" for {duration_text(seconds)}"
         silent = not self.link_why or self.link_why == "no answer" or "no sign of life" in self.link_why
         return f"no answer{time}" + ("" if silent else f" ({self.link_why.removeprefix(f'{self.node}: ')})")
 
@@ -176,7 +175,7 @@ class OwnNodes(dict[str, NodeState]):
 
     def settle(self) -> None:
         """Let the nodes themselves say how far their journals were taken in."""
-        self.update({name: changed(self[name], seq=seq) for name, seq in self.cursors.items()})
+        self.update({name: replace(self[name], seq=seq) for name, seq in self.cursors.items()})
         self.cursors.clear()
 
 
@@ -218,7 +217,7 @@ class StallView:
 
     def grown(self, now: float) -> StallView:
         """Return it as it is at a moment (head's wall clock): its length grows, and its event tells that of then."""
-        return changed(self, since_s=self.since_s + max(0.0, now - self.at))
+        return replace(self, since_s=self.since_s + max(0.0, now - self.at))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from clusterctl import limits
+from clusterctl import rlimits
 from clusterctl.errors import ConnectError
 
 if TYPE_CHECKING:
@@ -208,7 +208,7 @@ def connect_error(node: str, error: OSError, port: int) -> ConnectError:
     if error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN):
         hint = "is the machine up and this one on its network? a `proxy_jump:` may be needed"
         return ConnectError(node, "no route to host", hint=hint)
-    return ConnectError(node, f"cannot connect: {error.strerror or error}", hint=limits.remedy(error))
+    return ConnectError(node, f"cannot connect: {error.strerror or error}", hint=rlimits.open_files_hint(error))
 
 
 def _command_wire(node: str, command: str) -> Wire:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from statistics import median
 from typing import TYPE_CHECKING
-
-from clusterctl.middle import median
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

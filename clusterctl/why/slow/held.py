@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from clusterctl.formatting import duration_text, fold_ranks
 from clusterctl.why.places import place_of
 from clusterctl.why.seen import WAITS
 from clusterctl.why.slow.apart import LONG_S
 from clusterctl.why.verdict import Class, Confidence, Culprit, Kind, Verdict, Waiting
-from clusterctl.wording import fold_ranks, span
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,7 +40,7 @@ def judge(case: Case) -> Verdict | None:
     places = {nodes[rank] for rank in named}
     whole = len(places) == 1 and {rank for rank, node in nodes.items() if node in places} == set(named)
     waiting = fold_ranks([rank for rank in case.standing if rank not in named])
-    since = span(min(one.seconds for one in case.standing.values()))
+    since = duration_text(min(one.seconds for one in case.standing.values()))
     does = {case.standing[rank].does for rank in named}
     what = f": {does.pop()}" if len(does) == 1 and "" not in does else ""
     on = f" on {min(places)}" if len(places) == 1 else ""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from statistics import median
 from typing import TYPE_CHECKING
 
-from clusterctl.middle import median
+from clusterctl.formatting import fold_ranks
 from clusterctl.why.places import place_of
 from clusterctl.why.seen import WAITS
 from clusterctl.why.slow.apart import slow_among
 from clusterctl.why.verdict import Class, Confidence, Culprit, Kind, Verdict, Waiting
-from clusterctl.wording import fold_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from clusterctl.formatting import format_size
 from clusterctl.health.head import (
     NODES,
     ControllerFacts,
@@ -18,7 +19,6 @@ from clusterctl.health.head import (
     verdict,
 )
 from clusterctl.health.model import Finding, Status
-from clusterctl.wording import size
 
 FOLDER = StateFolderFacts(
     path="/home/ann/.local/state/clusterctl", filesystem="ext4", shared=False, free=8 << 30, error=None
@@ -37,7 +37,7 @@ FIT = HeadFacts(
 
 
 def judged(**seen: Any) -> dict[str, Finding]:
-    return {finding.check: finding for finding in judge_head(replace(FIT, **seen), size)}
+    return {finding.check: finding for finding in judge_head(replace(FIT, **seen), format_size)}
 
 
 def test_a_fit_head_passes_in_everything() -> None:
@@ -99,7 +99,7 @@ def test_what_is_wrong_with_a_head_is_said_with_its_remedy(
 def test_each_controller_has_a_line_of_its_own() -> None:
     pair = tuple(ControllerFacts(run=f"r-{i}", pid=i, cpu_s=0.0, memory=1) for i in (1, 2))
 
-    assert sum(f.check == "head.controller" for f in judge_head(replace(FIT, controllers=pair), size)) == 2
+    assert sum(f.check == "head.controller" for f in judge_head(replace(FIT, controllers=pair), format_size)) == 2
 
 
 @pytest.mark.parametrize(("limit", "nodes"), [(0, 0), (32, 1), (1024, 160), (1264, NODES), (4096, 672)])

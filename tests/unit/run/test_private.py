@@ -69,12 +69,12 @@ def umask() -> int:
 def test_a_controller_leaves_no_core_dump_and_its_workers_may() -> None:
     text = """
 import resource, subprocess, sys
-from clusterctl import limits
+from clusterctl import rlimits
 hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
 resource.setrlimit(resource.RLIMIT_CORE, (hard, hard))
-limits.leave_no_core()
+rlimits.disable_core_dumps()
 child = subprocess.Popen(["sh", "-c", "read go; ulimit -c"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-limits.give_back(child.pid)
+rlimits.restore_rlimits(child.pid)
 print(resource.getrlimit(resource.RLIMIT_CORE)[0], child.communicate(b"go\\n")[0].decode().strip() != "0", hard != 0)
 """
     done = subprocess.run([sys.executable, "-c", text], check=True, capture_output=True, text=True)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from clusterctl.agent.protocol import listing
 from clusterctl.agent.protocol.commands import Command
 from clusterctl.errors import NotFoundError, RefusedError
+from clusterctl.formatting import format_size
 from clusterctl.run.nodes.transfer import answered, send_all
-from clusterctl.wording import size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -58,7 +58,7 @@ def load_of(sources: Sequence[str], most: int) -> Load:
     whole = [(name, path) for name, path in files if path.is_file()]
     total = sum(_size(path) for _, path in whole)
     if total > most:
-        text = f"{', '.join(sources)}: {size(total)}, more than the {size(most)} that are copied"
+        text = f"{', '.join(sources)}: {format_size(total)}, more than the {format_size(most)} that are copied"
         raise RefusedError(text, hint="`--max-size` allows more")
     for name, path in whole:
         found = _look(path)

@@ -6,11 +6,11 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from clusterctl.door import samples
+from clusterctl.formatting import format_size
 from clusterctl.run.rules.stalls.waits import inside, numbers
 from clusterctl.why.case import Standing
 from clusterctl.why.places import words_of
 from clusterctl.why.slow.apart import LONG_S
-from clusterctl.wording import size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -94,7 +94,7 @@ def _does(now: RankActivity, then: RankActivity | None, seconds: float) -> str:
     writes = ((now.get("written") or 0) - (then.get("written") or 0)) / seconds
     reads = ((now.get("read") or 0) - (then.get("read") or 0)) / seconds
     if max(writes, reads) >= _MUCH_S:
-        return f"it {'writes' if writes >= reads else 'reads'} {size(max(writes, reads))} a second"
+        return f"it {'writes' if writes >= reads else 'reads'} {format_size(max(writes, reads))} a second"
     waits = words_of(now.get("wchan"))
     busy = (now.get("cpu_s") or 0.0) - (then.get("cpu_s") or 0.0) >= _BUSY * seconds
     return waits or ("it computes" if busy else "")

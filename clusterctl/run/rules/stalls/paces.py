@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from statistics import median
 from typing import TYPE_CHECKING
 
 from clusterctl.door import samples
-from clusterctl.middle import median
 from clusterctl.run.rules.stalls.waits import LEAST_S, PARTS, WINDOW_S, inside, numbers, shares
 from clusterctl.why.case import Pace
 from clusterctl.why.places import words_of

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from clusterctl.door import samples
+from clusterctl.formatting import duration_text
 from clusterctl.run.rules.stalls.rule import (
     Stall,
     StallLimits,
@@ -16,7 +17,6 @@ from clusterctl.run.rules.stalls.rule import (
     observe_all,
     warning,
 )
-from clusterctl.wording import span
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -112,7 +112,7 @@ class StallObserver:
             new, self._told = late - self._told, late
             warnings += [
                 f"straggler: rank {rank} on {self._watch.ranks[rank].node} has made no progress"
-                f" for over {span(stall.limit_s)} while others do"
+                f" for over {duration_text(stall.limit_s)} while others do"
                 for rank in sorted(new)
             ]
         return warnings

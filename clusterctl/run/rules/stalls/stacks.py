@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.wording import fold_ranks
+from clusterctl.formatting import fold_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

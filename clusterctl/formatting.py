@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Return a duration for a column, or beside others: `0.6s`, `42s`, `3m12s`, `2h05m`, `3d04h`."""
     if seconds < 9.95:
         return f"{max(seconds, 0.0):.1f}s"
@@ -23,7 +23,7 @@ def duration(seconds: float) -> str:
     return f"{whole // 86400}d{whole % 86400 // 3600:02}h"
 
 
-def span(seconds: float) -> str:
+def duration_text(seconds: float) -> str:
     """Return a duration within a sentence: `40 s`, `2.5 min`, `3 h`, `2 d`.
 
     Up to two minutes it is told in seconds, as people set the limits with which they compare it.
@@ -35,7 +35,7 @@ def span(seconds: float) -> str:
     return f"{count:.0f} {unit}" if count >= 9.95 else f"{count:.1f}".removesuffix(".0") + f" {unit}"
 
 
-def size(count: float) -> str:
+def format_size(count: float) -> str:
     """Return a number of bytes, with two digits at least from MiB on: `512 B`, `64 KiB`, `1.4 GiB`, `76 GiB`."""
     value = float(count)
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
