@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from clusterctl.formatting import duration_text
 from clusterctl.run.rules.blame import Cause
-from clusterctl.wording import span
 
 if TYPE_CHECKING:
     from clusterctl.agent.protocol.types.records import Leftover
@@ -29,4 +29,4 @@ def left_work(node: str, leftover: Leftover) -> Cause:
 
 def describe(leftover: Leftover) -> str:
     """Return its command, pid and age."""
-    return f"`{leftover['command']}` (pid {leftover['pid']}, {span(leftover['age_s'])} old)"
+    return f"`{leftover['command']}` (pid {leftover['pid']}, {duration_text(leftover['age_s'])} old)"

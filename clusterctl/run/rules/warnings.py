@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from clusterctl.formatting import duration_text, fold_ranks, plural
 from clusterctl.run.rules.leftovers import describe
-from clusterctl.wording import fold_ranks, plural, span
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -40,7 +40,7 @@ def _killed(nodes: Iterable[NodeState]) -> Iterator[str]:
         what = f"{describe(found[0][1])}{f' and {len(found) - 1} more' if len(found) > 1 else ''}"
         whose = _whose([(node.node, one) for node, one in found])
         yield (
-            f"{whose}: {what} had not ended {span(found[0][0].grace_s)} after the stop signal (`job.grace`) and "
+            f"{whose}: {what} had not ended {duration_text(found[0][0].grace_s)} after the stop signal (`job.grace`) and "
             f"{'was' if len(found) == 1 else 'were'} killed: what was being saved may be incomplete"
         )
 
