@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.protocol.logins import OF_INTERFACES
 from clusterctl.config.interfaces import VIRTUAL, selected
+from clusterctl.formatting import plural
 from clusterctl.health.check import ClusterView, View, cluster_check, node_check
 from clusterctl.health.checks import compare
 from clusterctl.health.model import Action, Outcome, fail, ok, skip, unknown, warn

@@ -39,8 +39,9 @@ def _killed(nodes: Iterable[NodeState]) -> Iterator[str]:
     if found:
         what = f"{describe(found[0][1])}{f' and {len(found) - 1} more' if len(found) > 1 else ''}"
         whose = _whose([(node.node, one) for node, one in found])
+        grace = duration_text(found[0][0].grace_s)
         yield (
-            f"{whose}: {what} had not ended {duration_text(found[0][0].grace_s)} after the stop signal (`job.grace`) and "
+            f"{whose}: {what} had not ended {grace} after the stop signal (`job.grace`) and "
             f"{'was' if len(found) == 1 else 'were'} killed: what was being saved may be incomplete"
         )
 
