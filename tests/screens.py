@@ -64,10 +64,8 @@ def capture(typed: str, folder: Path, env: dict[str, str], columns: int) -> str:
     marker = folder / DONE
     marker.unlink(missing_ok=True)
     shell = f"{typed}; touch {shlex.quote(str(marker))}; sleep 600"
-    # tmux would keep in its history what was cleared: every picture of a bar.
-    keeps_none = ["set-option", "-g", "scroll-on-clear", "off", ";"]
     size = ["-x", str(columns), "-y", "44"]
-    subprocess.run([*server, *keeps_none, "new-session", "-d", *size, shell], cwd=folder, env=env, check=True)
+    subprocess.run([*server, "new-session", "-d", *size, shell], cwd=folder, env=env, check=True)
     try:
         stays = " top " in typed
         limit = time.monotonic() + (8.0 if stays else DEADLINE)

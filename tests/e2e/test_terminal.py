@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.e2e.terminal import CTRL_C
+from tests.lab.waiting import wait_for
 
 if TYPE_CHECKING:
     from tests.e2e.conftest import LocalHead, MakeHead
@@ -162,3 +164,27 @@ def test_ctrl_c_during_the_start_says_what_it_waited_for_and_leaves_nothing(make
             screen.press(CTRL_C)
 
             assert screen.wait() == 103, screen.shown
+
+
+def test_a_step_that_is_drawn_again_and_again_leaves_one_line_in_the_history_of_tmux(make_head: MakeHead) -> None:
+    head = make_head()
+    done = head.folder / "done"
+    tmux = ["tmux", "-L", f"clusterctl-{os.getpid()}-{time.monotonic_ns()}", "-f", "/dev/null"]
+    # At the top of the screen, as after `clear`.
+    shell = f"{sys.executable} -m clusterctl up --no-health; touch {done}; exec sleep 600"
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        head.write({"127.0.0.1": 1}, {"command": ["true"]}, defaults={"port": port}, ssh={"connect_timeout": "3s"})
+        subprocess.run(
+            [*tmux, "new-session", "-d", "-x", "100", "-y", "20", shell],
+            cwd=head.folder,
+            env=dict(head.env),
+            check=True,
+        )
+        try:
+            wait_for(done.exists, what="the end of the start")
+            pane = subprocess.run([*tmux, "capture-pane", "-p", "-S", "-"], capture_output=True, text=True, check=True)
+        finally:
+            subprocess.run([*tmux, "kill-server"], check=False)
+
+    assert sum(" connect " in line for line in pane.stdout.splitlines()) == 1, pane.stdout

@@ -190,7 +190,8 @@ class Terminal:
             lines: Each one line: what follows a line break within it is indented.
             over: Take away so many of the last lines first; only where lines can be rewritten.
         """
-        text = f"\x1b[{over}A\r\x1b[J" if over else ""
+        # Lines are deleted, not erased: where they begin at the top, tmux keeps what is erased in its history.
+        text = f"\x1b[{over}A\r\x1b[{over}M" if over else ""
         text += lines_through_door(lines)
         if text:
             self._put(self._erased() + text)

@@ -85,7 +85,7 @@ def test_what_is_drawn_again_takes_the_place_of_what_stood_there(new_screen: typ
     screen.terminal.lines(["a", "b"], over=2)
     screen.terminal.lines([], over=0)
 
-    assert screen.text == "\r\x1b[K50%\r\x1b[K\x1b[2A\r\x1b[Ja\nb\n"
+    assert screen.text == "\r\x1b[K50%\r\x1b[K\x1b[2A\r\x1b[2Ma\nb\n"
 
 
 @given(

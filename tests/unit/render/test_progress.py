@@ -82,7 +82,7 @@ def test_a_terminal_is_redrawn_in_place(new_screen: type[Screen]) -> None:
     writer = PhaseWriter(screen.terminal)
     writer.update(WAITING, 100.0)
     writer.update(CONNECTED, 101.0)
-    drawn, _, rest = screen.text.partition("\x1b[3A\r\x1b[J")
+    drawn, _, rest = screen.text.partition("\x1b[3A\r\x1b[3M")
     assert drawn.count("\n") == 3
     assert rest == phase_line(CONNECTED, UNICODE, width=80) + "\n"
 
